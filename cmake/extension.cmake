@@ -1,0 +1,37 @@
+# The extension modules. torch's paths are asked from torch itself: find_package(Torch) would demand a CUDA toolkit
+# wherever the installed torch is a CUDA build.
+find_package(Python 3.11 REQUIRED COMPONENTS Interpreter Development.Module)
+execute_process(
+  COMMAND ${Python_EXECUTABLE} -c "import torch, torch.utils.cpp_extension as e; print(';'.join(e.include_paths()), '|', ';'.join(e.library_paths()), '|', int(torch._C._GLIBCXX_USE_CXX11_ABI), '|', torch.version.cuda or '', sep='')"
+  OUTPUT_VARIABLE TORCH_PATHS OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+string(REGEX MATCH "^(.*)\\|(.*)\\|(.*)\\|(.*)$" _ "${TORCH_PATHS}")
+set(TORCH_INCLUDES ${CMAKE_MATCH_1})
+set(TORCH_LIBRARY_DIRS ${CMAKE_MATCH_2})
+set(TORCH_ABI ${CMAKE_MATCH_3})
+set(TORCH_CUDA_VERSION "${CMAKE_MATCH_4}")
+
+# torch carries its own pybind11; classes bound with another version do not mix with torch's.
+function(osdp_module name)
+  python_add_library(${name} MODULE WITH_SOABI ${ARGN})
+  target_include_directories(${name} SYSTEM BEFORE PRIVATE ${TORCH_INCLUDES})
+  target_include_directories(${name} PRIVATE csrc)
+  target_compile_options(${name} PRIVATE ${OSDP_WARNINGS} -fvisibility=hidden)
+  target_compile_definitions(${name} PRIVATE _GLIBCXX_USE_CXX11_ABI=${TORCH_ABI} TORCH_EXTENSION_NAME=${name})
+  install(TARGETS ${name} DESTINATION osdp)
+endfunction()
+
+if(EXISTS ${CMAKE_SOURCE_DIR}/csrc/bindings/search.cpp)
+  osdp_module(_search csrc/bindings/search.cpp)
+  target_link_libraries(_search PRIVATE osdp_search)
+endif()
+
+file(GLOB CORE_SOURCES CONFIGURE_DEPENDS csrc/kernels/*.cpp csrc/ops/*.cpp csrc/runtime/*.cpp)
+file(GLOB CORE_BINDINGS CONFIGURE_DEPENDS csrc/bindings/*.cpp)
+list(FILTER CORE_BINDINGS EXCLUDE REGEX "bindings/search.cpp$")
+if(CORE_BINDINGS)
+  osdp_module(_C ${CORE_SOURCES} ${CORE_BINDINGS})
+  target_link_directories(_C PRIVATE ${TORCH_LIBRARY_DIRS})
+  target_link_libraries(_C PRIVATE torch torch_cpu torch_python c10)
+  target_compile_definitions(_C PRIVATE USE_C10D_GLOO)
+  include(cmake/cuda.cmake)
+endif()

@@ -1,0 +1,68 @@
+"""OSDP: Optimal Sharded Data Parallel for PyTorch. See README.md."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from osdp.errors import (
+    DescribeError,
+    DisagreementError,
+    FormatError,
+    InfeasibleError,
+    InvalidProblemError,
+    OSDPError,
+    PlanMismatchError,
+    ProcessGroupError,
+    ProfileError,
+    ShardingError,
+)
+
+if TYPE_CHECKING:
+    from osdp.description import ModelDescription as ModelDescription
+
+__version__ = "0.1.0"
+
+# Public name -> the module that holds it. Loaded on first use: a notebook that only searches never loads the runtime.
+_PUBLIC = {
+    "ModelDescription": "description",
+    "Hardware": "hardware",
+    "Plan": "plan",
+    "Choice": "plan",
+    "describe": "tracing",
+    "profile": "profiling",
+    "search": "searching",
+    "solve": "searching",
+    "fully_shard": "sharding",
+    "no_sync": "sharding",
+    "clip_grad_norm_": "sharding",
+    "summon_full_params": "sharding",
+    "FullyShardedDataParallel": "fsdp",
+    "report": "reporting",
+    "save": "checkpoint",
+    "load": "checkpoint",
+}
+
+__all__ = [
+    "DescribeError",
+    "DisagreementError",
+    "FormatError",
+    "InfeasibleError",
+    "InvalidProblemError",
+    "OSDPError",
+    "PlanMismatchError",
+    "ProcessGroupError",
+    "ProfileError",
+    "ShardingError",
+    *_PUBLIC,
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'osdp' has no attribute {name!r}")
+    return getattr(import_module(f"osdp.{_PUBLIC[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

@@ -1,0 +1,57 @@
+"""The errors OSDP raises. Each message says what happened, where (rank, module, phase) and what to do next."""
+
+from __future__ import annotations
+
+
+class OSDPError(RuntimeError):
+    """Base of every error that OSDP raises on purpose."""
+
+
+class InfeasibleError(OSDPError):
+    """No plan fits the memory limit.
+
+    `smallest_limit` is the least memory limit, in bytes, under which a plan exists (None where unknown).
+    """
+
+    def __init__(self, message: str, smallest_limit: int | None = None) -> None:
+        super().__init__(message)
+        self.smallest_limit = smallest_limit
+
+
+class InvalidProblemError(OSDPError, ValueError):
+    """A search problem, size or option that cannot mean anything: negative, not finite, overflowing, empty."""
+
+
+class FormatError(OSDPError, ValueError):
+    """A plan, description or hardware file that is truncated, has unknown fields, wrong types or a newer version.
+
+    `field` is the path of the offending field, such as "choices.blocks.0.fc.granularity".
+    """
+
+    def __init__(self, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class DescribeError(OSDPError):
+    """The model could not be described: its forward failed on the sample, or it has no parameters."""
+
+
+class ProfileError(OSDPError):
+    """The machine could not be measured."""
+
+
+class PlanMismatchError(OSDPError):
+    """A plan that was made for another model, world size or precision than it is applied to."""
+
+
+class DisagreementError(OSDPError):
+    """Ranks hold different plans, models, dtypes or versions; the message names the rank and the first difference."""
+
+
+class ProcessGroupError(OSDPError):
+    """No usable process group."""
+
+
+class ShardingError(OSDPError):
+    """A sharded model was used in a way that cannot work; nothing was changed."""

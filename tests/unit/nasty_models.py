@@ -34,7 +34,13 @@ class GPT(nn.Module):
     """With a position parameter of the root's own and, if `tied`, one weight for embedding and head."""
 
     def __init__(
-        self, width: int = 32, layers: int = 2, vocabulary: int = 50, context: int = 16, dropout: float = 0.0, tied: bool = True
+        self,
+        width: int = 32,
+        layers: int = 2,
+        vocabulary: int = 50,
+        context: int = 16,
+        dropout: float = 0.0,
+        tied: bool = True,
     ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
@@ -103,7 +109,9 @@ class Scaled(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(2.0))
         self.skip = nn.Identity()
-        self.branches = nn.ModuleDict({"left": nn.Linear(4, 4), "right": nn.Sequential(nn.Linear(4, 4), nn.ReLU())})
+        self.branches = nn.ModuleDict(
+            {"left": nn.Linear(4, 4), "right": nn.Sequential(nn.Linear(4, 4), nn.ReLU())}
+        )
         self.unused = nn.Linear(4, 4)
         self.pair = Pair()
 

@@ -59,7 +59,9 @@ def test_flops_of_a_linear_are_two_per_token_and_weight() -> None:
 
 
 def test_attention_reads_its_output_projection_itself() -> None:
-    operators = by_name(osdp.describe(nn.TransformerEncoderLayer(16, 2, batch_first=True), torch.randn(2, 5, 16)))
+    operators = by_name(
+        osdp.describe(nn.TransformerEncoderLayer(16, 2, batch_first=True), torch.randn(2, 5, 16))
+    )
     assert operators["self_attn"].gather_at == ("self_attn",)
     projection = operators["self_attn.out_proj"]
     assert projection.gather_at == ("self_attn",) and projection.traced and projection.split_shape is None
@@ -110,7 +112,9 @@ def test_unused_parameters_are_gathered_at_a_callable_parent() -> None:
     assert not operators["unused"].traced and operators["unused"].gather_at == ("",)
     assert operators["unused"].split_shape is None
     other = by_name(osdp.describe(Scaled(), torch.randn(2, 4), left=False))
-    assert not other["branches.left"].traced and other["branches.left"].gather_at == ("",)  # nn.ModuleDict has none
+    assert not other["branches.left"].traced and other["branches.left"].gather_at == (
+        "",
+    )  # nn.ModuleDict has none
 
 
 def test_a_half_used_module_is_gathered_whole_where_it_was_read() -> None:
@@ -224,7 +228,9 @@ def test_without_a_sample_operators_are_gathered_at_their_parents() -> None:
     operators = by_name(description)
     assert list(operators) == ["", "tokens", *(n for n in operators if n.startswith("blocks")), "norm"]
     assert not any(o.traced for o in description.operators) and description.sample_batch == 0
-    assert operators["blocks.0.up"].gather_at == ("blocks.0",) and operators["blocks.0.up"].block == "blocks.0"
+    assert (
+        operators["blocks.0.up"].gather_at == ("blocks.0",) and operators["blocks.0.up"].block == "blocks.0"
+    )
     assert operators["tokens"].gather_at == ("",)  # tied: gathered around all of its owners
 
 

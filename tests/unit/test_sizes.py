@@ -27,7 +27,20 @@ def test_sizes_are_bytes_rounded_down(written: str | float, size: int) -> None:
 
 @pytest.mark.parametrize(
     "written",
-    ["8", "", "GiB", "8 potatoes", "8Gi", "8G", "-8GiB", "1e3GB", "8GiB!", "٣GB", "9" * 30 + "GB", "9" * 99 + "B"]
+    [
+        "8",
+        "",
+        "GiB",
+        "8 potatoes",
+        "8Gi",
+        "8G",
+        "-8GiB",
+        "1e3GB",
+        "8GiB!",
+        "٣GB",
+        "9" * 30 + "GB",
+        "9" * 99 + "B",
+    ]
     + [-1, -0.5, 2**63, float("nan"), float("inf"), True, None, [8]],
 )
 def test_what_is_no_size_is_refused(written: object) -> None:

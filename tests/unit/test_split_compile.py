@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from split_helpers import TensorSource, stacked
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from osdp.ops import SPLITS, SplitCall, split_linear
+
+from .split_helpers import TensorSource, stacked
 
 OUT, IN, G = 12, 8, 4
 

@@ -182,7 +182,9 @@ class _Reader:
                 entry["tensors"], "optimizer.tensors", lambda v, where: self.mapping(v, where, self.tensor)
             ),
             values=self.mapping(
-                entry["values"], "optimizer.values", lambda v, where: self.mapping(v, where, lambda item, _: item)
+                entry["values"],
+                "optimizer.values",
+                lambda v, where: self.mapping(v, where, lambda item, _: item),
             ),
         )
 

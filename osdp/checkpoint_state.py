@@ -8,6 +8,7 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from osdp.checkpoint_storage import Tensors
@@ -197,8 +198,9 @@ _NOT_OPTIONS = ("params", "param_names")
 
 def _of_model(model: nn.Module, layout: Layout | None) -> State:
     layout = layout or layout_of(model)
+    model = unwrapped(model)
     names = list(layout.names())
-    parameters = _named_parameters(model)
+    parameters = dict(model.named_parameters())
     if sorted(names) != sorted(parameters):
         extra = sorted(set(names) ^ set(parameters))[0]
         raise ShardingError(f"the model's parameters changed since it was sharded: {extra}")
@@ -216,11 +218,16 @@ def layout_of(model: nn.Module) -> Layout:
     from osdp.sharding import runtime_of
 
     layout: Layout | None = runtime_of(model)
-    return layout if layout is not None else WholeLayout(model)
+    return layout if layout is not None else WholeLayout(unwrapped(model))
 
 
-def _named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    return dict(model.named_parameters())
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside the drop-in class or DistributedDataParallel: its names are those of the checkpoint."""
+    from osdp.fsdp import FullyShardedDataParallel
+
+    while isinstance(model, FullyShardedDataParallel | DistributedDataParallel):
+        model = model.module
+    return model
 
 
 def _persistent_buffers(model: nn.Module) -> dict[str, Tensor]:

@@ -68,7 +68,7 @@ def save(
     try:
         state = together.do(f"saving {target}", lambda: State.of_save(model, optimizer))
         manifest = state.agree(together)
-        planner = ChunkSavePlanner(state.tensors(manifest))
+        planner = together.do(f"saving {target}", lambda: ChunkSavePlanner(state.tensors(manifest)))
         try:
             with warnings.catch_warnings():  # DCP warns that one process saves alone; here that is meant
                 warnings.simplefilter("ignore")

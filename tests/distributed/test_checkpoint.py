@@ -108,7 +108,9 @@ def test_ranks_that_save_different_things_are_refused(ranks, tmp_path):
 
 def train_the_class(me: Member, directory: Path) -> None:
     """The drop-in class has the unwrapped names, so the plain model reads what it saved, and the other way."""
-    wrapped = osdp.FullyShardedDataParallel(blocks.workload().model(SEED, torch.float64), process_group=me.group)
+    wrapped = osdp.FullyShardedDataParallel(
+        blocks.workload().model(SEED, torch.float64), process_group=me.group
+    )
     optimizer = adamw(wrapped.parameters())
     (tokens,), target = blocks.workload().data(0, 2 * me.world, torch.float64)
     blocks.surprise(wrapped(me.part(tokens)), me.part(target)).backward()

@@ -43,6 +43,7 @@ def main() -> int:
             print(f"not current: {', '.join(stale)}; run `make format` and commit them")
         return bool(stale)
     for path, text in stubs.items():
+        path.parent.mkdir(exist_ok=True)  # a module with submodules becomes a folder of stubs
         path.write_text(text)
     return 0
 

@@ -1,7 +1,7 @@
-"""The split matrix product as torch sees it: `osdp::split_linear`, its shapes, and what replaces a Linear's call.
+"""The split matrix product as torch sees it: the op, its shapes, and what replaces a Linear's call.
 
-Importing this module loads `osdp._C` and registers the shape functions that FakeTensor, meta tensors and torch.compile
-need; whoever builds a `SplitCall` imports it from here. docs/splitting.md says how the product works.
+Importing this module loads `osdp._C` and registers the shape functions that FakeTensor, meta tensors and
+torch.compile need; whoever builds a `SplitCall` imports it from here. How it works: docs/splitting.md.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def split_linear(
     in_features: int | None = None,
     source: int = 0,
 ) -> Tensor:
-    """`F.linear(x, W, bias)` computed in `granularity` slices of W; x [..., in_features] -> [..., out_features].
+    """`F.linear(x, W, bias)` in `granularity` slices of W; x [..., in_features] -> [..., out_features].
 
     With `source` 0, `weight` holds every slice: split "out": [out, in], the ordinary weight; split "in":
-    [granularity * out, in / granularity], slices one below the other. Otherwise slices come from the registered source
-    (see `register_source`), `weight` is the parameter as it is, and both sizes must be given.
+    [granularity * out, in / granularity], slices one below the other. Otherwise slices come from the
+    registered source (see `register_source`), `weight` is the parameter as it is; both sizes must be given.
 
     >>> split_linear(torch.ones(2, 4), torch.eye(4), granularity=2, split="out").shape
     torch.Size([2, 4])
@@ -40,7 +40,7 @@ def split_linear(
     if split not in SPLITS:
         raise ValueError(f"split is {split!r}; it must be one of {', '.join(map(repr, SPLITS))}")
     if source != 0 and (out_features is None or in_features is None):
-        raise ValueError("out_features and in_features must be given with a source: a shard does not tell them")
+        raise ValueError("out_features and in_features must be given with a source")
     by_out = split == "out"
     if out_features is None:
         out_features = weight.shape[0] if by_out else weight.shape[0] // granularity
@@ -52,7 +52,7 @@ def split_linear(
     return result
 
 
-@torch.library.register_fake("osdp::split_linear")
+@torch.library.register_fake("osdp::split_linear")  # type: ignore[untyped-decorator]
 def _split_linear_shape(
     x: Tensor,
     weight: Tensor,
@@ -63,11 +63,12 @@ def _split_linear_shape(
     split: int,
     source: int,
 ) -> Tensor:
-    torch._check(x.shape[-1] == in_features, lambda: f"split_linear: x is {tuple(x.shape)}, not [..., {in_features}]")
+    if x.shape[-1] != in_features:
+        raise RuntimeError(f"osdp::split_linear: x is {tuple(x.shape)}, not [..., {in_features}]")
     return x.new_empty((*x.shape[:-1], out_features))
 
 
-@torch.library.register_fake("osdp::split_linear_backward")
+@torch.library.register_fake("osdp::split_linear_backward")  # type: ignore[untyped-decorator]
 def _split_linear_backward_shape(
     grad: Tensor,
     x: Tensor | None,
@@ -80,7 +81,8 @@ def _split_linear_backward_shape(
     weight_dtype: torch.dtype,
     output_mask: list[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    stacked = (out_features, in_features) if split == 0 else (granularity * out_features, in_features // granularity)
+    slices = granularity if split == SPLITS["in"] else 1
+    stacked = (slices * out_features, in_features // slices)
     return (
         grad.new_empty((*grad.shape[:-1], in_features)) if output_mask[0] else None,
         grad.new_empty(stacked, dtype=weight_dtype) if output_mask[1] and source == 0 else None,
@@ -88,5 +90,5 @@ def _split_linear_backward_shape(
     )
 
 
-# With a source the gradients of the slices leave inside this op: a graph must keep it even if nobody uses its results.
+# With a source the slices' gradients leave inside this op: a graph keeps it even if nobody uses its results.
 torch.fx.node.has_side_effect(torch.ops.osdp.split_linear_backward.default)

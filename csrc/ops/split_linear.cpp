@@ -12,11 +12,11 @@ namespace osdp::ops {
 namespace {
 
 // Note [One slice at a time]
-// Forward, split out: y[:, rows_i] = x W_i^T + bias[rows_i], written into the columns of y. Split in:
-// y = bias + sum_i x[:, cols_i] W_i^T. In backward the two change places: split out sums grad_x over the
-// slices, split in writes grad_x by columns. Forward walks 0..g-1; backward walks back, so that the slice
-// that was there last is asked for first. In backward, W_i is released before its gradient is made: of a
-// slice, its weight or its gradient exists.
+// Forward, split out: y[:, rows_i] = x W_i^T + bias[rows_i], written into the columns of y. Split in: y =
+// bias + sum_i x[:, cols_i] W_i^T. In backward the two change places: split out sums grad_x over the slices,
+// split in writes grad_x by columns. Forward walks 0..g-1; backward walks back, so that the slice that was
+// there last is asked for first. In backward, W_i is released before its gradient is made: of a slice, its
+// weight or its gradient exists.
 
 // [..., features] as [N, features] with unit or BLAS-able strides; a view wherever x allows it.
 at::Tensor as_rows(const at::Tensor& t, int64_t features) {

@@ -76,7 +76,9 @@ at::Tensor autograd_kernel(const at::Tensor& x, const at::Tensor& weight,
 // taken with create_graph=True; going through it again is refused.
 class NotTwice : public torch::autograd::Function<NotTwice> {
  public:
-  static variable_list forward(AutogradContext* ctx, const variable_list& operands,
+  // The operands are named one by one: only so are they inputs of the node. `results` is not one.
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& grad,
+                               const std::optional<at::Tensor>& x, const std::optional<at::Tensor>& weight,
                                const variable_list& results) {
     variable_list out;
     for (const auto& result : results) out.push_back(result.detach());
@@ -100,19 +102,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> autograd_backward_kernel(
     std::tie(results[0], results[1], results[2]) = split_linear_backward(
         grad, x, weight, out_features, in_features, granularity, split, source, weight_dtype, output_mask);
   }
-  variable_list operands{grad};
-  for (const auto& t : {x, weight}) {
-    if (t.has_value() && t->defined()) operands.push_back(*t);
-  }
-  const bool tracked =
-      at::GradMode::is_enabled() &&
-      std::any_of(operands.begin(), operands.end(), [](const auto& t) { return t.requires_grad(); });
+  const auto trains = [](const std::optional<at::Tensor>& t) { return t.has_value() && t->requires_grad(); };
+  const bool tracked = at::GradMode::is_enabled() && (grad.requires_grad() || trains(x) || trains(weight));
   if (!tracked) return {results[0], results[1], results[2]};
   variable_list present;
   for (const auto& t : results) {
     if (t.defined()) present.push_back(t);
   }
-  present = NotTwice::apply(operands, present);
+  present = NotTwice::apply(grad, x, weight, present);
   size_t next = 0;
   for (auto& t : results) {
     if (t.defined()) t = present[next++];

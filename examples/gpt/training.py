@@ -14,6 +14,7 @@ from gpt.settings import Settings
 from gpt.text import Text
 
 VALIDATION_BATCHES = 8
+WARM_UP = 20  # steps
 
 
 def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
@@ -24,10 +25,10 @@ def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.Optimize
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Up over the first 20 steps, then down along a cosine to a tenth."""
-    if step < 20:
-        return peak * (step + 1) / 20
-    return peak * (0.1 + 0.45 * (1 + math.cos(math.pi * (step - 20) / max(1, steps - 20))))
+    """Up over the warm-up, then down along a cosine to a tenth."""
+    if step < WARM_UP:
+        return peak * (step + 1) / WARM_UP
+    return peak * (0.1 + 0.45 * (1 + math.cos(math.pi * (step - WARM_UP) / max(1, steps - WARM_UP))))
 
 
 def batch(text: Text, settings: Settings, step: int) -> tuple[Tensor, Tensor]:
@@ -35,6 +36,12 @@ def batch(text: Text, settings: Settings, step: int) -> tuple[Tensor, Tensor]:
     return text.batch(
         step, settings.batch, settings.context, settings.seed, dist.get_rank(), dist.get_world_size()
     )
+
+
+def slowest_rank(seconds: float) -> float:
+    value = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return float(value)
 
 
 def mean_over_ranks(value: Tensor) -> float:
@@ -50,24 +57,22 @@ def train(
     settings: Settings,
     *,
     steps: int,
-    of: int,
+    of: int | None = None,
     peak_memory: Callable[[], int] | None = None,
-    progress: bool = True,
 ) -> list[float]:
-    """The first `steps` of a schedule `of` so many; the mean loss over all ranks of each step."""
+    """The first `steps` steps `of` so many (default: all); the mean loss over all ranks of each."""
     show = Progress(steps, settings.batch * settings.context * dist.get_world_size())
     losses = []
     model.train()
     for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, of, settings.learning_rate)
+            group["lr"] = learning_rate(step, of or steps, settings.learning_rate)
         loss = model(*batch(text, settings, step))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         losses.append(mean_over_ranks(loss))
-        if progress:
-            show.show(step + 1, losses[-1], peak_memory() if peak_memory else None)
+        show.show(step + 1, losses[-1], peak_memory() if peak_memory else None)
     return losses
 
 

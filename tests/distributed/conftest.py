@@ -1,4 +1,4 @@
-"""The `ranks` fixture: `ranks(case, world=2)` runs an importable case on that many ranks, in reused processes."""
+"""The `ranks` fixture: `ranks(case, world=2)` runs an importable case on that many reused processes."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Pool: a fixed number of rank processes that run cases one after the other.
 
 A case is an importable function whose first argument is a `Member`; it runs on the first `world` ranks, the
-others idle. Arguments and results travel pickled. A case fails if any rank raises, dies, or takes longer than its
-time; the failure shows what every rank did. After a failure the processes are replaced, so that a rank left
+others idle. Arguments and results travel pickled. A case fails if any rank raises, dies, or takes longer than
+its time; the failure shows what every rank did. After a failure the processes are replaced, so that a rank left
 waiting in a collective cannot disturb the next case.
 """
 

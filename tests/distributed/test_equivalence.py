@@ -1,4 +1,4 @@
-"""Training over W ranks is training in one process: all modes, mixtures, slices, recomputation, accumulation."""
+"""Training over W ranks is training in one process: modes, mixtures, slices, recomputation, accumulation."""
 
 from __future__ import annotations
 

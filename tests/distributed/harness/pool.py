@@ -2,8 +2,8 @@
 
 A case is an importable function whose first argument is a `Member`; it runs on the first `world` ranks, the
 others idle. Arguments and results travel pickled. A case fails if any rank raises, dies, or takes longer than
-its time; the failure shows what every rank did. After a failure the processes are replaced, so that a rank left
-waiting in a collective cannot disturb the next case.
+its time; the failure shows what every rank did. After a failure the processes are replaced, so that a rank
+left waiting in a collective cannot disturb the next case.
 """
 
 from __future__ import annotations

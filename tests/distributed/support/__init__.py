@@ -1,1 +1,1 @@
-"""What the distributed cases share: models with their data, plans to try, and the comparison with one process."""
+"""What the distributed cases share: models and data, plans to try, the comparison with one process."""

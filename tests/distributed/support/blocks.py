@@ -1,11 +1,12 @@
-"""The model of the equivalence matrix: an embedding, residual blocks, a norm and a head; 3 and 4 divide no width."""
+"""The model of the equivalence matrix: embedding, residual blocks, norm and head, of widths that 3 and 4 do not divide."""
 
 from __future__ import annotations
 
 import torch
-from support.workload import Batch, Workload
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+from support.workload import Batch, Workload
 
 VOCABULARY, HIDDEN, INNER, LENGTH = 11, 10, 18, 3
 

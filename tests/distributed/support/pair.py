@@ -1,7 +1,7 @@
 """Pair: the same model twice, whole in one process and sharded over the ranks, trained side by side.
 
-Every rank computes the whole batch on its own copy of the whole model (that is the reference) and its part of the
-batch on the sharded model; losses, gradients and parameters must then agree.
+Every rank computes the whole batch on its own copy of the whole model (that is the reference) and its part of
+the batch on the sharded model; losses, gradients and parameters must then agree.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import osdp
 import torch
 from harness import Member
 from osdp.sharding import runtime_of
-from support.workload import Batch, Workload
 from torch import nn
+
+import osdp
+from support.workload import Batch, Workload
 
 SEED = 7
 MakePlan = Callable[[osdp.description.ModelDescription], osdp.Plan]
@@ -55,7 +56,7 @@ class Pair:
         prepare: Callable[[nn.Module], None] | None = None,
         samples: int = 2,
     ) -> None:
-        """`samples`: per rank and micro-batch. `prepare` changes both models before sharding (freezes, say)."""
+        """`samples`: per rank and micro-batch. `prepare` changes both models before sharding (to freeze)."""
         self.me, self.workload, self.dtype, self.samples = me, workload, dtype, samples
         self.tolerance = tolerance or (1e-9 if dtype == torch.float64 else 1e-5)
         self.whole = workload.model(SEED, dtype)
@@ -103,7 +104,7 @@ class Pair:
             (mine / divide).backward()
 
     def train(self, steps: int = 5, micros: int = 1, no_sync: bool = False) -> None:
-        """AdamW steps, each over `micros` micro-batches; gradients compared at each, parameters at the end."""
+        """Steps over `micros` micro-batches each; gradients are compared in each, parameters at the end."""
         for step in range(steps):
             with naming(f"step {step}"):
                 for micro in range(micros):
@@ -120,7 +121,7 @@ class Pair:
             optimizer.zero_grad(set_to_none=set_to_none)
 
     def same_gradients(self) -> None:
-        """Every piece of gradient that this rank holds is that piece of the whole gradient, or both are None."""
+        """Every piece of a gradient that this rank holds is that piece of the whole one, or both are None."""
         runtime = runtime_of(self.sharded)
         wanted = dict(self.whole.named_parameters())
         for name, parameter in self.sharded.named_parameters():

@@ -56,7 +56,7 @@ def uniform(description: ModelDescription) -> dict[str, osdp.Plan]:
 
 
 def everything(description: ModelDescription, mixtures: int = 3) -> dict[str, osdp.Plan]:
-    """Name -> plan: the three modes everywhere, slices in both directions where there are any, and mixtures."""
+    """Name -> plan: the three modes everywhere, slices in either direction where possible, mixtures."""
     plans = uniform(description)
     if any(sliced(o, random.Random(0)) for o in with_parameters(description)):
         plans |= {f"slices along {split}": in_slices(description, split) for split in ("out", "in")}

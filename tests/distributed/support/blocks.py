@@ -1,4 +1,4 @@
-"""The model of the equivalence matrix: embedding, residual blocks, norm and head, of widths that 3 and 4 do not divide."""
+"""The model of the equivalence matrix: residual blocks, of widths that 3 and 4 do not divide."""
 
 from __future__ import annotations
 

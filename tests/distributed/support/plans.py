@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Mapping
 
 import osdp
 from osdp.description import ModelDescription, Operator
 
 MODES = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD")
-Choices = Mapping[str, osdp.Choice]
 
 
 def with_parameters(description: ModelDescription) -> list[Operator]:
@@ -30,7 +28,12 @@ def sliced(operator: Operator, dice: random.Random, split: str | None = None) ->
     if not allowed:
         return None
     g = dice.choice(allowed)
-    return osdp.Choice("FULL_SHARD", granularity=g, sharded_slices=dice.randint(1, g), split=split)
+    return osdp.Choice("FULL_SHARD", granularity=g, sharded_slices=dice.randint(0, g), split=split)
+
+
+def apart(plan: osdp.Plan) -> osdp.Plan:
+    """The plan with every operator a unit of its own: small models would otherwise be one unit altogether."""
+    return dataclasses.replace(plan, units=tuple((name,) for name in plan.choices))
 
 
 def in_slices(description: ModelDescription, split: str, seed: int = 0) -> osdp.Plan:
@@ -38,26 +41,27 @@ def in_slices(description: ModelDescription, split: str, seed: int = 0) -> osdp.
     dice = random.Random(seed)
     found = {o.name: sliced(o, dice, split) for o in with_parameters(description)}
     choices = {name: choice for name, choice in found.items() if choice is not None}
-    return osdp.Plan.uniform(description, "FULL_SHARD").replace(choices)
+    return apart(osdp.Plan.uniform(description, "FULL_SHARD").replace(choices))
 
 
 def mixture(description: ModelDescription, seed: int) -> osdp.Plan:
-    """Every operator in a random mode, or in random slices."""
+    """Every operator in a random mode, or in random slices; units as they are usually made if `seed` is odd."""
     dice = random.Random(seed)
     choices = {}
     for operator in with_parameters(description):
         choice = sliced(operator, dice) if dice.random() < 0.5 else None
         choices[operator.name] = choice or osdp.Choice(dice.choice(MODES))
-    return osdp.Plan.uniform(description, "FULL_SHARD").replace(choices)
+    plan = osdp.Plan.uniform(description, "FULL_SHARD").replace(choices)
+    return plan if seed % 2 else apart(plan)
 
 
 def uniform(description: ModelDescription) -> dict[str, osdp.Plan]:
-    return {mode: osdp.Plan.uniform(description, mode) for mode in MODES}
+    return {mode: apart(osdp.Plan.uniform(description, mode)) for mode in MODES}
 
 
 def everything(description: ModelDescription, mixtures: int = 3) -> dict[str, osdp.Plan]:
     """Name -> plan: the three modes everywhere, slices in either direction where possible, mixtures."""
-    plans = uniform(description)
+    plans = uniform(description) | {"few units": osdp.Plan.uniform(description, "FULL_SHARD")}
     if any(sliced(o, random.Random(0)) for o in with_parameters(description)):
         plans |= {f"slices along {split}": in_slices(description, split) for split in ("out", "in")}
     return plans | {f"mixture {seed}": mixture(description, seed) for seed in range(mixtures)}
@@ -65,5 +69,7 @@ def everything(description: ModelDescription, mixtures: int = 3) -> dict[str, os
 
 def recomputed(plan: osdp.Plan, how: str, every: int = 1) -> osdp.Plan:
     """The plan with every `every`-th block recomputed, `how` being "hold" or "regather"."""
-    blocks = [block.name for block in plan.description.blocks]
-    return dataclasses.replace(plan, recompute={name: how for name in blocks[::every]})
+    units = plan.units
+    blocks = [block.name for block in plan.description.blocks][::every]
+    plan = plan.replace(recompute={name: how for name in blocks})
+    return plan if any(len(unit) > 1 for unit in units) else apart(plan)

@@ -1,4 +1,4 @@
-"""Memory of a step, counted in real allocations of every thread; and that nothing is read that is not there."""
+"""Memory of a step, counted in real allocations of every thread; nothing is read that is not there."""
 
 from __future__ import annotations
 
@@ -165,9 +165,11 @@ def read_what_is_not_there(me: Member, mode: str) -> None:
             pair.train(steps=1)
             for attempt in range(2):
                 pair.sharded.how = how
-                with torch.set_grad_enabled(attempt == 0):
-                    with pytest.raises(RuntimeError, match=r"first\.weight"):
-                        pair.sharded(me.part(pair.data(0)[0][0]))
+                with (
+                    torch.set_grad_enabled(attempt == 0),
+                    pytest.raises(RuntimeError, match=r"first\.weight"),
+                ):
+                    pair.sharded(me.part(pair.data(0)[0][0]))
                 pair.sharded.how, pair.sharded.kept = "", None
                 pair.train(steps=1)
 

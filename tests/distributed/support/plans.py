@@ -45,7 +45,7 @@ def in_slices(description: ModelDescription, split: str, seed: int = 0) -> osdp.
 
 
 def mixture(description: ModelDescription, seed: int) -> osdp.Plan:
-    """Every operator in a random mode, or in random slices; units as they are usually made if `seed` is odd."""
+    """Every operator in a random mode, or in random slices; the usual units if `seed` is odd."""
     dice = random.Random(seed)
     choices = {}
     for operator in with_parameters(description):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -20,7 +21,7 @@ import osdp
 
 def build(widths: tuple[int, ...] = (6, 8, 4), dtype: torch.dtype = torch.float64) -> nn.Sequential:
     torch.manual_seed(1)
-    parts = [nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False)]
+    parts = [nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
     return nn.Sequential(*parts).to(dtype)
 
 
@@ -95,9 +96,9 @@ def test_a_plan_for_another_model_or_world(ranks, world):
 
 def not_a_plan(me: Member) -> None:
     for wrong in ("FULL_SHARD", {"0": "FULL_SHARD"}, None):
-        with naming(repr(wrong)), unchanged(model := build()):
-            with pytest.raises((osdp.OSDPError, TypeError)):
-                osdp.fully_shard(model, wrong, process_group=me.group)
+        model = build()
+        with naming(repr(wrong)), unchanged(model), pytest.raises((osdp.OSDPError, TypeError)):
+            osdp.fully_shard(model, wrong, process_group=me.group)
     and_then_it_works(me)
 
 
@@ -216,9 +217,8 @@ def other_buffers(odd: bool) -> tuple[nn.Module, osdp.Plan, str]:
 
 def other_recomputation(odd: bool) -> tuple[nn.Module, osdp.Plan, str]:
     model = blocks.workload().model(0, torch.float64)
-    plan = osdp.Plan.uniform(
-        osdp.describe(model, *blocks.workload().data(0, 2, torch.float64)[0]), "FULL_SHARD"
-    )
+    described = osdp.describe(model, *blocks.workload().data(0, 2, torch.float64)[0])
+    plan = osdp.Plan.uniform(described, "FULL_SHARD")
     return model, plans.recomputed(plan, "hold" if odd else "regather"), r"recompute|hold|regather"
 
 

@@ -13,9 +13,8 @@ from osdp.ops import split_linear
 from .split_helpers import TensorSource
 
 N, OUT, IN, G = 256, 512, 512, 8
-SLACK_BYTES = (
-    16 * 1024
-)  # less than one slice of a result (32 KiB in bf16), so that a temporary of one is seen
+# Scalars and the engine's own; less than one slice of a result (32 KiB in bf16), so that such a copy is seen.
+SLACK_BYTES = 16 * 1024
 
 
 def peak_bytes(run: Callable[[], object]) -> int:

@@ -24,6 +24,8 @@
 namespace osdp::search {
 namespace {
 
+constexpr size_t kBeam = 2000, kChunk = size_t{1} << 17;
+
 // One way for a group's operators to choose, or a partial sum of such over several groups. `reduced` is rounded down
 // per option, so sums of it never overstate.
 struct Sum {
@@ -79,7 +81,8 @@ class Search {
  private:
   void price();
   bool make_items(size_t group, int64_t allowance, Items& items);
-  void round(int64_t threshold);
+  void round(int64_t threshold, size_t cap, bool beam);
+  void keep_cheapest(std::vector<Sum>& list);
   void extend(const std::vector<Sum>& from, const Items& items, std::vector<Sum>& to);
   void descend(const std::vector<Sum>& head, size_t next);
   void match(const std::vector<Sum>& head);
@@ -110,7 +113,8 @@ class Search {
   std::vector<std::vector<Sum>> tail_lists_;  // tail_lists_[j]: sums over the first j tail groups
   std::vector<const std::vector<Sum>*> head_lists_;
   std::vector<Sum> scratch_;
-  size_t cap_ = 0;
+  size_t cap_ = 0;     // longest list that is not cut into chunks
+  bool beam_ = false;  // lists are cut to cap_ sums: finds plans, proves nothing
 };
 
 // Reduced costs under the relaxation's multiplier, rounded down to picoseconds.
@@ -285,6 +289,7 @@ void Search::descend(const std::vector<Sum>& head, size_t next) {
       std::vector<Sum> chunk;
       for (size_t begin = 0; begin < list.size() && !watch_.stopped(); begin += cap_) {
         if (list[begin].reduced > allowance()) break;
+        if (beam_ && begin > 0) break;
         chunk.assign(list.begin() + begin, list.begin() + std::min(begin + cap_, list.size()));
         std::sort(chunk.begin(), chunk.end(), by_memory);
         descend(chunk, next + 1);
@@ -294,8 +299,20 @@ void Search::descend(const std::vector<Sum>& head, size_t next) {
   head_lists_.pop_back();
 }
 
-void Search::round(int64_t threshold) {
+// The cap_ sums of least reduced cost.
+void Search::keep_cheapest(std::vector<Sum>& list) {
+  if (list.size() <= cap_) return;
+  std::nth_element(list.begin(), list.begin() + static_cast<ptrdiff_t>(cap_), list.end(),
+                   [](const Sum& a, const Sum& b) {
+                     return a.reduced != b.reduced ? a.reduced < b.reduced : by_memory(a, b);
+                   });
+  list.resize(cap_);
+  std::sort(list.begin(), list.end(), by_memory);
+}
+
+void Search::round(int64_t threshold, size_t cap, bool beam) {
   statistics_.rounds++;
+  cap_ = cap, beam_ = beam;
   threshold_ = threshold;
   items_.clear();
   base_ = {};
@@ -324,6 +341,7 @@ void Search::round(int64_t threshold) {
     (to_tail ? tail_order_ : head_order_).push_back(open[next]);
     std::vector<Sum> list;
     extend(lists.back(), items_[open[next]], list);
+    if (beam_) keep_cheapest(list);
     lists.push_back(std::move(list));
     ++next;
     if (watch_.stopped()) return;
@@ -353,9 +371,14 @@ Solution Search::run() {
     }
     if (bound < best_time_) price();
     for (int shift = 8; bound < best_time_ && shift >= 0; shift -= 2) {
-      cap_ = size_t{1} << 17;
       const int64_t threshold = std::min(best_time_ - step_, bound + ((best_time_ - bound) >> shift));
-      round(threshold);
+      if (shift == 8) {
+        round(threshold, kBeam, true);
+        if (watch_.stopped()) break;
+        if (bound > best_time_ - step_) bound = best_time_;
+        if (bound == best_time_) break;
+      }
+      round(threshold, kChunk, false);
       if (watch_.stopped()) break;
       bound = std::min(best_time_, std::max(bound, threshold + 1));
       if (bound > best_time_ - step_) bound = best_time_;

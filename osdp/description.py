@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+
+from osdp import serial
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class ModelDescription:
     name: str  # the root module's class name
     operators: tuple[Operator, ...]
     blocks: tuple[Block, ...]
-    sample_batch: int  # the batch size of the sample that was traced
+    sample_batch: int  # the batch size of the sample that was traced; 0: described without one
     input_bytes_per_sample: int
 
     @property
@@ -74,3 +77,12 @@ class ModelDescription:
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         return tuple(p for o in self.operators for p in o.parameters)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the description to `path` as JSON: whole or not at all."""
+        serial.save_text(path, serial.dumps("description", self))
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> ModelDescription:
+        """The description in `path`. Raises FormatError that names the file and the field."""
+        return serial.load_file(path, "description", ModelDescription)

@@ -1,0 +1,35 @@
+"""Floating-point operations of one dispatched call: matrix products, convolutions, attention and recurrent
+layers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+
+aten = torch.ops.aten
+
+
+def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> int:
+    """2 x multiplications of the ATen call `func(*args, **kwargs)`; 0 where products do not dominate."""
+    packet = getattr(func, "overloadpacket", None)
+    if packet in flop_registry:
+        return int(flop_registry[packet](*args, **kwargs, out_val=out))
+    if packet is aten._scaled_dot_product_flash_attention_for_cpu:
+        query, key, value = args[:3]
+        return int(sdpa_flop_count(query.shape, key.shape, value.shape))  # type: ignore[no-untyped-call]
+    if packet is aten.mkldnn_rnn_layer:
+        return _recurrent(args[0], args[1:3])
+    if packet in (aten.mv, aten.dot):
+        return 2 * int(args[0].numel())
+    if packet is aten._trilinear:  # nn.Bilinear, contracted one output feature at a time
+        return 2 * int(args[1].numel()) * int(args[0].numel() // max(1, args[0].shape[-1]))
+    return 0
+
+
+def _recurrent(sequence: torch.Tensor, weights: Any) -> int:
+    """Of one direction of one layer: every step of every sequence multiplies with both weight matrices."""
+    steps = sequence.numel() // max(1, sequence.shape[-1])
+    return 2 * steps * sum(int(w.numel()) for w in weights)

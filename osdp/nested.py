@@ -1,0 +1,84 @@
+"""Tensors in nested containers: the arguments of a model's forward."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+
+
+def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
+    """`tree` with `function` applied to its tensors, in lists, tuples, named tuples, mappings and
+    dataclasses.
+
+    A tensor that is there twice is mapped once, so that shared arguments stay shared. Containers are copied,
+    other values passed on as they are.
+    """
+    done: dict[int, torch.Tensor] = {}
+
+    def visit(node: Any) -> Any:
+        if isinstance(node, torch.Tensor):
+            if id(node) not in done:
+                done[id(node)] = function(node)
+            return done[id(node)]
+        if isinstance(node, tuple):
+            items = [visit(item) for item in node]
+            return type(node)(*items) if hasattr(node, "_fields") else tuple(items)
+        if isinstance(node, list):
+            return [visit(item) for item in node]
+        if isinstance(node, dict) and type(node) is dict:
+            return {key: visit(item) for key, item in node.items()}
+        if isinstance(node, Mapping) and any(True for _ in tensors_in(node)):
+            changed: Any = copy.copy(node)
+            for key, item in node.items():
+                changed[key] = visit(item)
+            return changed
+        if is_dataclass(node) and not isinstance(node, type):
+            twin: Any = copy.copy(node)
+            for field in fields(node):
+                object.__setattr__(twin, field.name, visit(getattr(node, field.name)))
+            return twin
+        return node
+
+    return visit(tree)
+
+
+def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
+    """The tensors in `tree`, in order, each time they occur."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from tensors_in(item)
+    elif isinstance(tree, Mapping):
+        for item in tree.values():
+            yield from tensors_in(item)
+    elif is_dataclass(tree) and not isinstance(tree, type):
+        for field in fields(tree):
+            yield from tensors_in(getattr(tree, field.name))
+
+
+def batch_of(tree: Any) -> int:
+    """Size of dimension 0 of the first tensor in `tree` that has one; 1 where there is none."""
+    return next((t.shape[0] for t in tensors_in(tree) if t.dim() > 0), 1)
+
+
+def with_batch(tree: Any, batch: int) -> Any:
+    """`tree` with the tensors whose dimension 0 is the batch repeated (or cut) to `batch` samples; others
+    unchanged.
+
+    A tensor of another length, such as a [tokens, tokens] mask, does not belong to the batch.
+    """
+    present = batch_of(tree)
+
+    def resize(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dim() == 0 or tensor.shape[0] != present or present == 0:
+            return tensor
+        copies = -(-batch // present)
+        repeated = tensor.detach().repeat(copies, *[1] * (tensor.dim() - 1))[:batch].contiguous()
+        return repeated.requires_grad_(tensor.requires_grad)
+
+    return map_tensors(resize, tree)

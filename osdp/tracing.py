@@ -1,0 +1,299 @@
+"""describe: the operators of a model, from one forward on tensors that hold no data."""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from osdp.blocks import block_containing, is_callable, recomputable_blocks
+from osdp.description import Block, ModelDescription, Operator, Parameter
+from osdp.errors import DescribeError
+from osdp.nested import batch_of, map_tensors, tensors_in, with_batch
+from osdp.watching import Trace, Watcher
+
+_CONSTANT_ELEMENTS = (
+    4096  # integer tensors up to this size keep their values, so that models may branch on them
+)
+
+
+def describe(model: nn.Module, *args: Any, **kwargs: Any) -> ModelDescription:
+    """The operators of `model` in execution order, with their bytes and work.
+
+    `args` and `kwargs` are one sample for the model's forward: real tensors, or meta ones; dimension 0 is the
+    batch. The forward runs on a copy whose tensors are fake: no weight is read, copied or written, nothing
+    large is allocated, and the model (which may be on the meta device), its buffers, its mode and the random
+    number generators stay as they are. It runs in the model's mode: describe a model for training in
+    `model.train()`.
+
+    Without a sample nothing is watched: operators come in `named_modules()` order, untraced, with zero activations.
+
+    Raises DescribeError, with the module whose forward failed.
+
+    >>> osdp.describe(model, torch.zeros(4, 128, dtype=torch.long)).parameter_bytes
+    """
+    # Note [Describing on fake tensors]
+    # Fake CPU tensors, not meta ones: the meta device takes other kernels than CPU and CUDA do, which save
+    # other tensors for backward. The copy is a deepcopy that is told beforehand what each tensor becomes, so
+    # every reference to a parameter (an LSTM's weight list, tied weights, a tensor in a plain attribute)
+    # leads to the same fake one.
+    _refuse_uninitialised(model)
+    ownership = Ownership(model)
+    if not ownership.parameters:
+        raise DescribeError(f"{type(model).__name__} has no parameters: there is nothing to shard")
+    if not args and not kwargs:
+        return _assemble(model, ownership, None, None, 0, 0)
+    batch = batch_of((args, kwargs))
+    if batch < 1:
+        raise DescribeError("the sample is empty: dimension 0 of its tensors, the batch, has size 0")
+    first = _trace(model, args, kwargs)
+    try:
+        second: Trace | None = _trace(model, *with_batch((args, kwargs), 2 * batch))
+    except DescribeError:
+        second = None  # the model insists on this batch size: count everything as growing with the batch
+    total = sum(_nbytes(t) for t in _distinct(tensors_in((args, kwargs))))
+    return _assemble(model, ownership, first, second, batch, total // batch)
+
+
+class Ownership:
+    """Which module owns which parameter. Tied parameters belong to the first owner in `named_parameters()`
+    order.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
+        names: dict[int, list[str]] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            names.setdefault(id(parameter), []).append(name)
+        self.aliases: dict[str, tuple[str, ...]] = {
+            name: tuple(other for other in names[id(p)] if other != name)
+            for name, p in self.parameters.items()
+        }
+        self.modules: dict[str, nn.Module] = dict(model.named_modules())
+        self.owned: dict[str, list[str]] = {}  # module name -> its parameters, in named_parameters() order
+        for name in self.parameters:
+            self.owned.setdefault(name.rpartition(".")[0], []).append(name)
+
+    def fallback(self, owner: str) -> str:
+        """Where parameters are gathered whose reader is not known: the nearest callable module around their
+        owner.
+
+        Around all their owners, where they are tied or their module has several names.
+        """
+        names = [name for p in self.owned[owner] for name in (p, *self.aliases[p])]
+        around = [name.split(".")[:-2] for name in names]  # the paths of the owners' parents
+        depth = 0
+        while all(len(path) > depth and path[depth] == around[0][depth] for path in around):
+            depth += 1
+        for length in range(depth, 0, -1):
+            place = ".".join(around[0][:length])
+            if place in self.modules and is_callable(self.modules[place]):
+                return place
+        return ""
+
+
+def _trace(model: nn.Module, args: Any, kwargs: Any) -> Trace:
+    with _generators_kept(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        twin, names = _fake_copy(model)
+        sample_args, sample_kwargs = map_tensors(_fake, (args, kwargs))
+        watcher = Watcher(twin, names)
+        try:
+            with torch.enable_grad(), watcher:
+                twin(*sample_args, **sample_kwargs)
+        except Exception as error:
+            module = watcher.running
+            kind = type(dict(twin.named_modules()).get(module, twin)).__name__
+            raise DescribeError(
+                f"the forward of {kind} {module!r} failed while the model was described: "
+                f"{type(error).__name__}: {error}. "
+                "Check that the sample fits the model's forward; a forward that depends on values of "
+                "tensors cannot be described with a sample: call osdp.describe(model) without one"
+            ) from error
+        del mode
+        return watcher.trace
+
+
+def _fake_copy(model: nn.Module) -> tuple[nn.Module, dict[int, str]]:
+    """A copy of `model` on fake tensors, made in the FakeTensorMode that is active, and name by parameter id."""
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        plain = [t for t in vars(module).values() if isinstance(t, torch.Tensor)]
+        for tensor in [*module._parameters.values(), *module._buffers.values(), *plain]:
+            if tensor is None or id(tensor) in memo:
+                continue
+            fake = _fake(tensor)
+            if isinstance(tensor, nn.Parameter):
+                fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+            for attribute, value in vars(
+                tensor
+            ).items():  # marks that models leave on parameters, such as `no_decay`
+                if not isinstance(value, torch.Tensor):
+                    setattr(fake, attribute, value)
+            memo[id(tensor)] = fake
+    try:
+        twin = copy.deepcopy(model, memo)
+    except Exception as error:
+        raise DescribeError(
+            f"{type(model).__name__} cannot be copied, which describing it with a sample needs: "
+            f"{type(error).__name__}: {error}. Call osdp.describe(model) without a sample"
+        ) from error
+    return twin, {id(p): name for name, p in twin.named_parameters()}
+
+
+def _fake(tensor: torch.Tensor) -> torch.Tensor:
+    """A fake tensor like `tensor`; small integer ones keep their values."""
+    device = "cpu" if tensor.device.type == "meta" else tensor.device
+    real = type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer) and tensor.device.type != "meta"
+    if (
+        real
+        and not tensor.is_floating_point()
+        and not tensor.is_complex()
+        and tensor.numel() <= _CONSTANT_ELEMENTS
+    ):
+        return torch.tensor(tensor.tolist(), dtype=tensor.dtype, device=device).reshape(tensor.shape)
+    if tensor.layout is not torch.strided:
+        raise DescribeError(
+            f"a tensor of layout {tensor.layout} and shape {tuple(tensor.shape)} cannot be described"
+        )
+    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    return fake.requires_grad_(tensor.requires_grad) if not isinstance(tensor, nn.Parameter) else fake
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Python's, NumPy's and torch's CPU generators as they were, whatever a forward drew."""
+    numpy = sys.modules.get("numpy")
+    python_state = random.getstate()
+    numpy_state = numpy.random.get_state() if numpy is not None else None
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            if numpy is not None:
+                numpy.random.set_state(numpy_state)
+
+
+def _assemble(
+    model: nn.Module,
+    owners: Ownership,
+    first: Trace | None,
+    second: Trace | None,
+    batch: int,
+    input_bytes: int,
+) -> ModelDescription:
+    blocks = recomputable_blocks(model)
+    order: dict[str, None] = {}
+    places: dict[str, tuple[str, ...]] = {}  # operator -> gather_at, for those that were read
+    if first is not None:
+        place_of = {name: owner for owner, names in owners.owned.items() for name in names}
+        for event in first.order:  # a parameter's name where it was read, else a module's
+            order.setdefault(place_of.get(event, event))
+        for owner, names in owners.owned.items():
+            places[owner] = first.readers(names)
+    for owner in owners.modules:
+        if owner in owners.owned:
+            order.setdefault(owner)
+    operators = []
+    for name in order:
+        parameters = owners.owned.get(name, [])
+        traced = bool(places.get(name)) if parameters else True
+        gather_at = (places.get(name) or (owners.fallback(name),)) if parameters else ()
+        per_sample, fixed = _parts(first, second, batch, lambda t, name=name: t.saved_bytes.get(name, 0))  # type: ignore[misc]
+        flops = first.flops.get(name, 0) // batch if first else 0
+        if not parameters and not (per_sample or fixed or flops):
+            continue
+        calls = sum(first.calls.get(m, 0) for m in gather_at or (name,)) if first else 1
+        homes = {block_containing(blocks, m) for m in gather_at or (name,)}
+        operators.append(
+            Operator(
+                name=name,
+                kind=type(owners.modules[name]).__name__,
+                parameters=tuple(_parameter(owners, p) for p in parameters),
+                gather_at=gather_at,
+                traced=traced,
+                calls=calls,
+                block=homes.pop() if len(homes) == 1 else None,
+                split_shape=_split_shape(owners, name, first),
+                parameter_bytes=sum(_nbytes(owners.parameters[p]) for p in parameters),
+                buffer_bytes=sum(_nbytes(b) for b in owners.modules[name]._buffers.values() if b is not None),
+                saved_bytes_per_sample=per_sample,
+                saved_bytes_fixed=fixed,
+                flops_per_sample=flops,
+            )
+        )
+    return ModelDescription(
+        name=type(model).__name__,
+        operators=tuple(operators),
+        blocks=tuple(Block(b, first.input_bytes.get(b, 0) // batch if first else 0) for b in blocks),
+        sample_batch=batch,
+        input_bytes_per_sample=input_bytes,
+    )
+
+
+def _parts(
+    first: Trace | None, second: Trace | None, batch: int, amount: Callable[[Trace], int]
+) -> tuple[int, int]:
+    """What grows with the batch, per sample, and what does not; exact at the batch that was traced."""
+    if first is None:
+        return 0, 0
+    whole = amount(first)
+    if second is None:
+        return -(-whole // batch), 0
+    per_sample = min(max(0, amount(second) - whole), whole) // batch
+    return per_sample, whole - per_sample * batch
+
+
+def _split_shape(owners: Ownership, name: str, trace: Trace | None) -> tuple[int, int] | None:
+    """(out, in) of a plain nn.Linear that alone reads its weight: its call can be replaced by one in slices."""
+    module = owners.modules[name]
+    if trace is None or type(module) is not nn.Linear or "forward" in vars(module) or _has_hooks(module):
+        return None
+    weight = f"{name}.weight" if name else "weight"
+    if len(owners.owned.get(name, [])) != len(module._parameters) - (module.bias is None):
+        return None  # the bias, or the weight, belongs to an operator that comes before
+    if any(owners.aliases[p] for p in owners.owned[name]) or trace.readers([weight]) != (name,):
+        return None
+    out_features, in_features = module.weight.shape
+    return (out_features, in_features) if min(out_features, in_features) >= 2 else None
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return any(
+        (
+            module._forward_hooks,
+            module._forward_pre_hooks,
+            module._backward_hooks,
+            module._backward_pre_hooks,
+        )
+    )
+
+
+def _parameter(owners: Ownership, name: str) -> Parameter:
+    p = owners.parameters[name]
+    return Parameter(
+        name, owners.aliases[name], tuple(p.shape), str(p.dtype).removeprefix("torch."), p.requires_grad
+    )
+
+
+def _refuse_uninitialised(model: nn.Module) -> None:
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if nn.parameter.is_lazy(tensor):
+            raise DescribeError(
+                f"{name!r} has no shape yet (a lazy module): run the model once before describing it"
+            )
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _distinct(tensors: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
+    yield from {id(t): t for t in tensors}.values()

@@ -1,0 +1,150 @@
+"""Watcher: what a forward does, module by module: which parameters it reads, what it saves, how much it
+computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from osdp.flops import flops_of
+from osdp.nested import tensors_in
+
+
+class Trace:
+    """What one forward did. Module names are those of `named_modules()`, parameter names of
+    `named_parameters()`.
+    """
+
+    def __init__(self) -> None:
+        self.order: dict[
+            str, None
+        ] = {}  # parameters as first read, modules as they first saved or computed something
+        self.stacks: dict[
+            str, dict[tuple[str, ...], None]
+        ] = {}  # parameter -> running modules at its reads, distinct
+        self.calls: dict[str, int] = {}
+        self.saved_bytes: dict[str, int] = {}
+        self.flops: dict[str, int] = {}
+        self.input_bytes: dict[str, int] = {}  # module -> bytes of the tensors it was called with
+
+    def readers(self, parameters: Sequence[str]) -> tuple[str, ...]:
+        """The innermost modules that read any of `parameters`, in order of first read.
+
+        A module whose every read happens inside the call of another reader is left out: the parameters are
+        there.
+        """
+        stacks = list(dict.fromkeys(stack for name in parameters for stack in self.stacks.get(name, ())))
+        innermost = list(dict.fromkeys(stack[-1] for stack in stacks))
+        return tuple(
+            module
+            for module in innermost
+            if any(
+                stack[-1] == module and not any(outer in innermost and outer != module for outer in stack)
+                for stack in stacks
+            )
+        )
+
+
+class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While entered, writes down in `trace` what the forward of `model` does. Enter inside of other dispatch
+    modes.
+
+    `names` maps id(parameter) to its name. The module that a thing is attributed to is the innermost one running.
+    """
+
+    # Note [Reading is dispatching]
+    # A parameter is read when an operation gets a tensor with its storage: the parameter itself or a view of
+    # it, such as weight.t(). A view counts as a read by itself, since its sizes come from the full parameter,
+    # so a module that hands a view to another one is a reader too. Reading only `weight.shape` or `.device`
+    # is not seen.
+
+    def __init__(self, model: nn.Module, names: dict[int, str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.trace = Trace()
+        self._model = model
+        self._stack: list[str] = []
+        self._parameter_of: dict[int, str] = {}
+        self._uncounted: set[int] = set()  # storages of parameters and buffers: they are there anyway
+        self._kept: dict[
+            int, Any
+        ] = {}  # storages that were counted, alive so that their identity is not used again
+        self._exit: ExitStack | None = None
+        for parameter in model.parameters():
+            self._parameter_of.setdefault(_storage_id(parameter), names[id(parameter)])
+        for tensor in [*model.parameters(), *model.buffers()]:
+            self._uncounted.add(_storage_id(tensor))
+
+    @property
+    def running(self) -> str:
+        """The innermost module that runs, or where a forward failed; "" is the root."""
+        return self._stack[-1] if self._stack else ""
+
+    def __enter__(self) -> Watcher:
+        with ExitStack() as stack:
+            for name, module in self._model.named_modules():
+                stack.callback(
+                    module.register_forward_pre_hook(self._begin(name), prepend=True, with_kwargs=True).remove
+                )
+                stack.callback(module.register_forward_hook(self._end(name)).remove)
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._save, lambda packed: packed))
+            super().__enter__()  # type: ignore[no-untyped-call]
+            self._exit = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)  # type: ignore[no-untyped-call]
+        assert self._exit is not None
+        self._exit.close()
+
+    def _begin(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            self._stack.append(name)
+            self.trace.calls[name] = self.trace.calls.get(name, 0) + 1
+            given = {_storage_id(t): t for t in tensors_in((args, kwargs)) if t.layout is torch.strided}
+            size = sum(t.numel() * t.element_size() for i, t in given.items() if i not in self._uncounted)
+            self.trace.input_bytes[name] = self.trace.input_bytes.get(name, 0) + size
+
+        return hook
+
+    def _end(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            # A forward that raised and was caught by its caller has left its name on the stack.
+            while self._stack and self._stack.pop() != name:
+                pass
+
+        return hook
+
+    def _save(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout is not torch.strided:
+            return tensor
+        identity = _storage_id(tensor)
+        if identity not in self._uncounted and identity not in self._kept:
+            storage = tensor.untyped_storage()
+            self._kept[identity] = storage
+            self._add(self.trace.saved_bytes, storage.nbytes())
+        return tensor
+
+    def _add(self, amounts: dict[str, int], amount: int) -> None:
+        if amount:
+            self.trace.order.setdefault(self.running)
+            amounts[self.running] = amounts.get(self.running, 0) + amount
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for tensor in tensors_in((args, kwargs)):
+            if tensor.layout is torch.strided and (name := self._parameter_of.get(_storage_id(tensor))):
+                self.trace.order.setdefault(name)
+                self.trace.stacks.setdefault(name, {}).setdefault(tuple(self._stack) or ("",))
+        out = func(*args, **kwargs)
+        self._add(self.trace.flops, flops_of(func, args, kwargs, out))
+        return out
+
+
+def _storage_id(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+
+from osdp import serial
+from osdp.errors import FormatError, InvalidProblemError
 
 
 @dataclass(frozen=True)
@@ -35,3 +41,64 @@ class Hardware:
     gamma_s: Mapping[str, float] = field(default_factory=dict)  # operator name -> forward + backward seconds per sample
     gamma_fixed_s: Mapping[str, float] = field(default_factory=dict)  # the part that does not grow with the batch
     recompute_s: Mapping[str, float] = field(default_factory=dict)  # operator name -> forward seconds per sample
+
+    def dumps(self) -> str:
+        """The hardware as JSON text; `Hardware.loads` gives an equal one back."""
+        return serial.dumps("hardware", self)
+
+    @staticmethod
+    def loads(text: str) -> Hardware:
+        """The hardware of `dumps`. Raises FormatError that names the field."""
+        return _checked(serial.loads("hardware", Hardware, text), "")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the figures to `path` as JSON: whole or not at all."""
+        serial.save_text(path, self.dumps())
+
+    @staticmethod
+    def load(name_or_path: str | os.PathLike[str]) -> Hardware:
+        """A known machine ("rtx-titan-8", "a100-8", "h100-8": `known_machines()`) or the file that `save` wrote.
+
+        Raises FormatError that names the field, and InvalidProblemError for a name that is neither.
+        """
+        name = os.fspath(name_or_path)
+        if name in known_machines():
+            with resources.as_file(resources.files("osdp") / "hardware_data" / f"{name}.json") as path:
+                return _checked(serial.load_file(path, "hardware", Hardware), name)
+        if not Path(name).is_file():
+            raise InvalidProblemError(
+                f"hardware {name!r} is neither a file nor a known machine; known are {', '.join(known_machines())}"
+            )
+        return _checked(serial.load_file(name, "hardware", Hardware), name)
+
+
+def known_machines() -> list[str]:
+    """The names that `Hardware.load` knows without a file."""
+    folder = resources.files("osdp") / "hardware_data"
+    return sorted(file.name.removesuffix(".json") for file in folder.iterdir() if file.name.endswith(".json"))
+
+
+def _checked(hardware: Hardware, source: str) -> Hardware:
+    for where, why in _problems(hardware):
+        raise FormatError(f"{source}: {where}: {why}" if source else f"{where}: {why}", where)
+    return hardware
+
+
+def _problems(hardware: Hardware) -> Iterator[tuple[str, str]]:
+    if hardware.world_size < 1:
+        yield "world_size", f"must be at least 1, is {hardware.world_size}"
+    if hardware.memory_bytes is not None and hardware.memory_bytes < 1:
+        yield "memory_bytes", f"must be positive, is {hardware.memory_bytes}"
+    if hardware.flops_per_s <= 0:
+        yield "flops_per_s", f"must be positive, is {hardware.flops_per_s}"
+    if hardware.optimizer_s_per_byte < 0:
+        yield "optimizer_s_per_byte", f"must not be negative, is {hardware.optimizer_s_per_byte}"
+    for name in ("all_gather", "reduce_scatter", "all_reduce"):
+        cost = getattr(hardware, name)
+        for what in ("alpha_s", "beta_s_per_byte"):
+            if getattr(cost, what) < 0:
+                yield f"{name}.{what}", f"must not be negative, is {getattr(cost, what)}"
+    for name in ("gamma_s", "gamma_fixed_s", "recompute_s"):
+        for operator, seconds in getattr(hardware, name).items():
+            if seconds < 0:
+                yield f"{name}.{operator}", f"must not be negative, is {seconds}"

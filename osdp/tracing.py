@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import random
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from osdp.blocks import block_containing, is_callable, recomputable_blocks
 from osdp.description import Block, ModelDescription, Operator, Parameter
 from osdp.errors import DescribeError
+from osdp.generators import generators_kept
 from osdp.nested import batch_of, map_tensors, tensors_in, with_batch
 from osdp.watching import Trace, Watcher
 
@@ -100,7 +98,7 @@ class Ownership:
 
 
 def _trace(model: nn.Module, args: Any, kwargs: Any) -> Trace:
-    with _generators_kept(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+    with generators_kept(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
         twin, names = _fake_copy(model)
         sample_args, sample_kwargs = map_tensors(_fake, (args, kwargs))
         watcher = Watcher(twin, names)
@@ -164,21 +162,6 @@ def _fake(tensor: torch.Tensor) -> torch.Tensor:
         )
     fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     return fake.requires_grad_(tensor.requires_grad) if not isinstance(tensor, nn.Parameter) else fake
-
-
-@contextmanager
-def _generators_kept() -> Iterator[None]:
-    """Python's, NumPy's and torch's CPU generators as they were, whatever a forward drew."""
-    numpy = sys.modules.get("numpy")
-    python_state = random.getstate()
-    numpy_state = numpy.random.get_state() if numpy is not None else None
-    with torch.random.fork_rng(devices=[]):
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            if numpy is not None:
-                numpy.random.set_state(numpy_state)
 
 
 def _assemble(

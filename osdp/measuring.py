@@ -1,0 +1,131 @@
+"""How fast this machine is: collectives, matrix products, the optimizer's step."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from osdp.clock import synchronize
+from osdp.hardware import Collective
+
+SIZES = (2**12, 2**15, 2**18, 2**20, 2**22)  # bytes of the full tensor: from all latency to mostly transfer
+_ROUNDS = (5, 60)  # fewest, most
+
+
+def measure_collectives(
+    device: torch.device, group: dist.ProcessGroup | None, world: int, seconds: float
+) -> tuple[Collective, Collective, Collective]:
+    """all_gather, reduce_scatter, all_reduce of the `world` ranks of `group` (None: the default one). Collective; about `seconds` long.
+
+    Every size and collective is run in every round, so that a disturbance meets all of them; the median over rounds,
+    averaged over ranks, is fitted.
+    """
+    if world == 1:
+        nothing = Collective(0.0, 0.0)
+        return nothing, nothing, nothing
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    jobs: list[tuple[int, Callable[[], object]]] = []
+    for size in SIZES:
+        part = torch.zeros(max(1, size // 4 // world), device=device)
+        whole = torch.zeros(part.numel() * world, device=device)
+        jobs.append((0, lambda w=whole, p=part: gather(w, p, group=group)))  # type: ignore[misc]
+        jobs.append((1, lambda w=whole, p=part: scatter(p, w, group=group)))  # type: ignore[misc]
+        jobs.append((2, lambda w=whole: dist.all_reduce(w, group=group)))  # type: ignore[misc]
+
+    def run_round() -> list[float]:
+        times = []
+        for _, job in jobs:
+            dist.barrier(group)  # else the time of a rank that comes early is the other's delay
+            synchronize(device)
+            begin = time.perf_counter()
+            job()
+            synchronize(device)
+            times.append(time.perf_counter() - begin)
+        return times
+
+    run_round()  # connections are made on first use
+    rounds = torch.tensor([seconds / max(1e-9, sum(run_round()) * 1.5)], device=device)
+    dist.all_reduce(rounds, group=group)
+    count = min(max(int(rounds.item() / world), _ROUNDS[0]), _ROUNDS[1])
+    table = [run_round() for _ in range(count)]
+    medians = torch.tensor([statistics.median(column) for column in zip(*table, strict=True)], device=device)
+    dist.all_reduce(medians, group=group)
+    mean = [t / world for t in medians.tolist()]
+    parts = [max(1, size // 4 // world) * 4 for size in SIZES]
+    costs = []
+    for kind in range(3):
+        steps = (world - 1) * (2 if kind == 2 else 1)
+        costs.append(fit(parts, [t / steps for t, (k, _) in zip(mean, jobs, strict=True) if k == kind]))
+    return costs[0], costs[1], costs[2]
+
+
+def fit(sizes: Sequence[float], times: Sequence[float]) -> Collective:
+    """alpha and beta, not negative, with `time = alpha + size * beta`; relative errors count, so that small ones do.
+
+    Weighted least squares over the two unknowns; where the best of all has a negative one, it is the best with that
+    one zero.
+    """
+    weights = [1 / max(t, 1e-9) ** 2 for t in times]
+    total = sum(weights)
+    x = sum(w * s for w, s in zip(weights, sizes, strict=True)) / total
+    y = sum(w * t for w, t in zip(weights, times, strict=True)) / total
+    spread = sum(w * (s - x) ** 2 for w, s in zip(weights, sizes, strict=True))
+    beta = sum(w * (s - x) * (t - y) for w, s, t in zip(weights, sizes, times, strict=True)) / spread if spread else 0.0
+    alpha = y - beta * x
+    if alpha < 0:
+        squares = sum(w * s * s for w, s in zip(weights, sizes, strict=True))
+        return Collective(0.0, sum(w * s * t for w, s, t in zip(weights, sizes, times, strict=True)) / squares)
+    return Collective(alpha, beta) if beta >= 0 else Collective(y, 0.0)
+
+
+def measure_flops(device: torch.device, seconds: float) -> float:
+    """Floating-point operations per second of a square fp32 matrix product that takes some milliseconds."""
+    size = 256
+    while True:
+        a, b = torch.randn(2, size, size, device=device).unbind()
+        took = _median_time(device, lambda a=a, b=b: a @ b, seconds / 8, at_most=3)  # type: ignore[misc]
+        if took > 3e-3 or size >= 8192:
+            break
+        size *= 2
+    took = _median_time(device, lambda: a @ b, seconds / 2, at_most=30)
+    return 2 * size**3 / took
+
+
+def measure_optimizer(device: torch.device, seconds: float) -> float:
+    """Seconds of a fused AdamW step per byte of fp32 parameters."""
+    parameter = torch.zeros(2**20, device=device, requires_grad=True)
+    parameter.grad = torch.zeros_like(parameter)
+    optimizer = torch.optim.AdamW([parameter], fused=True)
+    optimizer.step()  # makes the state
+    return _median_time(device, optimizer.step, seconds, at_most=50) / (parameter.numel() * parameter.element_size())
+
+
+def _median_time(device: torch.device, job: Callable[[], object], seconds: float, at_most: int) -> float:
+    job()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 3 or (len(times) < at_most and time.perf_counter() < end):
+        synchronize(device)
+        begin = time.perf_counter()
+        job()
+        synchronize(device)
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+def device_memory(device: torch.device, ranks_on_host: int) -> int:
+    """Bytes of memory that one rank has: the device's, or its part of the host's (of the container's, if less)."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.is_file() and (text := limit.read_text().strip()).isdigit():
+        total = min(total, int(text))
+    return total // ranks_on_host

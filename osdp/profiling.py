@@ -1,0 +1,195 @@
+"""profile: what the search needs to know of this machine, measured on it."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+import socket
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from osdp.description import ModelDescription, Operator
+from osdp.errors import ProfileError
+from osdp.gamma import Gamma, measure_gamma
+from osdp.generators import generators_kept
+from osdp.hardware import Collective, Hardware
+from osdp.measuring import device_memory, measure_collectives, measure_flops, measure_optimizer
+from osdp.tracing import describe
+
+T = TypeVar("T")
+_BACKWARD = 2  # a backward's products are twice the forward's: one for the input's gradient, one for the weight's
+
+
+def profile(
+    model_or_desc: nn.Module | ModelDescription | None = None,
+    *args: Any,
+    group: dist.ProcessGroup | None = None,
+    seconds: float = 10.0,
+    **kwargs: Any,
+) -> Hardware:
+    """Measure this machine in about `seconds` seconds; collective: every rank of `group` calls it and gets the same.
+
+    With a real model and a sample (`args`, `kwargs`, as for `describe`) the operators' times (gamma) are measured, on
+    all ranks at once; they add up to the whole forward and backward, without a loss that is computed outside the model.
+    With a description, or a model on the meta device, gamma follows from its flops; with nothing, there is none. Without
+    a process group, or with one rank, collectives cost nothing. The model stays as it is; profile it before it is sharded.
+
+    Raises ProfileError on every rank when something fails on any of them.
+
+    >>> osdp.profile(model, tokens).all_reduce.beta_s_per_byte
+    """
+    if group is None and not (dist.is_available() and dist.is_initialized()):
+        ranks = Ranks(None, 1)
+    else:
+        ranks = Ranks(group, dist.get_world_size(group))
+        if dist.get_rank(group) < 0:
+            raise ProfileError("this process is not a rank of the group to profile: only its ranks may call profile")
+    with torch.no_grad():
+        return _profile(ranks, model_or_desc, args, kwargs, seconds)
+
+
+class Ranks:
+    """The ranks that profile together. `world` 1 needs no process group."""
+
+    def __init__(self, group: dist.ProcessGroup | None, world: int) -> None:
+        self.group = group
+        self.world = world
+
+    def each(self, what: str, job: Callable[[], T]) -> T:
+        """This rank's `job()`, which must not communicate; ProfileError on all ranks where it fails on any."""
+        # Note [Failing together]
+        # A rank that fails between two collectives would leave the others waiting. So local work is done under this,
+        # which ends in an exchange that every rank reaches, with its error if it has one.
+        result: T | None = None
+        cause: Exception | None = None
+        try:
+            result = job()
+        except Exception as error:
+            cause = error
+        reports = self.gather("" if cause is None else f"{type(cause).__name__}: {cause}")
+        failed = [(rank, text) for rank, text in enumerate(reports) if text]
+        if failed:
+            rank, text = failed[0]
+            others = f" (and {len(failed) - 1} more ranks)" if len(failed) > 1 else ""
+            raise ProfileError(f"rank {rank}{others} failed while {what}: {text}") from cause
+        return result  # type: ignore[return-value]
+
+    def gather(self, text: str) -> list[str]:
+        """Every rank's `text`, by rank."""
+        if self.world == 1:
+            return [text]
+        texts: list[Any] = [None] * self.world
+        dist.all_gather_object(texts, text, group=self.group)
+        return texts
+
+
+def _profile(
+    ranks: Ranks, subject: nn.Module | ModelDescription | None, args: Any, kwargs: Any, seconds: float
+) -> Hardware:
+    def prepare() -> tuple[torch.device, ModelDescription | None]:
+        if not 0 < seconds < 1e6:
+            raise ValueError(f"seconds must be a positive number, is {seconds!r}")
+        if subject is None or isinstance(subject, ModelDescription):
+            return _group_device(ranks), subject
+        if not isinstance(subject, nn.Module):
+            raise TypeError(f"expected a module or a ModelDescription, got {type(subject).__name__}")
+        return _model_device(subject, ranks), describe(subject, *args, **kwargs)
+
+    device, description = ranks.each("preparing to profile", prepare)
+    real = isinstance(subject, nn.Module) and bool(args or kwargs) and not _on_meta(subject)
+    kinds = ranks.gather(json.dumps([str(device.type), real, [o.name for o in description.operators] if description else []]))
+    if len(set(kinds)) > 1:
+        other = next(rank for rank, kind in enumerate(kinds) if kind != kinds[0])
+        raise ProfileError(
+            f"ranks 0 and {other} profile different things: device, kind of model, and operators are "
+            f"{kinds[0][:200]} and {kinds[other][:200]}"
+        )
+    try:
+        costs = measure_collectives(device, ranks.group, ranks.world, seconds * 0.35)
+    except Exception as error:  # every rank's collectives fail when one's do
+        raise ProfileError(f"a collective failed while it was measured: {type(error).__name__}: {error}") from error
+
+    def measure_locally() -> dict[str, float]:
+        with generators_kept(device), torch.enable_grad():
+            flops = measure_flops(device, seconds * 0.1)
+            return {"seconds_per_flop": 1 / flops, "optimizer": measure_optimizer(device, seconds * 0.1)}
+
+    rates = _mean(ranks, ranks.each("timing matrix products and the optimizer", measure_locally))
+    gamma = Gamma({}, {}, {})
+    if real:
+        assert isinstance(subject, nn.Module) and description is not None
+        kinds_of = {o.name: _likeness(o) for o in description.operators}
+
+        def measure_operators() -> Gamma:
+            return measure_gamma(subject, args, kwargs, kinds_of, device, seconds * 0.45)
+
+        mine = ranks.each("timing the model's operators", measure_operators)
+        gamma = Gamma(*(_mean(ranks, part) for part in asdict(mine).values()))
+    elif description is not None:
+        forward = {o.name: o.flops_per_sample * rates["seconds_per_flop"] for o in description.operators}
+        gamma = Gamma({n: (1 + _BACKWARD) * t for n, t in forward.items()}, {}, forward)
+    hosts = ranks.gather(socket.gethostname())
+    backend = dist.get_backend(ranks.group) if ranks.world > 1 else "no collectives"
+    mine_text = Hardware(
+        name=f"{ranks.world} x {_device_name(device)}",
+        source=f"measured by osdp.profile on {datetime.date.today()}: {ranks.world} ranks on {len(set(hosts))} hosts, "
+        f"{backend}, torch {torch.__version__}",
+        device=device.type,
+        world_size=ranks.world,
+        memory_bytes=device_memory(device, max(hosts.count(h) for h in hosts)),
+        all_gather=costs[0],
+        reduce_scatter=costs[1],
+        all_reduce=costs[2],
+        flops_per_s=1 / rates["seconds_per_flop"],
+        optimizer_s_per_byte=rates["optimizer"],
+        gamma_s=gamma.per_sample_s,
+        gamma_fixed_s=gamma.fixed_s,
+        recompute_s=gamma.forward_s,
+    ).dumps()
+    return Hardware.loads(ranks.gather(mine_text)[0])  # rank 0's, to the last digit
+
+
+def _likeness(operator: Operator) -> tuple[object, ...]:
+    """Equal for operators that do the same work."""
+    shapes = tuple((p.shape, p.dtype, p.trainable) for p in operator.parameters)
+    work = (operator.flops_per_sample, operator.saved_bytes_per_sample, operator.saved_bytes_fixed)
+    return (operator.kind, shapes, operator.calls, *work)
+
+
+def _mean(ranks: Ranks, mine: dict[str, float]) -> dict[str, float]:
+    """The mean over ranks of every entry."""
+    tables = [json.loads(text) for text in ranks.gather(json.dumps(mine))]
+    names = dict.fromkeys(name for table in tables for name in table)
+    return {name: sum(table.get(name, 0.0) for table in tables) / ranks.world for name in names}
+
+
+def _on_meta(model: nn.Module) -> bool:
+    return any(p.is_meta for p in model.parameters())
+
+
+def _model_device(model: nn.Module, ranks: Ranks) -> torch.device:
+    devices = {p.device for p in model.parameters()}
+    if _on_meta(model):
+        return _group_device(ranks)
+    if len(devices) != 1:
+        raise ValueError(f"the model's parameters are on {len(devices)} devices; they must be on one")
+    return devices.pop()
+
+
+def _group_device(ranks: Ranks) -> torch.device:
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if accelerator is None or (ranks.world > 1 and "nccl" not in dist.get_backend(ranks.group)):
+        return torch.device("cpu")
+    return torch.device(accelerator.type, torch.accelerator.current_device_index())
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return platform.processor() or platform.machine() or device.type

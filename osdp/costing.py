@@ -49,7 +49,9 @@ def choose_space(
     if granularity == "auto":
         slices: tuple[int, ...] = GRANULARITIES
     elif isinstance(granularity, str):
-        raise InvalidProblemError(f"granularity is {granularity!r}; it is 'auto', a number or a tuple of numbers")
+        raise InvalidProblemError(
+            f"granularity is {granularity!r}; it is 'auto', a number or a tuple of numbers"
+        )
     else:
         slices = (granularity,) if isinstance(granularity, int) else tuple(granularity)
         for g in slices:
@@ -63,7 +65,9 @@ def choose_space(
         "regather": ("regather",),
     }
     if checkpoint not in ways:
-        raise InvalidProblemError(f"checkpoint is {checkpoint!r}; it is 'auto', True, False, 'hold' or 'regather'")
+        raise InvalidProblemError(
+            f"checkpoint is {checkpoint!r}; it is 'auto', True, False, 'hold' or 'regather'"
+        )
     if cost == "paper" and checkpoint not in ("auto", False):
         raise InvalidProblemError("cost='paper' knows no recomputation: use checkpoint=False or cost='osdp'")
     recompute = (None,) if cost == "paper" else ways[checkpoint]
@@ -179,4 +183,12 @@ def _operator(o: Operator, block_index: dict[str, int], hardware: Hardware) -> _
 def _signature(o: Operator) -> object:
     """What makes two operators alike, wherever they stand."""
     parameters = tuple((p.shape, p.dtype, p.trainable) for p in o.parameters)
-    return (o.kind, parameters, o.calls, o.split_shape, o.saved_bytes_per_sample, o.saved_bytes_fixed, o.flops_per_sample)
+    return (
+        o.kind,
+        parameters,
+        o.calls,
+        o.split_shape,
+        o.saved_bytes_per_sample,
+        o.saved_bytes_fixed,
+        o.flops_per_sample,
+    )

@@ -134,9 +134,15 @@ def reason_for(
     if whole is None:
         return "sharded: keeping it whole is not allowed"
     saves, costs = versus(whole)
-    cost = f"costs {_ms(costs)} a step" if costs >= 0 else f"is {_ms(-costs)} a step faster (each rank updates its part only)"
+    cost = (
+        f"costs {_ms(costs)} a step"
+        if costs >= 0
+        else f"is {_ms(-costs)} a step faster (each rank updates its part only)"
+    )
     if mode == "SHARD_GRAD_OP":
-        full = next((c for c in candidates if MODES[c["mode"]] == "FULL_SHARD" and c["granularity"] == 1), None)
+        full = next(
+            (c for c in candidates if MODES[c["mode"]] == "FULL_SHARD" and c["granularity"] == 1), None
+        )
         tail = ""
         if full is not None:
             more, extra = versus(full)
@@ -144,7 +150,11 @@ def reason_for(
         return f"gradients and optimizer state sharded: saves {saves} and {cost}{tail}"
     g, k = chosen["granularity"], chosen["sharded_slices"]
     what = "sharded" if g == 1 else f"{k} of {g} slices sharded"
-    worth = f"; here {format_bytes(2**20)} is worth {_ms(price_ps_per_byte * 2**20 * 1e-9)}" if price_ps_per_byte else ""
+    worth = (
+        f"; here {format_bytes(2**20)} is worth {_ms(price_ps_per_byte * 2**20 * 1e-9)}"
+        if price_ps_per_byte
+        else ""
+    )
     room = f", at most {format_bytes(chosen['transient_bytes'])} of it is whole at once" if g > 1 else ""
     return f"{what}: saves {saves} and {cost}{room}{worth}"
 

@@ -75,7 +75,9 @@ def solve(
         least = s["smallest_limit"]
         raise InfeasibleError(f"no choice fits {limit}; the smallest limit that fits is {least}", least)
     if not s["choices"]:
-        raise InfeasibleError(f"method={method!r} found no plan that fits {limit} in {time_limit} s; use method='exact'")
+        raise InfeasibleError(
+            f"method={method!r} found no plan that fits {limit} in {time_limit} s; use method='exact'"
+        )
     return Solution(
         choices=tuple(s["choices"]),
         time=s["time"],
@@ -218,7 +220,9 @@ def verify(
     """
     c = plan.certificate
     if c is None or plan.hardware is None or plan.world_size is None or plan.predicted is None:
-        raise PlanMismatchError("the plan has no certificate: it was not made by osdp.search, or was changed since")
+        raise PlanMismatchError(
+            "the plan has no certificate: it was not made by osdp.search, or was changed since"
+        )
     space = choose_space(modes, granularity, "auto", plan.cost)
     samples = plan.world_size * plan.batch_size
     accumulation = max(1, round(plan.predicted.throughput * plan.predicted.step_time_s / samples))
@@ -239,7 +243,7 @@ def verify(
         for block, kind in zip(plan.description.blocks, _block_kinds(model), strict=True):
             by_kind[kind] = RECOMPUTE_CODES.index(plan.recompute.get(block.name))
         batch = (plan.batch_size, accumulation)
-        everything = _search.make_knapsack(model, request, batch, by_kind, 2**58)
+        everything = _search.make_knapsack(model, request, batch, by_kind, _search.ANY_TRANSIENT)
         names = [plan.description.operators[i].name for i in everything["operators"]]
         transient = 0
         for name, candidates in zip(names, everything["candidates"], strict=True):
@@ -318,24 +322,27 @@ def _infeasible(
     for choice in choices.values():
         counts[choice.mode] = counts.get(choice.mode, 0) + 1
     parts = [f"batch {found['batch_size']}"]
-    parts.append(f"all {next(iter(counts))}" if len(counts) == 1 else ", ".join(f"{n} {m}" for m, n in counts.items()))
+    parts.append(
+        f"all {next(iter(counts))}" if len(counts) == 1 else ", ".join(f"{n} {m}" for m, n in counts.items())
+    )
     slices = max((c.granularity for c in choices.values()), default=1)
     if slices > 1:
         parts.append(f"granularity {slices}")
     if recompute:
         parts.append(f"{len(recompute)} blocks recomputed")
     return InfeasibleError(
-        f"no plan fits {format_bytes(limit)}; the smallest that fits is {format_bytes(least)}: {', '.join(parts)}", least
+        f"no plan fits {format_bytes(limit)}; the smallest that fits is {format_bytes(least)}: {', '.join(parts)}",
+        least,
     )
 
 
-def _batches(
-    batch_size: int | str, global_batch_size: int | None, ranks: int
-) -> list[tuple[int, int]]:
+def _batches(batch_size: int | str, global_batch_size: int | None, ranks: int) -> list[tuple[int, int]]:
     """(size per rank, micro-batches per step) to try; empty: every size."""
     if isinstance(batch_size, str):
         if batch_size != "auto":
-            raise InvalidProblemError(f"batch_size is {batch_size!r}; it is 'auto' or a number of samples per rank")
+            raise InvalidProblemError(
+                f"batch_size is {batch_size!r}; it is 'auto' or a number of samples per rank"
+            )
         size = None
     else:
         size = _integer(batch_size, "batch_size")
@@ -345,7 +352,9 @@ def _batches(
         return [] if size is None else [(size, 1)]
     whole = _integer(global_batch_size, "global_batch_size")
     if not 1 <= whole <= 2**40 or whole % ranks:
-        raise InvalidProblemError(f"global_batch_size is {whole}; it must be a multiple of the world size {ranks}")
+        raise InvalidProblemError(
+            f"global_batch_size is {whole}; it must be a multiple of the world size {ranks}"
+        )
     share = whole // ranks
     if size is not None:
         if share % size:
@@ -354,7 +363,9 @@ def _batches(
             )
         return [(size, share // size)]
     if share > 2**24:
-        raise InvalidProblemError(f"global_batch_size is {whole}: {share} samples per rank are more than 2**24")
+        raise InvalidProblemError(
+            f"global_batch_size is {whole}: {share} samples per rank are more than 2**24"
+        )
     small = [d for d in range(1, int(share**0.5) + 1) if share % d == 0]
     return [(d, share // d) for d in sorted({*small, *(share // d for d in small)})]
 
@@ -413,7 +424,9 @@ def _one_of(what: str, value: object, allowed: Sequence[str]) -> None:
 
 def _check_time_limit(time_limit: float | None) -> None:
     if time_limit is not None and not 0 < time_limit < 1e9:
-        raise InvalidProblemError(f"time_limit is {time_limit!r}; it is a positive number of seconds, or None")
+        raise InvalidProblemError(
+            f"time_limit is {time_limit!r}; it is a positive number of seconds, or None"
+        )
 
 
 def _integer(value: object, what: str) -> int:
@@ -439,4 +452,6 @@ def _checked(i: int, options: Sequence[tuple[int, int]], names: Sequence[str]) -
     except (TypeError, ValueError) as e:
         if isinstance(e, InvalidProblemError):
             raise
-        raise InvalidProblemError(f"{where}: options must be (time, memory) pairs; got {options!r:.80}") from None
+        raise InvalidProblemError(
+            f"{where}: options must be (time, memory) pairs; got {options!r:.80}"
+        ) from None

@@ -1,4 +1,5 @@
-// Bindings of csrc/search: osdp._search. Integers in, dictionaries out; osdp/searching.py gives them names and types.
+// Bindings of csrc/search: osdp._search. Integers in, dictionaries out; osdp/searching.py gives them names
+// and types.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -27,7 +28,8 @@ Problem make_problem(const Pairs& options, int64_t limit, std::vector<std::strin
   return p;
 }
 
-// Ctrl-C: asks Python for signals now and then. The search runs without the GIL and takes it for the question only.
+// Ctrl-C: asks Python for signals now and then. The search runs without the GIL and takes it for the question
+// only.
 Budget make_budget(double time_limit_s) {
   return {time_limit_s, [] {
             py::gil_scoped_acquire gil;
@@ -107,9 +109,10 @@ py::dict run_schedule(const Model& model, const Request& request, double time_li
   return py::dict("feasible"_a = s.feasible, "optimal"_a = s.optimal, "batch_size"_a = s.fixed.batch.size,
                   "accumulation"_a = s.fixed.batch.accumulation, "recompute"_a = as_ints(s.fixed.recompute),
                   "transient_bytes"_a = s.fixed.transient_bytes, "knapsack"_a = knapsack_dict(s.knapsack),
-                  "solution"_a = solution_dict(s.solution), "step_ps"_a = s.step_ps, "peak_bytes"_a = s.peak_bytes,
-                  "smallest_limit"_a = s.smallest_limit_bytes, "knapsacks"_a = s.knapsacks, "nodes"_a = s.nodes,
-                  "seconds"_a = s.seconds, "lower_bound_s_per_sample"_a = s.lower_bound_s_per_sample);
+                  "solution"_a = solution_dict(s.solution), "step_ps"_a = s.step_ps,
+                  "peak_bytes"_a = s.peak_bytes, "smallest_limit"_a = s.smallest_limit_bytes,
+                  "knapsacks"_a = s.knapsacks, "nodes"_a = s.nodes, "seconds"_a = s.seconds,
+                  "lower_bound_s_per_sample"_a = s.lower_bound_s_per_sample);
 }
 
 void bind_schedule(py::module_& m) {
@@ -133,8 +136,9 @@ void bind_schedule(py::module_& m) {
       .def_readwrite("compute_s_fixed", &Operator::compute_s_fixed)
       .def_readwrite("recompute_s_per_sample", &Operator::recompute_s_per_sample);
   py::class_<Model>(m, "Model")
-      .def(py::init([](std::vector<Operator> operators, std::vector<std::tuple<std::string, int64_t, int>> blocks,
-                       int kinds, int64_t input_bytes_per_sample) {
+      .def(py::init([](std::vector<Operator> operators,
+                       std::vector<std::tuple<std::string, int64_t, int>> blocks, int kinds,
+                       int64_t input_bytes_per_sample) {
              Model model{std::move(operators), {}, kinds, input_bytes_per_sample};
              for (auto& [name, bytes, kind] : blocks) {
                if (kind < 0 || kind >= kinds) throw InvalidProblem("block '" + name + "': no such kind");
@@ -149,12 +153,12 @@ void bind_schedule(py::module_& m) {
         return kinds;
       });
   py::class_<Request>(m, "Request")
-      .def(py::init([](const std::string& cost, const std::vector<int>& modes, std::vector<int64_t> granularities,
-                       int64_t optimizer_bytes_per_parameter_byte, int64_t bucket_bytes, double slice_overhead_s,
-                       int64_t ranks, const std::vector<std::pair<double, double>>& collectives,
-                       double optimizer_s_per_byte, int64_t limit_bytes,
-                       const std::vector<std::pair<int64_t, int64_t>>& batches, const std::vector<int>& recompute,
-                       int64_t least_transient_bytes, bool depth_first) {
+      .def(py::init([](const std::string& cost, const std::vector<int>& modes,
+                       std::vector<int64_t> granularities, int64_t optimizer_bytes_per_parameter_byte,
+                       int64_t bucket_bytes, double slice_overhead_s, int64_t ranks,
+                       const std::vector<std::pair<double, double>>& collectives, double optimizer_s_per_byte,
+                       int64_t limit_bytes, const std::vector<std::pair<int64_t, int64_t>>& batches,
+                       const std::vector<int>& recompute, int64_t least_transient_bytes, bool depth_first) {
              Request r;
              r.space.cost = cost == "paper" ? Cost::Paper : Cost::Osdp;
              for (int mode : modes) r.space.modes.push_back(static_cast<Mode>(mode));
@@ -177,6 +181,7 @@ void bind_schedule(py::module_& m) {
            py::kw_only(), "cost"_a, "modes"_a, "granularities"_a, "optimizer_bytes_per_parameter_byte"_a,
            "bucket_bytes"_a, "slice_overhead_s"_a, "ranks"_a, "collectives"_a, "optimizer_s_per_byte"_a,
            "limit_bytes"_a, "batches"_a, "recompute"_a, "least_transient_bytes"_a, "depth_first"_a);
+  m.attr("ANY_TRANSIENT") = kAnyTransient;
   m.def("schedule", &run_schedule, "model"_a, "request"_a, "time_limit_s"_a);
   m.def(
       "make_knapsack",

@@ -15,7 +15,8 @@ Edge edge_between(const std::vector<Option>& options, int group, int from, int t
           options[from].time_ps - options[to].time_ps};
 }
 
-// Spends `room` on moves to faster options that are not on the hull, most gain per byte first: the last few percent.
+// Spends `room` on moves to faster options that are not on the hull, most gain per byte first: the last few
+// percent.
 void fill(const std::vector<Group>& groups, Relaxation& r, int64_t limit) {
   bool moved = true;
   for (int pass = 0; moved && pass < 32; ++pass) {
@@ -27,7 +28,8 @@ void fill(const std::vector<Group>& groups, Relaxation& r, int64_t limit) {
         if (r.counts[g][from] == 0) continue;
         // The most memory that fits is the most time gained: options are undominated.
         for (size_t to = options.size() - 1; to > from; --to) {
-          const Edge e = edge_between(options, static_cast<int>(g), static_cast<int>(from), static_cast<int>(to));
+          const Edge e =
+              edge_between(options, static_cast<int>(g), static_cast<int>(from), static_cast<int>(to));
           if (e.memory_bytes > limit - r.memory_bytes) continue;
           if (e.gain_ps > best.gain_ps) best = e;
           break;
@@ -93,8 +95,8 @@ Relaxation relax(const std::vector<Group>& groups, const std::vector<Edge>& edge
     if (!broken && copies < groups[e.group].count) {
       broken = true;
       r.multiplier = {e.gain_ps, e.memory_bytes};
-      r.lower_bound_ps =
-          r.time_ps - static_cast<int64_t>(static_cast<int128>(limit - r.memory_bytes) * e.gain_ps / e.memory_bytes);
+      r.lower_bound_ps = r.time_ps - static_cast<int64_t>(static_cast<int128>(limit - r.memory_bytes) *
+                                                          e.gain_ps / e.memory_bytes);
     }
     r.counts[e.group][e.from] -= copies;
     r.counts[e.group][e.to] += copies;

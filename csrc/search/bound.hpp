@@ -1,5 +1,6 @@
-// The Lagrangian bound: every operator may take a mixture of its options, so that only the lower convex hull of its
-// (memory, time) points matters. It is exact for all but one operator, and its multiplier is the price of memory.
+// The Lagrangian bound: every operator may take a mixture of its options, so that only the lower convex hull
+// of its (memory, time) points matters. It is exact for all but one operator, and its multiplier is the price
+// of memory.
 #pragma once
 
 #include "search/groups.hpp"
@@ -13,7 +14,8 @@ struct Edge {
   int64_t gain_ps = 0;       // > 0
 };
 
-// Indices into group.options of the lower convex hull, by rising memory (first: least memory; last: least time).
+// Indices into group.options of the lower convex hull, by rising memory (first: least memory; last: least
+// time).
 std::vector<int> lower_hull(const std::vector<Option>& options);
 
 // All hull edges, best gain per byte first; equal ones in group order.
@@ -24,7 +26,8 @@ struct Relaxation {
   int64_t smallest_limit_bytes = 0;
   int64_t lower_bound_ps = 0;  // the relaxation's optimum, rounded up
   Multiplier multiplier;       // gain / memory of the edge that no longer fits whole; 0 / 1 where all fit
-  // A feasible plan: all edges before the breaking one, then whatever still fits. counts as in spread_choices.
+  // A feasible plan: all edges before the breaking one, then whatever still fits. counts as in
+  // spread_choices.
   std::vector<std::vector<int64_t>> counts;
   int64_t time_ps = 0, memory_bytes = 0;
 };

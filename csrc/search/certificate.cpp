@@ -38,8 +38,8 @@ int64_t proven_lower_bound(const Problem& problem, Multiplier multiplier) {
 std::string check(const Problem& problem, const std::vector<int>& choices, const Certificate& claims) {
   validate(problem);
   if (choices.size() != problem.operators.size()) {
-    return "there are " + std::to_string(choices.size()) + " choices for " + std::to_string(problem.operators.size()) +
-           " operators";
+    return "there are " + std::to_string(choices.size()) + " choices for " +
+           std::to_string(problem.operators.size()) + " operators";
   }
   int128 time = 0, memory = 0;
   for (size_t i = 0; i < choices.size(); ++i) {

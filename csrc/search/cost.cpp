@@ -14,7 +14,11 @@ int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
 class Pricer {
  public:
   Pricer(const Operator& op, const Device& device, const Space& space, Recompute recompute)
-      : op_(op), device_(device), space_(space), recompute_(recompute), steps_(static_cast<double>(device.ranks - 1)) {
+      : op_(op),
+        device_(device),
+        space_(space),
+        recompute_(recompute),
+        steps_(static_cast<double>(device.ranks - 1)) {
     for (const Tensor& t : op.tensors) {
       bytes_ += t.bytes();
       if (t.trainable) trainable_bytes_ += t.bytes();
@@ -45,8 +49,8 @@ class Pricer {
     return finish(c, gathers(false) * gather(bytes_) + reduce_scatter(trainable_bytes_), updated);
   }
 
-  // `sharded` of `granularity` slices of the weight are sharded, each a unit of its own; the other slices and the
-  // operator's other parameters (the bias) stay whole.
+  // `sharded` of `granularity` slices of the weight are sharded, each a unit of its own; the other slices and
+  // the operator's other parameters (the bias) stay whole.
   Candidate sliced(int64_t granularity, int64_t sharded, Split split) const {
     const Tensor& weight = op_.tensors[op_.split_tensor];
     Candidate c;
@@ -79,7 +83,9 @@ class Pricer {
  private:
   bool paper() const { return space_.cost == Cost::Paper; }
   // Parameter, gradient and optimizer state, in units of the parameter's bytes.
-  int64_t copies(const Tensor& t) const { return t.trainable ? 2 + space_.optimizer_bytes_per_parameter_byte : 1; }
+  int64_t copies(const Tensor& t) const {
+    return t.trainable ? 2 + space_.optimizer_bytes_per_parameter_byte : 1;
+  }
   int64_t held(const Tensor& t) const {
     if (!t.shardable) return t.bytes();
     return paper() ? ceil_div(t.bytes(), device_.ranks) : ceil_div(t.rows, device_.ranks) * t.row_bytes;
@@ -98,12 +104,15 @@ class Pricer {
     // Small gradients share a bucket, and its latency.
     const double share =
         paper() ? 1 : std::min(1.0, static_cast<double>(bytes) / static_cast<double>(space_.bucket_bytes));
-    return 2 * steps_ * (share * device_.all_reduce.alpha_s + per_rank(bytes) * device_.all_reduce.beta_s_per_byte);
+    return 2 * steps_ *
+           (share * device_.all_reduce.alpha_s + per_rank(bytes) * device_.all_reduce.beta_s_per_byte);
   }
   double ring(const Collective& c, int64_t bytes) const {
     return steps_ * (c.alpha_s + per_rank(bytes) * c.beta_s_per_byte);
   }
-  double per_rank(int64_t bytes) const { return static_cast<double>(bytes) / static_cast<double>(device_.ranks); }
+  double per_rank(int64_t bytes) const {
+    return static_cast<double>(bytes) / static_cast<double>(device_.ranks);
+  }
 
   // State of the whole operator sharded; returns the bytes of parameters that this rank updates.
   int64_t add_sharded(Candidate& c) const {
@@ -148,23 +157,27 @@ void check(const Operator& op) {
     total += t.bytes();
     if (total > kMost) throw InvalidProblem(where + ": more than 2^50 bytes of parameters");
   }
-  if (op.saved_bytes_per_sample < 0 || op.saved_bytes_fixed < 0) throw InvalidProblem(where + ": negative activations");
+  if (op.saved_bytes_per_sample < 0 || op.saved_bytes_fixed < 0)
+    throw InvalidProblem(where + ": negative activations");
   if (op.saved_bytes_per_sample > kMost || op.saved_bytes_fixed > kMost) {
     throw InvalidProblem(where + ": more than 2^50 bytes of activations");
   }
-  if (op.calls < 1 || op.calls > 1000000) throw InvalidProblem(where + ": calls must be between 1 and 1000000");
+  if (op.calls < 1 || op.calls > 1000000)
+    throw InvalidProblem(where + ": calls must be between 1 and 1000000");
 }
 
 }  // namespace
 
 int64_t picoseconds(double seconds, const std::string& where) {
   if (!(seconds >= 0 && seconds < 1e6)) {  // also NaN
-    throw InvalidProblem(where + ": a time of " + std::to_string(seconds) + " s; it must be between 0 and 1e6 s");
+    throw InvalidProblem(where + ": a time of " + std::to_string(seconds) +
+                         " s; it must be between 0 and 1e6 s");
   }
   return std::llround(seconds * 1e12);
 }
 
-std::vector<Candidate> candidates(const Operator& op, const Device& device, const Space& space, Recompute recompute) {
+std::vector<Candidate> candidates(const Operator& op, const Device& device, const Space& space,
+                                  Recompute recompute) {
   check(op);
   if (op.tensors.empty()) return {};
   bool shardable = false, anything = false;
@@ -186,7 +199,9 @@ std::vector<Candidate> candidates(const Operator& op, const Device& device, cons
   if (op.split_tensor < 0) return found;
   for (int64_t g : space.granularities) {
     // Output slices need no summation; input slices are for widths that g does not divide.
-    const Split split = op.out_features % g == 0 ? Split::Out : op.in_features % g == 0 ? Split::In : Split::None;
+    const Split split = op.out_features % g == 0  ? Split::Out
+                        : op.in_features % g == 0 ? Split::In
+                                                  : Split::None;
     if (g < 2 || split == Split::None) continue;
     for (int64_t k = allowed(Mode::NoShard) ? 1 : g; k <= g; ++k) found.push_back(price.sliced(g, k, split));
   }

@@ -1,17 +1,22 @@
 // Note [Exact search]
 // 1. Equal operators become one group with a multiplicity, dominated options go (groups.hpp).
-// 2. The Lagrangian relaxation gives a lower bound, the price of memory lambda and a feasible plan (bound.hpp); the
+// 2. The Lagrangian relaxation gives a lower bound, the price of memory lambda and a feasible plan
+// (bound.hpp); the
 //    lattice of costs may raise the bound (lattice.hpp). Often they meet, and that is all.
-// 3. With lambda, an option's *reduced cost* is what it adds to the bound by being chosen: t + lambda w, less the
-//    group's least. A plan's time is at least bound + the sum of its reduced costs, so a plan that may be better than
-//    the incumbent has little of it: most options of most groups are out (fixing).
-// 4. What is left of a group becomes *items*: how many of its operators take which option, as one (memory, time,
-//    reduced cost) each. Partial sums over groups, one item each, are kept in lists without the dominated ones.
-//    Two such lists are grown over disjoint groups, the critical ones first, always the shorter one next; matching
-//    them is one linear scan (the most memory that still fits is the least time).
-// 5. A list that would grow beyond its cap is cut into chunks, least reduced cost first, which are searched depth-first.
+// 3. With lambda, an option's *reduced cost* is what it adds to the bound by being chosen: t + lambda w, less
+// the
+//    group's least. A plan's time is at least bound + the sum of its reduced costs, so a plan that may be
+//    better than the incumbent has little of it: most options of most groups are out (fixing).
+// 4. What is left of a group becomes *items*: how many of its operators take which option, as one (memory,
+// time,
+//    reduced cost) each. Partial sums over groups, one item each, are kept in lists without the dominated
+//    ones. Two such lists are grown over disjoint groups, the critical ones first, always the shorter one
+//    next; matching them is one linear scan (the most memory that still fits is the least time).
+// 5. A list that would grow beyond its cap is cut into chunks, least reduced cost first, which are searched
+// depth-first.
 //    So memory is bounded and the search stays exact; the first chunks are a beam and find good plans.
-// 6. Rounds: first only plans up to a small distance above the bound, then wider. A round that ends proves the bound up
+// 6. Rounds: first only plans up to a small distance above the bound, then wider. A round that ends proves
+// the bound up
 //    to its distance, so the work is about what the true gap needs, however bad the first incumbent was.
 #include <algorithm>
 #include <map>
@@ -26,15 +31,17 @@ namespace {
 
 constexpr size_t kBeam = 2000, kChunk = size_t{1} << 17;
 
-// One way for a group's operators to choose, or a partial sum of such over several groups. `reduced` is rounded down
-// per option, so sums of it never overstate.
+// One way for a group's operators to choose, or a partial sum of such over several groups. `reduced` is
+// rounded down per option, so sums of it never overstate.
 struct Sum {
   int64_t memory = 0, time = 0, reduced = 0;
   uint32_t parent = 0;  // index into the list it was made from
   uint32_t item = 0;    // index of the item that was added
 };
 
-bool by_memory(const Sum& a, const Sum& b) { return a.memory != b.memory ? a.memory < b.memory : a.time < b.time; }
+bool by_memory(const Sum& a, const Sum& b) {
+  return a.memory != b.memory ? a.memory < b.memory : a.time < b.time;
+}
 
 // Keeps what nothing dominates; `list` is sorted by_memory.
 void drop_dominated(std::vector<Sum>& list) {
@@ -63,12 +70,13 @@ void merge_runs(std::vector<Sum>& list, std::vector<size_t> starts, std::vector<
   }
 }
 
-// A group under a given allowance of reduced cost: its items and, per item, how many operators take which option.
+// A group under a given allowance of reduced cost: its items and, per item, how many operators take which
+// option.
 struct Items {
   size_t group = 0;
-  std::vector<Sum> sums;  // sorted by memory, none dominated
+  std::vector<Sum> sums;                                     // sorted by memory, none dominated
   std::vector<std::vector<std::pair<int, int32_t>>> counts;  // counts[i]: (option, operators) of sums[i]
-  int64_t least_alternative = 0;  // the smallest reduced cost but one
+  int64_t least_alternative = 0;                             // the smallest reduced cost but one
 };
 
 class Search {
@@ -101,15 +109,15 @@ class Search {
   std::vector<std::vector<int64_t>> reduced_;  // [group][option], rounded down
   std::vector<int> cheapest_;                  // [group]: an option of reduced cost 0
 
-  int64_t step_ = 1;        // times of plans differ by multiples of this
-  int64_t threshold_ = 0;   // the round looks for plans up to this time
+  int64_t step_ = 1;       // times of plans differ by multiples of this
+  int64_t threshold_ = 0;  // the round looks for plans up to this time
   int64_t best_time_ = 0, best_memory_ = 0;
   std::vector<std::vector<int64_t>> best_counts_;
 
   // One round. Lists of partial sums over items_[path_[0..]] (head) and over the tail's groups.
   std::vector<Items> items_;
   std::vector<size_t> head_order_, tail_order_;
-  Sum base_;  // groups with one item only
+  Sum base_;                                  // groups with one item only
   std::vector<std::vector<Sum>> tail_lists_;  // tail_lists_[j]: sums over the first j tail groups
   std::vector<const std::vector<Sum>*> head_lists_;
   std::vector<Sum> scratch_;
@@ -150,8 +158,8 @@ bool Search::make_items(size_t g, int64_t allowance, Items& items) {
     open.push_back(k);
     items.least_alternative = std::min(items.least_alternative, reduced_[g][k]);
   }
-  // Counts of each open option, the rest takes the cheapest one. Dominance needs equal numbers of operators, which all
-  // items have; while building, the operators not placed yet count as taking the cheapest option.
+  // Counts of each open option, the rest takes the cheapest one. Dominance needs equal numbers of operators,
+  // which all items have; while building, the operators not placed yet count as taking the cheapest option.
   struct Partial {
     Sum sum;
     int64_t used;
@@ -328,8 +336,9 @@ void Search::round(int64_t threshold, size_t cap, bool beam) {
       open.push_back(g);
     }
   }
-  std::stable_sort(open.begin(), open.end(),
-                   [&](size_t a, size_t b) { return items_[a].least_alternative < items_[b].least_alternative; });
+  std::stable_sort(open.begin(), open.end(), [&](size_t a, size_t b) {
+    return items_[a].least_alternative < items_[b].least_alternative;
+  });
   head_order_.clear(), tail_order_.clear(), head_lists_.clear(), tail_lists_.clear();
   tail_lists_.emplace_back(1);
   std::vector<Sum> head(1);

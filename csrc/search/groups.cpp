@@ -22,9 +22,10 @@ struct SameOptions {
 };
 
 bool before(const std::vector<Option>& a, const std::vector<Option>& b) {
-  return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end(), [](const Option& x, const Option& y) {
-    return x.memory_bytes != y.memory_bytes ? x.memory_bytes < y.memory_bytes : x.time_ps < y.time_ps;
-  });
+  return std::lexicographical_compare(
+      a.begin(), a.end(), b.begin(), b.end(), [](const Option& x, const Option& y) {
+        return x.memory_bytes != y.memory_bytes ? x.memory_bytes < y.memory_bytes : x.time_ps < y.time_ps;
+      });
 }
 
 }  // namespace
@@ -58,7 +59,8 @@ std::vector<Group> make_groups(const Problem& problem) {
     raw[it->second].count++;
     raw[it->second].kinds[0].members.push_back(static_cast<int>(i));
   }
-  std::stable_sort(raw.begin(), raw.end(), [](const Group& a, const Group& b) { return before(a.options, b.options); });
+  std::stable_sort(raw.begin(), raw.end(),
+                   [](const Group& a, const Group& b) { return before(a.options, b.options); });
   std::vector<Group> groups;
   for (Group& g : raw) {
     if (!groups.empty() && groups.back().options == g.options) {

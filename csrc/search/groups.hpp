@@ -1,5 +1,5 @@
-// Groups: operators with equal options count once, with a multiplicity. Deep models have many equal operators, and a
-// plan's cost depends only on how many of them take which option.
+// Groups: operators with equal options count once, with a multiplicity. Deep models have many equal
+// operators, and a plan's cost depends only on how many of them take which option.
 #pragma once
 
 #include "search/problem.hpp"
@@ -17,14 +17,15 @@ struct Group {
   std::vector<Kind> kinds;
 };
 
-// Indices of the options that no other option dominates, by rising memory. Of equal options the first one stays.
+// Indices of the options that no other option dominates, by rising memory. Of equal options the first one
+// stays.
 std::vector<int> undominated(const std::vector<Option>& options);
 
 // Groups in an order that depends on their options only, never on the order of operators.
 std::vector<Group> make_groups(const Problem& problem);
 
-// counts[g][k]: how many operators of group g take its option k. Members take options by rising memory, in operator
-// order, so that equal operators with equal choices are neighbours.
+// counts[g][k]: how many operators of group g take its option k. Members take options by rising memory, in
+// operator order, so that equal operators with equal choices are neighbours.
 std::vector<int> spread_choices(const Problem& problem, const std::vector<Group>& groups,
                                 const std::vector<std::vector<int64_t>>& counts);
 

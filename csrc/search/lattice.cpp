@@ -26,7 +26,8 @@ int128 multiply(int128 x, int128 y, int128 d) {
   return modulo(negative ? -sum : sum, d);
 }
 
-// Adds the vector (x, y) to the lattice: Euclid's algorithm on the time parts, what is left of memory goes into d.
+// Adds the vector (x, y) to the lattice: Euclid's algorithm on the time parts, what is left of memory goes
+// into d.
 void add(int128& a, int128& b, int128& d, int128 x, int128 y) {
   while (x != 0) {
     const int128 q = a / x;
@@ -43,12 +44,12 @@ void add(int128& a, int128& b, int128& d, int128 x, int128 y) {
 }  // namespace
 
 // Note [Lattice lines]
-// A lattice vector u = (-s, w), s >= 0, w > 0, whose slope s / w is at most lambda, cuts the lattice into parallel lines.
-// Going along a line towards more memory lowers time, and raises T + lambda M. So the best point of a line is the one
-// with the most memory within the limit, and if that one lies under the Lagrangian line, all points of its line do.
-// Lines are det / w apart in time and a line's best point is less than s above the line's value at the limit: with u
-// from the sail of the lattice (consecutive vectors of a continued fraction) few lines have to be looked at. The value
-// found does not depend on u.
+// A lattice vector u = (-s, w), s >= 0, w > 0, whose slope s / w is at most lambda, cuts the lattice into
+// parallel lines. Going along a line towards more memory lowers time, and raises T + lambda M. So the best
+// point of a line is the one with the most memory within the limit, and if that one lies under the Lagrangian
+// line, all points of its line do. Lines are det / w apart in time and a line's best point is less than s
+// above the line's value at the limit: with u from the sail of the lattice (consecutive vectors of a
+// continued fraction) few lines have to be looked at. The value found does not depend on u.
 Lattice make_lattice(const std::vector<Group>& groups) {
   int128 a = 0, b = 0, d = 0;
   Lattice result;
@@ -81,11 +82,12 @@ int64_t lattice_bound(const Lattice& l, int64_t limit, int64_t bound, Multiplier
     const int128 t = t0 - steps * l.a;  // the best within the limit
     return std::max<int64_t>(bound, static_cast<int64_t>(t));
   }
-  // u = (-s, w), the last sail vector that is not steeper than lambda, and v, which crosses to the next dearer line:
-  // vt * w + vm * s = a * d throughout.
+  // u = (-s, w), the last sail vector that is not steeper than lambda, and v, which crosses to the next
+  // dearer line: vt * w + vm * s = a * d throughout.
   int128 s = 0, w = l.d, vt = l.a, vm = l.b;
   int128 next_s = l.a, next_w = l.d - l.b;
-  for (int step = 0; step < kMostSteps && next_w > 0 && next_s < kLargestSum && next_s * q <= p * next_w; ++step) {
+  for (int step = 0; step < kMostSteps && next_w > 0 && next_s < kLargestSum && next_s * q <= p * next_w;
+       ++step) {
     const int128 c = ceil_div(w, next_w);
     vt = -s, vm = w;
     s = std::exchange(next_s, c * next_s - s);
@@ -93,11 +95,13 @@ int64_t lattice_bound(const Lattice& l, int64_t limit, int64_t bound, Multiplier
   }
   const int128 det = static_cast<int128>(l.a) * l.d;
   // Height of a point above the base along lines: (t - t0) * w + (m - m0) * s = i * det.
-  // The Lagrangian line at the limit: t >= bound there, so i * det >= (bound - t0) * w + (limit - m0) * s - (slack).
+  // The Lagrangian line at the limit: t >= bound there, so i * det >= (bound - t0) * w + (limit - m0) * s -
+  // (slack).
   int128 line = floor_div((static_cast<int128>(bound) - t0) * w + (limit - m0) * s, det) - 1;
   int128 best = -1;
   for (int n = 0; n < kMostLines; ++n, ++line) {
-    const int128 floor_time = ceil_div(line * det - (limit - m0) * s, w) + t0;  // the line's value at the limit
+    const int128 floor_time =
+        ceil_div(line * det - (limit - m0) * s, w) + t0;  // the line's value at the limit
     if (best >= 0 && floor_time >= best) return std::max(bound, static_cast<int64_t>(best));
     const int128 jm = floor_div(limit - m0 - line * vm, w);
     const int128 m = m0 + line * vm + jm * w, t = t0 + line * vt - jm * s;

@@ -1,6 +1,6 @@
-// The bare problem of the planner, as plain values: one list of options per operator, a memory limit, one option to be
-// chosen per operator so that the total time is least (a multiple-choice knapsack). Everything is an integer: time in
-// picoseconds (`_ps`), memory in bytes (`_bytes`).
+// The bare problem of the planner, as plain values: one list of options per operator, a memory limit, one
+// option to be chosen per operator so that the total time is least (a multiple-choice knapsack). Everything
+// is an integer: time in picoseconds (`_ps`), memory in bytes (`_bytes`).
 #pragma once
 
 #include <chrono>
@@ -29,7 +29,8 @@ struct Problem {
   std::vector<std::string> names;  // for messages; empty, or one per operator
 
   std::string name_of(size_t i) const {
-    return i < names.size() && !names[i].empty() ? "operator '" + names[i] + "'" : "operator " + std::to_string(i);
+    return i < names.size() && !names[i].empty() ? "operator '" + names[i] + "'"
+                                                 : "operator " + std::to_string(i);
   }
 };
 
@@ -41,7 +42,8 @@ struct InvalidProblem : std::invalid_argument {
 // Throws InvalidProblem unless every operator has an option, no number is negative, and no total overflows.
 void validate(const Problem& problem);
 
-// The Lagrange multiplier of memory, picoseconds per byte: what one byte more would save where memory is short.
+// The Lagrange multiplier of memory, picoseconds per byte: what one byte more would save where memory is
+// short.
 struct Multiplier {
   int64_t numerator = 0;
   int64_t denominator = 1;
@@ -49,22 +51,26 @@ struct Multiplier {
 };
 
 struct Statistics {
-  int64_t nodes = 0;        // partial plans looked at
-  int64_t groups = 0;       // kinds of operators
-  int64_t options_left = 0; // options that are not dominated, over all kinds
-  int64_t largest_list = 0; // most partial plans held at once
-  int64_t rounds = 0;       // passes of the exact search
+  int64_t nodes = 0;         // partial plans looked at
+  int64_t groups = 0;        // kinds of operators
+  int64_t options_left = 0;  // options that are not dominated, over all kinds
+  int64_t largest_list = 0;  // most partial plans held at once
+  int64_t rounds = 0;        // passes of the exact search
   double seconds = 0;
 };
 
-enum class Status { Optimal, Feasible, Infeasible };  // Feasible: stopped early; the gap is time_ps - lower_bound_ps
+enum class Status {
+  Optimal,
+  Feasible,
+  Infeasible
+};  // Feasible: stopped early; the gap is time_ps - lower_bound_ps
 
 struct Solution {
   Status status = Status::Infeasible;
   std::vector<int> choices;  // choices[i]: index into operators[i]; empty where infeasible
   int64_t time_ps = 0;
   int64_t memory_bytes = 0;
-  int64_t lower_bound_ps = 0;  // no plan is faster; equal to time_ps where optimal
+  int64_t lower_bound_ps = 0;        // no plan is faster; equal to time_ps where optimal
   int64_t smallest_limit_bytes = 0;  // the least limit under which any plan exists
   Multiplier multiplier;             // its bound is what the certificate checks
   Statistics statistics;
@@ -89,7 +95,8 @@ class Stopwatch {
     if ((credit_ -= work) > 0 || stopped_) return stopped_;
     credit_ = kStepsBetweenQuestions;
     const auto now = Clock::now();
-    if (budget_.time_limit_s > 0 && std::chrono::duration<double>(now - start_).count() >= budget_.time_limit_s) {
+    if (budget_.time_limit_s > 0 &&
+        std::chrono::duration<double>(now - start_).count() >= budget_.time_limit_s) {
       return stopped_ = true;
     }
     if (budget_.interrupted && now - asked_ >= std::chrono::milliseconds(1)) {

@@ -1,10 +1,13 @@
 // Note [Search over batches]
-// With recomputation and the largest transient fixed, a step's time is a constant that is linear in the batch size, plus
-// the time of a knapsack whose options do not depend on the batch size; only its limit does. So the relaxation's optimum
-// f(limit) is prepared once per (recomputation, transient), and gives for a whole interval of batch sizes
-//   time per sample >= (f(limit at its smallest size) + fixed) / largest size + time per sample of computation.
-// Intervals wait in a heap by that bound; the lowest is halved, or, when it is one batch size, solved exactly. The search
-// ends when the lowest bound is not below the best plan: every batch size has then been solved or excluded.
+// With recomputation and the largest transient fixed, a step's time is a constant that is linear in the batch
+// size, plus the time of a knapsack whose options do not depend on the batch size; only its limit does. So
+// the relaxation's optimum f(limit) is prepared once per (recomputation, transient), and gives for a whole
+// interval of batch sizes
+//   time per sample >= (f(limit at its smallest size) + fixed) / largest size + time per sample of
+//   computation.
+// Intervals wait in a heap by that bound; the lowest is halved, or, when it is one batch size, solved
+// exactly. The search ends when the lowest bound is not below the best plan: every batch size has then been
+// solved or excluded.
 #include "search/schedule.hpp"
 
 #include <algorithm>
@@ -50,7 +53,8 @@ int64_t constant_time(const Model& model, const std::vector<Recompute>& recomput
 }
 
 // The memory that no choice changes but for the transient's reserve; rises with the batch size.
-int64_t constant_memory(const Model& model, const Request& request, const std::vector<Recompute>& recompute, int64_t b) {
+int64_t constant_memory(const Model& model, const Request& request, const std::vector<Recompute>& recompute,
+                        int64_t b) {
   int128 total = 0, trainable = 0;
   std::vector<int128> saved(model.blocks.size(), 0), held(model.blocks.size(), 0);  // of recomputed blocks
   for (const Operator& op : model.operators) {
@@ -92,7 +96,8 @@ class Relaxed {
     }
     for (const Edge& e : hull_edges(groups)) {
       const int64_t n = groups[e.group].count;
-      const int64_t memory = steps_.empty() ? 0 : steps_.back().memory, gain = steps_.empty() ? 0 : steps_.back().gain;
+      const int64_t memory = steps_.empty() ? 0 : steps_.back().memory,
+                    gain = steps_.empty() ? 0 : steps_.back().gain;
       steps_.push_back({memory + n * e.memory_bytes, gain + n * e.gain_ps, e});
     }
   }
@@ -106,7 +111,8 @@ class Relaxed {
     const int64_t memory = it == steps_.begin() ? 0 : std::prev(it)->memory;
     if (it == steps_.end()) return slowest_ - gain;
     return slowest_ - gain -
-           static_cast<int64_t>(static_cast<int128>(room - memory) * it->edge.gain_ps / it->edge.memory_bytes);
+           static_cast<int64_t>(static_cast<int128>(room - memory) * it->edge.gain_ps /
+                                it->edge.memory_bytes);
   }
 
  private:
@@ -206,7 +212,8 @@ bool Scheduler::bound(Interval& i) {
                        constant_memory(model_, request_, recompute, i.lo);
   if (left < f.least_memory()) return false;
   // (f + fixed) / hi + per sample, times hi: constant_time at hi.
-  i.bound = {narrow(static_cast<int128>(f(left)) + constant_time(model_, recompute, {i.hi, i.accumulation}), "the time"),
+  i.bound = {narrow(static_cast<int128>(f(left)) + constant_time(model_, recompute, {i.hi, i.accumulation}),
+                    "the time"),
              i.hi * i.accumulation};
   return true;
 }
@@ -308,7 +315,7 @@ Schedule Scheduler::run() {
   list_variants();
   for (size_t v = 0; v < variants_.size(); ++v) {
     // Every size that a transient may have: what a larger one allows must be worth its reserve.
-    const Knapsack all = make_knapsack(model_, request_, {{1, 1}, variants_[v], kLargestSum / 4});
+    const Knapsack all = make_knapsack(model_, request_, {{1, 1}, variants_[v], kAnyTransient});
     std::vector<int64_t> transients{0};
     for (const auto& list : all.candidates) {
       for (const Candidate& c : list) transients.push_back(c.transient_bytes);
@@ -352,7 +359,8 @@ Schedule Scheduler::run() {
     if (!waiting_.empty() && waiting_.top().bound < lowest) lowest = waiting_.top().bound;
     if (gave_up_ && unproven_ < lowest) lowest = unproven_;
     best_.optimal = !(lowest < best_time_);
-    best_.lower_bound_s_per_sample = static_cast<double>(lowest.time_ps) / static_cast<double>(lowest.samples) * 1e-12;
+    best_.lower_bound_s_per_sample =
+        static_cast<double>(lowest.time_ps) / static_cast<double>(lowest.samples) * 1e-12;
   } else if (best_.smallest_limit_bytes != 0) {
     best_.knapsack = make_knapsack(model_, request_, best_.fixed);  // to say what the smallest plan is
     for (const auto& options : best_.knapsack.problem.operators) {
@@ -367,7 +375,7 @@ Schedule Scheduler::run() {
 
 Knapsack make_knapsack(const Model& model, const Request& request, const Fixed& fixed) {
   Knapsack k;
-  const bool all = fixed.transient_bytes >= kLargestSum / 4;
+  const bool all = fixed.transient_bytes == kAnyTransient;
   k.constant_ps = constant_time(model, fixed.recompute, fixed.batch);
   k.constant_bytes = constant_memory(model, request, fixed.recompute, fixed.batch.size);
   if (!all) k.constant_bytes += reserve(request, fixed.transient_bytes);
@@ -379,9 +387,10 @@ Knapsack make_knapsack(const Model& model, const Request& request, const Fixed& 
     if (found.empty()) k.possible = false;
     auto& options = k.problem.operators.emplace_back();
     for (const Candidate& c : found) {
-      options.push_back({narrow(static_cast<int128>(fixed.batch.accumulation) * c.communication_ps + c.optimizer_ps,
-                                "the time"),
-                         c.state_bytes});
+      options.push_back(
+          {narrow(static_cast<int128>(fixed.batch.accumulation) * c.communication_ps + c.optimizer_ps,
+                  "the time"),
+           c.state_bytes});
     }
     k.candidates.push_back(std::move(found));
     k.problem.names.push_back(op.name);
@@ -397,14 +406,16 @@ Schedule schedule(const Model& model, const Request& request, const Budget& budg
   if (request.device.ranks < 1 || request.device.ranks > (int64_t{1} << 24)) {
     throw InvalidProblem("world size " + std::to_string(request.device.ranks) + ": it must be at least 1");
   }
-  if (request.limit_bytes < 0 || request.limit_bytes > kLargestSum) throw InvalidProblem("the memory limit is not a size");
+  if (request.limit_bytes < 0 || request.limit_bytes > kLargestSum)
+    throw InvalidProblem("the memory limit is not a size");
   if (request.recompute.empty()) throw InvalidProblem("no way to treat blocks is allowed");
   if (request.space.modes.empty()) throw InvalidProblem("no mode is allowed");
   for (const Batch& b : request.batches) {
     if (b.size < 1 || b.accumulation < 1) throw InvalidProblem("a batch must have at least one sample");
   }
   for (const Operator& op : model.operators) {
-    if (op.block >= static_cast<int>(model.blocks.size())) throw InvalidProblem("operator '" + op.name + "': no such block");
+    if (op.block >= static_cast<int>(model.blocks.size()))
+      throw InvalidProblem("operator '" + op.name + "': no such block");
   }
   return Scheduler(model, request, budget).run();
 }

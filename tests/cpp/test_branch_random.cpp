@@ -1,5 +1,5 @@
-// solve_exact and solve_dfs against brute force on many small random problems: ties, equal operators, collinear options,
-// limits on an exact sum, limits nothing fits.
+// solve_exact and solve_dfs against brute force on many small random problems: ties, equal operators,
+// collinear options, limits on an exact sum, limits nothing fits.
 #include <random>
 
 #include "check.hpp"
@@ -23,7 +23,9 @@ int64_t brute_force(const Problem& p, size_t i = 0, int64_t time = 0, int64_t me
 }
 
 using Random = std::mt19937_64;
-int64_t draw(Random& r, int64_t low, int64_t high) { return low + static_cast<int64_t>(r() % (high - low + 1)); }
+int64_t draw(Random& r, int64_t low, int64_t high) {
+  return low + static_cast<int64_t>(r() % (high - low + 1));
+}
 
 Problem random_problem(Random& r) {
   static const int64_t scales[] = {3, 10, 100, 1000000, int64_t{1} << 40};
@@ -36,10 +38,18 @@ Problem random_problem(Random& r) {
     const int64_t options = draw(r, 1, 4), size = draw(r, 1, scale);
     for (int64_t k = 0; k < options; ++k) {
       switch (shape) {
-        case 0: list.push_back({draw(r, 0, scale), draw(r, 0, scale)}); break;
-        case 1: list.push_back({unit * draw(r, 0, 9), unit * draw(r, 0, 9)}); break;
-        case 2: list.push_back({unit * (9 - k), unit * k + draw(r, 0, 1)}); break;                 // nearly collinear
-        default: list.push_back({size * (8 + 4 * k) + 50 * unit * k, size * (16 - 5 * k)}); break;  // like the paper's
+        case 0:
+          list.push_back({draw(r, 0, scale), draw(r, 0, scale)});
+          break;
+        case 1:
+          list.push_back({unit * draw(r, 0, 9), unit * draw(r, 0, 9)});
+          break;
+        case 2:
+          list.push_back({unit * (9 - k), unit * k + draw(r, 0, 1)});
+          break;  // nearly collinear
+        default:
+          list.push_back({size * (8 + 4 * k) + 50 * unit * k, size * (16 - 5 * k)});
+          break;  // like the paper's
       }
       if (list.back().memory_bytes < 0) list.back().memory_bytes = 0;
     }
@@ -71,7 +81,8 @@ int main() {
     const int64_t best = brute_force(p);
     const Solution exact = solve_exact(p), dfs = solve_dfs(p);
     for (const Solution* s : {&exact, &dfs}) {
-      CHECK_EQ(static_cast<int>(s->status), static_cast<int>(best < 0 ? Status::Infeasible : Status::Optimal));
+      CHECK_EQ(static_cast<int>(s->status),
+               static_cast<int>(best < 0 ? Status::Infeasible : Status::Optimal));
       if (best < 0) {
         CHECK(s->smallest_limit_bytes > p.limit_bytes);
         continue;

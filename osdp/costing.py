@@ -19,8 +19,8 @@ GRANULARITIES = (2, 4, 8, 16)
 SPLIT_CODES = (None, "out", "in")  # csrc/search/cost.hpp: enum Split
 RECOMPUTE_CODES = (None, *RECOMPUTE)  # enum Recompute
 
-# Each further slice of a split operator is three more matrix products in a step (forward, gradient of the input, gradient of
-# the weight), and launching one takes about this long on CPUs and GPUs alike.
+# Each further slice of a split operator is three more matrix products in a step (forward, gradient of the
+# input, gradient of the weight), and launching one takes about this long on CPUs and GPUs alike.
 SLICE_OVERHEAD_S = 3 * 5e-6
 
 
@@ -37,6 +37,7 @@ def choose_space(
     modes: str | Sequence[str], granularity: str | int | Sequence[int], checkpoint: str | bool, cost: str
 ) -> Space:
     """The arguments of `search` in full. Raises InvalidProblemError naming the argument."""
+    chosen: tuple[str, ...]
     if modes == "auto":
         chosen = MODES if cost == "osdp" else ("NO_SHARD", "FULL_SHARD")
     else:
@@ -70,7 +71,7 @@ def choose_space(
         )
     if cost == "paper" and checkpoint not in ("auto", False):
         raise InvalidProblemError("cost='paper' knows no recomputation: use checkpoint=False or cost='osdp'")
-    recompute = (None,) if cost == "paper" else ways[checkpoint]
+    recompute: tuple[str | None, ...] = (None,) if cost == "paper" else ways[checkpoint]
     return Space(chosen, tuple(sorted({g for g in slices if g > 1})), recompute)
 
 
@@ -99,7 +100,7 @@ def make_request(
     method: str,
     least_transient_bytes: int = 0,
 ) -> _search.Request:
-    """What to search for. `batches`: (size per rank, micro-batches per step), empty for every size that fits."""
+    """What to search for. `batches`: (size per rank, micro-batches per step); empty: every size that fits."""
     if optimizer not in OPTIMIZER_STATE:
         raise InvalidProblemError(f"optimizer is {optimizer!r}; known are {', '.join(OPTIMIZER_STATE)}")
     return _search.Request(
@@ -124,7 +125,7 @@ def make_request(
 
 
 def largest_untraced_unit(description: ModelDescription) -> int:
-    """Bytes that are gathered together whatever is chosen: untraced operators that share their gathering modules."""
+    """Bytes gathered together whatever is chosen: untraced operators that share their gathering modules."""
     together: dict[object, int] = {}
     for o in description.operators:
         if o.parameters and not o.traced:
@@ -133,9 +134,10 @@ def largest_untraced_unit(description: ModelDescription) -> int:
 
 
 def compute_s(operator: Operator, hardware: Hardware) -> tuple[float, float, float]:
-    """Forward and backward per sample, their part that does not grow with the batch, forward per sample: in seconds.
+    """Seconds: forward and backward per sample, their part that does not grow with the batch, forward per sample.
 
-    Measured where the hardware has a figure for this operator; else from its flops (backward counts twice forward).
+    Measured where the hardware has a figure for this operator; else from its flops (backward counts twice
+    forward).
     """
     if operator.name in hardware.gamma_s:
         both = hardware.gamma_s[operator.name]

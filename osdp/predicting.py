@@ -25,7 +25,8 @@ def choice_of(candidate: Mapping[str, Any]) -> Choice:
 def unit_bytes(
     description: ModelDescription, choices: Mapping[str, Choice], units: Sequence[Sequence[str]]
 ) -> list[int]:
-    """The full tensors that using each unit needs: 0 where nothing is gathered, one slice of a split operator."""
+    """The full tensors that using each unit needs: 0 where nothing is gathered, one slice of a split
+    operator."""
     size = {o.name: o.parameter_bytes for o in description.operators}
     split = {o.name: o for o in description.operators if o.split_shape is not None}
     result = []
@@ -58,7 +59,8 @@ def predict(
     peak_bytes: int,
     recompute: Mapping[str, str],
 ) -> Prediction:
-    """The prediction of what `_search.schedule` found; `peak_bytes` with the transients of the plan's units."""
+    """The prediction of what `_search.schedule` found; `peak_bytes` with the transients of the plan's
+    units."""
     knapsack, batch, times = found["knapsack"], found["batch_size"], found["accumulation"]
     chosen = dict(zip(knapsack["operators"], found["solution"]["choices"], strict=True))
     lists = dict(zip(knapsack["operators"], knapsack["candidates"], strict=True))

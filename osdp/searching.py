@@ -29,9 +29,10 @@ DEFAULT_HARDWARE = "a100-8"  # what `search` assumes when nothing is known of th
 class Solution:
     """The best choice of one option per operator. Times and memories are in the units of the options.
 
-    `multiplier` (numerator, denominator) is the price of memory, time per unit of memory: with it anybody can check the
-    Lagrangian bound `sum(min(t + price * m)) - price * limit`, see `check_solution`. `lower_bound` is what the search
-    proved: `time` where `optimal`, else `time - lower_bound` is the largest possible gap.
+    `multiplier` (numerator, denominator) is the price of memory, time per unit of memory: with it anybody
+    can check the Lagrangian bound `sum(min(t + price * m)) - price * limit`, see `check_solution`.
+    `lower_bound` is what the search proved: `time` where `optimal`, else `time - lower_bound` is the
+    largest possible gap.
     """
 
     choices: tuple[int, ...]
@@ -54,11 +55,13 @@ def solve(
 ) -> Solution:
     """Choose one (time, memory) per operator: least total time with total memory <= limit.
 
-    options[i] are operator i's options, integers >= 0 (picoseconds and bytes, say). `method="exact"` proves its answer,
-    also among equal and tied options; `method="dfs"` is the paper's depth-first search with its two prunings, exponential
-    in the number of operators. After `time_limit` seconds both return the best so far (`optimal` False).
+    options[i] are operator i's options, integers >= 0 (picoseconds and bytes, say). `method="exact"` proves
+    its answer, also among equal and tied options; `method="dfs"` is the paper's depth-first search with its
+    two prunings, exponential in the number of operators. After `time_limit` seconds both return the best so
+    far (`optimal` False).
 
-    Raises InfeasibleError (with `smallest_limit`) if nothing fits, InvalidProblemError for numbers that mean nothing.
+    Raises InfeasibleError (with `smallest_limit`) if nothing fits, InvalidProblemError for numbers that
+    mean nothing.
 
     >>> solve([[(1, 8), (3, 2)], [(1, 8), (3, 2)]], 10).choices
     (1, 0)
@@ -93,8 +96,8 @@ def solve(
 def check_solution(options: Sequence[Sequence[tuple[int, int]]], limit: int, solution: Solution) -> str:
     """Check a solution with code that shares nothing with the search. Empty if it holds, else what is false.
 
-    Checked: the choices exist, cost what the solution says, fit the limit, and the multiplier's Lagrangian bound is not
-    above the time.
+    Checked: the choices exist, cost what the solution says, fit the limit, and the multiplier's Lagrangian
+    bound is not above the time.
     """
     table = [_checked(i, o, ()) for i, o in enumerate(options)]
     bound = _search.proven_lower_bound(table, limit, solution.multiplier)
@@ -124,20 +127,21 @@ def search(
 ) -> Plan:
     """The plan with the best throughput whose predicted peak memory per rank is at most `memory`.
 
-    A model is described first, with `sample` (a tuple of its forward's arguments, or a dict of keyword arguments).
-    `memory` is bytes or a string ("8GiB"); left out, the hardware's. `hardware` is a Hardware (measured by
-    `osdp.profile`), the name or file of one, or None for DEFAULT_HARDWARE; `world_size` left out is the process group's, else
-    the hardware's.
+    A model is described first, with `sample` (a tuple of its forward's arguments, or a dict of keyword
+    arguments). `memory` is bytes or a string ("8GiB"); left out, the hardware's. `hardware` is a Hardware
+    (measured by `osdp.profile`), the name or file of one, or None for DEFAULT_HARDWARE; `world_size` left out
+    is the process group's, else the hardware's.
 
     `batch_size` is per rank; "auto" tries every size that fits and takes the best time per sample. With
     `global_batch_size` the size per rank must divide global / world_size, the rest is gradient accumulation.
-    `granularity`: the numbers of slices to try for split operators beside 1. `checkpoint`: which recomputation of blocks
-    to try: "auto" none, "hold" and "regather"; all blocks of one kind are treated alike. `modes`: which of NO_SHARD,
-    SHARD_GRAD_OP, FULL_SHARD. `precision`: "fp32", meaning that parameters, gradients and states have the model's own dtypes.
-    `cost="paper"` is the paper's model, `method="dfs"` its search. docs/search.md states the objective.
+    `granularity`: the numbers of slices to try for split operators, beside 1. `checkpoint`: which
+    recomputation of blocks to try ("auto": none, "hold", "regather"); blocks of one kind are treated alike.
+    `modes`: which of NO_SHARD, SHARD_GRAD_OP, FULL_SHARD to try. `precision`: "fp32": parameters, gradients
+    and states have the model's dtypes. `cost="paper"` is the paper's model, `method="dfs"` its
+    search. docs/search.md states the objective.
 
-    Raises InfeasibleError with the smallest limit that works, InvalidProblemError for what cannot mean anything. After
-    `time_limit` seconds the best plan so far is returned, `plan.certificate.optimal` False.
+    Raises InfeasibleError with the smallest limit that works, InvalidProblemError for what cannot mean
+    anything. After `time_limit` seconds the best plan so far is returned, `plan.certificate.optimal` False.
 
     >>> plan = osdp.search(model, (tokens,), memory="8GiB", world_size=8, hardware="rtx-titan-8")
     """
@@ -211,12 +215,14 @@ def search(
 def verify(
     plan: Plan, *, granularity: str | int | Sequence[int] = "auto", modes: str | Sequence[str] = "auto"
 ) -> str:
-    """Check a plan's certificate from its description and hardware alone. Empty if it holds, else what is false.
+    """Check a plan's certificate from its description and hardware alone. Empty if it holds, else what is
+    false.
 
-    The costs of all choices are computed anew; the checker (csrc/search/certificate.cpp) shares no code with the
-    search. It proves: the plan costs and holds what the certificate says, that is within the limit, and for this batch size,
-    recomputation and largest transient no plan is faster than the lower bound. `granularity` and `modes` must be what the
-    plan was searched with. Raises PlanMismatchError for a plan without certificate or hardware.
+    The costs of all choices are computed anew; the checker (csrc/search/certificate.cpp) shares no code
+    with the search. It proves: the plan costs and holds what the certificate says, that is within the
+    limit, and for this batch size, recomputation and largest transient no plan is faster than the lower
+    bound. `granularity` and `modes` must be what the plan was searched with. Raises PlanMismatchError for
+    a plan without certificate or hardware.
     """
     c = plan.certificate
     if c is None or plan.hardware is None or plan.world_size is None or plan.predicted is None:
@@ -315,8 +321,8 @@ def _infeasible(
     least = found["smallest_limit"]
     if 0 < least <= limit:
         return InfeasibleError(
-            f"method={method!r} found no plan that fits {format_bytes(limit)} in {time_limit} s, though there is one: "
-            "give it more time, or use method='exact'"
+            f"method={method!r} found no plan that fits {format_bytes(limit)} in {time_limit} s, though "
+            "there is one: give it more time, or use method='exact'"
         )
     counts: dict[str, int] = {}
     for choice in choices.values():
@@ -331,7 +337,8 @@ def _infeasible(
     if recompute:
         parts.append(f"{len(recompute)} blocks recomputed")
     return InfeasibleError(
-        f"no plan fits {format_bytes(limit)}; the smallest that fits is {format_bytes(least)}: {', '.join(parts)}",
+        f"no plan fits {format_bytes(limit)}; the smallest that fits is {format_bytes(least)}: "
+        + ", ".join(parts),
         least,
     )
 
@@ -383,7 +390,7 @@ def _description(
         return model
     if sample is None:
         raise InvalidProblemError(
-            "a model needs a sample: osdp.search(model, (inputs,), ...), or describe it first with osdp.describe"
+            "a model needs a sample: osdp.search(model, (inputs,), ...), or osdp.describe it first"
         )
     from osdp.tracing import describe
 

@@ -60,9 +60,9 @@ class Pricer {
     const int64_t item_bytes = weight.bytes() / (op_.out_features * op_.in_features);
     const int64_t out = split == Split::Out ? op_.out_features / granularity : op_.out_features;
     const int64_t in = split == Split::In ? op_.in_features / granularity : op_.in_features;
-    Tensor slice = weight;  // as a tensor of its own: [out, in]
-    slice.rows = out > 1 ? out : in;
-    slice.row_bytes = (out > 1 ? in : 1) * item_bytes;
+    Tensor slice = weight;  // [out, in], ranged over its rows whatever their number
+    slice.rows = out;
+    slice.row_bytes = in * item_bytes;
     int64_t whole = (granularity - sharded) * slice_bytes;
     int64_t updated = sharded * held(slice) + whole, reduced = whole;
     if (!weight.trainable) updated = reduced = 0;

@@ -43,12 +43,19 @@ def tiny(seed: int) -> tuple[ModelDescription, int]:
 
 
 def brute_force(description, hardware, limit, world_size, space, batches):
-    """Least time per sample over every batch size, recomputation and choice, each plan's own largest transient."""
+    """Least time per sample over every batch size, recomputation and choice, each plan's own largest
+    transient."""
     model = make_model(description, hardware)
     request = make_request(
-        hardware, space, world_size=world_size, limit_bytes=limit, batches=batches, optimizer="adamw", cost="osdp",
+        hardware,
+        space,
+        world_size=world_size,
+        limit_bytes=limit,
+        batches=batches,
+        optimizer="adamw",
+        cost="osdp",
         method="exact",
-    )  # fmt: skip
+    )
     kinds = max(model.block_kinds, default=-1) + 1
     codes = [(None, "hold", "regather").index(r) for r in space.recompute]
     best = None
@@ -115,18 +122,17 @@ def test_brute_force_saw_feasible_and_infeasible_problems():
     assert limits.count(True) >= 8
 
 
-@pytest.mark.parametrize("index", range(24))
+@pytest.mark.parametrize("index", range(22))
 def test_cost_paper_rebuilds_the_papers_instances(index):
-    """The instances were priced with the paper's formulas (N = 8, alpha 20 us, beta 1e-10 s/B, 16 bytes a parameter)."""
+    """The instances were priced with the paper's formulas (N = 8, alpha 20 us, beta 1e-10 s/B, 16 bytes a
+    parameter)."""
     instance = json.loads((DATA / "search_instances.json").read_text())["instances"][index]
     operators = []
     for i, options in enumerate(instance["operators"]):
         elements = options[0][1] // 16
-        wide = 16 if elements % 16 == 0 else 1
-        shape = (wide, elements // wide)
+        assert elements % 16 == 0
+        shape = (16, elements // 16)
         operators.append(operator(f"op{i}", "Linear", {"weight": shape}, split=shape))
-    if any(o.parameters[0].shape[0] != 16 for o in operators):
-        pytest.skip("its operators have no 16 equal slices")
     description = ModelDescription("Paper", tuple(operators), (), 1, 0)
     plan = osdp.search(
         description, memory=instance["limit"], world_size=8, hardware=machine(8), batch_size=1, cost="paper"

@@ -38,48 +38,90 @@ Recompute recompute_of(const Model& model, const Operator& op, const std::vector
   return op.block < 0 ? Recompute::None : by_kind.at(model.blocks.at(op.block).kind);
 }
 
-// The time of a step that no choice changes.
-int64_t constant_time(const Model& model, const std::vector<Recompute>& recompute, Batch batch) {
-  int128 per_sample = 0, fixed = 0;
-  for (const Operator& op : model.operators) {
-    const std::string where = "operator '" + op.name + "'";
-    per_sample += picoseconds(op.compute_s_per_sample, where);
-    fixed += picoseconds(op.compute_s_fixed, where);
-    if (recompute_of(model, op, recompute) != Recompute::None) {
-      per_sample += picoseconds(op.recompute_s_per_sample, where);
+// What no choice of a mode changes, under one recomputation: the time of a step and the memory but for the
+// transient's reserve, as functions of the batch. Both rise with the batch size.
+class Constants {
+ public:
+  Constants(const Model& model, const Request& request, const std::vector<Recompute>& recompute) {
+    const bool paper = request.space.cost == Cost::Paper;
+    blocks_.resize(model.blocks.size());
+    for (const Operator& op : model.operators) {
+      const std::string where = "operator '" + op.name + "'";
+      time_per_sample_ += picoseconds(op.compute_s_per_sample, where);
+      time_fixed_ += picoseconds(op.compute_s_fixed, where);
+      const Recompute r = recompute_of(model, op, recompute);
+      Linear& saved = r == Recompute::None ? always_ : blocks_[op.block].saved;
+      saved.per_sample += op.saved_bytes_per_sample;
+      saved.fixed += op.saved_bytes_fixed;
+      if (r != Recompute::None) time_per_sample_ += picoseconds(op.recompute_s_per_sample, where);
+      for (const Tensor& t : op.tensors) {
+        if (t.trainable) trainable_ += t.bytes();
+        if (r == Recompute::Hold && t.shardable && request.device.ranks > 1)
+          blocks_[op.block].held += t.bytes();
+      }
     }
+    if (paper) return;
+    for (size_t i = 0; i < model.blocks.size(); ++i) {
+      if (recompute[model.blocks[i].kind] != Recompute::None) {
+        always_.per_sample += model.blocks[i].input_bytes_per_sample;
+      }
+      held_ = std::max(held_, blocks_[i].held);
+    }
+    always_.per_sample += model.input_bytes_per_sample;
+    always_.fixed += held_;
+    if (request.device.ranks > 1) always_.fixed += std::min<int128>(request.space.bucket_bytes, trainable_);
+    // Of equal blocks one is enough.
+    std::sort(blocks_.begin(), blocks_.end(), [](const Recomputed& a, const Recomputed& b) {
+      return std::tie(a.saved.per_sample, a.saved.fixed) < std::tie(b.saved.per_sample, b.saved.fixed);
+    });
+    blocks_.erase(std::unique(blocks_.begin(), blocks_.end(),
+                              [](const Recomputed& a, const Recomputed& b) {
+                                return a.saved.per_sample == b.saved.per_sample &&
+                                       a.saved.fixed == b.saved.fixed;
+                              }),
+                  blocks_.end());
   }
-  return narrow(batch.accumulation * (batch.size * per_sample + fixed), "the computing time");
-}
 
-// The memory that no choice changes but for the transient's reserve; rises with the batch size.
-int64_t constant_memory(const Model& model, const Request& request, const std::vector<Recompute>& recompute,
-                        int64_t b) {
-  int128 total = 0, trainable = 0;
-  std::vector<int128> saved(model.blocks.size(), 0), held(model.blocks.size(), 0);  // of recomputed blocks
-  for (const Operator& op : model.operators) {
-    const int128 bytes = static_cast<int128>(b) * op.saved_bytes_per_sample + op.saved_bytes_fixed;
-    const Recompute r = recompute_of(model, op, recompute);
-    (r == Recompute::None ? total : saved[op.block]) += bytes;
-    for (const Tensor& t : op.tensors) {
-      if (t.trainable) trainable += t.bytes();
-      if (r == Recompute::Hold && t.shardable && request.device.ranks > 1) held[op.block] += t.bytes();
-    }
+  int64_t time_ps(Batch batch) const {
+    return narrow(batch.accumulation * (batch.size * time_per_sample_ + time_fixed_), "the computing time");
   }
-  if (request.space.cost == Cost::Paper) return narrow(total, "the memory");
-  for (size_t i = 0; i < model.blocks.size(); ++i) {
-    if (recompute[model.blocks[i].kind] != Recompute::None) {
-      total += static_cast<int128>(b) * model.blocks[i].input_bytes_per_sample;
-    }
+  int64_t memory_bytes(int64_t b) const {
+    int128 recomputed = 0;  // the largest block, while it is recomputed
+    for (const Recomputed& block : blocks_) recomputed = std::max(recomputed, block.saved(b));
+    return narrow(always_(b) + recomputed, "the memory");
   }
-  if (!saved.empty()) {
-    total += *std::max_element(saved.begin(), saved.end());
-    total += *std::max_element(held.begin(), held.end());
+
+ private:
+  struct Linear {
+    int128 per_sample = 0, fixed = 0;
+    int128 operator()(int64_t b) const { return b * per_sample + fixed; }
+  };
+  struct Recomputed {
+    Linear saved;
+    int128 held = 0;
+  };
+  int128 time_per_sample_ = 0, time_fixed_ = 0, trainable_ = 0, held_ = 0;
+  Linear always_;
+  std::vector<Recomputed> blocks_;
+};
+
+// The candidates of every operator under each recomputation, made when first asked for.
+class CandidateTable {
+ public:
+  CandidateTable(const Model& model, const Request& request) : model_(model), request_(request) {
+    for (auto& row : rows_) row.resize(model.operators.size());
   }
-  total += static_cast<int128>(b) * model.input_bytes_per_sample;
-  if (request.device.ranks > 1) total += std::min<int128>(request.space.bucket_bytes, trainable);
-  return narrow(total, "the memory");
-}
+  const std::vector<Candidate>& operator()(size_t op, Recompute recompute) {
+    auto& slot = rows_[static_cast<size_t>(recompute)][op];
+    if (slot.empty()) slot = candidates(model_.operators[op], request_.device, request_.space, recompute);
+    return slot;
+  }
+
+ private:
+  const Model& model_;
+  const Request& request_;
+  std::vector<std::vector<Candidate>> rows_[3];
+};
 
 int64_t reserve(const Request& request, int64_t transient) {
   if (request.space.cost == Cost::Paper || request.device.ranks == 1) return 0;
@@ -124,10 +166,38 @@ class Relaxed {
   std::vector<Step> steps_;
 };
 
+// With `keep`, the candidates beside their options.
+Knapsack fill_knapsack(const Model& model, const Request& request, const Fixed& fixed,
+                       const Constants& constants, CandidateTable& table, bool keep) {
+  Knapsack k;
+  k.constant_ps = constants.time_ps(fixed.batch);
+  k.constant_bytes = constants.memory_bytes(fixed.batch.size);
+  if (fixed.transient_bytes != kAnyTransient) k.constant_bytes += reserve(request, fixed.transient_bytes);
+  for (size_t i = 0; i < model.operators.size(); ++i) {
+    const Operator& op = model.operators[i];
+    if (op.tensors.empty()) continue;
+    auto& options = k.problem.operators.emplace_back();
+    std::vector<Candidate> kept;
+    const auto& all = table(i, recompute_of(model, op, fixed.recompute));
+    options.reserve(all.size());
+    for (const Candidate& c : all) {
+      if (c.transient_bytes > fixed.transient_bytes) continue;
+      const int128 time = static_cast<int128>(fixed.batch.accumulation) * c.communication_ps + c.optimizer_ps;
+      options.push_back({narrow(time, "the time"), c.state_bytes});
+      if (keep) kept.push_back(c);
+    }
+    if (keep) k.candidates.push_back(std::move(kept));
+    k.problem.names.push_back(op.name);
+    k.operators.push_back(static_cast<int>(i));
+  }
+  k.problem.limit_bytes = request.limit_bytes - k.constant_bytes;
+  return k;
+}
+
 class Scheduler {
  public:
   Scheduler(const Model& model, const Request& request, const Budget& budget)
-      : model_(model), request_(request), budget_(budget), watch_(budget) {}
+      : model_(model), request_(request), budget_(budget), watch_(budget), table_(model, request) {}
 
   Schedule run();
 
@@ -158,7 +228,9 @@ class Scheduler {
   const Request& request_;
   const Budget& budget_;
   Stopwatch watch_;
+  CandidateTable table_;
   std::vector<std::vector<Recompute>> variants_;
+  std::vector<Constants> constants_;  // of each variant
   std::map<std::tuple<size_t, int64_t, int64_t>, std::unique_ptr<Relaxed>> relaxed_;
   std::priority_queue<Interval> waiting_;
   Schedule best_;
@@ -197,7 +269,8 @@ Budget Scheduler::rest() const {
 const Relaxed* Scheduler::relaxed(size_t variant, int64_t transient, int64_t accumulation) {
   auto& slot = relaxed_[{variant, transient, accumulation}];
   if (!slot) {
-    const Knapsack k = make_knapsack(model_, request_, {{1, accumulation}, variants_[variant], transient});
+    const Knapsack k = fill_knapsack(model_, request_, {{1, accumulation}, variants_[variant], transient},
+                                     constants_[variant], table_, false);
     if (!k.problem.operators.empty()) validate({k.problem.operators, 0, k.problem.names});
     slot = std::make_unique<Relaxed>(make_groups(k.problem));
   }
@@ -207,13 +280,11 @@ const Relaxed* Scheduler::relaxed(size_t variant, int64_t transient, int64_t acc
 // Sets the interval's bound; false where not even its smallest batch fits.
 bool Scheduler::bound(Interval& i) {
   const Relaxed& f = *relaxed(i.variant, i.transient, i.accumulation);
-  const auto& recompute = variants_[i.variant];
-  const int64_t left = request_.limit_bytes - reserve(request_, i.transient) -
-                       constant_memory(model_, request_, recompute, i.lo);
+  const Constants& constants = constants_[i.variant];
+  const int64_t left = request_.limit_bytes - reserve(request_, i.transient) - constants.memory_bytes(i.lo);
   if (left < f.least_memory()) return false;
   // (f + fixed) / hi + per sample, times hi: constant_time at hi.
-  i.bound = {narrow(static_cast<int128>(f(left)) + constant_time(model_, recompute, {i.hi, i.accumulation}),
-                    "the time"),
+  i.bound = {narrow(static_cast<int128>(f(left)) + constants.time_ps({i.hi, i.accumulation}), "the time"),
              i.hi * i.accumulation};
   return true;
 }
@@ -222,7 +293,7 @@ void Scheduler::begin(size_t variant, int64_t transient) {
   const auto& recompute = variants_[variant];
   const auto needs = [&](int64_t b, int64_t accumulation) {
     return relaxed(variant, transient, accumulation)->least_memory() + reserve(request_, transient) +
-           constant_memory(model_, request_, recompute, b);
+           constants_[variant].memory_bytes(b);
   };
   const auto start = [&](int64_t lo, int64_t hi, int64_t accumulation) {
     Interval i{{}, variant, transient, lo, hi, accumulation};
@@ -264,7 +335,7 @@ void Scheduler::upward(size_t variant, int64_t transient) {
 
 void Scheduler::solve(const Interval& interval) {
   const Fixed fixed{{interval.lo, interval.accumulation}, variants_[interval.variant], interval.transient};
-  Knapsack k = make_knapsack(model_, request_, fixed);
+  Knapsack k = fill_knapsack(model_, request_, fixed, constants_[interval.variant], table_, true);
   Solution s;
   if (k.problem.operators.empty()) {
     s.status = Status::Optimal;
@@ -315,7 +386,9 @@ Schedule Scheduler::run() {
   list_variants();
   for (size_t v = 0; v < variants_.size(); ++v) {
     // Every size that a transient may have: what a larger one allows must be worth its reserve.
-    const Knapsack all = make_knapsack(model_, request_, {{1, 1}, variants_[v], kAnyTransient});
+    constants_.emplace_back(model_, request_, variants_[v]);
+    const Knapsack all =
+        fill_knapsack(model_, request_, {{1, 1}, variants_[v], kAnyTransient}, constants_[v], table_, true);
     std::vector<int64_t> transients{0};
     for (const auto& list : all.candidates) {
       for (const Candidate& c : list) transients.push_back(c.transient_bytes);
@@ -374,31 +447,8 @@ Schedule Scheduler::run() {
 }  // namespace
 
 Knapsack make_knapsack(const Model& model, const Request& request, const Fixed& fixed) {
-  Knapsack k;
-  const bool all = fixed.transient_bytes == kAnyTransient;
-  k.constant_ps = constant_time(model, fixed.recompute, fixed.batch);
-  k.constant_bytes = constant_memory(model, request, fixed.recompute, fixed.batch.size);
-  if (!all) k.constant_bytes += reserve(request, fixed.transient_bytes);
-  for (size_t i = 0; i < model.operators.size(); ++i) {
-    const Operator& op = model.operators[i];
-    if (op.tensors.empty()) continue;
-    auto found = candidates(op, request.device, request.space, recompute_of(model, op, fixed.recompute));
-    std::erase_if(found, [&](const Candidate& c) { return c.transient_bytes > fixed.transient_bytes; });
-    if (found.empty()) k.possible = false;
-    auto& options = k.problem.operators.emplace_back();
-    for (const Candidate& c : found) {
-      options.push_back(
-          {narrow(static_cast<int128>(fixed.batch.accumulation) * c.communication_ps + c.optimizer_ps,
-                  "the time"),
-           c.state_bytes});
-    }
-    k.candidates.push_back(std::move(found));
-    k.problem.names.push_back(op.name);
-    k.operators.push_back(static_cast<int>(i));
-  }
-  k.problem.limit_bytes = request.limit_bytes - k.constant_bytes;
-  if (k.problem.limit_bytes < 0) k.possible = false;
-  return k;
+  CandidateTable table(model, request);
+  return fill_knapsack(model, request, fixed, Constants(model, request, fixed.recompute), table, true);
 }
 
 Schedule schedule(const Model& model, const Request& request, const Budget& budget) {

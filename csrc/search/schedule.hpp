@@ -51,9 +51,8 @@ struct Knapsack {
   Problem problem;  // operators with parameters only; limit: what is left for their state
   std::vector<std::vector<Candidate>> candidates;  // beside problem.operators
   std::vector<int> operators;                      // index into Model::operators
-  bool possible = true;        // false: some operator has no candidate, or nothing is left
-  int64_t constant_ps = 0;     // the rest of a step's time
-  int64_t constant_bytes = 0;  // the rest of the peak; limit = request's limit - this
+  int64_t constant_ps = 0;                         // the rest of a step's time
+  int64_t constant_bytes = 0;                      // the rest of the peak; limit = request's limit - this
 };
 Knapsack make_knapsack(const Model& model, const Request& request, const Fixed& fixed);
 

@@ -27,7 +27,12 @@ class Gamma:
 
 
 def measure_gamma(
-    model: nn.Module, args: Any, kwargs: Any, operators: Mapping[str, Hashable], device: torch.device, seconds: float
+    model: nn.Module,
+    args: Any,
+    kwargs: Any,
+    operators: Mapping[str, Hashable],
+    device: torch.device,
+    seconds: float,
 ) -> Gamma:
     """Times of the operators, from real steps on the sample, of two batch sizes.
 
@@ -56,7 +61,9 @@ def measure_gamma(
                 except Exception:
                     if b == batch or count:
                         raise
-                    del samples[b]  # this size does not work (BatchNorm of one sample): measure only the sample's own
+                    del samples[
+                        b
+                    ]  # this size does not work (BatchNorm of one sample): measure only the sample's own
                     continue
                 detail = _detailed_step(model, a, k, device, operators)
                 if count:  # the first ones pay for warming up
@@ -96,7 +103,9 @@ def _detailed_step(
 def _differentiable(outputs: Any) -> list[torch.Tensor]:
     found = [t for t in tensors_in(outputs) if t.requires_grad]
     if not found:
-        raise RuntimeError("no output of the model depends on a parameter that is trained: there is no backward")
+        raise RuntimeError(
+            "no output of the model depends on a parameter that is trained: there is no backward"
+        )
     return list({id(t): t for t in found}.values())
 
 
@@ -122,7 +131,9 @@ class _StepWatch:
         self._handles: list[Any] = []
         for name, module in model.named_modules():
             owner = name if name in operators else None
-            self._handles.append(module.register_forward_pre_hook(self._enter(owner), prepend=True, with_kwargs=True))
+            self._handles.append(
+                module.register_forward_pre_hook(self._enter(owner), prepend=True, with_kwargs=True)
+            )
             self._handles.append(module.register_forward_hook(self._leave()))
 
     def seconds(self) -> dict[str, float]:
@@ -184,7 +195,6 @@ def _untouched(model: nn.Module) -> Iterator[None]:
     attributes = [dict(vars(m)) for m in modules]
     buffers = [dict(m._buffers) for m in modules]
     values = {id(b): b.detach().clone() for held in buffers for b in held.values() if b is not None}
-    versions = {id(b): b._version for held in buffers for b in held.values() if b is not None}
     try:
         yield
     finally:
@@ -194,10 +204,10 @@ def _untouched(model: nn.Module) -> Iterator[None]:
             module._buffers.clear()
             module._buffers.update(held)
             for buffer in held.values():
-                if buffer is not None and buffer._version != versions[id(buffer)]:
+                # Not by `_version`, which BatchNorm's kernels do not raise.
+                if buffer is not None and not torch.equal(buffer, values[id(buffer)]):
                     with torch.no_grad():
                         buffer.copy_(values[id(buffer)])
-                    versions[id(buffer)] = buffer._version
 
 
 def _combine(

@@ -18,7 +18,9 @@ def generators_kept(device: torch.device | None = None) -> Iterator[None]:
     numpy_state = numpy.random.get_state() if numpy is not None else None
     kind = "cpu" if device is None or device.type == "meta" else device.type
     index = device.index or 0 if device is not None else 0
-    with torch.random.fork_rng([] if kind == "cpu" else [index], device_type="cuda" if kind == "cpu" else kind):
+    with torch.random.fork_rng(
+        [] if kind == "cpu" else [index], device_type="cuda" if kind == "cpu" else kind
+    ):
         try:
             yield
         finally:

@@ -77,11 +77,17 @@ def fit(sizes: Sequence[float], times: Sequence[float]) -> Collective:
     x = sum(w * s for w, s in zip(weights, sizes, strict=True)) / total
     y = sum(w * t for w, t in zip(weights, times, strict=True)) / total
     spread = sum(w * (s - x) ** 2 for w, s in zip(weights, sizes, strict=True))
-    beta = sum(w * (s - x) * (t - y) for w, s, t in zip(weights, sizes, times, strict=True)) / spread if spread else 0.0
+    beta = (
+        sum(w * (s - x) * (t - y) for w, s, t in zip(weights, sizes, times, strict=True)) / spread
+        if spread
+        else 0.0
+    )
     alpha = y - beta * x
     if alpha < 0:
         squares = sum(w * s * s for w, s in zip(weights, sizes, strict=True))
-        return Collective(0.0, sum(w * s * t for w, s, t in zip(weights, sizes, times, strict=True)) / squares)
+        return Collective(
+            0.0, sum(w * s * t for w, s, t in zip(weights, sizes, times, strict=True)) / squares
+        )
     return Collective(alpha, beta) if beta >= 0 else Collective(y, 0.0)
 
 
@@ -104,7 +110,9 @@ def measure_optimizer(device: torch.device, seconds: float) -> float:
     parameter.grad = torch.zeros_like(parameter)
     optimizer = torch.optim.AdamW([parameter], fused=True)
     optimizer.step()  # makes the state
-    return _median_time(device, optimizer.step, seconds, at_most=50) / (parameter.numel() * parameter.element_size())
+    return _median_time(device, optimizer.step, seconds, at_most=50) / (
+        parameter.numel() * parameter.element_size()
+    )
 
 
 def _median_time(device: torch.device, job: Callable[[], object], seconds: float, at_most: int) -> float:

@@ -23,7 +23,9 @@ from osdp.measuring import device_memory, measure_collectives, measure_flops, me
 from osdp.tracing import describe
 
 T = TypeVar("T")
-_BACKWARD = 2  # a backward's products are twice the forward's: one for the input's gradient, one for the weight's
+_BACKWARD = (
+    2  # a backward's products are twice the forward's: one for the input's gradient, one for the weight's
+)
 
 
 def profile(
@@ -49,7 +51,9 @@ def profile(
     else:
         ranks = Ranks(group, dist.get_world_size(group))
         if dist.get_rank(group) < 0:
-            raise ProfileError("this process is not a rank of the group to profile: only its ranks may call profile")
+            raise ProfileError(
+                "this process is not a rank of the group to profile: only its ranks may call profile"
+            )
     with torch.no_grad():
         return _profile(ranks, model_or_desc, args, kwargs, seconds)
 
@@ -103,7 +107,9 @@ def _profile(
 
     device, description = ranks.each("preparing to profile", prepare)
     real = isinstance(subject, nn.Module) and bool(args or kwargs) and not _on_meta(subject)
-    kinds = ranks.gather(json.dumps([str(device.type), real, [o.name for o in description.operators] if description else []]))
+    kinds = ranks.gather(
+        json.dumps([str(device.type), real, [o.name for o in description.operators] if description else []])
+    )
     if len(set(kinds)) > 1:
         other = next(rank for rank, kind in enumerate(kinds) if kind != kinds[0])
         raise ProfileError(
@@ -113,7 +119,9 @@ def _profile(
     try:
         costs = measure_collectives(device, ranks.group, ranks.world, seconds * 0.35)
     except Exception as error:  # every rank's collectives fail when one's do
-        raise ProfileError(f"a collective failed while it was measured: {type(error).__name__}: {error}") from error
+        raise ProfileError(
+            f"a collective failed while it was measured: {type(error).__name__}: {error}"
+        ) from error
 
     def measure_locally() -> dict[str, float]:
         with generators_kept(device), torch.enable_grad():

@@ -25,7 +25,9 @@ def test_known_machines_are_there_with_their_sources() -> None:
 
 
 def test_hardware_comes_back_from_its_file_equal(tmp_path: Path) -> None:
-    hardware = dataclasses.replace(Hardware.load("a100-8"), gamma_s={"a.b": 1 / 3, "": 1e-300}, memory_bytes=None)
+    hardware = dataclasses.replace(
+        Hardware.load("a100-8"), gamma_s={"a.b": 1 / 3, "": 1e-300}, memory_bytes=None
+    )
     hardware.save(tmp_path / "here.json")
     assert Hardware.load(tmp_path / "here.json") == hardware
     assert Hardware.load(str(tmp_path / "here.json")) == hardware
@@ -71,7 +73,9 @@ def test_the_fit_finds_the_line_and_never_goes_negative() -> None:
     found = fit(SIZES, [2e-5 + size * 3e-10 for size in SIZES])
     assert found.alpha_s == pytest.approx(2e-5) and found.beta_s_per_byte == pytest.approx(3e-10)
     disturbed = fit(SIZES, [(2e-5 + size * 3e-10) * (1 + 0.1 * (-1) ** i) for i, size in enumerate(SIZES)])
-    assert disturbed.alpha_s == pytest.approx(2e-5, rel=0.25) and disturbed.beta_s_per_byte == pytest.approx(3e-10, rel=0.25)
+    assert disturbed.alpha_s == pytest.approx(2e-5, rel=0.25) and disturbed.beta_s_per_byte == pytest.approx(
+        3e-10, rel=0.25
+    )
     shrinking = fit(SIZES, [1e-3 / (i + 1) for i in range(len(SIZES))])
     assert shrinking.beta_s_per_byte == 0 and shrinking.alpha_s > 0
     convex = fit([1, 2], [1e-6, 1e-3])

@@ -1,8 +1,9 @@
 // SliceSource: what a split matrix product needs from whoever holds the weight.
 //
-// A weight of `granularity` equal slices, along the output dimension (rows: slice i is [out/g, in]) or along the input
-// dimension (columns: slice i is [out, in/g], contiguous). The product asks for one slice at a time and never sees the
-// whole. The runtime implements this over shards and collectives; tests implement it over a plain tensor.
+// A weight of `granularity` equal slices, along the output dimension (rows: slice i is [out/g, in]) or along
+// the input dimension (columns: slice i is [out, in/g], contiguous). The product asks for one slice at a time
+// and never sees the whole. The runtime implements this over shards and collectives; tests implement it over
+// a plain tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,15 +19,18 @@ class SliceSource {
  public:
   virtual ~SliceSource() = default;
 
-  // Slice `index`, contiguous, readable on the current stream until release(index). `next` (or -1) is the slice that
-  // will be asked for after this one: a source may begin to fetch it. Collective where the slice is sharded.
+  // Slice `index`, contiguous, readable on the current stream until release(index). `next` (or -1) is the
+  // slice that will be asked for after this one: a source may begin to fetch it. Collective where the slice
+  // is sharded.
   virtual at::Tensor acquire(int64_t index, int64_t next) = 0;
 
-  // The caller no longer reads slice `index`. Every acquire is matched by one release, also after an exception.
+  // The caller no longer reads slice `index`. Every acquire is matched by one release, also after an
+  // exception.
   virtual void release(int64_t index) noexcept = 0;
 
   // Takes over the full local gradient of slice `index` (its shape; not averaged). The source reduces it; the
-  // gradient reaches the parameter's .grad by the end of this backward. May be called several times per backward.
+  // gradient reaches the parameter's .grad by the end of this backward. May be called several times per
+  // backward.
   virtual void put_grad(int64_t index, at::Tensor grad) = 0;
 };
 

@@ -1,0 +1,128 @@
+// Bindings of csrc/ops: slice sources written in Python, and the callable that stands in for nn.Linear's
+// forward.
+#include <ATen/ATen.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <sstream>
+
+#include "ops/slice_source.hpp"
+#include "ops/split_linear.hpp"
+#include "ops/split_shape.hpp"
+
+namespace py = pybind11;
+
+namespace {
+
+namespace ops = osdp::ops;
+
+// Any Python object with acquire(index, next) -> Tensor, release(index) and put_grad(index, grad).
+class PythonSource final : public ops::SliceSource {
+ public:
+  explicit PythonSource(py::object object) : object_(std::move(object)) {}
+  ~PythonSource() override {
+    if (!Py_IsInitialized()) {
+      object_.release();  // the interpreter is gone, and the object with it
+      return;
+    }
+    const py::gil_scoped_acquire gil;
+    object_ = py::object();
+  }
+
+  at::Tensor acquire(int64_t index, int64_t next) override {
+    const py::gil_scoped_acquire gil;
+    return object_.attr("acquire")(index, next).cast<at::Tensor>();
+  }
+
+  void release(int64_t index) noexcept override {
+    const py::gil_scoped_acquire gil;
+    try {
+      // Often called while a Python exception is on its way: it must be the same one afterwards.
+      const py::error_scope pending;
+      try {
+        object_.attr("release")(index);
+      } catch (py::error_already_set& error) {
+        error.discard_as_unraisable("osdp slice source: release");
+      }
+    } catch (...) {
+    }
+  }
+
+  void put_grad(int64_t index, at::Tensor grad) override {
+    const py::gil_scoped_acquire gil;
+    object_.attr("put_grad")(index, std::move(grad));
+  }
+
+ private:
+  py::object object_;
+};
+
+int64_t parse_split(const py::object& split) {
+  if (py::isinstance<py::str>(split)) {
+    const auto name = split.cast<std::string>();
+    if (name == "out") return static_cast<int64_t>(ops::SplitDim::Out);
+    if (name == "in") return static_cast<int64_t>(ops::SplitDim::In);
+    throw py::value_error("osdp: split is '" + name + "'; it must be 'out' or 'in'");
+  }
+  return split.cast<int64_t>();
+}
+
+// linear.forward = SplitCall(linear.weight, linear.bias, ...): the module keeps its class, name, parameters
+// and hooks. Holds the parameters themselves, so that it sees what set_data, an optimizer or load_state_dict
+// puts into them; a *new* Parameter object assigned to the module is not seen.
+struct SplitCall {
+  at::Tensor weight;
+  std::optional<at::Tensor> bias;
+  int64_t out_features, in_features, granularity, split, source;
+
+  SplitCall(at::Tensor weight, std::optional<at::Tensor> bias, int64_t out_features, int64_t in_features,
+            int64_t granularity, const py::object& split, int64_t source)
+      : weight(std::move(weight)),
+        bias(std::move(bias)),
+        out_features(out_features),
+        in_features(in_features),
+        granularity(granularity),
+        split(parse_split(split)),
+        source(source) {
+    (void)ops::SplitShape(out_features, in_features, granularity,
+                          this->split);  // refuse now, not at the first call
+  }
+
+  at::Tensor operator()(const at::Tensor& input) const {
+    return ops::split_linear(input, weight, bias, out_features, in_features, granularity, split, source);
+  }
+
+  std::string repr() const {
+    std::ostringstream out;
+    out << "SplitCall(in_features=" << in_features << ", out_features=" << out_features
+        << ", bias=" << (bias ? "True" : "False") << ", granularity=" << granularity << ", split='"
+        << (split == 0 ? "out" : "in") << "', source=" << source << ")";
+    return out.str();
+  }
+};
+
+}  // namespace
+
+void bind_ops(py::module_& m) {
+  m.def(
+      "register_source",
+      [](py::object source) {
+        return ops::register_source(std::make_shared<PythonSource>(std::move(source)));
+      },
+      py::arg("source"),
+      "Registers an object with acquire(index, next), release(index) and put_grad(index, grad); returns its "
+      "id.");
+  m.def(
+      "unregister_source", [](int64_t id) { ops::unregister_source(id); }, py::arg("id"),
+      py::call_guard<py::gil_scoped_release>(), "Forgets a source. Unknown ids are ignored.");
+  py::class_<SplitCall>(m, "SplitCall",
+                        "A split matrix product over given parameters, called like nn.Linear.forward.")
+      .def(py::init<at::Tensor, std::optional<at::Tensor>, int64_t, int64_t, int64_t, const py::object&,
+                    int64_t>(),
+           py::arg("weight"), py::arg("bias"), py::arg("out_features"), py::arg("in_features"),
+           py::arg("granularity"), py::arg("split"), py::arg("source") = 0)
+      .def("__call__", &SplitCall::operator(), py::arg("input"), py::call_guard<py::gil_scoped_release>())
+      .def("__repr__", &SplitCall::repr)
+      .def_readonly("granularity", &SplitCall::granularity)
+      .def_readonly("split", &SplitCall::split)
+      .def_readonly("source", &SplitCall::source);
+}

@@ -1,0 +1,214 @@
+// Bindings of csrc/runtime: a Runtime, the module hooks that drive it, the memory meter.
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <unordered_set>
+
+#include "runtime/memory_meter.hpp"
+#include "runtime/runtime.hpp"
+
+namespace py = pybind11;
+namespace rt = osdp::runtime;
+
+namespace {
+
+// Collects the tensors in a module's inputs or outputs: in tuples, lists, dicts, dataclasses and any object's
+// attributes, however nested. An object is visited once; modules, types and callables are not looked into.
+class Tensors {
+ public:
+  std::vector<at::Tensor> found;
+
+  void visit(py::handle value, int depth = 0) {
+    if (value.is_none() || depth > kDeepest) return;
+    PyObject* o = value.ptr();
+    if (THPVariable_Check(o)) {
+      found.push_back(THPVariable_Unpack(o));
+    } else if (PyTuple_Check(o) || PyList_Check(o)) {
+      if (!first_time(o)) return;
+      for (py::handle item : value) visit(item, depth + 1);
+    } else if (PyDict_Check(o)) {
+      if (!first_time(o)) return;
+      PyObject *key, *item;
+      Py_ssize_t position = 0;
+      while (PyDict_Next(o, &position, &key, &item)) visit(item, depth + 1);
+    } else if (!is_plain(o) && first_time(o)) {
+      visit_attributes(value, depth);
+    }
+  }
+
+ private:
+  static constexpr int kDeepest = 16;
+  std::unordered_set<PyObject*> seen_;
+
+  bool first_time(PyObject* o) { return seen_.insert(o).second; }
+
+  static bool is_plain(PyObject* o) {
+    return PyUnicode_Check(o) || PyLong_Check(o) || PyFloat_Check(o) || PyBytes_Check(o) || PyType_Check(o) ||
+           PyCallable_Check(o) || PyModule_Check(o);
+  }
+
+  void visit_attributes(py::handle value, int depth) {
+    if (auto attributes = py::reinterpret_steal<py::object>(PyObject_GetAttrString(value.ptr(), "__dict__"))) {
+      visit(attributes, depth + 1);
+    } else {
+      PyErr_Clear();
+    }
+    // Dataclasses and others with slots have no __dict__.
+    for (py::handle type : py::reinterpret_borrow<py::tuple>(Py_TYPE(value.ptr())->tp_mro)) {
+      auto slots = py::reinterpret_steal<py::object>(PyObject_GetAttrString(type.ptr(), "__slots__"));
+      if (!slots) {
+        PyErr_Clear();
+        continue;
+      }
+      if (py::isinstance<py::str>(slots)) slots = py::make_tuple(slots);
+      for (py::handle name : slots) {
+        if (auto item = py::reinterpret_steal<py::object>(PyObject_GetAttr(value.ptr(), name.ptr())))
+          visit(item, depth + 1);
+        else
+          PyErr_Clear();
+      }
+    }
+  }
+};
+
+// What a module's hooks call. Holds the runtime: the model lives as long as its hooks.
+struct CallHook {
+  std::shared_ptr<rt::Runtime> runtime;
+  rt::Call* call;
+
+  void before(const py::object&, const py::tuple& args, const py::dict& kwargs) const {
+    Tensors inputs;
+    if (runtime->wants_inputs(*call)) {
+      inputs.visit(args);
+      inputs.visit(kwargs);
+    }
+    py::gil_scoped_release no_gil;
+    runtime->begin_call(*call, inputs.found);
+  }
+
+  // An exception inside the call shows as an output of None (the hook is registered with always_call).
+  void after(const py::object&, const py::tuple&, const py::dict&, const py::object& output) const {
+    Tensors outputs;
+    outputs.visit(output);
+    const bool failed = output.is_none() && PyErr_Occurred() == nullptr && call_failed();
+    py::gil_scoped_release no_gil;
+    runtime->end_call(*call, outputs.found, failed);
+  }
+
+ private:
+  // Inside an `except` block of nn.Module's call the exception is the one being handled.
+  static bool call_failed() {
+    PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
+    PyErr_GetExcInfo(&type, &value, &traceback);
+    const bool failed = value != nullptr && value != Py_None;
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
+    return failed;
+  }
+};
+
+using RuntimePtr = std::shared_ptr<rt::Runtime>;
+using Release = py::call_guard<py::gil_scoped_release>;
+
+RuntimePtr make_runtime(const std::string& group, const at::Device& device, std::vector<rt::ParamSpec> params,
+                        std::vector<rt::UnitSpec> units) {
+  auto runtime = std::make_shared<rt::Runtime>(group, device, std::move(params), std::move(units));
+  runtime->install();
+  return runtime;
+}
+
+py::dict statistics(const rt::Runtime& runtime) {
+  const rt::Statistics& s = runtime.statistics();
+  py::dict result;
+  result["gathers"] = s.gathers;
+  result["gathered_bytes"] = s.gathered_bytes;
+  result["prefetches"] = s.prefetches;
+  result["reductions"] = s.reductions;
+  result["reduced_bytes"] = s.reduced_bytes;
+  return result;
+}
+
+}  // namespace
+
+void bind_runtime(py::module_& m) {
+  py::enum_<rt::Mode>(m, "Mode")
+      .value("NO_SHARD", rt::Mode::NoShard)
+      .value("SHARD_GRAD_OP", rt::Mode::ShardGradOp)
+      .value("FULL_SHARD", rt::Mode::FullShard);
+
+  py::class_<rt::SplitSpec>(m, "SplitSpec", "granularity slices along 'out' (0) or 'in' (1), the last `sharded` sharded")
+      .def(py::init([](int64_t granularity, int64_t sharded, int64_t dim) {
+             return rt::SplitSpec{granularity, sharded, static_cast<osdp::ops::SplitDim>(dim)};
+           }),
+           py::arg("granularity"), py::arg("sharded"), py::arg("dim"));
+
+  py::class_<rt::ParamSpec>(m, "ParamSpec", "A parameter's name, its tensor (full, equal on all ranks) and its split")
+      .def(py::init([](std::string name, at::Tensor tensor, std::optional<rt::SplitSpec> split) {
+             return rt::ParamSpec{std::move(name), std::move(tensor), split};
+           }),
+           py::arg("name"), py::arg("tensor"), py::arg("split") = std::nullopt);
+
+  py::class_<rt::UnitSpec>(m, "UnitSpec", "Indices of parameters gathered and reduced together")
+      .def(py::init([](std::string name, rt::Mode mode, std::vector<int64_t> params) {
+             return rt::UnitSpec{std::move(name), mode, std::move(params)};
+           }),
+           py::arg("name"), py::arg("mode"), py::arg("params"));
+
+  py::class_<rt::Piece>(m, "Piece", "A block of the full tensor and where it lies in the local one")
+      .def_readonly("offsets", &rt::Piece::offsets)
+      .def_readonly("sizes", &rt::Piece::sizes)
+      .def_readonly("replicated", &rt::Piece::replicated)
+      .def(
+          "view",
+          [](const rt::Piece& piece, const at::Tensor& local) {
+            return local.dim() == 0 ? local : local.narrow(piece.local_dim, piece.local_begin, piece.local_count);
+          },
+          py::arg("local"), "This piece of a local-shaped tensor, as a view.");
+
+  py::class_<CallHook>(m, "CallHook", "Forward hooks of one module")
+      .def("before", &CallHook::before)
+      .def("after", &CallHook::after);
+
+  py::class_<rt::Runtime, RuntimePtr>(m, "Runtime", "A training step of one sharded model; see csrc/runtime/runtime.hpp")
+      .def(py::init(&make_runtime), py::arg("group"), py::arg("device"), py::arg("params"), py::arg("units"), Release())
+      .def_property_readonly("rank", &rt::Runtime::rank)
+      .def_property_readonly("world", &rt::Runtime::world)
+      .def(
+          "add_call",
+          [](const RuntimePtr& runtime, std::string module, const std::vector<int64_t>& params, bool root, bool hold) {
+            return CallHook{runtime, runtime->add_call(std::move(module), params, root, hold)};
+          },
+          py::arg("module"), py::arg("params"), py::arg("root"), py::arg("hold"))
+      .def("source_of", &rt::Runtime::source_of, py::arg("param"))
+      .def_property("sync", &rt::Runtime::sync, &rt::Runtime::set_sync)
+      .def(
+          "pieces", [](rt::Runtime& runtime, int64_t param) { return runtime.parameter(param).pieces(); },
+          py::arg("param"))
+      .def(
+          "full_shape", [](rt::Runtime& runtime, int64_t param) { return runtime.parameter(param).full_sizes().vec(); },
+          py::arg("param"))
+      .def(
+          "take_local",
+          [](rt::Runtime& runtime, int64_t param, const at::Tensor& full) {
+            const rt::Parameter& p = runtime.parameter(param);
+            return p.whole() ? full : p.take_local(full);
+          },
+          py::arg("param"), py::arg("full"), Release())
+      .def("gather_whole", &rt::Runtime::gather_whole, py::arg("param"), py::arg("local"), Release())
+      .def("summon", &rt::Runtime::summon, py::arg("with_grads"), Release())
+      .def("unsummon", &rt::Runtime::unsummon, py::arg("writeback"), Release())
+      .def("clip_grad_norm", &rt::Runtime::clip_grad_norm, py::arg("max_norm"), py::arg("norm_type"), Release())
+      .def("gathered_bytes", &rt::Runtime::gathered_bytes, "Bytes of full tensors that exist now")
+      .def("arena_bytes", &rt::Runtime::arena_bytes, "Bytes reserved to gather into")
+      .def("statistics", &statistics)
+      .def("reset_statistics", &rt::Runtime::reset_statistics);
+
+  m.def("shutdown", &rt::Lane::shutdown, Release(), "Ends the communication threads.");
+  m.def("memory_meter_install", &rt::memory_meter_install);
+  m.def("memory_meter_installed", &rt::memory_meter_installed);
+  m.def("memory_live_bytes", &rt::memory_live_bytes);
+  m.def("memory_peak_bytes", &rt::memory_peak_bytes);
+  m.def("memory_reset_peak", &rt::memory_reset_peak);
+}

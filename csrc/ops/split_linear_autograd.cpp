@@ -1,0 +1,150 @@
+// Above the kernels: calls through the dispatcher, autograd, autocast.
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "ops/split_linear.hpp"
+
+namespace osdp::ops {
+
+at::Tensor split_linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                        int64_t out_features, int64_t in_features, int64_t granularity, int64_t split,
+                        int64_t source) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("osdp::split_linear", "")
+                             .typed<decltype(split_linear)>();
+  return op.call(x, weight, bias, out_features, in_features, granularity, split, source);
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> split_linear_backward(
+    const at::Tensor& grad, const std::optional<at::Tensor>& x, const std::optional<at::Tensor>& weight,
+    int64_t out_features, int64_t in_features, int64_t granularity, int64_t split, int64_t source,
+    at::ScalarType weight_dtype, std::array<bool, 3> output_mask) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("osdp::split_linear_backward", "")
+                             .typed<decltype(split_linear_backward)>();
+  return op.call(grad, x, weight, out_features, in_features, granularity, split, source, weight_dtype,
+                 output_mask);
+}
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Note [What is saved]
+// x, where the weight trains. Not the weight of a source: its slices are asked for again. The weight stays an
+// input of the node although its gradient goes to the source: so its AccumulateGrad node runs in this
+// backward, after this node, and whoever hooks it learns that all gradients of the slices have been put.
+class SplitLinear : public torch::autograd::Function<SplitLinear> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
+                            const std::optional<at::Tensor>& bias, int64_t out_features, int64_t in_features,
+                            int64_t granularity, int64_t split, int64_t source) {
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    ctx->save_for_backward({weight.requires_grad() ? x : at::Tensor(),
+                            source == 0 && x.requires_grad() ? weight : at::Tensor()});
+    ctx->saved_data["shape"] = std::vector<int64_t>{out_features, in_features, granularity, split, source};
+    ctx->saved_data["weight_dtype"] = static_cast<int64_t>(weight.scalar_type());
+    ctx->saved_data["has_bias"] = bias.has_value() && bias->defined();
+    return split_linear(x, weight, bias, out_features, in_features, granularity, split, source);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    if (!grads[0].defined()) return variable_list(8);
+    const auto saved = ctx->get_saved_variables();
+    const auto shape = ctx->saved_data["shape"].toIntVector();
+    // Edges are counted over the tensors that were given: x, weight, and bias where there is one.
+    const std::array<bool, 3> wanted = {ctx->needs_input_grad(0), ctx->needs_input_grad(1),
+                                        ctx->saved_data["has_bias"].toBool() && ctx->needs_input_grad(2)};
+    auto [grad_x, grad_weight, grad_bias] =
+        split_linear_backward(grads[0], saved[0], saved[1], shape[0], shape[1], shape[2], shape[3], shape[4],
+                              static_cast<at::ScalarType>(ctx->saved_data["weight_dtype"].toInt()), wanted);
+    return {grad_x, grad_weight, grad_bias, {}, {}, {}, {}, {}};
+  }
+};
+
+at::Tensor autograd_kernel(const at::Tensor& x, const at::Tensor& weight,
+                           const std::optional<at::Tensor>& bias, int64_t out_features, int64_t in_features,
+                           int64_t granularity, int64_t split, int64_t source) {
+  return SplitLinear::apply(x, weight, bias, out_features, in_features, granularity, split, source);
+}
+
+// Gradients of gradients: the slices would have to be gathered a third time. The first derivative may be
+// taken with create_graph=True; going through it again is refused.
+class NotTwice : public torch::autograd::Function<NotTwice> {
+ public:
+  // The operands are named one by one: only so are they inputs of the node. `results` is not one.
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& grad,
+                               const std::optional<at::Tensor>& x, const std::optional<at::Tensor>& weight,
+                               const variable_list& results) {
+    variable_list out;
+    for (const auto& result : results) out.push_back(result.detach());
+    return out;
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        false,
+        "osdp::split_linear cannot be differentiated twice; give the operator granularity 1 "
+        "in the plan to use second derivatives through it");
+  }
+};
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> autograd_backward_kernel(
+    const at::Tensor& grad, const std::optional<at::Tensor>& x, const std::optional<at::Tensor>& weight,
+    int64_t out_features, int64_t in_features, int64_t granularity, int64_t split, int64_t source,
+    at::ScalarType weight_dtype, std::array<bool, 3> output_mask) {
+  std::array<at::Tensor, 3> results;
+  {
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    std::tie(results[0], results[1], results[2]) = split_linear_backward(
+        grad, x, weight, out_features, in_features, granularity, split, source, weight_dtype, output_mask);
+  }
+  const auto trains = [](const std::optional<at::Tensor>& t) { return t.has_value() && t->requires_grad(); };
+  const bool tracked = at::GradMode::is_enabled() && (grad.requires_grad() || trains(x) || trains(weight));
+  if (!tracked) return {results[0], results[1], results[2]};
+  variable_list present;
+  for (const auto& t : results) {
+    if (t.defined()) present.push_back(t);
+  }
+  present = NotTwice::apply(grad, x, weight, present);
+  size_t next = 0;
+  for (auto& t : results) {
+    if (t.defined()) t = present[next++];
+  }
+  return {results[0], results[1], results[2]};
+}
+
+// As autocast treats linear: x and bias to the lower precision. So with a weight that is held here; slices of
+// a source are cast when they are used (a shard is never cast for nothing), and their gradients return in the
+// weight's dtype.
+template <c10::DispatchKey key, c10::DeviceType device>
+at::Tensor autocast_kernel(const at::Tensor& x, const at::Tensor& weight,
+                           const std::optional<at::Tensor>& bias, int64_t out_features, int64_t in_features,
+                           int64_t granularity, int64_t split, int64_t source) {
+  c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::DispatchKeySet{key});
+  const auto lower = at::autocast::get_autocast_dtype(device);
+  const at::Tensor weight_cast = source == 0 ? at::autocast::cached_cast(lower, weight, device) : weight;
+  return split_linear(at::autocast::cached_cast(lower, x, device), weight_cast,
+                      at::autocast::cached_cast(lower, bias, device), out_features, in_features, granularity,
+                      split, source);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(osdp, Autograd, m) {
+  m.impl("split_linear", autograd_kernel);
+  m.impl("split_linear_backward", autograd_backward_kernel);
+}
+
+TORCH_LIBRARY_IMPL(osdp, AutocastCPU, m) {
+  m.impl("split_linear", autocast_kernel<c10::DispatchKey::AutocastCPU, c10::DeviceType::CPU>);
+}
+
+TORCH_LIBRARY_IMPL(osdp, AutocastCUDA, m) {
+  m.impl("split_linear", autocast_kernel<c10::DispatchKey::AutocastCUDA, c10::DeviceType::CUDA>);
+}
+
+}  // namespace osdp::ops

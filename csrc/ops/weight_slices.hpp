@@ -1,0 +1,55 @@
+// One slice of the weight at a time, wherever it is: in a tensor that holds them all, or at a SliceSource.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "ops/slice_source.hpp"
+#include "ops/split_shape.hpp"
+
+namespace osdp::ops {
+
+// A slice that is readable as long as this object lives; then it is released, also when an exception passes.
+class AcquiredSlice {
+ public:
+  AcquiredSlice(SliceSource* source, int64_t index, at::Tensor tensor)
+      : source_(source), index_(index), tensor_(std::move(tensor)) {}
+  AcquiredSlice(AcquiredSlice&& other) noexcept
+      : source_(std::exchange(other.source_, nullptr)),
+        index_(other.index_),
+        tensor_(std::move(other.tensor_)) {}
+  AcquiredSlice& operator=(AcquiredSlice&&) = delete;
+  ~AcquiredSlice() {
+    tensor_.reset();  // the source may check that nobody else holds it
+    if (source_ != nullptr) source_->release(index_);
+  }
+  const at::Tensor& tensor() const { return tensor_; }
+
+ private:
+  SliceSource* source_;
+  int64_t index_;
+  at::Tensor tensor_;
+};
+
+class WeightSlices {
+ public:
+  // source == 0: `weight` is [packed_rows, slice_cols] and holds every slice; else `weight` is not looked at.
+  WeightSlices(const SplitShape& shape, const std::optional<at::Tensor>& weight, int64_t source);
+
+  // Slice `index` in dtype `compute`: itself, or a copy where it is kept in another dtype (the original is
+  // then released at once). `next` as in SliceSource::acquire. Throws c10::Error where the source returns
+  // another shape, device or an unsuitable dtype.
+  AcquiredSlice acquire(int64_t index, int64_t next, at::ScalarType compute, const at::Device& device) const;
+
+  SliceSource* source() const { return source_.get(); }  // null where a tensor holds the slices
+
+ private:
+  SplitShape shape_;
+  at::Tensor weight_;
+  std::shared_ptr<SliceSource> source_;
+};
+
+}  // namespace osdp::ops

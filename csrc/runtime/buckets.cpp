@@ -1,0 +1,101 @@
+#include "runtime/buckets.hpp"
+
+#include <ATen/Functions.h>
+
+#include "runtime/graph_task.hpp"
+
+namespace osdp::runtime {
+
+at::Tensor BucketItem::gradient() const {
+  const at::Tensor& grad = param->local_grad();
+  if (!grad.defined() || !param->split()) return grad;
+  const SplitSpec& split = *param->split();
+  return grad.narrow(0, 0, (split.granularity - split.sharded) * param->slice_rows());
+}
+
+std::vector<BucketItem*> Buckets::add(std::string name, const std::vector<Parameter*>& params) {
+  Bucket bucket{std::move(name), {}};
+  std::vector<BucketItem*> items;
+  for (Parameter* param : params) {
+    bucket.items.push_back(std::make_unique<BucketItem>(BucketItem{param, buckets_.size()}));
+    items.push_back(bucket.items.back().get());
+  }
+  buckets_.push_back(std::move(bucket));
+  return items;
+}
+
+void Buckets::arrived(BucketItem& item) {
+  Bucket& bucket = buckets_[item.bucket];
+  item.dirty = true;
+  item.queued = true;
+  if (const int task = current_graph_task(); bucket.task != task) {
+    bucket.task = task;
+    bucket.arrived = 0;
+    bucket.expected = 0;
+    for (const auto& other : bucket.items) bucket.expected += in_graph_task(other->param->accumulator.get());
+  }
+  if (++bucket.arrived >= bucket.expected) launch(bucket);
+}
+
+void Buckets::await(BucketItem& item) {
+  item.in_flight.wait();
+  item.in_flight = Ticket();
+}
+
+void Buckets::launch(Bucket& bucket) {
+  std::vector<at::Tensor> gradients;
+  std::vector<BucketItem*> launched;
+  for (const auto& item : bucket.items) {
+    if (!item->queued) continue;
+    item->queued = item->dirty = false;
+    launched.push_back(item.get());
+    at::Tensor gradient = item->gradient();
+    if (gradient.defined() && gradient.numel() > 0) gradients.push_back(std::move(gradient));
+  }
+  if (gradients.empty()) return;
+  Ticket ticket = lane_->submit(bucket.name + " all-reduce", [gradients, collectives = collectives_] {
+    if (gradients.size() == 1 && gradients[0].is_contiguous()) {
+      collectives->all_reduce_mean({gradients[0]});
+      return;
+    }
+    int64_t elements = 0;
+    for (const at::Tensor& g : gradients) elements += g.numel();
+    at::Tensor flat = at::empty({elements}, gradients[0].options());
+    int64_t at = 0;
+    for (const at::Tensor& g : gradients) flat.narrow(0, at, g.numel()).view(g.sizes()).copy_(g), at += g.numel();
+    collectives->all_reduce_mean({flat});
+    at = 0;
+    for (const at::Tensor& g : gradients) g.copy_(flat.narrow(0, at, g.numel()).view(g.sizes())), at += g.numel();
+  });
+  for (BucketItem* item : launched) item->in_flight = ticket;
+  tickets_.push_back(std::move(ticket));
+}
+
+void Buckets::flush() {
+  for (Bucket& bucket : buckets_) {
+    bool any = false;
+    for (const auto& item : bucket.items) any |= item->queued = item->dirty;
+    if (any) launch(bucket);
+  }
+}
+
+void Buckets::wait_all() {
+  for (const Ticket& ticket : tickets_) ticket.wait();
+  tickets_.clear();
+}
+
+void Buckets::forget() {
+  for (const Ticket& ticket : tickets_) {
+    try {
+      ticket.wait();
+    } catch (const std::exception&) {  // the error that led here, or its echo, is already on its way to the user
+    }
+  }
+  tickets_.clear();
+  for (Bucket& bucket : buckets_) {
+    bucket.task = -1;
+    for (const auto& item : bucket.items) item->queued = item->dirty = false, item->in_flight = Ticket();
+  }
+}
+
+}  // namespace osdp::runtime

@@ -1,0 +1,68 @@
+// Buckets: gradients of what every rank holds in full (NO_SHARD), averaged over the ranks in place.
+//
+// Note [Buckets]
+// A gradient joins its bucket when it is complete; when all that this graph task will make are there, the bucket is
+// all-reduced on the lane: a single tensor where it lies, several through one flat buffer. What is already averaged from
+// earlier micro-batches is averaged again with it: it is equal on all ranks, so that changes nothing.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/collectives.hpp"
+#include "runtime/lane.hpp"
+#include "runtime/shard_store.hpp"
+
+namespace osdp::runtime {
+
+// A parameter's gradient, or the NO_SHARD rows of a split weight's.
+struct BucketItem {
+  Parameter* param;
+  size_t bucket;
+  bool dirty = false;  // its gradient changed since it was last averaged
+  bool queued = false; // waits in its bucket
+  Ticket in_flight;
+
+  // The tensor to average; undefined while there is no gradient.
+  at::Tensor gradient() const;
+};
+
+class Buckets {
+ public:
+  Buckets(std::shared_ptr<Lane> lane, std::shared_ptr<Collectives> collectives)
+      : lane_(std::move(lane)), collectives_(std::move(collectives)) {}
+
+  // Opens a bucket of one dtype and device; returns the items in the order given.
+  std::vector<BucketItem*> add(std::string name, const std::vector<Parameter*>& params);
+
+  // The item's gradient is complete for this graph task. Launches its bucket if all of the task's are there.
+  void arrived(BucketItem& item);
+  // Before the gradient is written again: a reduction under way must end first.
+  void await(BucketItem& item);
+  // Launches every bucket that has gradients left which changed since they were last averaged, in order.
+  void flush();
+  void wait_all();
+  void forget();  // after an exception: waits for what is under way, ignoring errors, and empties the buckets
+
+ private:
+  struct Bucket {
+    std::string name;
+    std::vector<std::unique_ptr<BucketItem>> items;
+    int64_t task = -1;
+    int64_t expected = 0;
+    int64_t arrived = 0;
+  };
+
+  void launch(Bucket& bucket);
+
+  std::shared_ptr<Lane> lane_;
+  std::shared_ptr<Collectives> collectives_;
+  std::vector<Bucket> buckets_;
+  std::vector<Ticket> tickets_;
+};
+
+}  // namespace osdp::runtime

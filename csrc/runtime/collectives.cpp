@@ -1,0 +1,85 @@
+#include "runtime/collectives.hpp"
+
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+namespace osdp::runtime {
+namespace {
+
+using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
+
+void wait_all(const Works& works) {
+  // With asyncOp = false NCCL launches on the current stream and returns no Work.
+  for (const auto& work : works)
+    if (work) work->wait();
+}
+
+}  // namespace
+
+Collectives::Collectives(const std::string& group, at::Device device) {
+  auto resolved = c10d::resolve_process_group(group);
+  rank_ = resolved->getRank();
+  world_ = resolved->getSize();
+  backend_ = resolved->getBackend(device.type());
+}
+
+Collectives::~Collectives() = default;
+
+void Collectives::all_gather(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs) {
+  c10d::AllgatherOptions options;
+  options.asyncOp = false;
+  Works works;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (world_ == 1)
+      outputs[i].copy_(inputs[i]);
+    else
+      works.push_back(backend_->_allgather_base(outputs[i], inputs[i], options));
+  }
+  wait_all(works);
+}
+
+void Collectives::reduce_scatter_mean(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs) {
+  c10d::ReduceScatterOptions options;
+  options.reduceOp = c10d::ReduceOp::AVG;
+  options.asyncOp = false;
+  Works works;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (world_ == 1)
+      outputs[i].copy_(inputs[i]);
+    else
+      works.push_back(backend_->_reduce_scatter_base(outputs[i], inputs[i], options));
+  }
+  wait_all(works);
+}
+
+void Collectives::all_reduce_mean(std::vector<at::Tensor> tensors) {
+  if (world_ == 1) return;
+  c10d::AllreduceOptions options;
+  options.reduceOp = c10d::ReduceOp::AVG;
+  options.asyncOp = false;
+  Works works;
+  for (at::Tensor& tensor : tensors) {
+    std::vector<at::Tensor> one{tensor};
+    works.push_back(backend_->allreduce(one, options));
+  }
+  wait_all(works);
+}
+
+void Collectives::all_reduce_sum(at::Tensor tensor) {
+  if (world_ == 1) return;
+  std::vector<at::Tensor> one{std::move(tensor)};
+  c10d::AllreduceOptions options;
+  options.asyncOp = false;
+  wait_all({backend_->allreduce(one, options)});
+}
+
+void Collectives::all_reduce_max(at::Tensor tensor) {
+  if (world_ == 1) return;
+  std::vector<at::Tensor> one{std::move(tensor)};
+  c10d::AllreduceOptions options;
+  options.reduceOp = c10d::ReduceOp::MAX;
+  options.asyncOp = false;
+  wait_all({backend_->allreduce(one, options)});
+}
+
+}  // namespace osdp::runtime

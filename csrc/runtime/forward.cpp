@@ -1,0 +1,122 @@
+// What happens when a module is called.
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+#include "runtime/graph_task.hpp"
+#include "runtime/hooks.hpp"
+#include "runtime/no_inference.hpp"
+#include "runtime/runtime.hpp"
+
+namespace osdp::runtime {
+
+// Note [Inside and outside]
+// From the outermost call's begin to its end, and from a backward's begin to its end, sharded parameters are inside:
+// they have their full shape, readable while gathered. Reading one that is not gathered is then an error, not a
+// silently smaller matrix. Outside they are what this rank holds, with its gradient: for optimizers, zero_grad, clipping.
+// A call of a submodule by itself takes only its own parameters inside.
+
+void Runtime::enter(const std::vector<Unit*>& units) {
+  for (Unit* unit : units)
+    for (Slot& slot : unit->slots) {
+      Parameter& p = slot.owner();
+      if (p.inside()) continue;
+      p.enter(p.split() ? at::Tensor() : slot.full());
+      inside_.push_back(&p);
+      // requires_grad may have been switched on since; the node must expect full gradients.
+      if (!p.accumulator && p.tensor().requires_grad()) install_gradient_hooks(*this, p);
+    }
+}
+
+void Runtime::leave() {
+  for (Parameter* p : inside_) p->leave();
+  inside_.clear();
+  touched_.clear();
+  if (gathered_bytes() == 0) arena_.settle();
+}
+
+void Runtime::open(Call& call) {
+  TORCH_CHECK(!summoned_, "OSDP: module '", call.module,
+              "' was called inside summon_full_params; leave that context before a forward.");
+  ++epoch_;
+  grad_forward_ = at::GradMode::is_enabled();
+  forward_order_.begin();
+  root_forward_ = call.root;
+  if (call.root) {
+    for (const auto& unit : units_) enter({unit.get()});
+  } else {
+    enter(call.units);
+    enter(call.slices);
+  }
+}
+
+// Before the outermost call ends: what is still gathered and not kept for the backward goes.
+void Runtime::close(bool failed) {
+  for (Unit* unit : touched_)
+    if (failed || !unit->keep) release(*unit);
+  if (!failed && root_forward_) forward_order_.end();
+  root_forward_ = false;
+  leave();
+}
+
+bool Runtime::wants_inputs(const Call& call) const {
+  return at::GradMode::is_enabled() &&
+         std::any_of(call.units.begin(), call.units.end(), [](const Unit* u) { return u->frozen_part(); });
+}
+
+void Runtime::begin_call(Call& call, const std::vector<at::Tensor>& inputs) {
+  NoInference no_inference;
+  if (stack_.empty() && !backward_) {
+    // A model called for the first time inside a backward (a checkpoint around the whole of it) joins that backward.
+    if (current_graph_task() != -1)
+      begin_backward();
+    else
+      open(call);
+  }
+  stack_.push_back(&call);
+  for (Unit* unit : call.units) {
+    use(*unit);
+    ++unit->running;
+  }
+  watch_inputs(*this, call, inputs);
+}
+
+void Runtime::release_after_forward(Call& call, Unit& unit, bool failed) {
+  if (unit.running > 0 || unit.in_backward || unit.state != Unit::State::Gathered) return;
+  if (failed) return release(unit);
+  if (backward_) {  // a recomputation
+    if (call.hold)
+      unit.held = true;
+    else
+      release(unit);
+    return;
+  }
+  if (grad_forward_ && (unit.mode == Mode::ShardGradOp || (root_forward_ && forward_order_.ends_with(&unit)))) {
+    unit.keep = true;
+    return;
+  }
+  const auto at = std::find(call.units.begin(), call.units.end(), &unit) - call.units.begin();
+  if (!call.seen[at]) {
+    call.seen[at] = 1;
+    ++unit.calls_seen;
+  }
+  if (unit.calls_seen == static_cast<int64_t>(unit.calls.size())) release(unit);
+}
+
+void Runtime::end_call(Call& call, const std::vector<at::Tensor>& outputs, bool failed) {
+  NoInference no_inference;
+  const auto found = std::find(stack_.rbegin(), stack_.rend(), &call);
+  if (found == stack_.rend()) return;  // its begin failed before it was noted
+  // Calls above it never ended (an exception that hooks are not told of): they end now, failed.
+  while (stack_.back() != &call) end_call(*stack_.back(), {}, true);
+  stack_.pop_back();
+  if (!failed && at::GradMode::is_enabled()) watch_outputs(*this, call, outputs);
+  for (Unit* unit : call.units)
+    if (unit->running > 0) {
+      --unit->running;
+      release_after_forward(call, *unit, failed);
+    }
+  if (stack_.empty() && !backward_) close(failed);
+}
+
+}  // namespace osdp::runtime

@@ -1,0 +1,78 @@
+#include "runtime/hooks.hpp"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "runtime/runtime.hpp"
+
+namespace osdp::runtime {
+namespace {
+
+using torch::autograd::variable_list;
+
+struct BeforeGradient final : torch::autograd::FunctionPreHook {
+  std::weak_ptr<Runtime> runtime;
+  Parameter* param;
+  BeforeGradient(Runtime& r, Parameter& p) : runtime(r.weak_from_this()), param(&p) {}
+  variable_list operator()(const variable_list& gradients) override {
+    if (auto r = runtime.lock()) r->before_gradient(*param);
+    return gradients;
+  }
+};
+
+struct AfterGradient final : torch::autograd::FunctionPostHook {
+  std::weak_ptr<Runtime> runtime;
+  Parameter* param;
+  AfterGradient(Runtime& r, Parameter& p) : runtime(r.weak_from_this()), param(&p) {}
+  variable_list operator()(const variable_list& outputs, const variable_list&) override {
+    if (auto r = runtime.lock()) r->after_gradient(*param);
+    return outputs;
+  }
+};
+
+// A hook on a leaf would stay on it for ever; leaves need none: nothing of the module lies behind them.
+bool hookable(const at::Tensor& t) { return t.defined() && t.requires_grad() && !t.is_leaf(); }
+
+struct GraphTaskEnd {
+  std::shared_ptr<Runtime> runtime;
+  bool finished = false;
+  ~GraphTaskEnd() {
+    if (!finished) runtime->abort();
+  }
+};
+
+}  // namespace
+
+void install_gradient_hooks(Runtime& runtime, Parameter& param) {
+  param.accumulator = torch::autograd::impl::grad_accumulator(param.tensor());
+  param.accumulator->add_pre_hook(std::make_unique<BeforeGradient>(runtime, param));
+  param.accumulator->add_post_hook(std::make_unique<AfterGradient>(runtime, param));
+}
+
+void watch_outputs(Runtime& runtime, const Call& call, const std::vector<at::Tensor>& outputs) {
+  for (const at::Tensor& output : outputs)
+    if (hookable(output))
+      output.register_hook([runtime = runtime.shared_from_this(), &call](const at::TensorBase&) {
+        runtime->begin_call_backward(call.units);
+      });
+}
+
+void watch_inputs(Runtime& runtime, const Call& call, const std::vector<at::Tensor>& inputs) {
+  for (const at::Tensor& input : inputs)
+    if (hookable(input))
+      input.register_hook([runtime = runtime.shared_from_this(), &call](const at::TensorBase&) {
+        runtime->inputs_done(call.units);
+      });
+}
+
+void at_end_of_graph_task(Runtime& runtime) {
+  auto end = std::make_shared<GraphTaskEnd>();
+  end->runtime = runtime.shared_from_this();
+  torch::autograd::Engine::get_default_engine().queue_callback([end] {
+    end->runtime->finish_backward();
+    end->finished = true;
+  });
+}
+
+}  // namespace osdp::runtime

@@ -1,0 +1,52 @@
+// Lane: the one ordered sequence of communications of a process group.
+//
+// Note [One lane]: every collective runs here, one after the other, in the order of submission. All ranks submit in the
+// same order, so collectives never cross. And because a gather begins (and takes its memory) only when the reduction
+// submitted before it has ended, a step holds at most three full-size tensors: the parameters in use, those arriving or
+// the gradients leaving, and the gradients being made.
+// On the CPU a lane is a thread, which waits for gloo where the caller computes on. On accelerators it is a stream of
+// its own: tasks run on the caller's thread and only enqueue; the stream waits for the work that the caller enqueued
+// before.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace osdp::runtime {
+
+// The end of one task. Copyable; empty tickets wait for nothing.
+class Ticket {
+ public:
+  // After this the task's results can be read: on the CPU the caller blocks (the GIL must not be held), on an
+  // accelerator the current stream waits. Rethrows what the task threw.
+  void wait() const;
+
+  struct State;
+  Ticket() = default;
+  explicit Ticket(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+class Lane {
+ public:
+  using Task = std::function<void()>;
+
+  virtual ~Lane() = default;
+
+  // `label` names the unit and the phase: in the profiler's timeline, and in the error if the task fails. After a task
+  // has failed, those after it fail at once with the same error: ranks no longer agree on where they are.
+  virtual Ticket submit(std::string label, Task task) = 0;
+
+  // One lane per process group (by name) and device, shared by every model on it.
+  static std::shared_ptr<Lane> of(const std::string& group, c10::Device device);
+
+  // Ends all lanes' threads; to be called before the interpreter goes down.
+  static void shutdown();
+};
+
+}  // namespace osdp::runtime

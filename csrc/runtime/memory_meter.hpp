@@ -1,0 +1,15 @@
+// Counts every live byte of CPU tensor memory, whichever thread allocates or frees it (torch's own allocation events
+// are thread-local). It replaces torch's CPU allocator by one that counts; memory allocated before is not seen.
+#pragma once
+
+#include <cstddef>
+
+namespace osdp::runtime {
+
+void memory_meter_install();  // once; later calls do nothing
+bool memory_meter_installed();
+size_t memory_live_bytes();  // 0 before it is installed
+size_t memory_peak_bytes();  // the most that was live since the last reset
+void memory_reset_peak();
+
+}  // namespace osdp::runtime

@@ -1,0 +1,124 @@
+#include "runtime/runtime.hpp"
+
+#include <algorithm>
+
+#include "runtime/hooks.hpp"
+#include "runtime/slices.hpp"
+
+namespace osdp::runtime {
+namespace {
+
+// What cannot be cut into rows stays whole: scalars, empty tensors; and with one rank there is nothing to shard.
+bool can_shard(const ParamSpec& spec, int64_t world) {
+  return world > 1 && spec.tensor.dim() > 0 && spec.tensor.numel() > 0;
+}
+
+void check_split(const ParamSpec& spec) {
+  if (!spec.split) return;
+  const SplitSpec& s = *spec.split;
+  TORCH_CHECK(spec.tensor.dim() == 2, "OSDP: parameter '", spec.name, "' is not a matrix and cannot be split");
+  const int64_t length = spec.tensor.size(s.dim == ops::SplitDim::Out ? 0 : 1);
+  TORCH_CHECK(s.granularity > 0 && length % s.granularity == 0 && s.sharded >= 0 && s.sharded <= s.granularity,
+              "OSDP: parameter '", spec.name, "' of length ", length, " cannot be split into ", s.granularity,
+              " slices, ", s.sharded, " of them sharded");
+}
+
+}  // namespace
+
+Runtime::Runtime(const std::string& group, at::Device device, std::vector<ParamSpec> params,
+                 std::vector<UnitSpec> units)
+    : collectives_(std::make_shared<Collectives>(group, device)),
+      lane_(Lane::of(group, device)),
+      arena_(device),
+      buckets_(lane_, collectives_),
+      places_(params.size()) {
+  std::vector<Mode> modes(params.size(), Mode::NoShard);
+  for (const UnitSpec& unit : units)
+    for (int64_t p : unit.params) modes.at(p) = unit.mode;
+  for (const ParamSpec& spec : params) check_split(spec);
+  // Nothing was changed until here.
+  for (size_t i = 0; i < params.size(); ++i) {
+    ParamSpec& spec = params[i];
+    // With one rank a split weight keeps its slices, none of them sharded.
+    if (spec.split && world() == 1) spec.split->sharded = 0;
+    const bool sharded = spec.split || (modes[i] != Mode::NoShard && can_shard(spec, world()));
+    params_.push_back(std::make_unique<Parameter>(spec, sharded, rank(), world()));
+    index_of_[params_.back().get()] = i;
+    spec.tensor.reset();
+  }
+  for (const UnitSpec& spec : units) {
+    std::vector<Parameter*> replicated;
+    auto unit = std::make_unique<Unit>();
+    unit->name = spec.name;
+    unit->mode = spec.mode;
+    unit->slots.reserve(spec.params.size());  // places_ points into it
+    for (int64_t i : spec.params) {
+      Parameter& p = *params_[i];
+      Place& place = places_[i];
+      if (p.split()) {
+        const SplitSpec& split = *p.split();
+        for (size_t s = 0; s < p.pieces().size(); ++s) {
+          const Piece& piece = p.pieces()[s];
+          if (piece.replicated) continue;
+          auto slice = std::make_unique<Unit>();
+          slice->name = p.name() + " slice " + std::to_string(s);
+          const bool out = split.dim == ops::SplitDim::Out;
+          const std::vector<int64_t> sizes{p.slice_rows(), p.full_sizes()[1] / (out ? 1 : split.granularity)};
+          slice->slots.emplace_back(p, slice->name, sizes, piece.local_begin, rank(), world());
+          place.slices.push_back(slice.get());
+          units_.push_back(std::move(slice));
+        }
+        if (split.sharded < split.granularity) replicated.push_back(&p);
+      } else if (p.whole()) {
+        replicated.push_back(&p);
+      } else {
+        unit->slots.emplace_back(p, p.name(), p.full_sizes().vec(), 0, rank(), world());
+        place.unit = unit.get();
+        place.slot = &unit->slots.back();
+      }
+    }
+    if (!replicated.empty() && world() > 1) {
+      std::vector<BucketItem*> items = buckets_.add(spec.name, replicated);
+      for (BucketItem* item : items) place_of(*item->param).bucket = item;
+    }
+    if (!unit->slots.empty()) units_.push_back(std::move(unit));
+  }
+}
+
+Runtime::~Runtime() {
+  for (const auto& [param, source] : sources_) ops::unregister_source(source);
+}
+
+void Runtime::install() {
+  for (size_t i = 0; i < params_.size(); ++i) {
+    Parameter& p = *params_[i];
+    const bool handled = places_[i].unit || places_[i].bucket || p.split();
+    if (!handled || !p.tensor().requires_grad()) continue;
+    // The node takes the shape of what the parameter shows: the full one, except of a split weight.
+    if (places_[i].slot) p.enter(places_[i].slot->full());
+    install_gradient_hooks(*this, p);
+    p.leave();
+  }
+}
+
+Call* Runtime::add_call(std::string module, const std::vector<int64_t>& params, bool root, bool hold) {
+  auto call = std::make_unique<Call>();
+  call->module = std::move(module);
+  call->root = root;
+  call->hold = hold;
+  for (int64_t i : params) {
+    Place& place = places_.at(i);
+    call->slices.insert(call->slices.end(), place.slices.begin(), place.slices.end());
+    if (place.unit && std::find(call->units.begin(), call->units.end(), place.unit) == call->units.end()) {
+      call->units.push_back(place.unit);
+      place.unit->calls.push_back(call.get());
+    }
+    if (params_[i]->split() && !sources_.contains(i))
+      sources_[i] = ops::register_source(std::make_shared<RuntimeSlices>(weak_from_this(), i));
+  }
+  call->seen.assign(call->units.size(), 0);
+  calls_.push_back(std::move(call));
+  return calls_.back().get();
+}
+
+}  // namespace osdp::runtime

@@ -1,0 +1,148 @@
+// Runtime: a training step of one sharded model. Knows the units' states and what moves them.
+//
+//   hooks of modules and autograd (hooks.cpp)  -->  transitions (forward.cpp, backward.cpp)
+//        -->  gather, release, reduce of units (units.cpp), buckets of NO_SHARD gradients (buckets.cpp)
+//        -->  the lane (lane.cpp), which runs collectives (collectives.cpp) in one order
+//
+// Everything here runs on the thread that runs forward (and, for hooks, the one that runs backward); only tasks given
+// to the lane run elsewhere, and they touch only what they were given. The GIL must not be held where a transition may
+// wait. Errors: c10::Error or std::runtime_error, naming unit and phase.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "runtime/arena.hpp"
+#include "runtime/buckets.hpp"
+#include "runtime/collectives.hpp"
+#include "runtime/lane.hpp"
+#include "runtime/order.hpp"
+#include "runtime/shard_store.hpp"
+#include "runtime/spec.hpp"
+#include "runtime/unit.hpp"
+
+namespace osdp::runtime {
+
+// Counters since the last reset, for reports and tests.
+struct Statistics {
+  int64_t gathers = 0;
+  int64_t gathered_bytes = 0;
+  int64_t prefetches = 0;
+  int64_t reductions = 0;
+  int64_t reduced_bytes = 0;
+};
+
+class Runtime : public std::enable_shared_from_this<Runtime> {
+ public:
+  // Shards the parameters in place. `group`: name of a process group that only this package uses, so that the caller's
+  // own collectives cannot slip in between. Parameters in no unit are left alone.
+  Runtime(const std::string& group, at::Device device, std::vector<ParamSpec> params, std::vector<UnitSpec> units);
+  ~Runtime();
+
+  // After construction: installs hooks on the gradients (needs shared_from_this).
+  void install();
+
+  int64_t rank() const { return collectives_->rank(); }
+  int64_t world() const { return collectives_->world(); }
+
+  // The call of a module that gathers the units that hold these parameters. Each module has one call.
+  Call* add_call(std::string module, const std::vector<int64_t>& params, bool root, bool hold);
+  // The id (see ops::register_source) under which the slices of a split parameter are asked for.
+  int64_t source_of(int64_t param) const { return sources_.at(param); }
+
+  // --- forward (forward.cpp)
+  bool wants_inputs(const Call& call) const;
+  void begin_call(Call& call, const std::vector<at::Tensor>& inputs);
+  void end_call(Call& call, const std::vector<at::Tensor>& outputs, bool failed);
+
+  // --- backward (backward.cpp)
+  void begin_backward();
+  void begin_call_backward(const std::vector<Unit*>& units);
+  void inputs_done(const std::vector<Unit*>& units);
+  void before_gradient(Parameter& param);
+  void after_gradient(Parameter& param);
+  void finish_backward();
+  void abort() noexcept;  // after an exception: everything released, parameters outside, lane quiet
+
+  void set_sync(bool sync) { sync_ = sync; }
+  bool sync() const { return sync_; }
+
+  // --- slices (slices.cpp)
+  at::Tensor acquire_slice(int64_t param, int64_t slice);
+  void release_slice(int64_t param, int64_t slice) noexcept;
+  void put_slice_gradient(int64_t param, int64_t slice, at::Tensor gradient);
+
+  // --- whole parameters (whole.cpp); collective, outside of forward and backward
+  // The full tensor of which `local` is this rank's part (the parameter's data, its gradient, an optimizer's state).
+  at::Tensor gather_whole(int64_t param, const at::Tensor& local);
+  void summon(bool with_grads);
+  void unsummon(bool writeback);
+  // The norm of all gradients, one collective; if larger than max_norm all gradients are scaled to it.
+  at::Tensor clip_grad_norm(double max_norm, double norm_type);
+
+  Parameter& parameter(int64_t index) { return *params_.at(index); }
+  size_t size() const { return params_.size(); }
+  size_t gathered_bytes() const;
+  size_t arena_bytes() const { return arena_.reserved_bytes(); }
+  const Statistics& statistics() const { return statistics_; }
+  void reset_statistics() { statistics_ = {}; }
+
+ private:
+  // Where a parameter's pieces are handled.
+  struct Place {
+    Unit* unit = nullptr;          // sharded, not split
+    Slot* slot = nullptr;
+    std::vector<Unit*> slices;     // the sharded slices of a split one
+    BucketItem* bucket = nullptr;  // NO_SHARD, or the NO_SHARD slices of a split one; null with one rank
+  };
+  Place& place_of(const Parameter& param) { return places_[index_of_.at(&param)]; }
+
+  // --- units (units.cpp)
+  void gather(Unit& unit);                  // Sharded (or stale) -> Gathering
+  void ready(Unit& unit);                   // Gathering -> Gathered
+  void use(Unit& unit);                     // any -> Gathered, and the next one of the order -> Gathering
+  void release(Unit& unit) noexcept;        // any -> Sharded
+  void reduce(Unit& unit);                  // pending gradients -> the lane
+  void keep_unreduced(Unit& unit);          // pending gradients -> unsynced (no_sync)
+  void add_pending(Slot& slot, at::Tensor gradient);
+  bool all_arrived(Unit& unit);
+
+  void enter(const std::vector<Unit*>& units);
+  void leave();
+  void release_after_forward(Call& call, Unit& unit, bool failed);
+  void open(Call& call);
+  void close(bool failed);
+  void finish_units();
+  std::vector<at::Tensor> local_gradients(bool replicated) const;
+
+  std::shared_ptr<Collectives> collectives_;
+  std::shared_ptr<Lane> lane_;
+  Arena arena_;
+  Buckets buckets_;
+  std::vector<std::unique_ptr<Parameter>> params_;
+  std::vector<std::unique_ptr<Unit>> units_;        // gathered ones, slices included
+  std::vector<std::unique_ptr<Call>> calls_;
+
+  std::vector<Place> places_;
+  std::unordered_map<const Parameter*, size_t> index_of_;
+  std::unordered_map<int64_t, int64_t> sources_;  // split parameter -> source id
+
+  Order forward_order_;
+  Order backward_order_;
+  std::vector<Call*> stack_;        // forward calls under way
+  std::vector<Parameter*> inside_;  // parameters that are inside
+  std::vector<Unit*> touched_;      // units gathered since the outermost forward or backward began
+  std::vector<Ticket> reductions_;  // of this backward
+  int64_t epoch_ = 0;               // counts outermost forwards: what was gathered in an earlier one is stale
+  bool grad_forward_ = false;       // the outermost forward records a graph
+  bool root_forward_ = false;       // the outermost forward is the model's, not a submodule's by itself
+  bool backward_ = false;
+  bool sync_ = true;
+  bool summoned_ = false;
+  std::vector<at::Tensor> summoned_local_, summoned_grad_;
+  Statistics statistics_;
+};
+
+}  // namespace osdp::runtime

@@ -1,0 +1,162 @@
+#include "runtime/shard_store.hpp"
+
+#include <ATen/Functions.h>
+
+#include <algorithm>
+
+namespace osdp::runtime {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The slices of a split weight lie one after the other: sizes of slice i, and its place in the full weight.
+std::vector<int64_t> slice_sizes(at::IntArrayRef full, const SplitSpec& s) {
+  return s.dim == ops::SplitDim::Out ? std::vector<int64_t>{full[0] / s.granularity, full[1]}
+                                     : std::vector<int64_t>{full[0], full[1] / s.granularity};
+}
+
+std::vector<int64_t> slice_offsets(at::IntArrayRef full, const SplitSpec& s, int64_t slice) {
+  return s.dim == ops::SplitDim::Out ? std::vector<int64_t>{slice * (full[0] / s.granularity), 0}
+                                     : std::vector<int64_t>{0, slice * (full[1] / s.granularity)};
+}
+
+std::vector<Piece> split_pieces(at::IntArrayRef full, const SplitSpec& s, int64_t rank, int64_t world) {
+  std::vector<Piece> pieces;
+  const std::vector<int64_t> sizes = slice_sizes(full, s);
+  int64_t local = 0;
+  for (int64_t i = 0; i < s.granularity; ++i) {
+    const bool replicated = i < s.granularity - s.sharded;
+    const RowRange range(sizes, 0, rank, world);
+    std::vector<int64_t> offsets = slice_offsets(full, s, i);
+    std::vector<int64_t> piece = sizes;
+    if (!replicated) offsets[0] += range.begin, piece[0] = range.count;
+    pieces.push_back({offsets, piece, 0, local, piece[0], replicated});
+    local += piece[0];
+  }
+  return pieces;
+}
+
+at::Tensor narrowed(at::Tensor t, const std::vector<int64_t>& offsets, const std::vector<int64_t>& sizes) {
+  for (size_t d = 0; d < sizes.size(); ++d) t = t.narrow(static_cast<int64_t>(d), offsets[d], sizes[d]);
+  return t;
+}
+
+}  // namespace
+
+int64_t RowRange::first_long_dim(at::IntArrayRef sizes) {
+  for (size_t d = 0; d < sizes.size(); ++d)
+    if (sizes[d] > 1) return static_cast<int64_t>(d);
+  return 0;
+}
+
+RowRange::RowRange(at::IntArrayRef sizes, int64_t range_dim, int64_t rank, int64_t world) : dim(range_dim) {
+  if (sizes.empty()) return;
+  rows = sizes[dim];
+  chunk = ceil_div(rows, world);
+  begin = std::min(rows, rank * chunk);
+  count = std::min(rows, (rank + 1) * chunk) - begin;
+  row_elements = 1;
+  for (size_t d = dim + 1; d < sizes.size(); ++d) row_elements *= sizes[d];
+}
+
+Parameter::Parameter(const ParamSpec& spec, bool sharded, int64_t rank, int64_t world)
+    : name_(spec.name), tensor_(spec.tensor), full_sizes_(spec.tensor.sizes().vec()), whole_(!sharded) {
+  if (sharded) split_ = spec.split;
+  if (split_) {
+    pieces_ = split_pieces(full_sizes_, *split_, rank, world);
+  } else {
+    std::vector<int64_t> offsets(full_sizes_.size(), 0), sizes = full_sizes_;
+    RowRange range(full_sizes_, RowRange::first_long_dim(full_sizes_), rank, world);
+    if (sharded) offsets[range.dim] = range.begin, sizes[range.dim] = range.count;
+    const int64_t count = sizes.empty() ? 1 : sizes[range.dim];
+    pieces_.push_back({offsets, sizes, range.dim, 0, count, !sharded});
+  }
+  if (sharded) {
+    at::Tensor full = tensor_.variable_data();
+    tensor_.set_data(take_local(full));
+    tensor_.mutable_grad().reset();
+  }
+}
+
+at::Tensor Parameter::local() const { return inside_ ? aside_ : tensor_.variable_data(); }
+
+at::Tensor& Parameter::local_grad() { return inside_ ? aside_grad_ : tensor_.mutable_grad(); }
+
+at::Tensor& Parameter::ensure_local_grad() {
+  at::Tensor& grad = local_grad();
+  if (!grad.defined()) grad = at::zeros_like(local());
+  return grad;
+}
+
+void Parameter::enter(const at::Tensor& full) {
+  if (inside_) return;
+  aside_ = tensor_.variable_data();
+  aside_grad_ = tensor_.grad();
+  tensor_.mutable_grad().reset();
+  if (full.defined()) tensor_.set_data(full);
+  inside_ = true;
+}
+
+void Parameter::leave() {
+  if (!inside_) return;
+  if (!split_) tensor_.set_data(aside_);
+  tensor_.mutable_grad() = aside_grad_;
+  aside_.reset();
+  aside_grad_.reset();
+  inside_ = false;
+}
+
+void Parameter::show(const at::Tensor& data) { tensor_.set_data(data); }
+
+int64_t Parameter::slice_rows() const { return slice_sizes(full_sizes_, *split_)[0]; }
+
+at::Tensor Parameter::take_local(const at::Tensor& full) const {
+  if (!split_) return narrowed(full, pieces_[0].offsets, pieces_[0].sizes).clone(at::MemoryFormat::Contiguous);
+  std::vector<at::Tensor> parts;
+  for (const Piece& piece : pieces_) parts.push_back(narrowed(full, piece.offsets, piece.sizes));
+  return at::cat(parts, 0);
+}
+
+Slot::Slot(Parameter& owner, std::string name, std::vector<int64_t> sizes, int64_t local_begin, int64_t rank,
+           int64_t world)
+    : owner_(&owner),
+      name_(std::move(name)),
+      range_(sizes, owner.split() ? 0 : RowRange::first_long_dim(sizes), rank, world),
+      local_begin_(local_begin) {
+  const at::Tensor& like = owner.tensor();
+  const int64_t elements = world * range_.chunk * range_.row_elements;
+  padded_nbytes_ = static_cast<size_t>(elements) * like.element_size();
+  // An empty storage of the right nominal size on the right device: no memory is taken.
+  c10::Storage storage(c10::Storage::use_byte_size_t(), padded_nbytes_, at::DataPtr(nullptr, like.device()),
+                       /*allocator=*/nullptr, /*resizable=*/false);
+  const auto options = like.options().requires_grad(false);
+  std::vector<int64_t> strides(sizes.size(), 1);
+  for (size_t d = sizes.size(); d-- > 1;) strides[d - 1] = strides[d] * std::max<int64_t>(sizes[d], 1);
+  full_ = at::empty({0}, options).set_(storage, 0, sizes, strides);
+  padded_ = at::empty({0}, options).set_(storage, 0, {elements}, {1});
+  unreadable_ = "OSDP: parameter '" + name_ +
+                "' was read while it is not gathered. It is gathered for the calls that read it when the model was "
+                "described (its module, or the module whose forward uses it). Read it inside one of those, describe "
+                "the model with a sample that takes this path, or use osdp.summon_full_params(model).";
+  detach();
+}
+
+void Slot::attach(at::DataPtr memory) {
+  auto* storage = full_.storage().unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(std::move(memory));
+  storage->clear_data_ptr_access_error_msg_();
+  attached_ = true;
+}
+
+void Slot::detach() noexcept {
+  auto* storage = full_.storage().unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(at::DataPtr(nullptr, storage->_mutable_data_ptr_no_checks().device()));
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(unreadable_);
+  attached_ = false;
+}
+
+at::Tensor Slot::rows_of(const at::Tensor& local) const {
+  return local.narrow(range_.dim, local_begin_, range_.count).view({range_.count * range_.row_elements});
+}
+
+}  // namespace osdp::runtime

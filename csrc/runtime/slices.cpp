@@ -1,0 +1,75 @@
+#include "runtime/slices.hpp"
+
+#include <ATen/core/grad_mode.h>
+
+#include "runtime/graph_task.hpp"
+#include "runtime/no_inference.hpp"
+#include "runtime/runtime.hpp"
+
+namespace osdp::runtime {
+
+at::Tensor RuntimeSlices::acquire(int64_t index, int64_t) {
+  auto runtime = runtime_.lock();
+  TORCH_CHECK(runtime, "OSDP: a split layer was called after its sharded model was destroyed");
+  return runtime->acquire_slice(param_, index);
+}
+
+void RuntimeSlices::release(int64_t index) noexcept {
+  if (auto runtime = runtime_.lock()) runtime->release_slice(param_, index);
+}
+
+void RuntimeSlices::put_grad(int64_t index, at::Tensor grad) {
+  auto runtime = runtime_.lock();
+  TORCH_CHECK(runtime, "OSDP: a split layer's backward ran after its sharded model was destroyed");
+  runtime->put_slice_gradient(param_, index, std::move(grad));
+}
+
+// The hint `next` is not needed: slices are units of the recorded order, which also knows what follows the last one.
+at::Tensor Runtime::acquire_slice(int64_t param, int64_t slice) {
+  NoInference no_inference;
+  at::NoGradGuard no_grad;
+  if (!backward_ && stack_.empty() && current_graph_task() != -1) begin_backward();
+  Parameter& p = *params_[param];
+  const SplitSpec& split = *p.split();
+  const int64_t whole = split.granularity - split.sharded;
+  const int64_t rows = p.slice_rows();
+  if (slice < whole) return p.local().narrow(0, slice * rows, rows);
+  Unit& unit = *places_[param].slices[slice - whole];
+  use(unit);
+  ++unit.running;
+  return unit.slots[0].full();
+}
+
+void Runtime::release_slice(int64_t param, int64_t slice) noexcept {
+  const SplitSpec& split = *params_[param]->split();
+  const int64_t whole = split.granularity - split.sharded;
+  if (slice < whole) return;
+  Unit& unit = *places_[param].slices[slice - whole];
+  if (unit.running > 0 && --unit.running == 0) release(unit);
+}
+
+void Runtime::put_slice_gradient(int64_t param, int64_t slice, at::Tensor gradient) {
+  NoInference no_inference;
+  at::NoGradGuard no_grad;
+  begin_backward();
+  Parameter& p = *params_[param];
+  Place& place = places_[param];
+  const int64_t whole = p.split()->granularity - p.split()->sharded;
+  const int64_t rows = p.slice_rows();
+  if (slice < whole) {
+    if (place.bucket) {
+      buckets_.await(*place.bucket);
+      place.bucket->dirty = true;
+    }
+    p.ensure_local_grad().narrow(0, slice * rows, rows).add_(gradient);
+    return;
+  }
+  Unit& unit = *place.slices[slice - whole];
+  add_pending(unit.slots[0], std::move(gradient));
+  if (sync_)
+    reduce(unit);
+  else
+    keep_unreduced(unit);
+}
+
+}  // namespace osdp::runtime

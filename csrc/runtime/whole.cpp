@@ -1,0 +1,152 @@
+// Whole parameters, outside of training steps: for state dicts, summon_full_params and clipping.
+#include <ATen/Functions.h>
+
+#include <cmath>
+#include <limits>
+
+#include "runtime/no_inference.hpp"
+#include "runtime/runtime.hpp"
+
+namespace osdp::runtime {
+namespace {
+
+// Puts one piece, gathered from all ranks' rows where it is sharded, into the full tensor. For a piece of rank r all
+// ranks' pieces are offset along `dim` only.
+at::Tensor gathered_rows(Collectives& collectives, const at::Tensor& rows, int64_t dim, int64_t full_rows) {
+  const int64_t world = collectives.world();
+  const int64_t chunk = (full_rows + world - 1) / world;
+  std::vector<int64_t> sizes = rows.sizes().vec();
+  sizes[dim] = chunk;
+  at::Tensor padded = at::zeros(sizes, rows.options());
+  padded.narrow(dim, 0, rows.size(dim)).copy_(rows);
+  sizes[dim] = chunk * world;
+  at::Tensor all = at::empty(sizes, rows.options());
+  collectives.all_gather({all.view({-1})}, {padded.view({-1})});
+  return all.narrow(dim, 0, full_rows);
+}
+
+}  // namespace
+
+at::Tensor Runtime::gather_whole(int64_t index, const at::Tensor& local) {
+  NoInference no_inference;
+  at::NoGradGuard no_grad;
+  Parameter& p = *params_.at(index);
+  TORCH_CHECK(stack_.empty() && !backward_, "OSDP: full parameters were asked for inside a forward or backward ('",
+              p.name(), "'); ask between steps.");
+  if (p.whole()) return local.detach().clone();
+  at::Tensor full = at::empty(p.full_sizes(), local.options());
+  Ticket done = lane_->submit(p.name() + " all-gather (whole)", [this, &p, local, full] {
+    for (const Piece& piece : p.pieces()) {
+      at::Tensor rows = local.narrow(piece.local_dim, piece.local_begin, piece.local_count);
+      const int64_t full_rows = p.split() ? p.slice_rows() : p.full_sizes()[piece.local_dim];
+      std::vector<int64_t> offsets = piece.offsets;
+      if (!piece.replicated) {
+        offsets[piece.local_dim] -= RowRange(std::vector<int64_t>{full_rows}, 0, rank(), world()).begin;
+        rows = gathered_rows(*collectives_, rows, piece.local_dim, full_rows);
+      }
+      at::Tensor into = full;
+      for (int64_t d = 0; d < rows.dim(); ++d) into = into.narrow(d, offsets[d], rows.size(d));
+      into.copy_(rows);
+    }
+  });
+  done.wait();
+  return full;
+}
+
+void Runtime::summon(bool with_grads) {
+  TORCH_CHECK(!summoned_, "OSDP: summon_full_params is already active for this model");
+  summoned_local_.assign(params_.size(), {});
+  summoned_grad_.assign(params_.size(), {});
+  for (size_t i = 0; i < params_.size(); ++i) {
+    Parameter& p = *params_[i];
+    if (p.whole()) continue;
+    summoned_local_[i] = p.local();
+    summoned_grad_[i] = p.tensor().grad();
+    at::Tensor full = gather_whole(i, summoned_local_[i]);
+    // Whether a gradient exists is the same on every rank.
+    at::Tensor grad = with_grads && summoned_grad_[i].defined() ? gather_whole(i, summoned_grad_[i]) : at::Tensor();
+    p.tensor().mutable_grad().reset();
+    p.show(full);
+    p.tensor().mutable_grad() = grad;
+  }
+  summoned_ = true;
+}
+
+void Runtime::unsummon(bool writeback) {
+  TORCH_CHECK(summoned_, "OSDP: summon_full_params is not active for this model");
+  NoInference no_inference;
+  at::NoGradGuard no_grad;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    Parameter& p = *params_[i];
+    if (p.whole()) continue;
+    at::Tensor full = p.tensor().variable_data(), grad = p.tensor().grad();
+    p.tensor().mutable_grad().reset();
+    p.show(summoned_local_[i]);
+    if (writeback) {
+      TORCH_CHECK(full.sizes() == p.full_sizes(), "OSDP: parameter '", p.name(),
+                  "' changed its shape inside summon_full_params");
+      summoned_local_[i].copy_(p.take_local(full));
+      if (grad.defined() && summoned_grad_[i].defined()) summoned_grad_[i].copy_(p.take_local(grad));
+    }
+    p.tensor().mutable_grad() = summoned_grad_[i];
+  }
+  summoned_local_.clear();
+  summoned_grad_.clear();
+  summoned_ = false;
+}
+
+std::vector<at::Tensor> Runtime::local_gradients(bool replicated) const {
+  std::vector<at::Tensor> gradients;
+  for (const auto& p : params_) {
+    const at::Tensor grad = p->tensor().grad();
+    if (!grad.defined()) continue;
+    for (const Piece& piece : p->pieces())
+      if (piece.replicated == replicated && grad.numel() > 0)
+        gradients.push_back(grad.dim() == 0 ? grad
+                                            : grad.narrow(piece.local_dim, piece.local_begin, piece.local_count));
+  }
+  return gradients;
+}
+
+// Note [Norm of a mixed plan]
+// Sharded pieces are disjoint over the ranks, replicated ones are on all of them: rank 0 alone counts the latter. One
+// all-reduce (one number) of the sum of powers, or of the maximum, gives every rank the same norm.
+at::Tensor Runtime::clip_grad_norm(double max_norm, double norm_type) {
+  NoInference no_inference;
+  at::NoGradGuard no_grad;
+  TORCH_CHECK(norm_type > 0, "OSDP: clip_grad_norm_ needs a positive norm type, got ", norm_type);
+  const bool largest = std::isinf(norm_type);
+  const std::vector<at::Tensor> sharded = local_gradients(false), replicated = local_gradients(true);
+  double sum = 0;
+  const auto count = [&](const std::vector<at::Tensor>& gradients) {
+    for (const at::Tensor& g : gradients) {
+      const double norm = g.numel() ? at::linalg_vector_norm(g, norm_type).item<double>() : 0.0;
+      if (std::isnan(norm))
+        sum = norm;
+      else
+        sum = largest ? std::max(sum, norm) : sum + std::pow(norm, norm_type);
+    }
+  };
+  count(sharded);
+  if (rank() == 0) count(replicated);
+  const at::Device device = params_.empty() ? at::Device(at::kCPU) : params_[0]->tensor().device();
+  at::Tensor total = at::full({1}, sum, at::TensorOptions().dtype(at::kDouble).device(device));
+  Ticket done = lane_->submit("clip_grad_norm_ all-reduce", [this, total, largest] {
+    if (largest)
+      collectives_->all_reduce_max(total);
+    else
+      collectives_->all_reduce_sum(total);
+  });
+  done.wait();
+  const double norm = largest ? total.item<double>() : std::pow(total.item<double>(), 1.0 / norm_type);
+  const double scale = max_norm / (norm + 1e-6);
+  // Also when it is not a number: every rank then has the same NaN, as one process would.
+  if (!(scale >= 1.0)) {
+    for (const auto& gradients : {sharded, replicated})
+      for (at::Tensor g : gradients) g.mul_(scale);
+  }
+  at::ScalarType dtype = params_.empty() ? at::kFloat : params_[0]->tensor().scalar_type();
+  return at::full({}, norm, at::TensorOptions().dtype(dtype).device(device));
+}
+
+}  // namespace osdp::runtime

@@ -1,0 +1,94 @@
+"""The split matrix product as torch sees it: the op, its shapes, and what replaces a Linear's call.
+
+Importing this module loads `osdp._C` and registers the shape functions that FakeTensor, meta tensors and
+torch.compile need; whoever builds a `SplitCall` imports it from here. How it works: docs/splitting.md.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.fx
+from torch import Tensor
+
+from osdp._C import SplitCall, register_source, unregister_source
+
+__all__ = ["SPLITS", "SplitCall", "register_source", "split_linear", "unregister_source"]
+
+SPLITS = {"out": 0, "in": 1}
+
+
+def split_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    granularity: int,
+    split: str,
+    out_features: int | None = None,
+    in_features: int | None = None,
+    source: int = 0,
+) -> Tensor:
+    """`F.linear(x, W, bias)` in `granularity` slices of W; x [..., in_features] -> [..., out_features].
+
+    With `source` 0, `weight` holds every slice: split "out": [out, in], the ordinary weight; split "in":
+    [granularity * out, in / granularity], slices one below the other. Otherwise slices come from the
+    registered source (see `register_source`), `weight` is the parameter as it is; both sizes must be given.
+
+    >>> split_linear(torch.ones(2, 4), torch.eye(4), granularity=2, split="out").shape
+    torch.Size([2, 4])
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split is {split!r}; it must be one of {', '.join(map(repr, SPLITS))}")
+    if source != 0 and (out_features is None or in_features is None):
+        raise ValueError("out_features and in_features must be given with a source")
+    by_out = split == "out"
+    if out_features is None:
+        out_features = weight.shape[0] if by_out else weight.shape[0] // granularity
+    if in_features is None:
+        in_features = weight.shape[1] if by_out else weight.shape[1] * granularity
+    result: Tensor = torch.ops.osdp.split_linear(
+        x, weight, bias, out_features, in_features, granularity, SPLITS[split], source
+    )
+    return result
+
+
+@torch.library.register_fake("osdp::split_linear")  # type: ignore[untyped-decorator]
+def _split_linear_shape(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out_features: int,
+    in_features: int,
+    granularity: int,
+    split: int,
+    source: int,
+) -> Tensor:
+    if x.shape[-1] != in_features:
+        raise RuntimeError(f"osdp::split_linear: x is {tuple(x.shape)}, not [..., {in_features}]")
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+@torch.library.register_fake("osdp::split_linear_backward")  # type: ignore[untyped-decorator]
+def _split_linear_backward_shape(
+    grad: Tensor,
+    x: Tensor | None,
+    weight: Tensor | None,
+    out_features: int,
+    in_features: int,
+    granularity: int,
+    split: int,
+    source: int,
+    weight_dtype: torch.dtype,
+    output_mask: list[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    slices = granularity if split == SPLITS["in"] else 1
+    stacked = (slices * out_features, in_features // slices)
+    return (
+        grad.new_empty((*grad.shape[:-1], in_features)) if output_mask[0] else None,
+        grad.new_empty(stacked, dtype=weight_dtype) if output_mask[1] and source == 0 else None,
+        grad.new_empty((out_features,)) if output_mask[2] else None,
+    )
+
+
+# With a source the slices' gradients leave inside this op: a graph keeps it even if nobody uses its results.
+torch.fx.node.has_side_effect(torch.ops.osdp.split_linear_backward.default)

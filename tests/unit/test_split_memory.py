@@ -1,0 +1,77 @@
+"""What the split product allocates, from torch's own allocation events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from split_helpers import TensorSource
+from torch.profiler import ProfilerActivity, profile
+
+from osdp.ops import split_linear
+
+N, OUT, IN, G = 192, 512, 512, 8
+SLACK_BYTES = 64 * 1024  # scalars, the engine's own
+
+
+def peak_bytes(run: Callable[[], object]) -> int:
+    """The most bytes that `run` held at once, beyond what was there before (this thread's allocations)."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
+        kept = run()
+    events = [e for e in prof.profiler.kineto_results.events() if e.name() == "[memory]"]
+    total = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        total += event.nbytes()
+        peak = max(peak, total)
+    del kept
+    assert peak > 0
+    return peak
+
+
+class ThriftySource(TensorSource):
+    """Makes a fresh slice at each acquire, as a gather does, and drops the gradients, as a reduction does."""
+
+    def acquire(self, index: int, following: int) -> torch.Tensor:
+        self.held[index] = self.slices[index].clone()
+        return self.held[index]
+
+    def release(self, index: int) -> None:
+        del self.held[index]
+
+    def put_grad(self, index: int, grad: torch.Tensor) -> None:
+        pass
+
+
+@pytest.mark.parametrize("with_bias", (True, False))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("split", ("out", "in"))
+def test_peak_is_results_plus_one_slice(split: str, dtype: torch.dtype, with_bias: bool) -> None:
+    weight = torch.randn(OUT, IN).to(dtype)
+    source = ThriftySource(weight, G, split)
+    x = torch.randn(N, IN).to(dtype).requires_grad_()
+    bias = torch.randn(OUT).to(dtype) if with_bias else None
+    shard = weight[:1].clone().requires_grad_()
+    size = weight.element_size()
+    one_slice = OUT * IN // G * size
+    activation = {"out": N * OUT * size, "in": N * IN * size}
+    float_sum = N * OUT * 4 if dtype == torch.bfloat16 else 0  # 16-bit products are summed in float
+    outputs: list[torch.Tensor] = []
+
+    def forward() -> None:
+        outputs.append(
+            split_linear(
+                x, shard, bias, granularity=G, split=split, out_features=OUT, in_features=IN, source=source.id
+            )
+        )
+
+    forward()  # whatever is allocated once, is
+    outputs.clear()
+    allowed = activation["out"] + one_slice + (float_sum if split == "in" else 0)
+    assert peak_bytes(forward) <= allowed + SLACK_BYTES
+
+    gradient = torch.randn(N, OUT).to(dtype)
+    y = outputs.pop()
+    allowed = activation["in"] + one_slice + (float_sum if split == "out" else 0)
+    assert peak_bytes(lambda: y.backward(gradient)) <= allowed + SLACK_BYTES
+    source.close()

@@ -23,7 +23,9 @@ _MODULE_HELP = "FILE.py:FUNCTION or package.module:FUNCTION, which returns a mod
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns 0, or 2 after one line on standard error when nothing fits or the input is bad."""
+    """Run one command. Returns 0, or 2 after one line on standard error when nothing fits or the input is
+    bad.
+    """
     arguments = _parser().parse_args(argv)
     try:
         command: Callable[[argparse.Namespace], None] = arguments.command

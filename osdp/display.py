@@ -35,9 +35,11 @@ class Row:
 
 
 def rows(plan: Plan) -> list[Row]:
-    """The table's rows: every operator with parameters or a prediction, in execution order of each row's first one.
+    """The table's rows: every operator with parameters or a prediction, in execution order of each row's
+    first one.
 
-    Operators are put together when their names differ in one number only, and kind, sizes, choice and reason are equal.
+    Operators are put together when their names differ in one number only, and kind, sizes, choice and reason
+    are equal.
     """
     groups: dict[tuple[object, ...], list[Operator]] = {}
     predictions = plan.predicted.operators if plan.predicted else {}
@@ -66,7 +68,8 @@ def _runs(group: list[Operator]) -> list[list[Operator]]:
     """`group` in parts whose names can be written as one: those that differ in the same single number."""
     parts: list[list[Operator]] = []
     for operator in group:
-        # The first, the last and the new one speak for all: the ones between differ from the first in that place too.
+        # The first, the last and the new one speak for all: the ones between differ from the first in that
+        # place too.
         if parts and _differing([parts[-1][0].name, parts[-1][-1].name, operator.name]) is not None:
             parts[-1].append(operator)
         else:
@@ -213,8 +216,8 @@ def _time(plan: Plan) -> Text | None:
     )
     return Text(
         f"step time   {format_seconds(p.step_time_s)}: computation {format_seconds(p.compute_s)}, "
-        f"communication {format_seconds(p.communication_s)}, optimizer {format_seconds(p.optimizer_s)}{overlap}; "
-        f"{p.throughput:.4g} samples/s"
+        f"communication {format_seconds(p.communication_s)}, optimizer {format_seconds(p.optimizer_s)}"
+        f"{overlap}; {p.throughput:.4g} samples/s"
     )
 
 
@@ -233,7 +236,7 @@ def _proof(plan: Plan) -> Text | None:
 
 
 def diff(plan: Plan, other: Plan) -> str:
-    """What `other` decides differently, a line for each row of operators; "" where the decisions are equal."""
+    """What `other` decides differently, a line for each row of operators; "" where they decide the same."""
     lines = []
     for name in ("world_size", "batch_size", "optimizer", "precision", "memory_limit_bytes"):
         before, after = getattr(plan, name), getattr(other, name)

@@ -36,15 +36,17 @@ def measure_gamma(
 ) -> Gamma:
     """Times of the operators, from real steps on the sample, of two batch sizes.
 
-    `operators` maps the names of operators (which are names of modules) to something that is equal for those that do the
-    same work: they get the same times. Parameters, gradients, buffers, plain attributes of modules and random number generators are afterwards what they were; hooks
-    that make gradients (`register_post_accumulate_grad_hook`) do not run.
+    `operators` maps the names of operators (which are names of modules) to something that is equal for those
+    that do the same work: they get the same times. Parameters, gradients, buffers, plain attributes of
+    modules and random number generators are afterwards what they were; hooks that make gradients
+    (`register_post_accumulate_grad_hook`) do not run.
     """
     # Note [Parts that add up]
-    # Hooks cost time, and parts of a step belong to no operator (residual additions, the engine between two nodes). So
-    # the whole step is timed without hooks, and the parts are scaled to add up to it: the rest is spread in proportion.
-    # A share of the whole that does not grow with the batch is told apart by the two batch sizes. Single operators are
-    # short and a busy machine disturbs them much, so each takes its lower quartile, averaged over those that are alike.
+    # Hooks cost time, and parts of a step belong to no operator (residual additions, the engine between two
+    # nodes). So the whole step is timed without hooks, and the parts are scaled to add up to it: the rest is
+    # spread in proportion. A share of the whole that does not grow with the batch is told apart by the two
+    # batch sizes. Single operators are short and a busy machine disturbs them much, so each takes its lower
+    # quartile, averaged over those that are alike.
     batch = batch_of((args, kwargs))
     small, large = (batch // 2, batch) if batch >= 4 else (batch, 2 * batch)
     samples = {b: with_batch((args, kwargs), b) for b in (small, large)}
@@ -110,7 +112,8 @@ def _differentiable(outputs: Any) -> list[torch.Tensor]:
 
 
 def _backward(model: nn.Module, outputs: list[torch.Tensor]) -> None:
-    # autograd.grad, not backward: .grad stays as it is, and hooks that expect a real training step do not run.
+    # autograd.grad, not backward: .grad stays as it is, and hooks that expect a real training step do not
+    # run.
     inputs = [p for p in model.parameters() if p.requires_grad]
     torch.autograd.grad(outputs, inputs, [torch.ones_like(t) for t in outputs], allow_unused=True)
 
@@ -119,9 +122,10 @@ class _StepWatch:
     """Times of one step by operator, from hooks on modules (forward) and on autograd nodes (backward)."""
 
     # Note [Whose node]
-    # An autograd node belongs to the module that ran when it was made. When a module is entered, the nodes behind its
-    # inputs that nobody has yet are its caller's; when it is left, those behind its outputs are its own. What no module
-    # input or output leads to (a cached tensor) stays nobody's and is spread over all.
+    # An autograd node belongs to the module that ran when it was made. When a module is entered, the nodes
+    # behind its inputs that nobody has yet are its caller's; when it is left, those behind its outputs are
+    # its own. What no module input or output leads to (a cached tensor) stays nobody's and is spread over
+    # all.
 
     def __init__(self, model: nn.Module, device: torch.device, operators: Collection[str]) -> None:
         self._device = device
@@ -249,7 +253,9 @@ def _evened(times: Mapping[str, float], alike: Mapping[str, Hashable]) -> dict[s
 
 
 def _line(small: int, at_small: float, large: int, at_large: float) -> tuple[float, float]:
-    """(slope, offset), neither negative, through the point at `large` and, where that allows, the one at `small`."""
+    """(slope, offset), neither negative, through the point at `large` and, where that allows, the one at
+    `small`.
+    """
     slope = (at_large - at_small) / (large - small) if large > small else at_large / large
     slope = min(max(0.0, slope), at_large / large)
     return slope, at_large - slope * large

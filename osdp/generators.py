@@ -12,7 +12,9 @@ import torch
 
 @contextmanager
 def generators_kept(device: torch.device | None = None) -> Iterator[None]:
-    """Python's, NumPy's (if it is loaded) and torch's generators (CPU's and `device`'s) as they were afterwards."""
+    """Python's, NumPy's (if it is loaded) and torch's generators (CPU's and `device`'s) as they were
+    afterwards.
+    """
     numpy = sys.modules.get("numpy")
     python_state = random.getstate()
     numpy_state = numpy.random.get_state() if numpy is not None else None

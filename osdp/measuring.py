@@ -21,10 +21,11 @@ _ROUNDS = (5, 60)  # fewest, most
 def measure_collectives(
     device: torch.device, group: dist.ProcessGroup | None, world: int, seconds: float
 ) -> tuple[Collective, Collective, Collective]:
-    """all_gather, reduce_scatter, all_reduce of the `world` ranks of `group` (None: the default one). Collective; about `seconds` long.
+    """all_gather, reduce_scatter, all_reduce of the `world` ranks of `group` (None: the default one).
+    Collective; about `seconds` long.
 
-    Every size and collective is run in every round, so that a disturbance meets all of them; the median over rounds,
-    averaged over ranks, is fitted.
+    Every size and collective is run in every round, so that a disturbance meets all of them; the median over
+    rounds, averaged over ranks, is fitted.
     """
     if world == 1:
         nothing = Collective(0.0, 0.0)
@@ -67,10 +68,11 @@ def measure_collectives(
 
 
 def fit(sizes: Sequence[float], times: Sequence[float]) -> Collective:
-    """alpha and beta, not negative, with `time = alpha + size * beta`; relative errors count, so that small ones do.
+    """alpha and beta, not negative, with `time = alpha + size * beta`; relative errors count, so that small
+    ones do.
 
-    Weighted least squares over the two unknowns; where the best of all has a negative one, it is the best with that
-    one zero.
+    Weighted least squares over the two unknowns; where the best of all has a negative one, it is the best
+    with that one zero.
     """
     weights = [1 / max(t, 1e-9) ** 2 for t in times]
     total = sum(weights)
@@ -129,7 +131,9 @@ def _median_time(device: torch.device, job: Callable[[], object], seconds: float
 
 
 def device_memory(device: torch.device, ranks_on_host: int) -> int:
-    """Bytes of memory that one rank has: the device's, or its part of the host's (of the container's, if less)."""
+    """Bytes of memory that one rank has: the device's, or its part of the host's (of the container's, if
+    less).
+    """
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,7 +1,8 @@
 """Strict JSON for the value types: what is written is read back equal; anything else is refused by name.
 
-A file is `{"osdp": KIND, "version": 1, ...the dataclass's fields}`. Reading follows the dataclasses' type annotations
-and nothing else: no eval, no pickle, no unknown or missing or repeated fields, no bool where an int belongs.
+A file is `{"osdp": KIND, "version": 1, ...the dataclass's fields}`. Reading follows the dataclasses' type
+annotations and nothing else: no eval, no pickle, no unknown or missing or repeated fields, no bool where an
+int belongs.
 """
 
 from __future__ import annotations

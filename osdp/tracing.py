@@ -31,7 +31,8 @@ def describe(model: nn.Module, *args: Any, **kwargs: Any) -> ModelDescription:
     number generators stay as they are. It runs in the model's mode: describe a model for training in
     `model.train()`.
 
-    Without a sample nothing is watched: operators come in `named_modules()` order, untraced, with zero activations.
+    Without a sample nothing is watched: operators come in `named_modules()` order, untraced, with zero
+    activations.
 
     Raises DescribeError, with the module whose forward failed.
 
@@ -119,7 +120,7 @@ def _trace(model: nn.Module, args: Any, kwargs: Any) -> Trace:
 
 
 def _fake_copy(model: nn.Module) -> tuple[nn.Module, dict[int, str]]:
-    """A copy of `model` on fake tensors, made in the FakeTensorMode that is active, and name by parameter id."""
+    """A copy of `model` on fake tensors (a FakeTensorMode must be active), and names by parameter id."""
     memo: dict[int, Any] = {}
     for module in model.modules():
         plain = [t for t in vars(module).values() if isinstance(t, torch.Tensor)]
@@ -235,7 +236,7 @@ def _parts(
 
 
 def _split_shape(owners: Ownership, name: str, trace: Trace | None) -> tuple[int, int] | None:
-    """(out, in) of a plain nn.Linear that alone reads its weight: its call can be replaced by one in slices."""
+    """(out, in) of a plain nn.Linear that alone reads its weight: it can be computed in slices."""
     module = owners.modules[name]
     if trace is None or type(module) is not nn.Linear or "forward" in vars(module) or _has_hooks(module):
         return None

@@ -55,7 +55,8 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While entered, writes down in `trace` what the forward of `model` does. Enter inside of other dispatch
     modes.
 
-    `names` maps id(parameter) to its name. The module that a thing is attributed to is the innermost one running.
+    `names` maps id(parameter) to its name. The module that a thing is attributed to is the innermost one
+    running.
     """
 
     # Note [Reading is dispatching]

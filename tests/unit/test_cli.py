@@ -56,7 +56,7 @@ def models(tmp_path: Path) -> str:
 
 @pytest.fixture
 def searched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Stands in for the search, which has its own tests: writes down what it is asked, and answers FULL_SHARD."""
+    """Stands in for the search, which has its own tests: notes what it is asked, answers FULL_SHARD."""
     asked: list[dict[str, Any]] = []
 
     def search(description: ModelDescription, **options: Any) -> Plan:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import nn
 from osdp.clock import Timeline, synchronize
 from osdp.generators import generators_kept
 from osdp.nested import batch_of, tensors_in, with_batch
+from osdp.untouched import untouched
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def measure_gamma(
     samples = {b: with_batch((args, kwargs), b) for b in (small, large)}
     whole: dict[int, list[tuple[float, float]]] = {small: [], large: []}  # (forward, backward)
     parts: dict[int, list[tuple[dict[str, float], dict[str, float]]]] = {small: [], large: []}
-    with _untouched(model), generators_kept(device):
+    with untouched(model), generators_kept(device):
         end = time.perf_counter() + seconds
         for count in range(40):
             if count > 2 and time.perf_counter() > end:
@@ -190,28 +190,6 @@ class _StepWatch:
             self._timeline.stamp(owner)
 
         return hook
-
-
-@contextmanager
-def _untouched(model: nn.Module) -> Iterator[None]:
-    """Buffers and attributes of every module as they were, whatever its forward changed."""
-    modules = list(model.modules())
-    attributes = [dict(vars(m)) for m in modules]
-    buffers = [dict(m._buffers) for m in modules]
-    values = {id(b): b.detach().clone() for held in buffers for b in held.values() if b is not None}
-    try:
-        yield
-    finally:
-        for module, was, held in zip(modules, attributes, buffers, strict=True):
-            vars(module).clear()
-            vars(module).update(was)
-            module._buffers.clear()
-            module._buffers.update(held)
-            for buffer in held.values():
-                # Not by `_version`, which BatchNorm's kernels do not raise.
-                if buffer is not None and not torch.equal(buffer, values[id(buffer)]):
-                    with torch.no_grad():
-                        buffer.copy_(values[id(buffer)])
 
 
 def _combine(

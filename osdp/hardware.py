@@ -39,8 +39,8 @@ class Hardware:
     all_reduce: Collective
     flops_per_s: float  # achieved on matrix products; prices operators that were not measured themselves
     optimizer_s_per_byte: float  # time of an AdamW step per byte of fp32 parameters that this rank updates
-    # Operator name -> seconds: forward + backward per sample; the part that does not grow with the batch; forward
-    # alone per sample.
+    # Operator name -> seconds: forward + backward per sample; the part that does not grow with the batch;
+    # forward alone per sample.
     gamma_s: Mapping[str, float] = field(default_factory=dict)
     gamma_fixed_s: Mapping[str, float] = field(default_factory=dict)
     recompute_s: Mapping[str, float] = field(default_factory=dict)

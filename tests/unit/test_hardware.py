@@ -92,7 +92,7 @@ MEASURED = {
 
 
 def test_the_rtx_titan_figures_reproduce_the_measured_blocks() -> None:
-    """The paper's formulas with the known machine's figures; they leave out overlap, so they err on large batches."""
+    """The paper's formulas with the known machine's figures: as near as its source says."""
     machine = Hardware.load("rtx-titan-8")
     errors = []
     for hidden, (whole, sharded) in MEASURED.items():
@@ -102,4 +102,4 @@ def test_the_rtx_titan_figures_reproduce_the_measured_blocks() -> None:
             for steps, link, measured in ((2, machine.all_reduce, whole), (3, machine.all_gather, sharded)):
                 time = steps * 7 * (link.alpha_s + size / 8 * link.beta_s_per_byte) + batch * gamma
                 errors.append(abs(time / measured[batch - 1] - 1))
-    assert max(errors) < 0.25 and sum(errors) / len(errors) < 0.1
+    assert max(errors) < 0.07 and sum(errors) / len(errors) < 0.03

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from osdp.blocks import block_containing, is_callable, recomputable_blocks
 from osdp.description import Block, ModelDescription, Operator, Parameter
-from osdp.errors import DescribeError
+from osdp.errors import DescribeError, ShardingError
 from osdp.generators import generators_kept
 from osdp.nested import batch_of, map_tensors, tensors_in, with_batch
 from osdp.untouched import untouched
@@ -45,6 +46,7 @@ def describe(model: nn.Module, *args: Any, **kwargs: Any) -> ModelDescription:
     # other tensors for backward. The copy is a deepcopy that is told beforehand what each tensor becomes, so
     # every reference to a parameter (an LSTM's weight list, tied weights, a tensor in a plain attribute)
     # leads to the same fake one.
+    _refuse_sharded(model)
     _refuse_uninitialised(model)
     ownership = Ownership(model)
     if not ownership.parameters:
@@ -297,6 +299,20 @@ def _parameter(owners: Ownership, name: str) -> Parameter:
     p = owners.parameters[name]
     return Parameter(
         name, owners.aliases[name], tuple(p.shape), str(p.dtype).removeprefix("torch."), p.requires_grad
+    )
+
+
+def _refuse_sharded(model: nn.Module) -> None:
+    sharding = sys.modules.get("osdp.sharding")  # not imported for this: describing needs no runtime
+    if sharding is None:
+        return
+    try:
+        sharding.runtime_of(model)
+    except ShardingError:
+        return
+    raise DescribeError(
+        f"this {type(model).__name__} is sharded: its parameters are this rank's pieces. Describe and profile the "
+        "model before osdp.fully_shard"
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
+import sys
+import types
 
 import pytest
 import torch
@@ -359,6 +361,24 @@ def test_tensors_kept_in_containers_and_made_from_parameters() -> None:
 
     (operator,) = [o for o in osdp.describe(Keeping(), torch.randn(2, 4)).operators if o.parameters]
     assert not operator.traced
+
+
+def test_a_sharded_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(2, 2)
+    runtime = types.ModuleType("osdp.sharding")
+    sharded: list[nn.Module] = []
+
+    def runtime_of(asked: nn.Module) -> object:
+        if asked in sharded:
+            return object()
+        raise osdp.ShardingError("not sharded")
+
+    runtime.runtime_of = runtime_of  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "osdp.sharding", runtime)
+    osdp.describe(model)
+    sharded.append(model)
+    with pytest.raises(osdp.DescribeError, match="before osdp.fully_shard"):
+        osdp.describe(model)
 
 
 def test_shared_modules_go_by_their_first_name() -> None:

@@ -151,12 +151,13 @@ def _headline(plan: Plan) -> Text:
 
 def _table(plan: Plan) -> Table:
     predicted = plan.predicted is not None and bool(plan.predicted.operators)
+    sliced = any(choice.granularity > 1 for choice in plan.choices.values())
     table = Table(show_edge=False, pad_edge=False, box=None, header_style="bold")
     table.add_column("operator", overflow="fold", max_width=44)
-    table.add_column("kind")
     table.add_column("parameters", justify="right")
     table.add_column("mode")
-    table.add_column("slices")
+    if sliced:
+        table.add_column("slices")
     if plan.recompute:
         table.add_column("recompute")
     if predicted:
@@ -169,11 +170,11 @@ def _table(plan: Plan) -> Table:
         choice = row.choice
         cells: list[str | Text] = [
             row.label,
-            row.operator.kind,
             count + format_count(elements) if elements else "-",
             Text(choice.mode, style=_MODE_STYLES.get(choice.mode, "")) if choice else "-",
-            _slices(choice),
         ]
+        if sliced:
+            cells.append(_slices(choice))
         if plan.recompute:
             cells.append(plan.recompute.get(row.operator.block or "", ""))
         if predicted:

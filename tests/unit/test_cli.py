@@ -152,6 +152,21 @@ def test_bad_input_to_search_is_one_line(
     assert says in fails(capsys, "search", *argv)
 
 
+def test_search_for_real(models: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        import osdp.searching  # noqa: F401
+    except ImportError as error:
+        pytest.skip(f"the planner is not built: {error}")
+    plan = tmp_path / "plan.json"
+    argv = ["search", "--module", f"{models}:build", "--world-size", "2", "--hardware", "rtx-titan-8"]
+    assert main([*argv, "--memory", "1GiB", "-o", str(plan)]) == 0
+    found = Plan.load(plan)
+    assert set(found.choices) == {"0", "2"} and found.world_size == 2 and found.predicted is not None
+    assert found.predicted.peak_memory_bytes <= 2**30
+    assert "peak memory" in capsys.readouterr().out
+    assert "smallest that fits" in fails(capsys, *argv, "--memory", "100B")
+
+
 @pytest.mark.parametrize("argv", [[], ["search"], ["fly"], ["explain"], ["search", "--batch-size", "-3"]])
 def test_wrong_arguments_exit_with_2_and_show_the_usage(
     argv: list[str], capsys: pytest.CaptureFixture[str]

@@ -377,7 +377,7 @@ def test_a_sharded_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "osdp.sharding", runtime)
     osdp.describe(model)
     sharded.append(model)
-    with pytest.raises(osdp.DescribeError, match="before osdp.fully_shard"):
+    with pytest.raises(osdp.DescribeError, match=r"before osdp\.fully_shard"):
         osdp.describe(model)
 
 

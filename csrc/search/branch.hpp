@@ -1,0 +1,17 @@
+// The two searches for the plan of least time within the memory limit.
+#pragma once
+
+#include "search/problem.hpp"
+
+namespace osdp::search {
+
+// The paper's Algorithm 1 for one batch size: depth-first over the operators and their options in the order
+// given, with its two prunings only (a partial plan over the memory limit; a partial plan not faster than the
+// best one). Exponential in the number of operators. lower_bound_ps is 0 until it ends.
+Solution solve_dfs(const Problem& problem, const Budget& budget = {});
+
+// The proven optimum, usually in well under a millisecond; see Note [Exact search] in exact.cpp. Stopped
+// early it returns the best plan so far with a valid lower bound.
+Solution solve_exact(const Problem& problem, const Budget& budget = {});
+
+}  // namespace osdp::search

@@ -1,0 +1,211 @@
+#include "search/cost.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "search/problem.hpp"
+
+namespace osdp::search {
+namespace {
+
+int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
+
+// Costs of one operator, seconds until the end.
+class Pricer {
+ public:
+  Pricer(const Operator& op, const Device& device, const Space& space, Recompute recompute)
+      : op_(op),
+        device_(device),
+        space_(space),
+        recompute_(recompute),
+        steps_(static_cast<double>(device.ranks - 1)) {
+    for (const Tensor& t : op.tensors) {
+      bytes_ += t.bytes();
+      if (t.trainable) trainable_bytes_ += t.bytes();
+    }
+  }
+
+  Candidate no_shard() const {
+    Candidate c;
+    for (const Tensor& t : op_.tensors) c.state_bytes += t.bytes() * copies(t);
+    return finish(c, all_reduce(trainable_bytes_), trainable_bytes_);
+  }
+
+  // Parameters stay gathered from forward to backward; gradients and optimizer state are sharded.
+  Candidate shard_grad_op() const {
+    Candidate c;
+    c.mode = Mode::ShardGradOp;
+    c.sharded_slices = 1;
+    const int64_t updated = add_sharded(c);
+    c.state_bytes += bytes_;
+    return finish(c, gather(bytes_) + reduce_scatter(trainable_bytes_), updated);
+  }
+
+  Candidate full_shard() const {
+    Candidate c;
+    c.mode = Mode::FullShard;
+    c.sharded_slices = 1;
+    const int64_t updated = add_sharded(c);
+    return finish(c, gathers(false) * gather(bytes_) + reduce_scatter(trainable_bytes_), updated);
+  }
+
+  // `sharded` of `granularity` slices of the weight are sharded, each a unit of its own; the other slices and
+  // the operator's other parameters (the bias) stay whole.
+  Candidate sliced(int64_t granularity, int64_t sharded, Split split) const {
+    const Tensor& weight = op_.tensors[op_.split_tensor];
+    Candidate c;
+    c.mode = Mode::FullShard;
+    c.granularity = granularity, c.sharded_slices = sharded, c.split = split;
+    const int64_t slice_bytes = weight.bytes() / granularity;
+    const int64_t item_bytes = weight.bytes() / (op_.out_features * op_.in_features);
+    const int64_t out = split == Split::Out ? op_.out_features / granularity : op_.out_features;
+    const int64_t in = split == Split::In ? op_.in_features / granularity : op_.in_features;
+    Tensor slice = weight;  // [out, in], ranged over its rows whatever their number
+    slice.rows = out;
+    slice.row_bytes = in * item_bytes;
+    int64_t whole = (granularity - sharded) * slice_bytes;
+    int64_t updated = sharded * held(slice) + whole, reduced = whole;
+    if (!weight.trainable) updated = reduced = 0;
+    c.state_bytes = (sharded * held(slice) + whole) * copies(weight);
+    for (const Tensor& t : op_.tensors) {
+      if (&t == &weight) continue;
+      c.state_bytes += t.bytes() * copies(t);
+      if (t.trainable) updated += t.bytes(), reduced += t.bytes();
+    }
+    c.transient_bytes = device_.ranks > 1 ? slice_bytes : 0;
+    const double seconds =
+        static_cast<double>(sharded) *
+            (gathers(true) * gather(slice_bytes) + (weight.trainable ? reduce_scatter(slice_bytes) : 0)) +
+        all_reduce(reduced) + static_cast<double>(granularity - 1) * space_.slice_overhead_s;
+    return finish(c, seconds, updated);
+  }
+
+ private:
+  bool paper() const { return space_.cost == Cost::Paper; }
+  // Parameter, gradient and optimizer state, in units of the parameter's bytes.
+  int64_t copies(const Tensor& t) const {
+    return t.trainable ? 2 + space_.optimizer_bytes_per_parameter_byte : 1;
+  }
+  int64_t held(const Tensor& t) const {
+    if (!t.shardable) return t.bytes();
+    return paper() ? ceil_div(t.bytes(), device_.ranks) : ceil_div(t.rows, device_.ranks) * t.row_bytes;
+  }
+  // How often the parameters are gathered in one step.
+  double gathers(bool split) const {
+    const double calls = paper() ? 1 : static_cast<double>(op_.calls);
+    // Slices are gathered one by one, also to recompute a block whose other parameters are held.
+    const bool again = recompute_ == Recompute::Regather || (recompute_ == Recompute::Hold && split);
+    return (again ? 3 : 2) * calls;
+  }
+  double gather(int64_t bytes) const { return ring(device_.all_gather, bytes); }
+  double reduce_scatter(int64_t bytes) const { return bytes == 0 ? 0 : ring(device_.reduce_scatter, bytes); }
+  double all_reduce(int64_t bytes) const {
+    if (bytes == 0) return 0;
+    // Small gradients share a bucket, and its latency.
+    const double share =
+        paper() ? 1 : std::min(1.0, static_cast<double>(bytes) / static_cast<double>(space_.bucket_bytes));
+    return 2 * steps_ *
+           (share * device_.all_reduce.alpha_s + per_rank(bytes) * device_.all_reduce.beta_s_per_byte);
+  }
+  double ring(const Collective& c, int64_t bytes) const {
+    return steps_ * (c.alpha_s + per_rank(bytes) * c.beta_s_per_byte);
+  }
+  double per_rank(int64_t bytes) const {
+    return static_cast<double>(bytes) / static_cast<double>(device_.ranks);
+  }
+
+  // State of the whole operator sharded; returns the bytes of parameters that this rank updates.
+  int64_t add_sharded(Candidate& c) const {
+    int64_t updated = 0;
+    for (const Tensor& t : op_.tensors) {
+      c.state_bytes += held(t) * copies(t);
+      if (t.trainable) updated += held(t);
+    }
+    c.transient_bytes = device_.ranks > 1 ? bytes_ : 0;
+    return updated;
+  }
+
+  Candidate finish(Candidate c, double communication_s, int64_t updated_bytes) const {
+    const std::string where = "operator '" + op_.name + "'";
+    c.communication_ps = picoseconds(communication_s, where);
+    if (paper()) {
+      c.transient_bytes = 0;
+    } else {
+      c.optimizer_ps = picoseconds(static_cast<double>(updated_bytes) * device_.optimizer_s_per_byte, where);
+    }
+    return c;
+  }
+
+  const Operator& op_;
+  const Device& device_;
+  const Space& space_;
+  const Recompute recompute_;
+  const double steps_;
+  int64_t bytes_ = 0, trainable_bytes_ = 0;
+};
+
+void check(const Operator& op) {
+  const std::string where = "operator '" + op.name + "'";
+  // 2^50 bytes are a petabyte: no product below overflows.
+  constexpr int64_t kMost = int64_t{1} << 50;
+  int64_t total = 0;
+  for (const Tensor& t : op.tensors) {
+    if (t.rows < 0 || t.row_bytes < 0) throw InvalidProblem(where + ": a parameter of negative size");
+    if (t.rows > kMost || t.row_bytes > kMost || static_cast<int128>(t.rows) * t.row_bytes > kMost) {
+      throw InvalidProblem(where + ": a parameter of more than 2^50 bytes");
+    }
+    total += t.bytes();
+    if (total > kMost) throw InvalidProblem(where + ": more than 2^50 bytes of parameters");
+  }
+  if (op.saved_bytes_per_sample < 0 || op.saved_bytes_fixed < 0)
+    throw InvalidProblem(where + ": negative activations");
+  if (op.saved_bytes_per_sample > kMost || op.saved_bytes_fixed > kMost) {
+    throw InvalidProblem(where + ": more than 2^50 bytes of activations");
+  }
+  if (op.calls < 1 || op.calls > 1000000)
+    throw InvalidProblem(where + ": calls must be between 1 and 1000000");
+}
+
+}  // namespace
+
+int64_t picoseconds(double seconds, const std::string& where) {
+  if (!(seconds >= 0 && seconds < 1e6)) {  // also NaN
+    throw InvalidProblem(where + ": a time of " + std::to_string(seconds) +
+                         " s; it must be between 0 and 1e6 s");
+  }
+  return std::llround(seconds * 1e12);
+}
+
+std::vector<Candidate> candidates(const Operator& op, const Device& device, const Space& space,
+                                  Recompute recompute) {
+  check(op);
+  if (op.tensors.empty()) return {};
+  bool shardable = false, anything = false;
+  for (const Tensor& t : op.tensors) shardable |= t.shardable && t.bytes() > 0, anything |= t.bytes() > 0;
+  const Pricer price(op, device, space, recompute);
+  const bool alone = device.ranks == 1 || !shardable || !anything;
+  std::vector<Candidate> found;
+  const auto allowed = [&](Mode m) {
+    for (Mode x : space.modes) {
+      if (x == m) return true;
+    }
+    return false;
+  };
+  if (allowed(Mode::NoShard) || alone) found.push_back(price.no_shard());
+  if (alone) return found;
+  if (allowed(Mode::ShardGradOp)) found.push_back(price.shard_grad_op());
+  if (!allowed(Mode::FullShard)) return found;
+  found.push_back(price.full_shard());
+  if (op.split_tensor < 0) return found;
+  for (int64_t g : space.granularities) {
+    // Output slices need no summation; input slices are for widths that g does not divide.
+    const Split split = op.out_features % g == 0  ? Split::Out
+                        : op.in_features % g == 0 ? Split::In
+                                                  : Split::None;
+    if (g < 2 || split == Split::None) continue;
+    for (int64_t k = allowed(Mode::NoShard) ? 1 : g; k <= g; ++k) found.push_back(price.sliced(g, k, split));
+  }
+  return found;
+}
+
+}  // namespace osdp::search

@@ -1,0 +1,83 @@
+// What one operator costs in memory and time under each way to shard it. Seconds come in as measured
+// (doubles) and leave as integer picoseconds; everything after this is integers.
+//
+// Cost::Paper (section "Problem formulation" of the OSDP paper, N ranks, S bytes of parameters):
+//   memory  M_model + b M_act                          (NO_SHARD), M_model / N + b M_act (FULL_SHARD) time 2
+//   (N-1) (alpha + S/N beta) + b gamma       (NO_SHARD), 3 (N-1) (alpha + S/N beta) + b gamma (FULL_SHARD) of
+//   a split operator: the slices kept whole together as NO_SHARD, each sharded slice as FULL_SHARD.
+// Cost::Osdp: the runtime's, see docs/search.md.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace osdp::search {
+
+enum class Cost { Paper, Osdp };
+enum class Mode : int { NoShard = 0, ShardGradOp = 1, FullShard = 2 };
+enum class Split : int { None = 0, Out = 1, In = 2 };
+enum class Recompute : int { None = 0, Hold = 1, Regather = 2 };
+
+// A parameter tensor: `rows` along its first dimension larger than 1, of `row_bytes` each. Rank r holds rows
+// [r c, (r+1) c) with c = ceil(rows / ranks).
+struct Tensor {
+  int64_t rows = 0, row_bytes = 0;
+  bool trainable = true;
+  bool shardable = true;  // false: zero-dimensional, always whole
+  int64_t bytes() const { return rows * row_bytes; }
+};
+
+struct Operator {
+  std::string name;
+  std::vector<Tensor> tensors;                // empty: only time and activations
+  int split_tensor = -1;                      // the tensor that can be sliced, or -1
+  int64_t out_features = 0, in_features = 0;  // of it
+  int64_t calls = 1;                          // gathers in one forward
+  int block = -1;                             // index of the recomputable block it is in, or -1
+  int64_t saved_bytes_per_sample = 0, saved_bytes_fixed = 0;
+  double compute_s_per_sample = 0, compute_s_fixed = 0;  // forward and backward
+  double recompute_s_per_sample = 0;                     // forward
+};
+
+// A ring collective on S bytes over N ranks takes steps * (alpha + S/N beta), steps = N-1 or 2(N-1)
+// (all_reduce).
+struct Collective {
+  double alpha_s = 0, beta_s_per_byte = 0;
+};
+
+struct Device {
+  int64_t ranks = 1;
+  Collective all_gather, reduce_scatter, all_reduce;
+  double optimizer_s_per_byte = 0;
+};
+
+// What the search may choose from, and what the training step is like.
+struct Space {
+  Cost cost = Cost::Osdp;
+  std::vector<Mode> modes;
+  std::vector<int64_t> granularities;  // > 1; those that divide the operator's dimension are tried
+  int64_t optimizer_bytes_per_parameter_byte = 2;  // AdamW: two moments
+  int64_t bucket_bytes = int64_t{4} << 20;         // NO_SHARD gradients reduced together
+  double slice_overhead_s = 0;                     // of each further slice of a split operator, per step
+};
+
+// One way to treat one operator.
+struct Candidate {
+  Mode mode = Mode::NoShard;
+  int64_t granularity = 1, sharded_slices = 0;
+  Split split = Split::None;
+  int64_t state_bytes = 0;       // what stays on the fullest rank
+  int64_t transient_bytes = 0;   // the largest full tensor that exists only while it is used
+  int64_t communication_ps = 0;  // per micro-batch, with the slices' overhead
+  int64_t optimizer_ps = 0;      // per step
+};
+
+// All candidates of an operator with parameters, NO_SHARD first. Throws InvalidProblem naming the operator.
+std::vector<Candidate> candidates(const Operator& op, const Device& device, const Space& space,
+                                  Recompute recompute);
+
+// Seconds to picoseconds, rounded. Throws InvalidProblem naming `where` unless 0 <= seconds < 1e6.
+int64_t picoseconds(double seconds, const std::string& where);
+
+}  // namespace osdp::search

@@ -1,0 +1,58 @@
+#include "search/branch.hpp"
+
+#include <algorithm>
+
+namespace osdp::search {
+
+// Explicit stack: models have more operators than a call stack has frames.
+Solution solve_dfs(const Problem& problem, const Budget& budget) {
+  validate(problem);
+  Stopwatch watch(budget);
+  Solution best;
+  const size_t n = problem.operators.size();
+  for (const auto& options : problem.operators) {
+    best.smallest_limit_bytes +=
+        std::min_element(options.begin(), options.end(), [](const Option& a, const Option& b) {
+          return a.memory_bytes < b.memory_bytes;
+        })->memory_bytes;
+  }
+  std::vector<int> choice(n, -1);
+  std::vector<int64_t> time(n + 1, 0), memory(n + 1, 0);
+  bool found = false;
+  size_t depth = 0;
+  for (;;) {
+    if (watch.spent()) break;
+    auto& k = choice[depth];
+    if (++k == static_cast<int>(problem.operators[depth].size())) {
+      k = -1;
+      if (depth == 0) break;
+      --depth;
+      continue;
+    }
+    best.statistics.nodes++;
+    const Option& o = problem.operators[depth][k];
+    time[depth + 1] = time[depth] + o.time_ps;
+    memory[depth + 1] = memory[depth] + o.memory_bytes;
+    if (memory[depth + 1] > problem.limit_bytes) continue;
+    if (found && time[depth + 1] >= best.time_ps) continue;
+    if (depth + 1 < n) {
+      ++depth;
+      continue;
+    }
+    found = true;
+    best.time_ps = time[n];
+    best.memory_bytes = memory[n];
+    best.choices = choice;
+  }
+  best.statistics.seconds = watch.seconds();
+  if (!found) {
+    // Stopped before any plan was seen: not known to be infeasible unless the limit says so.
+    best.status = best.smallest_limit_bytes > problem.limit_bytes ? Status::Infeasible : Status::Feasible;
+    return best;
+  }
+  best.status = watch.stopped() ? Status::Feasible : Status::Optimal;
+  if (best.status == Status::Optimal) best.lower_bound_ps = best.time_ps;
+  return best;
+}
+
+}  // namespace osdp::search

@@ -1,0 +1,119 @@
+// The bare problem of the planner, as plain values: one list of options per operator, a memory limit, one
+// option to be chosen per operator so that the total time is least (a multiple-choice knapsack). Everything
+// is an integer: time in picoseconds (`_ps`), memory in bytes (`_bytes`).
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace osdp::search {
+
+__extension__ typedef __int128 int128;
+
+// No sum of a valid problem exceeds this, so that sums and differences of sums stay inside int64.
+inline constexpr int64_t kLargestSum = int64_t{1} << 61;
+
+struct Option {
+  int64_t time_ps = 0;
+  int64_t memory_bytes = 0;
+  bool operator==(const Option&) const = default;
+};
+
+struct Problem {
+  std::vector<std::vector<Option>> operators;  // operators[i]: the options of operator i, in any order
+  int64_t limit_bytes = 0;
+  std::vector<std::string> names;  // for messages; empty, or one per operator
+
+  std::string name_of(size_t i) const {
+    return i < names.size() && !names[i].empty() ? "operator '" + names[i] + "'"
+                                                 : "operator " + std::to_string(i);
+  }
+};
+
+// A problem that cannot mean anything (negative, overflowing, empty); the message names the operator.
+struct InvalidProblem : std::invalid_argument {
+  using std::invalid_argument::invalid_argument;
+};
+
+// Throws InvalidProblem unless every operator has an option, no number is negative, and no total overflows.
+void validate(const Problem& problem);
+
+// The Lagrange multiplier of memory, picoseconds per byte: what one byte more would save where memory is
+// short.
+struct Multiplier {
+  int64_t numerator = 0;
+  int64_t denominator = 1;
+  bool operator==(const Multiplier&) const = default;
+};
+
+struct Statistics {
+  int64_t nodes = 0;         // partial plans looked at
+  int64_t groups = 0;        // kinds of operators
+  int64_t options_left = 0;  // options that are not dominated, over all kinds
+  int64_t largest_list = 0;  // most partial plans held at once
+  int64_t rounds = 0;        // passes of the exact search
+  double seconds = 0;
+};
+
+enum class Status {
+  Optimal,
+  Feasible,
+  Infeasible
+};  // Feasible: stopped early; the gap is time_ps - lower_bound_ps
+
+struct Solution {
+  Status status = Status::Infeasible;
+  std::vector<int> choices;  // choices[i]: index into operators[i]; empty where infeasible
+  int64_t time_ps = 0;
+  int64_t memory_bytes = 0;
+  int64_t lower_bound_ps = 0;        // no plan is faster; equal to time_ps where optimal
+  int64_t smallest_limit_bytes = 0;  // the least limit under which any plan exists
+  Multiplier multiplier;             // its bound is what the certificate checks
+  Statistics statistics;
+};
+
+// When to stop. `interrupted` is asked about every millisecond and must be cheap.
+struct Budget {
+  double time_limit_s = 0;  // 0: none
+  std::function<bool()> interrupted;
+};
+
+// Asks a Budget, at most every few thousand steps of work.
+class Stopwatch {
+ public:
+  explicit Stopwatch(const Budget& budget) : budget_(budget), start_(Clock::now()), asked_(start_) {}
+
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+  bool stopped() const { return stopped_; }
+
+  // Counts `work` steps (about a nanosecond each); true once the budget is spent.
+  bool spent(int64_t work = 1) {
+    if ((credit_ -= work) > 0 || stopped_) return stopped_;
+    credit_ = kStepsBetweenQuestions;
+    const auto now = Clock::now();
+    if (budget_.time_limit_s > 0 &&
+        std::chrono::duration<double>(now - start_).count() >= budget_.time_limit_s) {
+      return stopped_ = true;
+    }
+    if (budget_.interrupted && now - asked_ >= std::chrono::milliseconds(1)) {
+      asked_ = now;
+      stopped_ = budget_.interrupted();
+    }
+    return stopped_;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr int64_t kStepsBetweenQuestions = 20000;
+  const Budget& budget_;
+  Clock::time_point start_;
+  Clock::time_point asked_;
+  int64_t credit_ = kStepsBetweenQuestions;
+  bool stopped_ = false;
+};
+
+}  // namespace osdp::search

@@ -1,0 +1,196 @@
+"""A model, a machine and a wish, as the planner's C++ core takes them (csrc/search/schedule.hpp)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from osdp import _search
+from osdp.description import ModelDescription, Operator, Parameter
+from osdp.errors import InvalidProblemError
+from osdp.hardware import Hardware
+from osdp.plan import MODES, RECOMPUTE
+from osdp.units import BUCKET_BYTES
+
+# State that the optimizer keeps, in units of the parameters' bytes.
+OPTIMIZER_STATE = {"adamw": 2, "adam": 2, "sgd": 0, "sgd-momentum": 1, "rmsprop": 1, "adagrad": 1}
+GRANULARITIES = (2, 4, 8, 16)
+SPLIT_CODES = (None, "out", "in")  # csrc/search/cost.hpp: enum Split
+RECOMPUTE_CODES = (None, *RECOMPUTE)  # enum Recompute
+
+# Each further slice of a split operator is three more matrix products in a step (forward, gradient of the
+# input, gradient of the weight), and launching one takes about this long on CPUs and GPUs alike.
+SLICE_OVERHEAD_S = 3 * 5e-6
+
+
+@dataclass(frozen=True)
+class Space:
+    """What the search may choose from."""
+
+    modes: tuple[str, ...]
+    granularities: tuple[int, ...]
+    recompute: tuple[str | None, ...]
+
+
+def choose_space(
+    modes: str | Sequence[str], granularity: str | int | Sequence[int], checkpoint: str | bool, cost: str
+) -> Space:
+    """The arguments of `search` in full. Raises InvalidProblemError naming the argument."""
+    chosen: tuple[str, ...]
+    if modes == "auto":
+        chosen = MODES if cost == "osdp" else ("NO_SHARD", "FULL_SHARD")
+    else:
+        chosen = (modes,) if isinstance(modes, str) else tuple(modes)
+        for mode in chosen:
+            if mode not in MODES:
+                raise InvalidProblemError(f"modes: {mode!r} is none of {', '.join(MODES)}")
+        if not chosen:
+            raise InvalidProblemError("modes is empty: at least one mode must be allowed")
+    if granularity == "auto":
+        slices: tuple[int, ...] = GRANULARITIES
+    elif isinstance(granularity, str):
+        raise InvalidProblemError(
+            f"granularity is {granularity!r}; it is 'auto', a number or a tuple of numbers"
+        )
+    else:
+        slices = (granularity,) if isinstance(granularity, int) else tuple(granularity)
+        for g in slices:
+            if isinstance(g, bool) or not isinstance(g, int) or not 1 <= g <= 4096:
+                raise InvalidProblemError(f"granularity: {g!r} is not a number of slices from 1 to 4096")
+    ways: dict[object, tuple[str | None, ...]] = {
+        "auto": (None, "hold", "regather"),
+        False: (None,),
+        True: ("hold", "regather"),
+        "hold": ("hold",),
+        "regather": ("regather",),
+    }
+    if checkpoint not in ways:
+        raise InvalidProblemError(
+            f"checkpoint is {checkpoint!r}; it is 'auto', True, False, 'hold' or 'regather'"
+        )
+    if cost == "paper" and checkpoint not in ("auto", False):
+        raise InvalidProblemError("cost='paper' knows no recomputation: use checkpoint=False or cost='osdp'")
+    recompute: tuple[str | None, ...] = (None,) if cost == "paper" else ways[checkpoint]
+    return Space(chosen, tuple(sorted({g for g in slices if g > 1})), recompute)
+
+
+def make_model(description: ModelDescription, hardware: Hardware) -> _search.Model:
+    """The description with this machine's computing times. Raises InvalidProblemError naming the operator."""
+    block_index = {b.name: i for i, b in enumerate(description.blocks)}
+    kinds: dict[object, int] = {}
+    blocks = []
+    for block in description.blocks:
+        inside = tuple(_signature(o) for o in description.operators if o.block == block.name)
+        kind = kinds.setdefault((block.input_bytes_per_sample, inside), len(kinds))
+        blocks.append((block.name, block.input_bytes_per_sample, kind))
+    operators = [_operator(o, block_index, hardware) for o in description.operators]
+    return _search.Model(operators, blocks, len(kinds), description.input_bytes_per_sample)
+
+
+def make_request(
+    hardware: Hardware,
+    space: Space,
+    *,
+    world_size: int,
+    limit_bytes: int,
+    batches: Sequence[tuple[int, int]],
+    optimizer: str,
+    cost: str,
+    method: str,
+    least_transient_bytes: int = 0,
+) -> _search.Request:
+    """What to search for. `batches`: (size per rank, micro-batches per step); empty: every size that fits."""
+    if optimizer not in OPTIMIZER_STATE:
+        raise InvalidProblemError(f"optimizer is {optimizer!r}; known are {', '.join(OPTIMIZER_STATE)}")
+    return _search.Request(
+        cost=cost,
+        modes=[MODES.index(m) for m in space.modes],
+        granularities=list(space.granularities),
+        optimizer_bytes_per_parameter_byte=OPTIMIZER_STATE[optimizer],
+        bucket_bytes=BUCKET_BYTES,
+        slice_overhead_s=SLICE_OVERHEAD_S if cost == "osdp" else 0.0,
+        ranks=world_size,
+        collectives=[
+            (c.alpha_s, c.beta_s_per_byte)
+            for c in (hardware.all_gather, hardware.reduce_scatter, hardware.all_reduce)
+        ],
+        optimizer_s_per_byte=hardware.optimizer_s_per_byte,
+        limit_bytes=limit_bytes,
+        batches=list(batches),
+        recompute=[RECOMPUTE_CODES.index(r) for r in space.recompute],
+        least_transient_bytes=least_transient_bytes,
+        depth_first=method == "dfs",
+    )
+
+
+def largest_untraced_unit(description: ModelDescription) -> int:
+    """Bytes gathered together whatever is chosen: untraced operators that share their gathering modules."""
+    together: dict[object, int] = {}
+    for o in description.operators:
+        if o.parameters and not o.traced:
+            together[o.gather_at] = together.get(o.gather_at, 0) + o.parameter_bytes
+    return max(together.values(), default=0)
+
+
+def compute_s(operator: Operator, hardware: Hardware) -> tuple[float, float, float]:
+    """Seconds: forward and backward per sample, their part that does not grow with the batch, forward per sample.
+
+    Measured where the hardware has a figure for this operator; else from its flops (backward counts twice
+    forward).
+    """
+    if operator.name in hardware.gamma_s:
+        both = hardware.gamma_s[operator.name]
+    elif hardware.flops_per_s > 0:
+        both = 3 * operator.flops_per_sample / hardware.flops_per_s
+    else:
+        raise InvalidProblemError(f"hardware {hardware.name!r}: flops_per_s is {hardware.flops_per_s}")
+    fixed = hardware.gamma_fixed_s.get(operator.name, 0.0)
+    return both, fixed, hardware.recompute_s.get(operator.name, both / 3)
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of one element: "float32" 4, "bfloat16" 2, "float8_e4m3fn" 1, "bool" 1."""
+    bits = re.search(r"\d+", dtype)
+    return int(bits[0]) // 8 if bits else 1
+
+
+def _tensor(p: Parameter) -> _search.Tensor:
+    rows = next((d for d in p.shape if d != 1), 1)
+    return _search.Tensor(
+        rows=rows,
+        row_bytes=p.elements // rows * itemsize(p.dtype) if rows else 0,
+        trainable=p.trainable,
+        shardable=len(p.shape) > 0,
+    )
+
+
+def _operator(o: Operator, block_index: dict[str, int], hardware: Hardware) -> _search.Operator:
+    op = _search.Operator()
+    op.name = o.name
+    op.tensors = [_tensor(p) for p in o.parameters]
+    if o.split_shape is not None:
+        weights = [i for i, p in enumerate(o.parameters) if sorted(p.shape) == sorted(o.split_shape)]
+        if weights:
+            op.split_tensor = weights[0]
+            op.out_features, op.in_features = o.split_shape
+    op.calls = max(1, o.calls)
+    op.block = -1 if o.block is None else block_index[o.block]
+    op.saved_bytes_per_sample = o.saved_bytes_per_sample
+    op.saved_bytes_fixed = o.saved_bytes_fixed
+    op.compute_s_per_sample, op.compute_s_fixed, op.recompute_s_per_sample = compute_s(o, hardware)
+    return op
+
+
+def _signature(o: Operator) -> object:
+    """What makes two operators alike, wherever they stand."""
+    parameters = tuple((p.shape, p.dtype, p.trainable) for p in o.parameters)
+    return (
+        o.kind,
+        parameters,
+        o.calls,
+        o.split_shape,
+        o.saved_bytes_per_sample,
+        o.saved_bytes_fixed,
+        o.flops_per_sample,
+    )

@@ -1,0 +1,167 @@
+"""What a found plan costs, operator by operator, and why each choice was made, in words for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from osdp.costing import SPLIT_CODES, compute_s
+from osdp.description import ModelDescription, Operator
+from osdp.hardware import Hardware
+from osdp.plan import MODES, Choice, OperatorPrediction, Prediction
+from osdp.sizes import format_bytes
+
+PS = 1e-12
+
+
+def choice_of(candidate: Mapping[str, Any]) -> Choice:
+    """The Choice that a candidate of the core (csrc/search/cost.hpp: Candidate) stands for."""
+    mode, g, k = MODES[candidate["mode"]], candidate["granularity"], candidate["sharded_slices"]
+    if g == 1:
+        return Choice(mode)
+    return Choice(mode, g, None if k == g else k, SPLIT_CODES[candidate["split"]])
+
+
+def unit_bytes(
+    description: ModelDescription, choices: Mapping[str, Choice], units: Sequence[Sequence[str]]
+) -> list[int]:
+    """The full tensors that using each unit needs: 0 where nothing is gathered, one slice of a split
+    operator."""
+    size = {o.name: o.parameter_bytes for o in description.operators}
+    split = {o.name: o for o in description.operators if o.split_shape is not None}
+    result = []
+    for unit in units:
+        first = choices[unit[0]]
+        if first.mode == "NO_SHARD":
+            result.append(0)
+        elif first.granularity > 1:
+            weight = max(_bytes_of_weight(split[unit[0]]), 1)
+            result.append(weight // first.granularity)
+        else:
+            result.append(sum(size[name] for name in unit))
+    return result
+
+
+def _bytes_of_weight(o: Operator) -> int:
+    from osdp.costing import itemsize
+
+    assert o.split_shape is not None
+    weight = next(p for p in o.parameters if sorted(p.shape) == sorted(o.split_shape))
+    return weight.elements * itemsize(weight.dtype)
+
+
+def predict(
+    description: ModelDescription,
+    hardware: Hardware,
+    found: Mapping[str, Any],
+    *,
+    world_size: int,
+    peak_bytes: int,
+    recompute: Mapping[str, str],
+) -> Prediction:
+    """The prediction of what `_search.schedule` found; `peak_bytes` with the transients of the plan's
+    units."""
+    knapsack, batch, times = found["knapsack"], found["batch_size"], found["accumulation"]
+    chosen = dict(zip(knapsack["operators"], found["solution"]["choices"], strict=True))
+    lists = dict(zip(knapsack["operators"], knapsack["candidates"], strict=True))
+    price = found["solution"]["multiplier"]
+    operators = {}
+    communication = compute = optimizer = 0.0
+    for i, o in enumerate(description.operators):
+        both, fixed, forward = compute_s(o, hardware)
+        again = o.block is not None and o.block in recompute
+        compute_time = times * (batch * (both + (forward if again else 0.0)) + fixed)
+        compute += compute_time
+        saved = 0 if again else batch * o.saved_bytes_per_sample + o.saved_bytes_fixed
+        if i not in chosen:
+            reason = "no parameters: nothing to shard"
+            operators[o.name] = OperatorPrediction(0, saved, 0, 0.0, compute_time, reason)
+            continue
+        c = lists[i][chosen[i]]
+        communication += c["communication_ps"] * times * PS
+        optimizer += c["optimizer_ps"] * PS
+        operators[o.name] = OperatorPrediction(
+            state_bytes=c["state_bytes"],
+            saved_bytes=saved,
+            transient_bytes=c["transient_bytes"],
+            communication_s=c["communication_ps"] * times * PS,
+            compute_s=compute_time,
+            reason=reason_for(o, lists[i], c, times=times, price_ps_per_byte=price[0] / price[1]),
+        )
+    step = found["step_ps"] * PS
+    return Prediction(
+        step_time_s=step,
+        throughput=world_size * batch * times / step if step > 0 else float("inf"),
+        peak_memory_bytes=peak_bytes,
+        communication_s=communication,
+        compute_s=compute,
+        optimizer_s=optimizer,
+        operators=operators,
+    )
+
+
+def reason_for(
+    operator: Operator,
+    candidates: Sequence[Mapping[str, Any]],
+    chosen: Mapping[str, Any],
+    *,
+    times: int = 1,
+    price_ps_per_byte: float = 0.0,
+) -> str:
+    """One line that says why `chosen` and not the most obvious alternative.
+
+    >>> reason_for(...)
+    'kept whole: sharding it would save 1.20 MiB and cost 0.80 ms a step'
+    """
+
+    def step_ps(c: Mapping[str, Any]) -> int:
+        return int(c["communication_ps"] * times + c["optimizer_ps"])
+
+    def versus(other: Mapping[str, Any]) -> tuple[str, float]:
+        """What `chosen` saves in memory and costs in milliseconds against `other`."""
+        saves = other["state_bytes"] - chosen["state_bytes"]
+        return format_bytes(abs(saves)), (step_ps(chosen) - step_ps(other)) * 1e-9
+
+    mode = MODES[chosen["mode"]]
+    whole = next((c for c in candidates if MODES[c["mode"]] == "NO_SHARD"), None)
+    if mode == "NO_SHARD":
+        smaller = [c for c in candidates if c["state_bytes"] < chosen["state_bytes"]]
+        if len(candidates) == 1 or not smaller:
+            size = format_bytes(operator.parameter_bytes)
+            return f"kept whole: nothing smaller is allowed or fits ({size} of parameters)"
+        other = min(smaller, key=lambda c: (step_ps(c), c["state_bytes"]))
+        saves, costs = versus(other)
+        verb = "sharding it" if other["granularity"] == 1 else "sharding a slice of it"
+        return f"kept whole: {verb} would save {saves} and cost {_ms(-costs)} a step"
+    if whole is None:
+        return "sharded: keeping it whole is not allowed"
+    saves, costs = versus(whole)
+    cost = (
+        f"costs {_ms(costs)} a step"
+        if costs >= 0
+        else f"is {_ms(-costs)} a step faster (each rank updates its part only)"
+    )
+    if mode == "SHARD_GRAD_OP":
+        full = next(
+            (c for c in candidates if MODES[c["mode"]] == "FULL_SHARD" and c["granularity"] == 1), None
+        )
+        tail = ""
+        if full is not None:
+            more, extra = versus(full)
+            tail = f"; sharding the parameters too would save {more} more and cost {_ms(-extra)}"
+        return f"gradients and optimizer state sharded: saves {saves} and {cost}{tail}"
+    g, k = chosen["granularity"], chosen["sharded_slices"]
+    what = "sharded" if g == 1 else f"{k} of {g} slices sharded"
+    worth = (
+        f"; here {format_bytes(2**20)} is worth {_ms(price_ps_per_byte * 2**20 * 1e-9)}"
+        if price_ps_per_byte
+        else ""
+    )
+    room = f", at most {format_bytes(chosen['transient_bytes'])} of it is whole at once" if g > 1 else ""
+    return f"{what}: saves {saves} and {cost}{room}{worth}"
+
+
+def _ms(milliseconds: float) -> str:
+    if abs(milliseconds) < 0.01:
+        return f"{milliseconds * 1000:.2g} us"
+    return f"{milliseconds:.2f} ms"

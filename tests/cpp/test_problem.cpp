@@ -1,0 +1,86 @@
+// Problems that mean nothing are refused with the operator's name; small facts about groups, hulls and costs.
+#include <cmath>
+#include <limits>
+
+#include "check.hpp"
+#include "search/bound.hpp"
+#include "search/branch.hpp"
+#include "search/schedule.hpp"
+
+using namespace osdp::search;
+
+int main() {
+  CHECK_THROWS(solve_exact({{}, 1, {}}), InvalidProblem, "no operators");
+  CHECK_THROWS(solve_exact({{{{1, 1}}, {}}, 1, {"a", "b"}}), InvalidProblem, "operator 'b' has no options");
+  CHECK_THROWS(solve_exact({{{{1, 1}}, {{1, -1}}}, 1, {}}), InvalidProblem,
+               "operator 1, option 0: negative memory");
+  CHECK_THROWS(solve_dfs({{{{-1, 1}}}, 1, {"a"}}), InvalidProblem, "operator 'a', option 0: negative time");
+  CHECK_THROWS(solve_dfs({{{{1, 1}}}, -1, {}}), InvalidProblem, "limit is negative");
+  const int64_t max = std::numeric_limits<int64_t>::max();
+  CHECK_THROWS(solve_exact({{{{max, 1}}}, 1, {}}), InvalidProblem, "total time overflows");
+  CHECK_THROWS(solve_exact({{{{1, 1}}, {{1, max}}}, 1, {}}), InvalidProblem,
+               "operator 1: the total memory overflows");
+
+  // The largest numbers that are allowed.
+  const int64_t half = int64_t{1} << 60;
+  const Solution s = solve_exact({{{{half, 0}, {0, half}}, {{half, 0}, {0, half}}}, half, {}});
+  CHECK_EQ(s.time_ps, half);
+  CHECK(s.status == Status::Optimal);
+
+  const std::vector<Option> options{{5, 5}, {9, 1}, {5, 5}, {6, 5}, {4, 9}, {7, 2}, {4, 9}};
+  const auto kept = undominated(options);
+  CHECK(kept == (std::vector<int>{1, 5, 0, 4}));
+  CHECK(lower_hull({{9, 1}, {7, 2}, {5, 5}, {4, 9}}) == (std::vector<int>{0, 1, 2, 3}));
+  CHECK(lower_hull({{9, 1}, {8, 2}, {7, 3}, {6, 9}}) == (std::vector<int>{0, 2, 3}));  // collinear points go
+
+  // Equal options in another order, or with dominated ones between, are one group.
+  const Problem alike{{{{9, 1}, {5, 5}}, {{5, 5}, {9, 1}}, {{9, 1}, {10, 4}, {5, 5}}}, 7, {}};
+  const auto groups = make_groups(alike);
+  CHECK_EQ(groups.size(), 1u);
+  CHECK_EQ(groups[0].count, 3);
+  const Solution mixed = solve_exact(alike);
+  CHECK(mixed.choices == (std::vector<int>{0, 1, 2}));
+
+  CHECK_EQ(picoseconds(1.5e-12, "x"), 2);
+  for (double bad : {std::nan(""), -1e-9, std::numeric_limits<double>::infinity(), 2e6}) {
+    CHECK_THROWS(picoseconds(bad, "operator 'x'"), InvalidProblem, "operator 'x'");
+  }
+  Operator op;
+  op.name = "wide";
+  op.tensors = {{int64_t{1} << 40, int64_t{1} << 40}};
+  Device device;
+  device.ranks = 2;
+  Space space;
+  space.modes = {Mode::NoShard};
+  CHECK_THROWS(candidates(op, device, space, Recompute::None), InvalidProblem,
+               "operator 'wide': a parameter of more");
+  op.tensors = {{4, 4}};
+  device.all_reduce.beta_s_per_byte = std::nan("");
+  CHECK_THROWS(candidates(op, device, space, Recompute::None), InvalidProblem, "operator 'wide': a time");
+  op.calls = 0;
+  CHECK_THROWS(candidates(op, device, space, Recompute::None), InvalidProblem, "operator 'wide': calls");
+
+  Model model;
+  Request request;
+  request.recompute = {Recompute::None};
+  request.space.modes = {Mode::NoShard};
+  CHECK_THROWS(schedule(model, request), InvalidProblem, "no operators");
+  model.operators.emplace_back();
+  model.operators[0].name = "act";
+  model.operators[0].saved_bytes_per_sample = 10;
+  model.operators[0].compute_s_per_sample = 1e-6;
+  model.operators[0].compute_s_fixed = 1e-6;
+  request.limit_bytes = 55;
+  const Schedule plain = schedule(model, request);  // nothing to shard: the largest batch that fits
+  CHECK(plain.feasible && plain.optimal);
+  CHECK_EQ(plain.fixed.batch.size, 5);
+  CHECK_EQ(plain.step_ps, 6'000'000);
+  request.limit_bytes = 9;
+  const Schedule none = schedule(model, request);
+  CHECK(!none.feasible);
+  CHECK_EQ(none.smallest_limit_bytes, 10);
+  model.operators[0].compute_s_per_sample = 1e5;
+  model.operators[0].saved_bytes_per_sample = 0;
+  CHECK_THROWS(schedule(model, request), InvalidProblem, "overflows");
+  return report("test_problem");
+}

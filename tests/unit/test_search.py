@@ -1,0 +1,436 @@
+"""osdp.search: from a description to a plan."""
+
+import dataclasses
+import itertools
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+import osdp
+from osdp import _search
+from osdp.costing import choose_space, make_model, make_request
+from osdp.description import ModelDescription
+from osdp.hardware import Collective
+from osdp.plan import MODES
+from osdp.searching import verify
+from tests.unit.gpt_descriptions import gpt, linear, machine, operator
+
+DATA = Path(__file__).parent.parent / "data"
+MIB = 2**20
+
+
+def tiny(seed: int) -> tuple[ModelDescription, int]:
+    """A random model of few operators, some alike, in up to two kinds of blocks."""
+    r = random.Random(seed)
+    operators = [operator("in", "Embedding", {"weight": (r.randint(3, 40), 8)}, saved=r.randint(0, 4000))]
+    blocks = []
+    for i in range(r.randint(1, 2)):
+        width = r.choice((8, 16))
+        blocks.append((f"h.{i}", 8 * width))
+        operators.append(linear(f"h.{i}.fc", width, 4 * width, 16, f"h.{i}"))
+        if r.random() < 0.5:
+            norm = {"weight": (width,)}
+            operators.append(
+                operator(f"h.{i}.ln", "LayerNorm", norm, block=f"h.{i}", saved=r.randint(0, 3000))
+            )
+    operators.append(operator("act", "GELU", {}, saved=r.randint(0, 2000), flops=1000))
+    from osdp.description import Block
+
+    names = tuple(Block(name, size) for name, size in blocks)
+    return ModelDescription("Tiny", tuple(operators), names, 1, 64), r.randint(8_000, 60_000)
+
+
+def brute_force(description, hardware, limit, world_size, space, batches):
+    """Least time per sample over every batch size, recomputation and choice, each plan's own largest
+    transient."""
+    model = make_model(description, hardware)
+    request = make_request(
+        hardware,
+        space,
+        world_size=world_size,
+        limit_bytes=limit,
+        batches=batches,
+        optimizer="adamw",
+        cost="osdp",
+        method="exact",
+    )
+    kinds = max(model.block_kinds, default=-1) + 1
+    codes = [(None, "hold", "regather").index(r) for r in space.recompute]
+    best = None
+    for variant in itertools.product(codes, repeat=kinds):
+        for b in itertools.count(1):
+            # All candidates, nothing reserved.
+            k = _search.make_knapsack(model, request, (b, 1), list(variant), _search.ANY_TRANSIENT)
+            fits = False
+            for plan in itertools.product(*k["candidates"]):
+                reserve = 3 * max(c["transient_bytes"] for c in plan)
+                memory = k["constant_bytes"] + reserve + sum(c["state_bytes"] for c in plan)
+                if memory > limit:
+                    continue
+                fits = True
+                time = k["constant_ps"] + sum(c["communication_ps"] + c["optimizer_ps"] for c in plan)
+                if best is None or time * best[1] < best[0] * b:
+                    best = (time, b)
+            if not fits:
+                break
+    return best
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_search_is_the_best_of_all_plans(seed):
+    description, limit = tiny(seed)
+    ranks = random.Random(seed).choice((2, 3, 4))
+    hardware = machine(
+        ranks,
+        all_gather=Collective(2e-7, 3e-9),
+        reduce_scatter=Collective(1e-7, 2e-9),
+        all_reduce=Collective(3e-7, 2.5e-9),
+        flops_per_s=1e11,
+        optimizer_s_per_byte=1e-9,
+    )
+    space = choose_space("auto", (2,), "auto", "osdp")
+    expected = brute_force(description, hardware, limit, ranks, space, ())
+    arguments = dict(memory=limit, world_size=ranks, hardware=hardware, granularity=(2,))
+    if expected is None:
+        with pytest.raises(osdp.InfeasibleError) as e:
+            osdp.search(description, **arguments)
+        arguments["memory"] = e.value.smallest_limit
+        osdp.search(description, **arguments)
+        arguments["memory"] = e.value.smallest_limit - 1
+        with pytest.raises(osdp.InfeasibleError):
+            osdp.search(description, **arguments)
+        return
+    plan = osdp.search(description, **arguments)
+    assert plan.certificate.optimal
+    assert plan.certificate.time_ps * expected[1] == expected[0] * plan.batch_size
+    assert plan.predicted.peak_memory_bytes <= limit
+    assert verify(plan, granularity=(2,)) == ""
+
+
+def test_brute_force_saw_feasible_and_infeasible_problems():
+    # Guards the test above against limits that make it empty.
+    limits = []
+    for seed in range(25):
+        description, limit = tiny(seed)
+        try:
+            osdp.search(description, memory=limit, world_size=2, hardware=machine(2), granularity=(2,))
+            limits.append(True)
+        except osdp.InfeasibleError:
+            limits.append(False)
+    assert limits.count(True) >= 8
+
+
+@pytest.mark.parametrize("index", range(22))
+def test_cost_paper_rebuilds_the_papers_instances(index):
+    """The instances were priced with the paper's formulas (N = 8, alpha 20 us, beta 1e-10 s/B, 16 bytes a
+    parameter)."""
+    instance = json.loads((DATA / "search_instances.json").read_text())["instances"][index]
+    operators = []
+    for i, options in enumerate(instance["operators"]):
+        elements = options[0][1] // 16
+        assert elements % 16 == 0
+        shape = (16, elements // 16)
+        operators.append(operator(f"op{i}", "Linear", {"weight": shape}, split=shape))
+    description = ModelDescription("Paper", tuple(operators), (), 1, 0)
+    plan = osdp.search(
+        description, memory=instance["limit"], world_size=8, hardware=machine(8), batch_size=1, cost="paper"
+    )
+    assert plan.certificate.time_ps == instance["best_time"]
+    assert plan.certificate.memory_bytes <= instance["limit"]
+    assert verify(plan) == ""
+
+
+def candidates(op, **changes):
+    hardware = machine(4, **changes)
+    model = make_model(ModelDescription("One", (op,), (), 1, 0), hardware)
+    request = make_request(
+        hardware, choose_space("auto", "auto", False, "osdp"), world_size=4, limit_bytes=2**40, batches=(),
+        optimizer="adamw", cost="osdp", method="exact",
+    )  # fmt: skip
+    k = _search.make_knapsack(model, request, (1, 1), [], _search.ANY_TRANSIENT)
+    return {(MODES[c["mode"]], c["granularity"], c["sharded_slices"]): c for c in k["candidates"][0]}
+
+
+def test_memory_follows_the_rows_that_ranks_hold():
+    # 10 rows over 4 ranks: 3 each. 12 columns of fp32; a bias of 10: 3 elements each.
+    found = candidates(linear("fc", 10, 12, 1))
+    weight, bias = 10 * 12 * 4, 10 * 4
+    assert found["NO_SHARD", 1, 0]["state_bytes"] == 4 * (weight + bias)
+    assert found["FULL_SHARD", 1, 1]["state_bytes"] == 4 * (3 * 12 * 4 + 3 * 4)
+    assert found["FULL_SHARD", 1, 1]["transient_bytes"] == weight + bias
+    assert found["SHARD_GRAD_OP", 1, 1]["state_bytes"] == 4 * (3 * 12 * 4 + 3 * 4) + weight + bias
+    # Two slices of 5 rows, 2 rows of each at most on a rank; one sharded, one whole. The bias stays whole.
+    assert found["FULL_SHARD", 2, 1]["state_bytes"] == 4 * (2 * 12 * 4 + 5 * 12 * 4 + bias)
+    assert found["FULL_SHARD", 2, 2]["state_bytes"] == 4 * (2 * 2 * 12 * 4 + bias)
+    assert found["FULL_SHARD", 2, 2]["transient_bytes"] == weight // 2
+    # 4 divides the 12 columns but not the 10 rows: input slices. 8 divides neither.
+    assert found["FULL_SHARD", 4, 4]["state_bytes"] == 4 * (4 * 3 * 3 * 4 + bias)
+    assert not any(g == 8 for _, g, _ in found)
+
+
+def test_frozen_parameters_cost_no_state_and_no_gradient():
+    found = candidates(operator("e", "Embedding", {"weight": (8, 4)}, trainable=False))
+    assert found["NO_SHARD", 1, 0]["state_bytes"] == 128
+    assert found["NO_SHARD", 1, 0]["communication_ps"] == 0
+    gather = round(3 * (20e-6 + 32 * 1e-10) * 1e12)
+    assert found["FULL_SHARD", 1, 1]["communication_ps"] == 2 * gather
+    assert found["FULL_SHARD", 1, 1]["optimizer_ps"] == 0
+
+
+def test_time_follows_the_collectives():
+    mib = 4 * MIB
+    found = candidates(
+        operator("e", "Embedding", {"weight": (1024, 1024)}, calls=2),
+        all_gather=Collective(1e-6, 1e-10),
+        reduce_scatter=Collective(2e-6, 2e-10),
+        all_reduce=Collective(3e-6, 3e-10),
+        optimizer_s_per_byte=1e-11,
+    )
+    gather, scatter = 3 * (1e-6 + mib / 4 * 1e-10), 3 * (2e-6 + mib / 4 * 2e-10)
+    reduce = 6 * (3e-6 + mib / 4 * 3e-10)
+
+    def ps(seconds):
+        return pytest.approx(seconds * 1e12, abs=1)
+
+    assert found["NO_SHARD", 1, 0]["communication_ps"] == ps(reduce)
+    assert found["FULL_SHARD", 1, 1]["communication_ps"] == ps(
+        4 * gather + scatter
+    )  # two calls, forward and backward
+    assert found["SHARD_GRAD_OP", 1, 1]["communication_ps"] == ps(gather + scatter)
+    assert found["NO_SHARD", 1, 0]["optimizer_ps"] == ps(mib * 1e-11)
+    assert found["FULL_SHARD", 1, 1]["optimizer_ps"] == ps(mib / 4 * 1e-11)
+
+
+def test_one_rank_has_nothing_to_shard():
+    plan = osdp.search(gpt(2, 64), memory="64MiB", world_size=1, hardware=machine(1), batch_size=2)
+    assert {c.mode for c in plan.choices.values()} == {"NO_SHARD"}
+
+
+def test_little_memory_shards_much_memory_does_not():
+    description = gpt(4, 256)
+    modes = {}
+    for memory in ("17MiB", "24MiB", "8GiB"):
+        plan = osdp.search(
+            description,
+            memory=memory,
+            world_size=8,
+            hardware=machine(),
+            batch_size=1,
+            modes=("NO_SHARD", "FULL_SHARD"),
+        )
+        modes[memory] = sum(c.mode == "FULL_SHARD" for c in plan.choices.values())
+        assert plan.predicted.peak_memory_bytes <= plan.memory_limit_bytes
+    assert modes["17MiB"] > modes["24MiB"] > modes["8GiB"] == 0
+
+
+def test_wide_operators_are_split_when_their_full_tensor_is_the_trouble():
+    description = gpt(2, 1024, vocabulary=100)
+    plan = osdp.search(
+        description, memory="70MiB", world_size=8, hardware=machine(), batch_size=1, checkpoint=False
+    )
+    assert any(c.granularity > 1 for c in plan.choices.values())
+    with pytest.raises(osdp.InfeasibleError):
+        osdp.search(
+            description,
+            memory="70MiB",
+            world_size=8,
+            hardware=machine(),
+            batch_size=1,
+            checkpoint=False,
+            granularity=1,
+        )
+
+
+def test_recomputation_is_chosen_when_activations_are_the_trouble():
+    description = gpt(8, 64, tokens=512)
+    arguments = dict(memory="24MiB", world_size=2, hardware=machine(2), batch_size=4)
+    with pytest.raises(osdp.InfeasibleError):
+        osdp.search(description, checkpoint=False, **arguments)
+    plan = osdp.search(description, **arguments)
+    assert set(plan.recompute) == {b.name for b in description.blocks}
+    assert verify(plan) == ""
+
+
+def test_the_batch_is_the_best_per_sample():
+    description = gpt(2, 64)
+    plan = osdp.search(description, memory="16MiB", world_size=4, hardware=machine(4))
+    best = plan.certificate.time_ps / plan.batch_size
+    for b in itertools.count(1):
+        try:
+            p = osdp.search(description, memory="16MiB", world_size=4, hardware=machine(4), batch_size=b)
+        except osdp.InfeasibleError:
+            break
+        assert p.certificate.time_ps / b >= best
+    assert b > plan.batch_size > 1
+
+
+def test_a_global_batch_is_met_by_accumulation():
+    description = gpt(2, 128, tokens=256)
+    plan = osdp.search(description, memory="24MiB", world_size=4, hardware=machine(4), global_batch_size=96)
+    assert 24 % plan.batch_size == 0
+    assert plan.predicted.throughput * plan.predicted.step_time_s == pytest.approx(96)
+    assert verify(plan) == ""
+    for b in (1, 2, 3, 4, 6, 8, 12, 24):
+        try:
+            other = osdp.search(
+                description,
+                memory="24MiB",
+                world_size=4,
+                hardware=machine(4),
+                global_batch_size=96,
+                batch_size=b,
+            )
+        except osdp.InfeasibleError:
+            continue
+        assert other.certificate.time_ps >= plan.certificate.time_ps
+
+
+def test_the_papers_algorithm_finds_the_same_plan():
+    description = gpt(1, 64)
+    arguments = dict(memory="2MiB", world_size=4, hardware=machine(4), cost="paper", granularity=1)
+    exact = osdp.search(description, **arguments)
+    dfs = osdp.search(description, method="dfs", **arguments)
+    assert dfs.certificate.optimal and dfs.batch_size == exact.batch_size
+    assert dfs.certificate.time_ps == exact.certificate.time_ps
+
+
+def test_infeasible_says_what_would_fit():
+    description = gpt(4, 256)
+    with pytest.raises(
+        osdp.InfeasibleError,
+        match=r"no plan fits 4\.00 MiB; the smallest that fits is .* MiB: batch 1, .*granularity",
+    ) as e:
+        osdp.search(description, memory="4MiB", world_size=8, hardware=machine())
+    smallest = e.value.smallest_limit
+    plan = osdp.search(description, memory=smallest, world_size=8, hardware=machine())
+    assert plan.predicted.peak_memory_bytes <= smallest
+    with pytest.raises(osdp.InfeasibleError):
+        osdp.search(description, memory=smallest - 1, world_size=8, hardware=machine())
+
+
+def test_every_operator_has_a_reason():
+    plan = osdp.search(gpt(4, 256), memory="40MiB", world_size=8, hardware=machine(), batch_size=1)
+    operators = plan.predicted.operators
+    assert set(operators) == {o.name for o in plan.description.operators}
+    for name, choice in plan.choices.items():
+        reason = operators[name].reason
+        assert ("kept whole" in reason) == (choice.mode == "NO_SHARD")
+        assert "save" in reason and " a step" in reason
+    assert "nothing to shard" in operators["h.0.attn"].reason
+
+
+def test_predictions_add_up():
+    plan = osdp.search(gpt(4, 256), memory="40MiB", world_size=8, hardware=machine(), batch_size=2)
+    p = plan.predicted
+    assert p.step_time_s == pytest.approx(p.communication_s + p.compute_s + p.optimizer_s, abs=1e-9)
+    assert p.throughput == pytest.approx(16 / p.step_time_s)
+    assert p.communication_s == pytest.approx(sum(o.communication_s for o in p.operators.values()))
+    assert sum(o.state_bytes for o in p.operators.values()) < p.peak_memory_bytes <= plan.memory_limit_bytes
+
+
+def test_units_stay_within_the_room_that_was_reserved():
+    from osdp.predicting import unit_bytes
+
+    for memory in ("17MiB", "20MiB", "30MiB"):
+        plan = osdp.search(
+            gpt(4, 256), memory=memory, world_size=8, hardware=machine(), batch_size=1, modes="FULL_SHARD"
+        )
+        largest = max(o.transient_bytes for o in plan.predicted.operators.values())
+        assert max(unit_bytes(plan.description, plan.choices, plan.units)) <= largest
+        assert sorted(n for u in plan.units for n in u) == sorted(plan.choices)
+
+
+@pytest.mark.parametrize(
+    "field", ["time_ps", "memory_bytes", "limit_bytes", "lower_bound_ps", "multiplier_numerator"]
+)
+def test_verify_catches_a_broken_certificate(field):
+    plan = osdp.search(gpt(4, 256), memory="40MiB", world_size=8, hardware=machine(), batch_size=1)
+    assert verify(plan) == ""
+    c = plan.certificate
+    off = {
+        "time_ps": c.time_ps - 1,
+        "memory_bytes": c.memory_bytes + 1,
+        "limit_bytes": c.memory_bytes - 1,
+        "lower_bound_ps": c.lower_bound_ps + 1,
+        "multiplier_numerator": c.multiplier_numerator * 2 + 1,
+    }[field]
+    assert verify(dataclasses.replace(plan, certificate=dataclasses.replace(c, **{field: off}))) != ""
+
+
+def test_verify_catches_another_choice():
+    plan = osdp.search(gpt(4, 256), memory="40MiB", world_size=8, hardware=machine(), batch_size=1)
+    name = next(n for n, c in plan.choices.items() if c.mode != "NO_SHARD")
+    other = {**plan.choices, name: osdp.Choice("NO_SHARD")}
+    assert verify(dataclasses.replace(plan, choices=other)) != ""
+    with pytest.raises(osdp.PlanMismatchError, match="no certificate"):
+        verify(dataclasses.replace(plan, certificate=None))
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"memory": "8"}, "not a size"),
+        ({"memory": -1}, "not a size|between 0"),
+        ({"world_size": 0}, "world_size"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": "big"}, "batch_size"),
+        ({"global_batch_size": 7}, "global_batch_size is 7; it must be a multiple of the world size 8"),
+        ({"global_batch_size": 16, "batch_size": 3}, "does not divide"),
+        ({"optimizer": "magic"}, "optimizer is 'magic'"),
+        ({"precision": "int1"}, "precision"),
+        ({"granularity": (0,)}, "granularity"),
+        ({"granularity": "huge"}, "granularity"),
+        ({"modes": ("HALF_SHARD",)}, "HALF_SHARD"),
+        ({"modes": ()}, "modes is empty"),
+        ({"checkpoint": "maybe"}, "checkpoint"),
+        ({"cost": "guess"}, "cost is 'guess'"),
+        ({"method": "guess"}, "method is 'guess'"),
+        ({"time_limit": -1}, "time_limit"),
+        ({"cost": "paper", "checkpoint": "hold"}, "no recomputation"),
+    ],
+)
+def test_bad_arguments_are_refused(changes, message):
+    arguments = {"memory": "1GiB", "world_size": 8, "hardware": machine(), **changes}
+    with pytest.raises(osdp.InvalidProblemError, match=message):
+        osdp.search(gpt(1, 64), **arguments)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_a_time_that_means_nothing_names_the_operator(value):
+    with pytest.raises(osdp.InvalidProblemError, match="operator 'head'"):
+        osdp.search(gpt(1, 64), memory="1GiB", world_size=8, hardware=machine(gamma_s={"head": value}))
+    with pytest.raises(osdp.InvalidProblemError, match="operator 'wte'"):
+        osdp.search(
+            gpt(1, 64), memory="1GiB", world_size=8, hardware=machine(all_gather=Collective(value, 1e-10))
+        )
+
+
+def test_zero_memory_is_infeasible_and_an_empty_model_is_refused():
+    with pytest.raises(osdp.InfeasibleError):
+        osdp.search(gpt(1, 64), memory=0, world_size=8, hardware=machine())
+    with pytest.raises(osdp.InvalidProblemError, match="no operators"):
+        osdp.search(ModelDescription("Empty", (), (), 1, 0), memory="1GiB", world_size=8, hardware=machine())
+
+
+def test_a_plan_is_the_same_every_time():
+    arguments = dict(memory="40MiB", world_size=8, hardware=machine())
+    assert osdp.search(gpt(3, 128), **arguments) == osdp.search(gpt(3, 128), **arguments)
+
+
+def test_a_found_plan_can_be_saved_and_loaded(tmp_path):
+    plan = osdp.search(gpt(3, 128), memory="40MiB", world_size=8, hardware=machine())
+    plan.save(tmp_path / "plan.json")
+    assert osdp.Plan.load(tmp_path / "plan.json") == plan
+
+
+def test_a_model_is_described_first_and_known_machines_have_names():
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
+    plan = osdp.search(model, (torch.zeros(2, 64),), memory="1MiB", world_size=4, hardware="rtx-titan-8")
+    assert set(plan.choices) == {"0", "2"}
+    assert osdp.search(model, (torch.zeros(2, 64),), world_size=4).hardware.name == "a100-8"
+    with pytest.raises(osdp.InvalidProblemError, match="sample"):
+        osdp.search(model, memory="1MiB", world_size=4, hardware="rtx-titan-8")

@@ -100,7 +100,7 @@ def main(settings: Settings) -> None:
     osdp.fully_shard(model, plan)
     optimizer = make_optimizer(model, settings)
     losses = train(
-        model, optimizer, text, settings, steps=steps, peak_memory=lambda: peak_memory_bytes(model)
+        model, optimizer, text, settings, steps=steps, peak_memory=lambda: osdp.report(model).measured_peak_memory_bytes
     )
     show_side_by_side(expected, losses)
 

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.optim import Optimizer
 
-from osdp.checkpoint_state import State
+from osdp.checkpoint_state import State, sharded_of
 from osdp.checkpoint_storage import (
     ChunkLoadPlanner,
     ChunkReader,
@@ -55,14 +55,15 @@ def save(
     """Writes parameters, buffers (rank 0's) and the optimizer's state to `directory`. Collective.
 
     `model`: sharded or not; `optimizer`: made over its parameters, or None. `directory`: on a file system that all
-    ranks share. An older checkpoint there is replaced once the new one is complete. Each rank writes what it holds; what all
-    ranks hold is written once, spread over them. Without a process group, one process saves.
+    ranks share. An older checkpoint there is replaced once the new one is complete. `process_group`: by default the one
+    over which the model is sharded, else all ranks; without any, one process saves. Each rank writes what it holds;
+    what all ranks hold is written once, spread over them.
 
     Raises ShardingError where `directory` holds something else than a checkpoint or a state cannot be described,
     OSDPError where writing failed on some rank. Both on all ranks, and an older checkpoint is still there then.
     """
     target = Path(directory)
-    together = Together(process_group)
+    together = Together(process_group or _group_of(model))
     partial = target.with_name(f"{target.name}.partial-{together.first(_token)}")
     together.do(f"preparing {target}", lambda: _check_target(target))
     try:
@@ -108,7 +109,7 @@ def load(
     model or of another optimizer; its `field` names the parameter.
     """
     source = Path(directory)
-    together = Together(process_group)
+    together = Together(process_group or _group_of(model))
 
     def check() -> tuple[State, ChunkReader, ChunkLoadPlanner]:
         manifest = read_manifest(source)
@@ -134,6 +135,11 @@ def load(
     except CheckpointException as error:
         raise _failure(f"loading {source}", error) from error
     state.install()
+
+
+def _group_of(model: nn.Module) -> dist.ProcessGroup | None:
+    sharded = sharded_of(model)
+    return None if sharded is None else sharded.group
 
 
 def _token() -> str:

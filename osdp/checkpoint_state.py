@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from osdp.errors import FormatError, ShardingError
 from osdp.manifest import Group, Manifest, OptimizerEntry, TensorEntry, model_key, state_key
 from osdp.pieces import Chunk, Piece, WholePiece, chunks
 from osdp.together import Together
+
+if TYPE_CHECKING:
+    from osdp.sharding import Sharded
 
 CHUNK_BYTES = (
     8 << 20
@@ -214,11 +217,23 @@ def _of_model(model: nn.Module, layout: Layout | None) -> State:
 
 
 def layout_of(model: nn.Module) -> Layout:
-    """The runtime of a model that was sharded, or the layout of one that was not."""
+    """The runtime of a sharded model, or the layout of one that is not. ShardingError where only a part is sharded."""
+    sharded = sharded_of(model)
+    if sharded is not None:
+        return sharded
+    for name, module in unwrapped(model).named_modules():
+        if sharded_of(module) is not None:
+            raise ShardingError(f"only the submodule {name!r} is sharded: save and load that module by itself")
+    return WholeLayout(unwrapped(model))
+
+
+def sharded_of(model: nn.Module) -> Sharded | None:
     from osdp.sharding import runtime_of
 
-    layout: Layout | None = runtime_of(model)
-    return layout if layout is not None else WholeLayout(unwrapped(model))
+    try:
+        return runtime_of(model)
+    except ShardingError:
+        return None
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

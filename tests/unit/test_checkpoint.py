@@ -18,10 +18,10 @@ from torch import Tensor, nn
 import osdp.checkpoint_state
 from osdp import FormatError, ShardingError
 from osdp.checkpoint import load, save
-from osdp.checkpoint_state import State, WholeLayout
+from osdp.checkpoint_state import State
 from osdp.checkpoint_storage import ChunkLoadPlanner, ChunkReader, ChunkSavePlanner, read_metadata
 from osdp.manifest import read_manifest
-from osdp.pieces import chunks
+from osdp.pieces import WholePiece, chunks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,17 +210,11 @@ def test_a_rank_that_lacks_a_piece_is_found_when_saving() -> None:
 def test_chunks_tile_the_tensor(shape: list[int], limit: int) -> None:
     tensor = torch.arange(max(1, torch.Size(shape).numel()), dtype=torch.float64).reshape(shape)
     seen = torch.zeros_like(tensor)
-    for chunk in chunks([WholeLayout_piece(tensor)], tensor, limit):
+    for chunk in chunks([WholePiece(tuple(tensor.shape))], tensor, limit):
         index = tuple(slice(o, o + n) for o, n in zip(chunk.offsets, chunk.tensor.shape, strict=True))
         assert torch.equal(tensor[index], chunk.tensor)
         seen[index] += 1
     assert bool((seen == 1).all())
-
-
-def WholeLayout_piece(tensor: Tensor) -> object:
-    from osdp.pieces import WholePiece
-
-    return WholePiece(tuple(tensor.shape))
 
 
 # ---- save and load, one process ----
@@ -252,11 +246,6 @@ def trained(seed: int = 0, **options: object) -> tuple[Net, torch.optim.Optimize
         optimizer.step()
         optimizer.zero_grad()
     return model, optimizer
-
-
-@pytest.fixture(autouse=True)
-def unsharded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(osdp.checkpoint_state, "layout_of", WholeLayout)
 
 
 def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[object, object]:

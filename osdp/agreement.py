@@ -40,7 +40,9 @@ def agree(together: Together, model: nn.Module, plan: object, error: Exception |
         raise error
     for rank, (_, text) in enumerate(answers):
         if text:
-            raise DisagreementError(f"rank {rank} cannot shard the model: {text}. Nothing was sharded on any rank.")
+            raise DisagreementError(
+                f"rank {rank} cannot shard the model: {text}. Nothing was sharded on any rank."
+            )
 
 
 def _facts(model: nn.Module, plan: object) -> dict[str, Any]:

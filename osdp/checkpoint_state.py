@@ -223,7 +223,9 @@ def layout_of(model: nn.Module) -> Layout:
         return sharded
     for name, module in unwrapped(model).named_modules():
         if sharded_of(module) is not None:
-            raise ShardingError(f"only the submodule {name!r} is sharded: save and load that module by itself")
+            raise ShardingError(
+                f"only the submodule {name!r} is sharded: save and load that module by itself"
+            )
     return WholeLayout(unwrapped(model))
 
 

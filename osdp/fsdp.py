@@ -43,9 +43,13 @@ class FullyShardedDataParallel(nn.Module):
         super().__init__()
         if memory is None and (sample is not None or hardware is not None or search_options):
             named = sorted({"sample": sample, "hardware": hardware, **search_options})
-            raise InvalidProblemError(f"{', '.join(named)} are for the search: give memory= too, or leave them out")
+            raise InvalidProblemError(
+                f"{', '.join(named)} are for the search: give memory= too, or leave them out"
+            )
         if plan is not None and memory is not None:
-            raise InvalidProblemError("give plan= or memory=, not both: a plan was made for its own memory limit")
+            raise InvalidProblemError(
+                "give plan= or memory=, not both: a plan was made for its own memory limit"
+            )
         if memory is not None:
             plan = _searched(module, process_group, memory, sample, hardware, search_options)
         sharding.fully_shard(module, plan or Plan.uniform(module, "FULL_SHARD"), process_group)
@@ -82,7 +86,9 @@ class FullyShardedDataParallel(nn.Module):
         """See `osdp.clip_grad_norm_`."""
         return sharding.clip_grad_norm_(self.module, max_norm, norm_type)
 
-    def summon_full_params(self, with_grads: bool = False, writeback: bool = True) -> AbstractContextManager[None]:
+    def summon_full_params(
+        self, with_grads: bool = False, writeback: bool = True
+    ) -> AbstractContextManager[None]:
         """See `osdp.summon_full_params`."""
         return sharding.summon_full_params(self.module, with_grads, writeback)
 
@@ -131,7 +137,9 @@ def _searched(
     from osdp.searching import search
 
     if sample is None:
-        raise InvalidProblemError("memory= needs sample=, a tuple or dict of example inputs: the search measures them")
+        raise InvalidProblemError(
+            "memory= needs sample=, a tuple or dict of example inputs: the search measures them"
+        )
     together = Together(process_group)
 
     def found() -> str:

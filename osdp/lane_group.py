@@ -32,7 +32,9 @@ def lane_group(group: dist.ProcessGroup, device: torch.device) -> str:
 
 def _make(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
     together = Together(group)
-    name = together.first(lambda: f"osdp/{dist.get_process_group_ranks(group)[0]}/{group.group_name}/{next(_count)}")
+    name = together.first(
+        lambda: f"osdp/{dist.get_process_group_ranks(group)[0]}/{group.group_name}/{next(_count)}"
+    )
     store = dist.PrefixStore(f"{name}/", _get_default_store())
     kind = dist.get_backend(group)
     caller = group._get_backend(device)

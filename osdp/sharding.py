@@ -30,7 +30,9 @@ atexit.register(_C.shutdown)
 class Sharded:
     """What is known of a sharded model: its plan, and the C++ runtime by parameter names. See `runtime_of`."""
 
-    def __init__(self, plan: Plan, names: Sequence[str], runtime: _C.Runtime, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, plan: Plan, names: Sequence[str], runtime: _C.Runtime, group: dist.ProcessGroup
+    ) -> None:
         self.plan = plan
         self.group = group
         self.runtime = runtime
@@ -73,7 +75,9 @@ def runtime_of(model: nn.Module) -> Sharded:
     """The Sharded of a model given to `fully_shard`, or wrapped. Raises ShardingError where it is neither."""
     found = _sharded.get(model) or _sharded.get(getattr(model, "_osdp_wrapped", None) or model)
     if found is None:
-        raise ShardingError(f"{type(model).__name__} is not sharded: call osdp.fully_shard(model, plan) first")
+        raise ShardingError(
+            f"{type(model).__name__} is not sharded: call osdp.fully_shard(model, plan) first"
+        )
     return found
 
 
@@ -180,7 +184,9 @@ def _check(model: nn.Module, plan: Plan, world_size: int) -> None:
     validate(plan)
     for module in model.modules():
         if module in _sharded:
-            raise ShardingError(f"{type(module).__name__} is sharded already; shard the outermost model, once")
+            raise ShardingError(
+                f"{type(module).__name__} is sharded already; shard the outermost model, once"
+            )
     if plan.world_size not in (None, world_size):
         raise PlanMismatchError(
             f"the plan was made for {plan.world_size} ranks, the process group has {world_size}: "
@@ -189,9 +195,13 @@ def _check(model: nn.Module, plan: Plan, world_size: int) -> None:
     check_same_model(plan, describe(model))
     devices = {t.device for t in _states(model)}
     if any(d.type == "meta" for d in devices):
-        raise ShardingError("the model is on the meta device: materialise it (model.to_empty, then its weights) first")
+        raise ShardingError(
+            "the model is on the meta device: materialise it (model.to_empty, then its weights) first"
+        )
     if len({p.device for p in model.parameters()}) > 1:
-        raise ShardingError(f"parameters are on several devices: {sorted(map(str, devices))}; move them to one")
+        raise ShardingError(
+            f"parameters are on several devices: {sorted(map(str, devices))}; move them to one"
+        )
 
 
 def _states(model: nn.Module) -> list[Tensor]:
@@ -263,7 +273,13 @@ def _install_splits(model: nn.Module, plan: Plan, index: dict[str, int], runtime
         source = runtime.source_of(index[_joined(name, "weight")])
         # The call is replaced, not the module: hooks, class, names and parameters stay.
         linear.forward = ops.SplitCall(  # type: ignore[method-assign]
-            linear.weight, linear.bias, linear.out_features, linear.in_features, choice.granularity, choice.split, source
+            linear.weight,
+            linear.bias,
+            linear.out_features,
+            linear.in_features,
+            choice.granularity,
+            choice.split,
+            source,
         )
 
 

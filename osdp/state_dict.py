@@ -37,7 +37,9 @@ class _Saving:
             if prefix + key in state:
                 parameter: Tensor = getattr(module, key)
                 # Inside summon_full_params the parameter is full already.
-                full = tuple(parameter.shape) == self.sharded.full_shape(name) and self.sharded.runtime.summoned
+                full = (
+                    tuple(parameter.shape) == self.sharded.full_shape(name) and self.sharded.runtime.summoned
+                )
                 state[prefix + key] = (
                     parameter.detach().clone() if full else self.sharded.gather_whole(name, parameter)
                 )
@@ -74,6 +76,8 @@ class _Loading:
                 # Taken out, so that a tensor of by chance this rank's local shape is not loaded as if it were full.
                 del state[prefix + key]
                 found = tuple(full.shape) if isinstance(full, Tensor) else type(full).__name__
-                errors.append(f"size mismatch for {prefix + key}: {found} in the state dict, {wanted} in the model.")
+                errors.append(
+                    f"size mismatch for {prefix + key}: {found} in the state dict, {wanted} in the model."
+                )
             else:
                 state[prefix + key] = self.sharded.take_local(name, full)

@@ -49,7 +49,8 @@ class Tensors {
   }
 
   void visit_attributes(py::handle value, int depth) {
-    if (auto attributes = py::reinterpret_steal<py::object>(PyObject_GetAttrString(value.ptr(), "__dict__"))) {
+    if (auto attributes =
+            py::reinterpret_steal<py::object>(PyObject_GetAttrString(value.ptr(), "__dict__"))) {
       visit(attributes, depth + 1);
     } else {
       PyErr_Clear();
@@ -138,13 +139,15 @@ void bind_runtime(py::module_& m) {
       .value("SHARD_GRAD_OP", rt::Mode::ShardGradOp)
       .value("FULL_SHARD", rt::Mode::FullShard);
 
-  py::class_<rt::SplitSpec>(m, "SplitSpec", "granularity slices along 'out' (0) or 'in' (1), the last `sharded` sharded")
+  py::class_<rt::SplitSpec>(m, "SplitSpec",
+                            "granularity slices along 'out' (0) or 'in' (1), the last `sharded` sharded")
       .def(py::init([](int64_t granularity, int64_t sharded, int64_t dim) {
              return rt::SplitSpec{granularity, sharded, static_cast<osdp::ops::SplitDim>(dim)};
            }),
            py::arg("granularity"), py::arg("sharded"), py::arg("dim"));
 
-  py::class_<rt::ParamSpec>(m, "ParamSpec", "A parameter's name, its tensor (full, equal on all ranks) and its split")
+  py::class_<rt::ParamSpec>(m, "ParamSpec",
+                            "A parameter's name, its tensor (full, equal on all ranks) and its split")
       .def(py::init([](std::string name, at::Tensor tensor, std::optional<rt::SplitSpec> split) {
              return rt::ParamSpec{std::move(name), std::move(tensor), split};
            }),
@@ -157,13 +160,15 @@ void bind_runtime(py::module_& m) {
            py::arg("name"), py::arg("mode"), py::arg("params"));
 
   py::class_<rt::Piece>(m, "Piece", "A block of the full tensor and where it lies in the local one")
-      .def_property_readonly("global_offsets", [](const rt::Piece& p) { return py::tuple(py::cast(p.offsets)); })
+      .def_property_readonly("global_offsets",
+                             [](const rt::Piece& p) { return py::tuple(py::cast(p.offsets)); })
       .def_property_readonly("sizes", [](const rt::Piece& p) { return py::tuple(py::cast(p.sizes)); })
       .def_readonly("replicated", &rt::Piece::replicated)
       .def(
           "view",
           [](const rt::Piece& piece, const at::Tensor& local) {
-            return local.dim() == 0 ? local : local.narrow(piece.local_dim, piece.local_begin, piece.local_count);
+            return local.dim() == 0 ? local
+                                    : local.narrow(piece.local_dim, piece.local_begin, piece.local_count);
           },
           py::arg("local"), "This piece of a local-shaped tensor, as a view.");
 
@@ -171,13 +176,16 @@ void bind_runtime(py::module_& m) {
       .def("before", &CallHook::before)
       .def("after", &CallHook::after);
 
-  py::class_<rt::Runtime, RuntimePtr>(m, "Runtime", "A training step of one sharded model; see csrc/runtime/runtime.hpp")
-      .def(py::init(&make_runtime), py::arg("group"), py::arg("device"), py::arg("params"), py::arg("units"), Release())
+  py::class_<rt::Runtime, RuntimePtr>(m, "Runtime",
+                                      "A training step of one sharded model; see csrc/runtime/runtime.hpp")
+      .def(py::init(&make_runtime), py::arg("group"), py::arg("device"), py::arg("params"), py::arg("units"),
+           Release())
       .def_property_readonly("rank", &rt::Runtime::rank)
       .def_property_readonly("world", &rt::Runtime::world)
       .def(
           "add_call",
-          [](const RuntimePtr& runtime, std::string module, const std::vector<int64_t>& params, bool root, bool hold) {
+          [](const RuntimePtr& runtime, std::string module, const std::vector<int64_t>& params, bool root,
+             bool hold) {
             return CallHook{runtime, runtime->add_call(std::move(module), params, root, hold)};
           },
           py::arg("module"), py::arg("params"), py::arg("root"), py::arg("hold"))
@@ -190,7 +198,8 @@ void bind_runtime(py::module_& m) {
           "pieces", [](rt::Runtime& runtime, int64_t param) { return runtime.parameter(param).pieces(); },
           py::arg("param"))
       .def(
-          "full_shape", [](rt::Runtime& runtime, int64_t param) { return runtime.parameter(param).full_sizes().vec(); },
+          "full_shape",
+          [](rt::Runtime& runtime, int64_t param) { return runtime.parameter(param).full_sizes().vec(); },
           py::arg("param"))
       .def(
           "take_local",
@@ -202,7 +211,8 @@ void bind_runtime(py::module_& m) {
       .def("gather_whole", &rt::Runtime::gather_whole, py::arg("param"), py::arg("local"), Release())
       .def("summon", &rt::Runtime::summon, py::arg("with_grads"), Release())
       .def("unsummon", &rt::Runtime::unsummon, py::arg("writeback"), Release())
-      .def("clip_grad_norm", &rt::Runtime::clip_grad_norm, py::arg("max_norm"), py::arg("norm_type"), Release())
+      .def("clip_grad_norm", &rt::Runtime::clip_grad_norm, py::arg("max_norm"), py::arg("norm_type"),
+           Release())
       .def("gathered_bytes", &rt::Runtime::gathered_bytes, "Bytes of full tensors that exist now")
       .def("arena_bytes", &rt::Runtime::arena_bytes, "Bytes reserved to gather into")
       .def("statistics", &statistics)

@@ -10,7 +10,9 @@ namespace {
 
 constexpr size_t kAlignment = 512;
 
-size_t aligned(size_t bytes) { return (std::max<size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment; }
+size_t aligned(size_t bytes) {
+  return (std::max<size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
+}
 
 }  // namespace
 

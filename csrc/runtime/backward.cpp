@@ -9,11 +9,12 @@
 namespace osdp::runtime {
 
 // Note [A backward]
-// It begins with the first hook that fires (an output of a call, usually the model's; or a gradient), takes all
-// parameters inside, and ends in a callback of the graph task. Re-entrant backwards (reentrant checkpoints) run within
-// it and end with it. Each unit is gathered when its call's outputs get their first gradient, reduced and released when
-// the last of the gradients that this graph task makes for it is there. A gradient counts as made when its
-// AccumulateGrad node runs, once per graph task: parameters used in several calls need no counting of their own.
+// It begins with the first hook that fires (an output of a call, usually the model's; or a gradient), takes
+// all parameters inside, and ends in a callback of the graph task. Re-entrant backwards (reentrant
+// checkpoints) run within it and end with it. Each unit is gathered when its call's outputs get their first
+// gradient, reduced and released when the last of the gradients that this graph task makes for it is there. A
+// gradient counts as made when its AccumulateGrad node runs, once per graph task: parameters used in several
+// calls need no counting of their own.
 
 void Runtime::begin_backward() {
   if (backward_) return;
@@ -32,8 +33,8 @@ void Runtime::begin_call_backward(const std::vector<Unit*>& units) {
   }
 }
 
-// A unit with frozen parameters is read until the gradient of its call's inputs is made; its own gradients, if it has
-// any, may all be there before.
+// A unit with frozen parameters is read until the gradient of its call's inputs is made; its own gradients,
+// if it has any, may all be there before.
 void Runtime::inputs_done(const std::vector<Unit*>& units) {
   if (!backward_) return;
   for (Unit* unit : units) {
@@ -62,7 +63,8 @@ void Runtime::after_gradient(Parameter& param) {
       place.bucket->dirty = true;
     return;
   }
-  if (!place.unit) return;  // one rank, or a split weight without NO_SHARD slices: its slices are on their way
+  if (!place.unit)
+    return;  // one rank, or a split weight without NO_SHARD slices: its slices are on their way
   Unit& unit = *place.unit;
   at::Tensor gradient = param.tensor().grad();
   param.tensor().mutable_grad().reset();
@@ -79,8 +81,9 @@ void Runtime::after_gradient(Parameter& param) {
     keep_unreduced(unit);
 }
 
-// What no event told of: units whose gradients did not all come (backward of some inputs only), units prefetched or
-// held and not used, gradients kept under no_sync of parameters that this backward did not reach.
+// What no event told of: units whose gradients did not all come (backward of some inputs only), units
+// prefetched or held and not used, gradients kept under no_sync of parameters that this backward did not
+// reach.
 void Runtime::finish_units() {
   for (Unit* unit : touched_)
     if (unit->running == 0 && (unit->in_backward || !unit->keep)) release(*unit);

@@ -14,10 +14,11 @@ at::Tensor BucketItem::gradient() const {
 }
 
 std::vector<BucketItem*> Buckets::add(std::string name, const std::vector<Parameter*>& params) {
-  Bucket bucket{std::move(name), {}};
+  Bucket bucket;
+  bucket.name = std::move(name);
   std::vector<BucketItem*> items;
   for (Parameter* param : params) {
-    bucket.items.push_back(std::make_unique<BucketItem>(BucketItem{param, buckets_.size()}));
+    bucket.items.push_back(std::make_unique<BucketItem>(param, buckets_.size()));
     items.push_back(bucket.items.back().get());
   }
   buckets_.push_back(std::move(bucket));
@@ -50,6 +51,9 @@ void Buckets::launch(Bucket& bucket) {
     item->queued = item->dirty = false;
     launched.push_back(item.get());
     at::Tensor gradient = item->gradient();
+    TORCH_CHECK(!gradient.defined() || gradient.layout() == at::kStrided, "OSDP: parameter '",
+                item->param->name(),
+                "' got a sparse gradient, which is not supported. Use sparse=False in its module.");
     if (gradient.defined() && gradient.numel() > 0) gradients.push_back(std::move(gradient));
   }
   if (gradients.empty()) return;
@@ -62,10 +66,12 @@ void Buckets::launch(Bucket& bucket) {
     for (const at::Tensor& g : gradients) elements += g.numel();
     at::Tensor flat = at::empty({elements}, gradients[0].options());
     int64_t at = 0;
-    for (const at::Tensor& g : gradients) flat.narrow(0, at, g.numel()).view(g.sizes()).copy_(g), at += g.numel();
+    for (const at::Tensor& g : gradients)
+      flat.narrow(0, at, g.numel()).view(g.sizes()).copy_(g), at += g.numel();
     collectives->all_reduce_mean({flat});
     at = 0;
-    for (const at::Tensor& g : gradients) g.copy_(flat.narrow(0, at, g.numel()).view(g.sizes())), at += g.numel();
+    for (const at::Tensor& g : gradients)
+      g.copy_(flat.narrow(0, at, g.numel()).view(g.sizes())), at += g.numel();
   });
   for (BucketItem* item : launched) item->in_flight = ticket;
   tickets_.push_back(std::move(ticket));
@@ -88,7 +94,8 @@ void Buckets::forget() {
   for (const Ticket& ticket : tickets_) {
     try {
       ticket.wait();
-    } catch (const std::exception&) {  // the error that led here, or its echo, is already on its way to the user
+    } catch (
+        const std::exception&) {  // the error that led here, or its echo, is already on its way to the user
     }
   }
   tickets_.clear();

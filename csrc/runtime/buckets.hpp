@@ -1,9 +1,10 @@
 // Buckets: gradients of what every rank holds in full (NO_SHARD), averaged over the ranks in place.
 //
 // Note [Buckets]
-// A gradient joins its bucket when it is complete; when all that this graph task will make are there, the bucket is
-// all-reduced on the lane: a single tensor where it lies, several through one flat buffer. What is already averaged from
-// earlier micro-batches is averaged again with it: it is equal on all ranks, so that changes nothing.
+// A gradient joins its bucket when it is complete; when all that this graph task will make are there, the
+// bucket is all-reduced on the lane: a single tensor where it lies, several through one flat buffer. What is
+// already averaged from earlier micro-batches is averaged again with it: it is equal on all ranks, so that
+// changes nothing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,10 +22,12 @@ namespace osdp::runtime {
 
 // A parameter's gradient, or the NO_SHARD rows of a split weight's.
 struct BucketItem {
+  BucketItem(Parameter* p, size_t b) : param(p), bucket(b) {}
+
   Parameter* param;
   size_t bucket;
-  bool dirty = false;  // its gradient changed since it was last averaged
-  bool queued = false; // waits in its bucket
+  bool dirty = false;   // its gradient changed since it was last averaged
+  bool queued = false;  // waits in its bucket
   Ticket in_flight;
 
   // The tensor to average; undefined while there is no gradient.

@@ -1,7 +1,6 @@
-// The few collectives the runtime uses, over one c10d process group, blocking until the result can be used on the
-// current stream. Called from the lane only. With one rank they copy or do nothing.
-// Costs, N ranks, S bytes of full tensor (ring): all_gather and reduce_scatter (N-1)(alpha + S/N beta), all_reduce twice
-// that.
+// The few collectives the runtime uses, over one c10d process group, blocking until the result can be used on
+// the current stream. Called from the lane only. With one rank they copy or do nothing. Costs, N ranks, S
+// bytes of full tensor (ring): all_gather and reduce_scatter (N-1)(alpha + S/N beta), all_reduce twice that.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,18 +16,19 @@ namespace osdp::runtime {
 
 class Collectives {
  public:
-  // `group` is a name known to c10d's registry: process groups cross from Python by name, since another pybind11's
-  // classes do not mix with torch's.
+  // `group` is a name known to c10d's registry: process groups cross from Python by name, since another
+  // pybind11's classes do not mix with torch's.
   Collectives(const std::string& group, at::Device device);
   ~Collectives();
 
   int64_t rank() const { return rank_; }
   int64_t world() const { return world_; }
 
-  // outputs[i] (flat, world * n_i elements) is filled with every rank's inputs[i] (flat, n_i), in rank order. All in
-  // flight together.
+  // outputs[i] (flat, world * n_i elements) is filled with every rank's inputs[i] (flat, n_i), in rank order.
+  // All in flight together.
   void all_gather(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs);
-  // outputs[i] (flat, n_i) becomes the mean over the ranks of this rank's chunk of inputs[i] (flat, world * n_i).
+  // outputs[i] (flat, n_i) becomes the mean over the ranks of this rank's chunk of inputs[i] (flat, world *
+  // n_i).
   void reduce_scatter_mean(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs);
   void all_reduce_mean(std::vector<at::Tensor> tensors);  // in place, contiguous
   void all_reduce_sum(at::Tensor tensor);

@@ -11,10 +11,10 @@
 namespace osdp::runtime {
 
 // Note [Inside and outside]
-// From the outermost call's begin to its end, and from a backward's begin to its end, sharded parameters are inside:
-// they have their full shape, readable while gathered. Reading one that is not gathered is then an error, not a
-// silently smaller matrix. Outside they are what this rank holds, with its gradient: for optimizers, zero_grad, clipping.
-// A call of a submodule by itself takes only its own parameters inside.
+// From the outermost call's begin to its end, and from a backward's begin to its end, sharded parameters are
+// inside: they have their full shape, readable while gathered. Reading one that is not gathered is then an
+// error, not a silently smaller matrix. Outside they are what this rank holds, with its gradient: for
+// optimizers, zero_grad, clipping. A call of a submodule by itself takes only its own parameters inside.
 
 void Runtime::enter(const std::vector<Unit*>& units) {
   for (Unit* unit : units)
@@ -75,7 +75,8 @@ bool Runtime::wants_inputs(const Call& call) const {
 void Runtime::begin_call(Call& call, const std::vector<at::Tensor>& inputs) {
   NoInference no_inference;
   if (stack_.empty() && !backward_) {
-    // A model called for the first time inside a backward (a checkpoint around the whole of it) joins that backward.
+    // A model called for the first time inside a backward (a checkpoint around the whole of it) joins that
+    // backward.
     if (current_graph_task() != -1)
       begin_backward();
     else
@@ -99,7 +100,8 @@ void Runtime::release_after_forward(Call& call, Unit& unit, bool failed) {
       release(unit);
     return;
   }
-  if (grad_forward_ && (unit.mode == Mode::ShardGradOp || (root_forward_ && forward_order_.ends_with(&unit)))) {
+  if (grad_forward_ &&
+      (unit.mode == Mode::ShardGradOp || (root_forward_ && forward_order_.ends_with(&unit)))) {
     unit.keep = true;
     return;
   }

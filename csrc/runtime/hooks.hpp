@@ -13,8 +13,8 @@ namespace osdp::runtime {
 
 class Runtime;
 
-// Makes the parameter's gradient node (the parameter must show what its gradients look like: be inside, or whole) and
-// hooks it before and after it accumulates.
+// Makes the parameter's gradient node (the parameter must show what its gradients look like: be inside, or
+// whole) and hooks it before and after it accumulates.
 void install_gradient_hooks(Runtime& runtime, Parameter& param);
 
 // When the first gradient of an output arrives, the backward of that call begins.
@@ -23,8 +23,8 @@ void watch_outputs(Runtime& runtime, const Call& call, const std::vector<at::Ten
 // When an input's gradient is complete, the backward of that call is over.
 void watch_inputs(Runtime& runtime, const Call& call, const std::vector<at::Tensor>& inputs);
 
-// Arranges for Runtime::finish_backward when the running graph task ends, or Runtime::abort when it is destroyed
-// without that (engine callbacks do not run after an exception; what they captured is destroyed).
+// Arranges for Runtime::finish_backward when the running graph task ends, or Runtime::abort when it is
+// destroyed without that (engine callbacks do not run after an exception; what they captured is destroyed).
 void at_end_of_graph_task(Runtime& runtime);
 
 }  // namespace osdp::runtime

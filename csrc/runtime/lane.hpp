@@ -1,11 +1,11 @@
 // Lane: the one ordered sequence of communications of a process group.
 //
-// Note [One lane]: every collective runs here, one after the other, in the order of submission. All ranks submit in the
-// same order, so collectives never cross. And because a gather begins (and takes its memory) only when the reduction
-// submitted before it has ended, a step holds at most three full-size tensors: the parameters in use, those arriving or
-// the gradients leaving, and the gradients being made.
-// On the CPU a lane is a thread, which waits for gloo where the caller computes on. On accelerators it is a stream of
-// its own: tasks run on the caller's thread and only enqueue; the stream waits for the work that the caller enqueued
+// Note [One lane]: every collective runs here, one after the other, in the order of submission. All ranks
+// submit in the same order, so collectives never cross. And because a gather begins (and takes its memory)
+// only when the reduction submitted before it has ended, a step holds at most three full-size tensors: the
+// parameters in use, those arriving or the gradients leaving, and the gradients being made. On the CPU a lane
+// is a thread, which waits for gloo where the caller computes on. On accelerators it is a stream of its own:
+// tasks run on the caller's thread and only enqueue; the stream waits for the work that the caller enqueued
 // before.
 #pragma once
 
@@ -38,8 +38,9 @@ class Lane {
 
   virtual ~Lane() = default;
 
-  // `label` names the unit and the phase: in the profiler's timeline, and in the error if the task fails. After a task
-  // has failed, those after it fail at once with the same error: ranks no longer agree on where they are.
+  // `label` names the unit and the phase: in the profiler's timeline, and in the error if the task fails.
+  // After a task has failed, those after it fail at once with the same error: ranks no longer agree on where
+  // they are.
   virtual Ticket submit(std::string label, Task task) = 0;
 
   // One lane per process group (by name) and device, shared by every model on it.

@@ -1,5 +1,6 @@
-// Counts every live byte of CPU tensor memory, whichever thread allocates or frees it (torch's own allocation events
-// are thread-local). It replaces torch's CPU allocator by one that counts; memory allocated before is not seen.
+// Counts every live byte of CPU tensor memory, whichever thread allocates or frees it (torch's own allocation
+// events are thread-local). It replaces torch's CPU allocator by one that counts; memory allocated before is
+// not seen.
 #pragma once
 
 #include <cstddef>

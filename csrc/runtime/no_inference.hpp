@@ -1,5 +1,5 @@
-// Leaves inference mode for a scope: tensors made in it would lose their version counters for good, and parameters
-// shown such data could no longer be trained. Grad mode stays off, as inference mode has it.
+// Leaves inference mode for a scope: tensors made in it would lose their version counters for good, and
+// parameters shown such data could no longer be trained. Grad mode stays off, as inference mode has it.
 #pragma once
 
 #include <c10/core/GradMode.h>

@@ -1,7 +1,8 @@
 // Order: the sequence in which units are asked for, recorded in one pass and used to prefetch in the next.
 //
-// The sequence follows from the model's code, which all ranks run alike, so every rank prefetches the same unit at the
-// same point. Where this pass leaves the recorded path (a branch), nothing is prefetched until it is back on it.
+// The sequence follows from the model's code, which all ranks run alike, so every rank prefetches the same
+// unit at the same point. Where this pass leaves the recorded path (a branch), nothing is prefetched until it
+// is back on it.
 #pragma once
 
 #include <algorithm>

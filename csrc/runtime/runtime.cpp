@@ -8,7 +8,8 @@
 namespace osdp::runtime {
 namespace {
 
-// What cannot be cut into rows stays whole: scalars, empty tensors; and with one rank there is nothing to shard.
+// What cannot be cut into rows stays whole: scalars, empty tensors; and with one rank there is nothing to
+// shard.
 bool can_shard(const ParamSpec& spec, int64_t world) {
   return world > 1 && spec.tensor.dim() > 0 && spec.tensor.numel() > 0;
 }
@@ -16,11 +17,13 @@ bool can_shard(const ParamSpec& spec, int64_t world) {
 void check_split(const ParamSpec& spec) {
   if (!spec.split) return;
   const SplitSpec& s = *spec.split;
-  TORCH_CHECK(spec.tensor.dim() == 2, "OSDP: parameter '", spec.name, "' is not a matrix and cannot be split");
+  TORCH_CHECK(spec.tensor.dim() == 2, "OSDP: parameter '", spec.name,
+              "' is not a matrix and cannot be split");
   const int64_t length = spec.tensor.size(s.dim == ops::SplitDim::Out ? 0 : 1);
-  TORCH_CHECK(s.granularity > 0 && length % s.granularity == 0 && s.sharded >= 0 && s.sharded <= s.granularity,
-              "OSDP: parameter '", spec.name, "' of length ", length, " cannot be split into ", s.granularity,
-              " slices, ", s.sharded, " of them sharded");
+  TORCH_CHECK(
+      s.granularity > 0 && length % s.granularity == 0 && s.sharded >= 0 && s.sharded <= s.granularity,
+      "OSDP: parameter '", spec.name, "' of length ", length, " cannot be split into ", s.granularity,
+      " slices, ", s.sharded, " of them sharded");
 }
 
 }  // namespace

@@ -4,9 +4,9 @@
 //        -->  gather, release, reduce of units (units.cpp), buckets of NO_SHARD gradients (buckets.cpp)
 //        -->  the lane (lane.cpp), which runs collectives (collectives.cpp) in one order
 //
-// Everything here runs on the thread that runs forward (and, for hooks, the one that runs backward); only tasks given
-// to the lane run elsewhere, and they touch only what they were given. The GIL must not be held where a transition may
-// wait. Errors: c10::Error or std::runtime_error, naming unit and phase.
+// Everything here runs on the thread that runs forward (and, for hooks, the one that runs backward); only
+// tasks given to the lane run elsewhere, and they touch only what they were given. The GIL must not be held
+// where a transition may wait. Errors: c10::Error or std::runtime_error, naming unit and phase.
 #pragma once
 
 #include <chrono>
@@ -38,9 +38,10 @@ struct Statistics {
 
 class Runtime : public std::enable_shared_from_this<Runtime> {
  public:
-  // Shards the parameters in place. `group`: name of a process group that only this package uses, so that the caller's
-  // own collectives cannot slip in between. Parameters in no unit are left alone.
-  Runtime(const std::string& group, at::Device device, std::vector<ParamSpec> params, std::vector<UnitSpec> units);
+  // Shards the parameters in place. `group`: name of a process group that only this package uses, so that the
+  // caller's own collectives cannot slip in between. Parameters in no unit are left alone.
+  Runtime(const std::string& group, at::Device device, std::vector<ParamSpec> params,
+          std::vector<UnitSpec> units);
   ~Runtime();
 
   // After construction: installs hooks on the gradients (needs shared_from_this).
@@ -77,7 +78,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void put_slice_gradient(int64_t param, int64_t slice, at::Tensor gradient);
 
   // --- whole parameters (whole.cpp); collective, outside of forward and backward
-  // The full tensor of which `local` is this rank's part (the parameter's data, its gradient, an optimizer's state).
+  // The full tensor of which `local` is this rank's part (the parameter's data, its gradient, an optimizer's
+  // state).
   at::Tensor gather_whole(int64_t param, const at::Tensor& local);
   bool summoned() const { return summoned_; }
   void summon(bool with_grads);
@@ -97,7 +99,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
  private:
   // Where a parameter's pieces are handled.
   struct Place {
-    Unit* unit = nullptr;          // sharded, not split
+    Unit* unit = nullptr;  // sharded, not split
     Slot* slot = nullptr;
     std::vector<Unit*> slices;     // the sharded slices of a split one
     BucketItem* bucket = nullptr;  // NO_SHARD, or the NO_SHARD slices of a split one; null with one rank
@@ -105,12 +107,12 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Place& place_of(const Parameter& param) { return places_[index_of_.at(&param)]; }
 
   // --- units (units.cpp)
-  void gather(Unit& unit);                  // Sharded (or stale) -> Gathering
-  void ready(Unit& unit);                   // Gathering -> Gathered
-  void use(Unit& unit);                     // any -> Gathered, and the next one of the order -> Gathering
-  void release(Unit& unit) noexcept;        // any -> Sharded
-  void reduce(Unit& unit);                  // pending gradients -> the lane
-  void keep_unreduced(Unit& unit);          // pending gradients -> unsynced (no_sync)
+  void gather(Unit& unit);            // Sharded (or stale) -> Gathering
+  void ready(Unit& unit);             // Gathering -> Gathered
+  void use(Unit& unit);               // any -> Gathered, and the next one of the order -> Gathering
+  void release(Unit& unit) noexcept;  // any -> Sharded
+  void reduce(Unit& unit);            // pending gradients -> the lane
+  void keep_unreduced(Unit& unit);    // pending gradients -> unsynced (no_sync)
   void add_pending(Slot& slot, at::Tensor gradient);
   bool all_arrived(Unit& unit);
 
@@ -127,7 +129,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Arena arena_;
   Buckets buckets_;
   std::vector<std::unique_ptr<Parameter>> params_;
-  std::vector<std::unique_ptr<Unit>> units_;        // gathered ones, slices included
+  std::vector<std::unique_ptr<Unit>> units_;  // gathered ones, slices included
   std::vector<std::unique_ptr<Call>> calls_;
 
   std::vector<Place> places_;

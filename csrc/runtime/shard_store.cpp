@@ -111,7 +111,8 @@ void Parameter::show(const at::Tensor& data) { tensor_.set_data(data); }
 int64_t Parameter::slice_rows() const { return slice_sizes(full_sizes_, *split_)[0]; }
 
 at::Tensor Parameter::take_local(const at::Tensor& full) const {
-  if (!split_) return narrowed(full, pieces_[0].offsets, pieces_[0].sizes).clone(at::MemoryFormat::Contiguous);
+  if (!split_)
+    return narrowed(full, pieces_[0].offsets, pieces_[0].sizes).clone(at::MemoryFormat::Contiguous);
   std::vector<at::Tensor> parts;
   for (const Piece& piece : pieces_) parts.push_back(narrowed(full, piece.offsets, piece.sizes));
   return at::cat(parts, 0);
@@ -134,10 +135,11 @@ Slot::Slot(Parameter& owner, std::string name, std::vector<int64_t> sizes, int64
   for (size_t d = sizes.size(); d-- > 1;) strides[d - 1] = strides[d] * std::max<int64_t>(sizes[d], 1);
   full_ = at::empty({0}, options).set_(storage, 0, sizes, strides);
   padded_ = at::empty({0}, options).set_(storage, 0, {elements}, {1});
-  unreadable_ = "OSDP: parameter '" + name_ +
-                "' was read while it is not gathered. It is gathered for the calls that read it when the model was "
-                "described (its module, or the module whose forward uses it). Read it inside one of those, describe "
-                "the model with a sample that takes this path, or use osdp.summon_full_params(model).";
+  unreadable_ =
+      "OSDP: parameter '" + name_ +
+      "' was read while it is not gathered. It is gathered for the calls that read it when the model was "
+      "described (its module, or the module whose forward uses it). Read it inside one of those, describe "
+      "the model with a sample that takes this path, or use osdp.summon_full_params(model).";
   detach();
 }
 

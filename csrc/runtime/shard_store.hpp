@@ -13,10 +13,11 @@
 namespace osdp::runtime {
 
 // Note [Row ranges]
-// A tensor is sharded by rows of its first dimension larger than 1: rank r holds rows [r*chunk, (r+1)*chunk) with
-// chunk = ceil(rows / world), the last ranks fewer or none (torch.chunk's rule). All dimensions before are 1, so a
-// range is one contiguous piece of the full tensor, and an all-gather of the ranges, each padded to `chunk` rows, puts
-// the full tensor together in place, padding only at the very end. Nothing is copied in or out.
+// A tensor is sharded by rows of its first dimension larger than 1: rank r holds rows [r*chunk, (r+1)*chunk)
+// with chunk = ceil(rows / world), the last ranks fewer or none (torch.chunk's rule). All dimensions before
+// are 1, so a range is one contiguous piece of the full tensor, and an all-gather of the ranges, each padded
+// to `chunk` rows, puts the full tensor together in place, padding only at the very end. Nothing is copied in
+// or out.
 struct RowRange {
   int64_t dim = 0;
   int64_t rows = 1;
@@ -25,7 +26,8 @@ struct RowRange {
   int64_t count = 1;  // this rank's rows; may be 0
   int64_t row_elements = 1;
 
-  // Slices of a split weight are ranged over dimension 0 whatever its size; everything else over the first long one.
+  // Slices of a split weight are ranged over dimension 0 whatever its size; everything else over the first
+  // long one.
   RowRange(at::IntArrayRef sizes, int64_t dim, int64_t rank, int64_t world);
   static int64_t first_long_dim(at::IntArrayRef sizes);
 };
@@ -43,15 +45,18 @@ struct Piece {
 class Slot;
 
 // One nn.Parameter. Its tensor object never changes; what it shows does:
-//   outside  the local tensor: this rank's rows; of a split weight the NO_SHARD slices in full, slice after slice, then
-//            this rank's rows of each sharded slice (2-D: rows of an output slice are as long as the weight's, rows of
-//            an input slice a g-th of that)
-//   inside   (forward, backward) the full tensor, readable only while gathered, and .grad full or undefined; the local
-//            tensor and its gradient are kept aside here. A split weight stays local: only its own call reads it.
+//   outside  the local tensor: this rank's rows; of a split weight the NO_SHARD slices in full, slice after
+//   slice, then
+//            this rank's rows of each sharded slice (2-D: rows of an output slice are as long as the
+//            weight's, rows of an input slice a g-th of that)
+//   inside   (forward, backward) the full tensor, readable only while gathered, and .grad full or undefined;
+//   the local
+//            tensor and its gradient are kept aside here. A split weight stays local: only its own call reads
+//            it.
 class Parameter {
  public:
-  // Takes the full value from spec.tensor and leaves the local one in it, with no gradient. `sharded`: false keeps it
-  // whole on every rank (spec.split is then ignored).
+  // Takes the full value from spec.tensor and leaves the local one in it, with no gradient. `sharded`: false
+  // keeps it whole on every rank (spec.split is then ignored).
   Parameter(const ParamSpec& spec, bool sharded, int64_t rank, int64_t world);
 
   const std::string& name() const { return name_; }
@@ -77,8 +82,8 @@ class Parameter {
   at::Tensor take_local(const at::Tensor& full) const;
   int64_t slice_rows() const;  // of a split weight: rows of one slice
 
-  // The node that accumulates this parameter's gradient; made when the parameter is full, so that it expects full
-  // gradients ever after. Null where the parameter does not require one.
+  // The node that accumulates this parameter's gradient; made when the parameter is full, so that it expects
+  // full gradients ever after. Null where the parameter does not require one.
   using Node = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
   Node accumulator;
 
@@ -94,13 +99,15 @@ class Parameter {
   at::Tensor aside_grad_;  // and its gradient
 };
 
-// One full tensor that is gathered from the ranks' rows: a sharded parameter, or one sharded slice of a split one.
+// One full tensor that is gathered from the ranks' rows: a sharded parameter, or one sharded slice of a split
+// one.
 //
 // Note [Attached storages]
-// The full tensor's StorageImpl lives as long as the slot; its memory comes and goes. Views that autograd saved in
-// forward point at the StorageImpl and find their data again when backward has gathered it, wherever in the arena that
-// is. A detached storage throws on every access of its data, with the parameter's name and what to do: zero bytes alone
-// would crash or, worse, read what lies there next. Its nominal size stays, so that shapes and views still work.
+// The full tensor's StorageImpl lives as long as the slot; its memory comes and goes. Views that autograd
+// saved in forward point at the StorageImpl and find their data again when backward has gathered it, wherever
+// in the arena that is. A detached storage throws on every access of its data, with the parameter's name and
+// what to do: zero bytes alone would crash or, worse, read what lies there next. Its nominal size stays, so
+// that shapes and views still work.
 class Slot {
  public:
   Slot(Parameter& owner, std::string name, std::vector<int64_t> sizes, int64_t local_begin, int64_t rank,
@@ -109,8 +116,10 @@ class Slot {
   const std::string& name() const { return name_; }
   Parameter& owner() const { return *owner_; }
   const RowRange& range() const { return range_; }
-  const at::Tensor& full() const { return full_; }      // [sizes]
-  const at::Tensor& padded() const { return padded_; }  // flat [world * chunk * row_elements], the same storage
+  const at::Tensor& full() const { return full_; }  // [sizes]
+  const at::Tensor& padded() const {
+    return padded_;
+  }  // flat [world * chunk * row_elements], the same storage
   size_t bytes() const { return padded_nbytes_; }
   bool attached() const { return attached_; }
 

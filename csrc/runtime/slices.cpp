@@ -24,7 +24,8 @@ void RuntimeSlices::put_grad(int64_t index, at::Tensor grad) {
   runtime->put_slice_gradient(param_, index, std::move(grad));
 }
 
-// The hint `next` is not needed: slices are units of the recorded order, which also knows what follows the last one.
+// The hint `next` is not needed: slices are units of the recorded order, which also knows what follows the
+// last one.
 at::Tensor Runtime::acquire_slice(int64_t param, int64_t slice) {
   NoInference no_inference;
   at::NoGradGuard no_grad;

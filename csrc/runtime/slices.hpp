@@ -1,5 +1,5 @@
-// The slices of a split weight, for the split product: NO_SHARD ones are views of what this rank holds, sharded ones
-// are units that are gathered for one use.
+// The slices of a split weight, for the split product: NO_SHARD ones are views of what this rank holds,
+// sharded ones are units that are gathered for one use.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,8 @@ class Runtime;
 
 class RuntimeSlices final : public ops::SliceSource {
  public:
-  RuntimeSlices(std::weak_ptr<Runtime> runtime, int64_t param) : runtime_(std::move(runtime)), param_(param) {}
+  RuntimeSlices(std::weak_ptr<Runtime> runtime, int64_t param)
+      : runtime_(std::move(runtime)), param_(param) {}
 
   at::Tensor acquire(int64_t index, int64_t next) override;
   void release(int64_t index) noexcept override;

@@ -14,8 +14,9 @@ namespace osdp::runtime {
 
 enum class Mode : int64_t { NoShard = 0, ShardGradOp = 1, FullShard = 2 };
 
-// A Linear weight [out, in] of `granularity` equal slices, the last `sharded` of them sharded over the ranks and the
-// first ones kept in full on each. 0 <= sharded <= granularity; granularity divides the dimension that is split.
+// A Linear weight [out, in] of `granularity` equal slices, the last `sharded` of them sharded over the ranks
+// and the first ones kept in full on each. 0 <= sharded <= granularity; granularity divides the dimension
+// that is split.
 struct SplitSpec {
   int64_t granularity;
   int64_t sharded;

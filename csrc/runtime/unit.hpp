@@ -13,9 +13,9 @@ struct Call;
 
 // Note [Unit states]
 //   Sharded --gather--> Gathering --ready--> Gathered --release--> Sharded
-// Why a gathered unit is not released after a forward call: it runs in another call, its backward is under way, it is
-// kept for the backward (SHARD_GRAD_OP, or the unit that ends forward), it is held from recomputation to backward, or
-// another call of the same unit is still to come in this forward.
+// Why a gathered unit is not released after a forward call: it runs in another call, its backward is under
+// way, it is kept for the backward (SHARD_GRAD_OP, or the unit that ends forward), it is held from
+// recomputation to backward, or another call of the same unit is still to come in this forward.
 struct Unit {
   enum class State { Sharded, Gathering, Gathered };
 
@@ -25,9 +25,9 @@ struct Unit {
   std::vector<Call*> calls;  // module calls that gather it; empty for a slice, which its product asks for
 
   State state = State::Sharded;
-  Ticket gathering;     // while Gathering
-  int64_t epoch = -1;   // of the outermost forward in which it was last gathered; see Runtime::epoch_
-  int64_t running = 0;  // forward calls under way that use it
+  Ticket gathering;        // while Gathering
+  int64_t epoch = -1;      // of the outermost forward in which it was last gathered; see Runtime::epoch_
+  int64_t running = 0;     // forward calls under way that use it
   int64_t calls_seen = 0;  // distinct calls that used it since it was gathered, of calls.size()
   bool in_backward = false;
   bool keep = false;
@@ -54,10 +54,10 @@ struct Unit {
 struct Call {
   std::string module;
   std::vector<Unit*> units;
-  std::vector<Unit*> slices;   // of a split module: asked for by its product, one at a time
+  std::vector<Unit*> slices;  // of a split module: asked for by its product, one at a time
   bool root = false;
-  bool hold = false;           // inside a recomputed block whose parameters are held for the backward
-  std::vector<char> seen;      // per unit: this call has used it since it was gathered
+  bool hold = false;       // inside a recomputed block whose parameters are held for the backward
+  std::vector<char> seen;  // per unit: this call has used it since it was gathered
 };
 
 }  // namespace osdp::runtime

@@ -8,8 +8,8 @@ namespace osdp::runtime {
 namespace {
 
 // Note [Small tensors travel together]
-// A collective of a few KiB is all latency. The small tensors of a unit share one: their rows are packed behind each
-// other, and the result is copied out, which costs less than another collective would.
+// A collective of a few KiB is all latency. The small tensors of a unit share one: their rows are packed
+// behind each other, and the result is copied out, which costs less than another collective would.
 constexpr size_t kSmallBytes = 64 * 1024;
 
 struct Transfer {
@@ -205,24 +205,26 @@ void Runtime::reduce(Unit& unit) {
   }
   if (reductions->empty()) return;
   ++statistics_.reductions;
-  reductions_.push_back(lane_->submit(unit.name + " reduce-scatter", [collectives = collectives_, reductions] {
-    std::vector<at::Tensor> means = reduce_now(*collectives, *reductions);
-    for (size_t i = 0; i < means.size(); ++i) {
-      Slot& slot = *(*reductions)[i].slot;
-      at::Tensor mean = means[i].narrow(0, 0, slot.range().count * slot.range().row_elements);
-      if (slot.owner().split()) {
-        (*reductions)[i].target.add_(mean);
-        continue;
-      }
-      // Between the first reduction of a backward and leave(), this gradient is touched by the lane alone.
-      at::Tensor& gradient = slot.owner().local_grad();
-      at::Tensor shaped = mean.view(slot.owner().local().sizes());
-      if (gradient.defined())
-        gradient.add_(shaped);
-      else
-        gradient = shaped;
-    }
-  }));
+  reductions_.push_back(
+      lane_->submit(unit.name + " reduce-scatter", [collectives = collectives_, reductions] {
+        std::vector<at::Tensor> means = reduce_now(*collectives, *reductions);
+        for (size_t i = 0; i < means.size(); ++i) {
+          Slot& slot = *(*reductions)[i].slot;
+          at::Tensor mean = means[i].narrow(0, 0, slot.range().count * slot.range().row_elements);
+          if (slot.owner().split()) {
+            (*reductions)[i].target.add_(mean);
+            continue;
+          }
+          // Between the first reduction of a backward and leave(), this gradient is touched by the lane
+          // alone.
+          at::Tensor& gradient = slot.owner().local_grad();
+          at::Tensor shaped = mean.view(slot.owner().local().sizes());
+          if (gradient.defined())
+            gradient.add_(shaped);
+          else
+            gradient = shaped;
+        }
+      }));
 }
 
 size_t Runtime::gathered_bytes() const {

@@ -10,8 +10,8 @@
 namespace osdp::runtime {
 namespace {
 
-// Puts one piece, gathered from all ranks' rows where it is sharded, into the full tensor. For a piece of rank r all
-// ranks' pieces are offset along `dim` only.
+// Puts one piece, gathered from all ranks' rows where it is sharded, into the full tensor. For a piece of
+// rank r all ranks' pieces are offset along `dim` only.
 at::Tensor gathered_rows(Collectives& collectives, const at::Tensor& rows, int64_t dim, int64_t full_rows) {
   const int64_t world = collectives.world();
   const int64_t chunk = (full_rows + world - 1) / world;
@@ -31,8 +31,9 @@ at::Tensor Runtime::gather_whole(int64_t index, const at::Tensor& local) {
   NoInference no_inference;
   at::NoGradGuard no_grad;
   Parameter& p = *params_.at(index);
-  TORCH_CHECK(stack_.empty() && !backward_, "OSDP: full parameters were asked for inside a forward or backward ('",
-              p.name(), "'); ask between steps.");
+  TORCH_CHECK(stack_.empty() && !backward_,
+              "OSDP: full parameters were asked for inside a forward or backward ('", p.name(),
+              "'); ask between steps.");
   if (p.whole()) return local.detach().clone();
   at::Tensor full = at::empty(p.full_sizes(), local.options());
   Ticket done = lane_->submit(p.name() + " all-gather (whole)", [this, &p, local, full] {
@@ -64,7 +65,8 @@ void Runtime::summon(bool with_grads) {
     summoned_grad_[i] = p.tensor().grad();
     at::Tensor full = gather_whole(i, summoned_local_[i]);
     // Whether a gradient exists is the same on every rank.
-    at::Tensor grad = with_grads && summoned_grad_[i].defined() ? gather_whole(i, summoned_grad_[i]) : at::Tensor();
+    at::Tensor grad =
+        with_grads && summoned_grad_[i].defined() ? gather_whole(i, summoned_grad_[i]) : at::Tensor();
     p.tensor().mutable_grad().reset();
     p.show(full);
     p.tensor().mutable_grad() = grad;
@@ -102,15 +104,16 @@ std::vector<at::Tensor> Runtime::local_gradients(bool replicated) const {
     if (!grad.defined()) continue;
     for (const Piece& piece : p->pieces())
       if (piece.replicated == replicated && grad.numel() > 0)
-        gradients.push_back(grad.dim() == 0 ? grad
-                                            : grad.narrow(piece.local_dim, piece.local_begin, piece.local_count));
+        gradients.push_back(
+            grad.dim() == 0 ? grad : grad.narrow(piece.local_dim, piece.local_begin, piece.local_count));
   }
   return gradients;
 }
 
 // Note [Norm of a mixed plan]
-// Sharded pieces are disjoint over the ranks, replicated ones are on all of them: rank 0 alone counts the latter. One
-// all-reduce (one number) of the sum of powers, or of the maximum, gives every rank the same norm.
+// Sharded pieces are disjoint over the ranks, replicated ones are on all of them: rank 0 alone counts the
+// latter. One all-reduce (one number) of the sum of powers, or of the maximum, gives every rank the same
+// norm.
 at::Tensor Runtime::clip_grad_norm(double max_norm, double norm_type) {
   NoInference no_inference;
   at::NoGradGuard no_grad;

@@ -81,6 +81,27 @@ int main() {
   check_solution(line, s);
   CHECK_EQ(s.time_ps, 96 * 15 * 7);
 
+  // Irregular sizes, many partial sums: short lists, searched in chunks, and long ones agree.
+  int64_t most_nodes = 0;
+  for (int n = 0; n < 40; ++n) {
+    Problem p;
+    int64_t memory = 0;
+    for (int i = 0; i < 22; ++i) {
+      const auto size = static_cast<int64_t>(1000000 + r() % 1000000);
+      p.operators.push_back({{0, size}, {size + static_cast<int64_t>(r() % 10000), 0}});
+      memory += size;
+    }
+    p.limit_bytes = memory / 2 + 1;
+    const Solution whole = solve_exact(p), cut = solve_exact(p, {}, {4, 64});
+    check_solution(p, whole);
+    check_solution(p, cut);
+    CHECK_EQ(whole.time_ps, cut.time_ps);
+    CHECK(cut.statistics.largest_list <= 64 * 2);
+    most_nodes = std::max(most_nodes, cut.statistics.nodes);
+  }
+  CHECK(most_nodes > 20000);
+  std::printf("up to %lld nodes in chunks\n", static_cast<long long>(most_nodes));
+
   // 20,000 operators of 500 kinds: a small gap at once, whatever is proven later.
   Problem large;
   std::vector<std::vector<Option>> kinds;

@@ -16,5 +16,9 @@ set(CMAKE_CUDA_COMPILER ${NVCC})
 enable_language(CUDA)
 file(GLOB CUDA_SOURCES CONFIGURE_DEPENDS csrc/kernels/*.cu)
 target_sources(_C PRIVATE ${CUDA_SOURCES})
+# The target is older than the language, so these are not taken from the CMAKE_CUDA_ variables. C++17 is all that the
+# kernels need; the runtime library is the one that torch has loaded.
+set_target_properties(_C PROPERTIES CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}" CUDA_STANDARD 17
+                                    CUDA_RUNTIME_LIBRARY Shared)
 target_compile_definitions(_C PRIVATE OSDP_WITH_CUDA)
-target_link_libraries(_C PRIVATE torch_cuda c10_cuda cudart)
+target_link_libraries(_C PRIVATE torch_cuda c10_cuda)

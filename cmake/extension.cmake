@@ -15,8 +15,11 @@ function(osdp_module name)
   python_add_library(${name} MODULE WITH_SOABI ${ARGN})
   target_include_directories(${name} SYSTEM BEFORE PRIVATE ${TORCH_INCLUDES})
   target_include_directories(${name} PRIVATE csrc)
-  target_compile_options(${name} PRIVATE ${OSDP_WARNINGS} -fvisibility=hidden)
+  # nvcc takes neither of these.
+  target_compile_options(${name} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${OSDP_WARNINGS};-fvisibility=hidden>")
   target_compile_definitions(${name} PRIVATE _GLIBCXX_USE_CXX11_ABI=${TORCH_ABI} TORCH_EXTENSION_NAME=${name})
+  # Installed, the module lies in site-packages/osdp beside site-packages/torch.
+  set_target_properties(${name} PROPERTIES INSTALL_RPATH "$ORIGIN/../torch/lib")
   install(TARGETS ${name} DESTINATION osdp)
 endfunction()
 

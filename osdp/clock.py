@@ -10,8 +10,8 @@ import torch
 class Timeline:
     """A row of stamps; the time between two stamps belongs to the owner named by the later one.
 
-    On CPU a stamp is the time; elsewhere it is an event that the device records when it gets there, so that nothing
-    waits while the row is made. `None` is nobody's time.
+    On CPU a stamp is the time; elsewhere it is an event that the device records when it gets there, so that
+    nothing waits while the row is made. `None` is nobody's time.
     """
 
     def __init__(self, device: torch.device) -> None:

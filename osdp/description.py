@@ -12,7 +12,8 @@ from osdp import serial
 class Parameter:
     """One parameter tensor; tied names are one Parameter.
 
-    `name` is its first name in `named_parameters()`, `aliases` the further ones. `shape` is the full, unsharded one.
+    `name` is its first name in `named_parameters()`, `aliases` the further ones. `shape` is the full,
+    unsharded one.
     """
 
     name: str
@@ -33,18 +34,18 @@ class Parameter:
 class Operator:
     """Parameters decided together, and the module calls that use them.
 
-    Usually what one module owns directly. `name` is that module's name ("" is the root). `parameters` may be empty: a
-    parameter-free module call that costs time or activation memory.
+    Usually what one module owns directly. `name` is that module's name ("" is the root). `parameters` may be
+    empty: a parameter-free module call that costs time or activation memory.
     """
 
     name: str
     kind: str  # the owner's class name: "Linear", "LayerNorm", ...
     parameters: tuple[Parameter, ...]
-    gather_at: tuple[str, ...]  # modules whose calls gather these parameters, in execution order; see `describe`
+    gather_at: tuple[str, ...]  # modules whose calls gather these parameters, in order; see `describe`
     traced: bool  # False: no call used them in the traced run; gather_at is then the nearest callable parent
     calls: int  # calls of the `gather_at` modules in one forward, together
     block: str | None  # the recomputable block (a key of ModelDescription.blocks) that contains it
-    split_shape: tuple[int, int] | None  # (out_features, in_features) where the call can be computed in slices, else None
+    split_shape: tuple[int, int] | None  # (out, in) where the call can be computed in slices, else None
     parameter_bytes: int
     buffer_bytes: int
     saved_bytes_per_sample: int  # activations kept for backward, attributed once where storage is shared

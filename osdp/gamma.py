@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import nn
 from osdp.clock import Timeline, synchronize
 from osdp.generators import generators_kept
 from osdp.nested import batch_of, tensors_in, with_batch
+from osdp.untouched import untouched
 
 
 @dataclass(frozen=True)
@@ -27,25 +27,32 @@ class Gamma:
 
 
 def measure_gamma(
-    model: nn.Module, args: Any, kwargs: Any, operators: Mapping[str, Hashable], device: torch.device, seconds: float
+    model: nn.Module,
+    args: Any,
+    kwargs: Any,
+    operators: Mapping[str, Hashable],
+    device: torch.device,
+    seconds: float,
 ) -> Gamma:
     """Times of the operators, from real steps on the sample, of two batch sizes.
 
-    `operators` maps the names of operators (which are names of modules) to something that is equal for those that do the
-    same work: they get the same times. Parameters, gradients, buffers, plain attributes of modules and random number generators are afterwards what they were; hooks
-    that make gradients (`register_post_accumulate_grad_hook`) do not run.
+    `operators` maps the names of operators (which are names of modules) to something that is equal for those
+    that do the same work: they get the same times. Parameters, gradients, buffers, plain attributes of
+    modules and random number generators are afterwards what they were; hooks that make gradients
+    (`register_post_accumulate_grad_hook`) do not run.
     """
     # Note [Parts that add up]
-    # Hooks cost time, and parts of a step belong to no operator (residual additions, the engine between two nodes). So
-    # the whole step is timed without hooks, and the parts are scaled to add up to it: the rest is spread in proportion.
-    # A share of the whole that does not grow with the batch is told apart by the two batch sizes. Single operators are
-    # short and a busy machine disturbs them much, so each takes its lower quartile, averaged over those that are alike.
+    # Hooks cost time, and parts of a step belong to no operator (residual additions, the engine between two
+    # nodes). So the whole step is timed without hooks, and the parts are scaled to add up to it: the rest is
+    # spread in proportion. A share of the whole that does not grow with the batch is told apart by the two
+    # batch sizes. Single operators are short and a busy machine disturbs them much, so each takes its lower
+    # quartile, averaged over those that are alike.
     batch = batch_of((args, kwargs))
     small, large = (batch // 2, batch) if batch >= 4 else (batch, 2 * batch)
     samples = {b: with_batch((args, kwargs), b) for b in (small, large)}
     whole: dict[int, list[tuple[float, float]]] = {small: [], large: []}  # (forward, backward)
     parts: dict[int, list[tuple[dict[str, float], dict[str, float]]]] = {small: [], large: []}
-    with _untouched(model), generators_kept(device):
+    with untouched(model), generators_kept(device):
         end = time.perf_counter() + seconds
         for count in range(40):
             if count > 2 and time.perf_counter() > end:
@@ -56,7 +63,9 @@ def measure_gamma(
                 except Exception:
                     if b == batch or count:
                         raise
-                    del samples[b]  # this size does not work (BatchNorm of one sample): measure only the sample's own
+                    del samples[
+                        b
+                    ]  # this size does not work (BatchNorm of one sample): measure only the sample's own
                     continue
                 detail = _detailed_step(model, a, k, device, operators)
                 if count:  # the first ones pay for warming up
@@ -96,12 +105,15 @@ def _detailed_step(
 def _differentiable(outputs: Any) -> list[torch.Tensor]:
     found = [t for t in tensors_in(outputs) if t.requires_grad]
     if not found:
-        raise RuntimeError("no output of the model depends on a parameter that is trained: there is no backward")
+        raise RuntimeError(
+            "no output of the model depends on a parameter that is trained: there is no backward"
+        )
     return list({id(t): t for t in found}.values())
 
 
 def _backward(model: nn.Module, outputs: list[torch.Tensor]) -> None:
-    # autograd.grad, not backward: .grad stays as it is, and hooks that expect a real training step do not run.
+    # autograd.grad, not backward: .grad stays as it is, and hooks that expect a real training step do not
+    # run.
     inputs = [p for p in model.parameters() if p.requires_grad]
     torch.autograd.grad(outputs, inputs, [torch.ones_like(t) for t in outputs], allow_unused=True)
 
@@ -110,9 +122,10 @@ class _StepWatch:
     """Times of one step by operator, from hooks on modules (forward) and on autograd nodes (backward)."""
 
     # Note [Whose node]
-    # An autograd node belongs to the module that ran when it was made. When a module is entered, the nodes behind its
-    # inputs that nobody has yet are its caller's; when it is left, those behind its outputs are its own. What no module
-    # input or output leads to (a cached tensor) stays nobody's and is spread over all.
+    # An autograd node belongs to the module that ran when it was made. When a module is entered, the nodes
+    # behind its inputs that nobody has yet are its caller's; when it is left, those behind its outputs are
+    # its own. What no module input or output leads to (a cached tensor) stays nobody's and is spread over
+    # all.
 
     def __init__(self, model: nn.Module, device: torch.device, operators: Collection[str]) -> None:
         self._device = device
@@ -122,7 +135,9 @@ class _StepWatch:
         self._handles: list[Any] = []
         for name, module in model.named_modules():
             owner = name if name in operators else None
-            self._handles.append(module.register_forward_pre_hook(self._enter(owner), prepend=True, with_kwargs=True))
+            self._handles.append(
+                module.register_forward_pre_hook(self._enter(owner), prepend=True, with_kwargs=True)
+            )
             self._handles.append(module.register_forward_hook(self._leave()))
 
     def seconds(self) -> dict[str, float]:
@@ -177,29 +192,6 @@ class _StepWatch:
         return hook
 
 
-@contextmanager
-def _untouched(model: nn.Module) -> Iterator[None]:
-    """Buffers and attributes of every module as they were, whatever its forward changed."""
-    modules = list(model.modules())
-    attributes = [dict(vars(m)) for m in modules]
-    buffers = [dict(m._buffers) for m in modules]
-    values = {id(b): b.detach().clone() for held in buffers for b in held.values() if b is not None}
-    versions = {id(b): b._version for held in buffers for b in held.values() if b is not None}
-    try:
-        yield
-    finally:
-        for module, was, held in zip(modules, attributes, buffers, strict=True):
-            vars(module).clear()
-            vars(module).update(was)
-            module._buffers.clear()
-            module._buffers.update(held)
-            for buffer in held.values():
-                if buffer is not None and buffer._version != versions[id(buffer)]:
-                    with torch.no_grad():
-                        buffer.copy_(values[id(buffer)])
-                    versions[id(buffer)] = buffer._version
-
-
 def _combine(
     alike: Mapping[str, Hashable],
     whole: Mapping[int, list[tuple[float, float]]],
@@ -239,7 +231,9 @@ def _evened(times: Mapping[str, float], alike: Mapping[str, Hashable]) -> dict[s
 
 
 def _line(small: int, at_small: float, large: int, at_large: float) -> tuple[float, float]:
-    """(slope, offset), neither negative, through the point at `large` and, where that allows, the one at `small`."""
+    """(slope, offset), neither negative, through the point at `large` and, where that allows, the one at
+    `small`.
+    """
     slope = (at_large - at_small) / (large - small) if large > small else at_large / large
     slope = min(max(0.0, slope), at_large / large)
     return slope, at_large - slope * large

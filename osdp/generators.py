@@ -12,13 +12,17 @@ import torch
 
 @contextmanager
 def generators_kept(device: torch.device | None = None) -> Iterator[None]:
-    """Python's, NumPy's (if it is loaded) and torch's generators (CPU's and `device`'s) as they were afterwards."""
+    """Python's, NumPy's (if it is loaded) and torch's generators (CPU's and `device`'s) as they were
+    afterwards.
+    """
     numpy = sys.modules.get("numpy")
     python_state = random.getstate()
     numpy_state = numpy.random.get_state() if numpy is not None else None
     kind = "cpu" if device is None or device.type == "meta" else device.type
     index = device.index or 0 if device is not None else 0
-    with torch.random.fork_rng([] if kind == "cpu" else [index], device_type="cuda" if kind == "cpu" else kind):
+    with torch.random.fork_rng(
+        [] if kind == "cpu" else [index], device_type="cuda" if kind == "cpu" else kind
+    ):
         try:
             yield
         finally:

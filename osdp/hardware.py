@@ -14,10 +14,11 @@ from osdp.errors import FormatError, InvalidProblemError
 
 @dataclass(frozen=True)
 class Collective:
-    """Cost of one collective over N ranks on S bytes (S: the full, unsharded size), as the paper's ring model has it.
+    """Cost of one collective over N ranks on S bytes (S: the full, unsharded size), as the paper's ring model
+    has it.
 
-    all_gather, reduce_scatter: (N-1) * (alpha_s + S/N * beta_s_per_byte); all_reduce: 2(N-1) * (the same), so that
-    alpha is the latency of one ring step and beta the time per byte sent in it.
+    all_gather, reduce_scatter: (N-1) * (alpha_s + S/N * beta_s_per_byte); all_reduce: 2(N-1) * (the same), so
+    that alpha is the latency of one ring step and beta the time per byte sent in it.
     """
 
     alpha_s: float
@@ -38,9 +39,11 @@ class Hardware:
     all_reduce: Collective
     flops_per_s: float  # achieved on matrix products; prices operators that were not measured themselves
     optimizer_s_per_byte: float  # time of an AdamW step per byte of fp32 parameters that this rank updates
-    gamma_s: Mapping[str, float] = field(default_factory=dict)  # operator name -> forward + backward seconds per sample
-    gamma_fixed_s: Mapping[str, float] = field(default_factory=dict)  # the part that does not grow with the batch
-    recompute_s: Mapping[str, float] = field(default_factory=dict)  # operator name -> forward seconds per sample
+    # Operator name -> seconds: forward + backward per sample; the part that does not grow with the batch;
+    # forward alone per sample.
+    gamma_s: Mapping[str, float] = field(default_factory=dict)
+    gamma_fixed_s: Mapping[str, float] = field(default_factory=dict)
+    recompute_s: Mapping[str, float] = field(default_factory=dict)
 
     def dumps(self) -> str:
         """The hardware as JSON text; `Hardware.loads` gives an equal one back."""
@@ -57,7 +60,8 @@ class Hardware:
 
     @staticmethod
     def load(name_or_path: str | os.PathLike[str]) -> Hardware:
-        """A known machine ("rtx-titan-8", "a100-8", "h100-8": `known_machines()`) or the file that `save` wrote.
+        """A known machine ("rtx-titan-8", "a100-8", "h100-8": `known_machines()`) or the file that `save`
+        wrote.
 
         Raises FormatError that names the field, and InvalidProblemError for a name that is neither.
         """
@@ -67,7 +71,8 @@ class Hardware:
                 return _checked(serial.load_file(path, "hardware", Hardware), name)
         if not Path(name).is_file():
             raise InvalidProblemError(
-                f"hardware {name!r} is neither a file nor a known machine; known are {', '.join(known_machines())}"
+                f"hardware {name!r} is neither a file nor a known machine; "
+                f"known are {', '.join(known_machines())}"
             )
         return _checked(serial.load_file(name, "hardware", Hardware), name)
 

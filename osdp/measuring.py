@@ -21,10 +21,11 @@ _ROUNDS = (5, 60)  # fewest, most
 def measure_collectives(
     device: torch.device, group: dist.ProcessGroup | None, world: int, seconds: float
 ) -> tuple[Collective, Collective, Collective]:
-    """all_gather, reduce_scatter, all_reduce of the `world` ranks of `group` (None: the default one). Collective; about `seconds` long.
+    """all_gather, reduce_scatter, all_reduce of the `world` ranks of `group` (None: the default one).
+    Collective; about `seconds` long.
 
-    Every size and collective is run in every round, so that a disturbance meets all of them; the median over rounds,
-    averaged over ranks, is fitted.
+    Every size and collective is run in every round, so that a disturbance meets all of them; the median over
+    rounds, averaged over ranks, is fitted.
     """
     if world == 1:
         nothing = Collective(0.0, 0.0)
@@ -67,21 +68,28 @@ def measure_collectives(
 
 
 def fit(sizes: Sequence[float], times: Sequence[float]) -> Collective:
-    """alpha and beta, not negative, with `time = alpha + size * beta`; relative errors count, so that small ones do.
+    """alpha and beta, not negative, with `time = alpha + size * beta`; relative errors count, so that small
+    ones do.
 
-    Weighted least squares over the two unknowns; where the best of all has a negative one, it is the best with that
-    one zero.
+    Weighted least squares over the two unknowns; where the best of all has a negative one, it is the best
+    with that one zero.
     """
     weights = [1 / max(t, 1e-9) ** 2 for t in times]
     total = sum(weights)
     x = sum(w * s for w, s in zip(weights, sizes, strict=True)) / total
     y = sum(w * t for w, t in zip(weights, times, strict=True)) / total
     spread = sum(w * (s - x) ** 2 for w, s in zip(weights, sizes, strict=True))
-    beta = sum(w * (s - x) * (t - y) for w, s, t in zip(weights, sizes, times, strict=True)) / spread if spread else 0.0
+    beta = (
+        sum(w * (s - x) * (t - y) for w, s, t in zip(weights, sizes, times, strict=True)) / spread
+        if spread
+        else 0.0
+    )
     alpha = y - beta * x
     if alpha < 0:
         squares = sum(w * s * s for w, s in zip(weights, sizes, strict=True))
-        return Collective(0.0, sum(w * s * t for w, s, t in zip(weights, sizes, times, strict=True)) / squares)
+        return Collective(
+            0.0, sum(w * s * t for w, s, t in zip(weights, sizes, times, strict=True)) / squares
+        )
     return Collective(alpha, beta) if beta >= 0 else Collective(y, 0.0)
 
 
@@ -100,11 +108,14 @@ def measure_flops(device: torch.device, seconds: float) -> float:
 
 def measure_optimizer(device: torch.device, seconds: float) -> float:
     """Seconds of a fused AdamW step per byte of fp32 parameters."""
-    parameter = torch.zeros(2**20, device=device, requires_grad=True)
+    # With gradient and state 64 MiB: more than caches hold, as in a real model.
+    parameter = torch.zeros(2**22, device=device, requires_grad=True)
     parameter.grad = torch.zeros_like(parameter)
     optimizer = torch.optim.AdamW([parameter], fused=True)
     optimizer.step()  # makes the state
-    return _median_time(device, optimizer.step, seconds, at_most=50) / (parameter.numel() * parameter.element_size())
+    return _median_time(device, optimizer.step, seconds, at_most=50) / (
+        parameter.numel() * parameter.element_size()
+    )
 
 
 def _median_time(device: torch.device, job: Callable[[], object], seconds: float, at_most: int) -> float:
@@ -121,7 +132,9 @@ def _median_time(device: torch.device, job: Callable[[], object], seconds: float
 
 
 def device_memory(device: torch.device, ranks_on_host: int) -> int:
-    """Bytes of memory that one rank has: the device's, or its part of the host's (of the container's, if less)."""
+    """Bytes of memory that one rank has: the device's, or its part of the host's (of the container's, if
+    less).
+    """
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""Plan: the decision, as a value. The only thing that passes from deciding (search) to doing (fully_shard)."""
+"""Plan: the decision, as a value. All that passes from deciding (search) to doing (fully_shard)."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ RECOMPUTE = ("hold", "regather")
 class Choice:
     """How one operator is sharded.
 
-    NO_SHARD, SHARD_GRAD_OP: granularity 1. FULL_SHARD: `granularity` slices, of which `sharded_slices` (default: all)
-    are sharded and the rest kept in full on every rank; `split` says along which dimension of the weight:
-    "out" (contiguous rows, no summation) or "in" (columns, outputs summed, as in the paper).
+    NO_SHARD, SHARD_GRAD_OP: granularity 1. FULL_SHARD: `granularity` slices, of which `sharded_slices`
+    (default: all) are sharded and the rest kept in full on every rank; `split` says along which dimension of
+    the weight: "out" (contiguous rows, no summation) or "in" (columns, outputs summed, as in the paper).
 
     >>> Choice("FULL_SHARD", granularity=4, sharded_slices=2, split="out")
     """
@@ -91,7 +91,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Certificate:
-    """Proof of optimality: cost and memory of the plan, and a lower bound that no plan undercuts (integers)."""
+    """Proof of optimality: cost and memory of the plan, and a lower bound that none undercuts (integers)."""
 
     time_ps: int
     memory_bytes: int
@@ -110,9 +110,7 @@ class Plan:
     hardware: Hardware | None
     world_size: int | None  # None: any (a plan made by hand)
     choices: Mapping[str, Choice]  # operator name -> Choice; exactly the operators that have parameters
-    units: tuple[
-        tuple[str, ...], ...
-    ]  # names gathered and reduced together: neighbours of one mode; covers all choices
+    units: tuple[tuple[str, ...], ...]  # gathered and reduced together; one mode each; covers all choices
     recompute: Mapping[str, str] = field(default_factory=dict)  # block name -> "hold" | "regather"
     batch_size: int = 1  # per rank
     optimizer: str = "adamw"
@@ -132,9 +130,10 @@ class Plan:
     ) -> Plan:
         """The plan that treats every operator alike, for any world size; without a prediction.
 
-        `granularity` applies to the operators that can be computed in slices (`split_shape`) and whose dimension it
-        divides; the others stay whole. A model, in place of a description, is described without a sample: then nothing
-        is known to be splittable, and parameters are gathered at their module's parent.
+        `granularity` applies to the operators that can be computed in slices (`split_shape`) and whose
+        dimension it divides; the others stay whole. A model, in place of a description, is described without
+        a sample: then nothing is known to be splittable, and parameters are gathered at their module's
+        parent.
 
         >>> Plan.uniform(osdp.describe(model, tokens), "FULL_SHARD", granularity=4, sharded_slices=2)
         """
@@ -249,7 +248,7 @@ def split_length(operator: Operator, split: str) -> int | None:
 
 
 def validate(plan: Plan) -> Plan:
-    """`plan` itself, if it keeps every rule that the runtime needs; else InvalidProblemError with the field."""
+    """`plan` itself, if it keeps every rule that the runtime needs; else InvalidProblemError."""
     for where, why in problems(plan):
         raise InvalidProblemError(f"{where}: {why}")
     return plan
@@ -269,8 +268,8 @@ def check_same_model(plan: Plan, description: ModelDescription) -> None:
         for what in ("shape", "dtype", "aliases"):
             if getattr(a, what) != getattr(b, what):
                 raise PlanMismatchError(
-                    f"parameter {name!r}: {what} is {getattr(b, what)} in the model, {getattr(a, what)} in the plan; "
-                    "make a plan for this model"
+                    f"parameter {name!r}: {what} is {getattr(b, what)} in the model, {getattr(a, what)} "
+                    "in the plan; make a plan for this model"
                 )
 
 

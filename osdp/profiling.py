@@ -18,12 +18,14 @@ from osdp.description import ModelDescription, Operator
 from osdp.errors import ProfileError
 from osdp.gamma import Gamma, measure_gamma
 from osdp.generators import generators_kept
-from osdp.hardware import Collective, Hardware
+from osdp.hardware import Hardware
 from osdp.measuring import device_memory, measure_collectives, measure_flops, measure_optimizer
 from osdp.tracing import describe
 
 T = TypeVar("T")
-_BACKWARD = 2  # a backward's products are twice the forward's: one for the input's gradient, one for the weight's
+_BACKWARD = (
+    2  # a backward's products are twice the forward's: one for the input's gradient, one for the weight's
+)
 
 
 def profile(
@@ -33,12 +35,14 @@ def profile(
     seconds: float = 10.0,
     **kwargs: Any,
 ) -> Hardware:
-    """Measure this machine in about `seconds` seconds; collective: every rank of `group` calls it and gets the same.
+    """Measure this machine in about `seconds` seconds; collective: every rank of `group` calls it and gets
+    the same.
 
-    With a real model and a sample (`args`, `kwargs`, as for `describe`) the operators' times (gamma) are measured, on
-    all ranks at once; they add up to the whole forward and backward, without a loss that is computed outside the model.
-    With a description, or a model on the meta device, gamma follows from its flops; with nothing, there is none. Without
-    a process group, or with one rank, collectives cost nothing. The model stays as it is; profile it before it is sharded.
+    With a real model and a sample (`args`, `kwargs`, as for `describe`) the operators' times (gamma) are
+    measured, on all ranks at once; they add up to the whole forward and backward, without a loss that is
+    computed outside the model. With a description, or a model on the meta device, gamma follows from its
+    flops; with nothing, there is none. Without a process group, or with one rank, collectives cost nothing.
+    The model stays as it is; profile it before it is sharded.
 
     Raises ProfileError on every rank when something fails on any of them.
 
@@ -49,7 +53,9 @@ def profile(
     else:
         ranks = Ranks(group, dist.get_world_size(group))
         if dist.get_rank(group) < 0:
-            raise ProfileError("this process is not a rank of the group to profile: only its ranks may call profile")
+            raise ProfileError(
+                "this process is not a rank of the group to profile: only its ranks may call profile"
+            )
     with torch.no_grad():
         return _profile(ranks, model_or_desc, args, kwargs, seconds)
 
@@ -62,10 +68,10 @@ class Ranks:
         self.world = world
 
     def each(self, what: str, job: Callable[[], T]) -> T:
-        """This rank's `job()`, which must not communicate; ProfileError on all ranks where it fails on any."""
+        """This rank's `job()`, which must not communicate; ProfileError on all ranks if it fails on any."""
         # Note [Failing together]
-        # A rank that fails between two collectives would leave the others waiting. So local work is done under this,
-        # which ends in an exchange that every rank reaches, with its error if it has one.
+        # A rank that fails between two collectives would leave the others waiting. So local work is done
+        # under this, which ends in an exchange that every rank reaches, with its error if it has one.
         result: T | None = None
         cause: Exception | None = None
         try:
@@ -103,7 +109,9 @@ def _profile(
 
     device, description = ranks.each("preparing to profile", prepare)
     real = isinstance(subject, nn.Module) and bool(args or kwargs) and not _on_meta(subject)
-    kinds = ranks.gather(json.dumps([str(device.type), real, [o.name for o in description.operators] if description else []]))
+    kinds = ranks.gather(
+        json.dumps([str(device.type), real, [o.name for o in description.operators] if description else []])
+    )
     if len(set(kinds)) > 1:
         other = next(rank for rank, kind in enumerate(kinds) if kind != kinds[0])
         raise ProfileError(
@@ -113,7 +121,9 @@ def _profile(
     try:
         costs = measure_collectives(device, ranks.group, ranks.world, seconds * 0.35)
     except Exception as error:  # every rank's collectives fail when one's do
-        raise ProfileError(f"a collective failed while it was measured: {type(error).__name__}: {error}") from error
+        raise ProfileError(
+            f"a collective failed while it was measured: {type(error).__name__}: {error}"
+        ) from error
 
     def measure_locally() -> dict[str, float]:
         with generators_kept(device), torch.enable_grad():
@@ -138,8 +148,8 @@ def _profile(
     backend = dist.get_backend(ranks.group) if ranks.world > 1 else "no collectives"
     mine_text = Hardware(
         name=f"{ranks.world} x {_device_name(device)}",
-        source=f"measured by osdp.profile on {datetime.date.today()}: {ranks.world} ranks on {len(set(hosts))} hosts, "
-        f"{backend}, torch {torch.__version__}",
+        source=f"measured by osdp.profile on {datetime.date.today()}: {ranks.world} ranks on "
+        f"{len(set(hosts))} hosts, {backend}, torch {torch.__version__}",
         device=device.type,
         world_size=ranks.world,
         memory_bytes=device_memory(device, max(hosts.count(h) for h in hosts)),

@@ -1,7 +1,8 @@
 """Strict JSON for the value types: what is written is read back equal; anything else is refused by name.
 
-A file is `{"osdp": KIND, "version": 1, ...the dataclass's fields}`. Reading follows the dataclasses' type annotations
-and nothing else: no eval, no pickle, no unknown or missing or repeated fields, no bool where an int belongs.
+A file is `{"osdp": KIND, "version": 1, ...the dataclass's fields}`. Reading follows the dataclasses' type
+annotations and nothing else: no eval, no pickle, no unknown or missing or repeated fields, no bool where an
+int belongs.
 """
 
 from __future__ import annotations
@@ -42,8 +43,7 @@ class _Unreadable:
 
 def dumps(kind: str, value: object) -> str:
     """The text of `value`, a dataclass of ours. Raises FormatError for a number that is not finite."""
-    body = _encode(value, "")
-    return json.dumps({"osdp": kind, "version": VERSION, **body}, indent=1, allow_nan=False) + "\n"
+    return _pretty({"osdp": kind, "version": VERSION, **_encode(value, "")}, 3) + "\n"
 
 
 def loads(kind: str, cls: type[T], text: str) -> T:
@@ -108,6 +108,22 @@ def load_file(path: str | os.PathLike[str], kind: str, cls: type[T]) -> T:
         raise FormatError(
             message if message.startswith(f"{path}: ") else f"{path}: {message}", error.field
         ) from None
+
+
+def _pretty(data: Any, levels: int, indent: str = "") -> str:
+    """JSON with a line for each item; what holds only single values, or lies below `levels`, is one line.
+
+    For people who read or compare such files, and much faster than json's own indentation.
+    """
+    items = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
+    if levels == 0 or (indent and not any(isinstance(item, (dict, list)) for item in items)):
+        return json.dumps(data, allow_nan=False)
+    inner = indent + " "
+    if isinstance(data, list):
+        lines = [f"{inner}{_pretty(item, levels - 1, inner)}" for item in data]
+        return "[\n" + ",\n".join(lines) + f"\n{indent}]"
+    lines = [f"{inner}{json.dumps(key)}: {_pretty(item, levels - 1, inner)}" for key, item in data.items()]
+    return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
 
 
 def _encode(value: Any, path: str) -> Any:

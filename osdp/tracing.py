@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from osdp.blocks import block_containing, is_callable, recomputable_blocks
 from osdp.description import Block, ModelDescription, Operator, Parameter
-from osdp.errors import DescribeError
+from osdp.errors import DescribeError, ShardingError
 from osdp.generators import generators_kept
 from osdp.nested import batch_of, map_tensors, tensors_in, with_batch
+from osdp.untouched import untouched
 from osdp.watching import Trace, Watcher
 
-_CONSTANT_ELEMENTS = (
-    4096  # integer tensors up to this size keep their values, so that models may branch on them
-)
+# Integer tensors up to this size keep their values, so that a model may branch on a step counter.
+_CONSTANT_ELEMENTS = 4096
 
 
 def describe(model: nn.Module, *args: Any, **kwargs: Any) -> ModelDescription:
@@ -29,9 +31,11 @@ def describe(model: nn.Module, *args: Any, **kwargs: Any) -> ModelDescription:
     batch. The forward runs on a copy whose tensors are fake: no weight is read, copied or written, nothing
     large is allocated, and the model (which may be on the meta device), its buffers, its mode and the random
     number generators stay as they are. It runs in the model's mode: describe a model for training in
-    `model.train()`.
+    `model.train()`. Only a forward that depends on values of tensors, which fake ones do not have, runs for
+    real, and what it changes is put back.
 
-    Without a sample nothing is watched: operators come in `named_modules()` order, untraced, with zero activations.
+    Without a sample nothing is watched: operators come in `named_modules()` order, untraced, with zero
+    activations.
 
     Raises DescribeError, with the module whose forward failed.
 
@@ -42,6 +46,7 @@ def describe(model: nn.Module, *args: Any, **kwargs: Any) -> ModelDescription:
     # other tensors for backward. The copy is a deepcopy that is told beforehand what each tensor becomes, so
     # every reference to a parameter (an LSTM's weight list, tied weights, a tensor in a plain attribute)
     # leads to the same fake one.
+    _refuse_sharded(model)
     _refuse_uninitialised(model)
     ownership = Ownership(model)
     if not ownership.parameters:
@@ -98,70 +103,101 @@ class Ownership:
 
 
 def _trace(model: nn.Module, args: Any, kwargs: Any) -> Trace:
-    with generators_kept(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        twin, names = _fake_copy(model)
-        sample_args, sample_kwargs = map_tensors(_fake, (args, kwargs))
-        watcher = Watcher(twin, names)
+    with generators_kept():
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        with mode:
+            fakes = {id(tensor): _fake_like(tensor) for tensor in _all_tensors(model)}
+            sample_args, sample_kwargs = map_tensors(_fake, (args, kwargs))
+        watcher = Watcher(_copy(model, fakes), original=model)
         try:
-            with torch.enable_grad(), watcher:
-                twin(*sample_args, **sample_kwargs)
+            with mode:
+                return _watch(watcher, sample_args, sample_kwargs)
         except Exception as error:
-            module = watcher.running
-            kind = type(dict(twin.named_modules()).get(module, twin)).__name__
-            raise DescribeError(
-                f"the forward of {kind} {module!r} failed while the model was described: "
-                f"{type(error).__name__}: {error}. "
-                "Check that the sample fits the model's forward; a forward that depends on values of "
-                "tensors cannot be described with a sample: call osdp.describe(model) without one"
-            ) from error
-        del mode
-        return watcher.trace
+            if _needs_values(error) and not _on_meta(model, args, kwargs):
+                return _trace_for_real(model, args, kwargs)
+            raise _forward_failed(watcher, error) from error
 
 
-def _fake_copy(model: nn.Module) -> tuple[nn.Module, dict[int, str]]:
-    """A copy of `model` on fake tensors, made in the FakeTensorMode that is active, and name by parameter id."""
-    memo: dict[int, Any] = {}
+def _trace_for_real(model: nn.Module, args: Any, kwargs: Any) -> Trace:
+    """For a forward that depends on values of tensors: one real forward, whose traces are undone."""
+    with generators_kept(next(model.parameters()).device), untouched(model):
+        watcher = Watcher(model)
+        try:
+            return _watch(watcher, args, kwargs)
+        except Exception as error:
+            raise _forward_failed(watcher, error) from error
+
+
+def _watch(watcher: Watcher, args: Any, kwargs: Any) -> Trace:
+    with torch.enable_grad(), watcher:
+        watcher.model(*args, **kwargs)
+    return watcher.trace
+
+
+def _needs_values(error: Exception) -> bool:
+    kinds = (
+        fake_tensor.DataDependentOutputException,
+        fake_tensor.DynamicOutputShapeException,
+        fake_tensor.UnsupportedOperatorException,  # an operator of the user's that has no meta kernel
+    )
+    return isinstance(error, kinds) or "FakeTensor" in str(error)
+
+
+def _on_meta(model: nn.Module, args: Any, kwargs: Any) -> bool:
+    return any(t.is_meta for t in (*model.parameters(), *tensors_in((args, kwargs))))
+
+
+def _forward_failed(watcher: Watcher, error: Exception) -> DescribeError:
+    module = watcher.running
+    kind = type(dict(watcher.model.named_modules()).get(module)).__name__
+    return DescribeError(
+        f"the forward of {kind} {module!r} failed while the model was described: "
+        f"{type(error).__name__}: {error}. "
+        "Check that the sample fits the model's forward, or call osdp.describe(model) without a sample"
+    )
+
+
+def _all_tensors(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Parameters, buffers, and tensors in plain attributes of modules."""
     for module in model.modules():
-        plain = [t for t in vars(module).values() if isinstance(t, torch.Tensor)]
-        for tensor in [*module._parameters.values(), *module._buffers.values(), *plain]:
-            if tensor is None or id(tensor) in memo:
-                continue
-            fake = _fake(tensor)
-            if isinstance(tensor, nn.Parameter):
-                fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
-            for attribute, value in vars(
-                tensor
-            ).items():  # marks that models leave on parameters, such as `no_decay`
-                if not isinstance(value, torch.Tensor):
-                    setattr(fake, attribute, value)
-            memo[id(tensor)] = fake
+        yield from (t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None)
+        yield from tensors_in([v for v in vars(module).values() if not isinstance(v, nn.Module)])
+
+
+def _fake_like(tensor: torch.Tensor) -> torch.Tensor:
+    """A fake parameter for a parameter, with the marks that models leave on them, such as `no_decay`."""
+    fake = _fake(tensor)
+    if isinstance(tensor, nn.Parameter):
+        fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+    for attribute, value in vars(tensor).items():
+        if not isinstance(value, torch.Tensor):
+            setattr(fake, attribute, value)
+    return fake
+
+
+def _copy(model: nn.Module, replaced: dict[int, torch.Tensor]) -> nn.Module:
+    """A deep copy of `model` in which tensors are `replaced`, by id, wherever they are referred to."""
     try:
-        twin = copy.deepcopy(model, memo)
+        return copy.deepcopy(model, dict(replaced))
     except Exception as error:
         raise DescribeError(
             f"{type(model).__name__} cannot be copied, which describing it with a sample needs: "
             f"{type(error).__name__}: {error}. Call osdp.describe(model) without a sample"
         ) from error
-    return twin, {id(p): name for name, p in twin.named_parameters()}
 
 
 def _fake(tensor: torch.Tensor) -> torch.Tensor:
-    """A fake tensor like `tensor`; small integer ones keep their values."""
-    device = "cpu" if tensor.device.type == "meta" else tensor.device
-    real = type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer) and tensor.device.type != "meta"
-    if (
-        real
-        and not tensor.is_floating_point()
-        and not tensor.is_complex()
-        and tensor.numel() <= _CONSTANT_ELEMENTS
-    ):
-        return torch.tensor(tensor.tolist(), dtype=tensor.dtype, device=device).reshape(tensor.shape)
+    """A fake tensor like `tensor`. Small integers, and numbers by themselves, keep their values."""
     if tensor.layout is not torch.strided:
         raise DescribeError(
             f"a tensor of layout {tensor.layout} and shape {tuple(tensor.shape)} cannot be described"
         )
+    device = "cpu" if tensor.is_meta else tensor.device
+    most = 1 if tensor.is_floating_point() or tensor.is_complex() else _CONSTANT_ELEMENTS
+    if not tensor.is_meta and not tensor.requires_grad and tensor.numel() <= most:
+        return torch.tensor(tensor.tolist(), dtype=tensor.dtype, device=device).reshape(tensor.shape)
     fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
-    return fake.requires_grad_(tensor.requires_grad) if not isinstance(tensor, nn.Parameter) else fake
+    return fake if isinstance(tensor, nn.Parameter) else fake.requires_grad_(tensor.requires_grad)
 
 
 def _assemble(
@@ -235,7 +271,7 @@ def _parts(
 
 
 def _split_shape(owners: Ownership, name: str, trace: Trace | None) -> tuple[int, int] | None:
-    """(out, in) of a plain nn.Linear that alone reads its weight: its call can be replaced by one in slices."""
+    """(out, in) of a plain nn.Linear that alone reads its weight: it can be computed in slices."""
     module = owners.modules[name]
     if trace is None or type(module) is not nn.Linear or "forward" in vars(module) or _has_hooks(module):
         return None
@@ -263,6 +299,20 @@ def _parameter(owners: Ownership, name: str) -> Parameter:
     p = owners.parameters[name]
     return Parameter(
         name, owners.aliases[name], tuple(p.shape), str(p.dtype).removeprefix("torch."), p.requires_grad
+    )
+
+
+def _refuse_sharded(model: nn.Module) -> None:
+    sharding = sys.modules.get("osdp.sharding")  # not imported for this: describing needs no runtime
+    if sharding is None:
+        return
+    try:
+        sharding.runtime_of(model)
+    except ShardingError:
+        return
+    raise DescribeError(
+        f"this {type(model).__name__} is sharded: its parameters are this rank's pieces. Describe and profile the "
+        "model before osdp.fully_shard"
     )
 
 

@@ -13,7 +13,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from osdp.flops import flops_of
-from osdp.nested import tensors_in
+from osdp.nested import map_tensors, tensors_in
+from osdp.workspaces import hidden_workspace_bytes
 
 
 class Trace:
@@ -55,7 +56,8 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While entered, writes down in `trace` what the forward of `model` does. Enter inside of other dispatch
     modes.
 
-    `names` maps id(parameter) to its name. The module that a thing is attributed to is the innermost one running.
+    `original` is the model that `model` is a copy of: what still leads to its parameters (a closure, say)
+    is taken for the copy's. The module that a thing is attributed to is the innermost one running.
     """
 
     # Note [Reading is dispatching]
@@ -64,21 +66,25 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # so a module that hands a view to another one is a reader too. Reading only `weight.shape` or `.device`
     # is not seen.
 
-    def __init__(self, model: nn.Module, names: dict[int, str]) -> None:
+    def __init__(self, model: nn.Module, original: nn.Module | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
-        self._model = model
+        self.model = model
         self._stack: list[str] = []
         self._parameter_of: dict[int, str] = {}
         self._uncounted: set[int] = set()  # storages of parameters and buffers: they are there anyway
-        self._kept: dict[
-            int, Any
-        ] = {}  # storages that were counted, alive so that their identity is not used again
+        # Storages that were counted, kept alive so that their identity is not used again.
+        self._kept: dict[int, torch.UntypedStorage] = {}
+        self._copy_of: dict[int, torch.Tensor] = {}  # storage of a tensor of `original` -> the copy's tensor
         self._exit: ExitStack | None = None
-        for parameter in model.parameters():
-            self._parameter_of.setdefault(_storage_id(parameter), names[id(parameter)])
+        for name, parameter in model.named_parameters():
+            self._parameter_of.setdefault(_storage_id(parameter), name)
         for tensor in [*model.parameters(), *model.buffers()]:
             self._uncounted.add(_storage_id(tensor))
+        if original is not None:
+            copies = dict(model.named_parameters())
+            for name, parameter in original.named_parameters():
+                self._copy_of[_storage_id(parameter)] = copies[name]
 
     @property
     def running(self) -> str:
@@ -87,7 +93,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Watcher:
         with ExitStack() as stack:
-            for name, module in self._model.named_modules():
+            for name, module in self.model.named_modules():
                 stack.callback(
                     module.register_forward_pre_hook(self._begin(name), prepend=True, with_kwargs=True).remove
                 )
@@ -137,14 +143,21 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        for tensor in tensors_in((args, kwargs)):
-            if tensor.layout is torch.strided and (name := self._parameter_of.get(_storage_id(tensor))):
+        given = [_storage_id(t) for t in tensors_in((args, kwargs))]
+        if any(i in self._copy_of for i in given):
+            args, kwargs = map_tensors(lambda t: self._copy_of.get(_storage_id(t), t), (args, kwargs))
+            given = [_storage_id(t) for t in tensors_in((args, kwargs))]
+        for identity in given:
+            if name := self._parameter_of.get(identity):
                 self.trace.order.setdefault(name)
                 self.trace.stacks.setdefault(name, {}).setdefault(tuple(self._stack) or ("",))
         out = func(*args, **kwargs)
         self._add(self.trace.flops, flops_of(func, args, kwargs, out))
+        if torch.is_grad_enabled():
+            self._add(self.trace.saved_bytes, hidden_workspace_bytes(func, args, out))
         return out
 
 
 def _storage_id(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    """Equal for tensors on one storage; 0 for sparse ones, which have several."""
+    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else 0

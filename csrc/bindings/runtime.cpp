@@ -157,8 +157,8 @@ void bind_runtime(py::module_& m) {
            py::arg("name"), py::arg("mode"), py::arg("params"));
 
   py::class_<rt::Piece>(m, "Piece", "A block of the full tensor and where it lies in the local one")
-      .def_readonly("offsets", &rt::Piece::offsets)
-      .def_readonly("sizes", &rt::Piece::sizes)
+      .def_property_readonly("global_offsets", [](const rt::Piece& p) { return py::tuple(py::cast(p.offsets)); })
+      .def_property_readonly("sizes", [](const rt::Piece& p) { return py::tuple(py::cast(p.sizes)); })
       .def_readonly("replicated", &rt::Piece::replicated)
       .def(
           "view",
@@ -182,6 +182,9 @@ void bind_runtime(py::module_& m) {
           },
           py::arg("module"), py::arg("params"), py::arg("root"), py::arg("hold"))
       .def("source_of", &rt::Runtime::source_of, py::arg("param"))
+      .def_property_readonly("summoned", &rt::Runtime::summoned)
+      .def_property_readonly("step_seconds", &rt::Runtime::step_seconds,
+                             "Seconds between the beginnings of the last training forwards")
       .def_property("sync", &rt::Runtime::sync, &rt::Runtime::set_sync)
       .def(
           "pieces", [](rt::Runtime& runtime, int64_t param) { return runtime.parameter(param).pieces(); },

@@ -39,12 +39,11 @@ void scale_loop(D* dst, int64_t count, double by) {
 
 void copy_rows(char* dst, int64_t dst_ld_bytes, const char* src, int64_t src_ld_bytes, int64_t rows,
                int64_t row_bytes) {
+  if (rows == 0 || row_bytes == 0) return;  // memcpy must not be given null, even for nothing
   if (dst_ld_bytes == row_bytes && src_ld_bytes == row_bytes) {
-    rows = row_bytes == 0 ? 0 : rows;
-    if (rows > 0) std::memcpy(dst, src, static_cast<size_t>(rows * row_bytes));
+    std::memcpy(dst, src, static_cast<size_t>(rows * row_bytes));
     return;
   }
-  if (row_bytes == 0) return;
   for (int64_t row = 0; row < rows; ++row) {
     std::memcpy(dst + row * dst_ld_bytes, src + row * src_ld_bytes, static_cast<size_t>(row_bytes));
   }

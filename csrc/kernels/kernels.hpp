@@ -23,44 +23,47 @@ constexpr int64_t element_bytes(DType dtype) {
   return dtype == DType::Float64 ? 8 : dtype == DType::Float32 ? 4 : 2;
 }
 
-#define OSDP_KERNEL_SIGNATURES                                                                               \
-  /* dst[i] = src[i], rounded to nearest even; any pair of types (to 16 bits by way of float, as torch       \
-   * does). */                                                                                               \
+bool built_with_cuda();
+
+// dst[i] = src[i], rounded to nearest even; any pair of types (to 16 bits by way of float, as torch does).
+void cast(Device device, void* dst, DType dst_dtype, const void* src, DType src_dtype, int64_t count,
+          void* stream = nullptr);
+
+// dst, contiguous [rows, cols] = a column range: src points at its first element, row r at src + r * ld.
+void pack(Device device, void* dst, const void* src, int64_t rows, int64_t cols, int64_t ld, DType dtype,
+          void* stream = nullptr);
+
+// The way back: dst points at the first element of the column range, row r at dst + r * ld; src is
+// contiguous.
+void unpack(Device device, void* dst, const void* src, int64_t rows, int64_t cols, int64_t ld, DType dtype,
+            void* stream = nullptr);
+
+// dst[i] += scale * src[i], computed in double where either type is double, else in float; stored rounded.
+void accumulate(Device device, void* dst, DType dst_dtype, const void* src, DType src_dtype, int64_t count,
+                double scale, void* stream = nullptr);
+
+// dst[i] *= factor, computed in double for double, else in float.
+void scale(Device device, void* dst, DType dtype, int64_t count, double factor, void* stream = nullptr);
+
+// dst[i] = 0.
+void zero(Device device, void* dst, DType dtype, int64_t count, void* stream = nullptr);
+
+#define OSDP_KERNELS                                                                                         \
   void cast(void* dst, DType dst_dtype, const void* src, DType src_dtype, int64_t count, void* stream);      \
-  /* dst, contiguous [rows, cols] = the columns of src: src points at the first of them, row r at src +      \
-   * r*ld. */                                                                                                \
   void pack(void* dst, const void* src, int64_t rows, int64_t cols, int64_t ld, DType dtype, void* stream);  \
-  /* The way back: dst points at the first column, row r at dst + r*ld; src is contiguous [rows, cols]. */   \
   void unpack(void* dst, const void* src, int64_t rows, int64_t cols, int64_t ld, DType dtype,               \
               void* stream);                                                                                 \
-  /* dst[i] += scale * src[i], computed in double where either type is double, else in float; rounded once.  \
-   */                                                                                                        \
   void accumulate(void* dst, DType dst_dtype, const void* src, DType src_dtype, int64_t count, double scale, \
                   void* stream);                                                                             \
-  /* dst[i] *= factor, computed in double for double, else in float. */                                      \
   void scale(void* dst, DType dtype, int64_t count, double factor, void* stream);                            \
-  /* dst[i] = 0. */                                                                                          \
   void zero(void* dst, DType dtype, int64_t count, void* stream);
 
 namespace cpu {
-OSDP_KERNEL_SIGNATURES
+OSDP_KERNELS
 }
 namespace cuda {  // only in builds with CUDA
-OSDP_KERNEL_SIGNATURES
+OSDP_KERNELS
 }
-#undef OSDP_KERNEL_SIGNATURES
-
-bool built_with_cuda();
-
-void cast(Device device, void* dst, DType dst_dtype, const void* src, DType src_dtype, int64_t count,
-          void* stream = nullptr);
-void pack(Device device, void* dst, const void* src, int64_t rows, int64_t cols, int64_t ld, DType dtype,
-          void* stream = nullptr);
-void unpack(Device device, void* dst, const void* src, int64_t rows, int64_t cols, int64_t ld, DType dtype,
-            void* stream = nullptr);
-void accumulate(Device device, void* dst, DType dst_dtype, const void* src, DType src_dtype, int64_t count,
-                double scale, void* stream = nullptr);
-void scale(Device device, void* dst, DType dtype, int64_t count, double factor, void* stream = nullptr);
-void zero(Device device, void* dst, DType dtype, int64_t count, void* stream = nullptr);
+#undef OSDP_KERNELS
 
 }  // namespace osdp::kernels

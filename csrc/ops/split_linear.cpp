@@ -12,11 +12,12 @@ namespace osdp::ops {
 namespace {
 
 // Note [One slice at a time]
-// Forward, split out: y[:, rows_i] = x W_i^T + bias[rows_i], written into the columns of y. Split in: y =
-// bias + sum_i x[:, cols_i] W_i^T. In backward the two change places: split out sums grad_x over the slices,
-// split in writes grad_x by columns. Forward walks 0..g-1; backward walks back, so that the slice that was
-// there last is asked for first. In backward, W_i is released before its gradient is made: of a slice, its
-// weight or its gradient exists.
+//   split  forward                                     grad_x
+//   out    y[:, rows_i] = x W_i^T + bias[rows_i]       sum_i gout[:, rows_i] W_i
+//   in     y = bias + sum_i x[:, cols_i] W_i^T         grad_x[:, cols_i] = gout W_i
+// so that what is written by columns in one direction is summed in the other. Forward walks 0..g-1; backward
+// walks back, so that the slice that was there last is asked for first, and releases W_i before it makes the
+// gradient of W_i: of a slice, either the weight or the gradient exists here.
 
 // [..., features] as [N, features] with unit or BLAS-able strides; a view wherever x allows it.
 at::Tensor as_rows(const at::Tensor& t, int64_t features) {
@@ -25,8 +26,8 @@ at::Tensor as_rows(const at::Tensor& t, int64_t features) {
   at::Tensor flat = t.reshape({rows, features});
   const bool by_rows = flat.stride(1) == 1 && flat.stride(0) >= features;
   const bool by_cols = flat.stride(0) == 1 && flat.stride(1) >= rows;
-  return by_rows || by_cols ? flat
-                            : flat.contiguous();  // expanded (a sum's gradient): copied once, not per slice
+  if (by_rows || by_cols) return flat;
+  return flat.contiguous();  // expanded, as the gradient of a sum is: copied once, not once per slice
 }
 
 std::vector<int64_t> with_last(const at::Tensor& t, int64_t features) {

@@ -42,6 +42,14 @@ void Runtime::open(Call& call) {
   grad_forward_ = at::GradMode::is_enabled();
   forward_order_.begin();
   root_forward_ = call.root;
+  if (call.root && grad_forward_) {
+    const auto now = std::chrono::steady_clock::now();
+    if (last_step_) {
+      if (step_seconds_.size() == kStepsKept) step_seconds_.erase(step_seconds_.begin());
+      step_seconds_.push_back(std::chrono::duration<double>(now - *last_step_).count());
+    }
+    last_step_ = now;
+  }
   if (call.root) {
     for (const auto& unit : units_) enter({unit.get()});
   } else {

@@ -9,7 +9,9 @@
 // wait. Errors: c10::Error or std::runtime_error, naming unit and phase.
 #pragma once
 
+#include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -77,6 +79,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // --- whole parameters (whole.cpp); collective, outside of forward and backward
   // The full tensor of which `local` is this rank's part (the parameter's data, its gradient, an optimizer's state).
   at::Tensor gather_whole(int64_t param, const at::Tensor& local);
+  bool summoned() const { return summoned_; }
   void summon(bool with_grads);
   void unsummon(bool writeback);
   // The norm of all gradients, one collective; if larger than max_norm all gradients are scaled to it.
@@ -86,6 +89,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   size_t size() const { return params_.size(); }
   size_t gathered_bytes() const;
   size_t arena_bytes() const { return arena_.reserved_bytes(); }
+  // Seconds from one training forward's beginning to the next's: the last kStepsKept of them.
+  const std::vector<double>& step_seconds() const { return step_seconds_; }
   const Statistics& statistics() const { return statistics_; }
   void reset_statistics() { statistics_ = {}; }
 
@@ -143,6 +148,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool summoned_ = false;
   std::vector<at::Tensor> summoned_local_, summoned_grad_;
   Statistics statistics_;
+  static constexpr size_t kStepsKept = 1000;
+  std::vector<double> step_seconds_;
+  std::optional<std::chrono::steady_clock::time_point> last_step_;
 };
 
 }  // namespace osdp::runtime

@@ -136,7 +136,7 @@ class Output:
 
 
 class Structured(nn.Module):
-    """Nested inputs, a dataclass of dicts as output, a plain tensor attribute, a branch on an integer buffer."""
+    """Nested inputs, a dataclass as output, a plain tensor attribute, a branch on an integer buffer."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from osdp import ops
 
+torch.set_num_threads(1)  # these tensors are tiny: waking a second thread costs more than it does
+
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
+import sys
+import types
 
 import pytest
 import torch
@@ -167,13 +169,26 @@ def test_saved_bytes_are_those_of_a_real_forward(dropout: float) -> None:
     """The same hooks on real tensors: what autograd keeps, each storage once, parameters left out."""
     model = GPT(width=64, layers=2, vocabulary=100, context=32, dropout=dropout)
     sample = tokens(4, 32)
-    with Watcher(model, {id(p): name for name, p in model.named_parameters()}) as watcher:
+    with Watcher(model) as watcher:
         model(sample)
     real = sum(watcher.trace.saved_bytes.values())
     description = osdp.describe(model, sample)
     described = sum(4 * o.saved_bytes_per_sample + o.saved_bytes_fixed for o in description.operators)
     assert abs(described - real) <= 0.01 * real
     assert real > 4 * 32 * 64 * 4 * 10
+
+
+@pytest.mark.parametrize(("width", "sequence"), [(16, 5), (64, 40)])
+def test_an_lstm_saves_the_workspace_of_its_kernel(width: int, sequence: int) -> None:
+    lstm, sample = (
+        nn.LSTM(width, width, 2, batch_first=True, bidirectional=True),
+        torch.randn(8, sequence, width),
+    )
+    with Watcher(lstm) as watcher:
+        lstm(sample)
+    real = sum(watcher.trace.saved_bytes.values())
+    (operator,) = osdp.describe(lstm, sample).operators
+    assert 8 * operator.saved_bytes_per_sample + operator.saved_bytes_fixed == pytest.approx(real, rel=0.1)
 
 
 def test_what_does_not_grow_with_the_batch_is_told_apart() -> None:
@@ -272,6 +287,98 @@ def test_models_that_cannot_be_described() -> None:
         osdp.describe(nn.LazyLinear(3), torch.randn(2, 2))
     with pytest.raises(osdp.DescribeError, match="empty"):
         osdp.describe(nn.Linear(2, 2), torch.randn(0, 2))
+
+
+class Asking(nn.Module):
+    """Asks its activations what to do, counts its calls, and draws random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.rest = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        y = self.norm(self.layer(x)) + torch.rand(4)
+        return self.rest(y) if y.abs().sum().item() > 0 else y
+
+
+def test_a_forward_that_asks_for_values_runs_for_real_and_leaves_no_traces() -> None:
+    model, sample = Asking(), torch.randn(3, 4)
+    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    operators = by_name(osdp.describe(model, sample))
+    assert operators["rest"].traced and operators["rest"].flops_per_sample == 2 * 16
+    assert operators["layer"].saved_bytes_per_sample == 4 * 4
+    assert model.calls == 0 and torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    with pytest.raises(
+        osdp.DescribeError, match="without a sample"
+    ):  # on meta there are no values to ask for
+        osdp.describe(model.to("meta"), sample)
+
+
+def test_packed_sequences_need_their_lengths() -> None:
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(4, 3, batch_first=True)
+
+        def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            return self.lstm(packed)[1][0]
+
+    (operator,) = osdp.describe(Packed(), torch.randn(2, 5, 4), torch.tensor([5, 3])).operators
+    assert operator.gather_at == ("lstm",) and operator.traced
+
+
+def test_parameters_behind_a_closure_are_still_the_models() -> None:
+    class Closed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.call = lambda x: self.layer(x)  # a deep copy's closure still holds the original
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.call(self.call(x)))
+
+    operators = by_name(osdp.describe(Closed(), torch.randn(2, 4)))
+    assert operators["layer"].traced and operators["layer"].gather_at == ("",)
+    assert sum(o.saved_bytes_fixed for o in operators.values()) == 0
+
+
+def test_tensors_kept_in_containers_and_made_from_parameters() -> None:
+    class Keeping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.scaled = self.layer.weight * 2  # not a leaf: cannot be deep-copied as it is
+            self.cache = {"bias": [torch.randn(4)]}
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.linear(x, self.scaled) + self.cache["bias"][0]
+
+    (operator,) = [o for o in osdp.describe(Keeping(), torch.randn(2, 4)).operators if o.parameters]
+    assert not operator.traced
+
+
+def test_a_sharded_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(2, 2)
+    runtime = types.ModuleType("osdp.sharding")
+    sharded: list[nn.Module] = []
+
+    def runtime_of(asked: nn.Module) -> object:
+        if asked in sharded:
+            return object()
+        raise osdp.ShardingError("not sharded")
+
+    runtime.runtime_of = runtime_of  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "osdp.sharding", runtime)
+    osdp.describe(model)
+    sharded.append(model)
+    with pytest.raises(osdp.DescribeError, match=r"before osdp\.fully_shard"):
+        osdp.describe(model)
 
 
 def test_shared_modules_go_by_their_first_name() -> None:

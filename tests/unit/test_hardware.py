@@ -25,7 +25,9 @@ def test_known_machines_are_there_with_their_sources() -> None:
 
 
 def test_hardware_comes_back_from_its_file_equal(tmp_path: Path) -> None:
-    hardware = dataclasses.replace(Hardware.load("a100-8"), gamma_s={"a.b": 1 / 3, "": 1e-300}, memory_bytes=None)
+    hardware = dataclasses.replace(
+        Hardware.load("a100-8"), gamma_s={"a.b": 1 / 3, "": 1e-300}, memory_bytes=None
+    )
     hardware.save(tmp_path / "here.json")
     assert Hardware.load(tmp_path / "here.json") == hardware
     assert Hardware.load(str(tmp_path / "here.json")) == hardware
@@ -71,8 +73,33 @@ def test_the_fit_finds_the_line_and_never_goes_negative() -> None:
     found = fit(SIZES, [2e-5 + size * 3e-10 for size in SIZES])
     assert found.alpha_s == pytest.approx(2e-5) and found.beta_s_per_byte == pytest.approx(3e-10)
     disturbed = fit(SIZES, [(2e-5 + size * 3e-10) * (1 + 0.1 * (-1) ** i) for i, size in enumerate(SIZES)])
-    assert disturbed.alpha_s == pytest.approx(2e-5, rel=0.25) and disturbed.beta_s_per_byte == pytest.approx(3e-10, rel=0.25)
+    assert disturbed.alpha_s == pytest.approx(2e-5, rel=0.25) and disturbed.beta_s_per_byte == pytest.approx(
+        3e-10, rel=0.25
+    )
     shrinking = fit(SIZES, [1e-3 / (i + 1) for i in range(len(SIZES))])
     assert shrinking.beta_s_per_byte == 0 and shrinking.alpha_s > 0
     convex = fit([1, 2], [1e-6, 1e-3])
     assert convex.alpha_s == 0 and convex.beta_s_per_byte > 0
+
+
+# Seconds of one block on 8 RTX TITAN at batch 1, 2, 3: all NO_SHARD, all FULL_SHARD (the authors' measurements).
+MEASURED = {
+    1024: ((0.022742944, 0.026561022, 0.03097112), (0.03295156, 0.033883188, 0.0364)),
+    2048: ((0.09174, 0.10418, 0.12473), (0.12758, 0.13211, 0.1408)),
+    3072: ((0.20315, 0.23542, 0.27018), (0.27747, 0.29025, 0.31604)),
+    8192: ((1.44134, 1.65838, 1.89343), (1.92036, 2.01504, 2.1878)),
+}
+
+
+def test_the_rtx_titan_figures_reproduce_the_measured_blocks() -> None:
+    """The paper's formulas with the known machine's figures: as near as its source says."""
+    machine = Hardware.load("rtx-titan-8")
+    errors = []
+    for hidden, (whole, sharded) in MEASURED.items():
+        size, tokens = 48 * hidden**2, 576
+        gamma = 3 * 2 * 12 * hidden**2 * tokens / machine.flops_per_s
+        for batch in (1, 2, 3):
+            for steps, link, measured in ((2, machine.all_reduce, whole), (3, machine.all_gather, sharded)):
+                time = steps * 7 * (link.alpha_s + size / 8 * link.beta_s_per_byte) + batch * gamma
+                errors.append(abs(time / measured[batch - 1] - 1))
+    assert max(errors) < 0.07 and sum(errors) / len(errors) < 0.03

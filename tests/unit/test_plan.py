@@ -149,8 +149,8 @@ def operator(name: str, kib: int, **changes: Any) -> Operator:
     p = Parameter(f"{name}.weight", (), (kib * 256,), dtype, True)
     defaults: dict[str, Any] = dict(
         name=name, kind="Linear", parameters=(p,), gather_at=(name,), traced=True, calls=1, block=None,
-        split_shape=None, parameter_bytes=kib * 1024, buffer_bytes=0, saved_bytes_per_sample=0, saved_bytes_fixed=0,
-        flops_per_sample=0,
+        split_shape=None, parameter_bytes=kib * 1024, buffer_bytes=0,
+        saved_bytes_per_sample=0, saved_bytes_fixed=0, flops_per_sample=0,
     )  # fmt: skip
     return Operator(**(defaults | changes))
 
@@ -352,8 +352,11 @@ def test_every_truncation_is_refused(description: ModelDescription) -> None:
         "[" * 100_000,
         '{"a":' * 5000,
         '{"osdp":"plan","osdp":"plan"}',
-    ]
-    + ['{"osdp": "plan", "version": 1e999}', '"' + "x" * 10_000, "{'osdp': 1}", "1" * 5000],
+        '{"osdp": "plan", "version": 1e999}',
+        '"' + "x" * 10_000,
+        "{'osdp': 1}",
+        "1" * 5000,
+    ],
 )
 def test_text_that_is_no_plan_is_refused(text: str) -> None:
     with pytest.raises(FormatError):

@@ -69,7 +69,10 @@ def test_operators_times_add_up_to_the_whole_and_equal_operators_are_equal() -> 
 
 def test_parts_are_scaled_to_the_whole_and_split_by_batch_size() -> None:
     whole = {2: [(1.0, 3.0)] * 3, 4: [(1.5, 4.5)] * 3}  # 2 s whatever the batch, 1 s per sample
-    part = {2: [({"a": 0.1, "b": 0.3}, {"a": 0.6, "b": 0.6})] * 3, 4: [({"a": 0.2, "b": 0.4}, {"a": 1.2, "b": 0.6})] * 3}
+    part = {
+        2: [({"a": 0.1, "b": 0.3}, {"a": 0.6, "b": 0.6})] * 3,
+        4: [({"a": 0.2, "b": 0.4}, {"a": 1.2, "b": 0.6})] * 3,
+    }
     found: Gamma = gamma._combine({"a": 1, "b": 2}, whole, part)
     assert sum(found.per_sample_s.values()) == pytest.approx(1.0)
     assert sum(found.fixed_s.values()) == pytest.approx(2.0)
@@ -124,7 +127,11 @@ def test_one_process_pays_nothing_for_collectives_and_measures_the_rest() -> Non
     hardware = osdp.profile(seconds=0.2)
     assert hardware.all_gather == hardware.reduce_scatter == hardware.all_reduce == Collective(0.0, 0.0)
     assert hardware.world_size == 1 and hardware.device == "cpu" and hardware.gamma_s == {}
-    assert hardware.flops_per_s > 1e7 and hardware.optimizer_s_per_byte > 0 and (hardware.memory_bytes or 0) > 2**28
+    assert (
+        hardware.flops_per_s > 1e7
+        and hardware.optimizer_s_per_byte > 0
+        and (hardware.memory_bytes or 0) > 2**28
+    )
 
 
 def test_a_description_or_a_meta_model_gets_its_gamma_from_flops() -> None:
@@ -191,7 +198,10 @@ def test_two_ranks_agree_and_fail_together(tmp_path: Path) -> None:
     script = tmp_path / "ranks.py"
     script.write_text(RANKS)
     root = str(Path(osdp.__file__).parents[1])
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": root + os.pathsep + os.environ.get("PYTHONPATH", "")}
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": root + os.pathsep + os.environ.get("PYTHONPATH", ""),
+    }
     ranks = [
         subprocess.Popen(
             [sys.executable, str(script), str(rank), str(tmp_path), "all"],

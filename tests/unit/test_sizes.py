@@ -40,8 +40,15 @@ def test_sizes_are_bytes_rounded_down(written: str | float, size: int) -> None:
         "٣GB",
         "9" * 30 + "GB",
         "9" * 99 + "B",
-    ]
-    + [-1, -0.5, 2**63, float("nan"), float("inf"), True, None, [8]],
+        -1,
+        -0.5,
+        2**63,
+        float("nan"),
+        float("inf"),
+        True,
+        None,
+        [8],
+    ],
 )
 def test_what_is_no_size_is_refused(written: object) -> None:
     with pytest.raises(InvalidProblemError, match="not a size"):

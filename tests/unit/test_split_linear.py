@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from split_helpers import DTYPES, TensorSource, stacked
 from torch import Tensor
 
 from osdp.ops import split_linear
+
+from .split_helpers import DTYPES, TensorSource, stacked
 
 OUT, IN = 24, 48  # divisible by 1, 2, 3, 4 and 8
 LEADING = ((), (0,), (1,), (5,), (2, 3), (2, 0, 3), (2, 1, 3))

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.nn.functional as F
-from split_helpers import TensorSource
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from osdp.ops import SplitCall, register_source, split_linear, unregister_source
+
+from .split_helpers import TensorSource
 
 OUT, IN, G = 12, 8, 4
 

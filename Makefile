@@ -1,0 +1,116 @@
+# OSDP: everything a newcomer types. `make help` lists it. Needs Python >= 3.11, g++ >= 12 and CMake; the rest is installed
+# into a virtual environment. Settings: PYTHON (which Python makes .venv), TORCH (what pip installs), JOBS (compilers at once).
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+TORCH ?= torch==2.13.0
+JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
+RANKS ?= 2
+
+# Note [Which environment]
+# An environment is active when VIRTUAL_ENV or CONDA_PREFIX names it. It is used when its own Python is 3.11 or newer and
+# finds torch in it; else .venv in this clone is made (once) and used. Stamps say what was done to which environment:
+# they live in build/, one folder per environment, and are older than an environment that was made anew.
+ACTIVE := $(or $(VIRTUAL_ENV),$(CONDA_PREFIX))
+USABLE := import importlib.util, sys; sys.exit(not (sys.version_info >= (3, 11) and importlib.util.find_spec("torch")))
+ifneq ($(ACTIVE),)
+  ENV := $(shell "$(ACTIVE)/bin/python" -c '$(USABLE)' 2>/dev/null && echo "$(ACTIVE)")
+endif
+ifeq ($(ENV),)
+  ENV := $(CURDIR)/.venv
+endif
+ENV_MADE := $(or $(wildcard $(ENV)/pyvenv.cfg $(ENV)/conda-meta/history),$(ENV)/pyvenv.cfg)
+STAMPS := build/stamps/$(shell printf '%s' '$(ENV)' | cksum | cut -d' ' -f1)
+PY := $(ENV)/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check
+export PATH := $(ENV)/bin:$(PATH)
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+  $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+
+CSRC := $(shell find csrc cmake -type f) CMakeLists.txt pyproject.toml
+CPP_FILES = $(shell find csrc tests/cpp -name '*.[hc]pp' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
+PY_FILES := osdp tests examples benchmarks tools
+
+.PHONY: help
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{ printf "  make %-16s %s\n", $$1, $$2 }'
+
+.PHONY: demo
+demo: build  ## train a GPT on 2 ranks: describe, profile, search, shard, train, checkpoint (about 4 minutes)
+	@examples/demo.sh "$(PY)" $(RANKS) $(ARGS)
+
+.PHONY: test
+test: test-cpp test-sanitize test-python  ## all tests: C++, C++ under sanitizers, then Python
+
+.PHONY: test-cpp
+test-cpp: $(STAMPS)/tools  ## the search engine's C++ tests
+	@echo "== C++ tests (build/cpp)"
+	@cmake -S . -B build/cpp -G Ninja -DOSDP_PYTHON=OFF -DOSDP_TESTS=ON -DCMAKE_BUILD_TYPE=Release >build/cpp.log || { cat build/cpp.log; exit 1; }
+	@ninja -C build/cpp -j$(JOBS) --quiet
+	@ctest --test-dir build/cpp --output-on-failure -j$(JOBS) >build/cpp.log || { cat build/cpp.log; exit 1; }; tail -n 4 build/cpp.log
+
+.PHONY: test-sanitize
+test-sanitize: $(STAMPS)/tools  ## the same under the address and undefined-behaviour sanitizers
+	@echo "== C++ tests under the address and undefined-behaviour sanitizers (build/sanitize)"
+	@cmake -S . -B build/sanitize -G Ninja -DOSDP_PYTHON=OFF -DOSDP_TESTS=ON -DOSDP_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo >build/sanitize.log || { cat build/sanitize.log; exit 1; }
+	@ninja -C build/sanitize -j$(JOBS) --quiet
+	@ctest --test-dir build/sanitize --output-on-failure -j$(JOBS) >build/sanitize.log || { cat build/sanitize.log; exit 1; }; tail -n 4 build/sanitize.log
+
+.PHONY: test-python
+test-python: build  ## the Python tests: one process, then several ranks
+	@echo "== Python tests"
+	@$(PY) -m pytest
+
+.PHONY: build
+build: $(STAMPS)/built  ## the environment and the extension; does nothing when nothing changed
+
+$(CURDIR)/.venv/pyvenv.cfg:
+	@test -n "$(PYTHON)" || { echo "OSDP needs Python 3.11 or newer; found none (set PYTHON=/path/to/python3.11)"; exit 1; }
+	@echo "== making the virtual environment .venv with $(PYTHON) (no environment with torch is active)"
+	@rm -rf .venv; $(PYTHON) -m venv .venv || { rm -rf .venv; echo "$(PYTHON) -m venv failed: on Debian and Ubuntu, apt install python3-venv"; exit 1; }
+
+$(STAMPS)/torch: $(ENV_MADE)
+	@mkdir -p $(@D)
+	@if $(PY) -c '$(USABLE)'; then echo "== using the torch of $(ENV)"; \
+	else echo "== installing $(TORCH) into $(ENV) (a large download)"; $(PIP) '$(TORCH)'; fi
+	@touch $@
+
+$(STAMPS)/tools: $(STAMPS)/torch
+	@echo "== installing build tools: scikit-build-core, ninja$$(cmake --version 2>/dev/null | head -n 1 | sed 's/^/; found /')"
+	@$(PIP) 'scikit-build-core>=0.10' ninja numpy
+	@printf 'cmake 3.25\n%s\n' "$$(cmake --version 2>/dev/null | grep -oE 'version [0-9.]+' | sed 's/version/cmake/')" | sort -V -C \
+	  && cmake --version >/dev/null 2>&1 || $(PIP) 'cmake>=3.25'
+	@touch $@
+
+$(STAMPS)/built: $(STAMPS)/tools $(CSRC)
+	@echo "== building the extension with $$(c++ --version | head -n 1), $(JOBS) jobs (a few minutes the first time)"
+	@$(PIP) --no-build-isolation -e '.[test,dev]'
+	@$(PY) -c 'import osdp, torch; print("== built: osdp", osdp.__version__, "with torch", torch.__version__)'
+	@touch $@
+
+.PHONY: lint
+lint: build  ## formatting, ruff, mypy, and whether the checked-in stubs of the extension are current
+	@echo "== clang-format";  $(ENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
+	@echo "== ruff";  $(PY) -m ruff check $(wildcard $(PY_FILES)); $(PY) -m ruff format --check --quiet $(wildcard $(PY_FILES))
+	@echo "== mypy";  $(PY) -m mypy
+	@echo "== stubs"; $(PY) tools/stubs.py --check
+
+.PHONY: format
+format: build  ## format all C++ and Python, and write the extension's stubs anew
+	@$(ENV)/bin/clang-format -i $(CPP_FILES)
+	@$(PY) tools/stubs.py
+	@$(PY) -m ruff check --fix --quiet $(wildcard $(PY_FILES)); $(PY) -m ruff format --quiet $(wildcard $(PY_FILES))
+
+.PHONY: bench
+bench: build  ## every benchmark, one table each
+	@for script in benchmarks/*.py; do echo "== $$script"; $(PY) $$script; done
+
+.PHONY: clean
+clean:  ## remove what was built (the environment .venv stays)
+	@rm -rf build build-* demo-out osdp/*.so *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

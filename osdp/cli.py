@@ -1,0 +1,248 @@
+"""The command line: `osdp search`, `osdp explain`, `osdp profile`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from osdp.errors import InvalidProblemError, OSDPError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from osdp.hardware import Hardware
+
+_MODULE_HELP = "FILE.py:FUNCTION or package.module:FUNCTION, which returns a model, or (model, sample)"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns 0, or 2 after one line on standard error when nothing fits or the input is
+    bad.
+    """
+    arguments = _parser().parse_args(argv)
+    try:
+        command: Callable[[argparse.Namespace], None] = arguments.command
+        command(arguments)
+        sys.stdout.flush()
+        return 0
+    except (OSDPError, OSError) as error:
+        if isinstance(error, BrokenPipeError):  # `osdp explain plan.json | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        print(f"osdp: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="osdp", description="Optimal Sharded Data Parallel for PyTorch")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    search = commands.add_parser("search", help="find the fastest plan that fits the memory")
+    search.add_argument("--module", required=True, metavar="WHERE", help=_MODULE_HELP)
+    search.add_argument("--memory", required=True, metavar="SIZE", help="per device, such as 16GiB")
+    search.add_argument(
+        "--world-size", required=True, type=int, metavar="N", help="how many ranks will train"
+    )
+    search.add_argument(
+        "--hardware", metavar="NAME|FILE", help="a known machine, or a file of `osdp profile`"
+    )
+    search.add_argument(
+        "--meta", action="store_true", help="build the model on the meta device: no memory for weights"
+    )
+    search.add_argument(
+        "--batch-size", type=_count_or_auto, metavar="N", help="per rank; default: the best one"
+    )
+    search.add_argument("--global-batch-size", type=int, metavar="N", help="over all ranks")
+    for name in ("optimizer", "precision", "cost", "method"):
+        search.add_argument(f"--{name}", help=f"as in osdp.search({name}=...)")
+    search.add_argument("--granularity", type=_count_or_auto, metavar="N|auto", help="slices of an operator")
+    search.add_argument("--checkpoint", choices=("auto", "none"), help="whether blocks may be recomputed")
+    search.add_argument("--time-limit", type=float, metavar="SECONDS", help="of the search")
+    search.add_argument("--json", action="store_true", help="print the plan as JSON instead of a table")
+    search.add_argument("-o", "--output", metavar="FILE", help="write the plan there")
+    search.set_defaults(command=_search)
+
+    explain = commands.add_parser("explain", help="show a plan as a table")
+    explain.add_argument("plan", metavar="PLAN.json")
+    explain.add_argument(
+        "--diff", metavar="OTHER.json", help="show only what the other plan decides differently"
+    )
+    explain.set_defaults(command=_explain)
+
+    profile = commands.add_parser("profile", help="measure this machine; also under torchrun")
+    profile.add_argument(
+        "-o", "--output", metavar="FILE", help="write the figures there; default: print them"
+    )
+    profile.add_argument("--module", metavar="WHERE", help=_MODULE_HELP + ": measure its operators too")
+    profile.add_argument("--seconds", type=float, default=10.0, help="about how long to measure (default 10)")
+    profile.set_defaults(command=_profile)
+    return parser
+
+
+def _search(arguments: argparse.Namespace) -> None:
+    from osdp.hardware import Hardware
+    from osdp.sizes import parse_bytes
+    from osdp.tracing import describe
+
+    try:
+        from osdp.searching import search
+    except ImportError as error:
+        raise OSDPError(f"the planner is not built ({error}); install osdp again: pip install .") from error
+
+    memory = parse_bytes(arguments.memory)
+    if arguments.world_size < 1:
+        raise InvalidProblemError(f"--world-size {arguments.world_size}: it must be at least 1")
+    hardware = Hardware.load(arguments.hardware) if arguments.hardware else None
+    model, args, kwargs = _build(arguments.module, arguments.meta)
+    options = {
+        name: value
+        for name in (
+            "batch_size",
+            "global_batch_size",
+            "optimizer",
+            "precision",
+            "cost",
+            "method",
+            "granularity",
+            "checkpoint",
+            "time_limit",
+        )
+        if (value := getattr(arguments, name)) is not None
+    }
+    plan = search(
+        describe(model, *args, **kwargs),
+        memory=memory,
+        world_size=arguments.world_size,
+        hardware=hardware,
+        **options,
+    )
+    if arguments.output:
+        plan.save(arguments.output)
+    if arguments.json:
+        print(plan.dumps(), end="")
+    else:
+        _show(plan)
+
+
+def _explain(arguments: argparse.Namespace) -> None:
+    from osdp.plan import Plan
+
+    plan = Plan.load(arguments.plan)
+    if arguments.diff is None:
+        _show(plan)
+        return
+    print(plan.diff(Plan.load(arguments.diff)) or "the plans decide the same\n", end="")
+
+
+def _show(plan: Any) -> None:
+    from rich.console import Console
+
+    if sys.stdout.isatty():
+        Console().print(plan.__rich__())
+    else:
+        print(plan.explain(), end="")
+
+
+def _profile(arguments: argparse.Namespace) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from osdp.profiling import Ranks, profile
+
+    distributed = "RANK" in os.environ and "WORLD_SIZE" in os.environ  # torchrun
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    device = torch.device("cpu")
+    if accelerator is not None:
+        index = int(os.environ.get("LOCAL_RANK", "0"))
+        torch.accelerator.set_device_index(index)
+        device = torch.device(accelerator.type, index)
+    if distributed:
+        dist.init_process_group(dist.get_default_backend_for_device(device))
+    try:
+        hardware: Hardware
+        if arguments.module:
+            ranks = Ranks(None, dist.get_world_size() if distributed else 1)
+            model, args, kwargs = ranks.each(
+                "building the model", lambda: _build(arguments.module, meta=False)
+            )
+            hardware = profile(model.to(device), *args, seconds=arguments.seconds, **kwargs)
+        else:
+            hardware = profile(seconds=arguments.seconds)
+        if not distributed or dist.get_rank() == 0:
+            if arguments.output:
+                hardware.save(arguments.output)
+            else:
+                print(hardware.dumps(), end="")
+    finally:
+        if distributed:
+            dist.destroy_process_group()
+
+
+def _build(where: str, meta: bool) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """Model, positional and keyword arguments of its sample, from the function named by `where`."""
+    import torch
+    from torch import nn
+
+    place, colon, name = where.rpartition(":")
+    if not colon or not place or not name:
+        raise InvalidProblemError(f"--module {where}: write FILE.py:FUNCTION or package.module:FUNCTION")
+    try:
+        function = getattr(_import(place), name)
+    except OSDPError:
+        raise
+    except AttributeError:
+        raise InvalidProblemError(f"--module {where}: {place} has no function {name!r}") from None
+    except Exception as error:
+        raise InvalidProblemError(
+            f"--module {where}: importing failed: {type(error).__name__}: {error}"
+        ) from error
+    try:
+        with torch.device("meta") if meta else nullcontext():
+            built = function()
+    except Exception as error:
+        raise InvalidProblemError(
+            f"--module {where}: {name}() failed: {type(error).__name__}: {error}"
+        ) from error
+    model, sample = built if isinstance(built, tuple) and len(built) == 2 else (built, ())
+    if not isinstance(model, nn.Module):
+        raise InvalidProblemError(
+            f"--module {where}: {name}() must return a model or (model, sample), not {type(model).__name__}"
+        )
+    if isinstance(sample, dict):
+        return model, (), sample
+    return model, tuple(sample) if isinstance(sample, (tuple, list)) else (sample,), {}
+
+
+def _import(place: str) -> Any:
+    path = Path(place)
+    if path.suffix != ".py":
+        sys.path.insert(0, os.getcwd())
+        return importlib.import_module(place)
+    if not path.is_file():
+        raise InvalidProblemError(f"--module: there is no file {place}")
+    sys.path.insert(0, str(path.parent.resolve()))  # as for `python FILE.py`: it may import its neighbours
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _count_or_auto(text: str) -> int | str:
+    if text == "auto":
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a positive number nor 'auto'")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

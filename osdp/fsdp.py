@@ -1,0 +1,146 @@
+"""FullyShardedDataParallel: the class that scripts written for FairScale or torch's FSDP construct."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from osdp import sharding
+from osdp.errors import InvalidProblemError
+from osdp.plan import Plan
+from osdp.together import Together
+
+
+class FullyShardedDataParallel(nn.Module):
+    """Wraps `module`, sharded by a plan. Collective over `process_group` (default: all ranks).
+
+    With neither `plan` nor `memory` everything is FULL_SHARD, as FSDP does. With `plan` that plan is obeyed. With
+    `memory` ("8GiB", bytes) and `sample` (a tuple or dict of example inputs) rank 0 searches for the fastest plan that
+    fits, and all obey it.
+
+    Names of parameters, buffers and state dict entries are the unwrapped module's; other attributes, and indexing, are
+    the module's. Raises what `osdp.fully_shard` and `osdp.search` raise.
+
+    >>> model = osdp.FullyShardedDataParallel(model)
+    >>> optimizer = torch.optim.AdamW(model.parameters())
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        process_group: dist.ProcessGroup | None = None,
+        plan: Plan | None = None,
+        memory: int | float | str | None = None,
+        *,
+        sample: Any = None,
+        hardware: Any = None,
+        **search_options: Any,
+    ) -> None:
+        super().__init__()
+        if memory is None and (sample is not None or hardware is not None or search_options):
+            named = sorted({"sample": sample, "hardware": hardware, **search_options})
+            raise InvalidProblemError(f"{', '.join(named)} are for the search: give memory= too, or leave them out")
+        if plan is not None and memory is not None:
+            raise InvalidProblemError("give plan= or memory=, not both: a plan was made for its own memory limit")
+        if memory is not None:
+            plan = _searched(module, process_group, memory, sample, hardware, search_options)
+        sharding.fully_shard(module, plan or Plan.uniform(module, "FULL_SHARD"), process_group)
+        self.module = module
+
+    @property
+    def _osdp_wrapped(self) -> nn.Module:
+        return self.module
+
+    @property
+    def plan(self) -> Plan:
+        return sharding.runtime_of(self.module).plan
+
+    @property
+    def rank(self) -> int:
+        return sharding.runtime_of(self.module).runtime.rank
+
+    @property
+    def world_size(self) -> int:
+        return sharding.runtime_of(self.module).runtime.world
+
+    @property
+    def process_group(self) -> dist.ProcessGroup:
+        return sharding.runtime_of(self.module).group
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """See `osdp.no_sync`."""
+        return sharding.no_sync(self.module)
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """See `osdp.clip_grad_norm_`."""
+        return sharding.clip_grad_norm_(self.module, max_norm, norm_type)
+
+    def summon_full_params(self, with_grads: bool = False, writeback: bool = True) -> AbstractContextManager[None]:
+        """See `osdp.summon_full_params`."""
+        return sharding.summon_full_params(self.module, with_grads, writeback)
+
+    # Names are the unwrapped module's: the wrapper adds no "module." to parameters, buffers and state dicts.
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        return self.module.named_parameters(*args, **kwargs)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
+        return self.module.named_buffers(*args, **kwargs)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The full state dict, on every rank. Collective."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load a full state dict: each rank takes its part."""
+        return self.module.load_state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # Loaded as a part of a larger model, whose state dict has no "module." in the names.
+        for key in [k for k in state_dict if k.startswith(prefix)]:
+            state_dict[f"{prefix}module.{key.removeprefix(prefix)}"] = state_dict.pop(key)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":
+                raise
+            return getattr(self.module, name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.module[key]  # type: ignore[index]
+
+
+def _searched(
+    module: nn.Module,
+    process_group: dist.ProcessGroup | None,
+    memory: int | float | str,
+    sample: Any,
+    hardware: Any,
+    options: dict[str, Any],
+) -> Plan:
+    """Rank 0's plan, on every rank."""
+    from osdp.searching import search
+
+    if sample is None:
+        raise InvalidProblemError("memory= needs sample=, a tuple or dict of example inputs: the search measures them")
+    together = Together(process_group)
+
+    def found() -> str:
+        if together.rank != 0:
+            return ""
+        plan = search(
+            module, sample, memory=memory, world_size=together.world_size, hardware=hardware, **options
+        )
+        return plan.dumps()
+
+    text = together.do("searching for a plan", found)
+    return Plan.loads(together.all(text)[0])

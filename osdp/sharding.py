@@ -1,0 +1,283 @@
+"""fully_shard: puts a plan into effect on a model. Everything a training step does from then on is C++ (csrc/runtime)."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.utils import _sync_params_and_buffers
+
+from osdp import _C, ops
+from osdp.agreement import agree
+from osdp.errors import InvalidProblemError, PlanMismatchError, ProcessGroupError, ShardingError
+from osdp.lane_group import lane_group
+from osdp.plan import SPLITS, Plan, check_same_model, validate
+from osdp.state_dict import show_full_state
+from osdp.together import Together
+from osdp.tracing import describe
+
+atexit.register(_C.shutdown)
+
+
+class Sharded:
+    """What is known of a sharded model: its plan, and the C++ runtime by parameter names. See `runtime_of`."""
+
+    def __init__(self, plan: Plan, names: Sequence[str], runtime: _C.Runtime, group: dist.ProcessGroup) -> None:
+        self.plan = plan
+        self.group = group
+        self.runtime = runtime
+        self._index = {name: i for i, name in enumerate(names)}
+        self.resting_bytes = 0  # live CPU bytes right after sharding, as the meter counts them
+        self.local_bytes = 0  # of which parameters and buffers that this rank holds
+
+    def names(self) -> list[str]:
+        """Parameter names, as in `named_parameters()` of the unwrapped model."""
+        return list(self._index)
+
+    def pieces(self, name: str) -> list[_C.Piece]:
+        """The boxes of the full parameter that this rank holds: global_offsets, sizes, replicated, view(local)."""
+        return self.runtime.pieces(self._index[name])
+
+    def full_shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.runtime.full_shape(self._index[name]))
+
+    def is_whole(self, name: str) -> bool:
+        """Whether this rank holds the parameter as the unwrapped model does."""
+        pieces = self.pieces(name)
+        return len(pieces) == 1 and pieces[0].replicated
+
+    def gather_whole(self, name: str, local: Tensor) -> Tensor:
+        """The full tensor of which `local` is this rank's part: the parameter, its gradient, optimizer state. Collective."""
+        return self.runtime.gather_whole(self._index[name], local.detach())
+
+    def take_local(self, name: str, full: Tensor) -> Tensor:
+        return self.runtime.take_local(self._index[name], full.detach())
+
+    def gathered_bytes(self) -> int:
+        """Bytes of full parameters that exist at this moment; 0 between steps (except where kept for a backward)."""
+        return self.runtime.gathered_bytes()
+
+
+_sharded: WeakKeyDictionary[nn.Module, Sharded] = WeakKeyDictionary()
+
+
+def runtime_of(model: nn.Module) -> Sharded:
+    """The Sharded of a model given to `fully_shard`, or wrapped. Raises ShardingError where it is neither."""
+    found = _sharded.get(model) or _sharded.get(getattr(model, "_osdp_wrapped", None) or model)
+    if found is None:
+        raise ShardingError(f"{type(model).__name__} is not sharded: call osdp.fully_shard(model, plan) first")
+    return found
+
+
+def fully_shard(model: nn.Module, plan: Plan, process_group: dist.ProcessGroup | None = None) -> nn.Module:
+    """Shard `model` in place as `plan` says, and return it. Collective over `process_group` (default: all ranks).
+
+    Class, names and parameter objects stay; outside of forward and backward a sharded parameter is this rank's rows, so
+    optimizers are made afterwards, as usual. Rank 0's parameters and buffers count. Blocks in `plan.recompute` are
+    recomputed in backward. `state_dict()` and `load_state_dict()` keep speaking of full tensors (collective).
+
+    Raises, on all ranks and with nothing changed: ProcessGroupError without a usable group, PlanMismatchError when the
+    plan is for another model or world size, DisagreementError when ranks hold different things, ShardingError when the
+    model is sharded already or lies on the meta device.
+
+    >>> model = osdp.fully_shard(model, osdp.search(model, (tokens,), memory="8GiB", world_size=2))
+    >>> optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    """
+    group = _usable_group(process_group)
+    together = Together(group)
+    error: Exception | None = None
+    try:
+        _check(model, plan, together.world_size)
+    except Exception as caught:
+        error = caught
+    agree(together, model, plan, error)
+
+    device = _device(model)
+    if device.type == "cpu":
+        _C.memory_meter_install()
+    if together.world_size > 1:
+        _sync_params_and_buffers(group, _states(model), 250 * 1024 * 1024, 0)
+    names, tensors = zip(*model.named_parameters(), strict=True) if _has_parameters(model) else ((), ())
+    index = {name: i for i, name in enumerate(names)}
+    splits = _splits(plan)
+    params = [_C.ParamSpec(n, t, splits.get(n)) for n, t in zip(names, tensors, strict=True)]
+    runtime = _C.Runtime(lane_group(group, device), device, params, _units(plan, index, splits))
+    del params
+    sharded = Sharded(plan, names, runtime, group)
+    _sharded[model] = sharded
+    _install_calls(model, plan, index, runtime)
+    _install_splits(model, plan, index, runtime)
+    _install_recomputation(model, plan)
+    show_full_state(model, sharded)
+    _measure_rest(model, sharded)
+    return model
+
+
+@contextmanager
+def no_sync(model: nn.Module) -> Iterator[None]:
+    """Within, backward keeps each rank's own full gradients and communicates none; the first backward after reduces all.
+
+    Costs a full gradient per parameter. Accumulating without it keeps only shards, and reduces every micro-batch.
+    """
+    runtime = runtime_of(model).runtime
+    before, runtime.sync = runtime.sync, False
+    try:
+        yield
+    finally:
+        runtime.sync = before
+
+
+def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -> Tensor:
+    """Scale all gradients so that their norm, over all ranks' parts, is at most `max_norm`; return the norm before.
+
+    The same on every rank; one all-reduce of one number. torch.nn.utils.clip_grad_norm_ would see only this rank's part.
+    """
+    return runtime_of(model).runtime.clip_grad_norm(float(max_norm), float(norm_type))
+
+
+@contextmanager
+def summon_full_params(model: nn.Module, with_grads: bool = False, writeback: bool = True) -> Iterator[None]:
+    """Within, parameters (and gradients, `with_grads`) are full on every rank. Collective; needs memory for all of them.
+
+    With `writeback`, what was changed is kept: each rank its own rows, so change them alike on all ranks.
+    """
+    runtime = runtime_of(model).runtime
+    runtime.summon(with_grads)
+    try:
+        yield
+    finally:
+        runtime.unsummon(writeback)
+
+
+def _usable_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    if not dist.is_available() or not dist.is_initialized():
+        raise ProcessGroupError(
+            "no process group: start the script with torchrun and call torch.distributed.init_process_group() first "
+            "(one process alone needs it too, with world_size=1)"
+        )
+    group = group if group is not None else dist.group.WORLD
+    if group is None or not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
+        raise ProcessGroupError(
+            "this process is not a rank of the given process group: only its ranks may shard the model"
+        )
+    return group
+
+
+def _check(model: nn.Module, plan: Plan, world_size: int) -> None:
+    if not isinstance(plan, Plan):
+        raise InvalidProblemError(
+            f"plan is a {type(plan).__name__}, not an osdp.Plan: make one with osdp.search(...), "
+            "osdp.Plan.uniform(...) or osdp.Plan.load(path)"
+        )
+    validate(plan)
+    for module in model.modules():
+        if module in _sharded:
+            raise ShardingError(f"{type(module).__name__} is sharded already; shard the outermost model, once")
+    if plan.world_size not in (None, world_size):
+        raise PlanMismatchError(
+            f"the plan was made for {plan.world_size} ranks, the process group has {world_size}: "
+            f"search again with world_size={world_size}"
+        )
+    check_same_model(plan, describe(model))
+    devices = {t.device for t in _states(model)}
+    if any(d.type == "meta" for d in devices):
+        raise ShardingError("the model is on the meta device: materialise it (model.to_empty, then its weights) first")
+    if len({p.device for p in model.parameters()}) > 1:
+        raise ShardingError(f"parameters are on several devices: {sorted(map(str, devices))}; move them to one")
+
+
+def _states(model: nn.Module) -> list[Tensor]:
+    return [t.detach() for t in [*model.parameters(), *model.buffers()]]
+
+
+def _has_parameters(model: nn.Module) -> bool:
+    return next(model.parameters(), None) is not None
+
+
+def _device(model: nn.Module) -> torch.device:
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def _splits(plan: Plan) -> dict[str, _C.SplitSpec]:
+    """Weight name -> how it is cut, of the operators that the plan computes in slices."""
+    return {
+        _joined(name, "weight"): _C.SplitSpec(
+            choice.granularity, choice.slices_sharded, SPLITS.index(choice.split or "out")
+        )
+        for name, choice in plan.choices.items()
+        if choice.granularity > 1
+    }
+
+
+def _joined(module: str, parameter: str) -> str:
+    return f"{module}.{parameter}" if module else parameter
+
+
+def _units(plan: Plan, index: dict[str, int], splits: dict[str, _C.SplitSpec]) -> list[_C.UnitSpec]:
+    operators = {o.name: o for o in plan.description.operators}
+    units = []
+    for members in plan.units:
+        mode = getattr(_C.Mode, plan.choices[members[0]].mode)
+        label = members[0] if len(members) == 1 else f"{members[0]} .. {members[-1]}"
+        names = [p.name for member in members for p in operators[member].parameters]
+        split = [n for n in names if n in splits]
+        units.append(_C.UnitSpec(label, mode, [index[n] for n in (split or names)]))
+        # The bias of a split layer is a few rows beside its weight: not worth a gather of its own.
+        if split and (rest := [index[n] for n in names if n not in splits]):
+            units.append(_C.UnitSpec(f"{label} bias", _C.Mode.NO_SHARD, rest))
+    return units
+
+
+def _install_calls(model: nn.Module, plan: Plan, index: dict[str, int], runtime: _C.Runtime) -> None:
+    params_at: dict[str, list[int]] = {"": []}
+    for operator in plan.description.operators:
+        choice = plan.choices.get(operator.name)
+        if choice is None or choice.mode == "NO_SHARD":
+            continue
+        for module in operator.gather_at:
+            params_at.setdefault(module, []).extend(index[p.name] for p in operator.parameters)
+    held = [name for name, how in plan.recompute.items() if how == "hold"]
+    for name, params in params_at.items():
+        hold = any(name == block or name.startswith(f"{block}.") for block in held)
+        hook = runtime.add_call(name, params, name == "", hold)
+        module = model.get_submodule(name)
+        module.register_forward_pre_hook(hook.before, prepend=True, with_kwargs=True)
+        module.register_forward_hook(hook.after, with_kwargs=True, always_call=True)
+
+
+def _install_splits(model: nn.Module, plan: Plan, index: dict[str, int], runtime: _C.Runtime) -> None:
+    for name, choice in plan.choices.items():
+        if choice.granularity == 1:
+            continue
+        linear = model.get_submodule(name)
+        assert isinstance(linear, nn.Linear)  # describe gives a split_shape to nothing else
+        source = runtime.source_of(index[_joined(name, "weight")])
+        # The call is replaced, not the module: hooks, class, names and parameters stay.
+        linear.forward = ops.SplitCall(  # type: ignore[method-assign]
+            linear.weight, linear.bias, linear.out_features, linear.in_features, choice.granularity, choice.split, source
+        )
+
+
+def _install_recomputation(model: nn.Module, plan: Plan) -> None:
+    for name in plan.recompute:
+        block = model.get_submodule(name)
+        block.forward = functools.partial(_recomputed, block.forward)  # type: ignore[method-assign]
+
+
+def _recomputed(forward: Any, *args: Any, **kwargs: Any) -> Any:
+    return torch.utils.checkpoint.checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+
+def _measure_rest(model: nn.Module, sharded: Sharded) -> None:
+    sharded.local_bytes = sum(t.numel() * t.element_size() for t in _states(model))
+    sharded.resting_bytes = _C.memory_live_bytes()
+    _C.memory_reset_peak()

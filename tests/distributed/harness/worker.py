@@ -1,0 +1,78 @@
+"""One rank: joins the process groups, then runs the cases that the pool sends until the pipe closes.
+
+Started by `pool.Pool` as `python worker.py PIPE_FD RANK SIZE DIRECTORY`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import gc
+import importlib
+import pickle
+import random
+import signal
+import sys
+import traceback
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+SEED = 20230819
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    fd, rank, size, directory = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+    # A rank that hangs in a collective never sees its pipe close: let the kernel end it with its parent.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    stacks = (directory / f"stacks{rank}").open("w")
+    faulthandler.enable(stacks)
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    pipe = Connection(fd)
+    sys.path[:] = pickle.loads(pipe.recv_bytes())
+    groups = join_groups(rank, size, directory)
+    pipe.send_bytes(pickle.dumps("ready"))
+    while True:
+        try:
+            module, name, world, args, kwargs = pickle.loads(pipe.recv_bytes())
+        except EOFError:
+            return
+        pipe.send_bytes(answer(module, name, rank, world, groups[world], args, kwargs))
+        gc.collect()
+
+
+def join_groups(rank: int, size: int, directory: Path) -> dict[int, Any]:
+    """World size -> a gloo group of the first that many ranks, for every size up to the pool's."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    # Longer than any case may take: the pool reports a hang first, with every rank's stack.
+    patience = timedelta(minutes=10)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{directory}/store", rank=rank, world_size=size, timeout=patience
+    )
+    groups = {w: dist.new_group(list(range(w)), timeout=patience) for w in range(1, size)}
+    return {**groups, size: dist.group.WORLD}
+
+
+def answer(module: str, name: str, rank: int, world: int, group: Any, args: Any, kwargs: Any) -> bytes:
+    """Run one case; the pickled (True, result) or (False, (error's type and message, traceback))."""
+    import torch
+
+    from harness.member import Member
+
+    try:
+        case = getattr(importlib.import_module(module), name)
+        random.seed(SEED)
+        torch.manual_seed(SEED)
+        return pickle.dumps((True, case(Member(rank, world, group), *args, **kwargs)))
+    except Exception as error:
+        line = traceback.format_exception_only(error)[0].strip()
+        return pickle.dumps((False, (line, traceback.format_exc())))
+
+
+if __name__ == "__main__":
+    main()

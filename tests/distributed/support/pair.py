@@ -1,0 +1,163 @@
+"""Pair: the same model twice, whole in one process and sharded over the ranks, trained side by side.
+
+Every rank computes the whole batch on its own copy of the whole model (that is the reference) and its part of
+the batch on the sharded model; losses, gradients and parameters must then agree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from harness import Member
+from osdp.sharding import runtime_of
+from torch import nn
+
+import osdp
+from support.workload import Batch, Workload
+
+SEED = 7
+MakePlan = Callable[[osdp.description.ModelDescription], osdp.Plan]
+MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
+
+
+def adamw(parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.1)
+
+
+@contextlib.contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Adds `what` to any error from inside, so that a failure of one of many configurations says which."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in: {what}")
+        raise
+
+
+def close(got: torch.Tensor, wanted: torch.Tensor, tolerance: float, what: str) -> None:
+    torch.testing.assert_close(
+        got.detach(), wanted.detach(), rtol=tolerance, atol=tolerance, msg=lambda text: f"{what}: {text}"
+    )
+
+
+class Pair:
+    def __init__(
+        self,
+        me: Member,
+        workload: Workload,
+        plan: osdp.Plan | MakePlan | str = "FULL_SHARD",
+        *,
+        dtype: torch.dtype = torch.float64,
+        tolerance: float | None = None,
+        optimizer: MakeOptimizer = adamw,
+        prepare: Callable[[nn.Module], None] | None = None,
+        samples: int = 2,
+    ) -> None:
+        """`samples`: per rank and micro-batch. `prepare` changes both models before sharding (to freeze)."""
+        self.me, self.workload, self.dtype, self.samples = me, workload, dtype, samples
+        self.tolerance = tolerance or (1e-9 if dtype == torch.float64 else 1e-5)
+        self.whole = workload.model(SEED, dtype)
+        model = workload.model(SEED + me.rank, dtype)  # rank 0's weights count
+        for each in (self.whole, model):
+            if prepare is not None:
+                prepare(each)
+        if not isinstance(plan, osdp.Plan):
+            described = osdp.describe(model, *self._part(self.data(0))[0])
+            plan = osdp.Plan.uniform(described, plan) if isinstance(plan, str) else plan(described)
+        self.sharded = osdp.fully_shard(model, plan, process_group=me.group)
+        self.whole_optimizer = optimizer(self.whole.parameters())
+        self.sharded_optimizer = optimizer(self.sharded.parameters())
+        self.both = ((self.whole, self.whole_optimizer), (self.sharded, self.sharded_optimizer))
+
+    def data(self, step: int, micro: int = 0) -> Batch:
+        """The whole batch of a step: the same on every rank."""
+        return self.workload.data(1000 + 10 * step + micro, self.samples * self.me.world, self.dtype)
+
+    def _part(self, batch: Batch) -> Batch:
+        arguments, target = batch
+        mine = tuple(self.me.part(a) if isinstance(a, torch.Tensor) else a for a in arguments)
+        return mine, self.me.part(target)
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Losses (whole, this rank's), checked against each other."""
+        arguments, target = batch
+        whole = self.workload.loss(self.whole(*arguments), target)
+        mine, my_target = self._part(batch)
+        loss = self.workload.loss(self.sharded(*mine), my_target)
+        close(self.me.mean(loss), whole, self.tolerance, "loss")
+        return whole, loss
+
+    def evaluate(self, step: int = 77) -> None:
+        """Losses agree without gradients, in evaluation mode; training mode is restored."""
+        self.whole.eval(), self.sharded.eval()
+        with torch.no_grad():
+            self.forward(self.data(step))
+        self.whole.train(), self.sharded.train()
+
+    def backward(self, batch: Batch, divide: int = 1, context: Any = None) -> None:
+        whole, mine = self.forward(batch)
+        (whole / divide).backward()
+        with context or contextlib.nullcontext():
+            (mine / divide).backward()
+
+    def train(self, steps: int = 5, micros: int = 1, no_sync: bool = False) -> None:
+        """Steps over `micros` micro-batches each; gradients are compared in each, parameters at the end."""
+        for step in range(steps):
+            with naming(f"step {step}"):
+                for micro in range(micros):
+                    last = micro == micros - 1
+                    with osdp.no_sync(self.sharded) if no_sync and not last else contextlib.nullcontext():
+                        self.backward(self.data(step, micro), divide=micros)
+                self.same_gradients()
+                self.update()
+        self.same_parameters()
+
+    def update(self, set_to_none: bool = True) -> None:
+        for _, optimizer in self.both:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=set_to_none)
+
+    def same_gradients(self) -> None:
+        """Every piece of a gradient that this rank holds is that piece of the whole one, or both are None."""
+        runtime = runtime_of(self.sharded)
+        wanted = dict(self.whole.named_parameters())
+        for name, parameter in self.sharded.named_parameters():
+            full = wanted[name].grad
+            if full is None:
+                assert parameter.grad is None, f"{name}: a gradient where one process has none"
+                continue
+            if parameter.numel() == 0:
+                continue
+            assert parameter.grad is not None, f"{name}: no gradient"
+            assert parameter.grad.shape == parameter.shape, f"{name}: {parameter.grad.shape}"
+            for piece in runtime.pieces(name):
+                close(piece.view(parameter.grad), cut(piece, full), self.tolerance, f"gradient of {name}")
+
+    def same_parameters(self) -> None:
+        """The full state dicts agree: names, their order, shapes and values."""
+        got, wanted = self.sharded.state_dict(), self.whole.state_dict()
+        assert list(got) == list(wanted), f"names: {list(got)} instead of {list(wanted)}"
+        for name, value in wanted.items():
+            close(got[name], value, self.tolerance, name)
+
+
+def cut(piece: Any, full: torch.Tensor) -> torch.Tensor:
+    """The part of the full tensor that a piece of a sharded parameter stands for."""
+    for dimension, (start, length) in enumerate(zip(piece.global_offsets, piece.sizes, strict=True)):
+        full = full.narrow(dimension, start, length)
+    return full
+
+
+def train_all(me: Member, workload: Workload, plans: Callable[..., dict[str, Any]], **options: Any) -> None:
+    """`Pair.train` for each of `plans(description)`; an error says which plan."""
+    train_options = {k: options.pop(k) for k in ("steps", "micros", "no_sync") if k in options}
+    model = workload.model(SEED, options.get("dtype", torch.float64))
+    if options.get("prepare") is not None:
+        options["prepare"](model)
+    batch = workload.data(0, options.get("samples", 2), options.get("dtype", torch.float64))
+    for name, plan in plans(osdp.describe(model, *batch[0])).items():
+        with naming(name):
+            Pair(me, workload, plan, **options).train(**train_options)

@@ -1,0 +1,75 @@
+"""Plans to try on a model: uniform ones, slices, random mixtures, recomputed blocks."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import osdp
+from osdp.description import ModelDescription, Operator
+
+MODES = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD")
+
+
+def with_parameters(description: ModelDescription) -> list[Operator]:
+    return [o for o in description.operators if o.parameters]
+
+
+def divisors(n: int, most: int = 6) -> list[int]:
+    return [g for g in range(2, min(n, most) + 1) if n % g == 0]
+
+
+def sliced(operator: Operator, dice: random.Random, split: str | None = None) -> osdp.Choice | None:
+    """A random choice in slices along `split` ("out", "in" or either); None where the operator has none."""
+    if operator.split_shape is None:
+        return None
+    split = split or dice.choice(("out", "in"))
+    allowed = divisors(operator.split_shape[0 if split == "out" else 1])
+    if not allowed:
+        return None
+    g = dice.choice(allowed)
+    return osdp.Choice("FULL_SHARD", granularity=g, sharded_slices=dice.randint(0, g), split=split)
+
+
+def apart(plan: osdp.Plan) -> osdp.Plan:
+    """The plan with every operator a unit of its own: small models would otherwise be one unit altogether."""
+    return dataclasses.replace(plan, units=tuple((name,) for name in plan.choices))
+
+
+def in_slices(description: ModelDescription, split: str, seed: int = 0) -> osdp.Plan:
+    """FULL_SHARD, and every operator that can be computed in slices is."""
+    dice = random.Random(seed)
+    found = {o.name: sliced(o, dice, split) for o in with_parameters(description)}
+    choices = {name: choice for name, choice in found.items() if choice is not None}
+    return apart(osdp.Plan.uniform(description, "FULL_SHARD").replace(choices))
+
+
+def mixture(description: ModelDescription, seed: int) -> osdp.Plan:
+    """Every operator in a random mode, or in random slices; the usual units if `seed` is odd."""
+    dice = random.Random(seed)
+    choices = {}
+    for operator in with_parameters(description):
+        choice = sliced(operator, dice) if dice.random() < 0.5 else None
+        choices[operator.name] = choice or osdp.Choice(dice.choice(MODES))
+    plan = osdp.Plan.uniform(description, "FULL_SHARD").replace(choices)
+    return plan if seed % 2 else apart(plan)
+
+
+def uniform(description: ModelDescription) -> dict[str, osdp.Plan]:
+    return {mode: apart(osdp.Plan.uniform(description, mode)) for mode in MODES}
+
+
+def everything(description: ModelDescription, mixtures: int = 3) -> dict[str, osdp.Plan]:
+    """Name -> plan: the three modes everywhere, slices in either direction where possible, mixtures."""
+    plans = uniform(description) | {"few units": osdp.Plan.uniform(description, "FULL_SHARD")}
+    if any(sliced(o, random.Random(0)) for o in with_parameters(description)):
+        plans |= {f"slices along {split}": in_slices(description, split) for split in ("out", "in")}
+    return plans | {f"mixture {seed}": mixture(description, seed) for seed in range(mixtures)}
+
+
+def recomputed(plan: osdp.Plan, how: str, every: int = 1) -> osdp.Plan:
+    """The plan with every `every`-th block recomputed, `how` being "hold" or "regather"."""
+    units = plan.units
+    blocks = [block.name for block in plan.description.blocks][::every]
+    plan = plan.replace(recompute={name: how for name in blocks})
+    return plan if any(len(unit) > 1 for unit in units) else apart(plan)

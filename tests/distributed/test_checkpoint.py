@@ -1,0 +1,133 @@
+"""Checkpoints: saved on some ranks under one plan, loaded on others under another, or in one process without any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from harness import Member
+from support import blocks, plans
+from support.pair import SEED, Pair, adamw, close
+
+import osdp
+
+PLANS: dict[str, Callable[[osdp.ModelDescription], osdp.Plan] | str] = {
+    "NO_SHARD": "NO_SHARD",
+    "FULL_SHARD": "FULL_SHARD",
+    "slices along out": lambda d: plans.in_slices(d, "out"),
+    "slices along in": lambda d: plans.in_slices(d, "in"),
+    "mixture": lambda d: plans.mixture(d, 3),
+}
+
+
+def write(me: Member, plan: str, directory: Path) -> None:
+    """Two steps, a checkpoint, and beside it what the checkpoint should hold."""
+    pair = Pair(me, blocks.workload(), PLANS[plan])
+    pair.train(steps=2)
+    osdp.save(pair.sharded, pair.sharded_optimizer, directory, process_group=me.group)
+    state = pair.sharded.state_dict()
+    if me.rank == 0:
+        torch.save(state, directory / "expected.pt")
+        torch.save(pair.whole_optimizer.state_dict(), directory / "expected_optimizer.pt")
+
+
+def read(me: Member, plan: str, directory: Path) -> None:
+    """Bit for bit what was saved; and then both models train on as one process does."""
+    pair = Pair(me, blocks.workload(), PLANS[plan])
+    for model, optimizer in pair.both:
+        osdp.load(model, optimizer, directory, process_group=me.group)
+    expected = torch.load(directory / "expected.pt")
+    for name, value in pair.sharded.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+    pair.same_parameters()
+    for position, (name, parameter) in enumerate(pair.whole.named_parameters()):
+        wanted = torch.load(directory / "expected_optimizer.pt")["state"][position]
+        for key, value in pair.whole_optimizer.state[parameter].items():
+            close(value, wanted[key], 1e-9, f"{key} of {name}")
+    pair.train(steps=3)
+
+
+@pytest.mark.parametrize("reader", PLANS)
+@pytest.mark.parametrize("writer", PLANS)
+def test_other_ranks_and_another_plan_go_on_where_it_stopped(ranks, tmp_path, writer, reader):
+    ranks(write, writer, tmp_path / "step", world=2)
+    ranks(read, reader, tmp_path / "step", world=3)
+
+
+@pytest.mark.parametrize("worlds", [(1, 4), (4, 1), (3, 2)])
+def test_any_number_of_ranks(ranks, tmp_path, worlds):
+    ranks(write, "mixture", tmp_path / "step", world=worlds[0])
+    ranks(read, "slices along in", tmp_path / "step", world=worlds[1])
+
+
+@pytest.mark.parametrize("plan", ["FULL_SHARD", "mixture"])
+def test_one_process_without_a_process_group_reads_it(ranks, tmp_path, plan):
+    ranks(write, plan, tmp_path / "step", world=3)
+    model = blocks.workload().model(SEED + 1, torch.float64)
+    optimizer = adamw(model.parameters())
+    osdp.load(model, optimizer, tmp_path / "step")
+    expected = torch.load(tmp_path / "step" / "expected.pt")
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+    assert all(int(state["step"]) == 2 for state in optimizer.state.values())
+
+
+def refuse(me: Member, directory: Path) -> None:
+    """One damaged file, which one rank reads for its checksum: all ranks refuse, and none has changed anything."""
+    pair = Pair(me, blocks.workload(), "FULL_SHARD")
+    with pytest.raises(osdp.FormatError, match="is damaged"):
+        osdp.load(pair.sharded, pair.sharded_optimizer, directory, process_group=me.group)
+    assert not pair.sharded_optimizer.state
+    pair.same_parameters()
+    pair.train(steps=1)
+
+
+def test_what_one_rank_refuses_all_refuse(ranks, tmp_path):
+    ranks(write, "FULL_SHARD", tmp_path / "step", world=2)
+    last = sorted((tmp_path / "step").glob("*.distcp"))[-1]
+    data = bytearray(last.read_bytes())
+    data[100] ^= 1
+    last.write_bytes(bytes(data))
+    ranks(refuse, tmp_path / "step", world=2)
+
+
+def disagree(me: Member, directory: Path) -> None:
+    pair = Pair(me, blocks.workload(), "FULL_SHARD")
+    pair.train(steps=1)
+    pair.sharded_optimizer.param_groups[0]["lr"] = 0.1 * (1 + me.rank)
+    with pytest.raises(osdp.ShardingError, match="options"):
+        osdp.save(pair.sharded, pair.sharded_optimizer, directory, process_group=me.group)
+
+
+def test_ranks_that_save_different_things_are_refused(ranks, tmp_path):
+    ranks(disagree, tmp_path / "step", world=2)
+    assert not (tmp_path / "step").exists()
+
+
+def train_the_class(me: Member, directory: Path) -> None:
+    """The drop-in class has the unwrapped names, so the plain model reads what it saved, and the other way."""
+    wrapped = osdp.FullyShardedDataParallel(
+        blocks.workload().model(SEED, torch.float64), process_group=me.group
+    )
+    optimizer = adamw(wrapped.parameters())
+    (tokens,), target = blocks.workload().data(0, 2 * me.world, torch.float64)
+    blocks.surprise(wrapped(me.part(tokens)), me.part(target)).backward()
+    optimizer.step()
+    osdp.save(wrapped, optimizer, directory, process_group=me.group)
+    before = wrapped.state_dict()
+    plain = blocks.workload().model(SEED + 1, torch.float64)
+    osdp.load(plain, adamw(plain.parameters()), directory, process_group=me.group)
+    for name, value in plain.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    with torch.no_grad():
+        for parameter in wrapped.parameters():
+            parameter.zero_()
+    osdp.load(wrapped, optimizer, directory, process_group=me.group)
+    for name, value in wrapped.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+def test_the_drop_in_class(ranks, tmp_path):
+    ranks(train_the_class, tmp_path / "step", world=2)

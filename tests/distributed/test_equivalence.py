@@ -1,0 +1,106 @@
+"""Training over W ranks is training in one process: modes, mixtures, slices, recomputation, accumulation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from harness import Member
+from support import blocks, plans
+from support.pair import SEED, Pair, naming, train_all
+
+WORLDS = [1, 2, 3, 4]
+
+
+def plain(me: Member, mixtures: int) -> None:
+    train_all(me, blocks.workload(), lambda d: plans.everything(d, mixtures))
+
+
+def accumulated(me: Member, no_sync: bool) -> None:
+    train_all(me, blocks.workload(), plans.everything, micros=3, no_sync=no_sync)
+
+
+def recomputed_by_plan(me: Member, how: str, every: int) -> None:
+    def recomputing(description):
+        return {k: plans.recomputed(p, how, every) for k, p in plans.everything(description).items()}
+
+    train_all(me, blocks.workload(), recomputing, steps=3 if every > 1 else 5)
+
+
+def recomputed_by_user(me: Member, how: str) -> None:
+    train_all(me, blocks.workload(checkpointing=how), plans.everything)
+
+
+def all_at_once(me: Member) -> None:
+    def recomputing(description):
+        return {k: plans.recomputed(p, "regather", 2) for k, p in plans.everything(description).items()}
+
+    train_all(me, blocks.workload(), recomputing, micros=3, no_sync=True)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_every_placement(ranks, world):
+    ranks(plain, 6, world=world)
+
+
+@pytest.mark.parametrize("no_sync", [False, True])
+@pytest.mark.parametrize("world", WORLDS)
+def test_accumulation_over_three_micro_batches(ranks, world, no_sync):
+    ranks(accumulated, no_sync, world=world)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("how", ["hold", "regather"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_blocks_that_the_plan_recomputes(ranks, world, how, every):
+    ranks(recomputed_by_plan, how, every, world=world)
+
+
+@pytest.mark.parametrize("how", ["reentrant", "non-reentrant"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_blocks_that_the_user_recomputes(ranks, world, how):
+    ranks(recomputed_by_user, how, world=world)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_recomputation_accumulation_and_no_sync_together(ranks, world):
+    ranks(all_at_once, world=world)
+
+
+def single(me: Member, checkpointing: str | None, no_sync: bool) -> None:
+    train_all(
+        me,
+        blocks.workload(checkpointing),
+        plans.everything,
+        dtype=torch.float32,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+        micros=3 if no_sync else 1,
+        no_sync=no_sync,
+    )
+
+
+@pytest.mark.parametrize("checkpointing", [None, "non-reentrant"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_single_precision(ranks, world, checkpointing):
+    ranks(single, checkpointing, checkpointing is None, world=world)
+
+
+def trained(me: Member, mode: str) -> dict[str, torch.Tensor]:
+    """Parameters after 5 steps in fp32, of a pair whose tolerance does not matter here."""
+    pair = Pair(me, blocks.workload(), mode, dtype=torch.float32, tolerance=1e-3)
+    with naming(mode):
+        pair.train()
+    return {name: value.clone() for name, value in pair.sharded.state_dict().items()}
+
+
+def same_bits(me: Member) -> None:
+    wanted = trained(me, "NO_SHARD")
+    untrained = blocks.workload().model(SEED, torch.float32).state_dict()
+    assert not torch.equal(untrained["head.weight"], wanted["head.weight"])
+    for mode in ("SHARD_GRAD_OP", "FULL_SHARD"):
+        for name, value in trained(me, mode).items():
+            assert torch.equal(value, wanted[name]), f"{mode}: {name} differs from NO_SHARD"
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_modes_agree_bit_for_bit_where_there_is_one_order_of_summation(ranks, world):
+    ranks(same_bits, world=world)

@@ -1,0 +1,111 @@
+"""After an exception inside forward or backward the model is usable, and trains as if it had not been."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from harness import Member
+from osdp.sharding import runtime_of
+from support import plans
+from support.pair import Pair, naming
+from support.workload import Workload, vectors
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Refusal(Exception):
+    pass
+
+
+class FailsBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise Refusal("backward")
+
+
+class Fragile(nn.Module):
+    """`fails`: None, or where the next pass raises; deep inside, with sharded layers before and after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.inner = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+        self.last = nn.Linear(8, 4)
+        self.fails: str | None = None
+        self.checkpointing = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        x = checkpoint(self.middle, x, use_reentrant=False) if self.checkpointing else self.middle(x)
+        return self.last(x)
+
+    def middle(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.inner[1](self.inner[0](x))
+        if self.fails == "forward":
+            raise Refusal("forward")
+        if self.fails == "backward":
+            x = FailsBackward.apply(x)
+        return self.inner[2](x)
+
+
+def fail(pair: Pair, where: str, step: int) -> None:
+    for model, _ in pair.both:
+        model.fails = where
+    arguments, target = pair.data(step)
+    with pytest.raises(Refusal, match=where):
+        loss = pair.workload.loss(pair.sharded(pair.me.part(arguments[0])), pair.me.part(target))
+        loss.backward()
+    for model, _ in pair.both:
+        model.fails = None
+        model.zero_grad()
+
+
+def fail_and_go_on(me: Member, where: str, checkpointing: bool) -> None:
+    chosen = {
+        **{mode: mode for mode in plans.MODES},
+        "slices": lambda d: plans.in_slices(d, "out"),
+        "mixture": lambda d: plans.mixture(d, 3),
+    }
+    for name, plan in chosen.items():
+        with naming(name):
+            pair = Pair(me, Workload(Fragile, vectors(6, 4)), plan)
+            for model, _ in pair.both:
+                model.checkpointing = checkpointing
+            fail(pair, where, 8)  # in the very first pass, before any order was recorded
+            pair.train(steps=2)
+            fail(pair, where, 9)
+            fail(pair, where, 10)
+            shapes = {name: p.shape for name, p in pair.sharded.named_parameters()}
+            pair.evaluate()
+            pair.train(steps=2)
+            assert shapes == {name: p.shape for name, p in pair.sharded.named_parameters()}
+            assert runtime_of(pair.sharded).gathered_bytes() == 0
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_training_goes_on_after_an_exception(ranks, where, checkpointing):
+    ranks(fail_and_go_on, where, checkpointing, world=2)
+
+
+def fail_without_zero_grad(me: Member) -> None:
+    """A failed forward leaves gradients that were there before it."""
+    for mode in plans.MODES:
+        with naming(mode):
+            pair = Pair(me, Workload(Fragile, vectors(6, 4)), mode)
+            pair.backward(pair.data(0))
+            pair.sharded.fails = "forward"
+            with pytest.raises(Refusal):
+                pair.sharded(me.part(pair.data(1)[0][0]))
+            pair.sharded.fails = None
+            pair.same_gradients()
+            pair.update()
+            pair.train(steps=1)
+
+
+def test_a_failed_forward_leaves_the_gradients(ranks):
+    ranks(fail_without_zero_grad, world=2)

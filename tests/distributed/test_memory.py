@@ -1,0 +1,195 @@
+"""Memory of a step, counted in real allocations of every thread; nothing is read that is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from harness import Member
+from osdp.sharding import runtime_of
+from support import plans
+from support.pair import Pair, naming
+from support.workload import Workload, vectors
+from torch import nn
+
+import osdp
+from osdp import _C
+
+SAMPLES = 4
+SLACK_BYTES = 24 * 1024  # rounding of single blocks, and the process group's own small tensors
+STATES = 4  # parameters, gradients and AdamW's two moments
+
+
+def layers(count: int, width: int, inner: int) -> nn.Sequential:
+    parts: list[nn.Module] = []
+    for _ in range(count):
+        parts += [nn.Linear(width, inner), nn.Tanh(), nn.Linear(inner, width)]
+    return nn.Sequential(*parts)
+
+
+class Stack(nn.Module):
+    def __init__(self, count: int, width: int, inner: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(layers(1, width, inner) for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def units_bytes(plan: osdp.Plan) -> list[int]:
+    """Of every unit that exists as a whole while it is used: a slice, where split."""
+    operators = {o.name: o for o in plan.description.operators}
+    sizes = []
+    for unit in plan.units:
+        size = sum(operators[name].parameter_bytes for name in unit)
+        sizes.append(-(-size // plan.choices[unit[0]].granularity))
+    return sizes
+
+
+def activation_bytes(model: nn.Module, x: torch.Tensor, parameters: int) -> int:
+    """The most that one process holds in a step beside parameters and the one gradient being made."""
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+    before = _C.memory_live_bytes()
+    loss = model(x).square().mean()
+    saved = _C.memory_live_bytes() - before
+    loss.backward()
+    # In backward two gradients of activations are there at a time, none larger than the widest output.
+    return saved + 2 * SAMPLES * 4 * max(max(p.shape) for p in model.parameters())
+
+
+def peak_of_a_step(me: Member, count: int, width: int, inner: int, make_plan: str, how: str | None) -> dict:
+    _C.memory_meter_install()
+    torch.manual_seed(0)
+    x = torch.randn(SAMPLES, width)
+    model = Stack(count, width, inner)
+    activations = activation_bytes(model, x, 0)
+    full = sum(p.numel() * 4 for p in model.parameters())
+    del model
+    empty = _C.memory_live_bytes()
+    model = Stack(count, width, inner)
+    plan = PLANS[make_plan](osdp.describe(model, x))
+    if how is not None:
+        plan = plans.recomputed(plan, how)
+    osdp.fully_shard(model, plan, process_group=me.group)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    peaks, left = [], []
+    for _ in range(4):
+        _C.memory_reset_peak()
+        model(x).square().mean().backward()
+        peaks.append(_C.memory_peak_bytes() - empty)
+        assert runtime_of(model).gathered_bytes() == 0
+        left.append(sum({p.data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}.values()))
+        optimizer.step()
+    state = STATES * sum(p.numel() * 4 for p in model.parameters())
+    largest = max(units_bytes(plan))
+    return {
+        "peaks": peaks,
+        "allowed": state + activations + 3 * largest + SLACK_BYTES,
+        "full": STATES * full,
+        "shard": state // STATES,
+        "left": left,
+        "largest": largest,
+    }
+
+
+PLANS: dict[str, Callable[..., osdp.Plan]] = {
+    "whole operators": lambda d: plans.apart(osdp.Plan.uniform(d, "FULL_SHARD")),
+    "usual units": lambda d: osdp.Plan.uniform(d, "FULL_SHARD"),
+    "slices along out": lambda d: osdp.Plan.uniform(d, "FULL_SHARD", granularity=4, split="out"),
+    "slices along in": lambda d: osdp.Plan.uniform(d, "FULL_SHARD", granularity=4, split="in"),
+}
+
+
+@pytest.mark.parametrize("how", [None, "regather"])
+@pytest.mark.parametrize("make_plan", PLANS)
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_step_holds_its_state_its_activations_and_three_units(ranks, world, make_plan, how):
+    for result in ranks(peak_of_a_step, 4, 256, 384, make_plan, how, world=world):
+        assert max(result["peaks"]) <= result["allowed"], result
+        assert result["allowed"] < result["full"]  # so that the test means something
+        # What parameters refer to after the step is their shards: nothing full stays attached.
+        assert max(result["left"]) <= result["shard"] + 64 * 64, result
+
+
+def unsharded(me: Member) -> None:
+    """NO_SHARD: parameters are where they were, in as much memory as they need."""
+    model = Stack(2, 256, 384)
+    plan = osdp.Plan.uniform(osdp.describe(model, torch.randn(2, 256)), "NO_SHARD")
+    _C.memory_meter_install()
+    before = _C.memory_live_bytes()
+    osdp.fully_shard(model, plan, process_group=me.group)
+    assert _C.memory_live_bytes() - before <= SLACK_BYTES
+    model(torch.randn(2, 256)).sum().backward()
+    assert runtime_of(model).gathered_bytes() == 0
+
+
+def test_no_shard_takes_no_second_copy_of_the_parameters(ranks):
+    ranks(unsharded, world=2)
+
+
+class Leaks(nn.Module):
+    """Reads a sharded parameter where nothing gathers it, when told to after it was described."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.second = nn.Linear(6, 6)
+        self.how = ""
+        self.kept: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "before":
+            x = x + self.first.weight.sum()
+        handle = self.first.register_forward_hook(self.keep)
+        x = self.first(x)
+        handle.remove()
+        x = self.second(torch.tanh(x))
+        if self.how == "after":
+            x = x @ self.first.weight
+        if self.how == "a view":
+            x = x @ self.kept
+        return x
+
+    def keep(self, module: nn.Module, inputs: object, output: object) -> None:
+        self.kept = module.weight.detach().T
+
+
+def read_what_is_not_there(me: Member, mode: str) -> None:
+    for how in ("before", "after", "a view"):
+        with naming(how):
+            pair = Pair(me, Workload(Leaks, vectors(6, 6)), lambda d: plans.apart(osdp.Plan.uniform(d, mode)))
+            pair.train(steps=1)
+            for attempt in range(2):
+                pair.sharded.how = how
+                with (
+                    torch.set_grad_enabled(attempt == 0),
+                    pytest.raises(RuntimeError, match=r"first\.weight"),
+                ):
+                    pair.sharded(me.part(pair.data(0)[0][0]))
+                pair.sharded.how, pair.sharded.kept = "", None
+                pair.train(steps=1)
+
+
+def test_reading_a_parameter_that_is_not_gathered_names_it(ranks):
+    ranks(read_what_is_not_there, "FULL_SHARD", world=2)
+
+
+def keep_across_the_step(me: Member) -> None:
+    """A view of a full parameter that outlives the pass: an error naming it, never foreign memory."""
+    pair = Pair(me, Workload(Leaks, vectors(6, 6)), lambda d: plans.apart(osdp.Plan.uniform(d, "FULL_SHARD")))
+    pair.train(steps=1)
+    kept = pair.sharded.kept
+    assert kept is not None and kept.shape == (6, 6)
+    with pytest.raises(RuntimeError, match=r"first\.weight"):
+        kept.sum()
+    pair.train(steps=1)
+    with pytest.raises(RuntimeError, match=r"first\.weight"):
+        kept.clone()
+
+
+def test_a_view_that_outlives_the_pass_cannot_be_read(ranks):
+    ranks(keep_across_the_step, world=2)

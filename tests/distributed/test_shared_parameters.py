@@ -1,0 +1,195 @@
+"""Parameters used more than once, elsewhere than in their owner's forward, or not at all."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from harness import Member
+from support import plans
+from support.blocks import HIDDEN, VOCABULARY, surprise, tokens
+from support.pair import Pair, naming, train_all
+from support.workload import Workload, vectors
+from torch import nn
+from torch.nn import functional as F
+
+import osdp
+
+
+class TiedHead(nn.Module):
+    """The head is a Linear that owns the embedding's weight too; `through` picks how it is read."""
+
+    def __init__(self, through: str) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, HIDDEN)
+        self.body = nn.Sequential(nn.Linear(HIDDEN, 14), nn.GELU(), nn.Linear(14, HIDDEN))
+        self.through = through
+        if through == "a module":
+            self.head = nn.Linear(HIDDEN, VOCABULARY, bias=False)
+            self.head.weight = self.embed.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.body(self.embed(x))
+        return self.head(h) if self.through == "a module" else F.linear(h, self.embed.weight)
+
+
+class Twice(nn.Module):
+    """One module called twice in a forward, with something else between, and a whole block called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.between = nn.Linear(6, 6)
+        self.block = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(torch.tanh(self.between(self.first(x))))
+        return self.block(torch.tanh(self.block(x)))
+
+
+class Recursive(nn.Module):
+    """A module that calls itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 5)
+        self.scale = nn.Parameter(torch.ones(5))
+
+    def forward(self, x: torch.Tensor, depth: int = 3) -> torch.Tensor:
+        if depth == 0:
+            return x
+        return self(torch.tanh(self.layer(x)) * self.scale, depth - 1)
+
+
+class Holder(nn.Module):
+    """Its forward never runs: the parent reads its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(7, 6))
+        self.bias = nn.Parameter(torch.randn(7))
+
+
+class ReadsAnother(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.held = Holder()
+        self.last = nn.Linear(7, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(F.linear(self.first(x), self.held.weight, self.held.bias)))
+
+
+class Unused(nn.Module):
+    """One layer is never used, and of another only the weight is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 7)
+        self.unused = nn.Linear(6, 7)
+        self.partial = nn.Linear(7, 7)
+        self.last = nn.Linear(7, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(F.linear(self.first(x), self.partial.weight)))
+
+
+class Branches(nn.Module):
+    """Which layers run, and in which order, depends on `step`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.left = nn.Linear(6, 6)
+        self.right = nn.Linear(6, 6)
+        self.last = nn.Linear(6, 4)
+        self.step = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        order = [[self.left], [self.right], [self.left, self.right], [self.right, self.left], []]
+        for layer in order[self.step % len(order)]:
+            x = torch.tanh(layer(x))
+        return self.last(x)
+
+
+WORKLOADS = {
+    "tied through a module": Workload(lambda: TiedHead("a module"), tokens, surprise),
+    "tied through the parent": Workload(lambda: TiedHead("the parent"), tokens, surprise),
+    "called twice": Workload(Twice, vectors(6, 6)),
+    "recursive": Workload(Recursive, vectors(5, 5)),
+    "read by the parent": Workload(ReadsAnother, vectors(6, 4)),
+    "not used": Workload(Unused, vectors(6, 4)),
+}
+
+
+def train(me: Member, name: str) -> None:
+    train_all(me, WORKLOADS[name], lambda d: plans.everything(d, mixtures=2))
+
+
+def accumulate(me: Member, name: str) -> None:
+    train_all(me, WORKLOADS[name], plans.uniform, steps=3, micros=2, no_sync=True)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_training_is_that_of_one_process(ranks, name, world):
+    ranks(train, name, world=world)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_accumulating_without_sync(ranks, name):
+    ranks(accumulate, name, world=2)
+
+
+def unused_stays_untouched(me: Member) -> None:
+    for mode in plans.MODES:
+        with naming(mode):
+            pair = Pair(me, WORKLOADS["not used"], mode)
+            before = pair.sharded.unused.weight.detach().clone()
+            bias = pair.sharded.partial.bias.detach().clone()
+            pair.train(steps=2)
+            pair.backward(pair.data(3))
+            assert pair.sharded.unused.weight.grad is None
+            assert pair.sharded.partial.bias.grad is None
+            pair.update()
+            assert torch.equal(pair.sharded.unused.weight, before)
+            assert torch.equal(pair.sharded.partial.bias, bias)
+            assert not pair.sharded_optimizer.state.get(pair.sharded.unused.weight)
+
+
+def test_an_unused_parameter_has_no_gradient_and_the_optimizer_leaves_it(ranks):
+    ranks(unused_stays_untouched, world=2)
+
+
+def branch_by_step(me: Member) -> None:
+    workload = Workload(Branches, vectors(6, 4))
+    model = workload.model(0, torch.float64)
+    described = osdp.describe(model, *workload.data(0, 2, torch.float64)[0])
+    for name, plan in plans.everything(described, mixtures=2).items():
+        with naming(name):
+            pair = Pair(me, workload, plan)
+            for step in range(10):
+                pair.whole.step = pair.sharded.step = step
+                with naming(f"step {step}"):
+                    pair.backward(pair.data(step))
+                    pair.same_gradients()
+                    pair.update()
+            pair.same_parameters()
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_branch_that_depends_on_the_step(ranks, world):
+    ranks(branch_by_step, world=world)
+
+
+def tied_names_stay(me: Member) -> None:
+    pair = Pair(me, WORKLOADS["tied through a module"])
+    assert pair.sharded.head.weight is pair.sharded.embed.weight
+    state = pair.sharded.state_dict()
+    assert torch.equal(state["head.weight"], state["embed.weight"])
+    assert state["head.weight"].shape == (VOCABULARY, HIDDEN)
+
+
+def test_tied_parameters_stay_one(ranks):
+    ranks(tied_names_stay, world=2)

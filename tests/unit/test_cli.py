@@ -1,0 +1,215 @@
+"""The command line: what it prints, and that every failure is one line and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from osdp.cli import main
+from osdp.description import ModelDescription
+from osdp.errors import InfeasibleError
+from osdp.hardware import Hardware
+from osdp.plan import Choice, Plan
+
+MODELS = """
+import torch
+from torch import nn
+import neighbour
+
+def build():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), torch.zeros(neighbour.BATCH, 8)
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        assert self.layer.weight.is_meta == neighbour.META
+    def forward(self, *, x, y):
+        return self.layer(x) + y
+
+def keywords():
+    return Named(), {"x": torch.zeros(2, 8), "y": torch.zeros(2, 8)}
+
+def bare():
+    return nn.Linear(3, 3)
+
+def broken():
+    raise KeyError("weights.bin")
+
+def nothing():
+    return 5
+"""
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> str:
+    (tmp_path / "cli_models.py").write_text(MODELS)
+    (tmp_path / "neighbour.py").write_text("BATCH = 3\nMETA = False\n")
+    sys.modules.pop("neighbour", None)
+    return str(tmp_path / "cli_models.py")
+
+
+@pytest.fixture
+def searched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Stands in for the search, which has its own tests: notes what it is asked, answers FULL_SHARD."""
+    asked: list[dict[str, Any]] = []
+
+    def search(description: ModelDescription, **options: Any) -> Plan:
+        asked.append({"description": description, **options})
+        if options["memory"] < 100:
+            raise InfeasibleError("no plan fits 64 B;\nthe smallest that fits is 1.00 KiB", 1024)
+        return Plan.uniform(description)
+
+    stub = types.ModuleType("osdp.searching")
+    stub.search = search  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "osdp.searching", stub)
+    return asked
+
+
+def fails(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith("osdp: ")
+    return err
+
+
+def test_search_passes_everything_on_and_writes_the_plan(
+    models: str, searched: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = tmp_path / "plan.json"
+    argv = [
+        "search",
+        "--module",
+        f"{models}:build",
+        "--memory",
+        "2GiB",
+        "--world-size",
+        "8",
+        "--hardware",
+        "a100-8",
+    ]
+    assert (
+        main([*argv, "--batch-size", "4", "--method", "dfs", "--granularity", "auto", "-o", str(plan)]) == 0
+    )
+    (asked,) = searched
+    assert (
+        asked["memory"] == 2**31 and asked["world_size"] == 8 and asked["hardware"] == Hardware.load("a100-8")
+    )
+    assert asked["batch_size"] == 4 and asked["method"] == "dfs" and asked["granularity"] == "auto"
+    assert asked["description"].sample_batch == 3
+    assert not {"cost", "precision", "checkpoint"} & set(asked), "what was not given is left to the search"
+    assert Plan.load(plan) == Plan.uniform(asked["description"])
+    assert "FULL_SHARD" in capsys.readouterr().out
+
+
+def test_search_prints_json_on_request(
+    models: str, searched: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["search", "--module", f"{models}:keywords", "--memory", "1GB", "--world-size", "1", "--json"]
+    assert main(argv) == 0
+    assert set(Plan.loads(capsys.readouterr().out).choices) == {"layer"}
+
+
+def test_search_can_build_on_the_meta_device(models: str, searched: list[dict[str, Any]]) -> None:
+    (Path(models).parent / "neighbour.py").write_text("BATCH = 3\nMETA = True\n")
+    assert (
+        main(["search", "--module", f"{models}:keywords", "--memory", "1GB", "--world-size", "1", "--meta"])
+        == 0
+    )
+    assert searched[0]["description"].sample_batch == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"--memory": "64B"}, "smallest that fits is 1.00 KiB"),
+        ({"--memory": "8"}, "is not a size"),
+        ({"--world-size": "0"}, "--world-size 0"),
+        ({"--hardware": "cray-1"}, "rtx-titan-8"),
+        ({"--module": "build"}, "write FILE.py:FUNCTION"),
+        ({"--module": "{}:missing"}, "no function 'missing'"),
+        ({"--module": "{}:broken"}, "KeyError: 'weights.bin'"),
+        ({"--module": "{}:nothing"}, "must return a model"),
+        ({"--module": "/nowhere/m.py:build"}, "no file /nowhere/m.py"),
+        ({"--module": "no.such.package:build"}, "ModuleNotFoundError"),
+        ({"-o": "/nowhere/plan.json"}, "/nowhere"),
+    ],
+)
+def test_bad_input_to_search_is_one_line(
+    models: str,
+    searched: list[dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, str],
+    says: str,
+) -> None:
+    options = {"--module": "{}:build", "--memory": "1GiB", "--world-size": "2"} | changes
+    argv = [word.format(models) for pair in options.items() for word in pair]
+    assert says in fails(capsys, "search", *argv)
+
+
+def test_search_for_real(models: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        import osdp.searching  # noqa: F401
+    except ImportError as error:
+        pytest.skip(f"the planner is not built: {error}")
+    plan = tmp_path / "plan.json"
+    argv = ["search", "--module", f"{models}:build", "--world-size", "2", "--hardware", "rtx-titan-8"]
+    assert main([*argv, "--memory", "1GiB", "-o", str(plan)]) == 0
+    found = Plan.load(plan)
+    assert set(found.choices) == {"0", "2"} and found.world_size == 2 and found.predicted is not None
+    assert found.predicted.peak_memory_bytes <= 2**30
+    assert "peak memory" in capsys.readouterr().out
+    assert "smallest that fits" in fails(capsys, *argv, "--memory", "100B")
+
+
+@pytest.mark.parametrize("argv", [[], ["search"], ["fly"], ["explain"], ["search", "--batch-size", "-3"]])
+def test_wrong_arguments_exit_with_2_and_show_the_usage(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == 2 and "usage: osdp" in capsys.readouterr().err
+
+
+def test_explain_shows_a_plan_and_the_difference_to_another(
+    models: str, searched: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    argv = ["search", "--module", f"{models}:build", "--memory", "1GB", "--world-size", "1", "-o", str(first)]
+    assert main(argv) == 0
+    plan = Plan.load(first)
+    plan.replace({"0": Choice("NO_SHARD")}).save(second)
+    capsys.readouterr()
+    assert main(["explain", str(first)]) == 0
+    assert capsys.readouterr().out == plan.explain()
+    assert main(["explain", str(first), "--diff", str(second)]) == 0
+    assert capsys.readouterr().out == "0: FULL_SHARD -> NO_SHARD\n"
+    assert main(["explain", str(first), "--diff", str(first)]) == 0
+    assert "the same" in capsys.readouterr().out
+
+
+def test_explain_of_what_is_no_plan_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    assert "nothing.json" in fails(capsys, "explain", str(tmp_path / "nothing.json"))
+    path.write_text('{"osdp": "plan", "version": 1, "choi')
+    assert "truncated" in fails(capsys, "explain", str(path))
+    path.write_text(Hardware.load("a100-8").dumps())
+    assert "not an osdp 'plan' file" in fails(capsys, "explain", str(path))
+    assert fails(capsys, "explain", str(tmp_path))
+
+
+def test_profile_writes_figures_that_load(
+    models: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "here.json"
+    assert main(["profile", "--seconds", "0.2", "--module", f"{models}:build", "-o", str(path)]) == 0
+    assert {"0", "2"} <= set(Hardware.load(path).gamma_s)
+    assert main(["profile", "--seconds", "0.1"]) == 0
+    assert json.loads(capsys.readouterr().out)["world_size"] == 1
+    assert "KeyError" in fails(capsys, "profile", "--seconds", "0.2", "--module", f"{models}:broken")
+    assert "seconds" in fails(capsys, "profile", "--seconds", "-1")

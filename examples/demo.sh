@@ -8,6 +8,7 @@ shift 2
 
 cores=$(nproc 2>/dev/null || echo 2)
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > ranks ? cores / ranks : 1))}
+export KINETO_LOG_LEVEL=${KINETO_LOG_LEVEL:-99} # the profiler announces every start and stop
 launch() { "$python" -m torch.distributed.run --standalone --nproc-per-node "$@"; }
 
 start=$SECONDS

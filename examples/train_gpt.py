@@ -89,7 +89,9 @@ def main(settings: Settings) -> None:
     hardware = measure(model, sample)
 
     title("search: the fastest plan under a memory limit")
-    plan = search_mixture(description, world_size=world, hardware=hardware, batch_size=settings.batch)
+    plan = search_mixture(
+        description, world_size=world, hardware=hardware, batch_size=settings.batch, checkpoint=False
+    )
     plan.save(out / "plan.json")
     say(plan.explain())
 
@@ -100,7 +102,12 @@ def main(settings: Settings) -> None:
     osdp.fully_shard(model, plan)
     optimizer = make_optimizer(model, settings)
     losses = train(
-        model, optimizer, text, settings, steps=steps, peak_memory=lambda: osdp.report(model).measured_peak_memory_bytes
+        model,
+        optimizer,
+        text,
+        settings,
+        steps=steps,
+        peak_memory=lambda: osdp.report(model).measured_peak_memory_bytes,
     )
     show_side_by_side(expected, losses)
 

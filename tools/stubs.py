@@ -18,7 +18,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def generate(folder: Path) -> dict[Path, str]:
     """The stubs, formatted as the rest of the code is: path in the repository -> text."""
-    command = [sys.executable, "-c", "import torch, sys; from pybind11_stubgen import main; main(sys.argv[1:])"]
+    command = [
+        sys.executable,
+        "-c",
+        "import torch, sys; from pybind11_stubgen import main; main(sys.argv[1:])",
+    ]
     options = ["--ignore-all-errors", "--output-dir", str(folder)]
     for module in MODULES:
         subprocess.run([*command, *options, module], check=True, stderr=subprocess.DEVNULL)
@@ -38,7 +42,9 @@ def main() -> int:
         print("pybind11-stubgen wrote no stub")
         return 1
     if "--check" in sys.argv[1:]:
-        stale = [str(p.relative_to(ROOT)) for p, text in stubs.items() if not p.exists() or p.read_text() != text]
+        stale = [
+            str(p.relative_to(ROOT)) for p, text in stubs.items() if not p.exists() or p.read_text() != text
+        ]
         if stale:
             print(f"not current: {', '.join(stale)}; run `make format` and commit them")
         return bool(stale)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from harness import Member
-from osdp.sharding import runtime_of
 from support import plans
 from support.pair import Pair, naming
 from support.workload import Workload, vectors
@@ -15,6 +14,7 @@ from torch import nn
 
 import osdp
 from osdp import _C
+from osdp.sharding import runtime_of
 
 SAMPLES = 4
 SLACK_BYTES = 24 * 1024  # rounding of single blocks, and the process group's own small tensors

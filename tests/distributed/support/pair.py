@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from harness import Member
-from osdp.sharding import runtime_of
 from torch import nn
 
 import osdp
+from osdp.sharding import runtime_of
 from support.workload import Batch, Workload
 
 SEED = 7

@@ -14,7 +14,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import distributed as dist
-from torch.distributed.distributed_c10d import _get_default_store, _register_process_group
+from torch._C._distributed_c10d import PrefixStore, _register_process_group
+from torch.distributed.distributed_c10d import GroupName, _get_default_store
 
 from osdp.errors import ProcessGroupError
 from osdp.together import Together
@@ -35,7 +36,7 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
     name = together.first(
         lambda: f"osdp/{dist.get_process_group_ranks(group)[0]}/{group.group_name}/{next(_count)}"
     )
-    store = dist.PrefixStore(f"{name}/", _get_default_store())
+    store = PrefixStore(f"{name}/", _get_default_store())
     kind = dist.get_backend(group)
     caller = group._get_backend(device)
     made = dist.ProcessGroup(store, together.rank, together.world_size)
@@ -45,8 +46,8 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
     elif kind == dist.Backend.NCCL:
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = caller.options._timeout
-        backend = dist.ProcessGroupNCCL(store, together.rank, together.world_size, options)
-        made._register_backend(device, dist.ProcessGroup.BackendType.NCCL, backend)
+        nccl = dist.ProcessGroupNCCL(store, together.rank, together.world_size, options)
+        made._register_backend(device, dist.ProcessGroup.BackendType.NCCL, nccl)
     else:
         raise ProcessGroupError(f"backend {kind!r} is not supported for {device.type}: use gloo or nccl")
     made._set_group_name(name)

@@ -253,8 +253,8 @@ def _install_calls(model: nn.Module, plan: Plan, index: dict[str, int], runtime:
         choice = plan.choices.get(operator.name)
         if choice is None or choice.mode == "NO_SHARD":
             continue
-        for module in operator.gather_at:
-            params_at.setdefault(module, []).extend(index[p.name] for p in operator.parameters)
+        for place in operator.gather_at:
+            params_at.setdefault(place, []).extend(index[p.name] for p in operator.parameters)
     held = [name for name, how in plan.recompute.items() if how == "hold"]
     for name, params in params_at.items():
         hold = any(name == block or name.startswith(f"{block}.") for block in held)
@@ -272,7 +272,7 @@ def _install_splits(model: nn.Module, plan: Plan, index: dict[str, int], runtime
         assert isinstance(linear, nn.Linear)  # describe gives a split_shape to nothing else
         source = runtime.source_of(index[_joined(name, "weight")])
         # The call is replaced, not the module: hooks, class, names and parameters stay.
-        linear.forward = ops.SplitCall(  # type: ignore[method-assign]
+        linear.forward = ops.SplitCall(
             linear.weight,
             linear.bias,
             linear.out_features,

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore, _register_process_group
-from torch.distributed.distributed_c10d import GroupName, _get_default_store
+from torch.distributed.distributed_c10d import _get_default_store
 
 from osdp.errors import ProcessGroupError
 from osdp.together import Together
@@ -50,6 +50,6 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
         made._register_backend(device, dist.ProcessGroup.BackendType.NCCL, nccl)
     else:
         raise ProcessGroupError(f"backend {kind!r} is not supported for {device.type}: use gloo or nccl")
-    made._set_group_name(name)
-    _register_process_group(name, made)
+    made._set_group_name(name)  # type: ignore[arg-type]
+    _register_process_group(name, made)  # type: ignore[arg-type]
     return made

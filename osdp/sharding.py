@@ -272,7 +272,7 @@ def _install_splits(model: nn.Module, plan: Plan, index: dict[str, int], runtime
         assert isinstance(linear, nn.Linear)  # describe gives a split_shape to nothing else
         source = runtime.source_of(index[_joined(name, "weight")])
         # The call is replaced, not the module: hooks, class, names and parameters stay.
-        linear.forward = ops.SplitCall(
+        linear.forward = ops.SplitCall(  # type: ignore[method-assign]
             linear.weight,
             linear.bias,
             linear.out_features,
@@ -286,7 +286,7 @@ def _install_splits(model: nn.Module, plan: Plan, index: dict[str, int], runtime
 def _install_recomputation(model: nn.Module, plan: Plan) -> None:
     for name in plan.recompute:
         block = model.get_submodule(name)
-        block.forward = functools.partial(_recomputed, block.forward)  # type: ignore[method-assign]
+        block.forward = functools.partial(_recomputed, block.forward)
 
 
 def _recomputed(forward: Any, *args: Any, **kwargs: Any) -> Any:

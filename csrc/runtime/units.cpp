@@ -1,6 +1,7 @@
 // Gather, release and reduce: what happens to a unit's memory.
 #include <ATen/Functions.h>
 
+#include "kernels/kernels.hpp"
 #include "runtime/graph_task.hpp"
 #include "runtime/runtime.hpp"
 
@@ -25,6 +26,19 @@ at::Tensor padded_chunk(const at::Tensor& rows, int64_t elements) {
   at::Tensor padded = at::zeros({elements}, rows.options());
   padded.narrow(0, 0, rows.numel()).copy_(rows);
   return padded;
+}
+
+// sum += addend, of one dtype and shape. On the lane's thread the compute threads must be left alone: the CPU
+// kernel is single-threaded, where torch's addition would open a pool of its own beside theirs.
+void add_on_lane(at::Tensor sum, const at::Tensor& addend) {
+  const bool plain = sum.is_cpu() && sum.is_contiguous() && addend.is_contiguous();
+  if (plain && (sum.scalar_type() == at::kFloat || sum.scalar_type() == at::kDouble)) {
+    const auto dtype = sum.scalar_type() == at::kFloat ? kernels::DType::Float32 : kernels::DType::Float64;
+    kernels::accumulate(kernels::Device::CPU, sum.mutable_data_ptr(), dtype, addend.const_data_ptr(), dtype,
+                        sum.numel(), 1.0);
+  } else {
+    sum.add_(addend);
+  }
 }
 
 bool is_small(const Slot& slot) { return slot.bytes() <= kSmallBytes; }
@@ -212,7 +226,7 @@ void Runtime::reduce(Unit& unit) {
           Slot& slot = *(*reductions)[i].slot;
           at::Tensor mean = means[i].narrow(0, 0, slot.range().count * slot.range().row_elements);
           if (slot.owner().split()) {
-            (*reductions)[i].target.add_(mean);
+            add_on_lane((*reductions)[i].target, mean);
             continue;
           }
           // Between the first reduction of a backward and leave(), this gradient is touched by the lane
@@ -220,7 +234,7 @@ void Runtime::reduce(Unit& unit) {
           at::Tensor& gradient = slot.owner().local_grad();
           at::Tensor shaped = mean.view(slot.owner().local().sizes());
           if (gradient.defined())
-            gradient.add_(shaped);
+            add_on_lane(gradient, shaped);
           else
             gradient = shaped;
         }

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 from harness import Member
-from osdp.sharding import runtime_of
 from support import blocks, plans
 from support.pair import Pair, close, naming
 from torch import nn
 
 import osdp
+from osdp.sharding import runtime_of
 
 
 def pairs(me: Member) -> Iterator[Pair]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from harness import Member
-from osdp.sharding import runtime_of
 from support import plans
 from support.pair import Pair, naming
 from support.workload import Workload, vectors
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+from osdp.sharding import runtime_of
 
 
 class Refusal(Exception):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from harness import Member
-from osdp.sharding import runtime_of
 from support import blocks, plans
 from support.pair import Pair, close, cut, naming
 from support.workload import Workload
 from torch import nn
 
 import osdp
+from osdp.sharding import runtime_of
 
 
 def load_into_every_placement(me: Member) -> None:

@@ -58,13 +58,13 @@ def train_frozen(me: Member, which: str) -> None:
         me,
         Workload(layers, vectors(6, 5)),
         lambda d: plans.everything(d, mixtures=2),
+        steps=3,
         prepare=freezing(*FROZEN[which]),
         optimizer=lambda parameters: adamw([p for p in parameters if p.requires_grad]),
     )
 
 
-@pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("which", FROZEN)
+@pytest.mark.parametrize(("which", "world"), [(which, 2 + i % 2) for i, which in enumerate(FROZEN)])
 def test_frozen(ranks, which, world):
     ranks(train_frozen, which, world=world)
 

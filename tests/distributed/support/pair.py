@@ -32,7 +32,7 @@ def naming(what: str) -> Iterator[None]:
     """Adds `what` to any error from inside, so that a failure of one of many configurations says which."""
     try:
         yield
-    except Exception as error:
+    except BaseException as error:  # also what pytest.raises raises when nothing was
         error.add_note(f"in: {what}")
         raise
 

@@ -1,36 +1,92 @@
-"""The planner's search (csrc/search)."""
+"""
+The planner's search (csrc/search). Use osdp.solve and osdp.search.
+"""
 
-from collections.abc import Sequence
-from typing import Any
+from __future__ import annotations
 
-ANY_TRANSIENT: int
+import collections.abc
+import typing
 
-class InvalidProblem(ValueError): ...
+__all__: list[str] = [
+    "ANY_TRANSIENT",
+    "InvalidProblem",
+    "Model",
+    "Operator",
+    "Request",
+    "Tensor",
+    "check",
+    "make_knapsack",
+    "proven_lower_bound",
+    "schedule",
+    "solve",
+]
 
 class Tensor:
-    def __init__(self, rows: int, row_bytes: int, trainable: bool, shardable: bool) -> None: ...
+    def __init__(
+        self,
+        rows: typing.SupportsInt | typing.SupportsIndex,
+        row_bytes: typing.SupportsInt | typing.SupportsIndex,
+        trainable: bool,
+        shardable: bool,
+    ) -> None: ...
 
 class Operator:
     name: str
-    tensors: list[Tensor]
-    split_tensor: int
-    out_features: int
-    in_features: int
-    calls: int
-    block: int
-    saved_bytes_per_sample: int
-    saved_bytes_fixed: int
-    compute_s_per_sample: float
-    compute_s_fixed: float
-    recompute_s_per_sample: float
+    def __init__(self) -> None: ...
+    @property
+    def block(self) -> int: ...
+    @block.setter
+    def block(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def calls(self) -> int: ...
+    @calls.setter
+    def calls(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def compute_s_fixed(self) -> float: ...
+    @compute_s_fixed.setter
+    def compute_s_fixed(self, arg0: typing.SupportsFloat | typing.SupportsIndex) -> None: ...
+    @property
+    def compute_s_per_sample(self) -> float: ...
+    @compute_s_per_sample.setter
+    def compute_s_per_sample(self, arg0: typing.SupportsFloat | typing.SupportsIndex) -> None: ...
+    @property
+    def in_features(self) -> int: ...
+    @in_features.setter
+    def in_features(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def out_features(self) -> int: ...
+    @out_features.setter
+    def out_features(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def recompute_s_per_sample(self) -> float: ...
+    @recompute_s_per_sample.setter
+    def recompute_s_per_sample(self, arg0: typing.SupportsFloat | typing.SupportsIndex) -> None: ...
+    @property
+    def saved_bytes_fixed(self) -> int: ...
+    @saved_bytes_fixed.setter
+    def saved_bytes_fixed(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def saved_bytes_per_sample(self) -> int: ...
+    @saved_bytes_per_sample.setter
+    def saved_bytes_per_sample(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def split_tensor(self) -> int: ...
+    @split_tensor.setter
+    def split_tensor(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
+    def tensors(self) -> list[Tensor]: ...
+    @tensors.setter
+    def tensors(self, arg0: collections.abc.Sequence[Tensor]) -> None: ...
 
 class Model:
     def __init__(
         self,
-        operators: Sequence[Operator],
-        blocks: Sequence[tuple[str, int, int]],
-        kinds: int,
-        input_bytes_per_sample: int,
+        operators: collections.abc.Sequence[Operator],
+        blocks: collections.abc.Sequence[
+            tuple[str, typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]
+        ],
+        kinds: typing.SupportsInt | typing.SupportsIndex,
+        input_bytes_per_sample: typing.SupportsInt | typing.SupportsIndex,
     ) -> None: ...
     @property
     def block_kinds(self) -> list[int]: ...
@@ -40,45 +96,70 @@ class Request:
         self,
         *,
         cost: str,
-        modes: Sequence[int],
-        granularities: Sequence[int],
-        optimizer_bytes_per_parameter_byte: int,
-        bucket_bytes: int,
-        slice_overhead_s: float,
-        ranks: int,
-        collectives: Sequence[tuple[float, float]],
-        optimizer_s_per_byte: float,
-        limit_bytes: int,
-        batches: Sequence[tuple[int, int]],
-        recompute: Sequence[int],
-        least_transient_bytes: int,
+        modes: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        granularities: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        optimizer_bytes_per_parameter_byte: typing.SupportsInt | typing.SupportsIndex,
+        bucket_bytes: typing.SupportsInt | typing.SupportsIndex,
+        slice_overhead_s: typing.SupportsFloat | typing.SupportsIndex,
+        ranks: typing.SupportsInt | typing.SupportsIndex,
+        collectives: collections.abc.Sequence[
+            tuple[typing.SupportsFloat | typing.SupportsIndex, typing.SupportsFloat | typing.SupportsIndex]
+        ],
+        optimizer_s_per_byte: typing.SupportsFloat | typing.SupportsIndex,
+        limit_bytes: typing.SupportsInt | typing.SupportsIndex,
+        batches: collections.abc.Sequence[
+            tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]
+        ],
+        recompute: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        least_transient_bytes: typing.SupportsInt | typing.SupportsIndex,
         depth_first: bool,
     ) -> None: ...
 
-def solve(
-    options: Sequence[Sequence[tuple[int, int]]],
-    limit: int,
-    method: str,
-    time_limit_s: float,
-    names: Sequence[str],
-) -> dict[str, Any]: ...
+class InvalidProblem(ValueError):
+    pass
+
 def check(
-    options: Sequence[Sequence[tuple[int, int]]],
-    limit: int,
-    choices: Sequence[int],
-    time: int,
-    memory: int,
-    lower_bound: int,
-    multiplier: tuple[int, int],
+    options: collections.abc.Sequence[
+        collections.abc.Sequence[
+            tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]
+        ]
+    ],
+    limit: typing.SupportsInt | typing.SupportsIndex,
+    choices: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    time: typing.SupportsInt | typing.SupportsIndex,
+    memory: typing.SupportsInt | typing.SupportsIndex,
+    lower_bound: typing.SupportsInt | typing.SupportsIndex,
+    multiplier: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
 ) -> str: ...
-def proven_lower_bound(
-    options: Sequence[Sequence[tuple[int, int]]], limit: int, multiplier: tuple[int, int]
-) -> int: ...
-def schedule(model: Model, request: Request, time_limit_s: float) -> dict[str, Any]: ...
 def make_knapsack(
     model: Model,
     request: Request,
-    batch: tuple[int, int],
-    recompute: Sequence[int],
-    transient_bytes: int,
-) -> dict[str, Any]: ...
+    batch: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
+    recompute: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    transient_bytes: typing.SupportsInt | typing.SupportsIndex,
+) -> dict: ...
+def proven_lower_bound(
+    options: collections.abc.Sequence[
+        collections.abc.Sequence[
+            tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]
+        ]
+    ],
+    limit: typing.SupportsInt | typing.SupportsIndex,
+    multiplier: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
+) -> int: ...
+def schedule(
+    model: Model, request: Request, time_limit_s: typing.SupportsFloat | typing.SupportsIndex
+) -> dict: ...
+def solve(
+    options: collections.abc.Sequence[
+        collections.abc.Sequence[
+            tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]
+        ]
+    ],
+    limit: typing.SupportsInt | typing.SupportsIndex,
+    method: str,
+    time_limit_s: typing.SupportsFloat | typing.SupportsIndex,
+    names: collections.abc.Sequence[str],
+) -> dict: ...
+
+ANY_TRANSIENT: int = 576460752303423488

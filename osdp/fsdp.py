@@ -100,7 +100,7 @@ class FullyShardedDataParallel(nn.Module):
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
         return self.module.named_buffers(*args, **kwargs)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The full state dict, on every rank. Collective."""
         return self.module.state_dict(*args, **kwargs)
 

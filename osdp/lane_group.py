@@ -10,11 +10,13 @@ the name from the number of groups that this rank happens to have. So the backen
 from __future__ import annotations
 
 import itertools
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import distributed as dist
-from torch.distributed.distributed_c10d import _get_default_store, _register_process_group
+from torch._C._distributed_c10d import PrefixStore, _register_process_group
+from torch.distributed.distributed_c10d import GroupName, _get_default_store
 
 from osdp.errors import ProcessGroupError
 from osdp.together import Together
@@ -35,10 +37,11 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
     name = together.first(
         lambda: f"osdp/{dist.get_process_group_ranks(group)[0]}/{group.group_name}/{next(_count)}"
     )
-    store = dist.PrefixStore(f"{name}/", _get_default_store())
+    store = PrefixStore(f"{name}/", _get_default_store())
     kind = dist.get_backend(group)
     caller = group._get_backend(device)
     made = dist.ProcessGroup(store, together.rank, together.world_size)
+    backend: Any
     if kind == dist.Backend.GLOO:
         backend = dist.ProcessGroupGloo(store, together.rank, together.world_size, caller.options._timeout)
         made._register_backend(device, dist.ProcessGroup.BackendType.GLOO, backend)
@@ -49,6 +52,6 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
         made._register_backend(device, dist.ProcessGroup.BackendType.NCCL, backend)
     else:
         raise ProcessGroupError(f"backend {kind!r} is not supported for {device.type}: use gloo or nccl")
-    made._set_group_name(name)
-    _register_process_group(name, made)
+    made._set_group_name(GroupName(name))
+    _register_process_group(GroupName(name), made)
     return made

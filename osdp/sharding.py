@@ -253,8 +253,8 @@ def _install_calls(model: nn.Module, plan: Plan, index: dict[str, int], runtime:
         choice = plan.choices.get(operator.name)
         if choice is None or choice.mode == "NO_SHARD":
             continue
-        for module in operator.gather_at:
-            params_at.setdefault(module, []).extend(index[p.name] for p in operator.parameters)
+        for place in operator.gather_at:
+            params_at.setdefault(place, []).extend(index[p.name] for p in operator.parameters)
     held = [name for name, how in plan.recompute.items() if how == "hold"]
     for name, params in params_at.items():
         hold = any(name == block or name.startswith(f"{block}.") for block in held)
@@ -286,7 +286,7 @@ def _install_splits(model: nn.Module, plan: Plan, index: dict[str, int], runtime
 def _install_recomputation(model: nn.Module, plan: Plan) -> None:
     for name in plan.recompute:
         block = model.get_submodule(name)
-        block.forward = functools.partial(_recomputed, block.forward)  # type: ignore[method-assign]
+        block.forward = functools.partial(_recomputed, block.forward)
 
 
 def _recomputed(forward: Any, *args: Any, **kwargs: Any) -> Any:

@@ -23,8 +23,8 @@ def show_full_state(model: nn.Module, sharded: Sharded) -> None:
         own = {key: name_of[id(p)] for key, p in module.named_parameters(recurse=False)}
         own = {key: name for key, name in own.items() if not sharded.is_whole(name)}
         if own:
-            module.register_state_dict_post_hook(_Saving(sharded, own))
-            module.register_load_state_dict_pre_hook(_Loading(sharded, own))
+            module.register_state_dict_post_hook(_Saving(sharded, own))  # type: ignore[no-untyped-call]
+            module.register_load_state_dict_pre_hook(_Loading(sharded, own))  # type: ignore[no-untyped-call]
 
 
 class _Saving:

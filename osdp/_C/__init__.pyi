@@ -1,0 +1,213 @@
+"""
+The C++ of osdp: kernels, the split matrix product, the sharding runtime.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import typing
+
+import torch
+
+from . import kernels
+
+__all__: list[str] = [
+    "CallHook",
+    "Mode",
+    "ParamSpec",
+    "Piece",
+    "Runtime",
+    "SplitCall",
+    "SplitSpec",
+    "UnitSpec",
+    "kernels",
+    "memory_live_bytes",
+    "memory_meter_install",
+    "memory_meter_installed",
+    "memory_peak_bytes",
+    "memory_reset_peak",
+    "register_source",
+    "shutdown",
+    "unregister_source",
+]
+
+class SplitCall:
+    """
+    A split matrix product over given parameters, called like nn.Linear.forward.
+    """
+    def __call__(self, input: torch.Tensor) -> torch.Tensor: ...
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        out_features: typing.SupportsInt | typing.SupportsIndex,
+        in_features: typing.SupportsInt | typing.SupportsIndex,
+        granularity: typing.SupportsInt | typing.SupportsIndex,
+        split: typing.Any,
+        source: typing.SupportsInt | typing.SupportsIndex = 0,
+    ) -> None: ...
+    def __repr__(self) -> str: ...
+    @property
+    def granularity(self) -> int: ...
+    @property
+    def source(self) -> int: ...
+    @property
+    def split(self) -> int: ...
+
+class Mode:
+    """
+    Members:
+
+      NO_SHARD
+
+      SHARD_GRAD_OP
+
+      FULL_SHARD
+    """
+
+    FULL_SHARD: typing.ClassVar[Mode]
+    NO_SHARD: typing.ClassVar[Mode]
+    SHARD_GRAD_OP: typing.ClassVar[Mode]
+    __members__: typing.ClassVar[dict[str, Mode]]
+    def __eq__(self, other: typing.Any) -> bool: ...
+    def __getstate__(self) -> int: ...
+    def __hash__(self) -> int: ...
+    def __index__(self) -> int: ...
+    def __init__(self, value: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def __int__(self) -> int: ...
+    def __ne__(self, other: typing.Any) -> bool: ...
+    def __repr__(self) -> str: ...
+    def __setstate__(self, state: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def __str__(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+
+class SplitSpec:
+    """
+    granularity slices along 'out' (0) or 'in' (1), the last `sharded` sharded
+    """
+    def __init__(
+        self,
+        granularity: typing.SupportsInt | typing.SupportsIndex,
+        sharded: typing.SupportsInt | typing.SupportsIndex,
+        dim: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None: ...
+
+class ParamSpec:
+    """
+    A parameter's name, its tensor (full, equal on all ranks) and its split
+    """
+    def __init__(self, name: str, tensor: torch.Tensor, split: SplitSpec | None = None) -> None: ...
+
+class UnitSpec:
+    """
+    Indices of parameters gathered and reduced together
+    """
+    def __init__(
+        self,
+        name: str,
+        mode: Mode,
+        params: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    ) -> None: ...
+
+class Piece:
+    """
+    A block of the full tensor and where it lies in the local one
+    """
+    def view(self, local: torch.Tensor) -> torch.Tensor:
+        """
+        This piece of a local-shaped tensor, as a view.
+        """
+    @property
+    def global_offsets(self) -> tuple: ...
+    @property
+    def replicated(self) -> bool: ...
+    @property
+    def sizes(self) -> tuple: ...
+
+class CallHook:
+    """
+    Forward hooks of one module
+    """
+    def after(self, arg0: typing.Any, arg1: tuple, arg2: dict, arg3: typing.Any) -> None: ...
+    def before(self, arg0: typing.Any, arg1: tuple, arg2: dict) -> None: ...
+
+class Runtime:
+    """
+    A training step of one sharded model; see csrc/runtime/runtime.hpp
+    """
+
+    sync: bool
+    def __init__(
+        self,
+        group: str,
+        device: torch.device,
+        params: collections.abc.Sequence[ParamSpec],
+        units: collections.abc.Sequence[UnitSpec],
+    ) -> None: ...
+    def add_call(
+        self,
+        module: str,
+        params: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        root: bool,
+        hold: bool,
+    ) -> CallHook: ...
+    def arena_bytes(self) -> int:
+        """
+        Bytes reserved to gather into
+        """
+    def clip_grad_norm(
+        self,
+        max_norm: typing.SupportsFloat | typing.SupportsIndex,
+        norm_type: typing.SupportsFloat | typing.SupportsIndex,
+    ) -> torch.Tensor: ...
+    def full_shape(self, param: typing.SupportsInt | typing.SupportsIndex) -> list[int]: ...
+    def gather_whole(
+        self, param: typing.SupportsInt | typing.SupportsIndex, local: torch.Tensor
+    ) -> torch.Tensor: ...
+    def gathered_bytes(self) -> int:
+        """
+        Bytes of full tensors that exist now
+        """
+    def pieces(self, param: typing.SupportsInt | typing.SupportsIndex) -> list[Piece]: ...
+    def reset_statistics(self) -> None: ...
+    def source_of(self, param: typing.SupportsInt | typing.SupportsIndex) -> int: ...
+    def statistics(self) -> dict: ...
+    def summon(self, with_grads: bool) -> None: ...
+    def take_local(
+        self, param: typing.SupportsInt | typing.SupportsIndex, full: torch.Tensor
+    ) -> torch.Tensor: ...
+    def unsummon(self, writeback: bool) -> None: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def step_seconds(self) -> list[float]:
+        """
+        Seconds between the beginnings of the last training forwards
+        """
+    @property
+    def summoned(self) -> bool: ...
+    @property
+    def world(self) -> int: ...
+
+def memory_live_bytes() -> int: ...
+def memory_meter_install() -> None: ...
+def memory_meter_installed() -> bool: ...
+def memory_peak_bytes() -> int: ...
+def memory_reset_peak() -> None: ...
+def register_source(source: typing.Any) -> int:
+    """
+    Registers an object with acquire(index, next), release(index) and put_grad(index, grad); returns its id.
+    """
+
+def shutdown() -> None:
+    """
+    Ends the communication threads.
+    """
+
+def unregister_source(id: typing.SupportsInt | typing.SupportsIndex) -> None:
+    """
+    Forgets a source. Unknown ids are ignored.
+    """

@@ -76,7 +76,8 @@ def _first_difference(a: Any, b: Any, path: str) -> str:
         return ""
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
         for index, (x, y) in enumerate(zip(a, b, strict=True)):
-            if found := _first_difference(x, y, f"{path}[{index}]"):
+            label = repr(x["name"]) if isinstance(x, dict) and "name" in x else index
+            if found := _first_difference(x, y, f"{path}[{label}]"):
                 return found
         return ""
     return "" if a == b else f"{path} is {b!r} there, {a!r} on rank 0"

@@ -1,6 +1,8 @@
 // What happens when gradients flow.
 #include <ATen/core/grad_mode.h>
 
+#include <utility>
+
 #include "runtime/graph_task.hpp"
 #include "runtime/hooks.hpp"
 #include "runtime/no_inference.hpp"
@@ -24,26 +26,32 @@ void Runtime::begin_backward() {
   at_end_of_graph_task(*this);
 }
 
-void Runtime::begin_call_backward(const std::vector<Unit*>& units) {
+void Runtime::begin_call_backward(const Call& call, Invocation* invocation) {
   NoInference no_inference;
   begin_backward();
-  for (Unit* unit : units) {
+  const bool reads = invocation && std::exchange(invocation->backward, backward_count_) != backward_count_;
+  for (Unit* unit : call.units) {
     unit->in_backward = true;
+    unit->readers += reads;
     use(*unit);
   }
 }
 
-// A unit with frozen parameters is read until the gradient of its call's inputs is made; its own gradients,
-// if it has any, may all be there before.
-void Runtime::inputs_done(const std::vector<Unit*>& units) {
-  if (!backward_) return;
-  for (Unit* unit : units) {
-    if (!unit->frozen_part() || unit->running > 0) continue;
-    const bool waits = unit->task == current_graph_task() && unit->arrived < unit->expected;
-    if (waits) continue;
-    unit->in_backward = false;
-    release(*unit);
+void Runtime::end_call_backward(const Call& call, Invocation& invocation) {
+  if (!backward_ || std::exchange(invocation.backward, -1) != backward_count_) return;
+  for (Unit* unit : call.units) {
+    --unit->readers;
+    release_after_backward(*unit);
   }
+}
+
+// Its calls under way have read it for the last time, and all gradients that this graph task makes for it are
+// there.
+void Runtime::release_after_backward(Unit& unit) {
+  const bool gradients_to_come = unit.task == current_graph_task() && unit.arrived < unit.expected;
+  if (unit.readers > 0 || unit.running > 0 || gradients_to_come) return;
+  unit.in_backward = false;
+  release(unit);
 }
 
 void Runtime::before_gradient(Parameter& param) {
@@ -70,11 +78,7 @@ void Runtime::after_gradient(Parameter& param) {
   param.tensor().mutable_grad().reset();
   if (gradient.defined()) add_pending(*place.slot, std::move(gradient));
   if (!all_arrived(unit)) return;
-  const bool still_read = unit.frozen_part() && unit.in_backward;
-  if (!still_read && unit.running == 0) {
-    unit.in_backward = false;
-    release(unit);
-  }
+  release_after_backward(unit);
   if (sync_)
     reduce(unit);
   else
@@ -85,10 +89,10 @@ void Runtime::after_gradient(Parameter& param) {
 // prefetched or held and not used, gradients kept under no_sync of parameters that this backward did not
 // reach.
 void Runtime::finish_units() {
-  for (Unit* unit : touched_)
-    if (unit->running == 0 && (unit->in_backward || !unit->keep)) release(*unit);
   for (const auto& unit : units_) {
+    if (unit->running == 0 && (unit->in_backward || !unit->keep)) release(*unit);
     unit->in_backward = false;
+    unit->readers = 0;
     if (sync_) {
       for (Slot& slot : unit->slots)
         if (!slot.pending.defined()) slot.pending = std::move(slot.unsynced), slot.unsynced = at::Tensor();
@@ -100,6 +104,17 @@ void Runtime::finish_units() {
   if (sync_) buckets_.flush();
 }
 
+// Note [Gradients kept under no_sync]
+// They are full and not the parameter's .grad, which has the shard's shape; yet zero_grad must drop them. So
+// the parameter gets a .grad (zeros, if it had none) that stands for them, and its state is noted: when it is
+// gone, or was zeroed, by the time the parameter goes inside again, what was kept is dropped too. Any other
+// change in between would have to be made to the kept gradients as well, and is refused.
+void Runtime::note_unsynced() {
+  for (const auto& unit : units_)
+    for (Slot& slot : unit->slots)
+      if (slot.unsynced.defined()) slot.owner().note_gradient();
+}
+
 void Runtime::finish_backward() {
   NoInference no_inference;
   at::NoGradGuard no_grad;
@@ -108,7 +123,9 @@ void Runtime::finish_backward() {
   reductions_.clear();
   buckets_.wait_all();
   backward_order_.end();
+  note_unsynced();
   backward_ = false;
+  ++backward_count_;
   if (stack_.empty()) leave();
 }
 
@@ -127,10 +144,12 @@ void Runtime::abort() noexcept {
     for (const auto& unit : units_) {
       release(*unit);
       unit->in_backward = false;
+      unit->readers = 0;
       unit->task = -1;
       for (Slot& slot : unit->slots) slot.pending.reset();
     }
     backward_ = false;
+    ++backward_count_;
     if (stack_.empty()) leave();
   } catch (const std::exception& e) {
     TORCH_WARN("OSDP: the model could not be put back after an exception: ", e.what());

@@ -3,15 +3,21 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <thread>
+
 namespace osdp::runtime {
 namespace {
 
 using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
 
+// Waits for each, and until nobody else holds it: gloo's thread lets go of a finished Work, and with it of
+// the tensors, only a moment after it has told so, and by then the next collective may have taken its memory.
 void wait_all(const Works& works) {
-  // With asyncOp = false NCCL launches on the current stream and returns no Work.
-  for (const auto& work : works)
-    if (work) work->wait();
+  for (const auto& work : works) {
+    if (!work) continue;  // with asyncOp = false NCCL launches on the current stream and returns no Work
+    work->wait();
+    for (int tries = 0; tries < 1000 && work.use_count() > 1; ++tries) std::this_thread::yield();
+  }
 }
 
 }  // namespace

@@ -20,19 +20,20 @@ void Runtime::enter(const std::vector<Unit*>& units) {
   for (Unit* unit : units)
     for (Slot& slot : unit->slots) {
       Parameter& p = slot.owner();
-      if (p.inside()) continue;
-      p.enter(p.split() ? at::Tensor() : slot.full());
-      inside_.push_back(&p);
-      // requires_grad may have been switched on since; the node must expect full gradients.
-      if (!p.accumulator && p.tensor().requires_grad()) install_gradient_hooks(*this, p);
+      if (!p.inside()) {
+        p.enter(p.split() ? at::Tensor() : slot.full());
+        inside_.push_back(&p);
+        // requires_grad may have been switched on since; the node must expect full gradients.
+        if (!p.accumulator && p.tensor().requires_grad()) install_gradient_hooks(*this, p);
+      }
+      if (slot.unsynced.defined() && p.gradient_dropped()) slot.unsynced.reset();
     }
 }
 
 void Runtime::leave() {
   for (Parameter* p : inside_) p->leave();
   inside_.clear();
-  touched_.clear();
-  if (gathered_bytes() == 0) arena_.settle();
+  if (gathered_bytes() == 0) arena_.trim();
 }
 
 void Runtime::open(Call& call) {
@@ -60,7 +61,7 @@ void Runtime::open(Call& call) {
 
 // Before the outermost call ends: what is still gathered and not kept for the backward goes.
 void Runtime::close(bool failed) {
-  for (Unit* unit : touched_)
+  for (const auto& unit : units_)
     if (failed || !unit->keep) release(*unit);
   if (!failed && root_forward_) forward_order_.end();
   root_forward_ = false;
@@ -82,12 +83,12 @@ void Runtime::begin_call(Call& call, const std::vector<at::Tensor>& inputs) {
     else
       open(call);
   }
-  stack_.push_back(&call);
+  stack_.push_back({&call, inputs.empty() ? nullptr : std::make_shared<Invocation>()});
   for (Unit* unit : call.units) {
     use(*unit);
     ++unit->running;
   }
-  watch_inputs(*this, call, inputs);
+  if (!inputs.empty()) watch_inputs(*this, call, inputs, stack_.back().invocation);
 }
 
 void Runtime::release_after_forward(Call& call, Unit& unit, bool failed) {
@@ -115,12 +116,14 @@ void Runtime::release_after_forward(Call& call, Unit& unit, bool failed) {
 
 void Runtime::end_call(Call& call, const std::vector<at::Tensor>& outputs, bool failed) {
   NoInference no_inference;
-  const auto found = std::find(stack_.rbegin(), stack_.rend(), &call);
-  if (found == stack_.rend()) return;  // its begin failed before it was noted
+  const bool begun =
+      std::any_of(stack_.begin(), stack_.end(), [&](const Frame& f) { return f.call == &call; });
+  if (!begun) return;  // its begin failed before it was noted
   // Calls above it never ended (an exception that hooks are not told of): they end now, failed.
-  while (stack_.back() != &call) end_call(*stack_.back(), {}, true);
+  while (stack_.back().call != &call) end_call(*stack_.back().call, {}, true);
+  const std::shared_ptr<Invocation> invocation = std::move(stack_.back().invocation);
   stack_.pop_back();
-  if (!failed && at::GradMode::is_enabled()) watch_outputs(*this, call, outputs);
+  if (!failed && at::GradMode::is_enabled()) watch_outputs(*this, call, outputs, invocation);
   for (Unit* unit : call.units)
     if (unit->running > 0) {
       --unit->running;

@@ -50,19 +50,21 @@ void install_gradient_hooks(Runtime& runtime, Parameter& param) {
   param.accumulator->add_post_hook(std::make_unique<AfterGradient>(runtime, param));
 }
 
-void watch_outputs(Runtime& runtime, const Call& call, const std::vector<at::Tensor>& outputs) {
+void watch_outputs(Runtime& runtime, const Call& call, const std::vector<at::Tensor>& outputs,
+                   const std::shared_ptr<Invocation>& invocation) {
   for (const at::Tensor& output : outputs)
     if (hookable(output))
-      output.register_hook([runtime = runtime.shared_from_this(), &call](const at::TensorBase&) {
-        runtime->begin_call_backward(call.units);
+      output.register_hook([runtime = runtime.shared_from_this(), &call, invocation](const at::TensorBase&) {
+        runtime->begin_call_backward(call, invocation.get());
       });
 }
 
-void watch_inputs(Runtime& runtime, const Call& call, const std::vector<at::Tensor>& inputs) {
+void watch_inputs(Runtime& runtime, const Call& call, const std::vector<at::Tensor>& inputs,
+                  const std::shared_ptr<Invocation>& invocation) {
   for (const at::Tensor& input : inputs)
     if (hookable(input))
-      input.register_hook([runtime = runtime.shared_from_this(), &call](const at::TensorBase&) {
-        runtime->inputs_done(call.units);
+      input.register_hook([runtime = runtime.shared_from_this(), &call, invocation](const at::TensorBase&) {
+        runtime->end_call_backward(call, *invocation);
       });
 }
 

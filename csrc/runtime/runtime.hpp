@@ -62,8 +62,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   // --- backward (backward.cpp)
   void begin_backward();
-  void begin_call_backward(const std::vector<Unit*>& units);
-  void inputs_done(const std::vector<Unit*>& units);
+  void begin_call_backward(const Call& call, Invocation* invocation);
+  void end_call_backward(const Call& call, Invocation& invocation);
   void before_gradient(Parameter& param);
   void after_gradient(Parameter& param);
   void finish_backward();
@@ -121,7 +121,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void release_after_forward(Call& call, Unit& unit, bool failed);
   void open(Call& call);
   void close(bool failed);
+  void release_after_backward(Unit& unit);
   void finish_units();
+  void note_unsynced();
   std::vector<at::Tensor> local_gradients(bool replicated) const;
 
   std::shared_ptr<Collectives> collectives_;
@@ -138,14 +140,18 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   Order forward_order_;
   Order backward_order_;
-  std::vector<Call*> stack_;        // forward calls under way
+  struct Frame {
+    Call* call;
+    std::shared_ptr<Invocation> invocation;  // null unless it reads frozen parameters that train others
+  };
+  std::vector<Frame> stack_;        // forward calls under way
   std::vector<Parameter*> inside_;  // parameters that are inside
-  std::vector<Unit*> touched_;      // units gathered since the outermost forward or backward began
   std::vector<Ticket> reductions_;  // of this backward
   int64_t epoch_ = 0;               // counts outermost forwards: what was gathered in an earlier one is stale
   bool grad_forward_ = false;       // the outermost forward records a graph
   bool root_forward_ = false;       // the outermost forward is the model's, not a submodule's by itself
   bool backward_ = false;
+  int64_t backward_count_ = 0;
   bool sync_ = true;
   bool summoned_ = false;
   std::vector<at::Tensor> summoned_local_, summoned_grad_;

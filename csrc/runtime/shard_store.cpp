@@ -88,6 +88,19 @@ at::Tensor& Parameter::ensure_local_grad() {
   return grad;
 }
 
+void Parameter::note_gradient() { noted_version_ = static_cast<int64_t>(ensure_local_grad()._version()); }
+
+bool Parameter::gradient_dropped() {
+  const at::Tensor& gradient = local_grad();
+  if (!gradient.defined()) return true;
+  if (static_cast<int64_t>(gradient._version()) == noted_version_) return false;
+  TORCH_CHECK(!gradient.any().item<bool>(), "OSDP: the gradient of parameter '", name_,
+              "' was changed between a backward under no_sync and the one that reduces. Clip or scale "
+              "gradients after "
+              "the last micro-batch's backward, outside of no_sync.");
+  return true;
+}
+
 void Parameter::enter(const at::Tensor& full) {
   if (inside_) return;
   aside_ = tensor_.variable_data();

@@ -74,6 +74,11 @@ class Parameter {
   // local_grad(), made of zeros where there is none.
   at::Tensor& ensure_local_grad();
 
+  // Remembers the state of the local gradient, made of zeros where there is none; and whether it was since
+  // taken away or zeroed. Throws when it was changed otherwise. See Note [Gradients kept under no_sync].
+  void note_gradient();
+  bool gradient_dropped();
+
   void enter(const at::Tensor& full);  // outside -> inside. `full` may be undefined for a split weight
   void leave();                        // inside -> outside
   void show(const at::Tensor& data);   // replaces the data shown, for summon_full_params
@@ -97,6 +102,7 @@ class Parameter {
   bool inside_ = false;
   at::Tensor aside_;       // the local tensor, while inside
   at::Tensor aside_grad_;  // and its gradient
+  int64_t noted_version_ = -1;
 };
 
 // One full tensor that is gathered from the ranks' rows: a sharded parameter, or one sharded slice of a split

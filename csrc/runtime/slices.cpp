@@ -65,6 +65,9 @@ void Runtime::put_slice_gradient(int64_t param, int64_t slice, at::Tensor gradie
     p.ensure_local_grad().narrow(0, slice * rows, rows).add_(gradient);
     return;
   }
+  // One gradient leaves while the next is made, not more: where the input needs no gradient, no slice is
+  // asked for in between that would wait its turn behind the reduction.
+  if (!reductions_.empty()) reductions_.back().wait();
   Unit& unit = *place.slices[slice - whole];
   add_pending(unit.slots[0], std::move(gradient));
   if (sync_)

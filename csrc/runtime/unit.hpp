@@ -30,6 +30,7 @@ struct Unit {
   int64_t running = 0;     // forward calls under way that use it
   int64_t calls_seen = 0;  // distinct calls that used it since it was gathered, of calls.size()
   bool in_backward = false;
+  int64_t readers = 0;  // calls under backward that may still read its frozen parameters; see Invocation
   bool keep = false;
   bool held = false;
 
@@ -48,6 +49,15 @@ struct Unit {
       if (!slot.owner().tensor().requires_grad()) return true;
     return false;
   }
+};
+
+// Note [Frozen parameters]
+// A trainable parameter is last read before its gradient is made. A frozen one has no gradient to tell: it is
+// read until the gradients of its call's inputs are made. So each call of units with frozen parameters is
+// followed by itself: its backward begins at the first gradient of an output and ends with the gradients of
+// its inputs, which may be the outputs of another call of the same unit.
+struct Invocation {
+  int64_t backward = -1;  // the backward in which it has begun and not ended; see Runtime::backward_count_
 };
 
 // A module whose call gathers units.

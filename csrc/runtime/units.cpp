@@ -140,7 +140,6 @@ void Runtime::gather(Unit& unit) {
   for (Call* call : unit.calls)
     for (size_t i = 0; i < call->units.size(); ++i)
       if (call->units[i] == &unit) call->seen[i] = 0;
-  touched_.push_back(&unit);
   ++statistics_.gathers;
   statistics_.gathered_bytes += static_cast<int64_t>(unit.bytes());
 }
@@ -219,6 +218,7 @@ void Runtime::reduce(Unit& unit) {
   }
   if (reductions->empty()) return;
   ++statistics_.reductions;
+  arena_.trim();  // see Note [Blocks that come and go]
   reductions_.push_back(
       lane_->submit(unit.name + " reduce-scatter", [collectives = collectives_, reductions] {
         std::vector<at::Tensor> means = reduce_now(*collectives, *reductions);

@@ -56,11 +56,16 @@ def predict(
     found: Mapping[str, Any],
     *,
     world_size: int,
-    peak_bytes: int,
+    sum_bytes: int,
     recompute: Mapping[str, str],
+    optimizer_copies: int | None,
 ) -> Prediction:
-    """The prediction of what `_search.schedule` found; `peak_bytes` with the transients of the plan's
-    units."""
+    """The prediction of what `_search.schedule` found.
+
+    `sum_bytes`: everything that the search adds up, with the transients of the plan's units. `optimizer_copies`: the
+    optimizer's state in units of the parameters, to tell gradients from the rest of the state; None takes the sum for
+    the peak (the paper's model).
+    """
     knapsack, batch, times = found["knapsack"], found["batch_size"], found["accumulation"]
     chosen = dict(zip(knapsack["operators"], found["solution"]["choices"], strict=True))
     lists = dict(zip(knapsack["operators"], knapsack["candidates"], strict=True))
@@ -89,6 +94,9 @@ def predict(
             reason=reason_for(o, lists[i], c, times=times, price_ps_per_byte=price[0] / price[1]),
         )
     step = found["step_ps"] * PS
+    peak_bytes = sum_bytes
+    if optimizer_copies is not None and times == 1:
+        peak_bytes -= _never_together(description, operators, optimizer_copies)
     return Prediction(
         step_time_s=step,
         throughput=world_size * batch * times / step if step > 0 else float("inf"),
@@ -98,6 +106,36 @@ def predict(
         optimizer_s=optimizer,
         operators=operators,
     )
+
+
+def _never_together(
+    description: ModelDescription, operators: Mapping[str, OperatorPrediction], optimizer_copies: int
+) -> int:
+    """Bytes by which the sum of all activations and gradients exceeds the most that exists at one time.
+
+    Backward frees an operator's activations as it makes its gradients: while operator j runs backward there are the
+    activations of the operators up to j and the gradients of those from j on. Holds for one micro-batch and gradients
+    that are not kept from step to step (`zero_grad()` sets them to None).
+    """
+    saved = [operators[o.name].saved_bytes for o in description.operators]
+    gradients = [
+        _gradient_bytes(o, operators[o.name].state_bytes, optimizer_copies) for o in description.operators
+    ]
+    before, after, most = 0, sum(gradients), sum(gradients)
+    for activation, gradient in zip(saved, gradients, strict=True):
+        before += activation
+        most = max(most, before + after)
+        after -= gradient
+    return sum(saved) + sum(gradients) - most
+
+
+def _gradient_bytes(o: Operator, state_bytes: int, optimizer_copies: int) -> int:
+    """Of `state_bytes` (parameters, and for what trains gradients and optimizer state) the gradients."""
+    elements = sum(p.elements for p in o.parameters)
+    if elements == 0:
+        return 0
+    trained = sum(p.elements for p in o.parameters if p.trainable) / elements
+    return int(state_bytes * trained / (1 + trained * (1 + optimizer_copies)))
 
 
 def reason_for(

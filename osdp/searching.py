@@ -9,7 +9,14 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from osdp import _search
-from osdp.costing import RECOMPUTE_CODES, choose_space, largest_untraced_unit, make_model, make_request
+from osdp.costing import (
+    OPTIMIZER_STATE,
+    RECOMPUTE_CODES,
+    choose_space,
+    largest_untraced_unit,
+    make_model,
+    make_request,
+)
 from osdp.description import ModelDescription
 from osdp.errors import InfeasibleError, InvalidProblemError, PlanMismatchError
 from osdp.hardware import Hardware
@@ -206,7 +213,13 @@ def search(
         cost=cost,
         memory_limit_bytes=limit,
         predicted=predict(
-            description, machine, found, world_size=ranks, peak_bytes=peak, recompute=recompute
+            description,
+            machine,
+            found,
+            world_size=ranks,
+            sum_bytes=peak,
+            recompute=recompute,
+            optimizer_copies=OPTIMIZER_STATE[optimizer] if cost == "osdp" else None,
         ),
         certificate=_certificate(found, limit),
     )

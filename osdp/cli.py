@@ -154,7 +154,8 @@ def _profile(arguments: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
 
-    from osdp.profiling import Ranks, profile
+    from osdp.profiling import each, profile
+    from osdp.together import Together
 
     distributed = "RANK" in os.environ and "WORLD_SIZE" in os.environ  # torchrun
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -168,9 +169,9 @@ def _profile(arguments: argparse.Namespace) -> None:
     try:
         hardware: Hardware
         if arguments.module:
-            ranks = Ranks(None, dist.get_world_size() if distributed else 1)
-            model, args, kwargs = ranks.each(
-                "building the model", lambda: _build(arguments.module, meta=False)
+            ranks = Together()
+            model, args, kwargs = each(
+                ranks, "building the model", lambda: _build(arguments.module, meta=False)
             )
             hardware = profile(model.to(device), *args, seconds=arguments.seconds, **kwargs)
         else:

@@ -20,6 +20,7 @@ from osdp.gamma import Gamma, measure_gamma
 from osdp.generators import generators_kept
 from osdp.hardware import Hardware
 from osdp.measuring import device_memory, measure_collectives, measure_flops, measure_optimizer
+from osdp.together import Together
 from osdp.tracing import describe
 
 T = TypeVar("T")
@@ -48,55 +49,32 @@ def profile(
 
     >>> osdp.profile(model, tokens).all_reduce.beta_s_per_byte
     """
-    if group is None and not (dist.is_available() and dist.is_initialized()):
-        ranks = Ranks(None, 1)
-    else:
-        ranks = Ranks(group, dist.get_world_size(group))
-        if dist.get_rank(group) < 0:
-            raise ProfileError(
-                "this process is not a rank of the group to profile: only its ranks may call profile"
-            )
+    ranks = Together(group)
+    if ranks.rank < 0:
+        raise ProfileError(
+            "this process is not a rank of the group to profile: only its ranks may call profile"
+        )
     with torch.no_grad():
         return _profile(ranks, model_or_desc, args, kwargs, seconds)
 
 
-class Ranks:
-    """The ranks that profile together. `world` 1 needs no process group."""
-
-    def __init__(self, group: dist.ProcessGroup | None, world: int) -> None:
-        self.group = group
-        self.world = world
-
-    def each(self, what: str, job: Callable[[], T]) -> T:
-        """This rank's `job()`, which must not communicate; ProfileError on all ranks if it fails on any."""
-        # Note [Failing together]
-        # A rank that fails between two collectives would leave the others waiting. So local work is done
-        # under this, which ends in an exchange that every rank reaches, with its error if it has one.
-        result: T | None = None
-        cause: Exception | None = None
-        try:
-            result = job()
-        except Exception as error:
-            cause = error
-        reports = self.gather("" if cause is None else f"{type(cause).__name__}: {cause}")
-        failed = [(rank, text) for rank, text in enumerate(reports) if text]
-        if failed:
-            rank, text = failed[0]
-            others = f" (and {len(failed) - 1} more ranks)" if len(failed) > 1 else ""
-            raise ProfileError(f"rank {rank}{others} failed while {what}: {text}") from cause
-        return result  # type: ignore[return-value]
-
-    def gather(self, text: str) -> list[str]:
-        """Every rank's `text`, by rank."""
-        if self.world == 1:
-            return [text]
-        texts: list[Any] = [None] * self.world
-        dist.all_gather_object(texts, text, group=self.group)
-        return texts
+def each(ranks: Together, what: str, job: Callable[[], T]) -> T:
+    """This rank's `job()`, which must not communicate; the same ProfileError on all ranks where it fails on any."""
+    result: T | None = None
+    cause: Exception | None = None
+    try:
+        result = job()
+    except Exception as error:
+        cause = error
+    reports = ranks.all("" if cause is None else f"{type(cause).__name__}: {cause}")
+    for rank, text in enumerate(reports):
+        if text:
+            raise ProfileError(f"rank {rank} failed while {what}: {text}") from cause
+    return result  # type: ignore[return-value]
 
 
 def _profile(
-    ranks: Ranks, subject: nn.Module | ModelDescription | None, args: Any, kwargs: Any, seconds: float
+    ranks: Together, subject: nn.Module | ModelDescription | None, args: Any, kwargs: Any, seconds: float
 ) -> Hardware:
     def prepare() -> tuple[torch.device, ModelDescription | None]:
         if not 0 < seconds < 1e6:
@@ -107,9 +85,9 @@ def _profile(
             raise TypeError(f"expected a module or a ModelDescription, got {type(subject).__name__}")
         return _model_device(subject, ranks), describe(subject, *args, **kwargs)
 
-    device, description = ranks.each("preparing to profile", prepare)
+    device, description = each(ranks, "preparing to profile", prepare)
     real = isinstance(subject, nn.Module) and bool(args or kwargs) and not _on_meta(subject)
-    kinds = ranks.gather(
+    kinds = ranks.all(
         json.dumps([str(device.type), real, [o.name for o in description.operators] if description else []])
     )
     if len(set(kinds)) > 1:
@@ -119,7 +97,7 @@ def _profile(
             f"{kinds[0][:200]} and {kinds[other][:200]}"
         )
     try:
-        costs = measure_collectives(device, ranks.group, ranks.world, seconds * 0.35)
+        costs = measure_collectives(device, ranks.group, ranks.world_size, seconds * 0.35)
     except Exception as error:  # every rank's collectives fail when one's do
         raise ProfileError(
             f"a collective failed while it was measured: {type(error).__name__}: {error}"
@@ -130,7 +108,7 @@ def _profile(
             flops = measure_flops(device, seconds * 0.1)
             return {"seconds_per_flop": 1 / flops, "optimizer": measure_optimizer(device, seconds * 0.1)}
 
-    rates = _mean(ranks, ranks.each("timing matrix products and the optimizer", measure_locally))
+    rates = _mean(ranks, each(ranks, "timing matrix products and the optimizer", measure_locally))
     gamma = Gamma({}, {}, {})
     if real:
         assert isinstance(subject, nn.Module) and description is not None
@@ -139,19 +117,19 @@ def _profile(
         def measure_operators() -> Gamma:
             return measure_gamma(subject, args, kwargs, kinds_of, device, seconds * 0.45)
 
-        mine = ranks.each("timing the model's operators", measure_operators)
+        mine = each(ranks, "timing the model's operators", measure_operators)
         gamma = Gamma(*(_mean(ranks, part) for part in asdict(mine).values()))
     elif description is not None:
         forward = {o.name: o.flops_per_sample * rates["seconds_per_flop"] for o in description.operators}
         gamma = Gamma({n: (1 + _BACKWARD) * t for n, t in forward.items()}, {}, forward)
-    hosts = ranks.gather(socket.gethostname())
-    backend = dist.get_backend(ranks.group) if ranks.world > 1 else "no collectives"
+    hosts = ranks.all(socket.gethostname())
+    backend = dist.get_backend(ranks.group) if ranks.world_size > 1 else "no collectives"
     mine_text = Hardware(
-        name=f"{ranks.world} x {_device_name(device)}",
-        source=f"measured by osdp.profile on {datetime.date.today()}: {ranks.world} ranks on "
+        name=f"{ranks.world_size} x {_device_name(device)}",
+        source=f"measured by osdp.profile on {datetime.date.today()}: {ranks.world_size} ranks on "
         f"{len(set(hosts))} hosts, {backend}, torch {torch.__version__}",
         device=device.type,
-        world_size=ranks.world,
+        world_size=ranks.world_size,
         memory_bytes=device_memory(device, max(hosts.count(h) for h in hosts)),
         all_gather=costs[0],
         reduce_scatter=costs[1],
@@ -162,7 +140,7 @@ def _profile(
         gamma_fixed_s=gamma.fixed_s,
         recompute_s=gamma.forward_s,
     ).dumps()
-    return Hardware.loads(ranks.gather(mine_text)[0])  # rank 0's, to the last digit
+    return Hardware.loads(ranks.all(mine_text)[0])  # rank 0's, to the last digit
 
 
 def _likeness(operator: Operator) -> tuple[object, ...]:
@@ -172,18 +150,18 @@ def _likeness(operator: Operator) -> tuple[object, ...]:
     return (operator.kind, shapes, operator.calls, *work)
 
 
-def _mean(ranks: Ranks, mine: dict[str, float]) -> dict[str, float]:
+def _mean(ranks: Together, mine: dict[str, float]) -> dict[str, float]:
     """The mean over ranks of every entry."""
-    tables = [json.loads(text) for text in ranks.gather(json.dumps(mine))]
+    tables = [json.loads(text) for text in ranks.all(json.dumps(mine))]
     names = dict.fromkeys(name for table in tables for name in table)
-    return {name: sum(table.get(name, 0.0) for table in tables) / ranks.world for name in names}
+    return {name: sum(table.get(name, 0.0) for table in tables) / ranks.world_size for name in names}
 
 
 def _on_meta(model: nn.Module) -> bool:
     return any(p.is_meta for p in model.parameters())
 
 
-def _model_device(model: nn.Module, ranks: Ranks) -> torch.device:
+def _model_device(model: nn.Module, ranks: Together) -> torch.device:
     devices = {p.device for p in model.parameters()}
     if _on_meta(model):
         return _group_device(ranks)
@@ -192,9 +170,9 @@ def _model_device(model: nn.Module, ranks: Ranks) -> torch.device:
     return devices.pop()
 
 
-def _group_device(ranks: Ranks) -> torch.device:
+def _group_device(ranks: Together) -> torch.device:
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if accelerator is None or (ranks.world > 1 and "nccl" not in dist.get_backend(ranks.group)):
+    if accelerator is None or (ranks.world_size > 1 and "nccl" not in dist.get_backend(ranks.group)):
         return torch.device("cpu")
     return torch.device(accelerator.type, torch.accelerator.current_device_index())
 

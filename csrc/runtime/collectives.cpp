@@ -58,34 +58,23 @@ void Collectives::reduce_scatter_mean(std::vector<at::Tensor> outputs, std::vect
   wait_all(works);
 }
 
-void Collectives::all_reduce_mean(std::vector<at::Tensor> tensors) {
+void Collectives::all_reduce(const std::vector<at::Tensor>& tensors, c10d::ReduceOp::RedOpType operation) {
   if (world_ == 1) return;
   c10d::AllreduceOptions options;
-  options.reduceOp = c10d::ReduceOp::AVG;
+  options.reduceOp = operation;
   options.asyncOp = false;
   Works works;
-  for (at::Tensor& tensor : tensors) {
+  for (const at::Tensor& tensor : tensors) {
     std::vector<at::Tensor> one{tensor};
     works.push_back(backend_->allreduce(one, options));
   }
   wait_all(works);
 }
 
-void Collectives::all_reduce_sum(at::Tensor tensor) {
-  if (world_ == 1) return;
-  std::vector<at::Tensor> one{std::move(tensor)};
-  c10d::AllreduceOptions options;
-  options.asyncOp = false;
-  wait_all({backend_->allreduce(one, options)});
+void Collectives::all_reduce_mean(const std::vector<at::Tensor>& tensors) {
+  all_reduce(tensors, c10d::ReduceOp::AVG);
 }
-
-void Collectives::all_reduce_max(at::Tensor tensor) {
-  if (world_ == 1) return;
-  std::vector<at::Tensor> one{std::move(tensor)};
-  c10d::AllreduceOptions options;
-  options.reduceOp = c10d::ReduceOp::MAX;
-  options.asyncOp = false;
-  wait_all({backend_->allreduce(one, options)});
-}
+void Collectives::all_reduce_sum(const at::Tensor& tensor) { all_reduce({tensor}, c10d::ReduceOp::SUM); }
+void Collectives::all_reduce_max(const at::Tensor& tensor) { all_reduce({tensor}, c10d::ReduceOp::MAX); }
 
 }  // namespace osdp::runtime

@@ -4,13 +4,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <string>
 #include <vector>
-
-namespace c10d {
-class Backend;
-}
 
 namespace osdp::runtime {
 
@@ -30,11 +27,14 @@ class Collectives {
   // outputs[i] (flat, n_i) becomes the mean over the ranks of this rank's chunk of inputs[i] (flat, world *
   // n_i).
   void reduce_scatter_mean(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs);
-  void all_reduce_mean(std::vector<at::Tensor> tensors);  // in place, contiguous
-  void all_reduce_sum(at::Tensor tensor);
-  void all_reduce_max(at::Tensor tensor);
+  // In place, contiguous.
+  void all_reduce_mean(const std::vector<at::Tensor>& tensors);
+  void all_reduce_sum(const at::Tensor& tensor);
+  void all_reduce_max(const at::Tensor& tensor);
 
  private:
+  void all_reduce(const std::vector<at::Tensor>& tensors, c10d::ReduceOp::RedOpType operation);
+
   c10::intrusive_ptr<c10d::Backend> backend_;
   int64_t rank_;
   int64_t world_;

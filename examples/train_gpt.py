@@ -90,7 +90,12 @@ def main(settings: Settings) -> None:
 
     title("search: the fastest plan under a memory limit")
     plan = search_mixture(
-        description, world_size=world, hardware=hardware, batch_size=settings.batch, checkpoint=False
+        description,
+        world_size=world,
+        hardware=hardware,
+        batch_size=settings.batch,
+        modes=("NO_SHARD", "FULL_SHARD"),  # the paper's; "auto" also knows SHARD_GRAD_OP
+        checkpoint=False,
     )
     plan.save(out / "plan.json")
     say(plan.explain())

@@ -7,6 +7,7 @@ Built on DCP's public planner interface, so the files are ordinary DCP files, wh
 from __future__ import annotations
 
 import dataclasses
+import enum
 import io
 import os
 import pickle
@@ -216,8 +217,22 @@ _METADATA_TYPES = {
 }
 
 
+def _enum_member(cls: object, name: object) -> enum.Enum:
+    """What getattr does for an enum's member, which is how some releases of Python 3.11 pickle it; nothing else."""
+    if (
+        isinstance(cls, type)
+        and issubclass(cls, enum.Enum)
+        and isinstance(name, str)
+        and name in cls.__members__
+    ):
+        return cls[name]
+    raise FormatError(f"{METADATA_NAME} takes an attribute that is not an enumeration's member")
+
+
 class _MetadataUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _enum_member
         if module.partition(".")[0] == "pathlib" and name.endswith("Path"):
             return (
                 os.path.join

@@ -14,6 +14,7 @@ import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 import osdp.checkpoint_state
 from osdp import FormatError, ShardingError
@@ -416,6 +417,26 @@ def test_a_table_that_would_run_code_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="has no use for"):
         load(*trained(), tmp_path / "step")
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_table_may_name_members_of_enumerations_by_getattr(tmp_path: Path) -> None:
+    """Python 3.11.2 pickles them so; no other attribute may be taken that way."""
+    encoding = _MEM_FORMAT_ENCODING
+
+    class Attribute:
+        def __init__(self, owner: object, name: str) -> None:
+            self.call = (getattr, (owner, name))
+
+        def __reduce__(self) -> tuple[object, ...]:
+            return self.call
+
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Attribute(encoding, "TORCH_CONTIGUOUS_FORMAT")))
+    with pytest.raises(FormatError, match="not a table of tensors"):  # read, and found to be only that
+        read_metadata(tmp_path)
+    for owner, name in ((torch.Size, "count"), (encoding, "__class__"), (encoding, "mro")):
+        (tmp_path / ".metadata").write_bytes(pickle.dumps(Attribute(owner, name)))
+        with pytest.raises(FormatError, match="not an enumeration's member"):
+            read_metadata(tmp_path)
 
 
 def other_shape() -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -36,7 +36,7 @@ class Progress:
             return
         rate = self.characters * step / (time.perf_counter() - self.start)
         memory = f"   peak memory {size(peak_memory_bytes)}" if peak_memory_bytes is not None else ""
-        line = f"step {step:4d}/{self.steps}   loss {loss:.4f}   {rate:6.0f} characters/s{memory}"
+        line = f"step {step:4d}/{self.steps}   loss {loss:.4f}   {rate:6.0f} tokens/s{memory}"
         if self.terminal:
             print(f"\r{line}", end="\n" if step == self.steps else "", flush=True)
         elif step == 1 or step % self.every == 0 or step == self.steps:

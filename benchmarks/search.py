@@ -68,7 +68,7 @@ def main() -> int:
         print(
             f"{row['name']:22} {row['operators']:4} {row['median_ms']:10.3f} {row['max_ms']:10.3f}"
             f" {row['nodes']:10} {'yes' if row['optimal'] else 'NO':>8}"
-            f" | {row['dfs_ms']:7.0f} {row['dfs_nodes'] or 0:9} {over:>17}",
+            f" | {row['dfs_ms']:7.0f} {row['dfs_nodes'] or '-':>9} {over:>17}",
             flush=True,
         )
     medians = [r["median_ms"] for r in rows]

@@ -166,7 +166,9 @@ def reason_for(
         smaller = [c for c in candidates if c["state_bytes"] < chosen["state_bytes"]]
         if len(candidates) == 1 or not smaller:
             size = format_bytes(operator.parameter_bytes)
-            return f"kept whole: nothing smaller is allowed or fits ({size} of parameters)"
+            return (
+                f"kept whole ({size}): this plan keeps no room to gather it in, or no other mode is allowed"
+            )
         other = min(smaller, key=lambda c: (step_ps(c), c["state_bytes"]))
         saves, costs = versus(other)
         verb = "sharding it" if other["granularity"] == 1 else "sharding a slice of it"

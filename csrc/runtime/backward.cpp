@@ -20,10 +20,10 @@ namespace osdp::runtime {
 
 void Runtime::begin_backward() {
   if (backward_) return;
+  at_end_of_graph_task(*this);  // first: from here on an exception puts everything back
   backward_ = true;
   backward_order_.begin();
   for (const auto& unit : units_) enter({unit.get()});
-  at_end_of_graph_task(*this);
 }
 
 void Runtime::begin_call_backward(const Call& call, Invocation* invocation) {

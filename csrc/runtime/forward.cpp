@@ -51,11 +51,16 @@ void Runtime::open(Call& call) {
     }
     last_step_ = now;
   }
-  if (call.root) {
-    for (const auto& unit : units_) enter({unit.get()});
-  } else {
-    enter(call.units);
-    enter(call.slices);
+  try {
+    if (call.root) {
+      for (const auto& unit : units_) enter({unit.get()});
+    } else {
+      enter(call.units);
+      enter(call.slices);
+    }
+  } catch (...) {  // the call is not on the stack yet: no end of it will put parameters back
+    leave();
+    throw;
   }
 }
 

@@ -13,6 +13,7 @@ from support.pair import Pair, close, naming
 from torch.nn import functional as F
 
 import osdp
+from osdp.sharding import runtime_of
 
 CASES: dict[str, Callable[[Pair], None]] = {}
 
@@ -144,6 +145,34 @@ def no_sync_forgotten_at_the_end(pair: Pair) -> None:
     """Gradients of a no_sync pass that nobody reduced are dropped by zero_grad, and then all is as before."""
     with osdp.no_sync(pair.sharded):
         pair.backward(pair.data(9))
+    for _, optimizer in pair.both:
+        optimizer.zero_grad()
+    pair.train(steps=2)
+
+
+@case
+def gradients_zeroed_in_place_after_no_sync(pair: Pair) -> None:
+    with osdp.no_sync(pair.sharded):
+        pair.backward(pair.data(9))
+    for _, optimizer in pair.both:
+        optimizer.zero_grad(set_to_none=False)
+    pair.backward(pair.data(0))
+    pair.same_gradients()
+    pair.update()
+
+
+@case
+def gradients_changed_between_no_sync_and_the_reduction(pair: Pair) -> None:
+    """What a rank keeps unreduced cannot be changed with them: refused where any is kept; usable after zero_grad."""
+    with osdp.no_sync(pair.sharded):
+        pair.backward(pair.data(9))
+    kept = any(not runtime_of(pair.sharded).is_whole(name) for name in runtime_of(pair.sharded).names())
+    for parameter in pair.sharded.parameters():
+        if parameter.grad is not None:
+            parameter.grad.add_(1.0)
+    if kept and pair.me.world > 1:
+        with pytest.raises(RuntimeError, match="was changed between a backward under no_sync"):
+            pair.forward(pair.data(0))
     for _, optimizer in pair.both:
         optimizer.zero_grad()
     pair.train(steps=2)

@@ -3,6 +3,7 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <chrono>
 #include <thread>
 
 namespace osdp::runtime {
@@ -10,13 +11,24 @@ namespace {
 
 using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
 
-// Waits for each, and until nobody else holds it: gloo's thread lets go of a finished Work, and with it of
-// the tensors, only a moment after it has told so, and by then the next collective may have taken its memory.
+// gloo's thread lets go of a finished Work, and with it of the tensors, only a moment after it has told so (a
+// long one on a busy machine), and by then the next collective may have taken its memory. So the lane waits
+// for that too.
+void wait_until_let_go(const c10::intrusive_ptr<c10d::Work>& work) {
+  const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+  for (int tries = 0; work.use_count() > 1 && std::chrono::steady_clock::now() < give_up; ++tries) {
+    if (tries < 100)
+      std::this_thread::yield();
+    else
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
 void wait_all(const Works& works) {
   for (const auto& work : works) {
     if (!work) continue;  // with asyncOp = false NCCL launches on the current stream and returns no Work
     work->wait();
-    for (int tries = 0; tries < 1000 && work.use_count() > 1; ++tries) std::this_thread::yield();
+    wait_until_let_go(work);
   }
 }
 

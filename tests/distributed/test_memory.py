@@ -20,10 +20,6 @@ from osdp.sharding import runtime_of
 
 SAMPLES = 4
 SLACK_BYTES = 24 * 1024  # rounding of single blocks, and the process group's own small tensors
-# gloo's threads let go of what they sent only after they have told that it is done, on a busy machine much later, and the
-# first step still finds the broadcast that wrapping made. A tensor too many of the runtime's own is there in every step;
-# so the median of the steps counts, without the first.
-STEPS = 10
 STATES = 4  # parameters, gradients and AdamW's two moments
 
 
@@ -84,7 +80,9 @@ def process_group_bytes(me: Member, size: int) -> int:
     return most
 
 
-def peak_of_a_step(me: Member, count: int, width: int, inner: int, make_plan: str, how: str | None) -> dict:
+def peak_of_a_step(
+    me: Member, count: int, width: int, inner: int, make_plan: str, how: str | None, steps: int
+) -> dict:
     _C.memory_meter_install()
     torch.manual_seed(0)
     x = torch.randn(SAMPLES, width)
@@ -100,7 +98,7 @@ def peak_of_a_step(me: Member, count: int, width: int, inner: int, make_plan: st
     osdp.fully_shard(model, plan, process_group=me.group)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     peaks, left = [], []
-    for _ in range(STEPS):
+    for _ in range(steps):
         _C.memory_reset_peak()
         model(x).square().mean().backward()
         peaks.append(_C.memory_peak_bytes() - empty)
@@ -129,11 +127,25 @@ PLANS: dict[str, Callable[..., osdp.Plan]] = {
 }
 
 
-@pytest.mark.parametrize("how", [None, "regather"])
-@pytest.mark.parametrize("make_plan", PLANS)
-@pytest.mark.parametrize("world", [2, 4])
+def each_configuration(test: Callable[..., None]) -> Callable[..., None]:
+    for name, values in (("how", [None, "regather"]), ("make_plan", PLANS), ("world", [2, 4])):
+        test = pytest.mark.parametrize(name, values)(test)
+    return test
+
+
+@pytest.mark.xfail(
+    strict=False, reason="single steps exceed the bound on a busy machine; not fully explained"
+)
+@each_configuration
 def test_a_step_holds_its_state_its_activations_and_three_units(ranks, world, make_plan, how):
-    for result in ranks(peak_of_a_step, 4, 256, 384, make_plan, how, world=world):
+    for result in ranks(peak_of_a_step, 4, 256, 384, make_plan, how, 4, world=world):
+        assert max(result["peaks"]) <= result["allowed"], result
+
+
+@each_configuration
+def test_most_steps_hold_their_state_their_activations_and_three_units(ranks, world, make_plan, how):
+    """Weaker than the bound that is wanted, which is on every step: the median, without the first step."""
+    for result in ranks(peak_of_a_step, 4, 256, 384, make_plan, how, 10, world=world):
         assert statistics.median(result["peaks"][1:]) <= result["allowed"], result
         assert result["allowed"] < result["full"]  # so that the test means something
         # What parameters refer to after the step is their shards: nothing full stays attached.

@@ -11,8 +11,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from osdp import _C
 from osdp.clock import synchronize
 from osdp.hardware import Collective
+from osdp.lane_group import lane_group
 
 SIZES = (2**12, 2**15, 2**18, 2**20, 2**22)  # bytes of the full tensor: from all latency to mostly transfer
 _ROUNDS = (5, 60)  # fewest, most
@@ -21,8 +23,8 @@ _ROUNDS = (5, 60)  # fewest, most
 def measure_collectives(
     device: torch.device, group: dist.ProcessGroup | None, world: int, seconds: float
 ) -> tuple[Collective, Collective, Collective]:
-    """all_gather, reduce_scatter, all_reduce of the `world` ranks of `group` (None: the default one).
-    Collective; about `seconds` long.
+    """all_gather, reduce_scatter, all_reduce of the `world` ranks of `group` (None: the default one), as the
+    runtime does them. Collective; about `seconds` long.
 
     Every size and collective is run in every round, so that a disturbance meets all of them; the median over
     rounds, averaged over ranks, is fitted.
@@ -30,15 +32,15 @@ def measure_collectives(
     if world == 1:
         nothing = Collective(0.0, 0.0)
         return nothing, nothing, nothing
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    assert group is not None or dist.group.WORLD is not None
+    ours = _C.Collectives(lane_group(group or dist.group.WORLD, device), device)  # type: ignore[arg-type]
     jobs: list[tuple[int, Callable[[], object]]] = []
     for size in SIZES:
         part = torch.zeros(max(1, size // 4 // world), device=device)
         whole = torch.zeros(part.numel() * world, device=device)
-        jobs.append((0, lambda w=whole, p=part: gather(w, p, group=group)))  # type: ignore[misc]
-        jobs.append((1, lambda w=whole, p=part: scatter(p, w, group=group)))  # type: ignore[misc]
-        jobs.append((2, lambda w=whole: dist.all_reduce(w, group=group)))  # type: ignore[misc]
+        jobs.append((0, lambda w=whole, p=part: ours.all_gather([w], [p])))  # type: ignore[misc]
+        jobs.append((1, lambda w=whole, p=part: ours.reduce_scatter_mean([p], [w])))  # type: ignore[misc]
+        jobs.append((2, lambda w=whole: ours.all_reduce_mean([w])))  # type: ignore[misc]
 
     def run_round() -> list[float]:
         times = []

@@ -13,7 +13,6 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.distributed.utils import _sync_params_and_buffers
 
 from osdp import _C, ops
 from osdp.agreement import agree
@@ -107,13 +106,13 @@ def fully_shard(model: nn.Module, plan: Plan, process_group: dist.ProcessGroup |
     device = _device(model)
     if device.type == "cpu":
         _C.memory_meter_install()
-    if together.world_size > 1:
-        _sync_params_and_buffers(group, _states(model), 250 * 1024 * 1024, 0)
+    lane = lane_group(group, device)
+    _C.Collectives(lane, device).broadcast(_states(model))
     names, tensors = zip(*model.named_parameters(), strict=True) if _has_parameters(model) else ((), ())
     index = {name: i for i, name in enumerate(names)}
     splits = _splits(plan)
     params = [_C.ParamSpec(n, t, splits.get(n)) for n, t in zip(names, tensors, strict=True)]
-    runtime = _C.Runtime(lane_group(group, device), device, params, _units(plan, index, splits))
+    runtime = _C.Runtime(lane, device, params, _units(plan, index, splits))
     del params
     sharded = Sharded(plan, names, runtime, group)
     _sharded[model] = sharded

@@ -110,6 +110,32 @@ struct CallHook {
   }
 };
 
+// The collectives of a group, each on its lane. `group` must be one that only this package uses.
+class LaneCollectives {
+ public:
+  LaneCollectives(const std::string& group, const at::Device& device)
+      : collectives_(rt::Collectives::over(group, device)), lane_(rt::Lane::of(group, device)) {}
+
+  void all_gather(const rt::Tensors& outputs, const rt::Tensors& inputs) const {
+    run("all-gather", [&] { collectives_->all_gather(outputs, inputs); });
+  }
+  void reduce_scatter_mean(const rt::Tensors& outputs, const rt::Tensors& inputs) const {
+    run("reduce-scatter", [&] { collectives_->reduce_scatter_mean(outputs, inputs); });
+  }
+  void all_reduce_mean(const rt::Tensors& tensors) const {
+    run("all-reduce", [&] { collectives_->all_reduce_mean(tensors); });
+  }
+  void broadcast(const rt::Tensors& tensors) const {
+    run("broadcast", [&] { collectives_->broadcast(tensors); });
+  }
+
+ private:
+  void run(const char* label, rt::Lane::Task task) const { lane_->submit(label, std::move(task)).wait(); }
+
+  std::shared_ptr<rt::Collectives> collectives_;
+  std::shared_ptr<rt::Lane> lane_;
+};
+
 using RuntimePtr = std::shared_ptr<rt::Runtime>;
 using Release = py::call_guard<py::gil_scoped_release>;
 
@@ -217,6 +243,17 @@ void bind_runtime(py::module_& m) {
       .def("arena_bytes", &rt::Runtime::arena_bytes, "Bytes reserved to gather into")
       .def("statistics", &statistics)
       .def("reset_statistics", &rt::Runtime::reset_statistics);
+
+  py::class_<LaneCollectives>(
+      m, "Collectives",
+      "What the runtime communicates with: see csrc/runtime/collectives.hpp. Each call runs on "
+      "the group's lane and returns when it is done there.")
+      .def(py::init<const std::string&, const at::Device&>(), py::arg("group"), py::arg("device"), Release())
+      .def("all_gather", &LaneCollectives::all_gather, py::arg("outputs"), py::arg("inputs"), Release())
+      .def("reduce_scatter_mean", &LaneCollectives::reduce_scatter_mean, py::arg("outputs"),
+           py::arg("inputs"), Release())
+      .def("all_reduce_mean", &LaneCollectives::all_reduce_mean, py::arg("tensors"), Release())
+      .def("broadcast", &LaneCollectives::broadcast, py::arg("tensors"), Release());
 
   m.def("shutdown", &rt::Lane::shutdown, Release(), "Ends the communication threads.");
   m.def("memory_meter_install", &rt::memory_meter_install);

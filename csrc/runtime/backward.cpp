@@ -60,7 +60,18 @@ void Runtime::before_gradient(Parameter& param) {
   if (BucketItem* item = place_of(param).bucket) buckets_.await(*item);
 }
 
-void Runtime::after_gradient(Parameter& param) {
+// Note [Gradients that share memory]
+// A reduction works in the gradient's own memory. AccumulateGrad takes a gradient over without a copy when no
+// other tensor is it, but another may be a view of it: where two parameters are viewed and added, the
+// gradients of both are one memory. So its owners are counted. Ours are .grad, what autograd passed in
+// (`made`), and the tensor that this is a view of; one more is somebody else's.
+static at::Tensor unshared(at::Tensor gradient, const at::Tensor& made) {
+  if (gradient.layout() != at::kStrided) return gradient;
+  const size_t ours = 2 + (made.defined() && made.is_view());
+  return gradient.storage().use_count() > ours ? gradient.clone() : gradient;
+}
+
+void Runtime::after_gradient(Parameter& param, const at::Tensor& made) {
   NoInference no_inference;
   at::NoGradGuard no_grad;
   Place& place = place_of(param);
@@ -76,7 +87,7 @@ void Runtime::after_gradient(Parameter& param) {
   Unit& unit = *place.unit;
   at::Tensor gradient = param.tensor().grad();
   param.tensor().mutable_grad().reset();
-  if (gradient.defined()) add_pending(*place.slot, std::move(gradient));
+  if (gradient.defined()) add_pending(*place.slot, unshared(std::move(gradient), made));
   if (!all_arrived(unit)) return;
   release_after_backward(unit);
   if (sync_)

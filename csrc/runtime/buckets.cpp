@@ -59,7 +59,7 @@ void Buckets::launch(Bucket& bucket) {
   if (gradients.empty()) return;
   Ticket ticket = lane_->submit(bucket.name + " all-reduce", [gradients, collectives = collectives_] {
     if (gradients.size() == 1 && gradients[0].is_contiguous()) {
-      collectives->all_reduce_mean({gradients[0]});
+      collectives->all_reduce_mean({gradients[0].view({-1})});
       return;
     }
     int64_t elements = 0;

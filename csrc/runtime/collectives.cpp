@@ -6,14 +6,14 @@
 #include <chrono>
 #include <thread>
 
+#include "runtime/ring.hpp"
+
 namespace osdp::runtime {
 namespace {
 
-using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
-
 // gloo's thread lets go of a finished Work, and with it of the tensors, only a moment after it has told so (a
-// long one on a busy machine), and by then the next collective may have taken its memory. So the lane waits
-// for that too.
+// long one on a busy machine). What comes next on the lane may count on that memory, so the lane waits for
+// that too.
 void wait_until_let_go(const c10::intrusive_ptr<c10d::Work>& work) {
   const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(1);
   for (int tries = 0; work.use_count() > 1 && std::chrono::steady_clock::now() < give_up; ++tries) {
@@ -24,7 +24,7 @@ void wait_until_let_go(const c10::intrusive_ptr<c10d::Work>& work) {
   }
 }
 
-void wait_all(const Works& works) {
+void finish(const std::vector<c10::intrusive_ptr<c10d::Work>>& works) {
   for (const auto& work : works) {
     if (!work) continue;  // with asyncOp = false NCCL launches on the current stream and returns no Work
     work->wait();
@@ -34,59 +34,75 @@ void wait_all(const Works& works) {
 
 }  // namespace
 
-Collectives::Collectives(const std::string& group, at::Device device) {
-  auto resolved = c10d::resolve_process_group(group);
-  rank_ = resolved->getRank();
-  world_ = resolved->getSize();
-  backend_ = resolved->getBackend(device.type());
+std::shared_ptr<Collectives> Collectives::over(const std::string& group, at::Device device) {
+  auto backend = c10d::resolve_process_group(group)->getBackend(device.type());
+  if (device.is_cpu() && backend->getBackendName() == "gloo")
+    return std::make_shared<Ring>(std::move(backend));
+  return std::shared_ptr<Collectives>(new Collectives(std::move(backend)));
 }
 
-Collectives::~Collectives() = default;
+void Collectives::all_gather(const Tensors& outputs, const Tensors& inputs) {
+  if (world() > 1) return gather(outputs, inputs);
+  for (size_t i = 0; i < outputs.size(); ++i) outputs[i].copy_(inputs[i]);
+}
 
-void Collectives::all_gather(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs) {
+void Collectives::reduce_scatter_mean(const Tensors& outputs, const Tensors& inputs) {
+  if (world() > 1) return reduce_scatter(outputs, inputs);
+  for (size_t i = 0; i < outputs.size(); ++i) outputs[i].copy_(inputs[i]);
+}
+
+void Collectives::all_reduce_mean(const Tensors& tensors) {
+  if (world() > 1) all_reduce(tensors);
+}
+
+void Collectives::gather(const Tensors& outputs, const Tensors& inputs) {
   c10d::AllgatherOptions options;
   options.asyncOp = false;
   Works works;
   for (size_t i = 0; i < outputs.size(); ++i) {
-    if (world_ == 1)
-      outputs[i].copy_(inputs[i]);
-    else
-      works.push_back(backend_->_allgather_base(outputs[i], inputs[i], options));
+    at::Tensor output = outputs[i], input = inputs[i];
+    works.push_back(backend_->_allgather_base(output, input, options));
   }
-  wait_all(works);
+  finish(works);
 }
 
-void Collectives::reduce_scatter_mean(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs) {
+void Collectives::reduce_scatter(const Tensors& outputs, const Tensors& inputs) {
   c10d::ReduceScatterOptions options;
   options.reduceOp = c10d::ReduceOp::AVG;
   options.asyncOp = false;
   Works works;
   for (size_t i = 0; i < outputs.size(); ++i) {
-    if (world_ == 1)
-      outputs[i].copy_(inputs[i]);
-    else
-      works.push_back(backend_->_reduce_scatter_base(outputs[i], inputs[i], options));
+    at::Tensor output = outputs[i], input = inputs[i];
+    works.push_back(backend_->_reduce_scatter_base(output, input, options));
   }
-  wait_all(works);
+  finish(works);
 }
 
-void Collectives::all_reduce(const std::vector<at::Tensor>& tensors, c10d::ReduceOp::RedOpType operation) {
-  if (world_ == 1) return;
+void Collectives::all_reduce(const Tensors& tensors) {
+  for (const at::Tensor& tensor : tensors) reduce_one(tensor, c10d::ReduceOp::AVG);
+}
+
+void Collectives::reduce_one(const at::Tensor& tensor, c10d::ReduceOp::RedOpType operation) {
+  if (world() == 1) return;
   c10d::AllreduceOptions options;
   options.reduceOp = operation;
   options.asyncOp = false;
-  Works works;
-  for (const at::Tensor& tensor : tensors) {
-    std::vector<at::Tensor> one{tensor};
-    works.push_back(backend_->allreduce(one, options));
-  }
-  wait_all(works);
+  Tensors one{tensor};
+  finish({backend_->allreduce(one, options)});
 }
 
-void Collectives::all_reduce_mean(const std::vector<at::Tensor>& tensors) {
-  all_reduce(tensors, c10d::ReduceOp::AVG);
+void Collectives::broadcast(const Tensors& tensors) {
+  if (world() == 1) return;
+  c10d::BroadcastOptions options;
+  options.asyncOp = false;
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.numel() == 0) continue;
+    at::Tensor contiguous = tensor.contiguous();
+    // As bytes: backends do not know every dtype.
+    Tensors one{contiguous.view({-1}).view(at::kByte)};
+    finish({backend_->broadcast(one, options)});
+    if (!contiguous.is_same(tensor)) at::Tensor(tensor).copy_(contiguous);
+  }
 }
-void Collectives::all_reduce_sum(const at::Tensor& tensor) { all_reduce({tensor}, c10d::ReduceOp::SUM); }
-void Collectives::all_reduce_max(const at::Tensor& tensor) { all_reduce({tensor}, c10d::ReduceOp::MAX); }
 
 }  // namespace osdp::runtime

@@ -6,38 +6,53 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <memory>
 #include <string>
 #include <vector>
 
 namespace osdp::runtime {
 
+using Tensors = std::vector<at::Tensor>;
+
 class Collectives {
  public:
   // `group` is a name known to c10d's registry: process groups cross from Python by name, since another
-  // pybind11's classes do not mix with torch's.
-  Collectives(const std::string& group, at::Device device);
-  ~Collectives();
+  // pybind11's classes do not mix with torch's. Over gloo a ring of our own (ring.cpp), over others the
+  // backend's.
+  static std::shared_ptr<Collectives> over(const std::string& group, at::Device device);
+  virtual ~Collectives() = default;
 
-  int64_t rank() const { return rank_; }
-  int64_t world() const { return world_; }
+  int64_t rank() const { return backend_->getRank(); }
+  int64_t world() const { return backend_->getSize(); }
 
   // outputs[i] (flat, world * n_i elements) is filled with every rank's inputs[i] (flat, n_i), in rank order.
   // All in flight together.
-  void all_gather(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs);
+  void all_gather(const Tensors& outputs, const Tensors& inputs);
   // outputs[i] (flat, n_i) becomes the mean over the ranks of this rank's chunk of inputs[i] (flat, world *
-  // n_i).
-  void reduce_scatter_mean(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs);
-  // In place, contiguous.
-  void all_reduce_mean(const std::vector<at::Tensor>& tensors);
-  void all_reduce_sum(const at::Tensor& tensor);
-  void all_reduce_max(const at::Tensor& tensor);
+  // n_i), whose contents are lost.
+  void reduce_scatter_mean(const Tensors& outputs, const Tensors& inputs);
+  // In place, flat and contiguous. Bit for bit the same on every rank.
+  void all_reduce_mean(const Tensors& tensors);
+  // One after the other, in place, contiguous.
+  void all_reduce_sum(const at::Tensor& tensor) { reduce_one(tensor, c10d::ReduceOp::SUM); }
+  void all_reduce_max(const at::Tensor& tensor) { reduce_one(tensor, c10d::ReduceOp::MAX); }
+  // Rank 0's contents to every rank; any layout.
+  void broadcast(const Tensors& tensors);
 
- private:
-  void all_reduce(const std::vector<at::Tensor>& tensors, c10d::ReduceOp::RedOpType operation);
+ protected:
+  using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
+
+  explicit Collectives(c10::intrusive_ptr<c10d::Backend> backend) : backend_(std::move(backend)) {}
+
+  // With two ranks at least.
+  virtual void gather(const Tensors& outputs, const Tensors& inputs);
+  virtual void reduce_scatter(const Tensors& outputs, const Tensors& inputs);
+  virtual void all_reduce(const Tensors& tensors);
 
   c10::intrusive_ptr<c10d::Backend> backend_;
-  int64_t rank_;
-  int64_t world_;
+
+ private:
+  void reduce_one(const at::Tensor& tensor, c10d::ReduceOp::RedOpType operation);
 };
 
 }  // namespace osdp::runtime

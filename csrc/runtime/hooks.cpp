@@ -25,8 +25,8 @@ struct AfterGradient final : torch::autograd::FunctionPostHook {
   std::weak_ptr<Runtime> runtime;
   Parameter* param;
   AfterGradient(Runtime& r, Parameter& p) : runtime(r.weak_from_this()), param(&p) {}
-  variable_list operator()(const variable_list& outputs, const variable_list&) override {
-    if (auto r = runtime.lock()) r->after_gradient(*param);
+  variable_list operator()(const variable_list& outputs, const variable_list& inputs) override {
+    if (auto r = runtime.lock()) r->after_gradient(*param, inputs.at(0));
     return outputs;
   }
 };

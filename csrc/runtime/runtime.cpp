@@ -30,7 +30,7 @@ void check_split(const ParamSpec& spec) {
 
 Runtime::Runtime(const std::string& group, at::Device device, std::vector<ParamSpec> params,
                  std::vector<UnitSpec> units)
-    : collectives_(std::make_shared<Collectives>(group, device)),
+    : collectives_(Collectives::over(group, device)),
       lane_(Lane::of(group, device)),
       arena_(device),
       buckets_(lane_, collectives_),

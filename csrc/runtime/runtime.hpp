@@ -65,7 +65,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void begin_call_backward(const Call& call, Invocation* invocation);
   void end_call_backward(const Call& call, Invocation& invocation);
   void before_gradient(Parameter& param);
-  void after_gradient(Parameter& param);
+  void after_gradient(Parameter& param, const at::Tensor& made);  // made: what autograd accumulated
   void finish_backward();
   void abort() noexcept;  // after an exception: everything released, parameters outside, lane quiet
 

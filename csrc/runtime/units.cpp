@@ -1,7 +1,7 @@
 // Gather, release and reduce: what happens to a unit's memory.
 #include <ATen/Functions.h>
 
-#include "kernels/kernels.hpp"
+#include "runtime/arithmetic.hpp"
 #include "runtime/graph_task.hpp"
 #include "runtime/runtime.hpp"
 
@@ -28,19 +28,6 @@ at::Tensor padded_chunk(const at::Tensor& rows, int64_t elements) {
   return padded;
 }
 
-// sum += addend, of one dtype and shape. On the lane's thread the compute threads must be left alone: the CPU
-// kernel is single-threaded, where torch's addition would open a pool of its own beside theirs.
-void add_on_lane(at::Tensor sum, const at::Tensor& addend) {
-  const bool plain = sum.is_cpu() && sum.is_contiguous() && addend.is_contiguous();
-  if (plain && (sum.scalar_type() == at::kFloat || sum.scalar_type() == at::kDouble)) {
-    const auto dtype = sum.scalar_type() == at::kFloat ? kernels::DType::Float32 : kernels::DType::Float64;
-    kernels::accumulate(kernels::Device::CPU, sum.mutable_data_ptr(), dtype, addend.const_data_ptr(), dtype,
-                        sum.numel(), 1.0);
-  } else {
-    sum.add_(addend);
-  }
-}
-
 bool is_small(const Slot& slot) { return slot.bytes() <= kSmallBytes; }
 
 void gather_now(Collectives& collectives, const std::vector<Transfer>& transfers) {
@@ -65,7 +52,7 @@ void gather_now(Collectives& collectives, const std::vector<Transfer>& transfers
     all = at::empty({world, small_elements}, packed[0].options());
     outputs.push_back(all.view({-1}));
   }
-  collectives.all_gather(std::move(outputs), std::move(inputs));
+  collectives.all_gather(outputs, inputs);
   int64_t at = 0;
   for (const Slot* slot : small) {
     const int64_t n = chunk_elements(*slot);
@@ -114,7 +101,8 @@ std::vector<at::Tensor> reduce_now(Collectives& collectives, std::vector<Reducti
     sent_outputs.push_back(own);
     sent_inputs.push_back(all.view({-1}));
   }
-  collectives.reduce_scatter_mean(std::move(sent_outputs), std::move(sent_inputs));
+  collectives.reduce_scatter_mean(sent_outputs, sent_inputs);
+  sent_inputs.clear();
   int64_t at = 0;
   for (size_t i : small) {
     const int64_t n = chunk_elements(*reductions[i].slot);
@@ -226,7 +214,7 @@ void Runtime::reduce(Unit& unit) {
           Slot& slot = *(*reductions)[i].slot;
           at::Tensor mean = means[i].narrow(0, 0, slot.range().count * slot.range().row_elements);
           if (slot.owner().split()) {
-            add_on_lane((*reductions)[i].target, mean);
+            add_into((*reductions)[i].target, mean);
             continue;
           }
           // Between the first reduction of a backward and leave(), this gradient is touched by the lane
@@ -234,7 +222,7 @@ void Runtime::reduce(Unit& unit) {
           at::Tensor& gradient = slot.owner().local_grad();
           at::Tensor shaped = mean.view(slot.owner().local().sizes());
           if (gradient.defined())
-            add_on_lane(gradient, shaped);
+            add_into(gradient, shaped);
           else
             gradient = shaped;
         }

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 
 import pytest
 import torch
-import torch.distributed as dist
 from harness import Member
 from support import plans
 from support.pair import Pair, naming
@@ -63,23 +61,6 @@ def activation_bytes(model: nn.Module, x: torch.Tensor, parameters: int) -> int:
     return saved + 2 * SAMPLES * 4 * max(max(p.shape) for p in model.parameters())
 
 
-def process_group_bytes(me: Member, size: int) -> int:
-    """What gloo itself takes to gather or reduce that much: not the runtime's, but the meter sees it."""
-    full = torch.zeros(-(-size // (4 * me.world)) * me.world)
-    part = torch.zeros(full.numel() // me.world)
-    most = 0
-    for collective in (
-        lambda: me.group._allgather_base(full, part),
-        lambda: me.group._reduce_scatter_base(part, full, dist.ReduceScatterOptions()),
-    ):
-        collective().wait()
-        before = _C.memory_live_bytes()
-        _C.memory_reset_peak()
-        collective().wait()
-        most = max(most, _C.memory_peak_bytes() - before)
-    return most
-
-
 def peak_of_a_step(
     me: Member, count: int, width: int, inner: int, make_plan: str, how: str | None, steps: int
 ) -> dict:
@@ -108,10 +89,9 @@ def peak_of_a_step(
         optimizer.zero_grad()
     state = STATES * sum(p.numel() * 4 for p in model.parameters())
     largest = max(units_bytes(plan))
-    temporaries = process_group_bytes(me, largest)
     return {
         "peaks": peaks,
-        "allowed": state + activations + 3 * largest + temporaries + SLACK_BYTES,
+        "allowed": state + activations + 3 * largest + SLACK_BYTES,
         "full": STATES * full,
         "shard": state // STATES,
         "left": left,
@@ -133,20 +113,10 @@ def each_configuration(test: Callable[..., None]) -> Callable[..., None]:
     return test
 
 
-@pytest.mark.xfail(
-    strict=False, reason="single steps exceed the bound on a busy machine; not fully explained"
-)
 @each_configuration
 def test_a_step_holds_its_state_its_activations_and_three_units(ranks, world, make_plan, how):
-    for result in ranks(peak_of_a_step, 4, 256, 384, make_plan, how, 4, world=world):
+    for result in ranks(peak_of_a_step, 4, 256, 384, make_plan, how, 8, world=world):
         assert max(result["peaks"]) <= result["allowed"], result
-
-
-@each_configuration
-def test_most_steps_hold_their_state_their_activations_and_three_units(ranks, world, make_plan, how):
-    """Weaker than the bound that is wanted, which is on every step: the median, without the first step."""
-    for result in ranks(peak_of_a_step, 4, 256, 384, make_plan, how, 10, world=world):
-        assert statistics.median(result["peaks"][1:]) <= result["allowed"], result
         assert result["allowed"] < result["full"]  # so that the test means something
         # What parameters refer to after the step is their shards: nothing full stays attached.
         assert max(result["left"]) <= result["shard"] + 64 * 64, result

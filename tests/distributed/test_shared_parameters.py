@@ -192,3 +192,40 @@ def tied_names_stay(me: Member) -> None:
 
 def test_tied_parameters_stay_one(ranks):
     ranks(tied_names_stay, world=2)
+
+
+class Added(nn.Module):
+    """Two parameters viewed and added: autograd hands both the same memory as their gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(6, 6))
+        self.second = nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ (self.first.view(-1) + self.second.view(-1)).view(6, 6))
+
+
+class AddedInUnits(nn.Module):
+    """The same with each parameter in a module, so that they can be in units of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6, bias=False)
+        self.second = nn.Linear(6, 6, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ (self.first.weight.view(-1) + self.second.weight.view(-1)).view(6, 6))
+
+
+def gradients_in_one_memory(me: Member) -> None:
+    for build in (Added, AddedInUnits):
+        for mode in ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD"):
+            with naming(f"{build.__name__} {mode}"):
+                pair = Pair(me, Workload(build, vectors(6, 6)), mode)
+                pair.train(steps=3)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_gradients_that_share_memory(ranks, world):
+    ranks(gradients_in_one_memory, world=world)

@@ -1,0 +1,15 @@
+// Sums and means of gradients, computed on the lane.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace osdp::runtime {
+
+// sum += addend; flat or of one shape, of one dtype. On the lane's thread the compute threads must be left
+// alone: the CPU kernels are single-threaded, where torch's own would open a pool of its own beside theirs.
+void add_into(at::Tensor sum, const at::Tensor& addend);
+
+// tensor *= factor.
+void scale_by(at::Tensor tensor, double factor);
+
+}  // namespace osdp::runtime

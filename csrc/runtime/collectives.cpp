@@ -24,12 +24,10 @@ void wait_until_let_go(const c10::intrusive_ptr<c10d::Work>& work) {
   }
 }
 
-void finish(const std::vector<c10::intrusive_ptr<c10d::Work>>& works) {
-  for (const auto& work : works) {
-    if (!work) continue;  // with asyncOp = false NCCL launches on the current stream and returns no Work
-    work->wait();
-    wait_until_let_go(work);
-  }
+void finish(const c10::intrusive_ptr<c10d::Work>& work) {
+  if (!work) return;  // with asyncOp = false NCCL launches on the current stream and returns no Work
+  work->wait();
+  wait_until_let_go(work);
 }
 
 }  // namespace
@@ -63,7 +61,7 @@ void Collectives::gather(const Tensors& outputs, const Tensors& inputs) {
     at::Tensor output = outputs[i], input = inputs[i];
     works.push_back(backend_->_allgather_base(output, input, options));
   }
-  finish(works);
+  for (const auto& work : works) finish(work);
 }
 
 void Collectives::reduce_scatter(const Tensors& outputs, const Tensors& inputs) {
@@ -75,7 +73,7 @@ void Collectives::reduce_scatter(const Tensors& outputs, const Tensors& inputs) 
     at::Tensor output = outputs[i], input = inputs[i];
     works.push_back(backend_->_reduce_scatter_base(output, input, options));
   }
-  finish(works);
+  for (const auto& work : works) finish(work);
 }
 
 void Collectives::all_reduce(const Tensors& tensors) {
@@ -88,7 +86,7 @@ void Collectives::reduce_one(const at::Tensor& tensor, c10d::ReduceOp::RedOpType
   options.reduceOp = operation;
   options.asyncOp = false;
   Tensors one{tensor};
-  finish({backend_->allreduce(one, options)});
+  finish(backend_->allreduce(one, options));
 }
 
 void Collectives::broadcast(const Tensors& tensors) {
@@ -100,7 +98,7 @@ void Collectives::broadcast(const Tensors& tensors) {
     at::Tensor contiguous = tensor.contiguous();
     // As bytes: backends do not know every dtype.
     Tensors one{contiguous.view({-1}).view(at::kByte)};
-    finish({backend_->broadcast(one, options)});
+    finish(backend_->broadcast(one, options));
     if (!contiguous.is_same(tensor)) at::Tensor(tensor).copy_(contiguous);
   }
 }

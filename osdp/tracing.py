@@ -13,6 +13,7 @@ from torch import nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from osdp import values
 from osdp.blocks import block_containing, is_callable, recomputable_blocks
 from osdp.description import Block, ModelDescription, Operator, Parameter
 from osdp.errors import DescribeError, ShardingError
@@ -20,9 +21,6 @@ from osdp.generators import generators_kept
 from osdp.nested import batch_of, map_tensors, tensors_in, with_batch
 from osdp.untouched import untouched
 from osdp.watching import Trace, Watcher
-
-# Integer tensors up to this size keep their values, so that a model may branch on a step counter.
-_CONSTANT_ELEMENTS = 4096
 
 
 def describe(model: nn.Module, *args: Any, **kwargs: Any) -> ModelDescription:
@@ -144,21 +142,42 @@ class Ownership:
 
 
 def _trace(model: nn.Module, args: Any, kwargs: Any) -> Trace:
+    try:
+        return _trace_fakes(model, args, kwargs, values.call)
+    except values.ValuesLostError:
+        pass
+    except _AsksForValuesError:
+        return _trace_for_real(model, args, kwargs)
+    try:
+        return _trace_fakes(model, args, kwargs)
+    except _AsksForValuesError:
+        return _trace_for_real(model, args, kwargs)
+
+
+class _AsksForValuesError(Exception):
+    """The forward depends on values that fake tensors do not have, and that real ones would."""
+
+
+def _trace_fakes(model: nn.Module, args: Any, kwargs: Any, call: Callable[..., Any] | None = None) -> Trace:
+    """With `call`, small integers keep their values; see Note [Known values]."""
+    keep = call is not None
     with generators_kept():
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         with mode:
-            fakes = {id(tensor): _fake_like(tensor) for tensor in _all_tensors(model)}
-            sample_args, sample_kwargs = map_tensors(_fake, (args, kwargs))
-        watcher = Watcher(_copy(model, fakes), original=model)
+            fakes = {id(tensor): _fake_like(tensor, keep) for tensor in _all_tensors(model)}
+            sample_args, sample_kwargs = map_tensors(lambda t: _fake(t, keep), (args, kwargs))
+        watcher = Watcher(_copy(model, fakes), original=model, call=call)
         try:
             with mode:
                 return _watch(watcher, sample_args, sample_kwargs)
+        except values.ValuesLostError:
+            raise
         except Exception as error:
             if not _needs_values(error):
                 raise _forward_failed(watcher, error) from error
             if _on_meta(model, args, kwargs):
                 raise _values_needed(watcher, error) from error
-    return _trace_for_real(model, args, kwargs)
+            raise _AsksForValuesError from error
 
 
 def _trace_for_real(model: nn.Module, args: Any, kwargs: Any) -> Trace:
@@ -224,9 +243,9 @@ def _all_tensors(model: nn.Module) -> Iterator[torch.Tensor]:
         yield from tensors_in([v for v in vars(module).values() if not isinstance(v, nn.Module)])
 
 
-def _fake_like(tensor: torch.Tensor) -> torch.Tensor:
+def _fake_like(tensor: torch.Tensor, keep_values: bool) -> torch.Tensor:
     """A fake parameter for a parameter, with the marks that models leave on them, such as `no_decay`."""
-    fake = _fake(tensor)
+    fake = _fake(tensor, keep_values)
     if isinstance(tensor, nn.Parameter):
         fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
     for attribute, value in vars(tensor).items():
@@ -246,16 +265,15 @@ def _copy(model: nn.Module, replaced: dict[int, torch.Tensor]) -> nn.Module:
         ) from error
 
 
-def _fake(tensor: torch.Tensor) -> torch.Tensor:
-    """A fake tensor like `tensor`. Small integers, and numbers by themselves, keep their values."""
+def _fake(tensor: torch.Tensor, keep_values: bool) -> torch.Tensor:
+    """A fake tensor like `tensor`, or a real copy of one that keeps its values."""
     if tensor.layout is not torch.strided:
         raise DescribeError(
             f"a tensor of layout {tensor.layout} and shape {tuple(tensor.shape)} cannot be described"
         )
+    if keep_values and values.keeps_values(tensor):
+        return values.known_copy(tensor)
     device = "cpu" if tensor.is_meta else tensor.device
-    most = 1 if tensor.is_floating_point() or tensor.is_complex() else _CONSTANT_ELEMENTS
-    if not tensor.is_meta and not tensor.requires_grad and tensor.numel() <= most:
-        return torch.tensor(tensor.tolist(), dtype=tensor.dtype, device=device).reshape(tensor.shape)
     fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     return fake if isinstance(tensor, nn.Parameter) else fake.requires_grad_(tensor.requires_grad)
 

@@ -59,7 +59,8 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     modes.
 
     `original` is the model that `model` is a copy of: what still leads to its parameters (a closure, say)
-    is taken for the copy's. The module that a thing is attributed to is the innermost one running.
+    is taken for the copy's. `call(func, args, kwargs, tensors)` makes the ATen calls. The module that a thing
+    is attributed to is the innermost one running.
     Parameters, buffers and what the model was called with are not counted as saved: they are there anyway.
     """
 
@@ -76,10 +77,13 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # those blocks, where recomputing frees nothing, and for no block's inputs. One that nobody saves exists
     # only as long as some recomputed block holds it: each such block counts its share.
 
-    def __init__(self, model: nn.Module, original: nn.Module | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, original: nn.Module | None = None, call: Callable[..., Any] | None = None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
         self.model = model
+        self._call = call or (lambda func, args, kwargs, tensors: func(*args, **kwargs))
         self._stack: list[str] = []
         self._parameter_of: dict[int, str] = {}
         self._uncounted: set[int] = set()  # storages that are there anyway
@@ -188,15 +192,17 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = [_storage_id(t) for t in _tensors_given(args, kwargs)]
+        tensors = _tensors_given(args, kwargs)
+        given = [_storage_id(t) for t in tensors]
         if any(i in self._copy_of for i in given):
             args, kwargs = map_tensors(lambda t: self._copy_of.get(_storage_id(t), t), (args, kwargs))
-            given = [_storage_id(t) for t in tensors_in((args, kwargs))]
+            tensors = _tensors_given(args, kwargs)
+            given = [_storage_id(t) for t in tensors]
         for identity in given:
             if name := self._parameter_of.get(identity):
                 self.trace.order.setdefault(name)
                 self.trace.stacks.setdefault(name, {}).setdefault(tuple(self._stack) or ("",))
-        out = func(*args, **kwargs)
+        out = self._call(func, args, kwargs, tensors)
         self._add(self.trace.flops, self.running, flops_of(func, args, kwargs, out))
         if torch.is_grad_enabled():
             self._add(self.trace.saved_bytes, self.running, hidden_workspace_bytes(func, args, out))

@@ -231,7 +231,9 @@ def test_a_sample_of_one_is_described_by_larger_batches() -> None:
             return table * table.sigmoid() + x[:, :1]
 
     for batch in (1, 2, 5):
-        (operator,) = osdp.describe(Expanding(), torch.randn(batch, 8).repeat_interleave(1, 0)[:, None]).operators
+        (operator,) = osdp.describe(
+            Expanding(), torch.randn(batch, 8).repeat_interleave(1, 0)[:, None]
+        ).operators
         assert operator.saved_bytes_per_sample == 2 * 3 * 8 * 4 and operator.saved_bytes_fixed == 3 * 8 * 4
 
 

@@ -92,14 +92,15 @@ def _two_traces(model: nn.Module, sample: tuple[Any, Any], batch: int) -> tuple[
     # of the two: with a dimension of 1, tensors are contiguous and expanded ones need no copy, where larger
     # batches save one more tensor.
     base = max(batch, 2)
+    fakes = FakeParameters(model)
     try:
-        first = _trace(model, *(sample if base == batch else with_batch(sample, base)))
+        first = _trace(model, fakes, *(sample if base == batch else with_batch(sample, base)))
     except DescribeError:
         if base == batch:
             raise
-        return _trace(model, *sample), None, batch
+        return _trace(model, fakes, *sample), None, batch
     try:
-        return first, _trace(model, *with_batch(sample, 2 * base)), base
+        return first, _trace(model, fakes, *with_batch(sample, 2 * base)), base
     except DescribeError:
         return first, None, base  # the model insists on its batch size: count all as growing with the batch
 
@@ -141,15 +142,25 @@ class Ownership:
         return ""
 
 
-def _trace(model: nn.Module, args: Any, kwargs: Any) -> Trace:
+class FakeParameters:
+    """Fake parameters of `model`, and the mode they belong to, for all of its traces: making them is most of
+    the work beside the forward."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        with self.mode:
+            self.of = {id(p): _fake_like(p, keep_values=False) for p in model.parameters()}
+
+
+def _trace(model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any) -> Trace:
     try:
-        return _trace_fakes(model, args, kwargs, values.call)
+        return _trace_fakes(model, fakes, args, kwargs, values.call)
     except values.ValuesLostError:
         pass
     except _AsksForValuesError:
         return _trace_for_real(model, args, kwargs)
     try:
-        return _trace_fakes(model, args, kwargs)
+        return _trace_fakes(model, fakes, args, kwargs)
     except _AsksForValuesError:
         return _trace_for_real(model, args, kwargs)
 
@@ -158,17 +169,19 @@ class _AsksForValuesError(Exception):
     """The forward depends on values that fake tensors do not have, and that real ones would."""
 
 
-def _trace_fakes(model: nn.Module, args: Any, kwargs: Any, call: Callable[..., Any] | None = None) -> Trace:
+def _trace_fakes(
+    model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any, call: Callable[..., Any] | None = None
+) -> Trace:
     """With `call`, small integers keep their values; see Note [Known values]."""
     keep = call is not None
     with generators_kept():
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
-        with mode:
-            fakes = {id(tensor): _fake_like(tensor, keep) for tensor in _all_tensors(model)}
+        with fakes.mode:
+            others = (t for t in _all_tensors(model) if id(t) not in fakes.of)
+            replaced = fakes.of | {id(t): _fake_like(t, keep) for t in others}
             sample_args, sample_kwargs = map_tensors(lambda t: _fake(t, keep), (args, kwargs))
-        watcher = Watcher(_copy(model, fakes), original=model, call=call)
+        watcher = Watcher(_copy(model, replaced), original=model, call=call)
         try:
-            with mode:
+            with fakes.mode:
                 return _watch(watcher, sample_args, sample_kwargs)
         except values.ValuesLostError:
             raise
@@ -245,7 +258,7 @@ def _all_tensors(model: nn.Module) -> Iterator[torch.Tensor]:
 
 def _fake_like(tensor: torch.Tensor, keep_values: bool) -> torch.Tensor:
     """A fake parameter for a parameter, with the marks that models leave on them, such as `no_decay`."""
-    fake = _fake(tensor, keep_values)
+    fake = _fake(tensor, keep_values and not isinstance(tensor, nn.Parameter))
     if isinstance(tensor, nn.Parameter):
         fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
     for attribute, value in vars(tensor).items():

@@ -11,6 +11,7 @@ from torch.utils._mode_utils import no_dispatch
 
 from osdp.nested import tensors_in
 
+_VIEW, _UNSAFE_VIEW = torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default
 _MOST_ELEMENTS = 2**18  # of a tensor of integers or booleans that keeps its values
 
 
@@ -53,7 +54,8 @@ def call(func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
     if len(known) < len(given):
         if known and func._schema.is_mutable and _written(func, args, kwargs) & {id(t) for t in known}:
             raise ValuesLostError(f"{func} wrote unknown values to known ones")
-        return func(*args, **kwargs)
+        # The same storage either way, and what FakeTensorMode knows of a view it remembers from the last one.
+        return (_VIEW if func is _UNSAFE_VIEW else func)(*args, **kwargs)
     try:
         out = func(*args, **kwargs)  # fake, to learn how large it is
     except (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException):

@@ -11,12 +11,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from osdp.blocks import recomputable_blocks
 from osdp.flops import flops_of
 from osdp.nested import map_tensors, tensors_in
 from osdp.workspaces import hidden_workspace_bytes
+
+_DEVICE = torch.ops.prim.device.default
 
 
 class Trace:
@@ -192,6 +195,8 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is _DEVICE:  # of a fake tensor: asked for more often than all other calls together
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
         tensors = _tensors_given(args, kwargs)
         given = [_storage_id(t) for t in tensors]
         if any(i in self._copy_of for i in given):

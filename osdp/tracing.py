@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,17 +9,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from osdp import values
 from osdp.blocks import block_containing, is_callable, recomputable_blocks
 from osdp.description import Block, ModelDescription, Operator, Parameter
 from osdp.errors import DescribeError, ShardingError
-from osdp.generators import generators_kept
-from osdp.nested import batch_of, map_tensors, tensors_in, with_batch
-from osdp.untouched import untouched
-from osdp.watching import Trace, Watcher
+from osdp.faking import FakeParameters, trace
+from osdp.nested import batch_of, tensors_in, with_batch
+from osdp.watching import Trace
 
 
 def describe(model: nn.Module, *args: Any, **kwargs: Any) -> ModelDescription:
@@ -44,11 +39,6 @@ def describe(model: nn.Module, *args: Any, **kwargs: Any) -> ModelDescription:
 
     >>> osdp.describe(model, torch.zeros(4, 128, dtype=torch.long)).parameter_bytes
     """
-    # Note [Describing on fake tensors]
-    # Fake CPU tensors, not meta ones: the meta device takes other kernels than CPU and CUDA do, which save
-    # other tensors for backward. The copy is a deepcopy that is told beforehand what each tensor becomes, so
-    # every reference to a parameter (an LSTM's weight list, tied weights, a tensor in a plain attribute)
-    # leads to the same fake one.
     _refuse_sharded(model)
     _refuse_uninitialised(model)
     ownership = Ownership(model)
@@ -94,13 +84,13 @@ def _two_traces(model: nn.Module, sample: tuple[Any, Any], batch: int) -> tuple[
     base = max(batch, 2)
     fakes = FakeParameters(model)
     try:
-        first = _trace(model, fakes, *(sample if base == batch else with_batch(sample, base)))
+        first = trace(model, fakes, *(sample if base == batch else with_batch(sample, base)))
     except DescribeError:
         if base == batch:
             raise
-        return _trace(model, fakes, *sample), None, batch
+        return trace(model, fakes, *sample), None, batch
     try:
-        return first, _trace(model, fakes, *with_batch(sample, 2 * base)), base
+        return first, trace(model, fakes, *with_batch(sample, 2 * base)), base
     except DescribeError:
         return first, None, base  # the model insists on its batch size: count all as growing with the batch
 
@@ -140,155 +130,6 @@ class Ownership:
             if place in self.modules and is_callable(self.modules[place]):
                 return place
         return ""
-
-
-class FakeParameters:
-    """Fake parameters of `model`, and the mode they belong to, for all of its traces: making them is most of
-    the work beside the forward."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
-        with self.mode:
-            self.of = {id(p): _fake_like(p, keep_values=False) for p in model.parameters()}
-
-
-def _trace(model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any) -> Trace:
-    try:
-        return _trace_fakes(model, fakes, args, kwargs, values.call)
-    except values.ValuesLostError:
-        pass
-    except _AsksForValuesError:
-        return _trace_for_real(model, args, kwargs)
-    try:
-        return _trace_fakes(model, fakes, args, kwargs)
-    except _AsksForValuesError:
-        return _trace_for_real(model, args, kwargs)
-
-
-class _AsksForValuesError(Exception):
-    """The forward depends on values that fake tensors do not have, and that real ones would."""
-
-
-def _trace_fakes(
-    model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any, call: Callable[..., Any] | None = None
-) -> Trace:
-    """With `call`, small integers keep their values; see Note [Known values]."""
-    keep = call is not None
-    with generators_kept():
-        with fakes.mode:
-            others = (t for t in _all_tensors(model) if id(t) not in fakes.of)
-            replaced = fakes.of | {id(t): _fake_like(t, keep) for t in others}
-            sample_args, sample_kwargs = map_tensors(lambda t: _fake(t, keep), (args, kwargs))
-        watcher = Watcher(_copy(model, replaced), original=model, call=call)
-        try:
-            with fakes.mode:
-                return _watch(watcher, sample_args, sample_kwargs)
-        except values.ValuesLostError:
-            raise
-        except Exception as error:
-            if not _needs_values(error):
-                raise _forward_failed(watcher, error) from error
-            if _on_meta(model, args, kwargs):
-                raise _values_needed(watcher, error) from error
-            raise _AsksForValuesError from error
-
-
-def _trace_for_real(model: nn.Module, args: Any, kwargs: Any) -> Trace:
-    """For a forward that depends on values of tensors: one real forward, whose traces are undone."""
-    with generators_kept(next(model.parameters()).device), untouched(model):
-        watcher = Watcher(model)
-        try:
-            return _watch(watcher, args, kwargs)
-        except Exception as error:
-            raise _forward_failed(watcher, error) from error
-
-
-def _watch(watcher: Watcher, args: Any, kwargs: Any) -> Trace:
-    with torch.enable_grad(), watcher:
-        watcher.model(*args, **kwargs)
-    return watcher.trace
-
-
-def _needs_values(error: Exception) -> bool:
-    kinds = (
-        fake_tensor.DataDependentOutputException,
-        fake_tensor.DynamicOutputShapeException,
-        fake_tensor.UnsupportedOperatorException,  # an operator of the user's that has no meta kernel
-    )
-    return isinstance(error, kinds) or "FakeTensor" in str(error)
-
-
-def _on_meta(model: nn.Module, args: Any, kwargs: Any) -> bool:
-    return any(t.is_meta for t in (*model.parameters(), *tensors_in((args, kwargs))))
-
-
-def _values_needed(watcher: Watcher, error: Exception) -> DescribeError:
-    return DescribeError(
-        f"the forward of {_failing(watcher, error)} depends on the values of tensors ({_first_line(error)}), and on "
-        "the meta device there are none. Describe the model with weights and a sample on a real device, make "
-        "that module's forward not depend on values (.item(), an if on a tensor, nonzero()), or call "
-        "osdp.describe(model) without a sample"
-    )
-
-
-def _forward_failed(watcher: Watcher, error: Exception) -> DescribeError:
-    return DescribeError(
-        f"the forward of {_failing(watcher, error)} failed while the model was described: "
-        f"{type(error).__name__}: {error}. "
-        "Check that the sample fits the model's forward, or call osdp.describe(model) without a sample"
-    )
-
-
-def _failing(watcher: Watcher, error: Exception) -> str:
-    name = watcher.failed_in(error)
-    kind = type(dict(watcher.model.named_modules()).get(name)).__name__
-    return f"{kind} {name!r}" if name else f"{kind} itself"
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-def _all_tensors(model: nn.Module) -> Iterator[torch.Tensor]:
-    """Parameters, buffers, and tensors in plain attributes of modules."""
-    for module in model.modules():
-        yield from (t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None)
-        yield from tensors_in([v for v in vars(module).values() if not isinstance(v, nn.Module)])
-
-
-def _fake_like(tensor: torch.Tensor, keep_values: bool) -> torch.Tensor:
-    """A fake parameter for a parameter, with the marks that models leave on them, such as `no_decay`."""
-    fake = _fake(tensor, keep_values and not isinstance(tensor, nn.Parameter))
-    if isinstance(tensor, nn.Parameter):
-        fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
-    for attribute, value in vars(tensor).items():
-        if not isinstance(value, torch.Tensor):
-            setattr(fake, attribute, value)
-    return fake
-
-
-def _copy(model: nn.Module, replaced: dict[int, torch.Tensor]) -> nn.Module:
-    """A deep copy of `model` in which tensors are `replaced`, by id, wherever they are referred to."""
-    try:
-        return copy.deepcopy(model, dict(replaced))
-    except Exception as error:
-        raise DescribeError(
-            f"{type(model).__name__} cannot be copied, which describing it with a sample needs: "
-            f"{type(error).__name__}: {error}. Call osdp.describe(model) without a sample"
-        ) from error
-
-
-def _fake(tensor: torch.Tensor, keep_values: bool) -> torch.Tensor:
-    """A fake tensor like `tensor`, or a real copy of one that keeps its values."""
-    if tensor.layout is not torch.strided:
-        raise DescribeError(
-            f"a tensor of layout {tensor.layout} and shape {tuple(tensor.shape)} cannot be described"
-        )
-    if keep_values and values.keeps_values(tensor):
-        return values.known_copy(tensor)
-    device = "cpu" if tensor.is_meta else tensor.device
-    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
-    return fake if isinstance(tensor, nn.Parameter) else fake.requires_grad_(tensor.requires_grad)
 
 
 def _assemble(

@@ -24,46 +24,55 @@ class ValuesLostError(Exception):
 # number a random one is below. On fake tensors such a question has no answer, or, in models that ask first
 # whether a tensor is fake, another one than in training. So small integer tensors, and single numbers, are
 # real ones beside the fake ones. What is made from known values alone is known, if it is small; whatever
-# meets a fake tensor is fake. Should unknown values be written into a known tensor, nothing can be told of
-# it any more: ValuesLostError, and the forward is watched again with everything fake.
+# meets a fake tensor is fake. Should unknown values be written into a known tensor (a loss that is summed up
+# in place, say), nothing can be told of it any more: ValuesLostError, and the forward is watched again with
+# fewer known: first without numbers that have fractions, then with everything fake.
 
 
-def keeps_values(tensor: torch.Tensor) -> bool:
-    """Whether a real tensor like `tensor` may stand among fake ones."""
-    number = tensor.is_floating_point() or tensor.is_complex()
-    return (
-        tensor.device.type == "cpu"
-        and not tensor.requires_grad
-        and tensor.layout is torch.strided
-        and tensor.numel() <= (1 if number else _MOST_ELEMENTS)
-    )
+class KnownValues:
+    """Which tensors keep their values, and the ATen calls of a forward in which they do."""
 
+    def __init__(self, integers: bool = True, numbers: bool = False) -> None:
+        self.most_elements = _MOST_ELEMENTS if integers else -1
+        self.most_fractions = 1 if integers and numbers else -1
 
-def known_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A real copy, also inside of a FakeTensorMode."""
-    with no_dispatch():
-        return tensor.detach().clone()
+    def keeps(self, tensor: torch.Tensor) -> bool:
+        """Whether a real tensor like `tensor` may stand among fake ones."""
+        fraction = tensor.is_floating_point() or tensor.is_complex()
+        return (
+            tensor.device.type == "cpu"
+            and not tensor.requires_grad
+            and tensor.layout is torch.strided
+            and tensor.numel() <= (self.most_fractions if fraction else self.most_elements)
+        )
 
+    @staticmethod
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        """A real copy, also inside of a FakeTensorMode."""
+        with no_dispatch():
+            return tensor.detach().clone()
 
-def call(func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
-    """`func(*args, **kwargs)`, an ATen call inside of a FakeTensorMode; for real where its values are known.
+    def call(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
+        """`func(*args, **kwargs)`, an ATen call inside of a FakeTensorMode; for real where its values are known.
 
-    `given` are the tensors among the arguments. Raises ValuesLostError.
-    """
-    known = [t for t in given if not isinstance(t, FakeTensor)]
-    if len(known) < len(given):
-        if known and func._schema.is_mutable and _written(func, args, kwargs) & {id(t) for t in known}:
-            raise ValuesLostError(f"{func} wrote unknown values to known ones")
-        # The same storage either way, and what FakeTensorMode knows of a view it remembers from the last one.
-        return (_VIEW if func is _UNSAFE_VIEW else func)(*args, **kwargs)
-    try:
-        out = func(*args, **kwargs)  # fake, to learn how large it is
-    except (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException):
-        out = None  # not more than the arguments, which are small
-    if not all(keeps_values(t) for t in (*given, *tensors_in(out))):
-        return out
-    with no_dispatch():
-        return func(*args, **kwargs)
+        `given` are the tensors among the arguments. Raises ValuesLostError.
+        """
+        real = [t for t in given if not isinstance(t, FakeTensor)]
+        if len(real) < len(given):
+            if real and func._schema.is_mutable and _written(func, args, kwargs) & {id(t) for t in real}:
+                raise ValuesLostError(f"{func} wrote unknown values to known ones")
+            # The same storage either way, and what the fake mode knows of a view it remembers from the last.
+            return (_VIEW if func is _UNSAFE_VIEW else func)(*args, **kwargs)
+        try:
+            out = func(*args, **kwargs)  # fake, to learn how large it is
+        except (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException):
+            if not all(self.keeps(t) for t in given):
+                raise
+            out = None  # not much more than the arguments, which are small
+        if not all(self.keeps(t) for t in (*given, *tensors_in(out))):
+            return out
+        with no_dispatch():
+            return func(*args, **kwargs)
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> set[int]:

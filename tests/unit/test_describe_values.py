@@ -112,8 +112,21 @@ def test_known_integers_that_unknown_ones_are_written_to_are_unknown() -> None:
     with torch.device("meta"):
         silent, asking = Routed(False), Routed(True)
     assert used(osdp.describe(silent, sample)) == {"layer": True}
-    with pytest.raises(osdp.DescribeError, match="Routed itself depends on the values of tensors"):
+    with pytest.raises(osdp.DescribeError, match="Routed '' depends on the values of tensors"):
         osdp.describe(asking, sample)
+
+
+def test_a_loss_that_is_summed_up_in_place_does_not_hide_the_integers() -> None:
+    class Summing(Branching):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            loss = torch.zeros(())
+            loss += super().forward(x, mask).sum()
+            return loss
+
+    with torch.device("meta"):
+        model = Summing("all")
+    description = osdp.describe(model, torch.randn(2, TOKENS, WIDTH), torch.ones(2, TOKENS, dtype=torch.long))
+    assert used(description) == {"plain": True, "masked": False}
 
 
 def test_what_asks_activations_on_the_meta_device_is_named() -> None:

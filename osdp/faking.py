@@ -31,6 +31,8 @@ class FakeParameters:
 
     def __init__(self, model: nn.Module) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.accepted = False  # a forward ran on fakes
+        self.refused = False  # a forward that failed on fakes ran for real
         with self.mode:
             self.of = {id(p): _fake_like(p, KnownValues(integers=False)) for p in model.parameters()}
 
@@ -40,14 +42,32 @@ def trace(model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any) -> Tr
 
     Raises DescribeError that names the module whose forward failed.
     """
-    for known in (KnownValues(numbers=True), KnownValues(numbers=False), KnownValues(integers=False)):
+    if fakes.refused:
+        return _trace_for_real(model, args, kwargs)
+    try:
+        result = _trace_known(model, fakes, args, kwargs)
+    except _AsksForValuesError:
+        return _trace_for_real(model, args, kwargs)
+    except DescribeError:
+        # Some operators refuse fake tensors that they would take if they were real. If none has been refused
+        # so far, it may be that; the sample, or this batch size, may also be wrong for the model.
+        if fakes.accepted or _on_meta(model, args, kwargs):
+            raise
+        result = _trace_for_real(model, args, kwargs)
+        fakes.refused = True
+        return result
+    fakes.accepted = True
+    return result
+
+
+def _trace_known(model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any) -> Trace:
+    """On fakes, with as many known values as can be."""
+    for known in (KnownValues(fractions=True), KnownValues()):
         try:
             return _trace_fakes(model, fakes, args, kwargs, known)
         except ValuesLostError:
             continue
-        except _AsksForValuesError:
-            break
-    return _trace_for_real(model, args, kwargs)
+    return _trace_fakes(model, fakes, args, kwargs, KnownValues(integers=False))
 
 
 class _AsksForValuesError(Exception):
@@ -167,7 +187,7 @@ def _fake(tensor: torch.Tensor, known: KnownValues) -> torch.Tensor:
         raise DescribeError(
             f"a tensor of layout {tensor.layout} and shape {tuple(tensor.shape)} cannot be described"
         )
-    if known.keeps(tensor):
+    if known.keeps_given(tensor):
         return known.copy(tensor)
     device = "cpu" if tensor.is_meta else tensor.device
     fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)

@@ -1,4 +1,4 @@
-"""Known values among fake tensors: small integers, and single numbers."""
+"""Known values among fake tensors: small integers, and what a forward makes of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils._mode_utils import no_dispatch
 from osdp.nested import tensors_in
 
 _VIEW, _UNSAFE_VIEW = torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default
-_MOST_ELEMENTS = 2**18  # of a tensor of integers or booleans that keeps its values
+_MOST_ELEMENTS = 2**18  # of a tensor that keeps its values
 
 
 class ValuesLostError(Exception):
@@ -22,28 +22,35 @@ class ValuesLostError(Exception):
 # Note [Known values]
 # Models ask their integers what to do: whether a mask is all ones, whether positions are consecutive, which
 # number a random one is below. On fake tensors such a question has no answer, or, in models that ask first
-# whether a tensor is fake, another one than in training. So small integer tensors, and single numbers, are
-# real ones beside the fake ones. What is made from known values alone is known, if it is small; whatever
-# meets a fake tensor is fake. Should unknown values be written into a known tensor (a loss that is summed up
-# in place, say), nothing can be told of it any more: ValuesLostError, and the forward is watched again with
-# fewer known: first without numbers that have fractions, then with everything fake.
+# whether a tensor is fake, another one than in training. So small integer tensors and single numbers that
+# the model or the sample holds are real ones beside the fake ones. What a forward makes from known values
+# alone, or from none, as torch.ones does, is known, if it is small; whatever meets a fake tensor is fake.
+# Should unknown values be written into a known tensor (a loss that is summed up in place, say), nothing can
+# be told of it any more: ValuesLostError, and the forward is watched again with fewer known: first without
+# fractions, then with everything fake.
 
 
 class KnownValues:
-    """Which tensors keep their values, and the ATen calls of a forward in which they do."""
+    """Which tensors keep their values, and the ATen calls of a forward in which they do: `integers` (with
+    booleans), also `fractions`, or none at all.
+    """
 
-    def __init__(self, integers: bool = True, numbers: bool = False) -> None:
-        self.most_elements = _MOST_ELEMENTS if integers else -1
-        self.most_fractions = 1 if integers and numbers else -1
+    def __init__(self, integers: bool = True, fractions: bool = False) -> None:
+        self.integers = integers
+        self.fractions = integers and fractions
+
+    def keeps_given(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor of the model or the sample does: of those with fractions, only single numbers."""
+        return self.keeps(tensor) and (not _has_fractions(tensor) or tensor.numel() <= 1)
 
     def keeps(self, tensor: torch.Tensor) -> bool:
         """Whether a real tensor like `tensor` may stand among fake ones."""
-        fraction = tensor.is_floating_point() or tensor.is_complex()
         return (
-            tensor.device.type == "cpu"
+            (self.fractions if _has_fractions(tensor) else self.integers)
+            and tensor.numel() <= _MOST_ELEMENTS
+            and tensor.device.type == "cpu"
             and not tensor.requires_grad
             and tensor.layout is torch.strided
-            and tensor.numel() <= (self.most_fractions if fraction else self.most_elements)
         )
 
     @staticmethod
@@ -73,6 +80,10 @@ class KnownValues:
             return out
         with no_dispatch():
             return func(*args, **kwargs)
+
+
+def _has_fractions(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> set[int]:

@@ -178,3 +178,37 @@ def test_large_integers_are_fake_and_cost_nothing() -> None:
             return self.embedding(index + square.sum())
 
     assert used(osdp.describe(Wide(), torch.zeros(2, 3, dtype=torch.long))) == {"embedding": True}
+
+
+@torch.library.custom_op("osdp_tests::refusing", mutates_args=())
+def refusing(x: torch.Tensor) -> torch.Tensor:
+    return x.exp()
+
+
+@refusing.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("the kernel for fake tensors is stricter than the real one")
+
+
+refusing.register_autograd(
+    lambda ctx, gradient: gradient * ctx.saved_tensors[0],
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output),
+)
+
+
+def test_operators_that_refuse_fake_tensors_run_for_real() -> None:
+    class Refusing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return refusing(self.layer(x))
+
+    model = Refusing()
+    description = osdp.describe(model, torch.randn(4, WIDTH))
+    assert used(description) == {"layer": True}
+    assert sum(o.saved_bytes_per_sample for o in description.operators) == WIDTH * 4
+    assert sum(o.saved_bytes_fixed for o in description.operators) == 0
+    with pytest.raises(osdp.DescribeError, match=r"Refusing '' failed.*stricter"):
+        osdp.describe(model.to("meta"), torch.randn(4, WIDTH))

@@ -5,7 +5,8 @@
 Models of the transformers library (`pip install osdp[hf]`), built on the meta device from the configs below
 (nothing is downloaded), described on one sequence of 2,048 tokens with labels. Each run is a process of its
 own, which imports, builds and describes once; its memory is the peak resident set of the whole process. `cpu`
-is the process's own time: less than the wall's where other processes wanted the machine.
+is the process's own time on its one thread: what the wall's would be on a machine that nobody else uses. The
+load beside it (processes that want a core, over the number of cores) tells how far this one was from that.
 """
 
 from __future__ import annotations
@@ -103,6 +104,7 @@ def measure(name: str, repeat: int) -> dict[str, object]:
         "median_describe_cpu_s": statistics.median(r["describe_cpu_s"] for r in runs),
         "median_build_s": statistics.median(r["build_s"] for r in runs),
         "max_peak_rss_bytes": max(r["peak_rss_bytes"] for r in runs),
+        "load_per_core": os.getloadavg()[0] / (os.cpu_count() or 1),
         "runs": repeat,
     }
 
@@ -122,7 +124,7 @@ def main() -> int:
         f"{'model':12} {'parameters':>11} {'operators':>9} {'blocks':>6} {'saved/sample':>13} {'TFLOP':>7}",
         end="",
     )
-    print(f" | {'median s':>8} {'max s':>6} {'cpu s':>6} {'peak memory':>12}")
+    print(f" | {'median s':>8} {'max s':>6} {'cpu s':>6} {'load':>5} {'peak memory':>12}")
     rows = []
     for name in CONFIGS:
         row = measure(name, arguments.repeat)
@@ -131,15 +133,17 @@ def main() -> int:
             f"{name:12} {row['parameters'] / 1e9:9.2f} B {row['operators']:9} {row['blocks']:6}"
             f" {row['saved_bytes_per_sample'] / 2**30:9.2f} GiB {row['flops_per_sample'] / 1e12:7.1f}"
             f" | {row['median_describe_s']:8.2f} {row['max_describe_s']:6.2f} {row['median_describe_cpu_s']:6.2f}"
-            f" {row['max_peak_rss_bytes'] / 2**30:8.2f} GiB",
+            f" {row['load_per_core']:5.1f} {row['max_peak_rss_bytes'] / 2**30:8.2f} GiB",
             flush=True,
         )
     within = all(
-        r["median_describe_s"] < MOST_SECONDS and r["max_peak_rss_bytes"] < MOST_GIB * 2**30 for r in rows
+        r["median_describe_cpu_s"] < MOST_SECONDS and r["max_peak_rss_bytes"] < MOST_GIB * 2**30 for r in rows
     )
-    print(f"claim: under {MOST_SECONDS} s (median) and {MOST_GIB} GiB: {'yes' if within else 'NO'}")
+    print(
+        f"claim: under {MOST_SECONDS} s of its own time (median) and {MOST_GIB} GiB: {'yes' if within else 'NO'}"
+    )
     if arguments.json:
-        machine = {"cores": os.cpu_count(), "load_1_5_15_min": os.getloadavg()}
+        machine = {"cores": os.cpu_count(), "claim_judged_by": "median_describe_cpu_s, max_peak_rss_bytes"}
         arguments.json.write_text(
             json.dumps({"models": rows, "machine": machine, "within": within}, indent=1) + "\n"
         )

@@ -1,0 +1,535 @@
+// Note [Levels]
+// All plans that the open groups still allow lie on a lattice (lattice.hpp). Where that lattice is coarse, few
+// of its lines cross the triangle of better plans (within the limit, above the Lagrangian line, faster than
+// the incumbent), and on each line only a short window of points lies in it. The paper's formulas make such
+// lattices: a line is a number of messages, a point on it a number of bytes; even where all operators
+// differ, the optimum is then a sum of given size and number of terms, which no bound tells.
+// 1. Basis: u as short as possible where times and priced bytes count alike, so that lines are far apart;
+//    v leads from line to line. An item is then (level, position): level * v + position * u.
+// 2. The groups are parted in three, and the sums of each part are listed: X over the most critical groups, Y
+//    and Z over the others. What is wanted are x + y + z on a target's line, within its window.
+// 3. X is marked in a small bit table, one row per level, blurred by the window's width. All pairs of Y and
+//    Z that X could complete are run through: one look at the table each, a few percent have to be looked up
+//    in X. Neither sorting nor storing is done for the pairs, which are by far the most.
+// 4. A sum is listed only if some completion, given the levels, still has small enough reduced costs: a table
+//    by group and level (`rest_`), computed backwards.
+// 5. How many pairs there are is known before they are looked at. Too many: X is grown, and Y and Z shrink.
+#include "search/levels.hpp"
+
+#include <cmath>
+
+#include "search/items.hpp"
+#include "search/lattice.hpp"
+
+namespace osdp::search {
+namespace {
+
+constexpr int64_t kFar = int64_t{1} << 60;       // coordinates beyond this: not for this technique
+constexpr int64_t kMostTargets = 64;             // lines that cross the triangle
+constexpr int64_t kMostLevels = 4096;            // levels of partial sums
+constexpr int64_t kMostTableSteps = 1 << 20;     // work for rest_
+constexpr size_t kMostSums[] = {size_t{1} << 10, size_t{1} << 12, size_t{1} << 14, size_t{1} << 16,
+                                size_t{1} << 18};  // of X, one attempt after the other
+constexpr int64_t kPairsPerSum = 512;            // pairs that are worth one more sum in X
+constexpr int64_t kBitsPerSum = 32;              // of the table
+
+int128 floor_div(int128 n, int128 d) {
+  const int128 q = n / d;
+  return (n % d != 0 && ((n < 0) != (d < 0))) ? q - 1 : q;
+}
+
+struct Vector {
+  int128 time = 0, memory = 0;
+};
+
+// An item or a partial sum in the lattice's coordinates.
+struct Point {
+  int64_t level = 0, position = 0, reduced = 0;
+  uint32_t parent = 0, item = 0;
+};
+
+bool by_place(const Point& a, const Point& b) {
+  return a.level != b.level ? a.level < b.level : a.position < b.position;
+}
+
+// Plans on one line that are better than the incumbent: positions low..high.
+struct Target {
+  int64_t level = 0, low = 0, high = -1;
+};
+
+// The sums over some of the groups, as a list for each number of groups.
+struct Part {
+  size_t first = 0, end = 0;               // its groups, in the order of points_
+  std::vector<std::vector<Point>> lists;   // lists[j]: sums over the first j of them, by_place
+  struct Row {                             // the sums of one level in lists.back()
+    int64_t level = 0;
+    size_t begin = 0, end = 0;
+  };
+  std::vector<Row> rows;
+  std::vector<int64_t> positions;          // of lists.back()
+
+  void index();
+};
+
+class Levels {
+ public:
+  explicit Levels(Context& context) : c_(context) {}
+  bool run();
+
+ private:
+  bool choose_basis();
+  bool place_items();
+  bool aim();
+  bool aim(Target& target);
+  bool limit_levels();
+  void start_rest();
+  void complete_rest(size_t first);
+  void fold(const Part& part);
+  enum class Grown { Yes, TooLong, Stopped };
+  Grown add_group(Part& part, size_t most);
+  bool make_parts(size_t most);
+  template <class Visit>
+  bool for_pairs(const Target& target, Visit visit);
+  void mark(const Target& target);
+  bool search(Target target);
+  bool improve(const Target& target, size_t row, size_t y, size_t z);
+
+  int64_t rest(size_t g, int64_t level) const {
+    return level < lowest_ || level > highest_ ? kLargestSum
+                                               : rest_[g][static_cast<size_t>(level - lowest_)];
+  }
+
+  Context& c_;
+  OpenGroups groups_;
+  Vector start_;  // the sum of all groups' first items: level 0, position 0
+  Vector u_, v_;
+  int128 det_ = 0;  // v x u; items' coordinates divide by it
+  struct Placed {
+    size_t group = 0;           // index into groups_.open
+    std::vector<Point> points;  // by reduced cost; points[0] is (0, 0)
+  };
+  std::vector<Placed> placed_;  // the most critical first; after make_parts() X's, Y's, Z's
+  std::vector<Target> targets_;
+  int64_t lowest_ = 0, highest_ = 0;        // levels of partial sums
+  std::vector<std::vector<int64_t>> rest_;  // [g][level - lowest_]: least reduced costs from there to a target
+
+  Part x_, y_, z_;
+  struct Bits {
+    int64_t first = 0;  // position of the first bit
+    int64_t last = -1;  // position of X's last sum
+    size_t word = 0;    // where its bits begin
+  };
+  std::vector<Bits> bits_;  // per row of X
+  std::vector<uint64_t> table_;
+  int shift_ = 0;  // a bit stands for 2^shift_ positions
+};
+
+void Part::index() {
+  rows.clear(), positions.clear();
+  const auto& list = lists.back();
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (rows.empty() || rows.back().level != list[i].level) rows.push_back({list[i].level, i, i});
+    rows.back().end = i + 1;
+    positions.push_back(list[i].position);
+  }
+}
+
+size_t cheapest_item(const Items& items) {
+  size_t first = 0;
+  for (size_t i = 1; i < items.sums.size(); ++i) {
+    if (items.sums[i].reduced < items.sums[first].reduced) first = i;
+  }
+  return first;
+}
+
+// Gauss's reduction of the lattice's basis, under the norm time^2 + (lambda memory)^2: any basis is valid, so
+// rounding only costs quality.
+bool Levels::choose_basis() {
+  Lattice lattice;
+  for (const Items& items : groups_.open) {
+    for (const Sum& s : items.sums) extend(lattice, items.sums[0].time - s.time, items.sums[0].memory - s.memory);
+  }
+  if (lattice.d == 0 || lattice.a == 0) return false;
+  lattice.base_time_ps = static_cast<int64_t>(start_.time);
+  lattice.base_memory_bytes = static_cast<int64_t>(start_.memory);
+  // Better plans lie on this lattice, so none of them is faster than its bound.
+  c_.raise_bound(std::min(c_.best.time_ps, lattice_bound(lattice, c_.limit_bytes, c_.relaxed.lower_bound_ps,
+                                                         c_.relaxed.multiplier)));
+  const long double price = static_cast<long double>(c_.relaxed.multiplier.numerator) /
+                            static_cast<long double>(c_.relaxed.multiplier.denominator);
+  const auto dot = [&](const Vector& a, const Vector& b) {
+    return static_cast<long double>(a.time) * static_cast<long double>(b.time) +
+           price * static_cast<long double>(a.memory) * price * static_cast<long double>(b.memory);
+  };
+  u_ = {0, lattice.d}, v_ = {lattice.a, lattice.b};
+  for (int step = 0; step < 200; ++step) {
+    if (dot(v_, v_) < dot(u_, u_)) std::swap(u_, v_);
+    const auto times = static_cast<int128>(std::round(dot(u_, v_) / dot(u_, u_)));
+    if (times == 0) break;
+    v_ = {v_.time - times * u_.time, v_.memory - times * u_.memory};
+  }
+  for (int128 x : {u_.time, u_.memory, v_.time, v_.memory}) {
+    if (x > kFar || x < -kFar) return false;
+  }
+  // More positions shall be more memory, or as much memory and less time.
+  if (u_.memory < 0 || (u_.memory == 0 && u_.time > 0)) u_ = {-u_.time, -u_.memory};
+  det_ = v_.time * u_.memory - v_.memory * u_.time;
+  return det_ != 0;
+}
+
+bool Levels::place_items() {
+  for (size_t g = groups_.open.size(); g-- > 0;) {
+    const auto& sums = groups_.open[g].sums;
+    const size_t first = cheapest_item(groups_.open[g]);
+    Placed& placed = placed_.emplace_back();
+    placed.group = g;
+    for (size_t i = 0; i < sums.size(); ++i) {
+      const int128 time = sums[i].time - sums[first].time, memory = sums[i].memory - sums[first].memory;
+      const int128 level = (time * u_.memory - memory * u_.time) / det_;
+      const int128 position = (v_.time * memory - v_.memory * time) / det_;
+      if (level > kMostLevels || level < -kMostLevels || position > kFar || position < -kFar) return false;
+      placed.points.push_back({static_cast<int64_t>(level), static_cast<int64_t>(position), sums[i].reduced, 0,
+                               static_cast<uint32_t>(i)});
+    }
+    std::stable_sort(placed.points.begin(), placed.points.end(),
+                     [](const Point& a, const Point& b) { return a.reduced < b.reduced; });
+  }
+  return true;
+}
+
+// The window of the same line for the incumbent of now; empty where there is none. False where aim() is.
+bool Levels::aim(Target& target) {
+  if (!aim()) return false;
+  const auto same = std::find_if(targets_.begin(), targets_.end(),
+                                 [&](const Target& t) { return t.level == target.level; });
+  target = same == targets_.end() ? Target{target.level, 0, -1} : *same;
+  return true;
+}
+
+// The lines that cross the triangle, and their windows. False if there are too many.
+bool Levels::aim() {
+  targets_.clear();
+  // start + level v + position u: memory <= limit, time <= best - step, time + lambda memory >= line.
+  const int128 room = c_.limit_bytes - start_.memory;
+  const int128 time = c_.best.time_ps - c_.step_ps - start_.time;
+  const int128 p = c_.relaxed.multiplier.numerator, q = c_.relaxed.multiplier.denominator;
+  const int128 height = c_.best.time_ps - c_.step_ps - c_.relaxed.lower_bound_ps + 1;  // of the triangle
+  if (height <= 0 || p == 0) return true;
+  const int128 width = height * q / p + 1;
+  int128 low = 0, high = 0;
+  bool any = false;
+  const auto corner = [&](int128 t, int128 m) {
+    const int128 level = floor_div(t * u_.memory - m * u_.time, det_);
+    low = any ? std::min(low, level) : level;
+    high = any ? std::max(high, level + 1) : level + 1;
+    any = true;
+  };
+  if (width > kFar) return false;
+  corner(time, room), corner(time - height, room), corner(time, room - width);
+  if (high - low > kMostTargets) return false;
+  for (int128 level = low; level <= high; ++level) {
+    int128 least = -kFar, most = kFar;
+    // slope * position <= bound
+    const auto cut = [&](int128 slope, int128 bound) {
+      if (slope > 0) {
+        most = std::min(most, floor_div(bound, slope));
+      } else if (slope < 0) {
+        least = std::max(least, -floor_div(bound, -slope));
+      } else if (bound < 0) {
+        most = least - 1;
+      }
+    };
+    cut(u_.memory, room - level * v_.memory);
+    cut(u_.time, time - level * v_.time);
+    cut(-u_.memory, width - room + level * v_.memory);
+    cut(-u_.time, height - time + level * v_.time);
+    if (least > most) continue;
+    if (least == -kFar || most == kFar) return false;
+    targets_.push_back({static_cast<int64_t>(level), static_cast<int64_t>(least), static_cast<int64_t>(most)});
+  }
+  return true;
+}
+
+// How far the levels of partial sums go. False if the tables would be too much work.
+bool Levels::limit_levels() {
+  int64_t items = 0, down = 0, up = 0;
+  for (const Placed& placed : placed_) {
+    int64_t low = 0, high = 0;
+    for (const Point& p : placed.points) low = std::min(low, p.level), high = std::max(high, p.level);
+    items += static_cast<int64_t>(placed.points.size());
+    down += low, up += high;
+  }
+  lowest_ = down, highest_ = up;
+  for (const Target& t : targets_) {
+    lowest_ = std::min(lowest_, t.level - up), highest_ = std::max(highest_, t.level - down);
+  }
+  const int64_t levels = highest_ - lowest_ + 1;
+  return levels <= kMostLevels && levels * items <= kMostTableSteps;
+}
+
+void Levels::start_rest() {
+  rest_.assign(placed_.size() + 1,
+               std::vector<int64_t>(static_cast<size_t>(highest_ - lowest_ + 1), kLargestSum));
+  for (const Target& t : targets_) rest_.back()[static_cast<size_t>(t.level - lowest_)] = 0;
+}
+
+// rest_[first..] by dynamic programming, backwards from rest_.back().
+void Levels::complete_rest(size_t first) {
+  for (size_t g = placed_.size(); g-- > first;) {
+    std::fill(rest_[g].begin(), rest_[g].end(), kLargestSum);
+    for (const Point& p : placed_[g].points) {
+      const int64_t begin = std::max(lowest_, lowest_ - p.level), end = std::min(highest_, highest_ - p.level);
+      for (int64_t level = begin; level <= end; ++level) {
+        const int64_t then = rest(g + 1, level + p.level);
+        auto& least = rest_[g][static_cast<size_t>(level - lowest_)];
+        if (then < kLargestSum) least = std::min(least, then + p.reduced);
+      }
+    }
+    c_.watch.spent(static_cast<int64_t>(placed_[g].points.size()) * (highest_ - lowest_ + 1));
+  }
+}
+
+// From now on `part` comes after all other groups.
+void Levels::fold(const Part& part) {
+  const std::vector<int64_t> then = rest_.back();
+  auto& now = rest_.back();
+  std::fill(now.begin(), now.end(), kLargestSum);
+  for (const Part::Row& row : part.rows) {
+    int64_t least = kLargestSum;
+    for (size_t i = row.begin; i < row.end; ++i) least = std::min(least, part.lists.back()[i].reduced);
+    for (int64_t level = lowest_; level <= highest_; ++level) {
+      const int64_t to = level + row.level;
+      if (to < lowest_ || to > highest_) continue;
+      const int64_t after = then[static_cast<size_t>(to - lowest_)];
+      auto& best = now[static_cast<size_t>(level - lowest_)];
+      if (after < kLargestSum) best = std::min(best, after + least);
+    }
+  }
+}
+
+// Sums with one group more; equal places count once. The part stays as it is if they would be more than `most`.
+Levels::Grown Levels::add_group(Part& part, size_t most) {
+  const auto& points = placed_[part.end].points;
+  const auto& from = part.lists.back();
+  const int64_t allowed = c_.allowance();
+  std::vector<Point> list, scratch;
+  std::vector<size_t> starts;
+  for (size_t i = 0; i < points.size() && list.size() <= 2 * most; ++i) {
+    starts.push_back(list.size());
+    for (size_t s = 0; s < from.size(); ++s) {
+      const int64_t reduced = from[s].reduced + points[i].reduced, level = from[s].level + points[i].level;
+      if (reduced + rest(part.end + 1, level) > allowed) continue;
+      list.push_back({level, from[s].position + points[i].position, reduced, static_cast<uint32_t>(s),
+                      static_cast<uint32_t>(i)});
+    }
+    if (list.size() == starts.back()) starts.pop_back();
+  }
+  c_.statistics.nodes += static_cast<int64_t>(list.size());
+  if (c_.watch.spent(static_cast<int64_t>(8 * list.size()))) return Grown::Stopped;
+  if (list.size() > 2 * most) return Grown::TooLong;
+  merge_runs(list, std::move(starts), scratch, by_place);
+  const auto same = [](const Point& a, const Point& b) {
+    return a.level == b.level && a.position == b.position;
+  };
+  // Of equal ones any will do; their reduced costs differ by rounding only.
+  list.erase(std::unique(list.begin(), list.end(), same), list.end());
+  if (list.size() > most) return Grown::TooLong;
+  c_.statistics.largest_list = std::max(c_.statistics.largest_list, static_cast<int64_t>(list.size()));
+  part.lists.push_back(std::move(list));
+  ++part.end;
+  return Grown::Yes;
+}
+
+// X with at most `most` sums, Y and Z over the groups that are left. False if they are too long, or stopped.
+bool Levels::make_parts(size_t most) {
+  std::stable_sort(placed_.begin() + static_cast<ptrdiff_t>(x_.end), placed_.end(),
+                   [](const Placed& a, const Placed& b) { return a.group > b.group; });
+  start_rest();
+  complete_rest(x_.end);
+  if (x_.lists.empty()) x_.lists.emplace_back(1);
+  while (x_.end < placed_.size()) {
+    const Grown grown = add_group(x_, most);
+    if (grown == Grown::Stopped) return false;
+    if (grown == Grown::TooLong) break;
+  }
+  x_.index();
+  // Every second group of the others.
+  const size_t left = placed_.size() - x_.end;
+  std::vector<Placed> others(std::make_move_iterator(placed_.begin() + static_cast<ptrdiff_t>(x_.end)),
+                             std::make_move_iterator(placed_.end()));
+  placed_.resize(x_.end);
+  for (size_t parity : {0, 1}) {
+    for (size_t i = parity; i < left; i += 2) placed_.push_back(std::move(others[i]));
+  }
+  fold(x_);
+  const size_t middle = x_.end + (left + 1) / 2;
+  size_t first = x_.end;
+  for (Part* part : {&y_, &z_}) {
+    complete_rest(first);
+    *part = {first, first, {{{}}}, {}, {}};
+    const size_t end = part == &y_ ? middle : placed_.size();
+    while (part->end < end) {
+      if (add_group(*part, 4 * most) != Grown::Yes) return false;
+    }
+    part->index();
+    fold(*part);
+    first = end;
+  }
+  return true;
+}
+
+// Calls visit(row of X, y, first z, last z + 1) for all pairs that some sum of that row might complete.
+// False as soon as `visit` is.
+template <class Visit>
+bool Levels::for_pairs(const Target& target, Visit visit) {
+  for (const Part::Row& y : y_.rows) {
+    for (const Part::Row& z : z_.rows) {
+      const int64_t level = target.level - y.level - z.level;
+      const auto x = std::lower_bound(x_.rows.begin(), x_.rows.end(), level,
+                                      [](const Part::Row& row, int64_t l) { return row.level < l; });
+      if (x == x_.rows.end() || x->level != level) continue;
+      const int64_t low = target.low - x_.positions[x->end - 1], high = target.high - x_.positions[x->begin];
+      size_t begin = z.end, end = z.end;
+      for (size_t i = y.begin; i < y.end; ++i) {
+        // Positions of Y rise, so the range of Z falls.
+        while (begin > z.begin && z_.positions[begin - 1] >= low - y_.positions[i]) --begin;
+        while (end > z.begin && z_.positions[end - 1] > high - y_.positions[i]) --end;
+        if (begin < end && !visit(static_cast<size_t>(x - x_.rows.begin()), i, begin, end)) return false;
+      }
+    }
+  }
+  return true;
+}
+
+// Sets the bits of all high ends of windows that hold a sum of X.
+void Levels::mark(const Target& target) {
+  const int64_t width = target.high - target.low;
+  bits_.clear();
+  int128 span = 0;
+  for (const Part::Row& row : x_.rows) {
+    bits_.push_back({x_.positions[row.begin], x_.positions[row.end - 1], 0});
+    span += static_cast<int128>(bits_.back().last) - bits_.back().first + width + 1;
+  }
+  shift_ = 0;
+  while ((span >> shift_) > kBitsPerSum * static_cast<int64_t>(x_.positions.size()) || (width >> shift_) > 4) {
+    ++shift_;
+  }
+  size_t words = 0;
+  for (Bits& row : bits_) {
+    row.word = words;
+    words += static_cast<size_t>(((row.last - row.first + width) >> shift_) / 64 + 1);
+  }
+  table_.assign(words, 0);
+  for (size_t r = 0; r < bits_.size(); ++r) {
+    for (size_t i = x_.rows[r].begin; i < x_.rows[r].end; ++i) {
+      const int64_t at = x_.positions[i] - bits_[r].first;
+      for (int64_t bit = at >> shift_; bit <= (at + width) >> shift_; ++bit) {
+        table_[bits_[r].word + static_cast<size_t>(bit / 64)] |= uint64_t{1} << (bit % 64);
+      }
+    }
+  }
+  c_.watch.spent(static_cast<int64_t>(words + x_.positions.size()));
+}
+
+// Improves the incumbent by the plans on one line until there are none. False when stopped.
+bool Levels::search(Target marked) {
+  bool again = true;
+  while (again) {
+    again = false;
+    mark(marked);
+    Target now = marked;
+    const bool done = for_pairs(marked, [&](size_t row, size_t y, size_t begin, size_t end) {
+      if (c_.watch.spent(static_cast<int64_t>(2 * (end - begin)))) return false;
+      const int64_t from = marked.high - y_.positions[y] - bits_[row].first;
+      const uint64_t* table = table_.data() + bits_[row].word;
+      const int64_t* z = z_.positions.data();
+      for (size_t k = begin; k < end; ++k) {
+        const auto bit = static_cast<uint64_t>(from - z[k]) >> shift_;
+        if ((table[bit / 64] >> (bit % 64) & 1) == 0) continue;
+        while (improve(now, row, y, k)) {
+          // Narrower windows. Ranges and marks of the old one stay valid; far too wide, they are made anew.
+          if (!aim(now)) return again = false;
+          if (now.high - now.low < (marked.high - marked.low) / 4) {
+            marked = now;
+            again = now.low <= now.high;
+            return false;
+          }
+        }
+      }
+      return true;
+    });
+    if (!done && !again) return !c_.watch.stopped();
+  }
+  return true;
+}
+
+// Accepts y + z and the sum of X with which they have the most memory within the window.
+bool Levels::improve(const Target& target, size_t row, size_t y, size_t z) {
+  const int64_t at = y_.positions[y] + z_.positions[z];
+  const auto begin = x_.positions.begin() + static_cast<ptrdiff_t>(x_.rows[row].begin);
+  const auto end = x_.positions.begin() + static_cast<ptrdiff_t>(x_.rows[row].end);
+  const auto after = std::upper_bound(begin, end, target.high - at);
+  if (after == begin || *std::prev(after) < target.low - at) return false;
+  std::vector<size_t> chosen;
+  for (const auto& [part, sum] : {std::pair{&x_, static_cast<size_t>(after - x_.positions.begin()) - 1},
+                                  std::pair{&y_, y}, std::pair{&z_, z}}) {
+    chosen.resize(part->end);
+    for (size_t j = part->end, i = sum; j > part->first; --j) {
+      const Point& p = part->lists[j - part->first][i];
+      chosen[j - 1] = placed_[j - 1].points[p.item].item;
+      i = p.parent;
+    }
+  }
+  Incumbent& best = c_.best;
+  for (auto& counts : best.counts) std::fill(counts.begin(), counts.end(), 0);
+  best.time_ps = groups_.base.time, best.memory_bytes = groups_.base.memory;
+  for (const Items& items : groups_.closed) take(items, 0, best.counts);
+  for (size_t g = 0; g < chosen.size(); ++g) {
+    const Items& items = groups_.open[placed_[g].group];
+    best.time_ps += items.sums[chosen[g]].time, best.memory_bytes += items.sums[chosen[g]].memory;
+    take(items, chosen[g], best.counts);
+  }
+  return true;
+}
+
+bool Levels::run() {
+  if (!open_groups(c_, c_.allowance(), groups_) || groups_.open.empty()) return false;
+  start_ = {groups_.base.time, groups_.base.memory};
+  for (const Items& items : groups_.open) {
+    const Sum& first = items.sums[cheapest_item(items)];
+    start_.time += first.time, start_.memory += first.memory;
+  }
+  if (!choose_basis()) return false;
+  if (c_.proven()) return true;
+  if (!place_items() || !aim()) return false;
+  if (targets_.empty()) return true;
+  if (!limit_levels()) return false;
+  for (const size_t most : kMostSums) {
+    if (make_parts(most)) {
+      int64_t pairs = 0;
+      for (const Target& t : targets_) {
+        for_pairs(t, [&](size_t, size_t, size_t begin, size_t end) {
+          pairs += static_cast<int64_t>(end - begin);
+          return true;
+        });
+      }
+      if (pairs <= kPairsPerSum * static_cast<int64_t>(most)) {
+        c_.statistics.nodes += pairs;
+        for (const Target t : std::vector<Target>(targets_)) {
+          Target now = t;
+          if (!aim(now)) return false;
+          if (now.low <= now.high && !search(now)) return false;
+        }
+        return true;
+      }
+    }
+    if (c_.watch.stopped()) return false;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool search_levels(Context& context) { return Levels(context).run(); }
+
+}  // namespace osdp::search

@@ -5,10 +5,11 @@
 // 3. A plan's time is at least the bound + the sum of its reduced costs, so a plan that may be better than the
 //    incumbent has little of it: most options of most groups are out, what is left of a group are items (items).
 // 4. A beam finds good plans: lists of partial sums, cut to the cheapest (round).
-// 5. Where what is left lies on few lines of a lattice, the plans on them are looked up (levels).
-// 6. Else rounds (round): first only plans up to a small distance above the bound, then wider. A round that
-//    ends proves the bound up to its distance, so the work is about what the true gap needs, however bad the
-//    first incumbent was.
+// 5. Rounds (round): first only plans up to a small distance above the bound, then wider. A round that ends
+//    proves the bound up to its distance, so the work is about what the true gap needs, however bad the first
+//    incumbent was.
+// 6. When a round does not end soon: where what is left lies on few lines of a lattice, the plans on them are
+//    looked up (levels). Else the rounds go on.
 #include "search/branch.hpp"
 #include "search/context.hpp"
 #include "search/lattice.hpp"
@@ -18,12 +19,16 @@
 namespace osdp::search {
 namespace {
 
+// A round of so many partial sums is over before anything cleverer has begun.
+constexpr int64_t kQuickNodes = 10000;
+
 void close_gap(Context& c) {
   const Lattice lattice = make_lattice(c.groups);
   c.step_ps = std::max<int64_t>(lattice.a, 1);
   c.raise_bound(lattice_bound(lattice, c.limit_bytes, c.bound_ps, c.relaxed.multiplier));
   if (c.proven()) return;
   c.reduced = reduced_costs(c.groups, c.relaxed.multiplier);
+  bool tried_levels = false;
   for (int shift = 8; !c.proven() && shift >= 0; shift -= 2) {
     // The first distance is of the gap before the beam: what the beam found makes it exact at once, mostly.
     const int64_t threshold =
@@ -33,11 +38,17 @@ void close_gap(Context& c) {
       if (c.watch.stopped()) return;
       c.raise_bound(c.bound_ps);
       if (c.proven()) return;
-      if (search_levels(c)) c.raise_bound(c.best.time_ps);
-      if (c.watch.stopped() || c.proven()) return;
     }
-    search_round(c, threshold, c.tuning.chunk, false);
-    if (c.watch.stopped()) return;
+    bool complete = false;
+    if (!tried_levels) {
+      complete = search_round(c, threshold, c.tuning.chunk, false, kQuickNodes);
+      if (!complete && !c.watch.stopped()) {
+        tried_levels = true;
+        if (search_levels(c)) c.raise_bound(c.best.time_ps);
+        if (c.watch.stopped() || c.proven()) return;
+      }
+    }
+    if (!complete && !search_round(c, threshold, c.tuning.chunk, false)) return;
     c.raise_bound(std::min(c.best.time_ps, threshold + 1));
   }
 }

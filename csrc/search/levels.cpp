@@ -16,6 +16,7 @@
 // 5. How many pairs there are is known before they are looked at. Too many: X is grown, and Y and Z shrink.
 #include "search/levels.hpp"
 
+#include <array>
 #include <cmath>
 
 #include "search/items.hpp"
@@ -28,9 +29,9 @@ constexpr int64_t kFar = int64_t{1} << 60;       // coordinates beyond this: not
 constexpr int64_t kMostTargets = 64;             // lines that cross the triangle
 constexpr int64_t kMostLevels = 4096;            // levels of partial sums
 constexpr int64_t kMostTableSteps = 1 << 20;     // work for rest_
-constexpr size_t kMostSums[] = {size_t{1} << 10, size_t{1} << 12, size_t{1} << 14, size_t{1} << 16,
+constexpr size_t kMostSums[] = {size_t{1} << 10, size_t{1} << 13, size_t{1} << 16,
                                 size_t{1} << 18};  // of X, one attempt after the other
-constexpr int64_t kPairsPerSum = 512;            // pairs that are worth one more sum in X
+constexpr int64_t kPairsPerSum = 64;             // pairs looked at in one attempt, per sum of X
 constexpr int64_t kBitsPerSum = 32;              // of the table
 
 int128 floor_div(int128 n, int128 d) {
@@ -42,33 +43,38 @@ struct Vector {
   int128 time = 0, memory = 0;
 };
 
-// An item or a partial sum in the lattice's coordinates.
+// An item in the lattice's coordinates, or a partial sum: a tree, where a sum is its parent and one item.
 struct Point {
-  int64_t level = 0, position = 0, reduced = 0;
-  uint32_t parent = 0, item = 0;
+  int64_t position = 0, reduced = 0;
+  int32_t level = 0;
+  uint32_t parent = 0;
+  uint32_t group = 0, item = 0;  // indices into placed_ and its points; of an item: into Items::sums
 };
-
-bool by_place(const Point& a, const Point& b) {
-  return a.level != b.level ? a.level < b.level : a.position < b.position;
-}
 
 // Plans on one line that are better than the incumbent: positions low..high.
 struct Target {
   int64_t level = 0, low = 0, high = -1;
 };
 
-// The sums over some of the groups, as a list for each number of groups.
+// The sums over some of the groups.
 struct Part {
-  size_t first = 0, end = 0;               // its groups, in the order of points_
-  std::vector<std::vector<Point>> lists;   // lists[j]: sums over the first j of them, by_place
-  struct Row {                             // the sums of one level in lists.back()
+  size_t first = 0, end = 0;  // its groups, in the order of placed_
+  std::vector<Point> sums;    // Y and Z: a tree, sums[0] is where every group takes its first item
+  std::vector<std::vector<Point>> stages;  // X: stages[j] are the sums over the first j groups, sorted
+  // The sums over all its groups, sorted by level and position, equal places once:
+  struct Row {
     int64_t level = 0;
     size_t begin = 0, end = 0;
+    int64_t least_reduced = 0;
   };
   std::vector<Row> rows;
-  std::vector<int64_t> positions;          // of lists.back()
+  std::vector<int64_t> positions;
+  std::vector<uint32_t> order;  // order[i]: index into sums of positions[i]
+};
 
-  void index();
+struct Key {
+  int64_t position = 0;
+  uint32_t sum = 0;
 };
 
 class Levels {
@@ -85,13 +91,15 @@ class Levels {
   void start_rest();
   void complete_rest(size_t first);
   void fold(const Part& part);
-  enum class Grown { Yes, TooLong, Stopped };
-  Grown add_group(Part& part, size_t most);
+  bool add_group(Part& part, size_t most);
+  bool walk(Part& part, size_t next, uint32_t from, size_t most);
+  void sort(Part& part);
   bool make_parts(size_t most);
   template <class Visit>
   bool for_pairs(const Target& target, Visit visit);
   void mark(const Target& target);
   bool search(Target target);
+  bool search_targets();
   bool improve(const Target& target, size_t row, size_t y, size_t z);
 
   int64_t rest(size_t g, int64_t level) const {
@@ -121,18 +129,12 @@ class Levels {
   };
   std::vector<Bits> bits_;  // per row of X
   std::vector<uint64_t> table_;
+  std::vector<uint32_t> starts_;  // per word of table_: the first of X's positions that lies in it or later
+  std::vector<Key> keys_;
+  std::vector<Point> scratch_;
+  int64_t pairs_left_ = 0;
   int shift_ = 0;  // a bit stands for 2^shift_ positions
 };
-
-void Part::index() {
-  rows.clear(), positions.clear();
-  const auto& list = lists.back();
-  for (size_t i = 0; i < list.size(); ++i) {
-    if (rows.empty() || rows.back().level != list[i].level) rows.push_back({list[i].level, i, i});
-    rows.back().end = i + 1;
-    positions.push_back(list[i].position);
-  }
-}
 
 size_t cheapest_item(const Items& items) {
   size_t first = 0;
@@ -188,8 +190,8 @@ bool Levels::place_items() {
       const int128 level = (time * u_.memory - memory * u_.time) / det_;
       const int128 position = (v_.time * memory - v_.memory * time) / det_;
       if (level > kMostLevels || level < -kMostLevels || position > kFar || position < -kFar) return false;
-      placed.points.push_back({static_cast<int64_t>(level), static_cast<int64_t>(position), sums[i].reduced, 0,
-                               static_cast<uint32_t>(i)});
+      placed.points.push_back({static_cast<int64_t>(position), sums[i].reduced, static_cast<int32_t>(level), 0,
+                               0, static_cast<uint32_t>(i)});
     }
     std::stable_sort(placed.points.begin(), placed.points.end(),
                      [](const Point& a, const Point& b) { return a.reduced < b.reduced; });
@@ -255,7 +257,9 @@ bool Levels::limit_levels() {
   int64_t items = 0, down = 0, up = 0;
   for (const Placed& placed : placed_) {
     int64_t low = 0, high = 0;
-    for (const Point& p : placed.points) low = std::min(low, p.level), high = std::max(high, p.level);
+    for (const Point& p : placed.points) {
+      low = std::min<int64_t>(low, p.level), high = std::max<int64_t>(high, p.level);
+    }
     items += static_cast<int64_t>(placed.points.size());
     down += low, up += high;
   }
@@ -295,49 +299,139 @@ void Levels::fold(const Part& part) {
   auto& now = rest_.back();
   std::fill(now.begin(), now.end(), kLargestSum);
   for (const Part::Row& row : part.rows) {
-    int64_t least = kLargestSum;
-    for (size_t i = row.begin; i < row.end; ++i) least = std::min(least, part.lists.back()[i].reduced);
     for (int64_t level = lowest_; level <= highest_; ++level) {
       const int64_t to = level + row.level;
       if (to < lowest_ || to > highest_) continue;
       const int64_t after = then[static_cast<size_t>(to - lowest_)];
       auto& best = now[static_cast<size_t>(level - lowest_)];
-      if (after < kLargestSum) best = std::min(best, after + least);
+      if (after < kLargestSum) best = std::min(best, after + row.least_reduced);
     }
   }
 }
 
-// Sums with one group more; equal places count once. The part stays as it is if they would be more than `most`.
-Levels::Grown Levels::add_group(Part& part, size_t most) {
+bool by_place(const Point& a, const Point& b) {
+  return a.level != b.level ? a.level < b.level : a.position < b.position;
+}
+
+// One group more for X. False, and X as it was, if it would have more than `most` sums.
+bool Levels::add_group(Part& part, size_t most) {
   const auto& points = placed_[part.end].points;
-  const auto& from = part.lists.back();
+  const auto& from = part.stages.back();
+  if (from.size() > most * 2 / 3) return false;  // one more would be too many, mostly
   const int64_t allowed = c_.allowance();
-  std::vector<Point> list, scratch;
+  std::vector<Point> list;
+  list.reserve(std::min(from.size() * points.size(), 2 * most));
   std::vector<size_t> starts;
-  for (size_t i = 0; i < points.size() && list.size() <= 2 * most; ++i) {
+  for (size_t i = 0; i < points.size(); ++i) {
     starts.push_back(list.size());
     for (size_t s = 0; s < from.size(); ++s) {
-      const int64_t reduced = from[s].reduced + points[i].reduced, level = from[s].level + points[i].level;
+      const int64_t reduced = from[s].reduced + points[i].reduced;
+      const int32_t level = from[s].level + points[i].level;
       if (reduced + rest(part.end + 1, level) > allowed) continue;
-      list.push_back({level, from[s].position + points[i].position, reduced, static_cast<uint32_t>(s),
-                      static_cast<uint32_t>(i)});
+      list.push_back({from[s].position + points[i].position, reduced, level, static_cast<uint32_t>(s),
+                      static_cast<uint32_t>(part.end), static_cast<uint32_t>(i)});
     }
     if (list.size() == starts.back()) starts.pop_back();
+    if (list.size() > most + most / 2 || c_.watch.spent(static_cast<int64_t>(2 * from.size()))) return false;
   }
+  merge_runs(list, std::move(starts), scratch_, by_place);
+  // Of equal places any will do; their reduced costs differ by rounding only.
+  list.erase(std::unique(list.begin(), list.end(),
+                         [](const Point& a, const Point& b) {
+                           return a.level == b.level && a.position == b.position;
+                         }),
+             list.end());
+  if (list.size() > most) return false;
   c_.statistics.nodes += static_cast<int64_t>(list.size());
-  if (c_.watch.spent(static_cast<int64_t>(8 * list.size()))) return Grown::Stopped;
-  if (list.size() > 2 * most) return Grown::TooLong;
-  merge_runs(list, std::move(starts), scratch, by_place);
-  const auto same = [](const Point& a, const Point& b) {
-    return a.level == b.level && a.position == b.position;
-  };
-  // Of equal ones any will do; their reduced costs differ by rounding only.
-  list.erase(std::unique(list.begin(), list.end(), same), list.end());
-  if (list.size() > most) return Grown::TooLong;
-  c_.statistics.largest_list = std::max(c_.statistics.largest_list, static_cast<int64_t>(list.size()));
-  part.lists.push_back(std::move(list));
+  part.stages.push_back(std::move(list));
   ++part.end;
-  return Grown::Yes;
+  return true;
+}
+
+// All sums over the groups of Y or Z: `from` with items of groups next... False if they are more than `most`.
+bool Levels::walk(Part& part, size_t next, uint32_t from, size_t most) {
+  const int64_t allowed = c_.allowance();
+  const Point at = part.sums[from];
+  for (size_t g = next; g < part.end; ++g) {
+    const auto& points = placed_[g].points;
+    if (at.reduced + points[1].reduced > allowed) break;  // later groups have dearer items
+    for (size_t i = 1; i < points.size() && at.reduced + points[i].reduced <= allowed; ++i) {
+      const int64_t reduced = at.reduced + points[i].reduced;
+      const int32_t level = at.level + points[i].level;
+      if (reduced + rest(g + 1, level) > allowed) continue;
+      if (part.sums.size() >= most || c_.watch.spent(8)) return false;
+      part.sums.push_back({at.position + points[i].position, reduced, level, from, static_cast<uint32_t>(g),
+                           static_cast<uint32_t>(i)});
+      if (!walk(part, g + 1, static_cast<uint32_t>(part.sums.size() - 1), most)) return false;
+    }
+  }
+  return true;
+}
+
+// Least significant digits first; the passes that a range of positions needs.
+void sort_by_position(std::vector<Key>& keys, std::vector<Key>& scratch) {
+  if (keys.size() < 256) {
+    std::stable_sort(keys.begin(), keys.end(),
+                     [](const Key& a, const Key& b) { return a.position < b.position; });
+    return;
+  }
+  constexpr int kDigit = 11;
+  const auto [low, high] = std::minmax_element(
+      keys.begin(), keys.end(), [](const Key& a, const Key& b) { return a.position < b.position; });
+  const int64_t base = low->position;
+  const auto range = static_cast<uint64_t>(high->position - base);
+  scratch.resize(keys.size());
+  for (int shift = 0; shift < 64 && (range >> shift) != 0; shift += kDigit) {
+    const auto digit = [&](const Key& key) {
+      return (static_cast<uint64_t>(key.position - base) >> shift) & ((1u << kDigit) - 1);
+    };
+    std::array<uint32_t, (1u << kDigit) + 1> begins{};
+    for (const Key& key : keys) ++begins[digit(key) + 1];
+    for (size_t i = 1; i < begins.size(); ++i) begins[i] += begins[i - 1];
+    for (const Key& key : keys) scratch[begins[digit(key)]++] = key;
+    keys.swap(scratch);
+  }
+}
+
+// Makes rows, positions and order. Sums that nothing completes are left out.
+void Levels::sort(Part& part) {
+  const auto& sums = part.stages.empty() ? part.sums : part.stages.back();
+  const int64_t allowed = c_.allowance();
+  // By level first; a list in order of position stays so.
+  std::vector<size_t> begins(static_cast<size_t>(highest_ - lowest_ + 2));
+  const auto alive = [&](const Point& p) { return p.reduced + rest(part.end, p.level) <= allowed; };
+  for (const Point& p : sums) {
+    if (alive(p)) ++begins[static_cast<size_t>(p.level - lowest_) + 1];
+  }
+  for (size_t l = 1; l < begins.size(); ++l) begins[l] += begins[l - 1];
+  keys_.resize(begins.back());
+  std::vector<size_t> ends(begins.begin(), begins.end() - 1);
+  for (size_t i = 0; i < sums.size(); ++i) {
+    if (!alive(sums[i])) continue;
+    keys_[ends[static_cast<size_t>(sums[i].level - lowest_)]++] = {sums[i].position,
+                                                                   static_cast<uint32_t>(i)};
+  }
+  part.rows.clear(), part.positions.clear(), part.order.clear();
+  part.positions.reserve(keys_.size()), part.order.reserve(keys_.size());
+  std::vector<Key> level, scratch;
+  for (size_t l = 0; l + 1 < begins.size(); ++l) {
+    if (begins[l] == begins[l + 1]) continue;
+    level.assign(keys_.begin() + static_cast<ptrdiff_t>(begins[l]),
+                 keys_.begin() + static_cast<ptrdiff_t>(begins[l + 1]));
+    if (part.stages.empty()) sort_by_position(level, scratch);
+    Part::Row row{lowest_ + static_cast<int64_t>(l), part.positions.size(), 0, kLargestSum};
+    for (const Key& key : level) {
+      // Of equal places any will do; their reduced costs differ by rounding only.
+      if (part.positions.size() > row.begin && part.positions.back() == key.position) continue;
+      part.positions.push_back(key.position);
+      part.order.push_back(key.sum);
+      row.least_reduced = std::min(row.least_reduced, sums[key.sum].reduced);
+    }
+    row.end = part.positions.size();
+    part.rows.push_back(row);
+  }
+  c_.statistics.nodes += static_cast<int64_t>(sums.size());
+  c_.statistics.largest_list = std::max(c_.statistics.largest_list, static_cast<int64_t>(sums.size()));
 }
 
 // X with at most `most` sums, Y and Z over the groups that are left. False if they are too long, or stopped.
@@ -346,13 +440,9 @@ bool Levels::make_parts(size_t most) {
                    [](const Placed& a, const Placed& b) { return a.group > b.group; });
   start_rest();
   complete_rest(x_.end);
-  if (x_.lists.empty()) x_.lists.emplace_back(1);
-  while (x_.end < placed_.size()) {
-    const Grown grown = add_group(x_, most);
-    if (grown == Grown::Stopped) return false;
-    if (grown == Grown::TooLong) break;
-  }
-  x_.index();
+  if (x_.stages.empty()) x_.stages.emplace_back(1);
+  while (x_.end < placed_.size() && add_group(x_, most)) continue;
+  if (c_.watch.stopped()) return false;
   // Every second group of the others.
   const size_t left = placed_.size() - x_.end;
   std::vector<Placed> others(std::make_move_iterator(placed_.begin() + static_cast<ptrdiff_t>(x_.end)),
@@ -361,19 +451,16 @@ bool Levels::make_parts(size_t most) {
   for (size_t parity : {0, 1}) {
     for (size_t i = parity; i < left; i += 2) placed_.push_back(std::move(others[i]));
   }
+  sort(x_);
   fold(x_);
-  const size_t middle = x_.end + (left + 1) / 2;
   size_t first = x_.end;
   for (Part* part : {&y_, &z_}) {
     complete_rest(first);
-    *part = {first, first, {{{}}}, {}, {}};
-    const size_t end = part == &y_ ? middle : placed_.size();
-    while (part->end < end) {
-      if (add_group(*part, 4 * most) != Grown::Yes) return false;
-    }
-    part->index();
+    *part = {first, part == &y_ ? first + (left + 1) / 2 : placed_.size(), std::vector<Point>(1), {}, {}, {}, {}};
+    if (!walk(*part, first, 0, 4 * most)) return false;
+    sort(*part);
     fold(*part);
-    first = end;
+    first = part->end;
   }
   return true;
 }
@@ -420,12 +507,20 @@ void Levels::mark(const Target& target) {
     words += static_cast<size_t>(((row.last - row.first + width) >> shift_) / 64 + 1);
   }
   table_.assign(words, 0);
+  starts_.assign(words, 0);
   for (size_t r = 0; r < bits_.size(); ++r) {
     for (size_t i = x_.rows[r].begin; i < x_.rows[r].end; ++i) {
       const int64_t at = x_.positions[i] - bits_[r].first;
       for (int64_t bit = at >> shift_; bit <= (at + width) >> shift_; ++bit) {
         table_[bits_[r].word + static_cast<size_t>(bit / 64)] |= uint64_t{1} << (bit % 64);
       }
+    }
+    const size_t end = r + 1 < bits_.size() ? bits_[r + 1].word : words;
+    size_t i = x_.rows[r].begin;
+    for (size_t w = bits_[r].word; w < end; ++w) {
+      const auto begin = static_cast<int64_t>(w - bits_[r].word) << shift_ << 6;
+      while (i < x_.rows[r].end && x_.positions[i] - bits_[r].first < begin) ++i;
+      starts_[w] = static_cast<uint32_t>(i);
     }
   }
   c_.watch.spent(static_cast<int64_t>(words + x_.positions.size()));
@@ -439,7 +534,8 @@ bool Levels::search(Target marked) {
     mark(marked);
     Target now = marked;
     const bool done = for_pairs(marked, [&](size_t row, size_t y, size_t begin, size_t end) {
-      if (c_.watch.spent(static_cast<int64_t>(2 * (end - begin)))) return false;
+      pairs_left_ -= static_cast<int64_t>(end - begin);
+      if (pairs_left_ < 0 || c_.watch.spent(static_cast<int64_t>(2 * (end - begin)))) return false;
       const int64_t from = marked.high - y_.positions[y] - bits_[row].first;
       const uint64_t* table = table_.data() + bits_[row].word;
       const int64_t* z = z_.positions.data();
@@ -448,7 +544,7 @@ bool Levels::search(Target marked) {
         if ((table[bit / 64] >> (bit % 64) & 1) == 0) continue;
         while (improve(now, row, y, k)) {
           // Narrower windows. Ranges and marks of the old one stay valid; far too wide, they are made anew.
-          if (!aim(now)) return again = false;
+          if (!aim(now)) return false;
           if (now.high - now.low < (marked.high - marked.low) / 4) {
             marked = now;
             again = now.low <= now.high;
@@ -458,26 +554,29 @@ bool Levels::search(Target marked) {
       }
       return true;
     });
-    if (!done && !again) return !c_.watch.stopped();
+    if (!done && !again) return now.low > now.high;
   }
   return true;
 }
 
-// Accepts y + z and the sum of X with which they have the most memory within the window.
+// Accepts y + z and a sum of X with which they lie within the window, if there is one.
 bool Levels::improve(const Target& target, size_t row, size_t y, size_t z) {
   const int64_t at = y_.positions[y] + z_.positions[z];
-  const auto begin = x_.positions.begin() + static_cast<ptrdiff_t>(x_.rows[row].begin);
-  const auto end = x_.positions.begin() + static_cast<ptrdiff_t>(x_.rows[row].end);
-  const auto after = std::upper_bound(begin, end, target.high - at);
-  if (after == begin || *std::prev(after) < target.low - at) return false;
-  std::vector<size_t> chosen;
-  for (const auto& [part, sum] : {std::pair{&x_, static_cast<size_t>(after - x_.positions.begin()) - 1},
-                                  std::pair{&y_, y}, std::pair{&z_, z}}) {
-    chosen.resize(part->end);
-    for (size_t j = part->end, i = sum; j > part->first; --j) {
-      const Point& p = part->lists[j - part->first][i];
-      chosen[j - 1] = placed_[j - 1].points[p.item].item;
-      i = p.parent;
+  const int64_t low = target.low - at, high = target.high - at;
+  const int64_t word = std::max<int64_t>(low - bits_[row].first, 0) >> shift_ >> 6;
+  size_t x = starts_[bits_[row].word + static_cast<size_t>(word)];
+  const size_t end = x_.rows[row].end;
+  while (x < end && x_.positions[x] < low) ++x;
+  if (x == end || x_.positions[x] > high) return false;
+  std::vector<uint32_t> chosen(placed_.size(), 0);
+  uint32_t sum = x_.order[x];
+  for (size_t j = x_.stages.size() - 1; j > 0; --j) {
+    chosen[j - 1] = x_.stages[j][sum].item;
+    sum = x_.stages[j][sum].parent;
+  }
+  for (const auto& [part, place] : {std::pair{&y_, y}, std::pair{&z_, z}}) {
+    for (uint32_t i = part->order[place]; i != 0; i = part->sums[i].parent) {
+      chosen[part->sums[i].group] = part->sums[i].item;
     }
   }
   Incumbent& best = c_.best;
@@ -486,8 +585,9 @@ bool Levels::improve(const Target& target, size_t row, size_t y, size_t z) {
   for (const Items& items : groups_.closed) take(items, 0, best.counts);
   for (size_t g = 0; g < chosen.size(); ++g) {
     const Items& items = groups_.open[placed_[g].group];
-    best.time_ps += items.sums[chosen[g]].time, best.memory_bytes += items.sums[chosen[g]].memory;
-    take(items, chosen[g], best.counts);
+    const size_t item = placed_[g].points[chosen[g]].item;
+    best.time_ps += items.sums[item].time, best.memory_bytes += items.sums[item].memory;
+    take(items, item, best.counts);
   }
   return true;
 }
@@ -505,27 +605,21 @@ bool Levels::run() {
   if (targets_.empty()) return true;
   if (!limit_levels()) return false;
   for (const size_t most : kMostSums) {
-    if (make_parts(most)) {
-      int64_t pairs = 0;
-      for (const Target& t : targets_) {
-        for_pairs(t, [&](size_t, size_t, size_t begin, size_t end) {
-          pairs += static_cast<int64_t>(end - begin);
-          return true;
-        });
-      }
-      if (pairs <= kPairsPerSum * static_cast<int64_t>(most)) {
-        c_.statistics.nodes += pairs;
-        for (const Target t : std::vector<Target>(targets_)) {
-          Target now = t;
-          if (!aim(now)) return false;
-          if (now.low <= now.high && !search(now)) return false;
-        }
-        return true;
-      }
-    }
+    pairs_left_ = kPairsPerSum * static_cast<int64_t>(most);
+    if (make_parts(most) && search_targets()) return true;
     if (c_.watch.stopped()) return false;
   }
   return false;
+}
+
+bool Levels::search_targets() {
+  const int64_t pairs = pairs_left_;
+  bool done = true;
+  for (Target target : std::vector<Target>(targets_)) {
+    done = done && aim(target) && (target.low > target.high || search(target));
+  }
+  c_.statistics.nodes += pairs - pairs_left_;
+  return done;
 }
 
 }  // namespace

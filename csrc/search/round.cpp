@@ -14,9 +14,13 @@ namespace {
 
 class Round {
  public:
-  Round(Context& context, int64_t threshold_ps, size_t cap, bool beam)
-      : context_(context), threshold_(threshold_ps), cap_(cap), beam_(beam) {}
-  void run();
+  Round(Context& context, int64_t threshold_ps, size_t cap, bool beam, int64_t most_nodes)
+      : context_(context),
+        threshold_(threshold_ps),
+        cap_(cap),
+        beam_(beam),
+        last_node_(most_nodes == 0 ? kLargestSum : context.statistics.nodes + most_nodes) {}
+  bool run();
 
  private:
   void keep_cheapest(std::vector<Sum>& list);
@@ -30,10 +34,13 @@ class Round {
     return std::min(threshold_ - context_.relaxed.lower_bound_ps, context_.allowance());
   }
 
+  bool stopped() const { return context_.watch.stopped() || context_.statistics.nodes > last_node_; }
+
   Context& context_;
   const int64_t threshold_;  // plans up to this time are looked for
   const size_t cap_;         // longest list that is not cut into chunks
   const bool beam_;
+  const int64_t last_node_;  // beyond this the round is given up
 
   OpenGroups groups_;
   std::vector<size_t> head_order_, tail_order_;  // indices into groups_.open
@@ -56,7 +63,8 @@ void Round::extend(const std::vector<Sum>& from, const Items& items, std::vector
                     static_cast<uint32_t>(s), static_cast<uint32_t>(i)});
     }
     if (to.size() == starts.back()) starts.pop_back();
-    if (context_.watch.spent(static_cast<int64_t>(from.size()))) break;
+    context_.watch.spent(static_cast<int64_t>(from.size()));
+    if (stopped()) break;
   }
   context_.statistics.nodes += static_cast<int64_t>(to.size());
   merge_runs(to, std::move(starts), scratch_, by_memory);
@@ -121,14 +129,14 @@ void Round::descend(const std::vector<Sum>& head, size_t next) {
     std::vector<Sum> list;
     extend(head, groups_.open[head_order_[next]], list);
     if (list.size() <= cap_) {
-      if (!list.empty() && !context_.watch.stopped()) descend(list, next + 1);
+      if (!list.empty() && !stopped()) descend(list, next + 1);
     } else {
       // Chunks by reduced cost; inside a chunk the order by memory is restored.
       std::sort(list.begin(), list.end(), [](const Sum& a, const Sum& b) {
         return a.reduced != b.reduced ? a.reduced < b.reduced : by_memory(a, b);
       });
       std::vector<Sum> chunk;
-      for (size_t begin = 0; begin < list.size() && !context_.watch.stopped(); begin += cap_) {
+      for (size_t begin = 0; begin < list.size() && !stopped(); begin += cap_) {
         if (list[begin].reduced > allowance()) break;
         if (beam_ && begin > 0) break;
         chunk.assign(list.begin() + begin, list.begin() + std::min(begin + cap_, list.size()));
@@ -151,8 +159,9 @@ void Round::keep_cheapest(std::vector<Sum>& list) {
   std::sort(list.begin(), list.end(), by_memory);
 }
 
-void Round::run() {
-  if (!open_groups(context_, allowance(), groups_)) return;
+// False when stopped.
+bool Round::run() {
+  if (!open_groups(context_, allowance(), groups_)) return false;
   size_t lists = groups_.open.size();
   Items nothing;  // where no group is open
   nothing.sums.resize(1);
@@ -170,19 +179,20 @@ void Round::run() {
     if (beam_) keep_cheapest(list);
     grown.push_back(std::move(list));
     ++next;
-    if (context_.watch.stopped()) return;
+    if (stopped()) return false;
   }
   const size_t built = head_order_.size();
   for (; next < lists; ++next) head_order_.push_back(next);
   for (size_t j = 0; j < built; ++j) head_lists_.push_back(&head_storage[j]);
   descend(head_storage[built], built);
+  return !stopped();
 }
 
 }  // namespace
 
-void search_round(Context& context, int64_t threshold_ps, size_t cap, bool beam) {
+bool search_round(Context& context, int64_t threshold_ps, size_t cap, bool beam, int64_t most_nodes) {
   context.statistics.rounds++;
-  Round(context, threshold_ps, cap, beam).run();
+  return Round(context, threshold_ps, cap, beam, most_nodes).run();
 }
 
 }  // namespace osdp::search

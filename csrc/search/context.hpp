@@ -34,8 +34,12 @@ struct Context {
   Incumbent best;
   int64_t step_ps = 1;   // times of plans differ by multiples of this
   int64_t bound_ps = 0;  // no plan is faster
+  double gap = 0;        // see Budget
 
   bool proven() const { return bound_ps >= best.time_ps; }
+  bool good_enough() const {
+    return proven() || static_cast<double>(best.time_ps - bound_ps) <= gap * static_cast<double>(best.time_ps);
+  }
   // What a plan's reduced costs may sum to if it is to be faster than the incumbent.
   int64_t allowance() const { return best.time_ps - step_ps - relaxed.lower_bound_ps; }
   void raise_bound(int64_t bound) {

@@ -19,17 +19,14 @@
 namespace osdp::search {
 namespace {
 
-// A round of so many partial sums is over before anything cleverer has begun.
-constexpr int64_t kQuickNodes = 10000;
-
 void close_gap(Context& c) {
   const Lattice lattice = make_lattice(c.groups);
   c.step_ps = std::max<int64_t>(lattice.a, 1);
   c.raise_bound(lattice_bound(lattice, c.limit_bytes, c.bound_ps, c.relaxed.multiplier));
-  if (c.proven()) return;
+  if (c.good_enough()) return;
   c.reduced = reduced_costs(c.groups, c.relaxed.multiplier);
   bool tried_levels = false;
-  for (int shift = 8; !c.proven() && shift >= 0; shift -= 2) {
+  for (int shift = 8; !c.good_enough() && shift >= 0; shift -= 2) {
     // The first distance is of the gap before the beam: what the beam found makes it exact at once, mostly.
     const int64_t threshold =
         std::min(c.best.time_ps - c.step_ps, c.bound_ps + ((c.best.time_ps - c.bound_ps) >> shift));
@@ -37,15 +34,15 @@ void close_gap(Context& c) {
       search_round(c, threshold, c.tuning.beam, true);
       if (c.watch.stopped()) return;
       c.raise_bound(c.bound_ps);
-      if (c.proven()) return;
+      if (c.good_enough()) return;
     }
     bool complete = false;
     if (!tried_levels) {
-      complete = search_round(c, threshold, c.tuning.chunk, false, kQuickNodes);
+      complete = search_round(c, threshold, c.tuning.chunk, false, c.tuning.quick_nodes);
       if (!complete && !c.watch.stopped()) {
         tried_levels = true;
         if (search_levels(c)) c.raise_bound(c.best.time_ps);
-        if (c.watch.stopped() || c.proven()) return;
+        if (c.watch.stopped() || c.good_enough()) return;
       }
     }
     if (!complete && !search_round(c, threshold, c.tuning.chunk, false)) return;
@@ -55,13 +52,12 @@ void close_gap(Context& c) {
 
 }  // namespace
 
-Solution solve_exact(const Problem& problem, const Budget& budget, const Tuning& tuning) {
+Solution solve_exact(const ProblemView& problem, const Budget& budget, const Tuning& tuning) {
   if (tuning.beam < 1 || tuning.chunk < 1) throw InvalidProblem("beam and chunk must be at least 1");
-  validate(problem);
   Stopwatch watch(budget);
   const std::vector<Group> groups = make_groups(problem);
   const Relaxation relaxed = relax(groups, hull_edges(groups), problem.limit_bytes);
-  Context c{problem.limit_bytes, groups, relaxed, watch, tuning, {}, {}, {}, 1, 0};
+  Context c{problem.limit_bytes, groups, relaxed, watch, tuning, {}, {}, {}, 1, 0, budget.gap};
   c.statistics.groups = static_cast<int64_t>(groups.size());
   for (const auto& g : groups) c.statistics.options_left += static_cast<int64_t>(g.options.size());
   Solution s;
@@ -70,11 +66,11 @@ Solution solve_exact(const Problem& problem, const Budget& budget, const Tuning&
   if (relaxed.feasible) {
     c.best = {relaxed.time_ps, relaxed.memory_bytes, relaxed.counts};
     c.bound_ps = relaxed.lower_bound_ps;
-    if (!c.proven()) close_gap(c);
+    if (!c.good_enough()) close_gap(c);
     s.lower_bound_ps = c.bound_ps;
     s.time_ps = c.best.time_ps;
     s.memory_bytes = c.best.memory_bytes;
-    s.choices = spread_choices(problem, groups, c.best.counts);
+    s.choices = spread_choices(problem.operators.size(), groups, c.best.counts);
     s.status = c.proven() ? Status::Optimal : Status::Feasible;
   }
   c.statistics.seconds = watch.seconds();

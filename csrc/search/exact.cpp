@@ -54,6 +54,7 @@ void close_gap(Context& c) {
 
 Solution solve_exact(const ProblemView& problem, const Budget& budget, const Tuning& tuning) {
   if (tuning.beam < 1 || tuning.chunk < 1) throw InvalidProblem("beam and chunk must be at least 1");
+  if (problem.limit_bytes < 0) validate(problem);  // which throws; make_groups() does the rest of it
   Stopwatch watch(budget);
   const std::vector<Group> groups = make_groups(problem);
   const Relaxation relaxed = relax(groups, hull_edges(groups), problem.limit_bytes);

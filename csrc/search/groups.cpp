@@ -72,7 +72,7 @@ Kinds find_kinds(const ProblemView& problem) {
   return kinds;
 }
 
-// What validate() finds, looking at each kind once.
+// What validate() finds, but for the limit, looking at each kind once.
 bool valid(const ProblemView& problem, const Kinds& kinds) {
   int128 time = 0, memory = 0;
   for (size_t k = 0; k < kinds.first.size(); ++k) {
@@ -86,7 +86,7 @@ bool valid(const ProblemView& problem, const Kinds& kinds) {
     time += static_cast<int128>(slowest) * kinds.members[k];
     memory += static_cast<int128>(largest) * kinds.members[k];
   }
-  return !kinds.first.empty() && problem.limit_bytes >= 0 && time <= kLargestSum && memory <= kLargestSum;
+  return !kinds.first.empty() && time <= kLargestSum && memory <= kLargestSum;
 }
 
 bool before(const std::vector<Option>& a, const std::vector<Option>& b) {

@@ -22,8 +22,9 @@ struct Group {
 std::vector<int> undominated(std::span<const Option> options);
 
 // Groups in an order that depends on their options only, never on the order of operators. Throws
-// InvalidProblem as validate() does.
+// InvalidProblem as validate() does, but for the limit, which is not looked at.
 std::vector<Group> make_groups(const ProblemView& problem);
+inline std::vector<Group> make_groups(const Problem& problem) { return make_groups(ProblemView(problem)); }
 
 // counts[g][k]: how many operators of group g take its option k. Members take options by rising memory, in
 // operator order, so that equal operators with equal choices are neighbours.

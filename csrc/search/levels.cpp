@@ -615,10 +615,12 @@ bool Levels::run() {
 bool Levels::search_targets() {
   const int64_t pairs = pairs_left_;
   bool done = true;
-  for (Target target : std::vector<Target>(targets_)) {
+  const std::vector<Target> targets = targets_;
+  for (Target target : targets) {
     done = done && aim(target) && (target.low > target.high || search(target));
   }
   c_.statistics.nodes += pairs - pairs_left_;
+  c_.statistics.lines += static_cast<int64_t>(targets.size());
   return done;
 }
 

@@ -63,6 +63,7 @@ struct ProblemView {
 
 // Throws InvalidProblem unless every operator has an option, no number is negative, and no total overflows.
 void validate(const ProblemView& problem);
+inline void validate(const Problem& problem) { validate(ProblemView(problem)); }
 
 // The Lagrange multiplier of memory, picoseconds per byte: what one byte more would save where memory is
 // short.
@@ -78,6 +79,7 @@ struct Statistics {
   int64_t options_left = 0;  // options that are not dominated, over all kinds
   int64_t largest_list = 0;  // most partial plans held at once
   int64_t rounds = 0;        // passes of the exact search
+  int64_t lines = 0;         // lattice lines that were searched
   double seconds = 0;
 };
 

@@ -434,7 +434,7 @@ void Levels::sort(Part& part) {
   c_.statistics.largest_list = std::max(c_.statistics.largest_list, static_cast<int64_t>(sums.size()));
 }
 
-// X with at most `most` sums, Y and Z over the groups that are left. False if they are too long, or stopped.
+// X with at most `most` sums, Y and Z over the groups that are left. False if those were cut off, or stopped.
 bool Levels::make_parts(size_t most) {
   std::stable_sort(placed_.begin() + static_cast<ptrdiff_t>(x_.end), placed_.end(),
                    [](const Placed& a, const Placed& b) { return a.group > b.group; });
@@ -454,15 +454,17 @@ bool Levels::make_parts(size_t most) {
   sort(x_);
   fold(x_);
   size_t first = x_.end;
+  bool complete = true;
   for (Part* part : {&y_, &z_}) {
     complete_rest(first);
     *part = {first, part == &y_ ? first + (left + 1) / 2 : placed_.size(), std::vector<Point>(1), {}, {}, {}, {}};
-    if (!walk(*part, first, 0, 4 * most)) return false;
+    complete = walk(*part, first, 0, 4 * most) && complete;
+    if (c_.watch.stopped()) return false;
     sort(*part);
     fold(*part);
     first = part->end;
   }
-  return true;
+  return complete;
 }
 
 // Calls visit(row of X, y, first z, last z + 1) for all pairs that some sum of that row might complete.
@@ -544,7 +546,7 @@ bool Levels::search(Target marked) {
         if ((table[bit / 64] >> (bit % 64) & 1) == 0) continue;
         while (improve(now, row, y, k)) {
           // Narrower windows. Ranges and marks of the old one stay valid; far too wide, they are made anew.
-          if (!aim(now)) return false;
+          if (!aim(now) || c_.good_enough()) return false;
           if (now.high - now.low < (marked.high - marked.low) / 4) {
             marked = now;
             again = now.low <= now.high;
@@ -606,8 +608,12 @@ bool Levels::run() {
   if (!limit_levels()) return false;
   for (const size_t most : kMostSums) {
     pairs_left_ = kPairsPerSum * static_cast<int64_t>(most);
-    if (make_parts(most) && search_targets()) return true;
+    // With lists that were cut off, nothing is proven, but better plans are found.
+    const bool complete = make_parts(most);
     if (c_.watch.stopped()) return false;
+    if (!complete) pairs_left_ /= 16;
+    if (search_targets() && complete) return true;
+    if (c_.watch.stopped() || c_.good_enough()) return false;
   }
   return false;
 }

@@ -197,7 +197,9 @@ def test_a_gap_ends_the_search_early_and_holds():
 
 
 problems = st.lists(
-    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=4), min_size=1, max_size=6
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=4),
+    min_size=1,
+    max_size=6,
 )
 
 

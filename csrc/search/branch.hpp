@@ -12,7 +12,7 @@ Solution solve_dfs(const ProblemView& problem, const Budget& budget = {});
 
 // How long the exact search lets its lists grow. Results do not depend on it, only time and memory do.
 struct Tuning {
-  size_t beam = 500;              // partial sums kept by the first pass, which only looks for good plans
+  size_t beam = 500;               // partial sums kept by the first pass, which only looks for good plans
   size_t chunk = size_t{1} << 20;  // partial sums searched together, of 32 bytes each
   int64_t quick_nodes = 10000;     // a round of more partial sums waits until levels have been tried
 };

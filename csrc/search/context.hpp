@@ -38,7 +38,8 @@ struct Context {
 
   bool proven() const { return bound_ps >= best.time_ps; }
   bool good_enough() const {
-    return proven() || static_cast<double>(best.time_ps - bound_ps) <= gap * static_cast<double>(best.time_ps);
+    return proven() ||
+           static_cast<double>(best.time_ps - bound_ps) <= gap * static_cast<double>(best.time_ps);
   }
   // What a plan's reduced costs may sum to if it is to be faster than the incumbent.
   int64_t allowance() const { return best.time_ps - step_ps - relaxed.lower_bound_ps; }

@@ -2,8 +2,10 @@
 // 1. Equal operators become one group with a multiplicity, dominated options go (groups).
 // 2. The Lagrangian relaxation gives a lower bound, the price of memory lambda and a feasible plan (bound);
 //    the lattice of costs may raise the bound (lattice). Often they meet, and that is all.
-// 3. A plan's time is at least the bound + the sum of its reduced costs, so a plan that may be better than the
-//    incumbent has little of it: most options of most groups are out, what is left of a group are items (items).
+// 3. A plan's time is at least the bound + the sum of its reduced costs, so a plan that may be better than
+// the
+//    incumbent has little of it: most options of most groups are out, what is left of a group are items
+//    (items).
 // 4. A beam finds good plans: lists of partial sums, cut to the cheapest (round).
 // 5. Rounds (round): first only plans up to a small distance above the bound, then wider. A round that ends
 //    proves the bound up to its distance, so the work is about what the true gap needs, however bad the first

@@ -110,9 +110,8 @@ bool open_groups(Context& context, int64_t allowance, OpenGroups& result) {
       result.open.push_back(std::move(items));
     }
   }
-  std::stable_sort(result.open.begin(), result.open.end(), [](const Items& a, const Items& b) {
-    return a.least_alternative > b.least_alternative;
-  });
+  std::stable_sort(result.open.begin(), result.open.end(),
+                   [](const Items& a, const Items& b) { return a.least_alternative > b.least_alternative; });
   return true;
 }
 

@@ -1,8 +1,8 @@
 // Note [Levels]
-// All plans that the open groups still allow lie on a lattice (lattice.hpp). Where that lattice is coarse, few
-// of its lines cross the triangle of better plans (within the limit, above the Lagrangian line, faster than
-// the incumbent), and on each line only a short window of points lies in it. The paper's formulas make such
-// lattices: a line is a number of messages, a point on it a number of bytes; even where all operators
+// All plans that the open groups still allow lie on a lattice (lattice.hpp). Where that lattice is coarse,
+// few of its lines cross the triangle of better plans (within the limit, above the Lagrangian line, faster
+// than the incumbent), and on each line only a short window of points lies in it. The paper's formulas make
+// such lattices: a line is a number of messages, a point on it a number of bytes; even where all operators
 // differ, the optimum is then a sum of given size and number of terms, which no bound tells.
 // 1. Basis: u as short as possible where times and priced bytes count alike, so that lines are far apart;
 //    v leads from line to line. An item is then (level, position): level * v + position * u.
@@ -25,14 +25,14 @@
 namespace osdp::search {
 namespace {
 
-constexpr int64_t kFar = int64_t{1} << 60;       // coordinates beyond this: not for this technique
-constexpr int64_t kMostTargets = 64;             // lines that cross the triangle
-constexpr int64_t kMostLevels = 4096;            // levels of partial sums
-constexpr int64_t kMostTableSteps = 1 << 20;     // work for rest_
-constexpr size_t kMostSums[] = {size_t{1} << 10, size_t{1} << 13, size_t{1} << 16,
+constexpr int64_t kFar = int64_t{1} << 60;    // coordinates beyond this: not for this technique
+constexpr int64_t kMostTargets = 64;          // lines that cross the triangle
+constexpr int64_t kMostLevels = 4096;         // levels of partial sums
+constexpr int64_t kMostTableSteps = 1 << 20;  // work for rest_
+constexpr size_t kMostSums[] = {size_t{1} << 10, size_t{1} << 16,
                                 size_t{1} << 18};  // of X, one attempt after the other
-constexpr int64_t kPairsPerSum = 64;             // pairs looked at in one attempt, per sum of X
-constexpr int64_t kBitsPerSum = 32;              // of the table
+constexpr int64_t kPairsPerSum = 64;               // pairs looked at in one attempt, per sum of X
+constexpr int64_t kBitsPerSum = 32;                // of the table
 
 int128 floor_div(int128 n, int128 d) {
   const int128 q = n / d;
@@ -103,8 +103,7 @@ class Levels {
   bool improve(const Target& target, size_t row, size_t y, size_t z);
 
   int64_t rest(size_t g, int64_t level) const {
-    return level < lowest_ || level > highest_ ? kLargestSum
-                                               : rest_[g][static_cast<size_t>(level - lowest_)];
+    return level < lowest_ || level > highest_ ? kLargestSum : rest_[g][static_cast<size_t>(level - lowest_)];
   }
 
   Context& c_;
@@ -118,8 +117,9 @@ class Levels {
   };
   std::vector<Placed> placed_;  // the most critical first; after make_parts() X's, Y's, Z's
   std::vector<Target> targets_;
-  int64_t lowest_ = 0, highest_ = 0;        // levels of partial sums
-  std::vector<std::vector<int64_t>> rest_;  // [g][level - lowest_]: least reduced costs from there to a target
+  int64_t lowest_ = 0, highest_ = 0;  // levels of partial sums
+  std::vector<std::vector<int64_t>>
+      rest_;  // [g][level - lowest_]: least reduced costs from there to a target
 
   Part x_, y_, z_;
   struct Bits {
@@ -149,7 +149,8 @@ size_t cheapest_item(const Items& items) {
 bool Levels::choose_basis() {
   Lattice lattice;
   for (const Items& items : groups_.open) {
-    for (const Sum& s : items.sums) extend(lattice, items.sums[0].time - s.time, items.sums[0].memory - s.memory);
+    for (const Sum& s : items.sums)
+      extend(lattice, items.sums[0].time - s.time, items.sums[0].memory - s.memory);
   }
   if (lattice.d == 0 || lattice.a == 0) return false;
   lattice.base_time_ps = static_cast<int64_t>(start_.time);
@@ -190,8 +191,8 @@ bool Levels::place_items() {
       const int128 level = (time * u_.memory - memory * u_.time) / det_;
       const int128 position = (v_.time * memory - v_.memory * time) / det_;
       if (level > kMostLevels || level < -kMostLevels || position > kFar || position < -kFar) return false;
-      placed.points.push_back({static_cast<int64_t>(position), sums[i].reduced, static_cast<int32_t>(level), 0,
-                               0, static_cast<uint32_t>(i)});
+      placed.points.push_back({static_cast<int64_t>(position), sums[i].reduced, static_cast<int32_t>(level),
+                               0, 0, static_cast<uint32_t>(i)});
     }
     std::stable_sort(placed.points.begin(), placed.points.end(),
                      [](const Point& a, const Point& b) { return a.reduced < b.reduced; });
@@ -247,7 +248,8 @@ bool Levels::aim() {
     cut(-u_.time, height - time + level * v_.time);
     if (least > most) continue;
     if (least == -kFar || most == kFar) return false;
-    targets_.push_back({static_cast<int64_t>(level), static_cast<int64_t>(least), static_cast<int64_t>(most)});
+    targets_.push_back(
+        {static_cast<int64_t>(level), static_cast<int64_t>(least), static_cast<int64_t>(most)});
   }
   return true;
 }
@@ -282,7 +284,8 @@ void Levels::complete_rest(size_t first) {
   for (size_t g = placed_.size(); g-- > first;) {
     std::fill(rest_[g].begin(), rest_[g].end(), kLargestSum);
     for (const Point& p : placed_[g].points) {
-      const int64_t begin = std::max(lowest_, lowest_ - p.level), end = std::min(highest_, highest_ - p.level);
+      const int64_t begin = std::max(lowest_, lowest_ - p.level),
+                    end = std::min(highest_, highest_ - p.level);
       for (int64_t level = begin; level <= end; ++level) {
         const int64_t then = rest(g + 1, level + p.level);
         auto& least = rest_[g][static_cast<size_t>(level - lowest_)];
@@ -457,7 +460,8 @@ bool Levels::make_parts(size_t most) {
   bool complete = true;
   for (Part* part : {&y_, &z_}) {
     complete_rest(first);
-    *part = {first, part == &y_ ? first + (left + 1) / 2 : placed_.size(), std::vector<Point>(1), {}, {}, {}, {}};
+    *part = {first, part == &y_ ? first + (left + 1) / 2 : placed_.size(), std::vector<Point>(1), {}, {}, {},
+             {}};
     complete = walk(*part, first, 0, 4 * most) && complete;
     if (c_.watch.stopped()) return false;
     sort(*part);
@@ -500,7 +504,8 @@ void Levels::mark(const Target& target) {
     span += static_cast<int128>(bits_.back().last) - bits_.back().first + width + 1;
   }
   shift_ = 0;
-  while ((span >> shift_) > kBitsPerSum * static_cast<int64_t>(x_.positions.size()) || (width >> shift_) > 4) {
+  while ((span >> shift_) > kBitsPerSum * static_cast<int64_t>(x_.positions.size()) ||
+         (width >> shift_) > 4) {
     ++shift_;
   }
   size_t words = 0;

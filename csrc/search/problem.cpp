@@ -14,7 +14,8 @@ void validate(const ProblemView& problem) {
     const auto options = problem.operators[i];
     if (options.empty()) throw InvalidProblem(problem.name_of(i) + " has no options");
     if (options.size() > kMostOptions) {
-      throw InvalidProblem(problem.name_of(i) + " has more than " + std::to_string(kMostOptions) + " options");
+      throw InvalidProblem(problem.name_of(i) + " has more than " + std::to_string(kMostOptions) +
+                           " options");
     }
     int64_t slowest = 0, largest = 0;
     for (size_t k = 0; k < options.size(); ++k) {

@@ -2,9 +2,9 @@
 // Partial sums over groups, one item each, are kept in lists without the dominated ones. Two such lists are
 // grown over disjoint groups, the most decided ones first, always the shorter one next; the most critical
 // group is in neither. Matching the two is one linear scan per item of that group (the most memory that still
-// fits is the least time). A list that would grow beyond its cap is cut into chunks, least reduced cost first,
-// which are searched depth-first: memory is bounded, the search stays exact, and the first chunks find good
-// plans.
+// fits is the least time). A list that would grow beyond its cap is cut into chunks, least reduced cost
+// first, which are searched depth-first: memory is bounded, the search stays exact, and the first chunks find
+// good plans.
 #include "search/round.hpp"
 
 #include "search/items.hpp"
@@ -69,7 +69,8 @@ void Round::extend(const std::vector<Sum>& from, const Items& items, std::vector
   context_.statistics.nodes += static_cast<int64_t>(to.size());
   merge_runs(to, std::move(starts), scratch_, by_memory);
   drop_dominated(to);
-  context_.statistics.largest_list = std::max(context_.statistics.largest_list, static_cast<int64_t>(to.size()));
+  context_.statistics.largest_list =
+      std::max(context_.statistics.largest_list, static_cast<int64_t>(to.size()));
 }
 
 // For each item of the last group, the best partner of each head sum in one pass: heads by rising memory,
@@ -79,7 +80,8 @@ void Round::match(const std::vector<Sum>& head) {
   for (size_t i = 0; i < last_->sums.size(); ++i) {
     const Sum& item = last_->sums[i];
     const int64_t room = context_.limit_bytes - groups_.base.memory - item.memory;
-    const int64_t worth = context_.best.time_ps - groups_.base.time - item.time;  // sums below this are better plans
+    const int64_t worth =
+        context_.best.time_ps - groups_.base.time - item.time;  // sums below this are better plans
     int64_t least = worth;
     size_t t = tail.size(), head_found = 0, tail_found = 0;
     for (size_t h = 0; h < head.size() && t > 0; ++h) {

@@ -133,8 +133,10 @@ int main(int argc, char** argv) {
   CHECK(tight > problems / 100);
   CHECK(by_lines > problems / 100);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  std::printf("%lld problems, %lld infeasible, %lld with no byte left, %lld by lattice lines, %lld disagreements, %.1f s\n",
-              static_cast<long long>(problems), static_cast<long long>(infeasible),
-              static_cast<long long>(tight), static_cast<long long>(by_lines), static_cast<long long>(wrong), seconds);
+  std::printf(
+      "%lld problems, %lld infeasible, %lld with no byte left, %lld by lattice lines, %lld disagreements, "
+      "%.1f s\n",
+      static_cast<long long>(problems), static_cast<long long>(infeasible), static_cast<long long>(tight),
+      static_cast<long long>(by_lines), static_cast<long long>(wrong), seconds);
   return report("test_branch_random");
 }

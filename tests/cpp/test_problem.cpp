@@ -11,10 +11,12 @@ using namespace osdp::search;
 
 int main() {
   CHECK_THROWS(solve_exact(Problem{{}, 1, {}}), InvalidProblem, "no operators");
-  CHECK_THROWS(solve_exact(Problem{{{{1, 1}}, {}}, 1, {"a", "b"}}), InvalidProblem, "operator 'b' has no options");
+  CHECK_THROWS(solve_exact(Problem{{{{1, 1}}, {}}, 1, {"a", "b"}}), InvalidProblem,
+               "operator 'b' has no options");
   CHECK_THROWS(solve_exact(Problem{{{{1, 1}}, {{1, -1}}}, 1, {}}), InvalidProblem,
                "operator 1, option 0: negative memory");
-  CHECK_THROWS(solve_dfs(Problem{{{{-1, 1}}}, 1, {"a"}}), InvalidProblem, "operator 'a', option 0: negative time");
+  CHECK_THROWS(solve_dfs(Problem{{{{-1, 1}}}, 1, {"a"}}), InvalidProblem,
+               "operator 'a', option 0: negative time");
   CHECK_THROWS(solve_dfs(Problem{{{{1, 1}}}, -1, {}}), InvalidProblem, "limit is negative");
   const int64_t max = std::numeric_limits<int64_t>::max();
   CHECK_THROWS(solve_exact(Problem{{{{max, 1}}}, 1, {}}), InvalidProblem, "total time overflows");

@@ -39,6 +39,11 @@ class Hardware:
     all_reduce: Collective
     flops_per_s: float  # achieved on matrix products; prices operators that were not measured themselves
     optimizer_s_per_byte: float  # time of an AdamW step per byte of fp32 parameters that this rank updates
+    # One step of a ring between hosts; None: one host, or not measured.
+    between_hosts: Collective | None = None
+    # How much longer a step gets for each second of communication: 1.0 where nothing overlaps, less where
+    # computation hides it, more where the two hinder each other (CPU cores).
+    exposed_communication: float = 1.0
     # Operator name -> seconds: forward + backward per sample; the part that does not grow with the batch;
     # forward alone per sample.
     gamma_s: Mapping[str, float] = field(default_factory=dict)
@@ -98,8 +103,12 @@ def _problems(hardware: Hardware) -> Iterator[tuple[str, str]]:
         yield "flops_per_s", f"must be positive, is {hardware.flops_per_s}"
     if hardware.optimizer_s_per_byte < 0:
         yield "optimizer_s_per_byte", f"must not be negative, is {hardware.optimizer_s_per_byte}"
-    for name in ("all_gather", "reduce_scatter", "all_reduce"):
+    if not 0 <= hardware.exposed_communication <= 100:
+        yield "exposed_communication", f"must be between 0 and 100, is {hardware.exposed_communication}"
+    for name in ("all_gather", "reduce_scatter", "all_reduce", "between_hosts"):
         cost = getattr(hardware, name)
+        if cost is None:
+            continue
         for what in ("alpha_s", "beta_s_per_byte"):
             if getattr(cost, what) < 0:
                 yield f"{name}.{what}", f"must not be negative, is {getattr(cost, what)}"

@@ -7,12 +7,13 @@ import difflib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from osdp import serial
 from osdp.description import ModelDescription, Operator
-from osdp.errors import FormatError, InvalidProblemError, PlanMismatchError
+from osdp.errors import InvalidProblemError, PlanMismatchError
 from osdp.hardware import Hardware
+from osdp.schema import AtLeast, OneOf
 from osdp.units import group_units, operator_dtypes
 
 if TYPE_CHECKING:
@@ -48,10 +49,10 @@ class Choice:
     >>> Choice("FULL_SHARD", granularity=4, sharded_slices=2, split="out")
     """
 
-    mode: str
-    granularity: int = 1
-    sharded_slices: int | None = None
-    split: str | None = None
+    mode: Annotated[str, OneOf(MODES)]
+    granularity: Annotated[int, AtLeast(1)] = 1
+    sharded_slices: Annotated[int, AtLeast(0)] | None = None
+    split: Annotated[str, OneOf(SPLITS)] | None = None
 
     @property
     def slices_sharded(self) -> int:
@@ -108,11 +109,11 @@ class Plan:
 
     description: ModelDescription
     hardware: Hardware | None
-    world_size: int | None  # None: any (a plan made by hand)
+    world_size: Annotated[int, AtLeast(1)] | None  # None: any (a plan made by hand)
     choices: Mapping[str, Choice]  # operator name -> Choice; exactly the operators that have parameters
     units: tuple[tuple[str, ...], ...]  # gathered and reduced together; one mode each; covers all choices
-    recompute: Mapping[str, str] = field(default_factory=dict)  # block name -> "hold" | "regather"
-    batch_size: int = 1  # per rank
+    recompute: Mapping[str, Annotated[str, OneOf(RECOMPUTE)]] = field(default_factory=dict)  # by block's name
+    batch_size: Annotated[int, AtLeast(1)] = 1  # per rank
     optimizer: str = "adamw"
     precision: str = "fp32"
     cost: str = "osdp"
@@ -201,11 +202,8 @@ class Plan:
 
     @staticmethod
     def loads(text: str) -> Plan:
-        """The plan of `dumps`. Raises FormatError that names the field."""
-        plan = serial.loads("plan", Plan, text)
-        for where, why in problems(plan):
-            raise FormatError(f"{where}: {why}", where)
-        return plan
+        """The plan of `dumps`. Raises FormatError that names line and field."""
+        return serial.loads("plan", Plan, text, problems)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to `path`: whole or not at all."""
@@ -213,11 +211,8 @@ class Plan:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
-        """The plan in `path`. Raises FormatError that names the file and the field."""
-        plan = serial.load_file(path, "plan", Plan)
-        for where, why in problems(plan):
-            raise FormatError(f"{path}: {where}: {why}", where)
-        return plan
+        """The plan in `path`. Raises FormatError that names the file, the line and the field."""
+        return serial.load_file(path, "plan", Plan, problems)
 
     def explain(self) -> str:
         """The plan for a person: a table of operators, memory against the limit, the step's time, and why."""

@@ -295,7 +295,7 @@ def damaged(plan: Plan, *where: Any, value: Any) -> str:
         (("choices", "norm", "granularity"), 10**400, "choices.norm.granularity"),
         (("choices", "norm", "mode"), None, "choices.norm.mode"),
         (("choices", "norm", "mode"), "x" * 5000, "choices.norm.mode"),
-        (("choices", "norm", "mode"), "ZDP", "choices.norm"),
+        (("choices", "norm", "mode"), "ZDP", "choices.norm.mode"),
         (("choices", "norm", "colour"), "red", "choices.norm.colour"),
         (("choices", "norm", "split"), KeyError, "choices.norm.split"),
         (("choices", "norm"), KeyError, "choices.norm"),

@@ -39,9 +39,8 @@ class Hardware:
     all_gather: Collective
     reduce_scatter: Collective
     all_reduce: Collective
-    flops_per_s: Annotated[
-        float, AtLeast(0, strictly=True)
-    ]  # achieved on matrix products; prices operators that were not measured themselves
+    # Achieved on matrix products; prices operators that were not measured themselves.
+    flops_per_s: Annotated[float, AtLeast(0, strictly=True)]
     optimizer_s_per_byte: float  # time of an AdamW step per byte of fp32 parameters that this rank updates
     # Operator name -> seconds: forward + backward per sample; the part that does not grow with the batch;
     # forward alone per sample.

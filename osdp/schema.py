@@ -97,9 +97,13 @@ def _shape(hint: Any, name: str, rules: tuple[object, ...] = (), nullable: bool 
     raise TypeError(f"{name}: a file cannot hold {hint}")
 
 
-@cache
-def reader(kind: str, cls: type) -> _search.JsonReader:
+def reader(kind: str, cls: type[Any]) -> _search.JsonReader:
     """What reads files of `kind` into values of `cls`."""
+    return _reader(kind, cls)
+
+
+@cache
+def _reader(kind: str, cls: type) -> _search.JsonReader:
     shapes: list[Shape] = [shape_of(cls)]
     items: list[list[int]] = []
     # Breadth first: what a shape refers to comes behind it.

@@ -58,7 +58,8 @@ class Reader {
     if (classes_.size() != schema_.shapes.size()) throw std::invalid_argument("one class for each shape");
   }
 
-  py::object read(std::string_view text, const Limits& limits) const {
+  py::object read(const py::bytes& bytes, const Limits& limits) const {
+    const std::string_view text = bytes;
     const Document document = [&] {
       py::gil_scoped_release release;
       Document read = parse(text, limits);
@@ -156,15 +157,15 @@ void bind_json(py::module_& m) {
       .def("read", &Reader::read, "text"_a, "limits"_a);
   m.def(
       "read_json",
-      [](std::string_view text, const Limits& limits) {
-        const Document document = parse(text, limits);
+      [](const py::bytes& text, const Limits& limits) {
+        const Document document = parse(std::string_view(text), limits);
         return plain(document, document.root());
       },
       "text"_a, "limits"_a, "Any JSON text as dictionaries, lists, numbers and text.");
   m.def(
       "find_json",
-      [](std::string_view text, const Limits& limits, std::string_view path) {
-        const Document document = parse(text, limits);
+      [](const py::bytes& text, const Limits& limits, std::string_view path) {
+        const Document document = parse(std::string_view(text), limits);
         const Position found = position_of(document.source, find(document, path).offset);
         return std::pair(found.line, found.column);
       },

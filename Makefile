@@ -118,7 +118,7 @@ lint: build  ## formatting, ruff, mypy, and whether the checked-in stubs of the 
 .PHONY: format
 format: build  ## format all C++ and Python, and write the extension's stubs anew
 	@$(ENV)/bin/clang-format -i $(CPP_FILES)
-	@$(PY) tools/stubs.py
+	@$(PY) tools/stubs.py; $(PY) tools/schema.py
 	@$(PY) -m ruff check --fix --quiet $(wildcard $(PY_FILES)); $(PY) -m ruff format --quiet $(wildcard $(PY_FILES))
 
 .PHONY: bench

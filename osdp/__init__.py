@@ -33,6 +33,8 @@ _PUBLIC = {
     "profile": "profiling",
     "search": "searching",
     "solve": "searching",
+    "verify": "searching",
+    "frontier": "frontiers",
     "fully_shard": "sharding",
     "no_sync": "sharding",
     "clip_grad_norm_": "sharding",

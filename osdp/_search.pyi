@@ -165,7 +165,7 @@ class JsonReader:
         shapes: collections.abc.Sequence[JsonShape],
         classes: collections.abc.Sequence[typing.Any],
     ) -> None: ...
-    def read(self, text: str, limits: JsonLimits) -> typing.Any: ...
+    def read(self, text: bytes, limits: JsonLimits) -> typing.Any: ...
 
 class InvalidProblem(ValueError):
     pass
@@ -183,7 +183,7 @@ def check(
     lower_bound: typing.SupportsInt | typing.SupportsIndex,
     multiplier: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
 ) -> str: ...
-def find_json(text: str, limits: JsonLimits, path: str) -> tuple[int, int]:
+def find_json(text: bytes, limits: JsonLimits, path: str) -> tuple[int, int]:
     """
     Line and column of the field that a path names.
     """
@@ -204,7 +204,7 @@ def proven_lower_bound(
     limit: typing.SupportsInt | typing.SupportsIndex,
     multiplier: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
 ) -> int: ...
-def read_json(text: str, limits: JsonLimits) -> typing.Any:
+def read_json(text: bytes, limits: JsonLimits) -> typing.Any:
     """
     Any JSON text as dictionaries, lists, numbers and text.
     """

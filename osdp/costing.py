@@ -39,7 +39,7 @@ def choose_space(
     """The arguments of `search` in full. Raises InvalidProblemError naming the argument."""
     chosen: tuple[str, ...]
     if modes == "auto":
-        chosen = MODES if cost == "osdp" else ("NO_SHARD", "FULL_SHARD")
+        chosen = MODES[:3] if cost == "osdp" else ("NO_SHARD", "FULL_SHARD")
     else:
         chosen = (modes,) if isinstance(modes, str) else tuple(modes)
         for mode in chosen:
@@ -61,6 +61,7 @@ def choose_space(
     ways: dict[object, tuple[str | None, ...]] = {
         "auto": (None, "hold", "regather"),
         False: (None,),
+        "none": (None,),
         True: ("hold", "regather"),
         "hold": ("hold",),
         "regather": ("regather",),
@@ -69,7 +70,7 @@ def choose_space(
         raise InvalidProblemError(
             f"checkpoint is {checkpoint!r}; it is 'auto', True, False, 'hold' or 'regather'"
         )
-    if cost == "paper" and checkpoint not in ("auto", False):
+    if cost == "paper" and checkpoint not in ("auto", False, "none"):
         raise InvalidProblemError("cost='paper' knows no recomputation: use checkpoint=False or cost='osdp'")
     recompute: tuple[str | None, ...] = (None,) if cost == "paper" else ways[checkpoint]
     return Space(chosen, tuple(sorted({g for g in slices if g > 1})), recompute)

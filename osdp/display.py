@@ -230,7 +230,7 @@ def _proof(plan: Plan) -> Text | None:
         return Text(
             "proof       no plan in this search space is faster under this limit (certificate attached)"
         )
-    gap = (c.time_ps - c.lower_bound_ps) / c.time_ps if c.time_ps else 0.0
+    gap = c.gap
     return Text(
         f"proof       no plan in this search space is more than {gap:.2%} faster (certificate attached)"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,11 +14,14 @@ from osdp.description import ModelDescription, Operator
 from osdp.errors import InvalidProblemError, PlanMismatchError
 from osdp.hardware import Hardware
 from osdp.schema import AtLeast, OneOf
+from osdp.searched import Searched
 from osdp.units import group_units, operator_dtypes
 
 if TYPE_CHECKING:
     import torch
     from rich.console import RenderableType
+
+    from osdp.frontiers import Frontier
 
 __all__ = [
     "MODES",
@@ -27,13 +30,15 @@ __all__ = [
     "Certificate",
     "Choice",
     "OperatorPrediction",
+    "PhasePrice",
     "Plan",
     "Prediction",
+    "Searched",
     "group_units",
     "validate",
 ]
 
-MODES = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD")
+MODES = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD")
 SPLITS = ("out", "in")
 RECOMPUTE = ("hold", "regather")
 
@@ -91,16 +96,35 @@ class Prediction:
 
 
 @dataclass(frozen=True)
+class PhasePrice:
+    """The Lagrange multiplier of one phase's memory: numerator / the certificate's denominator, ps per byte."""
+
+    phase: int  # index of the operator whose backward runs; -1: the sum over the whole step (cost="paper")
+    numerator: int
+
+
+@dataclass(frozen=True)
 class Certificate:
-    """Proof of optimality: cost and memory of the plan, and a lower bound that none undercuts (integers)."""
+    """Proof of optimality: cost and memory of the plan, and a lower bound that none undercuts (integers).
+
+    `lower_bound_ps` is for a step of this batch size and this largest transient: anybody can check it from the
+    multipliers. `search_bound_ps` is what the whole search proved, over all batch sizes and transients, scaled to
+    this plan's samples; `optimal` where that is `time_ps`.
+    """
 
     time_ps: int
-    memory_bytes: int
+    memory_bytes: int  # the largest phase
     limit_bytes: int
     lower_bound_ps: int
-    multiplier_numerator: int  # Lagrange multiplier of memory, ps per byte, as a fraction
-    multiplier_denominator: int
+    search_bound_ps: int
+    prices: tuple[PhasePrice, ...]  # of the phases that bind; none where memory is no limit
+    price_denominator: Annotated[int, AtLeast(1)]
     optimal: bool
+
+    @property
+    def gap(self) -> float:
+        """How much faster another plan may be at most, as a share of this plan's time; 0.0: none is."""
+        return (self.time_ps - self.search_bound_ps) / self.time_ps if self.time_ps else 0.0
 
 
 @dataclass(frozen=True)
@@ -118,6 +142,9 @@ class Plan:
     precision: str = "fp32"
     cost: str = "osdp"
     memory_limit_bytes: int | None = None
+    accumulation: Annotated[int, AtLeast(1)] = 1  # micro-batches of `batch_size` in one optimizer step
+    prefetch: Annotated[int, AtLeast(0)] = 1  # units gathered ahead of the one in use
+    searched: Searched | None = None  # what it was searched with; None: made by hand
     predicted: Prediction | None = None
     certificate: Certificate | None = None
 
@@ -214,6 +241,18 @@ class Plan:
         """The plan in `path`. Raises FormatError that names the file, the line and the field."""
         return serial.load_file(path, "plan", Plan, problems)
 
+    @property
+    def price_of_memory_s_per_byte(self) -> float:
+        """What one byte more of memory would save per step, to first order; 0.0 where memory is no limit."""
+        c = self.certificate
+        return sum(p.numerator for p in c.prices) / c.price_denominator * 1e-12 if c is not None else 0.0
+
+    def frontier(self, points: int = 32, limits: Sequence[int | float | str] | None = None) -> Frontier:
+        """Throughput against the memory limit: see `osdp.frontier`."""
+        from osdp.frontiers import frontier
+
+        return frontier(self, points, limits)
+
     def explain(self) -> str:
         """The plan for a person: a table of operators, memory against the limit, the step's time, and why."""
         from osdp.display import explain
@@ -277,6 +316,12 @@ def problems(plan: Plan) -> Iterator[tuple[str, str]]:
             yield name, f"must be at least 1, is {value}"
     if plan.memory_limit_bytes is not None and plan.memory_limit_bytes < 0:
         yield "memory_limit_bytes", f"must not be negative, is {plan.memory_limit_bytes}"
+    if plan.accumulation < 1:
+        yield "accumulation", f"must be at least 1, is {plan.accumulation}"
+    if plan.prefetch < 0:
+        yield "prefetch", f"must not be negative, is {plan.prefetch}"
+    if plan.certificate is not None and plan.certificate.price_denominator < 1:
+        yield "certificate.price_denominator", "must be at least 1"
     yield from _choices_problems(plan)
     yield from _unit_problems(plan)
 

@@ -15,7 +15,6 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cache
 from typing import Annotated, Any
 
 from osdp import _search
@@ -57,7 +56,6 @@ class Shape:
     cls: type | None = None  # object: the dataclass
 
 
-@cache
 def shape_of(cls: type) -> Shape:
     """The shape of a dataclass of ours. TypeError for an annotation that no file can hold."""
     hints = typing.get_type_hints(cls, include_extras=True)
@@ -99,12 +97,16 @@ def _shape(hint: Any, name: str, rules: tuple[object, ...] = (), nullable: bool 
 
 def reader(kind: str, cls: type[Any]) -> _search.JsonReader:
     """What reads files of `kind` into values of `cls`."""
-    return _reader(kind, cls)
+    if (kind, cls) not in _READERS:
+        _READERS[kind, cls] = _reader(kind, shape_of(cls))
+    return _READERS[kind, cls]
 
 
-@cache
-def _reader(kind: str, cls: type) -> _search.JsonReader:
-    shapes: list[Shape] = [shape_of(cls)]
+_READERS: dict[tuple[str, type[Any]], _search.JsonReader] = {}
+
+
+def _reader(kind: str, shape: Shape) -> _search.JsonReader:
+    shapes = [shape]
     items: list[list[int]] = []
     # Breadth first: what a shape refers to comes behind it.
     for shape in shapes:  # grows meanwhile

@@ -20,7 +20,7 @@ from osdp.costing import (
 from osdp.description import ModelDescription
 from osdp.errors import InfeasibleError, InvalidProblemError, PlanMismatchError
 from osdp.hardware import Hardware
-from osdp.plan import Certificate, Choice, Plan, group_units
+from osdp.plan import Certificate, Choice, PhasePrice, Plan, Searched, group_units
 from osdp.predicting import choice_of, predict, unit_bytes
 from osdp.sizes import format_bytes, parse_bytes
 
@@ -212,6 +212,16 @@ def search(
         precision=precision,
         cost=cost,
         memory_limit_bytes=limit,
+        accumulation=found["accumulation"],
+        searched=Searched(
+            modes=space.modes,
+            granularity=space.granularities,
+            checkpoint=tuple(r or "none" for r in space.recompute),
+            batch_size=None if batch_size == "auto" else int(batch_size),
+            global_batch_size=global_batch_size,
+            method=method,
+            time_limit_s=time_limit,
+        ),
         predicted=predict(
             description,
             machine,
@@ -222,6 +232,29 @@ def search(
             optimizer_copies=OPTIMIZER_STATE[optimizer] if cost == "osdp" else None,
         ),
         certificate=_certificate(found, limit),
+    )
+
+
+def search_again(plan: Plan, memory: int | float | str) -> Plan:
+    """The same search under another memory limit."""
+    s = plan.searched
+    if s is None:
+        raise PlanMismatchError("the plan was not made by osdp.search: there is no search to repeat")
+    return search(
+        plan.description,
+        memory=memory,
+        world_size=plan.world_size,
+        hardware=plan.hardware,
+        batch_size="auto" if s.batch_size is None else s.batch_size,
+        global_batch_size=s.global_batch_size,
+        optimizer=plan.optimizer,
+        precision=plan.precision,
+        granularity=s.granularity or 1,
+        checkpoint="auto" if len(s.checkpoint) == 3 else s.checkpoint[0] if len(s.checkpoint) == 1 else True,
+        modes=s.modes,
+        cost=plan.cost,
+        method=s.method,
+        time_limit=s.time_limit_s,
     )
 
 
@@ -284,7 +317,7 @@ def verify(
                 c.time_ps - k["constant_ps"],
                 c.memory_bytes - k["constant_bytes"],
                 c.lower_bound_ps - k["constant_ps"],
-                (c.multiplier_numerator, c.multiplier_denominator),
+                (sum(p.numerator for p in c.prices), c.price_denominator),
             )
         )
     except _search.InvalidProblem as e:
@@ -301,8 +334,9 @@ def _certificate(found: Mapping[str, Any], limit: int) -> Certificate:
         memory_bytes=found["peak_bytes"],
         limit_bytes=limit,
         lower_bound_ps=k["constant_ps"] + bound,
-        multiplier_numerator=s["multiplier"][0],
-        multiplier_denominator=s["multiplier"][1],
+        search_bound_ps=found["step_ps"] if found["optimal"] else k["constant_ps"] + bound,
+        prices=(PhasePrice(-1, s["multiplier"][0]),),
+        price_denominator=s["multiplier"][1],
         optimal=found["optimal"],
     )
 

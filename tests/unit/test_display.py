@@ -10,7 +10,7 @@ import torch
 import osdp
 from osdp.description import ModelDescription
 from osdp.display import format_count, format_seconds, ranged, rows
-from osdp.plan import Certificate, Choice, OperatorPrediction, Plan, Prediction
+from osdp.plan import Certificate, Choice, OperatorPrediction, PhasePrice, Plan, Prediction
 
 from .nasty_models import GPT
 
@@ -25,7 +25,7 @@ def predicted(plan: Plan) -> Plan:
         name: OperatorPrediction(2**20, 2**10, 0, 0.001, 0.002, "memory is short") for name in plan.choices
     }
     prediction = Prediction(0.25, 128.0, 3 * 2**30, 0.1, 0.2, 0.01, operators)
-    certificate = Certificate(10**12, 1, 2, 10**12, 1, 1, True)
+    certificate = Certificate(10**12, 1, 2, 10**12, 10**12, (PhasePrice(-1, 1),), 1, True)
     return dataclasses.replace(
         plan, predicted=prediction, certificate=certificate, memory_limit_bytes=4 * 2**30, world_size=8
     )
@@ -88,7 +88,7 @@ def test_a_plan_made_by_hand_explains_itself_without_a_prediction(description: M
 
 def test_a_gap_is_told_where_optimality_is_not_proven(description: ModelDescription) -> None:
     plan = predicted(Plan.uniform(description))
-    certificate = Certificate(1000, 1, 2, 990, 1, 1, False)
+    certificate = Certificate(1000, 1, 2, 980, 990, (), 1, False)
     assert "more than 1.00% faster" in dataclasses.replace(plan, certificate=certificate).explain()
 
 

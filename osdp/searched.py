@@ -1,0 +1,27 @@
+"""Searched: what a plan was searched with, in full, so that it can be verified and searched again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OBJECTIVES = ("throughput", "memory", "batch")
+
+
+@dataclass(frozen=True)
+class Searched:
+    """The arguments of `osdp.search` after "auto" was resolved. With a plan's other fields nothing more is
+    needed to check its certificate (`osdp.verify`), or to repeat the search under another limit
+    (`plan.frontier`).
+    """
+
+    modes: tuple[str, ...]  # that any operator might take
+    granularity: tuple[int, ...]  # numbers of slices that were tried, beside 1
+    checkpoint: tuple[str, ...]  # ways a block might be treated: "none", "hold", "regather"
+    batch_size: int | None = None  # None: every size that fits
+    global_batch_size: int | None = None  # None: one micro-batch per step
+    hosts: int = 1  # ranks are spread evenly over so many; more than 1 allows HYBRID_SHARD
+    prefetch: int = 1  # units gathered ahead of the one in use
+    objective: str = "throughput"  # one of OBJECTIVES
+    at_least: float | None = None  # samples/s over all ranks that objective="memory" had to reach
+    method: str = "exact"
+    time_limit_s: float | None = None

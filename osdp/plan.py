@@ -127,7 +127,7 @@ class Certificate:
         return (self.time_ps - self.search_bound_ps) / self.time_ps if self.time_ps else 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """A choice per operator, recomputation per block, units, and what it was made for."""
 
@@ -253,20 +253,35 @@ class Plan:
 
         return frontier(self, points, limits)
 
-    def explain(self) -> str:
-        """The plan for a person: a table of operators, memory against the limit, the step's time, and why."""
-        from osdp.display import explain
+    def explain(self, width: int | None = None, search: bool = True) -> str:
+        """The plan for a person: its table, and why: for each group of operators what its choice saves and costs,
+        the price of memory, what the next GiB would buy, and why the batch size is what it is.
 
-        return explain(self)
+        The last two search again under other limits and batch sizes (a few times as long as `osdp.search` took);
+        `search=False` leaves them out. `width`: columns; None: the terminal's.
+        """
+        from osdp.explaining import explain
+
+        return explain(self, width, search)
 
     def diff(self, other: Plan) -> str:
         """What `other` decides differently, one line each; "" where the decisions are equal."""
-        from osdp.display import diff
+        from osdp.differing import diff
 
         return diff(self, other)
 
     def __str__(self) -> str:
-        return self.explain()
+        from osdp.display import show
+
+        return show(self)
+
+    def __repr__(self) -> str:
+        return str(self).rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        from osdp.notebook import html
+
+        return html(self)
 
     def __rich__(self) -> RenderableType:
         from osdp.display import render

@@ -40,7 +40,7 @@ class View:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield headline(self.plan)
         yield _table(self.plan, wide=options.max_width >= _WIDE)
-        yield from _bars(self.plan, wide=options.max_width >= _WIDE)
+        yield from _bars(self.plan, options.max_width - 13)
 
 
 def render(plan: Plan) -> RenderableType:
@@ -160,7 +160,7 @@ def _seconds(seconds: float) -> str:
     return format_seconds(seconds) if seconds else "-"
 
 
-def _bars(plan: Plan, wide: bool) -> list[RenderableType]:
+def _bars(plan: Plan, width: int) -> list[RenderableType]:
     if plan.predicted is None:
         return []
     grid = Table.grid(padding=(0, 2, 0, 0))
@@ -171,11 +171,11 @@ def _bars(plan: Plan, wide: bool) -> list[RenderableType]:
     memory = memory_parts(plan)
     grid.add_row("peak memory", _bar([float(size) for _, size in memory], float(limit or peak)))
     grid.add_row("", memory_line(plan))
-    grid.add_row("", _legend([(name, format_bytes(size)) for name, size in memory], wide))
+    grid.add_row("", _legend([(name, format_bytes(size)) for name, size in memory], width))
     parts = step_parts(plan.predicted).parts
     grid.add_row("step time", _bar([seconds for _, seconds in parts], plan.predicted.step_time_s))
     grid.add_row("", time_line(plan))
-    grid.add_row("", _legend([(name, format_seconds(seconds)) for name, seconds in parts], wide))
+    grid.add_row("", _legend([(name, format_seconds(seconds)) for name, seconds in parts], width))
     if plan.certificate is not None:
         grid.add_row("proof", proof_line(plan))
     return [grid]
@@ -189,10 +189,12 @@ def _bar(parts: list[float], whole: float) -> Text:
     return bar.append("░" * (_BAR_CELLS - sum(counts)), "dim")
 
 
-def _legend(parts: list[tuple[str, str]], wide: bool) -> Text:
+def _legend(parts: list[tuple[str, str]], width: int) -> Text:
+    """In one line, or in pairs where `width` columns are too few for that."""
+    one_line = sum(len(name) + len(value) + 5 for name, value in parts) <= width
     text = Text()
     for i, ((name, value), shade, style) in enumerate(zip(parts, _SHADES, _PART_STYLES, strict=False)):
-        text.append("" if i == 0 else "  " if wide or i % 2 else "\n")
+        text.append("" if i == 0 else "  " if one_line or i % 2 else "\n")
         text.append(shade, style).append(f" {name} {value}")
     return text
 

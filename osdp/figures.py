@@ -48,7 +48,9 @@ class StepParts:
 def step_parts(p: Prediction) -> StepParts:
     """What overlaps is what the parts' sum exceeds the step by."""
     hidden = p.communication_s + p.compute_s + p.optimizer_s - p.step_time_s
-    hidden = min(max(hidden, 0.0), p.communication_s, p.compute_s)
+    if hidden < 1e-6 * p.step_time_s:  # rounding
+        hidden = 0.0
+    hidden = min(hidden, p.communication_s, p.compute_s)
     return StepParts(p.compute_s - hidden, hidden, p.communication_s - hidden, p.optimizer_s)
 
 

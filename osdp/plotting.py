@@ -78,7 +78,9 @@ def _matplotlib(points: Sequence[FrontierPoint], ax: Any) -> Any:
     ax.plot([_gib(p) for p in points], [p.throughput for p in points], "o", markersize=4, color="#4c78a8")
     for p in labelled(points):
         at = (_gib(p), p.throughput)
-        ax.annotate(f"b={p.batch_size}", at, (3, -12), textcoords="offset points", fontsize=8, color="#666666")
+        ax.annotate(
+            f"b={p.batch_size}", at, (3, -12), textcoords="offset points", fontsize=8, color="#666666"
+        )
     ax.set_xlabel(_X)
     ax.set_ylabel(_Y)
     ax.set_ylim(bottom=0)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from osdp import _search
 from osdp.description import ModelDescription, Operator, Parameter
 from osdp.errors import InvalidProblemError
-from osdp.hardware import Hardware
+from osdp.hardware import Collective, Hardware
 from osdp.plan import MODES, RECOMPUTE
 from osdp.units import BUCKET_BYTES
 
@@ -34,12 +34,18 @@ class Space:
 
 
 def choose_space(
-    modes: str | Sequence[str], granularity: str | int | Sequence[int], checkpoint: str | bool, cost: str
+    modes: str | Sequence[str],
+    granularity: str | int | Sequence[int],
+    checkpoint: str | bool | Sequence[str],
+    cost: str,
+    hosts: int = 1,
 ) -> Space:
     """The arguments of `search` in full. Raises InvalidProblemError naming the argument."""
     chosen: tuple[str, ...]
     if modes == "auto":
-        chosen = MODES[:3] if cost == "osdp" else ("NO_SHARD", "FULL_SHARD")
+        chosen = ("NO_SHARD", "FULL_SHARD")
+        if cost == "osdp":
+            chosen = MODES if hosts > 1 else tuple(m for m in MODES if m != "HYBRID_SHARD")
     else:
         chosen = (modes,) if isinstance(modes, str) else tuple(modes)
         for mode in chosen:
@@ -47,6 +53,8 @@ def choose_space(
                 raise InvalidProblemError(f"modes: {mode!r} is none of {', '.join(MODES)}")
         if not chosen:
             raise InvalidProblemError("modes is empty: at least one mode must be allowed")
+        if "HYBRID_SHARD" in chosen and hosts == 1:
+            raise InvalidProblemError("modes: HYBRID_SHARD needs several hosts: say hosts=")
     if granularity == "auto":
         slices: tuple[int, ...] = GRANULARITIES
     elif isinstance(granularity, str):
@@ -66,27 +74,29 @@ def choose_space(
         "hold": ("hold",),
         "regather": ("regather",),
     }
-    if checkpoint not in ways:
+    asked = checkpoint if isinstance(checkpoint, (str, bool)) else tuple(checkpoint)
+    if not isinstance(asked, tuple) and asked not in ways:
         raise InvalidProblemError(
-            f"checkpoint is {checkpoint!r}; it is 'auto', True, False, 'hold' or 'regather'"
+            f"checkpoint is {checkpoint!r}; it is 'auto', True, False, 'none', 'hold', 'regather' or some of these"
         )
-    if cost == "paper" and checkpoint not in ("auto", False, "none"):
-        raise InvalidProblemError("cost='paper' knows no recomputation: use checkpoint=False or cost='osdp'")
-    recompute: tuple[str | None, ...] = (None,) if cost == "paper" else ways[checkpoint]
+    recompute = ways[asked] if not isinstance(asked, tuple) else tuple(None if r == "none" else r for r in asked)
+    if not recompute or any(r not in RECOMPUTE_CODES for r in recompute):
+        raise InvalidProblemError(f"checkpoint: {asked!r} is not some of 'none', 'hold', 'regather'")
+    if cost == "paper":
+        if asked != "auto" and recompute != (None,):
+            raise InvalidProblemError(
+                "cost='paper' knows no recomputation: use checkpoint=False or cost='osdp'"
+            )
+        recompute = (None,)
     return Space(chosen, tuple(sorted({g for g in slices if g > 1})), recompute)
 
 
 def make_model(description: ModelDescription, hardware: Hardware) -> _search.Model:
     """The description with this machine's computing times. Raises InvalidProblemError naming the operator."""
     block_index = {b.name: i for i, b in enumerate(description.blocks)}
-    kinds: dict[object, int] = {}
-    blocks = []
-    for block in description.blocks:
-        inside = tuple(_signature(o) for o in description.operators if o.block == block.name)
-        kind = kinds.setdefault((block.input_bytes_per_sample, inside), len(kinds))
-        blocks.append((block.name, block.input_bytes_per_sample, kind))
     operators = [_operator(o, block_index, hardware) for o in description.operators]
-    return _search.Model(operators, blocks, len(kinds), description.input_bytes_per_sample)
+    blocks = [(b.name, b.input_bytes_per_sample) for b in description.blocks]
+    return _search.Model(operators, blocks, description.input_bytes_per_sample)
 
 
 def make_request(
@@ -100,10 +110,17 @@ def make_request(
     cost: str,
     method: str,
     least_transient_bytes: int = 0,
+    hosts: int = 1,
+    prefetch: int = 1,
+    find_smallest: bool = True,
 ) -> _search.Request:
     """What to search for. `batches`: (size per rank, micro-batches per step); empty: every size that fits."""
     if optimizer not in OPTIMIZER_STATE:
         raise InvalidProblemError(f"optimizer is {optimizer!r}; known are {', '.join(OPTIMIZER_STATE)}")
+    # Where the links between hosts were not measured, all links are taken to be alike.
+    between = hardware.between_hosts or Collective(0.0, 0.0)
+    if hosts > 1 and hardware.between_hosts is None:
+        between = hardware.all_reduce
     return _search.Request(
         cost=cost,
         modes=[MODES.index(m) for m in space.modes],
@@ -114,13 +131,17 @@ def make_request(
         ranks=world_size,
         collectives=[
             (c.alpha_s, c.beta_s_per_byte)
-            for c in (hardware.all_gather, hardware.reduce_scatter, hardware.all_reduce)
+            for c in (hardware.all_gather, hardware.reduce_scatter, hardware.all_reduce, between)
         ],
+        exposed=hardware.exposed_communication,
+        hosts=hosts,
         optimizer_s_per_byte=hardware.optimizer_s_per_byte,
         limit_bytes=limit_bytes,
         batches=list(batches),
         recompute=[RECOMPUTE_CODES.index(r) for r in space.recompute],
         least_transient_bytes=least_transient_bytes,
+        buffers=2 + prefetch,
+        find_smallest=find_smallest,
         depth_first=method == "dfs",
     )
 
@@ -183,7 +204,7 @@ def _operator(o: Operator, block_index: dict[str, int], hardware: Hardware) -> _
     return op
 
 
-def _signature(o: Operator) -> object:
+def signature(o: Operator) -> object:
     """What makes two operators alike, wherever they stand."""
     parameters = tuple((p.shape, p.dtype, p.trainable) for p in o.parameters)
     return (

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from osdp.plan import Plan
+
 
 class OSDPError(RuntimeError):
     """Base of every error that OSDP raises on purpose."""
@@ -10,12 +15,14 @@ class OSDPError(RuntimeError):
 class InfeasibleError(OSDPError):
     """No plan fits the memory limit.
 
-    `smallest_limit` is the least memory limit, in bytes, under which a plan exists (None where unknown).
+    `smallest_limit` is the least memory limit, in bytes, under which a plan exists (None where unknown), and
+    `plan` the plan for it, where there is one.
     """
 
-    def __init__(self, message: str, smallest_limit: int | None = None) -> None:
+    def __init__(self, message: str, smallest_limit: int | None = None, plan: Plan | None = None) -> None:
         super().__init__(message)
         self.smallest_limit = smallest_limit
+        self.plan = plan
 
 
 class InvalidProblemError(OSDPError, ValueError):

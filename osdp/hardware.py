@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -42,6 +42,11 @@ class Hardware:
     # Achieved on matrix products; prices operators that were not measured themselves.
     flops_per_s: Annotated[float, AtLeast(0, strictly=True)]
     optimizer_s_per_byte: float  # time of an AdamW step per byte of fp32 parameters that this rank updates
+    # One step of a ring between hosts; None: one host, or not measured.
+    between_hosts: Collective | None = None
+    # How much longer a step gets for each second of communication: 1.0 where nothing overlaps, less where
+    # computation hides it, more where the two hinder each other (CPU cores).
+    exposed_communication: Annotated[float, AtLeast(0)] = 1.0
     # Operator name -> seconds: forward + backward per sample; the part that does not grow with the batch;
     # forward alone per sample.
     gamma_s: Mapping[str, float] = field(default_factory=dict)
@@ -55,7 +60,7 @@ class Hardware:
     @staticmethod
     def loads(text: str) -> Hardware:
         """The hardware of `dumps`. Raises FormatError that names the field."""
-        return serial.loads("hardware", Hardware, text)
+        return serial.loads("hardware", Hardware, text, _problems)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the figures to `path` as JSON: whole or not at all."""
@@ -71,16 +76,22 @@ class Hardware:
         name = os.fspath(name_or_path)
         if name in known_machines():
             with resources.as_file(resources.files("osdp") / "hardware_data" / f"{name}.json") as path:
-                return serial.load_file(path, "hardware", Hardware)
+                return serial.load_file(path, "hardware", Hardware, _problems)
         if not Path(name).is_file():
             raise InvalidProblemError(
                 f"hardware {name!r} is neither a file nor a known machine; "
                 f"known are {', '.join(known_machines())}"
             )
-        return serial.load_file(name, "hardware", Hardware)
+        return serial.load_file(name, "hardware", Hardware, _problems)
 
 
 def known_machines() -> list[str]:
     """The names that `Hardware.load` knows without a file."""
     folder = resources.files("osdp") / "hardware_data"
     return sorted(file.name.removesuffix(".json") for file in folder.iterdir() if file.name.endswith(".json"))
+
+
+def _problems(hardware: Hardware) -> Iterator[tuple[str, str]]:
+    """What no type says."""
+    if hardware.exposed_communication > 100:
+        yield "exposed_communication", f"must be between 0 and 100, is {hardware.exposed_communication}"

@@ -54,88 +54,52 @@ def predict(
     description: ModelDescription,
     hardware: Hardware,
     found: Mapping[str, Any],
+    candidates: Sequence[Sequence[Mapping[str, Any]]],
     *,
     world_size: int,
-    sum_bytes: int,
+    peak_bytes: int,
     recompute: Mapping[str, str],
-    optimizer_copies: int | None,
+    price_ps_per_byte: float,
 ) -> Prediction:
-    """The prediction of what `_search.schedule` found.
-
-    `sum_bytes`: everything that the search adds up, with the transients of the plan's units. `optimizer_copies`: the
-    optimizer's state in units of the parameters, to tell gradients from the rest of the state; None takes the sum for
-    the peak (the paper's model).
-    """
-    knapsack, batch, times = found["knapsack"], found["batch_size"], found["accumulation"]
-    chosen = dict(zip(knapsack["operators"], found["solution"]["choices"], strict=True))
-    lists = dict(zip(knapsack["operators"], knapsack["candidates"], strict=True))
-    price = found["solution"]["multiplier"]
+    """The prediction of what `_search.schedule` found. `candidates`: by operator, empty without parameters."""
+    batch, times = found["batch_size"], found["accumulation"]
     operators = {}
     communication = compute = optimizer = 0.0
-    for i, o in enumerate(description.operators):
+    reasons: dict[tuple[int, int, int], str] = {}
+    for o, list_, choice in zip(description.operators, candidates, found["choices"], strict=True):
         both, fixed, forward = compute_s(o, hardware)
         again = o.block is not None and o.block in recompute
         compute_time = times * (batch * (both + (forward if again else 0.0)) + fixed)
         compute += compute_time
         saved = 0 if again else batch * o.saved_bytes_per_sample + o.saved_bytes_fixed
-        if i not in chosen:
+        if choice < 0:
             reason = "no parameters: nothing to shard"
             operators[o.name] = OperatorPrediction(0, saved, 0, 0.0, compute_time, reason)
             continue
-        c = lists[i][chosen[i]]
+        c = list_[choice]
         communication += c["communication_ps"] * times * PS
         optimizer += c["optimizer_ps"] * PS
+        key = (id(list_), choice, o.parameter_bytes)
+        if key not in reasons:
+            reasons[key] = reason_for(o, list_, c, times=times, price_ps_per_byte=price_ps_per_byte)
         operators[o.name] = OperatorPrediction(
             state_bytes=c["state_bytes"],
             saved_bytes=saved,
             transient_bytes=c["transient_bytes"],
             communication_s=c["communication_ps"] * times * PS,
             compute_s=compute_time,
-            reason=reason_for(o, lists[i], c, times=times, price_ps_per_byte=price[0] / price[1]),
+            reason=reasons[key],
         )
     step = found["step_ps"] * PS
-    peak_bytes = sum_bytes
-    if optimizer_copies is not None and times == 1:
-        peak_bytes -= _never_together(description, operators, optimizer_copies)
     return Prediction(
         step_time_s=step,
-        throughput=world_size * batch * times / step if step > 0 else float("inf"),
+        throughput=world_size * batch * times / step if step > 0 else 1e300,
         peak_memory_bytes=peak_bytes,
         communication_s=communication,
         compute_s=compute,
         optimizer_s=optimizer,
         operators=operators,
     )
-
-
-def _never_together(
-    description: ModelDescription, operators: Mapping[str, OperatorPrediction], optimizer_copies: int
-) -> int:
-    """Bytes by which the sum of all activations and gradients exceeds the most that exists at one time.
-
-    Backward frees an operator's activations as it makes its gradients: while operator j runs backward there are the
-    activations of the operators up to j and the gradients of those from j on. Holds for one micro-batch and gradients
-    that are not kept from step to step (`zero_grad()` sets them to None).
-    """
-    saved = [operators[o.name].saved_bytes for o in description.operators]
-    gradients = [
-        _gradient_bytes(o, operators[o.name].state_bytes, optimizer_copies) for o in description.operators
-    ]
-    before, after, most = 0, sum(gradients), sum(gradients)
-    for activation, gradient in zip(saved, gradients, strict=True):
-        before += activation
-        most = max(most, before + after)
-        after -= gradient
-    return sum(saved) + sum(gradients) - most
-
-
-def _gradient_bytes(o: Operator, state_bytes: int, optimizer_copies: int) -> int:
-    """Of `state_bytes` (parameters, and for what trains gradients and optimizer state) the gradients."""
-    elements = sum(p.elements for p in o.parameters)
-    if elements == 0:
-        return 0
-    trained = sum(p.elements for p in o.parameters if p.trainable) / elements
-    return int(state_bytes * trained / (1 + trained * (1 + optimizer_copies)))
 
 
 def reason_for(
@@ -155,21 +119,24 @@ def reason_for(
     def step_ps(c: Mapping[str, Any]) -> int:
         return int(c["communication_ps"] * times + c["optimizer_ps"])
 
+    def resident(c: Mapping[str, Any]) -> int:
+        return int(c["state_bytes"] + c["gathered_bytes"])
+
     def versus(other: Mapping[str, Any]) -> tuple[str, float]:
         """What `chosen` saves in memory and costs in milliseconds against `other`."""
-        saves = other["state_bytes"] - chosen["state_bytes"]
+        saves = resident(other) - resident(chosen)
         return format_bytes(abs(saves)), (step_ps(chosen) - step_ps(other)) * 1e-9
 
     mode = MODES[chosen["mode"]]
     whole = next((c for c in candidates if MODES[c["mode"]] == "NO_SHARD"), None)
     if mode == "NO_SHARD":
-        smaller = [c for c in candidates if c["state_bytes"] < chosen["state_bytes"]]
+        smaller = [c for c in candidates if resident(c) < resident(chosen)]
         if len(candidates) == 1 or not smaller:
             size = format_bytes(operator.parameter_bytes)
             return (
                 f"kept whole ({size}): this plan keeps no room to gather it in, or no other mode is allowed"
             )
-        other = min(smaller, key=lambda c: (step_ps(c), c["state_bytes"]))
+        other = min(smaller, key=lambda c: (step_ps(c), resident(c)))
         saves, costs = versus(other)
         verb = "sharding it" if other["granularity"] == 1 else "sharding a slice of it"
         return f"kept whole: {verb} would save {saves} and cost {_ms(-costs)} a step"
@@ -191,7 +158,8 @@ def reason_for(
             tail = f"; sharding the parameters too would save {more} more and cost {_ms(-extra)}"
         return f"gradients and optimizer state sharded: saves {saves} and {cost}{tail}"
     g, k = chosen["granularity"], chosen["sharded_slices"]
-    what = "sharded" if g == 1 else f"{k} of {g} slices sharded"
+    what = "sharded inside each host" if mode == "HYBRID_SHARD" else "sharded"
+    what = what if g == 1 else f"{k} of {g} slices sharded"
     worth = (
         f"; here {format_bytes(2**20)} is worth {_ms(price_ps_per_byte * 2**20 * 1e-9)}"
         if price_ps_per_byte

@@ -1,118 +1,49 @@
-"""search: the best plan for a model under a memory limit. solve: the bare problem behind it."""
+"""search: the best plan for a model under a memory limit. verify: its proof, checked from the plan alone."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from operator import index
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from osdp import _search
+from osdp.arguments import (
+    DEFAULT_HARDWARE,
+    batches_of,
+    check_time_limit,
+    description_of,
+    integer,
+    machine_of,
+    one_of,
+    ranks_of,
+)
 from osdp.costing import (
-    OPTIMIZER_STATE,
     RECOMPUTE_CODES,
+    SPLIT_CODES,
+    Space,
     choose_space,
     largest_untraced_unit,
     make_model,
     make_request,
+    signature,
 )
 from osdp.description import ModelDescription
 from osdp.errors import InfeasibleError, InvalidProblemError, PlanMismatchError
 from osdp.hardware import Hardware
-from osdp.plan import Certificate, Choice, PhasePrice, Plan, Searched, group_units
+from osdp.plan import MODES, Certificate, Choice, PhasePrice, Plan, Searched, group_units
 from osdp.predicting import choice_of, predict, unit_bytes
+from osdp.searched import OBJECTIVES
 from osdp.sizes import format_bytes, parse_bytes
+from osdp.solving import METHODS, Solution, check_solution, solve
 
 if TYPE_CHECKING:
     from torch import nn
 
-METHODS = ("exact", "dfs")
+__all__ = ["DEFAULT_HARDWARE", "Solution", "check_solution", "search", "search_again", "solve", "verify"]
+
 COSTS = ("osdp", "paper")
-DEFAULT_HARDWARE = "a100-8"  # what `search` assumes when nothing is known of the machine
-
-
-@dataclass(frozen=True)
-class Solution:
-    """The best choice of one option per operator. Times and memories are in the units of the options.
-
-    `multiplier` (numerator, denominator) is the price of memory, time per unit of memory: with it anybody
-    can check the Lagrangian bound `sum(min(t + price * m)) - price * limit`, see `check_solution`.
-    `lower_bound` is what the search proved: `time` where `optimal`, else `time - lower_bound` is the
-    largest possible gap.
-    """
-
-    choices: tuple[int, ...]
-    time: int
-    memory: int
-    lower_bound: int
-    seconds: float
-    nodes: int
-    optimal: bool
-    multiplier: tuple[int, int]
-
-
-def solve(
-    options: Sequence[Sequence[tuple[int, int]]],
-    limit: int,
-    *,
-    method: str = "exact",
-    time_limit: float | None = None,
-    names: Sequence[str] = (),
-) -> Solution:
-    """Choose one (time, memory) per operator: least total time with total memory <= limit.
-
-    options[i] are operator i's options, integers >= 0 (picoseconds and bytes, say). `method="exact"` proves
-    its answer, also among equal and tied options; `method="dfs"` is the paper's depth-first search with its
-    two prunings, exponential in the number of operators. After `time_limit` seconds both return the best so
-    far (`optimal` False).
-
-    Raises InfeasibleError (with `smallest_limit`) if nothing fits, InvalidProblemError for numbers that
-    mean nothing.
-
-    >>> solve([[(1, 8), (3, 2)], [(1, 8), (3, 2)]], 10).choices
-    (1, 0)
-    """
-    _one_of("method", method, METHODS)
-    _check_time_limit(time_limit)
-    table = [_checked(i, o, names) for i, o in enumerate(options)]
-    bound = _integer(limit, "limit")
-    try:
-        s = _search.solve(table, bound, method, time_limit or 0.0, list(names))
-    except _search.InvalidProblem as e:
-        raise InvalidProblemError(str(e)) from None
-    if s["status"] == "infeasible":
-        least = s["smallest_limit"]
-        raise InfeasibleError(f"no choice fits {limit}; the smallest limit that fits is {least}", least)
-    if not s["choices"]:
-        raise InfeasibleError(
-            f"method={method!r} found no plan that fits {limit} in {time_limit} s; use method='exact'"
-        )
-    return Solution(
-        choices=tuple(s["choices"]),
-        time=s["time"],
-        memory=s["memory"],
-        lower_bound=s["lower_bound"],
-        seconds=s["seconds"],
-        nodes=s["nodes"],
-        optimal=s["status"] == "optimal",
-        multiplier=s["multiplier"],
-    )
-
-
-def check_solution(options: Sequence[Sequence[tuple[int, int]]], limit: int, solution: Solution) -> str:
-    """Check a solution with code that shares nothing with the search. Empty if it holds, else what is false.
-
-    Checked: the choices exist, cost what the solution says, fit the limit, and the multiplier's Lagrangian
-    bound is not above the time.
-    """
-    table = [_checked(i, o, ()) for i, o in enumerate(options)]
-    bound = _search.proven_lower_bound(table, limit, solution.multiplier)
-    return str(
-        _search.check(
-            table, limit, list(solution.choices), solution.time, solution.memory, bound, solution.multiplier
-        )
-    )
+PRICE_DENOMINATOR = 2**30  # of a certificate's prices, in ps per byte
 
 
 def search(
@@ -126,11 +57,16 @@ def search(
     optimizer: str = "adamw",
     precision: str = "fp32",
     granularity: str | int | Sequence[int] = "auto",
-    checkpoint: str | bool = "auto",
+    checkpoint: str | bool | Sequence[str] = "auto",
     modes: str | Sequence[str] = "auto",
     cost: str = "osdp",
     method: str = "exact",
     time_limit: float | None = None,
+    *,
+    hosts: int = 1,
+    prefetch: int = 1,
+    objective: str = "throughput",
+    at_least: float | None = None,
 ) -> Plan:
     """The plan with the best throughput whose predicted peak memory per rank is at most `memory`.
 
@@ -142,143 +78,120 @@ def search(
     `batch_size` is per rank; "auto" tries every size that fits and takes the best time per sample. With
     `global_batch_size` the size per rank must divide global / world_size, the rest is gradient accumulation.
     `granularity`: the numbers of slices to try for split operators, beside 1. `checkpoint`: which
-    recomputation of blocks to try ("auto": none, "hold", "regather"); blocks of one kind are treated alike.
-    `modes`: which of NO_SHARD, SHARD_GRAD_OP, FULL_SHARD to try. `precision`: "fp32": parameters, gradients
-    and states have the model's dtypes. `cost="paper"` is the paper's model, `method="dfs"` its
-    search. docs/search.md states the objective.
+    recomputation to try ("auto": "none", "hold" and "regather", for each block by itself). `modes`: which of
+    NO_SHARD, SHARD_GRAD_OP, FULL_SHARD and, where `hosts` (over which the ranks are spread evenly) is more than
+    1, HYBRID_SHARD to try. `prefetch`: units gathered ahead; the runtime does 1. `precision`: "fp32":
+    parameters, gradients and states have the model's dtypes. `cost="paper"` is the paper's model, and
+    `method="dfs"`, with it, its search. docs/search.md states the objective.
 
-    Raises InfeasibleError with the smallest limit that works, InvalidProblemError for what cannot mean
-    anything. After `time_limit` seconds the best plan so far is returned, `plan.certificate.optimal` False.
+    `objective="memory"`: the smallest memory, at most `memory`, whose best plan gives `at_least` samples/s
+    over all ranks. `objective="batch"`: the largest batch that fits, and the fastest plan for it.
+
+    Raises InfeasibleError with the smallest limit that works and its plan, InvalidProblemError for what cannot
+    mean anything. After `time_limit` seconds or Ctrl-C the best plan so far is returned,
+    `plan.certificate.optimal` False.
 
     >>> plan = osdp.search(model, (tokens,), memory="8GiB", world_size=8, hardware="rtx-titan-8")
     """
-    _one_of("cost", cost, COSTS)
-    _one_of("method", method, METHODS)
-    _one_of("precision", precision, ("fp32",))
-    _check_time_limit(time_limit)
-    machine = _machine(hardware)
-    description = _description(model_or_desc, sample)
-    ranks = _ranks(world_size, machine)
+    one_of("cost", cost, COSTS)
+    one_of("method", method, METHODS)
+    one_of("precision", precision, ("fp32",))
+    one_of("objective", objective, OBJECTIVES)
+    if method == "dfs" and cost != "paper":
+        raise InvalidProblemError("method='dfs' is the paper's search: it knows cost='paper' only")
+    if (at_least is not None) != (objective == "memory"):
+        raise InvalidProblemError("objective='memory' and at_least (samples/s) belong together")
+    if at_least is not None and not 0 < at_least < 1e15:
+        raise InvalidProblemError(f"at_least is {at_least}; it is a positive number of samples/s")
+    check_time_limit(time_limit)
+    machine = machine_of(hardware)
+    description = description_of(model_or_desc, sample)
+    ranks = ranks_of(world_size, machine)
     if memory is None and machine.memory_bytes is None:
         raise InvalidProblemError(f"memory is not given, and hardware {machine.name!r} does not state it")
     limit = parse_bytes(memory if memory is not None else machine.memory_bytes or 0)
-    space = choose_space(modes, granularity, checkpoint, cost)
-    batches = _batches(batch_size, global_batch_size, ranks)
-    try:
-        model = make_model(description, machine)
-        request = make_request(
-            machine,
-            space,
-            world_size=ranks,
-            limit_bytes=limit,
-            batches=batches,
-            optimizer=optimizer,
-            cost=cost,
-            method=method,
-            least_transient_bytes=largest_untraced_unit(description),
-        )
-        found = _search.schedule(model, request, time_limit or 0.0)
-    except _search.InvalidProblem as e:
-        raise InvalidProblemError(str(e)) from None
-    names = [description.operators[i].name for i in found["knapsack"]["operators"]]
-    picked = found["solution"]["choices"]
-    choices = {
-        name: choice_of(list_[k])
-        for name, list_, k in zip(names, found["knapsack"]["candidates"], picked, strict=bool(picked))
-    }
-    kinds = _block_kinds(model)
-    recompute = {
-        block: how
-        for block, kind in zip((b.name for b in description.blocks), kinds, strict=True)
-        if (how := RECOMPUTE_CODES[found["recompute"][kind]]) is not None
-    }
-    if not found["feasible"]:
-        raise _infeasible(limit, found, choices, recompute, method, time_limit)
-    units = _units(description, choices, found["transient_bytes"])
-    needed = max(unit_bytes(description, choices, units), default=0)
-    reserved = max(found["transient_bytes"], largest_untraced_unit(description))
-    peak = found["peak_bytes"]
-    if cost == "osdp" and ranks > 1:
-        peak += 3 * (needed - reserved)
-    return Plan(
-        description=description,
-        hardware=machine,
-        world_size=ranks,
-        choices=choices,
-        units=units,
-        recompute=recompute,
-        batch_size=found["batch_size"],
-        optimizer=optimizer,
-        precision=precision,
-        cost=cost,
-        memory_limit_bytes=limit,
-        accumulation=found["accumulation"],
-        searched=Searched(
+    if not 1 <= integer(hosts, "hosts") <= ranks or ranks % hosts:
+        raise InvalidProblemError(f"hosts is {hosts}; it must divide the world size {ranks}")
+    if not 0 <= integer(prefetch, "prefetch") <= 64:
+        raise InvalidProblemError(f"prefetch is {prefetch}; it is a number of units from 0 to 64")
+    space = choose_space(modes, granularity, checkpoint, cost, hosts)
+    batches = batches_of(batch_size, global_batch_size, ranks)
+    job = _Job(
+        description,
+        machine,
+        ranks,
+        space,
+        optimizer,
+        precision,
+        cost,
+        Searched(
             modes=space.modes,
             granularity=space.granularities,
             checkpoint=tuple(r or "none" for r in space.recompute),
-            batch_size=None if batch_size == "auto" else int(batch_size),
+            batch_size=None if isinstance(batch_size, str) else integer(batch_size, "batch_size"),
             global_batch_size=global_batch_size,
+            hosts=hosts,
+            prefetch=prefetch,
+            objective=objective,
+            at_least=at_least,
             method=method,
             time_limit_s=time_limit,
         ),
-        predicted=predict(
-            description,
-            machine,
-            found,
-            world_size=ranks,
-            sum_bytes=peak,
-            recompute=recompute,
-            optimizer_copies=OPTIMIZER_STATE[optimizer] if cost == "osdp" else None,
-        ),
-        certificate=_certificate(found, limit),
     )
+    try:
+        if objective == "memory":
+            assert at_least is not None
+            limit = job.least_memory(limit, batches, at_least)
+        elif objective == "batch":
+            batches = [job.largest_batch(limit, batches)]
+        return job.plan(limit, batches)
+    except _search.InvalidProblem as e:
+        raise InvalidProblemError(str(e)) from None
 
 
-def search_again(plan: Plan, memory: int | float | str) -> Plan:
-    """The same search under another memory limit."""
+def search_again(plan: Plan, memory: int | float | str, **changes: Any) -> Plan:
+    """The same search under another memory limit, and with other arguments of `search` where given."""
     s = plan.searched
     if s is None:
         raise PlanMismatchError("the plan was not made by osdp.search: there is no search to repeat")
-    return search(
-        plan.description,
-        memory=memory,
-        world_size=plan.world_size,
-        hardware=plan.hardware,
-        batch_size="auto" if s.batch_size is None else s.batch_size,
-        global_batch_size=s.global_batch_size,
-        optimizer=plan.optimizer,
-        precision=plan.precision,
-        granularity=s.granularity or 1,
-        checkpoint="auto" if len(s.checkpoint) == 3 else s.checkpoint[0] if len(s.checkpoint) == 1 else True,
-        modes=s.modes,
-        cost=plan.cost,
-        method=s.method,
-        time_limit=s.time_limit_s,
-    )
+    arguments: dict[str, Any] = {
+        "memory": memory,
+        "world_size": plan.world_size,
+        "hardware": plan.hardware,
+        "batch_size": "auto" if s.batch_size is None else s.batch_size,
+        "global_batch_size": s.global_batch_size,
+        "optimizer": plan.optimizer,
+        "precision": plan.precision,
+        "granularity": s.granularity or 1,
+        "checkpoint": s.checkpoint,
+        "modes": s.modes,
+        "cost": plan.cost,
+        "method": s.method,
+        "time_limit": s.time_limit_s,
+        "hosts": s.hosts,
+        "prefetch": s.prefetch,
+        "objective": s.objective,
+        "at_least": s.at_least,
+    }
+    return search(plan.description, **{**arguments, **changes})
 
 
-def verify(
-    plan: Plan, *, granularity: str | int | Sequence[int] = "auto", modes: str | Sequence[str] = "auto"
-) -> str:
-    """Check a plan's certificate from its description and hardware alone. Empty if it holds, else what is
-    false.
+def verify(plan: Plan) -> str:
+    """Check a plan's certificate from the plan alone. Empty if it holds, else what is false.
 
-    The costs of all choices are computed anew; the checker (csrc/search/certificate.cpp) shares no code
-    with the search. It proves: the plan costs and holds what the certificate says, that is within the
-    limit, and for this batch size, recomputation and largest transient no plan is faster than the lower
-    bound. `granularity` and `modes` must be what the plan was searched with. Raises PlanMismatchError for
-    a plan without certificate or hardware.
+    The costs of all choices are computed anew from description and hardware; the checker
+    (csrc/search/phase_certificate.cpp) shares no code with the search. It proves: a step of the plan takes and
+    its largest phase holds what the certificate says, that is within the limit, and no plan of this batch size
+    and no larger transients is faster than the lower bound. Raises PlanMismatchError for a plan without
+    certificate, hardware or the arguments of its search.
     """
-    c = plan.certificate
-    if c is None or plan.hardware is None or plan.world_size is None or plan.predicted is None:
+    c, s = plan.certificate, plan.searched
+    if c is None or s is None or plan.hardware is None or plan.world_size is None:
         raise PlanMismatchError(
             "the plan has no certificate: it was not made by osdp.search, or was changed since"
         )
-    space = choose_space(modes, granularity, "auto", plan.cost)
-    samples = plan.world_size * plan.batch_size
-    accumulation = max(1, round(plan.predicted.throughput * plan.predicted.step_time_s / samples))
     try:
+        space = choose_space(s.modes, s.granularity or 1, s.checkpoint, plan.cost, s.hosts)
         model = make_model(plan.description, plan.hardware)
         request = make_request(
             plan.hardware,
@@ -290,55 +203,218 @@ def verify(
             cost=plan.cost,
             method="exact",
             least_transient_bytes=largest_untraced_unit(plan.description),
+            hosts=s.hosts,
+            prefetch=plan.prefetch,
         )
-        by_kind = [0] * (max(_block_kinds(model), default=-1) + 1)
-        for block, kind in zip(plan.description.blocks, _block_kinds(model), strict=True):
-            by_kind[kind] = RECOMPUTE_CODES.index(plan.recompute.get(block.name))
-        batch = (plan.batch_size, accumulation)
-        everything = _search.make_knapsack(model, request, batch, by_kind, _search.ANY_TRANSIENT)
-        names = [plan.description.operators[i].name for i in everything["operators"]]
-        transient = 0
-        for name, candidates in zip(names, everything["candidates"], strict=True):
-            match = [k["transient_bytes"] for k in candidates if choice_of(k) == _plain(plan.choices[name])]
-            if not match:
-                return f"operator {name!r}: {plan.choices[name]} is not among the choices of this search"
-            transient = max(transient, match[0])
-        k = _search.make_knapsack(model, request, batch, by_kind, transient)
-        indices = [
-            next(i for i, x in enumerate(candidates) if choice_of(x) == _plain(plan.choices[name]))
-            for name, candidates in zip(names, k["candidates"], strict=True)
-        ]
-        # The rest of a step is the same for all choices.
+        if c.search_bound_ps > c.time_ps or (c.optimal and c.search_bound_ps != c.time_ps):
+            return "the search's bound does not agree with the time"
         return str(
-            _search.check(
-                k["options"],
-                c.limit_bytes - k["constant_bytes"],
-                indices,
-                c.time_ps - k["constant_ps"],
-                c.memory_bytes - k["constant_bytes"],
-                c.lower_bound_ps - k["constant_ps"],
-                (sum(p.numerator for p in c.prices), c.price_denominator),
+            _search.check_plan(
+                model,
+                request,
+                (plan.batch_size, plan.accumulation),
+                [_tuple(plan.choices.get(o.name)) for o in plan.description.operators],
+                [RECOMPUTE_CODES.index(plan.recompute.get(b.name)) for b in plan.description.blocks],
+                c.time_ps,
+                c.memory_bytes,
+                c.lower_bound_ps,
+                [(p.phase, p.numerator) for p in c.prices],
+                c.price_denominator,
             )
         )
-    except _search.InvalidProblem as e:
+    except (_search.InvalidProblem, InvalidProblemError) as e:
         return str(e)
 
 
-def _certificate(found: Mapping[str, Any], limit: int) -> Certificate:
-    k, s = found["knapsack"], found["solution"]
-    bound = 0
-    if k["options"]:
-        bound = max(0, _search.proven_lower_bound(k["options"], k["limit"], s["multiplier"]))
-    return Certificate(
-        time_ps=found["step_ps"],
-        memory_bytes=found["peak_bytes"],
-        limit_bytes=limit,
-        lower_bound_ps=k["constant_ps"] + bound,
-        search_bound_ps=found["step_ps"] if found["optimal"] else k["constant_ps"] + bound,
-        prices=(PhasePrice(-1, s["multiplier"][0]),),
-        price_denominator=s["multiplier"][1],
-        optimal=found["optimal"],
-    )
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """A search but for its memory limit and batch sizes."""
+
+    description: ModelDescription
+    machine: Hardware
+    ranks: int
+    space: Space
+    optimizer: str
+    precision: str
+    cost: str
+    searched: Searched
+
+    def plan(self, limit: int, batches: Sequence[tuple[int, int]]) -> Plan:
+        """The plan, or InfeasibleError with the smallest limit that works and its plan."""
+        model, found = self._run(limit, batches, find_smallest=True)
+        if found["feasible"]:
+            return self._plan(limit, model, found)
+        least = found["smallest_limit"]
+        if least <= limit:
+            raise InfeasibleError(
+                f"method={self.searched.method!r} found no plan that fits {format_bytes(limit)} in "
+                f"{self.searched.time_limit_s} s: give it more time, or use method='exact'"
+            )
+        smallest = batches or [(1, 1)]
+        exact = dataclasses.replace(self, searched=dataclasses.replace(self.searched, method="exact"))
+        nearest = exact._plan(least, *exact._run(least, smallest))
+        raise InfeasibleError(
+            f"no plan fits {format_bytes(limit)}; the smallest that fits is {format_bytes(least)}: "
+            + _summary(nearest),
+            least,
+            nearest,
+        )
+
+    def least_memory(self, limit: int, batches: Sequence[tuple[int, int]], at_least: float) -> int:
+        """The smallest limit whose best plan gives so many samples/s over all ranks, to the byte."""
+
+        def peak(limit: int) -> int | None:
+            found = self._run(limit, batches)[1]
+            samples = self.ranks * found["batch_size"] * found["accumulation"]
+            fast = found["feasible"] and samples >= at_least * found["step_ps"] * 1e-12
+            return int(found["peak_bytes"]) if fast else None
+
+        high = peak(limit)
+        if high is None:
+            best = self.plan(limit, batches)
+            assert best.predicted is not None
+            raise InfeasibleError(
+                f"no plan that fits {format_bytes(limit)} gives {at_least:g} samples/s; "
+                f"the best gives {best.predicted.throughput:g}",
+                None,
+                best,
+            )
+        low = 0
+        while high - low > 1:
+            middle = (low + high) // 2
+            fits = peak(middle)
+            low, high = (middle, high) if fits is None else (low, max(low + 1, min(middle, fits)))
+        return high
+
+    def largest_batch(self, limit: int, batches: Sequence[tuple[int, int]]) -> tuple[int, int]:
+        """The largest size per rank that fits; the smallest where none does."""
+
+        def fits(batch: tuple[int, int]) -> bool:
+            return bool(self._run(limit, [batch])[1]["feasible"])
+
+        if batches:
+            return next((b for b in sorted(batches, reverse=True) if fits(b)), min(batches))
+        return (_last_true(lambda b: fits((b, 1)), 2**16), 1)
+
+    def _run(
+        self, limit: int, batches: Sequence[tuple[int, int]], find_smallest: bool = False
+    ) -> tuple[_search.Model, dict[str, Any]]:
+        model = make_model(self.description, self.machine)
+        return model, _search.schedule(
+            model, self._request(limit, batches, find_smallest), self.searched.time_limit_s or 0.0
+        )
+
+    def _request(
+        self, limit: int, batches: Sequence[tuple[int, int]], find_smallest: bool = False
+    ) -> _search.Request:
+        return make_request(
+            self.machine,
+            self.space,
+            world_size=self.ranks,
+            limit_bytes=limit,
+            batches=batches,
+            optimizer=self.optimizer,
+            cost=self.cost,
+            method=self.searched.method,
+            least_transient_bytes=largest_untraced_unit(self.description),
+            hosts=self.searched.hosts,
+            prefetch=self.searched.prefetch,
+            find_smallest=find_smallest,
+        )
+
+    def _plan(self, limit: int, model: _search.Model, found: Mapping[str, Any]) -> Plan:
+        description = self.description
+        request = self._request(limit, ())
+        ways = {
+            b.name: RECOMPUTE_CODES[code]
+            for b, code in zip(description.blocks, found["blocks"], strict=True)
+        }
+        recompute = {
+            o.block: how
+            for o in description.operators
+            if o.block is not None and (how := ways[o.block]) is not None
+        }
+        cache: dict[object, list[dict[str, Any]]] = {}
+        candidates: list[list[dict[str, Any]]] = []
+        choices: dict[str, Choice] = {}
+        for i, (o, picked) in enumerate(zip(description.operators, found["choices"], strict=True)):
+            if picked < 0:
+                candidates.append([])
+                continue
+            how = None if o.block is None else ways[o.block]
+            key = (signature(o), how)
+            if key not in cache:
+                cache[key] = _search.candidates(model, request, i, RECOMPUTE_CODES.index(how))
+            candidates.append(cache[key])
+            choices[o.name] = choice_of(cache[key][picked])
+        units = _units(description, choices, found["transient_bytes"])
+        peak = found["peak_bytes"]
+        if self.cost == "osdp" and self.ranks > 1:
+            needed = max(unit_bytes(description, choices, units), default=0)
+            reserved = max(found["transient_bytes"], largest_untraced_unit(description))
+            peak += (2 + self.searched.prefetch) * (needed - reserved)
+        certificate = self._certificate(limit, model, request, found, choices)
+        price = sum(p.numerator for p in certificate.prices) / certificate.price_denominator
+        return Plan(
+            description=description,
+            hardware=self.machine,
+            world_size=self.ranks,
+            choices=choices,
+            units=units,
+            recompute=recompute,
+            batch_size=found["batch_size"],
+            optimizer=self.optimizer,
+            precision=self.precision,
+            cost=self.cost,
+            memory_limit_bytes=limit,
+            accumulation=found["accumulation"],
+            prefetch=self.searched.prefetch,
+            searched=self.searched,
+            predicted=predict(
+                description,
+                self.machine,
+                found,
+                candidates,
+                world_size=self.ranks,
+                peak_bytes=peak,
+                recompute=recompute,
+                price_ps_per_byte=price,
+            ),
+            certificate=certificate,
+        )
+
+    def _certificate(
+        self,
+        limit: int,
+        model: _search.Model,
+        request: _search.Request,
+        found: Mapping[str, Any],
+        choices: Mapping[str, Choice],
+    ) -> Certificate:
+        batch = (found["batch_size"], found["accumulation"])
+        plain = [_tuple(choices.get(o.name)) for o in self.description.operators]
+        best: tuple[int, list[tuple[int, int]]] = (-1, [])
+        rounded = [
+            (phase, min(round(price * PRICE_DENOMINATOR), 2**56)) for phase, price in found["prices"]
+        ]
+        for prices in ([], rounded):  # where memory is no limit, no price proves more
+            bound = _search.plan_lower_bound(
+                model, request, batch, plain, found["blocks"], prices, PRICE_DENOMINATOR
+            )
+            if bound > best[0]:
+                best = (bound, prices)
+        step = found["step_ps"]
+        proven = int(found["lower_bound_s_per_sample"] * 1e12 * batch[0] * batch[1])
+        return Certificate(
+            time_ps=step,
+            memory_bytes=found["peak_bytes"],
+            limit_bytes=limit,
+            lower_bound_ps=min(best[0], step),
+            search_bound_ps=step if found["optimal"] else max(0, min(proven, step - 1)),
+            prices=tuple(PhasePrice(phase, numerator) for phase, numerator in best[1]),
+            price_denominator=PRICE_DENOMINATOR,
+            optimal=found["optimal"],
+        )
 
 
 def _units(
@@ -357,155 +433,36 @@ def _units(
     return tuple(sorted(units, key=lambda u: order[u[0]]))
 
 
-def _infeasible(
-    limit: int,
-    found: Mapping[str, Any],
-    choices: Mapping[str, Choice],
-    recompute: Mapping[str, str],
-    method: str,
-    time_limit: float | None,
-) -> InfeasibleError:
-    least = found["smallest_limit"]
-    if 0 < least <= limit:
-        return InfeasibleError(
-            f"method={method!r} found no plan that fits {format_bytes(limit)} in {time_limit} s, though "
-            "there is one: give it more time, or use method='exact'"
-        )
+def _tuple(choice: Choice | None) -> tuple[int, int, int, int]:
+    """(mode, granularity, sharded slices, split) in the core's codes; of no parameters, anything."""
+    if choice is None:
+        return (0, 1, 0, 0)
+    split = SPLIT_CODES.index(choice.split) if choice.granularity > 1 else 0
+    return (MODES.index(choice.mode), choice.granularity, choice.slices_sharded, split)
+
+
+def _summary(plan: Plan) -> str:
     counts: dict[str, int] = {}
-    for choice in choices.values():
+    for choice in plan.choices.values():
         counts[choice.mode] = counts.get(choice.mode, 0) + 1
-    parts = [f"batch {found['batch_size']}"]
+    parts = [f"batch {plan.batch_size}"]
     parts.append(
         f"all {next(iter(counts))}" if len(counts) == 1 else ", ".join(f"{n} {m}" for m, n in counts.items())
     )
-    slices = max((c.granularity for c in choices.values()), default=1)
+    slices = max((c.granularity for c in plan.choices.values()), default=1)
     if slices > 1:
         parts.append(f"granularity {slices}")
-    if recompute:
-        parts.append(f"{len(recompute)} blocks recomputed")
-    return InfeasibleError(
-        f"no plan fits {format_bytes(limit)}; the smallest that fits is {format_bytes(least)}: "
-        + ", ".join(parts),
-        least,
-    )
+    if plan.recompute:
+        parts.append(f"{len(plan.recompute)} blocks recomputed")
+    return ", ".join(parts)
 
 
-def _batches(batch_size: int | str, global_batch_size: int | None, ranks: int) -> list[tuple[int, int]]:
-    """(size per rank, micro-batches per step) to try; empty: every size."""
-    if isinstance(batch_size, str):
-        if batch_size != "auto":
-            raise InvalidProblemError(
-                f"batch_size is {batch_size!r}; it is 'auto' or a number of samples per rank"
-            )
-        size = None
-    else:
-        size = _integer(batch_size, "batch_size")
-        if not 1 <= size <= 2**30:
-            raise InvalidProblemError(f"batch_size is {size}; it must be at least 1")
-    if global_batch_size is None:
-        return [] if size is None else [(size, 1)]
-    whole = _integer(global_batch_size, "global_batch_size")
-    if not 1 <= whole <= 2**40 or whole % ranks:
-        raise InvalidProblemError(
-            f"global_batch_size is {whole}; it must be a multiple of the world size {ranks}"
-        )
-    share = whole // ranks
-    if size is not None:
-        if share % size:
-            raise InvalidProblemError(
-                f"batch_size {size} does not divide {share}, each rank's share of global_batch_size {whole}"
-            )
-        return [(size, share // size)]
-    if share > 2**24:
-        raise InvalidProblemError(
-            f"global_batch_size is {whole}: {share} samples per rank are more than 2**24"
-        )
-    small = [d for d in range(1, int(share**0.5) + 1) if share % d == 0]
-    return [(d, share // d) for d in sorted({*small, *(share // d for d in small)})]
-
-
-def _machine(hardware: Hardware | str | os.PathLike[str] | None) -> Hardware:
-    if isinstance(hardware, Hardware):
-        return hardware
-    return Hardware.load(DEFAULT_HARDWARE if hardware is None else hardware)
-
-
-def _description(
-    model: nn.Module | ModelDescription, sample: tuple[Any, ...] | Mapping[str, Any] | None
-) -> ModelDescription:
-    if isinstance(model, ModelDescription):
-        return model
-    if sample is None:
-        raise InvalidProblemError(
-            "a model needs a sample: osdp.search(model, (inputs,), ...), or osdp.describe it first"
-        )
-    from osdp.tracing import describe
-
-    if isinstance(sample, Mapping):
-        return describe(model, **sample)
-    return describe(model, *(sample if isinstance(sample, tuple) else (sample,)))
-
-
-def _ranks(world_size: int | None, hardware: Hardware) -> int:
-    if world_size is not None:
-        ranks = _integer(world_size, "world_size")
-        if not 1 <= ranks <= 2**24:
-            raise InvalidProblemError(f"world_size is {ranks}; it must be at least 1")
-        return ranks
-    import torch.distributed as dist
-
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_world_size()
-    return hardware.world_size
-
-
-def _block_kinds(model: _search.Model) -> list[int]:
-    return list(model.block_kinds)
-
-
-def _plain(choice: Choice) -> Choice:
-    """The choice as `choice_of` writes it: no slices named where all are sharded."""
-    if choice.granularity == 1:
-        return Choice(choice.mode)
-    k = None if choice.sharded_slices == choice.granularity else choice.sharded_slices
-    return Choice(choice.mode, choice.granularity, k, choice.split)
-
-
-def _one_of(what: str, value: object, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise InvalidProblemError(f"{what} is {value!r}; it is one of {', '.join(map(repr, allowed))}")
-
-
-def _check_time_limit(time_limit: float | None) -> None:
-    if time_limit is not None and not 0 < time_limit < 1e9:
-        raise InvalidProblemError(
-            f"time_limit is {time_limit!r}; it is a positive number of seconds, or None"
-        )
-
-
-def _integer(value: object, what: str) -> int:
-    """`value` as an int that fits 64 bits; floats, NaN and bools are refused, not rounded."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise InvalidProblemError(f"{what} is {value!r}; it must be an integer") from None
-    if not -(2**63) <= number < 2**63:
-        raise InvalidProblemError(f"{what} is {number}; it overflows 64 bits")
-    return number
-
-
-def _checked(i: int, options: Sequence[tuple[int, int]], names: Sequence[str]) -> list[tuple[int, int]]:
-    where = f"operator {names[i]!r}" if i < len(names) and names[i] else f"operator {i}"
-    try:
-        return [
-            (_integer(t, f"{where}, option {k}: time"), _integer(m, f"{where}, option {k}: memory"))
-            for k, (t, m) in enumerate(options)
-        ]
-    except (TypeError, ValueError) as e:
-        if isinstance(e, InvalidProblemError):
-            raise
-        raise InvalidProblemError(
-            f"{where}: options must be (time, memory) pairs; got {options!r:.80}"
-        ) from None
+def _last_true(holds: Callable[[int], bool], most: int) -> int:
+    """The largest n in 1..most that holds; what holds for n holds for less. 1 where none does."""
+    low, high = 1, 2
+    while high <= most and holds(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

@@ -5,6 +5,7 @@
 
 #include "search/branch.hpp"
 #include "search/certificate.hpp"
+#include "search/phase_certificate.hpp"
 #include "search/schedule.hpp"
 
 namespace py = pybind11;
@@ -37,6 +38,16 @@ Budget make_budget(double time_limit_s) {
           }};
 }
 
+// After Ctrl-C the best so far is the answer, where there is one. Other exceptions of signal handlers go on.
+void end_of_search(bool found) {
+  if (PyErr_Occurred() == nullptr) return;
+  if (found && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) != 0) {
+    PyErr_Clear();
+    return;
+  }
+  throw py::error_already_set();
+}
+
 py::dict solution_dict(const Solution& s) {
   return py::dict("status"_a = s.status == Status::Optimal    ? "optimal"
                                : s.status == Status::Feasible ? "feasible"
@@ -58,8 +69,7 @@ py::dict solve(const Pairs& options, int64_t limit, const std::string& method, d
     const Budget budget = make_budget(time_limit_s);
     s = method == "dfs" ? solve_dfs(problem, budget) : solve_exact(problem, budget);
   }
-  // A signal handler that raised: its exception, with the best so far lost, unless the handler swallowed it.
-  if (PyErr_Occurred()) throw py::error_already_set();
+  end_of_search(!s.choices.empty());
   return solution_dict(s);
 }
 
@@ -72,31 +82,16 @@ std::string check_solution(const Pairs& options, int64_t limit, const std::vecto
 py::dict candidate_dict(const Candidate& c) {
   return py::dict("mode"_a = static_cast<int>(c.mode), "granularity"_a = c.granularity,
                   "sharded_slices"_a = c.sharded_slices, "split"_a = static_cast<int>(c.split),
-                  "state_bytes"_a = c.state_bytes, "transient_bytes"_a = c.transient_bytes,
+                  "state_bytes"_a = c.state_bytes, "gradient_bytes"_a = c.gradient_bytes,
+                  "whole_gradient_bytes"_a = c.whole_gradient_bytes, "gathered_bytes"_a = c.gathered_bytes,
+                  "held_bytes"_a = c.held_bytes, "transient_bytes"_a = c.transient_bytes,
                   "communication_ps"_a = c.communication_ps, "optimizer_ps"_a = c.optimizer_ps);
 }
 
-std::vector<int> as_ints(const std::vector<Recompute>& recompute) {
-  std::vector<int> out;
-  for (Recompute r : recompute) out.push_back(static_cast<int>(r));
-  return out;
-}
-
-py::dict knapsack_dict(const Knapsack& k) {
-  py::list candidates;
-  for (const auto& list : k.candidates) {
-    py::list row;
-    for (const Candidate& c : list) row.append(candidate_dict(c));
-    candidates.append(row);
-  }
-  Pairs options;
-  for (const auto& list : k.problem.operators) {
-    auto& row = options.emplace_back();
-    for (const Option& o : list) row.emplace_back(o.time_ps, o.memory_bytes);
-  }
-  return py::dict("options"_a = options, "limit"_a = k.problem.limit_bytes, "candidates"_a = candidates,
-                  "operators"_a = k.operators, "constant_ps"_a = k.constant_ps,
-                  "constant_bytes"_a = k.constant_bytes);
+py::list candidate_list(const std::vector<Candidate>& list) {
+  py::list row;
+  for (const Candidate& c : list) row.append(candidate_dict(c));
+  return row;
 }
 
 py::dict run_schedule(const Model& model, const Request& request, double time_limit_s) {
@@ -105,14 +100,58 @@ py::dict run_schedule(const Model& model, const Request& request, double time_li
     py::gil_scoped_release release;
     s = schedule(model, request, make_budget(time_limit_s));
   }
-  if (PyErr_Occurred()) throw py::error_already_set();
-  return py::dict("feasible"_a = s.feasible, "optimal"_a = s.optimal, "batch_size"_a = s.fixed.batch.size,
-                  "accumulation"_a = s.fixed.batch.accumulation, "recompute"_a = as_ints(s.fixed.recompute),
-                  "transient_bytes"_a = s.fixed.transient_bytes, "knapsack"_a = knapsack_dict(s.knapsack),
-                  "solution"_a = solution_dict(s.solution), "step_ps"_a = s.step_ps,
-                  "peak_bytes"_a = s.peak_bytes, "smallest_limit"_a = s.smallest_limit_bytes,
-                  "knapsacks"_a = s.knapsacks, "nodes"_a = s.nodes, "seconds"_a = s.seconds,
-                  "lower_bound_s_per_sample"_a = s.lower_bound_s_per_sample);
+  end_of_search(s.feasible);
+  std::vector<int> blocks;
+  for (Recompute r : s.decision.ways) blocks.push_back(static_cast<int>(r));
+  std::vector<std::pair<int, double>> prices;
+  for (const RowPrice& p : s.prices) prices.emplace_back(p.phase, p.ps_per_byte);
+  return py::dict("feasible"_a = s.feasible, "optimal"_a = s.optimal, "batch_size"_a = s.batch.size,
+                  "accumulation"_a = s.batch.accumulation, "blocks"_a = blocks, "choices"_a = s.decision.choices,
+                  "transient_bytes"_a = s.transient_bytes, "step_ps"_a = s.step_ps, "peak_bytes"_a = s.peak_bytes,
+                  "phases"_a = s.phases, "prices"_a = prices, "smallest_limit"_a = s.smallest_limit_bytes,
+                  "regions"_a = s.regions, "leaves"_a = s.leaves, "nodes"_a = s.nodes, "rows"_a = s.rows,
+                  "seconds"_a = s.seconds, "lower_bound_s_per_sample"_a = s.lower_bound_s_per_sample);
+}
+
+// (mode, granularity, sharded slices, split) of each operator, recomputation of each block.
+PlainPlan plain_plan(std::pair<int64_t, int64_t> batch,
+                     const std::vector<std::tuple<int, int64_t, int64_t, int>>& choices,
+                     const std::vector<int>& blocks) {
+  PlainPlan plan{{batch.first, batch.second}, {}, {}};
+  for (const auto& [mode, g, k, split] : choices) {
+    plan.choices.push_back({static_cast<Mode>(mode), g, k, static_cast<Split>(split)});
+  }
+  for (int r : blocks) plan.blocks.push_back(static_cast<Recompute>(r));
+  return plan;
+}
+
+std::vector<PhasePrice> phase_prices(const std::vector<std::pair<int, int64_t>>& prices) {
+  std::vector<PhasePrice> out;
+  for (const auto& [phase, numerator] : prices) out.push_back({phase, numerator});
+  return out;
+}
+
+void bind_certificate(py::module_& m) {
+  m.def(
+      "check_plan",
+      [](const Model& model, const Request& request, std::pair<int64_t, int64_t> batch,
+         const std::vector<std::tuple<int, int64_t, int64_t, int>>& choices, const std::vector<int>& blocks,
+         int64_t time_ps, int64_t memory_bytes, int64_t lower_bound_ps,
+         const std::vector<std::pair<int, int64_t>>& prices, int64_t denominator) {
+        return check_plan(model, request, plain_plan(batch, choices, blocks),
+                          {time_ps, memory_bytes, lower_bound_ps, phase_prices(prices), denominator});
+      },
+      "model"_a, "request"_a, "batch"_a, "choices"_a, "blocks"_a, "time_ps"_a, "memory_bytes"_a,
+      "lower_bound_ps"_a, "prices"_a, "denominator"_a);
+  m.def(
+      "plan_lower_bound",
+      [](const Model& model, const Request& request, std::pair<int64_t, int64_t> batch,
+         const std::vector<std::tuple<int, int64_t, int64_t, int>>& choices, const std::vector<int>& blocks,
+         const std::vector<std::pair<int, int64_t>>& prices, int64_t denominator) {
+        return plan_lower_bound(model, request, plain_plan(batch, choices, blocks), phase_prices(prices),
+                                denominator);
+      },
+      "model"_a, "request"_a, "batch"_a, "choices"_a, "blocks"_a, "prices"_a, "denominator"_a);
 }
 
 void bind_schedule(py::module_& m) {
@@ -137,28 +176,25 @@ void bind_schedule(py::module_& m) {
       .def_readwrite("recompute_s_per_sample", &Operator::recompute_s_per_sample);
   py::class_<Model>(m, "Model")
       .def(py::init([](std::vector<Operator> operators,
-                       std::vector<std::tuple<std::string, int64_t, int>> blocks, int kinds,
+                       std::vector<std::pair<std::string, int64_t>> blocks,
                        int64_t input_bytes_per_sample) {
-             Model model{std::move(operators), {}, kinds, input_bytes_per_sample};
-             for (auto& [name, bytes, kind] : blocks) {
-               if (kind < 0 || kind >= kinds) throw InvalidProblem("block '" + name + "': no such kind");
-               model.blocks.push_back({name, bytes, kind});
+             Model model{std::move(operators), {}, input_bytes_per_sample};
+             for (auto& [name, bytes] : blocks) {
+               if (bytes < 0) throw InvalidProblem("block '" + name + "': negative input");
+               model.blocks.push_back({name, bytes});
              }
              return model;
            }),
-           "operators"_a, "blocks"_a, "kinds"_a, "input_bytes_per_sample"_a)
-      .def_property_readonly("block_kinds", [](const Model& model) {
-        std::vector<int> kinds;
-        for (const Block& b : model.blocks) kinds.push_back(b.kind);
-        return kinds;
-      });
+           "operators"_a, "blocks"_a, "input_bytes_per_sample"_a);
   py::class_<Request>(m, "Request")
       .def(py::init([](const std::string& cost, const std::vector<int>& modes,
                        std::vector<int64_t> granularities, int64_t optimizer_bytes_per_parameter_byte,
                        int64_t bucket_bytes, double slice_overhead_s, int64_t ranks,
-                       const std::vector<std::pair<double, double>>& collectives, double optimizer_s_per_byte,
+                       int64_t hosts, const std::vector<std::pair<double, double>>& collectives, double exposed,
+                       double optimizer_s_per_byte,
                        int64_t limit_bytes, const std::vector<std::pair<int64_t, int64_t>>& batches,
-                       const std::vector<int>& recompute, int64_t least_transient_bytes, bool depth_first) {
+                       const std::vector<int>& recompute, int64_t least_transient_bytes, int64_t buffers,
+                       bool find_smallest, bool depth_first) {
              Request r;
              r.space.cost = cost == "paper" ? Cost::Paper : Cost::Osdp;
              for (int mode : modes) r.space.modes.push_back(static_cast<Mode>(mode));
@@ -170,28 +206,32 @@ void bind_schedule(py::module_& m) {
              r.device.all_gather = {collectives.at(0).first, collectives.at(0).second};
              r.device.reduce_scatter = {collectives.at(1).first, collectives.at(1).second};
              r.device.all_reduce = {collectives.at(2).first, collectives.at(2).second};
+             r.device.between_hosts = {collectives.at(3).first, collectives.at(3).second};
+             r.device.hosts = hosts;
+             r.device.exposed = exposed;
              r.device.optimizer_s_per_byte = optimizer_s_per_byte;
              r.limit_bytes = limit_bytes;
              for (const auto& [size, accumulation] : batches) r.batches.push_back({size, accumulation});
              for (int x : recompute) r.recompute.push_back(static_cast<Recompute>(x));
              r.least_transient_bytes = least_transient_bytes;
+             r.buffers = buffers;
+             r.find_smallest = find_smallest;
              r.depth_first = depth_first;
              return r;
            }),
            py::kw_only(), "cost"_a, "modes"_a, "granularities"_a, "optimizer_bytes_per_parameter_byte"_a,
-           "bucket_bytes"_a, "slice_overhead_s"_a, "ranks"_a, "collectives"_a, "optimizer_s_per_byte"_a,
-           "limit_bytes"_a, "batches"_a, "recompute"_a, "least_transient_bytes"_a, "depth_first"_a);
-  m.attr("ANY_TRANSIENT") = kAnyTransient;
+           "bucket_bytes"_a, "slice_overhead_s"_a, "ranks"_a, "hosts"_a, "collectives"_a, "exposed"_a, "optimizer_s_per_byte"_a,
+           "limit_bytes"_a, "batches"_a, "recompute"_a, "least_transient_bytes"_a, "buffers"_a, "find_smallest"_a,
+           "depth_first"_a);
   m.def("schedule", &run_schedule, "model"_a, "request"_a, "time_limit_s"_a);
   m.def(
-      "make_knapsack",
-      [](const Model& model, const Request& request, std::pair<int64_t, int64_t> batch,
-         const std::vector<int>& recompute, int64_t transient_bytes) {
-        Fixed fixed{{batch.first, batch.second}, {}, transient_bytes};
-        for (int x : recompute) fixed.recompute.push_back(static_cast<Recompute>(x));
-        return knapsack_dict(make_knapsack(model, request, fixed));
+      "candidates",
+      [](const Model& model, const Request& request, int operator_, int recompute) {
+        return candidate_list(candidates(model.operators.at(operator_), request.device, request.space,
+                                         static_cast<Recompute>(recompute)));
       },
-      "model"_a, "request"_a, "batch"_a, "recompute"_a, "transient_bytes"_a);
+      "model"_a, "request"_a, "operator"_a, "recompute"_a);
+  bind_certificate(m);
 }
 
 }  // namespace

@@ -28,6 +28,7 @@ class Pricer {
   Candidate no_shard() const {
     Candidate c;
     for (const Tensor& t : op_.tensors) c.state_bytes += t.bytes() * copies(t);
+    c.gradient_bytes = c.whole_gradient_bytes = trainable_bytes_;
     return finish(c, all_reduce(trainable_bytes_), trainable_bytes_);
   }
 
@@ -36,8 +37,8 @@ class Pricer {
     Candidate c;
     c.mode = Mode::ShardGradOp;
     c.sharded_slices = 1;
-    const int64_t updated = add_sharded(c);
-    c.state_bytes += bytes_;
+    const int64_t updated = add_sharded(c, device_.ranks);
+    c.gathered_bytes = bytes_;
     return finish(c, gather(bytes_) + reduce_scatter(trainable_bytes_), updated);
   }
 
@@ -45,8 +46,31 @@ class Pricer {
     Candidate c;
     c.mode = Mode::FullShard;
     c.sharded_slices = 1;
-    const int64_t updated = add_sharded(c);
+    const int64_t updated = add_sharded(c, device_.ranks);
+    c.held_bytes = bytes_;
     return finish(c, gathers(false) * gather(bytes_) + reduce_scatter(trainable_bytes_), updated);
+  }
+
+  // FULL_SHARD inside each host, replicated across hosts: gradients are reduced inside, then each rank's part
+  // across hosts.
+  Candidate hybrid_shard() const {
+    Candidate c;
+    c.mode = Mode::HybridShard;
+    c.sharded_slices = 1;
+    const int64_t inside = device_.ranks / device_.hosts;
+    const int64_t updated = add_sharded(c, inside);
+    c.held_bytes = bytes_;
+    const auto step = [&](const Collective& link, double bytes, int64_t ranks) {
+      return static_cast<double>(ranks - 1) *
+             (link.alpha_s + bytes / static_cast<double>(ranks) * link.beta_s_per_byte);
+    };
+    double seconds = gathers(false) * step(device_.all_gather, static_cast<double>(bytes_), inside);
+    if (trainable_bytes_ > 0) {
+      const double part = static_cast<double>(trainable_bytes_) / static_cast<double>(inside);
+      seconds += step(device_.reduce_scatter, static_cast<double>(trainable_bytes_), inside) +
+                 2 * step(device_.between_hosts, part, device_.hosts);
+    }
+    return finish(c, seconds, updated);
   }
 
   // `sharded` of `granularity` slices of the weight are sharded, each a unit of its own; the other slices and
@@ -64,14 +88,15 @@ class Pricer {
     slice.rows = out;
     slice.row_bytes = in * item_bytes;
     int64_t whole = (granularity - sharded) * slice_bytes;
-    int64_t updated = sharded * held(slice) + whole, reduced = whole;
+    int64_t updated = sharded * held(slice, device_.ranks) + whole, reduced = whole;
     if (!weight.trainable) updated = reduced = 0;
-    c.state_bytes = (sharded * held(slice) + whole) * copies(weight);
+    c.state_bytes = (sharded * held(slice, device_.ranks) + whole) * copies(weight);
     for (const Tensor& t : op_.tensors) {
       if (&t == &weight) continue;
       c.state_bytes += t.bytes() * copies(t);
       if (t.trainable) updated += t.bytes(), reduced += t.bytes();
     }
+    c.gradient_bytes = updated, c.whole_gradient_bytes = reduced;
     c.transient_bytes = device_.ranks > 1 ? slice_bytes : 0;
     const double seconds =
         static_cast<double>(sharded) *
@@ -86,9 +111,10 @@ class Pricer {
   int64_t copies(const Tensor& t) const {
     return t.trainable ? 2 + space_.optimizer_bytes_per_parameter_byte : 1;
   }
-  int64_t held(const Tensor& t) const {
+  // What the fullest of `ranks` ranks holds of a sharded tensor.
+  int64_t held(const Tensor& t, int64_t ranks) const {
     if (!t.shardable) return t.bytes();
-    return paper() ? ceil_div(t.bytes(), device_.ranks) : ceil_div(t.rows, device_.ranks) * t.row_bytes;
+    return paper() ? ceil_div(t.bytes(), ranks) : ceil_div(t.rows, ranks) * t.row_bytes;
   }
   // How often the parameters are gathered in one step.
   double gathers(bool split) const {
@@ -104,30 +130,38 @@ class Pricer {
     // Small gradients share a bucket, and its latency.
     const double share =
         paper() ? 1 : std::min(1.0, static_cast<double>(bytes) / static_cast<double>(space_.bucket_bytes));
-    return 2 * steps_ *
-           (share * device_.all_reduce.alpha_s + per_rank(bytes) * device_.all_reduce.beta_s_per_byte);
+    const Collective link = slowest(device_.all_reduce);
+    return 2 * steps_ * (share * link.alpha_s + per_rank(bytes) * link.beta_s_per_byte);
   }
   double ring(const Collective& c, int64_t bytes) const {
-    return steps_ * (c.alpha_s + per_rank(bytes) * c.beta_s_per_byte);
+    const Collective link = slowest(c);
+    return steps_ * (link.alpha_s + per_rank(bytes) * link.beta_s_per_byte);
+  }
+  // A ring over all ranks waits for its slowest link.
+  Collective slowest(const Collective& c) const {
+    if (device_.hosts == 1) return c;
+    return {std::max(c.alpha_s, device_.between_hosts.alpha_s),
+            std::max(c.beta_s_per_byte, device_.between_hosts.beta_s_per_byte)};
   }
   double per_rank(int64_t bytes) const {
     return static_cast<double>(bytes) / static_cast<double>(device_.ranks);
   }
 
   // State of the whole operator sharded; returns the bytes of parameters that this rank updates.
-  int64_t add_sharded(Candidate& c) const {
+  int64_t add_sharded(Candidate& c, int64_t ranks) const {
     int64_t updated = 0;
     for (const Tensor& t : op_.tensors) {
-      c.state_bytes += held(t) * copies(t);
-      if (t.trainable) updated += held(t);
+      c.state_bytes += held(t, ranks) * copies(t);
+      if (t.trainable) updated += held(t, ranks);
     }
+    c.gradient_bytes = updated;
     c.transient_bytes = device_.ranks > 1 ? bytes_ : 0;
     return updated;
   }
 
   Candidate finish(Candidate c, double communication_s, int64_t updated_bytes) const {
     const std::string where = "operator '" + op_.name + "'";
-    c.communication_ps = picoseconds(communication_s, where);
+    c.communication_ps = picoseconds(paper() ? communication_s : communication_s * device_.exposed, where);
     if (paper()) {
       c.transient_bytes = 0;
     } else {
@@ -194,6 +228,9 @@ std::vector<Candidate> candidates(const Operator& op, const Device& device, cons
   if (allowed(Mode::NoShard) || alone) found.push_back(price.no_shard());
   if (alone) return found;
   if (allowed(Mode::ShardGradOp)) found.push_back(price.shard_grad_op());
+  if (allowed(Mode::HybridShard) && device.hosts > 1 && device.ranks > device.hosts) {
+    found.push_back(price.hybrid_shard());
+  }
   if (!allowed(Mode::FullShard)) return found;
   found.push_back(price.full_shard());
   if (op.split_tensor < 0) return found;

@@ -1,473 +1,426 @@
-// Note [Search over batches]
-// With recomputation and the largest transient fixed, a step's time is a constant that is linear in the batch
-// size, plus the time of a knapsack whose options do not depend on the batch size; only its limit does. So
-// the relaxation's optimum f(limit) is prepared once per (recomputation, transient), and gives for a whole
-// interval of batch sizes
-//   time per sample >= (f(limit at its smallest size) + fixed) / largest size + time per sample of
-//   computation.
-// Intervals wait in a heap by that bound; the lowest is halved, or, when it is one batch size, solved
-// exactly. The search ends when the lowest bound is not below the best plan: every batch size has then been
-// solved or excluded.
+// Note [Branch and bound over everything]
+// A region is an interval of batch sizes, an interval of largest transients, and a box of how many instances of
+// each group of blocks are treated each way. Its relaxation, with time at the largest batch size and memory at
+// the smallest, with the options of the largest transient and the reserve of the smallest, bounds the time per
+// sample of every plan in it, since both rise with the batch size. Regions wait in a heap by that bound; the
+// lowest is halved, or, when it is one batch and one transient, cut around the recomputation that its relaxation
+// likes best, or, when that is fixed too, solved exactly (leaf.hpp). The search ends when the lowest bound is not
+// below the best plan.
+//
+// Only some phases are rows. When a leaf's plan breaks another phase, that one becomes a row and the search
+// begins anew: with fewer rows it searched a relaxation, so nothing is lost.
 #include "search/schedule.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
-#include <memory>
 #include <queue>
-#include <tuple>
-
-#include "search/bound.hpp"
+#include <set>
 
 namespace osdp::search {
 namespace {
 
-// A time for so many samples; compared per sample, in integers.
-struct PerSample {
-  int64_t time_ps = 0, samples = 1;
-  bool operator<(const PerSample& o) const {
-    return static_cast<int128>(time_ps) * o.samples < static_cast<int128>(o.time_ps) * samples;
+struct Waiting {
+  double bound = 0;  // least time, safely rounded down; of `samples`
+  int64_t samples = 1;
+  Batch lo, hi;        // accumulation equal
+  size_t lean, large;  // transients, as indices
+  Box box;
+  size_t row = 0;
+  int64_t number = 0;  // ties: first come, first served
+  bool operator<(const Waiting& o) const {  // std::priority_queue: the lowest bound on top
+    const double a = bound / static_cast<double>(samples), b = o.bound / static_cast<double>(o.samples);
+    return a != b ? a > b : number > o.number;
   }
 };
-
-int64_t narrow(int128 v, const char* what) {
-  if (v < 0 || v > kLargestSum) throw InvalidProblem(std::string(what) + " of one step overflows 2^61");
-  return static_cast<int64_t>(v);
-}
-
-Recompute recompute_of(const Model& model, const Operator& op, const std::vector<Recompute>& by_kind) {
-  return op.block < 0 ? Recompute::None : by_kind.at(model.blocks.at(op.block).kind);
-}
-
-// What no choice of a mode changes, under one recomputation: the time of a step and the memory but for the
-// transient's reserve, as functions of the batch. Both rise with the batch size.
-class Constants {
- public:
-  Constants(const Model& model, const Request& request, const std::vector<Recompute>& recompute) {
-    const bool paper = request.space.cost == Cost::Paper;
-    blocks_.resize(model.blocks.size());
-    for (const Operator& op : model.operators) {
-      const std::string where = "operator '" + op.name + "'";
-      time_per_sample_ += picoseconds(op.compute_s_per_sample, where);
-      time_fixed_ += picoseconds(op.compute_s_fixed, where);
-      const Recompute r = recompute_of(model, op, recompute);
-      Linear& saved = r == Recompute::None ? always_ : blocks_[op.block].saved;
-      saved.per_sample += op.saved_bytes_per_sample;
-      saved.fixed += op.saved_bytes_fixed;
-      if (r != Recompute::None) time_per_sample_ += picoseconds(op.recompute_s_per_sample, where);
-      for (const Tensor& t : op.tensors) {
-        if (t.trainable) trainable_ += t.bytes();
-        if (r == Recompute::Hold && t.shardable && request.device.ranks > 1)
-          blocks_[op.block].held += t.bytes();
-      }
-    }
-    if (paper) return;
-    for (size_t i = 0; i < model.blocks.size(); ++i) {
-      if (recompute[model.blocks[i].kind] != Recompute::None) {
-        always_.per_sample += model.blocks[i].input_bytes_per_sample;
-      }
-      held_ = std::max(held_, blocks_[i].held);
-    }
-    always_.per_sample += model.input_bytes_per_sample;
-    always_.fixed += held_;
-    if (request.device.ranks > 1) always_.fixed += std::min<int128>(request.space.bucket_bytes, trainable_);
-    // Of equal blocks one is enough.
-    std::sort(blocks_.begin(), blocks_.end(), [](const Recomputed& a, const Recomputed& b) {
-      return std::tie(a.saved.per_sample, a.saved.fixed) < std::tie(b.saved.per_sample, b.saved.fixed);
-    });
-    blocks_.erase(std::unique(blocks_.begin(), blocks_.end(),
-                              [](const Recomputed& a, const Recomputed& b) {
-                                return a.saved.per_sample == b.saved.per_sample &&
-                                       a.saved.fixed == b.saved.fixed;
-                              }),
-                  blocks_.end());
-  }
-
-  int64_t time_ps(Batch batch) const {
-    return narrow(batch.accumulation * (batch.size * time_per_sample_ + time_fixed_), "the computing time");
-  }
-  int64_t memory_bytes(int64_t b) const {
-    int128 recomputed = 0;  // the largest block, while it is recomputed
-    for (const Recomputed& block : blocks_) recomputed = std::max(recomputed, block.saved(b));
-    return narrow(always_(b) + recomputed, "the memory");
-  }
-
- private:
-  struct Linear {
-    int128 per_sample = 0, fixed = 0;
-    int128 operator()(int64_t b) const { return b * per_sample + fixed; }
-  };
-  struct Recomputed {
-    Linear saved;
-    int128 held = 0;
-  };
-  int128 time_per_sample_ = 0, time_fixed_ = 0, trainable_ = 0, held_ = 0;
-  Linear always_;
-  std::vector<Recomputed> blocks_;
-};
-
-// The candidates of every operator under each recomputation, made when first asked for.
-class CandidateTable {
- public:
-  CandidateTable(const Model& model, const Request& request) : model_(model), request_(request) {
-    for (auto& row : rows_) row.resize(model.operators.size());
-  }
-  const std::vector<Candidate>& operator()(size_t op, Recompute recompute) {
-    auto& slot = rows_[static_cast<size_t>(recompute)][op];
-    if (slot.empty()) slot = candidates(model_.operators[op], request_.device, request_.space, recompute);
-    return slot;
-  }
-
- private:
-  const Model& model_;
-  const Request& request_;
-  std::vector<std::vector<Candidate>> rows_[3];
-};
-
-int64_t reserve(const Request& request, int64_t transient) {
-  if (request.space.cost == Cost::Paper || request.device.ranks == 1) return 0;
-  return 3 * std::max(transient, request.least_transient_bytes);
-}
-
-// f(limit) of one (recomputation, transient, accumulation).
-class Relaxed {
- public:
-  Relaxed(const std::vector<Group>& groups) {
-    for (const Group& g : groups) {
-      least_memory_ += g.count * g.options[0].memory_bytes;
-      slowest_ += g.count * g.options[0].time_ps;
-    }
-    for (const Edge& e : hull_edges(groups)) {
-      const int64_t n = groups[e.group].count;
-      const int64_t memory = steps_.empty() ? 0 : steps_.back().memory,
-                    gain = steps_.empty() ? 0 : steps_.back().gain;
-      steps_.push_back({memory + n * e.memory_bytes, gain + n * e.gain_ps, e});
-    }
-  }
-  int64_t least_memory() const { return least_memory_; }
-  // Rounded up; limit >= least_memory().
-  int64_t operator()(int64_t limit) const {
-    const int64_t room = limit - least_memory_;
-    const auto it = std::upper_bound(steps_.begin(), steps_.end(), room,
-                                     [](int64_t r, const Step& s) { return r < s.memory; });
-    const int64_t gain = it == steps_.begin() ? 0 : std::prev(it)->gain;
-    const int64_t memory = it == steps_.begin() ? 0 : std::prev(it)->memory;
-    if (it == steps_.end()) return slowest_ - gain;
-    return slowest_ - gain -
-           static_cast<int64_t>(static_cast<int128>(room - memory) * it->edge.gain_ps /
-                                it->edge.memory_bytes);
-  }
-
- private:
-  struct Step {
-    int64_t memory, gain;  // of all edges so far
-    Edge edge;
-  };
-  int64_t least_memory_ = 0, slowest_ = 0;
-  std::vector<Step> steps_;
-};
-
-// With `keep`, the candidates beside their options.
-Knapsack fill_knapsack(const Model& model, const Request& request, const Fixed& fixed,
-                       const Constants& constants, CandidateTable& table, bool keep) {
-  Knapsack k;
-  k.constant_ps = constants.time_ps(fixed.batch);
-  k.constant_bytes = constants.memory_bytes(fixed.batch.size);
-  if (fixed.transient_bytes != kAnyTransient) k.constant_bytes += reserve(request, fixed.transient_bytes);
-  for (size_t i = 0; i < model.operators.size(); ++i) {
-    const Operator& op = model.operators[i];
-    if (op.tensors.empty()) continue;
-    auto& options = k.problem.operators.emplace_back();
-    std::vector<Candidate> kept;
-    const auto& all = table(i, recompute_of(model, op, fixed.recompute));
-    options.reserve(all.size());
-    for (const Candidate& c : all) {
-      if (c.transient_bytes > fixed.transient_bytes) continue;
-      const int128 time = static_cast<int128>(fixed.batch.accumulation) * c.communication_ps + c.optimizer_ps;
-      options.push_back({narrow(time, "the time"), c.state_bytes});
-      if (keep) kept.push_back(c);
-    }
-    if (keep) k.candidates.push_back(std::move(kept));
-    k.problem.names.push_back(op.name);
-    k.operators.push_back(static_cast<int>(i));
-  }
-  k.problem.limit_bytes = request.limit_bytes - k.constant_bytes;
-  return k;
-}
 
 class Scheduler {
  public:
-  Scheduler(const Model& model, const Request& request, const Budget& budget)
-      : model_(model), request_(request), budget_(budget), watch_(budget), table_(model, request) {}
+  Scheduler(const Model& model, const Request& request, const Budget& budget, bool any)
+      : model_(model),
+        request_(request),
+        budget_(budget),
+        watch_(budget),
+        any_(any),
+        kinds_(find_kinds(model, request)) {}
 
   Schedule run();
 
  private:
-  // What is left to look at: batch sizes lo..hi (accumulation equal) of one variant and transient.
-  struct Interval {
-    PerSample bound;
-    size_t variant;
-    int64_t transient;
-    int64_t lo, hi, accumulation;
-    bool operator<(const Interval& o) const {  // std::priority_queue: the lowest bound on top, ties by value
-      if (o.bound < bound) return true;
-      if (bound < o.bound) return false;
-      return std::tie(variant, transient, lo) > std::tie(o.variant, o.transient, o.lo);
-    }
-  };
-
-  void list_variants();
-  void begin(size_t variant, int64_t transient);
-  void upward(size_t variant, int64_t transient);
-  bool bound(Interval& interval);
-  void solve(const Interval& interval);
-  void settle_transient();
-  const Relaxed* relaxed(size_t variant, int64_t transient, int64_t accumulation);
-  Budget rest() const;
+  void first_rows();
+  bool pass();  // false: a row was added
+  void push(Waiting w);
+  void halve(const Waiting& w);
+  void around(const Waiting& w, const Bounded& bounded);
+  bool solve(const Waiting& w);
+  bool accept(const Leaf& leaf, Batch batch);
+  void depth_first();
+  void finish();
+  const Table& table(int64_t accumulation);
+  Region region(const Waiting& w) const;
+  bool useless(const Waiting& w) const;
 
   const Model& model_;
   const Request& request_;
   const Budget& budget_;
   Stopwatch watch_;
-  CandidateTable table_;
-  std::vector<std::vector<Recompute>> variants_;
-  std::vector<Constants> constants_;  // of each variant
-  std::map<std::tuple<size_t, int64_t, int64_t>, std::unique_ptr<Relaxed>> relaxed_;
-  std::priority_queue<Interval> waiting_;
+  const bool any_;  // the first plan that fits will do
+  const Kinds kinds_;
+  std::vector<int> rows_;
+  std::map<int64_t, Table> tables_;
+  std::priority_queue<Waiting> waiting_;
   Schedule best_;
-  PerSample best_time_;
-  PerSample unproven_;  // lowest bound among batch sizes that were given up
+  int64_t number_ = 0;
+  double given_up_ = 0;  // lowest bound per sample among leaves that were not solved
   bool gave_up_ = false;
 };
 
-void Scheduler::list_variants() {
-  const auto& choices = request_.recompute;
-  double number = 1;
-  for (int k = 0; k < model_.kinds; ++k) number *= static_cast<double>(choices.size());
-  if (number > 81) {  // all kinds alike
-    for (Recompute r : choices) variants_.emplace_back(model_.kinds, r);
+void Scheduler::first_rows() {
+  if (request_.paper()) {
+    rows_ = {kWholeStep};
     return;
   }
-  variants_.emplace_back();
-  for (int k = 0; k < model_.kinds; ++k) {
-    std::vector<std::vector<Recompute>> longer;
-    for (const auto& v : variants_) {
-      for (Recompute r : choices) {
-        longer.push_back(v);
-        longer.back().push_back(r);
+  // The first and the last phase; the last phase of a block, where recomputation brings all of it back.
+  std::set<int> rows{0, static_cast<int>(model_.operators.size()) - 1};
+  int last = -1;
+  for (const Kind& kind : kinds_.kinds) {
+    if (kind.block) last = std::max(last, kind.instances.back().back());
+  }
+  if (last >= 0) rows.insert(last);
+  rows_.assign(rows.rbegin(), rows.rend());
+}
+
+const Table& Scheduler::table(int64_t accumulation) {
+  const auto it = tables_.find(accumulation);
+  if (it != tables_.end()) return it->second;
+  return tables_.emplace(accumulation, make_table(kinds_, rows_, accumulation)).first->second;
+}
+
+Region Scheduler::region(const Waiting& w) const {
+  return {w.hi, w.lo, kinds_.transients[w.large], request_.reserve_bytes(kinds_.transients[w.lean]), w.box};
+}
+
+// Whether no plan in it can be better than the best one.
+bool Scheduler::useless(const Waiting& w) const {
+  if (!best_.feasible) return false;
+  if (w.lo.size == w.hi.size) {  // times are whole
+    const auto least = static_cast<int128>(std::ceil(std::max(0.0, w.bound)));
+    return least * best_.batch.samples() >= static_cast<int128>(best_.step_ps) * w.samples;
+  }
+  return static_cast<long double>(w.bound) * best_.batch.samples() >=
+         static_cast<long double>(best_.step_ps) * w.samples;
+}
+
+void Scheduler::push(Waiting w) {
+  const Bounded b = relax(kinds_, table(w.lo.accumulation), request_, region(w), w.row);
+  best_.regions++;
+  watch_.spent(20000);
+  if (!b.feasible) return;
+  w.bound = b.time - b.error;
+  w.samples = w.hi.samples();
+  w.row = b.row;
+  w.number = number_++;
+  if (!useless(w)) waiting_.push(std::move(w));
+}
+
+void Scheduler::halve(const Waiting& w) {
+  Waiting low = w, high = w;
+  double per_sample = 1;
+  for (const Kind& kind : kinds_.kinds) {
+    for (const Slot& slot : kind.slots) {
+      per_sample += static_cast<double>(slot.saved.per_sample) * static_cast<double>(kind.instances.size());
+    }
+  }
+  const double of_batch = per_sample * static_cast<double>(w.hi.size - w.lo.size);
+  const double of_transient = static_cast<double>(request_.reserve_bytes(kinds_.transients[w.large]) -
+                                                  request_.reserve_bytes(kinds_.transients[w.lean]));
+  if (w.lo.size < w.hi.size && (w.lean == w.large || of_batch >= of_transient)) {
+    auto middle = static_cast<int64_t>(std::sqrt(static_cast<double>(w.lo.size) * static_cast<double>(w.hi.size)));
+    middle = std::clamp(middle, w.lo.size, w.hi.size - 1);
+    low.hi.size = middle;
+    high.lo.size = middle + 1;
+  } else {
+    const size_t middle = w.lean + (w.large - w.lean) / 2;
+    low.large = middle;
+    high.lean = middle + 1;
+  }
+  push(std::move(low));
+  push(std::move(high));
+}
+
+// The box without `point`, as disjoint boxes, and the point itself.
+void Scheduler::around(const Waiting& w, const Bounded& bounded) {
+  const Table& t = table(w.lo.accumulation);
+  Waiting rest = w;
+  for (const auto& entry : t.entries) {
+    for (size_t i = 0; i + 1 < entry.ways.size(); ++i) {  // the last way is what is left
+      const size_t x = entry.first_way + i;
+      const int at = bounded.ways[x];
+      const auto tighten = [&](Waiting& part) {
+        int lo = 0, hi = 0;
+        for (size_t k = 0; k < entry.ways.size(); ++k) {
+          lo += part.box.lo[entry.first_way + k];
+          hi += part.box.hi[entry.first_way + k];
+        }
+        return lo <= entry.count && entry.count <= hi;
+      };
+      for (const bool below : {true, false}) {
+        Waiting part = rest;
+        (below ? part.box.hi[x] : part.box.lo[x]) = below ? at - 1 : at + 1;
+        if (part.box.lo[x] <= part.box.hi[x] && tighten(part)) push(std::move(part));
+      }
+      rest.box.lo[x] = rest.box.hi[x] = at;
+    }
+    if (!entry.ways.empty()) {
+      const size_t last = entry.first_way + entry.ways.size() - 1;
+      rest.box.lo[last] = rest.box.hi[last] = bounded.ways[last];
+    }
+  }
+  push(std::move(rest));
+}
+
+// False: a row was added.
+bool Scheduler::accept(const Leaf& leaf, Batch batch) {
+  int64_t used = 0;
+  for (const Kind& kind : kinds_.kinds) {
+    for (size_t m = 0; m < kind.instances.size(); ++m) {
+      for (size_t p = 0; p < kind.slots.size(); ++p) {
+        const int choice = leaf.decision.choices[kind.instances[m][p]];
+        if (choice < 0) continue;
+        const Recompute way = kind.block ? leaf.decision.ways[kind.blocks[m]] : Recompute::None;
+        used = std::max(used, kind.slots[p].candidates[static_cast<int>(way)][choice].transient_bytes);
       }
     }
-    variants_.swap(longer);
   }
-}
-
-Budget Scheduler::rest() const {
-  Budget b = budget_;
-  if (b.time_limit_s > 0) b.time_limit_s = std::max(1e-3, b.time_limit_s - watch_.seconds());
-  return b;
-}
-
-const Relaxed* Scheduler::relaxed(size_t variant, int64_t transient, int64_t accumulation) {
-  auto& slot = relaxed_[{variant, transient, accumulation}];
-  if (!slot) {
-    const Knapsack k = fill_knapsack(model_, request_, {{1, accumulation}, variants_[variant], transient},
-                                     constants_[variant], table_, false);
-    if (!k.problem.operators.empty()) validate({k.problem.operators, 0, k.problem.names});
-    slot = std::make_unique<Relaxed>(make_groups(k.problem));
+  std::vector<int64_t> phases = phase_bytes(model_, request_, kinds_, leaf.decision, batch);
+  for (int64_t& bytes : phases) bytes = std::min(kLargestSum, bytes + request_.reserve_bytes(used));
+  const auto worst = std::max_element(phases.begin(), phases.end());
+  if (*worst > request_.limit_bytes) {
+    const int row = static_cast<int>(worst - phases.begin());
+    if (request_.paper() || rows_.size() >= kMostRows ||
+        std::find(rows_.begin(), rows_.end(), row) != rows_.end()) {
+      gave_up_ = true;  // cannot happen but for the cap on rows
+      given_up_ = 0;
+      return true;
+    }
+    rows_.push_back(row);
+    return false;
   }
-  return slot.get();
-}
-
-// Sets the interval's bound; false where not even its smallest batch fits.
-bool Scheduler::bound(Interval& i) {
-  const Relaxed& f = *relaxed(i.variant, i.transient, i.accumulation);
-  const Constants& constants = constants_[i.variant];
-  const int64_t left = request_.limit_bytes - reserve(request_, i.transient) - constants.memory_bytes(i.lo);
-  if (left < f.least_memory()) return false;
-  // (f + fixed) / hi + per sample, times hi: constant_time at hi.
-  i.bound = {narrow(static_cast<int128>(f(left)) + constants.time_ps({i.hi, i.accumulation}), "the time"),
-             i.hi * i.accumulation};
+  const bool better = !best_.feasible || static_cast<int128>(leaf.time_ps) * best_.batch.samples() <
+                                             static_cast<int128>(best_.step_ps) * batch.samples();
+  if (!better) return true;
+  best_.feasible = true;
+  best_.batch = batch;
+  best_.transient_bytes = used;
+  best_.decision = leaf.decision;
+  best_.step_ps = leaf.time_ps;
+  best_.peak_bytes = *worst;
+  best_.phases = std::move(phases);
   return true;
 }
 
-void Scheduler::begin(size_t variant, int64_t transient) {
-  const auto& recompute = variants_[variant];
-  const auto needs = [&](int64_t b, int64_t accumulation) {
-    return relaxed(variant, transient, accumulation)->least_memory() + reserve(request_, transient) +
-           constants_[variant].memory_bytes(b);
-  };
-  const auto start = [&](int64_t lo, int64_t hi, int64_t accumulation) {
-    Interval i{{}, variant, transient, lo, hi, accumulation};
-    if (bound(i)) waiting_.push(i);
-  };
-  const auto note_need = [&](Batch batch) {
-    const int64_t need = needs(batch.size, batch.accumulation);
-    if (best_.smallest_limit_bytes != 0 && need >= best_.smallest_limit_bytes) return;
-    best_.smallest_limit_bytes = need;
-    best_.fixed = {batch, recompute, transient};
-  };
-  if (!request_.batches.empty()) {
-    for (const Batch& batch : request_.batches) {
-      note_need(batch);
-      start(batch.size, batch.size, batch.accumulation);
-    }
-    return;
+bool Scheduler::solve(const Waiting& w) {
+  const Table& t = table(w.lo.accumulation);
+  const Bounded bounded = relax(kinds_, t, request_, region(w), w.row);
+  if (!bounded.feasible) return true;
+  int64_t cutoff = kLargestSum;
+  if (best_.feasible) {  // times below this are better
+    const int128 least = static_cast<int128>(best_.step_ps) * w.samples;
+    const int128 per = best_.batch.samples();
+    cutoff = static_cast<int64_t>(std::min<int128>(kLargestSum, (least + per - 1) / per));
   }
-  note_need({1, 1});
-  if (needs(1, 1) > request_.limit_bytes) return;
-  if (request_.depth_first) return upward(variant, transient);
-  int64_t fits = 1, beyond = kMostBatch + 1;
-  while (beyond - fits > 1) {
-    const int64_t middle = fits + (beyond - fits) / 2;
-    (needs(middle, 1) <= request_.limit_bytes ? fits : beyond) = middle;
-  }
-  start(1, fits, 1);
-}
-
-// The paper's loop as it is printed: every batch size from 1 until nothing fits.
-void Scheduler::upward(size_t variant, int64_t transient) {
-  for (int64_t b = 1; b <= kMostBatch && !watch_.stopped(); ++b) {
-    Interval i{{}, variant, transient, b, b, 1};
-    if (!bound(i)) return;
-    solve(i);
-    watch_.spent(kLargestSum);
-  }
-}
-
-void Scheduler::solve(const Interval& interval) {
-  const Fixed fixed{{interval.lo, interval.accumulation}, variants_[interval.variant], interval.transient};
-  Knapsack k = fill_knapsack(model_, request_, fixed, constants_[interval.variant], table_, true);
-  Solution s;
-  if (k.problem.operators.empty()) {
-    s.status = Status::Optimal;
-  } else {
-    s = request_.depth_first ? solve_dfs(k.problem, rest()) : solve_exact(k.problem, rest());
-  }
-  best_.knapsacks++;
-  best_.nodes += s.statistics.nodes;
-  if (s.status != Status::Optimal) {
-    if (!gave_up_ || interval.bound < unproven_) unproven_ = interval.bound;
+  Budget rest = budget_;
+  if (rest.time_limit_s > 0) rest.time_limit_s = std::max(1e-3, rest.time_limit_s - watch_.seconds());
+  const Leaf leaf =
+      solve_leaf(kinds_, t, request_, region(w), bounded, model_, cutoff, watch_, rest);
+  best_.leaves++;
+  best_.nodes += leaf.nodes;
+  watch_.spent(kLargestSum);
+  if (leaf.status == Status::Feasible) {
+    const double bound = std::max(w.bound, static_cast<double>(leaf.lower_bound_ps)) / static_cast<double>(w.samples);
+    if (!gave_up_ || bound < given_up_) given_up_ = bound;
     gave_up_ = true;
-    if (s.choices.empty()) return;
   }
-  const PerSample time{k.constant_ps + s.time_ps, interval.lo * interval.accumulation};
-  if (best_.feasible && !(time < best_time_)) return;
-  best_.feasible = true;
-  best_time_ = time;
-  best_.fixed = fixed;
-  best_.step_ps = time.time_ps;
-  best_.peak_bytes = k.constant_bytes + s.memory_bytes;
-  best_.knapsack = std::move(k);
-  best_.solution = std::move(s);
+  if (leaf.decision.choices.empty()) return true;
+  return accept(leaf, w.lo);
 }
 
-// A tie may leave the transient's reserve larger than the choices need.
-void Scheduler::settle_transient() {
-  for (;;) {
-    int64_t used = 0;
-    for (size_t i = 0; i < best_.solution.choices.size(); ++i) {
-      used = std::max(used, best_.knapsack.candidates[i][best_.solution.choices[i]].transient_bytes);
-    }
-    if (used >= best_.fixed.transient_bytes || request_.depth_first) return;
-    Fixed fixed = best_.fixed;
-    fixed.transient_bytes = used;
-    Knapsack k = make_knapsack(model_, request_, fixed);
-    Solution s = solve_exact(k.problem, rest());
-    if (s.choices.empty()) return;
-    best_.fixed = fixed;
-    best_.step_ps = k.constant_ps + s.time_ps;
-    best_.peak_bytes = k.constant_bytes + s.memory_bytes;
-    best_time_.time_ps = best_.step_ps;
-    best_.knapsack = std::move(k);
-    best_.solution = std::move(s);
-  }
-}
-
-Schedule Scheduler::run() {
-  list_variants();
-  for (size_t v = 0; v < variants_.size(); ++v) {
-    // Every size that a transient may have: what a larger one allows must be worth its reserve.
-    constants_.emplace_back(model_, request_, variants_[v]);
-    const Knapsack all =
-        fill_knapsack(model_, request_, {{1, 1}, variants_[v], kAnyTransient}, constants_[v], table_, true);
-    std::vector<int64_t> transients{0};
-    for (const auto& list : all.candidates) {
-      for (const Candidate& c : list) transients.push_back(c.transient_bytes);
-    }
-    std::sort(transients.begin(), transients.end());
-    transients.erase(std::unique(transients.begin(), transients.end()), transients.end());
-    int64_t needed = 0;  // an operator without a smaller candidate
-    for (const auto& list : all.candidates) {
-      int64_t least = kLargestSum;
-      for (const Candidate& c : list) least = std::min(least, c.transient_bytes);
-      needed = std::max(needed, least);
-    }
-    for (size_t t = 0; t < transients.size(); ++t) {
-      if (transients[t] < needed) continue;
-      // Below the least reserve, a larger transient costs nothing.
-      if (t + 1 < transients.size() && transients[t + 1] <= request_.least_transient_bytes) continue;
-      if (watch_.spent(1000)) break;
-      begin(v, transients[t]);
-    }
+bool Scheduler::pass() {
+  waiting_ = {};
+  tables_.clear();
+  gave_up_ = false;
+  std::vector<std::pair<Batch, Batch>> ranges;
+  for (const Batch& b : request_.batches) ranges.push_back({b, b});
+  if (ranges.empty()) ranges.push_back({{1, 1}, {kMostBatch, 1}});
+  for (const auto& [lo, hi] : ranges) {
+    push({0, 1, lo, hi, 0, kinds_.transients.size() - 1, everything(table(lo.accumulation)), 0, 0});
   }
   while (!waiting_.empty() && !watch_.stopped()) {
-    const Interval top = waiting_.top();
-    if (best_.feasible && !(top.bound < best_time_)) break;
+    const Waiting top = waiting_.top();
+    if (useless(top) || (any_ && best_.feasible)) break;
     waiting_.pop();
-    if (top.lo == top.hi) {
-      solve(top);
-      watch_.spent(kLargestSum);
+    if (top.lo.size < top.hi.size || top.lean < top.large) {
+      halve(top);
       continue;
     }
-    const int64_t middle = top.lo + (top.hi - top.lo) / 2;
-    for (auto [lo, hi] : {std::pair{top.lo, middle}, std::pair{middle + 1, top.hi}}) {
-      Interval half = top;
-      half.lo = lo, half.hi = hi;
-      if (bound(half)) waiting_.push(half);
+    if (top.box.lo == top.box.hi) {
+      if (!solve(top)) return false;
+      continue;
     }
-    watch_.spent(10000);
+    const Bounded bounded = relax(kinds_, table(top.lo.accumulation), request_, region(top), top.row);
+    if (bounded.feasible) around(top, bounded);
   }
+  return true;
+}
+
+// The paper's Algorithm 1: every batch size from 1 until nothing fits, operators in the order given.
+void Scheduler::depth_first() {
+  std::vector<Batch> batches = request_.batches;
+  for (int64_t b = 1; request_.batches.empty() && b <= kMostBatch; ++b) batches.push_back({b, 1});
+  for (const Batch& batch : batches) {
+    Problem problem;
+    problem.limit_bytes = request_.limit_bytes;
+    std::vector<int> operators(model_.operators.size(), -1);
+    for (const Kind& kind : kinds_.kinds) {
+      for (const auto& instance : kind.instances) {
+        problem.limit_bytes -= kind.slots[0].saved(batch.size);
+        if (!kind.slots[0].candidates[0].empty()) operators[instance[0]] = static_cast<int>(&kind - &kinds_.kinds[0]);
+      }
+    }
+    for (size_t i = 0; i < operators.size(); ++i) {
+      if (operators[i] < 0) continue;
+      auto& options = problem.operators.emplace_back();
+      problem.names.push_back(model_.operators[i].name);
+      for (const Candidate& c : kinds_.kinds[operators[i]].slots[0].candidates[0]) {
+        options.push_back({batch.accumulation * c.communication_ps + c.optimizer_ps, c.state_bytes});
+      }
+    }
+    Budget rest = budget_;
+    if (rest.time_limit_s > 0) rest.time_limit_s = std::max(1e-3, rest.time_limit_s - watch_.seconds());
+    Solution s;
+    s.status = Status::Optimal;
+    if (!problem.operators.empty()) s = solve_dfs(problem, rest);
+    best_.leaves++;
+    best_.nodes += s.statistics.nodes;
+    watch_.spent(kLargestSum);
+    if (s.status == Status::Feasible) gave_up_ = true;
+    if (s.status == Status::Infeasible && request_.batches.empty()) return;
+    if (s.choices.size() == problem.operators.size() && s.status != Status::Infeasible) {
+      Leaf leaf;
+      leaf.time_ps = batch.accumulation * kinds_.compute_ps(batch.size) + s.time_ps;
+      leaf.decision.ways.assign(model_.blocks.size(), Recompute::None);
+      leaf.decision.choices.assign(operators.size(), -1);
+      size_t next = 0;
+      for (size_t i = 0; i < operators.size(); ++i) {
+        if (operators[i] >= 0) leaf.decision.choices[i] = s.choices[next++];
+      }
+      accept(leaf, batch);
+    }
+    if (watch_.stopped()) {
+      gave_up_ = true;
+      return;
+    }
+  }
+}
+
+void Scheduler::finish() {
+  best_.rows = static_cast<int64_t>(rows_.size());
   if (best_.feasible) {
-    settle_transient();
-    PerSample lowest = best_time_;
-    if (!waiting_.empty() && waiting_.top().bound < lowest) lowest = waiting_.top().bound;
-    if (gave_up_ && unproven_ < lowest) lowest = unproven_;
-    best_.optimal = !(lowest < best_time_);
-    best_.lower_bound_s_per_sample =
-        static_cast<double>(lowest.time_ps) / static_cast<double>(lowest.samples) * 1e-12;
-  } else if (best_.smallest_limit_bytes != 0) {
-    best_.knapsack = make_knapsack(model_, request_, best_.fixed);  // to say what the smallest plan is
-    for (const auto& options : best_.knapsack.problem.operators) {
-      best_.solution.choices.push_back(undominated(options)[0]);
+    double lowest = static_cast<double>(best_.step_ps) / static_cast<double>(best_.batch.samples());
+    bool proven = !gave_up_ || given_up_ >= lowest;
+    if (!waiting_.empty() && !useless(waiting_.top())) {
+      proven = false;
+      lowest = std::min(lowest, waiting_.top().bound / static_cast<double>(waiting_.top().samples));
+    }
+    if (gave_up_) lowest = std::min(lowest, given_up_);
+    best_.optimal = proven;
+    best_.lower_bound_s_per_sample = lowest * 1e-12;
+    size_t transient = 0;
+    while (transient + 1 < kinds_.transients.size() && kinds_.transients[transient] < best_.transient_bytes) ++transient;
+    const Table& t = table(best_.batch.accumulation);
+    const Bounded b = relax(kinds_, t, request_,
+                            {best_.batch, best_.batch, best_.transient_bytes,
+                             request_.reserve_bytes(best_.transient_bytes), everything(t)},
+                            0);
+    for (size_t j = 0; j < rows_.size(); ++j) {
+      if (b.prices[j] > 1e-9) best_.prices.push_back({rows_[j], b.prices[j]});
     }
   }
   best_.seconds = watch_.seconds();
-  return std::move(best_);
+}
+
+Schedule Scheduler::run() {
+  first_rows();
+  if (request_.depth_first) {
+    depth_first();
+  } else {
+    while (!pass()) {
+    }
+  }
+  finish();
+  return best_;
+}
+
+// The least limit under which a plan exists: the first power of two that is enough, then halving.
+int64_t smallest_limit(const Model& model, Request request, const Budget& budget) {
+  request.depth_first = false;
+  if (request.batches.empty()) request.batches = {{1, 1}};
+  int64_t low = request.limit_bytes, high = std::max<int64_t>(2 * request.limit_bytes, 1 << 20);
+  const auto fits = [&](int64_t limit) {
+    request.limit_bytes = limit;
+    const Schedule s = Scheduler(model, request, budget, true).run();
+    return s.feasible ? s.peak_bytes : 0;
+  };
+  for (;;) {
+    if (high > kLargestSum / 2) return 0;
+    const int64_t peak = fits(high);
+    if (peak > 0) {
+      high = peak;
+      break;
+    }
+    low = high;
+    high *= 2;
+  }
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    const int64_t peak = fits(middle);
+    if (peak > 0) {
+      high = std::max(low + 1, std::min(middle, peak));
+    } else {
+      low = middle;
+    }
+  }
+  return high;
 }
 
 }  // namespace
-
-Knapsack make_knapsack(const Model& model, const Request& request, const Fixed& fixed) {
-  CandidateTable table(model, request);
-  return fill_knapsack(model, request, fixed, Constants(model, request, fixed.recompute), table, true);
-}
 
 Schedule schedule(const Model& model, const Request& request, const Budget& budget) {
   if (model.operators.empty()) throw InvalidProblem("the model has no operators");
   if (request.device.ranks < 1 || request.device.ranks > (int64_t{1} << 24)) {
     throw InvalidProblem("world size " + std::to_string(request.device.ranks) + ": it must be at least 1");
   }
-  if (request.limit_bytes < 0 || request.limit_bytes > kLargestSum)
+  if (request.device.hosts < 1 || request.device.ranks % request.device.hosts != 0) {
+    throw InvalidProblem("hosts: " + std::to_string(request.device.hosts) + " does not divide the world size");
+  }
+  if (request.limit_bytes < 0 || request.limit_bytes > kLargestSum) {
     throw InvalidProblem("the memory limit is not a size");
+  }
   if (request.recompute.empty()) throw InvalidProblem("no way to treat blocks is allowed");
   if (request.space.modes.empty()) throw InvalidProblem("no mode is allowed");
   for (const Batch& b : request.batches) {
     if (b.size < 1 || b.accumulation < 1) throw InvalidProblem("a batch must have at least one sample");
   }
   for (const Operator& op : model.operators) {
-    if (op.block >= static_cast<int>(model.blocks.size()))
+    if (op.block >= static_cast<int>(model.blocks.size())) {
       throw InvalidProblem("operator '" + op.name + "': no such block");
+    }
   }
-  return Scheduler(model, request, budget).run();
+  Schedule s = Scheduler(model, request, budget, false).run();
+  if (!s.feasible && request.find_smallest && !(s.leaves > 0 && budget.time_limit_s > 0 && s.seconds >= budget.time_limit_s)) {
+    s.smallest_limit_bytes = smallest_limit(model, request, budget);
+  }
+  return s;
 }
 
 }  // namespace osdp::search

@@ -1,0 +1,111 @@
+"""The arguments of search and solve: checked, and "auto" made plain."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+from osdp.description import ModelDescription
+from osdp.errors import InvalidProblemError
+from osdp.hardware import Hardware
+
+if TYPE_CHECKING:
+    from torch import nn
+
+DEFAULT_HARDWARE = "a100-8"  # what `search` assumes when nothing is known of the machine
+
+
+def batches_of(batch_size: int | str, global_batch_size: int | None, ranks: int) -> list[tuple[int, int]]:
+    """(size per rank, micro-batches per step) to try; empty: every size."""
+    if isinstance(batch_size, str):
+        if batch_size != "auto":
+            raise InvalidProblemError(
+                f"batch_size is {batch_size!r}; it is 'auto' or a number of samples per rank"
+            )
+        size = None
+    else:
+        size = integer(batch_size, "batch_size")
+        if not 1 <= size <= 2**30:
+            raise InvalidProblemError(f"batch_size is {size}; it must be at least 1")
+    if global_batch_size is None:
+        return [] if size is None else [(size, 1)]
+    whole = integer(global_batch_size, "global_batch_size")
+    if not 1 <= whole <= 2**40 or whole % ranks:
+        raise InvalidProblemError(
+            f"global_batch_size is {whole}; it must be a multiple of the world size {ranks}"
+        )
+    share = whole // ranks
+    if size is not None:
+        if share % size:
+            raise InvalidProblemError(
+                f"batch_size {size} does not divide {share}, each rank's share of global_batch_size {whole}"
+            )
+        return [(size, share // size)]
+    if share > 2**24:
+        raise InvalidProblemError(
+            f"global_batch_size is {whole}: {share} samples per rank are more than 2**24"
+        )
+    small = [d for d in range(1, int(share**0.5) + 1) if share % d == 0]
+    return [(d, share // d) for d in sorted({*small, *(share // d for d in small)})]
+
+
+def machine_of(hardware: Hardware | str | os.PathLike[str] | None) -> Hardware:
+    if isinstance(hardware, Hardware):
+        return hardware
+    return Hardware.load(DEFAULT_HARDWARE if hardware is None else hardware)
+
+
+def description_of(
+    model: nn.Module | ModelDescription, sample: tuple[Any, ...] | Mapping[str, Any] | None
+) -> ModelDescription:
+    if isinstance(model, ModelDescription):
+        return model
+    if sample is None:
+        raise InvalidProblemError(
+            "a model needs a sample: osdp.search(model, (inputs,), ...), or osdp.describe it first"
+        )
+    from osdp.tracing import describe
+
+    if isinstance(sample, Mapping):
+        return describe(model, **sample)
+    return describe(model, *(sample if isinstance(sample, tuple) else (sample,)))
+
+
+def ranks_of(world_size: int | None, hardware: Hardware) -> int:
+    if world_size is not None:
+        ranks = integer(world_size, "world_size")
+        if not 1 <= ranks <= 2**24:
+            raise InvalidProblemError(f"world_size is {ranks}; it must be at least 1")
+        return ranks
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return hardware.world_size
+
+
+def one_of(what: str, value: object, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise InvalidProblemError(f"{what} is {value!r}; it is one of {', '.join(map(repr, allowed))}")
+
+
+def check_time_limit(time_limit: float | None) -> None:
+    if time_limit is not None and not 0 < time_limit < 1e9:
+        raise InvalidProblemError(
+            f"time_limit is {time_limit!r}; it is a positive number of seconds, or None"
+        )
+
+
+def integer(value: object, what: str) -> int:
+    """`value` as an int that fits 64 bits; floats, NaN and bools are refused, not rounded."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidProblemError(f"{what} is {value!r}; it must be an integer") from None
+    if not -(2**63) <= number < 2**63:
+        raise InvalidProblemError(f"{what} is {number}; it overflows 64 bits")
+    return number

@@ -1,0 +1,110 @@
+"""solve: the bare problem behind the search, one option per operator under one memory limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from osdp import _search
+from osdp.arguments import check_time_limit, integer, one_of
+from osdp.errors import InfeasibleError, InvalidProblemError
+
+METHODS = ("exact", "dfs")
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The best choice of one option per operator. Times and memories are in the units of the options.
+
+    `multiplier` (numerator, denominator) is the price of memory, time per unit of memory: with it anybody
+    can check the Lagrangian bound `sum(min(t + price * m)) - price * limit`, see `check_solution`.
+    `lower_bound` is what the search proved: `time` where `optimal`, else `time - lower_bound` is the
+    largest possible gap.
+    """
+
+    choices: tuple[int, ...]
+    time: int
+    memory: int
+    lower_bound: int
+    seconds: float
+    nodes: int
+    optimal: bool
+    multiplier: tuple[int, int]
+
+
+def solve(
+    options: Sequence[Sequence[tuple[int, int]]],
+    limit: int,
+    *,
+    method: str = "exact",
+    time_limit: float | None = None,
+    names: Sequence[str] = (),
+) -> Solution:
+    """Choose one (time, memory) per operator: least total time with total memory <= limit.
+
+    options[i] are operator i's options, integers >= 0 (picoseconds and bytes, say). `method="exact"` proves
+    its answer, also among equal and tied options; `method="dfs"` is the paper's depth-first search with its
+    two prunings, exponential in the number of operators. After `time_limit` seconds both return the best so
+    far (`optimal` False).
+
+    Raises InfeasibleError (with `smallest_limit`) if nothing fits, InvalidProblemError for numbers that
+    mean nothing.
+
+    >>> solve([[(1, 8), (3, 2)], [(1, 8), (3, 2)]], 10).choices
+    (1, 0)
+    """
+    one_of("method", method, METHODS)
+    check_time_limit(time_limit)
+    table = [_checked(i, o, names) for i, o in enumerate(options)]
+    bound = integer(limit, "limit")
+    try:
+        s = _search.solve(table, bound, method, time_limit or 0.0, list(names))
+    except _search.InvalidProblem as e:
+        raise InvalidProblemError(str(e)) from None
+    if s["status"] == "infeasible":
+        least = s["smallest_limit"]
+        raise InfeasibleError(f"no choice fits {limit}; the smallest limit that fits is {least}", least)
+    if not s["choices"]:
+        raise InfeasibleError(
+            f"method={method!r} found no plan that fits {limit} in {time_limit} s; use method='exact'"
+        )
+    return Solution(
+        choices=tuple(s["choices"]),
+        time=s["time"],
+        memory=s["memory"],
+        lower_bound=s["lower_bound"],
+        seconds=s["seconds"],
+        nodes=s["nodes"],
+        optimal=s["status"] == "optimal",
+        multiplier=s["multiplier"],
+    )
+
+
+def check_solution(options: Sequence[Sequence[tuple[int, int]]], limit: int, solution: Solution) -> str:
+    """Check a solution with code that shares nothing with the search. Empty if it holds, else what is false.
+
+    Checked: the choices exist, cost what the solution says, fit the limit, and the multiplier's Lagrangian
+    bound is not above the time.
+    """
+    table = [_checked(i, o, ()) for i, o in enumerate(options)]
+    bound = _search.proven_lower_bound(table, limit, solution.multiplier)
+    return str(
+        _search.check(
+            table, limit, list(solution.choices), solution.time, solution.memory, bound, solution.multiplier
+        )
+    )
+
+
+def _checked(i: int, options: Sequence[tuple[int, int]], names: Sequence[str]) -> list[tuple[int, int]]:
+    where = f"operator {names[i]!r}" if i < len(names) and names[i] else f"operator {i}"
+    try:
+        return [
+            (integer(t, f"{where}, option {k}: time"), integer(m, f"{where}, option {k}: memory"))
+            for k, (t, m) in enumerate(options)
+        ]
+    except (TypeError, ValueError) as e:
+        if isinstance(e, InvalidProblemError):
+            raise
+        raise InvalidProblemError(
+            f"{where}: options must be (time, memory) pairs; got {options!r:.80}"
+        ) from None

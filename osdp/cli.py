@@ -73,6 +73,11 @@ def _parser() -> argparse.ArgumentParser:
         search.add_argument(f"--{name}", help=f"as in osdp.search({name}=...)")
     search.add_argument("--granularity", type=_count_or_auto, metavar="N|auto", help="slices of an operator")
     search.add_argument("--checkpoint", choices=("auto", "none"), help="whether blocks may be recomputed")
+    search.add_argument("--hosts", type=_count, metavar="N", help="over which the ranks are spread evenly")
+    search.add_argument("--objective", help="throughput (default), memory or batch: as in osdp.search")
+    search.add_argument(
+        "--at-least", type=float, metavar="SAMPLES/S", help="with --objective memory: the throughput to reach"
+    )
     search.add_argument("--time-limit", type=float, metavar="SECONDS", help="of the search")
     search.add_argument("--json", action="store_true", help="print the plan as JSON instead of a table")
     search.add_argument("-o", "--output", metavar="FILE", help="write the plan there")
@@ -136,6 +141,9 @@ def _search(arguments: argparse.Namespace) -> None:
             "method",
             "granularity",
             "checkpoint",
+            "hosts",
+            "objective",
+            "at_least",
             "time_limit",
         )
         if (value := getattr(arguments, name)) is not None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -40,7 +38,11 @@ def explained(plan: Plan, search: bool = True) -> RenderableType:
 def _paragraphs(plan: Plan, search: bool) -> list[RenderableType]:
     paragraphs = [("Price of memory", [price(plan)])]
     if search and plan.searched is not None and plan.memory_limit_bytes is not None:
-        paragraphs.append((f"The next {format_bytes(GIB)}", [next_gib(plan)]))
+        if plan.searched.objective == "memory":
+            least = f"The least memory that gives {plan.searched.at_least:.4g} samples/s was asked for."
+            paragraphs.append(("Why so little memory", [least]))
+        else:
+            paragraphs.append((f"The next {format_bytes(GIB)}", [next_gib(plan)]))
         paragraphs.append((f"Why a batch of {plan.batch_size}", batch_reasons(plan)))
     found: list[RenderableType] = []
     for title, lines in paragraphs:
@@ -116,6 +118,8 @@ def next_gib(plan: Plan) -> str:
     assert richer.predicted is not None
     before, after = plan.predicted.throughput, richer.predicted.throughput
     changed = sum(richer.choices[name] != choice for name, choice in plan.choices.items())
+    if plan.searched is not None and plan.searched.objective == "batch":
+        return f"fits a batch of {richer.batch_size} in place of {plan.batch_size}."
     ways = []
     if richer.batch_size != plan.batch_size:
         ways.append(f"batch {richer.batch_size} in place of {plan.batch_size}")
@@ -135,6 +139,10 @@ def batch_reasons(plan: Plan) -> list[str]:
     assert searched is not None and plan.memory_limit_bytes is not None
     if searched.batch_size is not None:
         return ["It was asked for."]
+    if searched.objective == "batch":
+        return [
+            f"The largest batch was asked for. With {plan.batch_size + 1}: {_with_batch(plan, plan.batch_size + 1)}"
+        ]
     smaller, larger = _neighbours(plan)
     lines = [f"With {plan.batch_size}: {_throughput(plan)}."]
     if smaller is not None:
@@ -149,10 +157,11 @@ def batch_reasons(plan: Plan) -> list[str]:
 def _with_batch(plan: Plan, size: int) -> str:
     from osdp.searching import search_again
 
-    assert plan.searched is not None and plan.memory_limit_bytes is not None and plan.predicted is not None
-    asked = dataclasses.replace(plan, searched=dataclasses.replace(plan.searched, batch_size=size))
+    assert plan.memory_limit_bytes is not None and plan.predicted is not None
     try:
-        other = search_again(asked, plan.memory_limit_bytes)
+        other = search_again(
+            plan, plan.memory_limit_bytes, batch_size=size, objective="throughput", at_least=None
+        )
     except InfeasibleError as error:
         needs = f"; it needs {format_bytes(error.smallest_limit)}" if error.smallest_limit else ""
         return f"nothing fits{needs}."

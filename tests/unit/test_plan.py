@@ -53,6 +53,8 @@ def full_plan(description: ModelDescription) -> Plan:
         link,
         1.5e11,
         2e-10,
+        None,
+        0.5,
         {"norm": 1e-7},
         {"norm": 0.0},
         {},

@@ -282,6 +282,12 @@ bool between(const std::vector<Line>& lines, const std::vector<Candidate>& all, 
   return true;
 }
 
+// Whether `Hold` is never worse than `Regather` in these rows: no row stands inside such a block, so what it
+// holds is in none of them. (Should it break a phase, that phase becomes a row.)
+bool hold_is_free(const Cohort& cohort) {
+  return std::none_of(cohort.relation.begin(), cohort.relation.end(), [](int r) { return r >= 0; });
+}
+
 // Whole numbers near `mixed` that keep the box.
 std::vector<int> rounded(const Table& table, const Box& box, const std::vector<double>& mixed) {
   std::vector<int> whole(mixed.size());
@@ -317,8 +323,12 @@ Table make_table(const Kinds& kinds, const std::vector<int>& rows, int64_t accum
     auto& entry = table.entries.emplace_back();
     entry.count = static_cast<int>(group.instances.size());
     entry.first_way = table.ways;
-    table.ways += kind.ways.size();
+    const auto allowed = [&](Recompute r) {
+      return std::find(kind.ways.begin(), kind.ways.end(), r) != kind.ways.end();
+    };
     for (Recompute r : kind.ways) {
+      if (r == Recompute::Regather && allowed(Recompute::Hold) && hold_is_free(group)) continue;
+      ++table.ways;
       auto& way = entry.ways.emplace_back();
       way.way = r;
       if (r != Recompute::None) way.time_per_sample = kind.recompute_ps_per_sample;

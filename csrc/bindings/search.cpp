@@ -69,7 +69,7 @@ py::dict solve(const Pairs& options, int64_t limit, const std::string& method, d
     const Budget budget = make_budget(time_limit_s);
     s = method == "dfs" ? solve_dfs(problem, budget) : solve_exact(problem, budget);
   }
-  end_of_search(!s.choices.empty());
+  end_of_search(false);
   return solution_dict(s);
 }
 

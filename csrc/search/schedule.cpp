@@ -26,7 +26,8 @@ struct Waiting {
   Batch lo, hi;        // accumulation equal
   size_t lean, large;  // transients, as indices
   Box box;
-  size_t row = 0;
+  std::vector<int> ways;  // whole numbers near the relaxation's optimum
+  Prices prices{};     // a guess, the parent's
   int64_t number = 0;  // ties: first come, first served
   bool operator<(const Waiting& o) const {  // std::priority_queue: the lowest bound on top
     const double a = bound / static_cast<double>(samples), b = o.bound / static_cast<double>(o.samples);
@@ -51,7 +52,7 @@ class Scheduler {
   bool pass();  // false: a row was added
   void push(Waiting w);
   void halve(const Waiting& w);
-  void around(const Waiting& w, const Bounded& bounded);
+  void around(const Waiting& w);
   bool solve(const Waiting& w);
   bool accept(const Leaf& leaf, Batch batch);
   void depth_first();
@@ -112,13 +113,18 @@ bool Scheduler::useless(const Waiting& w) const {
 }
 
 void Scheduler::push(Waiting w) {
-  const Bounded b = relax(kinds_, table(w.lo.accumulation), request_, region(w), w.row);
+  const double enough =
+      best_.feasible ? static_cast<double>(best_.step_ps) * static_cast<double>(w.hi.samples()) /
+                           static_cast<double>(best_.batch.samples())
+                     : 1e300;
+  const Bounded b = relax(kinds_, table(w.lo.accumulation), request_, region(w), w.prices, enough);
   best_.regions++;
   watch_.spent(20000);
   if (!b.feasible) return;
   w.bound = b.time - b.error;
   w.samples = w.hi.samples();
-  w.row = b.row;
+  w.prices = b.prices;
+  w.ways = b.ways;
   w.number = number_++;
   if (!useless(w)) waiting_.push(std::move(w));
 }
@@ -149,13 +155,13 @@ void Scheduler::halve(const Waiting& w) {
 }
 
 // The box without `point`, as disjoint boxes, and the point itself.
-void Scheduler::around(const Waiting& w, const Bounded& bounded) {
+void Scheduler::around(const Waiting& w) {
   const Table& t = table(w.lo.accumulation);
   Waiting rest = w;
   for (const auto& entry : t.entries) {
     for (size_t i = 0; i + 1 < entry.ways.size(); ++i) {  // the last way is what is left
       const size_t x = entry.first_way + i;
-      const int at = bounded.ways[x];
+      const int at = w.ways[x];
       const auto tighten = [&](Waiting& part) {
         int lo = 0, hi = 0;
         for (size_t k = 0; k < entry.ways.size(); ++k) {
@@ -173,7 +179,7 @@ void Scheduler::around(const Waiting& w, const Bounded& bounded) {
     }
     if (!entry.ways.empty()) {
       const size_t last = entry.first_way + entry.ways.size() - 1;
-      rest.box.lo[last] = rest.box.hi[last] = bounded.ways[last];
+      rest.box.lo[last] = rest.box.hi[last] = w.ways[last];
     }
   }
   push(std::move(rest));
@@ -221,7 +227,7 @@ bool Scheduler::accept(const Leaf& leaf, Batch batch) {
 
 bool Scheduler::solve(const Waiting& w) {
   const Table& t = table(w.lo.accumulation);
-  const Bounded bounded = relax(kinds_, t, request_, region(w), w.row);
+  const Bounded bounded = relax(kinds_, t, request_, region(w), w.prices, 1e300);
   if (!bounded.feasible) return true;
   int64_t cutoff = kLargestSum;
   if (best_.feasible) {  // times below this are better
@@ -253,7 +259,7 @@ bool Scheduler::pass() {
   for (const Batch& b : request_.batches) ranges.push_back({b, b});
   if (ranges.empty()) ranges.push_back({{1, 1}, {kMostBatch, 1}});
   for (const auto& [lo, hi] : ranges) {
-    push({0, 1, lo, hi, 0, kinds_.transients.size() - 1, everything(table(lo.accumulation)), 0, 0});
+    push({0, 1, lo, hi, 0, kinds_.transients.size() - 1, everything(table(lo.accumulation)), {}, {}, 0});
   }
   while (!waiting_.empty() && !watch_.stopped()) {
     const Waiting top = waiting_.top();
@@ -267,8 +273,7 @@ bool Scheduler::pass() {
       if (!solve(top)) return false;
       continue;
     }
-    const Bounded bounded = relax(kinds_, table(top.lo.accumulation), request_, region(top), top.row);
-    if (bounded.feasible) around(top, bounded);
+    around(top);
   }
   return true;
 }
@@ -341,7 +346,7 @@ void Scheduler::finish() {
     const Bounded b = relax(kinds_, t, request_,
                             {best_.batch, best_.batch, best_.transient_bytes,
                              request_.reserve_bytes(best_.transient_bytes), everything(t)},
-                            0);
+                            {}, 1e300);
     for (size_t j = 0; j < rows_.size(); ++j) {
       if (b.prices[j] > 1e-9) best_.prices.push_back({rows_[j], b.prices[j]});
     }

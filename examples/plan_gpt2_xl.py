@@ -5,6 +5,9 @@
 # the machine is a file of figures (the eight RTX TITAN of the OSDP paper). Sources: `examples/plan_gpt2_xl.py`.
 
 # %%
+import tempfile
+from pathlib import Path
+
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -47,9 +50,9 @@ print(plan.explain(width=110))
 # Every point is a whole search under that limit. The figure beside a point is its batch size per rank.
 
 # %%
-frontier = plan.frontier(points=12)
+frontier = plan.frontier(limits=[f"{gib}GiB" for gib in (5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 64)])
 print(frontier)
-frontier.plot("matplotlib");
+_ = frontier.plot("matplotlib")
 
 # %% [markdown]
 # ## Against sharding everything
@@ -70,9 +73,6 @@ print(everything.diff(plan))
 # `osdp explain gpt2-xl.json`.
 
 # %%
-import tempfile
-from pathlib import Path
-
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder, "gpt2-xl.json")
     plan.save(path)

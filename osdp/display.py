@@ -60,6 +60,7 @@ def plain(renderable: RenderableType, width: int | None = None) -> str:
         width=columns,
         color_system=None,
         force_terminal=False,
+        force_jupyter=False,
         record=False,
         legacy_windows=False,
         no_color=True,

@@ -8,14 +8,15 @@ import collections.abc
 import typing
 
 __all__: list[str] = [
-    "ANY_TRANSIENT",
     "InvalidProblem",
     "Model",
     "Operator",
     "Request",
     "Tensor",
+    "candidates",
     "check",
-    "make_knapsack",
+    "check_plan",
+    "plan_lower_bound",
     "proven_lower_bound",
     "schedule",
     "solve",
@@ -82,14 +83,9 @@ class Model:
     def __init__(
         self,
         operators: collections.abc.Sequence[Operator],
-        blocks: collections.abc.Sequence[
-            tuple[str, typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]
-        ],
-        kinds: typing.SupportsInt | typing.SupportsIndex,
+        blocks: collections.abc.Sequence[tuple[str, typing.SupportsInt | typing.SupportsIndex]],
         input_bytes_per_sample: typing.SupportsInt | typing.SupportsIndex,
     ) -> None: ...
-    @property
-    def block_kinds(self) -> list[int]: ...
 
 class Request:
     def __init__(
@@ -102,9 +98,11 @@ class Request:
         bucket_bytes: typing.SupportsInt | typing.SupportsIndex,
         slice_overhead_s: typing.SupportsFloat | typing.SupportsIndex,
         ranks: typing.SupportsInt | typing.SupportsIndex,
+        hosts: typing.SupportsInt | typing.SupportsIndex,
         collectives: collections.abc.Sequence[
             tuple[typing.SupportsFloat | typing.SupportsIndex, typing.SupportsFloat | typing.SupportsIndex]
         ],
+        exposed: typing.SupportsFloat | typing.SupportsIndex,
         optimizer_s_per_byte: typing.SupportsFloat | typing.SupportsIndex,
         limit_bytes: typing.SupportsInt | typing.SupportsIndex,
         batches: collections.abc.Sequence[
@@ -112,12 +110,20 @@ class Request:
         ],
         recompute: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
         least_transient_bytes: typing.SupportsInt | typing.SupportsIndex,
+        buffers: typing.SupportsInt | typing.SupportsIndex,
+        find_smallest: bool,
         depth_first: bool,
     ) -> None: ...
 
 class InvalidProblem(ValueError):
     pass
 
+def candidates(
+    model: Model,
+    request: Request,
+    operator: typing.SupportsInt | typing.SupportsIndex,
+    recompute: typing.SupportsInt | typing.SupportsIndex,
+) -> list: ...
 def check(
     options: collections.abc.Sequence[
         collections.abc.Sequence[
@@ -131,13 +137,45 @@ def check(
     lower_bound: typing.SupportsInt | typing.SupportsIndex,
     multiplier: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
 ) -> str: ...
-def make_knapsack(
+def check_plan(
     model: Model,
     request: Request,
     batch: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
-    recompute: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-    transient_bytes: typing.SupportsInt | typing.SupportsIndex,
-) -> dict: ...
+    choices: collections.abc.Sequence[
+        tuple[
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+        ]
+    ],
+    blocks: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    time_ps: typing.SupportsInt | typing.SupportsIndex,
+    memory_bytes: typing.SupportsInt | typing.SupportsIndex,
+    lower_bound_ps: typing.SupportsInt | typing.SupportsIndex,
+    prices: collections.abc.Sequence[
+        tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]
+    ],
+    denominator: typing.SupportsInt | typing.SupportsIndex,
+) -> str: ...
+def plan_lower_bound(
+    model: Model,
+    request: Request,
+    batch: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
+    choices: collections.abc.Sequence[
+        tuple[
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+        ]
+    ],
+    blocks: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    prices: collections.abc.Sequence[
+        tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]
+    ],
+    denominator: typing.SupportsInt | typing.SupportsIndex,
+) -> int: ...
 def proven_lower_bound(
     options: collections.abc.Sequence[
         collections.abc.Sequence[
@@ -161,5 +199,3 @@ def solve(
     time_limit_s: typing.SupportsFloat | typing.SupportsIndex,
     names: collections.abc.Sequence[str],
 ) -> dict: ...
-
-ANY_TRANSIENT: int = 576460752303423488

@@ -106,11 +106,12 @@ py::dict run_schedule(const Model& model, const Request& request, double time_li
   std::vector<std::pair<int, double>> prices;
   for (const RowPrice& p : s.prices) prices.emplace_back(p.phase, p.ps_per_byte);
   return py::dict("feasible"_a = s.feasible, "optimal"_a = s.optimal, "batch_size"_a = s.batch.size,
-                  "accumulation"_a = s.batch.accumulation, "blocks"_a = blocks, "choices"_a = s.decision.choices,
-                  "transient_bytes"_a = s.transient_bytes, "step_ps"_a = s.step_ps, "peak_bytes"_a = s.peak_bytes,
-                  "phases"_a = s.phases, "prices"_a = prices, "smallest_limit"_a = s.smallest_limit_bytes,
-                  "regions"_a = s.regions, "leaves"_a = s.leaves, "nodes"_a = s.nodes, "rows"_a = s.rows,
-                  "seconds"_a = s.seconds, "lower_bound_s_per_sample"_a = s.lower_bound_s_per_sample);
+                  "accumulation"_a = s.batch.accumulation, "blocks"_a = blocks,
+                  "choices"_a = s.decision.choices, "transient_bytes"_a = s.transient_bytes,
+                  "step_ps"_a = s.step_ps, "peak_bytes"_a = s.peak_bytes, "phases"_a = s.phases,
+                  "prices"_a = prices, "smallest_limit"_a = s.smallest_limit_bytes, "regions"_a = s.regions,
+                  "leaves"_a = s.leaves, "nodes"_a = s.nodes, "rows"_a = s.rows, "seconds"_a = s.seconds,
+                  "lower_bound_s_per_sample"_a = s.lower_bound_s_per_sample);
 }
 
 // (mode, granularity, sharded slices, split) of each operator, recomputation of each block.
@@ -175,8 +176,7 @@ void bind_schedule(py::module_& m) {
       .def_readwrite("compute_s_fixed", &Operator::compute_s_fixed)
       .def_readwrite("recompute_s_per_sample", &Operator::recompute_s_per_sample);
   py::class_<Model>(m, "Model")
-      .def(py::init([](std::vector<Operator> operators,
-                       std::vector<std::pair<std::string, int64_t>> blocks,
+      .def(py::init([](std::vector<Operator> operators, std::vector<std::pair<std::string, int64_t>> blocks,
                        int64_t input_bytes_per_sample) {
              Model model{std::move(operators), {}, input_bytes_per_sample};
              for (auto& [name, bytes] : blocks) {
@@ -187,42 +187,41 @@ void bind_schedule(py::module_& m) {
            }),
            "operators"_a, "blocks"_a, "input_bytes_per_sample"_a);
   py::class_<Request>(m, "Request")
-      .def(py::init([](const std::string& cost, const std::vector<int>& modes,
-                       std::vector<int64_t> granularities, int64_t optimizer_bytes_per_parameter_byte,
-                       int64_t bucket_bytes, double slice_overhead_s, int64_t ranks,
-                       int64_t hosts, const std::vector<std::pair<double, double>>& collectives, double exposed,
-                       double optimizer_s_per_byte,
-                       int64_t limit_bytes, const std::vector<std::pair<int64_t, int64_t>>& batches,
-                       const std::vector<int>& recompute, int64_t least_transient_bytes, int64_t buffers,
-                       bool find_smallest, bool depth_first) {
-             Request r;
-             r.space.cost = cost == "paper" ? Cost::Paper : Cost::Osdp;
-             for (int mode : modes) r.space.modes.push_back(static_cast<Mode>(mode));
-             r.space.granularities = std::move(granularities);
-             r.space.optimizer_bytes_per_parameter_byte = optimizer_bytes_per_parameter_byte;
-             r.space.bucket_bytes = bucket_bytes;
-             r.space.slice_overhead_s = slice_overhead_s;
-             r.device.ranks = ranks;
-             r.device.all_gather = {collectives.at(0).first, collectives.at(0).second};
-             r.device.reduce_scatter = {collectives.at(1).first, collectives.at(1).second};
-             r.device.all_reduce = {collectives.at(2).first, collectives.at(2).second};
-             r.device.between_hosts = {collectives.at(3).first, collectives.at(3).second};
-             r.device.hosts = hosts;
-             r.device.exposed = exposed;
-             r.device.optimizer_s_per_byte = optimizer_s_per_byte;
-             r.limit_bytes = limit_bytes;
-             for (const auto& [size, accumulation] : batches) r.batches.push_back({size, accumulation});
-             for (int x : recompute) r.recompute.push_back(static_cast<Recompute>(x));
-             r.least_transient_bytes = least_transient_bytes;
-             r.buffers = buffers;
-             r.find_smallest = find_smallest;
-             r.depth_first = depth_first;
-             return r;
-           }),
+      .def(py::init(
+               [](const std::string& cost, const std::vector<int>& modes, std::vector<int64_t> granularities,
+                  int64_t optimizer_bytes_per_parameter_byte, int64_t bucket_bytes, double slice_overhead_s,
+                  int64_t ranks, int64_t hosts, const std::vector<std::pair<double, double>>& collectives,
+                  double exposed, double optimizer_s_per_byte, int64_t limit_bytes,
+                  const std::vector<std::pair<int64_t, int64_t>>& batches, const std::vector<int>& recompute,
+                  int64_t least_transient_bytes, int64_t buffers, bool find_smallest, bool depth_first) {
+                 Request r;
+                 r.space.cost = cost == "paper" ? Cost::Paper : Cost::Osdp;
+                 for (int mode : modes) r.space.modes.push_back(static_cast<Mode>(mode));
+                 r.space.granularities = std::move(granularities);
+                 r.space.optimizer_bytes_per_parameter_byte = optimizer_bytes_per_parameter_byte;
+                 r.space.bucket_bytes = bucket_bytes;
+                 r.space.slice_overhead_s = slice_overhead_s;
+                 r.device.ranks = ranks;
+                 r.device.all_gather = {collectives.at(0).first, collectives.at(0).second};
+                 r.device.reduce_scatter = {collectives.at(1).first, collectives.at(1).second};
+                 r.device.all_reduce = {collectives.at(2).first, collectives.at(2).second};
+                 r.device.between_hosts = {collectives.at(3).first, collectives.at(3).second};
+                 r.device.hosts = hosts;
+                 r.device.exposed = exposed;
+                 r.device.optimizer_s_per_byte = optimizer_s_per_byte;
+                 r.limit_bytes = limit_bytes;
+                 for (const auto& [size, accumulation] : batches) r.batches.push_back({size, accumulation});
+                 for (int x : recompute) r.recompute.push_back(static_cast<Recompute>(x));
+                 r.least_transient_bytes = least_transient_bytes;
+                 r.buffers = buffers;
+                 r.find_smallest = find_smallest;
+                 r.depth_first = depth_first;
+                 return r;
+               }),
            py::kw_only(), "cost"_a, "modes"_a, "granularities"_a, "optimizer_bytes_per_parameter_byte"_a,
-           "bucket_bytes"_a, "slice_overhead_s"_a, "ranks"_a, "hosts"_a, "collectives"_a, "exposed"_a, "optimizer_s_per_byte"_a,
-           "limit_bytes"_a, "batches"_a, "recompute"_a, "least_transient_bytes"_a, "buffers"_a, "find_smallest"_a,
-           "depth_first"_a);
+           "bucket_bytes"_a, "slice_overhead_s"_a, "ranks"_a, "hosts"_a, "collectives"_a, "exposed"_a,
+           "optimizer_s_per_byte"_a, "limit_bytes"_a, "batches"_a, "recompute"_a, "least_transient_bytes"_a,
+           "buffers"_a, "find_smallest"_a, "depth_first"_a);
   m.def("schedule", &run_schedule, "model"_a, "request"_a, "time_limit_s"_a);
   m.def(
       "candidates",

@@ -7,6 +7,8 @@ from __future__ import annotations
 import collections.abc
 import typing
 
+import typing_extensions
+
 __all__: list[str] = [
     "InvalidProblem",
     "Model",
@@ -16,10 +18,12 @@ __all__: list[str] = [
     "candidates",
     "check",
     "check_plan",
+    "check_table",
     "plan_lower_bound",
     "proven_lower_bound",
     "schedule",
     "solve",
+    "solve_table",
 ]
 
 class Tensor:
@@ -158,6 +162,14 @@ def check_plan(
     ],
     denominator: typing.SupportsInt | typing.SupportsIndex,
 ) -> str: ...
+def check_table(
+    table: typing_extensions.Buffer,
+    limit: typing.SupportsInt | typing.SupportsIndex,
+    choices: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    time: typing.SupportsInt | typing.SupportsIndex,
+    memory: typing.SupportsInt | typing.SupportsIndex,
+    multiplier: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
+) -> str: ...
 def plan_lower_bound(
     model: Model,
     request: Request,
@@ -198,4 +210,13 @@ def solve(
     method: str,
     time_limit_s: typing.SupportsFloat | typing.SupportsIndex,
     names: collections.abc.Sequence[str],
+    gap: typing.SupportsFloat | typing.SupportsIndex,
+) -> dict: ...
+def solve_table(
+    table: typing_extensions.Buffer,
+    limit: typing.SupportsInt | typing.SupportsIndex,
+    method: str,
+    time_limit_s: typing.SupportsFloat | typing.SupportsIndex,
+    names: collections.abc.Sequence[str],
+    gap: typing.SupportsFloat | typing.SupportsIndex,
 ) -> dict: ...

@@ -31,11 +31,13 @@ Problem make_problem(const Pairs& options, int64_t limit, std::vector<std::strin
 
 // Ctrl-C: asks Python for signals now and then. The search runs without the GIL and takes it for the question
 // only.
-Budget make_budget(double time_limit_s) {
-  return {time_limit_s, [] {
+Budget make_budget(double time_limit_s, double gap = 0) {
+  return {time_limit_s,
+          [] {
             py::gil_scoped_acquire gil;
             return PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0;
-          }};
+          },
+          gap};
 }
 
 // After Ctrl-C the best so far is the answer, where there is one. Other exceptions of signal handlers go on.
@@ -60,17 +62,35 @@ py::dict solution_dict(const Solution& s) {
                   "rounds"_a = s.statistics.rounds);
 }
 
-py::dict solve(const Pairs& options, int64_t limit, const std::string& method, double time_limit_s,
-               std::vector<std::string> names) {
+py::dict solve_view(const ProblemView& problem, const std::string& method, const Budget& budget) {
   Solution s;
   {
     py::gil_scoped_release release;
-    const Problem problem = make_problem(options, limit, std::move(names));
-    const Budget budget = make_budget(time_limit_s);
     s = method == "dfs" ? solve_dfs(problem, budget) : solve_exact(problem, budget);
   }
   end_of_search(false);
   return solution_dict(s);
+}
+
+py::dict solve(const Pairs& options, int64_t limit, const std::string& method, double time_limit_s,
+               std::vector<std::string> names, double gap) {
+  const Problem problem = make_problem(options, limit, std::move(names));
+  return solve_view(problem, method, make_budget(time_limit_s, gap));
+}
+
+// A C-contiguous int64 array of shape (operators, options, 2), not copied.
+ProblemView view_table(const py::buffer_info& table, int64_t limit) {
+  static_assert(sizeof(Option) == 2 * sizeof(int64_t));
+  return {static_cast<const Option*>(table.ptr), static_cast<size_t>(table.shape.at(0)),
+          static_cast<size_t>(table.shape.at(1)), limit};
+}
+
+py::dict solve_table(const py::buffer& table, int64_t limit, const std::string& method, double time_limit_s,
+                     const std::vector<std::string>& names, double gap) {
+  const py::buffer_info info = table.request();
+  ProblemView problem = view_table(info, limit);
+  problem.names = names;
+  return solve_view(problem, method, make_budget(time_limit_s, gap));
 }
 
 std::string check_solution(const Pairs& options, int64_t limit, const std::vector<int>& choices, int64_t time,
@@ -239,7 +259,18 @@ PYBIND11_MODULE(_search, m) {
   bind_schedule(m);
   m.doc() = "The planner's search (csrc/search). Use osdp.solve and osdp.search.";
   py::register_exception<InvalidProblem>(m, "InvalidProblem", PyExc_ValueError);
-  m.def("solve", &solve, "options"_a, "limit"_a, "method"_a, "time_limit_s"_a, "names"_a);
+  m.def("solve", &solve, "options"_a, "limit"_a, "method"_a, "time_limit_s"_a, "names"_a, "gap"_a);
+  m.def("solve_table", &solve_table, "table"_a, "limit"_a, "method"_a, "time_limit_s"_a, "names"_a, "gap"_a);
+  m.def("check_table",
+        [](const py::buffer& table, int64_t limit, const std::vector<int>& choices, int64_t time, int64_t memory,
+           std::pair<int64_t, int64_t> multiplier) {
+          const py::buffer_info info = table.request();
+          const ProblemView problem = view_table(info, limit);
+          validate(problem);
+          const Multiplier lambda{multiplier.first, multiplier.second};
+          return check(problem, choices, {time, memory, proven_lower_bound(problem, lambda), lambda});
+        },
+        "table"_a, "limit"_a, "choices"_a, "time"_a, "memory"_a, "multiplier"_a);
   m.def("check", &check_solution, "options"_a, "limit"_a, "choices"_a, "time"_a, "memory"_a, "lower_bound"_a,
         "multiplier"_a);
   m.def(

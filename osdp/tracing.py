@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from osdp import values
 from osdp.blocks import block_containing, is_callable, recomputable_blocks
 from osdp.description import Block, ModelDescription, Operator, Parameter
 from osdp.errors import DescribeError, ShardingError
@@ -20,19 +22,20 @@ from osdp.nested import batch_of, map_tensors, tensors_in, with_batch
 from osdp.untouched import untouched
 from osdp.watching import Trace, Watcher
 
-# Integer tensors up to this size keep their values, so that a model may branch on a step counter.
-_CONSTANT_ELEMENTS = 4096
-
 
 def describe(model: nn.Module, *args: Any, **kwargs: Any) -> ModelDescription:
     """The operators of `model` in execution order, with their bytes and work.
 
-    `args` and `kwargs` are one sample for the model's forward: real tensors, or meta ones; dimension 0 is the
-    batch. The forward runs on a copy whose tensors are fake: no weight is read, copied or written, nothing
-    large is allocated, and the model (which may be on the meta device), its buffers, its mode and the random
-    number generators stay as they are. It runs in the model's mode: describe a model for training in
-    `model.train()`. Only a forward that depends on values of tensors, which fake ones do not have, runs for
-    real, and what it changes is put back.
+    `args` and `kwargs` are one sample for the model's forward: real tensors, or meta ones; dimension 0 of the
+    first of them is the batch, and so it is of all others of that length. The forward runs on a copy whose
+    tensors are fake: no weight is read, copied or written, nothing large is allocated, and the model (which may
+    be on the meta device), its buffers, its mode and the random number generators stay as they are. It runs in
+    the model's mode: describe a model for training in `model.train()`. Only a forward that depends on values of
+    tensors, which fake ones do not have, runs for real, and what it changes is put back.
+
+    Saved bytes are those of storages that autograd's saved-tensor hooks see, each once, for the operator that
+    saved it first; parameters, buffers and the sample are there anyway and do not count. What a custom
+    autograd function keeps on its `ctx` without `save_for_backward` is not seen.
 
     Without a sample nothing is watched: operators come in `named_modules()` order, untraced, with zero
     activations.
@@ -52,17 +55,54 @@ def describe(model: nn.Module, *args: Any, **kwargs: Any) -> ModelDescription:
     if not ownership.parameters:
         raise DescribeError(f"{type(model).__name__} has no parameters: there is nothing to shard")
     if not args and not kwargs:
-        return _assemble(model, ownership, None, None, 0, 0)
+        return _assemble(model, ownership, None, 0, 0)
     batch = batch_of((args, kwargs))
     if batch < 1:
         raise DescribeError("the sample is empty: dimension 0 of its tensors, the batch, has size 0")
-    first = _trace(model, args, kwargs)
-    try:
-        second: Trace | None = _trace(model, *with_batch((args, kwargs), 2 * batch))
-    except DescribeError:
-        second = None  # the model insists on this batch size: count everything as growing with the batch
+    first, second, traced = _two_traces(model, (args, kwargs), batch)
     total = sum(_nbytes(t) for t in _distinct(tensors_in((args, kwargs))))
-    return _assemble(model, ownership, first, second, batch, total // batch)
+    return _assemble(model, ownership, Watched(first, second, traced), batch, total // batch)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What two forwards did: one on `batch` samples, one on twice as many (None: the model refuses those)."""
+
+    first: Trace
+    second: Trace | None
+    batch: int
+
+    def parts(self, amount: Callable[[Trace], int]) -> tuple[int, int]:
+        """What grows with the batch, per sample, and what does not; exact at `batch` and, unless it grows
+        faster than the batch does, at twice that.
+        """
+        whole = amount(self.first)
+        if self.second is None:
+            return self.per_sample(amount), 0
+        per_sample = min(max(0, amount(self.second) - whole), whole) // self.batch
+        return per_sample, whole - per_sample * self.batch
+
+    def per_sample(self, amount: Callable[[Trace], int]) -> int:
+        return -(-amount(self.first) // self.batch)
+
+
+def _two_traces(model: nn.Module, sample: tuple[Any, Any], batch: int) -> tuple[Trace, Trace | None, int]:
+    # Note [Two batch sizes]
+    # What is saved is fixed + batch x per sample, so two forwards tell both parts. A single sample is not one
+    # of the two: with a dimension of 1, tensors are contiguous and expanded ones need no copy, where larger
+    # batches save one more tensor.
+    base = max(batch, 2)
+    fakes = FakeParameters(model)
+    try:
+        first = _trace(model, fakes, *(sample if base == batch else with_batch(sample, base)))
+    except DescribeError:
+        if base == batch:
+            raise
+        return _trace(model, fakes, *sample), None, batch
+    try:
+        return first, _trace(model, fakes, *with_batch(sample, 2 * base)), base
+    except DescribeError:
+        return first, None, base  # the model insists on its batch size: count all as growing with the batch
 
 
 class Ownership:
@@ -102,20 +142,55 @@ class Ownership:
         return ""
 
 
-def _trace(model: nn.Module, args: Any, kwargs: Any) -> Trace:
+class FakeParameters:
+    """Fake parameters of `model`, and the mode they belong to, for all of its traces: making them is most of
+    the work beside the forward."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        with self.mode:
+            self.of = {id(p): _fake_like(p, keep_values=False) for p in model.parameters()}
+
+
+def _trace(model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any) -> Trace:
+    try:
+        return _trace_fakes(model, fakes, args, kwargs, values.call)
+    except values.ValuesLostError:
+        pass
+    except _AsksForValuesError:
+        return _trace_for_real(model, args, kwargs)
+    try:
+        return _trace_fakes(model, fakes, args, kwargs)
+    except _AsksForValuesError:
+        return _trace_for_real(model, args, kwargs)
+
+
+class _AsksForValuesError(Exception):
+    """The forward depends on values that fake tensors do not have, and that real ones would."""
+
+
+def _trace_fakes(
+    model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any, call: Callable[..., Any] | None = None
+) -> Trace:
+    """With `call`, small integers keep their values; see Note [Known values]."""
+    keep = call is not None
     with generators_kept():
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
-        with mode:
-            fakes = {id(tensor): _fake_like(tensor) for tensor in _all_tensors(model)}
-            sample_args, sample_kwargs = map_tensors(_fake, (args, kwargs))
-        watcher = Watcher(_copy(model, fakes), original=model)
+        with fakes.mode:
+            others = (t for t in _all_tensors(model) if id(t) not in fakes.of)
+            replaced = fakes.of | {id(t): _fake_like(t, keep) for t in others}
+            sample_args, sample_kwargs = map_tensors(lambda t: _fake(t, keep), (args, kwargs))
+        watcher = Watcher(_copy(model, replaced), original=model, call=call)
         try:
-            with mode:
+            with fakes.mode:
                 return _watch(watcher, sample_args, sample_kwargs)
+        except values.ValuesLostError:
+            raise
         except Exception as error:
-            if _needs_values(error) and not _on_meta(model, args, kwargs):
-                return _trace_for_real(model, args, kwargs)
-            raise _forward_failed(watcher, error) from error
+            if not _needs_values(error):
+                raise _forward_failed(watcher, error) from error
+            if _on_meta(model, args, kwargs):
+                raise _values_needed(watcher, error) from error
+            raise _AsksForValuesError from error
 
 
 def _trace_for_real(model: nn.Module, args: Any, kwargs: Any) -> Trace:
@@ -147,14 +222,31 @@ def _on_meta(model: nn.Module, args: Any, kwargs: Any) -> bool:
     return any(t.is_meta for t in (*model.parameters(), *tensors_in((args, kwargs))))
 
 
-def _forward_failed(watcher: Watcher, error: Exception) -> DescribeError:
-    module = watcher.running
-    kind = type(dict(watcher.model.named_modules()).get(module)).__name__
+def _values_needed(watcher: Watcher, error: Exception) -> DescribeError:
     return DescribeError(
-        f"the forward of {kind} {module!r} failed while the model was described: "
+        f"the forward of {_failing(watcher, error)} depends on the values of tensors ({_first_line(error)}), and on "
+        "the meta device there are none. Describe the model with weights and a sample on a real device, make "
+        "that module's forward not depend on values (.item(), an if on a tensor, nonzero()), or call "
+        "osdp.describe(model) without a sample"
+    )
+
+
+def _forward_failed(watcher: Watcher, error: Exception) -> DescribeError:
+    return DescribeError(
+        f"the forward of {_failing(watcher, error)} failed while the model was described: "
         f"{type(error).__name__}: {error}. "
         "Check that the sample fits the model's forward, or call osdp.describe(model) without a sample"
     )
+
+
+def _failing(watcher: Watcher, error: Exception) -> str:
+    name = watcher.failed_in(error)
+    kind = type(dict(watcher.model.named_modules()).get(name)).__name__
+    return f"{kind} {name!r}" if name else f"{kind} itself"
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _all_tensors(model: nn.Module) -> Iterator[torch.Tensor]:
@@ -164,9 +256,9 @@ def _all_tensors(model: nn.Module) -> Iterator[torch.Tensor]:
         yield from tensors_in([v for v in vars(module).values() if not isinstance(v, nn.Module)])
 
 
-def _fake_like(tensor: torch.Tensor) -> torch.Tensor:
+def _fake_like(tensor: torch.Tensor, keep_values: bool) -> torch.Tensor:
     """A fake parameter for a parameter, with the marks that models leave on them, such as `no_decay`."""
-    fake = _fake(tensor)
+    fake = _fake(tensor, keep_values and not isinstance(tensor, nn.Parameter))
     if isinstance(tensor, nn.Parameter):
         fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
     for attribute, value in vars(tensor).items():
@@ -186,16 +278,15 @@ def _copy(model: nn.Module, replaced: dict[int, torch.Tensor]) -> nn.Module:
         ) from error
 
 
-def _fake(tensor: torch.Tensor) -> torch.Tensor:
-    """A fake tensor like `tensor`. Small integers, and numbers by themselves, keep their values."""
+def _fake(tensor: torch.Tensor, keep_values: bool) -> torch.Tensor:
+    """A fake tensor like `tensor`, or a real copy of one that keeps its values."""
     if tensor.layout is not torch.strided:
         raise DescribeError(
             f"a tensor of layout {tensor.layout} and shape {tuple(tensor.shape)} cannot be described"
         )
+    if keep_values and values.keeps_values(tensor):
+        return values.known_copy(tensor)
     device = "cpu" if tensor.is_meta else tensor.device
-    most = 1 if tensor.is_floating_point() or tensor.is_complex() else _CONSTANT_ELEMENTS
-    if not tensor.is_meta and not tensor.requires_grad and tensor.numel() <= most:
-        return torch.tensor(tensor.tolist(), dtype=tensor.dtype, device=device).reshape(tensor.shape)
     fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     return fake if isinstance(tensor, nn.Parameter) else fake.requires_grad_(tensor.requires_grad)
 
@@ -203,14 +294,14 @@ def _fake(tensor: torch.Tensor) -> torch.Tensor:
 def _assemble(
     model: nn.Module,
     owners: Ownership,
-    first: Trace | None,
-    second: Trace | None,
+    watched: Watched | None,
     batch: int,
     input_bytes: int,
 ) -> ModelDescription:
     blocks = recomputable_blocks(model)
     order: dict[str, None] = {}
     places: dict[str, tuple[str, ...]] = {}  # operator -> gather_at, for those that were read
+    first = watched.first if watched else None
     if first is not None:
         place_of = {name: owner for owner, names in owners.owned.items() for name in names}
         for event in first.order:  # a parameter's name where it was read, else a module's
@@ -225,8 +316,10 @@ def _assemble(
         parameters = owners.owned.get(name, [])
         traced = bool(places.get(name)) if parameters else True
         gather_at = (places.get(name) or (owners.fallback(name),)) if parameters else ()
-        per_sample, fixed = _parts(first, second, batch, lambda t, name=name: t.saved_bytes.get(name, 0))  # type: ignore[misc]
-        flops = first.flops.get(name, 0) // batch if first else 0
+        per_sample = fixed = flops = 0
+        if watched is not None:
+            per_sample, fixed = watched.parts(lambda t, name=name: t.saved_bytes.get(name, 0))  # type: ignore[misc]
+            flops = watched.per_sample(lambda t, name=name: t.flops.get(name, 0))  # type: ignore[misc]
         if not parameters and not (per_sample or fixed or flops):
             continue
         calls = sum(first.calls.get(m, 0) for m in gather_at or (name,)) if first else 1
@@ -251,23 +344,13 @@ def _assemble(
     return ModelDescription(
         name=type(model).__name__,
         operators=tuple(operators),
-        blocks=tuple(Block(b, first.input_bytes.get(b, 0) // batch if first else 0) for b in blocks),
+        blocks=tuple(
+            Block(b, watched.per_sample(lambda t, b=b: t.input_bytes.get(b, 0)) if watched else 0)  # type: ignore[misc]
+            for b in blocks
+        ),
         sample_batch=batch,
         input_bytes_per_sample=input_bytes,
     )
-
-
-def _parts(
-    first: Trace | None, second: Trace | None, batch: int, amount: Callable[[Trace], int]
-) -> tuple[int, int]:
-    """What grows with the batch, per sample, and what does not; exact at the batch that was traced."""
-    if first is None:
-        return 0, 0
-    whole = amount(first)
-    if second is None:
-        return -(-whole // batch), 0
-    per_sample = min(max(0, amount(second) - whole), whole) // batch
-    return per_sample, whole - per_sample * batch
 
 
 def _split_shape(owners: Ownership, name: str, trace: Trace | None) -> tuple[int, int] | None:

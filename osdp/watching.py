@@ -4,17 +4,22 @@ computes.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from osdp.blocks import recomputable_blocks
 from osdp.flops import flops_of
 from osdp.nested import map_tensors, tensors_in
 from osdp.workspaces import hidden_workspace_bytes
+
+_DEVICE = torch.ops.prim.device.default
 
 
 class Trace:
@@ -32,7 +37,7 @@ class Trace:
         self.calls: dict[str, int] = {}
         self.saved_bytes: dict[str, int] = {}
         self.flops: dict[str, int] = {}
-        self.input_bytes: dict[str, int] = {}  # module -> bytes of the tensors it was called with
+        self.input_bytes: dict[str, int] = {}  # block -> bytes of the tensors it was called with
 
     def readers(self, parameters: Sequence[str]) -> tuple[str, ...]:
         """The innermost modules that read any of `parameters`, in order of first read.
@@ -57,7 +62,9 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     modes.
 
     `original` is the model that `model` is a copy of: what still leads to its parameters (a closure, say)
-    is taken for the copy's. The module that a thing is attributed to is the innermost one running.
+    is taken for the copy's. `call(func, args, kwargs, tensors)` makes the ATen calls. The module that a thing
+    is attributed to is the innermost one running.
+    Parameters, buffers and what the model was called with are not counted as saved: they are there anyway.
     """
 
     # Note [Reading is dispatching]
@@ -66,15 +73,28 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     # so a module that hands a view to another one is a reader too. Reading only `weight.shape` or `.device`
     # is not seen.
 
-    def __init__(self, model: nn.Module, original: nn.Module | None = None) -> None:
+    # Note [What blocks share]
+    # An attention mask, rotary tables or an encoder's output go into every block, and the first block that
+    # saves them is no more their owner than the others are: if that block is recomputed, the rest keep them.
+    # So a saved tensor that blocks were called with more than once counts for the caller of the first of
+    # those blocks, where recomputing frees nothing, and for no block's inputs. One that nobody saves exists
+    # only as long as some recomputed block holds it: each such block counts its share.
+
+    def __init__(
+        self, model: nn.Module, original: nn.Module | None = None, call: Callable[..., Any] | None = None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
         self.model = model
+        self._call = call or (lambda func, args, kwargs, tensors: func(*args, **kwargs))
         self._stack: list[str] = []
         self._parameter_of: dict[int, str] = {}
-        self._uncounted: set[int] = set()  # storages of parameters and buffers: they are there anyway
-        # Storages that were counted, kept alive so that their identity is not used again.
-        self._kept: dict[int, torch.UntypedStorage] = {}
+        self._uncounted: set[int] = set()  # storages that are there anyway
+        # Storages by identity. They are kept alive, so that no identity is used twice.
+        self._saved: dict[int, tuple[str, torch.UntypedStorage]] = {}  # with the module that saved it first
+        self._given: dict[int, _Given] = {}
+        self._blocks = set(recomputable_blocks(model))
+        self._failures: list[tuple[BaseException, str]] = []
         self._copy_of: dict[int, torch.Tensor] = {}  # storage of a tensor of `original` -> the copy's tensor
         self._exit: ExitStack | None = None
         for name, parameter in model.named_parameters():
@@ -88,8 +108,12 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def running(self) -> str:
-        """The innermost module that runs, or where a forward failed; "" is the root."""
+        """The innermost module that runs; "" is the root."""
         return self._stack[-1] if self._stack else ""
+
+    def failed_in(self, error: BaseException) -> str:
+        """The innermost module whose forward raised `error`."""
+        return next((name for raised, name in self._failures if raised is error), "")
 
     def __enter__(self) -> Watcher:
         with ExitStack() as stack:
@@ -97,7 +121,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 stack.callback(
                     module.register_forward_pre_hook(self._begin(name), prepend=True, with_kwargs=True).remove
                 )
-                stack.callback(module.register_forward_hook(self._end(name)).remove)
+                stack.callback(module.register_forward_hook(self._end(name), always_call=True).remove)
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._save, lambda packed: packed))
             super().__enter__()  # type: ignore[no-untyped-call]
             self._exit = stack.pop_all()
@@ -107,55 +131,106 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(*exc)  # type: ignore[no-untyped-call]
         assert self._exit is not None
         self._exit.close()
+        self._attribute()
 
     def _begin(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            if not name and not self._stack:
+                self._uncounted.update(_storage_id(t) for t in tensors_in((args, kwargs)))
+            if name in self._blocks:
+                self._give(name, (args, kwargs))
             self._stack.append(name)
             self.trace.calls[name] = self.trace.calls.get(name, 0) + 1
-            given = {_storage_id(t): t for t in tensors_in((args, kwargs)) if t.layout is torch.strided}
-            size = sum(t.numel() * t.element_size() for i, t in given.items() if i not in self._uncounted)
-            self.trace.input_bytes[name] = self.trace.input_bytes.get(name, 0) + size
 
         return hook
 
     def _end(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            # A forward that raised and was caught by its caller has left its name on the stack.
+            error = sys.exc_info()[1]  # also runs when the forward raised, innermost module first
+            if error is not None and not any(raised is error for raised, _ in self._failures):
+                self._failures.append((error, name))
             while self._stack and self._stack.pop() != name:
                 pass
 
         return hook
 
+    def _give(self, block: str, inputs: Any) -> None:
+        distinct = {_storage_id(t): t for t in tensors_in(inputs) if t.layout is torch.strided}
+        for identity, tensor in distinct.items():
+            if identity not in self._uncounted:
+                given = self._given.setdefault(identity, _Given(tensor.untyped_storage(), self.running, []))
+                given.blocks.append(block)
+
     def _save(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.layout is not torch.strided:
             return tensor
         identity = _storage_id(tensor)
-        if identity not in self._uncounted and identity not in self._kept:
+        if identity not in self._uncounted and identity not in self._saved:
             storage = tensor.untyped_storage()
-            self._kept[identity] = storage
-            self._add(self.trace.saved_bytes, storage.nbytes())
+            self._saved[identity] = (self.running, storage)
+            if storage.nbytes():
+                if identity in self._given:  # it may turn out to be the caller's
+                    self.trace.order.setdefault(self._given[identity].caller)
+                self.trace.order.setdefault(self.running)
         return tensor
 
-    def _add(self, amounts: dict[str, int], amount: int) -> None:
+    def _attribute(self) -> None:
+        """Fill in the trace's bytes, when all of the forward is known. See Note [What blocks share]."""
+        shared = {identity: given for identity, given in self._given.items() if len(given.blocks) > 1}
+        for identity, (place, storage) in self._saved.items():
+            owner = shared[identity].caller if identity in shared else place
+            self._add(self.trace.saved_bytes, owner, storage.nbytes())
+        for identity, given in self._given.items():
+            if identity not in shared or identity not in self._saved:
+                share = -(-given.storage.nbytes() // len(given.blocks))
+                for block in given.blocks:
+                    self.trace.input_bytes[block] = self.trace.input_bytes.get(block, 0) + share
+        self._saved.clear()
+        self._given.clear()
+
+    def _add(self, amounts: dict[str, int], module: str, amount: int) -> None:
         if amount:
-            self.trace.order.setdefault(self.running)
-            amounts[self.running] = amounts.get(self.running, 0) + amount
+            self.trace.order.setdefault(module)
+            amounts[module] = amounts.get(module, 0) + amount
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = [_storage_id(t) for t in tensors_in((args, kwargs))]
+        if func is _DEVICE:  # of a fake tensor: asked for more often than all other calls together
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
+        tensors = _tensors_given(args, kwargs)
+        given = [_storage_id(t) for t in tensors]
         if any(i in self._copy_of for i in given):
             args, kwargs = map_tensors(lambda t: self._copy_of.get(_storage_id(t), t), (args, kwargs))
-            given = [_storage_id(t) for t in tensors_in((args, kwargs))]
+            tensors = _tensors_given(args, kwargs)
+            given = [_storage_id(t) for t in tensors]
         for identity in given:
             if name := self._parameter_of.get(identity):
                 self.trace.order.setdefault(name)
                 self.trace.stacks.setdefault(name, {}).setdefault(tuple(self._stack) or ("",))
-        out = func(*args, **kwargs)
-        self._add(self.trace.flops, flops_of(func, args, kwargs, out))
+        out = self._call(func, args, kwargs, tensors)
+        self._add(self.trace.flops, self.running, flops_of(func, args, kwargs, out))
         if torch.is_grad_enabled():
-            self._add(self.trace.saved_bytes, hidden_workspace_bytes(func, args, out))
+            self._add(self.trace.saved_bytes, self.running, hidden_workspace_bytes(func, args, out))
         return out
+
+
+class _Given(NamedTuple):
+    """A tensor that blocks are called with."""
+
+    storage: torch.UntypedStorage
+    caller: str  # the module that ran when the first of them was called
+    blocks: list[str]  # one entry a call
+
+
+def _tensors_given(args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors among the arguments of an ATen call, which are flat but for lists."""
+    found: list[torch.Tensor] = []
+    for argument in (*args, *kwargs.values()):
+        if isinstance(argument, torch.Tensor):
+            found.append(argument)
+        elif isinstance(argument, (list, tuple)):
+            found.extend(tensors_in(argument))
+    return found
 
 
 def _storage_id(tensor: torch.Tensor) -> int:

@@ -68,7 +68,7 @@ py::dict solve_view(const ProblemView& problem, const std::string& method, const
     py::gil_scoped_release release;
     s = method == "dfs" ? solve_dfs(problem, budget) : solve_exact(problem, budget);
   }
-  end_of_search(false);
+  end_of_search(!s.choices.empty());
   return solution_dict(s);
 }
 
@@ -255,8 +255,11 @@ void bind_schedule(py::module_& m) {
 
 }  // namespace
 
+void bind_json(py::module_& m);  // bindings/json.cpp
+
 PYBIND11_MODULE(_search, m) {
   bind_schedule(m);
+  bind_json(m);
   m.doc() = "The planner's search (csrc/search). Use osdp.solve and osdp.search.";
   py::register_exception<InvalidProblem>(m, "InvalidProblem", PyExc_ValueError);
   m.def("solve", &solve, "options"_a, "limit"_a, "method"_a, "time_limit_s"_a, "names"_a, "gap"_a);

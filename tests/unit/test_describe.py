@@ -204,7 +204,7 @@ def test_what_does_not_grow_with_the_batch_is_told_apart() -> None:
     operators = by_name(osdp.describe(Masked(), torch.randn(3, 6)))
     total_fixed = sum(o.saved_bytes_fixed for o in operators.values())
     assert total_fixed == 10 * 6 * 4 * 2 + 4  # the layer's input, exp's output, the sum that multiplies
-    assert sum(o.saved_bytes_per_sample for o in operators.values()) == 2 * 6 * 4
+    assert sum(o.saved_bytes_per_sample for o in operators.values()) == 6 * 4  # the product's; not the sample
 
 
 def test_a_model_that_insists_on_its_batch_size_counts_everything_as_growing() -> None:
@@ -214,10 +214,74 @@ def test_a_model_that_insists_on_its_batch_size_counts_everything_as_growing() -
             self.layer = nn.Linear(6, 6)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layer(x.view(2, 6))
+            return self.layer(x.view(2, 6)).exp()
 
-    (operator,) = osdp.describe(Picky(), torch.randn(2, 6)).operators
-    assert operator.saved_bytes_per_sample == 6 * 4 and operator.saved_bytes_fixed == 0
+    operators = by_name(osdp.describe(Picky(), torch.randn(2, 6)))
+    assert operators[""].saved_bytes_per_sample == 6 * 4 and operators[""].saved_bytes_fixed == 0
+
+
+def test_a_sample_of_one_is_described_by_larger_batches() -> None:
+    class Expanding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.ones(1, 3, 8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            table = self.table.exp().expand(len(x), 3, 8).reshape(-1, 8)  # copies, but not for a batch of 1
+            return table * table.sigmoid() + x[:, :1]
+
+    for batch in (1, 2, 5):
+        (operator,) = osdp.describe(
+            Expanding(), torch.randn(batch, 8).repeat_interleave(1, 0)[:, None]
+        ).operators
+        assert operator.saved_bytes_per_sample == 2 * 3 * 8 * 4 and operator.saved_bytes_fixed == 3 * 8 * 4
+
+
+def test_a_model_for_single_samples_is_described_by_one() -> None:
+    class Single(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x.view(6)).exp()
+
+    description = osdp.describe(Single(), torch.randn(1, 6))
+    assert by_name(description)[""].saved_bytes_per_sample == 6 * 4 and description.sample_batch == 1
+    assert by_name(description)["layer"].flops_per_sample == 2 * 36
+
+
+class Masked(nn.Module):
+    """Blocks that share a mask: all of them save it."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(6, 6, bias=False)
+
+        def forward(self, x: torch.Tensor, mask: torch.Tensor, unread: torch.Tensor) -> torch.Tensor:
+            return x + self.inner(x) * mask
+
+    def __init__(self, blocks: int = 3) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.blocks = nn.ModuleList(self.Block() for _ in range(blocks))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask, unread, x = x * 2, torch.ones(6), self.first(x)
+        for block in self.blocks:
+            x = block(x, mask, unread=unread)
+        return x
+
+
+def test_what_all_blocks_get_counts_once_and_outside_of_them() -> None:
+    description = osdp.describe(Masked(), torch.randn(2, 6))
+    operators = by_name(description)
+    assert operators[""].saved_bytes_per_sample == 6 * 4 and operators[""].block is None  # the mask
+    assert [operators[f"blocks.{i}.inner"].saved_bytes_per_sample for i in range(3)] == [6 * 4] * 3
+    assert not any(f"blocks.{i}" in operators for i in range(3))  # which would have saved the mask
+    # Each block keeps its own input. What nobody saves, each keeps a share of: 24 bytes over 3 blocks and 2 samples.
+    assert [b.input_bytes_per_sample for b in description.blocks] == [6 * 4 + 4] * 3
 
 
 def test_blocks_are_the_layers_and_know_their_inputs() -> None:
@@ -309,7 +373,7 @@ def test_a_forward_that_asks_for_values_runs_for_real_and_leaves_no_traces() -> 
     before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     operators = by_name(osdp.describe(model, sample))
     assert operators["rest"].traced and operators["rest"].flops_per_sample == 2 * 16
-    assert operators["layer"].saved_bytes_per_sample == 4 * 4
+    assert operators["norm"].saved_bytes_per_sample == 4 * 4  # the input of batch norm
     assert model.calls == 0 and torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())

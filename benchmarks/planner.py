@@ -102,7 +102,9 @@ def families() -> dict[str, ModelDescription]:
     for layers in (24, 48, 96):
         for mix in ((1024, 2048), (1024, 4096), (1024, 2048, 4096)):
             part = layers // len(mix)
-            found[f"I&C {layers}x{'/'.join(map(str, mix))}"] = transformer([h for h in mix for _ in range(part)])
+            found[f"I&C {layers}x{'/'.join(map(str, mix))}"] = transformer(
+                [h for h in mix for _ in range(part)]
+            )
     return found
 
 
@@ -138,7 +140,9 @@ def measure(rounds: int, only: str) -> list[dict[str, object]]:
                     "rows": found["rows"],
                 }
                 if found["feasible"]:
-                    plan = osdp.search(description, memory=gigabytes * 10**9, world_size=ranks, hardware=hardware)
+                    plan = osdp.search(
+                        description, memory=gigabytes * 10**9, world_size=ranks, hardware=hardware
+                    )
                     assert plan.certificate is not None
                     row |= {
                         "gap": plan.certificate.gap,
@@ -148,7 +152,11 @@ def measure(rounds: int, only: str) -> list[dict[str, object]]:
                         "verified": osdp.verify(plan) == "",
                     }
                 rows.append(row)
-                print(*(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()), sep=", ", flush=True)
+                print(
+                    *(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()),
+                    sep=", ",
+                    flush=True,
+                )
     return rows
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 import collections.abc
 import typing
 
+import typing_extensions
+
 __all__: list[str] = [
     "InvalidProblem",
     "JsonError",
@@ -20,12 +22,14 @@ __all__: list[str] = [
     "candidates",
     "check",
     "check_plan",
+    "check_table",
     "find_json",
     "plan_lower_bound",
     "proven_lower_bound",
     "read_json",
     "schedule",
     "solve",
+    "solve_table",
 ]
 
 class Tensor:
@@ -210,6 +214,14 @@ def check_plan(
     ],
     denominator: typing.SupportsInt | typing.SupportsIndex,
 ) -> str: ...
+def check_table(
+    table: typing_extensions.Buffer,
+    limit: typing.SupportsInt | typing.SupportsIndex,
+    choices: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    time: typing.SupportsInt | typing.SupportsIndex,
+    memory: typing.SupportsInt | typing.SupportsIndex,
+    multiplier: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
+) -> str: ...
 def find_json(text: bytes, limits: JsonLimits, path: str) -> tuple[int, int]:
     """
     Line and column of the field that a path names.
@@ -260,4 +272,13 @@ def solve(
     method: str,
     time_limit_s: typing.SupportsFloat | typing.SupportsIndex,
     names: collections.abc.Sequence[str],
+    gap: typing.SupportsFloat | typing.SupportsIndex,
+) -> dict: ...
+def solve_table(
+    table: typing_extensions.Buffer,
+    limit: typing.SupportsInt | typing.SupportsIndex,
+    method: str,
+    time_limit_s: typing.SupportsFloat | typing.SupportsIndex,
+    names: collections.abc.Sequence[str],
+    gap: typing.SupportsFloat | typing.SupportsIndex,
 ) -> dict: ...

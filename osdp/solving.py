@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from osdp import _search
 from osdp.arguments import check_time_limit, integer, one_of
 from osdp.errors import InfeasibleError, InvalidProblemError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 METHODS = ("exact", "dfs")
 
@@ -33,19 +37,22 @@ class Solution:
 
 
 def solve(
-    options: Sequence[Sequence[tuple[int, int]]],
+    options: Sequence[Sequence[tuple[int, int]]] | Buffer,
     limit: int,
     *,
     method: str = "exact",
     time_limit: float | None = None,
+    gap: float = 0.0,
     names: Sequence[str] = (),
 ) -> Solution:
     """Choose one (time, memory) per operator: least total time with total memory <= limit.
 
-    options[i] are operator i's options, integers >= 0 (picoseconds and bytes, say). `method="exact"` proves
-    its answer, also among equal and tied options; `method="dfs"` is the paper's depth-first search with its
-    two prunings, exponential in the number of operators. After `time_limit` seconds both return the best so
-    far (`optimal` False).
+    options[i] are operator i's options, integers >= 0 (picoseconds and bytes, say); or all of them are one
+    int64 array of shape (operators, options, 2), a NumPy array for example, which is read where it lies.
+    `method="exact"` proves its answer, also among equal and tied options; `method="dfs"` is the paper's
+    depth-first search with its two prunings, exponential in the number of operators. After `time_limit`
+    seconds, after Ctrl-C, or once the best plan is proven to be within the fraction `gap` of the optimum, the
+    answer is the best so far (`optimal` False; `time - lower_bound` is how far off it may be).
 
     Raises InfeasibleError (with `smallest_limit`) if nothing fits, InvalidProblemError for numbers that
     mean nothing.
@@ -55,10 +62,16 @@ def solve(
     """
     one_of("method", method, METHODS)
     check_time_limit(time_limit)
-    table = [_checked(i, o, names) for i, o in enumerate(options)]
+    if not 0 <= gap < 1:
+        raise InvalidProblemError(f"gap is {gap}; it must be a fraction of the time, at least 0 and below 1")
     bound = integer(limit, "limit")
+    array = _as_array(options)
     try:
-        s = _search.solve(table, bound, method, time_limit or 0.0, list(names))
+        if array is None:
+            table = [_checked(i, o, names) for i, o in enumerate(options)]  # type: ignore[arg-type]
+            s = _search.solve(table, bound, method, time_limit or 0.0, list(names), gap)
+        else:
+            s = _search.solve_table(array, bound, method, time_limit or 0.0, list(names), gap)
     except _search.InvalidProblem as e:
         raise InvalidProblemError(str(e)) from None
     if s["status"] == "infeasible":
@@ -80,19 +93,42 @@ def solve(
     )
 
 
-def check_solution(options: Sequence[Sequence[tuple[int, int]]], limit: int, solution: Solution) -> str:
+def check_solution(
+    options: Sequence[Sequence[tuple[int, int]]] | Buffer, limit: int, solution: Solution
+) -> str:
     """Check a solution with code that shares nothing with the search. Empty if it holds, else what is false.
 
     Checked: the choices exist, cost what the solution says, fit the limit, and the multiplier's Lagrangian
     bound is not above the time.
     """
-    table = [_checked(i, o, ()) for i, o in enumerate(options)]
+    array = _as_array(options)
+    claims = list(solution.choices), solution.time, solution.memory
+    if array is not None:
+        return str(_search.check_table(array, limit, *claims, solution.multiplier))
+    table = [_checked(i, o, ()) for i, o in enumerate(options)]  # type: ignore[arg-type]
     bound = _search.proven_lower_bound(table, limit, solution.multiplier)
-    return str(
-        _search.check(
-            table, limit, list(solution.choices), solution.time, solution.memory, bound, solution.multiplier
+    return str(_search.check(table, limit, *claims, bound, solution.multiplier))
+
+
+def _as_array(options: object) -> memoryview | None:
+    """The memory of an array; None for anything else."""
+    if isinstance(options, (list, tuple)):
+        return None
+    try:
+        array = memoryview(options)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+    if array.ndim != 3 or array.shape is None or array.shape[2] != 2:
+        raise InvalidProblemError(
+            f"options is an array of shape {array.shape}; it must be (operators, options, 2)"
         )
-    )
+    if array.format not in ("l", "q") or array.itemsize != 8:
+        raise InvalidProblemError(f"options is an array of format {array.format!r}; it must be int64")
+    if not array.c_contiguous:
+        raise InvalidProblemError("options is an array with gaps; pass a contiguous one")
+    if array.shape[0] > 0 and array.shape[1] == 0:
+        raise InvalidProblemError("operator 0 has no options")
+    return array
 
 
 def _checked(i: int, options: Sequence[tuple[int, int]], names: Sequence[str]) -> list[tuple[int, int]]:

@@ -31,11 +31,13 @@ Problem make_problem(const Pairs& options, int64_t limit, std::vector<std::strin
 
 // Ctrl-C: asks Python for signals now and then. The search runs without the GIL and takes it for the question
 // only.
-Budget make_budget(double time_limit_s) {
-  return {time_limit_s, [] {
+Budget make_budget(double time_limit_s, double gap = 0) {
+  return {time_limit_s,
+          [] {
             py::gil_scoped_acquire gil;
             return PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0;
-          }};
+          },
+          gap};
 }
 
 // After Ctrl-C the best so far is the answer, where there is one. Other exceptions of signal handlers go on.
@@ -60,17 +62,35 @@ py::dict solution_dict(const Solution& s) {
                   "rounds"_a = s.statistics.rounds);
 }
 
-py::dict solve(const Pairs& options, int64_t limit, const std::string& method, double time_limit_s,
-               std::vector<std::string> names) {
+py::dict solve_view(const ProblemView& problem, const std::string& method, const Budget& budget) {
   Solution s;
   {
     py::gil_scoped_release release;
-    const Problem problem = make_problem(options, limit, std::move(names));
-    const Budget budget = make_budget(time_limit_s);
     s = method == "dfs" ? solve_dfs(problem, budget) : solve_exact(problem, budget);
   }
-  end_of_search(false);
+  end_of_search(!s.choices.empty());
   return solution_dict(s);
+}
+
+py::dict solve(const Pairs& options, int64_t limit, const std::string& method, double time_limit_s,
+               std::vector<std::string> names, double gap) {
+  const Problem problem = make_problem(options, limit, std::move(names));
+  return solve_view(problem, method, make_budget(time_limit_s, gap));
+}
+
+// A C-contiguous int64 array of shape (operators, options, 2), not copied.
+ProblemView view_table(const py::buffer_info& table, int64_t limit) {
+  static_assert(sizeof(Option) == 2 * sizeof(int64_t));
+  return {static_cast<const Option*>(table.ptr), static_cast<size_t>(table.shape.at(0)),
+          static_cast<size_t>(table.shape.at(1)), limit};
+}
+
+py::dict solve_table(const py::buffer& table, int64_t limit, const std::string& method, double time_limit_s,
+                     const std::vector<std::string>& names, double gap) {
+  const py::buffer_info info = table.request();
+  ProblemView problem = view_table(info, limit);
+  problem.names = names;
+  return solve_view(problem, method, make_budget(time_limit_s, gap));
 }
 
 std::string check_solution(const Pairs& options, int64_t limit, const std::vector<int>& choices, int64_t time,
@@ -106,11 +126,12 @@ py::dict run_schedule(const Model& model, const Request& request, double time_li
   std::vector<std::pair<int, double>> prices;
   for (const RowPrice& p : s.prices) prices.emplace_back(p.phase, p.ps_per_byte);
   return py::dict("feasible"_a = s.feasible, "optimal"_a = s.optimal, "batch_size"_a = s.batch.size,
-                  "accumulation"_a = s.batch.accumulation, "blocks"_a = blocks, "choices"_a = s.decision.choices,
-                  "transient_bytes"_a = s.transient_bytes, "step_ps"_a = s.step_ps, "peak_bytes"_a = s.peak_bytes,
-                  "phases"_a = s.phases, "prices"_a = prices, "smallest_limit"_a = s.smallest_limit_bytes,
-                  "regions"_a = s.regions, "leaves"_a = s.leaves, "nodes"_a = s.nodes, "rows"_a = s.rows,
-                  "seconds"_a = s.seconds, "lower_bound_s_per_sample"_a = s.lower_bound_s_per_sample);
+                  "accumulation"_a = s.batch.accumulation, "blocks"_a = blocks,
+                  "choices"_a = s.decision.choices, "transient_bytes"_a = s.transient_bytes,
+                  "step_ps"_a = s.step_ps, "peak_bytes"_a = s.peak_bytes, "phases"_a = s.phases,
+                  "prices"_a = prices, "smallest_limit"_a = s.smallest_limit_bytes, "regions"_a = s.regions,
+                  "leaves"_a = s.leaves, "nodes"_a = s.nodes, "rows"_a = s.rows, "seconds"_a = s.seconds,
+                  "lower_bound_s_per_sample"_a = s.lower_bound_s_per_sample);
 }
 
 // (mode, granularity, sharded slices, split) of each operator, recomputation of each block.
@@ -175,8 +196,7 @@ void bind_schedule(py::module_& m) {
       .def_readwrite("compute_s_fixed", &Operator::compute_s_fixed)
       .def_readwrite("recompute_s_per_sample", &Operator::recompute_s_per_sample);
   py::class_<Model>(m, "Model")
-      .def(py::init([](std::vector<Operator> operators,
-                       std::vector<std::pair<std::string, int64_t>> blocks,
+      .def(py::init([](std::vector<Operator> operators, std::vector<std::pair<std::string, int64_t>> blocks,
                        int64_t input_bytes_per_sample) {
              Model model{std::move(operators), {}, input_bytes_per_sample};
              for (auto& [name, bytes] : blocks) {
@@ -187,42 +207,41 @@ void bind_schedule(py::module_& m) {
            }),
            "operators"_a, "blocks"_a, "input_bytes_per_sample"_a);
   py::class_<Request>(m, "Request")
-      .def(py::init([](const std::string& cost, const std::vector<int>& modes,
-                       std::vector<int64_t> granularities, int64_t optimizer_bytes_per_parameter_byte,
-                       int64_t bucket_bytes, double slice_overhead_s, int64_t ranks,
-                       int64_t hosts, const std::vector<std::pair<double, double>>& collectives, double exposed,
-                       double optimizer_s_per_byte,
-                       int64_t limit_bytes, const std::vector<std::pair<int64_t, int64_t>>& batches,
-                       const std::vector<int>& recompute, int64_t least_transient_bytes, int64_t buffers,
-                       bool find_smallest, bool depth_first) {
-             Request r;
-             r.space.cost = cost == "paper" ? Cost::Paper : Cost::Osdp;
-             for (int mode : modes) r.space.modes.push_back(static_cast<Mode>(mode));
-             r.space.granularities = std::move(granularities);
-             r.space.optimizer_bytes_per_parameter_byte = optimizer_bytes_per_parameter_byte;
-             r.space.bucket_bytes = bucket_bytes;
-             r.space.slice_overhead_s = slice_overhead_s;
-             r.device.ranks = ranks;
-             r.device.all_gather = {collectives.at(0).first, collectives.at(0).second};
-             r.device.reduce_scatter = {collectives.at(1).first, collectives.at(1).second};
-             r.device.all_reduce = {collectives.at(2).first, collectives.at(2).second};
-             r.device.between_hosts = {collectives.at(3).first, collectives.at(3).second};
-             r.device.hosts = hosts;
-             r.device.exposed = exposed;
-             r.device.optimizer_s_per_byte = optimizer_s_per_byte;
-             r.limit_bytes = limit_bytes;
-             for (const auto& [size, accumulation] : batches) r.batches.push_back({size, accumulation});
-             for (int x : recompute) r.recompute.push_back(static_cast<Recompute>(x));
-             r.least_transient_bytes = least_transient_bytes;
-             r.buffers = buffers;
-             r.find_smallest = find_smallest;
-             r.depth_first = depth_first;
-             return r;
-           }),
+      .def(py::init(
+               [](const std::string& cost, const std::vector<int>& modes, std::vector<int64_t> granularities,
+                  int64_t optimizer_bytes_per_parameter_byte, int64_t bucket_bytes, double slice_overhead_s,
+                  int64_t ranks, int64_t hosts, const std::vector<std::pair<double, double>>& collectives,
+                  double exposed, double optimizer_s_per_byte, int64_t limit_bytes,
+                  const std::vector<std::pair<int64_t, int64_t>>& batches, const std::vector<int>& recompute,
+                  int64_t least_transient_bytes, int64_t buffers, bool find_smallest, bool depth_first) {
+                 Request r;
+                 r.space.cost = cost == "paper" ? Cost::Paper : Cost::Osdp;
+                 for (int mode : modes) r.space.modes.push_back(static_cast<Mode>(mode));
+                 r.space.granularities = std::move(granularities);
+                 r.space.optimizer_bytes_per_parameter_byte = optimizer_bytes_per_parameter_byte;
+                 r.space.bucket_bytes = bucket_bytes;
+                 r.space.slice_overhead_s = slice_overhead_s;
+                 r.device.ranks = ranks;
+                 r.device.all_gather = {collectives.at(0).first, collectives.at(0).second};
+                 r.device.reduce_scatter = {collectives.at(1).first, collectives.at(1).second};
+                 r.device.all_reduce = {collectives.at(2).first, collectives.at(2).second};
+                 r.device.between_hosts = {collectives.at(3).first, collectives.at(3).second};
+                 r.device.hosts = hosts;
+                 r.device.exposed = exposed;
+                 r.device.optimizer_s_per_byte = optimizer_s_per_byte;
+                 r.limit_bytes = limit_bytes;
+                 for (const auto& [size, accumulation] : batches) r.batches.push_back({size, accumulation});
+                 for (int x : recompute) r.recompute.push_back(static_cast<Recompute>(x));
+                 r.least_transient_bytes = least_transient_bytes;
+                 r.buffers = buffers;
+                 r.find_smallest = find_smallest;
+                 r.depth_first = depth_first;
+                 return r;
+               }),
            py::kw_only(), "cost"_a, "modes"_a, "granularities"_a, "optimizer_bytes_per_parameter_byte"_a,
-           "bucket_bytes"_a, "slice_overhead_s"_a, "ranks"_a, "hosts"_a, "collectives"_a, "exposed"_a, "optimizer_s_per_byte"_a,
-           "limit_bytes"_a, "batches"_a, "recompute"_a, "least_transient_bytes"_a, "buffers"_a, "find_smallest"_a,
-           "depth_first"_a);
+           "bucket_bytes"_a, "slice_overhead_s"_a, "ranks"_a, "hosts"_a, "collectives"_a, "exposed"_a,
+           "optimizer_s_per_byte"_a, "limit_bytes"_a, "batches"_a, "recompute"_a, "least_transient_bytes"_a,
+           "buffers"_a, "find_smallest"_a, "depth_first"_a);
   m.def("schedule", &run_schedule, "model"_a, "request"_a, "time_limit_s"_a);
   m.def(
       "candidates",
@@ -243,7 +262,18 @@ PYBIND11_MODULE(_search, m) {
   bind_json(m);
   m.doc() = "The planner's search (csrc/search). Use osdp.solve and osdp.search.";
   py::register_exception<InvalidProblem>(m, "InvalidProblem", PyExc_ValueError);
-  m.def("solve", &solve, "options"_a, "limit"_a, "method"_a, "time_limit_s"_a, "names"_a);
+  m.def("solve", &solve, "options"_a, "limit"_a, "method"_a, "time_limit_s"_a, "names"_a, "gap"_a);
+  m.def("solve_table", &solve_table, "table"_a, "limit"_a, "method"_a, "time_limit_s"_a, "names"_a, "gap"_a);
+  m.def("check_table",
+        [](const py::buffer& table, int64_t limit, const std::vector<int>& choices, int64_t time, int64_t memory,
+           std::pair<int64_t, int64_t> multiplier) {
+          const py::buffer_info info = table.request();
+          const ProblemView problem = view_table(info, limit);
+          validate(problem);
+          const Multiplier lambda{multiplier.first, multiplier.second};
+          return check(problem, choices, {time, memory, proven_lower_bound(problem, lambda), lambda});
+        },
+        "table"_a, "limit"_a, "choices"_a, "time"_a, "memory"_a, "multiplier"_a);
   m.def("check", &check_solution, "options"_a, "limit"_a, "choices"_a, "time"_a, "memory"_a, "lower_bound"_a,
         "multiplier"_a);
   m.def(

@@ -1,6 +1,7 @@
 #include "search/bound.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 namespace osdp::search {
 namespace {
@@ -66,14 +67,25 @@ std::vector<int> lower_hull(const std::vector<Option>& options) {
 
 std::vector<Edge> hull_edges(const std::vector<Group>& groups) {
   std::vector<Edge> edges;
+  std::vector<std::pair<double, uint32_t>> order;  // slopes, rounded: exact ones where they do not decide
   for (size_t g = 0; g < groups.size(); ++g) {
     const auto hull = lower_hull(groups[g].options);
     for (size_t i = 1; i < hull.size(); ++i) {
       edges.push_back(edge_between(groups[g].options, static_cast<int>(g), hull[i - 1], hull[i]));
     }
   }
-  std::stable_sort(edges.begin(), edges.end(), steeper);
-  return edges;
+  for (const Edge& e : edges) {
+    order.emplace_back(static_cast<double>(e.gain_ps) / static_cast<double>(e.memory_bytes), order.size());
+  }
+  std::sort(order.begin(), order.end(), [&](const auto& a, const auto& b) {
+    if (std::abs(a.first - b.first) > 1e-12 * a.first) return a.first > b.first;
+    const Edge &x = edges[a.second], &y = edges[b.second];
+    return steeper(x, y) || (!steeper(y, x) && a.second < b.second);
+  });
+  std::vector<Edge> sorted;
+  sorted.reserve(edges.size());
+  for (const auto& [slope, i] : order) sorted.push_back(edges[i]);
+  return sorted;
 }
 
 Relaxation relax(const std::vector<Group>& groups, const std::vector<Edge>& edges, int64_t limit) {

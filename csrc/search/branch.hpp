@@ -8,16 +8,17 @@ namespace osdp::search {
 // The paper's Algorithm 1 for one batch size: depth-first over the operators and their options in the order
 // given, with its two prunings only (a partial plan over the memory limit; a partial plan not faster than the
 // best one). Exponential in the number of operators. lower_bound_ps is 0 until it ends.
-Solution solve_dfs(const Problem& problem, const Budget& budget = {});
+Solution solve_dfs(const ProblemView& problem, const Budget& budget = {});
 
 // How long the exact search lets its lists grow. Results do not depend on it, only time and memory do.
 struct Tuning {
-  size_t beam = 2000;              // partial sums kept by the first pass, which only looks for good plans
+  size_t beam = 500;              // partial sums kept by the first pass, which only looks for good plans
   size_t chunk = size_t{1} << 20;  // partial sums searched together, of 32 bytes each
+  int64_t quick_nodes = 10000;     // a round of more partial sums waits until levels have been tried
 };
 
 // The proven optimum, usually in well under a millisecond; see Note [Exact search] in exact.cpp. Stopped
 // early it returns the best plan so far with a valid lower bound.
-Solution solve_exact(const Problem& problem, const Budget& budget = {}, const Tuning& tuning = {});
+Solution solve_exact(const ProblemView& problem, const Budget& budget = {}, const Tuning& tuning = {});
 
 }  // namespace osdp::search

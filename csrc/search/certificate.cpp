@@ -14,12 +14,12 @@ std::string text(int128 v) {
 
 }  // namespace
 
-int64_t proven_lower_bound(const Problem& problem, Multiplier multiplier) {
+int64_t proven_lower_bound(const ProblemView& problem, Multiplier multiplier) {
   const int128 p = multiplier.numerator, q = multiplier.denominator;
   if (p < 0 || q <= 0) throw InvalidProblem("the multiplier is not a fraction >= 0");
   // 2^61 (values) x 2^61 (multiplier) and the sum of the values is bounded by validate(): within 128 bits.
   int128 priced = -(p * problem.limit_bytes);
-  for (const auto& options : problem.operators) {
+  for (const auto options : problem.operators) {
     int128 least = 0;
     bool first = true;
     for (const Option& o : options) {
@@ -35,7 +35,7 @@ int64_t proven_lower_bound(const Problem& problem, Multiplier multiplier) {
   return static_cast<int64_t>(bound);
 }
 
-std::string check(const Problem& problem, const std::vector<int>& choices, const Certificate& claims) {
+std::string check(const ProblemView& problem, const std::vector<int>& choices, const Certificate& claims) {
   validate(problem);
   if (choices.size() != problem.operators.size()) {
     return "there are " + std::to_string(choices.size()) + " choices for " +

@@ -18,10 +18,10 @@ struct Certificate {
 // the limit,
 //   time >= sum over operators of min over options of (t + lambda m)  -  lambda * limit,
 // rounded up because times are whole. Negative where it says nothing.
-int64_t proven_lower_bound(const Problem& problem, Multiplier multiplier);
+int64_t proven_lower_bound(const ProblemView& problem, Multiplier multiplier);
 
 // Empty if the claims hold: every choice exists, time and memory are what the choices cost, memory is within
 // the limit, and no plan is faster than lower_bound_ps. Else one line that says which claim is false.
-std::string check(const Problem& problem, const std::vector<int>& choices, const Certificate& claims);
+std::string check(const ProblemView& problem, const std::vector<int>& choices, const Certificate& claims);
 
 }  // namespace osdp::search

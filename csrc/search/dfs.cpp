@@ -5,12 +5,12 @@
 namespace osdp::search {
 
 // Explicit stack: models have more operators than a call stack has frames.
-Solution solve_dfs(const Problem& problem, const Budget& budget) {
+Solution solve_dfs(const ProblemView& problem, const Budget& budget) {
   validate(problem);
   Stopwatch watch(budget);
   Solution best;
   const size_t n = problem.operators.size();
-  for (const auto& options : problem.operators) {
+  for (const auto options : problem.operators) {
     best.smallest_limit_bytes +=
         std::min_element(options.begin(), options.end(), [](const Option& a, const Option& b) {
           return a.memory_bytes < b.memory_bytes;

@@ -19,14 +19,16 @@ struct Group {
 
 // Indices of the options that no other option dominates, by rising memory. Of equal options the first one
 // stays.
-std::vector<int> undominated(const std::vector<Option>& options);
+std::vector<int> undominated(std::span<const Option> options);
 
-// Groups in an order that depends on their options only, never on the order of operators.
-std::vector<Group> make_groups(const Problem& problem);
+// Groups in an order that depends on their options only, never on the order of operators. Throws
+// InvalidProblem as validate() does, but for the limit, which is not looked at.
+std::vector<Group> make_groups(const ProblemView& problem);
+inline std::vector<Group> make_groups(const Problem& problem) { return make_groups(ProblemView(problem)); }
 
 // counts[g][k]: how many operators of group g take its option k. Members take options by rising memory, in
 // operator order, so that equal operators with equal choices are neighbours.
-std::vector<int> spread_choices(const Problem& problem, const std::vector<Group>& groups,
+std::vector<int> spread_choices(size_t operators, const std::vector<Group>& groups,
                                 const std::vector<std::vector<int64_t>>& counts);
 
 }  // namespace osdp::search

@@ -18,6 +18,9 @@ struct Lattice {
 
 Lattice make_lattice(const std::vector<Group>& groups);
 
+// Adds a difference of two plans: the lattice becomes the one spanned by it and the old one.
+void extend(Lattice& lattice, int64_t time_ps, int64_t memory_bytes);
+
 // The least time >= lower_bound_ps of a lattice point (T, M) with M <= limit and T + lambda M >= `line`,
 // where the line is lower_line_ps + lambda * limit (lower_line_ps: rounded down relaxation optimum; valid:
 // any value <= the optimum). Never less than lower_bound_ps. Work is capped: a very irregular lattice gives a

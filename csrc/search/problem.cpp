@@ -4,17 +4,18 @@
 
 namespace osdp::search {
 
-void validate(const Problem& problem) {
+void validate(const ProblemView& problem) {
   if (problem.operators.empty()) throw InvalidProblem("the problem has no operators");
   if (problem.limit_bytes < 0) {
     throw InvalidProblem("the memory limit is negative: " + std::to_string(problem.limit_bytes) + " bytes");
   }
   int64_t time = 0, memory = 0;
   for (size_t i = 0; i < problem.operators.size(); ++i) {
-    const auto& options = problem.operators[i];
+    const auto options = problem.operators[i];
     if (options.empty()) throw InvalidProblem(problem.name_of(i) + " has no options");
-    if (options.size() > 1'000'000)
-      throw InvalidProblem(problem.name_of(i) + " has more than 1000000 options");
+    if (options.size() > kMostOptions) {
+      throw InvalidProblem(problem.name_of(i) + " has more than " + std::to_string(kMostOptions) + " options");
+    }
     int64_t slowest = 0, largest = 0;
     for (size_t k = 0; k < options.size(); ++k) {
       const auto& [t, m] = options[k];

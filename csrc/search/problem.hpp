@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -17,6 +18,8 @@ __extension__ typedef __int128 int128;
 // No sum of a valid problem exceeds this, so that sums and differences of sums stay inside int64.
 inline constexpr int64_t kLargestSum = int64_t{1} << 61;
 
+inline constexpr size_t kMostOptions = 1'000'000;  // of one operator
+
 struct Option {
   int64_t time_ps = 0;
   int64_t memory_bytes = 0;
@@ -27,11 +30,6 @@ struct Problem {
   std::vector<std::vector<Option>> operators;  // operators[i]: the options of operator i, in any order
   int64_t limit_bytes = 0;
   std::vector<std::string> names;  // for messages; empty, or one per operator
-
-  std::string name_of(size_t i) const {
-    return i < names.size() && !names[i].empty() ? "operator '" + names[i] + "'"
-                                                 : "operator " + std::to_string(i);
-  }
 };
 
 // A problem that cannot mean anything (negative, overflowing, empty); the message names the operator.
@@ -39,8 +37,33 @@ struct InvalidProblem : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
+// The same without owning the numbers: options may lie anywhere, in one large array for example. What it
+// views must outlive it.
+struct ProblemView {
+  std::vector<std::span<const Option>> operators;
+  int64_t limit_bytes = 0;
+  std::span<const std::string> names;
+
+  ProblemView() = default;
+  ProblemView(const Problem& problem)  // NOLINT: a Problem may stand wherever a view is asked for
+      : operators(problem.operators.begin(), problem.operators.end()),
+        limit_bytes(problem.limit_bytes),
+        names(problem.names) {}
+  // `count` operators with `options` options each, all in one array.
+  ProblemView(const Option* table, size_t count, size_t options, int64_t limit)
+      : operators(count), limit_bytes(limit) {
+    for (size_t i = 0; i < count; ++i) operators[i] = {table + i * options, options};
+  }
+
+  std::string name_of(size_t i) const {
+    return i < names.size() && !names[i].empty() ? "operator '" + names[i] + "'"
+                                                 : "operator " + std::to_string(i);
+  }
+};
+
 // Throws InvalidProblem unless every operator has an option, no number is negative, and no total overflows.
-void validate(const Problem& problem);
+void validate(const ProblemView& problem);
+inline void validate(const Problem& problem) { validate(ProblemView(problem)); }
 
 // The Lagrange multiplier of memory, picoseconds per byte: what one byte more would save where memory is
 // short.
@@ -56,6 +79,7 @@ struct Statistics {
   int64_t options_left = 0;  // options that are not dominated, over all kinds
   int64_t largest_list = 0;  // most partial plans held at once
   int64_t rounds = 0;        // passes of the exact search
+  int64_t lines = 0;         // lattice lines that were searched
   double seconds = 0;
 };
 
@@ -80,6 +104,7 @@ struct Solution {
 struct Budget {
   double time_limit_s = 0;  // 0: none
   std::function<bool()> interrupted;
+  double gap = 0;  // a plan is good enough when its time is within this fraction of the lower bound
 };
 
 // Asks a Budget, at most every few thousand steps of work.

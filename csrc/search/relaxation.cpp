@@ -33,7 +33,8 @@ class Evaluator {
         Way& own = ways_.emplace_back();
         own.first_slot = slots_.size();
         own.time = acc * static_cast<double>(region.fastest.size) * static_cast<double>(way.time_per_sample);
-        for (size_t j = 0; j < rows_; ++j) own.bytes[j] = static_cast<double>(way.kept[j](region.leanest.size));
+        for (size_t j = 0; j < rows_; ++j)
+          own.bytes[j] = static_cast<double>(way.kept[j](region.leanest.size));
         if (region.box.hi[entry.first_way + w] == 0) continue;
         for (const auto& o : way.slots) add_slot(o);
         own.slots = slots_.size() - own.first_slot;
@@ -140,10 +141,10 @@ class Evaluator {
 };
 
 // Note [Master]
-// The best prices are the dual of a small linear program: mix points (choices of everything) so that every row
-// is kept on average, in the least time. A row may be exceeded at a high penalty. Points are found one by one,
-// as the cheapest at the present dual prices (Dantzig and Wolfe), and each such question also gives a bound.
-// The simplex basis has one column per row and one for the mixture; its inverse is kept whole.
+// The best prices are the dual of a small linear program: mix points (choices of everything) so that every
+// row is kept on average, in the least time. A row may be exceeded at a high penalty. Points are found one by
+// one, as the cheapest at the present dual prices (Dantzig and Wolfe), and each such question also gives a
+// bound. The simplex basis has one column per row and one for the mixture; its inverse is kept whole.
 class Master {
  public:
   Master(size_t rows, const Point& first, const Prices& limit, double penalty)
@@ -303,7 +304,8 @@ std::vector<int> rounded(const Table& table, const Box& box, const std::vector<d
       size_t best = entry.first_way + n;
       for (size_t w = entry.first_way; w < entry.first_way + n; ++w) {
         if (whole[w] + step < box.lo[w] || whole[w] + step > box.hi[w]) continue;
-        if (best == entry.first_way + n || step * (mixed[w] - whole[w]) > step * (mixed[best] - whole[best])) best = w;
+        if (best == entry.first_way + n || step * (mixed[w] - whole[w]) > step * (mixed[best] - whole[best]))
+          best = w;
       }
       whole[best] += step;
       left -= step;
@@ -338,7 +340,8 @@ Table make_table(const Kinds& kinds, const std::vector<int>& rows, int64_t accum
         if (all.empty()) continue;
         std::vector<Line> lines;
         for (size_t c = 0; c < all.size(); ++c) {
-          Line line{static_cast<int>(c), all[c].transient_bytes,
+          Line line{static_cast<int>(c),
+                    all[c].transient_bytes,
                     accumulation * all[c].communication_ps + all[c].optimizer_ps,
                     {}};
           for (size_t j = 0; j < rows.size(); ++j) {

@@ -1,6 +1,6 @@
 // The Lagrangian relaxation of the planner's problem under a few rows (phases.hpp): each row has a price per
-// byte, and every operator and block chooses for itself. Its optimum over the prices bounds all plans of a box
-// of batch sizes, transients and recomputations from below.
+// byte, and every operator and block chooses for itself. Its optimum over the prices bounds all plans of a
+// box of batch sizes, transients and recomputations from below.
 //
 // Doubles: bounds are used with a margin, and whatever is claimed in the end is proven in integers.
 #pragma once
@@ -48,10 +48,10 @@ struct Box {
 Box everything(const Table& table);
 
 struct Region {
-  Batch fastest;               // time counts at this batch size,
-  Batch leanest;               // memory at this one
-  int64_t largest_transient;   // options with more are out
-  int64_t reserved_bytes;      // off the limit
+  Batch fastest;              // time counts at this batch size,
+  Batch leanest;              // memory at this one
+  int64_t largest_transient;  // options with more are out
+  int64_t reserved_bytes;     // off the limit
   Box box;
 };
 
@@ -64,8 +64,8 @@ struct Bounded {
   std::vector<int> ways;  // whole numbers near the optimum, as Box
 };
 
-// `guess`: prices to begin with, a neighbouring region's. Regions whose bound reaches `enough` are not bounded
-// any better.
+// `guess`: prices to begin with, a neighbouring region's. Regions whose bound reaches `enough` are not
+// bounded any better.
 Bounded relax(const Kinds& kinds, const Table& table, const Request& request, const Region& region,
               const Prices& guess, double enough);
 

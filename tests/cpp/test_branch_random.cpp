@@ -1,6 +1,10 @@
 // solve_exact and solve_dfs against brute force on many small random problems: ties, equal operators,
 // collinear options, limits on an exact sum, limits nothing fits. Also with lists so short that they are cut
-// into chunks.
+// into chunks, and with the search by lattice lines wherever it can be.
+//
+//   test_branch_random [problems]     120,000 without the argument
+#include <chrono>
+#include <cstdlib>
 #include <random>
 
 #include "check.hpp"
@@ -32,11 +36,12 @@ Problem random_problem(Random& r) {
   static const int64_t scales[] = {3, 10, 100, 1000000, int64_t{1} << 40};
   Problem p;
   const int64_t scale = scales[r() % 5], unit = draw(r, 1, 7);
-  const int kinds = static_cast<int>(draw(r, 1, 4)), n = static_cast<int>(draw(r, 1, 6));
-  const int shape = static_cast<int>(r() % 4);
+  const int kinds = static_cast<int>(draw(r, 1, 5));
+  const int shape = static_cast<int>(r() % 6);
+  const int64_t start = draw(r, 1, 30) * unit;  // a collective's latency
   std::vector<std::vector<Option>> lists(kinds);
   for (auto& list : lists) {
-    const int64_t options = draw(r, 1, 4), size = draw(r, 1, scale);
+    const int64_t options = draw(r, 1, shape == 5 ? 3 : 4), size = draw(r, 1, scale);
     for (int64_t k = 0; k < options; ++k) {
       switch (shape) {
         case 0:
@@ -48,6 +53,10 @@ Problem random_problem(Random& r) {
         case 2:
           list.push_back({unit * (9 - k), unit * k + draw(r, 0, 1)});
           break;  // nearly collinear
+        case 4:
+        case 5:  // the paper's: messages and bytes, few lines of a lattice
+          list.push_back({start * (1 + k * k) + 3 * (size % 997) * k, 5 * (size % 997) * (3 - k)});
+          break;
         default:
           list.push_back({size * (8 + 4 * k) + 50 * unit * k, size * (16 - 5 * k)});
           break;  // like the paper's
@@ -56,8 +65,14 @@ Problem random_problem(Random& r) {
     }
   }
   int64_t low = 0, high = 0, exact = 0;
-  for (int i = 0; i < n; ++i) {
-    p.operators.push_back(lists[r() % kinds]);
+  // At most 10,000 plans.
+  size_t plans = 1;
+  const int64_t n = shape == 5 ? draw(r, 6, 9) : draw(r, 1, 6);
+  for (int64_t i = 0; i < n; ++i) {
+    const auto& list = lists[r() % lists.size()];
+    if (i > 0 && plans * list.size() > 10000) break;
+    plans *= list.size();
+    p.operators.push_back(list);
     int64_t least = p.operators.back()[0].memory_bytes, most = least;
     for (const auto& o : p.operators.back()) {
       least = std::min(least, o.memory_bytes), most = std::max(most, o.memory_bytes);
@@ -72,16 +87,18 @@ Problem random_problem(Random& r) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
   Random r(20230501);
-  constexpr int kProblems = 120000;
-  int infeasible = 0, tight = 0;
-  for (int i = 0; i < kProblems && failures < 5; ++i) {
+  const int64_t problems = argc > 1 ? std::atoll(argv[1]) : 120000;
+  int64_t infeasible = 0, tight = 0, wrong = 0, by_lines = 0;
+  const auto start = std::chrono::steady_clock::now();
+  for (int64_t i = 0; i < problems && wrong < 5; ++i) {
     const Problem p = random_problem(r);
     const int failed_before = failures;
     const int64_t best = brute_force(p);
     const Solution exact = solve_exact(p), dfs = solve_dfs(p), cramped = solve_exact(p, {}, {2, 2});
-    for (const Solution* s : {&exact, &dfs, &cramped}) {
+    const Solution lines = solve_exact(p, {}, {1, size_t{1} << 20, 1});
+    for (const Solution* s : {&exact, &dfs, &cramped, &lines}) {
       CHECK_EQ(static_cast<int>(s->status),
                static_cast<int>(best < 0 ? Status::Infeasible : Status::Optimal));
       if (best < 0) {
@@ -99,7 +116,12 @@ int main() {
     CHECK(bound <= best);
     CHECK_EQ(check(p, exact.choices, {exact.time_ps, exact.memory_bytes, bound, exact.multiplier}), "");
     tight += exact.memory_bytes == p.limit_bytes;
+    by_lines += lines.statistics.lines > 0;
+    for (const Solution* s : {&cramped, &lines}) {
+      CHECK_EQ(check(p, s->choices, {best, s->memory_bytes, bound, exact.multiplier}), "");
+    }
     if (failures > failed_before) {
+      ++wrong;
       std::cerr << "problem " << i << ": limit " << p.limit_bytes << "\n";
       for (const auto& list : p.operators) {
         for (const auto& o : list) std::cerr << " (" << o.time_ps << "," << o.memory_bytes << ")";
@@ -107,8 +129,12 @@ int main() {
       }
     }
   }
-  CHECK(infeasible > 100);
-  CHECK(tight > 1000);
-  std::printf("%d problems, %d infeasible, %d with no byte left\n", kProblems, infeasible, tight);
+  CHECK(infeasible > problems / 1000);
+  CHECK(tight > problems / 100);
+  CHECK(by_lines > problems / 100);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  std::printf("%lld problems, %lld infeasible, %lld with no byte left, %lld by lattice lines, %lld disagreements, %.1f s\n",
+              static_cast<long long>(problems), static_cast<long long>(infeasible),
+              static_cast<long long>(tight), static_cast<long long>(by_lines), static_cast<long long>(wrong), seconds);
   return report("test_branch_random");
 }

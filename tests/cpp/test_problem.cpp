@@ -10,20 +10,20 @@
 using namespace osdp::search;
 
 int main() {
-  CHECK_THROWS(solve_exact({{}, 1, {}}), InvalidProblem, "no operators");
-  CHECK_THROWS(solve_exact({{{{1, 1}}, {}}, 1, {"a", "b"}}), InvalidProblem, "operator 'b' has no options");
-  CHECK_THROWS(solve_exact({{{{1, 1}}, {{1, -1}}}, 1, {}}), InvalidProblem,
+  CHECK_THROWS(solve_exact(Problem{{}, 1, {}}), InvalidProblem, "no operators");
+  CHECK_THROWS(solve_exact(Problem{{{{1, 1}}, {}}, 1, {"a", "b"}}), InvalidProblem, "operator 'b' has no options");
+  CHECK_THROWS(solve_exact(Problem{{{{1, 1}}, {{1, -1}}}, 1, {}}), InvalidProblem,
                "operator 1, option 0: negative memory");
-  CHECK_THROWS(solve_dfs({{{{-1, 1}}}, 1, {"a"}}), InvalidProblem, "operator 'a', option 0: negative time");
-  CHECK_THROWS(solve_dfs({{{{1, 1}}}, -1, {}}), InvalidProblem, "limit is negative");
+  CHECK_THROWS(solve_dfs(Problem{{{{-1, 1}}}, 1, {"a"}}), InvalidProblem, "operator 'a', option 0: negative time");
+  CHECK_THROWS(solve_dfs(Problem{{{{1, 1}}}, -1, {}}), InvalidProblem, "limit is negative");
   const int64_t max = std::numeric_limits<int64_t>::max();
-  CHECK_THROWS(solve_exact({{{{max, 1}}}, 1, {}}), InvalidProblem, "total time overflows");
-  CHECK_THROWS(solve_exact({{{{1, 1}}, {{1, max}}}, 1, {}}), InvalidProblem,
+  CHECK_THROWS(solve_exact(Problem{{{{max, 1}}}, 1, {}}), InvalidProblem, "total time overflows");
+  CHECK_THROWS(solve_exact(Problem{{{{1, 1}}, {{1, max}}}, 1, {}}), InvalidProblem,
                "operator 1: the total memory overflows");
 
   // The largest numbers that are allowed.
   const int64_t half = int64_t{1} << 60;
-  const Solution s = solve_exact({{{{half, 0}, {0, half}}, {{half, 0}, {0, half}}}, half, {}});
+  const Solution s = solve_exact(Problem{{{{half, 0}, {0, half}}, {{half, 0}, {0, half}}}, half, {}});
   CHECK_EQ(s.time_ps, half);
   CHECK(s.status == Status::Optimal);
 

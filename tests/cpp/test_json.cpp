@@ -67,6 +67,7 @@ void syntax() {
     refused(number, "");
   }
   refused("[1e309]", "[0]: 1e309: the number does not fit a double");
+  refused("[-1e-400]", "[0]: -1e-400: the number does not fit a double");  // not silently 0
   refused(std::string(400, '9'), "does not fit 64 bits");
 }
 

@@ -185,8 +185,9 @@ def strict(text: str) -> Any:
 
     def finite(digits: str) -> float:
         number = float(digits)
-        if number in (float("inf"), -float("inf")):
-            raise ValueError(digits)
+        lost = number == 0 and any(c in "123456789" for c in digits.lower().partition("e")[0])
+        if lost or number in (float("inf"), -float("inf")):
+            raise ValueError(digits)  # too small or too large for a double
         return number
 
     return json.loads(text, object_pairs_hook=unique, parse_constant=refuse, parse_float=finite)

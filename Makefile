@@ -33,7 +33,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
 CSRC := $(shell find csrc cmake -type f) CMakeLists.txt pyproject.toml
-CPP_FILES = $(shell find csrc tests/cpp -name '*.[hc]pp' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
+CPP_FILES = $(shell find csrc tests/cpp tests/fuzz -name '*.[hc]pp' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
 PY_FILES := osdp tests examples benchmarks tools
 
 .PHONY: help
@@ -60,6 +60,21 @@ test-sanitize: $(STAMPS)/tools  ## the same under the address and undefined-beha
 	@cmake -S . -B build/sanitize -G Ninja -DOSDP_PYTHON=OFF -DOSDP_TESTS=ON -DOSDP_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo >build/sanitize.log || { cat build/sanitize.log; exit 1; }
 	@ninja -C build/sanitize -j$(JOBS) --quiet
 	@ctest --test-dir build/sanitize --output-on-failure -j$(JOBS) >build/sanitize.log || { cat build/sanitize.log; exit 1; }; tail -n 4 build/sanitize.log
+
+# A clang that can link its fuzzer (the runtime is a package of its own in some distributions); empty: there is none.
+FUZZER = $(shell for c in clang++ clang++-2{2,1,0} clang++-1{9,8,7,6,5,4}; do \
+  command -v $$c >/dev/null && echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' \
+    | $$c -xc++ -fsanitize=fuzzer,address,undefined -o /dev/null - 2>/dev/null && { echo $$c; break; }; done)
+FUZZ_SECONDS ?= 60
+
+.PHONY: fuzz
+fuzz:  ## the JSON reader under libFuzzer for 60 s, where clang is installed
+	@fuzzer='$(FUZZER)'; if [ -z "$$fuzzer" ]; then echo "== no clang with libFuzzer: fuzzing is left out"; exit 0; fi; \
+	echo "== fuzzing the JSON reader for $(FUZZ_SECONDS) s ($$fuzzer, build/fuzz)"; mkdir -p build/fuzz/corpus; \
+	$$fuzzer -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Icsrc -Itests/fuzz \
+	  tests/fuzz/fuzz_json.cpp csrc/json/*.cpp -o build/fuzz/json; \
+	build/fuzz/json -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -timeout=10 -dict=tests/fuzz/json.dict -artifact_prefix=build/fuzz/ \
+	  build/fuzz/corpus tests/fuzz/corpus 2>build/fuzz/log || { tail -n 40 build/fuzz/log; exit 1; }; tail -n 1 build/fuzz/log
 
 .PHONY: test-python
 test-python: build  ## the Python tests: one process, then several ranks
@@ -103,7 +118,7 @@ lint: build  ## formatting, ruff, mypy, and whether the checked-in stubs of the 
 .PHONY: format
 format: build  ## format all C++ and Python, and write the extension's stubs anew
 	@$(ENV)/bin/clang-format -i $(CPP_FILES)
-	@$(PY) tools/stubs.py
+	@$(PY) tools/stubs.py; $(PY) tools/schema.py
 	@$(PY) -m ruff check --fix --quiet $(wildcard $(PY_FILES)); $(PY) -m ruff format --quiet $(wildcard $(PY_FILES))
 
 .PHONY: bench

@@ -11,6 +11,10 @@ import typing_extensions
 
 __all__: list[str] = [
     "InvalidProblem",
+    "JsonError",
+    "JsonLimits",
+    "JsonReader",
+    "JsonShape",
     "Model",
     "Operator",
     "Request",
@@ -19,8 +23,10 @@ __all__: list[str] = [
     "check",
     "check_plan",
     "check_table",
+    "find_json",
     "plan_lower_bound",
     "proven_lower_bound",
+    "read_json",
     "schedule",
     "solve",
     "solve_table",
@@ -119,6 +125,52 @@ class Request:
         depth_first: bool,
     ) -> None: ...
 
+class JsonError(ValueError):
+    pass
+
+class JsonLimits:
+    """
+    Caps of the JSON reader (csrc/json/error.hpp).
+    """
+    def __init__(
+        self,
+        *,
+        bytes: typing.SupportsInt | typing.SupportsIndex,
+        depth: typing.SupportsInt | typing.SupportsIndex,
+        values: typing.SupportsInt | typing.SupportsIndex,
+        text_characters: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None: ...
+
+class JsonShape:
+    """
+    One type of a JSON schema (csrc/json/schema.hpp).
+    """
+    def __init__(
+        self,
+        *,
+        kind: str,
+        nullable: bool,
+        items: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        names: collections.abc.Sequence[str],
+        allowed: collections.abc.Sequence[str],
+        minimum: typing.SupportsFloat | typing.SupportsIndex | None,
+        above_minimum: bool,
+    ) -> None: ...
+
+class JsonReader:
+    """
+    Reads files of one kind into values of their classes.
+    """
+    def __init__(
+        self,
+        *,
+        kind: str,
+        version: typing.SupportsInt | typing.SupportsIndex,
+        shapes: collections.abc.Sequence[JsonShape],
+        classes: collections.abc.Sequence[typing.Any],
+    ) -> None: ...
+    def read(self, text: bytes, limits: JsonLimits) -> typing.Any: ...
+
 class InvalidProblem(ValueError):
     pass
 
@@ -170,6 +222,11 @@ def check_table(
     memory: typing.SupportsInt | typing.SupportsIndex,
     multiplier: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
 ) -> str: ...
+def find_json(text: bytes, limits: JsonLimits, path: str) -> tuple[int, int]:
+    """
+    Line and column of the field that a path names.
+    """
+
 def plan_lower_bound(
     model: Model,
     request: Request,
@@ -197,6 +254,11 @@ def proven_lower_bound(
     limit: typing.SupportsInt | typing.SupportsIndex,
     multiplier: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
 ) -> int: ...
+def read_json(text: bytes, limits: JsonLimits) -> typing.Any:
+    """
+    Any JSON text as dictionaries, lists, numbers and text.
+    """
+
 def schedule(
     model: Model, request: Request, time_limit_s: typing.SupportsFloat | typing.SupportsIndex
 ) -> dict: ...

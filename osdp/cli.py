@@ -1,10 +1,12 @@
-"""The command line: `osdp search`, `osdp explain`, `osdp profile`."""
+"""The command line: `osdp search`, `explain`, `diff`, `frontier` and `profile`."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import importlib.util
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -45,7 +47,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     search = commands.add_parser("search", help="find the fastest plan that fits the memory")
-    search.add_argument("--module", required=True, metavar="WHERE", help=_MODULE_HELP)
+    what = search.add_mutually_exclusive_group(required=True)
+    what.add_argument("--module", metavar="WHERE", help=_MODULE_HELP)
+    what.add_argument(
+        "--hf-config", metavar="CONFIG.json", help="a config of transformers; the model is never given memory"
+    )
     search.add_argument("--memory", required=True, metavar="SIZE", help="per device, such as 16GiB")
     search.add_argument(
         "--world-size", required=True, type=int, metavar="N", help="how many ranks will train"
@@ -57,6 +63,9 @@ def _parser() -> argparse.ArgumentParser:
         "--meta", action="store_true", help="build the model on the meta device: no memory for weights"
     )
     search.add_argument(
+        "--sequence-length", type=_count, metavar="N", help="tokens of a sample, with --hf-config"
+    )
+    search.add_argument(
         "--batch-size", type=_count_or_auto, metavar="N", help="per rank; default: the best one"
     )
     search.add_argument("--global-batch-size", type=int, metavar="N", help="over all ranks")
@@ -64,17 +73,37 @@ def _parser() -> argparse.ArgumentParser:
         search.add_argument(f"--{name}", help=f"as in osdp.search({name}=...)")
     search.add_argument("--granularity", type=_count_or_auto, metavar="N|auto", help="slices of an operator")
     search.add_argument("--checkpoint", choices=("auto", "none"), help="whether blocks may be recomputed")
+    search.add_argument("--hosts", type=_count, metavar="N", help="over which the ranks are spread evenly")
+    search.add_argument("--objective", help="throughput (default), memory or batch: as in osdp.search")
+    search.add_argument(
+        "--at-least", type=float, metavar="SAMPLES/S", help="with --objective memory: the throughput to reach"
+    )
     search.add_argument("--time-limit", type=float, metavar="SECONDS", help="of the search")
     search.add_argument("--json", action="store_true", help="print the plan as JSON instead of a table")
     search.add_argument("-o", "--output", metavar="FILE", help="write the plan there")
     search.set_defaults(command=_search)
 
-    explain = commands.add_parser("explain", help="show a plan as a table")
+    explain = commands.add_parser("explain", help="show a plan, and why it is as it is")
     explain.add_argument("plan", metavar="PLAN.json")
+    explain.add_argument(
+        "--no-search", action="store_true", help="leave out what other limits and batch sizes would give"
+    )
     explain.add_argument(
         "--diff", metavar="OTHER.json", help="show only what the other plan decides differently"
     )
     explain.set_defaults(command=_explain)
+
+    diff = commands.add_parser("diff", help="show what a second plan decides differently")
+    diff.add_argument("plan", metavar="PLAN.json")
+    diff.add_argument("diff", metavar="OTHER.json")
+    diff.set_defaults(command=_explain)
+
+    frontier = commands.add_parser("frontier", help="throughput of the best plans under other memory limits")
+    frontier.add_argument("plan", metavar="PLAN.json")
+    frontier.add_argument("--points", type=_count, default=16, metavar="N", help="how many limits (16)")
+    frontier.add_argument("--json", action="store_true", help="print them as JSON instead of a table")
+    frontier.add_argument("--plot", metavar="FILE.png", help="draw them (needs matplotlib)")
+    frontier.set_defaults(command=_frontier)
 
     profile = commands.add_parser("profile", help="measure this machine; also under torchrun")
     profile.add_argument(
@@ -100,7 +129,7 @@ def _search(arguments: argparse.Namespace) -> None:
     if arguments.world_size < 1:
         raise InvalidProblemError(f"--world-size {arguments.world_size}: it must be at least 1")
     hardware = Hardware.load(arguments.hardware) if arguments.hardware else None
-    model, args, kwargs = _build(arguments.module, arguments.meta)
+    model, args, kwargs = _model(arguments)
     options = {
         name: value
         for name in (
@@ -112,6 +141,9 @@ def _search(arguments: argparse.Namespace) -> None:
             "method",
             "granularity",
             "checkpoint",
+            "hosts",
+            "objective",
+            "at_least",
             "time_limit",
         )
         if (value := getattr(arguments, name)) is not None
@@ -128,26 +160,57 @@ def _search(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(plan.dumps(), end="")
     else:
-        _show(plan)
+        _show(plan.__rich__())
+
+
+def _model(arguments: argparse.Namespace) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    if arguments.hf_config is None:
+        if arguments.sequence_length is not None:
+            raise InvalidProblemError(
+                "--sequence-length: only with --hf-config; --module gives its own sample"
+            )
+        return _build(arguments.module, arguments.meta)
+    from osdp.hf_config import build
+
+    model, sample = build(arguments.hf_config, arguments.sequence_length)
+    return model, (), sample
 
 
 def _explain(arguments: argparse.Namespace) -> None:
     from osdp.plan import Plan
 
     plan = Plan.load(arguments.plan)
-    if arguments.diff is None:
-        _show(plan)
+    if arguments.diff is not None:
+        print(plan.diff(Plan.load(arguments.diff)) or "the plans decide the same\n", end="")
         return
-    print(plan.diff(Plan.load(arguments.diff)) or "the plans decide the same\n", end="")
+    from osdp.explaining import explained
+
+    _show(explained(plan, search=not arguments.no_search))
 
 
-def _show(plan: Any) -> None:
+def _frontier(arguments: argparse.Namespace) -> None:
+    from osdp.plan import Plan
+    from osdp.plotting import plot, table
+
+    found = Plan.load(arguments.plan).frontier(points=arguments.points)
+    if arguments.plot:
+        plot(found, "matplotlib").figure.savefig(arguments.plot, dpi=150)
+    if arguments.json:
+        print(json.dumps([dataclasses.asdict(point) for point in found.points], indent=1))
+    else:
+        _show(table(found))
+
+
+def _show(renderable: Any) -> None:
+    """In colour and as wide as the terminal, or as plain text where there is none."""
     from rich.console import Console
 
+    from osdp.display import plain
+
     if sys.stdout.isatty():
-        Console().print(plan.__rich__())
+        Console().print(renderable)
     else:
-        print(plan.explain(), end="")
+        print(plain(renderable), end="")
 
 
 def _profile(arguments: argparse.Namespace) -> None:
@@ -235,6 +298,12 @@ def _import(place: str) -> Any:
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
 
 
 def _count_or_auto(text: str) -> int | str:

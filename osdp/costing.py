@@ -79,7 +79,9 @@ def choose_space(
         raise InvalidProblemError(
             f"checkpoint is {checkpoint!r}; it is 'auto', True, False, 'none', 'hold', 'regather' or some of these"
         )
-    recompute = ways[asked] if not isinstance(asked, tuple) else tuple(None if r == "none" else r for r in asked)
+    recompute = (
+        ways[asked] if not isinstance(asked, tuple) else tuple(None if r == "none" else r for r in asked)
+    )
     if not recompute or any(r not in RECOMPUTE_CODES for r in recompute):
         raise InvalidProblemError(f"checkpoint: {asked!r} is not some of 'none', 'hold', 'regather'")
     if cost == "paper":

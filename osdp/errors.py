@@ -32,12 +32,17 @@ class InvalidProblemError(OSDPError, ValueError):
 class FormatError(OSDPError, ValueError):
     """A plan, description or hardware file that is truncated, has unknown fields, wrong types or a newer version.
 
-    `field` is the path of the offending field, such as "choices.blocks.0.fc.granularity".
+    `field` is the path of the offending field, such as "choices.blocks.0.fc.granularity"; `line` and `column` (from 1)
+    say where in the text it is, None where there is no text.
     """
 
-    def __init__(self, message: str, field: str = "") -> None:
+    def __init__(
+        self, message: str, field: str = "", line: int | None = None, column: int | None = None
+    ) -> None:
         super().__init__(message)
         self.field = field
+        self.line = line
+        self.column = column
 
 
 class DescribeError(OSDPError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from osdp.errors import InfeasibleError, PlanMismatchError
 from osdp.sizes import parse_bytes
@@ -29,6 +29,18 @@ class Frontier:
     """Points by rising limit. Throughput never falls along them."""
 
     points: tuple[FrontierPoint, ...]
+
+    def plot(self, library: str | None = None, ax: Any = None) -> Any:
+        """Throughput against the memory limit as a picture: see `osdp.plotting.plot`."""
+        from osdp.plotting import plot
+
+        return plot(self, library, ax)
+
+    def __str__(self) -> str:
+        from osdp.display import plain
+        from osdp.plotting import table
+
+        return plain(table(self))
 
 
 def frontier(plan: Plan, points: int = 32, limits: Sequence[int | float | str] | None = None) -> Frontier:

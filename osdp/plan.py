@@ -7,12 +7,13 @@ import difflib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from osdp import serial
 from osdp.description import ModelDescription, Operator
-from osdp.errors import FormatError, InvalidProblemError, PlanMismatchError
+from osdp.errors import InvalidProblemError, PlanMismatchError
 from osdp.hardware import Hardware
+from osdp.schema import AtLeast, OneOf
 from osdp.searched import Searched
 from osdp.units import group_units, operator_dtypes
 
@@ -53,10 +54,10 @@ class Choice:
     >>> Choice("FULL_SHARD", granularity=4, sharded_slices=2, split="out")
     """
 
-    mode: str
-    granularity: int = 1
-    sharded_slices: int | None = None
-    split: str | None = None
+    mode: Annotated[str, OneOf(MODES)]
+    granularity: Annotated[int, AtLeast(1)] = 1
+    sharded_slices: Annotated[int, AtLeast(0)] | None = None
+    split: Annotated[str, OneOf(SPLITS)] | None = None
 
     @property
     def slices_sharded(self) -> int:
@@ -117,7 +118,7 @@ class Certificate:
     lower_bound_ps: int
     search_bound_ps: int
     prices: tuple[PhasePrice, ...]  # of the phases that bind; none where memory is no limit
-    price_denominator: int
+    price_denominator: Annotated[int, AtLeast(1)]
     optimal: bool
 
     @property
@@ -126,23 +127,23 @@ class Certificate:
         return (self.time_ps - self.search_bound_ps) / self.time_ps if self.time_ps else 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """A choice per operator, recomputation per block, units, and what it was made for."""
 
     description: ModelDescription
     hardware: Hardware | None
-    world_size: int | None  # None: any (a plan made by hand)
+    world_size: Annotated[int, AtLeast(1)] | None  # None: any (a plan made by hand)
     choices: Mapping[str, Choice]  # operator name -> Choice; exactly the operators that have parameters
     units: tuple[tuple[str, ...], ...]  # gathered and reduced together; one mode each; covers all choices
-    recompute: Mapping[str, str] = field(default_factory=dict)  # block name -> "hold" | "regather"
-    batch_size: int = 1  # per rank
+    recompute: Mapping[str, Annotated[str, OneOf(RECOMPUTE)]] = field(default_factory=dict)  # by block's name
+    batch_size: Annotated[int, AtLeast(1)] = 1  # per rank
     optimizer: str = "adamw"
     precision: str = "fp32"
     cost: str = "osdp"
     memory_limit_bytes: int | None = None
-    accumulation: int = 1  # micro-batches of `batch_size` in one optimizer step
-    prefetch: int = 1  # units gathered ahead of the one in use
+    accumulation: Annotated[int, AtLeast(1)] = 1  # micro-batches of `batch_size` in one optimizer step
+    prefetch: Annotated[int, AtLeast(0)] = 1  # units gathered ahead of the one in use
     searched: Searched | None = None  # what it was searched with; None: made by hand
     predicted: Prediction | None = None
     certificate: Certificate | None = None
@@ -228,11 +229,8 @@ class Plan:
 
     @staticmethod
     def loads(text: str) -> Plan:
-        """The plan of `dumps`. Raises FormatError that names the field."""
-        plan = serial.loads("plan", Plan, text)
-        for where, why in problems(plan):
-            raise FormatError(f"{where}: {why}", where)
-        return plan
+        """The plan of `dumps`. Raises FormatError that names line and field."""
+        return serial.loads("plan", Plan, text, problems)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to `path`: whole or not at all."""
@@ -240,11 +238,8 @@ class Plan:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
-        """The plan in `path`. Raises FormatError that names the file and the field."""
-        plan = serial.load_file(path, "plan", Plan)
-        for where, why in problems(plan):
-            raise FormatError(f"{path}: {where}: {why}", where)
-        return plan
+        """The plan in `path`. Raises FormatError that names the file, the line and the field."""
+        return serial.load_file(path, "plan", Plan, problems)
 
     @property
     def price_of_memory_s_per_byte(self) -> float:
@@ -258,20 +253,35 @@ class Plan:
 
         return frontier(self, points, limits)
 
-    def explain(self) -> str:
-        """The plan for a person: a table of operators, memory against the limit, the step's time, and why."""
-        from osdp.display import explain
+    def explain(self, width: int | None = None, search: bool = True) -> str:
+        """The plan for a person: its table, and why: for each group of operators what its choice saves and costs,
+        the price of memory, what the next GiB would buy, and why the batch size is what it is.
 
-        return explain(self)
+        The last two search again under other limits and batch sizes (a few times as long as `osdp.search` took);
+        `search=False` leaves them out. `width`: columns; None: the terminal's.
+        """
+        from osdp.explaining import explain
+
+        return explain(self, width, search)
 
     def diff(self, other: Plan) -> str:
         """What `other` decides differently, one line each; "" where the decisions are equal."""
-        from osdp.display import diff
+        from osdp.differing import diff
 
         return diff(self, other)
 
     def __str__(self) -> str:
-        return self.explain()
+        from osdp.display import show
+
+        return show(self)
+
+    def __repr__(self) -> str:
+        return str(self).rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        from osdp.notebook import html
+
+        return html(self)
 
     def __rich__(self) -> RenderableType:
         from osdp.display import render

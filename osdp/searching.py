@@ -326,8 +326,7 @@ class _Job:
         description = self.description
         request = self._request(limit, ())
         ways = {
-            b.name: RECOMPUTE_CODES[code]
-            for b, code in zip(description.blocks, found["blocks"], strict=True)
+            b.name: RECOMPUTE_CODES[code] for b, code in zip(description.blocks, found["blocks"], strict=True)
         }
         recompute = {
             o.block: how
@@ -394,9 +393,7 @@ class _Job:
         batch = (found["batch_size"], found["accumulation"])
         plain = [_tuple(choices.get(o.name)) for o in self.description.operators]
         best: tuple[int, list[tuple[int, int]]] = (-1, [])
-        rounded = [
-            (phase, min(round(price * PRICE_DENOMINATOR), 2**56)) for phase, price in found["prices"]
-        ]
+        rounded = [(phase, min(round(price * PRICE_DENOMINATOR), 2**56)) for phase, price in found["prices"]]
         for prices in ([], rounded):  # where memory is no limit, no price proves more
             bound = _search.plan_lower_bound(
                 model, request, batch, plain, found["blocks"], prices, PRICE_DENOMINATOR

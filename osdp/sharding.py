@@ -174,6 +174,20 @@ def _usable_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return group
 
 
+def check_supported(plan: Plan) -> None:
+    """Raise ShardingError for what a plan may say and the runtime cannot do yet."""
+    hybrid = [name for name, choice in plan.choices.items() if choice.mode == "HYBRID_SHARD"]
+    if hybrid:
+        raise ShardingError(
+            f"the plan has HYBRID_SHARD (operator {hybrid[0]!r} first), which the runtime cannot do yet; search with "
+            "modes=('NO_SHARD', 'SHARD_GRAD_OP', 'FULL_SHARD')"
+        )
+    if plan.prefetch != 1:
+        raise ShardingError(
+            f"the plan has prefetch {plan.prefetch}; the runtime gathers 1 unit ahead: search with prefetch=1"
+        )
+
+
 def _check(model: nn.Module, plan: Plan, world_size: int) -> None:
     if not isinstance(plan, Plan):
         raise InvalidProblemError(
@@ -191,6 +205,7 @@ def _check(model: nn.Module, plan: Plan, world_size: int) -> None:
             f"the plan was made for {plan.world_size} ranks, the process group has {world_size}: "
             f"search again with world_size={world_size}"
         )
+    check_supported(plan)
     check_same_model(plan, describe(model))
     devices = {t.device for t in _states(model)}
     if any(d.type == "meta" for d in devices):

@@ -255,8 +255,11 @@ void bind_schedule(py::module_& m) {
 
 }  // namespace
 
+void bind_json(py::module_& m);  // bindings/json.cpp
+
 PYBIND11_MODULE(_search, m) {
   bind_schedule(m);
+  bind_json(m);
   m.doc() = "The planner's search (csrc/search). Use osdp.solve and osdp.search.";
   py::register_exception<InvalidProblem>(m, "InvalidProblem", PyExc_ValueError);
   m.def("solve", &solve, "options"_a, "limit"_a, "method"_a, "time_limit_s"_a, "names"_a, "gap"_a);

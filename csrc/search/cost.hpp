@@ -3,8 +3,9 @@
 //
 // Cost::Paper (section "Problem formulation" of the OSDP paper, N ranks, S bytes of parameters):
 //   memory  M_model + b M_act                   (NO_SHARD), M_model / N + b M_act               (FULL_SHARD)
-//   time    2 (N-1) (alpha + S/N beta) + b gamma (NO_SHARD), 3 (N-1) (alpha + S/N beta) + b gamma (FULL_SHARD)
-//   of a split operator: the slices kept whole together as NO_SHARD, each sharded slice as FULL_SHARD.
+//   time    2 (N-1) (alpha + S/N beta) + b gamma (NO_SHARD), 3 (N-1) (alpha + S/N beta) + b gamma
+//   (FULL_SHARD) of a split operator: the slices kept whole together as NO_SHARD, each sharded slice as
+//   FULL_SHARD.
 // Cost::Osdp: the runtime's, see docs/search.md.
 #pragma once
 
@@ -46,13 +47,13 @@ struct Collective {
   double alpha_s = 0, beta_s_per_byte = 0;
 };
 
-// `hosts` of ranks / hosts ranks each. A ring over all ranks goes at the pace of its slowest link, which is the
-// one between hosts; inside a host only all_gather, reduce_scatter and all_reduce count.
+// `hosts` of ranks / hosts ranks each. A ring over all ranks goes at the pace of its slowest link, which is
+// the one between hosts; inside a host only all_gather, reduce_scatter and all_reduce count.
 struct Device {
   int64_t ranks = 1, hosts = 1;
   Collective all_gather, reduce_scatter, all_reduce;
-  Collective between_hosts;      // of one ring step; not faster than inside a host
-  double exposed = 1;            // how much longer a step gets for each second of communication
+  Collective between_hosts;  // of one ring step; not faster than inside a host
+  double exposed = 1;        // how much longer a step gets for each second of communication
   double optimizer_s_per_byte = 0;
 };
 
@@ -71,12 +72,13 @@ struct Candidate {
   Mode mode = Mode::NoShard;
   int64_t granularity = 1, sharded_slices = 0;
   Split split = Split::None;
-  int64_t state_bytes = 0;           // parameters, gradients and optimizer state on the fullest rank
-  int64_t gradient_bytes = 0;        // of state_bytes: what is there only once backward has made it
-  int64_t whole_gradient_bytes = 0;  // of gradient_bytes: made in place, while the activations are still there
-  int64_t gathered_bytes = 0;        // kept gathered from forward to backward
-  int64_t held_bytes = 0;            // kept from a block's recomputation to its backward (Recompute::Hold)
-  int64_t transient_bytes = 0;       // the largest full tensor that exists only while it is used
+  int64_t state_bytes = 0;     // parameters, gradients and optimizer state on the fullest rank
+  int64_t gradient_bytes = 0;  // of state_bytes: what is there only once backward has made it
+  int64_t whole_gradient_bytes =
+      0;                         // of gradient_bytes: made in place, while the activations are still there
+  int64_t gathered_bytes = 0;    // kept gathered from forward to backward
+  int64_t held_bytes = 0;        // kept from a block's recomputation to its backward (Recompute::Hold)
+  int64_t transient_bytes = 0;   // the largest full tensor that exists only while it is used
   int64_t communication_ps = 0;  // per micro-batch, with the slices' overhead
   int64_t optimizer_ps = 0;      // per step
 };

@@ -15,8 +15,12 @@ int64_t narrow(int128 v) {
 
 // Everything that makes two operators cost the same, wherever they stand.
 std::vector<int64_t> signature(const Operator& op) {
-  std::vector<int64_t> key{op.split_tensor, op.out_features, op.in_features, op.calls,
-                           op.saved_bytes_per_sample, op.saved_bytes_fixed,
+  std::vector<int64_t> key{op.split_tensor,
+                           op.out_features,
+                           op.in_features,
+                           op.calls,
+                           op.saved_bytes_per_sample,
+                           op.saved_bytes_fixed,
                            picoseconds(op.recompute_s_per_sample, "operator '" + op.name + "'")};
   for (const Tensor& t : op.tensors) {
     key.insert(key.end(), {t.rows, t.row_bytes, t.trainable, t.shardable});

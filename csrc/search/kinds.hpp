@@ -1,6 +1,6 @@
 // Kinds: operators and blocks that are alike count once. A loose operator is a kind of one slot; a block that
-// can be recomputed is a kind whose slots are its operators, so that recomputation and sharding of a block are
-// decided together.
+// can be recomputed is a kind whose slots are its operators, so that recomputation and sharding of a block
+// are decided together.
 #pragma once
 
 #include "search/model.hpp"
@@ -32,8 +32,8 @@ struct Kind {
 struct Kinds {
   std::vector<Kind> kinds;  // in an order that does not depend on the order of operators
   // What no choice changes.
-  Linear compute_ps;     // of one micro-batch
-  Linear held_bytes;     // in every phase: the model's input, a bucket of gradients
+  Linear compute_ps;                // of one micro-batch
+  Linear held_bytes;                // in every phase: the model's input, a bucket of gradients
   std::vector<int64_t> transients;  // every size a transient may have, rising; smaller ones are impossible
 };
 

@@ -35,7 +35,8 @@ class LeafSolver {
         for (size_t p = 0; p < way.slots.size(); ++p) {
           Alike a{g, w, p, count, {}};
           for (size_t k = 0; k < way.slots[p].transient.size(); ++k) {
-            if (way.slots[p].transient[k] <= region.largest_transient) a.options.push_back(static_cast<int>(k));
+            if (way.slots[p].transient[k] <= region.largest_transient)
+              a.options.push_back(static_cast<int>(k));
           }
           if (!a.options.empty()) alike_.push_back(std::move(a));
         }
@@ -106,17 +107,16 @@ class LeafSolver {
         for (size_t j = 0; j < table_.rows; ++j) c.bytes.push_back(bytes(a, k, j));
       }
     }
-    SeveralSolution s =
-        solve_several(problem, {prices.begin(), prices.begin() + table_.rows}, cutoff, watch);
+    SeveralSolution s = solve_several(problem, {prices.begin(), prices.begin() + table_.rows}, cutoff, watch);
     if (!s.counts.empty()) counts_ = s.counts;
     return s;
   }
 
   // Note [Arrangement]
   // Which of the equal instances takes which choice: phases are lower the earlier those stand that grow most
-  // in backward. So first come recomputed blocks, and of equal operators those with whole gradients; last those
-  // that stay gathered. This is only a good guess: the phases of the outcome are checked, and a row is added
-  // where one is too large.
+  // in backward. So first come recomputed blocks, and of equal operators those with whole gradients; last
+  // those that stay gathered. This is only a good guess: the phases of the outcome are checked, and a row is
+  // added where one is too large.
   Decision decide(const Region& region, const Model& model) const {
     Decision d;
     d.choices.assign(model.operators.size(), -1);
@@ -172,7 +172,9 @@ class LeafSolver {
       if (nth-- == 0) return p;
     }
   }
-  const Table::Options& options(const Alike& a) const { return table_.entries[a.group].ways[a.way].slots[a.slot]; }
+  const Table::Options& options(const Alike& a) const {
+    return table_.entries[a.group].ways[a.way].slots[a.slot];
+  }
   int64_t time(const Alike& a, int k) const { return static_cast<int64_t>(options(a).time[k]); }
   int64_t bytes(const Alike& a, int k, size_t row) const {
     const auto& o = options(a);

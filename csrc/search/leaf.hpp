@@ -8,7 +8,7 @@
 namespace osdp::search {
 
 struct Leaf {
-  Status status = Status::Infeasible;  // Infeasible: nothing faster than the cutoff keeps the rows
+  Status status = Status::Infeasible;       // Infeasible: nothing faster than the cutoff keeps the rows
   int64_t time_ps = 0, lower_bound_ps = 0;  // of the whole step
   Decision decision;                        // empty where nothing was found
   int64_t nodes = 0;

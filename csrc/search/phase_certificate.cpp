@@ -83,7 +83,8 @@ class Checker {
 
   int128 bound(const std::vector<PhasePrice>& prices, int64_t denominator) const {
     int128 sum = denominator * fixed_time();
-    for (const PhasePrice& p : prices) sum -= static_cast<int128>(p.numerator) * (request_.limit_bytes - always());
+    for (const PhasePrice& p : prices)
+      sum -= static_cast<int128>(p.numerator) * (request_.limit_bytes - always());
     for (size_t i = 0; i < model_.operators.size(); ++i) {
       if (model_.operators[i].block < 0) sum += cheapest(i, Recompute::None, prices, denominator);
     }
@@ -140,12 +141,14 @@ class Checker {
     return sum + static_cast<int128>(request_.buffers) * std::max(transient_, request_.least_transient_bytes);
   }
   int128 of_block(size_t b, int phase, Recompute r) const {
-    if (r == Recompute::None || members_[b].empty() || phase < static_cast<int>(members_[b].front())) return 0;
+    if (r == Recompute::None || members_[b].empty() || phase < static_cast<int>(members_[b].front()))
+      return 0;
     return static_cast<int128>(model_.blocks[b].input_bytes_per_sample) * plan_.batch.size;
   }
   int128 of_operator(size_t i, int phase, Recompute r, const Candidate* c) const {
     const Operator& op = model_.operators[i];
-    const int128 saved = static_cast<int128>(op.saved_bytes_per_sample) * plan_.batch.size + op.saved_bytes_fixed;
+    const int128 saved =
+        static_cast<int128>(op.saved_bytes_per_sample) * plan_.batch.size + op.saved_bytes_fixed;
     const int128 state = c == nullptr ? 0 : c->state_bytes;
     if (phase < 0) return state + saved;
     if (static_cast<int>(i) > phase) return state;  // its backward has been
@@ -224,13 +227,15 @@ std::string check_plan(const Model& model, const Request& request, const PlainPl
   if (request.space.cost == Cost::Paper) {
     most = checker.memory(-1);
   } else {
-    for (size_t j = 0; j < model.operators.size(); ++j) most = std::max(most, checker.memory(static_cast<int>(j)));
+    for (size_t j = 0; j < model.operators.size(); ++j)
+      most = std::max(most, checker.memory(static_cast<int>(j)));
   }
   if (most != claims.memory_bytes) {
     return "the largest phase holds " + decimal(most) + " bytes, not " + decimal(claims.memory_bytes);
   }
   if (most > request.limit_bytes) {
-    return "the largest phase holds " + decimal(most) + " bytes, over the limit of " + decimal(request.limit_bytes);
+    return "the largest phase holds " + decimal(most) + " bytes, over the limit of " +
+           decimal(request.limit_bytes);
   }
   if (claims.lower_bound_ps > claims.time_ps) return "the lower bound is above the time";
   const int128 proven = checker.bound(claims.prices, claims.denominator);

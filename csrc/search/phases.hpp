@@ -5,10 +5,11 @@
 //   i < j  its backward is to come: parameters, optimizer state, what it keeps gathered (SHARD_GRAD_OP) and,
 //          unless its block is recomputed, its activations; with several micro-batches also the gradient;
 //   i = j  the same, and the gradient that is made in place (NO_SHARD);
-//   in the recomputed block of j, up to j: also activations, and with Recompute::Hold the gathered parameters;
-//   of each recomputed block whose backward is not over: its input.
+//   in the recomputed block of j, up to j: also activations, and with Recompute::Hold the gathered
+//   parameters; of each recomputed block whose backward is not over: its input.
 // Beside these, in every phase: the model's input, a bucket of gradients, the transients' reserve. The end of
-// forward has no more than the phase of the last operator, the optimizer's step no more than that of the first.
+// forward has no more than the phase of the last operator, the optimizer's step no more than that of the
+// first.
 //
 // A phase's memory is a sum over operators, so a few phases make a few linear constraints (rows). A plan that
 // is best under some of the rows and keeps all of them is best under all: rows are added as plans break them.

@@ -1,6 +1,6 @@
 // The Lagrangian relaxation of the planner's problem under a few rows (phases.hpp): each row has a price per
-// byte, and every operator and block chooses for itself. Its optimum over the prices bounds all plans of a box
-// of batch sizes, transients and recomputations from below.
+// byte, and every operator and block chooses for itself. Its optimum over the prices bounds all plans of a
+// box of batch sizes, transients and recomputations from below.
 //
 // Doubles: bounds are used with a margin, and whatever is claimed in the end is proven in integers.
 #pragma once
@@ -21,6 +21,7 @@ struct Table {
     std::vector<int64_t> transient;
     std::vector<double> time;
     std::vector<double> bytes;  // [row][option]
+    std::vector<char> corner;   // 0: a mixture of two others is no worse, so no price likes it best
   };
   struct Way {
     Recompute way;
@@ -47,10 +48,10 @@ struct Box {
 Box everything(const Table& table);
 
 struct Region {
-  Batch fastest;               // time counts at this batch size,
-  Batch leanest;               // memory at this one
-  int64_t largest_transient;   // options with more are out
-  int64_t reserved_bytes;      // off the limit
+  Batch fastest;              // time counts at this batch size,
+  Batch leanest;              // memory at this one
+  int64_t largest_transient;  // options with more are out
+  int64_t reserved_bytes;     // off the limit
   Box box;
 };
 
@@ -58,14 +59,14 @@ struct Bounded {
   bool feasible = false;  // false: no plan of the region keeps all rows
   double time = 0;        // no plan of the region is faster, but for rounding
   double error = 0;       // the rounding
-  Prices prices{};
+  Prices prices{};        // that prove it
   size_t row = 0;         // with the highest price
-  bool several = false;   // more than one row has a price
-  std::vector<int> ways;  // an integral solution near the optimum, as Box
+  std::vector<int> ways;  // whole numbers near the optimum, as Box
 };
 
-// `first_row`: where to begin; the answer's `row` for a neighbouring region is a good guess.
+// `guess`: prices to begin with, a neighbouring region's. Regions whose bound reaches `enough` are not
+// bounded any better.
 Bounded relax(const Kinds& kinds, const Table& table, const Request& request, const Region& region,
-              size_t first_row);
+              const Prices& guess, double enough);
 
 }  // namespace osdp::search

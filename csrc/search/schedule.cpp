@@ -1,11 +1,11 @@
 // Note [Branch and bound over everything]
-// A region is an interval of batch sizes, an interval of largest transients, and a box of how many instances of
-// each group of blocks are treated each way. Its relaxation, with time at the largest batch size and memory at
-// the smallest, with the options of the largest transient and the reserve of the smallest, bounds the time per
-// sample of every plan in it, since both rise with the batch size. Regions wait in a heap by that bound; the
-// lowest is halved, or, when it is one batch and one transient, cut around the recomputation that its relaxation
-// likes best, or, when that is fixed too, solved exactly (leaf.hpp). The search ends when the lowest bound is not
-// below the best plan.
+// A region is an interval of batch sizes, an interval of largest transients, and a box of how many instances
+// of each group of blocks are treated each way. Its relaxation, with time at the largest batch size and
+// memory at the smallest, with the options of the largest transient and the reserve of the smallest, bounds
+// the time per sample of every plan in it, since both rise with the batch size. Regions wait in a heap by
+// that bound; the lowest is halved, or, when it is one batch and one transient, cut around the recomputation
+// that its relaxation likes best, or, when that is fixed too, solved exactly (leaf.hpp). The search ends when
+// the lowest bound is not below the best plan.
 //
 // Only some phases are rows. When a leaf's plan breaks another phase, that one becomes a row and the search
 // begins anew: with fewer rows it searched a relaxation, so nothing is lost.
@@ -26,8 +26,9 @@ struct Waiting {
   Batch lo, hi;        // accumulation equal
   size_t lean, large;  // transients, as indices
   Box box;
-  size_t row = 0;
-  int64_t number = 0;  // ties: first come, first served
+  std::vector<int> ways;                    // whole numbers near the relaxation's optimum
+  Prices prices{};                          // a guess, the parent's
+  int64_t number = 0;                       // ties: first come, first served
   bool operator<(const Waiting& o) const {  // std::priority_queue: the lowest bound on top
     const double a = bound / static_cast<double>(samples), b = o.bound / static_cast<double>(o.samples);
     return a != b ? a > b : number > o.number;
@@ -51,7 +52,7 @@ class Scheduler {
   bool pass();  // false: a row was added
   void push(Waiting w);
   void halve(const Waiting& w);
-  void around(const Waiting& w, const Bounded& bounded);
+  void around(const Waiting& w);
   bool solve(const Waiting& w);
   bool accept(const Leaf& leaf, Batch batch);
   void depth_first();
@@ -112,13 +113,18 @@ bool Scheduler::useless(const Waiting& w) const {
 }
 
 void Scheduler::push(Waiting w) {
-  const Bounded b = relax(kinds_, table(w.lo.accumulation), request_, region(w), w.row);
+  const double enough = best_.feasible
+                            ? static_cast<double>(best_.step_ps) * static_cast<double>(w.hi.samples()) /
+                                  static_cast<double>(best_.batch.samples())
+                            : 1e300;
+  const Bounded b = relax(kinds_, table(w.lo.accumulation), request_, region(w), w.prices, enough);
   best_.regions++;
   watch_.spent(20000);
   if (!b.feasible) return;
   w.bound = b.time - b.error;
   w.samples = w.hi.samples();
-  w.row = b.row;
+  w.prices = b.prices;
+  w.ways = b.ways;
   w.number = number_++;
   if (!useless(w)) waiting_.push(std::move(w));
 }
@@ -135,7 +141,8 @@ void Scheduler::halve(const Waiting& w) {
   const double of_transient = static_cast<double>(request_.reserve_bytes(kinds_.transients[w.large]) -
                                                   request_.reserve_bytes(kinds_.transients[w.lean]));
   if (w.lo.size < w.hi.size && (w.lean == w.large || of_batch >= of_transient)) {
-    auto middle = static_cast<int64_t>(std::sqrt(static_cast<double>(w.lo.size) * static_cast<double>(w.hi.size)));
+    auto middle =
+        static_cast<int64_t>(std::sqrt(static_cast<double>(w.lo.size) * static_cast<double>(w.hi.size)));
     middle = std::clamp(middle, w.lo.size, w.hi.size - 1);
     low.hi.size = middle;
     high.lo.size = middle + 1;
@@ -149,13 +156,13 @@ void Scheduler::halve(const Waiting& w) {
 }
 
 // The box without `point`, as disjoint boxes, and the point itself.
-void Scheduler::around(const Waiting& w, const Bounded& bounded) {
+void Scheduler::around(const Waiting& w) {
   const Table& t = table(w.lo.accumulation);
   Waiting rest = w;
   for (const auto& entry : t.entries) {
     for (size_t i = 0; i + 1 < entry.ways.size(); ++i) {  // the last way is what is left
       const size_t x = entry.first_way + i;
-      const int at = bounded.ways[x];
+      const int at = w.ways[x];
       const auto tighten = [&](Waiting& part) {
         int lo = 0, hi = 0;
         for (size_t k = 0; k < entry.ways.size(); ++k) {
@@ -173,7 +180,7 @@ void Scheduler::around(const Waiting& w, const Bounded& bounded) {
     }
     if (!entry.ways.empty()) {
       const size_t last = entry.first_way + entry.ways.size() - 1;
-      rest.box.lo[last] = rest.box.hi[last] = bounded.ways[last];
+      rest.box.lo[last] = rest.box.hi[last] = w.ways[last];
     }
   }
   push(std::move(rest));
@@ -221,7 +228,7 @@ bool Scheduler::accept(const Leaf& leaf, Batch batch) {
 
 bool Scheduler::solve(const Waiting& w) {
   const Table& t = table(w.lo.accumulation);
-  const Bounded bounded = relax(kinds_, t, request_, region(w), w.row);
+  const Bounded bounded = relax(kinds_, t, request_, region(w), w.prices, 1e300);
   if (!bounded.feasible) return true;
   int64_t cutoff = kLargestSum;
   if (best_.feasible) {  // times below this are better
@@ -231,13 +238,13 @@ bool Scheduler::solve(const Waiting& w) {
   }
   Budget rest = budget_;
   if (rest.time_limit_s > 0) rest.time_limit_s = std::max(1e-3, rest.time_limit_s - watch_.seconds());
-  const Leaf leaf =
-      solve_leaf(kinds_, t, request_, region(w), bounded, model_, cutoff, watch_, rest);
+  const Leaf leaf = solve_leaf(kinds_, t, request_, region(w), bounded, model_, cutoff, watch_, rest);
   best_.leaves++;
   best_.nodes += leaf.nodes;
   watch_.spent(kLargestSum);
   if (leaf.status == Status::Feasible) {
-    const double bound = std::max(w.bound, static_cast<double>(leaf.lower_bound_ps)) / static_cast<double>(w.samples);
+    const double bound =
+        std::max(w.bound, static_cast<double>(leaf.lower_bound_ps)) / static_cast<double>(w.samples);
     if (!gave_up_ || bound < given_up_) given_up_ = bound;
     gave_up_ = true;
   }
@@ -253,7 +260,7 @@ bool Scheduler::pass() {
   for (const Batch& b : request_.batches) ranges.push_back({b, b});
   if (ranges.empty()) ranges.push_back({{1, 1}, {kMostBatch, 1}});
   for (const auto& [lo, hi] : ranges) {
-    push({0, 1, lo, hi, 0, kinds_.transients.size() - 1, everything(table(lo.accumulation)), 0, 0});
+    push({0, 1, lo, hi, 0, kinds_.transients.size() - 1, everything(table(lo.accumulation)), {}, {}, 0});
   }
   while (!waiting_.empty() && !watch_.stopped()) {
     const Waiting top = waiting_.top();
@@ -267,8 +274,7 @@ bool Scheduler::pass() {
       if (!solve(top)) return false;
       continue;
     }
-    const Bounded bounded = relax(kinds_, table(top.lo.accumulation), request_, region(top), top.row);
-    if (bounded.feasible) around(top, bounded);
+    around(top);
   }
   return true;
 }
@@ -284,7 +290,8 @@ void Scheduler::depth_first() {
     for (const Kind& kind : kinds_.kinds) {
       for (const auto& instance : kind.instances) {
         problem.limit_bytes -= kind.slots[0].saved(batch.size);
-        if (!kind.slots[0].candidates[0].empty()) operators[instance[0]] = static_cast<int>(&kind - &kinds_.kinds[0]);
+        if (!kind.slots[0].candidates[0].empty())
+          operators[instance[0]] = static_cast<int>(&kind - &kinds_.kinds[0]);
       }
     }
     for (size_t i = 0; i < operators.size(); ++i) {
@@ -336,12 +343,13 @@ void Scheduler::finish() {
     best_.optimal = proven;
     best_.lower_bound_s_per_sample = lowest * 1e-12;
     size_t transient = 0;
-    while (transient + 1 < kinds_.transients.size() && kinds_.transients[transient] < best_.transient_bytes) ++transient;
+    while (transient + 1 < kinds_.transients.size() && kinds_.transients[transient] < best_.transient_bytes)
+      ++transient;
     const Table& t = table(best_.batch.accumulation);
     const Bounded b = relax(kinds_, t, request_,
                             {best_.batch, best_.batch, best_.transient_bytes,
                              request_.reserve_bytes(best_.transient_bytes), everything(t)},
-                            0);
+                            {}, 1e300);
     for (size_t j = 0; j < rows_.size(); ++j) {
       if (b.prices[j] > 1e-9) best_.prices.push_back({rows_[j], b.prices[j]});
     }
@@ -401,7 +409,8 @@ Schedule schedule(const Model& model, const Request& request, const Budget& budg
     throw InvalidProblem("world size " + std::to_string(request.device.ranks) + ": it must be at least 1");
   }
   if (request.device.hosts < 1 || request.device.ranks % request.device.hosts != 0) {
-    throw InvalidProblem("hosts: " + std::to_string(request.device.hosts) + " does not divide the world size");
+    throw InvalidProblem("hosts: " + std::to_string(request.device.hosts) +
+                         " does not divide the world size");
   }
   if (request.limit_bytes < 0 || request.limit_bytes > kLargestSum) {
     throw InvalidProblem("the memory limit is not a size");
@@ -417,7 +426,8 @@ Schedule schedule(const Model& model, const Request& request, const Budget& budg
     }
   }
   Schedule s = Scheduler(model, request, budget, false).run();
-  if (!s.feasible && request.find_smallest && !(s.leaves > 0 && budget.time_limit_s > 0 && s.seconds >= budget.time_limit_s)) {
+  if (!s.feasible && request.find_smallest &&
+      !(s.leaves > 0 && budget.time_limit_s > 0 && s.seconds >= budget.time_limit_s)) {
     s.smallest_limit_bytes = smallest_limit(model, request, budget);
   }
   return s;

@@ -1,8 +1,9 @@
 // Note [Several limits]
-// As in exact.cpp, with vectors for memories: at the relaxation's prices a choice's reduced cost is what it adds
-// to the bound; plans with little of it are enumerated as partial sums over kinds, without those that another
-// one dominates in time and in every row. Rounds allow more and more reduced cost; a round that ends proves the
-// bound up to its allowance. Prices are rounded to fractions of 2^24, so that all sums are integers.
+// As in exact.cpp, with vectors for memories: at the relaxation's prices a choice's reduced cost is what it
+// adds to the bound; plans with little of it are enumerated as partial sums over kinds, without those that
+// another one dominates in time and in every row. Rounds allow more and more reduced cost; a round that ends
+// proves the bound up to its allowance. Prices are rounded to fractions of 2^24, so that all sums are
+// integers.
 #include "search/several.hpp"
 
 #include <algorithm>
@@ -131,7 +132,8 @@ class Search {
           s.counts[c] = x;
           items.push_back(std::move(s));
         }
-        if (items.size() > kMostSums || watch_.spent(static_cast<int64_t>(items.size() - before))) return false;
+        if (items.size() > kMostSums || watch_.spent(static_cast<int64_t>(items.size() - before)))
+          return false;
       }
     }
     for (Sum& s : items) {
@@ -188,7 +190,8 @@ class Search {
           }
           if (fits) next.push_back(std::move(s));
         }
-        if (next.size() > kMostSums || watch_.spent(static_cast<int64_t>(items[order[d]].size()))) return false;
+        if (next.size() > kMostSums || watch_.spent(static_cast<int64_t>(items[order[d]].size())))
+          return false;
       }
       drop_dominated(next, watch_);
       if (watch_.stopped()) return false;
@@ -219,8 +222,8 @@ class Search {
 
 }  // namespace
 
-SeveralSolution solve_several(const SeveralRows& problem, const std::vector<double>& prices, int64_t cutoff_ps,
-                              Stopwatch& watch) {
+SeveralSolution solve_several(const SeveralRows& problem, const std::vector<double>& prices,
+                              int64_t cutoff_ps, Stopwatch& watch) {
   return Search(problem, prices, cutoff_ps, watch).run();
 }
 

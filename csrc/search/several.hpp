@@ -27,9 +27,9 @@ struct SeveralSolution {
 };
 
 // The least time within all limits. `prices` (ps per byte, by row) steer the search and make its bound; the
-// relaxation's optimal ones are best. Plans that take `cutoff_ps` or more are of no interest: where there is no
-// better one the status is Infeasible. See Note [Several limits] in several.cpp.
-SeveralSolution solve_several(const SeveralRows& problem, const std::vector<double>& prices, int64_t cutoff_ps,
-                              Stopwatch& watch);
+// relaxation's optimal ones are best. Plans that take `cutoff_ps` or more are of no interest: where there is
+// no better one the status is Infeasible. See Note [Several limits] in several.cpp.
+SeveralSolution solve_several(const SeveralRows& problem, const std::vector<double>& prices,
+                              int64_t cutoff_ps, Stopwatch& watch);
 
 }  // namespace osdp::search

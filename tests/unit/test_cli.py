@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import types
@@ -153,10 +154,6 @@ def test_bad_input_to_search_is_one_line(
 
 
 def test_search_for_real(models: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        import osdp.searching  # noqa: F401
-    except ImportError as error:
-        pytest.skip(f"the planner is not built: {error}")
     plan = tmp_path / "plan.json"
     argv = ["search", "--module", f"{models}:build", "--world-size", "2", "--hardware", "rtx-titan-8"]
     assert main([*argv, "--memory", "1GiB", "-o", str(plan)]) == 0
@@ -166,8 +163,110 @@ def test_search_for_real(models: str, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "peak memory" in capsys.readouterr().out
     assert "smallest that fits" in fails(capsys, *argv, "--memory", "100B")
 
+    assert main(["explain", str(plan)]) == 0
+    assert "Why a batch of" in capsys.readouterr().out
+    assert main(["explain", str(plan), "--no-search"]) == 0
+    text = capsys.readouterr().out
+    assert "Why a batch of" not in text and "Why each choice" in text
 
-@pytest.mark.parametrize("argv", [[], ["search"], ["fly"], ["explain"], ["search", "--batch-size", "-3"]])
+
+def test_frontier_of_a_plan(models: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan, picture = tmp_path / "plan.json", tmp_path / "frontier.png"
+    argv = ["search", "--module", f"{models}:build", "--world-size", "2", "--hardware", "rtx-titan-8"]
+    assert main([*argv, "--memory", "64KiB", "-o", str(plan)]) == 0
+    capsys.readouterr()
+    assert main(["frontier", str(plan), "--points", "4", "--plot", str(picture)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) >= 4
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert main(["frontier", str(plan), "--points", "4", "--json"]) == 0
+    points = json.loads(capsys.readouterr().out)
+    assert points == [dataclasses.asdict(p) for p in Plan.load(plan).frontier(points=4).points]
+    Plan.uniform(Plan.load(plan).description).save(plan)
+    assert "not made by osdp.search" in fails(capsys, "frontier", str(plan))
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "GPT2LMHeadModel": {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": 64, "vocab_size": 99},
+    "LlamaForCausalLM": {
+        "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 99, "max_position_embeddings": 64,
+    },
+    "BertForSequenceClassification": {
+        "model_type": "bert", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "vocab_size": 99, "max_position_embeddings": 64,
+    },
+    "T5ForConditionalGeneration": {
+        "model_type": "t5", "d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 2, "d_kv": 16, "vocab_size": 99,
+        "n_positions": 64,
+    },
+    "SwinForImageClassification": {
+        "model_type": "swin", "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 2], "image_size": 64, "window_size": 4,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", [*CONFIGS, None])
+def test_search_of_a_transformers_config(architecture: str | None, tmp_path: Path) -> None:
+    config, plan = tmp_path / "config.json", tmp_path / "plan.json"
+    named = {"architectures": [architecture]} if architecture else {}
+    config.write_text(json.dumps(CONFIGS[architecture or "GPT2LMHeadModel"] | named))
+    argv = [
+        "search",
+        "--hf-config",
+        str(config),
+        "--memory",
+        "1GiB",
+        "--world-size",
+        "8",
+        "--hardware",
+        "a100-8",
+    ]
+    length = [] if architecture and architecture.startswith("Swin") else ["--sequence-length", "16"]
+    assert main([*argv, *length, "-o", str(plan)]) == 0
+    found = Plan.load(plan)
+    assert found.description.name == (architecture or "GPT2Model") and found.description.sample_batch == 1
+    assert all(o.traced for o in found.description.operators if o.kind == "Linear")
+    assert len(found.description.blocks) >= 2
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "says"),
+    [
+        ('{"model_type": "gpt2"', [], "truncated"),
+        ("[]", [], "no field 'model_type'"),
+        ('{"model_type": "gpt99"}', [], "cannot build it"),
+        ('{"model_type": "gpt2", "n_embd": 30, "n_head": 4}', [], "cannot build it"),
+        ('{"model_type": "gpt2", "n_embd": "wide"}', [], "cannot build it"),
+        (None, [], "config.json"),
+    ],
+)
+def test_a_bad_config_is_one_line(
+    text: str | None, options: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.json"
+    if text is not None:
+        config.write_text(text)
+    argv = ["search", "--hf-config", str(config), "--memory", "1GiB", "--world-size", "8", *options]
+    assert says in fails(capsys, *argv)
+
+
+def test_a_sequence_length_needs_a_config(models: str, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["search", "--module", f"{models}:build", "--memory", "1GiB", "--world-size", "8"]
+    assert "--hf-config" in fails(capsys, *argv, "--sequence-length", "8")
+
+
+WRONG = """
+search
+fly
+explain
+search --batch-size -3
+search --memory 1GiB --world-size 8
+search --memory 1GiB --world-size 8 --module m:f --hf-config c.json
+frontier plan.json --points 0
+"""
+
+
+@pytest.mark.parametrize("argv", [line.split() for line in ["", *WRONG.strip().splitlines()]])
 def test_wrong_arguments_exit_with_2_and_show_the_usage(
     argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,6 +286,9 @@ def test_explain_shows_a_plan_and_the_difference_to_another(
     capsys.readouterr()
     assert main(["explain", str(first)]) == 0
     assert capsys.readouterr().out == plan.explain()
+    for argv in (["explain", str(first), "--diff", str(second)], ["diff", str(first), str(second)]):
+        assert main(argv) == 0
+        assert capsys.readouterr().out == "0: FULL_SHARD -> NO_SHARD\n"
     assert main(["explain", str(first), "--diff", str(second)]) == 0
     assert capsys.readouterr().out == "0: FULL_SHARD -> NO_SHARD\n"
     assert main(["explain", str(first), "--diff", str(first)]) == 0

@@ -14,10 +14,15 @@ from osdp.measuring import SIZES, fit
 
 
 def test_known_machines_are_there_with_their_sources() -> None:
-    assert {"rtx-titan-8", "a100-8", "h100-8"} <= set(known_machines())
+    assert {"rtx-titan-8", "a100-8", "h100-8", "a100-2x8", "h100-2x8"} <= set(known_machines())
     for name in known_machines():
         hardware = Hardware.load(name)
-        assert hardware.name == name and len(hardware.source) > 40 and hardware.world_size == 8
+        assert hardware.name == name and len(hardware.source) > 40
+        assert hardware.world_size == (16 if "-2x8" in name else 8)
+        assert (hardware.between_hosts is not None) == ("-2x8" in name)
+        if hardware.between_hosts is not None:
+            assert hardware.between_hosts.beta_s_per_byte > hardware.all_gather.beta_s_per_byte
+            assert hardware.between_hosts.alpha_s > hardware.all_gather.alpha_s
         # A collective of 64 MiB takes milliseconds, not microseconds or seconds, on any of them.
         link = hardware.all_gather
         assert 1e-4 < 7 * (link.alpha_s + 2**23 * link.beta_s_per_byte) < 0.1

@@ -22,8 +22,10 @@ from osdp.plan import (
     Certificate,
     Choice,
     OperatorPrediction,
+    PhasePrice,
     Plan,
     Prediction,
+    Searched,
     check_same_model,
     group_units,
     validate,
@@ -51,6 +53,8 @@ def full_plan(description: ModelDescription) -> Plan:
         link,
         1.5e11,
         2e-10,
+        None,
+        0.5,
         {"norm": 1e-7},
         {"norm": 0.0},
         {},
@@ -72,8 +76,12 @@ def full_plan(description: ModelDescription) -> Plan:
         world_size=4,
         batch_size=2,
         memory_limit_bytes=2**33,
+        accumulation=2,
+        searched=Searched(
+            ("NO_SHARD", "FULL_SHARD"), (2, 4), ("none", "hold"), 2, 16, at_least=1.5, time_limit_s=0.5
+        ),
         predicted=predicted,
-        certificate=Certificate(10**12, 2**30, 2**33, 10**12, 1, 3, True),
+        certificate=Certificate(10**12, 2**30, 2**33, 10**12, 10**12, (PhasePrice(3, 1),), 3, True),
     )
 
 
@@ -295,7 +303,7 @@ def damaged(plan: Plan, *where: Any, value: Any) -> str:
         (("choices", "norm", "granularity"), 10**400, "choices.norm.granularity"),
         (("choices", "norm", "mode"), None, "choices.norm.mode"),
         (("choices", "norm", "mode"), "x" * 5000, "choices.norm.mode"),
-        (("choices", "norm", "mode"), "ZDP", "choices.norm"),
+        (("choices", "norm", "mode"), "ZDP", "choices.norm.mode"),
         (("choices", "norm", "colour"), "red", "choices.norm.colour"),
         (("choices", "norm", "split"), KeyError, "choices.norm.split"),
         (("choices", "norm"), KeyError, "choices.norm"),
@@ -329,7 +337,20 @@ def test_a_damaged_plan_is_refused_by_the_name_of_the_field(
     with pytest.raises(FormatError) as caught:
         Plan.load(path)
     assert caught.value.field == field
-    assert str(caught.value).startswith(f"{path}: ")
+    assert str(caught.value).startswith(f"{path}: line {caught.value.line}, column {caught.value.column}: ")
+
+
+def test_an_error_says_the_line_of_the_field(description: ModelDescription) -> None:
+    text = full_plan(description).dumps()
+    for old, new, field in (
+        ('"mode": "NO_SHARD"', '"mode": "ZDP"', "choices.norm.mode"),  # its type
+        ('\n  ["tokens"', '\n  ["tokenz"', "units[0]"),  # a rule of plans
+    ):
+        line = text[: text.index(old) + 1].count("\n") + 1
+        with pytest.raises(FormatError) as caught:
+            Plan.loads(text.replace(old, new))
+        assert (caught.value.field, caught.value.line) == (field, line)
+        assert f"line {line}, column {caught.value.column}: {field}: " in str(caught.value)
 
 
 def test_every_truncation_is_refused(description: ModelDescription) -> None:

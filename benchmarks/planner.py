@@ -1,0 +1,181 @@
+"""Everything that the planner decides, on the paper's model families: time and gap of `osdp.search`.
+
+    python benchmarks/planner.py [--json figures.json] [--rounds 3]
+
+N&D: 48-96 layers x 1024-1536; W&S: 2-4 x 6144-12288; I&C: 24-96 layers of mixed widths 1024-4096. 8 and 16
+ranks, 8 and 16 GB, all batch sizes. The time is the search in C++ on one thread, the best of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import osdp
+from osdp import _search
+from osdp.costing import choose_space, make_model, make_request
+from osdp.description import Block, ModelDescription, Operator, Parameter
+from osdp.hardware import Hardware
+
+TOKENS = 512
+VOCABULARY = 50257
+
+
+def _operator(
+    name: str,
+    kind: str,
+    shapes: dict[str, tuple[int, ...]],
+    saved: int,
+    flops: int = 0,
+    block: str | None = None,
+    split: tuple[int, int] | None = None,
+) -> Operator:
+    parameters = tuple(Parameter(f"{name}.{n}", (), s, "float32", True) for n, s in shapes.items())
+    return Operator(
+        name=name,
+        kind=kind,
+        parameters=parameters,
+        gather_at=(name,),
+        traced=True,
+        calls=1,
+        block=block,
+        split_shape=split,
+        parameter_bytes=sum(4 * p.elements for p in parameters),
+        buffer_bytes=0,
+        saved_bytes_per_sample=saved,
+        saved_bytes_fixed=0,
+        flops_per_sample=flops,
+    )
+
+
+def _linear(name: str, out: int, in_: int, block: str | None = None) -> Operator:
+    shapes: dict[str, tuple[int, ...]] = {"weight": (out, in_), "bias": (out,)}
+    flops = 2 * TOKENS * out * in_
+    return _operator(name, "Linear", shapes, 4 * TOKENS * in_, flops, block, (out, in_))
+
+
+def transformer(widths: list[int]) -> ModelDescription:
+    """A GPT of one block per width; neighbours of different widths are joined by a linear layer."""
+    first, last = widths[0], widths[-1]
+    operators = [
+        _operator("wte", "Embedding", {"weight": (VOCABULARY, first)}, 8 * TOKENS),
+        _operator("wpe", "Embedding", {"weight": (TOKENS, first)}, 0),
+    ]
+    blocks = []
+    for i, h in enumerate(widths):
+        if i and widths[i - 1] != h:
+            operators.append(_linear(f"join.{i}", h, widths[i - 1]))
+        b = f"h.{i}"
+        row = 4 * TOKENS * h
+        blocks.append(Block(b, row))
+        norm: dict[str, tuple[int, ...]] = {"weight": (h,), "bias": (h,)}
+        operators += [
+            _operator(f"{b}.ln_1", "LayerNorm", norm, row, block=b),
+            _linear(f"{b}.attn.qkv", 3 * h, h, b),
+            _operator(f"{b}.attn", "Attention", {}, 4 * row, 4 * TOKENS**2 * h, b),
+            _linear(f"{b}.attn.proj", h, h, b),
+            _operator(f"{b}.ln_2", "LayerNorm", norm, row, block=b),
+            _linear(f"{b}.mlp.fc", 4 * h, h, b),
+            _operator(f"{b}.mlp.act", "GELU", {}, 4 * row, block=b),
+            _linear(f"{b}.mlp.proj", h, 4 * h, b),
+        ]
+    operators += [
+        _operator("ln_f", "LayerNorm", {"weight": (last,), "bias": (last,)}, 4 * TOKENS * last),
+        _linear("head", VOCABULARY, last),
+    ]
+    return ModelDescription("GPT", tuple(operators), tuple(blocks), 1, 8 * TOKENS)
+
+
+def families() -> dict[str, ModelDescription]:
+    found = {}
+    for layers in (48, 72, 96):
+        for width in (1024, 1280, 1536):
+            found[f"N&D {layers}x{width}"] = transformer([width] * layers)
+    for layers in (2, 3, 4):
+        for width in (6144, 8192, 12288):
+            found[f"W&S {layers}x{width}"] = transformer([width] * layers)
+    for layers in (24, 48, 96):
+        for mix in ((1024, 2048), (1024, 4096), (1024, 2048, 4096)):
+            part = layers // len(mix)
+            found[f"I&C {layers}x{'/'.join(map(str, mix))}"] = transformer(
+                [h for h in mix for _ in range(part)]
+            )
+    return found
+
+
+def measure(rounds: int, only: str) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    hardware = Hardware.load("rtx-titan-8")
+    space = choose_space("auto", "auto", "auto", "osdp")
+    for name, description in families().items():
+        if only not in name:
+            continue
+        for ranks in (8, 16):
+            for gigabytes in (8, 16):
+                model = make_model(description, hardware)
+                request = make_request(
+                    hardware,
+                    space,
+                    world_size=ranks,
+                    limit_bytes=gigabytes * 10**9,
+                    batches=(),
+                    optimizer="adamw",
+                    cost="osdp",
+                    method="exact",
+                    find_smallest=False,
+                )
+                runs = [_search.schedule(model, request, 0.0) for _ in range(rounds)]
+                found = runs[0]
+                row: dict[str, object] = {
+                    "instance": f"{name} {ranks} ranks {gigabytes} GB",
+                    "feasible": found["feasible"],
+                    "ms": 1e3 * min(r["seconds"] for r in runs),
+                    "regions": found["regions"],
+                    "leaves": found["leaves"],
+                    "rows": found["rows"],
+                }
+                if found["feasible"]:
+                    plan = osdp.search(
+                        description, memory=gigabytes * 10**9, world_size=ranks, hardware=hardware
+                    )
+                    assert plan.certificate is not None
+                    row |= {
+                        "gap": plan.certificate.gap,
+                        "batch": plan.batch_size,
+                        "recomputed": len(plan.recompute),
+                        "multiplier_gap": 1 - plan.certificate.lower_bound_ps / plan.certificate.time_ps,
+                        "verified": osdp.verify(plan) == "",
+                    }
+                rows.append(row)
+                print(
+                    *(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()),
+                    sep=", ",
+                    flush=True,
+                )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="part of an instance's name")
+    arguments = parser.parse_args()
+    rows = measure(arguments.rounds, arguments.only)
+    times = [float(str(r["ms"])) for r in rows]
+    gaps = [float(str(r["gap"])) for r in rows if "gap" in r]
+    print(
+        f"{len(rows)} instances, {len(gaps)} feasible: median {statistics.median(times):.2f} ms, "
+        f"max {max(times):.2f} ms; gap median {statistics.median(gaps):.2g}, max {max(gaps):.2g}"
+    )
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

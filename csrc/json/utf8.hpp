@@ -1,0 +1,23 @@
+// UTF-8: is it, and how long is it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace osdp::json {
+
+// Length in bytes (1 to 4) of the character that begins at `at`; 0 where no well-formed one does: overlong,
+// a surrogate, beyond U+10FFFF, cut off, or a continuation byte.
+int utf8_length(std::string_view text, size_t at);
+
+// Offset of the first byte that is not part of a well-formed character; npos where all are.
+size_t first_invalid_utf8(std::string_view text);
+
+// Characters (code points) of well-formed `text`.
+int64_t utf8_characters(std::string_view text);
+
+// Appends `code_point` (no surrogate, at most 0x10FFFF).
+void append_utf8(std::string& out, uint32_t code_point);
+
+}  // namespace osdp::json

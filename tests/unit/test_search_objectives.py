@@ -1,0 +1,160 @@
+"""osdp.search: objectives, hosts, prefetch, interruption; and searching again from a plan."""
+
+import dataclasses
+import signal
+
+import pytest
+
+import osdp
+from osdp.hardware import Collective
+from osdp.searching import search_again, verify
+from tests.unit.gpt_descriptions import gpt, machine
+
+HERE = dict(world_size=8, hardware=machine())
+
+
+def test_the_smallest_memory_at_a_throughput():
+    description = gpt(3, 128)
+    best = osdp.search(description, memory="64MiB", **HERE)
+    wanted = best.predicted.throughput * 0.8
+    plan = osdp.search(description, memory="64MiB", objective="memory", at_least=wanted, **HERE)
+    assert plan.predicted.throughput >= wanted
+    assert plan.memory_limit_bytes < best.certificate.memory_bytes
+    less = osdp.search(description, memory=plan.memory_limit_bytes - 1, **HERE)
+    assert less.predicted.throughput < wanted
+    assert verify(plan) == ""
+    with pytest.raises(osdp.InfeasibleError, match="the best gives") as e:
+        osdp.search(description, memory="64MiB", objective="memory", at_least=wanted * 10, **HERE)
+    assert e.value.plan.predicted.throughput == pytest.approx(best.predicted.throughput)
+
+
+def test_the_largest_batch():
+    description = gpt(3, 128)
+    plan = osdp.search(description, memory="24MiB", objective="batch", **HERE)
+    assert plan.batch_size > osdp.search(description, memory="24MiB", **HERE).batch_size
+    with pytest.raises(osdp.InfeasibleError):
+        osdp.search(description, memory="24MiB", batch_size=plan.batch_size + 1, **HERE)
+    whole = osdp.search(description, memory="24MiB", objective="batch", global_batch_size=8 * 60, **HERE)
+    assert 60 % whole.batch_size == 0 and whole.batch_size * whole.accumulation == 60
+    assert not any(
+        whole.batch_size < d <= plan.batch_size for d in (1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30, 60)
+    )
+
+
+def test_hybrid_shard_is_chosen_where_links_between_hosts_are_slow():
+    hardware = machine(8, between_hosts=Collective(1e-4, 2e-9))
+    arguments = dict(memory="24MiB", world_size=8, hardware=hardware, batch_size=2)
+    flat = osdp.search(gpt(4, 256), hosts=2, modes=("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD"), **arguments)
+    plan = osdp.search(gpt(4, 256), hosts=2, **arguments)
+    assert any(c.mode == "HYBRID_SHARD" for c in plan.choices.values())
+    assert plan.predicted.step_time_s < flat.predicted.step_time_s
+    assert verify(plan) == "" and plan.searched.hosts == 2
+    with pytest.raises(osdp.InvalidProblemError, match="HYBRID_SHARD needs several hosts"):
+        osdp.search(gpt(1, 64), modes="HYBRID_SHARD", **arguments)
+    with pytest.raises(osdp.InvalidProblemError, match="hosts is 3"):
+        osdp.search(gpt(1, 64), hosts=3, **arguments)
+
+
+def test_hybrid_shard_holds_a_hosts_share_and_pays_both_links():
+    from osdp import _search
+    from osdp.costing import choose_space, make_model, make_request
+    from osdp.description import ModelDescription
+    from tests.unit.gpt_descriptions import operator
+
+    hardware = machine(
+        8,
+        all_gather=Collective(1e-6, 1e-10),
+        reduce_scatter=Collective(2e-6, 2e-10),
+        between_hosts=Collective(5e-6, 5e-10),
+    )
+    description = ModelDescription("One", (operator("e", "Embedding", {"weight": (64, 64)}),), (), 1, 0)
+    request = make_request(
+        hardware, choose_space("HYBRID_SHARD", 1, False, "osdp", 2), world_size=8, hosts=2, limit_bytes=2**40,
+        batches=(), optimizer="adamw", cost="osdp", method="exact",
+    )  # fmt: skip
+    [c] = _search.candidates(make_model(description, hardware), request, 0, 0)
+    size = 64 * 64 * 4
+    assert c["state_bytes"] == 4 * size // 4  # 4 ranks a host
+    gather, scatter = 3 * (1e-6 + size / 4 * 1e-10), 3 * (2e-6 + size / 4 * 2e-10)
+    across = 2 * (5e-6 + size / 4 / 2 * 5e-10)
+    assert c["communication_ps"] == pytest.approx((2 * gather + scatter + across) * 1e12, abs=1)
+
+
+def test_fully_shard_refuses_what_the_runtime_cannot_do_yet():
+    from osdp.plan import Plan
+    from osdp.sharding import check_supported
+
+    plan = Plan.uniform(gpt(1, 64), "FULL_SHARD")
+    check_supported(plan)
+    with pytest.raises(osdp.ShardingError, match="HYBRID_SHARD"):
+        check_supported(plan.replace({"head": osdp.Choice("HYBRID_SHARD")}))
+    with pytest.raises(osdp.ShardingError, match="prefetch"):
+        check_supported(dataclasses.replace(plan, prefetch=2))
+
+
+def test_more_prefetch_reserves_more():
+    peaks = []
+    for prefetch in (0, 1, 2):
+        plan = osdp.search(
+            gpt(4, 256), memory="1GiB", modes="FULL_SHARD", granularity=1, batch_size=1, prefetch=prefetch,
+            checkpoint=False, **HERE
+        )  # fmt: skip
+        assert verify(plan) == ""
+        peaks.append(plan.certificate.memory_bytes)
+    assert peaks[2] - peaks[1] == peaks[1] - peaks[0] == max(o.parameter_bytes for o in gpt(4, 256).operators)
+
+
+def test_exposed_communication_scales_the_communication():
+    arguments = dict(
+        memory="20MiB", world_size=8, batch_size=1, modes="FULL_SHARD", granularity=1, checkpoint=False
+    )
+    one = osdp.search(gpt(2, 128), hardware=machine(), **arguments)
+    half = osdp.search(gpt(2, 128), hardware=machine(exposed_communication=0.5), **arguments)
+    assert half.predicted.communication_s == pytest.approx(one.predicted.communication_s / 2)
+
+
+def test_ctrl_c_gives_the_best_plan_so_far():
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        # Hard on purpose: many limits bind and every width is another kind.
+        plan = osdp.search(gpt(5, 256), memory="17MiB", granularity=tuple(range(2, 65)), **HERE)
+    except KeyboardInterrupt:
+        return  # before the first plan was found, or after the search
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert verify(plan) == ""
+    assert plan.certificate.optimal == (plan.certificate.gap == 0)
+
+
+def test_a_time_limit_gives_a_plan_with_its_gap():
+    plan = osdp.search(gpt(5, 256), memory="20MiB", time_limit=1.0, **HERE)
+    full = osdp.search(gpt(5, 256), memory="20MiB", **HERE)
+    per_sample = [p.certificate.time_ps / p.batch_size for p in (plan, full)]
+    assert per_sample[0] >= per_sample[1] >= per_sample[0] * (1 - plan.certificate.gap) * (1 - 1e-12)
+
+
+def test_search_again_is_the_same_search():
+    plan = osdp.search(
+        gpt(3, 128), memory="24MiB", global_batch_size=64, granularity=(2, 3), checkpoint="hold", **HERE
+    )
+    assert search_again(plan, "24MiB") == plan
+    assert search_again(plan, "16MiB").certificate.time_ps > plan.certificate.time_ps
+
+
+def test_a_frontier_rises_from_the_least_to_what_gains_nothing():
+    plan = osdp.search(gpt(3, 128), memory="24MiB", batch_size=4, **HERE)
+    points = plan.frontier(points=6).points
+    assert len(points) >= 5
+    for a, b in zip(points, points[1:], strict=False):
+        assert a.memory_limit_bytes < b.memory_limit_bytes and a.throughput <= b.throughput * (1 + 1e-12)
+    assert points[-1].throughput == pytest.approx(
+        osdp.search(gpt(3, 128), memory="8GiB", batch_size=4, **HERE).predicted.throughput, rel=1e-3
+    )
+    with pytest.raises(osdp.InfeasibleError):
+        search_again(plan, points[0].memory_limit_bytes - 1)
+    assert plan.price_of_memory_s_per_byte > 0

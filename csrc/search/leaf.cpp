@@ -38,6 +38,7 @@ class LeafSolver {
             if (way.slots[p].transient[k] <= region.largest_transient)
               a.options.push_back(static_cast<int>(k));
           }
+          drop_dominated(way.slots[p], a.options);
           if (!a.options.empty()) alike_.push_back(std::move(a));
         }
       }
@@ -179,6 +180,26 @@ class LeafSolver {
   int64_t bytes(const Alike& a, int k, size_t row) const {
     const auto& o = options(a);
     return static_cast<int64_t>(o.bytes[row * o.time.size() + k]);
+  }
+
+  // Without the largest transients more options are dominated than in the table.
+  void drop_dominated(const Table::Options& o, std::vector<int>& options) const {
+    const size_t n = o.time.size();
+    const auto no_worse = [&](int a, int b) {
+      bool no = o.time[a] <= o.time[b], equal = o.time[a] == o.time[b];
+      for (size_t j = 0; j < table_.rows; ++j) {
+        no &= o.bytes[j * n + a] <= o.bytes[j * n + b];
+        equal &= o.bytes[j * n + a] == o.bytes[j * n + b];
+      }
+      return no && (!equal || a < b);
+    };
+    std::vector<int> kept;
+    for (int b : options) {
+      if (std::none_of(options.begin(), options.end(), [&](int a) { return a != b && no_worse(a, b); })) {
+        kept.push_back(b);
+      }
+    }
+    options.swap(kept);
   }
 
   const Kinds& kinds_;

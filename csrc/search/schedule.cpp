@@ -20,6 +20,9 @@
 namespace osdp::search {
 namespace {
 
+// What is cut anyway need not be bounded as well as can be.
+constexpr double kRough = 3e-4, kFine = 1e-11;
+
 struct Waiting {
   double bound = 0;  // least time, safely rounded down; of `samples`
   int64_t samples = 1;
@@ -98,7 +101,12 @@ const Table& Scheduler::table(int64_t accumulation) {
 }
 
 Region Scheduler::region(const Waiting& w) const {
-  return {w.hi, w.lo, kinds_.transients[w.large], request_.reserve_bytes(kinds_.transients[w.lean]), w.box};
+  return {w.hi,
+          w.lo,
+          kinds_.transients[w.large],
+          request_.reserve_bytes(kinds_.transients[w.lean]),
+          w.box,
+          w.lo.size < w.hi.size || w.lean < w.large ? kRough : kFine};
 }
 
 // Whether no plan in it can be better than the best one.

@@ -15,7 +15,7 @@ namespace osdp::search {
 namespace {
 
 constexpr int kShift = 24;
-constexpr size_t kMostSums = 60000;
+constexpr size_t kMostSums = 30000;
 
 // How some operators choose, or a partial sum over several kinds.
 struct Sum {

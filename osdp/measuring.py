@@ -69,6 +69,55 @@ def measure_collectives(
     return costs[0], costs[1], costs[2]
 
 
+def measure_contention(
+    device: torch.device, group: dist.ProcessGroup | None, world: int, seconds: float
+) -> float:
+    """How much longer a second of communication makes a computation that it runs beside, at least 1.0.
+
+    (both at once - computation alone) / communication alone, of all-reduces beside matrix products that take
+    about as long. More than 1 where the two want the same cores or the same memory. Less than 1, where
+    computation hides communication, is not believed: how much is hidden depends on the plan. Collective; about
+    `seconds` long, medians over rounds, the mean over ranks.
+    """
+    if world == 1:
+        return 1.0
+    whole = torch.zeros(2**18, device=device)  # 1 MiB
+    matrix = torch.randn(256, 256, device=device)
+
+    def compute(times: int) -> None:
+        for _ in range(times):
+            torch.mm(matrix, matrix)
+
+    def communicate() -> list[dist.Work | None]:
+        return [dist.all_reduce(whole, group=group, async_op=True) for _ in range(4)]
+
+    def timed(products: int, collectives: bool) -> float:
+        dist.barrier(group)
+        synchronize(device)
+        begin = time.perf_counter()
+        works = communicate() if collectives else []
+        compute(products)
+        for work in works:
+            if work is not None:
+                work.wait()
+        synchronize(device)
+        return time.perf_counter() - begin
+
+    timed(1, True)
+    alone = torch.tensor([timed(64, False) / 64, timed(0, True)], device=device)
+    dist.all_reduce(alone, group=group)  # all ranks do the same
+    product, communication = (alone / world).tolist()
+    products = min(max(1, round(communication / max(product, 1e-7))), 4096)
+    count = torch.tensor([seconds / max(1e-6, 4 * communication)], device=device)
+    dist.all_reduce(count, group=group)
+    rounds = min(max(int(count.item() / world), 5), 40)
+    table = [(timed(products, False), timed(0, True), timed(products, True)) for _ in range(rounds)]
+    only_computing, only_communicating, both = (statistics.median(x) for x in zip(*table, strict=True))
+    factor = torch.tensor([(both - only_computing) / max(only_communicating, 1e-9)], device=device)
+    dist.all_reduce(factor, group=group)
+    return min(max(1.0, factor.item() / world), 10.0)
+
+
 def fit(sizes: Sequence[float], times: Sequence[float]) -> Collective:
     """alpha and beta, not negative, with `time = alpha + size * beta`; relative errors count, so that small
     ones do.

@@ -19,7 +19,13 @@ from osdp.errors import ProfileError
 from osdp.gamma import Gamma, measure_gamma
 from osdp.generators import generators_kept
 from osdp.hardware import Hardware
-from osdp.measuring import device_memory, measure_collectives, measure_flops, measure_optimizer
+from osdp.measuring import (
+    device_memory,
+    measure_collectives,
+    measure_contention,
+    measure_flops,
+    measure_optimizer,
+)
 from osdp.together import Together
 from osdp.tracing import describe
 
@@ -97,7 +103,8 @@ def _profile(
             f"{kinds[0][:200]} and {kinds[other][:200]}"
         )
     try:
-        costs = measure_collectives(device, ranks.group, ranks.world_size, seconds * 0.35)
+        costs = measure_collectives(device, ranks.group, ranks.world_size, seconds * 0.3)
+        exposed = measure_contention(device, ranks.group, ranks.world_size, seconds * 0.05)
     except Exception as error:  # every rank's collectives fail when one's do
         raise ProfileError(
             f"a collective failed while it was measured: {type(error).__name__}: {error}"
@@ -136,6 +143,7 @@ def _profile(
         all_reduce=costs[2],
         flops_per_s=1 / rates["seconds_per_flop"],
         optimizer_s_per_byte=rates["optimizer"],
+        exposed_communication=exposed,
         gamma_s=gamma.per_sample_s,
         gamma_fixed_s=gamma.fixed_s,
         recompute_s=gamma.forward_s,

@@ -38,6 +38,7 @@ class LeafSolver {
             if (way.slots[p].transient[k] <= region.largest_transient)
               a.options.push_back(static_cast<int>(k));
           }
+          drop_dominated(way.slots[p], a.options);
           if (!a.options.empty()) alike_.push_back(std::move(a));
         }
       }
@@ -82,7 +83,30 @@ class LeafSolver {
     return s;
   }
 
-  bool keeps_all_rows() const {
+  // A plan within all rows, not always the best: one row's limit is lowered by what others are broken by.
+  bool repair(size_t row, const Budget& budget, int64_t& time) {
+    const int64_t given = left_[row];
+    bool found = false;
+    for (int attempt = 0; attempt < 8 && !found; ++attempt) {
+      const Solution s = one(row, budget);
+      if (s.status == Status::Infeasible || s.choices.empty()) break;
+      const int64_t lowered = left_[row];
+      left_[row] = given;
+      const int64_t over = worst_excess();
+      found = over <= 0;
+      time = s.time_ps;
+      left_[row] = lowered - std::max<int64_t>(over, 0);
+      if (left_[row] < 0) break;
+    }
+    left_[row] = given;
+    return found;
+  }
+
+  bool keeps_all_rows() const { return worst_excess() <= 0; }
+
+ private:
+  int64_t worst_excess() const {
+    int128 worst = -kLargestSum;
     for (size_t j = 0; j < table_.rows; ++j) {
       int128 sum = 0;
       for (size_t n = 0; n < alike_.size(); ++n) {
@@ -90,11 +114,12 @@ class LeafSolver {
           sum += static_cast<int128>(counts_[n][k]) * bytes(alike_[n], alike_[n].options[k], j);
         }
       }
-      if (sum > left_[j]) return false;
+      worst = std::max(worst, sum - left_[j]);
     }
-    return true;
+    return static_cast<int64_t>(worst);
   }
 
+ public:
   SeveralSolution several(const Prices& prices, int64_t cutoff, Stopwatch& watch) {
     SeveralRows problem;
     problem.limits = left_;
@@ -181,6 +206,26 @@ class LeafSolver {
     return static_cast<int64_t>(o.bytes[row * o.time.size() + k]);
   }
 
+  // Without the largest transients more options are dominated than in the table.
+  void drop_dominated(const Table::Options& o, std::vector<int>& options) const {
+    const size_t n = o.time.size();
+    const auto no_worse = [&](int a, int b) {
+      bool no = o.time[a] <= o.time[b], equal = o.time[a] == o.time[b];
+      for (size_t j = 0; j < table_.rows; ++j) {
+        no &= o.bytes[j * n + a] <= o.bytes[j * n + b];
+        equal &= o.bytes[j * n + a] == o.bytes[j * n + b];
+      }
+      return no && (!equal || a < b);
+    };
+    std::vector<int> kept;
+    for (int b : options) {
+      if (std::none_of(options.begin(), options.end(), [&](int a) { return a != b && no_worse(a, b); })) {
+        kept.push_back(b);
+      }
+    }
+    options.swap(kept);
+  }
+
   const Kinds& kinds_;
   const Table& table_;
   std::vector<Alike> alike_;
@@ -212,8 +257,12 @@ Leaf solve_leaf(const Kinds& kinds, const Table& table, const Request& request, 
     const SeveralSolution t = solver.several(bounded.prices, cutoff, watch);
     leaf.status = t.status;
     leaf.lower_bound_ps = std::max(leaf.lower_bound_ps, solver.fixed_ps() + t.lower_bound_ps);
-    if (t.counts.empty()) return leaf;
     leaf.time_ps = solver.fixed_ps() + t.time_ps;
+    if (t.counts.empty()) {
+      int64_t time = 0;
+      if (t.status == Status::Infeasible || !solver.repair(bounded.row, budget, time)) return leaf;
+      leaf.time_ps = solver.fixed_ps() + time;
+    }
   }
   leaf.decision = solver.decide(region, model);
   return leaf;

@@ -437,8 +437,8 @@ Bounded relax(const Kinds& kinds, const Table& table, const Request& request, co
       evaluate.at(prices, 1, point);
       const double value = bound(point, prices);
       if (best.time > enough + 1e-9 * std::abs(enough)) break;
-      if (value >= upper - 1e-11 * (std::abs(upper) + std::abs(value)) ||
-          best.time >= upper - 1e-11 * std::abs(upper)) {
+      const double near = region.tolerance * std::abs(upper);
+      if (value >= upper - near - 1e-11 * std::abs(value) || best.time >= upper - near) {
         break;
       }
       master.add(point);

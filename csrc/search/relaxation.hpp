@@ -53,6 +53,7 @@ struct Region {
   int64_t largest_transient;  // options with more are out
   int64_t reserved_bytes;     // off the limit
   Box box;
+  double tolerance = 1e-11;  // how near to the best bound is near enough, as a share of it
 };
 
 struct Bounded {

@@ -20,6 +20,9 @@
 namespace osdp::search {
 namespace {
 
+// What is cut anyway need not be bounded as well as can be.
+constexpr double kRough = 3e-4, kFine = 1e-11;
+
 struct Waiting {
   double bound = 0;  // least time, safely rounded down; of `samples`
   int64_t samples = 1;
@@ -72,6 +75,8 @@ class Scheduler {
   std::priority_queue<Waiting> waiting_;
   Schedule best_;
   int64_t number_ = 0;
+  int broken_ = 0;  // by the last plan that accept() refused
+  int64_t excess_ = 0;
   double given_up_ = 0;  // lowest bound per sample among leaves that were not solved
   bool gave_up_ = false;
 };
@@ -98,7 +103,12 @@ const Table& Scheduler::table(int64_t accumulation) {
 }
 
 Region Scheduler::region(const Waiting& w) const {
-  return {w.hi, w.lo, kinds_.transients[w.large], request_.reserve_bytes(kinds_.transients[w.lean]), w.box};
+  return {w.hi,
+          w.lo,
+          kinds_.transients[w.large],
+          request_.reserve_bytes(kinds_.transients[w.lean]),
+          w.box,
+          w.lo.size < w.hi.size || w.lean < w.large ? kRough : kFine};
 }
 
 // Whether no plan in it can be better than the best one.
@@ -186,7 +196,7 @@ void Scheduler::around(const Waiting& w) {
   push(std::move(rest));
 }
 
-// False: a row was added.
+// False where a phase is over the limit: broken_, by excess_.
 bool Scheduler::accept(const Leaf& leaf, Batch batch) {
   int64_t used = 0;
   for (const Kind& kind : kinds_.kinds) {
@@ -203,14 +213,8 @@ bool Scheduler::accept(const Leaf& leaf, Batch batch) {
   for (int64_t& bytes : phases) bytes = std::min(kLargestSum, bytes + request_.reserve_bytes(used));
   const auto worst = std::max_element(phases.begin(), phases.end());
   if (*worst > request_.limit_bytes) {
-    const int row = static_cast<int>(worst - phases.begin());
-    if (request_.paper() || rows_.size() >= kMostRows ||
-        std::find(rows_.begin(), rows_.end(), row) != rows_.end()) {
-      gave_up_ = true;  // cannot happen but for the cap on rows
-      given_up_ = 0;
-      return true;
-    }
-    rows_.push_back(row);
+    broken_ = static_cast<int>(worst - phases.begin());
+    excess_ = *worst - request_.limit_bytes;
     return false;
   }
   const bool better = !best_.feasible || static_cast<int128>(leaf.time_ps) * best_.batch.samples() <
@@ -248,8 +252,26 @@ bool Scheduler::solve(const Waiting& w) {
     if (!gave_up_ || bound < given_up_) given_up_ = bound;
     gave_up_ = true;
   }
-  if (leaf.decision.choices.empty()) return true;
-  return accept(leaf, w.lo);
+  if (leaf.decision.choices.empty() || accept(leaf, w.lo)) return true;
+  const int row = broken_;
+  // A plan that fits, not always the best: the same under a limit that is lower by what was too much.
+  Region tighter = region(w);
+  for (int attempt = 0; attempt < 4; ++attempt) {
+    tighter.reserved_bytes += excess_;
+    const Bounded again = relax(kinds_, t, request_, tighter, w.prices, 1e300);
+    if (!again.feasible) break;
+    const Leaf other = solve_leaf(kinds_, t, request_, tighter, again, model_, cutoff, watch_, rest);
+    if (other.decision.choices.empty() || accept(other, w.lo)) break;
+  }
+  if (rows_.size() < kMostRows && std::find(rows_.begin(), rows_.end(), row) == rows_.end()) {
+    rows_.push_back(row);
+    return false;
+  }
+  if (!gave_up_ || w.bound / static_cast<double>(w.samples) < given_up_) {
+    given_up_ = w.bound / static_cast<double>(w.samples);
+  }
+  gave_up_ = true;
+  return true;
 }
 
 bool Scheduler::pass() {

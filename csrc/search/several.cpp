@@ -7,6 +7,7 @@
 #include "search/several.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -14,25 +15,24 @@ namespace osdp::search {
 namespace {
 
 constexpr int kShift = 24;
-constexpr size_t kMostSums = 60000;
+constexpr size_t kMostSums = 30000;
 
 // How some operators choose, or a partial sum over several kinds.
 struct Sum {
   int64_t time = 0, reduced = 0;
-  std::vector<int64_t> bytes;
-  size_t parent = 0, item = 0;
-  std::vector<int64_t> counts;  // of an item: by choice
+  std::array<int64_t, kMostLimits> bytes{};  // by row
+  uint32_t parent = 0, item = 0;             // of an item: `item` is the index of its counts
 };
 
-bool dominates(const Sum& a, const Sum& b) {
+bool dominates(const Sum& a, const Sum& b, size_t rows) {
   if (a.time > b.time) return false;
-  for (size_t j = 0; j < a.bytes.size(); ++j) {
+  for (size_t j = 0; j < rows; ++j) {
     if (a.bytes[j] > b.bytes[j]) return false;
   }
   return true;
 }
 
-void drop_dominated(std::vector<Sum>& list, Stopwatch& watch) {
+void drop_dominated(std::vector<Sum>& list, size_t rows, Stopwatch& watch) {
   std::sort(list.begin(), list.end(), [](const Sum& a, const Sum& b) {
     return a.time != b.time ? a.time < b.time : a.bytes < b.bytes;
   });
@@ -40,9 +40,9 @@ void drop_dominated(std::vector<Sum>& list, Stopwatch& watch) {
   for (Sum& s : list) {
     bool out = false;
     // The nearest ones dominate most often; looking at all of a long list costs more than it saves.
-    const size_t look = std::min<size_t>(kept.size(), 400);
-    for (size_t n = 0; n < look && !out; ++n) out = dominates(kept[kept.size() - 1 - n], s);
-    if (!out) kept.push_back(std::move(s));
+    const size_t look = std::min<size_t>(kept.size(), 32);
+    for (size_t n = 0; n < look && !out; ++n) out = dominates(kept[kept.size() - 1 - n], s, rows);
+    if (!out) kept.push_back(s);
     if (watch.spent(static_cast<int64_t>(look))) break;
   }
   list.swap(kept);
@@ -77,8 +77,8 @@ class Search {
   SeveralSolution run() {
     SeveralSolution s;
     s.lower_bound_ps = bound_;
-    int64_t allowance = std::max<int64_t>(1, bound_ / 10'000'000);
-    for (;; allowance = allowance > spread_ / 16 ? spread_ : allowance * 16) {
+    int64_t allowance = std::max<int64_t>(1, bound_ / 1'000'000);
+    for (;; allowance = allowance > spread_ / 4 ? spread_ : allowance * 4) {
       allowance = std::min(allowance, cutoff_ - 1 - bound_);
       if (allowance < 0) return finish(s);
       const bool whole = round(allowance);
@@ -102,50 +102,44 @@ class Search {
     return s;
   }
 
-  // All ways in which a kind's operators may choose with so little reduced cost.
-  bool items_of(size_t k, int64_t allowance, std::vector<Sum>& items) {
+  // All ways in which a kind's operators may choose with so little reduced cost. counts: by Sum::item.
+  bool items_of(size_t k, int64_t allowance, std::vector<Sum>& items,
+                std::vector<std::vector<int64_t>>& counts) {
     const auto& kind = problem_.kinds[k];
     const size_t n = kind.choices.size();
     items.clear();
-    std::vector<size_t> open;
-    size_t base = 0;
+    counts.clear();
+    const size_t base =
+        static_cast<size_t>(std::find(reduced_[k].begin(), reduced_[k].end(), 0) - reduced_[k].begin());
+    std::vector<int64_t> left{kind.count}, reduced{0};
+    counts.emplace_back(n, 0);
     for (size_t c = 0; c < n; ++c) {
-      if (reduced_[k][c] == 0) base = c;
-    }
-    for (size_t c = 0; c < n; ++c) {
-      if (c != base && reduced_[k][c] <= allowance) open.push_back(c);
-    }
-    Sum first;
-    first.bytes.assign(rows_, 0);
-    first.counts.assign(n, 0);
-    items.push_back(first);
-    for (size_t c : open) {
-      const size_t before = items.size();
+      if (c == base || reduced_[k][c] > allowance) continue;
+      const size_t before = counts.size();
       for (size_t i = 0; i < before; ++i) {
-        int64_t used = 0;
-        for (int64_t x : items[i].counts) used += x;
-        for (int64_t x = 1; used + x <= kind.count; ++x) {
-          const int64_t reduced = items[i].reduced + x * reduced_[k][c];
-          if (reduced > allowance) break;
-          Sum s = items[i];
-          s.reduced = reduced;
-          s.counts[c] = x;
-          items.push_back(std::move(s));
+        for (int64_t x = 1; x <= left[i] && reduced[i] + x * reduced_[k][c] <= allowance; ++x) {
+          counts.push_back(counts[i]);
+          counts.back()[c] = x;
+          left.push_back(left[i] - x);
+          reduced.push_back(reduced[i] + x * reduced_[k][c]);
         }
-        if (items.size() > kMostSums || watch_.spent(static_cast<int64_t>(items.size() - before)))
-          return false;
+        if (counts.size() > kMostSums) return false;
       }
+      if (watch_.spent(static_cast<int64_t>(20 * (counts.size() - before)))) return false;
     }
-    for (Sum& s : items) {
-      int64_t used = 0;
-      for (int64_t x : s.counts) used += x;
-      s.counts[base] = kind.count - used;
+    for (size_t i = 0; i < counts.size(); ++i) {
+      counts[i][base] = left[i];
+      Sum s;
+      s.reduced = reduced[i];
+      s.item = static_cast<uint32_t>(i);
       for (size_t c = 0; c < n; ++c) {
-        s.time += s.counts[c] * kind.choices[c].time;
-        for (size_t j = 0; j < rows_; ++j) s.bytes[j] += s.counts[c] * kind.choices[c].bytes[j];
+        if (counts[i][c] == 0) continue;
+        s.time += counts[i][c] * kind.choices[c].time;
+        for (size_t j = 0; j < rows_; ++j) s.bytes[j] += counts[i][c] * kind.choices[c].bytes[j];
       }
+      items.push_back(s);
     }
-    drop_dominated(items, watch_);
+    drop_dominated(items, rows_, watch_);
     return !watch_.stopped();
   }
 
@@ -153,8 +147,9 @@ class Search {
   bool round(int64_t allowance) {
     const size_t n = problem_.kinds.size();
     std::vector<std::vector<Sum>> items(n);
+    std::vector<std::vector<std::vector<int64_t>>> counts(n);
     for (size_t k = 0; k < n; ++k) {
-      if (!items_of(k, allowance, items[k])) return false;
+      if (!items_of(k, allowance, items[k], counts[k])) return false;
     }
     std::vector<size_t> order(n);
     for (size_t k = 0; k < n; ++k) order[k] = k;
@@ -171,7 +166,6 @@ class Search {
     }
     std::vector<std::vector<Sum>> lists(1);
     lists[0].emplace_back();
-    lists[0][0].bytes.assign(rows_, 0);
     for (size_t d = 0; d < n; ++d) {
       std::vector<Sum> next;
       for (size_t a = 0; a < lists[d].size(); ++a) {
@@ -181,19 +175,23 @@ class Search {
           Sum s;
           s.time = x.time + y.time;
           s.reduced = x.reduced + y.reduced;
-          s.parent = a, s.item = i;
-          s.bytes.resize(rows_);
+          s.parent = static_cast<uint32_t>(a), s.item = y.item;
           bool fits = true;
           for (size_t j = 0; j < rows_ && fits; ++j) {
             s.bytes[j] = x.bytes[j] + y.bytes[j];
             fits = s.bytes[j] + rest[d + 1][j] <= problem_.limits[j];
           }
-          if (fits) next.push_back(std::move(s));
+          if (!fits) continue;
+          if (d + 1 == n && !next.empty()) {  // only the fastest counts in the end
+            if (s.time < next[0].time) next[0] = s;
+          } else {
+            next.push_back(s);
+          }
         }
         if (next.size() > kMostSums || watch_.spent(static_cast<int64_t>(items[order[d]].size())))
           return false;
       }
-      drop_dominated(next, watch_);
+      drop_dominated(next, rows_, watch_);
       if (watch_.stopped()) return false;
       lists.push_back(std::move(next));
       if (lists.back().empty()) return true;
@@ -204,7 +202,7 @@ class Search {
     best_counts_.assign(n, {});
     for (size_t d = n; d-- > 0;) {
       const Sum& s = lists[d + 1][at];
-      best_counts_[order[d]] = items[order[d]][s.item].counts;
+      best_counts_[order[d]] = counts[order[d]][s.item];
       at = s.parent;
     }
     return true;
@@ -224,6 +222,7 @@ class Search {
 
 SeveralSolution solve_several(const SeveralRows& problem, const std::vector<double>& prices,
                               int64_t cutoff_ps, Stopwatch& watch) {
+  if (problem.limits.size() > kMostLimits) throw InvalidProblem("more than 12 memory limits");
   return Search(problem, prices, cutoff_ps, watch).run();
 }
 

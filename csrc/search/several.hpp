@@ -1,11 +1,11 @@
 // A multiple-choice knapsack with several memory limits, for the few plans where more than one phase binds.
 #pragma once
 
-#include <array>
-
 #include "search/problem.hpp"
 
 namespace osdp::search {
+
+inline constexpr size_t kMostLimits = 12;
 
 struct SeveralRows {
   struct Choice {

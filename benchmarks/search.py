@@ -26,7 +26,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import solvers
+from support import solvers
 
 import osdp
 from osdp.solving import check_solution

@@ -139,6 +139,14 @@ def reason_for(
         other = min(smaller, key=lambda c: (step_ps(c), resident(c)))
         saves, costs = versus(other)
         verb = "sharding it" if other["granularity"] == 1 else "sharding a slice of it"
+        if (
+            costs > 0
+        ):  # also faster, but for the room to gather it in, which the whole plan would have to keep
+            buffer = format_bytes(other["transient_bytes"])
+            return (
+                f"kept whole: {verb} would save {saves} and {_ms(costs)} a step, but buffers of {buffer} "
+                "to gather it in, which cost more elsewhere"
+            )
         return f"kept whole: {verb} would save {saves} and cost {_ms(-costs)} a step"
     if whole is None:
         return "sharded: keeping it whole is not allowed"

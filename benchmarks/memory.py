@@ -76,7 +76,9 @@ def measure(name: str) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     arguments = parser.parse_args()
@@ -88,6 +90,7 @@ def main() -> int:
             row = {"name": name, "ranks": ranks, **run_ranks(__file__, [name], ranks, seconds=120)}
             row["goal_units"] = GOALS.get(name, {}).get(ranks)
             rows.append(row)
+            console.print(f"{name}, {ranks} ranks: {row['peak_units']:.2f} B")
     table = Table(title="peak of the live heap in forward + backward, in units of B", title_justify="left")
     for column in ("", "ranks", "peak", "kept between steps", "goal", ""):
         table.add_column(column, justify="left" if column == "" else "right")

@@ -79,14 +79,18 @@ def judge(cpu: dict[str, float]) -> dict[str, bool]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--rounds", type=int, default=60)
     arguments = parser.parse_args()
     console = Console(width=110)
     here = machine()
     found = {ranks: run_ranks(__file__, [str(arguments.rounds)], ranks) for ranks in (1, 2)}
-    table = Table(title="microseconds per tiny unit, forward + backward, over the bare model", title_justify="left")
+    table = Table(
+        title="microseconds per tiny unit, forward + backward, over the bare model", title_justify="left"
+    )
     table.add_column("")
     for ranks in found:
         table.add_column(f"cpu, {ranks} rank{'s' * (ranks > 1)}", justify="right")
@@ -104,7 +108,8 @@ def main() -> int:
         table.add_row(name, *cells)
     console.print(table)
     goals = {
-        ranks: judge({name: row["cpu"]["median_us"] for name, row in rows.items()}) for ranks, rows in found.items()
+        ranks: judge({name: row["cpu"]["median_us"] for name, row in rows.items()})
+        for ranks, rows in found.items()
     }
     for ranks, verdicts in goals.items():
         for goal, reached in verdicts.items():

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 ADDRESS = "10.93.0.{}"
+NAMED = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"')  # hosts are told apart by their names
 SHAPE = ("root", "tbf", "burst", "256kb", "latency", "50ms", "rate")
 
 
@@ -43,7 +44,7 @@ def hosts_apart(count: int, rate: str) -> Iterator[list[list[str]]]:
             for where, device in ((switch, port), (name, "eth0")):
                 command = ("tc", "-n", where, "qdisc", "add", "dev", device, *SHAPE, rate)
                 subprocess.run(command, check=True, timeout=20)
-        yield [["ip", "netns", "exec", name] for name in names]
+        yield [["ip", "netns", "exec", name, *NAMED, name] for name in names]
     finally:
         for name in (*names, switch):
             with suppress(subprocess.SubprocessError):

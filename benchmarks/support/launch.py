@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -21,7 +22,13 @@ HERE = Path(__file__).parent.parent
 
 
 def run_ranks(
-    script: str, arguments: Sequence[str], ranks: int, *, hosts: int = 1, rate: str = "1gbit", seconds: float = 500
+    script: str,
+    arguments: Sequence[str],
+    ranks: int,
+    *,
+    hosts: int = 1,
+    rate: str = "1gbit",
+    seconds: float = 500,
 ) -> Any:
     """What `as_rank` of `script` returned on rank 0; `ranks` processes in all, spread evenly over the hosts.
 
@@ -29,6 +36,7 @@ def run_ranks(
     """
     if ranks % hosts:
         raise ValueError(f"{ranks} ranks cannot be spread evenly over {hosts} hosts")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that ranks and hosts are cleared away
     with (
         tempfile.TemporaryDirectory() as folder,
         hosts_apart(hosts, rate) if hosts > 1 else nullcontext([[]]) as prefixes,
@@ -46,7 +54,14 @@ def run_ranks(
         }
         processes = [
             subprocess.Popen(
-                [*prefixes[rank * hosts // ranks], sys.executable, script, "--as-rank", str(answer), *arguments],
+                [
+                    *prefixes[rank * hosts // ranks],
+                    sys.executable,
+                    script,
+                    "--as-rank",
+                    str(answer),
+                    *arguments,
+                ],
                 env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank % (ranks // hosts))},
             )
             for rank in range(ranks)

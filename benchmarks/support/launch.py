@@ -28,7 +28,7 @@ def run_ranks(
     *,
     hosts: int = 1,
     rate: str = "1gbit",
-    seconds: float = 500,
+    seconds: float = 900,
 ) -> Any:
     """What `as_rank` of `script` returned on rank 0; `ranks` processes in all, spread evenly over the hosts.
 

@@ -50,7 +50,6 @@ def run_ranks(
             "MASTER_PORT": str(_free_port()),
             "GLOO_SOCKET_IFNAME": "eth0" if hosts > 1 else "lo",
             "LD_PRELOAD": str(_heap_counter(Path(folder))),
-            "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
         }
         processes = [
             subprocess.Popen(

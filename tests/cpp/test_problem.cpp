@@ -75,7 +75,7 @@ int main() {
   request.limit_bytes = 55;
   const Schedule plain = schedule(model, request);  // nothing to shard: the largest batch that fits
   CHECK(plain.feasible && plain.optimal);
-  CHECK_EQ(plain.fixed.batch.size, 5);
+  CHECK_EQ(plain.batch.size, 5);
   CHECK_EQ(plain.step_ps, 6'000'000);
   request.limit_bytes = 9;
   const Schedule none = schedule(model, request);

@@ -1,0 +1,117 @@
+"""Runs a benchmark's ranks, here or on several hosts, and brings back what rank 0 found."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from support.hosts import ADDRESS, hosts_apart
+
+HERE = Path(__file__).parent.parent
+
+
+def run_ranks(
+    script: str,
+    arguments: Sequence[str],
+    ranks: int,
+    *,
+    hosts: int = 1,
+    rate: str = "1gbit",
+    seconds: float = 900,
+) -> Any:
+    """What `as_rank` of `script` returned on rank 0; `ranks` processes in all, spread evenly over the hosts.
+
+    Raises RuntimeError when a rank fails, or not all have ended after `seconds`.
+    """
+    if ranks % hosts:
+        raise ValueError(f"{ranks} ranks cannot be spread evenly over {hosts} hosts")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that ranks and hosts are cleared away
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        hosts_apart(hosts, rate) if hosts > 1 else nullcontext([[]]) as prefixes,
+    ):
+        answer = Path(folder) / "answer.json"
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": ADDRESS.format(1) if hosts > 1 else "127.0.0.1",
+            "MASTER_PORT": str(_free_port()),
+            "GLOO_SOCKET_IFNAME": "eth0" if hosts > 1 else "lo",
+            "LD_PRELOAD": str(_heap_counter(Path(folder))),
+        }
+        processes = [
+            subprocess.Popen(
+                [
+                    *prefixes[rank * hosts // ranks],
+                    sys.executable,
+                    script,
+                    "--as-rank",
+                    str(answer),
+                    *arguments,
+                ],
+                env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank % (ranks // hosts))},
+            )
+            for rank in range(ranks)
+        ]
+        _wait(processes, seconds)
+        return json.loads(answer.read_text())
+
+
+def as_rank(job: Callable[..., Any], *arguments: Any) -> bool:
+    """In a rank: runs `job` within a gloo process group, with one thread, and hands its result back; else False."""
+    if "--as-rank" not in sys.argv:
+        return False
+    import torch
+    import torch.distributed as dist
+
+    at = sys.argv.index("--as-rank")
+    answer, given = Path(sys.argv[at + 1]), sys.argv[at + 2 :]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=100))
+    result = job(*given)
+    if dist.get_rank() == 0:
+        answer.write_text(json.dumps(result))
+    dist.barrier()
+    os._exit(0)  # peers leave threads behind that may not end by themselves
+
+
+def _wait(processes: list[subprocess.Popen[bytes]], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    try:
+        while any(p.poll() is None for p in processes):
+            failed = [rank for rank, p in enumerate(processes) if p.poll() not in (None, 0)]
+            if failed or time.monotonic() > end:
+                raise RuntimeError(f"ranks {failed} failed" if failed else f"not done after {seconds} s")
+            time.sleep(0.05)
+        failed = [rank for rank, p in enumerate(processes) if p.returncode != 0]
+        if failed:
+            raise RuntimeError(f"ranks {failed} failed")
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def _heap_counter(folder: Path) -> Path:
+    library = folder / "heap_peak.so"
+    source = HERE / "heap_peak.c"
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", str(source), "-o", str(library)], check=True, timeout=60)
+    return library
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("", 0))
+        return int(s.getsockname()[1])

@@ -17,6 +17,9 @@
 #include <queue>
 #include <set>
 
+#include "search/chooser.hpp"
+#include "search/least.hpp"
+
 namespace osdp::search {
 namespace {
 
@@ -40,14 +43,15 @@ struct Waiting {
 
 class Scheduler {
  public:
-  Scheduler(const Model& model, const Request& request, const Budget& budget, bool any)
-      : model_(model),
-        request_(request),
-        budget_(budget),
-        watch_(budget),
-        any_(any),
-        kinds_(find_kinds(model, request)) {}
+  // `any`: the first plan that fits will do.
+  Scheduler(const Model& model, const Request& request, const Budget& budget, const Kinds& kinds,
+            Stopwatch& watch, bool any)
+      : model_(model), request_(request), budget_(budget), watch_(watch), any_(any), kinds_(kinds) {}
 
+  // A plan to begin with, if it fits.
+  void offer(const Decision& decision, Batch batch) {
+    accept({Status::Feasible, step_ps(kinds_, decision, batch), 0, decision, 0}, batch);
+  }
   Schedule run();
 
  private:
@@ -58,6 +62,7 @@ class Scheduler {
   void around(const Waiting& w);
   bool solve(const Waiting& w);
   bool accept(const Leaf& leaf, Batch batch);
+  void round(const Waiting& w);
   void depth_first();
   void finish();
   const Table& table(int64_t accumulation);
@@ -67,9 +72,10 @@ class Scheduler {
   const Model& model_;
   const Request& request_;
   const Budget& budget_;
-  Stopwatch watch_;
-  const bool any_;  // the first plan that fits will do
-  const Kinds kinds_;
+  Stopwatch& watch_;
+  const bool any_;
+  const Kinds& kinds_;
+  std::set<std::pair<std::pair<int64_t, int64_t>, size_t>> rounded_;  // batches and transients, see round()
   std::vector<int> rows_;
   std::map<int64_t, Table> tables_;
   std::priority_queue<Waiting> waiting_;
@@ -230,6 +236,48 @@ bool Scheduler::accept(const Leaf& leaf, Batch batch) {
   return true;
 }
 
+// Note [Rounding]
+// A good plan soon makes all bounds more useful. At the relaxation's prices the choices of everything are
+// near the best plan, but often too large; at many times these prices they are as small as can be. The least
+// factor under which all phases fit is found by halving, and what memory is left is spent on the operators
+// that it speeds up most. Once for every batch and transient.
+void Scheduler::round(const Waiting& w) {
+  if (any_ || !rounded_.insert({{w.lo.size, w.lo.accumulation}, w.lean}).second) return;
+  const int64_t transient = kinds_.transients[w.lean];
+  const int64_t limit = request_.limit_bytes - request_.reserve_bytes(transient);
+  const Chooser chooser(model_, request_, kinds_, w.lo, transient, false);
+  if (!chooser.possible()) return;
+  std::vector<double> prices(chooser.phases(), 0);
+  double sum = 0;
+  for (size_t j = 0; j < rows_.size(); ++j) sum += prices[std::max(rows_[j], 0)] = w.prices[j];
+  if (sum == 0) prices.back() = 1;
+  Decision decision, fits;
+  std::vector<int64_t> phases;
+  const auto at = [&](double factor) {
+    std::vector<double> scaled = prices;
+    for (double& p : scaled) p *= factor;
+    chooser.cheapest(scaled, decision);
+    std::vector<int64_t> now = phase_bytes(model_, request_, kinds_, decision, w.lo);
+    watch_.spent(static_cast<int64_t>(200 * now.size()));
+    if (*std::max_element(now.begin(), now.end()) > limit) return false;
+    phases = std::move(now);
+    fits = decision;
+    return true;
+  };
+  double low = 0, high = 1;
+  while (!at(high)) {
+    low = high;
+    high *= 4;
+    if (high > 1e7 || watch_.stopped()) return;
+  }
+  for (int turn = 0; turn < 12 && high - low > 1e-3 * high && !watch_.stopped(); ++turn) {
+    const double middle = (low + high) / 2;
+    (at(middle) ? high : low) = middle;
+  }
+  chooser.quicken(fits, phases, limit);
+  offer(fits, w.lo);
+}
+
 bool Scheduler::solve(const Waiting& w) {
   const Table& t = table(w.lo.accumulation);
   const Bounded bounded = relax(kinds_, t, request_, region(w), w.prices, 1e300);
@@ -292,6 +340,7 @@ bool Scheduler::pass() {
       halve(top);
       continue;
     }
+    round(top);
     if (top.box.lo == top.box.hi) {
       if (!solve(top)) return false;
       continue;
@@ -391,33 +440,25 @@ Schedule Scheduler::run() {
   return best_;
 }
 
-// The least limit under which a plan exists: the first power of two that is enough, then halving.
-int64_t smallest_limit(const Model& model, Request request, const Budget& budget) {
+// The least limit under which a plan exists, by halving between what is known to be too little and enough.
+// Where time runs out, a limit that works.
+int64_t smallest_limit(const Model& model, Request request, const Kinds& kinds, const LeastMemory& least,
+                       const Budget& budget, Stopwatch& watch) {
   request.depth_first = false;
   if (request.batches.empty()) request.batches = {{1, 1}};
-  int64_t low = request.limit_bytes, high = std::max<int64_t>(2 * request.limit_bytes, 1 << 20);
-  const auto fits = [&](int64_t limit) {
-    request.limit_bytes = limit;
-    const Schedule s = Scheduler(model, request, budget, true).run();
-    return s.feasible ? s.peak_bytes : 0;
-  };
-  for (;;) {
-    if (high > kLargestSum / 2) return 0;
-    const int64_t peak = fits(high);
-    if (peak > 0) {
-      high = peak;
-      break;
-    }
-    low = high;
-    high *= 2;
-  }
-  while (high - low > 1) {
-    const int64_t middle = low + (high - low) / 2;
-    const int64_t peak = fits(middle);
-    if (peak > 0) {
-      high = std::max(low + 1, std::min(middle, peak));
-    } else {
-      low = middle;
+  int64_t low = std::max(request.limit_bytes, least.bound_bytes - 1), high = least.peak_bytes;
+  if (high >= kLargestSum) return 0;
+  if (high - low <= 1 || watch.stopped()) return high;
+  const bool once = std::all_of(request.batches.begin(), request.batches.end(),
+                                [](const Batch& b) { return b.accumulation == 1; });
+  const Kinds few = once ? leanest(kinds, 1) : kinds;
+  while (high - low > 1 && !watch.spent(kLargestSum)) {
+    request.limit_bytes = low + (high - low) / 2;
+    const Schedule s = Scheduler(model, request, budget, few, watch, true).run();
+    if (s.feasible) {
+      high = std::max(low + 1, std::min(request.limit_bytes, s.peak_bytes));
+    } else if (!watch.stopped()) {
+      low = request.limit_bytes;
     }
   }
   return high;
@@ -447,11 +488,22 @@ Schedule schedule(const Model& model, const Request& request, const Budget& budg
       throw InvalidProblem("operator '" + op.name + "': no such block");
     }
   }
-  Schedule s = Scheduler(model, request, budget, false).run();
-  if (!s.feasible && request.find_smallest &&
-      !(s.leaves > 0 && budget.time_limit_s > 0 && s.seconds >= budget.time_limit_s)) {
-    s.smallest_limit_bytes = smallest_limit(model, request, budget);
+  Stopwatch watch(budget);
+  const Kinds kinds = find_kinds(model, request);
+  const LeastMemory least = least_memory(model, request, kinds, watch);
+  Schedule s;
+  if (request.depth_first || least.bound_bytes <= request.limit_bytes) {
+    Scheduler scheduler(model, request, budget, kinds, watch, false);
+    if (!request.depth_first && least.peak_bytes <= request.limit_bytes) {
+      scheduler.offer(least.decision, least.batch);
+    }
+    s = scheduler.run();
   }
+  // A search that was stopped does not know that nothing fits.
+  if (!s.feasible && request.find_smallest && (!watch.stopped() || least.bound_bytes > request.limit_bytes)) {
+    s.smallest_limit_bytes = smallest_limit(model, request, kinds, least, budget, watch);
+  }
+  s.seconds = watch.seconds();
   return s;
 }
 

@@ -1,0 +1,213 @@
+#include "search/chooser.hpp"
+
+#include <algorithm>
+
+namespace osdp::search {
+
+Chooser::Chooser(const Model& model, const Request& request, const Kinds& kinds, Batch batch,
+                 int64_t largest_transient, bool memory_alone)
+    : kinds_(kinds),
+      batch_(batch),
+      paper_(request.paper()),
+      operators_(model.operators.size()),
+      phases_(paper_ ? 1 : operators_),
+      blocks_(model.blocks.size()) {
+  for (const Kind& kind : kinds.kinds) {
+    auto& ways = ways_.emplace_back();
+    for (Recompute r : kind.ways) {
+      Way& way = ways.emplace_back();
+      way.way = r;
+      if (r != Recompute::None) way.time = batch.samples() * kind.recompute_ps_per_sample;
+      for (const Slot& slot : kind.slots) {
+        auto& options = way.slots.emplace_back();
+        const auto& all = slot.candidates[static_cast<int>(r)];
+        for (size_t c = 0; c < all.size(); ++c) {
+          if (all[c].transient_bytes > largest_transient) continue;
+          Option o;
+          o.candidate = static_cast<int>(c);
+          if (!memory_alone) o.time = batch.accumulation * all[c].communication_ps + all[c].optimizer_ps;
+          o.after = o.before = all[c].state_bytes;
+          if (!paper_) {
+            o.before += all[c].gathered_bytes - (batch.accumulation > 1 ? 0 : all[c].gradient_bytes);
+            o.own = all[c].whole_gradient_bytes;
+            if (r == Recompute::Hold) o.held = all[c].held_bytes;
+          }
+          const auto no_worse = [](const Option& a, const Option& b) {
+            return a.time <= b.time && a.before <= b.before && a.before + a.own <= b.before + b.own &&
+                   a.after <= b.after && a.held <= b.held;
+          };
+          if (std::any_of(options.begin(), options.end(), [&](const Option& x) { return no_worse(x, o); })) {
+            continue;
+          }
+          std::erase_if(options, [&](const Option& x) { return no_worse(o, x); });
+          options.push_back(o);
+        }
+        possible_ &= all.empty() || !options.empty();
+      }
+    }
+  }
+}
+
+// Prices are summed from the left: of phases a to b - 1 together they are sums[b] - sums[a].
+template <typename Price, typename Cost>
+Cost Chooser::choose(const std::vector<Price>& prices, bool with_time, Decision& decision) const {
+  std::vector<Cost> sums(operators_ + 1, 0);
+  for (size_t j = 0; j < operators_; ++j) sums[j + 1] = sums[j] + Cost(paper_ ? prices[0] : prices[j]);
+  const auto over = [&](size_t a, size_t b) -> Cost { return paper_ ? Cost(prices[0]) : sums[b] - sums[a]; };
+  const size_t n = operators_;
+  decision.choices.assign(n, -1);
+  decision.ways.assign(blocks_, Recompute::None);
+  Cost total = 0;
+  std::vector<int> picked, best_picked;
+  for (size_t k = 0; k < kinds_.kinds.size(); ++k) {
+    const Kind& kind = kinds_.kinds[k];
+    for (size_t m = 0; m < kind.instances.size(); ++m) {
+      const auto& at = kind.instances[m];
+      const Way* best = nullptr;
+      Cost least = 0;
+      double least_mean = 0;
+      for (const Way& way : ways_[k]) {
+        const bool again = way.way != Recompute::None;
+        Cost cost = with_time ? Cost(way.time) : Cost(0);
+        double mean = 0;  // bytes, summed over all phases
+        if (again) {
+          const int64_t input = Linear{0, kind.input_bytes_per_sample}(batch_.size);
+          cost += over(at.front(), n) * Cost(input);
+          mean += static_cast<double>(input) * static_cast<double>(n - at.front());
+        }
+        picked.assign(at.size(), -1);
+        for (size_t p = 0; p < at.size(); ++p) {
+          const size_t i = at[p], end = again ? static_cast<size_t>(at.back()) + 1 : n;
+          const Cost here = over(i, i + 1), before = over(i, n), after = paper_ ? Cost(0) : over(0, i);
+          const Cost inside = over(i, end);
+          const int64_t saved = kind.slots[p].saved(batch_.size);
+          cost += inside * Cost(saved);
+          mean += static_cast<double>(saved) * static_cast<double>(end - i);
+          Cost lowest = 0;
+          double lowest_mean = 0;
+          for (const Option& o : way.slots[p]) {
+            const Cost c = (with_time ? Cost(o.time) : Cost(0)) + before * Cost(o.before) +
+                           here * Cost(o.own) + after * Cost(o.after) + inside * Cost(o.held);
+            const double size = static_cast<double>(o.before) * static_cast<double>(n - i) +
+                                static_cast<double>(o.after) * static_cast<double>(i) +
+                                static_cast<double>(o.own) +
+                                static_cast<double>(o.held) * static_cast<double>(end - i);
+            if (picked[p] < 0 || c < lowest || (c == lowest && size < lowest_mean)) {
+              picked[p] = o.candidate, lowest = c, lowest_mean = size;
+            }
+          }
+          cost += lowest;
+          mean += lowest_mean;
+        }
+        if (best == nullptr || cost < least || (cost == least && mean < least_mean)) {
+          best = &way, least = cost, least_mean = mean;
+          best_picked = picked;
+        }
+      }
+      total += least;
+      for (size_t p = 0; p < at.size(); ++p) decision.choices[at[p]] = best_picked[p];
+      if (kind.block) decision.ways[kind.blocks[m]] = best->way;
+    }
+  }
+  return total;
+}
+
+int128 Chooser::least(const std::vector<int64_t>& weights, Decision& decision) const {
+  int128 sum = 0;
+  for (int64_t w : weights) sum += w;
+  return choose<int64_t, int128>(weights, false, decision) + sum * kinds_.held_bytes(batch_.size);
+}
+
+void Chooser::cheapest(const std::vector<double>& prices, Decision& decision) const {
+  choose<double, double>(prices, true, decision);
+}
+
+void Chooser::quicken(Decision& decision, std::vector<int64_t>& phases, int64_t limit) const {
+  struct Move {
+    double worth;
+    size_t op, end;  // `held` counts in phases op to end - 1
+    int64_t faster, before, own, after, held;
+    int from, to;
+  };
+  std::vector<Move> moves;
+  for (size_t k = 0; k < kinds_.kinds.size(); ++k) {
+    const Kind& kind = kinds_.kinds[k];
+    for (size_t m = 0; m < kind.instances.size(); ++m) {
+      const Recompute r = kind.block ? decision.ways[kind.blocks[m]] : Recompute::None;
+      const auto way =
+          std::find_if(ways_[k].begin(), ways_[k].end(), [&](const Way& w) { return w.way == r; });
+      if (way == ways_[k].end()) continue;
+      for (size_t p = 0; p < kind.slots.size(); ++p) {
+        const size_t i = kind.instances[m][p];
+        const auto& options = way->slots[p];
+        const auto now = std::find_if(options.begin(), options.end(),
+                                      [&](const Option& o) { return o.candidate == decision.choices[i]; });
+        if (now == options.end()) continue;
+        for (const Option& o : options) {
+          if (o.time >= now->time) continue;
+          Move v{0,
+                 i,
+                 r == Recompute::None ? i : static_cast<size_t>(kind.instances[m].back()) + 1,
+                 now->time - o.time,
+                 o.before - now->before,
+                 o.own - now->own,
+                 o.after - now->after,
+                 o.held - now->held,
+                 now->candidate,
+                 o.candidate};
+          const int64_t most = std::max({v.before + v.held, v.before + v.own + v.held, v.after, int64_t{1}});
+          v.worth = static_cast<double>(v.faster) / static_cast<double>(most);
+          moves.push_back(v);
+        }
+      }
+    }
+  }
+  std::stable_sort(moves.begin(), moves.end(),
+                   [](const Move& a, const Move& b) { return a.worth > b.worth; });
+  // The largest phase to the left and to the right of each.
+  std::vector<int64_t> left(phases_ + 1, -kLargestSum), right(phases_ + 1, -kLargestSum);
+  const auto refresh = [&] {
+    for (size_t j = 0; j < phases_; ++j) left[j + 1] = std::max(left[j], phases[j]);
+    for (size_t j = phases_; j-- > 0;) right[j] = std::max(right[j + 1], phases[j]);
+  };
+  refresh();
+  for (const Move& v : moves) {
+    if (decision.choices[v.op] != v.from) continue;
+    if (paper_) {
+      if (phases[0] + v.after > limit) continue;
+      phases[0] += v.after;
+    } else {
+      if (left[v.op] + v.after > limit || right[v.op] + v.before > limit) continue;
+      if (phases[v.op] + v.before + v.own + (v.end > v.op ? v.held : 0) > limit) continue;
+      bool fits = true;
+      for (size_t j = v.op; j < v.end && fits; ++j) fits = phases[j] + v.before + v.held <= limit;
+      if (!fits) continue;
+      for (size_t j = 0; j < v.op; ++j) phases[j] += v.after;
+      for (size_t j = v.op; j < phases_; ++j) phases[j] += v.before;
+      for (size_t j = v.op; j < v.end; ++j) phases[j] += v.held;
+      phases[v.op] += v.own;
+    }
+    decision.choices[v.op] = v.to;
+    refresh();
+  }
+}
+
+int64_t step_ps(const Kinds& kinds, const Decision& decision, Batch batch) {
+  int128 sum = static_cast<int128>(batch.accumulation) * kinds.compute_ps(batch.size);
+  for (const Kind& kind : kinds.kinds) {
+    for (size_t m = 0; m < kind.instances.size(); ++m) {
+      const Recompute way = kind.block ? decision.ways[kind.blocks[m]] : Recompute::None;
+      if (way != Recompute::None) sum += static_cast<int128>(batch.samples()) * kind.recompute_ps_per_sample;
+      for (size_t p = 0; p < kind.slots.size(); ++p) {
+        const int choice = decision.choices[kind.instances[m][p]];
+        if (choice < 0) continue;
+        const Candidate& c = kind.slots[p].candidates[static_cast<int>(way)][choice];
+        sum += static_cast<int128>(batch.accumulation) * c.communication_ps + c.optimizer_ps;
+      }
+    }
+  }
+  if (sum > kLargestSum) throw InvalidProblem("the time of one step overflows 2^61");
+  return static_cast<int64_t>(sum);
+}
+
+}  // namespace osdp::search

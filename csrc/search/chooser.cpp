@@ -20,6 +20,7 @@ Chooser::Chooser(const Model& model, const Request& request, const Kinds& kinds,
       if (r != Recompute::None) way.time = batch.samples() * kind.recompute_ps_per_sample;
       for (const Slot& slot : kind.slots) {
         auto& options = way.slots.emplace_back();
+        double most = 0;
         const auto& all = slot.candidates[static_cast<int>(r)];
         for (size_t c = 0; c < all.size(); ++c) {
           if (all[c].transient_bytes > largest_transient) continue;
@@ -41,8 +42,13 @@ Chooser::Chooser(const Model& model, const Request& request, const Kinds& kinds,
           }
           std::erase_if(options, [&](const Option& x) { return no_worse(o, x); });
           options.push_back(o);
+          most = std::max(most, static_cast<double>(o.before) + static_cast<double>(o.own) +
+                                    static_cast<double>(o.after) + static_cast<double>(o.held));
         }
         possible_ &= all.empty() || !options.empty();
+        most += static_cast<double>(slot.saved(batch.size)) +
+                static_cast<double>(Linear{0, kind.input_bytes_per_sample}(batch.size));
+        most_ += most * static_cast<double>(kind.instances.size());
       }
     }
   }
@@ -115,7 +121,11 @@ Cost Chooser::choose(const std::vector<Price>& prices, bool with_time, Decision&
 int128 Chooser::least(const std::vector<int64_t>& weights, Decision& decision) const {
   int128 sum = 0;
   for (int64_t w : weights) sum += w;
-  return choose<int64_t, int128>(weights, false, decision) + sum * kinds_.held_bytes(batch_.size);
+  const int128 held = sum * kinds_.held_bytes(batch_.size);
+  if (static_cast<double>(sum) * most_ < static_cast<double>(kLargestSum)) {
+    return choose<int64_t, int64_t>(weights, false, decision) + held;
+  }
+  return choose<int64_t, int128>(weights, false, decision) + held;
 }
 
 void Chooser::cheapest(const std::vector<double>& prices, Decision& decision) const {

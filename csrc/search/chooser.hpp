@@ -48,6 +48,7 @@ class Chooser {
   const bool paper_;
   const size_t operators_, phases_;
   bool possible_ = true;
+  double most_ = 0;                     // bytes, no phase has more
   std::vector<std::vector<Way>> ways_;  // by kind
   size_t blocks_;
 };

@@ -7,6 +7,7 @@
 #include "search/least.hpp"
 
 #include <algorithm>
+#include <deque>
 
 #include "search/chooser.hpp"
 
@@ -15,47 +16,72 @@ namespace {
 
 constexpr int kTurns = 48;
 
+// One batch, and plans without larger transients. (What smaller ones' plans hold less for transients is left
+// to those.)
+struct Part {
+  Part(const Model& model, const Request& request, const Kinds& kinds, Batch b, int64_t transient)
+      : batch(b),
+        reserve(request.reserve_bytes(transient)),
+        bound(reserve),
+        chooser(model, request, kinds, b, transient, true),
+        weights(chooser.phases(), 0) {
+    weights.back() = 1;
+  }
+
+  void play(const Model& model, const Request& request, const Kinds& kinds, LeastMemory& best) {
+    Decision decision;
+    const int128 average = (chooser.least(weights, decision) + turn - 1) / turn + reserve;
+    bound = std::max(bound, static_cast<int64_t>(std::min<int128>(average, kLargestSum)));
+    const auto phases = phase_bytes(model, request, kinds, decision, batch);
+    const auto worst = std::max_element(phases.begin(), phases.end());
+    const int64_t peak = std::min(kLargestSum, *worst + reserve);
+    if (peak < best.peak_bytes) {
+      best.peak_bytes = peak;
+      best.batch = batch;
+      best.decision = std::move(decision);
+    }
+    ++weights[worst - phases.begin()];
+    ++turn;
+  }
+  int64_t work() const { return static_cast<int64_t>(50 * weights.size()); }
+
+  Batch batch;
+  int64_t reserve, bound;
+  int turn = 1;  // also the sum of all weights
+  Chooser chooser;
+  std::vector<int64_t> weights;
+};
+
 }  // namespace
 
-LeastMemory least_memory(const Model& model, const Request& request, const Kinds& kinds, Stopwatch& watch) {
+LeastMemory least_memory(const Model& model, const Request& request, const Kinds& kinds, int64_t enough_bytes,
+                         Stopwatch& watch) {
   LeastMemory best;
-  best.bound_bytes = best.peak_bytes = kLargestSum;
+  best.peak_bytes = kLargestSum;
   std::vector<Batch> batches = request.batches;
   if (batches.empty()) batches = {{1, 1}};
+  std::deque<Part> parts;
   for (const Batch& batch : batches) {
     for (int64_t transient : kinds.transients) {
-      const int64_t reserve = request.reserve_bytes(transient);
-      // Of this batch and transient. Smaller transients are a part of larger ones' plans with less reserve.
-      int64_t bound = reserve, peak = kLargestSum;
-      const Chooser chooser(model, request, kinds, batch, transient, true);
-      if (!chooser.possible()) continue;
-      std::vector<int64_t> weights(chooser.phases(), 0);
-      weights.back() = 1;
-      for (int turn = 1; turn <= kTurns; ++turn) {
-        Decision decision;
-        const int128 sum = chooser.least(weights, decision);
-        const int128 average = (sum + turn - 1) / turn + reserve;
-        bound = std::max(bound, static_cast<int64_t>(std::min<int128>(average, kLargestSum)));
-        const auto phases = phase_bytes(model, request, kinds, decision, batch);
-        const auto worst = std::max_element(phases.begin(), phases.end());
-        peak = std::min(peak, std::min(kLargestSum, *worst + reserve));
-        if (peak < best.peak_bytes) {
-          best.peak_bytes = peak;
-          best.batch = batch;
-          best.decision = std::move(decision);
-        }
-        // After an early end the bound of this transient counts all the same.
-        if (bound >= best.peak_bytes || watch.spent(static_cast<int64_t>(20 * phases.size()))) break;
-        ++weights[worst - phases.begin()];
-      }
-      best.bound_bytes = std::min(best.bound_bytes, bound);
-      if (watch.stopped()) {
-        best.bound_bytes = 0;  // the other transients were not looked at
-        return best;
+      parts.emplace_back(model, request, kinds, batch, transient);
+      if (!parts.back().chooser.possible()) parts.pop_back();
+    }
+  }
+  // First every part a little, then those that may still have the least to their end.
+  for (const int turns : {2, kTurns}) {
+    std::vector<Part*> order;
+    for (Part& part : parts) order.push_back(&part);
+    std::stable_sort(order.begin(), order.end(),
+                     [](const Part* a, const Part* b) { return a->bound < b->bound; });
+    for (Part* part : order) {
+      while (part->turn <= turns && part->bound < best.peak_bytes) {
+        part->play(model, request, kinds, best);
+        if (best.peak_bytes <= enough_bytes || watch.spent(part->work())) return best;
       }
     }
   }
-  best.bound_bytes = std::min(best.bound_bytes, best.peak_bytes);
+  best.bound_bytes = best.peak_bytes;
+  for (const Part& part : parts) best.bound_bytes = std::min(best.bound_bytes, part.bound);
   return best;
 }
 

@@ -13,8 +13,10 @@ struct LeastMemory {
   Decision decision;
 };
 
-// Over the batches asked for (all: 1), every transient, recomputation and choice.
-LeastMemory least_memory(const Model& model, const Request& request, const Kinds& kinds, Stopwatch& watch);
+// Over the batches asked for (all: 1), every transient, recomputation and choice. The first plan of no more
+// than `enough_bytes` ends it, with no bound.
+LeastMemory least_memory(const Model& model, const Request& request, const Kinds& kinds, int64_t enough_bytes,
+                         Stopwatch& watch);
 
 // Without the choices and recomputations that need no less memory in any phase than others do.
 Kinds leanest(const Kinds& kinds, int64_t accumulation);

@@ -7,8 +7,9 @@
 // that its relaxation likes best, or, when that is fixed too, solved exactly (leaf.hpp). The search ends when
 // the lowest bound is not below the best plan.
 //
-// Only some phases are rows. When a leaf's plan breaks another phase, that one becomes a row and the search
-// begins anew: with fewer rows it searched a relaxation, so nothing is lost.
+// Only some phases are rows. When a leaf's plan breaks another phase, that one becomes a row: with fewer rows
+// a relaxation was searched, so all bounds hold. Which instances are alike changes with the rows, so the
+// boxes of one batch and transient become one again, which is bounded anew when its turn comes.
 #include "search/schedule.hpp"
 
 #include <algorithm>
@@ -34,6 +35,7 @@ struct Waiting {
   Box box;
   std::vector<int> ways;                    // whole numbers near the relaxation's optimum
   Prices prices{};                          // a guess, the parent's
+  size_t rows = 0;                          // that it was bounded with
   int64_t number = 0;                       // ties: first come, first served
   bool operator<(const Waiting& o) const {  // std::priority_queue: the lowest bound on top
     const double a = bound / static_cast<double>(samples), b = o.bound / static_cast<double>(o.samples);
@@ -56,11 +58,14 @@ class Scheduler {
 
  private:
   void first_rows();
-  bool pass();  // false: a row was added
+  void begin();
+  void go_on();
+  void add_row(int row);
+  void give_up(Waiting w, double bound);
   void push(Waiting w);
   void halve(const Waiting& w);
   void around(const Waiting& w);
-  bool solve(const Waiting& w);
+  void solve(const Waiting& w);
   bool accept(const Leaf& leaf, Batch batch);
   void round(const Waiting& w);
   void depth_first();
@@ -83,8 +88,8 @@ class Scheduler {
   int64_t number_ = 0;
   int broken_ = 0;  // by the last plan that accept() refused
   int64_t excess_ = 0;
-  double given_up_ = 0;  // lowest bound per sample among leaves that were not solved
-  bool gave_up_ = false;
+  std::vector<Waiting> given_up_;  // leaves that were not solved
+  bool gave_up_ = false;           // the depth-first search
 };
 
 void Scheduler::first_rows() {
@@ -137,8 +142,10 @@ void Scheduler::push(Waiting w) {
   best_.regions++;
   watch_.spent(20000);
   if (!b.feasible) return;
-  w.bound = b.time - b.error;
+  const double known = w.samples == w.hi.samples() ? w.bound : 0;  // of a region that this one is a part of
+  w.bound = std::max(known, b.time - b.error);
   w.samples = w.hi.samples();
+  w.rows = rows_.size();
   w.prices = b.prices;
   w.ways = b.ways;
   w.number = number_++;
@@ -238,10 +245,11 @@ bool Scheduler::accept(const Leaf& leaf, Batch batch) {
 
 // Note [Rounding]
 // A good plan soon makes all bounds more useful. At the relaxation's prices the choices of everything are
-// near the best plan, but often too large; at many times these prices they are as small as can be. The least
-// factor under which all phases fit is found by halving, and what memory is left is spent on the operators
-// that it speeds up most. Once for every batch and transient.
+// near the best plan, but often too large in a phase that has no price or not enough of one. So that phase's
+// price rises, and where a plan fits, all prices fall, by smaller and smaller steps. What memory is left is
+// spent on the operators that it speeds up most. Once for every batch and transient.
 void Scheduler::round(const Waiting& w) {
+  constexpr int kTurns = 40;
   if (any_ || !rounded_.insert({{w.lo.size, w.lo.accumulation}, w.lean}).second) return;
   const int64_t transient = kinds_.transients[w.lean];
   const int64_t limit = request_.limit_bytes - request_.reserve_bytes(transient);
@@ -249,39 +257,39 @@ void Scheduler::round(const Waiting& w) {
   if (!chooser.possible()) return;
   std::vector<double> prices(chooser.phases(), 0);
   double sum = 0;
-  for (size_t j = 0; j < rows_.size(); ++j) sum += prices[std::max(rows_[j], 0)] = w.prices[j];
-  if (sum == 0) prices.back() = 1;
-  Decision decision, fits;
-  std::vector<int64_t> phases;
-  const auto at = [&](double factor) {
-    std::vector<double> scaled = prices;
-    for (double& p : scaled) p *= factor;
-    chooser.cheapest(scaled, decision);
-    std::vector<int64_t> now = phase_bytes(model_, request_, kinds_, decision, w.lo);
-    watch_.spent(static_cast<int64_t>(200 * now.size()));
-    if (*std::max_element(now.begin(), now.end()) > limit) return false;
-    phases = std::move(now);
-    fits = decision;
-    return true;
-  };
-  double low = 0, high = 1;
-  while (!at(high)) {
-    low = high;
-    high *= 4;
-    if (high > 1e7 || watch_.stopped()) return;
+  for (size_t j = 0; j < rows_.size(); ++j) sum += prices[std::max(rows_[j], 0)] += w.prices[j];
+  if (sum == 0) sum = w.bound / static_cast<double>(std::max<int64_t>(limit, 1));
+  double share = 0.25;
+  int found = 0;
+  for (int turn = 0; turn < kTurns && found < 4 && !watch_.stopped(); ++turn) {
+    Decision decision;
+    chooser.cheapest(prices, decision);
+    std::vector<int64_t> phases = phase_bytes(model_, request_, kinds_, decision, w.lo);
+    watch_.spent(static_cast<int64_t>(200 * phases.size()));
+    const auto worst = std::max_element(phases.begin(), phases.end());
+    if (*worst <= limit) {
+      chooser.quicken(decision, phases, limit);
+      offer(decision, w.lo);
+      ++found;
+      share /= 2;
+      for (double& p : prices) p *= 1 - share;
+      sum *= 1 - share;
+    } else {
+      prices[worst - phases.begin()] += share * sum;
+      sum += share * sum;
+    }
   }
-  for (int turn = 0; turn < 12 && high - low > 1e-3 * high && !watch_.stopped(); ++turn) {
-    const double middle = (low + high) / 2;
-    (at(middle) ? high : low) = middle;
-  }
-  chooser.quicken(fits, phases, limit);
-  offer(fits, w.lo);
 }
 
-bool Scheduler::solve(const Waiting& w) {
+void Scheduler::give_up(Waiting w, double bound) {
+  w.bound = std::max(w.bound, bound);
+  given_up_.push_back(std::move(w));
+}
+
+void Scheduler::solve(const Waiting& w) {
   const Table& t = table(w.lo.accumulation);
   const Bounded bounded = relax(kinds_, t, request_, region(w), w.prices, 1e300);
-  if (!bounded.feasible) return true;
+  if (!bounded.feasible) return;
   int64_t cutoff = kLargestSum;
   if (best_.feasible) {  // times below this are better
     const int128 least = static_cast<int128>(best_.step_ps) * w.samples;
@@ -294,60 +302,76 @@ bool Scheduler::solve(const Waiting& w) {
   best_.leaves++;
   best_.nodes += leaf.nodes;
   watch_.spent(kLargestSum);
-  if (leaf.status == Status::Feasible) {
-    const double bound =
-        std::max(w.bound, static_cast<double>(leaf.lower_bound_ps)) / static_cast<double>(w.samples);
-    if (!gave_up_ || bound < given_up_) given_up_ = bound;
-    gave_up_ = true;
+  const auto bound = static_cast<double>(leaf.lower_bound_ps);
+  if (leaf.decision.choices.empty() || accept(leaf, w.lo)) {
+    if (leaf.status == Status::Feasible) give_up(w, bound);
+    return;
   }
-  if (leaf.decision.choices.empty() || accept(leaf, w.lo)) return true;
   const int row = broken_;
+  give_up(w, bound);
   // A plan that fits, not always the best: the same under a limit that is lower by what was too much.
   Region tighter = region(w);
-  for (int attempt = 0; attempt < 4; ++attempt) {
+  for (int attempt = 0; attempt < 4 && !best_.feasible && !watch_.stopped(); ++attempt) {
     tighter.reserved_bytes += excess_;
     const Bounded again = relax(kinds_, t, request_, tighter, w.prices, 1e300);
     if (!again.feasible) break;
     const Leaf other = solve_leaf(kinds_, t, request_, tighter, again, model_, cutoff, watch_, rest);
     if (other.decision.choices.empty() || accept(other, w.lo)) break;
   }
-  if (rows_.size() < kMostRows && std::find(rows_.begin(), rows_.end(), row) == rows_.end()) {
-    rows_.push_back(row);
-    return false;
-  }
-  if (!gave_up_ || w.bound / static_cast<double>(w.samples) < given_up_) {
-    given_up_ = w.bound / static_cast<double>(w.samples);
-  }
-  gave_up_ = true;
-  return true;
+  if (rows_.size() < kMostRows && std::find(rows_.begin(), rows_.end(), row) == rows_.end()) add_row(row);
 }
 
-bool Scheduler::pass() {
-  waiting_ = {};
+// What waits and what was given up is searched again, with the row.
+void Scheduler::add_row(int row) {
+  rows_.push_back(row);
   tables_.clear();
-  gave_up_ = false;
+  std::map<std::array<int64_t, 5>, Waiting> regions;
+  const auto add = [&](const Waiting& w) {
+    const auto [it, fresh] =
+        regions.try_emplace({w.lo.accumulation, w.lo.size, w.hi.size, static_cast<int64_t>(w.lean),
+                             static_cast<int64_t>(w.large)},
+                            w);
+    if (!fresh && w.bound < it->second.bound) it->second = w;
+  };
+  for (; !waiting_.empty(); waiting_.pop()) add(waiting_.top());
+  for (const Waiting& w : given_up_) add(w);
+  given_up_.clear();
+  for (auto& [key, w] : regions) waiting_.push(std::move(w));
+}
+
+void Scheduler::begin() {
   std::vector<std::pair<Batch, Batch>> ranges;
   for (const Batch& b : request_.batches) ranges.push_back({b, b});
   if (ranges.empty()) ranges.push_back({{1, 1}, {kMostBatch, 1}});
   for (const auto& [lo, hi] : ranges) {
-    push({0, 1, lo, hi, 0, kinds_.transients.size() - 1, everything(table(lo.accumulation)), {}, {}, 0});
+    Waiting all;
+    all.lo = lo, all.hi = hi;
+    all.lean = 0, all.large = kinds_.transients.size() - 1;
+    all.box = everything(table(lo.accumulation));
+    push(std::move(all));
   }
+}
+
+void Scheduler::go_on() {
   while (!waiting_.empty() && !watch_.stopped()) {
-    const Waiting top = waiting_.top();
+    Waiting top = waiting_.top();
     if (useless(top) || (any_ && best_.feasible)) break;
     waiting_.pop();
-    if (top.lo.size < top.hi.size || top.lean < top.large) {
+    if (top.rows != rows_.size()) {
+      top.box = everything(table(top.lo.accumulation));
+      push(std::move(top));
+    } else if (top.lo.size < top.hi.size || top.lean < top.large) {
       halve(top);
-      continue;
+    } else {
+      round(top);
+      if (useless(top)) continue;
+      if (top.box.lo == top.box.hi) {
+        solve(top);
+      } else {
+        around(top);
+      }
     }
-    round(top);
-    if (top.box.lo == top.box.hi) {
-      if (!solve(top)) return false;
-      continue;
-    }
-    around(top);
   }
-  return true;
 }
 
 // The paper's Algorithm 1: every batch size from 1 until nothing fits, operators in the order given.
@@ -405,12 +429,15 @@ void Scheduler::finish() {
   best_.rows = static_cast<int64_t>(rows_.size());
   if (best_.feasible) {
     double lowest = static_cast<double>(best_.step_ps) / static_cast<double>(best_.batch.samples());
-    bool proven = !gave_up_ || given_up_ >= lowest;
-    if (!waiting_.empty() && !useless(waiting_.top())) {
+    bool proven = !gave_up_;
+    const auto open = [&](const Waiting& w) {
+      if (useless(w)) return;
       proven = false;
-      lowest = std::min(lowest, waiting_.top().bound / static_cast<double>(waiting_.top().samples));
-    }
-    if (gave_up_) lowest = std::min(lowest, given_up_);
+      lowest = std::min(lowest, w.bound / static_cast<double>(w.samples));
+    };
+    if (!waiting_.empty()) open(waiting_.top());
+    for (const Waiting& w : given_up_) open(w);
+    if (gave_up_) lowest = 0;
     best_.optimal = proven;
     best_.lower_bound_s_per_sample = lowest * 1e-12;
     size_t transient = 0;
@@ -433,8 +460,8 @@ Schedule Scheduler::run() {
   if (request_.depth_first) {
     depth_first();
   } else {
-    while (!pass()) {
-    }
+    begin();
+    go_on();
   }
   finish();
   return best_;
@@ -490,7 +517,7 @@ Schedule schedule(const Model& model, const Request& request, const Budget& budg
   }
   Stopwatch watch(budget);
   const Kinds kinds = find_kinds(model, request);
-  const LeastMemory least = least_memory(model, request, kinds, watch);
+  const LeastMemory least = least_memory(model, request, kinds, request.limit_bytes, watch);
   Schedule s;
   if (request.depth_first || least.bound_bytes <= request.limit_bytes) {
     Scheduler scheduler(model, request, budget, kinds, watch, false);

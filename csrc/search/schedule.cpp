@@ -249,8 +249,15 @@ bool Scheduler::accept(const Leaf& leaf, Batch batch) {
 // price rises, and where a plan fits, all prices fall, by smaller and smaller steps. What memory is left is
 // spent on the operators that it speeds up most. Once for every batch and transient.
 void Scheduler::round(const Waiting& w) {
+  constexpr double kNear = 2e-3;  // a plan that is so near to the bound is good enough to begin with
+  const auto near = [&](const Waiting& r) {
+    return r.bound / static_cast<double>(r.samples) >
+           (1 - kNear) * static_cast<double>(best_.step_ps) / static_cast<double>(best_.batch.samples());
+  };
   constexpr int kTurns = 40;
-  if (any_ || !rounded_.insert({{w.lo.size, w.lo.accumulation}, w.lean}).second) return;
+  if (any_ || (best_.feasible && near(w)) ||
+      !rounded_.insert({{w.lo.size, w.lo.accumulation}, w.lean}).second)
+    return;
   const int64_t transient = kinds_.transients[w.lean];
   const int64_t limit = request_.limit_bytes - request_.reserve_bytes(transient);
   const Chooser chooser(model_, request_, kinds_, w.lo, transient, false);

@@ -128,8 +128,14 @@ int128 Chooser::least(const std::vector<int64_t>& weights, Decision& decision) c
   return choose<int64_t, int128>(weights, false, decision) + held;
 }
 
-void Chooser::cheapest(const std::vector<double>& prices, Decision& decision) const {
-  choose<double, double>(prices, true, decision);
+double Chooser::cheapest(const std::vector<double>& prices, double limit, Decision& decision) const {
+  double sum = 0;
+  for (double p : prices) sum += p;
+  const double cost =
+      choose<double, double>(prices, true, decision) +
+      static_cast<double>(batch_.accumulation) * static_cast<double>(kinds_.compute_ps(batch_.size));
+  const double held = sum * static_cast<double>(kinds_.held_bytes(batch_.size)), most = sum * limit;
+  return cost + held - most - 1 - 1e-12 * (cost + held + most);
 }
 
 void Chooser::quicken(Decision& decision, std::vector<int64_t>& phases, int64_t limit) const {

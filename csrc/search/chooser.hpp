@@ -23,8 +23,9 @@ class Chooser {
   // no plan has less. Ties go to what holds less on the average of all phases.
   int128 least(const std::vector<int64_t>& weights, Decision& decision) const;
 
-  // The plan with the least time + sum over phases of price x bytes (ps per byte).
-  void cheapest(const std::vector<double>& prices, Decision& decision) const;
+  // The plan with the least time + sum over phases of price x (bytes - limit), prices in ps per byte; and
+  // that sum, less a margin for rounding: no plan within the limit takes less time.
+  double cheapest(const std::vector<double>& prices, double limit, Decision& decision) const;
 
   // Makes operators of a plan faster while every phase stays within `limit` bytes (the reserve is off it):
   // the changes with the most time for their bytes first. `phases`: of the plan, kept up to date.

@@ -60,14 +60,17 @@ class Scheduler {
   void first_rows();
   void begin();
   void go_on();
-  void add_row(int row);
   void give_up(Waiting w, double bound);
   void push(Waiting w);
   void halve(const Waiting& w);
   void around(const Waiting& w);
   void solve(const Waiting& w);
   bool accept(const Leaf& leaf, Batch batch);
+  bool near(const Waiting& w) const;
   void round(const Waiting& w);
+  bool price_phases(Waiting& w);
+  bool add_rows(const std::vector<double>& prices);
+  void gather();
   void depth_first();
   void finish();
   const Table& table(int64_t accumulation);
@@ -80,7 +83,8 @@ class Scheduler {
   Stopwatch& watch_;
   const bool any_;
   const Kinds& kinds_;
-  std::set<std::pair<std::pair<int64_t, int64_t>, size_t>> rounded_;  // batches and transients, see round()
+  std::set<std::pair<std::pair<int64_t, int64_t>, size_t>> rounded_, priced_;  // batches, transients
+  size_t first_rows_ = 0;
   std::vector<int> rows_;
   std::map<int64_t, Table> tables_;
   std::priority_queue<Waiting> waiting_;
@@ -131,6 +135,13 @@ bool Scheduler::useless(const Waiting& w) const {
   }
   return static_cast<long double>(w.bound) * best_.batch.samples() >=
          static_cast<long double>(best_.step_ps) * w.samples;
+}
+
+// Whether the best plan is so near to its bound that no better one need be sought before it is cut.
+bool Scheduler::near(const Waiting& w) const {
+  return best_.feasible &&
+         w.bound / static_cast<double>(w.samples) >
+             0.998 * static_cast<double>(best_.step_ps) / static_cast<double>(best_.batch.samples());
 }
 
 void Scheduler::push(Waiting w) {
@@ -249,15 +260,8 @@ bool Scheduler::accept(const Leaf& leaf, Batch batch) {
 // price rises, and where a plan fits, all prices fall, by smaller and smaller steps. What memory is left is
 // spent on the operators that it speeds up most. Once for every batch and transient.
 void Scheduler::round(const Waiting& w) {
-  constexpr double kNear = 2e-3;  // a plan that is so near to the bound is good enough to begin with
-  const auto near = [&](const Waiting& r) {
-    return r.bound / static_cast<double>(r.samples) >
-           (1 - kNear) * static_cast<double>(best_.step_ps) / static_cast<double>(best_.batch.samples());
-  };
   constexpr int kTurns = 40;
-  if (any_ || (best_.feasible && near(w)) ||
-      !rounded_.insert({{w.lo.size, w.lo.accumulation}, w.lean}).second)
-    return;
+  if (any_ || near(w) || !rounded_.insert({{w.lo.size, w.lo.accumulation}, w.lean}).second) return;
   const int64_t transient = kinds_.transients[w.lean];
   const int64_t limit = request_.limit_bytes - request_.reserve_bytes(transient);
   const Chooser chooser(model_, request_, kinds_, w.lo, transient, false);
@@ -270,7 +274,7 @@ void Scheduler::round(const Waiting& w) {
   int found = 0;
   for (int turn = 0; turn < kTurns && found < 4 && !watch_.stopped(); ++turn) {
     Decision decision;
-    chooser.cheapest(prices, decision);
+    chooser.cheapest(prices, static_cast<double>(limit), decision);
     std::vector<int64_t> phases = phase_bytes(model_, request_, kinds_, decision, w.lo);
     watch_.spent(static_cast<int64_t>(200 * phases.size()));
     const auto worst = std::max_element(phases.begin(), phases.end());
@@ -286,6 +290,92 @@ void Scheduler::round(const Waiting& w) {
       sum += share * sum;
     }
   }
+}
+
+// Note [All phases]
+// Where many phases bind, rows that are found one by one raise the bound slowly. So before one batch and
+// transient is cut any further, prices for all phases are sought together, by subgradients: what a plan that
+// is cheapest at some prices has over the limit says where prices should rise. Directions are averages over
+// turns (the volume algorithm of Barahona and Anbil), steps follow from the distance between bound and best
+// plan. Every turn bounds the batch and transient; and its plan, where it fits, is made faster with the
+// memory that it leaves, and offered. The dearest phases become rows.
+//
+// True where rows were added.
+bool Scheduler::price_phases(Waiting& w) {
+  constexpr int kTurns = 150;
+  if (any_ || near(w) || rows_.size() < first_rows_ + 2 ||
+      !priced_.insert({{w.lo.size, w.lo.accumulation}, w.lean}).second)
+    return false;
+  const auto samples = static_cast<double>(w.samples);
+  const auto upper = [&] {
+    if (!best_.feasible) return 1.05 * w.bound;
+    return samples * static_cast<double>(best_.step_ps) / static_cast<double>(best_.batch.samples());
+  };
+  const int64_t transient = kinds_.transients[w.lean];
+  const int64_t limit = request_.limit_bytes - request_.reserve_bytes(transient);
+  const Chooser chooser(model_, request_, kinds_, w.lo, transient, false);
+  if (!chooser.possible()) return false;
+  const size_t n = chooser.phases();
+  std::vector<double> best(n, 0), average;
+  for (size_t j = 0; j < rows_.size(); ++j) best[static_cast<size_t>(std::max(rows_[j], 0))] += w.prices[j];
+  std::vector<double> prices = best;
+  double bound = 0, share = 0.02;
+  int idle = 0;
+  for (int turn = 0; turn < kTurns && !watch_.stopped(); ++turn) {
+    Decision decision;
+    const double value = chooser.cheapest(prices, static_cast<double>(limit), decision);
+    std::vector<int64_t> phases = phase_bytes(model_, request_, kinds_, decision, w.lo);
+    watch_.spent(static_cast<int64_t>(200 * n));
+    if (average.empty()) average.assign(phases.begin(), phases.end());
+    for (size_t j = 0; j < n; ++j) average[j] += 0.1 * (static_cast<double>(phases[j]) - average[j]);
+    if (*std::max_element(phases.begin(), phases.end()) <= limit) {
+      chooser.quicken(decision, phases, limit);
+      offer(decision, w.lo);
+    }
+    if (turn == 0 || value > bound) {
+      bound = value;
+      best = prices;
+      share = std::min(2.0, 1.2 * share);
+      idle = 0;
+    } else if (++idle == 8) {
+      share *= 0.6;
+      idle = 0;
+    }
+    const double apart = std::min(upper() - bound, 0.05 * std::abs(bound));
+    if (apart <= 1e-4 * bound) break;
+    double norm = 0;
+    for (size_t j = 0; j < n; ++j) {
+      const double over = average[j] - static_cast<double>(limit);
+      if (over > 0 || best[j] > 0) norm += over * over;
+    }
+    if (norm == 0) break;
+    for (size_t j = 0; j < n; ++j) {
+      const double over = average[j] - static_cast<double>(limit);
+      prices[j] = std::max(0.0, best[j] + share * apart / norm * over);
+    }
+  }
+  w.bound = std::max(w.bound, bound);
+  return add_rows(best);
+}
+
+// The phases with the highest prices, at least a hundredth of all.
+bool Scheduler::add_rows(const std::vector<double>& prices) {
+  if (request_.paper()) return false;
+  double sum = 0;
+  for (double p : prices) sum += p;
+  std::vector<int> order;
+  for (size_t j = 0; j < prices.size(); ++j) {
+    if (prices[j] > 0.01 * sum && std::find(rows_.begin(), rows_.end(), static_cast<int>(j)) == rows_.end()) {
+      order.push_back(static_cast<int>(j));
+    }
+  }
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return prices[a] > prices[b]; });
+  bool added = false;
+  for (size_t k = 0; k < order.size() && rows_.size() + 3 < kMostRows; ++k) {  // leaves room for broken ones
+    rows_.push_back(order[k]);
+    added = true;
+  }
+  return added;
 }
 
 void Scheduler::give_up(Waiting w, double bound) {
@@ -325,12 +415,14 @@ void Scheduler::solve(const Waiting& w) {
     const Leaf other = solve_leaf(kinds_, t, request_, tighter, again, model_, cutoff, watch_, rest);
     if (other.decision.choices.empty() || accept(other, w.lo)) break;
   }
-  if (rows_.size() < kMostRows && std::find(rows_.begin(), rows_.end(), row) == rows_.end()) add_row(row);
+  if (rows_.size() < kMostRows && std::find(rows_.begin(), rows_.end(), row) == rows_.end()) {
+    rows_.push_back(row);
+    gather();
+  }
 }
 
-// What waits and what was given up is searched again, with the row.
-void Scheduler::add_row(int row) {
-  rows_.push_back(row);
+// After rows were added: what waits and what was given up is searched again.
+void Scheduler::gather() {
   tables_.clear();
   std::map<std::array<int64_t, 5>, Waiting> regions;
   const auto add = [&](const Waiting& w) {
@@ -371,8 +463,13 @@ void Scheduler::go_on() {
       halve(top);
     } else {
       round(top);
-      if (useless(top)) continue;
-      if (top.box.lo == top.box.hi) {
+      const bool added = price_phases(top);
+      if (added) {
+        waiting_.push(std::move(top));
+        gather();
+      } else if (useless(top)) {
+        continue;
+      } else if (top.box.lo == top.box.hi) {
         solve(top);
       } else {
         around(top);
@@ -464,6 +561,7 @@ void Scheduler::finish() {
 
 Schedule Scheduler::run() {
   first_rows();
+  first_rows_ = rows_.size();
   if (request_.depth_first) {
     depth_first();
   } else {

@@ -138,44 +138,71 @@ double Chooser::cheapest(const std::vector<double>& prices, double limit, Decisi
   return cost + held - most - 1 - 1e-12 * (cost + held + most);
 }
 
-void Chooser::quicken(Decision& decision, std::vector<int64_t>& phases, int64_t limit) const {
-  struct Move {
-    double worth;
-    size_t op, end;  // `held` counts in phases op to end - 1
-    int64_t faster, before, own, after, held;
-    int from, to;
-  };
-  std::vector<Move> moves;
+// One operator where it stands, with its options under the plan's recomputation. What it holds counts in
+// phases before `op`, at `op`, up to `end`, and behind differently, see Note [Phases].
+struct Chooser::Place {
+  size_t op, end;
+  const std::vector<Option>* options;
+  const Option* now;
+
+  int64_t bytes(const Option& o, size_t phase, bool paper) const {
+    if (paper || phase < op) return o.after;
+    return o.before + (phase == op ? o.own : 0) + (phase < end ? o.held : 0);
+  }
+  void change(const Option& o, std::vector<int64_t>& phases, Decision& decision, bool paper) {
+    for (size_t j = 0; j < phases.size(); ++j) phases[j] += bytes(o, j, paper) - bytes(*now, j, paper);
+    now = &o;
+    decision.choices[op] = o.candidate;
+  }
+};
+
+std::vector<Chooser::Place> Chooser::places(const Decision& decision) const {
+  std::vector<Place> found;
   for (size_t k = 0; k < kinds_.kinds.size(); ++k) {
     const Kind& kind = kinds_.kinds[k];
     for (size_t m = 0; m < kind.instances.size(); ++m) {
+      const auto& at = kind.instances[m];
       const Recompute r = kind.block ? decision.ways[kind.blocks[m]] : Recompute::None;
       const auto way =
           std::find_if(ways_[k].begin(), ways_[k].end(), [&](const Way& w) { return w.way == r; });
       if (way == ways_[k].end()) continue;
-      for (size_t p = 0; p < kind.slots.size(); ++p) {
-        const size_t i = kind.instances[m][p];
+      for (size_t p = 0; p < at.size(); ++p) {
+        const size_t i = at[p];
         const auto& options = way->slots[p];
         const auto now = std::find_if(options.begin(), options.end(),
                                       [&](const Option& o) { return o.candidate == decision.choices[i]; });
         if (now == options.end()) continue;
-        for (const Option& o : options) {
-          if (o.time >= now->time) continue;
-          Move v{0,
-                 i,
-                 r == Recompute::None ? i : static_cast<size_t>(kind.instances[m].back()) + 1,
-                 now->time - o.time,
-                 o.before - now->before,
-                 o.own - now->own,
-                 o.after - now->after,
-                 o.held - now->held,
-                 now->candidate,
-                 o.candidate};
-          const int64_t most = std::max({v.before + v.held, v.before + v.own + v.held, v.after, int64_t{1}});
-          v.worth = static_cast<double>(v.faster) / static_cast<double>(most);
-          moves.push_back(v);
-        }
+        const size_t end = r == Recompute::None ? i : static_cast<size_t>(at.back()) + 1;
+        found.push_back({i, end, &options, &*now});
       }
+    }
+  }
+  return found;
+}
+
+void Chooser::quicken(Decision& decision, std::vector<int64_t>& phases, int64_t limit,
+                      const std::vector<double>& prices) const {
+  struct Move {
+    double worth;
+    Place* place;
+    const Option *from, *to;
+  };
+  std::vector<Place> all = places(decision);
+  std::vector<double> sums(phases_ + 1, 0);
+  for (size_t j = 0; j < phases_; ++j) sums[j + 1] = sums[j] + prices[j];
+  std::vector<Move> moves;
+  for (Place& p : all) {
+    const size_t i = paper_ ? 0 : p.op, end = std::max(p.end, p.op);
+    const auto price = [&](const Option& o) {
+      if (paper_) return prices[0] * static_cast<double>(o.after);
+      return sums[i] * static_cast<double>(o.after) +
+             (sums[phases_] - sums[i]) * static_cast<double>(o.before) +
+             prices[i] * static_cast<double>(o.own) + (sums[end] - sums[i]) * static_cast<double>(o.held);
+    };
+    for (const Option& o : *p.options) {
+      if (o.time >= p.now->time) continue;
+      const double faster = static_cast<double>(p.now->time - o.time);
+      moves.push_back({faster / std::max(1e-3 * faster, price(o) - price(*p.now)), &p, p.now, &o});
     }
   }
   std::stable_sort(moves.begin(), moves.end(),
@@ -188,24 +215,49 @@ void Chooser::quicken(Decision& decision, std::vector<int64_t>& phases, int64_t 
   };
   refresh();
   for (const Move& v : moves) {
-    if (decision.choices[v.op] != v.from) continue;
+    Place& p = *v.place;
+    if (p.now == v.to || p.now->time <= v.to->time) continue;
     if (paper_) {
-      if (phases[0] + v.after > limit) continue;
-      phases[0] += v.after;
+      if (phases[0] + v.to->after - p.now->after > limit) continue;
     } else {
-      if (left[v.op] + v.after > limit || right[v.op] + v.before > limit) continue;
-      if (phases[v.op] + v.before + v.own + (v.end > v.op ? v.held : 0) > limit) continue;
+      if (left[p.op] + v.to->after - p.now->after > limit) continue;
+      if (right[p.op] + v.to->before - p.now->before > limit) continue;
       bool fits = true;
-      for (size_t j = v.op; j < v.end && fits; ++j) fits = phases[j] + v.before + v.held <= limit;
+      for (size_t j = p.op; j < std::max(p.end, p.op + 1) && fits; ++j) {
+        fits = phases[j] + p.bytes(*v.to, j, false) - p.bytes(*p.now, j, false) <= limit;
+      }
       if (!fits) continue;
-      for (size_t j = 0; j < v.op; ++j) phases[j] += v.after;
-      for (size_t j = v.op; j < phases_; ++j) phases[j] += v.before;
-      for (size_t j = v.op; j < v.end; ++j) phases[j] += v.held;
-      phases[v.op] += v.own;
     }
-    decision.choices[v.op] = v.to;
+    p.change(*v.to, phases, decision, paper_);
     refresh();
   }
+}
+
+bool Chooser::repair(Decision& decision, std::vector<int64_t>& phases, int64_t limit) const {
+  std::vector<Place> all = places(decision);
+  for (int turn = 0; turn < 100; ++turn) {
+    const auto worst = std::max_element(phases.begin(), phases.end());
+    if (*worst <= limit) return true;
+    const auto j = static_cast<size_t>(worst - phases.begin());
+    const int64_t over = *worst - limit;
+    Place* place = nullptr;
+    const Option* to = nullptr;
+    double least = 0;
+    for (Place& p : all) {
+      const int64_t bytes = p.bytes(*p.now, j, paper_);
+      for (const Option& o : *p.options) {
+        const int64_t saved = bytes - p.bytes(o, j, paper_);
+        if (saved <= 0) continue;
+        // More than is needed is of no use.
+        const double cost =
+            static_cast<double>(o.time - p.now->time) / static_cast<double>(std::min(saved, over));
+        if (to == nullptr || cost < least) place = &p, to = &o, least = cost;
+      }
+    }
+    if (to == nullptr) return false;
+    place->change(*to, phases, decision, paper_);
+  }
+  return false;
 }
 
 int64_t step_ps(const Kinds& kinds, const Decision& decision, Batch batch) {

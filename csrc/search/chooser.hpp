@@ -28,8 +28,14 @@ class Chooser {
   double cheapest(const std::vector<double>& prices, double limit, Decision& decision) const;
 
   // Makes operators of a plan faster while every phase stays within `limit` bytes (the reserve is off it):
-  // the changes with the most time for their bytes first. `phases`: of the plan, kept up to date.
-  void quicken(Decision& decision, std::vector<int64_t>& phases, int64_t limit) const;
+  // the changes with the most time for their bytes first, at these prices. `phases`: of the plan, kept up to
+  // date.
+  void quicken(Decision& decision, std::vector<int64_t>& phases, int64_t limit,
+               const std::vector<double>& prices) const;
+
+  // Makes operators of a plan smaller until every phase is within the limit, those first that lose the least
+  // time for it. False where that does not succeed.
+  bool repair(Decision& decision, std::vector<int64_t>& phases, int64_t limit) const;
 
  private:
   struct Option {
@@ -41,6 +47,8 @@ class Chooser {
     int64_t time = 0;
     std::vector<std::vector<Option>> slots;  // empty: no parameters
   };
+  struct Place;
+  std::vector<Place> places(const Decision& decision) const;
   template <typename Price, typename Cost>
   Cost choose(const std::vector<Price>& prices, bool with_time, Decision& decision) const;
 

@@ -279,7 +279,7 @@ void Scheduler::round(const Waiting& w) {
     watch_.spent(static_cast<int64_t>(200 * phases.size()));
     const auto worst = std::max_element(phases.begin(), phases.end());
     if (*worst <= limit) {
-      chooser.quicken(decision, phases, limit);
+      chooser.quicken(decision, phases, limit, prices);
       offer(decision, w.lo);
       ++found;
       share /= 2;
@@ -328,9 +328,12 @@ bool Scheduler::price_phases(Waiting& w) {
     watch_.spent(static_cast<int64_t>(200 * n));
     if (average.empty()) average.assign(phases.begin(), phases.end());
     for (size_t j = 0; j < n; ++j) average[j] += 0.1 * (static_cast<double>(phases[j]) - average[j]);
-    if (*std::max_element(phases.begin(), phases.end()) <= limit) {
-      chooser.quicken(decision, phases, limit);
-      offer(decision, w.lo);
+    if (turn < 4 || value > bound) {  // plans at good prices are worth the effort
+      auto mended = phases;
+      if (chooser.repair(decision, mended, limit)) {
+        chooser.quicken(decision, mended, limit, prices);
+        offer(decision, w.lo);
+      }
     }
     if (turn == 0 || value > bound) {
       bound = value;

@@ -69,6 +69,7 @@ class Scheduler {
   bool near(const Waiting& w) const;
   void round(const Waiting& w);
   bool price_phases(Waiting& w);
+  void shake(const Waiting& w, const Chooser& chooser, const std::vector<double>& prices, int64_t limit);
   bool add_rows(const std::vector<double>& prices);
   void gather();
   void depth_first();
@@ -358,7 +359,56 @@ bool Scheduler::price_phases(Waiting& w) {
     }
   }
   w.bound = std::max(w.bound, bound);
+  shake(w, chooser, best, limit);
   return add_rows(best);
+}
+
+// Changes the best plan at random, if it is of this batch: the recomputation of one or two blocks, or the
+// choices of some operators, which are made small. What is too large then is repaired, what memory is free is
+// used, and what is no slower is kept. The same numbers every time.
+void Scheduler::shake(const Waiting& w, const Chooser& chooser, const std::vector<double>& prices,
+                      int64_t limit) {
+  constexpr int kTurns = 400, kPatience = 120;
+  if (!best_.feasible || best_.batch.size != w.lo.size || best_.batch.accumulation != w.lo.accumulation ||
+      best_.transient_bytes > kinds_.transients[w.lean]) {
+    return;
+  }
+  uint64_t state = 88172645463325252;  // xorshift
+  const auto random = [&](size_t n) {
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    return static_cast<size_t>(state % n);
+  };
+  std::vector<std::pair<const Kind*, size_t>> blocks;
+  for (const Kind& kind : kinds_.kinds) {
+    for (size_t m = 0; kind.ways.size() > 1 && m < kind.instances.size(); ++m) blocks.push_back({&kind, m});
+  }
+  Decision now = best_.decision;
+  int64_t time = best_.step_ps;
+  int idle = 0;
+  for (int turn = 0; turn < kTurns && idle < kPatience && !watch_.stopped(); ++turn, ++idle) {
+    Decision next = now;
+    if (!blocks.empty() && random(2) == 0) {
+      for (size_t change = 1 + random(2); change-- > 0;) {
+        const auto& [kind, m] = blocks[random(blocks.size())];
+        next.ways[kind->blocks[m]] = kind->ways[random(kind->ways.size())];
+      }
+    } else {
+      const size_t first = random(next.choices.size());
+      chooser.shrink(next, first, std::min(next.choices.size(), first + 1 + random(24)));
+    }
+    std::vector<int64_t> phases = phase_bytes(model_, request_, kinds_, next, w.lo);
+    watch_.spent(static_cast<int64_t>(1000 * phases.size()));
+    if (!chooser.repair(next, phases, limit)) continue;
+    std::vector<double> noisy = prices;
+    for (double& p : noisy) p *= 0.5 + static_cast<double>(random(1000)) / 1000;
+    chooser.quicken(next, phases, limit, noisy);
+    const int64_t after = step_ps(kinds_, next, w.lo);
+    if (after > time) continue;
+    if (after < time) idle = 0;
+    time = after;
+    now = std::move(next);
+  }
+  offer(now, w.lo);
 }
 
 // The phases with the highest prices, at least a hundredth of all.

@@ -20,7 +20,8 @@ namespace osdp::search {
 namespace {
 
 constexpr int kShift = 24;
-constexpr size_t kMostSums = 50000;    // in a list
+constexpr size_t kMostSums = 50000;  // in a list
+constexpr size_t kBeam = 100;
 constexpr size_t kMostOfAll = 600000;  // in all lists together
 
 // How some operators choose, or a partial sum over several kinds.
@@ -28,6 +29,7 @@ struct Sum {
   int64_t time = 0, reduced = 0;
   std::array<int64_t, kMostLimits> bytes{};  // by row
   uint32_t parent = 0, item = 0;             // of an item: `item` is the index of its counts
+  double low = 0;                            // the highest bound that was seen of it
 };
 
 bool dominates(const Sum& a, const Sum& b, const std::vector<size_t>& rows) {
@@ -89,7 +91,13 @@ class Search {
     for (;; allowance = allowance > spread_ / 4 ? spread_ : allowance * 4) {
       allowance = std::min(allowance, cutoff_ - 1 - bound_);
       if (allowance < 0) return finish(s);
-      const bool whole = round(allowance);
+      bool whole = round(allowance);
+      if (!whole && !watch_.stopped() && best_ == std::numeric_limits<int64_t>::max()) {
+        const int64_t most = std::min(cutoff_ - 1 - bound_, spread_);
+        for (int64_t wide = 4 * allowance; best_ == std::numeric_limits<int64_t>::max(); wide *= 4) {
+          if (!round(std::min(wide, most), kBeam) || wide >= most) break;
+        }
+      }
       if (best_ < std::numeric_limits<int64_t>::max()) {
         s.time_ps = best_, s.counts = best_counts_;
         s.status = Status::Feasible;
@@ -222,17 +230,20 @@ class Search {
   }
   // Whether some prices show that a sum over the first `depth` kinds leads to no plan of at most `most`. The
   // margin is for rounding.
-  bool hopeless(const Views& views, const std::vector<size_t>& needed, const Sum& s, size_t depth,
+  bool hopeless(const Views& views, const std::vector<size_t>& needed, Sum& s, size_t depth,
                 double most) const {
+    s.low = 0;
     for (size_t v = 0; v < views.prices.size(); ++v) {
       const double cost = cost_of(s, views.prices[v], needed), rest = views.rest[depth][v];
       if (cost + rest > most + 4 + 1e-13 * (cost + std::abs(rest))) return true;
+      s.low = std::max(s.low, cost + rest);
     }
     return false;
   }
 
-  // False where it was cut short.
-  bool round(int64_t allowance) {
+  // False where it was cut short. `beam`: of longer lists only so many are kept, those with the lowest
+  // bounds, which finds a plan but proves nothing.
+  bool round(int64_t allowance, size_t beam = 0) {
     const size_t n = problem_.kinds.size();
     std::vector<std::vector<Sum>> items(n);
     std::vector<std::vector<std::vector<int64_t>>> counts(n);
@@ -286,7 +297,17 @@ class Search {
         if (next.size() > kMostSums || watch_.spent(static_cast<int64_t>(50 * items[order[d]].size())))
           return false;
       }
+      if (beam > 0 && next.size() > 4 * beam) {
+        std::nth_element(next.begin(), next.begin() + static_cast<std::ptrdiff_t>(4 * beam), next.end(),
+                         [](const Sum& a, const Sum& b) { return a.low < b.low; });
+        next.resize(4 * beam);
+      }
       drop_dominated(next, needed, watch_);
+      if (beam > 0 && next.size() > beam) {
+        std::nth_element(next.begin(), next.begin() + static_cast<std::ptrdiff_t>(beam), next.end(),
+                         [](const Sum& a, const Sum& b) { return a.low < b.low; });
+        next.resize(beam);
+      }
       of_all += next.size();
       if (watch_.stopped() || of_all > kMostOfAll) return false;
       lists.push_back(std::move(next));

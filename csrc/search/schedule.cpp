@@ -70,6 +70,7 @@ class Scheduler {
   void round(const Waiting& w);
   bool price_phases(Waiting& w);
   void shake(const Waiting& w, const Chooser& chooser, const std::vector<double>& prices, int64_t limit);
+  void mend(Decision decision, const Waiting& w);
   bool add_rows(const std::vector<double>& prices);
   void gather();
   void depth_first();
@@ -436,6 +437,21 @@ void Scheduler::give_up(Waiting w, double bound) {
   given_up_.push_back(std::move(w));
 }
 
+// A plan that is too large in some phase, made to fit.
+void Scheduler::mend(Decision decision, const Waiting& w) {
+  if (any_ || near(w) || watch_.stopped()) return;
+  const int64_t transient = kinds_.transients[w.lean];
+  const int64_t limit = request_.limit_bytes - request_.reserve_bytes(transient);
+  const Chooser chooser(model_, request_, kinds_, w.lo, transient, false);
+  std::vector<int64_t> phases = phase_bytes(model_, request_, kinds_, decision, w.lo);
+  if (!chooser.repair(decision, phases, limit)) return;
+  std::vector<double> prices(chooser.phases(), 0);
+  for (size_t j = 0; j < rows_.size(); ++j) prices[static_cast<size_t>(std::max(rows_[j], 0))] += w.prices[j];
+  chooser.quicken(decision, phases, limit, prices);
+  offer(decision, w.lo);
+  shake(w, chooser, prices, limit);
+}
+
 void Scheduler::solve(const Waiting& w) {
   const Table& t = table(w.lo.accumulation);
   const Bounded bounded = relax(kinds_, t, request_, region(w), w.prices, 1e300);
@@ -459,6 +475,7 @@ void Scheduler::solve(const Waiting& w) {
   }
   const int row = broken_;
   give_up(w, bound);
+  mend(leaf.decision, w);
   // A plan that fits, not always the best: the same under a limit that is lower by what was too much.
   Region tighter = region(w);
   for (int attempt = 0; attempt < 4 && !best_.feasible && !watch_.stopped(); ++attempt) {

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_HARDWARE", "Solution", "check_solution", "search", "search_again", "solve", "verify"]
 
 COSTS = ("osdp", "paper")
+DEFAULT_TIME_LIMIT_S = 10.0  # of method="exact"
 PRICE_DENOMINATOR = 2**30  # of a certificate's prices, in ps per byte
 
 
@@ -88,8 +89,9 @@ def search(
     over all ranks. `objective="batch"`: the largest batch that fits, and the fastest plan for it.
 
     Raises InfeasibleError with the smallest limit that works and its plan, InvalidProblemError for what cannot
-    mean anything. After `time_limit` seconds or Ctrl-C the best plan so far is returned,
-    `plan.certificate.optimal` False.
+    mean anything. After `time_limit` seconds (10 where it is None; no limit for `method="dfs"`) or Ctrl-C the
+    best plan so far is returned: `plan.certificate.optimal` is False and `plan.certificate.gap` says how much
+    faster another plan might be.
 
     >>> plan = osdp.search(model, (tokens,), memory="8GiB", world_size=8, hardware="rtx-titan-8")
     """
@@ -248,11 +250,16 @@ class _Job:
         if least <= limit:
             raise InfeasibleError(
                 f"method={self.searched.method!r} found no plan that fits {format_bytes(limit)} in "
-                f"{self.searched.time_limit_s} s: give it more time, or use method='exact'"
+                f"{self.searched.time_limit_s or DEFAULT_TIME_LIMIT_S:g} s: give it a larger time_limit"
+                + (", or use method='exact'" if self.searched.method != "exact" else "")
             )
         smallest = batches or [(1, 1)]
         exact = dataclasses.replace(self, searched=dataclasses.replace(self.searched, method="exact"))
-        nearest = exact._plan(least, *exact._run(least, smallest))
+        # Some plan that fits is found at once; this one is for a message.
+        model, found = exact._run(least, smallest, time_limit_s=0.1)
+        if not found["feasible"]:
+            model, found = exact._run(least, smallest)
+        nearest = exact._plan(least, model, found)
         raise InfeasibleError(
             f"no plan fits {format_bytes(limit)}; the smallest that fits is {format_bytes(least)}: "
             + _summary(nearest),
@@ -297,12 +304,16 @@ class _Job:
         return (_last_true(lambda b: fits((b, 1)), 2**16), 1)
 
     def _run(
-        self, limit: int, batches: Sequence[tuple[int, int]], find_smallest: bool = False
+        self,
+        limit: int,
+        batches: Sequence[tuple[int, int]],
+        find_smallest: bool = False,
+        time_limit_s: float | None = None,
     ) -> tuple[_search.Model, dict[str, Any]]:
         model = make_model(self.description, self.machine)
-        return model, _search.schedule(
-            model, self._request(limit, batches, find_smallest), self.searched.time_limit_s or 0.0
-        )
+        default = DEFAULT_TIME_LIMIT_S if self.searched.method == "exact" else 0.0  # 0: none
+        seconds = time_limit_s or self.searched.time_limit_s or default
+        return model, _search.schedule(model, self._request(limit, batches, find_smallest), seconds)
 
     def _request(
         self, limit: int, batches: Sequence[tuple[int, int]], find_smallest: bool = False

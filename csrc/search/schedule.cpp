@@ -7,8 +7,9 @@
 // that its relaxation likes best, or, when that is fixed too, solved exactly (leaf.hpp). The search ends when
 // the lowest bound is not below the best plan.
 //
-// Only some phases are rows. When a leaf's plan breaks another phase, that one becomes a row and the search
-// begins anew: with fewer rows it searched a relaxation, so nothing is lost.
+// Only some phases are rows. When a leaf's plan breaks another phase, that one becomes a row: with fewer rows
+// a relaxation was searched, so all bounds hold. Which instances are alike changes with the rows, so the
+// boxes of one batch and transient become one again, which is bounded anew when its turn comes.
 #include "search/schedule.hpp"
 
 #include <algorithm>
@@ -16,6 +17,9 @@
 #include <map>
 #include <queue>
 #include <set>
+
+#include "search/chooser.hpp"
+#include "search/least.hpp"
 
 namespace osdp::search {
 namespace {
@@ -31,6 +35,7 @@ struct Waiting {
   Box box;
   std::vector<int> ways;                    // whole numbers near the relaxation's optimum
   Prices prices{};                          // a guess, the parent's
+  size_t rows = 0;                          // that it was bounded with
   int64_t number = 0;                       // ties: first come, first served
   bool operator<(const Waiting& o) const {  // std::priority_queue: the lowest bound on top
     const double a = bound / static_cast<double>(samples), b = o.bound / static_cast<double>(o.samples);
@@ -40,24 +45,34 @@ struct Waiting {
 
 class Scheduler {
  public:
-  Scheduler(const Model& model, const Request& request, const Budget& budget, bool any)
-      : model_(model),
-        request_(request),
-        budget_(budget),
-        watch_(budget),
-        any_(any),
-        kinds_(find_kinds(model, request)) {}
+  // `any`: the first plan that fits will do.
+  Scheduler(const Model& model, const Request& request, const Budget& budget, const Kinds& kinds,
+            Stopwatch& watch, bool any)
+      : model_(model), request_(request), budget_(budget), watch_(watch), any_(any), kinds_(kinds) {}
 
+  // A plan to begin with, if it fits.
+  void offer(const Decision& decision, Batch batch) {
+    accept({Status::Feasible, step_ps(kinds_, decision, batch), 0, decision, 0}, batch);
+  }
   Schedule run();
 
  private:
   void first_rows();
-  bool pass();  // false: a row was added
+  void begin();
+  void go_on();
+  void give_up(Waiting w, double bound);
   void push(Waiting w);
   void halve(const Waiting& w);
   void around(const Waiting& w);
-  bool solve(const Waiting& w);
+  void solve(const Waiting& w);
   bool accept(const Leaf& leaf, Batch batch);
+  bool near(const Waiting& w) const;
+  void round(const Waiting& w);
+  bool price_phases(Waiting& w);
+  void shake(const Waiting& w, const Chooser& chooser, const std::vector<double>& prices, int64_t limit);
+  void mend(Decision decision, const Waiting& w);
+  bool add_rows(const std::vector<double>& prices);
+  void gather();
   void depth_first();
   void finish();
   const Table& table(int64_t accumulation);
@@ -67,9 +82,11 @@ class Scheduler {
   const Model& model_;
   const Request& request_;
   const Budget& budget_;
-  Stopwatch watch_;
-  const bool any_;  // the first plan that fits will do
-  const Kinds kinds_;
+  Stopwatch& watch_;
+  const bool any_;
+  const Kinds& kinds_;
+  std::set<std::pair<std::pair<int64_t, int64_t>, size_t>> rounded_, priced_;  // batches, transients
+  size_t first_rows_ = 0;
   std::vector<int> rows_;
   std::map<int64_t, Table> tables_;
   std::priority_queue<Waiting> waiting_;
@@ -77,8 +94,8 @@ class Scheduler {
   int64_t number_ = 0;
   int broken_ = 0;  // by the last plan that accept() refused
   int64_t excess_ = 0;
-  double given_up_ = 0;  // lowest bound per sample among leaves that were not solved
-  bool gave_up_ = false;
+  std::vector<Waiting> given_up_;  // leaves that were not solved
+  bool gave_up_ = false;           // the depth-first search
 };
 
 void Scheduler::first_rows() {
@@ -122,6 +139,13 @@ bool Scheduler::useless(const Waiting& w) const {
          static_cast<long double>(best_.step_ps) * w.samples;
 }
 
+// Whether the best plan is so near to its bound that no better one need be sought before it is cut.
+bool Scheduler::near(const Waiting& w) const {
+  return best_.feasible &&
+         w.bound / static_cast<double>(w.samples) >
+             0.998 * static_cast<double>(best_.step_ps) / static_cast<double>(best_.batch.samples());
+}
+
 void Scheduler::push(Waiting w) {
   const double enough = best_.feasible
                             ? static_cast<double>(best_.step_ps) * static_cast<double>(w.hi.samples()) /
@@ -131,8 +155,10 @@ void Scheduler::push(Waiting w) {
   best_.regions++;
   watch_.spent(20000);
   if (!b.feasible) return;
-  w.bound = b.time - b.error;
+  const double known = w.samples == w.hi.samples() ? w.bound : 0;  // of a region that this one is a part of
+  w.bound = std::max(known, b.time - b.error);
   w.samples = w.hi.samples();
+  w.rows = rows_.size();
   w.prices = b.prices;
   w.ways = b.ways;
   w.number = number_++;
@@ -230,10 +256,206 @@ bool Scheduler::accept(const Leaf& leaf, Batch batch) {
   return true;
 }
 
-bool Scheduler::solve(const Waiting& w) {
+// Note [Rounding]
+// A good plan soon makes all bounds more useful. At the relaxation's prices the choices of everything are
+// near the best plan, but often too large in a phase that has no price or not enough of one. So that phase's
+// price rises, and where a plan fits, all prices fall, by smaller and smaller steps. What memory is left is
+// spent on the operators that it speeds up most. Once for every batch and transient.
+void Scheduler::round(const Waiting& w) {
+  constexpr int kTurns = 40;
+  if (any_ || near(w) || !rounded_.insert({{w.lo.size, w.lo.accumulation}, w.lean}).second) return;
+  const int64_t transient = kinds_.transients[w.lean];
+  const int64_t limit = request_.limit_bytes - request_.reserve_bytes(transient);
+  const Chooser chooser(model_, request_, kinds_, w.lo, transient, false);
+  if (!chooser.possible()) return;
+  std::vector<double> prices(chooser.phases(), 0);
+  double sum = 0;
+  for (size_t j = 0; j < rows_.size(); ++j) sum += prices[std::max(rows_[j], 0)] += w.prices[j];
+  if (sum == 0) sum = w.bound / static_cast<double>(std::max<int64_t>(limit, 1));
+  double share = 0.25;
+  int found = 0;
+  for (int turn = 0; turn < kTurns && found < 4 && !watch_.stopped(); ++turn) {
+    Decision decision;
+    chooser.cheapest(prices, static_cast<double>(limit), decision);
+    std::vector<int64_t> phases = phase_bytes(model_, request_, kinds_, decision, w.lo);
+    watch_.spent(static_cast<int64_t>(200 * phases.size()));
+    const auto worst = std::max_element(phases.begin(), phases.end());
+    if (*worst <= limit) {
+      chooser.quicken(decision, phases, limit, prices);
+      offer(decision, w.lo);
+      ++found;
+      share /= 2;
+      for (double& p : prices) p *= 1 - share;
+      sum *= 1 - share;
+    } else {
+      prices[worst - phases.begin()] += share * sum;
+      sum += share * sum;
+    }
+  }
+}
+
+// Note [All phases]
+// Where many phases bind, rows that are found one by one raise the bound slowly. So before one batch and
+// transient is cut any further, prices for all phases are sought together, by subgradients: what a plan that
+// is cheapest at some prices has over the limit says where prices should rise. Directions are averages over
+// turns (the volume algorithm of Barahona and Anbil), steps follow from the distance between bound and best
+// plan. Every turn bounds the batch and transient; and its plan, where it fits, is made faster with the
+// memory that it leaves, and offered. The dearest phases become rows.
+//
+// True where rows were added.
+bool Scheduler::price_phases(Waiting& w) {
+  constexpr int kTurns = 150;
+  if (any_ || near(w) || rows_.size() < first_rows_ + 2 ||
+      !priced_.insert({{w.lo.size, w.lo.accumulation}, w.lean}).second)
+    return false;
+  const auto samples = static_cast<double>(w.samples);
+  const auto upper = [&] {
+    if (!best_.feasible) return 1.05 * w.bound;
+    return samples * static_cast<double>(best_.step_ps) / static_cast<double>(best_.batch.samples());
+  };
+  const int64_t transient = kinds_.transients[w.lean];
+  const int64_t limit = request_.limit_bytes - request_.reserve_bytes(transient);
+  const Chooser chooser(model_, request_, kinds_, w.lo, transient, false);
+  if (!chooser.possible()) return false;
+  const size_t n = chooser.phases();
+  std::vector<double> best(n, 0), average;
+  for (size_t j = 0; j < rows_.size(); ++j) best[static_cast<size_t>(std::max(rows_[j], 0))] += w.prices[j];
+  std::vector<double> prices = best;
+  double bound = 0, share = 0.02;
+  int idle = 0;
+  for (int turn = 0; turn < kTurns && !watch_.stopped(); ++turn) {
+    Decision decision;
+    const double value = chooser.cheapest(prices, static_cast<double>(limit), decision);
+    std::vector<int64_t> phases = phase_bytes(model_, request_, kinds_, decision, w.lo);
+    watch_.spent(static_cast<int64_t>(200 * n));
+    if (average.empty()) average.assign(phases.begin(), phases.end());
+    for (size_t j = 0; j < n; ++j) average[j] += 0.1 * (static_cast<double>(phases[j]) - average[j]);
+    if (turn < 4 || value > bound) {  // plans at good prices are worth the effort
+      auto mended = phases;
+      if (chooser.repair(decision, mended, limit)) {
+        chooser.quicken(decision, mended, limit, prices);
+        offer(decision, w.lo);
+      }
+    }
+    if (turn == 0 || value > bound) {
+      bound = value;
+      best = prices;
+      share = std::min(2.0, 1.2 * share);
+      idle = 0;
+    } else if (++idle == 8) {
+      share *= 0.6;
+      idle = 0;
+    }
+    const double apart = std::min(upper() - bound, 0.05 * std::abs(bound));
+    if (apart <= 1e-4 * bound) break;
+    double norm = 0;
+    for (size_t j = 0; j < n; ++j) {
+      const double over = average[j] - static_cast<double>(limit);
+      if (over > 0 || best[j] > 0) norm += over * over;
+    }
+    if (norm == 0) break;
+    for (size_t j = 0; j < n; ++j) {
+      const double over = average[j] - static_cast<double>(limit);
+      prices[j] = std::max(0.0, best[j] + share * apart / norm * over);
+    }
+  }
+  w.bound = std::max(w.bound, bound);
+  shake(w, chooser, best, limit);
+  return add_rows(best);
+}
+
+// Changes the best plan at random, if it is of this batch: the recomputation of one or two blocks, or the
+// choices of some operators, which are made small. What is too large then is repaired, what memory is free is
+// used, and what is no slower is kept. The same numbers every time.
+void Scheduler::shake(const Waiting& w, const Chooser& chooser, const std::vector<double>& prices,
+                      int64_t limit) {
+  constexpr int kTurns = 400, kPatience = 120;
+  if (!best_.feasible || best_.batch.size != w.lo.size || best_.batch.accumulation != w.lo.accumulation ||
+      best_.transient_bytes > kinds_.transients[w.lean]) {
+    return;
+  }
+  uint64_t state = 88172645463325252;  // xorshift
+  const auto random = [&](size_t n) {
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    return static_cast<size_t>(state % n);
+  };
+  std::vector<std::pair<const Kind*, size_t>> blocks;
+  for (const Kind& kind : kinds_.kinds) {
+    for (size_t m = 0; kind.ways.size() > 1 && m < kind.instances.size(); ++m) blocks.push_back({&kind, m});
+  }
+  Decision now = best_.decision;
+  int64_t time = best_.step_ps;
+  int idle = 0;
+  for (int turn = 0; turn < kTurns && idle < kPatience && !watch_.stopped(); ++turn, ++idle) {
+    Decision next = now;
+    if (!blocks.empty() && random(2) == 0) {
+      for (size_t change = 1 + random(2); change-- > 0;) {
+        const auto& [kind, m] = blocks[random(blocks.size())];
+        next.ways[kind->blocks[m]] = kind->ways[random(kind->ways.size())];
+      }
+    } else {
+      const size_t first = random(next.choices.size());
+      chooser.shrink(next, first, std::min(next.choices.size(), first + 1 + random(24)));
+    }
+    std::vector<int64_t> phases = phase_bytes(model_, request_, kinds_, next, w.lo);
+    watch_.spent(static_cast<int64_t>(1000 * phases.size()));
+    if (!chooser.repair(next, phases, limit)) continue;
+    std::vector<double> noisy = prices;
+    for (double& p : noisy) p *= 0.5 + static_cast<double>(random(1000)) / 1000;
+    chooser.quicken(next, phases, limit, noisy);
+    const int64_t after = step_ps(kinds_, next, w.lo);
+    if (after > time) continue;
+    if (after < time) idle = 0;
+    time = after;
+    now = std::move(next);
+  }
+  offer(now, w.lo);
+}
+
+// The phases with the highest prices, at least a hundredth of all.
+bool Scheduler::add_rows(const std::vector<double>& prices) {
+  if (request_.paper()) return false;
+  double sum = 0;
+  for (double p : prices) sum += p;
+  std::vector<int> order;
+  for (size_t j = 0; j < prices.size(); ++j) {
+    if (prices[j] > 0.01 * sum && std::find(rows_.begin(), rows_.end(), static_cast<int>(j)) == rows_.end()) {
+      order.push_back(static_cast<int>(j));
+    }
+  }
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return prices[a] > prices[b]; });
+  bool added = false;
+  for (size_t k = 0; k < order.size() && rows_.size() + 3 < kMostRows; ++k) {  // leaves room for broken ones
+    rows_.push_back(order[k]);
+    added = true;
+  }
+  return added;
+}
+
+void Scheduler::give_up(Waiting w, double bound) {
+  w.bound = std::max(w.bound, bound);
+  given_up_.push_back(std::move(w));
+}
+
+// A plan that is too large in some phase, made to fit.
+void Scheduler::mend(Decision decision, const Waiting& w) {
+  if (any_ || near(w) || watch_.stopped()) return;
+  const int64_t transient = kinds_.transients[w.lean];
+  const int64_t limit = request_.limit_bytes - request_.reserve_bytes(transient);
+  const Chooser chooser(model_, request_, kinds_, w.lo, transient, false);
+  std::vector<int64_t> phases = phase_bytes(model_, request_, kinds_, decision, w.lo);
+  if (!chooser.repair(decision, phases, limit)) return;
+  std::vector<double> prices(chooser.phases(), 0);
+  for (size_t j = 0; j < rows_.size(); ++j) prices[static_cast<size_t>(std::max(rows_[j], 0))] += w.prices[j];
+  chooser.quicken(decision, phases, limit, prices);
+  offer(decision, w.lo);
+  shake(w, chooser, prices, limit);
+}
+
+void Scheduler::solve(const Waiting& w) {
   const Table& t = table(w.lo.accumulation);
   const Bounded bounded = relax(kinds_, t, request_, region(w), w.prices, 1e300);
-  if (!bounded.feasible) return true;
+  if (!bounded.feasible) return;
   int64_t cutoff = kLargestSum;
   if (best_.feasible) {  // times below this are better
     const int128 least = static_cast<int128>(best_.step_ps) * w.samples;
@@ -246,17 +468,17 @@ bool Scheduler::solve(const Waiting& w) {
   best_.leaves++;
   best_.nodes += leaf.nodes;
   watch_.spent(kLargestSum);
-  if (leaf.status == Status::Feasible) {
-    const double bound =
-        std::max(w.bound, static_cast<double>(leaf.lower_bound_ps)) / static_cast<double>(w.samples);
-    if (!gave_up_ || bound < given_up_) given_up_ = bound;
-    gave_up_ = true;
+  const auto bound = static_cast<double>(leaf.lower_bound_ps);
+  if (leaf.decision.choices.empty() || accept(leaf, w.lo)) {
+    if (leaf.status == Status::Feasible) give_up(w, bound);
+    return;
   }
-  if (leaf.decision.choices.empty() || accept(leaf, w.lo)) return true;
   const int row = broken_;
+  give_up(w, bound);
+  mend(leaf.decision, w);
   // A plan that fits, not always the best: the same under a limit that is lower by what was too much.
   Region tighter = region(w);
-  for (int attempt = 0; attempt < 4; ++attempt) {
+  for (int attempt = 0; attempt < 4 && !best_.feasible && !watch_.stopped(); ++attempt) {
     tighter.reserved_bytes += excess_;
     const Bounded again = relax(kinds_, t, request_, tighter, w.prices, 1e300);
     if (!again.feasible) break;
@@ -265,40 +487,65 @@ bool Scheduler::solve(const Waiting& w) {
   }
   if (rows_.size() < kMostRows && std::find(rows_.begin(), rows_.end(), row) == rows_.end()) {
     rows_.push_back(row);
-    return false;
+    gather();
   }
-  if (!gave_up_ || w.bound / static_cast<double>(w.samples) < given_up_) {
-    given_up_ = w.bound / static_cast<double>(w.samples);
-  }
-  gave_up_ = true;
-  return true;
 }
 
-bool Scheduler::pass() {
-  waiting_ = {};
+// After rows were added: what waits and what was given up is searched again.
+void Scheduler::gather() {
   tables_.clear();
-  gave_up_ = false;
+  std::map<std::array<int64_t, 5>, Waiting> regions;
+  const auto add = [&](const Waiting& w) {
+    const auto [it, fresh] =
+        regions.try_emplace({w.lo.accumulation, w.lo.size, w.hi.size, static_cast<int64_t>(w.lean),
+                             static_cast<int64_t>(w.large)},
+                            w);
+    if (!fresh && w.bound < it->second.bound) it->second = w;
+  };
+  for (; !waiting_.empty(); waiting_.pop()) add(waiting_.top());
+  for (const Waiting& w : given_up_) add(w);
+  given_up_.clear();
+  for (auto& [key, w] : regions) waiting_.push(std::move(w));
+}
+
+void Scheduler::begin() {
   std::vector<std::pair<Batch, Batch>> ranges;
   for (const Batch& b : request_.batches) ranges.push_back({b, b});
   if (ranges.empty()) ranges.push_back({{1, 1}, {kMostBatch, 1}});
   for (const auto& [lo, hi] : ranges) {
-    push({0, 1, lo, hi, 0, kinds_.transients.size() - 1, everything(table(lo.accumulation)), {}, {}, 0});
+    Waiting all;
+    all.lo = lo, all.hi = hi;
+    all.lean = 0, all.large = kinds_.transients.size() - 1;
+    all.box = everything(table(lo.accumulation));
+    push(std::move(all));
   }
+}
+
+void Scheduler::go_on() {
   while (!waiting_.empty() && !watch_.stopped()) {
-    const Waiting top = waiting_.top();
+    Waiting top = waiting_.top();
     if (useless(top) || (any_ && best_.feasible)) break;
     waiting_.pop();
-    if (top.lo.size < top.hi.size || top.lean < top.large) {
+    if (top.rows != rows_.size()) {
+      top.box = everything(table(top.lo.accumulation));
+      push(std::move(top));
+    } else if (top.lo.size < top.hi.size || top.lean < top.large) {
       halve(top);
-      continue;
+    } else {
+      round(top);
+      const bool added = price_phases(top);
+      if (added) {
+        waiting_.push(std::move(top));
+        gather();
+      } else if (useless(top)) {
+        continue;
+      } else if (top.box.lo == top.box.hi) {
+        solve(top);
+      } else {
+        around(top);
+      }
     }
-    if (top.box.lo == top.box.hi) {
-      if (!solve(top)) return false;
-      continue;
-    }
-    around(top);
   }
-  return true;
 }
 
 // The paper's Algorithm 1: every batch size from 1 until nothing fits, operators in the order given.
@@ -356,12 +603,15 @@ void Scheduler::finish() {
   best_.rows = static_cast<int64_t>(rows_.size());
   if (best_.feasible) {
     double lowest = static_cast<double>(best_.step_ps) / static_cast<double>(best_.batch.samples());
-    bool proven = !gave_up_ || given_up_ >= lowest;
-    if (!waiting_.empty() && !useless(waiting_.top())) {
+    bool proven = !gave_up_;
+    const auto open = [&](const Waiting& w) {
+      if (useless(w)) return;
       proven = false;
-      lowest = std::min(lowest, waiting_.top().bound / static_cast<double>(waiting_.top().samples));
-    }
-    if (gave_up_) lowest = std::min(lowest, given_up_);
+      lowest = std::min(lowest, w.bound / static_cast<double>(w.samples));
+    };
+    if (!waiting_.empty()) open(waiting_.top());
+    for (const Waiting& w : given_up_) open(w);
+    if (gave_up_) lowest = 0;
     best_.optimal = proven;
     best_.lower_bound_s_per_sample = lowest * 1e-12;
     size_t transient = 0;
@@ -381,43 +631,36 @@ void Scheduler::finish() {
 
 Schedule Scheduler::run() {
   first_rows();
+  first_rows_ = rows_.size();
   if (request_.depth_first) {
     depth_first();
   } else {
-    while (!pass()) {
-    }
+    begin();
+    go_on();
   }
   finish();
   return best_;
 }
 
-// The least limit under which a plan exists: the first power of two that is enough, then halving.
-int64_t smallest_limit(const Model& model, Request request, const Budget& budget) {
+// The least limit under which a plan exists, by halving between what is known to be too little and enough.
+// Where time runs out, a limit that works.
+int64_t smallest_limit(const Model& model, Request request, const Kinds& kinds, const LeastMemory& least,
+                       const Budget& budget, Stopwatch& watch) {
   request.depth_first = false;
   if (request.batches.empty()) request.batches = {{1, 1}};
-  int64_t low = request.limit_bytes, high = std::max<int64_t>(2 * request.limit_bytes, 1 << 20);
-  const auto fits = [&](int64_t limit) {
-    request.limit_bytes = limit;
-    const Schedule s = Scheduler(model, request, budget, true).run();
-    return s.feasible ? s.peak_bytes : 0;
-  };
-  for (;;) {
-    if (high > kLargestSum / 2) return 0;
-    const int64_t peak = fits(high);
-    if (peak > 0) {
-      high = peak;
-      break;
-    }
-    low = high;
-    high *= 2;
-  }
-  while (high - low > 1) {
-    const int64_t middle = low + (high - low) / 2;
-    const int64_t peak = fits(middle);
-    if (peak > 0) {
-      high = std::max(low + 1, std::min(middle, peak));
-    } else {
-      low = middle;
+  int64_t low = std::max(request.limit_bytes, least.bound_bytes - 1), high = least.peak_bytes;
+  if (high >= kLargestSum) return 0;
+  if (high - low <= 1 || watch.stopped()) return high;
+  const bool once = std::all_of(request.batches.begin(), request.batches.end(),
+                                [](const Batch& b) { return b.accumulation == 1; });
+  const Kinds few = once ? leanest(kinds, 1) : kinds;
+  while (high - low > 1 && !watch.spent(kLargestSum)) {
+    request.limit_bytes = low + (high - low) / 2;
+    const Schedule s = Scheduler(model, request, budget, few, watch, true).run();
+    if (s.feasible) {
+      high = std::max(low + 1, std::min(request.limit_bytes, s.peak_bytes));
+    } else if (!watch.stopped()) {
+      low = request.limit_bytes;
     }
   }
   return high;
@@ -447,11 +690,22 @@ Schedule schedule(const Model& model, const Request& request, const Budget& budg
       throw InvalidProblem("operator '" + op.name + "': no such block");
     }
   }
-  Schedule s = Scheduler(model, request, budget, false).run();
-  if (!s.feasible && request.find_smallest &&
-      !(s.leaves > 0 && budget.time_limit_s > 0 && s.seconds >= budget.time_limit_s)) {
-    s.smallest_limit_bytes = smallest_limit(model, request, budget);
+  Stopwatch watch(budget);
+  const Kinds kinds = find_kinds(model, request);
+  const LeastMemory least = least_memory(model, request, kinds, request.limit_bytes, watch);
+  Schedule s;
+  if (request.depth_first || least.bound_bytes <= request.limit_bytes) {
+    Scheduler scheduler(model, request, budget, kinds, watch, false);
+    if (!request.depth_first && least.peak_bytes <= request.limit_bytes) {
+      scheduler.offer(least.decision, least.batch);
+    }
+    s = scheduler.run();
   }
+  // A search that was stopped does not know that nothing fits.
+  if (!s.feasible && request.find_smallest && (!watch.stopped() || least.bound_bytes > request.limit_bytes)) {
+    s.smallest_limit_bytes = smallest_limit(model, request, kinds, least, budget, watch);
+  }
+  s.seconds = watch.seconds();
   return s;
 }
 

@@ -4,6 +4,11 @@
 // another one dominates in time and in every row. Rounds allow more and more reduced cost; a round that ends
 // proves the bound up to its allowance. Prices are rounded to fractions of 2^24, so that all sums are
 // integers.
+//
+// Two things keep the lists short. With the choices that are left, most rows follow from another one, and
+// only those that do not are compared (needed_rows). And a partial sum is bounded at other prices too: where
+// it has left the remaining kinds more memory than they can use, lower prices show that, where less, higher
+// ones.
 #include "search/several.hpp"
 
 #include <algorithm>
@@ -15,24 +20,27 @@ namespace osdp::search {
 namespace {
 
 constexpr int kShift = 24;
-constexpr size_t kMostSums = 30000;
+constexpr size_t kMostSums = 50000;  // in a list
+constexpr size_t kBeam = 100;
+constexpr size_t kMostOfAll = 600000;  // in all lists together
 
 // How some operators choose, or a partial sum over several kinds.
 struct Sum {
   int64_t time = 0, reduced = 0;
   std::array<int64_t, kMostLimits> bytes{};  // by row
   uint32_t parent = 0, item = 0;             // of an item: `item` is the index of its counts
+  double low = 0;                            // the highest bound that was seen of it
 };
 
-bool dominates(const Sum& a, const Sum& b, size_t rows) {
+bool dominates(const Sum& a, const Sum& b, const std::vector<size_t>& rows) {
   if (a.time > b.time) return false;
-  for (size_t j = 0; j < rows; ++j) {
+  for (size_t j : rows) {
     if (a.bytes[j] > b.bytes[j]) return false;
   }
   return true;
 }
 
-void drop_dominated(std::vector<Sum>& list, size_t rows, Stopwatch& watch) {
+void drop_dominated(std::vector<Sum>& list, const std::vector<size_t>& rows, Stopwatch& watch) {
   std::sort(list.begin(), list.end(), [](const Sum& a, const Sum& b) {
     return a.time != b.time ? a.time < b.time : a.bytes < b.bytes;
   });
@@ -43,7 +51,7 @@ void drop_dominated(std::vector<Sum>& list, size_t rows, Stopwatch& watch) {
     const size_t look = std::min<size_t>(kept.size(), 32);
     for (size_t n = 0; n < look && !out; ++n) out = dominates(kept[kept.size() - 1 - n], s, rows);
     if (!out) kept.push_back(s);
-    if (watch.spent(static_cast<int64_t>(look))) break;
+    if (watch.spent(static_cast<int64_t>(10 * look))) break;
   }
   list.swap(kept);
 }
@@ -54,7 +62,9 @@ class Search {
       : problem_(problem), cutoff_(cutoff), watch_(watch), rows_(problem.limits.size()) {
     int128 bound = 0;
     std::vector<int128> price(rows_);
+    prices_.assign(prices.begin(), prices.begin() + static_cast<std::ptrdiff_t>(rows_));
     for (size_t j = 0; j < rows_; ++j) {
+      all_rows_.push_back(j);
       price[j] = std::llround(std::min(prices[j], 1e9) * (1 << kShift));
       bound -= price[j] * problem.limits[j];
     }
@@ -81,7 +91,13 @@ class Search {
     for (;; allowance = allowance > spread_ / 4 ? spread_ : allowance * 4) {
       allowance = std::min(allowance, cutoff_ - 1 - bound_);
       if (allowance < 0) return finish(s);
-      const bool whole = round(allowance);
+      bool whole = round(allowance);
+      if (!whole && !watch_.stopped() && best_ == std::numeric_limits<int64_t>::max()) {
+        const int64_t most = std::min(cutoff_ - 1 - bound_, spread_);
+        for (int64_t wide = 4 * allowance; best_ == std::numeric_limits<int64_t>::max(); wide *= 4) {
+          if (!round(std::min(wide, most), kBeam) || wide >= most) break;
+        }
+      }
       if (best_ < std::numeric_limits<int64_t>::max()) {
         s.time_ps = best_, s.counts = best_counts_;
         s.status = Status::Feasible;
@@ -139,12 +155,95 @@ class Search {
       }
       items.push_back(s);
     }
-    drop_dominated(items, rows_, watch_);
+    drop_dominated(items, all_rows_, watch_);
     return !watch_.stopped();
   }
 
-  // False where it was cut short.
-  bool round(int64_t allowance) {
+  // Rows that do not follow from others: whatever the items, row b has at least `apart` more than row a, so
+  // that what keeps b's limit keeps a's if the limits are no further apart.
+  std::vector<size_t> needed_rows(const std::vector<std::vector<Sum>>& items) const {
+    std::vector<char> out(rows_, 0);
+    for (size_t a = 0; a < rows_; ++a) {
+      int128 largest = 0;
+      for (const auto& list : items) {
+        int64_t most = 0;
+        for (const Sum& s : list) most = std::max(most, s.bytes[a]);
+        largest += most;
+      }
+      out[a] = largest <= problem_.limits[a];
+      for (size_t b = 0; b < rows_ && !out[a]; ++b) {
+        if (a == b || out[b]) continue;
+        int128 apart = 0;
+        for (const auto& list : items) {
+          int64_t least = std::numeric_limits<int64_t>::max();
+          for (const Sum& s : list) least = std::min(least, s.bytes[b] - s.bytes[a]);
+          apart += least;
+        }
+        out[a] = apart >= problem_.limits[b] - problem_.limits[a];
+      }
+    }
+    std::vector<size_t> needed;
+    for (size_t j = 0; j < rows_; ++j) {
+      if (!out[j]) needed.push_back(j);
+    }
+    return needed;
+  }
+
+  // Other prices, and what the kinds to come cost at least at them, less the price of all memory.
+  struct Views {
+    std::vector<std::vector<double>> prices;  // [view][row]
+    std::vector<std::vector<double>> rest;    // [depth][view]
+  };
+  Views views_of(const std::vector<std::vector<Sum>>& items, const std::vector<size_t>& order,
+                 const std::vector<size_t>& needed) const {
+    Views views;
+    std::vector<double> base(rows_, 0);
+    for (size_t j : needed) base[j] = prices_[j];
+    for (double scale : {1.0, 0.0, 0.5, 0.7, 0.85, 0.95, 1.05, 1.2, 1.5, 2.0, 4.0}) {
+      views.prices.push_back(base);
+      for (double& p : views.prices.back()) p *= scale;
+    }
+    for (size_t j : needed) {
+      if (base[j] == 0) continue;
+      for (double scale : {0.0, 0.5, 0.8, 1.25, 2.0}) {
+        views.prices.push_back(base);
+        views.prices.back()[j] *= scale;
+      }
+    }
+    views.rest.assign(order.size() + 1, std::vector<double>(views.prices.size(), 0));
+    for (size_t v = 0; v < views.prices.size(); ++v) {
+      double sum = 0;
+      for (size_t j : needed) sum -= views.prices[v][j] * static_cast<double>(problem_.limits[j]);
+      views.rest[order.size()][v] = sum;
+      for (size_t d = order.size(); d-- > 0;) {
+        double least = std::numeric_limits<double>::infinity();
+        for (const Sum& s : items[order[d]]) least = std::min(least, cost_of(s, views.prices[v], needed));
+        views.rest[d][v] = views.rest[d + 1][v] + least;
+      }
+    }
+    return views;
+  }
+  static double cost_of(const Sum& s, const std::vector<double>& prices, const std::vector<size_t>& needed) {
+    double cost = static_cast<double>(s.time);
+    for (size_t j : needed) cost += prices[j] * static_cast<double>(s.bytes[j]);
+    return cost;
+  }
+  // Whether some prices show that a sum over the first `depth` kinds leads to no plan of at most `most`. The
+  // margin is for rounding.
+  bool hopeless(const Views& views, const std::vector<size_t>& needed, Sum& s, size_t depth,
+                double most) const {
+    s.low = 0;
+    for (size_t v = 0; v < views.prices.size(); ++v) {
+      const double cost = cost_of(s, views.prices[v], needed), rest = views.rest[depth][v];
+      if (cost + rest > most + 4 + 1e-13 * (cost + std::abs(rest))) return true;
+      s.low = std::max(s.low, cost + rest);
+    }
+    return false;
+  }
+
+  // False where it was cut short. `beam`: of longer lists only so many are kept, those with the lowest
+  // bounds, which finds a plan but proves nothing.
+  bool round(int64_t allowance, size_t beam = 0) {
     const size_t n = problem_.kinds.size();
     std::vector<std::vector<Sum>> items(n);
     std::vector<std::vector<std::vector<int64_t>>> counts(n);
@@ -164,6 +263,11 @@ class Search {
         rest[d][j] = rest[d + 1][j] + least;
       }
     }
+    const std::vector<size_t> needed = needed_rows(items);
+    for (auto& list : items) drop_dominated(list, needed, watch_);
+    if (watch_.stopped()) return false;
+    const Views views = views_of(items, order, needed);
+    size_t of_all = 0;
     std::vector<std::vector<Sum>> lists(1);
     lists[0].emplace_back();
     for (size_t d = 0; d < n; ++d) {
@@ -177,22 +281,35 @@ class Search {
           s.reduced = x.reduced + y.reduced;
           s.parent = static_cast<uint32_t>(a), s.item = y.item;
           bool fits = true;
-          for (size_t j = 0; j < rows_ && fits; ++j) {
+          for (size_t j : needed) {
             s.bytes[j] = x.bytes[j] + y.bytes[j];
-            fits = s.bytes[j] + rest[d + 1][j] <= problem_.limits[j];
+            fits &= s.bytes[j] + rest[d + 1][j] <= problem_.limits[j];
           }
           if (!fits) continue;
+          const int64_t most = std::min(bound_ + allowance, best_ - 1);
+          if (s.time > most || hopeless(views, needed, s, d + 1, static_cast<double>(most))) continue;
           if (d + 1 == n && !next.empty()) {  // only the fastest counts in the end
             if (s.time < next[0].time) next[0] = s;
           } else {
             next.push_back(s);
           }
         }
-        if (next.size() > kMostSums || watch_.spent(static_cast<int64_t>(items[order[d]].size())))
+        if (next.size() > kMostSums || watch_.spent(static_cast<int64_t>(50 * items[order[d]].size())))
           return false;
       }
-      drop_dominated(next, rows_, watch_);
-      if (watch_.stopped()) return false;
+      if (beam > 0 && next.size() > 4 * beam) {
+        std::nth_element(next.begin(), next.begin() + static_cast<std::ptrdiff_t>(4 * beam), next.end(),
+                         [](const Sum& a, const Sum& b) { return a.low < b.low; });
+        next.resize(4 * beam);
+      }
+      drop_dominated(next, needed, watch_);
+      if (beam > 0 && next.size() > beam) {
+        std::nth_element(next.begin(), next.begin() + static_cast<std::ptrdiff_t>(beam), next.end(),
+                         [](const Sum& a, const Sum& b) { return a.low < b.low; });
+        next.resize(beam);
+      }
+      of_all += next.size();
+      if (watch_.stopped() || of_all > kMostOfAll) return false;
       lists.push_back(std::move(next));
       if (lists.back().empty()) return true;
     }
@@ -212,6 +329,8 @@ class Search {
   int64_t cutoff_;
   Stopwatch& watch_;
   const size_t rows_;
+  std::vector<size_t> all_rows_;
+  std::vector<double> prices_;
   std::vector<std::vector<int64_t>> reduced_;
   int64_t bound_ = 0, spread_ = 0;
   int64_t best_ = std::numeric_limits<int64_t>::max();

@@ -132,6 +132,23 @@ def test_ctrl_c_gives_the_best_plan_so_far():
     assert plan.certificate.optimal == (plan.certificate.gap == 0)
 
 
+def test_an_infeasible_limit_of_a_large_model_is_answered_with_one_that_works():
+    description = gpt(48, 1600, tokens=1024, vocabulary=50257)
+    arguments = dict(world_size=8, hardware=machine(), time_limit=20.0)
+    with pytest.raises(osdp.InfeasibleError) as e:
+        osdp.search(description, memory="2GiB", **arguments)
+    least = e.value.smallest_limit
+    assert e.value.plan.memory_limit_bytes == least > 2 * 2**30
+    assert osdp.verify(e.value.plan) == ""
+    # Just enough is enough, however little time there is; a little less is not.
+    plan = osdp.search(description, memory=least + 2**20, world_size=8, hardware=machine(), time_limit=0.2)
+    assert plan.predicted.peak_memory_bytes <= least + 2**20
+    assert osdp.verify(plan) == ""
+    with pytest.raises(osdp.InfeasibleError, match="no plan fits") as e:
+        osdp.search(description, memory=least - 2**20, **arguments)
+    assert e.value.smallest_limit == least
+
+
 def test_a_time_limit_gives_a_plan_with_its_gap():
     plan = osdp.search(gpt(5, 256), memory="20MiB", time_limit=1.0, **HERE)
     full = osdp.search(gpt(5, 256), memory="20MiB", **HERE)

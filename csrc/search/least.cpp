@@ -1,0 +1,126 @@
+// Note [Least memory]
+// The least largest phase is a game: one side picks a phase, or weighs phases; the other a plan. The plan of
+// least weighted memory is found operator by operator (chooser), and whatever the weights its average is a
+// bound. Fictitious play finds good weights: a phase's weight is how often it was the largest one of the plan
+// found. Where some plan's largest phase meets the bound it is the least memory, to the byte; mostly the
+// first or second plan does, since the smallest choices are smallest in all phases.
+#include "search/least.hpp"
+
+#include <algorithm>
+#include <deque>
+
+#include "search/chooser.hpp"
+
+namespace osdp::search {
+namespace {
+
+constexpr int kTurns = 48;
+
+// One batch, and plans without larger transients. (What smaller ones' plans hold less for transients is left
+// to those.)
+struct Part {
+  Part(const Model& model, const Request& request, const Kinds& kinds, Batch b, int64_t transient)
+      : batch(b),
+        reserve(request.reserve_bytes(transient)),
+        bound(reserve),
+        chooser(model, request, kinds, b, transient, true),
+        weights(chooser.phases(), 0) {
+    weights.back() = 1;
+  }
+
+  void play(const Model& model, const Request& request, const Kinds& kinds, LeastMemory& best) {
+    Decision decision;
+    const int128 average = (chooser.least(weights, decision) + turn - 1) / turn + reserve;
+    bound = std::max(bound, static_cast<int64_t>(std::min<int128>(average, kLargestSum)));
+    const auto phases = phase_bytes(model, request, kinds, decision, batch);
+    const auto worst = std::max_element(phases.begin(), phases.end());
+    const int64_t peak = std::min(kLargestSum, *worst + reserve);
+    if (peak < best.peak_bytes) {
+      best.peak_bytes = peak;
+      best.batch = batch;
+      best.decision = std::move(decision);
+    }
+    ++weights[worst - phases.begin()];
+    ++turn;
+  }
+  int64_t work() const { return static_cast<int64_t>(50 * weights.size()); }
+
+  Batch batch;
+  int64_t reserve, bound;
+  int turn = 1;  // also the sum of all weights
+  Chooser chooser;
+  std::vector<int64_t> weights;
+};
+
+}  // namespace
+
+LeastMemory least_memory(const Model& model, const Request& request, const Kinds& kinds, int64_t enough_bytes,
+                         Stopwatch& watch) {
+  LeastMemory best;
+  best.peak_bytes = kLargestSum;
+  std::vector<Batch> batches = request.batches;
+  if (batches.empty()) batches = {{1, 1}};
+  std::deque<Part> parts;
+  for (const Batch& batch : batches) {
+    for (int64_t transient : kinds.transients) {
+      parts.emplace_back(model, request, kinds, batch, transient);
+      if (!parts.back().chooser.possible()) parts.pop_back();
+    }
+  }
+  // First every part a little, then those that may still have the least to their end.
+  for (const int turns : {2, kTurns}) {
+    std::vector<Part*> order;
+    for (Part& part : parts) order.push_back(&part);
+    std::stable_sort(order.begin(), order.end(),
+                     [](const Part* a, const Part* b) { return a->bound < b->bound; });
+    for (Part* part : order) {
+      while (part->turn <= turns && part->bound < best.peak_bytes) {
+        part->play(model, request, kinds, best);
+        if (best.peak_bytes <= enough_bytes || watch.spent(part->work())) return best;
+      }
+    }
+  }
+  best.bound_bytes = best.peak_bytes;
+  for (const Part& part : parts) best.bound_bytes = std::min(best.bound_bytes, part.bound);
+  return best;
+}
+
+Kinds leanest(const Kinds& kinds, int64_t accumulation) {
+  Kinds few = kinds;
+  for (Kind& kind : few.kinds) {
+    const auto has = [&](Recompute r) { return std::find(kind.ways.begin(), kind.ways.end(), r); };
+    if (has(Recompute::Regather) != kind.ways.end() && has(Recompute::Hold) != kind.ways.end()) {
+      kind.ways.erase(has(Recompute::Hold));
+    }
+    for (Slot& slot : kind.slots) {
+      const auto all = slot.candidates[static_cast<int>(kind.ways[0])];
+      const auto before = [&](const Candidate& c) {
+        return c.state_bytes + c.gathered_bytes - (accumulation > 1 ? 0 : c.gradient_bytes);
+      };
+      std::vector<size_t> kept;
+      for (size_t a = 0; a < all.size(); ++a) {
+        bool out = false;
+        for (size_t b = 0; b < all.size() && !out; ++b) {
+          const Candidate &x = all[a], &y = all[b];
+          const bool no_worse = y.state_bytes <= x.state_bytes && before(y) <= before(x) &&
+                                before(y) + y.whole_gradient_bytes <= before(x) + x.whole_gradient_bytes &&
+                                y.held_bytes <= x.held_bytes && y.transient_bytes <= x.transient_bytes;
+          const bool equal = y.state_bytes == x.state_bytes && before(y) == before(x) &&
+                             y.whole_gradient_bytes == x.whole_gradient_bytes &&
+                             y.held_bytes == x.held_bytes && y.transient_bytes == x.transient_bytes;
+          out = a != b && no_worse && (!equal || b < a);
+        }
+        if (!out) kept.push_back(a);
+      }
+      for (Recompute r : kind.ways) {
+        auto& list = slot.candidates[static_cast<int>(r)];
+        std::vector<Candidate> left;
+        for (size_t c : kept) left.push_back(list[c]);
+        list = std::move(left);
+      }
+    }
+  }
+  return few;
+}
+
+}  // namespace osdp::search

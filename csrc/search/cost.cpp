@@ -66,9 +66,10 @@ class Pricer {
     };
     double seconds = gathers(false) * step(device_.all_gather, static_cast<double>(bytes_), inside);
     if (trainable_bytes_ > 0) {
-      const double part = static_cast<double>(trainable_bytes_) / static_cast<double>(inside);
-      seconds += step(device_.reduce_scatter, static_cast<double>(trainable_bytes_), inside) +
-                 2 * step(device_.between_hosts, part, device_.hosts);
+      // Every rank of a host reduces its part at the same time, over links that they share.
+      const double all = static_cast<double>(trainable_bytes_);
+      seconds +=
+          step(device_.reduce_scatter, all, inside) + 2 * step(device_.between_hosts, all, device_.hosts);
     }
     return finish(c, seconds, updated);
   }

@@ -77,7 +77,7 @@ def test_hybrid_shard_holds_a_hosts_share_and_pays_both_links():
     size = 64 * 64 * 4
     assert c["state_bytes"] == 4 * size // 4  # 4 ranks a host
     gather, scatter = 3 * (1e-6 + size / 4 * 1e-10), 3 * (2e-6 + size / 4 * 2e-10)
-    across = 2 * (5e-6 + size / 4 / 2 * 5e-10)
+    across = 2 * (5e-6 + 4 * (size / 4) / 2 * 5e-10)  # the 4 ranks of a host share its links
     assert c["communication_ps"] == pytest.approx((2 * gather + scatter + across) * 1e12, abs=1)
 
 

@@ -1,6 +1,7 @@
 """osdp.search: objectives, hosts, prefetch, interruption; and searching again from a plan."""
 
 import dataclasses
+import itertools
 import signal
 
 import pytest
@@ -167,7 +168,7 @@ def test_a_frontier_rises_from_the_least_to_what_gains_nothing():
     plan = osdp.search(gpt(3, 128), memory="24MiB", batch_size=4, **HERE)
     points = plan.frontier(points=6).points
     assert len(points) >= 5
-    for a, b in zip(points, points[1:], strict=False):
+    for a, b in itertools.pairwise(points):
         assert a.memory_limit_bytes < b.memory_limit_bytes and a.throughput <= b.throughput * (1 + 1e-12)
     assert points[-1].throughput == pytest.approx(
         osdp.search(gpt(3, 128), memory="8GiB", batch_size=4, **HERE).predicted.throughput, rel=1e-3

@@ -354,9 +354,10 @@ Table make_table(const Kinds& kinds, const std::vector<int>& rows, int64_t accum
           bool dominated = false;
           for (size_t b = 0; b < lines.size() && !dominated; ++b) {
             const Line &x = lines[a], &y = lines[b];
-            bool no_better = a != b && y.time <= x.time && y.transient <= x.transient;
+            if (a == b || y.time > x.time || y.transient > x.transient) continue;
+            bool no_better = true;
             bool equal = y.time == x.time && y.transient == x.transient;
-            for (size_t j = 0; j < rows.size(); ++j) {
+            for (size_t j = 0; j < rows.size() && no_better; ++j) {
               no_better &= y.bytes[j] <= x.bytes[j];
               equal &= y.bytes[j] == x.bytes[j];
             }

@@ -11,7 +11,7 @@
 
 namespace osdp::search {
 
-inline constexpr size_t kMostRows = 12;
+inline constexpr size_t kMostRows = 24;
 using Prices = std::array<double, kMostRows>;  // picoseconds per byte, by row
 
 // The options of every group under some rows and one number of micro-batches, without the dominated ones.

@@ -147,6 +147,13 @@ bool Scheduler::near(const Waiting& w) const {
 }
 
 void Scheduler::push(Waiting w) {
+  if (watch_.stopped()) {  // only the bound of what it is a part of is left
+    w.bound *= (1 - 1e-12) * static_cast<double>(w.hi.samples()) / static_cast<double>(w.samples);
+    w.samples = w.hi.samples();
+    w.number = number_++;
+    waiting_.push(std::move(w));
+    return;
+  }
   const double enough = best_.feasible
                             ? static_cast<double>(best_.step_ps) * static_cast<double>(w.hi.samples()) /
                                   static_cast<double>(best_.batch.samples())

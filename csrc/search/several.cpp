@@ -22,7 +22,7 @@ namespace {
 constexpr int kShift = 24;
 constexpr size_t kMostSums = 50000;  // in a list
 constexpr size_t kBeam = 100;
-constexpr size_t kMostOfAll = 600000;  // in all lists together
+constexpr size_t kMostOfAll = 400000;  // in all lists together
 
 // How some operators choose, or a partial sum over several kinds.
 struct Sum {
@@ -341,7 +341,7 @@ class Search {
 
 SeveralSolution solve_several(const SeveralRows& problem, const std::vector<double>& prices,
                               int64_t cutoff_ps, Stopwatch& watch) {
-  if (problem.limits.size() > kMostLimits) throw InvalidProblem("more than 12 memory limits");
+  if (problem.limits.size() > kMostLimits) throw InvalidProblem("more than 24 memory limits");
   return Search(problem, prices, cutoff_ps, watch).run();
 }
 

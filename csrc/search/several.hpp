@@ -5,7 +5,7 @@
 
 namespace osdp::search {
 
-inline constexpr size_t kMostLimits = 12;
+inline constexpr size_t kMostLimits = 24;
 
 struct SeveralRows {
   struct Choice {

@@ -195,15 +195,18 @@ def test_tied_parameters_stay_one(ranks):
 
 
 class Added(nn.Module):
-    """Two parameters viewed and added: autograd hands both the same memory as their gradients."""
+    """Two parameters viewed and added: autograd hands both the same memory as their gradients.
+
+    Of a size that the ranks divide: others are padded, and so copied, before they are reduced.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Parameter(torch.randn(6, 6))
-        self.second = nn.Parameter(torch.randn(6, 6))
+        self.first = nn.Parameter(torch.randn(8, 8))
+        self.second = nn.Parameter(torch.randn(8, 8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(x @ (self.first.view(-1) + self.second.view(-1)).view(6, 6))
+        return torch.tanh(x @ (self.first.view(-1) + self.second.view(-1)).view(8, 8))
 
 
 class AddedInUnits(nn.Module):
@@ -211,18 +214,20 @@ class AddedInUnits(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(6, 6, bias=False)
-        self.second = nn.Linear(6, 6, bias=False)
+        self.first = nn.Linear(8, 8, bias=False)
+        self.second = nn.Linear(8, 8, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(x @ (self.first.weight.view(-1) + self.second.weight.view(-1)).view(6, 6))
+        return torch.tanh(x @ (self.first.weight.view(-1) + self.second.weight.view(-1)).view(8, 8))
 
 
 def gradients_in_one_memory(me: Member) -> None:
     for build in (Added, AddedInUnits):
         for mode in ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD"):
             with naming(f"{build.__name__} {mode}"):
-                pair = Pair(me, Workload(build, vectors(6, 6)), mode)
+                pair = Pair(
+                    me, Workload(build, vectors(8, 8)), lambda d, m=mode: plans.apart(osdp.Plan.uniform(d, m))
+                )
                 pair.train(steps=3)
 
 

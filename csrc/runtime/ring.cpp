@@ -15,8 +15,10 @@ constexpr int64_t kWindow = 8;
 // Up to this size an all-reduce is latency: everybody sends everything to everybody at once.
 constexpr int64_t kLatencyBytes = 16 * 1024;
 
+}  // namespace
+
 // Flat tensors, each cut into `world` chunks and those into segments, all tensors' behind each other.
-class Segments {
+class Ring::Segments {
  public:
   Segments(const Tensors& tensors, int64_t world) : tensors_(tensors) {
     for (size_t i = 0; i < tensors.size(); ++i) {
@@ -45,8 +47,6 @@ class Segments {
   const Tensors& tensors_;
   std::vector<Segment> list_;
 };
-
-}  // namespace
 
 void Ring::run(const Course& course) {
   const int next = static_cast<int>((rank() + 1) % world());
@@ -81,6 +81,15 @@ void Ring::run(const Course& course) {
   for (const auto& send : sends) send->wait();
 }
 
+void Ring::spread(const Segments& segments) {
+  run({.steps = world() - 1,
+       .segments = segments.count(),
+       .window = 2 * kWindow,
+       .to_send = [&](int64_t t, int64_t s) { return segments(chunk_before(t), s); },
+       .to_receive = [&](int64_t t, int64_t s) { return segments(chunk_before(t + 1), s); },
+       .received = nullptr});
+}
+
 void Ring::gather(const Tensors& outputs, const Tensors& inputs) {
   const Segments segments(outputs, world());
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -88,12 +97,7 @@ void Ring::gather(const Tensors& outputs, const Tensors& inputs) {
     at::Tensor own = outputs[i].narrow(0, rank() * n, n);
     if (own.const_data_ptr() != inputs[i].const_data_ptr()) own.copy_(inputs[i]);
   }
-  run({.steps = world() - 1,
-       .segments = segments.count(),
-       .window = 2 * kWindow,
-       .to_send = [&](int64_t t, int64_t s) { return segments(chunk_before(t), s); },
-       .to_receive = [&](int64_t t, int64_t s) { return segments(chunk_before(t + 1), s); },
-       .received = nullptr});
+  spread(segments);
 }
 
 void Ring::reduce_scatter(const Tensors& outputs, const Tensors& inputs) {
@@ -159,12 +163,7 @@ void Ring::all_reduce(const Tensors& tensors) {
                add_into(mine, partial);
                if (t == last) scale_by(mine, 1.0 / static_cast<double>(world()));
              }});
-    run({.steps = world() - 1,
-         .segments = segments.count(),
-         .window = 2 * kWindow,
-         .to_send = [&](int64_t t, int64_t s) { return segments(chunk_before(t), s); },
-         .to_receive = [&](int64_t t, int64_t s) { return segments(chunk_before(t + 1), s); },
-         .received = nullptr});
+    spread(segments);
   }
 }
 

@@ -34,6 +34,8 @@ class Ring final : public Collectives {
     std::function<void(int64_t step, int64_t segment, const at::Tensor&)> received;
   };
   void run(const Course& course);
+  class Segments;
+  void spread(const Segments& segments);  // every rank's chunk, which is in its place, to every rank
   void all_reduce_small(const at::Tensor& tensor);
 
   int64_t chunk_before(int64_t steps) const { return ((rank() - steps) % world() + world()) % world(); }

@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "kernels/kernels.hpp"
+#include "runtime/arithmetic.hpp"
 
 namespace py = pybind11;
 
@@ -12,19 +13,10 @@ namespace {
 namespace kernels = osdp::kernels;
 
 kernels::DType dtype_of(const at::Tensor& t) {
-  switch (t.scalar_type()) {
-    case at::kFloat:
-      return kernels::DType::Float32;
-    case at::kDouble:
-      return kernels::DType::Float64;
-    case at::kBFloat16:
-      return kernels::DType::BFloat16;
-    case at::kHalf:
-      return kernels::DType::Float16;
-    default:
-      TORCH_CHECK_TYPE(false, "osdp kernels: dtype ", t.scalar_type(),
-                       " is none of float32, float64, bfloat16, float16");
-  }
+  const auto dtype = osdp::runtime::kernel_dtype(t.scalar_type());
+  TORCH_CHECK_TYPE(dtype, "osdp kernels: dtype ", t.scalar_type(),
+                   " is none of float32, float64, bfloat16, float16");
+  return *dtype;
 }
 
 // CUDA kernels run on the legacy default stream here: enough for tests, which synchronise.

@@ -1,16 +1,8 @@
 #include "runtime/arithmetic.hpp"
 
-#include <optional>
-
-#include "kernels/kernels.hpp"
-
 namespace osdp::runtime {
-namespace {
-
-// The kernels' name for the dtype of a tensor that they can take.
-std::optional<kernels::DType> kernel_dtype(const at::Tensor& t) {
-  if (!t.is_cpu() || !t.is_contiguous()) return std::nullopt;
-  switch (t.scalar_type()) {
+std::optional<kernels::DType> kernel_dtype(at::ScalarType dtype) {
+  switch (dtype) {
     case at::kFloat:
       return kernels::DType::Float32;
     case at::kDouble:
@@ -24,11 +16,18 @@ std::optional<kernels::DType> kernel_dtype(const at::Tensor& t) {
   }
 }
 
+namespace {
+
+// Where the CPU kernels can take the tensor, its dtype.
+std::optional<kernels::DType> taken_as(const at::Tensor& t) {
+  return t.is_cpu() && t.is_contiguous() ? kernel_dtype(t.scalar_type()) : std::nullopt;
+}
+
 }  // namespace
 
 void add_into(at::Tensor sum, const at::Tensor& addend) {
-  const auto dtype = kernel_dtype(sum);
-  if (dtype && dtype == kernel_dtype(addend)) {
+  const auto dtype = taken_as(sum);
+  if (dtype && dtype == taken_as(addend)) {
     kernels::accumulate(kernels::Device::CPU, sum.mutable_data_ptr(), *dtype, addend.const_data_ptr(), *dtype,
                         sum.numel(), 1.0);
   } else {
@@ -37,7 +36,7 @@ void add_into(at::Tensor sum, const at::Tensor& addend) {
 }
 
 void scale_by(at::Tensor tensor, double factor) {
-  if (const auto dtype = kernel_dtype(tensor))
+  if (const auto dtype = taken_as(tensor))
     kernels::scale(kernels::Device::CPU, tensor.mutable_data_ptr(), *dtype, tensor.numel(), factor);
   else
     tensor.mul_(factor);

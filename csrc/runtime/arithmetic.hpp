@@ -3,7 +3,14 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
+
+#include "kernels/kernels.hpp"
+
 namespace osdp::runtime {
+
+// The kernels' name for a dtype; empty for those that they do not know.
+std::optional<kernels::DType> kernel_dtype(at::ScalarType dtype);
 
 // sum += addend; flat or of one shape, of one dtype. On the lane's thread the compute threads must be left
 // alone: the CPU kernels are single-threaded, where torch's own would open a pool of its own beside theirs.

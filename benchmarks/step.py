@@ -1,4 +1,4 @@
-"""One training step of a small GPT: OSDP's modes and searched plans beside DDP, FSDP1, FSDP2 and FairScale (where installed).
+"""One training step of a small GPT: OSDP's modes and searched plans beside DDP, FSDP1, FSDP2 and FairScale.
 
     python benchmarks/step.py [--json FILE] [--rounds N] [--hosts 2 --rate 1gbit] [--ranks 2]
 

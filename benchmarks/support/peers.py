@@ -1,4 +1,4 @@
-"""PyTorch's own data parallels, FairScale's where it is installed, and OSDP's single modes, around a model: each contestant in the same few lines.
+"""PyTorch's own data parallels, FairScale's where it is installed, and OSDP's single modes, around a model.
 
 `units` are the submodules that FSDP1 and FSDP2 gather together (as their users choose them: a model's blocks).
 """
@@ -10,10 +10,10 @@ from importlib.util import find_spec
 
 import torch
 import torch.distributed as dist
-from support.fairscale_cpu import fairscale_fsdp
 from torch import Tensor, nn
 
 import osdp
+from support.fairscale_cpu import fairscale_fsdp
 
 Wrap = Callable[[nn.Module, list[nn.Module]], nn.Module]
 

@@ -91,6 +91,7 @@ class Scheduler {
   std::map<int64_t, Table> tables_;
   std::priority_queue<Waiting> waiting_;
   Schedule best_;
+  RunnersUp found_;
   int64_t number_ = 0;
   int broken_ = 0;  // by the last plan that accept() refused
   int64_t excess_ = 0;
@@ -250,9 +251,9 @@ bool Scheduler::accept(const Leaf& leaf, Batch batch) {
     excess_ = *worst - request_.limit_bytes;
     return false;
   }
-  const bool better = !best_.feasible || static_cast<int128>(leaf.time_ps) * best_.batch.samples() <
-                                             static_cast<int128>(best_.step_ps) * batch.samples();
-  if (!better) return true;
+  const Found found{batch, used, leaf.decision, leaf.time_ps, *worst};
+  if (!any_) found_.offer(found);
+  if (best_.feasible && !found.faster_than({best_.batch, 0, {}, best_.step_ps, 0})) return true;
   best_.feasible = true;
   best_.batch = batch;
   best_.transient_bytes = used;
@@ -632,6 +633,8 @@ void Scheduler::finish() {
     for (size_t j = 0; j < rows_.size(); ++j) {
       if (b.prices[j] > 1e-9) best_.prices.push_back({rows_[j], b.prices[j]});
     }
+    best_.runners_up =
+        found_.beside({best_.batch, best_.transient_bytes, best_.decision, best_.step_ps, best_.peak_bytes});
   }
   best_.seconds = watch_.seconds();
 }

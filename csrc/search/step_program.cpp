@@ -62,6 +62,14 @@ class Writer {
       }
       for (const Span& s : unit.calls) begins_[s.first].push_back(u), ends_[s.last].push_back(u);
     }
+    // Calls around others begin before them and end after them.
+    const auto reach = [&](int u) { return step.units[u].calls.back().last - step.units[u].calls.front().first; };
+    for (auto& list : begins_) {
+      std::stable_sort(list.begin(), list.end(), [&](int a, int b) { return reach(a) > reach(b); });
+    }
+    for (auto& list : ends_) {
+      std::stable_sort(list.begin(), list.end(), [&](int a, int b) { return reach(a) < reach(b); });
+    }
     for (int b = 0; b < static_cast<int>(step.buckets.size()); ++b) {
       fills_[step.buckets[b].members.front()].push_back(b);
     }

@@ -54,6 +54,10 @@ class Assembly:
             prefetch=self.searched.prefetch,
         )
 
+    def step_ps(self, found: Mapping[str, Any]) -> int:
+        """What its step is predicted to take."""
+        return int((self.played(found) if self.cost == "osdp" else found)["step_ps"])
+
     def plan(self, found: Mapping[str, Any]) -> Plan:
         """The plan, with its prediction and certificate."""
         description = self.description

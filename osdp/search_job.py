@@ -63,9 +63,13 @@ class SearchJob:
         """The smallest limit whose best plan gives so many samples/s over all ranks, to the byte."""
 
         def peak(limit: int) -> int | None:
-            found = self._run(limit, batches)[1]
+            model, found = self._run(limit, batches)
+            if not found["feasible"]:
+                return None
+            assembly = self._assembly(limit, model)
+            found = best_by_replay(assembly, found)
             samples = self.ranks * found["batch_size"] * found["accumulation"]
-            fast = found["feasible"] and samples >= at_least * found["step_ps"] * 1e-12
+            fast = samples >= at_least * assembly.step_ps(found) * 1e-12
             return int(found["peak_bytes"]) if fast else None
 
         high = peak(limit)
@@ -126,7 +130,11 @@ class SearchJob:
         )
 
     def _plan(self, limit: int, model: _search.Model, found: Mapping[str, Any]) -> Plan:
-        assembly = Assembly(
+        assembly = self._assembly(limit, model)
+        return assembly.plan(best_by_replay(assembly, found))
+
+    def _assembly(self, limit: int, model: _search.Model) -> Assembly:
+        return Assembly(
             self.description,
             self.machine,
             self.ranks,
@@ -138,7 +146,6 @@ class SearchJob:
             model,
             self._request(limit, ()),
         )
-        return assembly.plan(best_by_replay(assembly, found))
 
 
 def _summary(plan: Plan) -> str:

@@ -63,7 +63,9 @@ class Writer {
       for (const Span& s : unit.calls) begins_[s.first].push_back(u), ends_[s.last].push_back(u);
     }
     // Calls around others begin before them and end after them.
-    const auto reach = [&](int u) { return step.units[u].calls.back().last - step.units[u].calls.front().first; };
+    const auto reach = [&](int u) {
+      return step.units[u].calls.back().last - step.units[u].calls.front().first;
+    };
     for (auto& list : begins_) {
       std::stable_sort(list.begin(), list.end(), [&](int a, int b) { return reach(a) > reach(b); });
     }

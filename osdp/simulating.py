@@ -100,7 +100,7 @@ def play(
     peak_bytes; with `timeline` also events and memory. `blocks`: RECOMPUTE_CODES by block; `batch`: size per rank,
     micro-batches.
     """
-    slowdowns = (hardware.computing_slowdown, hardware.communicating_slowdown)
+    delay = hardware.communication_delay
     return dict(
         _search.simulate(
             model,
@@ -110,7 +110,8 @@ def play(
             list(blocks),
             planned_units(description, units),
             prefetch,
-            (round(slowdowns[0] * 1000), round(slowdowns[1] * 1000)),
+            (delay.alpha_s, delay.beta_s_per_byte),
+            round(hardware.stolen_computation * 1000),
             timeline,
         )
     )

@@ -70,9 +70,10 @@ const std::string& name_of(const Step& step, const StepEvent& event) {
 py::dict simulate(const Model& model, const Request& request, std::pair<int64_t, int64_t> batch,
                   const std::vector<std::tuple<int, int64_t, int64_t, int>>& choices,
                   const std::vector<int>& blocks, const std::vector<Unit>& units, int64_t prefetch,
-                  std::pair<int64_t, int64_t> contention_permille, bool timeline) {
-  const Step step = step_of(model, request, plain_plan(batch, choices, blocks), planned(units), prefetch);
-  const PlayedStep played = play(step, {contention_permille.first, contention_permille.second});
+                  std::pair<double, double> delay, int64_t stolen_permille, bool timeline) {
+  const Step step = step_of(model, request, plain_plan(batch, choices, blocks), planned(units), prefetch,
+                            {delay.first, delay.second});
+  const PlayedStep played = play(step, stolen_permille);
   py::dict result("step_ps"_a = played.step_ps, "only_computing_ps"_a = played.only_computing_ps,
                   "both_ps"_a = played.both_ps, "only_communicating_ps"_a = played.only_communicating_ps,
                   "optimizer_ps"_a = played.optimizer_ps, "peak_bytes"_a = played.peak_bytes);
@@ -93,5 +94,5 @@ py::dict simulate(const Model& model, const Request& request, std::pair<int64_t,
 
 void bind_simulate(py::module_& m) {
   m.def("simulate", &simulate, "model"_a, "request"_a, "batch"_a, "choices"_a, "blocks"_a, "units"_a,
-        "prefetch"_a, "contention_permille"_a, "timeline"_a);
+        "prefetch"_a, "delay"_a, "stolen_permille"_a, "timeline"_a);
 }

@@ -12,8 +12,11 @@ using Kind = Instruction::Kind;
 
 class Player {
  public:
-  Player(const Step& step, const Contention& contention)
-      : step_(step), contention_(contention), program_(make_program(step)), units_(step.units.size()) {
+  Player(const Step& step, int64_t stolen_permille)
+      : step_(step),
+        stolen_permille_(stolen_permille),
+        program_(make_program(step)),
+        units_(step.units.size()) {
     held_ = step.held_bytes;
     for (const StepOperator& o : step.operators) held_ += o.resident_bytes;
     note_memory(0);
@@ -48,7 +51,8 @@ class Player {
   };
   struct Task {
     StepEvent event;
-    int64_t left_ps = 0;
+    int64_t left_ps = 0;                       // of its time alone
+    int64_t factor_permille = 1000;            // how many times as long it takes beside computation
     int64_t begins_bytes = 0, ends_bytes = 0;  // memory that its beginning and its end bring
     bool running = false;
   };
@@ -85,9 +89,8 @@ class Player {
         return true;
       case Kind::ReduceBucket: {
         const StepBucket& b = step_.buckets[i.what];
-        if (b.reduce_ps > 0)
-          submit({StepEvent::Kind::ReduceBucket, i.phase, i.what}, b.reduce_ps, b.buffer_bytes,
-                 -b.buffer_bytes);
+        if (b.reduce.alone_ps > 0)
+          submit({StepEvent::Kind::ReduceBucket, i.phase, i.what}, b.reduce, b.buffer_bytes, -b.buffer_bytes);
         return true;
       }
       case Kind::AwaitReduction:
@@ -122,7 +125,7 @@ class Player {
   void gather(int unit, StepPhase phase) {
     const StepUnit& u = step_.units[unit];
     units_[unit].state = State::Gathering;
-    submit({StepEvent::Kind::Gather, phase, unit}, u.gather_ps, u.full_bytes, 0);
+    submit({StepEvent::Kind::Gather, phase, unit}, u.gather, u.full_bytes, 0);
     units_[unit].ticket = submitted_;
   }
 
@@ -135,15 +138,20 @@ class Player {
 
   void reduce(const Instruction& i) {
     const StepUnit& u = step_.units[i.what];
-    submit({StepEvent::Kind::Reduce, i.phase, i.what}, u.reduce_ps, u.kept_gradient_bytes,
+    submit({StepEvent::Kind::Reduce, i.phase, i.what}, u.reduce, u.kept_gradient_bytes,
            -u.gradient_bytes - (i.adds ? u.kept_gradient_bytes : 0));
     last_reduction_ = submitted_;
   }
 
   // --- the lane
 
-  void submit(StepEvent event, int64_t ps, int64_t begins_bytes, int64_t ends_bytes) {
-    lane_.push_back({event, ps, begins_bytes, ends_bytes, false});
+  void submit(StepEvent event, const LaneTime& time, int64_t begins_bytes, int64_t ends_bytes) {
+    // What it steals it must have time for: no less than all of computation's.
+    int128 factor = time.alone_ps == 0
+                        ? 1000
+                        : (static_cast<int128>(time.beside_ps) * 1000 + time.alone_ps - 1) / time.alone_ps;
+    factor = std::clamp<int128>(factor, std::max<int64_t>(1000, stolen_permille_), kLargestSum);
+    lane_.push_back({event, time.alone_ps, static_cast<int64_t>(factor), begins_bytes, ends_bytes, false});
     ++submitted_;
   }
 
@@ -173,12 +181,13 @@ class Player {
   void advance() {
     const bool communicating = !lane_.empty();
     const bool both = computing() && communicating;
-    const int64_t computing_factor = both ? contention_.computing_permille : 1000;
-    const int64_t lane_factor = both ? contention_.communicating_permille : 1000;
-    const int128 until_computed = stretched(left_ps_, computing_factor);
-    const int128 until_communicated = communicating ? stretched(lane_.front().left_ps, lane_factor) : 0;
-    int128 passed = both ? std::min(until_computed, until_communicated)
-                         : (communicating ? until_communicated : until_computed);
+    const int64_t factor = both ? lane_.front().factor_permille : 1000;
+    const int64_t share = both ? factor - stolen_permille_ : 1000;  // of `factor`: what computation gets
+    const int128 until_communicated = communicating ? scaled_up(lane_.front().left_ps, factor, 1000) : 0;
+    const bool moves = share > 0;
+    const int128 until_computed = moves ? scaled_up(left_ps_, factor, share) : until_communicated + 1;
+    const int128 passed = both ? std::min(until_computed, until_communicated)
+                               : (communicating ? until_communicated : until_computed);
     if (now_ + passed > kLargestSum) throw InvalidProblem("a step's time overflows 2^61 ps");
     now_ += static_cast<int64_t>(passed);
     const auto part = static_cast<int64_t>(passed);
@@ -191,11 +200,10 @@ class Player {
     }
     const bool lane_ends = communicating && until_communicated == passed;
     if (communicating && !lane_ends) {
-      lane_.front().left_ps -= static_cast<int64_t>(passed * 1000 / lane_factor);
+      lane_.front().left_ps -= static_cast<int64_t>(passed * 1000 / factor);
     }
     if (computing()) {
-      left_ps_ =
-          until_computed == passed ? 0 : left_ps_ - static_cast<int64_t>(passed * 1000 / computing_factor);
+      left_ps_ = until_computed == passed ? 0 : left_ps_ - static_cast<int64_t>(passed * share / factor);
       if (left_ps_ == 0) {
         computed_.end_ps = now_;
         result_.events.push_back(computed_);
@@ -204,9 +212,8 @@ class Player {
     if (lane_ends) end_communication();
   }
 
-  // How long `ps` of work take, rounded up.
-  static int128 stretched(int64_t ps, int64_t permille) {
-    return (static_cast<int128>(ps) * permille + 999) / 1000;
+  static int128 scaled_up(int64_t ps, int64_t by, int64_t of) {
+    return (static_cast<int128>(ps) * by + of - 1) / of;
   }
 
   void note_memory(int64_t bytes) {
@@ -222,7 +229,7 @@ class Player {
   }
 
   const Step& step_;
-  const Contention contention_;
+  const int64_t stolen_permille_;
   const Program program_;
   std::vector<Unit> units_;
   std::deque<Task> lane_;
@@ -237,11 +244,12 @@ class Player {
 
 }  // namespace
 
-PlayedStep play(const Step& step, const Contention& contention) {
-  if (contention.computing_permille < 1000 || contention.communicating_permille < 1000) {
-    throw InvalidProblem("nothing is faster beside something else: contention is at least 1");
+PlayedStep play(const Step& step, int64_t stolen_permille) {
+  if (stolen_permille < 0 || stolen_permille > 1000000) {
+    throw InvalidProblem(
+        "what communication steals of computation must be from 0 to 1000 times its own time");
   }
-  return Player(step, contention).play();
+  return Player(step, stolen_permille).play();
 }
 
 }  // namespace osdp::search

@@ -3,20 +3,18 @@
 //
 // Note [Two resources]
 // One thread computes, in the order of the program; one lane communicates, task by task, in the order of
-// submission. Each runs at full speed while the other waits, and slower by a measured factor while both run:
-// they share cores on a CPU, memory and multiprocessors on a GPU. All ranks do the same at the same time, so
-// one is played for all. With factors of 1, the step takes no less than the longer of the two by itself, no
-// more than both one after the other, and no less when anything takes longer.
+// submission. All ranks do the same at the same time, so one is played for all. While both run, they hinder
+// each other, and differently: communication mostly waits (for a core, on a CPU), so each task has a time
+// alone and a time beside computation; what it takes away from computation meanwhile does not grow with that
+// wait: it is a share of its time alone (`stolen`). A task of a s alone and b s beside, wholly beside
+// computation, lasts b, in which b - a stolen s of computation get done. Where nothing is hindered, the step
+// takes no less than the longer of the two resources by itself, no more than both one after the other, and no
+// less when anything takes longer.
 #pragma once
 
 #include "search/step_program.hpp"
 
 namespace osdp::search {
-
-// How much longer something takes while the other resource works: at least 1, in thousandths.
-struct Contention {
-  int64_t computing_permille = 1000, communicating_permille = 1000;
-};
 
 struct StepEvent {
   enum class Kind : int { Compute, Gather, Reduce, ReduceBucket };
@@ -40,7 +38,9 @@ struct PlayedStep {
   std::vector<MemoryPoint> memory;
 };
 
-// Throws InvalidProblem where `step` does not fit together, a factor is below 1 or a time overflows.
-PlayedStep play(const Step& step, const Contention& contention = {});
+// `stolen_permille`: seconds of computation that a second of communication (alone) takes away when it runs
+// beside computation, in thousandths. Throws InvalidProblem where `step` does not fit together or a time
+// overflows.
+PlayedStep play(const Step& step, int64_t stolen_permille = 0);
 
 }  // namespace osdp::search

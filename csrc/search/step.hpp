@@ -9,6 +9,12 @@
 
 namespace osdp::search {
 
+// How long something takes on the lane: while nothing is computed, and while this rank computes all the time.
+// On a CPU each message then waits for a core.
+struct LaneTime {
+  int64_t alone_ps = 0, beside_ps = 0;  // beside_ps >= alone_ps
+};
+
 // One operator's share of a micro-batch.
 struct StepOperator {
   std::string name;
@@ -35,13 +41,13 @@ struct Span {
 // What is gathered and reduced together. A slice of a split operator is a unit of its own.
 struct StepUnit {
   std::string name;
-  std::vector<int> members;         // operators whose gradients it waits for; rising
-  std::vector<Span> calls;          // that gather it; rising, one per module
-  int64_t repeats = 1;              // gathers of each call in a forward: the module is called so many times
-  bool keeps = false;               // SHARD_GRAD_OP: gathered until its backward is over
-  bool slice = false;               // asked for by its operator's product, and let go right after it
-  int64_t gather_ps = 0;            // alone
-  int64_t reduce_ps = 0;            // alone; 0: nothing of it is trained
+  std::vector<int> members;  // operators whose gradients it waits for; rising
+  std::vector<Span> calls;   // that gather it; rising, one per module
+  int64_t repeats = 1;       // gathers of each call in a forward: the module is called so many times
+  bool keeps = false;        // SHARD_GRAD_OP: gathered until its backward is over
+  bool slice = false;        // asked for by its operator's product, and let go right after it
+  LaneTime gather;
+  LaneTime reduce;                  // zero: nothing of it is trained
   int64_t full_bytes = 0;           // gathered
   int64_t gradient_bytes = 0;       // its members' full gradients, until they are reduced
   int64_t kept_gradient_bytes = 0;  // this rank's part of the gradient, from the reduction on
@@ -51,7 +57,7 @@ struct StepUnit {
 struct StepBucket {
   std::string name;
   std::vector<int> members;
-  int64_t reduce_ps = 0;     // alone
+  LaneTime reduce;
   int64_t buffer_bytes = 0;  // that they are packed into meanwhile
 };
 

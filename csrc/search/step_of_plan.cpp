@@ -11,46 +11,61 @@ namespace {
 // Costs of the collectives that units need, alone on the lane.
 class Links {
  public:
-  explicit Links(const Device& device) : device_(device) {}
+  Links(const Device& device, const Collective& delay) : device_(device), delay_(delay) {}
 
-  int64_t gather(int64_t bytes, Mode mode) const {
-    return ps(ring(device_.all_gather, bytes, inside(mode), mode == Mode::HybridShard));
+  LaneTime gather(int64_t bytes, Mode mode) const {
+    return time([&](Collective more) { return gather_s(bytes, mode, more); });
   }
-  int64_t reduce(int64_t bytes, Mode mode) const {
-    double seconds = ring(device_.reduce_scatter, bytes, inside(mode), mode == Mode::HybridShard);
-    // Every rank of a host reduces its part across hosts at the same time, over links that they share.
-    if (mode == Mode::HybridShard) seconds += 2 * ring(device_.between_hosts, bytes, device_.hosts, true);
-    return ps(seconds);
+  LaneTime reduce(int64_t bytes, Mode mode) const {
+    return time([&](Collective more) { return reduce_s(bytes, mode, more); });
   }
-  int64_t all_reduce(int64_t bytes) const {
-    return ps(2 * ring(device_.all_reduce, bytes, device_.ranks, false));
+  LaneTime all_reduce(int64_t bytes) const {
+    return time(
+        [&](Collective more) { return 2 * ring(device_.all_reduce, more, bytes, device_.ranks, false); });
   }
 
  private:
+  // `seconds`, of what each step of a ring takes longer, without and with computation beside it.
+  template <class Seconds>
+  LaneTime time(const Seconds& seconds) const {
+    const char* where = "a collective";
+    return {picoseconds(seconds({}), where), picoseconds(seconds(delay_), where)};
+  }
+  double gather_s(int64_t bytes, Mode mode, Collective more) const {
+    return ring(device_.all_gather, more, bytes, inside(mode), mode == Mode::HybridShard);
+  }
+  double reduce_s(int64_t bytes, Mode mode, Collective more) const {
+    double seconds = ring(device_.reduce_scatter, more, bytes, inside(mode), mode == Mode::HybridShard);
+    // Every rank of a host reduces its part across hosts at the same time, over links that they share.
+    if (mode == Mode::HybridShard)
+      seconds += 2 * ring(device_.between_hosts, more, bytes, device_.hosts, true);
+    return seconds;
+  }
   int64_t inside(Mode mode) const {
     return mode == Mode::HybridShard ? device_.ranks / device_.hosts : device_.ranks;
   }
-  double ring(Collective c, int64_t bytes, int64_t ranks, bool one_level) const {
+  double ring(Collective c, const Collective& more, int64_t bytes, int64_t ranks, bool one_level) const {
     if (bytes == 0) return 0;
     if (!one_level && device_.hosts > 1) {  // a ring over all ranks waits for its slowest link
       c.alpha_s = std::max(c.alpha_s, device_.between_hosts.alpha_s);
       c.beta_s_per_byte = std::max(c.beta_s_per_byte, device_.between_hosts.beta_s_per_byte);
     }
     const auto n = static_cast<double>(ranks);
-    return (n - 1) * (c.alpha_s + static_cast<double>(bytes) / n * c.beta_s_per_byte);
+    return (n - 1) * (c.alpha_s + more.alpha_s +
+                      static_cast<double>(bytes) / n * (c.beta_s_per_byte + more.beta_s_per_byte));
   }
-  static int64_t ps(double seconds) { return picoseconds(seconds, "a collective"); }
 
   const Device& device_;
+  const Collective delay_;
 };
 
 class Builder {
  public:
-  Builder(const Model& model, const Request& request, const PlainPlan& plan)
+  Builder(const Model& model, const Request& request, const PlainPlan& plan, const Collective& delay)
       : model_(model),
         request_(request),
         plan_(plan),
-        links_(request.device),
+        links_(request.device, delay),
         kept_gradients_(model.operators.size()) {
     if (plan.choices.size() != model.operators.size() || plan.blocks.size() != model.blocks.size()) {
       throw InvalidProblem("the plan is for another model: it has " + std::to_string(plan.choices.size()) +
@@ -147,8 +162,8 @@ class Builder {
     u.calls = unit.calls;
     u.repeats = unit.repeats;
     u.keeps = choice.mode == Mode::ShardGradOp;
-    u.gather_ps = links_.gather(all, choice.mode);
-    u.reduce_ps = links_.reduce(trained, choice.mode);
+    u.gather = links_.gather(all, choice.mode);
+    u.reduce = links_.reduce(trained, choice.mode);
     u.full_bytes = all;
     u.gradient_bytes = trained - whole;
     u.kept_gradient_bytes = kept;
@@ -174,9 +189,9 @@ class Builder {
       u.name = unit.name + " slice " + std::to_string(s);
       u.members = {i};
       u.slice = true;
-      u.gather_ps = links_.gather(slice, choice.mode);
+      u.gather = links_.gather(slice, choice.mode);
       u.full_bytes = slice;
-      if (weight.trainable) u.reduce_ps = links_.reduce(slice, choice.mode), u.gradient_bytes = slice;
+      if (weight.trainable) u.reduce = links_.reduce(slice, choice.mode), u.gradient_bytes = slice;
       u.kept_gradient_bytes = kept_gradients_[i] / choice.sharded_slices;
     }
     int64_t others = 0;
@@ -196,8 +211,8 @@ class Builder {
 }  // namespace
 
 Step step_of(const Model& model, const Request& request, const PlainPlan& plan,
-             const std::vector<PlannedUnit>& units, int64_t prefetch) {
-  return Builder(model, request, plan).build(units, prefetch);
+             const std::vector<PlannedUnit>& units, int64_t prefetch, const Collective& delay) {
+  return Builder(model, request, plan, delay).build(units, prefetch);
 }
 
 }  // namespace osdp::search

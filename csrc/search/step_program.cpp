@@ -18,6 +18,12 @@ void check(const Step& step) {
         throw InvalidProblem("unit '" + name + "' has an unknown operator");
     }
   };
+  const auto check_time = [](const std::string& name, const LaneTime& time) {
+    if (time.alone_ps < 0 || time.beside_ps < time.alone_ps) {
+      throw InvalidProblem("unit '" + name +
+                           "': a negative time, or one that computing beside it makes shorter");
+    }
+  };
   for (const StepOperator& o : step.operators) {
     if (o.forward_ps < 0 || o.backward_ps < 0 || o.parts < 1) {
       throw InvalidProblem("operator '" + o.name + "': a negative time, or no parts");
@@ -28,7 +34,8 @@ void check(const Step& step) {
   }
   for (const StepUnit& u : step.units) {
     check_members(u.name, u.members);
-    if (u.gather_ps < 0 || u.reduce_ps < 0) throw InvalidProblem("unit '" + u.name + "': a negative time");
+    check_time(u.name, u.gather);
+    check_time(u.name, u.reduce);
     for (const Span& s : u.calls) {
       if (!within(s.first, step.operators.size()) || !within(s.last, step.operators.size()) ||
           s.first > s.last) {
@@ -38,7 +45,7 @@ void check(const Step& step) {
     if (u.calls.empty() && !u.slice) throw InvalidProblem("unit '" + u.name + "' is gathered nowhere");
     if (u.repeats < 1 || u.repeats > 1000000) throw InvalidProblem("unit '" + u.name + "': repeats");
   }
-  for (const StepBucket& b : step.buckets) check_members(b.name, b.members);
+  for (const StepBucket& b : step.buckets) check_members(b.name, b.members), check_time(b.name, b.reduce);
   if (step.accumulation < 1 || step.prefetch < 0) throw InvalidProblem("accumulation or prefetch of a step");
 }
 
@@ -206,7 +213,7 @@ class Writer {
   }
 
   void reduce(int u) {
-    if (step_.units[u].reduce_ps > 0) {
+    if (step_.units[u].reduce.alone_ps > 0) {
       add(Kind::Reduce, u).adds = accumulates_;
     } else {
       memory(-step_.units[u].gradient_bytes);

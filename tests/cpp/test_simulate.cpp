@@ -26,7 +26,7 @@ void shard(Step& s, int i, int64_t gather, int64_t reduce, int64_t bytes) {
   u.name = "unit " + std::to_string(i);
   u.members = {i};
   u.calls = {{i, i}};
-  u.gather_ps = gather, u.reduce_ps = reduce;
+  u.gather = {gather, gather}, u.reduce = {reduce, reduce};
   u.full_bytes = bytes;
   if (reduce > 0) {
     u.gradient_bytes = s.operators[i].full_gradient_bytes = bytes;
@@ -73,16 +73,23 @@ void two_units_by_hand() {
 }
 
 void contention_by_hand() {
-  // Both run from 5 on: gather 1 takes 2 x 5 = 10, to 15, in which 10 / 1.25 = 8 of the 10 of forward 0 are
+  // Beside computation everything takes twice as long, and 0.4 of its time alone is lost to computation,
+  // which gets (2 - 0.4) / 2 = 0.8 of the time. Gather 1 from 5 to 15, in which 8 of the 10 of forward 0 are
   // done: it ends at 17, forward 1 at 27. Gather 0 then 27-37, in which 8 of backward 1's 20 are done: it
   // ends at 49. Reduction 1 takes 14, to 63, 11.2 of backward 0's 20 are done; 8.8 are left, rounded up: 72.
   // Reduction 0: 79.
   Step s = two_units();
   s.optimizer_ps = 0;
-  const PlayedStep p = play(s, {1250, 2000});
+  for (StepUnit& u : s.units) u.gather.beside_ps = 10, u.reduce.beside_ps = 14;
+  const PlayedStep p = play(s, 400);
   CHECK_EQ(p.step_ps, 79);
   CHECK_EQ(p.both_ps, 10 + 10 + 14);
-  CHECK_THROWS(play(s, {999, 1000}), InvalidProblem, "at least 1");
+  // All of its time lost: one after the other, but for gather 0, which waits for nothing of that.
+  for (StepUnit& u : s.units) u.gather.beside_ps = 5, u.reduce.beside_ps = 7;
+  CHECK_EQ(play(s, 1000).step_ps, 60 + 3 * 5 + 2 * 7);
+  s.units[0].gather.beside_ps = 4;
+  CHECK_THROWS(play(s), InvalidProblem, "shorter");
+  CHECK_THROWS(play(two_units(), -1), InvalidProblem, "steals");
 }
 
 void kept_units_are_gathered_once() {
@@ -97,8 +104,8 @@ void kept_units_are_gathered_once() {
 
 void buckets_wait_for_all_members() {
   Step s = chain(3, 10, 20);
-  s.buckets.push_back({"both", {0, 2}, 9, 50});
-  s.buckets.push_back({"middle", {1}, 100, 50});
+  s.buckets.push_back({"both", {0, 2}, {9, 9}, 50});
+  s.buckets.push_back({"middle", {1}, {100, 100}, 50});
   // Backward 30-90; "middle" from 70 to 170, "both" is there at 90 but comes after it: to 179.
   const PlayedStep p = play(s);
   CHECK_EQ(p.step_ps, 179);
@@ -114,7 +121,7 @@ void slices_go_one_after_the_other() {
     u.name = "slice";
     u.members = {0};
     u.slice = true;
-    u.gather_ps = 3, u.reduce_ps = 30;
+    u.gather = {3, 3}, u.reduce = {30, 30};
     u.full_bytes = u.gradient_bytes = 100;
     u.kept_gradient_bytes = 50;
     s.units.push_back(u);
@@ -205,7 +212,8 @@ Step random_step(std::mt19937_64& r) {
         break;
       case 1:
         o.whole_gradient_bytes = bytes;
-        s.buckets.push_back({"bucket", {i}, 1 + upto(2000), 0});
+        s.buckets.push_back({"bucket", {i}, {1 + upto(2000), 0}, 0});
+        s.buckets.back().reduce.beside_ps = s.buckets.back().reduce.alone_ps;
         break;
       case 2:
         o.parts = 3;
@@ -257,18 +265,28 @@ void properties() {
     // Nothing but states, inputs and gradients is left.
     int64_t left = s.held_bytes;
     for (const StepOperator& o : s.operators) left += o.resident_bytes + o.whole_gradient_bytes;
-    for (const StepUnit& u : s.units) left += u.reduce_ps > 0 ? u.kept_gradient_bytes : 0;
+    for (const StepUnit& u : s.units) left += u.reduce.alone_ps > 0 ? u.kept_gradient_bytes : 0;
     CHECK_EQ(p.memory.back().bytes, left);
-    // Monotone: slower collectives, slower operators, contention.
+    // Monotone: slower collectives, slower operators.
+    const auto slow = [&](LaneTime& t) {
+      t.alone_ps += static_cast<int64_t>(r() % 100), t.beside_ps = t.alone_ps;
+    };
     Step slower = s;
-    for (StepUnit& u : slower.units) u.gather_ps += static_cast<int64_t>(r() % 100);
-    for (StepBucket& b : slower.buckets) b.reduce_ps += static_cast<int64_t>(r() % 100);
+    for (StepUnit& u : slower.units) {
+      slow(u.gather);
+      if (u.reduce.alone_ps > 0) slow(u.reduce);
+    }
+    for (StepBucket& b : slower.buckets) slow(b.reduce);
     CHECK(play(slower).step_ps >= p.step_ps);
     slower = s;
     for (StepOperator& o : slower.operators) o.backward_ps += static_cast<int64_t>(r() % 100);
     CHECK(play(slower).step_ps >= p.step_ps);
-    // Beside each other no slower than one after the other: with factors a, b and 1/a + 1/b >= 1.
-    const PlayedStep contended = play(s, {1500, 3000});
+    // Hindered, it is still not slower than one after the other, unless more is lost than that takes.
+    Step hindered = s;
+    const auto hinder = [&](LaneTime& t) { t.beside_ps = t.alone_ps * static_cast<int64_t>(1 + r() % 5); };
+    for (StepUnit& u : hindered.units) hinder(u.gather), hinder(u.reduce);
+    for (StepBucket& b : hindered.buckets) hinder(b.reduce);
+    const PlayedStep contended = play(hindered, static_cast<int64_t>(r() % 1001));
     CHECK(contended.step_ps <= computing + communicating + 4 * static_cast<int64_t>(p.events.size()));
     CHECK(contended.step_ps >= std::max(computing, communicating));
   }

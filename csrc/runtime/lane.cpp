@@ -52,6 +52,12 @@ void Ticket::wait() const {
   }
 }
 
+bool Ticket::done() const {
+  if (!state_) return true;
+  std::unique_lock lock(state_->mutex);
+  return state_->done && (state_->error || !state_->event || state_->event->query());
+}
+
 namespace {
 
 // Runs the task under its label; what it throws is told again with the label in front.

@@ -13,12 +13,14 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from osdp import _C, ops
 from osdp.agreement import agree
 from osdp.errors import InvalidProblemError, PlanMismatchError, ProcessGroupError, ShardingError
-from osdp.lane_group import lane_group
+from osdp.lane_group import lane_group, part_of_lane
 from osdp.plan import SPLITS, Plan, check_same_model, validate
+from osdp.rank_grid import GroupLike, RankGrid, agreed_grid, model_ranks
 from osdp.state_dict import show_full_state
 from osdp.together import Together
 from osdp.tracing import describe
@@ -30,10 +32,16 @@ class Sharded:
     """What is known of a sharded model: its plan, and the C++ runtime by parameter names. See `runtime_of`."""
 
     def __init__(
-        self, plan: Plan, names: Sequence[str], runtime: _C.Runtime, group: dist.ProcessGroup
+        self,
+        plan: Plan,
+        names: Sequence[str],
+        runtime: _C.Runtime,
+        group: dist.ProcessGroup,
+        grid: RankGrid | None = None,
     ) -> None:
         self.plan = plan
         self.group = group
+        self.grid = grid  # of its HYBRID_SHARD parameters; None where there are none
         self.runtime = runtime
         self._index = {name: i for i, name in enumerate(names)}
         self.resting_bytes = 0  # live CPU bytes right after sharding, as the meter counts them
@@ -80,21 +88,35 @@ def runtime_of(model: nn.Module) -> Sharded:
     return found
 
 
-def fully_shard(model: nn.Module, plan: Plan, process_group: dist.ProcessGroup | None = None) -> nn.Module:
+def fully_shard(
+    model: nn.Module,
+    plan: Plan,
+    process_group: GroupLike | None = None,
+    *,
+    device_mesh: DeviceMesh | None = None,
+    ranks_per_host: int | None = None,
+) -> nn.Module:
     """Shard `model` in place as `plan` says, and return it. Collective over `process_group` (default: all ranks).
 
     Class, names and parameter objects stay; outside of forward and backward a sharded parameter is this rank's rows, so
     optimizers are made afterwards, as usual. Rank 0's parameters and buffers count. Blocks in `plan.recompute` are
     recomputed in backward. `state_dict()` and `load_state_dict()` keep speaking of full tensors (collective).
 
+    HYBRID_SHARD parameters are sharded inside a line of ranks, and each line holds a copy: `device_mesh` (2-D, replicate x
+    shard) or `process_group=(shard group, replicate group)` says which ranks make a line; else it is the ranks of a host,
+    which are `ranks_per_host` consecutive ones, or those that find the same host name (see osdp/rank_grid.py). The other
+    modes shard over all ranks of mesh or groups. A 1-D mesh is its process group.
+
     Raises, on all ranks and with nothing changed: ProcessGroupError without a usable group, PlanMismatchError when the
-    plan is for another model or world size, DisagreementError when ranks hold different things, ShardingError when the
-    model is sharded already or lies on the meta device.
+    plan is for another model, world size or number of hosts, DisagreementError when ranks hold different things,
+    ShardingError when the model is sharded already or lies on the meta device.
 
     >>> model = osdp.fully_shard(model, osdp.search(model, (tokens,), memory="8GiB", world_size=2))
     >>> optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     """
-    group = _usable_group(process_group)
+    _need_process_group()
+    given, grid = model_ranks(process_group, device_mesh)
+    group = _usable_group(given)
     together = Together(group)
     error: Exception | None = None
     try:
@@ -102,6 +124,7 @@ def fully_shard(model: nn.Module, plan: Plan, process_group: dist.ProcessGroup |
     except Exception as caught:
         error = caught
     agree(together, model, plan, error)
+    grid = agreed_grid(together, plan, grid, ranks_per_host)
 
     device = _device(model)
     if device.type == "cpu":
@@ -112,9 +135,10 @@ def fully_shard(model: nn.Module, plan: Plan, process_group: dist.ProcessGroup |
     index = {name: i for i, name in enumerate(names)}
     splits = _splits(plan)
     params = [_C.ParamSpec(n, t, splits.get(n)) for n, t in zip(names, tensors, strict=True)]
-    runtime = _C.Runtime(lane, device, params, _units(plan, index, splits))
+    line, column = _line_and_column(grid, group, device)
+    runtime = _C.Runtime(lane, device, params, _units(plan, index, splits), line, column)
     del params
-    sharded = Sharded(plan, names, runtime, group)
+    sharded = Sharded(plan, names, runtime, group, grid)
     _sharded[model] = sharded
     _install_calls(model, plan, index, runtime)
     _install_splits(model, plan, index, runtime)
@@ -160,12 +184,26 @@ def summon_full_params(model: nn.Module, with_grads: bool = False, writeback: bo
         runtime.unsummon(writeback)
 
 
-def _usable_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+def _line_and_column(
+    grid: RankGrid | None, group: dist.ProcessGroup, device: torch.device
+) -> tuple[str, str]:
+    """The groups of this rank's line and column, which every rank makes in this order."""
+    if grid is None:
+        return "", ""
+    rank = dist.get_rank(group)
+    line = part_of_lane(group, device, grid.line_of(rank))
+    return line, part_of_lane(group, device, grid.column_of(rank))
+
+
+def _need_process_group() -> None:
     if not dist.is_available() or not dist.is_initialized():
         raise ProcessGroupError(
             "no process group: start the script with torchrun and call torch.distributed.init_process_group() first "
             "(one process alone needs it too, with world_size=1)"
         )
+
+
+def _usable_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     group = group if group is not None else dist.group.WORLD
     if group is None or not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
         raise ProcessGroupError(
@@ -176,12 +214,6 @@ def _usable_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 def check_supported(plan: Plan) -> None:
     """Raise ShardingError for what a plan may say and the runtime cannot do yet."""
-    hybrid = [name for name, choice in plan.choices.items() if choice.mode == "HYBRID_SHARD"]
-    if hybrid:
-        raise ShardingError(
-            f"the plan has HYBRID_SHARD (operator {hybrid[0]!r} first), which the runtime cannot do yet; search with "
-            "modes=('NO_SHARD', 'SHARD_GRAD_OP', 'FULL_SHARD')"
-        )
     if plan.prefetch != 1:
         raise ShardingError(
             f"the plan has prefetch {plan.prefetch}; the runtime gathers 1 unit ahead: search with prefetch=1"

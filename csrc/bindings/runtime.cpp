@@ -140,8 +140,10 @@ using RuntimePtr = std::shared_ptr<rt::Runtime>;
 using Release = py::call_guard<py::gil_scoped_release>;
 
 RuntimePtr make_runtime(const std::string& group, const at::Device& device, std::vector<rt::ParamSpec> params,
-                        std::vector<rt::UnitSpec> units) {
-  auto runtime = std::make_shared<rt::Runtime>(group, device, std::move(params), std::move(units));
+                        std::vector<rt::UnitSpec> units, const std::string& shard_group,
+                        const std::string& replicate_group) {
+  auto runtime = std::make_shared<rt::Runtime>(rt::Groups{group, shard_group, replicate_group}, device,
+                                               std::move(params), std::move(units));
   runtime->install();
   return runtime;
 }
@@ -163,7 +165,8 @@ void bind_runtime(py::module_& m) {
   py::enum_<rt::Mode>(m, "Mode")
       .value("NO_SHARD", rt::Mode::NoShard)
       .value("SHARD_GRAD_OP", rt::Mode::ShardGradOp)
-      .value("FULL_SHARD", rt::Mode::FullShard);
+      .value("FULL_SHARD", rt::Mode::FullShard)
+      .value("HYBRID_SHARD", rt::Mode::HybridShard);
 
   py::class_<rt::SplitSpec>(m, "SplitSpec",
                             "granularity slices along 'out' (0) or 'in' (1), the last `sharded` sharded")
@@ -205,7 +208,7 @@ void bind_runtime(py::module_& m) {
   py::class_<rt::Runtime, RuntimePtr>(m, "Runtime",
                                       "A training step of one sharded model; see csrc/runtime/runtime.hpp")
       .def(py::init(&make_runtime), py::arg("group"), py::arg("device"), py::arg("params"), py::arg("units"),
-           Release())
+           py::arg("shard_group") = "", py::arg("replicate_group") = "", Release())
       .def_property_readonly("rank", &rt::Runtime::rank)
       .def_property_readonly("world", &rt::Runtime::world)
       .def(

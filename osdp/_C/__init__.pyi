@@ -64,9 +64,12 @@ class Mode:
       SHARD_GRAD_OP
 
       FULL_SHARD
+
+      HYBRID_SHARD
     """
 
     FULL_SHARD: typing.ClassVar[Mode]
+    HYBRID_SHARD: typing.ClassVar[Mode]
     NO_SHARD: typing.ClassVar[Mode]
     SHARD_GRAD_OP: typing.ClassVar[Mode]
     __members__: typing.ClassVar[dict[str, Mode]]
@@ -147,6 +150,8 @@ class Runtime:
         device: torch.device,
         params: collections.abc.Sequence[ParamSpec],
         units: collections.abc.Sequence[UnitSpec],
+        shard_group: str = "",
+        replicate_group: str = "",
     ) -> None: ...
     def add_call(
         self,

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from osdp import sharding
 from osdp.errors import InvalidProblemError, ProcessGroupError
+from osdp.meta_init import InitFunction
 from osdp.plan import MODES, Plan
 from osdp.rank_grid import GroupLike, RankGrid, given_or_found, model_ranks
 from osdp.together import Together
@@ -26,8 +28,9 @@ class FullyShardedDataParallel(nn.Module):
 
     `sharding_strategy`: torch's ShardingStrategy, or its name, in place of a plan: that mode everywhere (_HYBRID_SHARD_ZERO2
     is taken as HYBRID_SHARD, which gathers again for backward: less memory, the same numbers). By default FULL_SHARD, or
-    HYBRID_SHARD where `device_mesh` has two dimensions or `process_group` is a pair. `device_mesh` and `ranks_per_host`:
-    see `osdp.fully_shard`.
+    HYBRID_SHARD where `device_mesh` has two dimensions or `process_group` is a pair. `device_mesh`, `ranks_per_host`,
+    `device_id`, `param_init_fn` and `initialise`: see `osdp.fully_shard`. `sync_module_states` changes nothing: rank 0's
+    values always count.
 
     Names of parameters, buffers and state dict entries are the unwrapped module's; other attributes, and indexing, are
     the module's. Raises what `osdp.fully_shard` and `osdp.search` raise.
@@ -46,6 +49,10 @@ class FullyShardedDataParallel(nn.Module):
         sharding_strategy: Any = None,
         device_mesh: DeviceMesh | None = None,
         ranks_per_host: int | None = None,
+        device_id: int | str | torch.device | None = None,
+        param_init_fn: InitFunction | None = None,
+        initialise: bool = True,
+        sync_module_states: bool = True,
         sample: Any = None,
         hardware: Any = None,
         **search_options: Any,
@@ -65,12 +72,14 @@ class FullyShardedDataParallel(nn.Module):
                 "sharding_strategy= is one mode for everything; with plan= or memory= the plan says the modes"
             )
         on: dict[str, Any] = {"device_mesh": device_mesh, "ranks_per_host": ranks_per_host}
+        start: dict[str, Any] = {"device_id": device_id, "param_init_fn": param_init_fn, "initialise": initialise}
+        del sync_module_states
         if memory is not None:
             plan = _searched(module, process_group, on, memory, sample, hardware, search_options)
         if plan is None:
             given = device_mesh if device_mesh is not None else process_group
             plan = Plan.uniform(module, _mode(sharding_strategy, given))
-        sharding.fully_shard(module, plan, process_group, **on)
+        sharding.fully_shard(module, plan, process_group, **on, **start)
         self.module = module
 
     @property

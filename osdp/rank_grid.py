@@ -15,11 +15,11 @@ import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from osdp import _C
 from osdp.errors import DisagreementError, InvalidProblemError, PlanMismatchError, ProcessGroupError
 from osdp.lane_group import group_of_ranks
 from osdp.plan import Plan
@@ -68,7 +68,8 @@ def agreed_grid(
     """The grid for the HYBRID_SHARD operators of `plan`, the same on every rank; None where it has none. Collective.
 
     `given`: from the caller's mesh or groups. Else each host is a line: `ranks_per_host` consecutive ranks, or so many as
-    OSDP_RANKS_PER_HOST says, or those that find the same host name and boot id. One host: one line, which is FULL_SHARD.
+    OSDP_RANKS_PER_HOST says, or those that find the same host name, boot and network namespace. One host: one line, which
+    is FULL_SHARD.
 
     Raises, on all ranks: DisagreementError where ranks were told different things, ProcessGroupError where hosts hold
     different numbers of ranks, PlanMismatchError where the plan was searched for another number of hosts.
@@ -132,12 +133,8 @@ def _by_host(hosts: Sequence[tuple[str, str]]) -> RankGrid:
 
 
 def _host() -> tuple[str, str]:
-    """Containers of one machine have names of their own, and machines of one name boot ids of their own."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        boot = ""
-    return socket.gethostname(), boot
+    """Its name, and what tells it from others of that name: machine, boot, network."""
+    return socket.gethostname(), _C.host_identity()
 
 
 def _said(given: RankGrid | None, ranks_per_host: int | str | None) -> str:

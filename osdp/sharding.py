@@ -19,6 +19,8 @@ from osdp import _C, ops
 from osdp.agreement import agree
 from osdp.errors import InvalidProblemError, PlanMismatchError, ProcessGroupError, ShardingError
 from osdp.lane_group import lane_group, part_of_lane
+from osdp.meta_init import InitFunction
+from osdp.placing import Placing, survey
 from osdp.plan import SPLITS, Plan, check_same_model, validate
 from osdp.rank_grid import GroupLike, RankGrid, agreed_grid, model_ranks
 from osdp.state_dict import show_full_state
@@ -95,6 +97,9 @@ def fully_shard(
     *,
     device_mesh: DeviceMesh | None = None,
     ranks_per_host: int | None = None,
+    device_id: int | str | torch.device | None = None,
+    param_init_fn: InitFunction | None = None,
+    initialise: bool = True,
 ) -> nn.Module:
     """Shard `model` in place as `plan` says, and return it. Collective over `process_group` (default: all ranks).
 
@@ -107,9 +112,16 @@ def fully_shard(
     which are `ranks_per_host` consecutive ones, or those that find the same host name (see osdp/rank_grid.py). The other
     modes shard over all ranks of mesh or groups. A 1-D mesh is its process group.
 
+    A model built under `torch.device("meta")` is initialised here, a few modules at a time, by their `reset_parameters` or
+    by `param_init_fn(module)`, which is called, as in FSDP1, for each module that holds parameters or buffers itself; no
+    rank ever has all of it (see osdp/meta_init.py). With `initialise=False` it is left full of NaN for `osdp.load` or
+    `load_state_dict`. Where rank 0 has values and others are on the meta device, they receive their rows of them.
+    `device_id`: the device to train on, by default the one that the model is on (from the meta device: the current
+    accelerator, if the process group communicates there).
+
     Raises, on all ranks and with nothing changed: ProcessGroupError without a usable group, PlanMismatchError when the
     plan is for another model, world size or number of hosts, DisagreementError when ranks hold different things,
-    ShardingError when the model is sharded already or lies on the meta device.
+    ShardingError when the model is sharded already, or a module on the meta device cannot be initialised.
 
     >>> model = osdp.fully_shard(model, osdp.search(model, (tokens,), memory="8GiB", world_size=2))
     >>> optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -125,19 +137,32 @@ def fully_shard(
         error = caught
     agree(together, model, plan, error)
     grid = agreed_grid(together, plan, grid, ranks_per_host)
+    place = survey(together, model, group, device_id)
+    device = place.device
+    placing = Placing(model, together, device, param_init_fn, initialise) if place.elsewhere else None
 
-    device = _device(model)
     if device.type == "cpu":
         _C.memory_meter_install()
     lane = lane_group(group, device)
-    _C.Collectives(lane, device).broadcast(_states(model))
-    names, tensors = zip(*model.named_parameters(), strict=True) if _has_parameters(model) else ((), ())
+    collectives = _C.Collectives(lane, device)
+    if placing is None:
+        collectives.broadcast(_states(model))
+    names = [name for name, _ in model.named_parameters()]
     index = {name: i for i, name in enumerate(names)}
     splits = _splits(plan)
-    params = [_C.ParamSpec(n, t, splits.get(n)) for n, t in zip(names, tensors, strict=True)]
     line, column = _line_and_column(grid, group, device)
-    runtime = _C.Runtime(lane, device, params, _units(plan, index, splits), line, column)
-    del params
+    try:
+        params = [_spec(n, p, splits.get(n), placing) for n, p in model.named_parameters()]
+        runtime = _C.Runtime(lane, device, params, _units(plan, index, splits), line, column)
+        del params
+        if placing is not None:
+            placing.fill(runtime, collectives)
+    except Exception:
+        if placing is not None:
+            placing.undo()
+        raise
+    if placing is not None:
+        placing.commit()
     sharded = Sharded(plan, names, runtime, group, grid)
     _sharded[model] = sharded
     _install_calls(model, plan, index, runtime)
@@ -182,6 +207,15 @@ def summon_full_params(model: nn.Module, with_grads: bool = False, writeback: bo
         yield
     finally:
         runtime.unsummon(writeback)
+
+
+def _spec(
+    name: str, parameter: nn.Parameter, split: _C.SplitSpec | None, placing: Placing | None
+) -> _C.ParamSpec:
+    if placing is None:
+        return _C.ParamSpec(name, parameter, split)
+    shape = list(parameter.shape)
+    return _C.ParamSpec(name, placing.stand_in(name), split, shape)
 
 
 def _line_and_column(
@@ -239,12 +273,8 @@ def _check(model: nn.Module, plan: Plan, world_size: int) -> None:
         )
     check_supported(plan)
     check_same_model(plan, describe(model))
-    devices = {t.device for t in _states(model)}
-    if any(d.type == "meta" for d in devices):
-        raise ShardingError(
-            "the model is on the meta device: materialise it (model.to_empty, then its weights) first"
-        )
-    if len({p.device for p in model.parameters()}) > 1:
+    devices = {p.device for p in model.parameters() if not p.is_meta}
+    if len(devices) > 1:
         raise ShardingError(
             f"parameters are on several devices: {sorted(map(str, devices))}; move them to one"
         )
@@ -252,15 +282,6 @@ def _check(model: nn.Module, plan: Plan, world_size: int) -> None:
 
 def _states(model: nn.Module) -> list[Tensor]:
     return [t.detach() for t in [*model.parameters(), *model.buffers()]]
-
-
-def _has_parameters(model: nn.Module) -> bool:
-    return next(model.parameters(), None) is not None
-
-
-def _device(model: nn.Module) -> torch.device:
-    first = next(model.parameters(), None)
-    return torch.device("cpu") if first is None else first.device
 
 
 def _splits(plan: Plan) -> dict[str, _C.SplitSpec]:

@@ -7,6 +7,7 @@
 
 #include "runtime/memory_meter.hpp"
 #include "runtime/runtime.hpp"
+#include "runtime/shared_memory.hpp"
 
 namespace py = pybind11;
 namespace rt = osdp::runtime;
@@ -176,12 +177,16 @@ void bind_runtime(py::module_& m) {
            }),
            py::arg("granularity"), py::arg("sharded"), py::arg("dim"));
 
-  py::class_<rt::ParamSpec>(m, "ParamSpec",
-                            "A parameter's name, its tensor (full, equal on all ranks) and its split")
-      .def(py::init([](std::string name, at::Tensor tensor, std::optional<rt::SplitSpec> split) {
-             return rt::ParamSpec{std::move(name), std::move(tensor), split};
+  py::class_<rt::ParamSpec>(
+      m, "ParamSpec",
+      "A parameter's name, its tensor (full, equal on all ranks) and its split. With full_sizes its "
+      "value comes later: the runtime makes memory for this rank's part.")
+      .def(py::init([](std::string name, at::Tensor tensor, std::optional<rt::SplitSpec> split,
+                       std::optional<std::vector<int64_t>> full_sizes) {
+             return rt::ParamSpec{std::move(name), std::move(tensor), split, std::move(full_sizes)};
            }),
-           py::arg("name"), py::arg("tensor"), py::arg("split") = std::nullopt);
+           py::arg("name"), py::arg("tensor"), py::arg("split") = std::nullopt,
+           py::arg("full_sizes") = std::nullopt);
 
   py::class_<rt::UnitSpec>(m, "UnitSpec", "Indices of parameters gathered and reduced together")
       .def(py::init([](std::string name, rt::Mode mode, std::vector<int64_t> params) {
@@ -261,6 +266,8 @@ void bind_runtime(py::module_& m) {
       .def("all_reduce_mean", &LaneCollectives::all_reduce_mean, py::arg("tensors"), Release())
       .def("broadcast", &LaneCollectives::broadcast, py::arg("tensors"), Release());
 
+  m.def("host_identity", &rt::host_identity,
+        "Machine, boot, network namespace and name of this host: the same for ranks that share it");
   m.def("shutdown", &rt::Lane::shutdown, Release(), "Ends the communication threads.");
   m.def("memory_meter_install", &rt::memory_meter_install);
   m.def("memory_meter_installed", &rt::memory_meter_installed);

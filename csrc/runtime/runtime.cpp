@@ -11,15 +11,15 @@ namespace {
 // What cannot be cut into rows stays whole: scalars, empty tensors; and with one rank there is nothing to
 // shard.
 bool can_shard(const ParamSpec& spec, int64_t world) {
-  return world > 1 && spec.tensor.dim() > 0 && spec.tensor.numel() > 0;
+  return world > 1 && !spec.sizes().empty() && c10::multiply_integers(spec.sizes()) > 0;
 }
 
 void check_split(const ParamSpec& spec) {
   if (!spec.split) return;
   const SplitSpec& s = *spec.split;
-  TORCH_CHECK(spec.tensor.dim() == 2, "OSDP: parameter '", spec.name,
+  TORCH_CHECK(spec.sizes().size() == 2, "OSDP: parameter '", spec.name,
               "' is not a matrix and cannot be split");
-  const int64_t length = spec.tensor.size(s.dim == ops::SplitDim::Out ? 0 : 1);
+  const int64_t length = spec.sizes()[s.dim == ops::SplitDim::Out ? 0 : 1];
   TORCH_CHECK(
       s.granularity > 0 && length % s.granularity == 0 && s.sharded >= 0 && s.sharded <= s.granularity,
       "OSDP: parameter '", spec.name, "' of length ", length, " cannot be split into ", s.granularity,

@@ -31,11 +31,15 @@ struct SplitSpec {
   ops::SplitDim dim;
 };
 
-// One parameter. On entry `tensor` holds the full value, equal on every rank.
+// One parameter. On entry `tensor` holds the full value, equal on every rank; or, with `full_sizes`, nothing
+// yet: it is then given memory for this rank's part, whose contents are for the caller to fill.
 struct ParamSpec {
   std::string name;
   at::Tensor tensor;
   std::optional<SplitSpec> split;
+  std::optional<std::vector<int64_t>> full_sizes;
+
+  at::IntArrayRef sizes() const { return full_sizes ? at::IntArrayRef(*full_sizes) : tensor.sizes(); }
 };
 
 // Parameters (indices) gathered and reduced together. A split parameter is alone in its unit.

@@ -21,6 +21,7 @@ __all__: list[str] = [
     "SplitCall",
     "SplitSpec",
     "UnitSpec",
+    "host_identity",
     "kernels",
     "memory_live_bytes",
     "memory_meter_install",
@@ -101,9 +102,15 @@ class SplitSpec:
 
 class ParamSpec:
     """
-    A parameter's name, its tensor (full, equal on all ranks) and its split
+    A parameter's name, its tensor (full, equal on all ranks) and its split. With full_sizes its value comes later: the runtime makes memory for this rank's part.
     """
-    def __init__(self, name: str, tensor: torch.Tensor, split: SplitSpec | None = None) -> None: ...
+    def __init__(
+        self,
+        name: str,
+        tensor: torch.Tensor,
+        split: SplitSpec | None = None,
+        full_sizes: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] | None = None,
+    ) -> None: ...
 
 class UnitSpec:
     """
@@ -216,6 +223,11 @@ class Collectives:
         """
         What carries the bytes: 'shared memory', 'sockets' or the backend's name.
         """
+
+def host_identity() -> str:
+    """
+    Machine, boot, network namespace and name of this host: the same for ranks that share it
+    """
 
 def memory_live_bytes() -> int: ...
 def memory_meter_install() -> None: ...

@@ -72,7 +72,11 @@ class FullyShardedDataParallel(nn.Module):
                 "sharding_strategy= is one mode for everything; with plan= or memory= the plan says the modes"
             )
         on: dict[str, Any] = {"device_mesh": device_mesh, "ranks_per_host": ranks_per_host}
-        start: dict[str, Any] = {"device_id": device_id, "param_init_fn": param_init_fn, "initialise": initialise}
+        start: dict[str, Any] = {
+            "device_id": device_id,
+            "param_init_fn": param_init_fn,
+            "initialise": initialise,
+        }
         del sync_module_states
         if memory is not None:
             plan = _searched(module, process_group, on, memory, sample, hardware, search_options)

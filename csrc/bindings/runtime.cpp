@@ -233,6 +233,7 @@ void bind_runtime(py::module_& m) {
       .def_property_readonly("summoned", &rt::Runtime::summoned)
       .def_property_readonly("step_seconds", &rt::Runtime::step_seconds,
                              "Seconds between the beginnings of the last training forwards")
+      .def_property("prefetch", &rt::Runtime::prefetch, &rt::Runtime::set_prefetch)
       .def_property("sync", &rt::Runtime::sync, &rt::Runtime::set_sync)
       .def(
           "pieces", [](rt::Runtime& runtime, int64_t param) { return runtime.parameter(param).pieces(); },

@@ -20,6 +20,7 @@ __all__: list[str] = [
     "Runtime",
     "SplitCall",
     "SplitSpec",
+    "Ticket",
     "UnitSpec",
     "host_identity",
     "kernels",
@@ -194,6 +195,10 @@ class Runtime:
     ) -> torch.Tensor: ...
     def unsummon(self, writeback: bool) -> None: ...
     @property
+    def prefetch(self) -> int: ...
+    @prefetch.setter
+    def prefetch(self, arg1: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
     def rank(self) -> int: ...
     @property
     def step_seconds(self) -> list[float]:
@@ -204,6 +209,14 @@ class Runtime:
     def summoned(self) -> bool: ...
     @property
     def world(self) -> int: ...
+
+class Ticket:
+    """
+    The end of a task on the lane.
+    """
+    def wait(self) -> None: ...
+    @property
+    def done(self) -> bool: ...
 
 class Collectives:
     """
@@ -218,6 +231,10 @@ class Collectives:
     def reduce_scatter_mean(
         self, outputs: collections.abc.Sequence[torch.Tensor], inputs: collections.abc.Sequence[torch.Tensor]
     ) -> None: ...
+    def submit_all_reduce_mean(self, tensors: collections.abc.Sequence[torch.Tensor]) -> Ticket:
+        """
+        The same without waiting for it.
+        """
     @property
     def link(self) -> str:
         """

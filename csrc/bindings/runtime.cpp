@@ -7,6 +7,7 @@
 
 #include "runtime/memory_meter.hpp"
 #include "runtime/runtime.hpp"
+#include "runtime/shared_memory.hpp"
 
 namespace py = pybind11;
 namespace rt = osdp::runtime;
@@ -146,8 +147,10 @@ using RuntimePtr = std::shared_ptr<rt::Runtime>;
 using Release = py::call_guard<py::gil_scoped_release>;
 
 RuntimePtr make_runtime(const std::string& group, const at::Device& device, std::vector<rt::ParamSpec> params,
-                        std::vector<rt::UnitSpec> units) {
-  auto runtime = std::make_shared<rt::Runtime>(group, device, std::move(params), std::move(units));
+                        std::vector<rt::UnitSpec> units, const std::string& shard_group,
+                        const std::string& replicate_group) {
+  auto runtime = std::make_shared<rt::Runtime>(rt::Groups{group, shard_group, replicate_group}, device,
+                                               std::move(params), std::move(units));
   runtime->install();
   return runtime;
 }
@@ -169,7 +172,8 @@ void bind_runtime(py::module_& m) {
   py::enum_<rt::Mode>(m, "Mode")
       .value("NO_SHARD", rt::Mode::NoShard)
       .value("SHARD_GRAD_OP", rt::Mode::ShardGradOp)
-      .value("FULL_SHARD", rt::Mode::FullShard);
+      .value("FULL_SHARD", rt::Mode::FullShard)
+      .value("HYBRID_SHARD", rt::Mode::HybridShard);
 
   py::class_<rt::SplitSpec>(m, "SplitSpec",
                             "granularity slices along 'out' (0) or 'in' (1), the last `sharded` sharded")
@@ -178,12 +182,16 @@ void bind_runtime(py::module_& m) {
            }),
            py::arg("granularity"), py::arg("sharded"), py::arg("dim"));
 
-  py::class_<rt::ParamSpec>(m, "ParamSpec",
-                            "A parameter's name, its tensor (full, equal on all ranks) and its split")
-      .def(py::init([](std::string name, at::Tensor tensor, std::optional<rt::SplitSpec> split) {
-             return rt::ParamSpec{std::move(name), std::move(tensor), split};
+  py::class_<rt::ParamSpec>(
+      m, "ParamSpec",
+      "A parameter's name, its tensor (full, equal on all ranks) and its split. With full_sizes its "
+      "value comes later: the runtime makes memory for this rank's part.")
+      .def(py::init([](std::string name, at::Tensor tensor, std::optional<rt::SplitSpec> split,
+                       std::optional<std::vector<int64_t>> full_sizes) {
+             return rt::ParamSpec{std::move(name), std::move(tensor), split, std::move(full_sizes)};
            }),
-           py::arg("name"), py::arg("tensor"), py::arg("split") = std::nullopt);
+           py::arg("name"), py::arg("tensor"), py::arg("split") = std::nullopt,
+           py::arg("full_sizes") = std::nullopt);
 
   py::class_<rt::UnitSpec>(m, "UnitSpec", "Indices of parameters gathered and reduced together")
       .def(py::init([](std::string name, rt::Mode mode, std::vector<int64_t> params) {
@@ -211,7 +219,7 @@ void bind_runtime(py::module_& m) {
   py::class_<rt::Runtime, RuntimePtr>(m, "Runtime",
                                       "A training step of one sharded model; see csrc/runtime/runtime.hpp")
       .def(py::init(&make_runtime), py::arg("group"), py::arg("device"), py::arg("params"), py::arg("units"),
-           Release())
+           py::arg("shard_group") = "", py::arg("replicate_group") = "", Release())
       .def_property_readonly("rank", &rt::Runtime::rank)
       .def_property_readonly("world", &rt::Runtime::world)
       .def(
@@ -268,6 +276,8 @@ void bind_runtime(py::module_& m) {
            "The same without waiting for it.")
       .def("broadcast", &LaneCollectives::broadcast, py::arg("tensors"), Release());
 
+  m.def("host_identity", &rt::host_identity,
+        "Machine, boot, network namespace and name of this host: the same for ranks that share it");
   m.def("shutdown", &rt::Lane::shutdown, Release(), "Ends the communication threads.");
   m.def("memory_meter_install", &rt::memory_meter_install);
   m.def("memory_meter_installed", &rt::memory_meter_installed);

@@ -22,6 +22,7 @@ __all__: list[str] = [
     "SplitSpec",
     "Ticket",
     "UnitSpec",
+    "host_identity",
     "kernels",
     "memory_live_bytes",
     "memory_meter_install",
@@ -65,9 +66,12 @@ class Mode:
       SHARD_GRAD_OP
 
       FULL_SHARD
+
+      HYBRID_SHARD
     """
 
     FULL_SHARD: typing.ClassVar[Mode]
+    HYBRID_SHARD: typing.ClassVar[Mode]
     NO_SHARD: typing.ClassVar[Mode]
     SHARD_GRAD_OP: typing.ClassVar[Mode]
     __members__: typing.ClassVar[dict[str, Mode]]
@@ -99,9 +103,15 @@ class SplitSpec:
 
 class ParamSpec:
     """
-    A parameter's name, its tensor (full, equal on all ranks) and its split
+    A parameter's name, its tensor (full, equal on all ranks) and its split. With full_sizes its value comes later: the runtime makes memory for this rank's part.
     """
-    def __init__(self, name: str, tensor: torch.Tensor, split: SplitSpec | None = None) -> None: ...
+    def __init__(
+        self,
+        name: str,
+        tensor: torch.Tensor,
+        split: SplitSpec | None = None,
+        full_sizes: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] | None = None,
+    ) -> None: ...
 
 class UnitSpec:
     """
@@ -148,6 +158,8 @@ class Runtime:
         device: torch.device,
         params: collections.abc.Sequence[ParamSpec],
         units: collections.abc.Sequence[UnitSpec],
+        shard_group: str = "",
+        replicate_group: str = "",
     ) -> None: ...
     def add_call(
         self,
@@ -224,6 +236,11 @@ class Collectives:
         """
         What carries the bytes: 'shared memory', 'sockets' or the backend's name.
         """
+
+def host_identity() -> str:
+    """
+    Machine, boot, network namespace and name of this host: the same for ranks that share it
+    """
 
 def memory_live_bytes() -> int: ...
 def memory_meter_install() -> None: ...

@@ -261,7 +261,9 @@ void bind_runtime(py::module_& m) {
 
   py::class_<rt::Ticket>(m, "Ticket", "The end of a task on the lane.")
       .def("wait", &rt::Ticket::wait, Release())
-      .def_property_readonly("done", &rt::Ticket::done);
+      .def_property_readonly("done", &rt::Ticket::done)
+      .def_property_readonly("seconds", &rt::Ticket::seconds,
+                             "How long the task ran; 0 on accelerators, and before it is done.");
   py::class_<LaneCollectives>(
       m, "Collectives",
       "What the runtime communicates with: see csrc/runtime/collectives.hpp. Each call runs on "

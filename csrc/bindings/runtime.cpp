@@ -129,6 +129,11 @@ class LaneCollectives {
   void broadcast(const rt::Tensors& tensors) const {
     run("broadcast", [&] { collectives_->broadcast(tensors); });
   }
+  // Does not wait: the caller may compute meanwhile.
+  rt::Ticket submit_all_reduce_mean(const rt::Tensors& tensors) const {
+    return lane_->submit("all-reduce",
+                         [collectives = collectives_, tensors] { collectives->all_reduce_mean(tensors); });
+  }
   std::string link() const { return collectives_->link(); }
 
  private:
@@ -254,6 +259,9 @@ void bind_runtime(py::module_& m) {
       .def("statistics", &statistics)
       .def("reset_statistics", &rt::Runtime::reset_statistics);
 
+  py::class_<rt::Ticket>(m, "Ticket", "The end of a task on the lane.")
+      .def("wait", &rt::Ticket::wait, Release())
+      .def_property_readonly("done", &rt::Ticket::done);
   py::class_<LaneCollectives>(
       m, "Collectives",
       "What the runtime communicates with: see csrc/runtime/collectives.hpp. Each call runs on "
@@ -265,6 +273,8 @@ void bind_runtime(py::module_& m) {
       .def("reduce_scatter_mean", &LaneCollectives::reduce_scatter_mean, py::arg("outputs"),
            py::arg("inputs"), Release())
       .def("all_reduce_mean", &LaneCollectives::all_reduce_mean, py::arg("tensors"), Release())
+      .def("submit_all_reduce_mean", &LaneCollectives::submit_all_reduce_mean, py::arg("tensors"), Release(),
+           "The same without waiting for it.")
       .def("broadcast", &LaneCollectives::broadcast, py::arg("tensors"), Release());
 
   m.def("host_identity", &rt::host_identity,

@@ -21,6 +21,7 @@
 #include "runtime/collectives.hpp"
 #include "runtime/lane.hpp"
 #include "runtime/order.hpp"
+#include "runtime/phase_range.hpp"
 #include "runtime/shard_store.hpp"
 #include "runtime/sharing.hpp"
 #include "runtime/spec.hpp"
@@ -155,6 +156,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   struct Frame {
     Call* call;
     std::shared_ptr<Invocation> invocation;  // null unless it reads frozen parameters that train others
+    PhaseRange range;
   };
   std::vector<Frame> stack_;        // forward calls under way
   std::vector<Parameter*> inside_;  // parameters that are inside
@@ -164,6 +166,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool root_forward_ = false;       // the outermost forward is the model's, not a submodule's by itself
   bool backward_ = false;
   int64_t backward_count_ = 0;
+  PhaseRange backward_range_;  // from one call's backward to the next one's
   bool sync_ = true;
   bool summoned_ = false;
   std::vector<at::Tensor> summoned_local_, summoned_grad_;

@@ -16,10 +16,12 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from osdp import _C, ops
+from osdp import offload as offload_module
 from osdp.agreement import agree
 from osdp.errors import InvalidProblemError, PlanMismatchError, ProcessGroupError, ShardingError
 from osdp.lane_group import lane_group, part_of_lane
 from osdp.meta_init import InitFunction
+from osdp.offload import wants_offload
 from osdp.placing import Placing, survey
 from osdp.plan import SPLITS, Plan, check_same_model, validate
 from osdp.rank_grid import GroupLike, RankGrid, agreed_grid, model_ranks
@@ -39,10 +41,12 @@ class Sharded:
         names: Sequence[str],
         runtime: _C.Runtime,
         group: dist.ProcessGroup,
+        device: torch.device,
         grid: RankGrid | None = None,
     ) -> None:
         self.plan = plan
         self.group = group
+        self.device = device  # that computes
         self.grid = grid  # of its HYBRID_SHARD parameters; None where there are none
         self.runtime = runtime
         self._index = {name: i for i, name in enumerate(names)}
@@ -100,6 +104,7 @@ def fully_shard(
     device_id: int | str | torch.device | None = None,
     param_init_fn: InitFunction | None = None,
     initialise: bool = True,
+    cpu_offload: object = False,
 ) -> nn.Module:
     """Shard `model` in place as `plan` says, and return it. Collective over `process_group` (default: all ranks).
 
@@ -116,6 +121,8 @@ def fully_shard(
     by `param_init_fn(module)`, which is called, as in FSDP1, for each module that holds parameters or buffers itself; no
     rank ever has all of it (see osdp/meta_init.py). With `initialise=False` it is left full of NaN for `osdp.load` or
     `load_state_dict`. Where rank 0 has values and others are on the meta device, they receive their rows of them.
+    With `cpu_offload` (True, or what FSDP1 and FSDP2 take) shards, their gradients and so the optimizer's state rest in
+    host memory; what is not sharded, and slices, stay on the device (see osdp/offload.py).
     `device_id`: the device to train on, by default the one that the model is on (from the meta device: the current
     accelerator, if the process group communicates there).
 
@@ -131,15 +138,19 @@ def fully_shard(
     group = _usable_group(given)
     together = Together(group)
     error: Exception | None = None
+    offload = False
     try:
+        offload = wants_offload(cpu_offload)
         _check(model, plan, together.world_size)
     except Exception as caught:
         error = caught
     agree(together, model, plan, error)
     grid = agreed_grid(together, plan, grid, ranks_per_host)
-    place = survey(together, model, group, device_id)
+    place = survey(together, model, group, device_id, offload, initialise)
     device = place.device
-    placing = Placing(model, together, device, param_init_fn, initialise) if place.elsewhere else None
+    offload = offload_module.rests_apart(offload, device)
+    apart = place.elsewhere or offload
+    placing = Placing(model, together, device, param_init_fn, initialise) if apart else None
 
     if device.type == "cpu":
         _C.memory_meter_install()
@@ -152,7 +163,7 @@ def fully_shard(
     splits = _splits(plan)
     line, column = _line_and_column(grid, group, device)
     try:
-        params = [_spec(n, p, splits.get(n), placing) for n, p in model.named_parameters()]
+        params = [_spec(n, p, splits.get(n), placing, offload) for n, p in model.named_parameters()]
         runtime = _C.Runtime(lane, device, params, _units(plan, index, splits), line, column)
         runtime.prefetch = plan.prefetch
         del params
@@ -164,7 +175,7 @@ def fully_shard(
         raise
     if placing is not None:
         placing.commit()
-    sharded = Sharded(plan, names, runtime, group, grid)
+    sharded = Sharded(plan, names, runtime, group, device, grid)
     _sharded[model] = sharded
     _install_calls(model, plan, index, runtime)
     _install_splits(model, plan, index, runtime)
@@ -211,12 +222,12 @@ def summon_full_params(model: nn.Module, with_grads: bool = False, writeback: bo
 
 
 def _spec(
-    name: str, parameter: nn.Parameter, split: _C.SplitSpec | None, placing: Placing | None
+    name: str, parameter: nn.Parameter, split: _C.SplitSpec | None, placing: Placing | None, offload: bool
 ) -> _C.ParamSpec:
     if placing is None:
         return _C.ParamSpec(name, parameter, split)
     shape = list(parameter.shape)
-    return _C.ParamSpec(name, placing.stand_in(name), split, shape)
+    return _C.ParamSpec(name, placing.stand_in(name), split, shape, offload)
 
 
 def _line_and_column(

@@ -185,13 +185,14 @@ void bind_runtime(py::module_& m) {
   py::class_<rt::ParamSpec>(
       m, "ParamSpec",
       "A parameter's name, its tensor (full, equal on all ranks) and its split. With full_sizes its "
-      "value comes later: the runtime makes memory for this rank's part.")
+      "value comes later: the runtime makes memory for this rank's part, in the "
+      "host's memory with offload.")
       .def(py::init([](std::string name, at::Tensor tensor, std::optional<rt::SplitSpec> split,
-                       std::optional<std::vector<int64_t>> full_sizes) {
-             return rt::ParamSpec{std::move(name), std::move(tensor), split, std::move(full_sizes)};
+                       std::optional<std::vector<int64_t>> full_sizes, bool offload) {
+             return rt::ParamSpec{std::move(name), std::move(tensor), split, std::move(full_sizes), offload};
            }),
            py::arg("name"), py::arg("tensor"), py::arg("split") = std::nullopt,
-           py::arg("full_sizes") = std::nullopt);
+           py::arg("full_sizes") = std::nullopt, py::arg("offload") = false);
 
   py::class_<rt::UnitSpec>(m, "UnitSpec", "Indices of parameters gathered and reduced together")
       .def(py::init([](std::string name, rt::Mode mode, std::vector<int64_t> params) {

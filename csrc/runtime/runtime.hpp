@@ -126,6 +126,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   void enter(const std::vector<Unit*>& units);
   void leave();
+  void await_host_memory();
   void release_after_forward(Call& call, Unit& unit, bool failed);
   void open(Call& call);
   void close(bool failed);
@@ -145,6 +146,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::shared_ptr<Lane> lane_;
   Arena arena_;
   Buckets buckets_;
+  at::Device device_;      // that computes
+  bool offloads_ = false;  // some parameter is away from it; see offload.hpp
   std::vector<std::unique_ptr<Parameter>> params_;
   std::vector<std::unique_ptr<Unit>> units_;  // gathered ones, slices included
   std::vector<std::unique_ptr<Call>> calls_;

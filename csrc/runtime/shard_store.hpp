@@ -67,6 +67,9 @@ class Parameter {
   std::vector<int64_t> local_sizes() const;
   bool whole() const { return whole_; }
   bool inside() const { return inside_; }
+  at::Device device() const { return device_; }  // that computes with it
+  bool away() const { return away_; }            // rests in host memory; see Note [Shards in host memory]
+  at::TensorOptions home_options() const;        // of its local tensor
 
   // What this rank holds, as a plain tensor that shares its memory.
   at::Tensor local() const;
@@ -82,7 +85,7 @@ class Parameter {
 
   void enter(const at::Tensor& full);  // outside -> inside. `full` may be undefined for a split weight
   void leave();                        // inside -> outside
-  void show(const at::Tensor& data);   // replaces the data shown, for summon_full_params
+  void show(const at::Tensor& data);   // replaces the data shown
 
   // Full-size tensor from / to this rank's part of it.
   at::Tensor take_local(const at::Tensor& full) const;
@@ -100,6 +103,8 @@ class Parameter {
   std::optional<SplitSpec> split_;
   std::vector<Piece> pieces_;
   bool whole_;
+  at::Device device_;
+  bool away_;
   bool inside_ = false;
   at::Tensor aside_;       // the local tensor, while inside
   at::Tensor aside_grad_;  // and its gradient

@@ -3,6 +3,7 @@
 
 #include "runtime/arithmetic.hpp"
 #include "runtime/graph_task.hpp"
+#include "runtime/offload.hpp"
 #include "runtime/runtime.hpp"
 
 namespace osdp::runtime {
@@ -19,6 +20,13 @@ struct Transfer {
 };
 
 int64_t chunk_elements(const Slot& slot) { return slot.range().chunk * slot.range().row_elements; }
+
+// The same, on the device that gathers.
+std::vector<Transfer> brought(const std::vector<Transfer>& transfers) {
+  std::vector<Transfer> here;
+  for (const Transfer& t : transfers) here.push_back({t.slot, brought(t.slot->owner(), t.rows)});
+  return here;
+}
 
 // This rank's rows, padded to a whole chunk (the last ranks have fewer).
 at::Tensor padded_chunk(const at::Tensor& rows, int64_t elements) {
@@ -123,7 +131,7 @@ void Runtime::gather(Unit& unit) {
                                    for (const Transfer& t : transfers)
                                      if (!t.slot->attached())
                                        t.slot->attach(arena_.allocate(t.slot->bytes()));
-                                   gather_now(*sharing.shard, transfers);
+                                   gather_now(*sharing.shard, brought(transfers));
                                  });
   unit.state = Unit::State::Gathering;
   unit.epoch = epoch_;
@@ -222,12 +230,14 @@ void Runtime::reduce(Unit& unit) {
       }
       // Between the first reduction of a backward and leave(), this gradient is touched by the lane
       // alone.
-      at::Tensor& gradient = slot.owner().local_grad();
+      at::Tensor& home = slot.owner().local_grad();
+      at::Tensor gradient = brought(slot.owner(), home);
       at::Tensor shaped = mean.view(slot.owner().local().sizes());
       if (gradient.defined())
         add_into(gradient, shaped);
       else
         gradient = shaped;
+      send_home(slot.owner(), gradient, home);
     }
   }));
 }

@@ -103,7 +103,7 @@ class SplitSpec:
 
 class ParamSpec:
     """
-    A parameter's name, its tensor (full, equal on all ranks) and its split. With full_sizes its value comes later: the runtime makes memory for this rank's part.
+    A parameter's name, its tensor (full, equal on all ranks) and its split. With full_sizes its value comes later: the runtime makes memory for this rank's part, in the host's memory with offload.
     """
     def __init__(
         self,
@@ -111,6 +111,7 @@ class ParamSpec:
         tensor: torch.Tensor,
         split: SplitSpec | None = None,
         full_sizes: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] | None = None,
+        offload: bool = False,
     ) -> None: ...
 
 class UnitSpec:

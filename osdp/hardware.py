@@ -52,6 +52,10 @@ class Hardware:
     gamma_s: Mapping[str, float] = field(default_factory=dict)
     gamma_fixed_s: Mapping[str, float] = field(default_factory=dict)
     recompute_s: Mapping[str, float] = field(default_factory=dict)
+    # Beside computation: what one step of a ring takes longer than alone, and how many seconds of computation a second
+    # of communication (as long as it is alone) takes away.
+    communication_delay: Collective = Collective(0.0, 0.0)
+    stolen_computation: Annotated[float, AtLeast(0)] = 0.0
 
     def dumps(self) -> str:
         """The hardware as JSON text; `Hardware.loads` gives an equal one back."""
@@ -95,3 +99,5 @@ def _problems(hardware: Hardware) -> Iterator[tuple[str, str]]:
     """What no type says."""
     if hardware.exposed_communication > 100:
         yield "exposed_communication", f"must be between 0 and 100, is {hardware.exposed_communication}"
+    if hardware.stolen_computation > 100:
+        yield "stolen_computation", f"must be between 0 and 100, is {hardware.stolen_computation}"

@@ -29,6 +29,7 @@ void Runtime::begin_backward() {
 void Runtime::begin_call_backward(const Call& call, Invocation* invocation) {
   NoInference no_inference;
   begin_backward();
+  backward_range_.begin(call.module, "backward");
   const bool reads = invocation && std::exchange(invocation->backward, backward_count_) != backward_count_;
   for (Unit* unit : call.units) {
     unit->in_backward = true;
@@ -129,10 +130,12 @@ void Runtime::note_unsynced() {
 void Runtime::finish_backward() {
   NoInference no_inference;
   at::NoGradGuard no_grad;
+  backward_range_.end();
   finish_units();
   for (const Ticket& ticket : reductions_) ticket.wait();
   reductions_.clear();
   buckets_.wait_all();
+  await_host_memory();
   backward_order_.end();
   note_unsynced();
   backward_ = false;
@@ -151,6 +154,7 @@ void Runtime::abort() noexcept {
       }
     }
     reductions_.clear();
+    backward_range_.end();
     buckets_.forget();
     for (const auto& unit : units_) {
       release(*unit);
@@ -159,6 +163,7 @@ void Runtime::abort() noexcept {
       unit->task = -1;
       for (Slot& slot : unit->slots) slot.pending.reset();
     }
+    await_host_memory();
     backward_ = false;
     ++backward_count_;
     if (stack_.empty()) leave();

@@ -36,6 +36,11 @@ void Runtime::leave() {
   if (gathered_bytes() == 0) arena_.trim();
 }
 
+// See Note [Shards in host memory].
+void Runtime::await_host_memory() {
+  if (offloads_) lane_->synchronize();
+}
+
 void Runtime::open(Call& call) {
   TORCH_CHECK(!summoned_, "OSDP: module '", call.module,
               "' was called inside summon_full_params; leave that context before a forward.");
@@ -70,6 +75,7 @@ void Runtime::close(bool failed) {
     if (failed || !unit->keep) release(*unit);
   if (!failed && root_forward_) forward_order_.end();
   root_forward_ = false;
+  await_host_memory();
   leave();
 }
 
@@ -88,7 +94,8 @@ void Runtime::begin_call(Call& call, const std::vector<at::Tensor>& inputs) {
     else
       open(call);
   }
-  stack_.push_back({&call, inputs.empty() ? nullptr : std::make_shared<Invocation>()});
+  stack_.push_back({&call, inputs.empty() ? nullptr : std::make_shared<Invocation>(), {}});
+  stack_.back().range.begin(call.module, backward_ ? "recomputation" : "forward");
   for (Unit* unit : call.units) {
     use(*unit);
     ++unit->running;

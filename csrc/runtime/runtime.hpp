@@ -21,7 +21,9 @@
 #include "runtime/collectives.hpp"
 #include "runtime/lane.hpp"
 #include "runtime/order.hpp"
+#include "runtime/phase_range.hpp"
 #include "runtime/shard_store.hpp"
+#include "runtime/sharing.hpp"
 #include "runtime/spec.hpp"
 #include "runtime/unit.hpp"
 
@@ -38,9 +40,9 @@ struct Statistics {
 
 class Runtime : public std::enable_shared_from_this<Runtime> {
  public:
-  // Shards the parameters in place. `group`: name of a process group that only this package uses, so that the
+  // Shards the parameters in place. `groups`: process groups that only this package uses, so that the
   // caller's own collectives cannot slip in between. Parameters in no unit are left alone.
-  Runtime(const std::string& group, at::Device device, std::vector<ParamSpec> params,
+  Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec> params,
           std::vector<UnitSpec> units);
   ~Runtime();
 
@@ -68,6 +70,11 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void after_gradient(Parameter& param, const at::Tensor& made);  // made: what autograd accumulated
   void finish_backward();
   void abort() noexcept;  // after an exception: everything released, parameters outside, lane quiet
+
+  // How many units of the recorded order are gathered ahead of the one in use: at most 2 + that many
+  // full-size tensors exist at a time. 1 unless set.
+  void set_prefetch(size_t units) { prefetch_ = units; }
+  size_t prefetch() const { return prefetch_; }
 
   void set_sync(bool sync) { sync_ = sync; }
   bool sync() const { return sync_; }
@@ -101,8 +108,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   struct Place {
     Unit* unit = nullptr;  // sharded, not split
     Slot* slot = nullptr;
-    std::vector<Unit*> slices;     // the sharded slices of a split one
-    BucketItem* bucket = nullptr;  // NO_SHARD, or the NO_SHARD slices of a split one; null with one rank
+    std::vector<Unit*> slices;         // the sharded slices of a split one
+    const Sharing* sharing = nullptr;  // the ranks over which it is cut, where it is
+    BucketItem* bucket = nullptr;      // NO_SHARD, or the NO_SHARD slices of a split one; null with one rank
   };
   Place& place_of(const Parameter& param) { return places_[index_of_.at(&param)]; }
 
@@ -118,18 +126,28 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   void enter(const std::vector<Unit*>& units);
   void leave();
+  void await_host_memory();
   void release_after_forward(Call& call, Unit& unit, bool failed);
   void open(Call& call);
   void close(bool failed);
   void release_after_backward(Unit& unit);
   void finish_units();
   void note_unsynced();
-  std::vector<at::Tensor> local_gradients(bool replicated) const;
+  // What this rank holds of the gradients: those that it counts in a sum over all ranks, and those that
+  // another rank counts.
+  struct LocalGradients {
+    std::vector<at::Tensor> counted, others;
+  };
+  LocalGradients local_gradients() const;
 
-  std::shared_ptr<Collectives> collectives_;
+  std::shared_ptr<Collectives> collectives_;  // of all ranks
+  Sharing everyone_;                          // NO_SHARD, SHARD_GRAD_OP, FULL_SHARD
+  Sharing hybrid_;                            // HYBRID_SHARD
   std::shared_ptr<Lane> lane_;
   Arena arena_;
   Buckets buckets_;
+  at::Device device_;      // that computes
+  bool offloads_ = false;  // some parameter is away from it; see offload.hpp
   std::vector<std::unique_ptr<Parameter>> params_;
   std::vector<std::unique_ptr<Unit>> units_;  // gathered ones, slices included
   std::vector<std::unique_ptr<Call>> calls_;
@@ -138,11 +156,13 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::unordered_map<const Parameter*, size_t> index_of_;
   std::unordered_map<int64_t, int64_t> sources_;  // split parameter -> source id
 
+  size_t prefetch_ = 1;
   Order forward_order_;
   Order backward_order_;
   struct Frame {
     Call* call;
     std::shared_ptr<Invocation> invocation;  // null unless it reads frozen parameters that train others
+    PhaseRange range;
   };
   std::vector<Frame> stack_;        // forward calls under way
   std::vector<Parameter*> inside_;  // parameters that are inside
@@ -152,6 +172,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool root_forward_ = false;       // the outermost forward is the model's, not a submodule's by itself
   bool backward_ = false;
   int64_t backward_count_ = 0;
+  PhaseRange backward_range_;  // from one call's backward to the next one's
   bool sync_ = true;
   bool summoned_ = false;
   std::vector<at::Tensor> summoned_local_, summoned_grad_;

@@ -55,8 +55,8 @@ class Slot;
 //            it.
 class Parameter {
  public:
-  // Takes the full value from spec.tensor and leaves the local one in it, with no gradient. `sharded`: false
-  // keeps it whole on every rank (spec.split is then ignored).
+  // Takes the full value from spec.tensor, unless it is still to come, and leaves the local one in it, with
+  // no gradient. `sharded`: false keeps it whole on every rank (spec.split is then ignored).
   Parameter(const ParamSpec& spec, bool sharded, int64_t rank, int64_t world);
 
   const std::string& name() const { return name_; }
@@ -64,8 +64,12 @@ class Parameter {
   at::IntArrayRef full_sizes() const { return full_sizes_; }
   const std::optional<SplitSpec>& split() const { return split_; }
   const std::vector<Piece>& pieces() const { return pieces_; }
+  std::vector<int64_t> local_sizes() const;
   bool whole() const { return whole_; }
   bool inside() const { return inside_; }
+  at::Device device() const { return device_; }  // that computes with it
+  bool away() const { return away_; }            // rests in host memory; see Note [Shards in host memory]
+  at::TensorOptions home_options() const;        // of its local tensor
 
   // What this rank holds, as a plain tensor that shares its memory.
   at::Tensor local() const;
@@ -81,7 +85,7 @@ class Parameter {
 
   void enter(const at::Tensor& full);  // outside -> inside. `full` may be undefined for a split weight
   void leave();                        // inside -> outside
-  void show(const at::Tensor& data);   // replaces the data shown, for summon_full_params
+  void show(const at::Tensor& data);   // replaces the data shown
 
   // Full-size tensor from / to this rank's part of it.
   at::Tensor take_local(const at::Tensor& full) const;
@@ -99,6 +103,8 @@ class Parameter {
   std::optional<SplitSpec> split_;
   std::vector<Piece> pieces_;
   bool whole_;
+  at::Device device_;
+  bool away_;
   bool inside_ = false;
   at::Tensor aside_;       // the local tensor, while inside
   at::Tensor aside_grad_;  // and its gradient

@@ -3,6 +3,7 @@
 
 #include "runtime/arithmetic.hpp"
 #include "runtime/graph_task.hpp"
+#include "runtime/offload.hpp"
 #include "runtime/runtime.hpp"
 
 namespace osdp::runtime {
@@ -19,6 +20,13 @@ struct Transfer {
 };
 
 int64_t chunk_elements(const Slot& slot) { return slot.range().chunk * slot.range().row_elements; }
+
+// The same, on the device that gathers.
+std::vector<Transfer> brought(const std::vector<Transfer>& transfers) {
+  std::vector<Transfer> here;
+  for (const Transfer& t : transfers) here.push_back({t.slot, brought(t.slot->owner(), t.rows)});
+  return here;
+}
 
 // This rank's rows, padded to a whole chunk (the last ranks have fewer).
 at::Tensor padded_chunk(const at::Tensor& rows, int64_t elements) {
@@ -77,8 +85,8 @@ struct Reduction {
 };
 
 // Means over the ranks, this rank's rows of each, flat.
-std::vector<at::Tensor> reduce_now(Collectives& collectives, std::vector<Reduction>& reductions) {
-  const int64_t world = collectives.world();
+std::vector<at::Tensor> reduce_now(const Sharing& sharing, std::vector<Reduction>& reductions) {
+  const int64_t world = sharing.world();
   std::vector<at::Tensor> outputs(reductions.size()), sent_outputs, sent_inputs, packed;
   std::vector<size_t> small;
   for (size_t i = 0; i < reductions.size(); ++i) {
@@ -101,8 +109,9 @@ std::vector<at::Tensor> reduce_now(Collectives& collectives, std::vector<Reducti
     sent_outputs.push_back(own);
     sent_inputs.push_back(all.view({-1}));
   }
-  collectives.reduce_scatter_mean(sent_outputs, sent_inputs);
+  sharing.shard->reduce_scatter_mean(sent_outputs, sent_inputs);
   sent_inputs.clear();
+  sharing.mean_over_replicas(sent_outputs);
   int64_t at = 0;
   for (size_t i : small) {
     const int64_t n = chunk_elements(*reductions[i].slot);
@@ -117,11 +126,13 @@ std::vector<at::Tensor> reduce_now(Collectives& collectives, std::vector<Reducti
 void Runtime::gather(Unit& unit) {
   std::vector<Transfer> transfers;
   for (Slot& slot : unit.slots) transfers.push_back({&slot, slot.rows_of(slot.owner().local())});
-  unit.gathering = lane_->submit(unit.name + " all-gather", [this, transfers = std::move(transfers)] {
-    for (const Transfer& t : transfers)
-      if (!t.slot->attached()) t.slot->attach(arena_.allocate(t.slot->bytes()));
-    gather_now(*collectives_, transfers);
-  });
+  unit.gathering = lane_->submit(unit.name + " all-gather",
+                                 [this, &sharing = *unit.sharing, transfers = std::move(transfers)] {
+                                   for (const Transfer& t : transfers)
+                                     if (!t.slot->attached())
+                                       t.slot->attach(arena_.allocate(t.slot->bytes()));
+                                   gather_now(*sharing.shard, brought(transfers));
+                                 });
   unit.state = Unit::State::Gathering;
   unit.epoch = epoch_;
   unit.calls_seen = 0;
@@ -143,15 +154,16 @@ void Runtime::use(Unit& unit) {
   const bool stale = !backward_ && unit.running == 0 && unit.epoch != epoch_;
   if (unit.state == Unit::State::Gathering && stale) ready(unit);
   if (unit.state == Unit::State::Sharded || stale) gather(unit);
-  Unit* next = nullptr;
+  std::span<Unit* const> ahead;
   if (backward_)
-    next = backward_order_.advance(&unit);
+    ahead = backward_order_.advance(&unit, prefetch_);
   else if (root_forward_)
-    next = forward_order_.advance(&unit);
-  if (next && next->state == Unit::State::Sharded) {
-    gather(*next);
-    ++statistics_.prefetches;
-  }
+    ahead = forward_order_.advance(&unit, prefetch_);
+  for (Unit* next : ahead)
+    if (next->state == Unit::State::Sharded) {
+      gather(*next);
+      ++statistics_.prefetches;
+    }
   if (unit.state == Unit::State::Gathering) ready(unit);
 }
 
@@ -207,26 +219,27 @@ void Runtime::reduce(Unit& unit) {
   if (reductions->empty()) return;
   ++statistics_.reductions;
   arena_.trim();  // see Note [Blocks that come and go]
-  reductions_.push_back(
-      lane_->submit(unit.name + " reduce-scatter", [collectives = collectives_, reductions] {
-        std::vector<at::Tensor> means = reduce_now(*collectives, *reductions);
-        for (size_t i = 0; i < means.size(); ++i) {
-          Slot& slot = *(*reductions)[i].slot;
-          at::Tensor mean = means[i].narrow(0, 0, slot.range().count * slot.range().row_elements);
-          if (slot.owner().split()) {
-            add_into((*reductions)[i].target, mean);
-            continue;
-          }
-          // Between the first reduction of a backward and leave(), this gradient is touched by the lane
-          // alone.
-          at::Tensor& gradient = slot.owner().local_grad();
-          at::Tensor shaped = mean.view(slot.owner().local().sizes());
-          if (gradient.defined())
-            add_into(gradient, shaped);
-          else
-            gradient = shaped;
-        }
-      }));
+  reductions_.push_back(lane_->submit(unit.name + " reduce-scatter", [sharing = *unit.sharing, reductions] {
+    std::vector<at::Tensor> means = reduce_now(sharing, *reductions);
+    for (size_t i = 0; i < means.size(); ++i) {
+      Slot& slot = *(*reductions)[i].slot;
+      at::Tensor mean = means[i].narrow(0, 0, slot.range().count * slot.range().row_elements);
+      if (slot.owner().split()) {
+        add_into((*reductions)[i].target, mean);
+        continue;
+      }
+      // Between the first reduction of a backward and leave(), this gradient is touched by the lane
+      // alone.
+      at::Tensor& home = slot.owner().local_grad();
+      at::Tensor gradient = brought(slot.owner(), home);
+      at::Tensor shaped = mean.view(slot.owner().local().sizes());
+      if (gradient.defined())
+        add_into(gradient, shaped);
+      else
+        gradient = shaped;
+      send_home(slot.owner(), gradient, home);
+    }
+  }));
 }
 
 size_t Runtime::gathered_bytes() const {

@@ -20,7 +20,9 @@ __all__: list[str] = [
     "Runtime",
     "SplitCall",
     "SplitSpec",
+    "Ticket",
     "UnitSpec",
+    "host_identity",
     "kernels",
     "memory_live_bytes",
     "memory_meter_install",
@@ -64,9 +66,12 @@ class Mode:
       SHARD_GRAD_OP
 
       FULL_SHARD
+
+      HYBRID_SHARD
     """
 
     FULL_SHARD: typing.ClassVar[Mode]
+    HYBRID_SHARD: typing.ClassVar[Mode]
     NO_SHARD: typing.ClassVar[Mode]
     SHARD_GRAD_OP: typing.ClassVar[Mode]
     __members__: typing.ClassVar[dict[str, Mode]]
@@ -98,9 +103,16 @@ class SplitSpec:
 
 class ParamSpec:
     """
-    A parameter's name, its tensor (full, equal on all ranks) and its split
+    A parameter's name, its tensor (full, equal on all ranks) and its split. With full_sizes its value comes later: the runtime makes memory for this rank's part, in the host's memory with offload.
     """
-    def __init__(self, name: str, tensor: torch.Tensor, split: SplitSpec | None = None) -> None: ...
+    def __init__(
+        self,
+        name: str,
+        tensor: torch.Tensor,
+        split: SplitSpec | None = None,
+        full_sizes: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] | None = None,
+        offload: bool = False,
+    ) -> None: ...
 
 class UnitSpec:
     """
@@ -147,6 +159,8 @@ class Runtime:
         device: torch.device,
         params: collections.abc.Sequence[ParamSpec],
         units: collections.abc.Sequence[UnitSpec],
+        shard_group: str = "",
+        replicate_group: str = "",
     ) -> None: ...
     def add_call(
         self,
@@ -193,6 +207,19 @@ class Runtime:
     @property
     def world(self) -> int: ...
 
+class Ticket:
+    """
+    The end of a task on the lane.
+    """
+    def wait(self) -> None: ...
+    @property
+    def done(self) -> bool: ...
+    @property
+    def seconds(self) -> float:
+        """
+        How long the task ran; 0 on accelerators, and before it is done.
+        """
+
 class Collectives:
     """
     What the runtime communicates with: see csrc/runtime/collectives.hpp. Each call runs on the group's lane and returns when it is done there.
@@ -206,11 +233,20 @@ class Collectives:
     def reduce_scatter_mean(
         self, outputs: collections.abc.Sequence[torch.Tensor], inputs: collections.abc.Sequence[torch.Tensor]
     ) -> None: ...
+    def submit_all_reduce_mean(self, tensors: collections.abc.Sequence[torch.Tensor]) -> Ticket:
+        """
+        The same without waiting for it.
+        """
     @property
     def link(self) -> str:
         """
         What carries the bytes: 'shared memory', 'sockets' or the backend's name.
         """
+
+def host_identity() -> str:
+    """
+    Machine, boot, network namespace and name of this host: the same for ranks that share it
+    """
 
 def memory_live_bytes() -> int: ...
 def memory_meter_install() -> None: ...

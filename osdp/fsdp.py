@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
 from osdp import sharding
 from osdp.errors import InvalidProblemError
 from osdp.plan import Plan
+from osdp.precision import MixedPrecision, fairscale_precision, precision_name
 from osdp.together import Together
 
 
@@ -21,6 +23,9 @@ class FullyShardedDataParallel(nn.Module):
     With neither `plan` nor `memory` everything is FULL_SHARD, as FSDP does. With `plan` that plan is obeyed. With
     `memory` ("8GiB", bytes) and `sample` (a tuple or dict of example inputs) rank 0 searches for the fastest plan that
     fits, and all obey it.
+
+    `mixed_precision`: an osdp.MixedPrecision, or torch's (FSDP1's or FSDP2's); or True, as FairScale has it, with its
+    `compute_dtype` (fp16), `buffer_dtype` (the same) and `fp32_reduce_scatter`.
 
     Names of parameters, buffers and state dict entries are the unwrapped module's; other attributes, and indexing, are
     the module's. Raises what `osdp.fully_shard` and `osdp.search` raise.
@@ -38,9 +43,16 @@ class FullyShardedDataParallel(nn.Module):
         *,
         sample: Any = None,
         hardware: Any = None,
+        mixed_precision: MixedPrecision | object | None = None,
+        compute_dtype: torch.dtype | None = None,
+        buffer_dtype: torch.dtype | None = None,
+        fp32_reduce_scatter: bool = False,
         **search_options: Any,
     ) -> None:
         super().__init__()
+        mixed_precision = fairscale_precision(
+            mixed_precision, compute_dtype, buffer_dtype, fp32_reduce_scatter
+        )
         if memory is None and (sample is not None or hardware is not None or search_options):
             named = sorted({"sample": sample, "hardware": hardware, **search_options})
             raise InvalidProblemError(
@@ -51,8 +63,11 @@ class FullyShardedDataParallel(nn.Module):
                 "give plan= or memory=, not both: a plan was made for its own memory limit"
             )
         if memory is not None:
+            if mixed_precision is not None:
+                search_options["precision"] = precision_name(mixed_precision)
             plan = _searched(module, process_group, memory, sample, hardware, search_options)
-        sharding.fully_shard(module, plan or Plan.uniform(module, "FULL_SHARD"), process_group)
+        plan = plan or Plan.uniform(module, "FULL_SHARD")
+        sharding.fully_shard(module, plan, process_group, mixed_precision=mixed_precision)
         self.module = module
 
     @property

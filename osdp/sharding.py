@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,9 +16,11 @@ from torch import distributed as dist
 
 from osdp import _C, ops
 from osdp.agreement import agree
+from osdp.compiled import compiled_modules, install_call, outside
 from osdp.errors import InvalidProblemError, PlanMismatchError, ProcessGroupError, ShardingError
 from osdp.lane_group import lane_group
 from osdp.plan import SPLITS, Plan, check_same_model, validate
+from osdp.precision import MixedPrecision, chosen_precision, install_precision, parameter_dtypes
 from osdp.state_dict import show_full_state
 from osdp.together import Together
 from osdp.tracing import describe
@@ -80,12 +82,21 @@ def runtime_of(model: nn.Module) -> Sharded:
     return found
 
 
-def fully_shard(model: nn.Module, plan: Plan, process_group: dist.ProcessGroup | None = None) -> nn.Module:
+def fully_shard(
+    model: nn.Module,
+    plan: Plan,
+    process_group: dist.ProcessGroup | None = None,
+    *,
+    mixed_precision: MixedPrecision | object | None = None,
+) -> nn.Module:
     """Shard `model` in place as `plan` says, and return it. Collective over `process_group` (default: all ranks).
 
     Class, names and parameter objects stay; outside of forward and backward a sharded parameter is this rank's rows, so
     optimizers are made afterwards, as usual. Rank 0's parameters and buffers count. Blocks in `plan.recompute` are
     recomputed in backward. `state_dict()` and `load_state_dict()` keep speaking of full tensors (collective).
+
+    `mixed_precision`: an osdp.MixedPrecision, or whatever osdp.precision.as_mixed_precision takes; None: what
+    `plan.precision` says. What a rank keeps, and state dicts, stay in the model's dtypes.
 
     Raises, on all ranks and with nothing changed: ProcessGroupError without a usable group, PlanMismatchError when the
     plan is for another model or world size, DisagreementError when ranks hold different things, ShardingError when the
@@ -97,11 +108,13 @@ def fully_shard(model: nn.Module, plan: Plan, process_group: dist.ProcessGroup |
     group = _usable_group(process_group)
     together = Together(group)
     error: Exception | None = None
+    policy: MixedPrecision | None = None
     try:
         _check(model, plan, together.world_size)
+        policy = chosen_precision(mixed_precision, plan)
     except Exception as caught:
         error = caught
-    agree(together, model, plan, error)
+    agree(together, model, plan, error, policy)
 
     device = _device(model)
     if device.type == "cpu":
@@ -111,12 +124,18 @@ def fully_shard(model: nn.Module, plan: Plan, process_group: dist.ProcessGroup |
     names, tensors = zip(*model.named_parameters(), strict=True) if _has_parameters(model) else ((), ())
     index = {name: i for i, name in enumerate(names)}
     splits = _splits(plan)
-    params = [_C.ParamSpec(n, t, splits.get(n)) for n, t in zip(names, tensors, strict=True)]
+    dtypes = parameter_dtypes(model, policy)
+    params = [
+        _C.ParamSpec(n, t, splits.get(n), *dtypes.get(n, (None, None)))
+        for n, t in zip(names, tensors, strict=True)
+    ]
     runtime = _C.Runtime(lane, device, params, _units(plan, index, splits))
     del params
     sharded = Sharded(plan, names, runtime, group)
     _sharded[model] = sharded
-    _install_calls(model, plan, index, runtime)
+    _install_calls(model, plan, index, runtime, dtypes)
+    if policy is not None:
+        install_precision(model, policy)
     _install_splits(model, plan, index, runtime)
     _install_recomputation(model, plan)
     show_full_state(model, sharded)
@@ -206,6 +225,7 @@ def _check(model: nn.Module, plan: Plan, world_size: int) -> None:
             f"search again with world_size={world_size}"
         )
     check_supported(plan)
+    compiled_modules(model)  # refuses
     check_same_model(plan, describe(model))
     devices = {t.device for t in _states(model)}
     if any(d.type == "meta" for d in devices):
@@ -261,21 +281,25 @@ def _units(plan: Plan, index: dict[str, int], splits: dict[str, _C.SplitSpec]) -
     return units
 
 
-def _install_calls(model: nn.Module, plan: Plan, index: dict[str, int], runtime: _C.Runtime) -> None:
+def _install_calls(
+    model: nn.Module, plan: Plan, index: dict[str, int], runtime: _C.Runtime, mixed: Collection[str]
+) -> None:
+    """`mixed`: parameters of other dtypes in a call than between calls."""
+    compiled = compiled_modules(model)
     params_at: dict[str, list[int]] = {"": []}
     for operator in plan.description.operators:
         choice = plan.choices.get(operator.name)
-        if choice is None or choice.mode == "NO_SHARD":
+        if choice is None:
             continue
-        for place in operator.gather_at:
-            params_at.setdefault(place, []).extend(index[p.name] for p in operator.parameters)
+        called = [p.name for p in operator.parameters if choice.mode != "NO_SHARD" or p.name in mixed]
+        places = {outside(place, compiled): None for place in operator.gather_at if called}
+        for place in places:
+            params_at.setdefault(place, []).extend(index[name] for name in called)
     held = [name for name, how in plan.recompute.items() if how == "hold"]
     for name, params in params_at.items():
         hold = any(name == block or name.startswith(f"{block}.") for block in held)
         hook = runtime.add_call(name, params, name == "", hold)
-        module = model.get_submodule(name)
-        module.register_forward_pre_hook(hook.before, prepend=True, with_kwargs=True)
-        module.register_forward_hook(hook.after, with_kwargs=True, always_call=True)
+        install_call(model.get_submodule(name), hook)
 
 
 def _install_splits(model: nn.Module, plan: Plan, index: dict[str, int], runtime: _C.Runtime) -> None:

@@ -69,7 +69,10 @@ void Ring::run(const Course& course) {
     }
     for (; sent < total && sent < done + course.segments; ++sent) {
       const auto [t, s] = at_message(sent);
-      if (Tensors one{course.to_send(t, s)}; one[0].defined()) sends.push_back(backend_->send(one, next, 0));
+      Tensors one{course.to_send(t, s)};
+      if (!one[0].defined()) continue;
+      sent_bytes_ += static_cast<int64_t>(one[0].nbytes());
+      sends.push_back(backend_->send(one, next, 0));
     }
     Arriving first = std::move(arriving.front());
     arriving.pop_front();
@@ -129,6 +132,7 @@ void Ring::all_reduce_small(const at::Tensor& tensor) {
     }
     works.push_back(backend_->recv(theirs, static_cast<int>(r), 0));
     works.push_back(backend_->send(ours, static_cast<int>(r), 0));
+    sent_bytes_ += static_cast<int64_t>(tensor.nbytes());
   }
   for (const auto& work : works) work->wait();
   at::Tensor(tensor).copy_(all.narrow(0, 0, n));

@@ -23,11 +23,18 @@ struct SplitSpec {
   ops::SplitDim dim;
 };
 
+// What a parameter is computed in, and its gradient averaged in: see precision.hpp.
+struct Precision {
+  std::optional<at::ScalarType> compute;  // empty: its own dtype
+  std::optional<at::ScalarType> reduce;   // empty: the one it is computed in
+};
+
 // One parameter. On entry `tensor` holds the full value, equal on every rank.
 struct ParamSpec {
   std::string name;
   at::Tensor tensor;
   std::optional<SplitSpec> split;
+  Precision precision;
 };
 
 // Parameters (indices) gathered and reduced together. A split parameter is alone in its unit.

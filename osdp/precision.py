@@ -145,15 +145,16 @@ def parameter_dtypes(
     }
 
 
-def install_precision(model: nn.Module, policy: MixedPrecision) -> None:
-    """Casts buffers, and hooks the model's call for its arguments and what it returns."""
-    if policy.buffer_dtype is not None:
-        _cast_buffers(model, policy)
+def install_precision(model: nn.Module, policy: MixedPrecision) -> dict[str, torch.dtype]:
+    """Casts buffers, and hooks the model's call for its arguments and what it returns. Names of cast buffers -> what
+    they were."""
+    buffers = {} if policy.buffer_dtype is None else _cast_buffers(model, policy)
     if policy.cast_forward_inputs and policy.param_dtype is not None:
         # Before the runtime's own hook: what it sees must be what the model sees.
         model.register_forward_pre_hook(_CastInputs(policy.param_dtype), prepend=True, with_kwargs=True)
     if policy.output_dtype is not None:
         model.register_forward_hook(_CastOutputs(policy.output_dtype))
+    return buffers
 
 
 class _CastInputs:
@@ -208,21 +209,23 @@ def _kept_as_they_are(model: nn.Module, policy: MixedPrecision) -> list[nn.Modul
     return [m for m in model.modules() if isinstance(m, (_BatchNorm,) if classes is None else classes)]
 
 
-def _cast_buffers(model: nn.Module, policy: MixedPrecision) -> None:
+def _cast_buffers(model: nn.Module, policy: MixedPrecision) -> dict[str, torch.dtype]:
     kept = {id(b) for module in _kept_as_they_are(model, policy) for b in module.buffers(recurse=False)}
     cast: dict[int, Any] = {}
-    for module in model.modules():
+    were: dict[str, torch.dtype] = {}
+    for prefix, module in model.named_modules():
         own: dict[str, torch.dtype] = {}
         for key, buffer in module._buffers.items():
             if buffer is None or not buffer.is_floating_point() or id(buffer) in kept:
                 continue
-            own[key] = buffer.dtype
+            own[key] = were[f"{prefix}.{key}" if prefix else key] = buffer.dtype
             cast.setdefault(
                 id(buffer), (buffer, buffer.to(policy.buffer_dtype))
             )  # shared buffers stay shared
             module._buffers[key] = cast[id(buffer)][1]
         if own:
             module.register_state_dict_post_hook(_OwnDtype(own))  # type: ignore[no-untyped-call]
+    return were
 
 
 class _OwnDtype:

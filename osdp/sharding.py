@@ -38,6 +38,7 @@ class Sharded:
         self.group = group
         self.runtime = runtime
         self._index = {name: i for i, name in enumerate(names)}
+        self.buffer_dtypes: dict[str, torch.dtype] = {}  # of buffers that mixed precision has cast: what they were
         self.resting_bytes = 0  # live CPU bytes right after sharding, as the meter counts them
         self.local_bytes = 0  # of which parameters and buffers that this rank holds
 
@@ -135,7 +136,7 @@ def fully_shard(
     _sharded[model] = sharded
     _install_calls(model, plan, index, runtime, dtypes)
     if policy is not None:
-        install_precision(model, policy)
+        sharded.buffer_dtypes = install_precision(model, policy)
     _install_splits(model, plan, index, runtime)
     _install_recomputation(model, plan)
     show_full_state(model, sharded)

@@ -139,6 +139,7 @@ class LaneCollectives {
   void broadcast(const rt::Tensors& tensors) const {
     run("broadcast", [&] { collectives_->broadcast(tensors); });
   }
+  std::string link() const { return collectives_->link(); }
 
  private:
   void run(const char* label, rt::Lane::Task task) const { lane_->submit(label, std::move(task)).wait(); }
@@ -267,6 +268,8 @@ void bind_runtime(py::module_& m) {
       "What the runtime communicates with: see csrc/runtime/collectives.hpp. Each call runs on "
       "the group's lane and returns when it is done there.")
       .def(py::init<const std::string&, const at::Device&>(), py::arg("group"), py::arg("device"), Release())
+      .def_property_readonly("link", &LaneCollectives::link,
+                             "What carries the bytes: 'shared memory', 'sockets' or the backend's name.")
       .def("all_gather", &LaneCollectives::all_gather, py::arg("outputs"), py::arg("inputs"), Release())
       .def("reduce_scatter_mean", &LaneCollectives::reduce_scatter_mean, py::arg("outputs"),
            py::arg("inputs"), Release())

@@ -23,9 +23,11 @@ class Collectives {
   static std::shared_ptr<Collectives> over(const std::string& group, at::Device device);
   virtual ~Collectives() = default;
 
+  // What carries the bytes: "shared memory", "sockets" (gloo's), or the backend's name.
+  virtual std::string link() const { return backend_->getBackendName(); }
   int64_t rank() const { return backend_->getRank(); }
   int64_t world() const { return backend_->getSize(); }
-  // Payload that this rank has sent over gloo so far; of other backends nothing is known.
+  // Payload that this rank has sent round its ring so far; of other backends nothing is known.
   int64_t sent_bytes() const { return sent_bytes_; }
 
   // outputs[i] (flat, world * n_i elements) is filled with every rank's inputs[i] (flat, n_i), in rank order.

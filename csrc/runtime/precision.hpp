@@ -34,9 +34,9 @@ at::Tensor wide_sum(at::Tensor a, const at::Tensor& b, at::ScalarType own);
 // shape.
 void add_mean(at::Tensor& gradient, const at::Tensor& mean, at::ScalarType own, double headroom);
 
-// What gradients are multiplied with before ranks sum them in this dtype: half has little room for the sum of W
-// gradients whose mean it can hold. About 1 / sqrt(W), so that neither large gradients overflow nor small ones
-// vanish; a power of two, so that nothing is rounded; 1 for other dtypes.
+// What gradients are multiplied with before ranks sum them in this dtype: half has little room for the sum of
+// W gradients whose mean it can hold. About 1 / sqrt(W), so that neither large gradients overflow nor small
+// ones vanish; a power of two, so that nothing is rounded; 1 for other dtypes.
 double headroom_of(at::ScalarType reduce, int64_t world);
 
 // A NO_SHARD gradient, or the NO_SHARD rows of a split weight's, on its way to being averaged.

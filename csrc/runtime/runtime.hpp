@@ -35,7 +35,7 @@ struct Statistics {
   int64_t prefetches = 0;
   int64_t reductions = 0;
   int64_t reduced_bytes = 0;
-  int64_t sent_bytes = 0;  // payload that this rank sent, over gloo
+  int64_t sent_bytes = 0;  // payload that this rank sent round its ring
 };
 
 class Runtime : public std::enable_shared_from_this<Runtime> {

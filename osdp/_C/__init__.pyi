@@ -206,6 +206,11 @@ class Collectives:
     def reduce_scatter_mean(
         self, outputs: collections.abc.Sequence[torch.Tensor], inputs: collections.abc.Sequence[torch.Tensor]
     ) -> None: ...
+    @property
+    def link(self) -> str:
+        """
+        What carries the bytes: 'shared memory', 'sockets' or the backend's name.
+        """
 
 def memory_live_bytes() -> int: ...
 def memory_meter_install() -> None: ...

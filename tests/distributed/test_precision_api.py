@@ -98,7 +98,7 @@ def full_precision_outside(me: Member) -> None:
     """summon_full_params, state dicts and parameters show the fp32 values that the optimizer made."""
     for mode in plans.MODES:
         with naming(mode):
-            options = {"sharding": {"mixed_precision": osdp.MixedPrecision(BF16)}}
+            options = {"sharding": {"mixed_precision": osdp.MixedPrecision(BF16, output_dtype=FP32)}}
             pair = Pair(me, blocks.workload(count=1), mode, dtype=FP32, tolerance=0.1, **options)
             pair.train(2)
             state = pair.sharded.state_dict()

@@ -1,4 +1,4 @@
-"""One training step of a small GPT: OSDP's modes and searched plans beside DDP, FSDP1 and FSDP2.
+"""One training step of a small GPT: OSDP's modes and searched plans beside DDP, FSDP1, FSDP2 and FairScale.
 
     python benchmarks/step.py [--json FILE] [--rounds N] [--hosts 2 --rate 1gbit] [--ranks 2]
 
@@ -142,11 +142,12 @@ def ratio(rows: dict[str, Any], one: str, *others: str) -> float:
 
 def judge(rows: dict[str, Any], hosts: int) -> list[dict[str, Any]]:
     """The goals that this run can tell something about: ratio and at most."""
+    peers = tuple(name for name in ("FSDP1", "FSDP2", "FairScale") if name in rows)
     goals = [
         (
-            "FULL_SHARD over the best of FSDP1, FSDP2",
+            "FULL_SHARD over the best of " + ", ".join(peers),
             "OSDP FULL_SHARD",
-            ("FSDP1", "FSDP2"),
+            peers,
             0.85 if hosts == 1 else 0.55,
         )
     ]

@@ -61,7 +61,6 @@ def _tensor_facts(tensor: torch.Tensor) -> dict[str, Any]:
     return {
         "shape": list(tensor.shape),
         "dtype": str(tensor.dtype).removeprefix("torch."),
-        "device": tensor.device.type,
         "requires_grad": tensor.requires_grad,
     }
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from osdp import _search
+from osdp.choice import MODES, RECOMPUTE
 from osdp.description import ModelDescription, Operator, Parameter
 from osdp.errors import InvalidProblemError
 from osdp.hardware import Collective, Hardware
-from osdp.plan import MODES, RECOMPUTE
 from osdp.precision import PRECISIONS
 from osdp.units import BUCKET_BYTES
 
@@ -94,9 +94,7 @@ def choose_space(
     return Space(chosen, tuple(sorted({g for g in slices if g > 1})), recompute)
 
 
-def make_model(
-    description: ModelDescription, hardware: Hardware, precision: str = "fp32"
-) -> _search.Model:
+def make_model(description: ModelDescription, hardware: Hardware, precision: str = "fp32") -> _search.Model:
     """The description with this machine's computing times. Raises InvalidProblemError naming the operator."""
     block_index = {b.name: i for i, b in enumerate(description.blocks)}
     operators = [_operator(o, block_index, hardware, precision) for o in description.operators]

@@ -9,11 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from osdp import sharding
-from osdp.errors import InvalidProblemError
-from osdp.plan import Plan
+from osdp.errors import InvalidProblemError, ProcessGroupError
+from osdp.meta_init import InitFunction
+from osdp.plan import MODES, Plan
 from osdp.precision import MixedPrecision, fairscale_precision, precision_name
+from osdp.rank_grid import GroupLike, RankGrid, given_or_found, model_ranks
 from osdp.together import Together
 
 
@@ -26,6 +29,11 @@ class FullyShardedDataParallel(nn.Module):
 
     `mixed_precision`: an osdp.MixedPrecision, or torch's (FSDP1's or FSDP2's); or True, as FairScale has it, with its
     `compute_dtype` (fp16), `buffer_dtype` (the same) and `fp32_reduce_scatter`.
+    `sharding_strategy`: torch's ShardingStrategy, or its name, in place of a plan: that mode everywhere (_HYBRID_SHARD_ZERO2
+    is taken as HYBRID_SHARD, which gathers again for backward: less memory, the same numbers). By default FULL_SHARD, or
+    HYBRID_SHARD where `device_mesh` has two dimensions or `process_group` is a pair. `device_mesh`, `ranks_per_host`,
+    `device_id`, `param_init_fn` and `initialise`: see `osdp.fully_shard`. `sync_module_states` changes nothing: rank 0's
+    values always count.
 
     Names of parameters, buffers and state dict entries are the unwrapped module's; other attributes, and indexing, are
     the module's. Raises what `osdp.fully_shard` and `osdp.search` raise.
@@ -37,10 +45,17 @@ class FullyShardedDataParallel(nn.Module):
     def __init__(
         self,
         module: nn.Module,
-        process_group: dist.ProcessGroup | None = None,
+        process_group: GroupLike | None = None,
         plan: Plan | None = None,
         memory: int | float | str | None = None,
         *,
+        sharding_strategy: Any = None,
+        device_mesh: DeviceMesh | None = None,
+        ranks_per_host: int | None = None,
+        device_id: int | str | torch.device | None = None,
+        param_init_fn: InitFunction | None = None,
+        initialise: bool = True,
+        sync_module_states: bool = True,
         sample: Any = None,
         hardware: Any = None,
         mixed_precision: MixedPrecision | object | None = None,
@@ -62,12 +77,25 @@ class FullyShardedDataParallel(nn.Module):
             raise InvalidProblemError(
                 "give plan= or memory=, not both: a plan was made for its own memory limit"
             )
+        if sharding_strategy is not None and (plan is not None or memory is not None):
+            raise InvalidProblemError(
+                "sharding_strategy= is one mode for everything; with plan= or memory= the plan says the modes"
+            )
+        on: dict[str, Any] = {"device_mesh": device_mesh, "ranks_per_host": ranks_per_host}
+        start: dict[str, Any] = {
+            "device_id": device_id,
+            "param_init_fn": param_init_fn,
+            "initialise": initialise,
+        }
+        del sync_module_states
         if memory is not None:
             if mixed_precision is not None:
                 search_options["precision"] = precision_name(mixed_precision)
-            plan = _searched(module, process_group, memory, sample, hardware, search_options)
-        plan = plan or Plan.uniform(module, "FULL_SHARD")
-        sharding.fully_shard(module, plan, process_group, mixed_precision=mixed_precision)
+            plan = _searched(module, process_group, on, memory, sample, hardware, search_options)
+        if plan is None:
+            given = device_mesh if device_mesh is not None else process_group
+            plan = Plan.uniform(module, _mode(sharding_strategy, given))
+        sharding.fully_shard(module, plan, process_group, mixed_precision=mixed_precision, **on, **start)
         self.module = module
 
     @property
@@ -140,9 +168,28 @@ class FullyShardedDataParallel(nn.Module):
         return self.module[key]  # type: ignore[index]
 
 
+def _mode(strategy: Any, given: GroupLike | None) -> str:
+    if strategy is None:
+        lines = isinstance(given, tuple) or (isinstance(given, DeviceMesh) and given.ndim == 2)
+        return "HYBRID_SHARD" if lines else "FULL_SHARD"
+    name = str(getattr(strategy, "name", strategy)).removeprefix("_").removesuffix("_ZERO2")
+    if name not in MODES:
+        raise InvalidProblemError(f"sharding_strategy is {strategy!r}; it is one of {', '.join(MODES)}")
+    return name
+
+
+def _hosts(together: Together, grid: RankGrid | None, ranks_per_host: int | None) -> int:
+    """Over how many hosts the ranks are spread evenly; 1 where they are not, which rules HYBRID_SHARD out."""
+    try:
+        return len(given_or_found(together, grid, ranks_per_host).lines)
+    except ProcessGroupError:
+        return 1
+
+
 def _searched(
     module: nn.Module,
-    process_group: dist.ProcessGroup | None,
+    process_group: GroupLike | None,
+    on: dict[str, Any],
     memory: int | float | str,
     sample: Any,
     hardware: Any,
@@ -155,13 +202,21 @@ def _searched(
         raise InvalidProblemError(
             "memory= needs sample=, a tuple or dict of example inputs: the search measures them"
         )
-    together = Together(process_group)
+    group, grid = model_ranks(process_group, on["device_mesh"])
+    together = Together(group)
+    hosts = options.pop("hosts", None) or _hosts(together, grid, on["ranks_per_host"])
 
     def found() -> str:
         if together.rank != 0:
             return ""
         plan = search(
-            module, sample, memory=memory, world_size=together.world_size, hardware=hardware, **options
+            module,
+            sample,
+            memory=memory,
+            world_size=together.world_size,
+            hosts=hosts,
+            hardware=hardware,
+            **options,
         )
         return plan.dumps()
 

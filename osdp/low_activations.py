@@ -31,7 +31,9 @@ def with_low_activations(
     if policy is None:
         return description
     try:
-        low = _described(_low_copy(model, parameter_dtypes(model, policy)), cast_floats(sample, policy.param_dtype))  # type: ignore[arg-type]
+        assert policy.param_dtype is not None
+        low_model = _low_copy(model, parameter_dtypes(model, policy))
+        low = _described(low_model, cast_floats(sample, policy.param_dtype))
     except (DescribeError, TypeError, RuntimeError):
         return description
     saved = {o.name: o for o in low.operators}
@@ -55,8 +57,10 @@ def with_low_activations(
     )
 
 
-def _described(model: nn.Module, sample: tuple[Any, ...] | Mapping[str, Any]) -> ModelDescription:
-    return describe(model, **sample) if isinstance(sample, Mapping) else describe(model, *sample)
+def _described(model: nn.Module, sample: Any) -> ModelDescription:
+    if isinstance(sample, Mapping):
+        return describe(model, **sample)
+    return describe(model, *(sample if isinstance(sample, tuple) else (sample,)))
 
 
 def _low_copy(model: nn.Module, dtypes: Mapping[str, tuple[torch.dtype | None, Any]]) -> nn.Module:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from osdp.costing import SPLIT_CODES, compute_s
+from osdp.choice import MODES, Choice
+from osdp.costing import SPLIT_CODES, compute_s, gathered_bytes, itemsizes
 from osdp.description import ModelDescription, Operator
 from osdp.hardware import Hardware
-from osdp.plan import MODES, Choice, OperatorPrediction, Prediction
+from osdp.prediction import OperatorPrediction, Prediction
 from osdp.sizes import format_bytes
 
 PS = 1e-12
@@ -23,11 +24,14 @@ def choice_of(candidate: Mapping[str, Any]) -> Choice:
 
 
 def unit_bytes(
-    description: ModelDescription, choices: Mapping[str, Choice], units: Sequence[Sequence[str]]
+    description: ModelDescription,
+    choices: Mapping[str, Choice],
+    units: Sequence[Sequence[str]],
+    precision: str = "fp32",
 ) -> list[int]:
     """The full tensors that using each unit needs: 0 where nothing is gathered, one slice of a split
     operator."""
-    size = {o.name: o.parameter_bytes for o in description.operators}
+    size = {o.name: gathered_bytes(o, precision) for o in description.operators}
     split = {o.name: o for o in description.operators if o.split_shape is not None}
     result = []
     for unit in units:
@@ -35,19 +39,18 @@ def unit_bytes(
         if first.mode == "NO_SHARD":
             result.append(0)
         elif first.granularity > 1:
-            weight = max(_bytes_of_weight(split[unit[0]]), 1)
+            weight = max(_bytes_of_weight(split[unit[0]], precision), 1)
             result.append(weight // first.granularity)
         else:
             result.append(sum(size[name] for name in unit))
     return result
 
 
-def _bytes_of_weight(o: Operator) -> int:
-    from osdp.costing import itemsize
-
+def _bytes_of_weight(o: Operator, precision: str) -> int:
     assert o.split_shape is not None
     weight = next(p for p in o.parameters if sorted(p.shape) == sorted(o.split_shape))
-    return weight.elements * itemsize(weight.dtype)
+    compute, reduce = itemsizes(weight, precision)
+    return weight.elements * max(compute, reduce if weight.trainable else 0)
 
 
 def predict(
@@ -56,12 +59,15 @@ def predict(
     found: Mapping[str, Any],
     candidates: Sequence[Sequence[Mapping[str, Any]]],
     *,
+    played: Mapping[str, Any] | None,
     world_size: int,
     peak_bytes: int,
     recompute: Mapping[str, str],
     price_ps_per_byte: float,
 ) -> Prediction:
-    """The prediction of what `_search.schedule` found. `candidates`: by operator, empty without parameters."""
+    """The prediction of what `_search.schedule` found. `candidates`: by operator, empty without parameters; `played`:
+    its step, played (None: times are the objective's, one after the other).
+    """
     batch, times = found["batch_size"], found["accumulation"]
     operators = {}
     communication = compute = optimizer = 0.0
@@ -91,6 +97,11 @@ def predict(
             reason=reasons[key],
         )
     step = found["step_ps"] * PS
+    if played is not None:
+        step, both = played["step_ps"] * PS, played["both_ps"] * PS
+        compute = played["only_computing_ps"] * PS + both
+        communication = played["only_communicating_ps"] * PS + both
+        optimizer = played["optimizer_ps"] * PS
     return Prediction(
         step_time_s=step,
         throughput=world_size * batch * times / step if step > 0 else 1e300,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -13,14 +13,18 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from osdp import _C, ops
 from osdp.agreement import agree
 from osdp.compiled import compiled_modules, install_call, outside
 from osdp.errors import InvalidProblemError, PlanMismatchError, ProcessGroupError, ShardingError
-from osdp.lane_group import lane_group
+from osdp.lane_group import lane_group, part_of_lane
+from osdp.meta_init import InitFunction
+from osdp.placing import Placing, survey
 from osdp.plan import SPLITS, Plan, check_same_model, validate
 from osdp.precision import MixedPrecision, chosen_precision, install_precision, parameter_dtypes
+from osdp.rank_grid import GroupLike, RankGrid, agreed_grid, model_ranks
 from osdp.state_dict import show_full_state
 from osdp.together import Together
 from osdp.tracing import describe
@@ -32,13 +36,21 @@ class Sharded:
     """What is known of a sharded model: its plan, and the C++ runtime by parameter names. See `runtime_of`."""
 
     def __init__(
-        self, plan: Plan, names: Sequence[str], runtime: _C.Runtime, group: dist.ProcessGroup
+        self,
+        plan: Plan,
+        names: Sequence[str],
+        runtime: _C.Runtime,
+        group: dist.ProcessGroup,
+        grid: RankGrid | None = None,
     ) -> None:
         self.plan = plan
         self.group = group
+        self.grid = grid  # of its HYBRID_SHARD parameters; None where there are none
         self.runtime = runtime
         self._index = {name: i for i, name in enumerate(names)}
-        self.buffer_dtypes: dict[str, torch.dtype] = {}  # of buffers that mixed precision has cast: what they were
+        self.buffer_dtypes: dict[
+            str, torch.dtype
+        ] = {}  # of buffers that mixed precision has cast: what they were
         self.resting_bytes = 0  # live CPU bytes right after sharding, as the meter counts them
         self.local_bytes = 0  # of which parameters and buffers that this rank holds
 
@@ -86,8 +98,13 @@ def runtime_of(model: nn.Module) -> Sharded:
 def fully_shard(
     model: nn.Module,
     plan: Plan,
-    process_group: dist.ProcessGroup | None = None,
+    process_group: GroupLike | None = None,
     *,
+    device_mesh: DeviceMesh | None = None,
+    ranks_per_host: int | None = None,
+    device_id: int | str | torch.device | None = None,
+    param_init_fn: InitFunction | None = None,
+    initialise: bool = True,
     mixed_precision: MixedPrecision | object | None = None,
 ) -> nn.Module:
     """Shard `model` in place as `plan` says, and return it. Collective over `process_group` (default: all ranks).
@@ -96,17 +113,31 @@ def fully_shard(
     optimizers are made afterwards, as usual. Rank 0's parameters and buffers count. Blocks in `plan.recompute` are
     recomputed in backward. `state_dict()` and `load_state_dict()` keep speaking of full tensors (collective).
 
+    HYBRID_SHARD parameters are sharded inside a line of ranks, and each line holds a copy: `device_mesh` (2-D, replicate x
+    shard) or `process_group=(shard group, replicate group)` says which ranks make a line; else it is the ranks of a host,
+    which are `ranks_per_host` consecutive ones, or those that find the same host name (see osdp/rank_grid.py). The other
+    modes shard over all ranks of mesh or groups. A 1-D mesh is its process group.
+
+    A model built under `torch.device("meta")` is initialised here, a few modules at a time, by their `reset_parameters` or
+    by `param_init_fn(module)`, which is called, as in FSDP1, for each module that holds parameters or buffers itself; no
+    rank ever has all of it (see osdp/meta_init.py). With `initialise=False` it is left full of NaN for `osdp.load` or
+    `load_state_dict`. Where rank 0 has values and others are on the meta device, they receive their rows of them.
+    `device_id`: the device to train on, by default the one that the model is on (from the meta device: the current
+    accelerator, if the process group communicates there).
+
     `mixed_precision`: an osdp.MixedPrecision, or whatever osdp.precision.as_mixed_precision takes; None: what
     `plan.precision` says. What a rank keeps, and state dicts, stay in the model's dtypes.
 
     Raises, on all ranks and with nothing changed: ProcessGroupError without a usable group, PlanMismatchError when the
-    plan is for another model or world size, DisagreementError when ranks hold different things, ShardingError when the
-    model is sharded already or lies on the meta device.
+    plan is for another model, world size or number of hosts, DisagreementError when ranks hold different things,
+    ShardingError when the model is sharded already, or a module on the meta device cannot be initialised.
 
     >>> model = osdp.fully_shard(model, osdp.search(model, (tokens,), memory="8GiB", world_size=2))
     >>> optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     """
-    group = _usable_group(process_group)
+    _need_process_group()
+    given, grid = model_ranks(process_group, device_mesh)
+    group = _usable_group(given)
     together = Together(group)
     error: Exception | None = None
     policy: MixedPrecision | None = None
@@ -116,23 +147,35 @@ def fully_shard(
     except Exception as caught:
         error = caught
     agree(together, model, plan, error, policy)
+    grid = agreed_grid(together, plan, grid, ranks_per_host)
+    place = survey(together, model, group, device_id)
+    device = place.device
+    placing = Placing(model, together, device, param_init_fn, initialise) if place.elsewhere else None
 
-    device = _device(model)
     if device.type == "cpu":
         _C.memory_meter_install()
     lane = lane_group(group, device)
-    _C.Collectives(lane, device).broadcast(_states(model))
-    names, tensors = zip(*model.named_parameters(), strict=True) if _has_parameters(model) else ((), ())
+    collectives = _C.Collectives(lane, device)
+    if placing is None:
+        collectives.broadcast(_states(model))
+    names = [name for name, _ in model.named_parameters()]
     index = {name: i for i, name in enumerate(names)}
     splits = _splits(plan)
     dtypes = parameter_dtypes(model, policy)
-    params = [
-        _C.ParamSpec(n, t, splits.get(n), *dtypes.get(n, (None, None)))
-        for n, t in zip(names, tensors, strict=True)
-    ]
-    runtime = _C.Runtime(lane, device, params, _units(plan, index, splits))
-    del params
-    sharded = Sharded(plan, names, runtime, group)
+    line, column = _line_and_column(grid, group, device)
+    try:
+        params = [_spec(n, p, splits.get(n), placing, dtypes) for n, p in model.named_parameters()]
+        runtime = _C.Runtime(lane, device, params, _units(plan, index, splits), line, column)
+        del params
+        if placing is not None:
+            placing.fill(runtime, collectives)
+    except Exception:
+        if placing is not None:
+            placing.undo()
+        raise
+    if placing is not None:
+        placing.commit()
+    sharded = Sharded(plan, names, runtime, group, grid)
     _sharded[model] = sharded
     _install_calls(model, plan, index, runtime, dtypes)
     if policy is not None:
@@ -180,12 +223,40 @@ def summon_full_params(model: nn.Module, with_grads: bool = False, writeback: bo
         runtime.unsummon(writeback)
 
 
-def _usable_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+def _spec(
+    name: str,
+    parameter: nn.Parameter,
+    split: _C.SplitSpec | None,
+    placing: Placing | None,
+    dtypes: Mapping[str, tuple[torch.dtype | None, torch.dtype | None]],
+) -> _C.ParamSpec:
+    compute, reduce = dtypes.get(name, (None, None))
+    if placing is None:
+        return _C.ParamSpec(name, parameter, split, None, compute, reduce)
+    shape = list(parameter.shape)
+    return _C.ParamSpec(name, placing.stand_in(name), split, shape, compute, reduce)
+
+
+def _line_and_column(
+    grid: RankGrid | None, group: dist.ProcessGroup, device: torch.device
+) -> tuple[str, str]:
+    """The groups of this rank's line and column, which every rank makes in this order."""
+    if grid is None:
+        return "", ""
+    rank = dist.get_rank(group)
+    line = part_of_lane(group, device, grid.line_of(rank))
+    return line, part_of_lane(group, device, grid.column_of(rank))
+
+
+def _need_process_group() -> None:
     if not dist.is_available() or not dist.is_initialized():
         raise ProcessGroupError(
             "no process group: start the script with torchrun and call torch.distributed.init_process_group() first "
             "(one process alone needs it too, with world_size=1)"
         )
+
+
+def _usable_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     group = group if group is not None else dist.group.WORLD
     if group is None or not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
         raise ProcessGroupError(
@@ -196,12 +267,6 @@ def _usable_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 def check_supported(plan: Plan) -> None:
     """Raise ShardingError for what a plan may say and the runtime cannot do yet."""
-    hybrid = [name for name, choice in plan.choices.items() if choice.mode == "HYBRID_SHARD"]
-    if hybrid:
-        raise ShardingError(
-            f"the plan has HYBRID_SHARD (operator {hybrid[0]!r} first), which the runtime cannot do yet; search with "
-            "modes=('NO_SHARD', 'SHARD_GRAD_OP', 'FULL_SHARD')"
-        )
     if plan.prefetch != 1:
         raise ShardingError(
             f"the plan has prefetch {plan.prefetch}; the runtime gathers 1 unit ahead: search with prefetch=1"
@@ -228,12 +293,8 @@ def _check(model: nn.Module, plan: Plan, world_size: int) -> None:
     check_supported(plan)
     compiled_modules(model)  # refuses
     check_same_model(plan, describe(model))
-    devices = {t.device for t in _states(model)}
-    if any(d.type == "meta" for d in devices):
-        raise ShardingError(
-            "the model is on the meta device: materialise it (model.to_empty, then its weights) first"
-        )
-    if len({p.device for p in model.parameters()}) > 1:
+    devices = {p.device for p in model.parameters() if not p.is_meta}
+    if len(devices) > 1:
         raise ShardingError(
             f"parameters are on several devices: {sorted(map(str, devices))}; move them to one"
         )
@@ -241,15 +302,6 @@ def _check(model: nn.Module, plan: Plan, world_size: int) -> None:
 
 def _states(model: nn.Module) -> list[Tensor]:
     return [t.detach() for t in [*model.parameters(), *model.buffers()]]
-
-
-def _has_parameters(model: nn.Module) -> bool:
-    return next(model.parameters(), None) is not None
-
-
-def _device(model: nn.Module) -> torch.device:
-    first = next(model.parameters(), None)
-    return torch.device("cpu") if first is None else first.device
 
 
 def _splits(plan: Plan) -> dict[str, _C.SplitSpec]:

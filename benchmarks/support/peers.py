@@ -1,4 +1,4 @@
-"""PyTorch's own data parallels, and OSDP's single modes, around a model: each contestant in the same few lines.
+"""PyTorch's own data parallels, FairScale's where it is installed, and OSDP's single modes, around a model.
 
 `units` are the submodules that FSDP1 and FSDP2 gather together (as their users choose them: a model's blocks).
 """
@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 import osdp
+from support.fairscale_cpu import fairscale_fsdp
 
 Wrap = Callable[[nn.Module, list[nn.Module]], nn.Module]
 
@@ -45,6 +47,8 @@ def fsdp2(model: nn.Module, units: list[nn.Module]) -> nn.Module:
 
 
 PEERS: Mapping[str, Wrap] = {"DDP": ddp, "FSDP1": fsdp1, "FSDP2": fsdp2}
+if find_spec("fairscale"):
+    PEERS = {**PEERS, "FairScale": fairscale_fsdp}
 
 
 def under(plan: osdp.Plan) -> Wrap:

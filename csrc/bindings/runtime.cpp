@@ -7,6 +7,7 @@
 
 #include "runtime/memory_meter.hpp"
 #include "runtime/runtime.hpp"
+#include "runtime/shared_memory.hpp"
 
 namespace py = pybind11;
 namespace rt = osdp::runtime;
@@ -139,6 +140,11 @@ class LaneCollectives {
   void broadcast(const rt::Tensors& tensors) const {
     run("broadcast", [&] { collectives_->broadcast(tensors); });
   }
+  // Does not wait: the caller may compute meanwhile.
+  rt::Ticket submit_all_reduce_mean(const rt::Tensors& tensors) const {
+    return lane_->submit("all-reduce",
+                         [collectives = collectives_, tensors] { collectives->all_reduce_mean(tensors); });
+  }
   std::string link() const { return collectives_->link(); }
 
  private:
@@ -152,8 +158,10 @@ using RuntimePtr = std::shared_ptr<rt::Runtime>;
 using Release = py::call_guard<py::gil_scoped_release>;
 
 RuntimePtr make_runtime(const std::string& group, const at::Device& device, std::vector<rt::ParamSpec> params,
-                        std::vector<rt::UnitSpec> units) {
-  auto runtime = std::make_shared<rt::Runtime>(group, device, std::move(params), std::move(units));
+                        std::vector<rt::UnitSpec> units, const std::string& shard_group,
+                        const std::string& replicate_group) {
+  auto runtime = std::make_shared<rt::Runtime>(rt::Groups{group, shard_group, replicate_group}, device,
+                                               std::move(params), std::move(units));
   runtime->install();
   return runtime;
 }
@@ -176,7 +184,8 @@ void bind_runtime(py::module_& m) {
   py::enum_<rt::Mode>(m, "Mode")
       .value("NO_SHARD", rt::Mode::NoShard)
       .value("SHARD_GRAD_OP", rt::Mode::ShardGradOp)
-      .value("FULL_SHARD", rt::Mode::FullShard);
+      .value("FULL_SHARD", rt::Mode::FullShard)
+      .value("HYBRID_SHARD", rt::Mode::HybridShard);
 
   py::class_<rt::SplitSpec>(m, "SplitSpec",
                             "granularity slices along 'out' (0) or 'in' (1), the last `sharded` sharded")
@@ -187,13 +196,19 @@ void bind_runtime(py::module_& m) {
 
   py::class_<rt::ParamSpec>(m, "ParamSpec",
                             "A parameter's name, its tensor (full, equal on all ranks), its split, and the "
-                            "dtypes it is computed and its gradient reduced in (None: its own)")
+                            "dtypes it is computed and "
+                            "its gradient reduced in (None: its own). With full_sizes its value comes later: "
+                            "the runtime makes memory "
+                            "for this rank's part.")
       .def(py::init([](std::string name, at::Tensor tensor, std::optional<rt::SplitSpec> split,
-                       std::optional<at::ScalarType> compute, std::optional<at::ScalarType> reduce) {
-             return rt::ParamSpec{std::move(name), std::move(tensor), split, {compute, reduce}};
+                       std::optional<std::vector<int64_t>> full_sizes, std::optional<at::ScalarType> compute,
+                       std::optional<at::ScalarType> reduce) {
+             return rt::ParamSpec{
+                 std::move(name), std::move(tensor), split, std::move(full_sizes), {compute, reduce}};
            }),
            py::arg("name"), py::arg("tensor"), py::arg("split") = std::nullopt,
-           py::arg("compute") = std::nullopt, py::arg("reduce") = std::nullopt);
+           py::arg("full_sizes") = std::nullopt, py::arg("compute") = std::nullopt,
+           py::arg("reduce") = std::nullopt);
 
   py::class_<rt::UnitSpec>(m, "UnitSpec", "Indices of parameters gathered and reduced together")
       .def(py::init([](std::string name, rt::Mode mode, std::vector<int64_t> params) {
@@ -221,7 +236,7 @@ void bind_runtime(py::module_& m) {
   py::class_<rt::Runtime, RuntimePtr>(m, "Runtime",
                                       "A training step of one sharded model; see csrc/runtime/runtime.hpp")
       .def(py::init(&make_runtime), py::arg("group"), py::arg("device"), py::arg("params"), py::arg("units"),
-           Release())
+           py::arg("shard_group") = "", py::arg("replicate_group") = "", Release())
       .def_property_readonly("rank", &rt::Runtime::rank)
       .def_property_readonly("world", &rt::Runtime::world)
       .def(
@@ -263,6 +278,9 @@ void bind_runtime(py::module_& m) {
       .def("statistics", &statistics)
       .def("reset_statistics", &rt::Runtime::reset_statistics);
 
+  py::class_<rt::Ticket>(m, "Ticket", "The end of a task on the lane.")
+      .def("wait", &rt::Ticket::wait, Release())
+      .def_property_readonly("done", &rt::Ticket::done);
   py::class_<LaneCollectives>(
       m, "Collectives",
       "What the runtime communicates with: see csrc/runtime/collectives.hpp. Each call runs on "
@@ -274,8 +292,12 @@ void bind_runtime(py::module_& m) {
       .def("reduce_scatter_mean", &LaneCollectives::reduce_scatter_mean, py::arg("outputs"),
            py::arg("inputs"), Release())
       .def("all_reduce_mean", &LaneCollectives::all_reduce_mean, py::arg("tensors"), Release())
+      .def("submit_all_reduce_mean", &LaneCollectives::submit_all_reduce_mean, py::arg("tensors"), Release(),
+           "The same without waiting for it.")
       .def("broadcast", &LaneCollectives::broadcast, py::arg("tensors"), Release());
 
+  m.def("host_identity", &rt::host_identity,
+        "Machine, boot, network namespace and name of this host: the same for ranks that share it");
   m.def("shutdown", &rt::Lane::shutdown, Release(), "Ends the communication threads.");
   m.def("memory_meter_install", &rt::memory_meter_install);
   m.def("memory_meter_installed", &rt::memory_meter_installed);

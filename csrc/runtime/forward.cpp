@@ -108,7 +108,8 @@ void Runtime::begin_call(Call& call, const std::vector<at::Tensor>& inputs) {
     else
       open(call);
   }
-  stack_.push_back({&call, inputs.empty() ? nullptr : std::make_shared<Invocation>()});
+  stack_.push_back({&call, inputs.empty() ? nullptr : std::make_shared<Invocation>(), {}});
+  stack_.back().range.begin(call.module, backward_ ? "recomputation" : "forward");
   for (Unit* unit : call.units) {
     use(*unit);
     ++unit->running;

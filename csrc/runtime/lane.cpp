@@ -16,6 +16,8 @@
 #include <stdexcept>
 #include <thread>
 
+#include "runtime/phase_range.hpp"
+
 namespace osdp::runtime {
 
 struct Ticket::State {
@@ -23,6 +25,7 @@ struct Ticket::State {
   std::condition_variable changed;
   bool done = false;
   std::exception_ptr error;
+  std::string label;
   std::optional<c10::Event> event;  // accelerators
   c10::Device device{c10::DeviceType::CPU};
 
@@ -37,12 +40,22 @@ struct Ticket::State {
 void Ticket::wait() const {
   if (!state_) return;
   std::unique_lock lock(state_->mutex);
-  state_->changed.wait(lock, [this] { return state_->done; });
+  if (!state_->done) {
+    PhaseRange range;
+    range.begin("wait for", state_->label.c_str());
+    state_->changed.wait(lock, [this] { return state_->done; });
+  }
   if (state_->error) std::rethrow_exception(state_->error);
   if (state_->event) {
     c10::impl::VirtualGuardImpl guard(state_->device.type());
     state_->event->block(guard.getStream(state_->device));
   }
+}
+
+bool Ticket::done() const {
+  if (!state_) return true;
+  std::unique_lock lock(state_->mutex);
+  return state_->done && (state_->error || !state_->event || state_->event->query());
 }
 
 namespace {
@@ -74,6 +87,7 @@ class ThreadLane final : public Lane {
 
   Ticket submit(std::string label, Task task) override {
     auto state = std::make_shared<Ticket::State>();
+    state->label = label;
     std::lock_guard lock(mutex_);
     queue_.push_back({std::move(label), std::move(task), state, at::get_record_function_tls_(),
                       c10::ThreadLocalDebugInfo::current()});

@@ -72,7 +72,7 @@ RowRange::RowRange(at::IntArrayRef sizes, int64_t range_dim, int64_t rank, int64
 Parameter::Parameter(const ParamSpec& spec, bool sharded, int64_t rank, int64_t world)
     : name_(spec.name),
       tensor_(spec.tensor),
-      full_sizes_(spec.tensor.sizes().vec()),
+      full_sizes_(spec.sizes().vec()),
       own_(spec.tensor.scalar_type()),
       compute_(spec.precision.compute.value_or(own_)),
       reduce_(spec.precision.reduce.value_or(compute_)),
@@ -88,7 +88,9 @@ Parameter::Parameter(const ParamSpec& spec, bool sharded, int64_t rank, int64_t 
     const int64_t count = sizes.empty() ? 1 : sizes[range.dim];
     pieces_.push_back({offsets, sizes, range.dim, 0, count, !sharded});
   }
-  if (sharded) {
+  if (spec.full_sizes) {
+    tensor_.set_data(at::empty(local_sizes(), tensor_.variable_data().options()));
+  } else if (sharded) {
     at::Tensor full = tensor_.variable_data();
     tensor_.set_data(take_local(full));
     tensor_.mutable_grad().reset();
@@ -141,6 +143,12 @@ void Parameter::show(const at::Tensor& data) {
   tensor_.set_data(data);
   if (switches && accumulator)
     torch::autograd::impl::set_grad_accumulator(tensor_, weak_reference(accumulator));
+}
+
+std::vector<int64_t> Parameter::local_sizes() const {
+  std::vector<int64_t> sizes = pieces_[0].sizes;
+  for (size_t i = 1; i < pieces_.size(); ++i) sizes[pieces_[i].local_dim] += pieces_[i].local_count;
+  return sizes;
 }
 
 int64_t Parameter::slice_rows() const { return slice_sizes(full_sizes_, *split_)[0]; }

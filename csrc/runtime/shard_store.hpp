@@ -54,8 +54,8 @@ class Slot;
 //            stays local: only its own call reads it.
 class Parameter {
  public:
-  // Takes the full value from spec.tensor and leaves the local one in it, with no gradient. `sharded`: false
-  // keeps it whole on every rank (spec.split is then ignored).
+  // Takes the full value from spec.tensor, unless it is still to come, and leaves the local one in it, with
+  // no gradient. `sharded`: false keeps it whole on every rank (spec.split is then ignored).
   Parameter(const ParamSpec& spec, bool sharded, int64_t rank, int64_t world);
 
   const std::string& name() const { return name_; }
@@ -63,6 +63,7 @@ class Parameter {
   at::IntArrayRef full_sizes() const { return full_sizes_; }
   const std::optional<SplitSpec>& split() const { return split_; }
   const std::vector<Piece>& pieces() const { return pieces_; }
+  std::vector<int64_t> local_sizes() const;
   bool whole() const { return whole_; }
   bool inside() const { return inside_; }
 

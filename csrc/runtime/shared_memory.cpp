@@ -108,4 +108,10 @@ std::string host_identity() {
 
 }  // namespace osdp::runtime
 
+#else
+
+namespace osdp::runtime {
+std::string host_identity() { return ""; }
+}  // namespace osdp::runtime
+
 #endif

@@ -108,14 +108,14 @@ struct Reduction {
 };
 
 // Means over the ranks, this rank's rows of each, flat.
-std::vector<at::Tensor> reduce_now(Collectives& collectives, std::vector<Reduction>& reductions) {
-  const int64_t world = collectives.world();
+std::vector<at::Tensor> reduce_now(const Sharing& sharing, std::vector<Reduction>& reductions) {
+  const int64_t world = sharing.world();
   std::vector<at::Tensor> outputs(reductions.size()), sent_outputs, sent_inputs;
   std::vector<Packed<size_t>> packs;
   for (size_t i = 0; i < reductions.size(); ++i) {
     Reduction& r = reductions[i];
     at::Tensor input =
-        padded_gradient(*r.slot, r.gradient, headroom_of(r.slot->owner().reduce_dtype(), world));
+        padded_gradient(*r.slot, r.gradient, headroom_of(r.slot->owner().reduce_dtype(), sharing.total()));
     r.gradient.reset();
     if (is_small(*r.slot) && reductions.size() > 1) {
       auto& pack = packed_as(packs, input.scalar_type());
@@ -133,8 +133,9 @@ std::vector<at::Tensor> reduce_now(Collectives& collectives, std::vector<Reducti
     sent_outputs.push_back(pack.all);
     sent_inputs.push_back(all.view({-1}));
   }
-  collectives.reduce_scatter_mean(sent_outputs, sent_inputs);
+  sharing.shard->reduce_scatter_mean(sent_outputs, sent_inputs);
   sent_inputs.clear();
+  sharing.mean_over_replicas(sent_outputs);
   for (const auto& pack : packs) {
     int64_t at = 0;
     for (size_t i : pack.members) {
@@ -151,11 +152,13 @@ std::vector<at::Tensor> reduce_now(Collectives& collectives, std::vector<Reducti
 void Runtime::gather(Unit& unit) {
   std::vector<Transfer> transfers;
   for (Slot& slot : unit.slots) transfers.push_back({&slot, slot.rows_of(slot.owner().local())});
-  unit.gathering = lane_->submit(unit.name + " all-gather", [this, transfers = std::move(transfers)] {
-    for (const Transfer& t : transfers)
-      if (!t.slot->attached()) t.slot->attach(arena_.allocate(t.slot->bytes()));
-    gather_now(*collectives_, transfers);
-  });
+  unit.gathering = lane_->submit(unit.name + " all-gather",
+                                 [this, &sharing = *unit.sharing, transfers = std::move(transfers)] {
+                                   for (const Transfer& t : transfers)
+                                     if (!t.slot->attached())
+                                       t.slot->attach(arena_.allocate(t.slot->bytes()));
+                                   gather_now(*sharing.shard, transfers);
+                                 });
   unit.state = Unit::State::Gathering;
   unit.epoch = epoch_;
   unit.calls_seen = 0;
@@ -242,23 +245,22 @@ void Runtime::reduce(Unit& unit) {
   if (reductions->empty()) return;
   ++statistics_.reductions;
   arena_.trim();  // see Note [Blocks that come and go]
-  reductions_.push_back(
-      lane_->submit(unit.name + " reduce-scatter", [collectives = collectives_, reductions] {
-        std::vector<at::Tensor> means = reduce_now(*collectives, *reductions);
-        for (size_t i = 0; i < means.size(); ++i) {
-          Slot& slot = *(*reductions)[i].slot;
-          const double headroom = headroom_of(slot.owner().reduce_dtype(), collectives->world());
-          at::Tensor mean = means[i].narrow(0, 0, slot.range().count * slot.range().row_elements);
-          if (slot.owner().split()) {
-            add_into((*reductions)[i].target, mean, 1.0 / headroom);
-            continue;
-          }
-          // Between the first reduction of a backward and leave(), this gradient is touched by the lane
-          // alone.
-          add_mean(slot.owner().local_grad(), mean.view(slot.owner().local().sizes()),
-                   slot.owner().own_dtype(), headroom);
-        }
-      }));
+  reductions_.push_back(lane_->submit(unit.name + " reduce-scatter", [sharing = *unit.sharing, reductions] {
+    std::vector<at::Tensor> means = reduce_now(sharing, *reductions);
+    for (size_t i = 0; i < means.size(); ++i) {
+      Slot& slot = *(*reductions)[i].slot;
+      const double headroom = headroom_of(slot.owner().reduce_dtype(), sharing.total());
+      at::Tensor mean = means[i].narrow(0, 0, slot.range().count * slot.range().row_elements);
+      if (slot.owner().split()) {
+        add_into((*reductions)[i].target, mean, 1.0 / headroom);
+        continue;
+      }
+      // Between the first reduction of a backward and leave(), this gradient is touched by the lane
+      // alone.
+      add_mean(slot.owner().local_grad(), mean.view(slot.owner().local().sizes()), slot.owner().own_dtype(),
+               headroom);
+    }
+  }));
 }
 
 size_t Runtime::copied_bytes() const {

@@ -20,7 +20,9 @@ __all__: list[str] = [
     "Runtime",
     "SplitCall",
     "SplitSpec",
+    "Ticket",
     "UnitSpec",
+    "host_identity",
     "kernels",
     "memory_live_bytes",
     "memory_meter_install",
@@ -64,9 +66,12 @@ class Mode:
       SHARD_GRAD_OP
 
       FULL_SHARD
+
+      HYBRID_SHARD
     """
 
     FULL_SHARD: typing.ClassVar[Mode]
+    HYBRID_SHARD: typing.ClassVar[Mode]
     NO_SHARD: typing.ClassVar[Mode]
     SHARD_GRAD_OP: typing.ClassVar[Mode]
     __members__: typing.ClassVar[dict[str, Mode]]
@@ -98,9 +103,17 @@ class SplitSpec:
 
 class ParamSpec:
     """
-    A parameter's name, its tensor (full, equal on all ranks) and its split
+    A parameter's name, its tensor (full, equal on all ranks), its split, and the dtypes it is computed and its gradient reduced in (None: its own). With full_sizes its value comes later: the runtime makes memory for this rank's part.
     """
-    def __init__(self, name: str, tensor: torch.Tensor, split: SplitSpec | None = None) -> None: ...
+    def __init__(
+        self,
+        name: str,
+        tensor: torch.Tensor,
+        split: SplitSpec | None = None,
+        full_sizes: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] | None = None,
+        compute: torch.dtype | None = None,
+        reduce: torch.dtype | None = None,
+    ) -> None: ...
 
 class UnitSpec:
     """
@@ -147,6 +160,8 @@ class Runtime:
         device: torch.device,
         params: collections.abc.Sequence[ParamSpec],
         units: collections.abc.Sequence[UnitSpec],
+        shard_group: str = "",
+        replicate_group: str = "",
     ) -> None: ...
     def add_call(
         self,
@@ -164,6 +179,10 @@ class Runtime:
         max_norm: typing.SupportsFloat | typing.SupportsIndex,
         norm_type: typing.SupportsFloat | typing.SupportsIndex,
     ) -> torch.Tensor: ...
+    def copied_bytes(self) -> int:
+        """
+        Bytes of NO_SHARD parameters' copies in the dtype they are computed in that exist now
+        """
     def full_shape(self, param: typing.SupportsInt | typing.SupportsIndex) -> list[int]: ...
     def gather_whole(
         self, param: typing.SupportsInt | typing.SupportsIndex, local: torch.Tensor
@@ -193,6 +212,14 @@ class Runtime:
     @property
     def world(self) -> int: ...
 
+class Ticket:
+    """
+    The end of a task on the lane.
+    """
+    def wait(self) -> None: ...
+    @property
+    def done(self) -> bool: ...
+
 class Collectives:
     """
     What the runtime communicates with: see csrc/runtime/collectives.hpp. Each call runs on the group's lane and returns when it is done there.
@@ -206,11 +233,20 @@ class Collectives:
     def reduce_scatter_mean(
         self, outputs: collections.abc.Sequence[torch.Tensor], inputs: collections.abc.Sequence[torch.Tensor]
     ) -> None: ...
+    def submit_all_reduce_mean(self, tensors: collections.abc.Sequence[torch.Tensor]) -> Ticket:
+        """
+        The same without waiting for it.
+        """
     @property
     def link(self) -> str:
         """
         What carries the bytes: 'shared memory', 'sockets' or the backend's name.
         """
+
+def host_identity() -> str:
+    """
+    Machine, boot, network namespace and name of this host: the same for ranks that share it
+    """
 
 def memory_live_bytes() -> int: ...
 def memory_meter_install() -> None: ...

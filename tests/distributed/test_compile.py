@@ -26,7 +26,7 @@ def wrap_each(model: nn.Module, backend: str) -> None:
 def train(me: Member, backend: str, when: str, how: str) -> None:
     torch._dynamo.reset()
     compiled = {"block.compile()": compile_each, "torch.compile(block)": wrap_each}[how]
-    for name in ("FULL_SHARD",):
+    for name in ("NO_SHARD", "FULL_SHARD", "mixture 0", "recomputed"):
 
         def planned(description, name=name):
             every = plans.everything(description, 1)

@@ -189,9 +189,7 @@ def batch_norm(me: Member) -> None:
                 mode,
                 dtype=torch.float32,
                 samples=8,
-                sharding={
-                    "mixed_precision": osdp.MixedPrecision(torch.bfloat16, buffer_dtype=torch.bfloat16)
-                },
+                mixed_precision=osdp.MixedPrecision(torch.bfloat16, buffer_dtype=torch.bfloat16),
             )
             (x,), target = pair.data(0)
             seen = []

@@ -34,7 +34,7 @@ class MixedPair(Pair):
         **options: Any,
     ) -> None:
         options.setdefault("dtype", torch.float32)
-        super().__init__(me, workload, plan, sharding={"mixed_precision": policy}, **options)
+        super().__init__(me, workload, plan, mixed_precision=policy, **options)
         self.policy, self.exact = policy, exact
         self.kept: list[dict[str, torch.Tensor]] = [{} for _ in range(me.world)]
 

@@ -169,6 +169,8 @@ class StreamLane final : public Lane {
     return Ticket(std::move(state));
   }
 
+  void synchronize() override { stream_.synchronize(); }
+
  private:
   c10::Device device_;
   c10::impl::VirtualGuardImpl guard_;

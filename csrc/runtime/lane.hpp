@@ -47,6 +47,10 @@ class Lane {
   // they are.
   virtual Ticket submit(std::string label, Task task) = 0;
 
+  // The host waits until what was submitted has been carried out on the device too; where the lane is a
+  // thread, tickets wait for that.
+  virtual void synchronize() {}
+
   // One lane per process group (by name) and device, shared by every model on it.
   static std::shared_ptr<Lane> of(const std::string& group, c10::Device device);
 

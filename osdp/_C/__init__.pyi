@@ -103,7 +103,7 @@ class SplitSpec:
 
 class ParamSpec:
     """
-    A parameter's name, its tensor (full, equal on all ranks) and its split. With full_sizes its value comes later: the runtime makes memory for this rank's part.
+    A parameter's name, its tensor (full, equal on all ranks) and its split. With full_sizes its value comes later: the runtime makes memory for this rank's part, in the host's memory with offload.
     """
     def __init__(
         self,
@@ -111,6 +111,7 @@ class ParamSpec:
         tensor: torch.Tensor,
         split: SplitSpec | None = None,
         full_sizes: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] | None = None,
+        offload: bool = False,
     ) -> None: ...
 
 class UnitSpec:
@@ -177,6 +178,10 @@ class Runtime:
         max_norm: typing.SupportsFloat | typing.SupportsIndex,
         norm_type: typing.SupportsFloat | typing.SupportsIndex,
     ) -> torch.Tensor: ...
+    def copied_bytes(self) -> int:
+        """
+        Bytes of NO_SHARD parameters' copies in the dtype they are computed in that exist now
+        """
     def full_shape(self, param: typing.SupportsInt | typing.SupportsIndex) -> list[int]: ...
     def gather_whole(
         self, param: typing.SupportsInt | typing.SupportsIndex, local: torch.Tensor

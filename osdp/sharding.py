@@ -226,7 +226,7 @@ def _spec(
     if placing is None:
         return _C.ParamSpec(name, parameter, split)
     shape = list(parameter.shape)
-    return _C.ParamSpec(name, placing.stand_in(name), split, shape, offload)
+    return _C.ParamSpec(name, placing.stand_in(name), split, full_sizes=shape, offload=offload)
 
 
 def _line_and_column(

@@ -20,6 +20,7 @@ __all__: list[str] = [
     "Runtime",
     "SplitCall",
     "SplitSpec",
+    "Ticket",
     "UnitSpec",
     "host_identity",
     "kernels",
@@ -206,6 +207,14 @@ class Runtime:
     @property
     def world(self) -> int: ...
 
+class Ticket:
+    """
+    The end of a task on the lane.
+    """
+    def wait(self) -> None: ...
+    @property
+    def done(self) -> bool: ...
+
 class Collectives:
     """
     What the runtime communicates with: see csrc/runtime/collectives.hpp. Each call runs on the group's lane and returns when it is done there.
@@ -219,6 +228,10 @@ class Collectives:
     def reduce_scatter_mean(
         self, outputs: collections.abc.Sequence[torch.Tensor], inputs: collections.abc.Sequence[torch.Tensor]
     ) -> None: ...
+    def submit_all_reduce_mean(self, tensors: collections.abc.Sequence[torch.Tensor]) -> Ticket:
+        """
+        The same without waiting for it.
+        """
     @property
     def link(self) -> str:
         """

@@ -165,6 +165,7 @@ def fully_shard(
     try:
         params = [_spec(n, p, splits.get(n), placing, offload) for n, p in model.named_parameters()]
         runtime = _C.Runtime(lane, device, params, _units(plan, index, splits), line, column)
+        runtime.prefetch = plan.prefetch
         del params
         if placing is not None:
             placing.fill(runtime, collectives)
@@ -257,14 +258,6 @@ def _usable_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return group
 
 
-def check_supported(plan: Plan) -> None:
-    """Raise ShardingError for what a plan may say and the runtime cannot do yet."""
-    if plan.prefetch != 1:
-        raise ShardingError(
-            f"the plan has prefetch {plan.prefetch}; the runtime gathers 1 unit ahead: search with prefetch=1"
-        )
-
-
 def _check(model: nn.Module, plan: Plan, world_size: int) -> None:
     if not isinstance(plan, Plan):
         raise InvalidProblemError(
@@ -282,7 +275,6 @@ def _check(model: nn.Module, plan: Plan, world_size: int) -> None:
             f"the plan was made for {plan.world_size} ranks, the process group has {world_size}: "
             f"search again with world_size={world_size}"
         )
-    check_supported(plan)
     check_same_model(plan, describe(model))
     devices = {p.device for p in model.parameters() if not p.is_meta}
     if len(devices) > 1:

@@ -234,6 +234,7 @@ void bind_runtime(py::module_& m) {
       .def_property_readonly("summoned", &rt::Runtime::summoned)
       .def_property_readonly("step_seconds", &rt::Runtime::step_seconds,
                              "Seconds between the beginnings of the last training forwards")
+      .def_property("prefetch", &rt::Runtime::prefetch, &rt::Runtime::set_prefetch)
       .def_property("sync", &rt::Runtime::sync, &rt::Runtime::set_sync)
       .def(
           "pieces", [](rt::Runtime& runtime, int64_t param) { return runtime.parameter(param).pieces(); },
@@ -261,7 +262,9 @@ void bind_runtime(py::module_& m) {
 
   py::class_<rt::Ticket>(m, "Ticket", "The end of a task on the lane.")
       .def("wait", &rt::Ticket::wait, Release())
-      .def_property_readonly("done", &rt::Ticket::done);
+      .def_property_readonly("done", &rt::Ticket::done)
+      .def_property_readonly("seconds", &rt::Ticket::seconds,
+                             "How long the task ran; 0 on accelerators, and before it is done.");
   py::class_<LaneCollectives>(
       m, "Collectives",
       "What the runtime communicates with: see csrc/runtime/collectives.hpp. Each call runs on "

@@ -25,6 +25,8 @@ class Ticket {
   void wait() const;
   // Whether that moment has come; also when the task failed.
   bool done() const;
+  // How long the task ran, waiting for other ranks included; 0 on accelerators, and before it is done.
+  double seconds() const;
 
   struct State;
   Ticket() = default;

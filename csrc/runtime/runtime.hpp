@@ -71,6 +71,11 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void finish_backward();
   void abort() noexcept;  // after an exception: everything released, parameters outside, lane quiet
 
+  // How many units of the recorded order are gathered ahead of the one in use: at most 2 + that many
+  // full-size tensors exist at a time. 1 unless set.
+  void set_prefetch(size_t units) { prefetch_ = units; }
+  size_t prefetch() const { return prefetch_; }
+
   void set_sync(bool sync) { sync_ = sync; }
   bool sync() const { return sync_; }
 
@@ -151,6 +156,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::unordered_map<const Parameter*, size_t> index_of_;
   std::unordered_map<int64_t, int64_t> sources_;  // split parameter -> source id
 
+  size_t prefetch_ = 1;
   Order forward_order_;
   Order backward_order_;
   struct Frame {

@@ -154,15 +154,16 @@ void Runtime::use(Unit& unit) {
   const bool stale = !backward_ && unit.running == 0 && unit.epoch != epoch_;
   if (unit.state == Unit::State::Gathering && stale) ready(unit);
   if (unit.state == Unit::State::Sharded || stale) gather(unit);
-  Unit* next = nullptr;
+  std::span<Unit* const> ahead;
   if (backward_)
-    next = backward_order_.advance(&unit);
+    ahead = backward_order_.advance(&unit, prefetch_);
   else if (root_forward_)
-    next = forward_order_.advance(&unit);
-  if (next && next->state == Unit::State::Sharded) {
-    gather(*next);
-    ++statistics_.prefetches;
-  }
+    ahead = forward_order_.advance(&unit, prefetch_);
+  for (Unit* next : ahead)
+    if (next->state == Unit::State::Sharded) {
+      gather(*next);
+      ++statistics_.prefetches;
+    }
   if (unit.state == Unit::State::Gathering) ready(unit);
 }
 

@@ -214,6 +214,11 @@ class Ticket:
     def wait(self) -> None: ...
     @property
     def done(self) -> bool: ...
+    @property
+    def seconds(self) -> float:
+        """
+        How long the task ran; 0 on accelerators, and before it is done.
+        """
 
 class Collectives:
     """

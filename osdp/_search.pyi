@@ -40,6 +40,8 @@ class Tensor:
         row_bytes: typing.SupportsInt | typing.SupportsIndex,
         trainable: bool,
         shardable: bool,
+        compute_row_bytes: typing.SupportsInt | typing.SupportsIndex = 0,
+        reduce_row_bytes: typing.SupportsInt | typing.SupportsIndex = 0,
     ) -> None: ...
 
 class Operator:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,12 +18,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from osdp import _C, ops
 from osdp import offload as offload_module
 from osdp.agreement import agree
+from osdp.compiled import compiled_modules, install_call, outside
 from osdp.errors import InvalidProblemError, PlanMismatchError, ProcessGroupError, ShardingError
 from osdp.lane_group import lane_group, part_of_lane
 from osdp.meta_init import InitFunction
 from osdp.offload import wants_offload
 from osdp.placing import Placing, survey
 from osdp.plan import SPLITS, Plan, check_same_model, validate
+from osdp.precision import MixedPrecision, chosen_precision, install_precision, parameter_dtypes
 from osdp.rank_grid import GroupLike, RankGrid, agreed_grid, model_ranks
 from osdp.state_dict import show_full_state
 from osdp.together import Together
@@ -50,6 +52,9 @@ class Sharded:
         self.grid = grid  # of its HYBRID_SHARD parameters; None where there are none
         self.runtime = runtime
         self._index = {name: i for i, name in enumerate(names)}
+        self.buffer_dtypes: dict[
+            str, torch.dtype
+        ] = {}  # of buffers that mixed precision has cast: what they were
         self.resting_bytes = 0  # live CPU bytes right after sharding, as the meter counts them
         self.local_bytes = 0  # of which parameters and buffers that this rank holds
 
@@ -105,6 +110,7 @@ def fully_shard(
     param_init_fn: InitFunction | None = None,
     initialise: bool = True,
     cpu_offload: object = False,
+    mixed_precision: MixedPrecision | object | None = None,
 ) -> nn.Module:
     """Shard `model` in place as `plan` says, and return it. Collective over `process_group` (default: all ranks).
 
@@ -126,6 +132,9 @@ def fully_shard(
     `device_id`: the device to train on, by default the one that the model is on (from the meta device: the current
     accelerator, if the process group communicates there).
 
+    `mixed_precision`: an osdp.MixedPrecision, or whatever osdp.precision.as_mixed_precision takes; None: what
+    `plan.precision` says. What a rank keeps, and state dicts, stay in the model's dtypes.
+
     Raises, on all ranks and with nothing changed: ProcessGroupError without a usable group, PlanMismatchError when the
     plan is for another model, world size or number of hosts, DisagreementError when ranks hold different things,
     ShardingError when the model is sharded already, or a module on the meta device cannot be initialised.
@@ -139,12 +148,14 @@ def fully_shard(
     together = Together(group)
     error: Exception | None = None
     offload = False
+    policy: MixedPrecision | None = None
     try:
         offload = wants_offload(cpu_offload)
         _check(model, plan, together.world_size)
+        policy = chosen_precision(mixed_precision, plan)
     except Exception as caught:
         error = caught
-    agree(together, model, plan, error)
+    agree(together, model, plan, error, policy)
     grid = agreed_grid(together, plan, grid, ranks_per_host)
     place = survey(together, model, group, device_id, offload, initialise)
     device = place.device
@@ -161,9 +172,10 @@ def fully_shard(
     names = [name for name, _ in model.named_parameters()]
     index = {name: i for i, name in enumerate(names)}
     splits = _splits(plan)
+    dtypes = parameter_dtypes(model, policy)
     line, column = _line_and_column(grid, group, device)
     try:
-        params = [_spec(n, p, splits.get(n), placing, offload) for n, p in model.named_parameters()]
+        params = [_spec(n, p, splits.get(n), placing, dtypes, offload) for n, p in model.named_parameters()]
         runtime = _C.Runtime(lane, device, params, _units(plan, index, splits), line, column)
         runtime.prefetch = plan.prefetch
         del params
@@ -177,7 +189,9 @@ def fully_shard(
         placing.commit()
     sharded = Sharded(plan, names, runtime, group, device, grid)
     _sharded[model] = sharded
-    _install_calls(model, plan, index, runtime)
+    _install_calls(model, plan, index, runtime, dtypes)
+    if policy is not None:
+        sharded.buffer_dtypes = install_precision(model, policy)
     _install_splits(model, plan, index, runtime)
     _install_recomputation(model, plan)
     show_full_state(model, sharded)
@@ -222,12 +236,18 @@ def summon_full_params(model: nn.Module, with_grads: bool = False, writeback: bo
 
 
 def _spec(
-    name: str, parameter: nn.Parameter, split: _C.SplitSpec | None, placing: Placing | None, offload: bool
+    name: str,
+    parameter: nn.Parameter,
+    split: _C.SplitSpec | None,
+    placing: Placing | None,
+    dtypes: Mapping[str, tuple[torch.dtype | None, torch.dtype | None]],
+    offload: bool,
 ) -> _C.ParamSpec:
+    compute, reduce = dtypes.get(name, (None, None))
     if placing is None:
-        return _C.ParamSpec(name, parameter, split)
+        return _C.ParamSpec(name, parameter, split, None, compute, reduce)
     shape = list(parameter.shape)
-    return _C.ParamSpec(name, placing.stand_in(name), split, full_sizes=shape, offload=offload)
+    return _C.ParamSpec(name, placing.stand_in(name), split, shape, compute, reduce, offload)
 
 
 def _line_and_column(
@@ -275,6 +295,7 @@ def _check(model: nn.Module, plan: Plan, world_size: int) -> None:
             f"the plan was made for {plan.world_size} ranks, the process group has {world_size}: "
             f"search again with world_size={world_size}"
         )
+    compiled_modules(model)  # refuses
     check_same_model(plan, describe(model))
     devices = {p.device for p in model.parameters() if not p.is_meta}
     if len(devices) > 1:
@@ -317,21 +338,25 @@ def _units(plan: Plan, index: dict[str, int], splits: dict[str, _C.SplitSpec]) -
     return units
 
 
-def _install_calls(model: nn.Module, plan: Plan, index: dict[str, int], runtime: _C.Runtime) -> None:
+def _install_calls(
+    model: nn.Module, plan: Plan, index: dict[str, int], runtime: _C.Runtime, mixed: Collection[str]
+) -> None:
+    """`mixed`: parameters of other dtypes in a call than between calls."""
+    compiled = compiled_modules(model)
     params_at: dict[str, list[int]] = {"": []}
     for operator in plan.description.operators:
         choice = plan.choices.get(operator.name)
-        if choice is None or choice.mode == "NO_SHARD":
+        if choice is None:
             continue
-        for place in operator.gather_at:
-            params_at.setdefault(place, []).extend(index[p.name] for p in operator.parameters)
+        called = [p.name for p in operator.parameters if choice.mode != "NO_SHARD" or p.name in mixed]
+        places = {outside(place, compiled): None for place in operator.gather_at if called}
+        for place in places:
+            params_at.setdefault(place, []).extend(index[name] for name in called)
     held = [name for name, how in plan.recompute.items() if how == "hold"]
     for name, params in params_at.items():
         hold = any(name == block or name.startswith(f"{block}.") for block in held)
         hook = runtime.add_call(name, params, name == "", hold)
-        module = model.get_submodule(name)
-        module.register_forward_pre_hook(hook.before, prepend=True, with_kwargs=True)
-        module.register_forward_hook(hook.after, with_kwargs=True, always_call=True)
+        install_call(model.get_submodule(name), hook)
 
 
 def _install_splits(model: nn.Module, plan: Plan, index: dict[str, int], runtime: _C.Runtime) -> None:

@@ -22,12 +22,29 @@ void Runtime::enter(const std::vector<Unit*>& units) {
       Parameter& p = slot.owner();
       if (!p.inside()) {
         p.enter(p.split() ? at::Tensor() : slot.full());
-        inside_.push_back(&p);
-        // requires_grad may have been switched on since; the node must expect full gradients.
-        if (!p.accumulator && p.tensor().requires_grad()) install_gradient_hooks(*this, p);
+        went_inside(p);
       }
       if (slot.unsynced.defined() && p.gradient_dropped()) slot.unsynced.reset();
     }
+}
+
+void Runtime::enter(const std::vector<WholeCopy*>& copies, bool fresh) {
+  for (WholeCopy* copy : copies) {
+    if (copy->owner().inside()) continue;
+    copy->enter(fresh);
+    went_inside(copy->owner());
+  }
+}
+
+void Runtime::went_inside(Parameter& p) {
+  inside_.push_back(&p);
+  // requires_grad may have been switched on since; the node must expect full gradients.
+  if (!p.accumulator && p.tensor().requires_grad()) install_gradient_hooks(*this, p);
+}
+
+void Runtime::drop_copies() {
+  for (WholeCopy* copy : copies_)
+    if (!copy->owner().inside()) copy->drop();
 }
 
 void Runtime::leave() {
@@ -59,9 +76,11 @@ void Runtime::open(Call& call) {
   try {
     if (call.root) {
       for (const auto& unit : units_) enter({unit.get()});
+      enter(copies_, true);
     } else {
       enter(call.units);
       enter(call.slices);
+      enter(call.copies, true);
     }
   } catch (...) {  // the call is not on the stack yet: no end of it will put parameters back
     leave();
@@ -77,6 +96,7 @@ void Runtime::close(bool failed) {
   root_forward_ = false;
   await_host_memory();
   leave();
+  if (failed || !grad_forward_) drop_copies();
 }
 
 bool Runtime::wants_inputs(const Call& call) const {

@@ -26,6 +26,22 @@ void check_split(const ParamSpec& spec) {
       " slices, ", s.sharded, " of them sharded");
 }
 
+// Gradients are averaged together where they are averaged alike.
+std::vector<std::vector<Parameter*>> alike_in_precision(const std::vector<Parameter*>& params) {
+  std::vector<std::vector<Parameter*>> groups;
+  for (Parameter* p : params) {
+    const auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& g) {
+      return g[0]->own_dtype() == p->own_dtype() && g[0]->reduce_dtype() == p->reduce_dtype() &&
+             g[0]->mixed() == p->mixed();
+    });
+    if (group == groups.end())
+      groups.push_back({p});
+    else
+      group->push_back(p);
+  }
+  return groups;
+}
+
 }  // namespace
 
 Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec> params,
@@ -95,12 +111,30 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
         place.slot = &unit->slots.back();
       }
     }
-    if (!replicated.empty() && world() > 1) {
-      std::vector<BucketItem*> items = buckets_.add(spec.name, replicated);
+    for (const std::vector<Parameter*>& alike : alike_in_precision(replicated)) {
+      if (world() == 1) break;
+      std::vector<BucketItem*> items = buckets_.add(spec.name, alike);
       for (BucketItem* item : items) place_of(*item->param).bucket = item;
     }
     if (!unit->slots.empty()) units_.push_back(std::move(unit));
   }
+  for (size_t i = 0; i < params_.size(); ++i) {
+    if (!params_[i]->whole() || !params_[i]->mixed()) continue;
+    owned_copies_.push_back(std::make_unique<WholeCopy>(*params_[i]));
+    copies_.push_back(owned_copies_.back().get());
+    places_[i].copy = copies_.back();
+  }
+}
+
+Statistics Runtime::statistics() const {
+  Statistics counted = statistics_;
+  counted.sent_bytes = collectives_->sent_bytes() - sent_before_;
+  return counted;
+}
+
+void Runtime::reset_statistics() {
+  statistics_ = {};
+  sent_before_ = collectives_->sent_bytes();
 }
 
 Runtime::~Runtime() {
@@ -110,12 +144,14 @@ Runtime::~Runtime() {
 void Runtime::install() {
   for (size_t i = 0; i < params_.size(); ++i) {
     Parameter& p = *params_[i];
-    const bool handled = places_[i].unit || places_[i].bucket || p.split();
+    const bool handled = places_[i].unit || places_[i].bucket || places_[i].copy || p.split();
     if (!handled || !p.tensor().requires_grad()) continue;
     // The node takes the shape of what the parameter shows: the full one, except of a split weight.
     if (places_[i].slot) p.enter(places_[i].slot->full());
+    if (places_[i].copy) places_[i].copy->enter(true);
     install_gradient_hooks(*this, p);
     p.leave();
+    if (places_[i].copy) places_[i].copy->drop();
   }
 }
 
@@ -131,6 +167,7 @@ Call* Runtime::add_call(std::string module, const std::vector<int64_t>& params, 
       call->units.push_back(place.unit);
       place.unit->calls.push_back(call.get());
     }
+    if (place.copy) call->copies.push_back(place.copy);
     if (params_[i]->split() && !sources_.contains(i))
       sources_[i] = ops::register_source(std::make_shared<RuntimeSlices>(weak_from_this(), i));
   }

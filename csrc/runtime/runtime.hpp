@@ -22,6 +22,7 @@
 #include "runtime/lane.hpp"
 #include "runtime/order.hpp"
 #include "runtime/phase_range.hpp"
+#include "runtime/precision.hpp"
 #include "runtime/shard_store.hpp"
 #include "runtime/sharing.hpp"
 #include "runtime/spec.hpp"
@@ -36,6 +37,7 @@ struct Statistics {
   int64_t prefetches = 0;
   int64_t reductions = 0;
   int64_t reduced_bytes = 0;
+  int64_t sent_bytes = 0;  // payload that this rank sent round its ring
 };
 
 class Runtime : public std::enable_shared_from_this<Runtime> {
@@ -97,16 +99,21 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Parameter& parameter(int64_t index) { return *params_.at(index); }
   size_t size() const { return params_.size(); }
   size_t gathered_bytes() const;
+  // Whether torch.autocast is on and will keep low-precision copies of parameters for backward.
+  bool autocast_copies() const;
+  size_t copied_bytes() const;  // of NO_SHARD parameters' copies in their compute dtype
   size_t arena_bytes() const { return arena_.reserved_bytes(); }
   // Seconds from one training forward's beginning to the next's: the last kStepsKept of them.
   const std::vector<double>& step_seconds() const { return step_seconds_; }
-  const Statistics& statistics() const { return statistics_; }
-  void reset_statistics() { statistics_ = {}; }
+  // Right between steps; what the lane still sends is not counted yet.
+  Statistics statistics() const;
+  void reset_statistics();
 
  private:
   // Where a parameter's pieces are handled.
   struct Place {
-    Unit* unit = nullptr;  // sharded, not split
+    Unit* unit = nullptr;       // sharded, not split
+    WholeCopy* copy = nullptr;  // whole, under mixed precision
     Slot* slot = nullptr;
     std::vector<Unit*> slices;         // the sharded slices of a split one
     const Sharing* sharing = nullptr;  // the ranks over which it is cut, where it is
@@ -125,8 +132,12 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool all_arrived(Unit& unit);
 
   void enter(const std::vector<Unit*>& units);
+  void enter(const std::vector<WholeCopy*>& copies, bool fresh);
+  void went_inside(Parameter& param);
   void leave();
   void await_host_memory();
+  void drop_copies();
+  void take_whole_gradient(Parameter& param, Place& place, const at::Tensor& made);
   void release_after_forward(Call& call, Unit& unit, bool failed);
   void open(Call& call);
   void close(bool failed);
@@ -151,6 +162,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::vector<std::unique_ptr<Parameter>> params_;
   std::vector<std::unique_ptr<Unit>> units_;  // gathered ones, slices included
   std::vector<std::unique_ptr<Call>> calls_;
+  std::vector<std::unique_ptr<WholeCopy>> owned_copies_;
+  std::vector<WholeCopy*> copies_;  // all of them
 
   std::vector<Place> places_;
   std::unordered_map<const Parameter*, size_t> index_of_;
@@ -177,6 +190,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool summoned_ = false;
   std::vector<at::Tensor> summoned_local_, summoned_grad_;
   Statistics statistics_;
+  int64_t sent_before_ = 0;  // the collectives' count at the last reset
   static constexpr size_t kStepsKept = 1000;
   std::vector<double> step_seconds_;
   std::optional<std::chrono::steady_clock::time_point> last_step_;

@@ -73,6 +73,10 @@ Parameter::Parameter(const ParamSpec& spec, bool sharded, int64_t rank, int64_t 
     : name_(spec.name),
       tensor_(spec.tensor),
       full_sizes_(spec.sizes().vec()),
+      own_(spec.tensor.scalar_type()),
+      compute_(spec.precision.compute.value_or(own_)),
+      reduce_(spec.precision.reduce.value_or(compute_)),
+      mixed_(compute_ != own_ || reduce_ != own_),
       whole_(!sharded),
       device_(spec.tensor.device()),
       away_(spec.offload && spec.full_sizes && sharded && !spec.split) {
@@ -142,8 +146,8 @@ void Parameter::leave() {
 }
 
 void Parameter::show(const at::Tensor& data) {
-  // A switch of device lets go of the gradient's node, on which our hooks are.
-  const bool switches = data.device() != tensor_.device();
+  // A switch of device or dtype lets go of the gradient's node, on which our hooks are.
+  const bool switches = data.device() != tensor_.device() || data.scalar_type() != tensor_.scalar_type();
   tensor_.set_data(data);
   if (switches && accumulator)
     torch::autograd::impl::set_grad_accumulator(tensor_, weak_reference(accumulator));
@@ -173,11 +177,15 @@ Slot::Slot(Parameter& owner, std::string name, std::vector<int64_t> sizes, int64
       local_begin_(local_begin) {
   const at::Tensor& like = owner.tensor();
   const int64_t elements = world * range_.chunk * range_.row_elements;
-  padded_nbytes_ = static_cast<size_t>(elements) * like.element_size();
+  padded_nbytes_ = static_cast<size_t>(elements) * c10::elementSize(owner.compute_dtype());
   // An empty storage of the right nominal size on the right device: no memory is taken.
   c10::Storage storage(c10::Storage::use_byte_size_t(), padded_nbytes_, at::DataPtr(nullptr, owner.device()),
                        /*allocator=*/nullptr, /*resizable=*/false);
-  const auto options = like.options().requires_grad(false).device(owner.device()).pinned_memory(false);
+  const auto options = like.options()
+                           .requires_grad(false)
+                           .device(owner.device())
+                           .pinned_memory(false)
+                           .dtype(owner.compute_dtype());
   std::vector<int64_t> strides(sizes.size(), 1);
   for (size_t d = sizes.size(); d-- > 1;) strides[d - 1] = strides[d] * std::max<int64_t>(sizes[d], 1);
   full_ = at::empty({0}, options).set_(storage, 0, sizes, strides);

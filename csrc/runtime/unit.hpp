@@ -11,6 +11,7 @@
 namespace osdp::runtime {
 
 struct Call;
+class WholeCopy;
 
 // Note [Unit states]
 //   Sharded --gather--> Gathering --ready--> Gathered --release--> Sharded
@@ -67,6 +68,7 @@ struct Call {
   std::string module;
   std::vector<Unit*> units;
   std::vector<Unit*> slices;  // of a split module: asked for by its product, one at a time
+  std::vector<WholeCopy*> copies;
   bool root = false;
   bool hold = false;       // inside a recomputed block whose parameters are held for the backward
   std::vector<char> seen;  // per unit: this call has used it since it was gathered

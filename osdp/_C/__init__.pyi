@@ -178,6 +178,10 @@ class Runtime:
         max_norm: typing.SupportsFloat | typing.SupportsIndex,
         norm_type: typing.SupportsFloat | typing.SupportsIndex,
     ) -> torch.Tensor: ...
+    def copied_bytes(self) -> int:
+        """
+        Bytes of NO_SHARD parameters' copies in the dtype they are computed in that exist now
+        """
     def full_shape(self, param: typing.SupportsInt | typing.SupportsIndex) -> list[int]: ...
     def gather_whole(
         self, param: typing.SupportsInt | typing.SupportsIndex, local: torch.Tensor

@@ -32,8 +32,8 @@ class FullyShardedDataParallel(nn.Module):
     `sharding_strategy`: torch's ShardingStrategy, or its name, in place of a plan: that mode everywhere (_HYBRID_SHARD_ZERO2
     is taken as HYBRID_SHARD, which gathers again for backward: less memory, the same numbers). By default FULL_SHARD, or
     HYBRID_SHARD where `device_mesh` has two dimensions or `process_group` is a pair. `device_mesh`, `ranks_per_host`,
-    `device_id`, `param_init_fn` and `initialise`: see `osdp.fully_shard`. `sync_module_states` changes nothing: rank 0's
-    values always count.
+    `device_id`, `param_init_fn`, `initialise` and `cpu_offload`: see `osdp.fully_shard`. `sync_module_states` changes
+    nothing: rank 0's values always count.
 
     Names of parameters, buffers and state dict entries are the unwrapped module's; other attributes, and indexing, are
     the module's. Raises what `osdp.fully_shard` and `osdp.search` raise.
@@ -56,6 +56,7 @@ class FullyShardedDataParallel(nn.Module):
         param_init_fn: InitFunction | None = None,
         initialise: bool = True,
         sync_module_states: bool = True,
+        cpu_offload: object = False,
         sample: Any = None,
         hardware: Any = None,
         mixed_precision: MixedPrecision | object | None = None,
@@ -86,6 +87,7 @@ class FullyShardedDataParallel(nn.Module):
             "device_id": device_id,
             "param_init_fn": param_init_fn,
             "initialise": initialise,
+            "cpu_offload": cpu_offload,
         }
         del sync_module_states
         if memory is not None:

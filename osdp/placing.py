@@ -34,23 +34,28 @@ def survey(
     group: dist.ProcessGroup,
     device_id: int | str | torch.device | None = None,
     offload: bool = False,
+    initialise: bool = True,
 ) -> Survey:
     """The device that the model trains on: `device_id`; else where its tensors are; from the meta device (and, with
     `offload`, from the host), the current accelerator, if `group` communicates there, else the CPU. Collective.
 
-    Raises DisagreementError where ranks have values on different kinds of devices, or rank 0, whose values count, lacks
-    one that another rank has.
+    Raises DisagreementError where ranks were told different things, have values on different kinds of devices, or rank 0,
+    whose values count, lacks one that another rank has.
     """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     wanted = None if device_id is None else _device(device_id)
     real = {t.device for t in tensors.values() if not t.is_meta}
     missing = sorted(name for name, t in tensors.items() if t.is_meta)
     moves = wanted is not None and real not in (set(), {wanted})
-    answers = together.all((wanted and wanted.type, sorted({d.type for d in real}), missing, moves))
-    for rank, (kind, kinds, lacking, _) in enumerate(answers):
-        if kind != answers[0][0]:
-            raise DisagreementError(f"rank {rank} has device_id {kind}, rank 0 {answers[0][0]}")
-        if kind is None and kinds and answers[0][1] and kinds != answers[0][1]:
+    told = {"device_id": wanted and wanted.type, "cpu_offload": offload, "initialise": initialise}
+    answers = together.all((told, sorted({d.type for d in real}), missing, moves))
+    for rank, (theirs, kinds, lacking, _) in enumerate(answers):
+        for option, value in theirs.items():
+            if value != answers[0][0][option]:
+                raise DisagreementError(
+                    f"rank {rank} was told {option}={value}, rank 0 {option}={answers[0][0][option]}"
+                )
+        if wanted is None and kinds and answers[0][1] and kinds != answers[0][1]:
             raise DisagreementError(
                 f"rank {rank} has the model on {', '.join(kinds)}, rank 0 on {', '.join(answers[0][1])}"
             )

@@ -67,10 +67,10 @@ class SearchJob:
             if not found["feasible"]:
                 return None
             assembly = self._assembly(limit, model)
-            found = best_by_replay(assembly, found)
-            samples = self.ranks * found["batch_size"] * found["accumulation"]
-            fast = samples >= at_least * assembly.step_ps(found) * 1e-12
-            return int(found["peak_bytes"]) if fast else None
+            best = best_by_replay(assembly, found)
+            samples = self.ranks * best["batch_size"] * best["accumulation"]
+            fast = samples >= at_least * assembly.step_ps(best) * 1e-12
+            return int(best["peak_bytes"]) if fast else None
 
         high = peak(limit)
         if high is None:

@@ -72,7 +72,7 @@ def search(
     `granularity`: the numbers of slices to try for split operators, beside 1. `checkpoint`: which
     recomputation to try ("auto": "none", "hold" and "regather", for each block by itself). `modes`: which of
     NO_SHARD, SHARD_GRAD_OP, FULL_SHARD and, where `hosts` (over which the ranks are spread evenly) is more than
-    1, HYBRID_SHARD to try. `prefetch`: units gathered ahead; the runtime does 1. `precision`: "fp32":
+    1, HYBRID_SHARD to try. `prefetch`: units gathered ahead of the one in use. `precision`: "fp32":
     everything has the model's dtypes; "bf16", "fp16", "bf16-reduce-fp32", "fp16-reduce-fp32": parameters are
     gathered and computed with, and gradients averaged, in these; states stay (docs/precision.md).
     `cost="paper"` is the paper's model, and `method="dfs"`, with it, its search. docs/search.md states the

@@ -16,11 +16,13 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from osdp import _C, ops
+from osdp import offload as offload_module
 from osdp.agreement import agree
 from osdp.compiled import compiled_modules, install_call, outside
 from osdp.errors import InvalidProblemError, PlanMismatchError, ProcessGroupError, ShardingError
 from osdp.lane_group import lane_group, part_of_lane
 from osdp.meta_init import InitFunction
+from osdp.offload import wants_offload
 from osdp.placing import Placing, survey
 from osdp.plan import SPLITS, Plan, check_same_model, validate
 from osdp.precision import MixedPrecision, chosen_precision, install_precision, parameter_dtypes
@@ -41,10 +43,12 @@ class Sharded:
         names: Sequence[str],
         runtime: _C.Runtime,
         group: dist.ProcessGroup,
+        device: torch.device,
         grid: RankGrid | None = None,
     ) -> None:
         self.plan = plan
         self.group = group
+        self.device = device  # that computes
         self.grid = grid  # of its HYBRID_SHARD parameters; None where there are none
         self.runtime = runtime
         self._index = {name: i for i, name in enumerate(names)}
@@ -105,6 +109,7 @@ def fully_shard(
     device_id: int | str | torch.device | None = None,
     param_init_fn: InitFunction | None = None,
     initialise: bool = True,
+    cpu_offload: object = False,
     mixed_precision: MixedPrecision | object | None = None,
 ) -> nn.Module:
     """Shard `model` in place as `plan` says, and return it. Collective over `process_group` (default: all ranks).
@@ -122,6 +127,8 @@ def fully_shard(
     by `param_init_fn(module)`, which is called, as in FSDP1, for each module that holds parameters or buffers itself; no
     rank ever has all of it (see osdp/meta_init.py). With `initialise=False` it is left full of NaN for `osdp.load` or
     `load_state_dict`. Where rank 0 has values and others are on the meta device, they receive their rows of them.
+    With `cpu_offload` (True, or what FSDP1 and FSDP2 take) shards, their gradients and so the optimizer's state rest in
+    host memory; what is not sharded, and slices, stay on the device (see osdp/offload.py).
     `device_id`: the device to train on, by default the one that the model is on (from the meta device: the current
     accelerator, if the process group communicates there).
 
@@ -140,17 +147,21 @@ def fully_shard(
     group = _usable_group(given)
     together = Together(group)
     error: Exception | None = None
+    offload = False
     policy: MixedPrecision | None = None
     try:
+        offload = wants_offload(cpu_offload)
         _check(model, plan, together.world_size)
         policy = chosen_precision(mixed_precision, plan)
     except Exception as caught:
         error = caught
     agree(together, model, plan, error, policy)
     grid = agreed_grid(together, plan, grid, ranks_per_host)
-    place = survey(together, model, group, device_id)
+    place = survey(together, model, group, device_id, offload, initialise)
     device = place.device
-    placing = Placing(model, together, device, param_init_fn, initialise) if place.elsewhere else None
+    offload = offload_module.rests_apart(offload, device)
+    apart = place.elsewhere or offload
+    placing = Placing(model, together, device, param_init_fn, initialise) if apart else None
 
     if device.type == "cpu":
         _C.memory_meter_install()
@@ -164,8 +175,9 @@ def fully_shard(
     dtypes = parameter_dtypes(model, policy)
     line, column = _line_and_column(grid, group, device)
     try:
-        params = [_spec(n, p, splits.get(n), placing, dtypes) for n, p in model.named_parameters()]
+        params = [_spec(n, p, splits.get(n), placing, dtypes, offload) for n, p in model.named_parameters()]
         runtime = _C.Runtime(lane, device, params, _units(plan, index, splits), line, column)
+        runtime.prefetch = plan.prefetch
         del params
         if placing is not None:
             placing.fill(runtime, collectives)
@@ -175,7 +187,7 @@ def fully_shard(
         raise
     if placing is not None:
         placing.commit()
-    sharded = Sharded(plan, names, runtime, group, grid)
+    sharded = Sharded(plan, names, runtime, group, device, grid)
     _sharded[model] = sharded
     _install_calls(model, plan, index, runtime, dtypes)
     if policy is not None:
@@ -229,12 +241,13 @@ def _spec(
     split: _C.SplitSpec | None,
     placing: Placing | None,
     dtypes: Mapping[str, tuple[torch.dtype | None, torch.dtype | None]],
+    offload: bool,
 ) -> _C.ParamSpec:
     compute, reduce = dtypes.get(name, (None, None))
     if placing is None:
         return _C.ParamSpec(name, parameter, split, None, compute, reduce)
     shape = list(parameter.shape)
-    return _C.ParamSpec(name, placing.stand_in(name), split, shape, compute, reduce)
+    return _C.ParamSpec(name, placing.stand_in(name), split, shape, compute, reduce, offload)
 
 
 def _line_and_column(
@@ -265,14 +278,6 @@ def _usable_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return group
 
 
-def check_supported(plan: Plan) -> None:
-    """Raise ShardingError for what a plan may say and the runtime cannot do yet."""
-    if plan.prefetch != 1:
-        raise ShardingError(
-            f"the plan has prefetch {plan.prefetch}; the runtime gathers 1 unit ahead: search with prefetch=1"
-        )
-
-
 def _check(model: nn.Module, plan: Plan, world_size: int) -> None:
     if not isinstance(plan, Plan):
         raise InvalidProblemError(
@@ -290,7 +295,6 @@ def _check(model: nn.Module, plan: Plan, world_size: int) -> None:
             f"the plan was made for {plan.world_size} ranks, the process group has {world_size}: "
             f"search again with world_size={world_size}"
         )
-    check_supported(plan)
     compiled_modules(model)  # refuses
     check_same_model(plan, describe(model))
     devices = {p.device for p in model.parameters() if not p.is_meta}

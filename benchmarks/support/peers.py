@@ -55,12 +55,16 @@ def under(plan: osdp.Plan) -> Wrap:
     return lambda model, units: osdp.fully_shard(model, plan)
 
 
-def single_modes(description: osdp.ModelDescription) -> dict[str, Wrap]:
+def uniform_plans(description: osdp.ModelDescription, *, hybrid: bool = False) -> dict[str, osdp.Plan]:
     """OSDP with every operator alike; the description is of the model on a sample, so that slices are known."""
-    modes = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD")
+    modes = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD") + ("HYBRID_SHARD",) * hybrid
     plans = {f"OSDP {mode}": osdp.Plan.uniform(description, mode) for mode in modes}
     plans["OSDP FULL_SHARD in 4 slices"] = osdp.Plan.uniform(description, "FULL_SHARD", granularity=4)
-    return {name: under(plan) for name, plan in plans.items()}
+    return plans
+
+
+def single_modes(description: osdp.ModelDescription) -> dict[str, Wrap]:
+    return {name: under(plan) for name, plan in uniform_plans(description).items()}
 
 
 def local_bytes(model: nn.Module) -> int:

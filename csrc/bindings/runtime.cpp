@@ -199,16 +199,16 @@ void bind_runtime(py::module_& m) {
                             "dtypes it is computed and "
                             "its gradient reduced in (None: its own). With full_sizes its value comes later: "
                             "the runtime makes memory "
-                            "for this rank's part.")
+                            "for this rank's part, in the host's memory with offload.")
       .def(py::init([](std::string name, at::Tensor tensor, std::optional<rt::SplitSpec> split,
                        std::optional<std::vector<int64_t>> full_sizes, std::optional<at::ScalarType> compute,
-                       std::optional<at::ScalarType> reduce) {
-             return rt::ParamSpec{
-                 std::move(name), std::move(tensor), split, std::move(full_sizes), {compute, reduce}};
+                       std::optional<at::ScalarType> reduce, bool offload) {
+             return rt::ParamSpec{std::move(name),       std::move(tensor), split,
+                                  std::move(full_sizes), {compute, reduce}, offload};
            }),
            py::arg("name"), py::arg("tensor"), py::arg("split") = std::nullopt,
            py::arg("full_sizes") = std::nullopt, py::arg("compute") = std::nullopt,
-           py::arg("reduce") = std::nullopt);
+           py::arg("reduce") = std::nullopt, py::arg("offload") = false);
 
   py::class_<rt::UnitSpec>(m, "UnitSpec", "Indices of parameters gathered and reduced together")
       .def(py::init([](std::string name, rt::Mode mode, std::vector<int64_t> params) {
@@ -251,6 +251,7 @@ void bind_runtime(py::module_& m) {
       .def_property_readonly("summoned", &rt::Runtime::summoned)
       .def_property_readonly("step_seconds", &rt::Runtime::step_seconds,
                              "Seconds between the beginnings of the last training forwards")
+      .def_property("prefetch", &rt::Runtime::prefetch, &rt::Runtime::set_prefetch)
       .def_property("sync", &rt::Runtime::sync, &rt::Runtime::set_sync)
       .def(
           "pieces", [](rt::Runtime& runtime, int64_t param) { return runtime.parameter(param).pieces(); },
@@ -280,7 +281,9 @@ void bind_runtime(py::module_& m) {
 
   py::class_<rt::Ticket>(m, "Ticket", "The end of a task on the lane.")
       .def("wait", &rt::Ticket::wait, Release())
-      .def_property_readonly("done", &rt::Ticket::done);
+      .def_property_readonly("done", &rt::Ticket::done)
+      .def_property_readonly("seconds", &rt::Ticket::seconds,
+                             "How long the task ran; 0 on accelerators, and before it is done.");
   py::class_<LaneCollectives>(
       m, "Collectives",
       "What the runtime communicates with: see csrc/runtime/collectives.hpp. Each call runs on "

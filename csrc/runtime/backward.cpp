@@ -159,6 +159,7 @@ void Runtime::finish_backward() {
   for (const Ticket& ticket : reductions_) ticket.wait();
   reductions_.clear();
   buckets_.wait_all();
+  await_host_memory();
   backward_order_.end();
   note_unsynced();
   backward_ = false;
@@ -189,6 +190,7 @@ void Runtime::abort() noexcept {
       unit->task = -1;
       for (Slot& slot : unit->slots) slot.pending.reset();
     }
+    await_host_memory();
     backward_ = false;
     ++backward_count_;
     if (stack_.empty()) {

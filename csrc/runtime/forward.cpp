@@ -53,6 +53,11 @@ void Runtime::leave() {
   if (gathered_bytes() == 0) arena_.trim();
 }
 
+// See Note [Shards in host memory].
+void Runtime::await_host_memory() {
+  if (offloads_) lane_->synchronize();
+}
+
 void Runtime::open(Call& call) {
   TORCH_CHECK(!summoned_, "OSDP: module '", call.module,
               "' was called inside summon_full_params; leave that context before a forward.");
@@ -89,6 +94,7 @@ void Runtime::close(bool failed) {
     if (failed || !unit->keep) release(*unit);
   if (!failed && root_forward_) forward_order_.end();
   root_forward_ = false;
+  await_host_memory();
   leave();
   if (failed || !grad_forward_) drop_copies();
 }

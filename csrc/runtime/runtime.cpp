@@ -54,6 +54,7 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
       lane_(Lane::of(groups.all, device)),
       arena_(device),
       buckets_(lane_, collectives_),
+      device_(device),
       places_(params.size()) {
   std::vector<Mode> modes(params.size(), Mode::NoShard);
   for (const UnitSpec& unit : units)
@@ -72,6 +73,7 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
     const bool sharded = spec.split || (modes[i] != Mode::NoShard && can_shard(spec, sharing.world()));
     params_.push_back(std::make_unique<Parameter>(spec, sharded, sharing.rank(), sharing.world()));
     index_of_[params_.back().get()] = i;
+    offloads_ |= params_.back()->away();
     spec.tensor.reset();
   }
   for (const UnitSpec& spec : units) {

@@ -73,6 +73,11 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void finish_backward();
   void abort() noexcept;  // after an exception: everything released, parameters outside, lane quiet
 
+  // How many units of the recorded order are gathered ahead of the one in use: at most 2 + that many
+  // full-size tensors exist at a time. 1 unless set.
+  void set_prefetch(size_t units) { prefetch_ = units; }
+  size_t prefetch() const { return prefetch_; }
+
   void set_sync(bool sync) { sync_ = sync; }
   bool sync() const { return sync_; }
 
@@ -130,6 +135,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void enter(const std::vector<WholeCopy*>& copies, bool fresh);
   void went_inside(Parameter& param);
   void leave();
+  void await_host_memory();
   void drop_copies();
   void take_whole_gradient(Parameter& param, Place& place, const at::Tensor& made);
   void release_after_forward(Call& call, Unit& unit, bool failed);
@@ -151,6 +157,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::shared_ptr<Lane> lane_;
   Arena arena_;
   Buckets buckets_;
+  at::Device device_;      // that computes
+  bool offloads_ = false;  // some parameter is away from it; see offload.hpp
   std::vector<std::unique_ptr<Parameter>> params_;
   std::vector<std::unique_ptr<Unit>> units_;  // gathered ones, slices included
   std::vector<std::unique_ptr<Call>> calls_;
@@ -161,6 +169,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::unordered_map<const Parameter*, size_t> index_of_;
   std::unordered_map<int64_t, int64_t> sources_;  // split parameter -> source id
 
+  size_t prefetch_ = 1;
   Order forward_order_;
   Order backward_order_;
   struct Frame {

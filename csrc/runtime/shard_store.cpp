@@ -77,7 +77,9 @@ Parameter::Parameter(const ParamSpec& spec, bool sharded, int64_t rank, int64_t 
       compute_(spec.precision.compute.value_or(own_)),
       reduce_(spec.precision.reduce.value_or(compute_)),
       mixed_(compute_ != own_ || reduce_ != own_),
-      whole_(!sharded) {
+      whole_(!sharded),
+      device_(spec.tensor.device()),
+      away_(spec.offload && spec.full_sizes && sharded && !spec.split) {
   if (sharded) split_ = spec.split;
   if (split_) {
     pieces_ = split_pieces(full_sizes_, *split_, rank, world);
@@ -89,12 +91,17 @@ Parameter::Parameter(const ParamSpec& spec, bool sharded, int64_t rank, int64_t 
     pieces_.push_back({offsets, sizes, range.dim, 0, count, !sharded});
   }
   if (spec.full_sizes) {
-    tensor_.set_data(at::empty(local_sizes(), tensor_.variable_data().options()));
+    tensor_.set_data(at::empty(local_sizes(), home_options()));
   } else if (sharded) {
     at::Tensor full = tensor_.variable_data();
     tensor_.set_data(take_local(full));
     tensor_.mutable_grad().reset();
   }
+}
+
+at::TensorOptions Parameter::home_options() const {
+  const auto options = local().options().requires_grad(false);
+  return away_ ? options.device(at::kCPU).pinned_memory(!device_.is_cpu()) : options;
 }
 
 at::Tensor Parameter::local() const { return inside_ ? aside_ : tensor_.variable_data(); }
@@ -139,7 +146,8 @@ void Parameter::leave() {
 }
 
 void Parameter::show(const at::Tensor& data) {
-  const bool switches = data.scalar_type() != tensor_.scalar_type();
+  // A switch of device or dtype lets go of the gradient's node, on which our hooks are.
+  const bool switches = data.device() != tensor_.device() || data.scalar_type() != tensor_.scalar_type();
   tensor_.set_data(data);
   if (switches && accumulator)
     torch::autograd::impl::set_grad_accumulator(tensor_, weak_reference(accumulator));
@@ -171,9 +179,13 @@ Slot::Slot(Parameter& owner, std::string name, std::vector<int64_t> sizes, int64
   const int64_t elements = world * range_.chunk * range_.row_elements;
   padded_nbytes_ = static_cast<size_t>(elements) * c10::elementSize(owner.compute_dtype());
   // An empty storage of the right nominal size on the right device: no memory is taken.
-  c10::Storage storage(c10::Storage::use_byte_size_t(), padded_nbytes_, at::DataPtr(nullptr, like.device()),
+  c10::Storage storage(c10::Storage::use_byte_size_t(), padded_nbytes_, at::DataPtr(nullptr, owner.device()),
                        /*allocator=*/nullptr, /*resizable=*/false);
-  const auto options = like.options().requires_grad(false).dtype(owner.compute_dtype());
+  const auto options = like.options()
+                           .requires_grad(false)
+                           .device(owner.device())
+                           .pinned_memory(false)
+                           .dtype(owner.compute_dtype());
   std::vector<int64_t> strides(sizes.size(), 1);
   for (size_t d = sizes.size(); d-- > 1;) strides[d - 1] = strides[d] * std::max<int64_t>(sizes[d], 1);
   full_ = at::empty({0}, options).set_(storage, 0, sizes, strides);

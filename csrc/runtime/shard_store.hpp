@@ -66,6 +66,9 @@ class Parameter {
   std::vector<int64_t> local_sizes() const;
   bool whole() const { return whole_; }
   bool inside() const { return inside_; }
+  at::Device device() const { return device_; }  // that computes with it
+  bool away() const { return away_; }            // rests in host memory; see Note [Shards in host memory]
+  at::TensorOptions home_options() const;        // of its local tensor
 
   // See Note [Mixed precision]. Mixed: not all three are the same.
   at::ScalarType own_dtype() const { return own_; }
@@ -107,6 +110,8 @@ class Parameter {
   at::ScalarType own_, compute_, reduce_;
   bool mixed_;
   bool whole_;
+  at::Device device_;
+  bool away_;
   bool inside_ = false;
   at::Tensor aside_;       // the local tensor, while inside
   at::Tensor aside_grad_;  // and its gradient

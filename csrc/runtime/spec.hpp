@@ -45,6 +45,7 @@ struct ParamSpec {
   std::optional<SplitSpec> split;
   std::optional<std::vector<int64_t>> full_sizes;
   Precision precision;
+  bool offload = false;  // with full_sizes: what is sharded rests in host memory, see offload.hpp
 
   at::IntArrayRef sizes() const { return full_sizes ? at::IntArrayRef(*full_sizes) : tensor.sizes(); }
 };

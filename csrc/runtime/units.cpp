@@ -3,6 +3,7 @@
 
 #include "runtime/arithmetic.hpp"
 #include "runtime/graph_task.hpp"
+#include "runtime/offload.hpp"
 #include "runtime/precision.hpp"
 #include "runtime/runtime.hpp"
 
@@ -20,6 +21,13 @@ struct Transfer {
 };
 
 int64_t chunk_elements(const Slot& slot) { return slot.range().chunk * slot.range().row_elements; }
+
+// The same, on the device that gathers.
+std::vector<Transfer> brought(const std::vector<Transfer>& transfers) {
+  std::vector<Transfer> here;
+  for (const Transfer& t : transfers) here.push_back({t.slot, brought(t.slot->owner(), t.rows)});
+  return here;
+}
 
 // padded = `flat`, cast, and zeros behind it.
 at::Tensor pad_into(at::Tensor padded, const at::Tensor& flat) {
@@ -157,7 +165,7 @@ void Runtime::gather(Unit& unit) {
                                    for (const Transfer& t : transfers)
                                      if (!t.slot->attached())
                                        t.slot->attach(arena_.allocate(t.slot->bytes()));
-                                   gather_now(*sharing.shard, transfers);
+                                   gather_now(*sharing.shard, brought(transfers));
                                  });
   unit.state = Unit::State::Gathering;
   unit.epoch = epoch_;
@@ -180,15 +188,16 @@ void Runtime::use(Unit& unit) {
   const bool stale = !backward_ && unit.running == 0 && unit.epoch != epoch_;
   if (unit.state == Unit::State::Gathering && stale) ready(unit);
   if (unit.state == Unit::State::Sharded || stale) gather(unit);
-  Unit* next = nullptr;
+  std::span<Unit* const> ahead;
   if (backward_)
-    next = backward_order_.advance(&unit);
+    ahead = backward_order_.advance(&unit, prefetch_);
   else if (root_forward_)
-    next = forward_order_.advance(&unit);
-  if (next && next->state == Unit::State::Sharded) {
-    gather(*next);
-    ++statistics_.prefetches;
-  }
+    ahead = forward_order_.advance(&unit, prefetch_);
+  for (Unit* next : ahead)
+    if (next->state == Unit::State::Sharded) {
+      gather(*next);
+      ++statistics_.prefetches;
+    }
   if (unit.state == Unit::State::Gathering) ready(unit);
 }
 
@@ -257,8 +266,10 @@ void Runtime::reduce(Unit& unit) {
       }
       // Between the first reduction of a backward and leave(), this gradient is touched by the lane
       // alone.
-      add_mean(slot.owner().local_grad(), mean.view(slot.owner().local().sizes()), slot.owner().own_dtype(),
-               headroom);
+      at::Tensor& home = slot.owner().local_grad();
+      at::Tensor gradient = brought(slot.owner(), home);
+      add_mean(gradient, mean.view(slot.owner().local().sizes()), slot.owner().own_dtype(), headroom);
+      send_home(slot.owner(), gradient, home);
     }
   }));
 }

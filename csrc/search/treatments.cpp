@@ -52,7 +52,7 @@ bool no_worse(const Part& a, const Part& b) {
 // Those that no earlier one of the last few is no worse than. `list` is sorted by time.
 template <class T, class NoWorse>
 void drop_dominated(std::vector<T>& list, NoWorse no_worse, Stopwatch& watch) {
-  constexpr size_t kLook = 256;
+  constexpr size_t kLook = 64;
   std::vector<size_t> kept;
   for (size_t n = 0; n < list.size(); ++n) {
     bool out = false;

@@ -103,7 +103,7 @@ class SplitSpec:
 
 class ParamSpec:
     """
-    A parameter's name, its tensor (full, equal on all ranks), its split, and the dtypes it is computed and its gradient reduced in (None: its own). With full_sizes its value comes later: the runtime makes memory for this rank's part.
+    A parameter's name, its tensor (full, equal on all ranks) and its split. With full_sizes its value comes later: the runtime makes memory for this rank's part, in the host's memory with offload.
     """
     def __init__(
         self,
@@ -111,8 +111,7 @@ class ParamSpec:
         tensor: torch.Tensor,
         split: SplitSpec | None = None,
         full_sizes: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] | None = None,
-        compute: torch.dtype | None = None,
-        reduce: torch.dtype | None = None,
+        offload: bool = False,
     ) -> None: ...
 
 class UnitSpec:
@@ -219,6 +218,11 @@ class Ticket:
     def wait(self) -> None: ...
     @property
     def done(self) -> bool: ...
+    @property
+    def seconds(self) -> float:
+        """
+        How long the task ran; 0 on accelerators, and before it is done.
+        """
 
 class Collectives:
     """

@@ -57,7 +57,7 @@ def test_slower_beside_each_other():
     late = plan.simulate(machine(communication_delay=Collective(1e-5, 1e-10)))
     robbed = plan.simulate(machine(stolen_computation=0.5))
     assert late.step_time_s > alone.step_time_s and late.communication_s > alone.communication_s
-    assert robbed.step_time_s > alone.step_time_s
+    assert robbed.step_time_s >= alone.step_time_s and alone.overlap_s > 0
     # Half of each second beside computation is lost to it; that may make more of the communication run beside it.
     assert robbed.compute_s >= alone.compute_s + alone.overlap_s / 2
 

@@ -11,6 +11,8 @@ from support.pair import Pair, naming
 from torch import nn
 from torch._dynamo.utils import counters
 
+import osdp
+
 LOAD = blocks.workload(count=2)
 
 

@@ -71,7 +71,7 @@ def install_call(module: nn.Module, hook: _C.CallHook) -> None:
     module.register_forward_pre_hook(hook.before, prepend=True, with_kwargs=True)
     module.register_forward_hook(hook.after, with_kwargs=True, always_call=True)
     if isinstance(module.forward, types.MethodType):
-        module.forward = module.forward  # type: ignore[method-assign]
+        module.forward = module.forward
 
 
 class _Around:

@@ -113,6 +113,7 @@ def as_mixed_precision(wanted: object) -> MixedPrecision | None:
     if isinstance(wanted, str):
         return named_precision(wanted)
     if hasattr(wanted, "param_dtype") and hasattr(wanted, "reduce_dtype"):
+        kept = getattr(wanted, "_module_classes_to_ignore", None)
         root = getattr(wanted, "cast_root_forward_inputs", False)  # torch's MixedPrecision has both
         return as_mixed_precision(
             MixedPrecision(
@@ -121,8 +122,7 @@ def as_mixed_precision(wanted: object) -> MixedPrecision | None:
                 getattr(wanted, "buffer_dtype", None),
                 bool(root or getattr(wanted, "cast_forward_inputs", True)),
                 getattr(wanted, "output_dtype", None),
-                getattr(wanted, "_module_classes_to_ignore", None)
-                and tuple(wanted._module_classes_to_ignore),
+                None if kept is None else tuple(kept),
             )
         )
     raise InvalidProblemError(
@@ -224,7 +224,7 @@ def _cast_buffers(model: nn.Module, policy: MixedPrecision) -> dict[str, torch.d
             )  # shared buffers stay shared
             module._buffers[key] = cast[id(buffer)][1]
         if own:
-            module.register_state_dict_post_hook(_OwnDtype(own))  # type: ignore[no-untyped-call]
+            module.register_state_dict_post_hook(_OwnDtype(own))
     return were
 
 

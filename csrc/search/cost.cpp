@@ -179,7 +179,8 @@ class Pricer {
   const Space& space_;
   const Recompute recompute_;
   const double steps_;
-  // Parameters as they are gathered; trainable ones as they are kept, and their gradients as they are averaged.
+  // Parameters as they are gathered; trainable ones as they are kept, and their gradients as they are
+  // averaged.
   int64_t compute_bytes_ = 0, trainable_bytes_ = 0, reduce_bytes_ = 0;
 };
 

@@ -6,11 +6,18 @@ import pytest
 import torch
 from harness import Member
 from support import blocks, plans
+from support.mixed import MixedPair
 from support.pair import Pair, naming
 from torch import nn
 from torch._dynamo.utils import counters
 
+import osdp
+
 LOAD = blocks.workload(count=2)
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.125)
 
 
 def compile_each(model: nn.Module, backend: str) -> None:
@@ -23,9 +30,15 @@ def wrap_each(model: nn.Module, backend: str) -> None:
         model.blocks[i] = torch.compile(block, backend=backend)
 
 
+def compile_all(model: nn.Module, backend: str) -> None:
+    model.compile(backend=backend)
+
+
+HOW = {"block.compile()": compile_each, "torch.compile(block)": wrap_each, "model.compile()": compile_all}
+
+
 def train(me: Member, backend: str, when: str, how: str) -> None:
-    torch._dynamo.reset()
-    compiled = {"block.compile()": compile_each, "torch.compile(block)": wrap_each}[how]
+    compiled = HOW[how]
     for name in ("NO_SHARD", "FULL_SHARD", "mixture 0", "recomputed"):
 
         def planned(description, name=name):
@@ -33,17 +46,15 @@ def train(me: Member, backend: str, when: str, how: str) -> None:
             return plans.recomputed(every["FULL_SHARD"], "regather") if name == "recomputed" else every[name]
 
         with naming(name):
+            torch._dynamo.reset()
             counters.clear()
-            models = []
-
-            def prepare(model: nn.Module, models=models) -> None:
-                models.append(model)
-                if when == "before" and len(models) == 2:  # not the reference
-                    compiled(model, backend)
-
-            pair = Pair(me, LOAD, planned, prepare=prepare)
+            # The reference too: a graph of one must not be run on the other.
+            pair = Pair(
+                me, LOAD, planned, prepare=(lambda m: compiled(m, backend)) if when == "before" else None
+            )
             if when == "after":
-                compiled(pair.sharded, backend)
+                for model, _ in pair.both:
+                    compiled(model, backend)
             pair.train(2)
             frames = counters["stats"]["unique_graphs"]
             pair.train(3)
@@ -51,8 +62,47 @@ def train(me: Member, backend: str, when: str, how: str) -> None:
             assert frames > 0, "nothing was compiled"
 
 
-@pytest.mark.parametrize("how", ["block.compile()", "torch.compile(block)"])
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+CASES = [
+    ("eager", "before", "block.compile()"),
+    ("eager", "before", "torch.compile(block)"),
+    ("eager", "after", "block.compile()"),
+    ("eager", "after", "model.compile()"),
+    ("aot_eager", "before", "block.compile()"),
+    ("aot_eager", "after", "block.compile()"),
+]
+
+
+@pytest.mark.parametrize(("backend", "when", "how"), CASES)
 def test_compiled_blocks(ranks, backend, when, how):
     ranks(train, backend, when, how, world=2)
+
+
+def low_precision(me: Member) -> None:
+    """Mixed precision switches dtypes around the graphs, not inside."""
+    torch._dynamo.reset()
+    for mode in ("NO_SHARD", "FULL_SHARD"):
+        with naming(mode):
+            plan = plans.apart(
+                osdp.Plan.uniform(
+                    osdp.describe(LOAD.model(7, torch.float32), *LOAD.data(0, 2, torch.float32)[0]), mode
+                )
+            )
+            pair = MixedPair(me, LOAD, plan, osdp.MixedPrecision(torch.bfloat16), exact=True, optimizer=sgd)
+            compile_each(pair.sharded, "aot_eager")
+            pair.train(3)
+
+
+def test_compiled_blocks_in_low_precision(ranks):
+    ranks(low_precision, world=2)
+
+
+def compiled_as_a_whole(me: Member) -> None:
+    model = LOAD.model(7, torch.float32)
+    model.compile(backend="eager")
+    plan = osdp.Plan.uniform(LOAD.model(7, torch.float32), "FULL_SHARD")
+    with pytest.raises(osdp.ShardingError, match="compile its blocks before fully_shard"):
+        osdp.fully_shard(model, plan, me.group)
+
+
+def test_a_model_compiled_as_a_whole_is_refused(ranks):
+    ranks(compiled_as_a_whole, world=1)

@@ -61,3 +61,18 @@ def test_blocks_that_the_plan_recomputes(ranks, how):
 @pytest.mark.parametrize("how", ["reentrant", "non-reentrant"])
 def test_blocks_that_the_user_recomputes(ranks, how):
     ranks(train_all, "bf16", 1, False, None, checkpointing=how, world=2)
+
+
+def hybrid(me: Member, no_sync: bool) -> None:
+    """Two lines of two ranks: averaged twice, in fp64 close enough to see a factor that is lost."""
+    load = blocks.workload(count=1)
+    description = osdp.describe(load.model(SEED, torch.float32), *load.data(0, 2, torch.float32)[0])
+    plan = plans.apart(osdp.Plan.uniform(description, "HYBRID_SHARD"))
+    for name, tolerance in (("fp64", 2e-6), ("bf16", 2e-2)):
+        with naming(name):
+            options = {"tolerance": tolerance, "optimizer": sgd, "ranks_per_host": 2}
+            MixedPair(me, load, plan, POLICIES[name], False, **options).train(2, 2, no_sync)
+
+
+def test_hybrid_sharding(ranks):
+    ranks(hybrid, True, world=4)

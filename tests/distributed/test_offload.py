@@ -238,3 +238,24 @@ def with_an_accelerator(me: Member) -> None:
 
 def test_which_device_a_model_goes_to(ranks):
     ranks(with_an_accelerator, world=1)
+
+
+def in_low_precision(me: Member) -> None:
+    """What rests at home is in the parameters' own dtype, bit for bit what it is without offloading."""
+    policy = osdp.MixedPrecision(torch.bfloat16, torch.float32)
+    gradients = []
+    for cpu_offload in (False, True):
+        model = blocks.workload(count=1).model(SEED, torch.float32)
+        (tokens,), target = blocks.workload().data(1, 2 * me.world, torch.float32)
+        plan = osdp.Plan.uniform(osdp.describe(model, tokens), "FULL_SHARD")
+        osdp.fully_shard(model, plan, me.group, cpu_offload=cpu_offload, mixed_precision=policy)
+        for _ in range(2):
+            blocks.surprise(model(me.part(tokens)), me.part(target)).backward()
+        gradients.append([p.grad for p in model.parameters()])
+    for kept, home in zip(*gradients, strict=True):
+        assert home.dtype == torch.float32
+        assert torch.equal(kept, home)
+
+
+def test_mixed_precision(ranks):
+    ranks(moving, "in_low_precision", world=2)

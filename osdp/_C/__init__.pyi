@@ -103,7 +103,7 @@ class SplitSpec:
 
 class ParamSpec:
     """
-    A parameter's name, its tensor (full, equal on all ranks) and its split. With full_sizes its value comes later: the runtime makes memory for this rank's part, in the host's memory with offload.
+    A parameter's name, its tensor (full, equal on all ranks), its split, and the dtypes it is computed and its gradient reduced in (None: its own). With full_sizes its value comes later: the runtime makes memory for this rank's part, in the host's memory with offload.
     """
     def __init__(
         self,
@@ -111,6 +111,8 @@ class ParamSpec:
         tensor: torch.Tensor,
         split: SplitSpec | None = None,
         full_sizes: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] | None = None,
+        compute: torch.dtype | None = None,
+        reduce: torch.dtype | None = None,
         offload: bool = False,
     ) -> None: ...
 
@@ -199,6 +201,10 @@ class Runtime:
         self, param: typing.SupportsInt | typing.SupportsIndex, full: torch.Tensor
     ) -> torch.Tensor: ...
     def unsummon(self, writeback: bool) -> None: ...
+    @property
+    def prefetch(self) -> int: ...
+    @prefetch.setter
+    def prefetch(self, arg1: typing.SupportsInt | typing.SupportsIndex) -> None: ...
     @property
     def rank(self) -> int: ...
     @property

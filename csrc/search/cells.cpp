@@ -4,6 +4,14 @@
 
 namespace osdp::search {
 
+// Note [Cells]
+// One batch size and largest transient is solved exactly in one of two ways. Where rows were broken one after
+// another, as a sequence (sequence.hpp), at the prices of Note [All phases] and at multiples of them: plans
+// are looked for up to some distance above the bound; where there are none, the bound rises by that much, and
+// the cell waits for its turn like any region, to look further then. Else it is cut around its relaxation's
+// recomputation (scheduler.cpp) until a leaf is left (leaf.hpp). So it is, too, where a sequence's lists grow
+// too long.
+
 bool Scheduler::make_cell(const Waiting& w, const std::vector<double>& prices) {
   Series series(model_, request_, kinds_, w.lo, kinds_.transients[w.lean]);
   if (!series.possible()) return false;
@@ -13,26 +21,35 @@ bool Scheduler::make_cell(const Waiting& w, const std::vector<double>& prices) {
     for (double& p : others.back()) p *= scale;
   }
   cells_.erase(key_of(w));
-  cells_.emplace(key_of(w), Cell{Sequence(std::move(series), prices, others)});
+  cells_.emplace(key_of(w), Cell{Sequence(std::move(series), prices, others), prices});
   return true;
 }
 
 // False where this region is not searched so.
 bool Scheduler::go_on_in_cell(Waiting w) {
   constexpr size_t kLongest = 100000;
+  constexpr double kWider = 1.5;
   const auto at = cells_.find(key_of(w));
   if (at == cells_.end()) return false;
   Cell& cell = at->second;
   int64_t most = cutoff(w) - 1;
   const double target = cell.sequence.bound_ps() * (1 + cell.allowance);
   if (target < static_cast<double>(most)) most = static_cast<int64_t>(target);
-  cell.allowance *= 1.5;
+  cell.allowance *= kWider;
   const SequenceFound found = cell.sequence.look(most, kLongest, watch_);
   best_.leaves++;
   best_.nodes += found.nodes;
   if (!found.complete) {
+    const std::vector<double> prices = std::move(cell.prices);
     cells_.erase(at);
+    if (!watch_.stopped()) {
+      const int64_t transient = kinds_.transients[w.lean];
+      const Chooser chooser(model_, request_, kinds_, w.lo, transient, false);
+      shake(w, chooser, prices, request_.limit_bytes - request_.reserve_bytes(transient));
+    }
+    const bool added = !watch_.stopped() && add_rows(prices);
     waiting_.push(std::move(w));
+    if (added) gather();
     return true;
   }
   if (found.found) {

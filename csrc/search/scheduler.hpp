@@ -29,10 +29,11 @@ struct Waiting {
   }
 };
 
-// One batch and transient that is searched as a sequence.
+// One batch and transient that is searched as a sequence. Note [Cells] in cells.cpp.
 struct Cell {
   Sequence sequence;
-  double allowance = 4e-3;  // of its bound: how far above it plans are looked for next
+  std::vector<double> prices;  // of all phases
+  double allowance = 4e-3;     // of its bound: how far above it plans are looked for next
 };
 using CellKey = std::array<int64_t, 3>;  // batch, accumulation, transient
 inline CellKey key_of(const Waiting& w) {

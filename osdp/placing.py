@@ -81,8 +81,11 @@ def _accelerator(group: dist.ProcessGroup) -> torch.device:
 
 def _device(given: int | str | torch.device) -> torch.device:
     """With its index, where it has one."""
-    if isinstance(given, int) and not torch.accelerator.is_available():
-        raise InvalidProblemError(f"device_id is {given}, and there is no accelerator here")
+    if isinstance(given, int):
+        kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        if kind is None:
+            raise InvalidProblemError(f"device_id is {given}, and there is no accelerator here")
+        return torch.device(kind.type, given)
     device = torch.device(given)
     if device.type == "meta":
         raise InvalidProblemError("device_id is the meta device, where nothing can train")
@@ -117,6 +120,7 @@ class Placing:
             )
         self.stand_ins: dict[int, nn.Parameter] = {}
         self.values: dict[int, Tensor] = {}  # real parameters' data, until it is placed
+        self.gradients: dict[int, Tensor | None] = {}
         self.new_buffers: dict[int, Tensor] = {}
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -130,7 +134,7 @@ class Placing:
             stand_in = nn.Parameter(empty, requires_grad=parameter.requires_grad)
             stand_in.__dict__.update(parameter.__dict__)
         else:
-            self.values[id(parameter)] = parameter.data
+            self.values[id(parameter)], self.gradients[id(parameter)] = parameter.data, parameter.grad
             parameter.data, parameter.grad = empty, None
             stand_in = parameter
         self.stand_ins[id(parameter)] = stand_in
@@ -167,6 +171,7 @@ class Placing:
 
     def commit(self) -> None:
         """The model holds what was placed. Parameters from the meta device are new objects; ties stay."""
+        self.gradients.clear()
         for module in self.model.modules():
             for key, parameter in list(module._parameters.items()):
                 if parameter is not None and parameter.is_meta:
@@ -180,6 +185,7 @@ class Placing:
         for parameter in self.parameters.values():
             if id(parameter) in self.values:
                 parameter.data = self.values[id(parameter)]
+                parameter.grad = self.gradients[id(parameter)]
 
     def _made(self, turn: Turn, collectives: _C.Collectives, filled: set[int]) -> dict[int, Tensor]:
         made: dict[int, Tensor] = {}

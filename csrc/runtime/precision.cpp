@@ -14,8 +14,7 @@ namespace osdp::runtime {
 
 // It copies what is fp32; under mixed precision little or nothing is.
 bool Runtime::autocast_copies() const {
-  if (params_.empty() || !at::autocast::is_autocast_enabled(params_[0]->tensor().device().type()))
-    return false;
+  if (params_.empty() || !at::autocast::is_autocast_enabled(device_.type())) return false;
   for (const auto& p : params_)
     if (!p->mixed() && p->own_dtype() == at::kFloat) return true;
   return false;

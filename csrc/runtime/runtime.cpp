@@ -128,13 +128,19 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
 
 Statistics Runtime::statistics() const {
   Statistics counted = statistics_;
-  counted.sent_bytes = collectives_->sent_bytes() - sent_before_;
+  counted.sent_bytes = sent_bytes() - sent_before_;
   return counted;
 }
 
 void Runtime::reset_statistics() {
   statistics_ = {};
-  sent_before_ = collectives_->sent_bytes();
+  sent_before_ = sent_bytes();
+}
+
+int64_t Runtime::sent_bytes() const {
+  int64_t sum = collectives_->sent_bytes();
+  if (hybrid_.replicate) sum += hybrid_.shard->sent_bytes() + hybrid_.replicate->sent_bytes();
+  return sum;
 }
 
 Runtime::~Runtime() {

@@ -190,7 +190,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool summoned_ = false;
   std::vector<at::Tensor> summoned_local_, summoned_grad_;
   Statistics statistics_;
-  int64_t sent_before_ = 0;  // the collectives' count at the last reset
+  int64_t sent_bytes() const;  // of all its collectives, since they were made
+  int64_t sent_before_ = 0;    // the same at the last reset
   static constexpr size_t kStepsKept = 1000;
   std::vector<double> step_seconds_;
   std::optional<std::chrono::steady_clock::time_point> last_step_;

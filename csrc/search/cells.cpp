@@ -26,7 +26,7 @@ bool Scheduler::go_on_in_cell(Waiting w) {
   int64_t most = cutoff(w) - 1;
   const double target = cell.sequence.bound_ps() * (1 + cell.allowance);
   if (target < static_cast<double>(most)) most = static_cast<int64_t>(target);
-  cell.allowance *= 2;
+  cell.allowance *= 1.5;
   const SequenceFound found = cell.sequence.look(most, kLongest, watch_);
   best_.leaves++;
   best_.nodes += found.nodes;

@@ -32,7 +32,7 @@ struct Waiting {
 // One batch and transient that is searched as a sequence.
 struct Cell {
   Sequence sequence;
-  double allowance = 8e-4;  // of its bound: how far above it plans are looked for next
+  double allowance = 4e-3;  // of its bound: how far above it plans are looked for next
 };
 using CellKey = std::array<int64_t, 3>;  // batch, accumulation, transient
 inline CellKey key_of(const Waiting& w) {

@@ -143,18 +143,19 @@ class Builder {
     if (unit.operators.empty() || request_.device.ranks == 1) return;
     const PlainPlan::Choice& choice = plan_.choices[unit.operators.front()];
     if (choice.granularity > 1) return add_slices(unit);
-    int64_t all = 0, trained = 0, kept = 0, whole = 0;
+    int64_t all = 0, sent = 0, made = 0, kept = 0;
     for (int i : unit.operators) {
-      int64_t of_operator = 0;
+      StepOperator& o = step_.operators[i];
+      int64_t gradients = 0;  // as they are made, or as they are sent: whichever needs more
       for (const Tensor& t : model_.operators[i].tensors) {
         all += t.compute_bytes();
-        if (t.trainable) trained += t.reduce_bytes(), of_operator += t.compute_bytes();
+        if (t.trainable) sent += t.reduce_bytes(), gradients += std::max(t.compute_bytes(), t.reduce_bytes());
       }
-      const StepOperator& o = step_.operators[i];
-      kept += kept_gradients_[i], whole += o.whole_gradient_bytes;
-      if (o.whole_gradient_bytes == 0) step_.operators[i].full_gradient_bytes = of_operator;
+      kept += kept_gradients_[i];
+      if (o.whole_gradient_bytes == 0) o.full_gradient_bytes = gradients;
+      made += o.full_gradient_bytes;
     }
-    if (choice.mode == Mode::NoShard) return add_bucket(unit.name, unit.operators, trained);
+    if (choice.mode == Mode::NoShard) return add_bucket(unit.name, unit.operators, sent);
     StepUnit& u = step_.units.emplace_back();
     u.name = unit.name;
     u.members = unit.operators;
@@ -162,9 +163,9 @@ class Builder {
     u.repeats = unit.repeats;
     u.keeps = choice.mode == Mode::ShardGradOp;
     u.gather = links_.gather(all, choice.mode);
-    u.reduce = links_.reduce(trained, choice.mode);
+    u.reduce = links_.reduce(sent, choice.mode);
     u.full_bytes = all;
-    u.gradient_bytes = std::max<int64_t>(0, trained - whole);
+    u.gradient_bytes = made;
     u.kept_gradient_bytes = kept;
   }
 
@@ -191,7 +192,8 @@ class Builder {
       u.slice = true;
       u.gather = links_.gather(slice, choice.mode);
       u.full_bytes = slice;
-      if (weight.trainable) u.reduce = links_.reduce(sent, choice.mode), u.gradient_bytes = sent;
+      if (weight.trainable)
+        u.reduce = links_.reduce(sent, choice.mode), u.gradient_bytes = std::max(slice, sent);
       u.kept_gradient_bytes = kept_gradients_[i] / choice.sharded_slices;
     }
     int64_t others = 0;

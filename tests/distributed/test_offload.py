@@ -15,7 +15,9 @@ from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, OffloadPolicy
 
 import osdp
 from osdp import offload
+from osdp.placing import survey
 from osdp.sharding import runtime_of
+from osdp.together import Together
 
 
 def hybrid_too(description: osdp.ModelDescription) -> osdp.Plan:
@@ -205,3 +207,55 @@ def on_a_gpu(me: Member) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_shards_rest_in_pinned_memory(ranks):
     ranks(on_a_gpu, world=2)
+
+
+def where_models_go(me: Member) -> None:
+    """The device that is chosen where an accelerator is there, told without touching one."""
+    meta, host = nn.Linear(4, 4, device="meta"), nn.Linear(4, 4)
+    gpu, together = torch.device("cuda", 1), Together(me.group)
+    wanted = {
+        "from the meta device to the accelerator": (survey(together, meta, me.group), gpu, True),
+        "a model on the host stays": (survey(together, host, me.group), offload.HOST, False),
+        "unless it is offloaded": (survey(together, host, me.group, offload=True), gpu, True),
+        "or sent elsewhere": (survey(together, host, me.group, "cuda:0"), torch.device("cuda", 0), True),
+        "or kept": (survey(together, host, me.group, "cpu", offload=True), offload.HOST, False),
+        "the current one of a kind": (survey(together, meta, me.group, "cuda"), gpu, True),
+        "by number": (survey(together, meta, me.group, 0), torch.device("cuda", 0), True),
+    }
+    for what, (found, device, elsewhere) in wanted.items():
+        assert (found.device, found.elsewhere) == (device, elsewhere), what
+    with pytest.raises(osdp.InvalidProblemError, match="meta device"):
+        survey(together, host, me.group, "meta")
+
+
+def with_an_accelerator(me: Member) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.accelerator, "is_available", lambda: True)
+        patch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+        patch.setattr(torch.accelerator, "current_device_index", lambda: 1)
+        where_models_go(me)
+
+
+def test_which_device_a_model_goes_to(ranks):
+    ranks(with_an_accelerator, world=1)
+
+
+def in_low_precision(me: Member) -> None:
+    """What rests at home is in the parameters' own dtype, bit for bit what it is without offloading."""
+    policy = osdp.MixedPrecision(torch.bfloat16, torch.float32)
+    gradients = []
+    for cpu_offload in (False, True):
+        model = blocks.workload(count=1).model(SEED, torch.float32)
+        (tokens,), target = blocks.workload().data(1, 2 * me.world, torch.float32)
+        plan = osdp.Plan.uniform(osdp.describe(model, tokens), "FULL_SHARD")
+        osdp.fully_shard(model, plan, me.group, cpu_offload=cpu_offload, mixed_precision=policy)
+        for _ in range(2):
+            blocks.surprise(model(me.part(tokens)), me.part(target)).backward()
+        gradients.append([p.grad for p in model.parameters()])
+    for kept, home in zip(*gradients, strict=True):
+        assert home.dtype == torch.float32
+        assert torch.equal(kept, home)
+
+
+def test_mixed_precision(ranks):
+    ranks(moving, "in_low_precision", world=2)

@@ -63,7 +63,9 @@ def test_slower_beside_each_other():
 
 
 @pytest.mark.parametrize("memory", ["17MiB", "20MiB", "40MiB", "80MiB"])
-@pytest.mark.parametrize("changes", [{}, {"checkpoint": False, "granularity": 1}, {"global_batch_size": 64}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"checkpoint": False, "granularity": 1}, {"global_batch_size": 64}, {"precision": "bf16"}]
+)
 def test_the_curve_stays_below_the_certified_peak(memory, changes):
     try:
         plan = osdp.search(gpt(4, 256), memory=memory, **HERE, **changes)

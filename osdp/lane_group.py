@@ -10,6 +10,7 @@ the name from the number of groups that this rank happens to have. So the backen
 from __future__ import annotations
 
 import itertools
+from datetime import timedelta
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,6 +18,7 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore, _register_process_group
 from torch.distributed.distributed_c10d import _get_default_store
 
+from osdp import _C
 from osdp.errors import ProcessGroupError
 from osdp.together import Together
 
@@ -27,8 +29,14 @@ _count = itertools.count()
 def lane_group(group: dist.ProcessGroup, device: torch.device) -> str:
     """The name, for c10d's registry, of the group beside `group`. Made at the first call, which is collective."""
     if group not in _groups:
-        _groups[group] = _make(group, device)
+        made = _groups[group] = _make(group, device)
+        _C.start_heartbeat(made.group_name, device, _timeout(group, device).total_seconds())
     return _groups[group].group_name
+
+
+def _timeout(group: dist.ProcessGroup, device: torch.device) -> timedelta:
+    timeout: timedelta = group._get_backend(device).options._timeout
+    return timeout
 
 
 def _make(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
@@ -41,7 +49,8 @@ def _make(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
     caller = group._get_backend(device)
     made = dist.ProcessGroup(store, together.rank, together.world_size)
     if kind == dist.Backend.GLOO:
-        backend = dist.ProcessGroupGloo(store, together.rank, together.world_size, caller.options._timeout)
+        timeout = _timeout(group, device) + timedelta(seconds=_C.HEARTBEAT_MARGIN_S)
+        backend = dist.ProcessGroupGloo(store, together.rank, together.world_size, timeout)
         made._register_backend(device, dist.ProcessGroup.BackendType.GLOO, backend)
     elif kind == dist.Backend.NCCL:
         options = dist.ProcessGroupNCCL.Options()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from osdp import _C, ops
+from osdp import _C, errors, ops
 from osdp.agreement import agree
 from osdp.errors import InvalidProblemError, PlanMismatchError, ProcessGroupError, ShardingError
 from osdp.lane_group import lane_group
@@ -23,7 +24,23 @@ from osdp.state_dict import show_full_state
 from osdp.together import Together
 from osdp.tracing import describe
 
-atexit.register(_C.shutdown)
+_C.set_error_types(
+    [
+        errors.ShardingError,
+        errors.RankError,
+        errors.OrderError,
+        errors.ReplicaError,
+        errors.OutOfMemoryError,
+        errors.GradientError,
+    ]
+)
+
+
+@atexit.register
+def _end() -> None:
+    """Ends the threads of the runtime; where an exception ends the process, the other ranks are told which."""
+    last = getattr(sys, "last_value", None)
+    _C.shutdown("" if last is None else f"{type(last).__name__}: {last}")
 
 
 class Sharded:

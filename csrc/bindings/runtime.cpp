@@ -5,6 +5,7 @@
 
 #include <unordered_set>
 
+#include "runtime/heartbeat.hpp"
 #include "runtime/memory_meter.hpp"
 #include "runtime/runtime.hpp"
 
@@ -93,20 +94,29 @@ struct CallHook {
     Tensors outputs;
     outputs.visit(output);
     const bool failed = output.is_none() && PyErr_Occurred() == nullptr && call_failed();
+    if (failed) runtime->note_exception(exception_text());
     py::gil_scoped_release no_gil;
     runtime->end_call(*call, outputs.found, failed);
   }
 
  private:
   // Inside an `except` block of nn.Module's call the exception is the one being handled.
-  static bool call_failed() {
+  static py::object exception() {
     PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
     PyErr_GetExcInfo(&type, &value, &traceback);
-    const bool failed = value != nullptr && value != Py_None;
     Py_XDECREF(type);
-    Py_XDECREF(value);
     Py_XDECREF(traceback);
-    return failed;
+    return value ? py::reinterpret_steal<py::object>(value) : py::none();
+  }
+  static bool call_failed() { return !exception().is_none(); }
+  static std::string exception_text() {
+    const py::object error = exception();
+    std::string text = Py_TYPE(error.ptr())->tp_name;
+    try {
+      text += ": " + std::string(py::str(error));
+    } catch (const py::error_already_set&) {  // its __str__ raises: the name must do
+    }
+    return text;
   }
 };
 
@@ -255,7 +265,18 @@ void bind_runtime(py::module_& m) {
       .def("all_reduce_mean", &LaneCollectives::all_reduce_mean, py::arg("tensors"), Release())
       .def("broadcast", &LaneCollectives::broadcast, py::arg("tensors"), Release());
 
-  m.def("shutdown", &rt::Lane::shutdown, Release(), "Ends the communication threads.");
+  m.def("start_heartbeat", &rt::start_heartbeat, py::arg("group"), py::arg("device"), py::arg("timeout_s"),
+        Release(), "Finds out which rank died, hangs or goes another way; see csrc/runtime/heartbeat.hpp.");
+  m.attr("HEARTBEAT_MARGIN_S") = rt::Heartbeat::kMargin_s;
+  m.def(
+      "shutdown",
+      [](const std::string& last_words) {
+        rt::Heartbeat::shutdown(last_words);
+        rt::Lane::shutdown();
+      },
+      py::arg("last_words") = "", Release(),
+      "Ends the communication threads. `last_words`: the exception that ends this process, for the other "
+      "ranks.");
   m.def("memory_meter_install", &rt::memory_meter_install);
   m.def("memory_meter_installed", &rt::memory_meter_installed);
   m.def("memory_live_bytes", &rt::memory_live_bytes);

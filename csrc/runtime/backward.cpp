@@ -29,6 +29,7 @@ void Runtime::begin_backward() {
 void Runtime::begin_call_backward(const Call& call, Invocation* invocation) {
   NoInference no_inference;
   begin_backward();
+  lane_->watch().at(call.in_backward);
   const bool reads = invocation && std::exchange(invocation->backward, backward_count_) != backward_count_;
   for (Unit* unit : call.units) {
     unit->in_backward = true;
@@ -137,6 +138,7 @@ void Runtime::finish_backward() {
   note_unsynced();
   backward_ = false;
   ++backward_count_;
+  tell_place();
   if (stack_.empty()) leave();
 }
 
@@ -161,7 +163,9 @@ void Runtime::abort() noexcept {
     }
     backward_ = false;
     ++backward_count_;
+    tell_place();
     if (stack_.empty()) leave();
+    tell_raised();
   } catch (const std::exception& e) {
     TORCH_WARN("OSDP: the model could not be put back after an exception: ", e.what());
   }

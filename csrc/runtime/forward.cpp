@@ -2,6 +2,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "runtime/graph_task.hpp"
 #include "runtime/hooks.hpp"
@@ -71,7 +72,17 @@ void Runtime::close(bool failed) {
   if (!failed && root_forward_) forward_order_.end();
   root_forward_ = false;
   leave();
+  if (failed) tell_raised();
 }
+
+void Runtime::tell_place() {
+  const std::string* place = nullptr;
+  if (!stack_.empty())
+    place = backward_ ? stack_.back().call->in_recomputation : stack_.back().call->in_forward;
+  lane_->watch().at(place);
+}
+
+void Runtime::tell_raised() { lane_->watch().raised(std::exchange(exception_text_, "")); }
 
 bool Runtime::wants_inputs(const Call& call) const {
   return at::GradMode::is_enabled() &&
@@ -89,6 +100,7 @@ void Runtime::begin_call(Call& call, const std::vector<at::Tensor>& inputs) {
       open(call);
   }
   stack_.push_back({&call, inputs.empty() ? nullptr : std::make_shared<Invocation>()});
+  tell_place();
   for (Unit* unit : call.units) {
     use(*unit);
     ++unit->running;
@@ -134,6 +146,7 @@ void Runtime::end_call(Call& call, const std::vector<at::Tensor>& outputs, bool 
       --unit->running;
       release_after_forward(call, *unit, failed);
     }
+  if (!backward_) tell_place();
   if (stack_.empty() && !backward_) close(failed);
 }
 

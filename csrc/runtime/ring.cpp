@@ -6,6 +6,7 @@
 #include <deque>
 
 #include "runtime/arithmetic.hpp"
+#include "runtime/link.hpp"
 
 namespace osdp::runtime {
 namespace {
@@ -54,31 +55,32 @@ void Ring::run(const Course& course) {
   const int64_t total = course.steps * course.segments;
   struct Arriving {
     at::Tensor into;
-    c10::intrusive_ptr<c10d::Work> work;
+    Link::Message message;
   };
+  Link link(*backend_);
   std::deque<Arriving> arriving;
-  Works sends;
+  std::vector<Link::Message> sends;
   int64_t asked = 0, sent = 0;
   const auto at_message = [&](int64_t i) { return std::pair(i / course.segments, i % course.segments); };
   for (int64_t done = 0; done < total; ++done) {
     for (; asked < total && asked < done + course.window; ++asked) {
       const auto [t, s] = at_message(asked);
-      Tensors one{course.to_receive(t, s)};
-      auto work = one[0].defined() ? backend_->recv(one, before, 0) : nullptr;
-      arriving.push_back({one[0], std::move(work)});
+      const at::Tensor into = course.to_receive(t, s);
+      arriving.push_back({into, into.defined() ? link.receive(into, before) : Link::Message()});
     }
     for (; sent < total && sent < done + course.segments; ++sent) {
       const auto [t, s] = at_message(sent);
-      if (Tensors one{course.to_send(t, s)}; one[0].defined()) sends.push_back(backend_->send(one, next, 0));
+      if (const at::Tensor part = course.to_send(t, s); part.defined())
+        sends.push_back(link.send(part, next));
     }
     Arriving first = std::move(arriving.front());
     arriving.pop_front();
-    if (!first.work) continue;
-    first.work->wait();
+    if (!first.into.defined()) continue;
+    link.wait(first.message);
     const auto [t, s] = at_message(done);
     if (course.received) course.received(t, s, first.into);
   }
-  for (const auto& send : sends) send->wait();
+  for (const Link::Message& send : sends) link.wait(send);
 }
 
 void Ring::spread(const Segments& segments) {
@@ -120,17 +122,18 @@ void Ring::reduce_scatter(const Tensors& outputs, const Tensors& inputs) {
 void Ring::all_reduce_small(const at::Tensor& tensor) {
   const int64_t n = tensor.numel();
   at::Tensor all = at::empty({world() * n}, tensor.options());
-  Works works;
+  Link link(*backend_);
+  std::vector<Link::Message> messages;
   for (int64_t r = 0; r < world(); ++r) {
-    Tensors theirs{all.narrow(0, r * n, n)}, ours{tensor};
+    const at::Tensor theirs = all.narrow(0, r * n, n);
     if (r == rank()) {
-      theirs[0].copy_(tensor);
+      theirs.copy_(tensor);
       continue;
     }
-    works.push_back(backend_->recv(theirs, static_cast<int>(r), 0));
-    works.push_back(backend_->send(ours, static_cast<int>(r), 0));
+    messages.push_back(link.receive(theirs, static_cast<int>(r)));
+    messages.push_back(link.send(tensor, static_cast<int>(r)));
   }
-  for (const auto& work : works) work->wait();
+  for (const Link::Message& message : messages) link.wait(message);
   at::Tensor(tensor).copy_(all.narrow(0, 0, n));
   for (int64_t r = 1; r < world(); ++r) add_into(tensor, all.narrow(0, r * n, n));
   scale_by(tensor, 1.0 / static_cast<double>(world()));

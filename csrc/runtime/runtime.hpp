@@ -59,6 +59,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool wants_inputs(const Call& call) const;
   void begin_call(Call& call, const std::vector<at::Tensor>& inputs);
   void end_call(Call& call, const std::vector<at::Tensor>& outputs, bool failed);
+  // The exception, in words, that ends the calls under way or the backward.
+  void note_exception(std::string text) { exception_text_ = std::move(text); }
 
   // --- backward (backward.cpp)
   void begin_backward();
@@ -116,6 +118,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void add_pending(Slot& slot, at::Tensor gradient);
   bool all_arrived(Unit& unit);
 
+  void tell_place();  // to the watch: the innermost call under way
+  void tell_raised();
   void enter(const std::vector<Unit*>& units);
   void leave();
   void release_after_forward(Call& call, Unit& unit, bool failed);
@@ -153,6 +157,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool backward_ = false;
   int64_t backward_count_ = 0;
   bool sync_ = true;
+  std::string exception_text_;
   bool summoned_ = false;
   std::vector<at::Tensor> summoned_local_, summoned_grad_;
   Statistics statistics_;

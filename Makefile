@@ -76,6 +76,23 @@ fuzz:  ## the JSON reader under libFuzzer for 60 s, where clang is installed
 	build/fuzz/json -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -timeout=10 -dict=tests/fuzz/json.dict -artifact_prefix=build/fuzz/ \
 	  build/fuzz/corpus tests/fuzz/corpus 2>build/fuzz/log || { tail -n 40 build/fuzz/log; exit 1; }; tail -n 1 build/fuzz/log
 
+# Kept outside of the clone: several GB that every clone can use. Another machine's torch: CUDA_TORCH='torch==2.11.*'.
+CUDA_ENV ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/osdp/cuda-env
+CUDA_TORCH ?= torch>=2.11,<2.16
+.PHONY: cuda-check
+cuda-check:  ## compile, link and load everything against a CUDA torch (kept in ~/.cache/osdp), where nvcc is installed
+	@command -v nvcc >/dev/null || { echo "== no nvcc: the CUDA build is left out"; exit 0; }; \
+	mkdir -p "$(CUDA_ENV)" build; exec 9>"$(CUDA_ENV).lock"; flock 9; \
+	if ! "$(CUDA_ENV)/bin/python" -c 'import torch, sys; sys.exit(not torch.version.cuda)' 2>/dev/null; then \
+	  echo "== installing a CUDA build of torch into $(CUDA_ENV) (several GB, once)"; \
+	  $(PYTHON) -m venv --clear "$(CUDA_ENV)"; \
+	  "$(CUDA_ENV)/bin/python" -m pip install --quiet --disable-pip-version-check '$(CUDA_TORCH)' numpy ninja 'cmake>=3.25'; fi; \
+	export PATH="$(CUDA_ENV)/bin:$$PATH"; \
+	echo "== CUDA build: $$(nvcc --version | grep -oE 'release [0-9.]+'), $$(python -c 'import torch; print("torch", torch.__version__)') (build/cuda)"; \
+	{ cmake -S . -B build/cuda -G Ninja -DPython_EXECUTABLE="$(CUDA_ENV)/bin/python" -DOSDP_CUDA=ON -DCMAKE_BUILD_TYPE=Release \
+	  && ninja -C build/cuda -j$(JOBS) _C _search; } >build/cuda.log 2>&1 || { tail -n 60 build/cuda.log; exit 1; }; \
+	python tools/load_extension.py build/cuda
+
 .PHONY: test-python
 test-python: build  ## the Python tests: one process, then several ranks
 	@echo "== Python tests"

@@ -24,13 +24,13 @@ function(osdp_module name)
 endfunction()
 
 if(EXISTS ${CMAKE_SOURCE_DIR}/csrc/bindings/search.cpp)
-  osdp_module(_search csrc/bindings/search.cpp csrc/bindings/json.cpp)
+  osdp_module(_search csrc/bindings/search.cpp csrc/bindings/json.cpp csrc/bindings/simulate.cpp)
   target_link_libraries(_search PRIVATE osdp_search osdp_json)
 endif()
 
 file(GLOB CORE_SOURCES CONFIGURE_DEPENDS csrc/kernels/*.cpp csrc/ops/*.cpp csrc/runtime/*.cpp)
 file(GLOB CORE_BINDINGS CONFIGURE_DEPENDS csrc/bindings/*.cpp)
-list(FILTER CORE_BINDINGS EXCLUDE REGEX "bindings/(search|json).cpp$")
+list(FILTER CORE_BINDINGS EXCLUDE REGEX "bindings/(search|json|simulate).cpp$")
 if(CORE_BINDINGS)
   osdp_module(_C ${CORE_SOURCES} ${CORE_BINDINGS})
   # torch's headers take most of a file's compile time: parsed once for several files.

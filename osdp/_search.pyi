@@ -28,6 +28,7 @@ __all__: list[str] = [
     "proven_lower_bound",
     "read_json",
     "schedule",
+    "simulate",
     "solve",
     "solve_table",
 ]
@@ -39,6 +40,8 @@ class Tensor:
         row_bytes: typing.SupportsInt | typing.SupportsIndex,
         trainable: bool,
         shardable: bool,
+        compute_row_bytes: typing.SupportsInt | typing.SupportsIndex = 0,
+        reduce_row_bytes: typing.SupportsInt | typing.SupportsIndex = 0,
     ) -> None: ...
 
 class Operator:
@@ -261,6 +264,34 @@ def read_json(text: bytes, limits: JsonLimits) -> typing.Any:
 
 def schedule(
     model: Model, request: Request, time_limit_s: typing.SupportsFloat | typing.SupportsIndex
+) -> dict: ...
+def simulate(
+    model: Model,
+    request: Request,
+    batch: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
+    choices: collections.abc.Sequence[
+        tuple[
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+        ]
+    ],
+    blocks: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    units: collections.abc.Sequence[
+        tuple[
+            str,
+            collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+            collections.abc.Sequence[
+                tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]
+            ],
+            typing.SupportsInt | typing.SupportsIndex,
+        ]
+    ],
+    prefetch: typing.SupportsInt | typing.SupportsIndex,
+    delay: tuple[typing.SupportsFloat | typing.SupportsIndex, typing.SupportsFloat | typing.SupportsIndex],
+    stolen_permille: typing.SupportsInt | typing.SupportsIndex,
+    timeline: bool,
 ) -> dict: ...
 def solve(
     options: collections.abc.Sequence[

@@ -59,7 +59,6 @@ def _tensor_facts(tensor: torch.Tensor) -> dict[str, Any]:
     return {
         "shape": list(tensor.shape),
         "dtype": str(tensor.dtype).removeprefix("torch."),
-        "device": tensor.device.type,
         "requires_grad": tensor.requires_grad,
     }
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from osdp import _search
+from osdp.choice import MODES, RECOMPUTE
 from osdp.description import ModelDescription, Operator, Parameter
 from osdp.errors import InvalidProblemError
 from osdp.hardware import Collective, Hardware
-from osdp.plan import MODES, RECOMPUTE
 from osdp.units import BUCKET_BYTES
 
 # State that the optimizer keeps, in units of the parameters' bytes.

@@ -74,7 +74,7 @@ class RankError(OSDPError):
 
 
 class OutOfMemoryError(OSDPError):
-    """No memory to gather parameters or to reduce gradients into; the message says what was asked and what the plan predicted."""
+    """No memory to gather parameters into; the message says what was asked for and what the plan predicted."""
 
 
 class GradientError(OSDPError):

@@ -49,7 +49,8 @@ def frontier(plan: Plan, points: int = 32, limits: Sequence[int | float | str] |
     `limits`: the memory limits to look at (limits that nothing fits are left out). By default `points` of them,
     evenly in the logarithm, from the smallest limit under which a plan exists to the smallest under which the
     throughput is the best that any limit gives (at most 8 times the plan's own limit and what all devices of
-    this kind hold). Each point is a whole search, so its plan is `osdp.search(..., memory=limit)`.
+    this kind hold). Each point is a whole search: its plan is `osdp.search(..., memory=limit)`, or that of a smaller
+    limit where its played step is faster.
 
     Raises PlanMismatchError for a plan that was not searched.
 
@@ -68,12 +69,18 @@ def frontier(plan: Plan, points: int = 32, limits: Sequence[int | float | str] |
         n = max(2, points)
         wanted = sorted({round(least * (most / least) ** (i / (n - 1))) for i in range(n)} | {least, most})
     found = []
+    best: Plan | None = None
     for limit in wanted:
         try:
             p = search_again(plan, limit)
         except InfeasibleError:
             continue
         assert p.predicted is not None
+        # What fits a smaller limit fits this one; played, it may be faster than what the objective prefers here.
+        if best is not None and best.predicted and best.predicted.throughput >= p.predicted.throughput:
+            p = best
+            assert p.predicted is not None
+        best = p
         found.append(
             FrontierPoint(
                 limit,

@@ -6,12 +6,16 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from osdp import sharding
-from osdp.errors import InvalidProblemError
-from osdp.plan import Plan
+from osdp.errors import InvalidProblemError, ProcessGroupError
+from osdp.meta_init import InitFunction
+from osdp.plan import MODES, Plan
+from osdp.rank_grid import GroupLike, RankGrid, given_or_found, model_ranks
 from osdp.together import Together
 
 
@@ -21,6 +25,12 @@ class FullyShardedDataParallel(nn.Module):
     With neither `plan` nor `memory` everything is FULL_SHARD, as FSDP does. With `plan` that plan is obeyed. With
     `memory` ("8GiB", bytes) and `sample` (a tuple or dict of example inputs) rank 0 searches for the fastest plan that
     fits, and all obey it.
+
+    `sharding_strategy`: torch's ShardingStrategy, or its name, in place of a plan: that mode everywhere (_HYBRID_SHARD_ZERO2
+    is taken as HYBRID_SHARD, which gathers again for backward: less memory, the same numbers). By default FULL_SHARD, or
+    HYBRID_SHARD where `device_mesh` has two dimensions or `process_group` is a pair. `device_mesh`, `ranks_per_host`,
+    `device_id`, `param_init_fn` and `initialise`: see `osdp.fully_shard`. `sync_module_states` changes nothing: rank 0's
+    values always count.
 
     Names of parameters, buffers and state dict entries are the unwrapped module's; other attributes, and indexing, are
     the module's. Raises what `osdp.fully_shard` and `osdp.search` raise.
@@ -32,10 +42,17 @@ class FullyShardedDataParallel(nn.Module):
     def __init__(
         self,
         module: nn.Module,
-        process_group: dist.ProcessGroup | None = None,
+        process_group: GroupLike | None = None,
         plan: Plan | None = None,
         memory: int | float | str | None = None,
         *,
+        sharding_strategy: Any = None,
+        device_mesh: DeviceMesh | None = None,
+        ranks_per_host: int | None = None,
+        device_id: int | str | torch.device | None = None,
+        param_init_fn: InitFunction | None = None,
+        initialise: bool = True,
+        sync_module_states: bool = True,
         sample: Any = None,
         hardware: Any = None,
         **search_options: Any,
@@ -50,9 +67,23 @@ class FullyShardedDataParallel(nn.Module):
             raise InvalidProblemError(
                 "give plan= or memory=, not both: a plan was made for its own memory limit"
             )
+        if sharding_strategy is not None and (plan is not None or memory is not None):
+            raise InvalidProblemError(
+                "sharding_strategy= is one mode for everything; with plan= or memory= the plan says the modes"
+            )
+        on: dict[str, Any] = {"device_mesh": device_mesh, "ranks_per_host": ranks_per_host}
+        start: dict[str, Any] = {
+            "device_id": device_id,
+            "param_init_fn": param_init_fn,
+            "initialise": initialise,
+        }
+        del sync_module_states
         if memory is not None:
-            plan = _searched(module, process_group, memory, sample, hardware, search_options)
-        sharding.fully_shard(module, plan or Plan.uniform(module, "FULL_SHARD"), process_group)
+            plan = _searched(module, process_group, on, memory, sample, hardware, search_options)
+        if plan is None:
+            given = device_mesh if device_mesh is not None else process_group
+            plan = Plan.uniform(module, _mode(sharding_strategy, given))
+        sharding.fully_shard(module, plan, process_group, **on, **start)
         self.module = module
 
     @property
@@ -82,9 +113,11 @@ class FullyShardedDataParallel(nn.Module):
         """See `osdp.no_sync`."""
         return sharding.no_sync(self.module)
 
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> Tensor:
         """See `osdp.clip_grad_norm_`."""
-        return sharding.clip_grad_norm_(self.module, max_norm, norm_type)
+        return sharding.clip_grad_norm_(self.module, max_norm, norm_type, error_if_nonfinite)
 
     def summon_full_params(
         self, with_grads: bool = False, writeback: bool = True
@@ -125,9 +158,28 @@ class FullyShardedDataParallel(nn.Module):
         return self.module[key]  # type: ignore[index]
 
 
+def _mode(strategy: Any, given: GroupLike | None) -> str:
+    if strategy is None:
+        lines = isinstance(given, tuple) or (isinstance(given, DeviceMesh) and given.ndim == 2)
+        return "HYBRID_SHARD" if lines else "FULL_SHARD"
+    name = str(getattr(strategy, "name", strategy)).removeprefix("_").removesuffix("_ZERO2")
+    if name not in MODES:
+        raise InvalidProblemError(f"sharding_strategy is {strategy!r}; it is one of {', '.join(MODES)}")
+    return name
+
+
+def _hosts(together: Together, grid: RankGrid | None, ranks_per_host: int | None) -> int:
+    """Over how many hosts the ranks are spread evenly; 1 where they are not, which rules HYBRID_SHARD out."""
+    try:
+        return len(given_or_found(together, grid, ranks_per_host).lines)
+    except ProcessGroupError:
+        return 1
+
+
 def _searched(
     module: nn.Module,
-    process_group: dist.ProcessGroup | None,
+    process_group: GroupLike | None,
+    on: dict[str, Any],
     memory: int | float | str,
     sample: Any,
     hardware: Any,
@@ -140,13 +192,21 @@ def _searched(
         raise InvalidProblemError(
             "memory= needs sample=, a tuple or dict of example inputs: the search measures them"
         )
-    together = Together(process_group)
+    group, grid = model_ranks(process_group, on["device_mesh"])
+    together = Together(group)
+    hosts = options.pop("hosts", None) or _hosts(together, grid, on["ranks_per_host"])
 
     def found() -> str:
         if together.rank != 0:
             return ""
         plan = search(
-            module, sample, memory=memory, world_size=together.world_size, hardware=hardware, **options
+            module,
+            sample,
+            memory=memory,
+            world_size=together.world_size,
+            hosts=hosts,
+            hardware=hardware,
+            **options,
         )
         return plan.dumps()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from osdp import _C
 from osdp.clock import synchronize
+from osdp.fitting import fit
 from osdp.hardware import Collective
 from osdp.lane_group import lane_group
 
@@ -32,8 +33,7 @@ def measure_collectives(
     if world == 1:
         nothing = Collective(0.0, 0.0)
         return nothing, nothing, nothing
-    assert group is not None or dist.group.WORLD is not None
-    ours = _C.Collectives(lane_group(group or dist.group.WORLD, device), device)  # type: ignore[arg-type]
+    ours = lane_collectives(device, group)
     jobs: list[tuple[int, Callable[[], object]]] = []
     for size in SIZES:
         part = torch.zeros(max(1, size // 4 // world), device=device)
@@ -69,79 +69,10 @@ def measure_collectives(
     return costs[0], costs[1], costs[2]
 
 
-def measure_contention(
-    device: torch.device, group: dist.ProcessGroup | None, world: int, seconds: float
-) -> float:
-    """How much longer a second of communication makes a computation that it runs beside, at least 1.0.
-
-    (both at once - computation alone) / communication alone, of all-reduces beside matrix products that take
-    about as long. More than 1 where the two want the same cores or the same memory. Less than 1, where
-    computation hides communication, is not believed: how much is hidden depends on the plan. Collective; about
-    `seconds` long, medians over rounds, the mean over ranks.
-    """
-    if world == 1:
-        return 1.0
-    whole = torch.zeros(2**18, device=device)  # 1 MiB
-    matrix = torch.randn(256, 256, device=device)
-
-    def compute(times: int) -> None:
-        for _ in range(times):
-            torch.mm(matrix, matrix)
-
-    def communicate() -> list[dist.Work | None]:
-        return [dist.all_reduce(whole, group=group, async_op=True) for _ in range(4)]
-
-    def timed(products: int, collectives: bool) -> float:
-        dist.barrier(group)
-        synchronize(device)
-        begin = time.perf_counter()
-        works = communicate() if collectives else []
-        compute(products)
-        for work in works:
-            if work is not None:
-                work.wait()
-        synchronize(device)
-        return time.perf_counter() - begin
-
-    timed(1, True)
-    alone = torch.tensor([timed(64, False) / 64, timed(0, True)], device=device)
-    dist.all_reduce(alone, group=group)  # all ranks do the same
-    product, communication = (alone / world).tolist()
-    products = min(max(1, round(communication / max(product, 1e-7))), 4096)
-    count = torch.tensor([seconds / max(1e-6, 4 * communication)], device=device)
-    dist.all_reduce(count, group=group)
-    rounds = min(max(int(count.item() / world), 5), 40)
-    table = [(timed(products, False), timed(0, True), timed(products, True)) for _ in range(rounds)]
-    only_computing, only_communicating, both = (statistics.median(x) for x in zip(*table, strict=True))
-    factor = torch.tensor([(both - only_computing) / max(only_communicating, 1e-9)], device=device)
-    dist.all_reduce(factor, group=group)
-    return min(max(1.0, factor.item() / world), 10.0)
-
-
-def fit(sizes: Sequence[float], times: Sequence[float]) -> Collective:
-    """alpha and beta, not negative, with `time = alpha + size * beta`; relative errors count, so that small
-    ones do.
-
-    Weighted least squares over the two unknowns; where the best of all has a negative one, it is the best
-    with that one zero.
-    """
-    weights = [1 / max(t, 1e-9) ** 2 for t in times]
-    total = sum(weights)
-    x = sum(w * s for w, s in zip(weights, sizes, strict=True)) / total
-    y = sum(w * t for w, t in zip(weights, times, strict=True)) / total
-    spread = sum(w * (s - x) ** 2 for w, s in zip(weights, sizes, strict=True))
-    beta = (
-        sum(w * (s - x) * (t - y) for w, s, t in zip(weights, sizes, times, strict=True)) / spread
-        if spread
-        else 0.0
-    )
-    alpha = y - beta * x
-    if alpha < 0:
-        squares = sum(w * s * s for w, s in zip(weights, sizes, strict=True))
-        return Collective(
-            0.0, sum(w * s * t for w, s, t in zip(weights, sizes, times, strict=True)) / squares
-        )
-    return Collective(alpha, beta) if beta >= 0 else Collective(y, 0.0)
+def lane_collectives(device: torch.device, group: dist.ProcessGroup | None) -> _C.Collectives:
+    """The collectives of `group` (None: the default one) as the runtime does them."""
+    assert group is not None or dist.group.WORLD is not None
+    return _C.Collectives(lane_group(group or dist.group.WORLD, device), device)  # type: ignore[arg-type]
 
 
 def measure_flops(device: torch.device, seconds: float) -> float:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from osdp.choice import MODES, Choice
 from osdp.costing import SPLIT_CODES, compute_s
 from osdp.description import ModelDescription, Operator
 from osdp.hardware import Hardware
-from osdp.plan import MODES, Choice, OperatorPrediction, Prediction
+from osdp.prediction import OperatorPrediction, Prediction
 from osdp.sizes import format_bytes
 
 PS = 1e-12
@@ -56,12 +57,15 @@ def predict(
     found: Mapping[str, Any],
     candidates: Sequence[Sequence[Mapping[str, Any]]],
     *,
+    played: Mapping[str, Any] | None,
     world_size: int,
     peak_bytes: int,
     recompute: Mapping[str, str],
     price_ps_per_byte: float,
 ) -> Prediction:
-    """The prediction of what `_search.schedule` found. `candidates`: by operator, empty without parameters."""
+    """The prediction of what `_search.schedule` found. `candidates`: by operator, empty without parameters; `played`:
+    its step, played (None: times are the objective's, one after the other).
+    """
     batch, times = found["batch_size"], found["accumulation"]
     operators = {}
     communication = compute = optimizer = 0.0
@@ -91,6 +95,11 @@ def predict(
             reason=reasons[key],
         )
     step = found["step_ps"] * PS
+    if played is not None:
+        step, both = played["step_ps"] * PS, played["both_ps"] * PS
+        compute = played["only_computing_ps"] * PS + both
+        communication = played["only_communicating_ps"] * PS + both
+        optimizer = played["optimizer_ps"] * PS
     return Prediction(
         step_time_s=step,
         throughput=world_size * batch * times / step if step > 0 else 1e300,

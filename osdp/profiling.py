@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from osdp.contention import measure_contention
 from osdp.description import ModelDescription, Operator
 from osdp.errors import ProfileError
 from osdp.gamma import Gamma, measure_gamma
@@ -22,7 +23,6 @@ from osdp.hardware import Hardware
 from osdp.measuring import (
     device_memory,
     measure_collectives,
-    measure_contention,
     measure_flops,
     measure_optimizer,
 )
@@ -102,9 +102,11 @@ def _profile(
             f"ranks 0 and {other} profile different things: device, kind of model, and operators are "
             f"{kinds[0][:200]} and {kinds[other][:200]}"
         )
+    hosts = ranks.all(socket.gethostname())
     try:
-        costs = measure_collectives(device, ranks.group, ranks.world_size, seconds * 0.3)
-        exposed = measure_contention(device, ranks.group, ranks.world_size, seconds * 0.05)
+        costs = measure_collectives(device, ranks.group, ranks.world_size, seconds * 0.2)
+        on_host = max(hosts.count(h) for h in hosts)
+        contention = measure_contention(device, ranks.group, ranks.world_size, on_host, seconds * 0.15)
     except Exception as error:  # every rank's collectives fail when one's do
         raise ProfileError(
             f"a collective failed while it was measured: {type(error).__name__}: {error}"
@@ -129,7 +131,6 @@ def _profile(
     elif description is not None:
         forward = {o.name: o.flops_per_sample * rates["seconds_per_flop"] for o in description.operators}
         gamma = Gamma({n: (1 + _BACKWARD) * t for n, t in forward.items()}, {}, forward)
-    hosts = ranks.all(socket.gethostname())
     backend = dist.get_backend(ranks.group) if ranks.world_size > 1 else "no collectives"
     mine_text = Hardware(
         name=f"{ranks.world_size} x {_device_name(device)}",
@@ -143,7 +144,9 @@ def _profile(
         all_reduce=costs[2],
         flops_per_s=1 / rates["seconds_per_flop"],
         optimizer_s_per_byte=rates["optimizer"],
-        exposed_communication=exposed,
+        exposed_communication=contention.exposed,
+        communication_delay=contention.delay,
+        stolen_computation=contention.stolen,
         gamma_s=gamma.per_sample_s,
         gamma_fixed_s=gamma.fixed_s,
         recompute_s=gamma.forward_s,

@@ -25,3 +25,4 @@ class Searched:
     at_least: float | None = None  # samples/s over all ranks that objective="memory" had to reach
     method: str = "exact"
     time_limit_s: float | None = None
+    replay: float = 0.01  # share that a plan chosen by replay may be worse than the best by the objective

@@ -14,12 +14,16 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from osdp import _C, errors, ops
 from osdp.agreement import agree
 from osdp.errors import InvalidProblemError, PlanMismatchError, ProcessGroupError, ShardingError
-from osdp.lane_group import lane_group
+from osdp.lane_group import lane_group, part_of_lane
+from osdp.meta_init import InitFunction
+from osdp.placing import Placing, survey
 from osdp.plan import SPLITS, Plan, check_same_model, validate
+from osdp.rank_grid import GroupLike, RankGrid, agreed_grid, model_ranks
 from osdp.state_dict import show_full_state
 from osdp.together import Together
 from osdp.tracing import describe
@@ -47,10 +51,16 @@ class Sharded:
     """What is known of a sharded model: its plan, and the C++ runtime by parameter names. See `runtime_of`."""
 
     def __init__(
-        self, plan: Plan, names: Sequence[str], runtime: _C.Runtime, group: dist.ProcessGroup
+        self,
+        plan: Plan,
+        names: Sequence[str],
+        runtime: _C.Runtime,
+        group: dist.ProcessGroup,
+        grid: RankGrid | None = None,
     ) -> None:
         self.plan = plan
         self.group = group
+        self.grid = grid  # of its HYBRID_SHARD parameters; None where there are none
         self.runtime = runtime
         self._index = {name: i for i, name in enumerate(names)}
         self.resting_bytes = 0  # live CPU bytes right after sharding, as the meter counts them
@@ -97,21 +107,45 @@ def runtime_of(model: nn.Module) -> Sharded:
     return found
 
 
-def fully_shard(model: nn.Module, plan: Plan, process_group: dist.ProcessGroup | None = None) -> nn.Module:
+def fully_shard(
+    model: nn.Module,
+    plan: Plan,
+    process_group: GroupLike | None = None,
+    *,
+    device_mesh: DeviceMesh | None = None,
+    ranks_per_host: int | None = None,
+    device_id: int | str | torch.device | None = None,
+    param_init_fn: InitFunction | None = None,
+    initialise: bool = True,
+) -> nn.Module:
     """Shard `model` in place as `plan` says, and return it. Collective over `process_group` (default: all ranks).
 
     Class, names and parameter objects stay; outside of forward and backward a sharded parameter is this rank's rows, so
     optimizers are made afterwards, as usual. Rank 0's parameters and buffers count. Blocks in `plan.recompute` are
     recomputed in backward. `state_dict()` and `load_state_dict()` keep speaking of full tensors (collective).
 
+    HYBRID_SHARD parameters are sharded inside a line of ranks, and each line holds a copy: `device_mesh` (2-D, replicate x
+    shard) or `process_group=(shard group, replicate group)` says which ranks make a line; else it is the ranks of a host,
+    which are `ranks_per_host` consecutive ones, or those that find the same host name (see osdp/rank_grid.py). The other
+    modes shard over all ranks of mesh or groups. A 1-D mesh is its process group.
+
+    A model built under `torch.device("meta")` is initialised here, a few modules at a time, by their `reset_parameters` or
+    by `param_init_fn(module)`, which is called, as in FSDP1, for each module that holds parameters or buffers itself; no
+    rank ever has all of it (see osdp/meta_init.py). With `initialise=False` it is left full of NaN for `osdp.load` or
+    `load_state_dict`. Where rank 0 has values and others are on the meta device, they receive their rows of them.
+    `device_id`: the device to train on, by default the one that the model is on (from the meta device: the current
+    accelerator, if the process group communicates there).
+
     Raises, on all ranks and with nothing changed: ProcessGroupError without a usable group, PlanMismatchError when the
-    plan is for another model or world size, DisagreementError when ranks hold different things, ShardingError when the
-    model is sharded already or lies on the meta device.
+    plan is for another model, world size or number of hosts, DisagreementError when ranks hold different things,
+    ShardingError when the model is sharded already, or a module on the meta device cannot be initialised.
 
     >>> model = osdp.fully_shard(model, osdp.search(model, (tokens,), memory="8GiB", world_size=2))
     >>> optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     """
-    group = _usable_group(process_group)
+    _need_process_group()
+    given, grid = model_ranks(process_group, device_mesh)
+    group = _usable_group(given)
     together = Together(group)
     error: Exception | None = None
     try:
@@ -119,19 +153,36 @@ def fully_shard(model: nn.Module, plan: Plan, process_group: dist.ProcessGroup |
     except Exception as caught:
         error = caught
     agree(together, model, plan, error)
+    grid = agreed_grid(together, plan, grid, ranks_per_host)
+    place = survey(together, model, group, device_id)
+    device = place.device
+    placing = Placing(model, together, device, param_init_fn, initialise) if place.elsewhere else None
 
-    device = _device(model)
     if device.type == "cpu":
         _C.memory_meter_install()
     lane = lane_group(group, device)
-    _C.Collectives(lane, device).broadcast(_states(model))
-    names, tensors = zip(*model.named_parameters(), strict=True) if _has_parameters(model) else ((), ())
+    collectives = _C.Collectives(lane, device)
+    if placing is None:
+        collectives.broadcast(_states(model))
+    names = [name for name, _ in model.named_parameters()]
     index = {name: i for i, name in enumerate(names)}
     splits = _splits(plan)
-    params = [_C.ParamSpec(n, t, splits.get(n)) for n, t in zip(names, tensors, strict=True)]
-    runtime = _C.Runtime(lane, device, params, _units(plan, index, splits))
-    del params
-    sharded = Sharded(plan, names, runtime, group)
+    line, column = _line_and_column(grid, group, device)
+    try:
+        params = [_spec(n, p, splits.get(n), placing) for n, p in model.named_parameters()]
+        runtime = _C.Runtime(lane, device, params, _units(plan, index, splits), line, column)
+        del params
+        if placing is not None:
+            placing.fill(runtime, collectives)
+    except Exception:
+        if placing is not None:
+            placing.undo()
+        raise
+    if placing is not None:
+        placing.commit()
+    if plan.predicted is not None:
+        runtime.set_budget(f"The plan predicted a peak of {plan.predicted.peak_memory / 2**20:.1f} MiB. ")
+    sharded = Sharded(plan, names, runtime, group, grid)
     _sharded[model] = sharded
     _install_calls(model, plan, index, runtime)
     _install_splits(model, plan, index, runtime)
@@ -155,12 +206,14 @@ def no_sync(model: nn.Module) -> Iterator[None]:
         runtime.sync = before
 
 
-def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -> Tensor:
+def clip_grad_norm_(
+    model: nn.Module, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+) -> Tensor:
     """Scale all gradients so that their norm, over all ranks' parts, is at most `max_norm`; return the norm before.
 
     The same on every rank; one all-reduce of one number. torch.nn.utils.clip_grad_norm_ would see only this rank's part.
     """
-    return runtime_of(model).runtime.clip_grad_norm(float(max_norm), float(norm_type))
+    return runtime_of(model).runtime.clip_grad_norm(float(max_norm), float(norm_type), error_if_nonfinite)
 
 
 @contextmanager
@@ -177,12 +230,35 @@ def summon_full_params(model: nn.Module, with_grads: bool = False, writeback: bo
         runtime.unsummon(writeback)
 
 
-def _usable_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+def _spec(
+    name: str, parameter: nn.Parameter, split: _C.SplitSpec | None, placing: Placing | None
+) -> _C.ParamSpec:
+    if placing is None:
+        return _C.ParamSpec(name, parameter, split)
+    shape = list(parameter.shape)
+    return _C.ParamSpec(name, placing.stand_in(name), split, shape)
+
+
+def _line_and_column(
+    grid: RankGrid | None, group: dist.ProcessGroup, device: torch.device
+) -> tuple[str, str]:
+    """The groups of this rank's line and column, which every rank makes in this order."""
+    if grid is None:
+        return "", ""
+    rank = dist.get_rank(group)
+    line = part_of_lane(group, device, grid.line_of(rank))
+    return line, part_of_lane(group, device, grid.column_of(rank))
+
+
+def _need_process_group() -> None:
     if not dist.is_available() or not dist.is_initialized():
         raise ProcessGroupError(
             "no process group: start the script with torchrun and call torch.distributed.init_process_group() first "
             "(one process alone needs it too, with world_size=1)"
         )
+
+
+def _usable_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     group = group if group is not None else dist.group.WORLD
     if group is None or not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
         raise ProcessGroupError(
@@ -193,12 +269,6 @@ def _usable_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 
 def check_supported(plan: Plan) -> None:
     """Raise ShardingError for what a plan may say and the runtime cannot do yet."""
-    hybrid = [name for name, choice in plan.choices.items() if choice.mode == "HYBRID_SHARD"]
-    if hybrid:
-        raise ShardingError(
-            f"the plan has HYBRID_SHARD (operator {hybrid[0]!r} first), which the runtime cannot do yet; search with "
-            "modes=('NO_SHARD', 'SHARD_GRAD_OP', 'FULL_SHARD')"
-        )
     if plan.prefetch != 1:
         raise ShardingError(
             f"the plan has prefetch {plan.prefetch}; the runtime gathers 1 unit ahead: search with prefetch=1"
@@ -224,12 +294,8 @@ def _check(model: nn.Module, plan: Plan, world_size: int) -> None:
         )
     check_supported(plan)
     check_same_model(plan, describe(model))
-    devices = {t.device for t in _states(model)}
-    if any(d.type == "meta" for d in devices):
-        raise ShardingError(
-            "the model is on the meta device: materialise it (model.to_empty, then its weights) first"
-        )
-    if len({p.device for p in model.parameters()}) > 1:
+    devices = {p.device for p in model.parameters() if not p.is_meta}
+    if len(devices) > 1:
         raise ShardingError(
             f"parameters are on several devices: {sorted(map(str, devices))}; move them to one"
         )
@@ -237,15 +303,6 @@ def _check(model: nn.Module, plan: Plan, world_size: int) -> None:
 
 def _states(model: nn.Module) -> list[Tensor]:
     return [t.detach() for t in [*model.parameters(), *model.buffers()]]
-
-
-def _has_parameters(model: nn.Module) -> bool:
-    return next(model.parameters(), None) is not None
-
-
-def _device(model: nn.Module) -> torch.device:
-    first = next(model.parameters(), None)
-    return torch.device("cpu") if first is None else first.device
 
 
 def _splits(plan: Plan) -> dict[str, _C.SplitSpec]:

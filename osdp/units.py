@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from osdp.description import ModelDescription, Operator
 
 if TYPE_CHECKING:
-    from osdp.plan import Choice
+    from osdp.choice import Choice
 
 BUCKET_BYTES = 4 * 2**20  # of NO_SHARD gradients that are all-reduced together
 SMALL_BYTES = 256 * 2**10  # a gather of less is mostly latency

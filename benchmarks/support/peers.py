@@ -1,4 +1,4 @@
-"""PyTorch's own data parallels, and OSDP's single modes, around a model: each contestant in the same few lines.
+"""PyTorch's own data parallels, FairScale's where it is installed, and OSDP's single modes, around a model.
 
 `units` are the submodules that FSDP1 and FSDP2 gather together (as their users choose them: a model's blocks).
 """
@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 import osdp
+from support.fairscale_cpu import fairscale_fsdp
 
 Wrap = Callable[[nn.Module, list[nn.Module]], nn.Module]
 
@@ -45,18 +47,24 @@ def fsdp2(model: nn.Module, units: list[nn.Module]) -> nn.Module:
 
 
 PEERS: Mapping[str, Wrap] = {"DDP": ddp, "FSDP1": fsdp1, "FSDP2": fsdp2}
+if find_spec("fairscale"):
+    PEERS = {**PEERS, "FairScale": fairscale_fsdp}
 
 
 def under(plan: osdp.Plan) -> Wrap:
     return lambda model, units: osdp.fully_shard(model, plan)
 
 
-def single_modes(description: osdp.ModelDescription) -> dict[str, Wrap]:
+def uniform_plans(description: osdp.ModelDescription, *, hybrid: bool = False) -> dict[str, osdp.Plan]:
     """OSDP with every operator alike; the description is of the model on a sample, so that slices are known."""
-    modes = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD")
+    modes = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD") + ("HYBRID_SHARD",) * hybrid
     plans = {f"OSDP {mode}": osdp.Plan.uniform(description, mode) for mode in modes}
     plans["OSDP FULL_SHARD in 4 slices"] = osdp.Plan.uniform(description, "FULL_SHARD", granularity=4)
-    return {name: under(plan) for name, plan in plans.items()}
+    return plans
+
+
+def single_modes(description: osdp.ModelDescription) -> dict[str, Wrap]:
+    return {name: under(plan) for name, plan in uniform_plans(description).items()}
 
 
 def local_bytes(model: nn.Module) -> int:

@@ -5,9 +5,11 @@
 
 #include <unordered_set>
 
+#include "runtime/errors.hpp"
 #include "runtime/heartbeat.hpp"
 #include "runtime/memory_meter.hpp"
 #include "runtime/runtime.hpp"
+#include "runtime/shared_memory.hpp"
 
 namespace py = pybind11;
 namespace rt = osdp::runtime;
@@ -120,6 +122,15 @@ struct CallHook {
   }
 };
 
+// Note [Copies of a sharded model]
+// A copy would share the hooks, and with them the runtime, of the original. copy.deepcopy, pickle and
+// torch.save of the module all come across its hooks.
+void refuse_copy() {
+  rt::throw_error(rt::ErrorKind::Sharding,
+                  "a sharded model cannot be copied or pickled. Copy it before fully_shard and shard both; "
+                  "save it with osdp.save(model, optimizer, directory) or torch.save(model.state_dict()).");
+}
+
 // The collectives of a group, each on its lane. `group` must be one that only this package uses.
 class LaneCollectives {
  public:
@@ -138,6 +149,12 @@ class LaneCollectives {
   void broadcast(const rt::Tensors& tensors) const {
     run("broadcast", [&] { collectives_->broadcast(tensors); });
   }
+  // Does not wait: the caller may compute meanwhile.
+  rt::Ticket submit_all_reduce_mean(const rt::Tensors& tensors) const {
+    return lane_->submit("all-reduce",
+                         [collectives = collectives_, tensors] { collectives->all_reduce_mean(tensors); });
+  }
+  std::string link() const { return collectives_->link(); }
 
  private:
   void run(const char* label, rt::Lane::Task task) const { lane_->submit(label, std::move(task)).wait(); }
@@ -150,8 +167,10 @@ using RuntimePtr = std::shared_ptr<rt::Runtime>;
 using Release = py::call_guard<py::gil_scoped_release>;
 
 RuntimePtr make_runtime(const std::string& group, const at::Device& device, std::vector<rt::ParamSpec> params,
-                        std::vector<rt::UnitSpec> units) {
-  auto runtime = std::make_shared<rt::Runtime>(group, device, std::move(params), std::move(units));
+                        std::vector<rt::UnitSpec> units, const std::string& shard_group,
+                        const std::string& replicate_group) {
+  auto runtime = std::make_shared<rt::Runtime>(rt::Groups{group, shard_group, replicate_group}, device,
+                                               std::move(params), std::move(units));
   runtime->install();
   return runtime;
 }
@@ -173,7 +192,8 @@ void bind_runtime(py::module_& m) {
   py::enum_<rt::Mode>(m, "Mode")
       .value("NO_SHARD", rt::Mode::NoShard)
       .value("SHARD_GRAD_OP", rt::Mode::ShardGradOp)
-      .value("FULL_SHARD", rt::Mode::FullShard);
+      .value("FULL_SHARD", rt::Mode::FullShard)
+      .value("HYBRID_SHARD", rt::Mode::HybridShard);
 
   py::class_<rt::SplitSpec>(m, "SplitSpec",
                             "granularity slices along 'out' (0) or 'in' (1), the last `sharded` sharded")
@@ -182,12 +202,16 @@ void bind_runtime(py::module_& m) {
            }),
            py::arg("granularity"), py::arg("sharded"), py::arg("dim"));
 
-  py::class_<rt::ParamSpec>(m, "ParamSpec",
-                            "A parameter's name, its tensor (full, equal on all ranks) and its split")
-      .def(py::init([](std::string name, at::Tensor tensor, std::optional<rt::SplitSpec> split) {
-             return rt::ParamSpec{std::move(name), std::move(tensor), split};
+  py::class_<rt::ParamSpec>(
+      m, "ParamSpec",
+      "A parameter's name, its tensor (full, equal on all ranks) and its split. With full_sizes its "
+      "value comes later: the runtime makes memory for this rank's part.")
+      .def(py::init([](std::string name, at::Tensor tensor, std::optional<rt::SplitSpec> split,
+                       std::optional<std::vector<int64_t>> full_sizes) {
+             return rt::ParamSpec{std::move(name), std::move(tensor), split, std::move(full_sizes)};
            }),
-           py::arg("name"), py::arg("tensor"), py::arg("split") = std::nullopt);
+           py::arg("name"), py::arg("tensor"), py::arg("split") = std::nullopt,
+           py::arg("full_sizes") = std::nullopt);
 
   py::class_<rt::UnitSpec>(m, "UnitSpec", "Indices of parameters gathered and reduced together")
       .def(py::init([](std::string name, rt::Mode mode, std::vector<int64_t> params) {
@@ -210,12 +234,14 @@ void bind_runtime(py::module_& m) {
 
   py::class_<CallHook>(m, "CallHook", "Forward hooks of one module")
       .def("before", &CallHook::before)
-      .def("after", &CallHook::after);
+      .def("after", &CallHook::after)
+      .def("__deepcopy__", [](const CallHook&, const py::object&) { refuse_copy(); })
+      .def("__reduce_ex__", [](const CallHook&, int) { refuse_copy(); });
 
   py::class_<rt::Runtime, RuntimePtr>(m, "Runtime",
                                       "A training step of one sharded model; see csrc/runtime/runtime.hpp")
       .def(py::init(&make_runtime), py::arg("group"), py::arg("device"), py::arg("params"), py::arg("units"),
-           Release())
+           py::arg("shard_group") = "", py::arg("replicate_group") = "", Release())
       .def_property_readonly("rank", &rt::Runtime::rank)
       .def_property_readonly("world", &rt::Runtime::world)
       .def(
@@ -248,21 +274,30 @@ void bind_runtime(py::module_& m) {
       .def("summon", &rt::Runtime::summon, py::arg("with_grads"), Release())
       .def("unsummon", &rt::Runtime::unsummon, py::arg("writeback"), Release())
       .def("clip_grad_norm", &rt::Runtime::clip_grad_norm, py::arg("max_norm"), py::arg("norm_type"),
-           Release())
+           py::arg("error_if_nonfinite"), Release())
+      .def("set_budget", &rt::Runtime::set_budget, py::arg("sentence"),
+           "What the plan predicted, for the text of OutOfMemoryError")
       .def("gathered_bytes", &rt::Runtime::gathered_bytes, "Bytes of full tensors that exist now")
       .def("arena_bytes", &rt::Runtime::arena_bytes, "Bytes reserved to gather into")
       .def("statistics", &statistics)
       .def("reset_statistics", &rt::Runtime::reset_statistics);
 
+  py::class_<rt::Ticket>(m, "Ticket", "The end of a task on the lane.")
+      .def("wait", &rt::Ticket::wait, Release())
+      .def_property_readonly("done", &rt::Ticket::done);
   py::class_<LaneCollectives>(
       m, "Collectives",
       "What the runtime communicates with: see csrc/runtime/collectives.hpp. Each call runs on "
       "the group's lane and returns when it is done there.")
       .def(py::init<const std::string&, const at::Device&>(), py::arg("group"), py::arg("device"), Release())
+      .def_property_readonly("link", &LaneCollectives::link,
+                             "What carries the bytes: 'shared memory', 'sockets' or the backend's name.")
       .def("all_gather", &LaneCollectives::all_gather, py::arg("outputs"), py::arg("inputs"), Release())
       .def("reduce_scatter_mean", &LaneCollectives::reduce_scatter_mean, py::arg("outputs"),
            py::arg("inputs"), Release())
       .def("all_reduce_mean", &LaneCollectives::all_reduce_mean, py::arg("tensors"), Release())
+      .def("submit_all_reduce_mean", &LaneCollectives::submit_all_reduce_mean, py::arg("tensors"), Release(),
+           "The same without waiting for it.")
       .def("broadcast", &LaneCollectives::broadcast, py::arg("tensors"), Release());
 
   m.def("start_heartbeat", &rt::start_heartbeat, py::arg("group"), py::arg("device"), py::arg("timeout_s"),
@@ -277,6 +312,8 @@ void bind_runtime(py::module_& m) {
       py::arg("last_words") = "", Release(),
       "Ends the communication threads. `last_words`: the exception that ends this process, for the other "
       "ranks.");
+  m.def("host_identity", &rt::host_identity,
+        "Machine, boot, network namespace and name of this host: the same for ranks that share it");
   m.def("memory_meter_install", &rt::memory_meter_install);
   m.def("memory_meter_installed", &rt::memory_meter_installed);
   m.def("memory_live_bytes", &rt::memory_live_bytes);

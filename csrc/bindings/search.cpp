@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "bindings/plain_plan.hpp"
 #include "search/branch.hpp"
 #include "search/certificate.hpp"
 #include "search/phase_certificate.hpp"
@@ -114,6 +115,18 @@ py::list candidate_list(const std::vector<Candidate>& list) {
   return row;
 }
 
+std::vector<int> codes(const std::vector<Recompute>& ways) {
+  std::vector<int> out;
+  for (Recompute r : ways) out.push_back(static_cast<int>(r));
+  return out;
+}
+
+py::dict found_dict(const Found& f) {
+  return py::dict("batch_size"_a = f.batch.size, "accumulation"_a = f.batch.accumulation,
+                  "transient_bytes"_a = f.transient_bytes, "blocks"_a = codes(f.decision.ways),
+                  "choices"_a = f.decision.choices, "step_ps"_a = f.step_ps, "peak_bytes"_a = f.peak_bytes);
+}
+
 py::dict run_schedule(const Model& model, const Request& request, double time_limit_s) {
   Schedule s;
   {
@@ -121,29 +134,18 @@ py::dict run_schedule(const Model& model, const Request& request, double time_li
     s = schedule(model, request, make_budget(time_limit_s));
   }
   end_of_search(s.feasible);
-  std::vector<int> blocks;
-  for (Recompute r : s.decision.ways) blocks.push_back(static_cast<int>(r));
+  py::list runners_up;
+  for (const Found& f : s.runners_up) runners_up.append(found_dict(f));
   std::vector<std::pair<int, double>> prices;
   for (const RowPrice& p : s.prices) prices.emplace_back(p.phase, p.ps_per_byte);
   return py::dict("feasible"_a = s.feasible, "optimal"_a = s.optimal, "batch_size"_a = s.batch.size,
-                  "accumulation"_a = s.batch.accumulation, "blocks"_a = blocks,
+                  "accumulation"_a = s.batch.accumulation, "blocks"_a = codes(s.decision.ways),
                   "choices"_a = s.decision.choices, "transient_bytes"_a = s.transient_bytes,
                   "step_ps"_a = s.step_ps, "peak_bytes"_a = s.peak_bytes, "phases"_a = s.phases,
-                  "prices"_a = prices, "smallest_limit"_a = s.smallest_limit_bytes, "regions"_a = s.regions,
-                  "leaves"_a = s.leaves, "nodes"_a = s.nodes, "rows"_a = s.rows, "seconds"_a = s.seconds,
+                  "prices"_a = prices, "runners_up"_a = runners_up,
+                  "smallest_limit"_a = s.smallest_limit_bytes, "regions"_a = s.regions, "leaves"_a = s.leaves,
+                  "nodes"_a = s.nodes, "rows"_a = s.rows, "seconds"_a = s.seconds,
                   "lower_bound_s_per_sample"_a = s.lower_bound_s_per_sample);
-}
-
-// (mode, granularity, sharded slices, split) of each operator, recomputation of each block.
-PlainPlan plain_plan(std::pair<int64_t, int64_t> batch,
-                     const std::vector<std::tuple<int, int64_t, int64_t, int>>& choices,
-                     const std::vector<int>& blocks) {
-  PlainPlan plan{{batch.first, batch.second}, {}, {}};
-  for (const auto& [mode, g, k, split] : choices) {
-    plan.choices.push_back({static_cast<Mode>(mode), g, k, static_cast<Split>(split)});
-  }
-  for (int r : blocks) plan.blocks.push_back(static_cast<Recompute>(r));
-  return plan;
 }
 
 std::vector<PhasePrice> phase_prices(const std::vector<std::pair<int, int64_t>>& prices) {
@@ -255,11 +257,13 @@ void bind_schedule(py::module_& m) {
 
 }  // namespace
 
-void bind_json(py::module_& m);  // bindings/json.cpp
+void bind_json(py::module_& m);      // bindings/json.cpp
+void bind_simulate(py::module_& m);  // bindings/simulate.cpp
 
 PYBIND11_MODULE(_search, m) {
   bind_schedule(m);
   bind_json(m);
+  bind_simulate(m);
   m.doc() = "The planner's search (csrc/search). Use osdp.solve and osdp.search.";
   py::register_exception<InvalidProblem>(m, "InvalidProblem", PyExc_ValueError);
   m.def("solve", &solve, "options"_a, "limit"_a, "method"_a, "time_limit_s"_a, "names"_a, "gap"_a);

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "kernels/kernels.hpp"
+#include "runtime/course.hpp"
 
 namespace osdp::runtime {
 
@@ -16,7 +17,11 @@ std::optional<kernels::DType> kernel_dtype(at::ScalarType dtype);
 // alone: the CPU kernels are single-threaded, where torch's own would open a pool of its own beside theirs.
 void add_into(at::Tensor sum, const at::Tensor& addend);
 
+// The same of a range, with as many addends of its dtype.
+void add_into(const Range& sum, const void* addends);
+
 // tensor *= factor.
 void scale_by(at::Tensor tensor, double factor);
+void scale_by(const Range& range, double factor);
 
 }  // namespace osdp::runtime

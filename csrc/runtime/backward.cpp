@@ -30,6 +30,7 @@ void Runtime::begin_call_backward(const Call& call, Invocation* invocation) {
   NoInference no_inference;
   begin_backward();
   lane_->watch().at(call.in_backward);
+  backward_range_.begin(call.module, "backward");
   const bool reads = invocation && std::exchange(invocation->backward, backward_count_) != backward_count_;
   for (Unit* unit : call.units) {
     unit->in_backward = true;
@@ -130,6 +131,7 @@ void Runtime::note_unsynced() {
 void Runtime::finish_backward() {
   NoInference no_inference;
   at::NoGradGuard no_grad;
+  backward_range_.end();
   finish_units();
   for (const Ticket& ticket : reductions_) ticket.wait();
   reductions_.clear();
@@ -153,6 +155,7 @@ void Runtime::abort() noexcept {
       }
     }
     reductions_.clear();
+    backward_range_.end();
     buckets_.forget();
     for (const auto& unit : units_) {
       release(*unit);

@@ -35,7 +35,7 @@ void finish(const c10::intrusive_ptr<c10d::Work>& work) {
 std::shared_ptr<Collectives> Collectives::over(const std::string& group, at::Device device) {
   auto backend = c10d::resolve_process_group(group)->getBackend(device.type());
   if (device.is_cpu() && backend->getBackendName() == "gloo")
-    return std::make_shared<Ring>(std::move(backend));
+    return std::make_shared<Ring>(group, std::move(backend));
   return std::shared_ptr<Collectives>(new Collectives(std::move(backend)));
 }
 

@@ -22,6 +22,8 @@ class Collectives {
   static std::shared_ptr<Collectives> over(const std::string& group, at::Device device);
   virtual ~Collectives() = default;
 
+  // What carries the bytes: "shared memory", "sockets" (gloo's), or the backend's name.
+  virtual std::string link() const { return backend_->getBackendName(); }
   int64_t rank() const { return backend_->getRank(); }
   int64_t world() const { return backend_->getSize(); }
 

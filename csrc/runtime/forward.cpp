@@ -38,8 +38,14 @@ void Runtime::leave() {
 }
 
 void Runtime::open(Call& call) {
-  TORCH_CHECK(!summoned_, "OSDP: module '", call.module,
-              "' was called inside summon_full_params; leave that context before a forward.");
+  OSDP_CHECK(!summoned_, Sharding, "OSDP: module '", call.module,
+             "' was called inside summon_full_params; leave that context before a forward.");
+  for (const auto& p : params_) {
+    p->check_local();
+    // NO_SHARD, and unfrozen since it was sharded: its gradients are averaged from now on.
+    if (!p->accumulator && p->whole() && p->tensor().requires_grad() && place_of(*p).bucket)
+      install_gradient_hooks(*this, *p);
+  }
   ++epoch_;
   grad_forward_ = at::GradMode::is_enabled();
   forward_order_.begin();
@@ -99,7 +105,8 @@ void Runtime::begin_call(Call& call, const std::vector<at::Tensor>& inputs) {
     else
       open(call);
   }
-  stack_.push_back({&call, inputs.empty() ? nullptr : std::make_shared<Invocation>()});
+  stack_.push_back({&call, inputs.empty() ? nullptr : std::make_shared<Invocation>(), {}});
+  stack_.back().range.begin(call.module, backward_ ? "recomputation" : "forward");
   tell_place();
   for (Unit* unit : call.units) {
     use(*unit);

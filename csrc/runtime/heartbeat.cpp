@@ -256,6 +256,7 @@ void Heartbeat::start(const std::string& group, double timeout_s, std::shared_pt
   auto process_group = c10d::resolve_process_group(group);
   if (process_group->getSize() < 2) return;
   auto store = c10::make_intrusive<c10d::PrefixStore>("heartbeat/", process_group->getStore()->clone());
+  watch->set_world(process_group->getSize());
   auto beating = std::make_shared<Beating>(std::move(store), process_group->getRank(),
                                            process_group->getSize(), timeout_s, std::move(watch));
   std::lock_guard lock(hearts().mutex);

@@ -20,6 +20,7 @@
 
 #include "runtime/errors.hpp"
 #include "runtime/heartbeat.hpp"
+#include "runtime/phase_range.hpp"
 
 namespace osdp::runtime {
 
@@ -41,6 +42,7 @@ struct Ticket::State {
   std::condition_variable changed;
   bool done = false;
   std::exception_ptr error;
+  std::string label;
   std::optional<c10::Event> event;  // accelerators
   c10::Device device{c10::DeviceType::CPU};
 
@@ -62,24 +64,34 @@ static void give_up(Watch& watch) {
 void Ticket::wait() const {
   if (!state_) return;
   std::unique_lock lock(state_->mutex);
-  std::exception_ptr signal;
-  while (!state_->changed.wait_for(lock, kSignalCheck, [this] { return state_->done; })) {
-    if (signal || !signal_check.load()) continue;
-    lock.unlock();
-    try {
-      signal_check.load()();
-    } catch (...) {
-      signal = std::current_exception();
-      give_up(*state_->watch);
+  if (!state_->done) {
+    PhaseRange range;
+    range.begin("wait for", state_->label.c_str());
+    std::exception_ptr signal;
+    while (!state_->changed.wait_for(lock, kSignalCheck, [this] { return state_->done; })) {
+      if (signal || !signal_check.load()) continue;
+      lock.unlock();
+      try {
+        signal_check.load()();
+      } catch (...) {
+        signal = std::current_exception();
+        give_up(*state_->watch);
+      }
+      lock.lock();
     }
-    lock.lock();
+    if (signal) std::rethrow_exception(signal);
   }
-  if (signal) std::rethrow_exception(signal);
   if (state_->error) std::rethrow_exception(state_->error);
   if (state_->event) {
     c10::impl::VirtualGuardImpl guard(state_->device.type());
     state_->event->block(guard.getStream(state_->device));
   }
+}
+
+bool Ticket::done() const {
+  if (!state_) return true;
+  std::unique_lock lock(state_->mutex);
+  return state_->done && (state_->error || !state_->event || state_->event->query());
 }
 
 namespace {
@@ -123,6 +135,7 @@ class ThreadLane final : public Lane {
   Ticket submit(std::string label, Task task) override {
     auto state = std::make_shared<Ticket::State>(watch_);
     watch_->submitted();
+    state->label = label;
     std::lock_guard lock(mutex_);
     queue_.push_back({std::move(label), std::move(task), state, at::get_record_function_tls_(),
                       c10::ThreadLocalDebugInfo::current()});

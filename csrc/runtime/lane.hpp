@@ -25,6 +25,8 @@ class Ticket {
   // After this the task's results can be read: on the CPU the caller blocks (the GIL must not be held), on an
   // accelerator the current stream waits. Rethrows what the task threw. See Note [Ctrl-C while waiting].
   void wait() const;
+  // Whether that moment has come; also when the task failed.
+  bool done() const;
 
   struct State;
   Ticket() = default;

@@ -1,50 +1,32 @@
-// Link: messages to and from other ranks of a group, under the lane's watch: tagged with the collective that
-// they belong to (Note [A digest in every message]), and waited for in a way that the heartbeat can
-// interrupt.
+// Link: carries messages round a ring: to the next rank, from the one before.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include <vector>
+#include <memory>
 
-#include "runtime/watch.hpp"
+#include "runtime/course.hpp"
 
 namespace osdp::runtime {
 
 class Link {
  public:
-  // For the collective that runs on this thread.
-  explicit Link(c10d::Backend& backend) : backend_(backend), watch_(Watch::here()) {}
-
-  struct Message {
-    c10::intrusive_ptr<c10d::Work> work;  // null: nothing to wait for
-    int peer = 0;
-  };
-
-  Message send(const at::Tensor& tensor, int to) { return post(&c10d::Backend::send, tensor, to); }
-  Message receive(const at::Tensor& tensor, int from) { return post(&c10d::Backend::recv, tensor, from); }
-
-  void wait(const Message& message) const {
-    if (!message.work) return;
-    if (watch_)
-      watch_->wait(message.work, message.peer);
-    else
-      message.work->wait();
-  }
-
- private:
-  template <typename Post>
-  Message post(Post post, const at::Tensor& tensor, int peer) {
-    std::vector<at::Tensor> one{tensor};
-    try {
-      return {(backend_.*post)(one, peer, watch_ ? watch_->tag() : 0), peer};
-    } catch (const std::exception& e) {
-      throw ConnectionLost(peer, e.what());
-    }
-  }
-
-  c10d::Backend& backend_;
-  Watch* watch_;
+  virtual ~Link() = default;
+  // Blocks until every message of the course has been taken and sent. On a lane, what interrupts its watch
+  // interrupts this. Throws ConnectionLost when a neighbour has gone or does not answer within the group's
+  // timeout.
+  virtual void run(const Course& course) = 0;
+  virtual const char* name() const = 0;
+  virtual int64_t longest_message_bytes() const = 0;
+  // How many messages are worth having under way at once.
+  virtual int64_t window() const = 0;
 };
+
+// By gloo's sends and receives, between any hosts.
+std::unique_ptr<Link> gloo_link(c10::intrusive_ptr<c10d::Backend> backend);
+
+// Through memory that ranks of one host share; null on all ranks when they are not all on one host, or one of
+// them cannot or must not (OSDP_SHARED_MEMORY=0) share memory. Collective.
+std::unique_ptr<Link> shared_memory_link(const c10::intrusive_ptr<c10d::Backend>& backend);
 
 }  // namespace osdp::runtime

@@ -160,9 +160,9 @@ Failure connection_lost(int64_t peer, const std::vector<Seen>& seen, const std::
   const Seen& theirs = seen[static_cast<size_t>(peer)];
   if (theirs.pulse && theirs.pulse->ended)
     return {ErrorKind::Rank, peer, rank_name(peer) + " ended " + after_exception(*theirs.pulse)};
-  return {
-      ErrorKind::Rank, peer,
-      rank_name(peer) + "'s process has ended, or its machine is gone (" + brief(what) + "); " + last_heard(theirs)};
+  return {ErrorKind::Rank, peer,
+          rank_name(peer) + "'s process has ended, or its machine is gone (" + brief(what) + "); " +
+              last_heard(theirs)};
 }
 
 }  // namespace osdp::runtime

@@ -1,23 +1,25 @@
-// Ring: all-gather, reduce-scatter and all-reduce by sends and receives between neighbouring ranks.
+// Ring: all-gather, reduce-scatter and all-reduce on the CPU, by messages between neighbouring ranks.
 //
 // Note [A ring of our own]
 // Gloo's reduce-scatter is an all-reduce of a copy, and its all-gather waits for each whole piece before it
 // passes it on. Here a rank sends to the next and receives from the one before, in segments, several of which
 // are in flight: a segment is passed on as soon as it has arrived, so that the link never rests. Received
-// bytes go straight to where they are wanted; a reduction adds into the tensor that it was given and receives
-// into the one that it fills. There are no temporaries but an all-reduce's few segments. Sums are taken in
-// ring order, the same whoever asks.
+// bytes go straight to where they are wanted; a reduction adds into the tensor that it was given. There are
+// no temporaries but an all-reduce's few segments, and those only on links without memory of their own. Sums
+// are taken in ring order, the same whoever asks.
 #pragma once
 
-#include <functional>
-
 #include "runtime/collectives.hpp"
+#include "runtime/link.hpp"
 
 namespace osdp::runtime {
 
 class Ring final : public Collectives {
  public:
-  explicit Ring(c10::intrusive_ptr<c10d::Backend> backend) : Collectives(std::move(backend)) {}
+  // The link is shared by all rings of a group. Collective where it is made: at a group's first ring.
+  Ring(const std::string& group, c10::intrusive_ptr<c10d::Backend> backend);
+
+  std::string link() const override { return link_->name(); }
 
  protected:
   void gather(const Tensors& outputs, const Tensors& inputs) override;
@@ -25,20 +27,13 @@ class Ring final : public Collectives {
   void all_reduce(const Tensors& tensors) override;
 
  private:
-  // What goes round: `steps` rounds of `segments` messages each, the same on all ranks. Message (t, s) can be
-  // sent when (t-1, s) has been received. Undefined tensors stand for empty messages.
-  struct Course {
-    int64_t steps = 0, segments = 0;
-    int64_t window = 0;  // messages that may be on their way to us at once
-    std::function<at::Tensor(int64_t step, int64_t segment)> to_send, to_receive;
-    std::function<void(int64_t step, int64_t segment, const at::Tensor&)> received;
-  };
-  void run(const Course& course);
-  class Segments;
-  void spread(const Segments& segments);  // every rank's chunk, which is in its place, to every rank
-  void all_reduce_small(const at::Tensor& tensor);
+  void exchange(const at::Tensor& tensor);
 
   int64_t chunk_before(int64_t steps) const { return ((rank() - steps) % world() + world()) % world(); }
+  double share() const { return 1.0 / static_cast<double>(world()); }
+
+  std::shared_ptr<Link> shared_;  // null: the ranks share no memory
+  std::shared_ptr<Link> link_;
 };
 
 }  // namespace osdp::runtime

@@ -11,15 +11,15 @@ namespace {
 // What cannot be cut into rows stays whole: scalars, empty tensors; and with one rank there is nothing to
 // shard.
 bool can_shard(const ParamSpec& spec, int64_t world) {
-  return world > 1 && spec.tensor.dim() > 0 && spec.tensor.numel() > 0;
+  return world > 1 && !spec.sizes().empty() && c10::multiply_integers(spec.sizes()) > 0;
 }
 
 void check_split(const ParamSpec& spec) {
   if (!spec.split) return;
   const SplitSpec& s = *spec.split;
-  TORCH_CHECK(spec.tensor.dim() == 2, "OSDP: parameter '", spec.name,
+  TORCH_CHECK(spec.sizes().size() == 2, "OSDP: parameter '", spec.name,
               "' is not a matrix and cannot be split");
-  const int64_t length = spec.tensor.size(s.dim == ops::SplitDim::Out ? 0 : 1);
+  const int64_t length = spec.sizes()[s.dim == ops::SplitDim::Out ? 0 : 1];
   TORCH_CHECK(
       s.granularity > 0 && length % s.granularity == 0 && s.sharded >= 0 && s.sharded <= s.granularity,
       "OSDP: parameter '", spec.name, "' of length ", length, " cannot be split into ", s.granularity,
@@ -28,10 +28,14 @@ void check_split(const ParamSpec& spec) {
 
 }  // namespace
 
-Runtime::Runtime(const std::string& group, at::Device device, std::vector<ParamSpec> params,
+Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec> params,
                  std::vector<UnitSpec> units)
-    : collectives_(Collectives::over(group, device)),
-      lane_(Lane::of(group, device)),
+    : collectives_(Collectives::over(groups.all, device)),
+      everyone_{collectives_, nullptr},
+      hybrid_(groups.shard.empty() ? everyone_
+                                   : Sharing{Collectives::over(groups.shard, device),
+                                             Collectives::over(groups.replicate, device)}),
+      lane_(Lane::of(groups.all, device)),
       arena_(device),
       buckets_(lane_, collectives_),
       places_(params.size()) {
@@ -39,13 +43,18 @@ Runtime::Runtime(const std::string& group, at::Device device, std::vector<ParamS
   for (const UnitSpec& unit : units)
     for (int64_t p : unit.params) modes.at(p) = unit.mode;
   for (const ParamSpec& spec : params) check_split(spec);
+  for (size_t i = 0; i < params.size(); ++i)
+    TORCH_CHECK(!params[i].split || modes[i] != Mode::HybridShard, "OSDP: parameter '", params[i].name,
+                "' is HYBRID_SHARD and split into slices, which are FULL_SHARD only");
   // Nothing was changed until here.
   for (size_t i = 0; i < params.size(); ++i) {
     ParamSpec& spec = params[i];
     // With one rank a split weight keeps its slices, none of them sharded.
     if (spec.split && world() == 1) spec.split->sharded = 0;
-    const bool sharded = spec.split || (modes[i] != Mode::NoShard && can_shard(spec, world()));
-    params_.push_back(std::make_unique<Parameter>(spec, sharded, rank(), world()));
+    const Sharing& sharing = modes[i] == Mode::HybridShard ? hybrid_ : everyone_;
+    places_[i].sharing = &sharing;
+    const bool sharded = spec.split || (modes[i] != Mode::NoShard && can_shard(spec, sharing.world()));
+    params_.push_back(std::make_unique<Parameter>(spec, sharded, sharing.rank(), sharing.world()));
     index_of_[params_.back().get()] = i;
     spec.tensor.reset();
   }
@@ -54,6 +63,7 @@ Runtime::Runtime(const std::string& group, at::Device device, std::vector<ParamS
     auto unit = std::make_unique<Unit>();
     unit->name = spec.name;
     unit->mode = spec.mode;
+    unit->sharing = spec.mode == Mode::HybridShard ? &hybrid_ : &everyone_;
     unit->slots.reserve(spec.params.size());  // places_ points into it
     for (int64_t i : spec.params) {
       Parameter& p = *params_[i];
@@ -64,10 +74,12 @@ Runtime::Runtime(const std::string& group, at::Device device, std::vector<ParamS
           const Piece& piece = p.pieces()[s];
           if (piece.replicated) continue;
           auto slice = std::make_unique<Unit>();
+          slice->sharing = unit->sharing;
           slice->name = p.name() + " slice " + std::to_string(s);
           const bool out = split.dim == ops::SplitDim::Out;
           const std::vector<int64_t> sizes{p.slice_rows(), p.full_sizes()[1] / (out ? 1 : split.granularity)};
-          slice->slots.emplace_back(p, slice->name, sizes, piece.local_begin, rank(), world());
+          slice->slots.emplace_back(p, slice->name, sizes, piece.local_begin, slice->sharing->rank(),
+                                    slice->sharing->world());
           place.slices.push_back(slice.get());
           units_.push_back(std::move(slice));
         }
@@ -75,7 +87,8 @@ Runtime::Runtime(const std::string& group, at::Device device, std::vector<ParamS
       } else if (p.whole()) {
         replicated.push_back(&p);
       } else {
-        unit->slots.emplace_back(p, p.name(), p.full_sizes().vec(), 0, rank(), world());
+        unit->slots.emplace_back(p, p.name(), p.full_sizes().vec(), 0, unit->sharing->rank(),
+                                 unit->sharing->world());
         place.unit = unit.get();
         place.slot = &unit->slots.back();
       }

@@ -21,7 +21,9 @@
 #include "runtime/collectives.hpp"
 #include "runtime/lane.hpp"
 #include "runtime/order.hpp"
+#include "runtime/phase_range.hpp"
 #include "runtime/shard_store.hpp"
+#include "runtime/sharing.hpp"
 #include "runtime/spec.hpp"
 #include "runtime/unit.hpp"
 
@@ -38,9 +40,9 @@ struct Statistics {
 
 class Runtime : public std::enable_shared_from_this<Runtime> {
  public:
-  // Shards the parameters in place. `group`: name of a process group that only this package uses, so that the
+  // Shards the parameters in place. `groups`: process groups that only this package uses, so that the
   // caller's own collectives cannot slip in between. Parameters in no unit are left alone.
-  Runtime(const std::string& group, at::Device device, std::vector<ParamSpec> params,
+  Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec> params,
           std::vector<UnitSpec> units);
   ~Runtime();
 
@@ -87,11 +89,12 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void summon(bool with_grads);
   void unsummon(bool writeback);
   // The norm of all gradients, one collective; if larger than max_norm all gradients are scaled to it.
-  at::Tensor clip_grad_norm(double max_norm, double norm_type);
+  at::Tensor clip_grad_norm(double max_norm, double norm_type, bool error_if_nonfinite);
 
   Parameter& parameter(int64_t index) { return *params_.at(index); }
   size_t size() const { return params_.size(); }
   size_t gathered_bytes() const;
+  void set_budget(std::string sentence) { arena_.set_budget(std::move(sentence)); }
   size_t arena_bytes() const { return arena_.reserved_bytes(); }
   // Seconds from one training forward's beginning to the next's: the last kStepsKept of them.
   const std::vector<double>& step_seconds() const { return step_seconds_; }
@@ -103,8 +106,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   struct Place {
     Unit* unit = nullptr;  // sharded, not split
     Slot* slot = nullptr;
-    std::vector<Unit*> slices;     // the sharded slices of a split one
-    BucketItem* bucket = nullptr;  // NO_SHARD, or the NO_SHARD slices of a split one; null with one rank
+    std::vector<Unit*> slices;         // the sharded slices of a split one
+    const Sharing* sharing = nullptr;  // the ranks over which it is cut, where it is
+    BucketItem* bucket = nullptr;      // NO_SHARD, or the NO_SHARD slices of a split one; null with one rank
   };
   Place& place_of(const Parameter& param) { return places_[index_of_.at(&param)]; }
 
@@ -128,9 +132,16 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void release_after_backward(Unit& unit);
   void finish_units();
   void note_unsynced();
-  std::vector<at::Tensor> local_gradients(bool replicated) const;
+  // What this rank holds of the gradients: those that it counts in a sum over all ranks, and those that
+  // another rank counts.
+  struct LocalGradients {
+    std::vector<at::Tensor> counted, others;
+  };
+  LocalGradients local_gradients() const;
 
-  std::shared_ptr<Collectives> collectives_;
+  std::shared_ptr<Collectives> collectives_;  // of all ranks
+  Sharing everyone_;                          // NO_SHARD, SHARD_GRAD_OP, FULL_SHARD
+  Sharing hybrid_;                            // HYBRID_SHARD
   std::shared_ptr<Lane> lane_;
   Arena arena_;
   Buckets buckets_;
@@ -147,6 +158,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   struct Frame {
     Call* call;
     std::shared_ptr<Invocation> invocation;  // null unless it reads frozen parameters that train others
+    PhaseRange range;
   };
   std::vector<Frame> stack_;        // forward calls under way
   std::vector<Parameter*> inside_;  // parameters that are inside
@@ -156,6 +168,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool root_forward_ = false;       // the outermost forward is the model's, not a submodule's by itself
   bool backward_ = false;
   int64_t backward_count_ = 0;
+  PhaseRange backward_range_;  // from one call's backward to the next one's
   bool sync_ = true;
   std::string exception_text_;
   bool summoned_ = false;

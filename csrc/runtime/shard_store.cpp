@@ -60,7 +60,7 @@ RowRange::RowRange(at::IntArrayRef sizes, int64_t range_dim, int64_t rank, int64
 }
 
 Parameter::Parameter(const ParamSpec& spec, bool sharded, int64_t rank, int64_t world)
-    : name_(spec.name), tensor_(spec.tensor), full_sizes_(spec.tensor.sizes().vec()), whole_(!sharded) {
+    : name_(spec.name), tensor_(spec.tensor), full_sizes_(spec.sizes().vec()), whole_(!sharded) {
   if (sharded) split_ = spec.split;
   if (split_) {
     pieces_ = split_pieces(full_sizes_, *split_, rank, world);
@@ -71,11 +71,28 @@ Parameter::Parameter(const ParamSpec& spec, bool sharded, int64_t rank, int64_t 
     const int64_t count = sizes.empty() ? 1 : sizes[range.dim];
     pieces_.push_back({offsets, sizes, range.dim, 0, count, !sharded});
   }
-  if (sharded) {
+  if (spec.full_sizes) {
+    tensor_.set_data(at::empty(local_sizes(), tensor_.variable_data().options()));
+  } else if (sharded) {
     at::Tensor full = tensor_.variable_data();
     tensor_.set_data(take_local(full));
     tensor_.mutable_grad().reset();
   }
+  local_sizes_ = tensor_.sizes().vec();
+  dtype_ = tensor_.scalar_type();
+  device_ = tensor_.device();
+}
+
+void Parameter::check_local() const {
+  if (inside_) return;
+  const bool same = tensor_.sizes() == at::IntArrayRef(local_sizes_) && tensor_.scalar_type() == dtype_ &&
+                    tensor_.device() == device_;
+  OSDP_CHECK(same, Sharding, "OSDP: parameter '", name_, "' is now ", tensor_.sizes(), " ",
+             tensor_.scalar_type(), " on ", tensor_.device(), ", and this rank's part of it was ",
+             at::IntArrayRef(local_sizes_), " ", dtype_, " on ", device_,
+             " when the model was sharded (p.data = ..., model.to(...), model.half()?). Convert or move a "
+             "model before fully_shard; change values by p.data.copy_(...) of this rank's part, or inside "
+             "osdp.summon_full_params(model).");
 }
 
 at::Tensor Parameter::local() const { return inside_ ? aside_ : tensor_.variable_data(); }
@@ -94,16 +111,16 @@ bool Parameter::gradient_dropped() {
   const at::Tensor& gradient = local_grad();
   if (!gradient.defined()) return true;
   if (static_cast<int64_t>(gradient._version()) == noted_version_) return false;
-  TORCH_CHECK(!gradient.any().item<bool>(), "OSDP: the gradient of parameter '", name_,
-              "' was changed between a backward under no_sync and the one that reduces. Clip or scale "
-              "gradients after "
-              "the last micro-batch's backward, outside of no_sync.");
+  OSDP_CHECK(!gradient.any().item<bool>(), Sharding, "OSDP: the gradient of parameter '", name_,
+             "' was changed between a backward under no_sync and the one that reduces. Clip or scale "
+             "gradients after "
+             "the last micro-batch's backward, outside of no_sync.");
   return true;
 }
 
 void Parameter::enter(const at::Tensor& full) {
   if (inside_) return;
-  aside_ = tensor_.variable_data();
+  aside_ = tensor_.variable_data().contiguous();  // p.data may have been given another layout
   aside_grad_ = tensor_.grad();
   tensor_.mutable_grad().reset();
   if (full.defined()) tensor_.set_data(full);
@@ -120,6 +137,12 @@ void Parameter::leave() {
 }
 
 void Parameter::show(const at::Tensor& data) { tensor_.set_data(data); }
+
+std::vector<int64_t> Parameter::local_sizes() const {
+  std::vector<int64_t> sizes = pieces_[0].sizes;
+  for (size_t i = 1; i < pieces_.size(); ++i) sizes[pieces_[i].local_dim] += pieces_[i].local_count;
+  return sizes;
+}
 
 int64_t Parameter::slice_rows() const { return slice_sizes(full_sizes_, *split_)[0]; }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/errors.hpp"
 #include "runtime/spec.hpp"
 
 namespace osdp::runtime {
@@ -55,8 +56,8 @@ class Slot;
 //            it.
 class Parameter {
  public:
-  // Takes the full value from spec.tensor and leaves the local one in it, with no gradient. `sharded`: false
-  // keeps it whole on every rank (spec.split is then ignored).
+  // Takes the full value from spec.tensor, unless it is still to come, and leaves the local one in it, with
+  // no gradient. `sharded`: false keeps it whole on every rank (spec.split is then ignored).
   Parameter(const ParamSpec& spec, bool sharded, int64_t rank, int64_t world);
 
   const std::string& name() const { return name_; }
@@ -64,6 +65,7 @@ class Parameter {
   at::IntArrayRef full_sizes() const { return full_sizes_; }
   const std::optional<SplitSpec>& split() const { return split_; }
   const std::vector<Piece>& pieces() const { return pieces_; }
+  std::vector<int64_t> local_sizes() const;
   bool whole() const { return whole_; }
   bool inside() const { return inside_; }
 
@@ -79,6 +81,9 @@ class Parameter {
   void note_gradient();
   bool gradient_dropped();
 
+  // Throws ShardingError where p.data, model.to(...) or .half() gave it a shape, dtype or device that is not
+  // this rank's part of the parameter that was sharded.
+  void check_local() const;
   void enter(const at::Tensor& full);  // outside -> inside. `full` may be undefined for a split weight
   void leave();                        // inside -> outside
   void show(const at::Tensor& data);   // replaces the data shown, for summon_full_params
@@ -103,6 +108,9 @@ class Parameter {
   at::Tensor aside_;       // the local tensor, while inside
   at::Tensor aside_grad_;  // and its gradient
   int64_t noted_version_ = -1;
+  std::vector<int64_t> local_sizes_;
+  at::ScalarType dtype_ = at::kFloat;
+  at::Device device_{at::kCPU};
 };
 
 // One full tensor that is gathered from the ranks' rows: a sharded parameter, or one sharded slice of a split

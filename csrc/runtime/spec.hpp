@@ -12,7 +12,15 @@
 
 namespace osdp::runtime {
 
-enum class Mode : int64_t { NoShard = 0, ShardGradOp = 1, FullShard = 2 };
+enum class Mode : int64_t { NoShard = 0, ShardGradOp = 1, FullShard = 2, HybridShard = 3 };
+
+// Names of process groups that only this package uses. `shard` and `replicate` are this rank's line and
+// column (see Note [Hybrid sharding]); empty where no unit is HYBRID_SHARD.
+struct Groups {
+  std::string all;
+  std::string shard;
+  std::string replicate;
+};
 
 // A Linear weight [out, in] of `granularity` equal slices, the last `sharded` of them sharded over the ranks
 // and the first ones kept in full on each. 0 <= sharded <= granularity; granularity divides the dimension
@@ -23,11 +31,15 @@ struct SplitSpec {
   ops::SplitDim dim;
 };
 
-// One parameter. On entry `tensor` holds the full value, equal on every rank.
+// One parameter. On entry `tensor` holds the full value, equal on every rank; or, with `full_sizes`, nothing
+// yet: it is then given memory for this rank's part, whose contents are for the caller to fill.
 struct ParamSpec {
   std::string name;
   at::Tensor tensor;
   std::optional<SplitSpec> split;
+  std::optional<std::vector<int64_t>> full_sizes;
+
+  at::IntArrayRef sizes() const { return full_sizes ? at::IntArrayRef(*full_sizes) : tensor.sizes(); }
 };
 
 // Parameters (indices) gathered and reduced together. A split parameter is alone in its unit.

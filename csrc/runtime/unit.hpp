@@ -6,6 +6,7 @@
 
 #include "runtime/lane.hpp"
 #include "runtime/shard_store.hpp"
+#include "runtime/sharing.hpp"
 
 namespace osdp::runtime {
 
@@ -21,6 +22,7 @@ struct Unit {
 
   std::string name;
   Mode mode = Mode::FullShard;
+  const Sharing* sharing = nullptr;  // the ranks that it is gathered from and reduced over
   std::vector<Slot> slots;
   std::vector<Call*> calls;  // module calls that gather it; empty for a slice, which its product asks for
 

@@ -77,8 +77,8 @@ struct Reduction {
 };
 
 // Means over the ranks, this rank's rows of each, flat.
-std::vector<at::Tensor> reduce_now(Collectives& collectives, std::vector<Reduction>& reductions) {
-  const int64_t world = collectives.world();
+std::vector<at::Tensor> reduce_now(const Sharing& sharing, std::vector<Reduction>& reductions) {
+  const int64_t world = sharing.world();
   std::vector<at::Tensor> outputs(reductions.size()), sent_outputs, sent_inputs, packed;
   std::vector<size_t> small;
   for (size_t i = 0; i < reductions.size(); ++i) {
@@ -101,8 +101,9 @@ std::vector<at::Tensor> reduce_now(Collectives& collectives, std::vector<Reducti
     sent_outputs.push_back(own);
     sent_inputs.push_back(all.view({-1}));
   }
-  collectives.reduce_scatter_mean(sent_outputs, sent_inputs);
+  sharing.shard->reduce_scatter_mean(sent_outputs, sent_inputs);
   sent_inputs.clear();
+  sharing.mean_over_replicas(sent_outputs);
   int64_t at = 0;
   for (size_t i : small) {
     const int64_t n = chunk_elements(*reductions[i].slot);
@@ -117,11 +118,13 @@ std::vector<at::Tensor> reduce_now(Collectives& collectives, std::vector<Reducti
 void Runtime::gather(Unit& unit) {
   std::vector<Transfer> transfers;
   for (Slot& slot : unit.slots) transfers.push_back({&slot, slot.rows_of(slot.owner().local())});
-  unit.gathering = lane_->submit(unit.name + " all-gather", [this, transfers = std::move(transfers)] {
-    for (const Transfer& t : transfers)
-      if (!t.slot->attached()) t.slot->attach(arena_.allocate(t.slot->bytes()));
-    gather_now(*collectives_, transfers);
-  });
+  unit.gathering = lane_->submit(unit.name + " all-gather",
+                                 [this, &sharing = *unit.sharing, transfers = std::move(transfers)] {
+                                   for (const Transfer& t : transfers)
+                                     if (!t.slot->attached())
+                                       t.slot->attach(arena_.allocate(t.slot->bytes()));
+                                   gather_now(*sharing.shard, transfers);
+                                 });
   unit.state = Unit::State::Gathering;
   unit.epoch = epoch_;
   unit.calls_seen = 0;
@@ -170,8 +173,8 @@ void Runtime::release(Unit& unit) noexcept {
 }
 
 void Runtime::add_pending(Slot& slot, at::Tensor gradient) {
-  TORCH_CHECK(gradient.layout() == at::kStrided, "OSDP: parameter '", slot.name(),
-              "' got a sparse gradient, which cannot be sharded. Use sparse=False, or NO_SHARD for it.");
+  OSDP_CHECK(gradient.layout() == at::kStrided, Sharding, "OSDP: parameter '", slot.name(),
+             "' got a sparse gradient, which cannot be sharded. Use sparse=False, or NO_SHARD for it.");
   if (slot.unsynced.defined()) {
     gradient = gradient.add_(slot.unsynced);
     slot.unsynced.reset();
@@ -207,26 +210,25 @@ void Runtime::reduce(Unit& unit) {
   if (reductions->empty()) return;
   ++statistics_.reductions;
   arena_.trim();  // see Note [Blocks that come and go]
-  reductions_.push_back(
-      lane_->submit(unit.name + " reduce-scatter", [collectives = collectives_, reductions] {
-        std::vector<at::Tensor> means = reduce_now(*collectives, *reductions);
-        for (size_t i = 0; i < means.size(); ++i) {
-          Slot& slot = *(*reductions)[i].slot;
-          at::Tensor mean = means[i].narrow(0, 0, slot.range().count * slot.range().row_elements);
-          if (slot.owner().split()) {
-            add_into((*reductions)[i].target, mean);
-            continue;
-          }
-          // Between the first reduction of a backward and leave(), this gradient is touched by the lane
-          // alone.
-          at::Tensor& gradient = slot.owner().local_grad();
-          at::Tensor shaped = mean.view(slot.owner().local().sizes());
-          if (gradient.defined())
-            add_into(gradient, shaped);
-          else
-            gradient = shaped;
-        }
-      }));
+  reductions_.push_back(lane_->submit(unit.name + " reduce-scatter", [sharing = *unit.sharing, reductions] {
+    std::vector<at::Tensor> means = reduce_now(sharing, *reductions);
+    for (size_t i = 0; i < means.size(); ++i) {
+      Slot& slot = *(*reductions)[i].slot;
+      at::Tensor mean = means[i].narrow(0, 0, slot.range().count * slot.range().row_elements);
+      if (slot.owner().split()) {
+        add_into((*reductions)[i].target, mean);
+        continue;
+      }
+      // Between the first reduction of a backward and leave(), this gradient is touched by the lane
+      // alone.
+      at::Tensor& gradient = slot.owner().local_grad();
+      at::Tensor shaped = mean.view(slot.owner().local().sizes());
+      if (gradient.defined())
+        add_into(gradient, shaped);
+      else
+        gradient = shaped;
+    }
+  }));
 }
 
 size_t Runtime::gathered_bytes() const {

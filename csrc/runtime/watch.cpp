@@ -77,7 +77,7 @@ void Watch::wait(const c10::intrusive_ptr<c10d::Work>& work, int64_t peer) {
   } catch (const std::exception& e) {
     error = e.what();
   }
-  progress_.fetch_add(1, std::memory_order_relaxed);
+  moved();
   std::lock_guard lock(mutex_);
   current_.reset();
   if (interruption_) std::rethrow_exception(interruption_);
@@ -94,6 +94,10 @@ std::exception_ptr Watch::explain(std::exception_ptr error) {
     interruption_ = make_error(trouble_->kind.value_or(ErrorKind::Rank), std::move(message));
   }
   return interruption_;
+}
+
+void Watch::check() const {
+  if (auto interrupted = interruption()) std::rethrow_exception(interrupted);
 }
 
 std::exception_ptr Watch::interruption() const {

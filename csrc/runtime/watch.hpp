@@ -75,6 +75,13 @@ class Watch {
   // returns what this and all later tasks end with.
   std::exception_ptr explain(std::exception_ptr error);
   std::exception_ptr interruption() const;
+  // For links that wait by themselves: a message has arrived; and throw what interrupts the lane, if
+  // anything.
+  void moved() noexcept { progress_.fetch_add(1, std::memory_order_relaxed); }
+  void check() const;
+  // Who `peer` of a group of `size` ranks is in the lane's own group; -1: that is a part of it, and not
+  // known.
+  int64_t rank_of(int64_t peer, int64_t size) const { return size == world_ ? peer : -1; }
 
   // The watch of the lane whose task runs on this thread; null elsewhere.
   static Watch* here();
@@ -90,6 +97,7 @@ class Watch {
   // Ends the message that is waited for, and all later ones, with `why`. Later calls change nothing.
   void interrupt(std::exception_ptr why);
   void set_explained(bool by_heartbeat) { explained_ = by_heartbeat; }
+  void set_world(int64_t world) { world_ = world; }
 
  private:
   mutable std::mutex mutex_;
@@ -97,6 +105,7 @@ class Watch {
   std::atomic<int64_t> position_{0}, asked_{0}, progress_{0};
   std::atomic<const std::string*> place_{nullptr};
   std::atomic<bool> explained_{false};
+  std::atomic<int64_t> world_{0};
   int tag_ = 0;  // the lane's thread alone
   // Under mutex_:
   bool busy_ = false;

@@ -31,19 +31,21 @@ at::Tensor Runtime::gather_whole(int64_t index, const at::Tensor& local) {
   NoInference no_inference;
   at::NoGradGuard no_grad;
   Parameter& p = *params_.at(index);
-  TORCH_CHECK(stack_.empty() && !backward_,
-              "OSDP: full parameters were asked for inside a forward or backward ('", p.name(),
-              "'); ask between steps.");
+  OSDP_CHECK(stack_.empty() && !backward_, Sharding,
+             "OSDP: full parameters were asked for inside a forward or backward ('", p.name(),
+             "'); ask between steps.");
   if (p.whole()) return local.detach().clone();
   at::Tensor full = at::empty(p.full_sizes(), local.options());
-  Ticket done = lane_->submit(p.name() + " all-gather (whole)", [this, &p, local, full] {
+  const Sharing& sharing = *places_[index].sharing;
+  Ticket done = lane_->submit(p.name() + " all-gather (whole)", [&sharing, &p, local, full] {
     for (const Piece& piece : p.pieces()) {
       at::Tensor rows = local.narrow(piece.local_dim, piece.local_begin, piece.local_count);
       const int64_t full_rows = p.split() ? p.slice_rows() : p.full_sizes()[piece.local_dim];
       std::vector<int64_t> offsets = piece.offsets;
       if (!piece.replicated) {
-        offsets[piece.local_dim] -= RowRange(std::vector<int64_t>{full_rows}, 0, rank(), world()).begin;
-        rows = gathered_rows(*collectives_, rows, piece.local_dim, full_rows);
+        const RowRange range(std::vector<int64_t>{full_rows}, 0, sharing.rank(), sharing.world());
+        offsets[piece.local_dim] -= range.begin;
+        rows = gathered_rows(*sharing.shard, rows, piece.local_dim, full_rows);
       }
       at::Tensor into = full;
       for (int64_t d = 0; d < rows.dim(); ++d) into = into.narrow(d, offsets[d], rows.size(d));
@@ -55,7 +57,7 @@ at::Tensor Runtime::gather_whole(int64_t index, const at::Tensor& local) {
 }
 
 void Runtime::summon(bool with_grads) {
-  TORCH_CHECK(!summoned_, "OSDP: summon_full_params is already active for this model");
+  OSDP_CHECK(!summoned_, Sharding, "OSDP: summon_full_params is already active for this model");
   summoned_local_.assign(params_.size(), {});
   summoned_grad_.assign(params_.size(), {});
   for (size_t i = 0; i < params_.size(); ++i) {
@@ -75,7 +77,7 @@ void Runtime::summon(bool with_grads) {
 }
 
 void Runtime::unsummon(bool writeback) {
-  TORCH_CHECK(summoned_, "OSDP: summon_full_params is not active for this model");
+  OSDP_CHECK(summoned_, Sharding, "OSDP: summon_full_params is not active for this model");
   NoInference no_inference;
   at::NoGradGuard no_grad;
   for (size_t i = 0; i < params_.size(); ++i) {
@@ -85,8 +87,8 @@ void Runtime::unsummon(bool writeback) {
     p.tensor().mutable_grad().reset();
     p.show(summoned_local_[i]);
     if (writeback) {
-      TORCH_CHECK(full.sizes() == p.full_sizes(), "OSDP: parameter '", p.name(),
-                  "' changed its shape inside summon_full_params");
+      OSDP_CHECK(full.sizes() == p.full_sizes(), Sharding, "OSDP: parameter '", p.name(),
+                 "' changed its shape inside summon_full_params");
       summoned_local_[i].copy_(p.take_local(full));
       if (grad.defined() && summoned_grad_[i].defined()) summoned_grad_[i].copy_(p.take_local(grad));
     }
@@ -97,43 +99,43 @@ void Runtime::unsummon(bool writeback) {
   summoned_ = false;
 }
 
-std::vector<at::Tensor> Runtime::local_gradients(bool replicated) const {
-  std::vector<at::Tensor> gradients;
-  for (const auto& p : params_) {
-    const at::Tensor grad = p->tensor().grad();
-    if (!grad.defined()) continue;
-    for (const Piece& piece : p->pieces())
-      if (piece.replicated == replicated && grad.numel() > 0)
-        gradients.push_back(
-            grad.dim() == 0 ? grad : grad.narrow(piece.local_dim, piece.local_begin, piece.local_count));
+Runtime::LocalGradients Runtime::local_gradients() const {
+  LocalGradients gradients;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const Parameter& p = *params_[i];
+    const at::Tensor grad = p.tensor().grad();
+    if (!grad.defined() || grad.numel() == 0) continue;
+    for (const Piece& piece : p.pieces()) {
+      const bool counts = piece.replicated ? rank() == 0 : places_[i].sharing->counts();
+      (counts ? gradients.counted : gradients.others)
+          .push_back(grad.dim() == 0 ? grad
+                                     : grad.narrow(piece.local_dim, piece.local_begin, piece.local_count));
+    }
   }
   return gradients;
 }
 
 // Note [Norm of a mixed plan]
-// Sharded pieces are disjoint over the ranks, replicated ones are on all of them: rank 0 alone counts the
-// latter. One all-reduce (one number) of the sum of powers, or of the maximum, gives every rank the same
-// norm.
-at::Tensor Runtime::clip_grad_norm(double max_norm, double norm_type) {
+// Sharded pieces are disjoint over the ranks; those that several hold are counted by one: replicated ones by
+// rank 0, HYBRID_SHARD's by the first rank of each column. One all-reduce (one number) of the sum of powers,
+// or of the maximum, gives every rank the same norm.
+at::Tensor Runtime::clip_grad_norm(double max_norm, double norm_type, bool error_if_nonfinite) {
   NoInference no_inference;
   at::NoGradGuard no_grad;
-  TORCH_CHECK(norm_type > 0, "OSDP: clip_grad_norm_ needs a positive norm type, got ", norm_type);
+  OSDP_CHECK(norm_type > 0, Sharding, "OSDP: clip_grad_norm_ needs a positive norm type, got ", norm_type);
   const bool largest = std::isinf(norm_type);
-  const std::vector<at::Tensor> sharded = local_gradients(false), replicated = local_gradients(true);
-  double sum = 0;
-  const auto count = [&](const std::vector<at::Tensor>& gradients) {
-    for (const at::Tensor& g : gradients) {
-      const double norm = g.numel() ? at::linalg_vector_norm(g, norm_type).item<double>() : 0.0;
-      if (std::isnan(norm))
-        sum = norm;
-      else
-        sum = largest ? std::max(sum, norm) : sum + std::pow(norm, norm_type);
-    }
-  };
-  count(sharded);
-  if (rank() == 0) count(replicated);
+  const LocalGradients local = local_gradients();
+  double sum = 0, not_a_number = 0;
+  for (const at::Tensor& g : local.counted) {
+    const double norm = g.numel() ? at::linalg_vector_norm(g, norm_type).item<double>() : 0.0;
+    if (std::isnan(norm))
+      not_a_number = 1;
+    else
+      sum = largest ? std::max(sum, norm) : sum + std::pow(norm, norm_type);
+  }
   const at::Device device = params_.empty() ? at::Device(at::kCPU) : params_[0]->tensor().device();
-  at::Tensor total = at::full({1}, sum, at::TensorOptions().dtype(at::kDouble).device(device));
+  // Whether it is not a number travels beside it: a maximum may or may not be one when one of its terms is.
+  at::Tensor total = at::tensor({sum, not_a_number}, at::TensorOptions().dtype(at::kDouble)).to(device);
   Ticket done = lane_->submit("clip_grad_norm_ all-reduce", [this, total, largest] {
     if (largest)
       collectives_->all_reduce_max(total);
@@ -141,11 +143,18 @@ at::Tensor Runtime::clip_grad_norm(double max_norm, double norm_type) {
       collectives_->all_reduce_sum(total);
   });
   done.wait();
-  const double norm = largest ? total.item<double>() : std::pow(total.item<double>(), 1.0 / norm_type);
+  at::Tensor told = total.to(at::kCPU);
+  double norm = told[0].item<double>();
+  if (!largest) norm = std::pow(norm, 1.0 / norm_type);
+  if (told[1].item<double>() > 0) norm = std::numeric_limits<double>::quiet_NaN();
+  OSDP_CHECK(!error_if_nonfinite || std::isfinite(norm), Gradient, "the norm of order ", norm_type,
+             " of all gradients is ", norm,
+             ", on every rank: no gradient was changed. Skip this step (every "
+             "rank will), or find the batch or layer that made it (torch.autograd.detect_anomaly).");
   const double scale = max_norm / (norm + 1e-6);
   // Also when it is not a number: every rank then has the same NaN, as one process would.
   if (!(scale >= 1.0)) {
-    for (const auto& gradients : {sharded, replicated})
+    for (const auto& gradients : {local.counted, local.others})
       for (at::Tensor g : gradients) g.mul_(scale);
   }
   at::ScalarType dtype = params_.empty() ? at::kFloat : params_[0]->tensor().scalar_type();

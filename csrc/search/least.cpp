@@ -10,6 +10,7 @@
 #include <deque>
 
 #include "search/chooser.hpp"
+#include "search/least_peak.hpp"
 
 namespace osdp::search {
 namespace {
@@ -19,8 +20,9 @@ constexpr int kTurns = 48;
 // One batch, and plans without larger transients. (What smaller ones' plans hold less for transients is left
 // to those.)
 struct Part {
-  Part(const Model& model, const Request& request, const Kinds& kinds, Batch b, int64_t transient)
+  Part(const Model& model, const Request& request, const Kinds& kinds, Batch b, int64_t t)
       : batch(b),
+        transient(t),
         reserve(request.reserve_bytes(transient)),
         bound(reserve),
         chooser(model, request, kinds, b, transient, true),
@@ -43,10 +45,23 @@ struct Part {
     ++weights[worst - phases.begin()];
     ++turn;
   }
+  // To the byte, where that succeeds: the bound then is the least peak, or no less than the best one.
+  void settle(const Model& model, const Request& request, const Kinds& kinds, LeastMemory& best,
+              Stopwatch& watch) {
+    const Series series(model, request, kinds, batch, transient, true);
+    if (!series.possible()) return;
+    const LeastPeak least = least_peak(series, best.peak_bytes - series.reserved(), watch);
+    if (!least.complete) return;
+    bound = best.peak_bytes;
+    if (!least.found) return;
+    bound = best.peak_bytes = least.peak_bytes + series.reserved();
+    best.batch = batch;
+    best.decision = least.decision;
+  }
   int64_t work() const { return static_cast<int64_t>(50 * weights.size()); }
 
   Batch batch;
-  int64_t reserve, bound;
+  int64_t transient, reserve, bound;
   int turn = 1;  // also the sum of all weights
   Chooser chooser;
   std::vector<int64_t> weights;
@@ -79,6 +94,11 @@ LeastMemory least_memory(const Model& model, const Request& request, const Kinds
         if (best.peak_bytes <= enough_bytes || watch.spent(part->work())) return best;
       }
     }
+  }
+  for (Part& part : parts) {  // what the weights leave open is found out
+    if (part.bound >= best.peak_bytes || watch.spent(part.work())) continue;
+    part.settle(model, request, kinds, best, watch);
+    if (best.peak_bytes <= enough_bytes) return best;
   }
   best.bound_bytes = best.peak_bytes;
   for (const Part& part : parts) best.bound_bytes = std::min(best.bound_bytes, part.bound);

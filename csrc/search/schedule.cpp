@@ -13,6 +13,7 @@
 #include "search/schedule.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 #include <queue>
@@ -20,6 +21,7 @@
 
 #include "search/chooser.hpp"
 #include "search/least.hpp"
+#include "search/sequence.hpp"
 
 namespace osdp::search {
 namespace {
@@ -42,6 +44,14 @@ struct Waiting {
     return a != b ? a > b : number > o.number;
   }
 };
+
+// One batch and transient that is searched as a sequence.
+struct Cell {
+  Sequence sequence;
+  double allowance = 1e-4;  // of its bound: how far above it plans are looked for next
+};
+using CellKey = std::array<int64_t, 3>;  // batch, accumulation, transient
+CellKey key_of(const Waiting& w) { return {w.lo.size, w.lo.accumulation, static_cast<int64_t>(w.lean)}; }
 
 class Scheduler {
  public:
@@ -69,6 +79,8 @@ class Scheduler {
   bool near(const Waiting& w) const;
   void round(const Waiting& w);
   bool price_phases(Waiting& w);
+  bool make_cell(const Waiting& w, const std::vector<double>& prices);
+  bool go_on_in_cell(Waiting w);
   void shake(const Waiting& w, const Chooser& chooser, const std::vector<double>& prices, int64_t limit);
   void mend(Decision decision, const Waiting& w);
   bool add_rows(const std::vector<double>& prices);
@@ -78,6 +90,7 @@ class Scheduler {
   const Table& table(int64_t accumulation);
   Region region(const Waiting& w) const;
   bool useless(const Waiting& w) const;
+  int64_t cutoff(const Waiting& w) const;
 
   const Model& model_;
   const Request& request_;
@@ -91,9 +104,11 @@ class Scheduler {
   std::map<int64_t, Table> tables_;
   std::priority_queue<Waiting> waiting_;
   Schedule best_;
+  RunnersUp found_;
   int64_t number_ = 0;
   int broken_ = 0;  // by the last plan that accept() refused
   int64_t excess_ = 0;
+  std::map<CellKey, Cell> cells_;
   std::vector<Waiting> given_up_;  // leaves that were not solved
   bool gave_up_ = false;           // the depth-first search
 };
@@ -250,9 +265,9 @@ bool Scheduler::accept(const Leaf& leaf, Batch batch) {
     excess_ = *worst - request_.limit_bytes;
     return false;
   }
-  const bool better = !best_.feasible || static_cast<int128>(leaf.time_ps) * best_.batch.samples() <
-                                             static_cast<int128>(best_.step_ps) * batch.samples();
-  if (!better) return true;
+  const Found found{batch, used, leaf.decision, leaf.time_ps, *worst};
+  if (!any_) found_.offer(found);
+  if (best_.feasible && !found.faster_than({best_.batch, 0, {}, best_.step_ps, 0})) return true;
   best_.feasible = true;
   best_.batch = batch;
   best_.transient_bytes = used;
@@ -367,6 +382,7 @@ bool Scheduler::price_phases(Waiting& w) {
     }
   }
   w.bound = std::max(w.bound, bound);
+  if (make_cell(w, best)) return false;
   shake(w, chooser, best, limit);
   return add_rows(best);
 }
@@ -439,6 +455,54 @@ bool Scheduler::add_rows(const std::vector<double>& prices) {
   return added;
 }
 
+bool Scheduler::make_cell(const Waiting& w, const std::vector<double>& prices) {
+  Series series(model_, request_, kinds_, w.lo, kinds_.transients[w.lean]);
+  if (!series.possible()) return false;
+  std::vector<std::vector<double>> others;
+  for (double scale : {0.0, 0.5, 0.7, 0.85, 0.95, 1.05, 1.2, 1.5, 2.0, 4.0}) {
+    others.push_back(prices);
+    for (double& p : others.back()) p *= scale;
+  }
+  cells_.erase(key_of(w));
+  cells_.emplace(key_of(w), Cell{Sequence(std::move(series), prices, others)});
+  return true;
+}
+
+// False where this region is not searched so.
+bool Scheduler::go_on_in_cell(Waiting w) {
+  constexpr size_t kLongest = 100000;
+  const auto at = cells_.find(key_of(w));
+  if (at == cells_.end()) return false;
+  Cell& cell = at->second;
+  int64_t most = cutoff(w) - 1;
+  const double target = cell.sequence.bound_ps() * (1 + cell.allowance);
+  if (target < static_cast<double>(most)) most = static_cast<int64_t>(target);
+  cell.allowance *= 2;
+  const SequenceFound found = cell.sequence.look(most, kLongest, watch_);
+  best_.leaves++;
+  best_.nodes += found.nodes;
+  if (!found.complete) {
+    cells_.erase(at);
+    waiting_.push(std::move(w));
+    return true;
+  }
+  if (found.found) {
+    if (!accept({Status::Optimal, found.time_ps, 0, found.decision, 0}, w.lo)) give_up(w, w.bound);
+    return true;
+  }
+  w.bound = std::max(w.bound, static_cast<double>(most) + 1);
+  w.number = number_++;
+  if (!useless(w)) waiting_.push(std::move(w));
+  return true;
+}
+
+// Of a step of this batch: plans that take less are better than the best one.
+int64_t Scheduler::cutoff(const Waiting& w) const {
+  if (!best_.feasible) return kLargestSum;
+  const int128 least = static_cast<int128>(best_.step_ps) * w.samples, per = best_.batch.samples();
+  return static_cast<int64_t>(std::min<int128>(kLargestSum, (least + per - 1) / per));
+}
+
 void Scheduler::give_up(Waiting w, double bound) {
   w.bound = std::max(w.bound, bound);
   given_up_.push_back(std::move(w));
@@ -463,12 +527,7 @@ void Scheduler::solve(const Waiting& w) {
   const Table& t = table(w.lo.accumulation);
   const Bounded bounded = relax(kinds_, t, request_, region(w), w.prices, 1e300);
   if (!bounded.feasible) return;
-  int64_t cutoff = kLargestSum;
-  if (best_.feasible) {  // times below this are better
-    const int128 least = static_cast<int128>(best_.step_ps) * w.samples;
-    const int128 per = best_.batch.samples();
-    cutoff = static_cast<int64_t>(std::min<int128>(kLargestSum, (least + per - 1) / per));
-  }
+  const int64_t cutoff = this->cutoff(w);
   Budget rest = budget_;
   if (rest.time_limit_s > 0) rest.time_limit_s = std::max(1e-3, rest.time_limit_s - watch_.seconds());
   const Leaf leaf = solve_leaf(kinds_, t, request_, region(w), bounded, model_, cutoff, watch_, rest);
@@ -544,7 +603,7 @@ void Scheduler::go_on() {
       if (added) {
         waiting_.push(std::move(top));
         gather();
-      } else if (useless(top)) {
+      } else if (useless(top) || go_on_in_cell(top)) {
         continue;
       } else if (top.box.lo == top.box.hi) {
         solve(top);
@@ -632,6 +691,8 @@ void Scheduler::finish() {
     for (size_t j = 0; j < rows_.size(); ++j) {
       if (b.prices[j] > 1e-9) best_.prices.push_back({rows_[j], b.prices[j]});
     }
+    best_.runners_up =
+        found_.beside({best_.batch, best_.transient_bytes, best_.decision, best_.step_ps, best_.peak_bytes});
   }
   best_.seconds = watch_.seconds();
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "search/leaf.hpp"
+#include "search/runners_up.hpp"
 
 namespace osdp::search {
 
@@ -20,6 +21,7 @@ struct Schedule {
   int64_t step_ps = 0, peak_bytes = 0;
   std::vector<int64_t> phases;          // memory of each, with the transients' reserve
   std::vector<RowPrice> prices;         // of memory, for this batch and transient
+  std::vector<Found> runners_up;        // other plans, nearly as fast (runners_up.hpp)
   int64_t smallest_limit_bytes = 0;     // where infeasible: the least limit that works; 0: not known
   double lower_bound_s_per_sample = 0;  // per rank; what the whole search proved
   int64_t regions = 0, leaves = 0, nodes = 0, rows = 0;

@@ -14,13 +14,16 @@ from . import kernels
 __all__: list[str] = [
     "CallHook",
     "Collectives",
+    "HEARTBEAT_MARGIN_S",
     "Mode",
     "ParamSpec",
     "Piece",
     "Runtime",
     "SplitCall",
     "SplitSpec",
+    "Ticket",
     "UnitSpec",
+    "host_identity",
     "kernels",
     "memory_live_bytes",
     "memory_meter_install",
@@ -28,7 +31,9 @@ __all__: list[str] = [
     "memory_peak_bytes",
     "memory_reset_peak",
     "register_source",
+    "set_error_types",
     "shutdown",
+    "start_heartbeat",
     "unregister_source",
 ]
 
@@ -64,9 +69,12 @@ class Mode:
       SHARD_GRAD_OP
 
       FULL_SHARD
+
+      HYBRID_SHARD
     """
 
     FULL_SHARD: typing.ClassVar[Mode]
+    HYBRID_SHARD: typing.ClassVar[Mode]
     NO_SHARD: typing.ClassVar[Mode]
     SHARD_GRAD_OP: typing.ClassVar[Mode]
     __members__: typing.ClassVar[dict[str, Mode]]
@@ -98,9 +106,15 @@ class SplitSpec:
 
 class ParamSpec:
     """
-    A parameter's name, its tensor (full, equal on all ranks) and its split
+    A parameter's name, its tensor (full, equal on all ranks) and its split. With full_sizes its value comes later: the runtime makes memory for this rank's part.
     """
-    def __init__(self, name: str, tensor: torch.Tensor, split: SplitSpec | None = None) -> None: ...
+    def __init__(
+        self,
+        name: str,
+        tensor: torch.Tensor,
+        split: SplitSpec | None = None,
+        full_sizes: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] | None = None,
+    ) -> None: ...
 
 class UnitSpec:
     """
@@ -132,6 +146,8 @@ class CallHook:
     """
     Forward hooks of one module
     """
+    def __deepcopy__(self, arg0: typing.Any) -> None: ...
+    def __reduce_ex__(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
     def after(self, arg0: typing.Any, arg1: tuple, arg2: dict, arg3: typing.Any) -> None: ...
     def before(self, arg0: typing.Any, arg1: tuple, arg2: dict) -> None: ...
 
@@ -147,6 +163,8 @@ class Runtime:
         device: torch.device,
         params: collections.abc.Sequence[ParamSpec],
         units: collections.abc.Sequence[UnitSpec],
+        shard_group: str = "",
+        replicate_group: str = "",
     ) -> None: ...
     def add_call(
         self,
@@ -163,6 +181,7 @@ class Runtime:
         self,
         max_norm: typing.SupportsFloat | typing.SupportsIndex,
         norm_type: typing.SupportsFloat | typing.SupportsIndex,
+        error_if_nonfinite: bool,
     ) -> torch.Tensor: ...
     def full_shape(self, param: typing.SupportsInt | typing.SupportsIndex) -> list[int]: ...
     def gather_whole(
@@ -174,6 +193,10 @@ class Runtime:
         """
     def pieces(self, param: typing.SupportsInt | typing.SupportsIndex) -> list[Piece]: ...
     def reset_statistics(self) -> None: ...
+    def set_budget(self, sentence: str) -> None:
+        """
+        What the plan predicted, for the text of OutOfMemoryError
+        """
     def source_of(self, param: typing.SupportsInt | typing.SupportsIndex) -> int: ...
     def statistics(self) -> dict: ...
     def summon(self, with_grads: bool) -> None: ...
@@ -193,6 +216,14 @@ class Runtime:
     @property
     def world(self) -> int: ...
 
+class Ticket:
+    """
+    The end of a task on the lane.
+    """
+    def wait(self) -> None: ...
+    @property
+    def done(self) -> bool: ...
+
 class Collectives:
     """
     What the runtime communicates with: see csrc/runtime/collectives.hpp. Each call runs on the group's lane and returns when it is done there.
@@ -206,6 +237,20 @@ class Collectives:
     def reduce_scatter_mean(
         self, outputs: collections.abc.Sequence[torch.Tensor], inputs: collections.abc.Sequence[torch.Tensor]
     ) -> None: ...
+    def submit_all_reduce_mean(self, tensors: collections.abc.Sequence[torch.Tensor]) -> Ticket:
+        """
+        The same without waiting for it.
+        """
+    @property
+    def link(self) -> str:
+        """
+        What carries the bytes: 'shared memory', 'sockets' or the backend's name.
+        """
+
+def host_identity() -> str:
+    """
+    Machine, boot, network namespace and name of this host: the same for ranks that share it
+    """
 
 def memory_live_bytes() -> int: ...
 def memory_meter_install() -> None: ...
@@ -217,12 +262,26 @@ def register_source(source: typing.Any) -> int:
     Registers an object with acquire(index, next), release(index) and put_grad(index, grad); returns its id.
     """
 
-def shutdown() -> None:
+def set_error_types(types: list) -> None:
     """
-    Ends the communication threads.
+    The classes of osdp.errors, in the order of ErrorKind in csrc/runtime/errors.hpp
+    """
+
+def shutdown(last_words: str = "") -> None:
+    """
+    Ends the communication threads. `last_words`: the exception that ends this process, for the other ranks.
+    """
+
+def start_heartbeat(
+    group: str, device: torch.device, timeout_s: typing.SupportsFloat | typing.SupportsIndex
+) -> None:
+    """
+    Finds out which rank died, hangs or goes another way; see csrc/runtime/heartbeat.hpp.
     """
 
 def unregister_source(id: typing.SupportsInt | typing.SupportsIndex) -> None:
     """
     Forgets a source. Unknown ids are ignored.
     """
+
+HEARTBEAT_MARGIN_S: float = 0.5

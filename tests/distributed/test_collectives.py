@@ -1,22 +1,52 @@
-"""The runtime's collectives by themselves: every size around the edges of their segments, every dtype."""
+"""The runtime's collectives by themselves, through shared memory and through sockets: every size around the edges of
+their segments, every dtype."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from functools import cache
+
 import pytest
 import torch
+import torch.distributed as dist
 from harness import Member
 from support.pair import naming
 
-from osdp import _C
-from osdp.lane_group import lane_group
+from osdp import _C, lane_group
 
 CPU = torch.device("cpu")
-SEGMENT = 256 * 1024 // 4  # elements of fp32
-SIZES = (1, 7, 1000, 4096, 4097, SEGMENT - 1, SEGMENT + 1, 5 * SEGMENT + 3)  # of one rank's part
+SEGMENT = 256 * 1024 // 4  # elements of fp32 in one message over sockets
+SLOT = 64 * 1024 // 4  # and through shared memory
+SIZES = (
+    1,
+    7,
+    1000,
+    4096,
+    4097,
+    SLOT - 1,
+    SLOT + 1,
+    SEGMENT - 1,
+    SEGMENT + 1,
+    5 * SEGMENT + 3,
+)  # of one rank's part
 
 
-def collectives(me: Member) -> _C.Collectives:
-    return _C.Collectives(lane_group(me.group, CPU), CPU)
+def collectives(me: Member, link: str) -> _C.Collectives:
+    return made(me.group, link)[1]
+
+
+@cache
+def made(group: dist.ProcessGroup, link: str) -> tuple[dist.ProcessGroup, _C.Collectives]:
+    """A group's link is chosen when its first collectives are made, so each kind has a group of its own."""
+    private = lane_group._make(group, CPU)
+    os.environ["OSDP_SHARED_MEMORY"] = "1" if link == "shared memory" else "0"
+    try:
+        collectives = _C.Collectives(private.group_name, CPU)
+        assert collectives.link == link
+        return private, collectives
+    finally:
+        del os.environ["OSDP_SHARED_MEMORY"]
 
 
 def numbers(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -24,8 +54,8 @@ def numbers(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.
     return ((torch.arange(count) * 7 + rank * 3) % 16).to(dtype)
 
 
-def gathers(me: Member) -> None:
-    ours = collectives(me)
+def gathers(me: Member, link: str) -> None:
+    ours = collectives(me, link)
     for count in SIZES:
         with naming(f"{count} elements"):
             out = torch.full((me.world * count,), -1.0)
@@ -33,8 +63,8 @@ def gathers(me: Member) -> None:
             assert torch.equal(out, torch.cat([numbers(r, count) for r in range(me.world)]))
 
 
-def scatters(me: Member) -> None:
-    ours = collectives(me)
+def scatters(me: Member, link: str) -> None:
+    ours = collectives(me, link)
     for count in SIZES:
         with naming(f"{count} elements"):
             out = torch.full((count,), -1.0)
@@ -43,8 +73,8 @@ def scatters(me: Member) -> None:
             torch.testing.assert_close(out, mean[me.rank * count :][:count].float())
 
 
-def reduces(me: Member) -> None:
-    ours = collectives(me)
+def reduces(me: Member, link: str) -> None:
+    ours = collectives(me, link)
     for count in (*SIZES, 3 * SEGMENT + 1):  # no number of ranks but 1 divides them all
         with naming(f"{count} elements"):
             tensor = numbers(me.rank, count)
@@ -53,9 +83,9 @@ def reduces(me: Member) -> None:
             torch.testing.assert_close(tensor, mean.float())
 
 
-def several_at_once(me: Member) -> None:
+def several_at_once(me: Member, link: str) -> None:
     """Tensors of several sizes and dtypes in one collective."""
-    ours = collectives(me)
+    ours = collectives(me, link)
     kinds = [(3, torch.bfloat16), (SEGMENT + 5, torch.float32), (1, torch.float64), (9000, torch.float16)]
     full = [numbers(me.rank, me.world * n, dtype) for n, dtype in kinds]
     parts = [torch.empty(n, dtype=dtype) for n, dtype in kinds]
@@ -69,9 +99,9 @@ def several_at_once(me: Member) -> None:
         torch.testing.assert_close(reduced, mean.to(dtype))
 
 
-def the_same_everywhere(me: Member) -> None:
+def the_same_everywhere(me: Member, link: str) -> None:
     """Rounding must not differ between ranks: NO_SHARD replicas would drift apart."""
-    ours = collectives(me)
+    ours = collectives(me, link)
     for count in (100, 4 * SEGMENT + 3):
         torch.manual_seed(me.rank)
         tensor = torch.randn(count)
@@ -82,8 +112,8 @@ def the_same_everywhere(me: Member) -> None:
             assert torch.equal(theirs, tensor)
 
 
-def broadcasts(me: Member) -> None:
-    ours = collectives(me)
+def broadcasts(me: Member, link: str) -> None:
+    ours = collectives(me, link)
     tensors = [
         torch.full((3, 2), float(me.rank)).t(),
         torch.tensor(me.rank == 0),
@@ -98,8 +128,9 @@ def broadcasts(me: Member) -> None:
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("link", ["shared memory", "sockets"])
 @pytest.mark.parametrize(
     "case", [gathers, scatters, reduces, several_at_once, the_same_everywhere, broadcasts]
 )
-def test_collectives(ranks, world, case):
-    ranks(case, world=world)
+def test_collectives(ranks, world: int, link: str, case: Callable[[Member, str], None]) -> None:
+    ranks(case, link, world=world)

@@ -132,3 +132,31 @@ def subclass(me: Member) -> None:
 
 def test_a_subclass_works(ranks):
     ranks(subclass, world=2)
+
+
+def from_the_meta_device(me: Member) -> None:
+    """FSDP1's arguments: rank 0 loads a model, the others build its shapes; or all initialise."""
+    whole, _ = whole_model()
+    model = blocks.workload().model(SEED, torch.float64)
+    if me.rank > 0:
+        model = model.to("meta")
+    wrapped = osdp.FullyShardedDataParallel(
+        model,
+        process_group=me.group,
+        sync_module_states=True,
+        device_id=torch.device("cpu"),
+        param_init_fn=lambda module: module.to_empty(device="cpu", recurse=False),
+    )
+    for name, value in wrapped.state_dict().items():
+        assert torch.equal(value, whole.state_dict()[name]), name
+    with torch.device("meta"):
+        model = blocks.Blocks(1)
+    wrapped = osdp.FullyShardedDataParallel(model, process_group=me.group, sync_module_states=False)
+    tokens, target = data(me, 0)
+    blocks.surprise(wrapped(me.part(tokens)), me.part(target)).backward()
+    with pytest.raises(osdp.InvalidProblemError, match="no accelerator"):
+        osdp.FullyShardedDataParallel(blocks.Blocks(1), process_group=me.group, device_id=0)
+
+
+def test_models_from_the_meta_device(ranks):
+    ranks(from_the_meta_device, world=2)

@@ -10,7 +10,8 @@ import pytest
 
 from osdp.errors import FormatError, InvalidProblemError
 from osdp.hardware import Collective, Hardware, known_machines
-from osdp.measuring import SIZES, fit
+from osdp.fitting import fit
+from osdp.measuring import SIZES
 
 
 def test_known_machines_are_there_with_their_sources() -> None:

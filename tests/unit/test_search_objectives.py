@@ -87,8 +87,7 @@ def test_fully_shard_refuses_what_the_runtime_cannot_do_yet():
 
     plan = Plan.uniform(gpt(1, 64), "FULL_SHARD")
     check_supported(plan)
-    with pytest.raises(osdp.ShardingError, match="HYBRID_SHARD"):
-        check_supported(plan.replace({"head": osdp.Choice("HYBRID_SHARD")}))
+    check_supported(plan.replace({"head": osdp.Choice("HYBRID_SHARD")}))
     with pytest.raises(osdp.ShardingError, match="prefetch"):
         check_supported(dataclasses.replace(plan, prefetch=2))
 
@@ -111,7 +110,10 @@ def test_exposed_communication_scales_the_communication():
     )
     one = osdp.search(gpt(2, 128), hardware=machine(), **arguments)
     half = osdp.search(gpt(2, 128), hardware=machine(exposed_communication=0.5), **arguments)
-    assert half.predicted.communication_s == pytest.approx(one.predicted.communication_s / 2)
+    both = [sum(o.communication_s for o in plan.predicted.operators.values()) for plan in (one, half)]
+    assert both[1] == pytest.approx(both[0] / 2)
+    # Played, communication is what it is.
+    assert half.predicted.communication_s == pytest.approx(one.predicted.communication_s)
 
 
 def test_ctrl_c_gives_the_best_plan_so_far():
@@ -150,8 +152,8 @@ def test_an_infeasible_limit_of_a_large_model_is_answered_with_one_that_works():
 
 
 def test_a_time_limit_gives_a_plan_with_its_gap():
-    plan = osdp.search(gpt(5, 256), memory="20MiB", time_limit=1.0, **HERE)
-    full = osdp.search(gpt(5, 256), memory="20MiB", **HERE)
+    plan = osdp.search(gpt(5, 256), memory="20MiB", time_limit=1.0, replay=0, **HERE)
+    full = osdp.search(gpt(5, 256), memory="20MiB", replay=0, **HERE)
     per_sample = [p.certificate.time_ps / p.batch_size for p in (plan, full)]
     assert per_sample[0] >= per_sample[1] >= per_sample[0] * (1 - plan.certificate.gap) * (1 - 1e-12)
 

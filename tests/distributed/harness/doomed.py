@@ -23,7 +23,14 @@ EXTRA_S = 40.0  # to start, on a busy machine
 LATER_S = 4.0  # than the timeout: for the other ranks, once one has ended
 START = timedelta(seconds=60)
 # What takes long to import, describe() included.
-PRELOAD = ["torch", "torch.distributed", "torch._dynamo", "torch._subclasses.fake_tensor", "sympy", "osdp.sharding"]
+PRELOAD = [
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "torch._subclasses.fake_tensor",
+    "sympy",
+    "osdp.sharding",
+]
 
 
 @dataclass(frozen=True)

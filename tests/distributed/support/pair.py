@@ -55,8 +55,11 @@ class Pair:
         optimizer: MakeOptimizer = adamw,
         prepare: Callable[[nn.Module], None] | None = None,
         samples: int = 2,
+        **sharding: Any,
     ) -> None:
-        """`samples`: per rank and micro-batch. `prepare` changes both models before sharding (to freeze)."""
+        """`samples`: per rank and micro-batch. `prepare` changes both models before sharding (to freeze). `sharding`: for
+        `fully_shard`.
+        """
         self.me, self.workload, self.dtype, self.samples = me, workload, dtype, samples
         self.tolerance = tolerance or (1e-9 if dtype == torch.float64 else 1e-5)
         self.whole = workload.model(SEED, dtype)
@@ -67,7 +70,9 @@ class Pair:
         if not isinstance(plan, osdp.Plan):
             described = osdp.describe(model, *self._part(self.data(0))[0])
             plan = osdp.Plan.uniform(described, plan) if isinstance(plan, str) else plan(described)
-        self.sharded = osdp.fully_shard(model, plan, process_group=me.group)
+        if "device_mesh" not in sharding:
+            sharding.setdefault("process_group", me.group)
+        self.sharded = osdp.fully_shard(model, plan, **sharding)
         self.whole_optimizer = optimizer(self.whole.parameters())
         self.sharded_optimizer = optimizer(self.sharded.parameters())
         self.both = ((self.whole, self.whole_optimizer), (self.sharded, self.sharded_optimizer))

@@ -1,0 +1,59 @@
+#include <deque>
+
+#include "runtime/link.hpp"
+#include "runtime/messages.hpp"
+
+namespace osdp::runtime {
+namespace {
+
+class GlooLink final : public Link {
+ public:
+  explicit GlooLink(c10::intrusive_ptr<c10d::Backend> backend) : backend_(std::move(backend)) {}
+
+  const char* name() const override { return "sockets"; }
+  int64_t longest_message_bytes() const override { return 256 * 1024; }
+  int64_t window() const override { return 8; }
+
+  void run(const Course& course) override {
+    const int world = backend_->getSize(), rank = backend_->getRank();
+    const int next = (rank + 1) % world, before = (rank + world - 1) % world;
+    const int64_t total = course.messages();
+    struct Arriving {
+      Range into;
+      Messages::Message message;
+    };
+    Messages messages(*backend_);
+    std::deque<Arriving> arriving;
+    std::vector<Messages::Message> sends;
+    int64_t asked = 0, sent = 0;
+    for (int64_t done = 0; done < total; ++done) {
+      for (; asked < total && asked < done + course.window; ++asked) {
+        Arriving& one = arriving.emplace_back();
+        if (course.expected(asked).empty()) continue;
+        one.into = course.inbox(asked / course.segments, asked % course.segments);
+        one.message = messages.receive(one.into.tensor(), before);
+      }
+      for (; sent < total && sent < done + course.segments; ++sent) {
+        const Range range = course.sent(sent);
+        if (!range.empty()) sends.push_back(messages.send(range.tensor(), next));
+      }
+      const Arriving first = std::move(arriving.front());
+      arriving.pop_front();
+      if (!first.message.work) continue;
+      messages.wait(first.message);
+      course.take(done / course.segments, done % course.segments, first.into.data());
+    }
+    for (const Messages::Message& send : sends) messages.wait(send);
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Backend> backend_;
+};
+
+}  // namespace
+
+std::unique_ptr<Link> gloo_link(c10::intrusive_ptr<c10d::Backend> backend) {
+  return std::make_unique<GlooLink>(std::move(backend));
+}
+
+}  // namespace osdp::runtime

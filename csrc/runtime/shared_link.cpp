@@ -1,0 +1,179 @@
+#include <ATen/Functions.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <stdexcept>
+
+#include "runtime/link.hpp"
+#include "runtime/shared_memory.hpp"
+#include "runtime/watch.hpp"
+
+namespace osdp::runtime {
+
+#ifdef __linux__
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr std::chrono::milliseconds kGlance(100);  // how often a sleeper looks whether its neighbours live
+
+class SharedLink final : public Link {
+ public:
+  SharedLink(std::unique_ptr<SharedQueue> in, std::unique_ptr<SharedQueue> out,
+             std::unique_ptr<SharedQueue> before, int rank, int world, std::chrono::milliseconds timeout)
+      : in_(std::move(in)),
+        out_(std::move(out)),
+        before_(std::move(before)),
+        rank_(rank),
+        world_(world),
+        timeout_(timeout) {}
+
+  const char* name() const override { return "shared memory"; }
+  int64_t longest_message_bytes() const override { return Queue::kSlotBytes; }
+  int64_t window() const override { return Queue::kSlots; }
+
+  void run(const Course& course) override {
+    const int64_t total = course.messages();
+    watch_ = Watch::here();
+    tag_ = watch_ ? watch_->tag() : 0;
+    int64_t sent = 0, taken = 0;
+    while (sent < total || taken < total) {
+      const uint32_t heard = (*in_)->bell.load();
+      bool moved = false;
+      while (sent < total && sent < taken + course.segments && send(course.sent(sent))) ++sent, moved = true;
+      if (taken < total && take(course, taken)) ++taken, moved = true;
+      if (!moved)
+        wait(heard);
+      else if (watch_)
+        watch_->moved();
+    }
+  }
+
+ private:
+  bool send(const Range& range) {
+    if (range.empty()) return true;
+    if ((*out_)->full()) return false;
+    const uint64_t at = (*out_)->written.load(), slot = at % Queue::kSlots;
+    std::memcpy((*out_)->slots[slot], range.data(), range.bytes());
+    (*out_)->bytes[slot] = range.bytes();
+    (*out_)->tags[slot] = tag_;
+    (*out_)->written.store(at + 1);
+    out_->ring();
+    return true;
+  }
+
+  bool take(const Course& course, int64_t i) {
+    const Range expected = course.expected(i);
+    if (expected.empty()) return true;
+    if ((*in_)->empty()) return false;
+    const uint64_t at = (*in_)->read.load(), slot = at % Queue::kSlots;
+    if ((*in_)->tags[slot] != tag_) return false;  // of another collective: the heartbeat tells who differs
+    if (const int64_t bytes = (*in_)->bytes[slot]; bytes != expected.bytes())
+      throw std::runtime_error("rank " + std::to_string(before()) + " sent " + std::to_string(bytes) +
+                               " bytes where rank " + std::to_string(rank_) + " expects " +
+                               std::to_string(expected.bytes()) + ": the ranks run different collectives");
+    course.take(i / course.segments, i % course.segments, (*in_)->slots[slot]);
+    (*in_)->read.store(at + 1);
+    before_->ring();
+    return true;
+  }
+
+  // Until the bell rings. A neighbour that ended, or has not moved for the group's timeout, is an error.
+  void wait(uint32_t heard) {
+    const auto begin = Clock::now();
+    while ((*in_)->bell.load() == heard) {
+      in_->sleep(heard, kGlance);
+      if ((*in_)->bell.load() != heard) return;
+      if (watch_) watch_->check();
+      for (const auto& [queue, rank] : {std::pair(before_.get(), before()), std::pair(out_.get(), next())})
+        if (!queue->owner_lives()) throw ConnectionLost(lane_rank(rank), "its shared memory is free");
+      if (Clock::now() - begin > timeout_)
+        throw ConnectionLost(
+            -1, "this rank's neighbours were silent for " + std::to_string(timeout_.count() / 1000) + " s");
+    }
+  }
+
+  int64_t lane_rank(int rank) const { return watch_ ? watch_->rank_of(rank, world_) : rank; }
+  int before() const { return (rank_ + world_ - 1) % world_; }
+  int next() const { return (rank_ + 1) % world_; }
+
+  std::unique_ptr<SharedQueue> in_;      // from the rank before; our own bell
+  std::unique_ptr<SharedQueue> out_;     // the next rank's
+  std::unique_ptr<SharedQueue> before_;  // the one that the rank before reads: for its bell
+  int rank_, world_;
+  std::chrono::milliseconds timeout_;
+  Watch* watch_ = nullptr;  // of the lane that runs the course; null: none
+  int32_t tag_ = 0;
+};
+
+// What ranks tell each other: where they are, and where their queue is.
+struct Card {
+  char host[256] = {};
+  SharedQueue::Address queue;
+};
+
+bool wanted() {
+  const char* given = std::getenv("OSDP_SHARED_MEMORY");
+  return !given || std::string(given) != "0";
+}
+
+std::vector<Card> all_cards(c10d::Backend& backend, const Card& mine) {
+  const int64_t size = sizeof(Card);
+  std::vector<at::Tensor> input{at::empty({size}, at::kByte)};
+  std::memcpy(input[0].mutable_data_ptr(), &mine, sizeof mine);
+  std::vector<std::vector<at::Tensor>> outputs(1);
+  for (int r = 0; r < backend.getSize(); ++r) outputs[0].push_back(at::empty({size}, at::kByte));
+  backend.allgather(outputs, input)->wait();
+  std::vector<Card> cards(outputs[0].size());
+  for (size_t r = 0; r < cards.size(); ++r)
+    std::memcpy(&cards[r], outputs[0][r].const_data_ptr(), sizeof(Card));
+  return cards;
+}
+
+bool everywhere(c10d::Backend& backend, bool here) {
+  std::vector<at::Tensor> flag{at::full({1}, here, at::kInt)};
+  c10d::AllreduceOptions options;
+  options.reduceOp = c10d::ReduceOp::MIN;
+  backend.allreduce(flag, options)->wait();
+  return flag[0].item<int>() != 0;
+}
+
+}  // namespace
+
+std::unique_ptr<Link> shared_memory_link(const c10::intrusive_ptr<c10d::Backend>& backend) {
+  const int rank = backend->getRank(), world = backend->getSize();
+  std::unique_ptr<SharedQueue> in, out, before;
+  Card mine;
+  try {
+    if (wanted()) {
+      in = std::make_unique<SharedQueue>();
+      const std::string host = host_identity();
+      std::copy_n(host.data(), std::min(host.size(), sizeof mine.host - 1), mine.host);
+      mine.queue = in->address();
+    }
+  } catch (const std::exception&) {  // this machine cannot; sockets can
+  }
+  const std::vector<Card> cards = all_cards(*backend, mine);
+  const auto with_us = [&](const Card& card) {
+    return card.host[0] != 0 && std::strncmp(card.host, mine.host, sizeof mine.host) == 0;
+  };
+  if (!std::all_of(cards.begin(), cards.end(), with_us)) return nullptr;  // the same on all ranks
+  try {
+    out = std::make_unique<SharedQueue>(cards[(rank + 1) % world].queue);
+    before = std::make_unique<SharedQueue>(cards[(rank + world - 1) % world].queue);
+  } catch (const std::exception&) {
+  }
+  if (!everywhere(*backend, out && before)) return nullptr;
+  const std::chrono::milliseconds timeout = backend->getBackendOptions()->timeout;
+  return std::make_unique<SharedLink>(std::move(in), std::move(out), std::move(before), rank, world, timeout);
+}
+
+#else
+
+std::unique_ptr<Link> shared_memory_link(const c10::intrusive_ptr<c10d::Backend>&) { return nullptr; }
+
+#endif
+
+}  // namespace osdp::runtime

@@ -1,0 +1,218 @@
+#include "search/step_of_plan.hpp"
+
+#include <algorithm>
+
+#include "search/kinds.hpp"
+#include "search/problem.hpp"
+
+namespace osdp::search {
+namespace {
+
+// Costs of the collectives that units need, alone on the lane.
+class Links {
+ public:
+  Links(const Device& device, const Collective& delay) : device_(device), delay_(delay) {}
+
+  LaneTime gather(int64_t bytes, Mode mode) const {
+    return time([&](Collective more) { return gather_s(bytes, mode, more); });
+  }
+  LaneTime reduce(int64_t bytes, Mode mode) const {
+    return time([&](Collective more) { return reduce_s(bytes, mode, more); });
+  }
+  LaneTime all_reduce(int64_t bytes) const {
+    return time(
+        [&](Collective more) { return 2 * ring(device_.all_reduce, more, bytes, device_.ranks, false); });
+  }
+
+ private:
+  // `seconds`, of what each step of a ring takes longer, without and with computation beside it.
+  template <class Seconds>
+  LaneTime time(const Seconds& seconds) const {
+    const char* where = "a collective";
+    return {picoseconds(seconds({}), where), picoseconds(seconds(delay_), where)};
+  }
+  double gather_s(int64_t bytes, Mode mode, Collective more) const {
+    return ring(device_.all_gather, more, bytes, inside(mode), mode == Mode::HybridShard);
+  }
+  double reduce_s(int64_t bytes, Mode mode, Collective more) const {
+    double seconds = ring(device_.reduce_scatter, more, bytes, inside(mode), mode == Mode::HybridShard);
+    // Every rank of a host reduces its part across hosts at the same time, over links that they share.
+    if (mode == Mode::HybridShard)
+      seconds += 2 * ring(device_.between_hosts, more, bytes, device_.hosts, true);
+    return seconds;
+  }
+  int64_t inside(Mode mode) const {
+    return mode == Mode::HybridShard ? device_.ranks / device_.hosts : device_.ranks;
+  }
+  double ring(Collective c, const Collective& more, int64_t bytes, int64_t ranks, bool one_level) const {
+    if (bytes == 0) return 0;
+    if (!one_level && device_.hosts > 1) {  // a ring over all ranks waits for its slowest link
+      c.alpha_s = std::max(c.alpha_s, device_.between_hosts.alpha_s);
+      c.beta_s_per_byte = std::max(c.beta_s_per_byte, device_.between_hosts.beta_s_per_byte);
+    }
+    const auto n = static_cast<double>(ranks);
+    return (n - 1) * (c.alpha_s + more.alpha_s +
+                      static_cast<double>(bytes) / n * (c.beta_s_per_byte + more.beta_s_per_byte));
+  }
+
+  const Device& device_;
+  const Collective delay_;
+};
+
+class Builder {
+ public:
+  Builder(const Model& model, const Request& request, const PlainPlan& plan, const Collective& delay)
+      : model_(model),
+        request_(request),
+        plan_(plan),
+        links_(request.device, delay),
+        kept_gradients_(model.operators.size()) {
+    if (plan.choices.size() != model.operators.size() || plan.blocks.size() != model.blocks.size()) {
+      throw InvalidProblem("the plan is for another model: it has " + std::to_string(plan.choices.size()) +
+                           " choices for " + std::to_string(model.operators.size()) + " operators");
+    }
+  }
+
+  Step build(const std::vector<PlannedUnit>& units, int64_t prefetch) {
+    step_.accumulation = plan_.batch.accumulation;
+    step_.prefetch = prefetch;
+    step_.held_bytes = of_batch(0, model_.input_bytes_per_sample);
+    for (size_t b = 0; b < model_.blocks.size(); ++b) {
+      step_.blocks.push_back(
+          {plan_.blocks[b] == Recompute::Hold, of_batch(0, model_.blocks[b].input_bytes_per_sample)});
+    }
+    for (size_t i = 0; i < model_.operators.size(); ++i) add_operator(i);
+    for (const PlannedUnit& unit : units) add_unit(unit);
+    return std::move(step_);
+  }
+
+ private:
+  // Throws InvalidProblem where it overflows 2^61.
+  int64_t of_batch(int64_t fixed, int64_t per_sample) const {
+    return Linear{fixed, per_sample}(plan_.batch.size);
+  }
+
+  static bool same(const Candidate& c, const PlainPlan::Choice& choice) {
+    return c.mode == choice.mode && c.granularity == choice.granularity && c.split == choice.split &&
+           (c.mode == Mode::NoShard || c.sharded_slices == choice.sharded_slices);
+  }
+
+  void add_operator(size_t i) {
+    const Operator& op = model_.operators[i];
+    const std::string where = "operator '" + op.name + "'";
+    const Recompute way = op.block < 0 ? Recompute::None : plan_.blocks[op.block];
+    const Candidate* chosen = nullptr;
+    Space space = request_.space;  // this choice's candidates only
+    space.modes = {plan_.choices[i].mode, Mode::NoShard};
+    space.granularities = {plan_.choices[i].granularity};
+    const std::vector<Candidate> list = candidates(op, request_.device, space, way);
+    for (const Candidate& c : list) {
+      if (same(c, plan_.choices[i])) chosen = &c;
+    }
+    if (chosen == nullptr && !list.empty())
+      throw InvalidProblem(where + " cannot be treated as the plan says");
+    StepOperator& o = step_.operators.emplace_back();
+    o.name = op.name;
+    o.block = way == Recompute::None ? -1 : op.block;
+    const int64_t forward = of_batch(0, picoseconds(op.recompute_s_per_sample, where));
+    const int64_t both =
+        of_batch(picoseconds(op.compute_s_fixed, where), picoseconds(op.compute_s_per_sample, where));
+    o.forward_ps = std::min(forward, both);
+    o.backward_ps = both - o.forward_ps;
+    o.saved_bytes = of_batch(op.saved_bytes_fixed, op.saved_bytes_per_sample);
+    if (chosen == nullptr) return;
+    const Candidate& c = *chosen;
+    o.resident_bytes = c.state_bytes - c.gradient_bytes;
+    o.whole_gradient_bytes = c.whole_gradient_bytes;
+    o.parts = c.granularity;
+    if (c.granularity > 1) {  // each further slice launches three products more, one of them in forward
+      const int64_t launches = picoseconds(request_.space.slice_overhead_s, where) * (c.granularity - 1);
+      o.forward_ps += launches / 3;
+      o.backward_ps += launches - launches / 3;
+    }
+    kept_gradients_[i] = c.gradient_bytes - c.whole_gradient_bytes;
+    step_.optimizer_ps += c.optimizer_ps;
+  }
+
+  void add_unit(const PlannedUnit& unit) {
+    for (int i : unit.operators) {
+      if (i < 0 || static_cast<size_t>(i) >= model_.operators.size()) {
+        throw InvalidProblem("unit '" + unit.name + "' has an unknown operator");
+      }
+    }
+    if (unit.operators.empty() || request_.device.ranks == 1) return;
+    const PlainPlan::Choice& choice = plan_.choices[unit.operators.front()];
+    if (choice.granularity > 1) return add_slices(unit);
+    int64_t all = 0, trained = 0, kept = 0, whole = 0;
+    for (int i : unit.operators) {
+      int64_t of_operator = 0;
+      for (const Tensor& t : model_.operators[i].tensors) {
+        all += t.bytes();
+        of_operator += t.trainable ? t.bytes() : 0;
+      }
+      trained += of_operator;
+      const StepOperator& o = step_.operators[i];
+      kept += kept_gradients_[i], whole += o.whole_gradient_bytes;
+      if (o.whole_gradient_bytes == 0) step_.operators[i].full_gradient_bytes = of_operator;
+    }
+    if (choice.mode == Mode::NoShard) return add_bucket(unit.name, unit.operators, trained);
+    StepUnit& u = step_.units.emplace_back();
+    u.name = unit.name;
+    u.members = unit.operators;
+    u.calls = unit.calls;
+    u.repeats = unit.repeats;
+    u.keeps = choice.mode == Mode::ShardGradOp;
+    u.gather = links_.gather(all, choice.mode);
+    u.reduce = links_.reduce(trained, choice.mode);
+    u.full_bytes = all;
+    u.gradient_bytes = trained - whole;
+    u.kept_gradient_bytes = kept;
+  }
+
+  void add_bucket(const std::string& name, const std::vector<int>& members, int64_t bytes) {
+    if (bytes == 0) return;
+    // Gradients of more than a bucket are reduced where they lie.
+    const int64_t buffer = bytes <= request_.space.bucket_bytes ? bytes : 0;
+    step_.buckets.push_back({name, members, links_.all_reduce(bytes), buffer});
+  }
+
+  // The slices that are sharded, each a unit; the others, and the other parameters, in buckets of their own.
+  void add_slices(const PlannedUnit& unit) {
+    const int i = unit.operators.front();
+    const Operator& op = model_.operators[i];
+    const PlainPlan::Choice& choice = plan_.choices[i];
+    const Tensor& weight = op.tensors.at(op.split_tensor);
+    const int64_t slice = weight.bytes() / choice.granularity;
+    const int64_t whole = choice.granularity - choice.sharded_slices;
+    for (int64_t s = whole; s < choice.granularity; ++s) {
+      StepUnit& u = step_.units.emplace_back();
+      u.name = unit.name + " slice " + std::to_string(s);
+      u.members = {i};
+      u.slice = true;
+      u.gather = links_.gather(slice, choice.mode);
+      u.full_bytes = slice;
+      if (weight.trainable) u.reduce = links_.reduce(slice, choice.mode), u.gradient_bytes = slice;
+      u.kept_gradient_bytes = kept_gradients_[i] / choice.sharded_slices;
+    }
+    int64_t others = 0;
+    for (const Tensor& t : op.tensors) others += t.trainable && &t != &weight ? t.bytes() : 0;
+    add_bucket(unit.name + " bias", {i}, others);
+    if (weight.trainable) add_bucket(unit.name, {i}, whole * slice);
+  }
+
+  const Model& model_;
+  const Request& request_;
+  const PlainPlan& plan_;
+  const Links links_;
+  Step step_;
+  std::vector<int64_t> kept_gradients_;  // by operator: this rank's part
+};
+
+}  // namespace
+
+Step step_of(const Model& model, const Request& request, const PlainPlan& plan,
+             const std::vector<PlannedUnit>& units, int64_t prefetch, const Collective& delay) {
+  return Builder(model, request, plan, delay).build(units, prefetch);
+}
+
+}  // namespace osdp::search

@@ -1,0 +1,170 @@
+"""The rules that a plan keeps: what a file or a hand may get wrong, and the runtime relies on."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from osdp.choice import MODES, RECOMPUTE, SPLITS, Choice, split_length
+from osdp.description import ModelDescription, Operator
+from osdp.errors import InvalidProblemError, PlanMismatchError
+from osdp.units import operator_dtypes
+
+if TYPE_CHECKING:
+    from osdp.plan import Plan
+
+
+def validate(plan: Plan) -> Plan:
+    """`plan` itself, if it keeps every rule that the runtime needs; else InvalidProblemError."""
+    for where, why in problems(plan):
+        raise InvalidProblemError(f"{where}: {why}")
+    return plan
+
+
+def check_same_model(plan: Plan, description: ModelDescription) -> None:
+    """Raise PlanMismatchError, naming the first difference, unless the plan was made for these parameters."""
+    planned = {p.name: p for p in plan.description.parameters}
+    found = {p.name: p for p in description.parameters}
+    for name in [*planned, *found]:
+        a, b = planned.get(name), found.get(name)
+        if a is None or b is None:
+            holder = "model" if a is None else "plan"
+            raise PlanMismatchError(
+                f"parameter {name!r} is only in the {holder}: the plan was made for another model"
+            )
+        for what in ("shape", "dtype", "aliases"):
+            if getattr(a, what) != getattr(b, what):
+                raise PlanMismatchError(
+                    f"parameter {name!r}: {what} is {getattr(b, what)} in the model, {getattr(a, what)} "
+                    "in the plan; make a plan for this model"
+                )
+
+
+def problems(plan: Plan) -> Iterator[tuple[str, str]]:
+    """(field, what is wrong) for every rule that `plan` breaks."""
+    yield from _description_problems(plan.description)
+    for name in ("world_size", "batch_size"):
+        value = getattr(plan, name)
+        if value is not None and value < 1:
+            yield name, f"must be at least 1, is {value}"
+    if plan.memory_limit_bytes is not None and plan.memory_limit_bytes < 0:
+        yield "memory_limit_bytes", f"must not be negative, is {plan.memory_limit_bytes}"
+    if plan.accumulation < 1:
+        yield "accumulation", f"must be at least 1, is {plan.accumulation}"
+    if plan.prefetch < 0:
+        yield "prefetch", f"must not be negative, is {plan.prefetch}"
+    if plan.certificate is not None and plan.certificate.price_denominator < 1:
+        yield "certificate.price_denominator", "must be at least 1"
+    yield from choices_problems(plan)
+    yield from _unit_problems(plan)
+
+
+def _description_problems(description: ModelDescription) -> Iterator[tuple[str, str]]:
+    seen: set[str] = set()
+    owned: set[str] = set()
+    for i, operator in enumerate(description.operators):
+        where = f"description.operators[{i}]"
+        if operator.name in seen:
+            yield f"{where}.name", f"{operator.name!r} is there twice"
+        seen.add(operator.name)
+        if operator.parameters and not operator.gather_at:
+            yield f"{where}.gather_at", "is empty, but the operator has parameters"
+        for field_ in (
+            "parameter_bytes",
+            "buffer_bytes",
+            "calls",
+            "saved_bytes_per_sample",
+            "saved_bytes_fixed",
+        ):
+            if getattr(operator, field_) < 0:
+                yield f"{where}.{field_}", f"must not be negative, is {getattr(operator, field_)}"
+        for j, parameter in enumerate(operator.parameters):
+            for name in (parameter.name, *parameter.aliases):
+                if name in owned:
+                    yield f"{where}.parameters[{j}].name", f"{name!r} is there twice"
+                owned.add(name)
+            if any(d < 0 for d in parameter.shape):
+                yield f"{where}.parameters[{j}].shape", f"{parameter.shape} has a negative dimension"
+
+
+def choices_problems(plan: Plan) -> Iterator[tuple[str, str]]:
+    operators = {o.name: o for o in plan.description.operators if o.parameters}
+    for name, choice in plan.choices.items():
+        if name not in operators:
+            yield f"choices.{name}", unknown_name("operator with parameters", name, operators)
+            continue
+        for why in choice_problems(choice, operators[name]):
+            yield f"choices.{name}", why
+    for name in operators:
+        if name not in plan.choices:
+            yield f"choices.{name}", "missing: every operator with parameters needs a choice"
+    blocks = {b.name for b in plan.description.blocks}
+    for name, how in plan.recompute.items():
+        if name not in blocks:
+            yield f"recompute.{name}", unknown_name("block that can be recomputed", name, blocks)
+        elif how not in RECOMPUTE:
+            yield f"recompute.{name}", f"{how!r} is none of {', '.join(RECOMPUTE)}"
+
+
+def choice_problems(choice: Choice, operator: Operator | None) -> Iterator[str]:
+    """What is wrong with `choice` by itself, and for `operator` unless that is None."""
+    g, k = choice.granularity, choice.sharded_slices
+    if choice.mode not in MODES:
+        yield f"mode {choice.mode!r} is none of {', '.join(MODES)}"
+    if choice.split is not None and choice.split not in SPLITS:
+        yield f"split {choice.split!r} is none of {', '.join(SPLITS)}"
+    elif isinstance(g, bool) or not isinstance(g, int) or g < 1:
+        yield f"granularity must be a whole number of at least 1, is {g!r}"
+    elif k is not None and (isinstance(k, bool) or not isinstance(k, int) or not 0 <= k <= g):
+        yield f"sharded_slices must be between 0 and the granularity {g}, is {k!r}"
+    elif g == 1:
+        if k == 0 and choice.mode != "NO_SHARD":
+            yield f"sharded_slices is 0 of 1, which is NO_SHARD, but the mode is {choice.mode}"
+    elif choice.mode != "FULL_SHARD":
+        yield f"granularity {g} means FULL_SHARD slices; mode {choice.mode} has none"
+    elif choice.split is None:
+        yield f"granularity {g} needs split='out' or split='in'"
+    elif operator is not None:
+        length = split_length(operator, choice.split)
+        if length is None:
+            yield f"granularity {g}: {operator.kind} {operator.name!r} cannot be computed in slices"
+        elif length % g:
+            yield f"granularity {g} does not divide {length}, the length of the {choice.split!r} dimension"
+
+
+def _unit_problems(plan: Plan) -> Iterator[tuple[str, str]]:
+    operators = {o.name: o for o in plan.description.operators}
+    block_of = {name: o.block if o.block in plan.recompute else None for name, o in operators.items()}
+    seen: set[str] = set()
+    for i, unit in enumerate(plan.units):
+        where = f"units[{i}]"
+        if not unit:
+            yield where, "is empty"
+        known = [name for name in unit if name in plan.choices and name in operators]
+        for name in unit:
+            if name not in plan.choices:
+                yield where, unknown_name("operator with parameters", name, plan.choices)
+            elif name in seen:
+                yield where, f"operator {name!r} is in a unit already"
+            seen.add(name)
+        modes = {plan.choices[name].mode for name in known}
+        if len(modes) > 1:
+            yield where, f"has several modes: {', '.join(sorted(modes))}"
+        if len(unit) == 1:
+            continue
+        if any(plan.choices[name].granularity > 1 for name in known):
+            yield where, "has a split operator, which must be a unit of its own"
+        if len({operator_dtypes(operators[name]) for name in known}) > 1:
+            yield where, "has several dtypes"
+        if modes != {"NO_SHARD"} and len({block_of[name] for name in known}) > 1:
+            yield where, "crosses the edge of a recomputed block"
+    for name in plan.choices:
+        if name not in seen:
+            yield "units", f"operator {name!r} is in no unit"
+
+
+def unknown_name(what: str, name: str, known: Mapping[str, object] | set[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"the model has no {what} {name!r}{hint}"

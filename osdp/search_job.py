@@ -1,0 +1,175 @@
+"""SearchJob: everything of a search but its memory limit and batch sizes, and what is asked of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from osdp import _search
+from osdp.assembling import Assembly
+from osdp.costing import Space, largest_untraced_unit, make_model, make_request
+from osdp.description import ModelDescription
+from osdp.errors import InfeasibleError
+from osdp.hardware import Hardware
+from osdp.plan import Plan
+from osdp.replaying import best_by_replay
+from osdp.searched import Searched
+from osdp.sizes import format_bytes
+
+DEFAULT_TIME_LIMIT_S = 10.0  # of method="exact"
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchJob:
+    """A search but for its memory limit and batch sizes."""
+
+    description: ModelDescription
+    machine: Hardware
+    ranks: int
+    space: Space
+    optimizer: str
+    precision: str
+    cost: str
+    searched: Searched
+
+    def plan(self, limit: int, batches: Sequence[tuple[int, int]]) -> Plan:
+        """The plan, or InfeasibleError with the smallest limit that works and its plan."""
+        model, found = self._run(limit, batches, find_smallest=True)
+        if found["feasible"]:
+            return self._plan(limit, model, found)
+        least = found["smallest_limit"]
+        if least <= limit:
+            raise InfeasibleError(
+                f"method={self.searched.method!r} found no plan that fits {format_bytes(limit)} in "
+                f"{self.searched.time_limit_s or DEFAULT_TIME_LIMIT_S:g} s: give it a larger time_limit"
+                + (", or use method='exact'" if self.searched.method != "exact" else "")
+            )
+        smallest = batches or [(1, 1)]
+        exact = dataclasses.replace(self, searched=dataclasses.replace(self.searched, method="exact"))
+        # Some plan that fits is found at once; this one is for a message.
+        model, found = exact._run(least, smallest, time_limit_s=0.1)
+        if not found["feasible"]:
+            model, found = exact._run(least, smallest)
+        nearest = exact._plan(least, model, found)
+        raise InfeasibleError(
+            f"no plan fits {format_bytes(limit)}; the smallest that fits is {format_bytes(least)}: "
+            + _summary(nearest),
+            least,
+            nearest,
+        )
+
+    def least_memory(self, limit: int, batches: Sequence[tuple[int, int]], at_least: float) -> int:
+        """The smallest limit whose best plan gives so many samples/s over all ranks, to the byte."""
+
+        def peak(limit: int) -> int | None:
+            model, found = self._run(limit, batches)
+            if not found["feasible"]:
+                return None
+            assembly = self._assembly(limit, model)
+            found = best_by_replay(assembly, found)
+            samples = self.ranks * found["batch_size"] * found["accumulation"]
+            fast = samples >= at_least * assembly.step_ps(found) * 1e-12
+            return int(found["peak_bytes"]) if fast else None
+
+        high = peak(limit)
+        if high is None:
+            best = self.plan(limit, batches)
+            assert best.predicted is not None
+            raise InfeasibleError(
+                f"no plan that fits {format_bytes(limit)} gives {at_least:g} samples/s; "
+                f"the best gives {best.predicted.throughput:g}",
+                None,
+                best,
+            )
+        low = 0
+        while high - low > 1:
+            middle = (low + high) // 2
+            fits = peak(middle)
+            low, high = (middle, high) if fits is None else (low, max(low + 1, min(middle, fits)))
+        return high
+
+    def largest_batch(self, limit: int, batches: Sequence[tuple[int, int]]) -> tuple[int, int]:
+        """The largest size per rank that fits; the smallest where none does."""
+
+        def fits(batch: tuple[int, int]) -> bool:
+            return bool(self._run(limit, [batch])[1]["feasible"])
+
+        if batches:
+            return next((b for b in sorted(batches, reverse=True) if fits(b)), min(batches))
+        return (_last_true(lambda b: fits((b, 1)), 2**16), 1)
+
+    def _run(
+        self,
+        limit: int,
+        batches: Sequence[tuple[int, int]],
+        find_smallest: bool = False,
+        time_limit_s: float | None = None,
+    ) -> tuple[_search.Model, dict[str, Any]]:
+        model = make_model(self.description, self.machine)
+        default = DEFAULT_TIME_LIMIT_S if self.searched.method == "exact" else 0.0  # 0: none
+        seconds = time_limit_s or self.searched.time_limit_s or default
+        return model, _search.schedule(model, self._request(limit, batches, find_smallest), seconds)
+
+    def _request(
+        self, limit: int, batches: Sequence[tuple[int, int]], find_smallest: bool = False
+    ) -> _search.Request:
+        return make_request(
+            self.machine,
+            self.space,
+            world_size=self.ranks,
+            limit_bytes=limit,
+            batches=batches,
+            optimizer=self.optimizer,
+            cost=self.cost,
+            method=self.searched.method,
+            least_transient_bytes=largest_untraced_unit(self.description),
+            hosts=self.searched.hosts,
+            prefetch=self.searched.prefetch,
+            find_smallest=find_smallest,
+        )
+
+    def _plan(self, limit: int, model: _search.Model, found: Mapping[str, Any]) -> Plan:
+        assembly = self._assembly(limit, model)
+        return assembly.plan(best_by_replay(assembly, found))
+
+    def _assembly(self, limit: int, model: _search.Model) -> Assembly:
+        return Assembly(
+            self.description,
+            self.machine,
+            self.ranks,
+            self.optimizer,
+            self.precision,
+            self.cost,
+            self.searched,
+            limit,
+            model,
+            self._request(limit, ()),
+        )
+
+
+def _summary(plan: Plan) -> str:
+    counts: dict[str, int] = {}
+    for choice in plan.choices.values():
+        counts[choice.mode] = counts.get(choice.mode, 0) + 1
+    parts = [f"batch {plan.batch_size}"]
+    parts.append(
+        f"all {next(iter(counts))}" if len(counts) == 1 else ", ".join(f"{n} {m}" for m, n in counts.items())
+    )
+    slices = max((c.granularity for c in plan.choices.values()), default=1)
+    if slices > 1:
+        parts.append(f"granularity {slices}")
+    if plan.recompute:
+        parts.append(f"{len(plan.recompute)} blocks recomputed")
+    return ", ".join(parts)
+
+
+def _last_true(holds: Callable[[int], bool], most: int) -> int:
+    """The largest n in 1..most that holds; what holds for n holds for less. 1 where none does."""
+    low, high = 1, 2
+    while high <= most and holds(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

@@ -1,0 +1,161 @@
+"""simulate: one training step of a plan, played event by event by csrc/search/simulate."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from osdp import _search
+from osdp.choice import MODES, Choice
+from osdp.costing import RECOMPUTE_CODES, SPLIT_CODES, choose_space, make_model, make_request
+from osdp.description import ModelDescription, Operator
+from osdp.errors import InvalidProblemError, PlanMismatchError
+from osdp.hardware import Hardware
+from osdp.plan import Plan
+from osdp.timeline import Timeline, TimelineEvent
+
+PS = 1e-12
+
+Unit = tuple[str, list[int], list[tuple[int, int]], int]  # csrc/bindings/simulate.cpp
+
+
+def simulate(
+    plan: Plan, hardware: Hardware | str | os.PathLike[str] | None = None, world_size: int | None = None
+) -> Timeline:
+    """The time line of one step: `Plan.simulate`."""
+    from osdp.arguments import machine_of
+
+    machine = machine_of(hardware) if hardware is not None else plan.hardware
+    ranks = world_size or plan.world_size
+    if machine is None or ranks is None:
+        raise PlanMismatchError(
+            "the plan does not say for which hardware and how many ranks it is: "
+            "pass hardware= and world_size= to simulate"
+        )
+    hosts = plan.searched.hosts if plan.searched is not None else 1
+    request = make_request(
+        machine,
+        choose_space("auto", "auto", "auto", "osdp", hosts),
+        world_size=ranks,
+        limit_bytes=0,
+        batches=(),
+        optimizer=plan.optimizer,
+        cost="osdp",
+        method="exact",
+        hosts=hosts,
+    )
+    try:
+        played = play(
+            plan.description,
+            machine,
+            make_model(plan.description, machine),
+            request,
+            choices=plan.choices,
+            units=plan.units,
+            blocks=[RECOMPUTE_CODES.index(plan.recompute.get(b.name)) for b in plan.description.blocks],
+            batch=(plan.batch_size, plan.accumulation),
+            prefetch=plan.prefetch,
+            timeline=True,
+        )
+    except _search.InvalidProblem as e:
+        raise InvalidProblemError(str(e)) from None
+    both = played["both_ps"]
+    return Timeline(
+        step_time_s=played["step_ps"] * PS,
+        compute_s=(played["only_computing_ps"] + both) * PS,
+        communication_s=(played["only_communicating_ps"] + both) * PS,
+        overlap_s=both * PS,
+        optimizer_s=played["optimizer_ps"] * PS,
+        peak_memory_bytes=played["peak_bytes"],
+        events=tuple(
+            TimelineEvent(
+                "computation" if action == "compute" else "communication",
+                action,
+                phase,
+                name,
+                begin * PS,
+                end * PS,
+            )
+            for action, phase, name, begin, end in played["events"]
+        ),
+        memory=tuple((moment * PS, size) for moment, size in played["memory"]),
+    )
+
+
+def play(
+    description: ModelDescription,
+    hardware: Hardware,
+    model: _search.Model,
+    request: _search.Request,
+    *,
+    choices: Mapping[str, Choice],
+    units: Sequence[Sequence[str]],
+    blocks: Sequence[int],
+    batch: tuple[int, int],
+    prefetch: int,
+    timeline: bool = False,
+) -> dict[str, Any]:
+    """A step in the core's figures: step_ps, only_computing_ps, both_ps, only_communicating_ps, optimizer_ps,
+    peak_bytes; with `timeline` also events and memory. `blocks`: RECOMPUTE_CODES by block; `batch`: size per rank,
+    micro-batches.
+    """
+    delay = hardware.communication_delay
+    return dict(
+        _search.simulate(
+            model,
+            request,
+            batch,
+            [plain_choice(choices.get(o.name)) for o in description.operators],
+            list(blocks),
+            planned_units(description, units),
+            prefetch,
+            (delay.alpha_s, delay.beta_s_per_byte),
+            round(hardware.stolen_computation * 1000),
+            timeline,
+        )
+    )
+
+
+def plain_choice(choice: Choice | None) -> tuple[int, int, int, int]:
+    """(mode, granularity, sharded slices, split) in the core's codes; of no parameters, anything."""
+    if choice is None:
+        return (0, 1, 0, 0)
+    split = SPLIT_CODES.index(choice.split) if choice.granularity > 1 else 0
+    return (MODES.index(choice.mode), choice.granularity, choice.slices_sharded, split)
+
+
+def planned_units(description: ModelDescription, units: Sequence[Sequence[str]]) -> list[Unit]:
+    """The plan's units as the simulator takes them: when the modules' calls that gather them begin and end."""
+    index = {o.name: i for i, o in enumerate(description.operators)}
+    spans = _spans(description)
+    result: list[Unit] = []
+    for unit in units:
+        members = sorted(index[name] for name in unit)
+        calls: set[tuple[int, int]] = set()
+        repeats = 1
+        for i in members:
+            o = description.operators[i]
+            calls |= {spans.get(place, (i, i)) for place in o.gather_at} or {(i, i)}
+            repeats = max(repeats, _repeats(o))
+        result.append((unit[0], members, sorted(calls), repeats))
+    return result
+
+
+def _repeats(o: Operator) -> int:
+    """Calls of each gathering module in one forward."""
+    return o.calls // max(1, len(o.gather_at))
+
+
+def _spans(description: ModelDescription) -> dict[str, tuple[int, int]]:
+    """By module: the first and the last operator, in execution order, that run in its call."""
+    spans: dict[str, tuple[int, int]] = {}
+    for i, o in enumerate(description.operators):
+        name = o.name
+        while True:
+            first, _ = spans.get(name, (i, i))
+            spans[name] = (first, i)
+            if not name:
+                break
+            name = name.rpartition(".")[0]
+    return spans

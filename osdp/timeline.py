@@ -1,0 +1,93 @@
+"""Timeline: a played training step as plain values, for programs, Perfetto and people."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from osdp import serial
+
+
+@dataclass(frozen=True)
+class TimelineEvent:
+    """One thing that a rank does, from `begin_s` to `end_s` after the step's beginning."""
+
+    resource: str  # "computation", "communication"
+    action: str  # "compute", "gather", "reduce", "all_reduce"
+    phase: str  # of the step: "forward", "recompute", "backward", "optimizer"
+    name: str  # of the operator, or of the unit that is gathered or reduced
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One training step of one rank; all ranks do the same. Printable.
+
+    At every moment it computes, communicates, or both: step_time_s is compute_s + communication_s - overlap_s +
+    optimizer_s, each as long as it takes beside the other.
+    """
+
+    step_time_s: float
+    compute_s: float  # forward, backward, recomputation
+    communication_s: float
+    overlap_s: float  # of both
+    optimizer_s: float
+    peak_memory_bytes: int
+    events: tuple[TimelineEvent, ...]  # by begin
+    memory: tuple[tuple[float, int], ...]  # (seconds, bytes held from then on)
+
+    @property
+    def exposed_communication_s(self) -> float:
+        """Seconds in which the rank waits for the others."""
+        return self.communication_s - self.overlap_s
+
+    def to_json(self) -> str:
+        """All of it as JSON text."""
+        return json.dumps(asdict(self))
+
+    def chrome_trace(self) -> dict[str, Any]:
+        """In Chrome's trace format, which https://ui.perfetto.dev and chrome://tracing show: a track per resource and
+        the memory as a counter.
+        """
+        rows = {"computation": 1, "communication": 2}
+        trace: list[dict[str, Any]] = [
+            {"ph": "M", "name": "thread_name", "pid": 0, "tid": row, "args": {"name": name}}
+            for name, row in rows.items()
+        ]
+        for e in self.events:
+            trace.append(
+                {
+                    "ph": "X",
+                    "name": f"{e.name} {e.action}" if e.resource == "communication" else e.name or "(root)",
+                    "cat": e.phase,
+                    "pid": 0,
+                    "tid": rows[e.resource],
+                    "ts": e.begin_s * 1e6,
+                    "dur": (e.end_s - e.begin_s) * 1e6,
+                }
+            )
+        for moment, size in self.memory:
+            trace.append({"ph": "C", "name": "memory", "pid": 0, "ts": moment * 1e6, "args": {"bytes": size}})
+        return {"traceEvents": trace, "displayTimeUnit": "ms"}
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write `chrome_trace` to `path`: whole or not at all."""
+        serial.save_text(path, json.dumps(self.chrome_trace()))
+
+    def __str__(self) -> str:
+        from osdp.figures import format_seconds
+        from osdp.sizes import format_bytes
+
+        parts = {
+            "step": self.step_time_s,
+            "computation": self.compute_s,
+            "communication": self.communication_s,
+            "of it beside computation": self.overlap_s,
+            "optimizer": self.optimizer_s,
+        }
+        lines = [f"{name:26}{format_seconds(seconds):>10}" for name, seconds in parts.items()]
+        lines.append(f"{'peak memory':26}{format_bytes(self.peak_memory_bytes):>10}")
+        return "\n".join(lines)

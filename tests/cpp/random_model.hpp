@@ -1,0 +1,218 @@
+// Small random models for comparing the planner's parts with brute force, and the brute force: every plan,
+// its time and the memory of its phases straight from the definitions (Note [Phases] in phases.hpp).
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <random>
+
+#include "search/phases.hpp"
+#include "search/problem.hpp"
+
+namespace osdp::search {
+
+using Random = std::mt19937_64;
+
+inline int64_t draw(Random& r, int64_t low, int64_t high) {
+  return low + static_cast<int64_t>(r() % static_cast<uint64_t>(high - low + 1));
+}
+
+// At most `operators` operators, some of them in blocks (neighbours), many of them alike.
+inline Model random_model(Random& r, int64_t operators) {
+  Model model;
+  model.input_bytes_per_sample = draw(r, 0, 20);
+  std::vector<Operator> shapes;
+  for (int64_t n = draw(r, 1, 3); n-- > 0;) {
+    Operator op;
+    for (int64_t t = draw(r, 0, 2); t-- > 0;) {
+      op.tensors.push_back({draw(r, 1, 12), 4 * draw(r, 1, 8), r() % 8 != 0, r() % 8 != 0});
+    }
+    if (!op.tensors.empty() && r() % 2 == 0) {
+      op.split_tensor = 0;
+      op.out_features = op.tensors[0].rows = 2 * draw(r, 1, 6);
+      op.in_features = op.tensors[0].row_bytes / 4;
+      op.tensors[0].shardable = true;
+    }
+    op.calls = r() % 8 == 0 ? 2 : 1;
+    op.saved_bytes_per_sample = draw(r, 0, 60), op.saved_bytes_fixed = draw(r, 0, 9);
+    op.compute_s_per_sample = 1e-9 * static_cast<double>(draw(r, 0, 50));
+    op.recompute_s_per_sample = op.compute_s_per_sample / 3;
+    shapes.push_back(op);
+  }
+  const int64_t n = draw(r, 1, operators);
+  while (static_cast<int64_t>(model.operators.size()) < n) {
+    int64_t length = draw(r, 1, 3);
+    const bool block = r() % 3 != 0;
+    // Half of all blocks are like the one before.
+    const bool again = block && !model.blocks.empty() && r() % 2 == 0;
+    std::vector<Operator> members;
+    if (again) {
+      for (const Operator& op : model.operators) {
+        if (op.block == static_cast<int>(model.blocks.size()) - 1) members.push_back(op);
+      }
+    } else {
+      for (; length > 0; --length) members.push_back(shapes[r() % shapes.size()]);
+    }
+    if (static_cast<int64_t>(model.operators.size() + members.size()) > n) break;
+    for (Operator& op : members) {
+      op.block = block ? static_cast<int>(model.blocks.size()) : -1;
+      op.name = "op" + std::to_string(model.operators.size());
+      model.operators.push_back(op);
+    }
+    if (!block) continue;
+    model.blocks.push_back({"block" + std::to_string(model.blocks.size()),
+                            again ? model.blocks.back().input_bytes_per_sample : draw(r, 0, 30)});
+  }
+  if (model.operators.empty()) {
+    model.operators.push_back(shapes[0]);
+    model.operators[0].name = "op0";
+  }
+  return model;
+}
+
+// Without a limit.
+inline Request random_request(Random& r) {
+  Request request;
+  request.device.ranks = draw(r, 1, 4);
+  const auto link = [&] {
+    return Collective{1e-9 * static_cast<double>(draw(r, 0, 40)),
+                      1e-10 * static_cast<double>(draw(r, 1, 30))};
+  };
+  request.device.all_gather = link(), request.device.reduce_scatter = link(),
+  request.device.all_reduce = link();
+  request.device.optimizer_s_per_byte = 1e-11 * static_cast<double>(draw(r, 0, 20));
+  request.space.modes = {Mode::NoShard, Mode::FullShard};
+  if (r() % 2 == 0) request.space.modes.push_back(Mode::ShardGradOp);
+  if (r() % 2 == 0) request.space.granularities = {2};
+  request.space.optimizer_bytes_per_parameter_byte = draw(r, 0, 2);
+  request.space.bucket_bytes = draw(r, 1, 100);
+  request.space.slice_overhead_s = 1e-9 * static_cast<double>(draw(r, 0, 10));
+  static const std::vector<std::vector<Recompute>> ways{
+      {Recompute::None},
+      {Recompute::None, Recompute::Hold, Recompute::Regather},
+      {Recompute::None, Recompute::Regather},
+      {Recompute::Hold, Recompute::Regather}};
+  request.recompute = ways[r() % ways.size()];
+  request.least_transient_bytes = r() % 2 == 0 ? 0 : draw(r, 0, 100);
+  request.buffers = draw(r, 1, 3);
+  return request;
+}
+
+// Every operator's slot: which kind's, and under which block.
+struct Where {
+  const Slot* slot = nullptr;
+  const Kind* kind = nullptr;
+  size_t instance = 0, place = 0;
+};
+inline std::vector<Where> find_places(const Model& model, const Kinds& kinds) {
+  std::vector<Where> where(model.operators.size());
+  for (const Kind& kind : kinds.kinds) {
+    for (size_t m = 0; m < kind.instances.size(); ++m) {
+      for (size_t p = 0; p < kind.slots.size(); ++p) {
+        where[kind.instances[m][p]] = {&kind.slots[p], &kind, m, p};
+      }
+    }
+  }
+  return where;
+}
+inline Recompute way_of(const Where& w, const Decision& d) {
+  return w.kind->block ? d.ways[w.kind->blocks[w.instance]] : Recompute::None;
+}
+inline const Candidate* choice_of(const Where& w, const Decision& d, size_t i) {
+  return d.choices[i] < 0 ? nullptr : &w.slot->candidates[static_cast<int>(way_of(w, d))][d.choices[i]];
+}
+
+// The memory of every phase but for the transients' reserve, by definition and without any sharing of work.
+inline std::vector<int64_t> plain_phases(const Model& model, const Kinds& kinds, const Decision& d,
+                                         Batch batch) {
+  const auto where = find_places(model, kinds);
+  const size_t n = model.operators.size();
+  std::vector<int64_t> phases(n);
+  for (size_t j = 0; j < n; ++j) {
+    int64_t sum = kinds.held_bytes(batch.size);
+    for (size_t i = 0; i < n; ++i) {
+      const Candidate* c = choice_of(where[i], d, i);
+      const bool over = i > j;
+      const bool again = way_of(where[i], d) != Recompute::None;
+      const bool same =
+          where[i].kind->block && where[j].kind == where[i].kind && where[j].instance == where[i].instance;
+      if (c != nullptr) {
+        sum += c->state_bytes;
+        if (!over) {
+          if (batch.accumulation == 1) sum -= c->gradient_bytes;
+          sum += c->gathered_bytes;
+          if (i == j) sum += c->whole_gradient_bytes;
+          if (same && way_of(where[i], d) == Recompute::Hold) sum += c->held_bytes;
+        }
+      }
+      if (!over && (!again || same)) sum += where[i].slot->saved(batch.size);
+      const bool first = where[i].place == 0;
+      if (first && again && i <= j) sum += where[i].kind->input_bytes_per_sample * batch.size;
+    }
+    phases[j] = sum;
+  }
+  return phases;
+}
+
+inline int64_t plain_time(const Model& model, const Kinds& kinds, const Decision& d, Batch batch) {
+  const auto where = find_places(model, kinds);
+  int64_t sum = batch.accumulation * kinds.compute_ps(batch.size);
+  for (size_t i = 0; i < model.operators.size(); ++i) {
+    if (const Candidate* c = choice_of(where[i], d, i))
+      sum += batch.accumulation * c->communication_ps + c->optimizer_ps;
+    if (where[i].place == 0 && way_of(where[i], d) != Recompute::None) {
+      sum += batch.samples() * where[i].kind->recompute_ps_per_sample;
+    }
+  }
+  return sum;
+}
+
+inline int64_t largest_transient(const Model& model, const Kinds& kinds, const Decision& d) {
+  const auto where = find_places(model, kinds);
+  int64_t most = 0;
+  for (size_t i = 0; i < model.operators.size(); ++i) {
+    if (const Candidate* c = choice_of(where[i], d, i)) most = std::max(most, c->transient_bytes);
+  }
+  return most;
+}
+
+// How many plans there are; at most `most`.
+inline int64_t count_plans(const Model& model, const Kinds& kinds, int64_t most) {
+  int64_t plans = 1;
+  for (const Where& w : find_places(model, kinds)) {
+    if (w.place == 0 && w.kind->block) plans *= static_cast<int64_t>(w.kind->ways.size());
+    plans *= std::max<int64_t>(
+        1, static_cast<int64_t>(w.slot->candidates[static_cast<int>(w.kind->ways[0])].size()));
+    if (plans > most) return most;
+  }
+  return plans;
+}
+
+inline void every_plan(const Model& model, const Kinds& kinds,
+                       const std::function<void(const Decision&)>& see) {
+  const auto where = find_places(model, kinds);
+  Decision d;
+  d.choices.assign(model.operators.size(), -1);
+  d.ways.assign(model.blocks.size(), Recompute::None);
+  const std::function<void(size_t)> go = [&](size_t i) {
+    if (i == where.size()) return see(d);
+    const Where& w = where[i];
+    const auto choose = [&] {
+      const auto count = static_cast<int>(w.slot->candidates[static_cast<int>(way_of(w, d))].size());
+      for (int c = 0; c < count; ++c) {
+        d.choices[i] = c;
+        go(i + 1);
+      }
+      d.choices[i] = -1;
+      if (count == 0) go(i + 1);
+    };
+    if (w.place > 0 || !w.kind->block) return choose();
+    for (Recompute way : w.kind->ways) {
+      d.ways[w.kind->blocks[w.instance]] = way;
+      choose();
+    }
+  };
+  go(0);
+}
+
+}  // namespace osdp::search

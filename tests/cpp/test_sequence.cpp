@@ -1,0 +1,80 @@
+// Plans put together from both ends, against every plan of many small random models: one batch, one
+// transient, many phases that bind, prices good and bad.
+#include "check.hpp"
+#include "random_model.hpp"
+#include "search/sequence.hpp"
+
+using namespace osdp::search;
+
+int main() {
+  Random r(7);
+  int64_t infeasible = 0, tight = 0, wrong = 0, plans = 0, held = 0, given_up = 0;
+  for (int64_t turn = 0; turn < 6000 && wrong < 5; ++turn) {
+    const Model model = random_model(r, 9);
+    Request request = random_request(r);
+    const Kinds kinds = find_kinds(model, request);
+    if (count_plans(model, kinds, 20001) > 20000 || kinds.transients.empty()) continue;
+    const Batch batch{draw(r, 1, 3), r() % 4 == 0 ? 2 : 1};
+    const int64_t transient = kinds.transients[r() % kinds.transients.size()];
+    const int64_t reserve = request.reserve_bytes(transient);
+    struct Plain {
+      int64_t time, peak;
+    };
+    std::vector<Plain> all;
+    every_plan(model, kinds, [&](const Decision& d) {
+      if (largest_transient(model, kinds, d) > transient) return;
+      const auto phases = plain_phases(model, kinds, d, batch);
+      all.push_back({plain_time(model, kinds, d, batch), *std::max_element(phases.begin(), phases.end())});
+    });
+    CHECK(!all.empty());
+    plans += static_cast<int64_t>(all.size());
+    const int64_t peak = all[r() % all.size()].peak;
+    request.limit_bytes = reserve + peak - static_cast<int64_t>(r() % 8 == 0);
+    int64_t best = -1;
+    for (const Plain& p : all) {
+      if (p.peak + reserve <= request.limit_bytes && (best < 0 || p.time < best)) best = p.time;
+    }
+    const auto prices = [&] {
+      std::vector<double> p(model.operators.size(), 0);
+      for (double& v : p) v = r() % 2 == 0 ? 0 : static_cast<double>(draw(r, 0, 3000));
+      return p;
+    };
+    Stopwatch watch{Budget{}};
+    const Series series(model, request, kinds, batch, transient);
+    if (request.limit_bytes < reserve + kinds.held_bytes(batch.size)) continue;
+    CHECK(series.possible());
+    const Sequence sequence(series, prices(), {prices(), prices()});
+    const int failed_before = failures;
+    if (best >= 0) CHECK(sequence.bound_ps() <= static_cast<double>(best));
+    const int64_t most = best < 0 ? 1'000'000'000 : best + draw(r, 0, 1) * draw(r, 0, best);
+    const SequenceFound found = sequence.look(most, 1'000'000, watch);
+    if (!found.complete) {  // too many treatments of one block
+      ++given_up;
+      continue;
+    }
+    CHECK_EQ(found.found, best >= 0);
+    if (found.found && best >= 0) {
+      CHECK_EQ(found.time_ps, best);
+      CHECK_EQ(plain_time(model, kinds, found.decision, batch), best);
+      const auto phases = plain_phases(model, kinds, found.decision, batch);
+      CHECK(*std::max_element(phases.begin(), phases.end()) + reserve <= request.limit_bytes);
+      CHECK(largest_transient(model, kinds, found.decision) <= transient);
+      tight += *std::max_element(phases.begin(), phases.end()) + reserve == request.limit_bytes;
+      for (Recompute way : found.decision.ways) held += way == Recompute::Hold;
+      CHECK(!sequence.look(best - 1, 1'000'000, watch).found);
+    }
+    infeasible += best < 0;
+    if (failures > failed_before) {
+      ++wrong;
+      std::cerr << "turn " << turn << ": " << model.operators.size() << " operators, limit "
+                << request.limit_bytes << "\n";
+    }
+  }
+  CHECK(given_up < 10);
+  CHECK(infeasible > 20);
+  CHECK(tight > 200);
+  CHECK(held > 200);
+  std::printf("%lld plans, %lld models infeasible, %lld with no byte left\n", static_cast<long long>(plans),
+              static_cast<long long>(infeasible), static_cast<long long>(tight));
+  return report("test_sequence");
+}

@@ -1,0 +1,309 @@
+// A step played event by event: small ones worked out by hand, and what must hold of any.
+#include "search/simulate.hpp"
+
+#include <algorithm>
+#include <random>
+
+#include "check.hpp"
+#include "search/problem.hpp"
+
+using namespace osdp::search;
+
+namespace {
+
+// A chain of operators of `forward` and `backward` each, `saved` bytes kept.
+Step chain(int operators, int64_t forward, int64_t backward, int64_t saved = 0) {
+  Step s;
+  for (int i = 0; i < operators; ++i) {
+    s.operators.push_back({"op" + std::to_string(i), forward, backward, 0, saved, 0, 0, 1, -1});
+  }
+  return s;
+}
+
+// Operator i sharded by itself: parameters of `bytes`, of which this rank holds half.
+void shard(Step& s, int i, int64_t gather, int64_t reduce, int64_t bytes) {
+  StepUnit u;
+  u.name = "unit " + std::to_string(i);
+  u.members = {i};
+  u.calls = {{i, i}};
+  u.gather = {gather, gather}, u.reduce = {reduce, reduce};
+  u.full_bytes = bytes;
+  if (reduce > 0) {
+    u.gradient_bytes = s.operators[i].full_gradient_bytes = bytes;
+    u.kept_gradient_bytes = bytes / 2;
+  }
+  s.operators[i].resident_bytes = bytes / 2;
+  s.units.push_back(u);
+}
+
+Step two_units() {
+  Step s = chain(2, 10, 20, 1000);
+  shard(s, 0, 5, 7, 100);
+  shard(s, 1, 5, 7, 100);
+  s.optimizer_ps = 3;
+  return s;
+}
+
+void two_units_by_hand() {
+  // gather 0: 0-5, gather 1: 5-10; forward 0: 5-15, 1: 15-25, unit 1 stays; backward 1: 25-45 with gather 0:
+  // 25-30; reduction 1: 45-52; backward 0: 45-65; reduction 0: 65-72; optimizer: 72-75.
+  const PlayedStep p = play(two_units());
+  CHECK_EQ(p.step_ps, 75);
+  CHECK_EQ(p.both_ps, 5 + 5 + 7);
+  CHECK_EQ(p.only_communicating_ps, 5 + 7);
+  CHECK_EQ(p.only_computing_ps, 60 - 17);
+  CHECK_EQ(p.optimizer_ps, 3);
+  const std::vector<std::tuple<StepEvent::Kind, int, int64_t, int64_t>> expected{
+      {StepEvent::Kind::Gather, 0, 0, 5},   {StepEvent::Kind::Gather, 1, 5, 10},
+      {StepEvent::Kind::Compute, 0, 5, 15}, {StepEvent::Kind::Compute, 1, 15, 25},
+      {StepEvent::Kind::Gather, 0, 25, 30}, {StepEvent::Kind::Compute, 1, 25, 45},
+      {StepEvent::Kind::Reduce, 1, 45, 52}, {StepEvent::Kind::Compute, 0, 45, 65},
+      {StepEvent::Kind::Reduce, 0, 65, 72}, {StepEvent::Kind::Compute, -1, 72, 75}};
+  CHECK_EQ(p.events.size(), expected.size());
+  for (const auto& [kind, what, begin, end] : expected) {
+    const auto match = [&](const StepEvent& e) {
+      return e.kind == kind && e.what == what && e.begin_ps == begin && e.end_ps == end;
+    };
+    CHECK_EQ(std::count_if(p.events.begin(), p.events.end(), match), 1);
+  }
+  // Shards of both (100), activations of both (2000), and in backward 1 its unit, the arriving one and the
+  // gradient that is being made.
+  CHECK_EQ(p.peak_bytes, 100 + 2000 + 300);
+  CHECK_EQ(p.memory.back().bytes, 100 + 100);  // shards and their gradients
+}
+
+void contention_by_hand() {
+  // Beside computation everything takes twice as long, and 0.4 of its time alone is lost to computation,
+  // which gets (2 - 0.4) / 2 = 0.8 of the time. Gather 1 from 5 to 15, in which 8 of the 10 of forward 0 are
+  // done: it ends at 17, forward 1 at 27. Gather 0 then 27-37, in which 8 of backward 1's 20 are done: it
+  // ends at 49. Reduction 1 takes 14, to 63, 11.2 of backward 0's 20 are done; 8.8 are left, rounded up: 72.
+  // Reduction 0: 79.
+  Step s = two_units();
+  s.optimizer_ps = 0;
+  for (StepUnit& u : s.units) u.gather.beside_ps = 10, u.reduce.beside_ps = 14;
+  const PlayedStep p = play(s, 400);
+  CHECK_EQ(p.step_ps, 79);
+  CHECK_EQ(p.both_ps, 10 + 10 + 14);
+  // All of its time lost: one after the other, but for gather 0, which waits for nothing of that.
+  for (StepUnit& u : s.units) u.gather.beside_ps = 5, u.reduce.beside_ps = 7;
+  CHECK_EQ(play(s, 1000).step_ps, 60 + 3 * 5 + 2 * 7);
+  s.units[0].gather.beside_ps = 4;
+  CHECK_THROWS(play(s), InvalidProblem, "shorter");
+  CHECK_THROWS(play(two_units(), -1), InvalidProblem, "steals");
+}
+
+void kept_units_are_gathered_once() {
+  Step s = two_units();
+  s.units[0].keeps = s.units[1].keeps = true;
+  // As above, without the second gather of unit 0.
+  const PlayedStep p = play(s);
+  CHECK_EQ(p.both_ps, 5 + 7);
+  CHECK_EQ(p.step_ps, 75);
+  CHECK_EQ(p.peak_bytes, 100 + 2000 + 300);
+}
+
+void buckets_wait_for_all_members() {
+  Step s = chain(3, 10, 20);
+  s.buckets.push_back({"both", {0, 2}, {9, 9}, 50});
+  s.buckets.push_back({"middle", {1}, {100, 100}, 50});
+  // Backward 30-90; "middle" from 70 to 170, "both" is there at 90 but comes after it: to 179.
+  const PlayedStep p = play(s);
+  CHECK_EQ(p.step_ps, 179);
+  CHECK_EQ(p.both_ps, 20);
+  CHECK_EQ(p.peak_bytes, 50);
+}
+
+void slices_go_one_after_the_other() {
+  Step s = chain(1, 40, 80);
+  s.operators[0].parts = 4;
+  for (int slice = 0; slice < 2; ++slice) {
+    StepUnit u;
+    u.name = "slice";
+    u.members = {0};
+    u.slice = true;
+    u.gather = {3, 3}, u.reduce = {30, 30};
+    u.full_bytes = u.gradient_bytes = 100;
+    u.kept_gradient_bytes = 50;
+    s.units.push_back(u);
+  }
+  // Forward: two parts that are not sharded 0-20, gather 20-23, slice 23-33 (the next one gathered
+  // meanwhile), 33-43. Backward: gather of the last slice 43-46, its input's gradient 46-56, its own 56-66,
+  // reduction 66-96; the first slice, gathered 46-49: 66-76, 76-86, waits to 96, its reduction 96-126; the
+  // rest of the operator 96-136.
+  const PlayedStep p = play(s);
+  CHECK_EQ(p.step_ps, 136);
+  // The slice in use is released before its gradient is made: the gradient that leaves and its shard, the one
+  // that is made.
+  CHECK_EQ(p.peak_bytes, 100 + 50 + 100);
+}
+
+void recomputation() {
+  Step s = two_units();
+  s.blocks.push_back({false, 30});
+  s.operators[0].block = s.operators[1].block = 0;
+  // Forward 5-25 as before, unit 1 stays. Recomputation: gather 0 from 25 to 30, forward 0 30-40, released;
+  // forward 1 40-50; backward 1 50-70, gather 0 again from 40 to 45 (asked for with the use of unit 1);
+  // reduction 1 70-77, backward 0 70-90, reduction 0 90-97.
+  PlayedStep p = play(s);
+  CHECK_EQ(p.step_ps, 97 + 3);
+  CHECK_EQ(std::count_if(p.events.begin(), p.events.end(),
+                         [](const StepEvent& e) { return e.kind == StepEvent::Kind::Gather; }),
+           4);
+  s.blocks[0].hold = true;  // not gathered again for its backward
+  p = play(s);
+  CHECK_EQ(p.step_ps, 97 + 3);
+  CHECK_EQ(std::count_if(p.events.begin(), p.events.end(),
+                         [](const StepEvent& e) { return e.kind == StepEvent::Kind::Gather; }),
+           3);
+  CHECK_EQ(p.peak_bytes, 100 + 30 + 2000 + 300);
+}
+
+void micro_batches_repeat() {
+  Step s = two_units();
+  s.accumulation = 3;
+  const PlayedStep p = play(s);
+  CHECK_EQ(p.step_ps, 3 * 72 + 3);
+  CHECK_EQ(p.peak_bytes, 100 + 2000 + 300 + 100);  // and the shards of earlier gradients
+}
+
+void prefetch_depth() {
+  Step s = chain(3, 10, 0);
+  for (int i = 0; i < 3; ++i) shard(s, i, 8, 0, 100);
+  s.prefetch = 0;  // every gather is waited for; unit 2 stays for backward, 1 and 0 come again
+  CHECK_EQ(play(s).step_ps, 3 * 18 + 2 * 8);
+  s.prefetch = 1;
+  CHECK_EQ(play(s).step_ps, 8 + 30 + 2 * 8);
+  CHECK_EQ(play(s).peak_bytes, 150 + 200);
+  s.prefetch = 2;
+  CHECK_EQ(play(s).peak_bytes, 150 + 300);
+}
+
+// What does not fit together is refused.
+void nonsense() {
+  Step s = two_units();
+  s.units[0].members = {7};
+  CHECK_THROWS(play(s), InvalidProblem, "unknown operator");
+  s = two_units();
+  s.units[1].calls = {};
+  CHECK_THROWS(play(s), InvalidProblem, "nowhere");
+  s = two_units();
+  s.operators[0].block = 0;
+  CHECK_THROWS(play(s), InvalidProblem, "unknown block");
+  s = two_units();
+  s.operators[0].forward_ps = s.operators[1].forward_ps = kLargestSum;
+  CHECK_THROWS(play(s), InvalidProblem, "overflows");
+}
+
+Step random_step(std::mt19937_64& r) {
+  const auto upto = [&](int64_t n) { return static_cast<int64_t>(r() % static_cast<uint64_t>(n + 1)); };
+  Step s = chain(2 + static_cast<int>(upto(8)), 0, 0);
+  const int n = static_cast<int>(s.operators.size());
+  const int first = static_cast<int>(upto(n - 1)), last = first + static_cast<int>(upto(n - 1 - first));
+  if (upto(1)) {
+    s.blocks.push_back({upto(1) == 1, upto(100)});
+    for (int i = first; i <= last; ++i) s.operators[i].block = 0;
+  }
+  for (int i = 0; i < n; ++i) {
+    StepOperator& o = s.operators[i];
+    o.forward_ps = upto(1000), o.backward_ps = upto(2000), o.saved_bytes = upto(1000);
+    const int64_t bytes = 2 * upto(500);
+    switch (upto(4)) {
+      case 0:
+        break;
+      case 1:
+        o.whole_gradient_bytes = bytes;
+        s.buckets.push_back({"bucket", {i}, {1 + upto(2000), 0}, 0});
+        s.buckets.back().reduce.beside_ps = s.buckets.back().reduce.alone_ps;
+        break;
+      case 2:
+        o.parts = 3;
+        for (int slice = 0; slice < 2; ++slice) {
+          shard(s, i, upto(500), 1 + upto(500), bytes);
+          s.units.back().slice = true;
+          o.full_gradient_bytes = 0;
+        }
+        break;
+      default:
+        shard(s, i, upto(1000), upto(3) ? 1 + upto(1000) : 0, bytes);
+        s.units.back().keeps = upto(3) == 0;
+    }
+  }
+  s.accumulation = 1 + upto(2);
+  s.prefetch = upto(3);
+  s.optimizer_ps = upto(500);
+  return s;
+}
+
+// What the resources do by themselves.
+std::pair<int64_t, int64_t> totals(const PlayedStep& p) {
+  int64_t computing = 0, communicating = 0;
+  for (const StepEvent& e : p.events) {
+    (e.kind == StepEvent::Kind::Compute ? computing : communicating) += e.end_ps - e.begin_ps;
+  }
+  return {computing, communicating};
+}
+
+void properties() {
+  std::mt19937_64 r(5);
+  for (int n = 0; n < 3000; ++n) {
+    Step s = random_step(r);
+    const PlayedStep p = play(s);
+    const auto [computing, communicating] = totals(p);
+    CHECK(p.step_ps >= std::max(computing, communicating));
+    CHECK(p.step_ps <= computing + communicating);
+    CHECK_EQ(p.step_ps, p.only_computing_ps + p.both_ps + p.only_communicating_ps + p.optimizer_ps);
+    CHECK_EQ(p.only_computing_ps + p.both_ps + p.optimizer_ps, computing);
+    CHECK_EQ(p.both_ps + p.only_communicating_ps, communicating);
+    int64_t end[2] = {0, 0}, most = 0;
+    for (const StepEvent& e : p.events) {  // on each resource one at a time
+      int64_t& last = end[e.kind == StepEvent::Kind::Compute];
+      CHECK(e.begin_ps >= last && e.end_ps >= e.begin_ps && e.end_ps <= p.step_ps);
+      last = e.end_ps;
+    }
+    for (const MemoryPoint& m : p.memory) most = std::max(most, m.bytes), CHECK(m.bytes >= 0);
+    CHECK_EQ(most, p.peak_bytes);
+    // Nothing but states, inputs and gradients is left.
+    int64_t left = s.held_bytes;
+    for (const StepOperator& o : s.operators) left += o.resident_bytes + o.whole_gradient_bytes;
+    for (const StepUnit& u : s.units) left += u.reduce.alone_ps > 0 ? u.kept_gradient_bytes : 0;
+    CHECK_EQ(p.memory.back().bytes, left);
+    // Monotone: slower collectives, slower operators.
+    const auto slow = [&](LaneTime& t) {
+      t.alone_ps += static_cast<int64_t>(r() % 100), t.beside_ps = t.alone_ps;
+    };
+    Step slower = s;
+    for (StepUnit& u : slower.units) {
+      slow(u.gather);
+      if (u.reduce.alone_ps > 0) slow(u.reduce);
+    }
+    for (StepBucket& b : slower.buckets) slow(b.reduce);
+    CHECK(play(slower).step_ps >= p.step_ps);
+    slower = s;
+    for (StepOperator& o : slower.operators) o.backward_ps += static_cast<int64_t>(r() % 100);
+    CHECK(play(slower).step_ps >= p.step_ps);
+    // Hindered, it is still not slower than one after the other, unless more is lost than that takes.
+    Step hindered = s;
+    const auto hinder = [&](LaneTime& t) { t.beside_ps = t.alone_ps * static_cast<int64_t>(1 + r() % 5); };
+    for (StepUnit& u : hindered.units) hinder(u.gather), hinder(u.reduce);
+    for (StepBucket& b : hindered.buckets) hinder(b.reduce);
+    const PlayedStep contended = play(hindered, static_cast<int64_t>(r() % 1001));
+    CHECK(contended.step_ps <= computing + communicating + 4 * static_cast<int64_t>(p.events.size()));
+    CHECK(contended.step_ps >= std::max(computing, communicating));
+  }
+}
+
+}  // namespace
+
+int main() {
+  two_units_by_hand();
+  contention_by_hand();
+  kept_units_are_gathered_once();
+  buckets_wait_for_all_members();
+  slices_go_one_after_the_other();
+  recomputation();
+  micro_batches_repeat();
+  prefetch_depth();
+  nonsense();
+  properties();
+  return report("test_simulate");
+}

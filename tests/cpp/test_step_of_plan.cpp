@@ -1,0 +1,158 @@
+// The step that a plan makes: costs of whole units, and a memory curve that stays below the certified peak.
+#include "search/step_of_plan.hpp"
+
+#include <algorithm>
+#include <random>
+
+#include "check.hpp"
+#include "search/phases.hpp"
+#include "search/problem.hpp"
+#include "search/simulate.hpp"
+
+using namespace osdp::search;
+
+namespace {
+
+Operator linear(int64_t out, int64_t in) {
+  Operator op;
+  op.tensors = {{out, 4 * in}, {out, 4}};
+  op.split_tensor = 0;
+  op.out_features = out, op.in_features = in;
+  op.compute_s_per_sample = 3e-6, op.recompute_s_per_sample = 1e-6;
+  return op;
+}
+
+Request request(int64_t ranks) {
+  Request r;
+  r.device.ranks = ranks;
+  r.device.all_gather = {1e-6, 1e-9}, r.device.reduce_scatter = {2e-6, 2e-9},
+  r.device.all_reduce = {3e-6, 3e-9};
+  r.space.modes = {Mode::NoShard, Mode::ShardGradOp, Mode::FullShard};
+  r.space.granularities = {2};
+  r.space.bucket_bytes = 1000;
+  r.recompute = {Recompute::None};
+  return r;
+}
+
+PlainPlan plan_of(size_t operators, Mode mode) {
+  PlainPlan plan;
+  plan.choices.resize(operators, {mode, 1, mode == Mode::NoShard ? 0 : 1, Split::None});
+  return plan;
+}
+
+// Neighbours that travel together pay one latency.
+void units_pay_one_latency() {
+  Model model;
+  model.operators = {linear(8, 10), linear(8, 10)};  // 8 x 11 floats: 352 bytes each
+  const Request r = request(4);
+  const std::vector<PlannedUnit> together{{"both", {0, 1}, {{0, 0}, {1, 1}}, 1}};
+  Step s = step_of(model, r, plan_of(2, Mode::FullShard), together, 1, {});
+  CHECK_EQ(s.units.size(), 1u);
+  CHECK_EQ(s.units[0].gather.alone_ps, 3 * (1000000 + 704 / 4 * 1000));
+  CHECK_EQ(s.units[0].reduce.alone_ps, 3 * (2000000 + 704 / 4 * 2000));
+  CHECK_EQ(s.units[0].gather.beside_ps, s.units[0].gather.alone_ps);
+  CHECK_EQ(s.units[0].full_bytes, 704);
+  CHECK_EQ(s.units[0].gradient_bytes,
+           s.operators[0].full_gradient_bytes + s.operators[1].full_gradient_bytes);
+  CHECK_EQ(s.operators[0].forward_ps, 1000000);
+  CHECK_EQ(s.operators[0].backward_ps, 2000000);
+  // Each step of a ring is later by a microsecond and a nanosecond per byte while something is computed.
+  s = step_of(model, r, plan_of(2, Mode::FullShard), together, 1, {1e-6, 1e-9});
+  CHECK_EQ(s.units[0].gather.beside_ps, 3 * (2000000 + 704 / 4 * 2000));
+  // A bucket: twice the steps.
+  s = step_of(model, r, plan_of(2, Mode::NoShard), together, 1, {});
+  CHECK_EQ(s.units.size(), 0u);
+  CHECK_EQ(s.buckets[0].reduce.alone_ps, 6 * (3000000 + 704 / 4 * 3000));
+  CHECK_EQ(s.buckets[0].buffer_bytes, 704);
+  // One rank communicates nothing.
+  s = step_of(model, request(1), plan_of(2, Mode::NoShard), together, 1, {});
+  CHECK(s.units.empty() && s.buckets.empty());
+}
+
+void slices_are_units() {
+  Model model;
+  model.operators = {linear(8, 10)};
+  PlainPlan plan = plan_of(1, Mode::FullShard);
+  plan.choices[0] = {Mode::FullShard, 2, 1, Split::Out};
+  const Step s = step_of(model, request(4), plan, {{"a", {0}, {{0, 0}}, 1}}, 1, {});
+  CHECK_EQ(s.units.size(), 1u);
+  CHECK(s.units[0].slice);
+  CHECK_EQ(s.units[0].full_bytes, 160);
+  CHECK_EQ(s.buckets.size(), 2u);  // the bias, and the slice that is whole
+  CHECK_EQ(s.operators[0].parts, 2);
+  plan.choices[0] = {Mode::FullShard, 3, 1, Split::Out};
+  CHECK_THROWS(step_of(model, request(4), plan, {}, 1, {}), InvalidProblem, "cannot be treated");
+  plan.choices.clear();
+  CHECK_THROWS(step_of(model, request(4), plan, {}, 1, {}), InvalidProblem, "another model");
+}
+
+int64_t state_of(const Step& s) {
+  int64_t sum = s.held_bytes;
+  for (const StepOperator& o : s.operators) sum += o.resident_bytes;
+  return sum;
+}
+
+void curve_stays_below_the_certified_peak() {
+  std::mt19937_64 r(3);
+  const auto upto = [&](int64_t n) { return static_cast<int64_t>(r() % static_cast<uint64_t>(n + 1)); };
+  for (int n = 0; n < 3000; ++n) {
+    Model model;
+    model.input_bytes_per_sample = upto(100);
+    Request req = request(2 + upto(2));
+    req.recompute = {Recompute::None, Recompute::Hold, Recompute::Regather};
+    const int64_t prefetch = upto(2);
+    req.buffers = 2 + prefetch;
+    // All latency, or all bytes; computation short or long.
+    for (Collective* c : {&req.device.all_gather, &req.device.reduce_scatter, &req.device.all_reduce}) {
+      *c = {static_cast<double>(upto(3)) * 1e-5, static_cast<double>(upto(3)) * 1e-7};
+    }
+    const int operators = 2 + static_cast<int>(upto(6));
+    const int first = static_cast<int>(upto(operators)), length = static_cast<int>(upto(4));
+    model.blocks = {{"block", upto(50)}};
+    for (int i = 0; i < operators; ++i) {
+      Operator op = linear(4 * (1 + upto(5)), 4 * (1 + upto(5)));
+      if (upto(5) == 0) op.tensors.clear(), op.split_tensor = -1;
+      op.name = std::to_string(i);
+      op.saved_bytes_per_sample = upto(500), op.saved_bytes_fixed = upto(100);
+      op.compute_s_per_sample = static_cast<double>(upto(100)) * 1e-6;
+      op.recompute_s_per_sample = op.compute_s_per_sample / 3;
+      op.block = i >= first && i < first + length ? 0 : -1;
+      model.operators.push_back(op);
+    }
+    const Kinds kinds = find_kinds(model, req);
+    Decision decision;
+    decision.ways = {static_cast<Recompute>(upto(2))};
+    PlainPlan plan;
+    plan.batch = {1 + upto(3), 1};
+    plan.blocks = decision.ways;
+    int64_t transient = 0;
+    std::vector<PlannedUnit> units;
+    for (int i = 0; i < operators; ++i) {
+      const Recompute way = model.operators[i].block < 0 ? Recompute::None : decision.ways[0];
+      const auto list = candidates(model.operators[i], req.device, req.space, way);
+      plan.choices.emplace_back();
+      decision.choices.push_back(
+          list.empty() ? -1 : static_cast<int>(upto(static_cast<int64_t>(list.size()) - 1)));
+      if (list.empty()) continue;
+      const Candidate& c = list[decision.choices.back()];
+      plan.choices.back() = {c.mode, c.granularity, c.sharded_slices, c.split};
+      transient = std::max(transient, c.transient_bytes);
+      units.push_back({std::to_string(i), {i}, {{i, i}}, 1});
+    }
+    const auto phases = phase_bytes(model, req, kinds, decision, plan.batch);
+    const int64_t certified = *std::max_element(phases.begin(), phases.end()) + req.reserve_bytes(transient);
+    const Step step = step_of(model, req, plan, units, prefetch, {1e-5, 1e-8});
+    const PlayedStep played = play(step, upto(1000));
+    CHECK(played.peak_bytes <= certified);
+    CHECK(played.peak_bytes >= state_of(step));
+  }
+}
+
+}  // namespace
+
+int main() {
+  units_pay_one_latency();
+  slices_are_units();
+  curve_stays_below_the_certified_peak();
+  return report("test_step_of_plan");
+}

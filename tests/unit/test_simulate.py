@@ -1,0 +1,130 @@
+"""A plan's step, played: what Python adds to csrc/search/simulate (tests/cpp/test_simulate.cpp has the player's own)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+import osdp
+from osdp.description import ModelDescription
+from osdp.hardware import Collective
+from osdp.searching import verify
+from tests.unit.gpt_descriptions import gpt, linear, machine, operator
+
+HERE = dict(world_size=8, hardware=machine())
+
+
+def two_linears(**changes: object) -> ModelDescription:
+    a, b = linear("a", 64, 64, 1), linear("b", 64, 64, 1)
+    a, b = (dataclasses.replace(o, saved_bytes_per_sample=0, **changes) for o in (a, b))
+    return ModelDescription("Two", (a, b), (), 1, 0)
+
+
+def test_a_step_by_hand():
+    # Each operator: 64 x 64 + 64 floats, 16,640 bytes; forward 1 ms, backward 2 ms.
+    hardware = dataclasses.replace(
+        machine(2),
+        all_gather=Collective(0.5e-3, 0.0),
+        reduce_scatter=Collective(0.7e-3, 0.0),
+        gamma_s={"a": 3e-3, "b": 3e-3},
+        recompute_s={"a": 1e-3, "b": 1e-3},
+        optimizer_s_per_byte=1e-7,
+    )
+    plan = osdp.Plan.uniform(two_linears(), "FULL_SHARD")
+    plan = dataclasses.replace(plan, units=(("a",), ("b",)))
+    with pytest.raises(osdp.PlanMismatchError, match="which hardware"):
+        plan.simulate()
+    step = plan.simulate(hardware, 2)
+    # tests/cpp/test_simulate.cpp, two_units_by_hand: the same in tenths of a millisecond.
+    update = 2 * 16640 / 2 * 1e-7
+    assert step.step_time_s == pytest.approx(7.2e-3 + update)
+    assert step.overlap_s == pytest.approx(1.7e-3)
+    assert step.exposed_communication_s == pytest.approx(1.2e-3)
+    assert step.optimizer_s == pytest.approx(update)
+    events = {(e.name, e.action, e.phase): (e.begin_s, e.end_s) for e in step.events}
+    assert events["b", "reduce", "backward"] == pytest.approx((4.5e-3, 5.2e-3))
+    assert events["a", "compute", "backward"] == pytest.approx((4.5e-3, 6.5e-3))
+    # Parameters and two moments of half of each; in backward of a: its parameters, its gradient, that of b, which is
+    # being reduced, and what remains of it.
+    assert step.peak_memory_bytes == 2 * 3 * 16640 // 2 + 3 * 16640 + 16640 // 2
+
+
+def test_slower_beside_each_other():
+    plan = osdp.search(gpt(2, 128), memory="1GiB", modes="FULL_SHARD", batch_size=4, **HERE)
+    alone = plan.simulate()
+    late = plan.simulate(machine(communication_delay=Collective(1e-5, 1e-10)))
+    robbed = plan.simulate(machine(stolen_computation=0.5))
+    assert late.step_time_s > alone.step_time_s and late.communication_s > alone.communication_s
+    assert robbed.step_time_s > alone.step_time_s
+    # Half of each second beside computation is lost to it; that may make more of the communication run beside it.
+    assert robbed.compute_s >= alone.compute_s + alone.overlap_s / 2
+
+
+@pytest.mark.parametrize("memory", ["17MiB", "20MiB", "40MiB", "80MiB"])
+@pytest.mark.parametrize("changes", [{}, {"checkpoint": False, "granularity": 1}, {"global_batch_size": 64}])
+def test_the_curve_stays_below_the_certified_peak(memory, changes):
+    try:
+        plan = osdp.search(gpt(4, 256), memory=memory, **HERE, **changes)
+    except osdp.InfeasibleError as error:
+        plan = error.plan
+    step = plan.simulate()
+    assert max(size for _, size in step.memory) == step.peak_memory_bytes <= plan.certificate.memory_bytes
+    # The certified peak reserves the largest buffers in all phases, and no more than that is between the two.
+    reserve = 3 * max(o.transient_bytes for o in plan.predicted.operators.values())
+    bucket = 4 * 2**20
+    assert step.peak_memory_bytes >= plan.certificate.memory_bytes - reserve - bucket
+    assert step.memory[0][0] == 0 and step.memory[-1][1] < step.peak_memory_bytes
+
+
+def test_one_rank_communicates_nothing():
+    plan = osdp.search(gpt(2, 64), memory="64MiB", world_size=1, hardware=machine(1), batch_size=2)
+    step = plan.simulate()
+    assert step.communication_s == 0 and {e.resource for e in step.events} == {"computation"}
+    assert step.step_time_s == pytest.approx(plan.certificate.time_ps * 1e-12)
+
+
+def test_a_module_called_twice_is_gathered_twice_and_tied_ones_once():
+    def gathers(o):
+        plan = osdp.Plan.uniform(
+            ModelDescription("M", (o, linear("last", 64, 64, 1)), (), 1, 0), "FULL_SHARD"
+        )
+        plan = dataclasses.replace(plan, units=((o.name,), ("last",)))
+        events = plan.simulate(machine(2), 2).events
+        return sum(e.action == "gather" and e.name == o.name for e in events)
+
+    once = operator("o", "Linear", {"weight": (64, 64)})
+    assert gathers(once) == 2  # forward and backward
+    assert gathers(dataclasses.replace(once, calls=3)) == 4
+    assert gathers(dataclasses.replace(once, calls=2, gather_at=("o", "last"))) == 2
+
+
+def test_replay_stays_within_its_tolerance_and_keeps_the_certificate():
+    chosen = 0
+    for memory in range(16, 40, 2):
+        arguments = dict(memory=f"{memory}MiB", **HERE)
+        exact = osdp.search(gpt(4, 256), replay=0, **arguments)
+        plan = osdp.search(gpt(4, 256), replay=0.02, **arguments)
+        samples = plan.batch_size / exact.batch_size
+        assert exact.certificate.time_ps <= plan.certificate.time_ps / samples
+        assert plan.certificate.time_ps / samples <= exact.certificate.time_ps * 1.02 * (1 + 1e-9)
+        assert plan.predicted.throughput >= exact.predicted.throughput * (1 - 1e-12)
+        assert plan.certificate.gap <= 0.02 and verify(plan) == ""
+        chosen += plan != dataclasses.replace(exact, searched=plan.searched)
+    assert chosen > 0  # else this test shows nothing
+    with pytest.raises(osdp.InvalidProblemError, match="replay"):
+        osdp.search(gpt(1, 64), memory="1GiB", replay=1.0, **HERE)
+
+
+def test_exports(tmp_path):
+    step = osdp.search(gpt(2, 128), memory="12MiB", **HERE).simulate()
+    read = json.loads(step.to_json())
+    assert len(read["events"]) == len(step.events) and read["step_time_s"] == step.step_time_s
+    step.save_trace(tmp_path / "trace.json")
+    trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    spans = [e for e in trace if e["ph"] == "X"]
+    assert len(spans) == len(step.events)
+    assert max(e["ts"] + e["dur"] for e in spans) == pytest.approx(step.step_time_s * 1e6)
+    assert sum(e["ph"] == "C" for e in trace) == len(step.memory)
+    assert "of it beside computation" in str(step)

@@ -61,6 +61,26 @@ class DisagreementError(OSDPError):
     """Ranks hold different plans, models, dtypes or versions; the message names the rank and the first difference."""
 
 
+class OrderError(DisagreementError):
+    """Ranks ran different modules in one step, so their collectives do not match; the message says where each rank was."""
+
+
+class ReplicaError(DisagreementError):
+    """Parameters that every rank holds in full (NO_SHARD) differ across ranks; the message names them and likely causes."""
+
+
+class RankError(OSDPError):
+    """Another rank died, hangs, or raised an exception that this rank did not; the message names it and where it was."""
+
+
+class OutOfMemoryError(OSDPError):
+    """No memory to gather parameters into; the message says what was asked for and what the plan predicted."""
+
+
+class GradientError(OSDPError):
+    """Gradients are not finite; every rank raises alike."""
+
+
 class ProcessGroupError(OSDPError):
     """No usable process group."""
 

@@ -127,9 +127,11 @@ class FullyShardedDataParallel(nn.Module):
         """See `osdp.no_sync`."""
         return sharding.no_sync(self.module)
 
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    ) -> Tensor:
         """See `osdp.clip_grad_norm_`."""
-        return sharding.clip_grad_norm_(self.module, max_norm, norm_type)
+        return sharding.clip_grad_norm_(self.module, max_norm, norm_type, error_if_nonfinite)
 
     def summon_full_params(
         self, with_grads: bool = False, writeback: bool = True

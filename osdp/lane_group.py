@@ -21,6 +21,7 @@ from torch import distributed as dist
 from torch._C._distributed_c10d import PrefixStore, _register_process_group
 from torch.distributed.distributed_c10d import _get_default_store, _world
 
+from osdp import _C
 from osdp.errors import ProcessGroupError
 from osdp.together import Together
 
@@ -41,6 +42,7 @@ def lane_group(group: dist.ProcessGroup, device: torch.device) -> str:
             lambda: f"osdp/{dist.get_process_group_ranks(group)[0]}/{group.group_name}/{next(_count)}"
         )
         _groups[group] = _make(name, group, [device], together.rank, together.world_size)
+        _C.start_heartbeat(name, device, _timeout(group, device).total_seconds())
     return _groups[group].group_name
 
 
@@ -92,6 +94,11 @@ def _announced(group: dist.ProcessGroup, name: str, ranks: Sequence[int]) -> dis
     return group
 
 
+def _timeout(group: dist.ProcessGroup, device: torch.device) -> timedelta:
+    timeout: timedelta = group._get_backend(device).options._timeout
+    return timeout
+
+
 def _make(
     name: str, group: dist.ProcessGroup, devices: Sequence[torch.device], rank: int, size: int
 ) -> dist.ProcessGroup:
@@ -103,7 +110,9 @@ def _make(
         kind = caller.name()
         store = PrefixStore(f"{name}/{kind}/", _get_default_store())
         if kind not in backends:
-            backends[kind] = _backend(kind, store, rank, size, caller.options._timeout, device)
+            # The heartbeat's verdict, which knows more, comes first.
+            timeout = _timeout(group, device) + timedelta(seconds=_C.HEARTBEAT_MARGIN_S)
+            backends[kind] = _backend(kind, store, rank, size, timeout, device)
         made._register_backend(device, getattr(dist.ProcessGroup.BackendType, kind.upper()), backends[kind])
     made._set_group_name(name)  # type: ignore[arg-type]
     _register_process_group(name, made)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from osdp import _C, ops
+from osdp import _C, errors, ops
 from osdp import offload as offload_module
 from osdp.agreement import agree
 from osdp.compiled import compiled_modules, install_call, outside
@@ -31,7 +32,23 @@ from osdp.state_dict import show_full_state
 from osdp.together import Together
 from osdp.tracing import describe
 
-atexit.register(_C.shutdown)
+_C.set_error_types(
+    [
+        errors.ShardingError,
+        errors.RankError,
+        errors.OrderError,
+        errors.ReplicaError,
+        errors.OutOfMemoryError,
+        errors.GradientError,
+    ]
+)
+
+
+@atexit.register
+def _end() -> None:
+    """Ends the threads of the runtime; where an exception ends the process, the other ranks are told which."""
+    last = getattr(sys, "last_value", None)
+    _C.shutdown("" if last is None else f"{type(last).__name__}: {last}")
 
 
 class Sharded:
@@ -187,6 +204,8 @@ def fully_shard(
         raise
     if placing is not None:
         placing.commit()
+    if plan.predicted is not None:
+        runtime.set_budget(f"The plan predicted a peak of {plan.predicted.peak_memory / 2**20:.1f} MiB. ")
     sharded = Sharded(plan, names, runtime, group, device, grid)
     _sharded[model] = sharded
     _install_calls(model, plan, index, runtime, dtypes)
@@ -213,12 +232,14 @@ def no_sync(model: nn.Module) -> Iterator[None]:
         runtime.sync = before
 
 
-def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -> Tensor:
+def clip_grad_norm_(
+    model: nn.Module, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+) -> Tensor:
     """Scale all gradients so that their norm, over all ranks' parts, is at most `max_norm`; return the norm before.
 
     The same on every rank; one all-reduce of one number. torch.nn.utils.clip_grad_norm_ would see only this rank's part.
     """
-    return runtime_of(model).runtime.clip_grad_norm(float(max_norm), float(norm_type))
+    return runtime_of(model).runtime.clip_grad_norm(float(max_norm), float(norm_type), error_if_nonfinite)
 
 
 @contextmanager

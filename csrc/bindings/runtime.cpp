@@ -5,6 +5,8 @@
 
 #include <unordered_set>
 
+#include "runtime/errors.hpp"
+#include "runtime/heartbeat.hpp"
 #include "runtime/memory_meter.hpp"
 #include "runtime/runtime.hpp"
 #include "runtime/shared_memory.hpp"
@@ -96,6 +98,7 @@ struct CallHook {
     Tensors outputs;
     outputs.visit(output);
     const bool failed = output.is_none() && PyErr_Occurred() == nullptr && call_failed();
+    if (failed) runtime->note_exception(exception_text());
     py::gil_scoped_release no_gil;
     runtime->end_call(*call, outputs.found, failed);
   }
@@ -111,16 +114,33 @@ struct CallHook {
   }
 
   // Inside an `except` block of nn.Module's call the exception is the one being handled.
-  static bool call_failed() {
+  static py::object exception() {
     PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
     PyErr_GetExcInfo(&type, &value, &traceback);
-    const bool failed = value != nullptr && value != Py_None;
     Py_XDECREF(type);
-    Py_XDECREF(value);
     Py_XDECREF(traceback);
-    return failed;
+    return value ? py::reinterpret_steal<py::object>(value) : py::none();
+  }
+  static bool call_failed() { return !exception().is_none(); }
+  static std::string exception_text() {
+    const py::object error = exception();
+    std::string text = Py_TYPE(error.ptr())->tp_name;
+    try {
+      text += ": " + std::string(py::str(error));
+    } catch (const py::error_already_set&) {  // its __str__ raises: the name must do
+    }
+    return text;
   }
 };
+
+// Note [Copies of a sharded model]
+// A copy would share the hooks, and with them the runtime, of the original. copy.deepcopy, pickle and
+// torch.save of the module all come across its hooks.
+void refuse_copy() {
+  rt::throw_error(rt::ErrorKind::Sharding,
+                  "a sharded model cannot be copied or pickled. Copy it before fully_shard and shard both; "
+                  "save it with osdp.save(model, optimizer, directory) or torch.save(model.state_dict()).");
+}
 
 // The collectives of a group, each on its lane. `group` must be one that only this package uses.
 class LaneCollectives {
@@ -231,7 +251,9 @@ void bind_runtime(py::module_& m) {
 
   py::class_<CallHook>(m, "CallHook", "Forward hooks of one module")
       .def("before", &CallHook::before)
-      .def("after", &CallHook::after);
+      .def("after", &CallHook::after)
+      .def("__deepcopy__", [](const CallHook&, const py::object&) { refuse_copy(); })
+      .def("__reduce_ex__", [](const CallHook&, int) { refuse_copy(); });
 
   py::class_<rt::Runtime, RuntimePtr>(m, "Runtime",
                                       "A training step of one sharded model; see csrc/runtime/runtime.hpp")
@@ -271,7 +293,9 @@ void bind_runtime(py::module_& m) {
       .def("summon", &rt::Runtime::summon, py::arg("with_grads"), Release())
       .def("unsummon", &rt::Runtime::unsummon, py::arg("writeback"), Release())
       .def("clip_grad_norm", &rt::Runtime::clip_grad_norm, py::arg("max_norm"), py::arg("norm_type"),
-           Release())
+           py::arg("error_if_nonfinite"), Release())
+      .def("set_budget", &rt::Runtime::set_budget, py::arg("sentence"),
+           "What the plan predicted, for the text of OutOfMemoryError")
       .def("gathered_bytes", &rt::Runtime::gathered_bytes, "Bytes of full tensors that exist now")
       .def("copied_bytes", &rt::Runtime::copied_bytes,
            "Bytes of NO_SHARD parameters' copies in the dtype they are computed in that exist now")
@@ -299,9 +323,20 @@ void bind_runtime(py::module_& m) {
            "The same without waiting for it.")
       .def("broadcast", &LaneCollectives::broadcast, py::arg("tensors"), Release());
 
+  m.def("start_heartbeat", &rt::start_heartbeat, py::arg("group"), py::arg("device"), py::arg("timeout_s"),
+        Release(), "Finds out which rank died, hangs or goes another way; see csrc/runtime/heartbeat.hpp.");
+  m.attr("HEARTBEAT_MARGIN_S") = rt::Heartbeat::kMargin_s;
+  m.def(
+      "shutdown",
+      [](const std::string& last_words) {
+        rt::Heartbeat::shutdown(last_words);
+        rt::Lane::shutdown();
+      },
+      py::arg("last_words") = "", Release(),
+      "Ends the communication threads. `last_words`: the exception that ends this process, for the other "
+      "ranks.");
   m.def("host_identity", &rt::host_identity,
         "Machine, boot, network namespace and name of this host: the same for ranks that share it");
-  m.def("shutdown", &rt::Lane::shutdown, Release(), "Ends the communication threads.");
   m.def("memory_meter_install", &rt::memory_meter_install);
   m.def("memory_meter_installed", &rt::memory_meter_installed);
   m.def("memory_live_bytes", &rt::memory_live_bytes);

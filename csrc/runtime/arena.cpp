@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <string>
+
+#include "runtime/errors.hpp"
 
 namespace osdp::runtime {
 
@@ -13,6 +16,7 @@ struct Arena::Blocks {
   std::multimap<size_t, c10::DataPtr> idle;  // by size
   size_t in_use_bytes = 0;
   size_t idle_bytes = 0;
+  std::string budget;  // what the plan predicted: a sentence and a space
 
   explicit Blocks(c10::Device d) : device(d), allocator(c10::GetAllocator(d.type())) {}
 };
@@ -56,11 +60,25 @@ c10::DataPtr Arena::allocate(size_t bytes) {
     b.idle.clear();
     b.idle_bytes = 0;
     block->bytes = bytes;
-    block->memory = b.allocator->allocate(bytes);
+    try {
+      block->memory = b.allocator->allocate(bytes);
+    } catch (const c10::Error& e) {
+      const auto mib = [](size_t n) { return c10::str(static_cast<double>(n) / (1 << 20), " MiB"); };
+      throw_error(
+          ErrorKind::Memory,
+          c10::str("out of memory: ", mib(bytes), " were asked for to gather parameters into, beside ",
+                   mib(b.in_use_bytes), " in use for that (", e.what_without_backtrace(), "). ", b.budget,
+                   "Search with a smaller memory=, or use a smaller batch."));
+    }
   }
   b.in_use_bytes += block->bytes;
   void* data = block->memory.get();
   return {data, block.release(), &let_go, b.device};
+}
+
+void Arena::set_budget(std::string sentence) {
+  std::lock_guard lock(blocks_->mutex);
+  blocks_->budget = std::move(sentence);
 }
 
 void Arena::trim() {

@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 
 namespace osdp::runtime {
 
@@ -20,8 +21,11 @@ class Arena {
   explicit Arena(c10::Device device);
 
   // A block of at least `bytes`; let go when the DataPtr is destroyed, which may be after the arena. Any
-  // thread. Throws c10::OutOfMemoryError or c10::Error from the device's allocator.
+  // thread. Throws OutOfMemoryError (errors.hpp): what was asked for and predicted.
   c10::DataPtr allocate(size_t bytes);
+
+  // What the plan predicted, for the error's text: a sentence and a space.
+  void set_budget(std::string sentence);
 
   // Gives idle blocks back to the device's allocator.
   void trim();

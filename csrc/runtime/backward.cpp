@@ -30,6 +30,7 @@ void Runtime::begin_backward() {
 void Runtime::begin_call_backward(const Call& call, Invocation* invocation) {
   NoInference no_inference;
   begin_backward();
+  lane_->watch().at(call.in_backward);
   backward_range_.begin(call.module, "backward");
   const bool reads = invocation && std::exchange(invocation->backward, backward_count_) != backward_count_;
   for (Unit* unit : call.units) {
@@ -164,6 +165,7 @@ void Runtime::finish_backward() {
   note_unsynced();
   backward_ = false;
   ++backward_count_;
+  tell_place();
   if (stack_.empty()) {
     leave();
     drop_copies();
@@ -193,10 +195,12 @@ void Runtime::abort() noexcept {
     await_host_memory();
     backward_ = false;
     ++backward_count_;
+    tell_place();
     if (stack_.empty()) {
       leave();
       drop_copies();
     }
+    tell_raised();
   } catch (const std::exception& e) {
     TORCH_WARN("OSDP: the model could not be put back after an exception: ", e.what());
   }

@@ -55,9 +55,9 @@ void Buckets::launch(Bucket& bucket) {
     item->queued = item->dirty = false;
     launched.push_back(item.get());
     at::Tensor gradient = item->gradient();
-    TORCH_CHECK(!gradient.defined() || gradient.layout() == at::kStrided, "OSDP: parameter '",
-                item->param->name(),
-                "' got a sparse gradient, which is not supported. Use sparse=False in its module.");
+    OSDP_CHECK(!gradient.defined() || gradient.layout() == at::kStrided, Sharding, "OSDP: parameter '",
+               item->param->name(),
+               "' got a sparse gradient, which is not supported. Use sparse=False in its module.");
     if (gradient.defined() && gradient.numel() > 0) gradients.push_back(std::move(gradient));
   }
   if (gradients.empty()) return;

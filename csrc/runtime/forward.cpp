@@ -2,6 +2,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "runtime/graph_task.hpp"
 #include "runtime/hooks.hpp"
@@ -59,8 +60,14 @@ void Runtime::await_host_memory() {
 }
 
 void Runtime::open(Call& call) {
-  TORCH_CHECK(!summoned_, "OSDP: module '", call.module,
-              "' was called inside summon_full_params; leave that context before a forward.");
+  OSDP_CHECK(!summoned_, Sharding, "OSDP: module '", call.module,
+             "' was called inside summon_full_params; leave that context before a forward.");
+  for (const auto& p : params_) {
+    p->check_local();
+    // NO_SHARD, and unfrozen since it was sharded: its gradients are averaged from now on.
+    if (!p->accumulator && p->whole() && p->tensor().requires_grad() && place_of(*p).bucket)
+      install_gradient_hooks(*this, *p);
+  }
   ++epoch_;
   grad_forward_ = at::GradMode::is_enabled();
   forward_order_.begin();
@@ -97,7 +104,17 @@ void Runtime::close(bool failed) {
   await_host_memory();
   leave();
   if (failed || !grad_forward_) drop_copies();
+  if (failed) tell_raised();
 }
+
+void Runtime::tell_place() {
+  const std::string* place = nullptr;
+  if (!stack_.empty())
+    place = backward_ ? stack_.back().call->in_recomputation : stack_.back().call->in_forward;
+  lane_->watch().at(place);
+}
+
+void Runtime::tell_raised() { lane_->watch().raised(std::exchange(exception_text_, "")); }
 
 bool Runtime::wants_inputs(const Call& call) const {
   return at::GradMode::is_enabled() &&
@@ -116,6 +133,7 @@ void Runtime::begin_call(Call& call, const std::vector<at::Tensor>& inputs) {
   }
   stack_.push_back({&call, inputs.empty() ? nullptr : std::make_shared<Invocation>(), {}});
   stack_.back().range.begin(call.module, backward_ ? "recomputation" : "forward");
+  tell_place();
   for (Unit* unit : call.units) {
     use(*unit);
     ++unit->running;
@@ -161,6 +179,7 @@ void Runtime::end_call(Call& call, const std::vector<at::Tensor>& outputs, bool 
       --unit->running;
       release_after_forward(call, *unit, failed);
     }
+  if (!backward_) tell_place();
   if (stack_.empty() && !backward_) close(failed);
 }
 

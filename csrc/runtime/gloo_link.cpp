@@ -1,6 +1,7 @@
 #include <deque>
 
 #include "runtime/link.hpp"
+#include "runtime/messages.hpp"
 
 namespace osdp::runtime {
 namespace {
@@ -19,32 +20,30 @@ class GlooLink final : public Link {
     const int64_t total = course.messages();
     struct Arriving {
       Range into;
-      c10::intrusive_ptr<c10d::Work> work;
+      Messages::Message message;
     };
+    Messages messages(*backend_);
     std::deque<Arriving> arriving;
-    std::vector<c10::intrusive_ptr<c10d::Work>> sends;
+    std::vector<Messages::Message> sends;
     int64_t asked = 0, sent = 0;
     for (int64_t done = 0; done < total; ++done) {
       for (; asked < total && asked < done + course.window; ++asked) {
         Arriving& one = arriving.emplace_back();
         if (course.expected(asked).empty()) continue;
         one.into = course.inbox(asked / course.segments, asked % course.segments);
-        std::vector<at::Tensor> tensors{one.into.tensor()};
-        one.work = backend_->recv(tensors, before, 0);
+        one.message = messages.receive(one.into.tensor(), before);
       }
       for (; sent < total && sent < done + course.segments; ++sent) {
         const Range range = course.sent(sent);
-        if (range.empty()) continue;
-        std::vector<at::Tensor> tensors{range.tensor()};
-        sends.push_back(backend_->send(tensors, next, 0));
+        if (!range.empty()) sends.push_back(messages.send(range.tensor(), next));
       }
       const Arriving first = std::move(arriving.front());
       arriving.pop_front();
-      if (!first.work) continue;
-      first.work->wait();
+      if (!first.message.work) continue;
+      messages.wait(first.message);
       course.take(done / course.segments, done % course.segments, first.into.data());
     }
-    for (const auto& send : sends) send->wait();
+    for (const Messages::Message& send : sends) messages.wait(send);
   }
 
  private:

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "runtime/graph_task.hpp"
 #include "runtime/runtime.hpp"
 
 namespace osdp::runtime {
@@ -36,9 +37,12 @@ bool hookable(const at::Tensor& t) { return t.defined() && t.requires_grad() && 
 
 struct GraphTaskEnd {
   std::shared_ptr<Runtime> runtime;
+  GraphTaskFuture future = current_graph_task_future();
   bool finished = false;
   ~GraphTaskEnd() {
-    if (!finished) runtime->abort();
+    if (finished) return;
+    if (future && future->hasError()) runtime->note_exception(future->tryRetrieveErrorMessage());
+    runtime->abort();
   }
 };
 

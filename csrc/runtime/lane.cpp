@@ -8,6 +8,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -17,11 +18,26 @@
 #include <stdexcept>
 #include <thread>
 
+#include "runtime/errors.hpp"
+#include "runtime/heartbeat.hpp"
 #include "runtime/phase_range.hpp"
 
 namespace osdp::runtime {
 
+namespace {
+
+std::atomic<void (*)()> signal_check{nullptr};
+constexpr auto kSignalCheck = std::chrono::milliseconds(100);
+constexpr auto kLastTasks = std::chrono::seconds(2);
+
+}  // namespace
+
+void set_signal_check(void (*check)()) { signal_check = check; }
+
 struct Ticket::State {
+  explicit State(std::shared_ptr<Watch> w) : watch(std::move(w)) {}
+
+  std::shared_ptr<Watch> watch;
   std::mutex mutex;
   std::condition_variable changed;
   bool done = false;
@@ -40,13 +56,32 @@ struct Ticket::State {
   }
 };
 
+// This process was told to stop while it waited: its lane ends, and the other ranks are told.
+static void give_up(Watch& watch) {
+  const std::string why = "was interrupted by a signal (Ctrl-C?) while it waited for the others";
+  Heartbeat::give_up(watch, why);
+  watch.interrupt(make_error(ErrorKind::Rank, "OSDP: this rank cannot go on: it " + why));
+}
+
 void Ticket::wait() const {
   if (!state_) return;
   std::unique_lock lock(state_->mutex);
   if (!state_->done) {
     PhaseRange range;
     range.begin("wait for", state_->label.c_str());
-    state_->changed.wait(lock, [this] { return state_->done; });
+    std::exception_ptr signal;
+    while (!state_->changed.wait_for(lock, kSignalCheck, [this] { return state_->done; })) {
+      if (signal || !signal_check.load()) continue;
+      lock.unlock();
+      try {
+        signal_check.load()();
+      } catch (...) {
+        signal = std::current_exception();
+        give_up(*state_->watch);
+      }
+      lock.lock();
+    }
+    if (signal) std::rethrow_exception(signal);
   }
   if (state_->error) std::rethrow_exception(state_->error);
   if (state_->event) {
@@ -69,16 +104,22 @@ double Ticket::seconds() const {
 
 namespace {
 
-// Runs the task under its label; what it throws is told again with the label in front.
-void run(const std::string& label, const Lane::Task& task) {
+// Runs the task under its label and the lane's watch. What it throws is told as an error that knows what
+// happened where; so is what interrupted the lane since.
+std::exception_ptr run(const std::string& label, const Lane::Task& task, Watch& watch) {
+  if (auto interrupted = watch.interruption()) return interrupted;
+  const Watch::Here here(&watch);
   c10::InferenceMode no_inference(false);
   at::NoGradGuard no_grad;
   RECORD_FUNCTION(label, std::vector<c10::IValue>());
+  watch.begin(label);
   try {
     task();
-  } catch (const std::exception& e) {
-    throw std::runtime_error(label + " failed: " + e.what());
+  } catch (...) {
+    return watch.explain(std::current_exception());
   }
+  watch.end();
+  return nullptr;
 }
 
 class ThreadLane final : public Lane {
@@ -86,16 +127,22 @@ class ThreadLane final : public Lane {
   ThreadLane() : thread_([this] { work(); }) {}
 
   ~ThreadLane() override {
-    {
-      std::lock_guard lock(mutex_);
-      ending_ = true;
-      changed_.notify_all();
+    std::unique_lock lock(mutex_);
+    ending_ = true;
+    changed_.notify_all();
+    // Nobody here waits for what is still under way. Other ranks may need it, or be gone.
+    if (!changed_.wait_for(lock, kLastTasks, [this] { return ended_; })) {
+      lock.unlock();
+      watch_->interrupt(make_error(ErrorKind::Rank, "OSDP: the process is ending"));
+    } else {
+      lock.unlock();
     }
     thread_.join();
   }
 
   Ticket submit(std::string label, Task task) override {
-    auto state = std::make_shared<Ticket::State>();
+    auto state = std::make_shared<Ticket::State>(watch_);
+    watch_->submitted();
     state->label = label;
     std::lock_guard lock(mutex_);
     queue_.push_back({std::move(label), std::move(task), state, at::get_record_function_tls_(),
@@ -118,18 +165,18 @@ class ThreadLane final : public Lane {
     while (true) {
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [this] { return ending_ || !queue_.empty(); });
-      if (queue_.empty()) return;
+      if (queue_.empty()) {
+        ended_ = true;
+        changed_.notify_all();
+        return;
+      }
       Item item = std::move(queue_.front());
       queue_.pop_front();
       lock.unlock();
       at::set_record_function_tls_(item.recording);
       c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(std::move(item.debug_info));
       const auto begin = std::chrono::steady_clock::now();
-      try {
-        if (!broken_) run(item.label, item.task);
-      } catch (...) {
-        broken_ = std::current_exception();
-      }
+      if (!broken_) broken_ = run(item.label, item.task, *watch_);
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
       item.task = nullptr;  // what it holds is let go before anybody is told that it is done
       item.state->finish(broken_, took.count());
@@ -139,7 +186,7 @@ class ThreadLane final : public Lane {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Item> queue_;
-  bool ending_ = false;
+  bool ending_ = false, ended_ = false;
   std::exception_ptr broken_;
   std::thread thread_;
 };
@@ -150,7 +197,8 @@ class StreamLane final : public Lane {
       : device_(device), guard_(device.type()), stream_(guard_.getStreamFromGlobalPool(device)) {}
 
   Ticket submit(std::string label, Task task) override {
-    auto state = std::make_shared<Ticket::State>();
+    auto state = std::make_shared<Ticket::State>(watch_);
+    watch_->submitted();
     state->device = device_;
     if (!broken_) {
       try {
@@ -158,7 +206,7 @@ class StreamLane final : public Lane {
         before.record(guard_.getStream(device_));
         before.block(stream_);
         c10::StreamGuard on_lane(stream_);
-        run(label, task);
+        broken_ = run(label, task, *watch_);
         state->event.emplace(device_.type());
         state->event->record(stream_);
       } catch (...) {
@@ -205,6 +253,10 @@ std::shared_ptr<Lane> Lane::of(const std::string& group, c10::Device device) {
       lane = std::make_shared<StreamLane>(device);
   }
   return lane;
+}
+
+void start_heartbeat(const std::string& group, c10::Device device, double timeout_s) {
+  Heartbeat::start(group, timeout_s, Lane::of(group, device)->watch_);
 }
 
 void Lane::shutdown() {

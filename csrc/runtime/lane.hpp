@@ -15,13 +15,15 @@
 #include <memory>
 #include <string>
 
+#include "runtime/watch.hpp"
+
 namespace osdp::runtime {
 
 // The end of one task. Copyable; empty tickets wait for nothing.
 class Ticket {
  public:
   // After this the task's results can be read: on the CPU the caller blocks (the GIL must not be held), on an
-  // accelerator the current stream waits. Rethrows what the task threw.
+  // accelerator the current stream waits. Rethrows what the task threw. See Note [Ctrl-C while waiting].
   void wait() const;
   // Whether that moment has come; also when the task failed.
   bool done() const;
@@ -35,6 +37,13 @@ class Ticket {
  private:
   std::shared_ptr<State> state_;
 };
+
+// Note [Ctrl-C while waiting]
+// Python serves signals between bytecodes, so not while its main thread waits for the lane. A wait therefore
+// looks for them every 100 ms, by this function, which throws Python's exception. The wait still goes on
+// until the lane has let go of the task's memory, which it does at once: its collectives are interrupted, for
+// good, since the other ranks cannot know where this one stopped.
+void set_signal_check(void (*check)());
 
 class Lane {
  public:
@@ -51,11 +60,22 @@ class Lane {
   // thread, tickets wait for that.
   virtual void synchronize() {}
 
+  // Where this rank is in the lane's sequence.
+  Watch& watch() const { return *watch_; }
+
   // One lane per process group (by name) and device, shared by every model on it.
   static std::shared_ptr<Lane> of(const std::string& group, c10::Device device);
 
   // Ends all lanes' threads; to be called before the interpreter goes down.
   static void shutdown();
+
+ protected:
+  const std::shared_ptr<Watch> watch_ = std::make_shared<Watch>();
+
+  friend void start_heartbeat(const std::string& group, c10::Device device, double timeout_s);
 };
+
+// Other ranks that die, hang or go another way are found out from here on; see heartbeat.hpp. Once per lane.
+void start_heartbeat(const std::string& group, c10::Device device, double timeout_s);
 
 }  // namespace osdp::runtime

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "runtime/arithmetic.hpp"
+#include "runtime/messages.hpp"
 
 namespace osdp::runtime {
 namespace {
@@ -152,18 +153,19 @@ void Ring::all_reduce(const Tensors& tensors) {
 void Ring::exchange(const at::Tensor& tensor) {
   const int64_t n = tensor.numel();
   at::Tensor all = at::empty({world() * n}, tensor.options());
-  Works works;
+  Messages messages(*backend_);
+  std::vector<Messages::Message> under_way;
   for (int64_t r = 0; r < world(); ++r) {
-    Tensors theirs{all.narrow(0, r * n, n)}, ours{tensor};
+    const at::Tensor theirs = all.narrow(0, r * n, n);
     if (r == rank()) {
-      theirs[0].copy_(tensor);
+      theirs.copy_(tensor);
       continue;
     }
-    works.push_back(backend_->recv(theirs, static_cast<int>(r), 0));
-    works.push_back(backend_->send(ours, static_cast<int>(r), 0));
+    under_way.push_back(messages.receive(theirs, static_cast<int>(r)));
+    under_way.push_back(messages.send(tensor, static_cast<int>(r)));
     sent_bytes_ += static_cast<int64_t>(tensor.nbytes());
   }
-  for (const auto& work : works) work->wait();
+  for (const Messages::Message& message : under_way) messages.wait(message);
   at::Tensor(tensor).copy_(all.narrow(0, 0, n));
   for (int64_t r = 1; r < world(); ++r) add_into(tensor, all.narrow(0, r * n, n));
   scale_by(tensor, share());

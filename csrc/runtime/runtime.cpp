@@ -163,6 +163,10 @@ void Runtime::install() {
 
 Call* Runtime::add_call(std::string module, const std::vector<int64_t>& params, bool root, bool hold) {
   auto call = std::make_unique<Call>();
+  const std::string named = module.empty() ? "the model" : "'" + module + "'";
+  call->in_forward = interned("forward of " + named);
+  call->in_recomputation = interned("recomputation of " + named);
+  call->in_backward = interned("backward of " + named);
   call->module = std::move(module);
   call->root = root;
   call->hold = hold;

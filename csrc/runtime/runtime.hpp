@@ -63,6 +63,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool wants_inputs(const Call& call) const;
   void begin_call(Call& call, const std::vector<at::Tensor>& inputs);
   void end_call(Call& call, const std::vector<at::Tensor>& outputs, bool failed);
+  // The exception, in words, that ends the calls under way or the backward.
+  void note_exception(std::string text) { exception_text_ = std::move(text); }
 
   // --- backward (backward.cpp)
   void begin_backward();
@@ -94,7 +96,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void summon(bool with_grads);
   void unsummon(bool writeback);
   // The norm of all gradients, one collective; if larger than max_norm all gradients are scaled to it.
-  at::Tensor clip_grad_norm(double max_norm, double norm_type);
+  at::Tensor clip_grad_norm(double max_norm, double norm_type, bool error_if_nonfinite);
 
   Parameter& parameter(int64_t index) { return *params_.at(index); }
   size_t size() const { return params_.size(); }
@@ -102,6 +104,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // Whether torch.autocast is on and will keep low-precision copies of parameters for backward.
   bool autocast_copies() const;
   size_t copied_bytes() const;  // of NO_SHARD parameters' copies in their compute dtype
+  void set_budget(std::string sentence) { arena_.set_budget(std::move(sentence)); }
   size_t arena_bytes() const { return arena_.reserved_bytes(); }
   // Seconds from one training forward's beginning to the next's: the last kStepsKept of them.
   const std::vector<double>& step_seconds() const { return step_seconds_; }
@@ -131,6 +134,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void add_pending(Slot& slot, at::Tensor gradient);
   bool all_arrived(Unit& unit);
 
+  void tell_place();  // to the watch: the innermost call under way
+  void tell_raised();
   void enter(const std::vector<Unit*>& units);
   void enter(const std::vector<WholeCopy*>& copies, bool fresh);
   void went_inside(Parameter& param);
@@ -187,6 +192,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   int64_t backward_count_ = 0;
   PhaseRange backward_range_;  // from one call's backward to the next one's
   bool sync_ = true;
+  std::string exception_text_;
   bool summoned_ = false;
   std::vector<at::Tensor> summoned_local_, summoned_grad_;
   Statistics statistics_;

@@ -97,6 +97,21 @@ Parameter::Parameter(const ParamSpec& spec, bool sharded, int64_t rank, int64_t 
     tensor_.set_data(take_local(full));
     tensor_.mutable_grad().reset();
   }
+  local_sizes_ = tensor_.sizes().vec();
+  dtype_ = tensor_.scalar_type();
+  device_ = tensor_.device();
+}
+
+void Parameter::check_local() const {
+  if (inside_) return;
+  const bool same = tensor_.sizes() == at::IntArrayRef(local_sizes_) && tensor_.scalar_type() == dtype_ &&
+                    tensor_.device() == device_;
+  OSDP_CHECK(same, Sharding, "OSDP: parameter '", name_, "' is now ", tensor_.sizes(), " ",
+             tensor_.scalar_type(), " on ", tensor_.device(), ", and this rank's part of it was ",
+             at::IntArrayRef(local_sizes_), " ", dtype_, " on ", device_,
+             " when the model was sharded (p.data = ..., model.to(...), model.half()?). Convert or move a "
+             "model before fully_shard; change values by p.data.copy_(...) of this rank's part, or inside "
+             "osdp.summon_full_params(model).");
 }
 
 at::TensorOptions Parameter::home_options() const {
@@ -120,16 +135,16 @@ bool Parameter::gradient_dropped() {
   const at::Tensor& gradient = local_grad();
   if (!gradient.defined()) return true;
   if (static_cast<int64_t>(gradient._version()) == noted_version_) return false;
-  TORCH_CHECK(!gradient.any().item<bool>(), "OSDP: the gradient of parameter '", name_,
-              "' was changed between a backward under no_sync and the one that reduces. Clip or scale "
-              "gradients after "
-              "the last micro-batch's backward, outside of no_sync.");
+  OSDP_CHECK(!gradient.any().item<bool>(), Sharding, "OSDP: the gradient of parameter '", name_,
+             "' was changed between a backward under no_sync and the one that reduces. Clip or scale "
+             "gradients after "
+             "the last micro-batch's backward, outside of no_sync.");
   return true;
 }
 
 void Parameter::enter(const at::Tensor& full) {
   if (inside_) return;
-  aside_ = tensor_.variable_data();
+  aside_ = tensor_.variable_data().contiguous();  // p.data may have been given another layout
   aside_grad_ = tensor_.grad();
   tensor_.mutable_grad().reset();
   if (full.defined()) show(full);

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/errors.hpp"
 #include "runtime/spec.hpp"
 
 namespace osdp::runtime {
@@ -88,6 +89,9 @@ class Parameter {
   void note_gradient();
   bool gradient_dropped();
 
+  // Throws ShardingError where p.data, model.to(...) or .half() gave it a shape, dtype or device that is not
+  // this rank's part of the parameter that was sharded.
+  void check_local() const;
   void enter(const at::Tensor& full);  // outside -> inside. `full` may be undefined for a split weight
   void leave();                        // inside -> outside
   void show(const at::Tensor& data);   // replaces the data shown
@@ -116,6 +120,9 @@ class Parameter {
   at::Tensor aside_;       // the local tensor, while inside
   at::Tensor aside_grad_;  // and its gradient
   int64_t noted_version_ = -1;
+  std::vector<int64_t> local_sizes_;
+  at::ScalarType dtype_ = at::kFloat;
+  at::Device device_{at::kCPU};
 };
 
 // One full tensor that is gathered from the ranks' rows: a sharded parameter, or one sharded slice of a split

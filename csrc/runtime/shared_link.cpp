@@ -8,6 +8,7 @@
 
 #include "runtime/link.hpp"
 #include "runtime/shared_memory.hpp"
+#include "runtime/watch.hpp"
 
 namespace osdp::runtime {
 
@@ -35,13 +36,18 @@ class SharedLink final : public Link {
 
   void run(const Course& course) override {
     const int64_t total = course.messages();
+    watch_ = Watch::here();
+    tag_ = watch_ ? watch_->tag() : 0;
     int64_t sent = 0, taken = 0;
     while (sent < total || taken < total) {
       const uint32_t heard = (*in_)->bell.load();
       bool moved = false;
       while (sent < total && sent < taken + course.segments && send(course.sent(sent))) ++sent, moved = true;
       if (taken < total && take(course, taken)) ++taken, moved = true;
-      if (!moved) wait(heard);
+      if (!moved)
+        wait(heard);
+      else if (watch_)
+        watch_->moved();
     }
   }
 
@@ -52,6 +58,7 @@ class SharedLink final : public Link {
     const uint64_t at = (*out_)->written.load(), slot = at % Queue::kSlots;
     std::memcpy((*out_)->slots[slot], range.data(), range.bytes());
     (*out_)->bytes[slot] = range.bytes();
+    (*out_)->tags[slot] = tag_;
     (*out_)->written.store(at + 1);
     out_->ring();
     return true;
@@ -62,6 +69,7 @@ class SharedLink final : public Link {
     if (expected.empty()) return true;
     if ((*in_)->empty()) return false;
     const uint64_t at = (*in_)->read.load(), slot = at % Queue::kSlots;
+    if ((*in_)->tags[slot] != tag_) return false;  // of another collective: the heartbeat tells who differs
     if (const int64_t bytes = (*in_)->bytes[slot]; bytes != expected.bytes())
       throw std::runtime_error("rank " + std::to_string(before()) + " sent " + std::to_string(bytes) +
                                " bytes where rank " + std::to_string(rank_) + " expects " +
@@ -78,15 +86,16 @@ class SharedLink final : public Link {
     while ((*in_)->bell.load() == heard) {
       in_->sleep(heard, kGlance);
       if ((*in_)->bell.load() != heard) return;
+      if (watch_) watch_->check();
       for (const auto& [queue, rank] : {std::pair(before_.get(), before()), std::pair(out_.get(), next())})
-        if (!queue->owner_lives()) throw std::runtime_error("rank " + std::to_string(rank) + " has ended");
+        if (!queue->owner_lives()) throw ConnectionLost(lane_rank(rank), "its shared memory is free");
       if (Clock::now() - begin > timeout_)
-        throw std::runtime_error("ranks " + std::to_string(before()) + " and " + std::to_string(next()) +
-                                 ", this rank's neighbours, were silent for " +
-                                 std::to_string(timeout_.count() / 1000) + " s");
+        throw ConnectionLost(
+            -1, "this rank's neighbours were silent for " + std::to_string(timeout_.count() / 1000) + " s");
     }
   }
 
+  int64_t lane_rank(int rank) const { return watch_ ? watch_->rank_of(rank, world_) : rank; }
   int before() const { return (rank_ + world_ - 1) % world_; }
   int next() const { return (rank_ + 1) % world_; }
 
@@ -95,6 +104,8 @@ class SharedLink final : public Link {
   std::unique_ptr<SharedQueue> before_;  // the one that the rank before reads: for its bell
   int rank_, world_;
   std::chrono::milliseconds timeout_;
+  Watch* watch_ = nullptr;  // of the lane that runs the course; null: none
+  int32_t tag_ = 0;
 };
 
 // What ranks tell each other: where they are, and where their queue is.

@@ -26,7 +26,8 @@ struct Queue {
   std::atomic<uint32_t> sleeping;
   alignas(64) std::atomic<uint64_t> written;
   alignas(64) std::atomic<uint64_t> read;
-  alignas(64) int64_t bytes[kSlots];  // of each slot's message
+  alignas(64) int32_t tags[kSlots];  // of each slot's message: Note [A digest in every message]
+  int64_t bytes[kSlots];             // of each slot's message
   alignas(4096) char slots[kSlots][kSlotBytes];
 
   bool full() const { return written.load() - read.load() == kSlots; }

@@ -10,7 +10,7 @@ namespace osdp::runtime {
 
 at::Tensor RuntimeSlices::acquire(int64_t index, int64_t) {
   auto runtime = runtime_.lock();
-  TORCH_CHECK(runtime, "OSDP: a split layer was called after its sharded model was destroyed");
+  OSDP_CHECK(runtime, Sharding, "OSDP: a split layer was called after its sharded model was destroyed");
   return runtime->acquire_slice(param_, index);
 }
 
@@ -20,7 +20,7 @@ void RuntimeSlices::release(int64_t index) noexcept {
 
 void RuntimeSlices::put_grad(int64_t index, at::Tensor grad) {
   auto runtime = runtime_.lock();
-  TORCH_CHECK(runtime, "OSDP: a split layer's backward ran after its sharded model was destroyed");
+  OSDP_CHECK(runtime, Sharding, "OSDP: a split layer's backward ran after its sharded model was destroyed");
   runtime->put_slice_gradient(param_, index, std::move(grad));
 }
 

@@ -66,6 +66,10 @@ struct Invocation {
 // A module whose call gathers units.
 struct Call {
   std::string module;
+  // Where the computing thread is, for the watch: see Watch::at.
+  const std::string* in_forward = nullptr;
+  const std::string* in_recomputation = nullptr;
+  const std::string* in_backward = nullptr;
   std::vector<Unit*> units;
   std::vector<Unit*> slices;  // of a split module: asked for by its product, one at a time
   std::vector<WholeCopy*> copies;

@@ -216,8 +216,8 @@ void Runtime::release(Unit& unit) noexcept {
 }
 
 void Runtime::add_pending(Slot& slot, at::Tensor gradient) {
-  TORCH_CHECK(gradient.layout() == at::kStrided, "OSDP: parameter '", slot.name(),
-              "' got a sparse gradient, which cannot be sharded. Use sparse=False, or NO_SHARD for it.");
+  OSDP_CHECK(gradient.layout() == at::kStrided, Sharding, "OSDP: parameter '", slot.name(),
+             "' got a sparse gradient, which cannot be sharded. Use sparse=False, or NO_SHARD for it.");
   const at::ScalarType own = slot.owner().own_dtype();
   if (slot.unsynced.defined()) {
     gradient = wide_sum(std::move(gradient), slot.unsynced, own);

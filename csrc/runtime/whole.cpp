@@ -32,9 +32,9 @@ at::Tensor Runtime::gather_whole(int64_t index, const at::Tensor& local) {
   NoInference no_inference;
   at::NoGradGuard no_grad;
   Parameter& p = *params_.at(index);
-  TORCH_CHECK(stack_.empty() && !backward_,
-              "OSDP: full parameters were asked for inside a forward or backward ('", p.name(),
-              "'); ask between steps.");
+  OSDP_CHECK(stack_.empty() && !backward_, Sharding,
+             "OSDP: full parameters were asked for inside a forward or backward ('", p.name(),
+             "'); ask between steps.");
   if (p.whole()) return local.detach().clone();
   at::Tensor full = at::empty(p.full_sizes(), local.options());
   const Sharing& sharing = *places_[index].sharing;
@@ -59,7 +59,7 @@ at::Tensor Runtime::gather_whole(int64_t index, const at::Tensor& local) {
 }
 
 void Runtime::summon(bool with_grads) {
-  TORCH_CHECK(!summoned_, "OSDP: summon_full_params is already active for this model");
+  OSDP_CHECK(!summoned_, Sharding, "OSDP: summon_full_params is already active for this model");
   summoned_local_.assign(params_.size(), {});
   summoned_grad_.assign(params_.size(), {});
   for (size_t i = 0; i < params_.size(); ++i) {
@@ -79,7 +79,7 @@ void Runtime::summon(bool with_grads) {
 }
 
 void Runtime::unsummon(bool writeback) {
-  TORCH_CHECK(summoned_, "OSDP: summon_full_params is not active for this model");
+  OSDP_CHECK(summoned_, Sharding, "OSDP: summon_full_params is not active for this model");
   NoInference no_inference;
   at::NoGradGuard no_grad;
   for (size_t i = 0; i < params_.size(); ++i) {
@@ -89,8 +89,8 @@ void Runtime::unsummon(bool writeback) {
     p.tensor().mutable_grad().reset();
     p.show(summoned_local_[i]);
     if (writeback) {
-      TORCH_CHECK(full.sizes() == p.full_sizes(), "OSDP: parameter '", p.name(),
-                  "' changed its shape inside summon_full_params");
+      OSDP_CHECK(full.sizes() == p.full_sizes(), Sharding, "OSDP: parameter '", p.name(),
+                 "' changed its shape inside summon_full_params");
       summoned_local_[i].copy_(p.take_local(full));
       if (grad.defined() && summoned_grad_[i].defined()) summoned_grad_[i].copy_(p.take_local(grad));
     }
@@ -121,21 +121,22 @@ Runtime::LocalGradients Runtime::local_gradients() const {
 // Sharded pieces are disjoint over the ranks; those that several hold are counted by one: replicated ones by
 // rank 0, HYBRID_SHARD's by the first rank of each column. One all-reduce (one number) of the sum of powers,
 // or of the maximum, gives every rank the same norm.
-at::Tensor Runtime::clip_grad_norm(double max_norm, double norm_type) {
+at::Tensor Runtime::clip_grad_norm(double max_norm, double norm_type, bool error_if_nonfinite) {
   NoInference no_inference;
   at::NoGradGuard no_grad;
-  TORCH_CHECK(norm_type > 0, "OSDP: clip_grad_norm_ needs a positive norm type, got ", norm_type);
+  OSDP_CHECK(norm_type > 0, Sharding, "OSDP: clip_grad_norm_ needs a positive norm type, got ", norm_type);
   const bool largest = std::isinf(norm_type);
   const LocalGradients local = local_gradients();
-  double sum = 0;
+  double sum = 0, not_a_number = 0;
   for (const at::Tensor& g : local.counted) {
     const double norm = g.numel() ? at::linalg_vector_norm(g, norm_type).item<double>() : 0.0;
     if (std::isnan(norm))
-      sum = norm;
+      not_a_number = 1;
     else
       sum = largest ? std::max(sum, norm) : sum + std::pow(norm, norm_type);
   }
-  at::Tensor total = at::full({1}, sum, at::TensorOptions().dtype(at::kDouble).device(device_));
+  // Whether it is not a number travels beside it: a maximum may or may not be one when one of its terms is.
+  at::Tensor total = at::tensor({sum, not_a_number}, at::TensorOptions().dtype(at::kDouble)).to(device_);
   Ticket done = lane_->submit("clip_grad_norm_ all-reduce", [this, total, largest] {
     if (largest)
       collectives_->all_reduce_max(total);
@@ -143,7 +144,14 @@ at::Tensor Runtime::clip_grad_norm(double max_norm, double norm_type) {
       collectives_->all_reduce_sum(total);
   });
   done.wait();
-  const double norm = largest ? total.item<double>() : std::pow(total.item<double>(), 1.0 / norm_type);
+  at::Tensor told = total.to(at::kCPU);
+  double norm = told[0].item<double>();
+  if (!largest) norm = std::pow(norm, 1.0 / norm_type);
+  if (told[1].item<double>() > 0) norm = std::numeric_limits<double>::quiet_NaN();
+  OSDP_CHECK(!error_if_nonfinite || std::isfinite(norm), Gradient, "the norm of order ", norm_type,
+             " of all gradients is ", norm,
+             ", on every rank: no gradient was changed. Skip this step (every "
+             "rank will), or find the batch or layer that made it (torch.autograd.detect_anomaly).");
   const double scale = max_norm / (norm + 1e-6);
   // Also when it is not a number: every rank then has the same NaN, as one process would.
   if (!(scale >= 1.0)) {

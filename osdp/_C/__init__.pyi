@@ -14,6 +14,7 @@ from . import kernels
 __all__: list[str] = [
     "CallHook",
     "Collectives",
+    "HEARTBEAT_MARGIN_S",
     "Mode",
     "ParamSpec",
     "Piece",
@@ -30,7 +31,9 @@ __all__: list[str] = [
     "memory_peak_bytes",
     "memory_reset_peak",
     "register_source",
+    "set_error_types",
     "shutdown",
+    "start_heartbeat",
     "unregister_source",
 ]
 
@@ -146,6 +149,8 @@ class CallHook:
     """
     Forward hooks of one module
     """
+    def __deepcopy__(self, arg0: typing.Any) -> None: ...
+    def __reduce_ex__(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
     def after(self, arg0: typing.Any, arg1: tuple, arg2: dict, arg3: typing.Any) -> None: ...
     def before(self, arg0: typing.Any, arg1: tuple, arg2: dict) -> None: ...
 
@@ -179,6 +184,7 @@ class Runtime:
         self,
         max_norm: typing.SupportsFloat | typing.SupportsIndex,
         norm_type: typing.SupportsFloat | typing.SupportsIndex,
+        error_if_nonfinite: bool,
     ) -> torch.Tensor: ...
     def copied_bytes(self) -> int:
         """
@@ -194,6 +200,10 @@ class Runtime:
         """
     def pieces(self, param: typing.SupportsInt | typing.SupportsIndex) -> list[Piece]: ...
     def reset_statistics(self) -> None: ...
+    def set_budget(self, sentence: str) -> None:
+        """
+        What the plan predicted, for the text of OutOfMemoryError
+        """
     def source_of(self, param: typing.SupportsInt | typing.SupportsIndex) -> int: ...
     def statistics(self) -> dict: ...
     def summon(self, with_grads: bool) -> None: ...
@@ -268,12 +278,26 @@ def register_source(source: typing.Any) -> int:
     Registers an object with acquire(index, next), release(index) and put_grad(index, grad); returns its id.
     """
 
-def shutdown() -> None:
+def set_error_types(types: list) -> None:
     """
-    Ends the communication threads.
+    The classes of osdp.errors, in the order of ErrorKind in csrc/runtime/errors.hpp
+    """
+
+def shutdown(last_words: str = "") -> None:
+    """
+    Ends the communication threads. `last_words`: the exception that ends this process, for the other ranks.
+    """
+
+def start_heartbeat(
+    group: str, device: torch.device, timeout_s: typing.SupportsFloat | typing.SupportsIndex
+) -> None:
+    """
+    Finds out which rank died, hangs or goes another way; see csrc/runtime/heartbeat.hpp.
     """
 
 def unregister_source(id: typing.SupportsInt | typing.SupportsIndex) -> None:
     """
     Forgets a source. Unknown ids are ignored.
     """
+
+HEARTBEAT_MARGIN_S: float = 0.5

@@ -1,0 +1,59 @@
+// Bindings of runtime/errors.hpp: the kinds of errors as classes of osdp.errors, and Ctrl-C while waiting.
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <array>
+
+#include "runtime/errors.hpp"
+#include "runtime/lane.hpp"
+
+namespace py = pybind11;
+namespace rt = osdp::runtime;
+
+namespace {
+
+std::array<PyObject*, rt::kErrorKinds> classes{};  // never let go: errors may be thrown until the very end
+
+// What torch's engine and pybind11's translator below both turn into the right Python class.
+class PythonError final : public torch::PyTorchError, public rt::KnownError {
+ public:
+  PythonError(rt::ErrorKind kind, std::string message)
+      : torch::PyTorchError(std::move(message)), kind_(kind) {}
+  PyObject* python_type() override { return classes[static_cast<size_t>(kind_)]; }
+  rt::ErrorKind kind() const noexcept override { return kind_; }
+
+ private:
+  rt::ErrorKind kind_;
+};
+
+void throw_python_error(rt::ErrorKind kind, std::string message) {
+  throw PythonError(kind, std::move(message));
+}
+
+void set_error_types(const py::list& types) {
+  if (types.size() != classes.size()) throw py::value_error("one class per kind of runtime/errors.hpp");
+  for (size_t i = 0; i < classes.size(); ++i) classes[i] = py::object(types[i]).release().ptr();
+  rt::set_thrower(&throw_python_error);
+}
+
+// Python's signal handlers run in the main thread, between bytecodes: never while it waits here.
+void check_signals() {
+  if (!Py_IsInitialized()) return;
+  py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+}  // namespace
+
+void bind_errors(py::module_& m) {
+  py::register_local_exception_translator([](std::exception_ptr error) {
+    try {
+      if (error) std::rethrow_exception(error);
+    } catch (PythonError& e) {
+      PyErr_SetString(e.python_type(), e.what());
+    }
+  });
+  m.def("set_error_types", &set_error_types, py::arg("types"),
+        "The classes of osdp.errors, in the order of ErrorKind in csrc/runtime/errors.hpp");
+  rt::set_signal_check(&check_signals);
+}

@@ -1,0 +1,282 @@
+#include "runtime/heartbeat.hpp"
+
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <algorithm>
+#include <thread>
+#include <vector>
+
+#include "runtime/pulse.hpp"
+
+namespace osdp::runtime {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Seconds = std::chrono::duration<double>;
+
+constexpr auto kTick = std::chrono::milliseconds(100);
+constexpr double kTellAfter_s = 0.25;  // standing still
+constexpr double kTellEvery_s = 0.5;
+constexpr double kAskAfter_s = 0.5;   // waiting
+constexpr double kAskEvery_s = 0.25;  // times ranks / 16, so that the store keeps up
+constexpr double kStoreLost_s = 1.0;  // the store fails for so long while this rank waits
+constexpr double kLastWords_s = 0.3;  // for a rank whose connection closed to have told why
+constexpr auto kEndWait = std::chrono::milliseconds(500);
+
+double since(Clock::time_point then) { return Seconds(Clock::now() - then).count(); }
+
+}  // namespace
+
+// What the thread works on; it outlives shutdown() if the thread is stuck in a store that does not answer.
+class Beating {
+ public:
+  Beating(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t world, double timeout_s,
+          std::shared_ptr<Watch> watch)
+      : store_(std::move(store)),
+        rank_(rank),
+        timeout_s_(timeout_s),
+        watch_(std::move(watch)),
+        seen_(world) {}
+
+  const Watch* watch() const { return watch_.get(); }
+
+  void loop() {
+    watch_->set_explained(true);
+    std::unique_lock lock(mutex_);
+    while (!changed_.wait_for(lock, kTick, [this] { return ending_ || !giving_up_.empty(); }) || !ending_) {
+      const std::string giving_up = std::exchange(giving_up_, "");
+      lock.unlock();
+      tick(giving_up);
+      lock.lock();
+    }
+    watch_->set_explained(false);
+    lock.unlock();
+    if (!last_words_.empty()) attempt([this] { tell(true); });
+    lock.lock();
+    ended_ = true;
+    changed_.notify_all();
+  }
+
+  void end(const std::string& last_words) {
+    std::unique_lock lock(mutex_);
+    last_words_ = last_words;
+    ending_ = true;
+    changed_.notify_all();
+    changed_.wait_for(lock, kEndWait, [this] { return ended_; });
+  }
+
+  void give_up(const std::string& cause) {
+    std::lock_guard lock(mutex_);
+    giving_up_ = cause;
+    changed_.notify_all();
+  }
+
+ private:
+  void tick(const std::string& giving_up) {
+    Watch::Snapshot now = watch_->snapshot();
+    if (now.position != last_.position || now.asked != last_.asked || now.progress != last_.progress ||
+        now.busy != last_.busy || now.place != last_.place || now.raised != last_.raised) {
+      still_since_ = Clock::now();
+      told_still_ = false;
+      store_lost_.reset();
+    }
+    last_ = std::move(now);
+    if (over_) return;
+    if (!giving_up.empty()) {
+      attempt([&] { conclude({ErrorKind::Rank, rank_, "rank " + std::to_string(rank_) + " " + giving_up}); });
+      over_ = true;
+      return;
+    }
+    if (const auto trouble = watch_->trouble()) return explain(*trouble);
+    const double still_s = since(still_since_);
+    const bool inside = last_.busy || last_.place;
+    if (still_s < kTellAfter_s) return;
+    if (!told_still_ || (inside && since(told_) >= kTellEvery_s)) attempt([this] { tell(false); });
+    if (!last_.busy || still_s < kAskAfter_s) return;
+    const double ask_every_s = kAskEvery_s * std::max(1.0, static_cast<double>(seen_.size()) / 16);
+    if (since(asked_) >= ask_every_s) attempt([this] { ask(); });
+    if (over_) return;
+    const double silent_s = 2 * kTellEvery_s + 2 * ask_every_s;
+    if (still_s >= timeout_s_) {
+      const Failure failure = timed_out(rank_, pulse(), seen_, timeout_s_, silent_s);
+      if (!attempt([&] { conclude(failure); })) interrupt(failure);
+    } else if (store_lost_ && since(*store_lost_) >= kStoreLost_s) {
+      interrupt(
+          {ErrorKind::Rank, -1,
+           "the store that the ranks share does not answer: the process that holds it (rank 0's, or the "
+           "launcher's) has ended"});
+    }
+  }
+
+  // Runs `work`, which uses the store; false if the store failed.
+  template <typename Work>
+  bool attempt(Work work) {
+    try {
+      work();
+      store_lost_.reset();
+      return true;
+    } catch (const std::exception&) {
+      if (!store_lost_) store_lost_ = Clock::now();
+      return false;
+    }
+  }
+
+  Pulse pulse() const {
+    return {.beat = beat_,
+            .position = last_.position,
+            .asked = last_.asked,
+            .busy = last_.busy,
+            .still_s = since(still_since_),
+            .label = last_.label,
+            .place = last_.place ? *last_.place : "",
+            .raised = last_.raised,
+            .raised_asked = last_.raised_asked,
+            .ended = false,
+            .text = last_.raised_text};
+  }
+
+  static std::string key(int64_t rank) { return "pulse/" + std::to_string(rank); }
+
+  void tell(bool ended) {
+    ++beat_;
+    told_ = Clock::now();
+    told_still_ = true;
+    Pulse p = pulse();
+    p.ended = ended;
+    if (ended) p.text = last_words_;
+    store_->set(key(rank_), p.encode());
+  }
+
+  void look(int64_t rank) {
+    Seen& seen = seen_[static_cast<size_t>(rank)];
+    if (!store_->check({key(rank)})) return;
+    auto found = Pulse::decode(store_->get_to_str(key(rank)));
+    if (!found) return;
+    if (!seen.pulse || seen.pulse->beat != found->beat) heard_[rank] = Clock::now();
+    seen.pulse = std::move(found);
+  }
+
+  void ask() {
+    asked_ = Clock::now();
+    if (store_->check({kFailure})) return conclude({});
+    heard_.resize(seen_.size(), Clock::now());
+    for (size_t r = 0; r < seen_.size(); ++r) {
+      if (static_cast<int64_t>(r) == rank_) continue;
+      look(static_cast<int64_t>(r));
+      seen_[r].heard_s = since(heard_[r]);
+    }
+    if (auto failure = certain_failure(rank_, pulse(), seen_, timeout_s_)) conclude(*failure);
+  }
+
+  // `mine` counts if no rank was earlier.
+  void conclude(const Failure& mine) {
+    const std::string said = store_->compareSet(kFailure, "", mine.encode());
+    interrupt(Failure::decode(said).value_or(mine));
+  }
+
+  void interrupt(const Failure& failure) {
+    over_ = true;
+    std::string message =
+        "OSDP: rank " + std::to_string(rank_) + " cannot go on: " + failure.cause + ". Rank " +
+        std::to_string(rank_) + " " + pulse().where() +
+        ". Nothing more can be exchanged in this process group: end all ranks and start them "
+        "again from a checkpoint.";
+    watch_->interrupt(make_error(failure.kind, std::move(message)));
+  }
+
+  // The lane's thread waits for this. A lost connection is an echo of something; everything else happened
+  // here.
+  void explain(const Watch::Trouble& trouble) {
+    if (!trouble.connection) return blame_me(trouble);
+    const bool asked = attempt([&] {
+      const auto until = Clock::now() + Seconds(kLastWords_s);
+      const bool known = trouble.peer >= 0 && trouble.peer < static_cast<int64_t>(seen_.size());
+      do {
+        if (store_->check({kFailure})) return conclude({});
+        if (known) look(trouble.peer);
+        if (known && seen_[static_cast<size_t>(trouble.peer)].pulse &&
+            seen_[static_cast<size_t>(trouble.peer)].pulse->ended)
+          break;
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      } while (Clock::now() < until);
+      conclude(connection_lost(trouble.peer, seen_, trouble.text));
+    });
+    if (!asked) interrupt(connection_lost(trouble.peer, seen_, trouble.text));
+  }
+
+  void blame_me(const Watch::Trouble& trouble) {
+    over_ = true;
+    const std::string what = "rank " + std::to_string(rank_) + " failed in '" + last_.label + "' (" +
+                             (last_.place ? *last_.place : "outside of forward and backward") +
+                             "): " + trouble.text;
+    attempt([&] { store_->compareSet(kFailure, "", Failure{ErrorKind::Rank, rank_, what}.encode()); });
+    watch_->interrupt(make_error(trouble.kind.value_or(ErrorKind::Rank), "OSDP: " + what));
+  }
+
+  static constexpr const char* kFailure = "failure";
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  const int64_t rank_;
+  const double timeout_s_;
+  std::shared_ptr<Watch> watch_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool ending_ = false, ended_ = false;  // under mutex_, as is giving_up_
+  std::string giving_up_, last_words_;
+
+  // The thread alone:
+  Watch::Snapshot last_;
+  Clock::time_point still_since_ = Clock::now(), told_{}, asked_{};
+  bool told_still_ = false;
+  bool over_ = false;  // concluded: nothing is left to find out
+  int64_t beat_ = 0;
+  std::vector<Seen> seen_;
+  std::vector<Clock::time_point> heard_;
+  std::optional<Clock::time_point> store_lost_;
+};
+
+namespace {
+
+struct Hearts {
+  std::mutex mutex;
+  std::vector<std::shared_ptr<Beating>> all;
+};
+
+Hearts& hearts() {
+  static auto* h = new Hearts();  // never destroyed: threads may be stuck in it
+  return *h;
+}
+
+}  // namespace
+
+void Heartbeat::start(const std::string& group, double timeout_s, std::shared_ptr<Watch> watch) {
+  auto process_group = c10d::resolve_process_group(group);
+  if (process_group->getSize() < 2) return;
+  auto store = c10::make_intrusive<c10d::PrefixStore>("heartbeat/", process_group->getStore()->clone());
+  watch->set_world(process_group->getSize());
+  auto beating = std::make_shared<Beating>(std::move(store), process_group->getRank(),
+                                           process_group->getSize(), timeout_s, std::move(watch));
+  std::lock_guard lock(hearts().mutex);
+  hearts().all.push_back(beating);
+  std::thread([beating] { beating->loop(); }).detach();
+}
+
+void Heartbeat::shutdown(const std::string& last_words) {
+  std::vector<std::shared_ptr<Beating>> ending;
+  {
+    std::lock_guard lock(hearts().mutex);
+    ending.swap(hearts().all);
+  }
+  for (const auto& beating : ending) beating->end(last_words);
+}
+
+void Heartbeat::give_up(const Watch& watch, const std::string& cause) {
+  std::lock_guard lock(hearts().mutex);
+  for (const auto& beating : hearts().all)
+    if (beating->watch() == &watch) beating->give_up(cause);
+}
+
+}  // namespace osdp::runtime

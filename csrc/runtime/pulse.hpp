@@ -1,0 +1,63 @@
+// Pulse: what a rank tells the others of itself through the store, and what they conclude from it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "runtime/errors.hpp"
+
+namespace osdp::runtime {
+
+struct Pulse {
+  int64_t beat = 0;      // counts what the rank has told; it grows while the process runs
+  int64_t position = 0;  // see Watch::Snapshot
+  int64_t asked = 0;
+  bool busy = false;
+  double still_s = 0;  // for so long nothing of this has changed
+  std::string label;
+  std::string place;  // "" outside of forward and backward
+  int64_t raised = 0, raised_asked = 0;
+  bool ended = false;  // its process ends after an exception
+  std::string text;    // of the last exception; any characters
+
+  std::string encode() const;
+  static std::optional<Pulse> decode(const std::string& text);  // nullopt: not a pulse
+  // "waits at #12 'blocks.1 all-gather' in backward of 'blocks.1'"
+  std::string where() const;
+};
+
+// A rank's last pulse as another rank saw it.
+struct Seen {
+  std::optional<Pulse> pulse;  // none: it has told nothing yet
+  double heard_s = 0;          // so long ago `beat` was seen to change, or looked at first
+};
+
+// What went wrong, in words that every rank can use; the first one that a rank puts into the store counts for
+// all.
+struct Failure {
+  ErrorKind kind = ErrorKind::Rank;
+  int64_t rank = -1;  // whose fault; -1: several, or not known
+  std::string cause;  // "rank 2's process has ended (...)"
+
+  std::string encode() const;
+  static std::optional<Failure> decode(const std::string& text);
+};
+
+// Note [Who is at fault]
+// A rank that waits at position q looks at the others. Collectives are in lockstep: none ends anywhere before
+// all ranks have begun it, so a rank whose position is below q is the one that is waited for. What is certain
+// at once: it has another label at the same position (the order differs), or its process has told that it
+// ends. After kRaisedPatience: an exception ended its pass, there and not here, and nothing came since. Only
+// at the timeout: it does not come, alive or silent. `mine` is seen[rank]'s newest pulse.
+constexpr double kRaisedPatience_s = 5.0;
+std::optional<Failure> certain_failure(int64_t rank, const Pulse& mine, const std::vector<Seen>& seen,
+                                       double timeout_s);
+// `silent_s`: a rank that should have told something in that time and did not gives no sign of life.
+Failure timed_out(int64_t rank, const Pulse& mine, const std::vector<Seen>& seen, double timeout_s,
+                  double silent_s);
+// The connection to `peer` (-1: not known) failed with `what`.
+Failure connection_lost(int64_t peer, const std::vector<Seen>& seen, const std::string& what);
+
+}  // namespace osdp::runtime

@@ -1,0 +1,130 @@
+"""Doomed: a run of ranks of which some die, hang or raise; how each of them ended.
+
+Each run has processes of its own, with a process group whose timeout is short. They are forked from a server that has
+torch imported and no threads, so that a run costs less than a second.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+EXTRA_S = 40.0  # to start, on a busy machine
+LATER_S = 4.0  # than the timeout: for the other ranks, once one has ended
+START = timedelta(seconds=60)
+# What takes long to import, describe() included.
+PRELOAD = [
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",
+    "torch._subclasses.fake_tensor",
+    "sympy",
+    "osdp.sharding",
+]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """`error`: the exception that ended the case, with the names of its classes; None where it returned `result`.
+
+    `signal`: what killed the process, "exit" where it ended without a word, "stuck" where it did not end.
+    """
+
+    result: Any = None
+    error: str | None = None
+    kinds: tuple[str, ...] = ()
+    signal: str | None = None
+    output: str = ""
+
+
+def run_doomed(case: Callable[..., Any], *args: Any, world: int, timeout_s: float) -> list[Ending]:
+    """How `case(member, *args)` ended on each of `world` ranks, whose process group has that timeout.
+
+    A rank that is stopped, or has not ended a while after the timeout, is killed.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    endings = [Ending(signal="stuck")] * world
+    with tempfile.TemporaryDirectory(prefix="osdp-doomed-") as directory:
+        pipes, processes = [], []
+        for rank in range(world):
+            ours, theirs = context.Pipe(duplex=False)
+            call = (theirs, case, args, rank, world, timeout_s, directory)
+            process = context.Process(target=_run, args=call, daemon=True)
+            process.start()
+            theirs.close()
+            pipes.append(ours)
+            processes.append(process)
+        try:
+            waiting = {pipe: rank for rank, pipe in enumerate(pipes)}
+            deadline = time.monotonic() + timeout_s + EXTRA_S
+            while waiting and (ready := wait(list(waiting), max(0.0, deadline - time.monotonic()))):
+                for pipe in ready:
+                    assert isinstance(pipe, Connection)
+                    rank = waiting.pop(pipe)
+                    try:
+                        endings[rank] = pipe.recv()
+                    except EOFError:
+                        processes[rank].join()
+                        code = processes[rank].exitcode or 0
+                        endings[rank] = Ending(signal=signal.Signals(-code).name if code < 0 else "exit")
+                    deadline = min(deadline, time.monotonic() + timeout_s + LATER_S)
+                if all(_stopped(processes[rank].pid) for rank in waiting.values()):
+                    break
+        finally:
+            for process in processes:
+                process.kill()
+            for process in processes:
+                process.join()
+    return endings
+
+
+def _stopped(pid: int | None) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in ("T", "Z")
+    except FileNotFoundError:
+        return True
+
+
+def _run(
+    pipe: Connection,
+    case: Callable[..., Any],
+    args: tuple[Any, ...],
+    rank: int,
+    world: int,
+    timeout_s: float,
+    directory: str,
+) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from harness.member import Member
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{directory}/store",
+        rank=rank,
+        world_size=world,
+        timeout=START,
+    )
+    group = dist.new_group(timeout=timedelta(seconds=timeout_s))
+    try:
+        pipe.send(Ending(result=case(Member(rank, world, group), *args)))
+    except BaseException as error:
+        kinds = tuple(kind.__name__ for kind in type(error).__mro__)
+        pipe.send(Ending(error=str(error), kinds=kinds, output=traceback.format_exc()))
+    sys.stdout.flush()
+    time.sleep(60)  # alive, so that others do not learn of the end by a closed connection; the run kills it

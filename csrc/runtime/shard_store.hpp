@@ -121,8 +121,7 @@ class Parameter {
   at::Tensor aside_grad_;  // and its gradient
   int64_t noted_version_ = -1;
   std::vector<int64_t> local_sizes_;
-  at::ScalarType dtype_ = at::kFloat;
-  at::Device device_{at::kCPU};
+  at::Device home_{at::kCPU};  // where the local tensor rests
 };
 
 // One full tensor that is gathered from the ranks' rows: a sharded parameter, or one sharded slice of a split

@@ -41,6 +41,8 @@ _PUBLIC = {
     "verify": "searching",
     "frontier": "frontiers",
     "fully_shard": "sharding",
+    "MixedPrecision": "precision",
+    "ShardedGradScaler": "scaler",
     "no_sync": "sharding",
     "clip_grad_norm_": "sharding",
     "summon_full_params": "sharding",

@@ -15,14 +15,16 @@ from osdp.plan import Plan
 from osdp.together import Together
 
 
-def agree(together: Together, model: nn.Module, plan: object, error: Exception | None) -> None:
+def agree(
+    together: Together, model: nn.Module, plan: object, error: Exception | None, precision: object = None
+) -> None:
     """Raise on every rank unless all hold the same and none has an `error` of its own.
 
     A rank that has one raises it; the others, and all where facts differ, raise DisagreementError naming the rank and
     the first difference. Every rank must call this, with its error if it has one, so that none waits for another.
     Nothing is changed. Cost: one exchange of a few hundred bytes; another of the facts themselves if they differ.
     """
-    facts = _facts(model, plan)
+    facts = {**_facts(model, plan), "mixed precision": str(precision)}
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     told = "" if error is None else f"{type(error).__name__}: {error}"
     answers = together.all((digest, told))

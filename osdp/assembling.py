@@ -48,7 +48,7 @@ class Assembly:
             self.model,
             self.request,
             choices=choices,
-            units=_units(self.description, choices, found["transient_bytes"]),
+            units=_units(self.description, choices, found["transient_bytes"], self.precision),
             blocks=found["blocks"],
             batch=(found["batch_size"], found["accumulation"]),
             prefetch=self.searched.prefetch,
@@ -68,11 +68,11 @@ class Assembly:
             if o.block is not None and (how := ways[o.block]) is not None
         }
         choices, candidates = self._choices(found)
-        units = _units(description, choices, found["transient_bytes"])
+        units = _units(description, choices, found["transient_bytes"], self.precision)
         peak = found["peak_bytes"]
         if self.cost == "osdp" and self.ranks > 1:
-            needed = max(unit_bytes(description, choices, units), default=0)
-            reserved = max(found["transient_bytes"], largest_untraced_unit(description))
+            needed = max(unit_bytes(description, choices, units, self.precision), default=0)
+            reserved = max(found["transient_bytes"], largest_untraced_unit(description, self.precision))
             peak += (2 + self.searched.prefetch) * (needed - reserved)
         certificate = self._certificate(found, choices)
         price = sum(p.numerator for p in certificate.prices) / certificate.price_denominator
@@ -157,13 +157,13 @@ class Assembly:
 
 
 def _units(
-    description: ModelDescription, choices: Mapping[str, Choice], transient: int
+    description: ModelDescription, choices: Mapping[str, Choice], transient: int, precision: str
 ) -> tuple[tuple[str, ...], ...]:
     """Neighbours joined, but no traced unit larger than what the search reserved room for."""
     joined = group_units(description, choices)
     traced = {o.name: o.traced for o in description.operators}
     units: list[tuple[str, ...]] = []
-    for unit, size in zip(joined, unit_bytes(description, choices, joined), strict=True):
+    for unit, size in zip(joined, unit_bytes(description, choices, joined, precision), strict=True):
         if size > transient and len(unit) > 1 and traced[unit[0]]:
             units += [(name,) for name in unit]
         else:

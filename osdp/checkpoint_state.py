@@ -66,6 +66,7 @@ class State:
     states: dict[str, dict[str, Tensor]]
     manifest: Manifest
     writes_buffers: bool = field(default=True)
+    cast: Mapping[str, Tensor] = field(default_factory=dict)  # buffers that the model holds in another dtype
 
     @staticmethod
     def of_save(model: nn.Module, optimizer: Optimizer | None, layout: Layout | None = None) -> State:
@@ -179,7 +180,9 @@ class State:
         return Tensors(manifest.tensors(), held)
 
     def install(self) -> None:
-        """Gives the filled states and the saved options to the optimizer."""
+        """Gives the filled states and the saved options to the optimizer, and cast buffers to the model."""
+        for name, buffer in self.cast.items():
+            buffer.copy_(self.buffers[name])
         optimizer, entry = self.optimizer, self.manifest.optimizer
         if optimizer is None or entry is None:
             return
@@ -207,13 +210,16 @@ def _of_model(model: nn.Module, layout: Layout | None) -> State:
     if sorted(names) != sorted(parameters):
         extra = sorted(set(names) ^ set(parameters))[0]
         raise ShardingError(f"the model's parameters changed since it was sharded: {extra}")
-    buffers = _persistent_buffers(model)
+    held = _persistent_buffers(model)
+    own: Mapping[str, torch.dtype] = getattr(layout, "buffer_dtypes", {})
+    buffers = {n: b.to(own.get(n, b.dtype)) for n, b in held.items()}
+    cast = {n: b for n, b in held.items() if buffers[n] is not b}
     manifest = Manifest(
         {n: TensorEntry(tuple(layout.full_shape(n)), _dtype(parameters[n])) for n in names},
         {n: TensorEntry(tuple(b.shape), _dtype(b)) for n, b in buffers.items()},
         None,
     )
-    return State(layout, {n: parameters[n] for n in names}, buffers, None, {}, manifest)
+    return State(layout, {n: parameters[n] for n in names}, buffers, None, {}, manifest, cast=cast)
 
 
 def layout_of(model: nn.Module) -> Layout:

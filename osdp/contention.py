@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 
-from osdp import _C
 from osdp.clock import synchronize
 from osdp.fitting import fit
 from osdp.hardware import Collective
 from osdp.measuring import lane_collectives
 
 SIZES = (2**14, 2**18, 2**20, 2**22)  # bytes: one message of the ring, a segment, and several
-MOST_AT_ONCE = 256  # collectives in one window
+MOST_QUEUED = 2000  # rounds of all sizes that wait on the lane at one time
 
 
 @dataclass(frozen=True)
@@ -40,55 +39,68 @@ def measure_contention(
     world: int,
     ranks_on_host: int,
     seconds: float,
+    step: Callable[[], object] | None = None,
 ) -> Contention:
-    """Collective; about `seconds` long, longer where communication hardly gets on beside computation.
+    """Collective; about `seconds` long, no less than four times `step` and what communicates beside it.
 
-    All-reduces of four sizes, as the runtime does them, are timed on the lane: alone, and while this rank computes
-    matrix products without a pause. A line through the differences is the delay of a ring's step.
+    All-reduces of four sizes, in turn, as the runtime does them, are timed on the lane: while this rank waits for them,
+    and while it computes without a pause: `step`, a forward and backward of the model, or matrix products. A line through
+    the differences of the medians is the delay of a ring's step.
     """
     # Note [What communication takes away]
     # On a CPU, the lane and the backend's threads need a processor: their seconds of it (the process's less this
     # thread's, while this thread waits) per second of communication. Computation loses them as far as the cores are
-    # taken by computing threads. Timing products beside communication would say the same with more noise: what is
-    # lost is small against the time that the collectives then take. On an accelerator products are timed.
+    # taken by computing threads. Timing a step beside communication would say the same with more noise: what is lost
+    # is small against the time that the collectives then take. On an accelerator, where the lane's tasks are not
+    # timed one by one, the step is timed.
     if world == 1:
         return Contention(Collective(0.0, 0.0), 0.0)
     bench = _Bench(device, group, world)
-    bench.product()
-    rounds: list[list[_Sample]] = []
-    end = time.perf_counter() + seconds
-    counts = [1] * len(SIZES)
-    for n in range(12):
-        rounds.append([bench.sample(i, counts[i]) for i in range(len(SIZES))])
-        if n == 0:  # the first one tells how many fill a twelfth of the time
-            window = seconds / 12 / len(SIZES) / 2
-            times = bench.mean([sample.beside_s for sample in rounds.pop()])
-            counts = [min(max(1, int(window / max(t, 1e-6))), MOST_AT_ONCE) for t in times]
-        elif n >= 3 and bench.mean([time.perf_counter()])[0] > bench.mean([end])[0]:
+    compute = step or bench.products
+    alone, beside = _Times(), _Times()
+    bench.communicate(1, alone)  # makes connections
+    alone, begin = _Times(), time.perf_counter()
+    bench.communicate(3, alone)
+    _timed(device, compute)
+    step_s = bench.mean([_timed(device, compute)])[0]
+    rounds = 1
+    end = begin + seconds
+    for n in range(20):
+        bench.communicate(3, alone)
+        took = bench.mean([bench.communicate(rounds, beside, compute)])[0]
+        # As many as last a little longer than the step.
+        rounds = min(max(rounds, int(1.2 * rounds * step_s / max(took, 1e-6)) + 1), MOST_QUEUED)
+        if n == 0:
+            beside = _Times()  # that was to find their number
+        elif n >= 2 and bench.mean([time.perf_counter() - end])[0] > 0:
             break
-    columns = list(zip(*rounds, strict=True))
-    delays = bench.mean([statistics.median(s.beside_s - s.alone_s for s in column) for column in columns])
-    steps = 2 * (world - 1)
+    differences = [
+        statistics.median(with_) - statistics.median(without)
+        for with_, without in zip(beside.seconds, alone.seconds, strict=True)
+    ]
     parts = [max(1, size // 4 // world) * 4 for size in SIZES]
-    delay = fit(parts, [max(0.0, d) / steps for d in delays])
-    large = [s for column in columns[2:] for s in column]
-    taken = sum(s.processor_s for s in large) / sum(s.alone_s for s in large)
+    steps = 2 * (world - 1)  # of an all-reduce's ring
+    delay = fit(parts, [max(0.0, d) / steps for d in bench.mean(differences)])
     if device.type == "cpu":
         cores = len(os.sched_getaffinity(0))
-        stolen = taken * min(1.0, ranks_on_host * torch.get_num_threads() / cores)
+        busy = min(1.0, ranks_on_host * torch.get_num_threads() / cores)
+        stolen = alone.processor_s / max(alone.passed_s, 1e-9) * busy
     else:
-        stolen = sum(s.lost_s for s in large) / sum(s.alone_s for s in large)
+        stolen = (beside.passed_s - beside.steps * step_s) / max(
+            alone.passed_s / alone.rounds * beside.rounds, 1e-9
+        )
     return Contention(delay, min(max(0.0, bench.mean([stolen])[0]), 100.0))
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """Of one all-reduce."""
-
-    alone_s: float
-    beside_s: float  # while products were computed
-    processor_s: float  # of other threads than this one, alone
-    lost_s: float  # by the products
+@dataclass
+class _Times:
+    seconds: list[list[float]] = field(
+        default_factory=lambda: [[] for _ in SIZES]
+    )  # of each all-reduce, by size
+    passed_s: float = 0.0
+    processor_s: float = 0.0  # of other threads than this one
+    rounds: int = 0
+    steps: int = 0
 
 
 class _Bench:
@@ -96,46 +108,48 @@ class _Bench:
         self._device, self._group, self._world = device, group, world
         self._ours = lane_collectives(device, group)
         self._tensors = [torch.zeros(size // 4, device=device) for size in SIZES]
-        self._matrix = torch.randn(256, 256, device=device)
+        self._matrix = torch.randn(512, 512, device=device)
 
-    def mean(self, values: list[float]) -> list[float]:
+    def mean(self, values: Sequence[float]) -> list[float]:
         """Over ranks: the same on all of them."""
         table = torch.tensor(values, dtype=torch.float64, device=self._device)
         dist.all_reduce(table, group=self._group)
         return [float(x) / self._world for x in table.tolist()]
 
-    def product(self) -> None:
-        torch.mm(self._matrix, self._matrix)
-        synchronize(self._device)
+    def products(self) -> None:
+        for _ in range(16):
+            torch.mm(self._matrix, self._matrix)
 
-    def sample(self, size: int, times: int) -> _Sample:
-        """`times` all-reduces of SIZES[size] alone, products alone, both."""
-        begin, processor = self._start(), time.process_time() - time.thread_time()
-        self._communicate(size, times).wait()
-        synchronize(self._device)
-        alone = time.perf_counter() - begin
-        processor = time.process_time() - time.thread_time() - processor
-        end = self._start() + max(0.003, alone)
-        done, passed = self._products(lambda: time.perf_counter() >= end)
-        product = passed / done
-        self._start()
-        ticket = self._communicate(size, times)
-        done, passed = self._products(lambda: ticket.done)
-        lost = passed - done * product
-        return _Sample(alone / times, passed / times, processor / times, lost / times)
+    def communicate(self, rounds: int, into: _Times, compute: Callable[[], object] | None = None) -> float:
+        """`rounds` of all-reduces of all sizes, waited for, or beside one `compute`; returns their seconds.
 
-    def _start(self) -> float:
+        Those that ended after `compute` did are not noted, but for the first round.
+        """
         dist.barrier(self._group)
         synchronize(self._device)
-        return time.perf_counter()
+        begin, processor = time.perf_counter(), time.process_time() - time.thread_time()
+        tickets = [self._ours.submit_all_reduce_mean([t]) for _ in range(rounds) for t in self._tensors]
+        if compute is not None:
+            compute()
+            synchronize(self._device)
+            into.passed_s += time.perf_counter() - begin
+            into.steps += 1
+            ended = sum(ticket.done for ticket in tickets)
+            tickets[-1].wait()
+        else:
+            tickets[-1].wait()
+            synchronize(self._device)
+            into.passed_s += time.perf_counter() - begin
+            ended = len(tickets)
+        into.processor_s += time.process_time() - time.thread_time() - processor
+        into.rounds += rounds
+        for i, ticket in enumerate(tickets[: max(ended, len(SIZES))]):
+            into.seconds[i % len(SIZES)].append(ticket.seconds)
+        return time.perf_counter() - begin
 
-    def _communicate(self, size: int, times: int) -> _C.Ticket:
-        tickets = [self._ours.submit_all_reduce_mean([self._tensors[size]]) for _ in range(times)]
-        return tickets[-1]
 
-    def _products(self, ended: Callable[[], bool]) -> tuple[int, float]:
-        begin, done = time.perf_counter(), 0
-        while done == 0 or not ended():
-            self.product()
-            done += 1
-        return done, time.perf_counter() - begin
+def _timed(device: torch.device, job: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    job()
+    synchronize(device)
+    return time.perf_counter() - begin

@@ -11,6 +11,7 @@ from osdp.choice import MODES, RECOMPUTE
 from osdp.description import ModelDescription, Operator, Parameter
 from osdp.errors import InvalidProblemError
 from osdp.hardware import Collective, Hardware
+from osdp.precision import PRECISIONS
 from osdp.units import BUCKET_BYTES
 
 # State that the optimizer keeps, in units of the parameters' bytes.
@@ -93,10 +94,10 @@ def choose_space(
     return Space(chosen, tuple(sorted({g for g in slices if g > 1})), recompute)
 
 
-def make_model(description: ModelDescription, hardware: Hardware) -> _search.Model:
+def make_model(description: ModelDescription, hardware: Hardware, precision: str = "fp32") -> _search.Model:
     """The description with this machine's computing times. Raises InvalidProblemError naming the operator."""
     block_index = {b.name: i for i, b in enumerate(description.blocks)}
-    operators = [_operator(o, block_index, hardware) for o in description.operators]
+    operators = [_operator(o, block_index, hardware, precision) for o in description.operators]
     blocks = [(b.name, b.input_bytes_per_sample) for b in description.blocks]
     return _search.Model(operators, blocks, description.input_bytes_per_sample)
 
@@ -148,12 +149,12 @@ def make_request(
     )
 
 
-def largest_untraced_unit(description: ModelDescription) -> int:
+def largest_untraced_unit(description: ModelDescription, precision: str = "fp32") -> int:
     """Bytes gathered together whatever is chosen: untraced operators that share their gathering modules."""
     together: dict[object, int] = {}
     for o in description.operators:
         if o.parameters and not o.traced:
-            together[o.gather_at] = together.get(o.gather_at, 0) + o.parameter_bytes
+            together[o.gather_at] = together.get(o.gather_at, 0) + gathered_bytes(o, precision)
     return max(together.values(), default=0)
 
 
@@ -179,20 +180,40 @@ def itemsize(dtype: str) -> int:
     return int(bits[0]) // 8 if bits else 1
 
 
-def _tensor(p: Parameter) -> _search.Tensor:
+def itemsizes(p: Parameter, precision: str) -> tuple[int, int]:
+    """Bytes of one element of a parameter as it is gathered and computed with, and of its gradient as it is averaged."""
+    compute, reduce = PRECISIONS[precision]
+    if compute is None or reduce is None or "float" not in p.dtype:
+        return itemsize(p.dtype), itemsize(p.dtype)
+    return itemsize(compute), itemsize(reduce)
+
+
+def gathered_bytes(o: Operator, precision: str) -> int:
+    """What gathering the whole operator takes, for its parameters or their gradients on their way."""
+    sizes = [(p.elements, *itemsizes(p, precision), p.trainable) for p in o.parameters]
+    return max(sum(n * compute for n, compute, _, _ in sizes), sum(n * r for n, _, r, t in sizes if t))
+
+
+def _tensor(p: Parameter, precision: str) -> _search.Tensor:
     rows = next((d for d in p.shape if d != 1), 1)
+    per_row = p.elements // rows if rows else 0
+    compute, reduce = itemsizes(p, precision)
     return _search.Tensor(
         rows=rows,
-        row_bytes=p.elements // rows * itemsize(p.dtype) if rows else 0,
+        row_bytes=per_row * itemsize(p.dtype),
         trainable=p.trainable,
         shardable=len(p.shape) > 0,
+        compute_row_bytes=per_row * compute,
+        reduce_row_bytes=per_row * reduce,
     )
 
 
-def _operator(o: Operator, block_index: dict[str, int], hardware: Hardware) -> _search.Operator:
+def _operator(
+    o: Operator, block_index: dict[str, int], hardware: Hardware, precision: str
+) -> _search.Operator:
     op = _search.Operator()
     op.name = o.name
-    op.tensors = [_tensor(p) for p in o.parameters]
+    op.tensors = [_tensor(p, precision) for p in o.parameters]
     if o.split_shape is not None:
         weights = [i for i, p in enumerate(o.parameters) if sorted(p.shape) == sorted(o.split_shape)]
         if weights:

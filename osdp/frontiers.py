@@ -75,12 +75,9 @@ def frontier(plan: Plan, points: int = 32, limits: Sequence[int | float | str] |
             p = search_again(plan, limit)
         except InfeasibleError:
             continue
-        assert p.predicted is not None
         # What fits a smaller limit fits this one; played, it may be faster than what the objective prefers here.
-        if best is not None and best.predicted and best.predicted.throughput >= p.predicted.throughput:
-            p = best
-            assert p.predicted is not None
-        best = p
+        p = best = p if best is None else max(best, p, key=_throughput)
+        assert p.predicted is not None
         found.append(
             FrontierPoint(
                 limit,
@@ -91,6 +88,10 @@ def frontier(plan: Plan, points: int = 32, limits: Sequence[int | float | str] |
             )
         )
     return Frontier(tuple(found))
+
+
+def _throughput(plan: Plan) -> float:
+    return plan.predicted.throughput if plan.predicted else 0.0
 
 
 def _smallest_limit(plan: Plan) -> int:

@@ -15,6 +15,7 @@ from osdp import sharding
 from osdp.errors import InvalidProblemError, ProcessGroupError
 from osdp.meta_init import InitFunction
 from osdp.plan import MODES, Plan
+from osdp.precision import MixedPrecision, fairscale_precision, precision_name
 from osdp.rank_grid import GroupLike, RankGrid, given_or_found, model_ranks
 from osdp.together import Together
 
@@ -26,11 +27,13 @@ class FullyShardedDataParallel(nn.Module):
     `memory` ("8GiB", bytes) and `sample` (a tuple or dict of example inputs) rank 0 searches for the fastest plan that
     fits, and all obey it.
 
+    `mixed_precision`: an osdp.MixedPrecision, or torch's (FSDP1's or FSDP2's); or True, as FairScale has it, with its
+    `compute_dtype` (fp16), `buffer_dtype` (the same) and `fp32_reduce_scatter`.
     `sharding_strategy`: torch's ShardingStrategy, or its name, in place of a plan: that mode everywhere (_HYBRID_SHARD_ZERO2
     is taken as HYBRID_SHARD, which gathers again for backward: less memory, the same numbers). By default FULL_SHARD, or
     HYBRID_SHARD where `device_mesh` has two dimensions or `process_group` is a pair. `device_mesh`, `ranks_per_host`,
-    `device_id`, `param_init_fn` and `initialise`: see `osdp.fully_shard`. `sync_module_states` changes nothing: rank 0's
-    values always count.
+    `device_id`, `param_init_fn`, `initialise` and `cpu_offload`: see `osdp.fully_shard`. `sync_module_states` changes
+    nothing: rank 0's values always count.
 
     Names of parameters, buffers and state dict entries are the unwrapped module's; other attributes, and indexing, are
     the module's. Raises what `osdp.fully_shard` and `osdp.search` raise.
@@ -53,11 +56,19 @@ class FullyShardedDataParallel(nn.Module):
         param_init_fn: InitFunction | None = None,
         initialise: bool = True,
         sync_module_states: bool = True,
+        cpu_offload: object = False,
         sample: Any = None,
         hardware: Any = None,
+        mixed_precision: MixedPrecision | object | None = None,
+        compute_dtype: torch.dtype | None = None,
+        buffer_dtype: torch.dtype | None = None,
+        fp32_reduce_scatter: bool = False,
         **search_options: Any,
     ) -> None:
         super().__init__()
+        mixed_precision = fairscale_precision(
+            mixed_precision, compute_dtype, buffer_dtype, fp32_reduce_scatter
+        )
         if memory is None and (sample is not None or hardware is not None or search_options):
             named = sorted({"sample": sample, "hardware": hardware, **search_options})
             raise InvalidProblemError(
@@ -76,14 +87,17 @@ class FullyShardedDataParallel(nn.Module):
             "device_id": device_id,
             "param_init_fn": param_init_fn,
             "initialise": initialise,
+            "cpu_offload": cpu_offload,
         }
         del sync_module_states
         if memory is not None:
+            if mixed_precision is not None:
+                search_options["precision"] = precision_name(mixed_precision)
             plan = _searched(module, process_group, on, memory, sample, hardware, search_options)
         if plan is None:
             given = device_mesh if device_mesh is not None else process_group
             plan = Plan.uniform(module, _mode(sharding_strategy, given))
-        sharding.fully_shard(module, plan, process_group, **on, **start)
+        sharding.fully_shard(module, plan, process_group, mixed_precision=mixed_precision, **on, **start)
         self.module = module
 
     @property

@@ -47,15 +47,15 @@ class Hardware:
     # How much longer a step gets for each second of communication: 1.0 where nothing overlaps, less where
     # computation hides it, more where the two hinder each other (CPU cores).
     exposed_communication: Annotated[float, AtLeast(0)] = 1.0
-    # Beside computation: what one step of a ring takes longer than alone, and how many seconds of computation a second
-    # of communication (as long as it is alone) takes away.
-    communication_delay: Collective = Collective(0.0, 0.0)
-    stolen_computation: Annotated[float, AtLeast(0)] = 0.0
     # Operator name -> seconds: forward + backward per sample; the part that does not grow with the batch;
     # forward alone per sample.
     gamma_s: Mapping[str, float] = field(default_factory=dict)
     gamma_fixed_s: Mapping[str, float] = field(default_factory=dict)
     recompute_s: Mapping[str, float] = field(default_factory=dict)
+    # Beside computation: what one step of a ring takes longer than alone, and how many seconds of computation a second
+    # of communication (as long as it is alone) takes away.
+    communication_delay: Collective = Collective(0.0, 0.0)
+    stolen_computation: Annotated[float, AtLeast(0)] = 0.0
 
     def dumps(self) -> str:
         """The hardware as JSON text; `Hardware.loads` gives an equal one back."""

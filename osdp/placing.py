@@ -34,23 +34,28 @@ def survey(
     group: dist.ProcessGroup,
     device_id: int | str | torch.device | None = None,
     offload: bool = False,
+    initialise: bool = True,
 ) -> Survey:
     """The device that the model trains on: `device_id`; else where its tensors are; from the meta device (and, with
     `offload`, from the host), the current accelerator, if `group` communicates there, else the CPU. Collective.
 
-    Raises DisagreementError where ranks have values on different kinds of devices, or rank 0, whose values count, lacks
-    one that another rank has.
+    Raises DisagreementError where ranks were told different things, have values on different kinds of devices, or rank 0,
+    whose values count, lacks one that another rank has.
     """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     wanted = None if device_id is None else _device(device_id)
     real = {t.device for t in tensors.values() if not t.is_meta}
     missing = sorted(name for name, t in tensors.items() if t.is_meta)
     moves = wanted is not None and real not in (set(), {wanted})
-    answers = together.all((wanted and wanted.type, sorted({d.type for d in real}), missing, moves))
-    for rank, (kind, kinds, lacking, _) in enumerate(answers):
-        if kind != answers[0][0]:
-            raise DisagreementError(f"rank {rank} has device_id {kind}, rank 0 {answers[0][0]}")
-        if kind is None and kinds and answers[0][1] and kinds != answers[0][1]:
+    told = {"device_id": wanted and wanted.type, "cpu_offload": offload, "initialise": initialise}
+    answers = together.all((told, sorted({d.type for d in real}), missing, moves))
+    for rank, (theirs, kinds, lacking, _) in enumerate(answers):
+        for option, value in theirs.items():
+            if value != answers[0][0][option]:
+                raise DisagreementError(
+                    f"rank {rank} was told {option}={value}, rank 0 {option}={answers[0][0][option]}"
+                )
+        if wanted is None and kinds and answers[0][1] and kinds != answers[0][1]:
             raise DisagreementError(
                 f"rank {rank} has the model on {', '.join(kinds)}, rank 0 on {', '.join(answers[0][1])}"
             )
@@ -76,8 +81,11 @@ def _accelerator(group: dist.ProcessGroup) -> torch.device:
 
 def _device(given: int | str | torch.device) -> torch.device:
     """With its index, where it has one."""
-    if isinstance(given, int) and not torch.accelerator.is_available():
-        raise InvalidProblemError(f"device_id is {given}, and there is no accelerator here")
+    if isinstance(given, int):
+        kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        if kind is None:
+            raise InvalidProblemError(f"device_id is {given}, and there is no accelerator here")
+        return torch.device(kind.type, given)
     device = torch.device(given)
     if device.type == "meta":
         raise InvalidProblemError("device_id is the meta device, where nothing can train")
@@ -112,6 +120,7 @@ class Placing:
             )
         self.stand_ins: dict[int, nn.Parameter] = {}
         self.values: dict[int, Tensor] = {}  # real parameters' data, until it is placed
+        self.gradients: dict[int, Tensor | None] = {}
         self.new_buffers: dict[int, Tensor] = {}
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -125,7 +134,7 @@ class Placing:
             stand_in = nn.Parameter(empty, requires_grad=parameter.requires_grad)
             stand_in.__dict__.update(parameter.__dict__)
         else:
-            self.values[id(parameter)] = parameter.data
+            self.values[id(parameter)], self.gradients[id(parameter)] = parameter.data, parameter.grad
             parameter.data, parameter.grad = empty, None
             stand_in = parameter
         self.stand_ins[id(parameter)] = stand_in
@@ -162,6 +171,7 @@ class Placing:
 
     def commit(self) -> None:
         """The model holds what was placed. Parameters from the meta device are new objects; ties stay."""
+        self.gradients.clear()
         for module in self.model.modules():
             for key, parameter in list(module._parameters.items()):
                 if parameter is not None and parameter.is_meta:
@@ -175,6 +185,7 @@ class Placing:
         for parameter in self.parameters.values():
             if id(parameter) in self.values:
                 parameter.data = self.values[id(parameter)]
+                parameter.grad = self.gradients[id(parameter)]
 
     def _made(self, turn: Turn, collectives: _C.Collectives, filled: set[int]) -> dict[int, Tensor]:
         made: dict[int, Tensor] = {}

@@ -17,7 +17,7 @@ from torch import nn
 from osdp.contention import measure_contention
 from osdp.description import ModelDescription, Operator
 from osdp.errors import ProfileError
-from osdp.gamma import Gamma, measure_gamma
+from osdp.gamma import Gamma, measure_gamma, run_step
 from osdp.generators import generators_kept
 from osdp.hardware import Hardware
 from osdp.measuring import (
@@ -28,6 +28,7 @@ from osdp.measuring import (
 )
 from osdp.together import Together
 from osdp.tracing import describe
+from osdp.untouched import untouched
 
 T = TypeVar("T")
 _BACKWARD = (
@@ -105,8 +106,6 @@ def _profile(
     hosts = ranks.all(socket.gethostname())
     try:
         costs = measure_collectives(device, ranks.group, ranks.world_size, seconds * 0.2)
-        on_host = max(hosts.count(h) for h in hosts)
-        contention = measure_contention(device, ranks.group, ranks.world_size, on_host, seconds * 0.15)
     except Exception as error:  # every rank's collectives fail when one's do
         raise ProfileError(
             f"a collective failed while it was measured: {type(error).__name__}: {error}"
@@ -131,6 +130,14 @@ def _profile(
     elif description is not None:
         forward = {o.name: o.flops_per_sample * rates["seconds_per_flop"] for o in description.operators}
         gamma = Gamma({n: (1 + _BACKWARD) * t for n, t in forward.items()}, {}, forward)
+    step = _step_of(subject, args, kwargs, device) if real and isinstance(subject, nn.Module) else None
+    on_host = max(hosts.count(h) for h in hosts)
+    try:
+        contention = measure_contention(device, ranks.group, ranks.world_size, on_host, seconds * 0.15, step)
+    except Exception as error:
+        raise ProfileError(
+            f"a collective beside computation failed while it was measured: {type(error).__name__}: {error}"
+        ) from error
     backend = dist.get_backend(ranks.group) if ranks.world_size > 1 else "no collectives"
     mine_text = Hardware(
         name=f"{ranks.world_size} x {_device_name(device)}",
@@ -138,7 +145,7 @@ def _profile(
         f"{len(set(hosts))} hosts, {backend}, torch {torch.__version__}",
         device=device.type,
         world_size=ranks.world_size,
-        memory_bytes=device_memory(device, max(hosts.count(h) for h in hosts)),
+        memory_bytes=device_memory(device, on_host),
         all_gather=costs[0],
         reduce_scatter=costs[1],
         all_reduce=costs[2],
@@ -152,6 +159,14 @@ def _profile(
         recompute_s=gamma.forward_s,
     ).dumps()
     return Hardware.loads(ranks.all(mine_text)[0])  # rank 0's, to the last digit
+
+
+def _step_of(model: nn.Module, args: Any, kwargs: Any, device: torch.device) -> Callable[[], object]:
+    def step() -> object:
+        with untouched(model), generators_kept(device), torch.enable_grad():
+            return run_step(model, args, kwargs, device)
+
+    return step
 
 
 def _likeness(operator: Operator) -> tuple[object, ...]:

@@ -68,7 +68,7 @@ def _milliseconds(seconds: float) -> str:
 
 def _peak(model: nn.Module) -> int:
     sharded = runtime_of(model)
-    device = next(model.parameters()).device
+    device = sharded.device
     if device.type == "cpu":
         return _C.memory_peak_bytes() - sharded.resting_bytes + sharded.local_bytes
     if not torch.accelerator.is_available():

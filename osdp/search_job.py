@@ -67,10 +67,10 @@ class SearchJob:
             if not found["feasible"]:
                 return None
             assembly = self._assembly(limit, model)
-            found = best_by_replay(assembly, found)
-            samples = self.ranks * found["batch_size"] * found["accumulation"]
-            fast = samples >= at_least * assembly.step_ps(found) * 1e-12
-            return int(found["peak_bytes"]) if fast else None
+            best = best_by_replay(assembly, found)
+            samples = self.ranks * best["batch_size"] * best["accumulation"]
+            fast = samples >= at_least * assembly.step_ps(best) * 1e-12
+            return int(best["peak_bytes"]) if fast else None
 
         high = peak(limit)
         if high is None:
@@ -106,7 +106,7 @@ class SearchJob:
         find_smallest: bool = False,
         time_limit_s: float | None = None,
     ) -> tuple[_search.Model, dict[str, Any]]:
-        model = make_model(self.description, self.machine)
+        model = make_model(self.description, self.machine, self.precision)
         default = DEFAULT_TIME_LIMIT_S if self.searched.method == "exact" else 0.0  # 0: none
         seconds = time_limit_s or self.searched.time_limit_s or default
         return model, _search.schedule(model, self._request(limit, batches, find_smallest), seconds)
@@ -123,7 +123,7 @@ class SearchJob:
             optimizer=self.optimizer,
             cost=self.cost,
             method=self.searched.method,
-            least_transient_bytes=largest_untraced_unit(self.description),
+            least_transient_bytes=largest_untraced_unit(self.description, self.precision),
             hosts=self.searched.hosts,
             prefetch=self.searched.prefetch,
             find_smallest=find_smallest,

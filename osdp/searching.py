@@ -22,6 +22,7 @@ from osdp.description import ModelDescription
 from osdp.errors import InvalidProblemError, PlanMismatchError
 from osdp.hardware import Hardware
 from osdp.plan import Plan
+from osdp.precision import PRECISIONS
 from osdp.search_job import SearchJob
 from osdp.searched import OBJECTIVES, Searched
 from osdp.sizes import parse_bytes
@@ -71,9 +72,11 @@ def search(
     `granularity`: the numbers of slices to try for split operators, beside 1. `checkpoint`: which
     recomputation to try ("auto": "none", "hold" and "regather", for each block by itself). `modes`: which of
     NO_SHARD, SHARD_GRAD_OP, FULL_SHARD and, where `hosts` (over which the ranks are spread evenly) is more than
-    1, HYBRID_SHARD to try. `prefetch`: units gathered ahead; the runtime does 1. `precision`: "fp32":
-    parameters, gradients and states have the model's dtypes. `cost="paper"` is the paper's model, and
-    `method="dfs"`, with it, its search. docs/search.md states the objective.
+    1, HYBRID_SHARD to try. `prefetch`: units gathered ahead of the one in use. `precision`: "fp32":
+    everything has the model's dtypes; "bf16", "fp16", "bf16-reduce-fp32", "fp16-reduce-fp32": parameters are
+    gathered and computed with, and gradients averaged, in these; states stay (docs/precision.md).
+    `cost="paper"` is the paper's model, and `method="dfs"`, with it, its search. docs/search.md states the
+    objective.
 
     `objective="memory"`: the smallest memory, at most `memory`, whose best plan gives `at_least` samples/s
     over all ranks. `objective="batch"`: the largest batch that fits, and the fastest plan for it.
@@ -90,7 +93,7 @@ def search(
     """
     one_of("cost", cost, COSTS)
     one_of("method", method, METHODS)
-    one_of("precision", precision, ("fp32",))
+    one_of("precision", precision, tuple(PRECISIONS))
     one_of("objective", objective, OBJECTIVES)
     if method == "dfs" and cost != "paper":
         raise InvalidProblemError("method='dfs' is the paper's search: it knows cost='paper' only")
@@ -103,6 +106,11 @@ def search(
         raise InvalidProblemError(f"replay is {replay}; it is a share from 0 to less than 1")
     machine = machine_of(hardware)
     description = description_of(model_or_desc, sample)
+    if precision != "fp32" and not isinstance(model_or_desc, ModelDescription):
+        from osdp.low_activations import with_low_activations
+
+        assert sample is not None
+        description = with_low_activations(description, model_or_desc, sample, precision)
     ranks = ranks_of(world_size, machine)
     if memory is None and machine.memory_bytes is None:
         raise InvalidProblemError(f"memory is not given, and hardware {machine.name!r} does not state it")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,12 +17,16 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from osdp import _C, errors, ops
+from osdp import offload as offload_module
 from osdp.agreement import agree
+from osdp.compiled import compiled_modules, install_call, outside
 from osdp.errors import InvalidProblemError, PlanMismatchError, ProcessGroupError, ShardingError
 from osdp.lane_group import lane_group, part_of_lane
 from osdp.meta_init import InitFunction
+from osdp.offload import wants_offload
 from osdp.placing import Placing, survey
 from osdp.plan import SPLITS, Plan, check_same_model, validate
+from osdp.precision import MixedPrecision, chosen_precision, install_precision, parameter_dtypes
 from osdp.rank_grid import GroupLike, RankGrid, agreed_grid, model_ranks
 from osdp.state_dict import show_full_state
 from osdp.together import Together
@@ -56,13 +60,18 @@ class Sharded:
         names: Sequence[str],
         runtime: _C.Runtime,
         group: dist.ProcessGroup,
+        device: torch.device,
         grid: RankGrid | None = None,
     ) -> None:
         self.plan = plan
         self.group = group
+        self.device = device  # that computes
         self.grid = grid  # of its HYBRID_SHARD parameters; None where there are none
         self.runtime = runtime
         self._index = {name: i for i, name in enumerate(names)}
+        self.buffer_dtypes: dict[
+            str, torch.dtype
+        ] = {}  # of buffers that mixed precision has cast: what they were
         self.resting_bytes = 0  # live CPU bytes right after sharding, as the meter counts them
         self.local_bytes = 0  # of which parameters and buffers that this rank holds
 
@@ -117,6 +126,8 @@ def fully_shard(
     device_id: int | str | torch.device | None = None,
     param_init_fn: InitFunction | None = None,
     initialise: bool = True,
+    cpu_offload: object = False,
+    mixed_precision: MixedPrecision | object | None = None,
 ) -> nn.Module:
     """Shard `model` in place as `plan` says, and return it. Collective over `process_group` (default: all ranks).
 
@@ -133,8 +144,13 @@ def fully_shard(
     by `param_init_fn(module)`, which is called, as in FSDP1, for each module that holds parameters or buffers itself; no
     rank ever has all of it (see osdp/meta_init.py). With `initialise=False` it is left full of NaN for `osdp.load` or
     `load_state_dict`. Where rank 0 has values and others are on the meta device, they receive their rows of them.
+    With `cpu_offload` (True, or what FSDP1 and FSDP2 take) shards, their gradients and so the optimizer's state rest in
+    host memory; what is not sharded, and slices, stay on the device (see osdp/offload.py).
     `device_id`: the device to train on, by default the one that the model is on (from the meta device: the current
     accelerator, if the process group communicates there).
+
+    `mixed_precision`: an osdp.MixedPrecision, or whatever osdp.precision.as_mixed_precision takes; None: what
+    `plan.precision` says. What a rank keeps, and state dicts, stay in the model's dtypes.
 
     Raises, on all ranks and with nothing changed: ProcessGroupError without a usable group, PlanMismatchError when the
     plan is for another model, world size or number of hosts, DisagreementError when ranks hold different things,
@@ -148,15 +164,21 @@ def fully_shard(
     group = _usable_group(given)
     together = Together(group)
     error: Exception | None = None
+    offload = False
+    policy: MixedPrecision | None = None
     try:
+        offload = wants_offload(cpu_offload)
         _check(model, plan, together.world_size)
+        policy = chosen_precision(mixed_precision, plan)
     except Exception as caught:
         error = caught
-    agree(together, model, plan, error)
+    agree(together, model, plan, error, policy)
     grid = agreed_grid(together, plan, grid, ranks_per_host)
-    place = survey(together, model, group, device_id)
+    place = survey(together, model, group, device_id, offload, initialise)
     device = place.device
-    placing = Placing(model, together, device, param_init_fn, initialise) if place.elsewhere else None
+    offload = offload_module.rests_apart(offload, device)
+    apart = place.elsewhere or offload
+    placing = Placing(model, together, device, param_init_fn, initialise) if apart else None
 
     if device.type == "cpu":
         _C.memory_meter_install()
@@ -167,10 +189,12 @@ def fully_shard(
     names = [name for name, _ in model.named_parameters()]
     index = {name: i for i, name in enumerate(names)}
     splits = _splits(plan)
+    dtypes = parameter_dtypes(model, policy)
     line, column = _line_and_column(grid, group, device)
     try:
-        params = [_spec(n, p, splits.get(n), placing) for n, p in model.named_parameters()]
+        params = [_spec(n, p, splits.get(n), placing, dtypes, offload) for n, p in model.named_parameters()]
         runtime = _C.Runtime(lane, device, params, _units(plan, index, splits), line, column)
+        runtime.prefetch = plan.prefetch
         del params
         if placing is not None:
             placing.fill(runtime, collectives)
@@ -182,9 +206,11 @@ def fully_shard(
         placing.commit()
     if plan.predicted is not None:
         runtime.set_budget(f"The plan predicted a peak of {plan.predicted.peak_memory / 2**20:.1f} MiB. ")
-    sharded = Sharded(plan, names, runtime, group, grid)
+    sharded = Sharded(plan, names, runtime, group, device, grid)
     _sharded[model] = sharded
-    _install_calls(model, plan, index, runtime)
+    _install_calls(model, plan, index, runtime, dtypes)
+    if policy is not None:
+        sharded.buffer_dtypes = install_precision(model, policy)
     _install_splits(model, plan, index, runtime)
     _install_recomputation(model, plan)
     show_full_state(model, sharded)
@@ -231,12 +257,18 @@ def summon_full_params(model: nn.Module, with_grads: bool = False, writeback: bo
 
 
 def _spec(
-    name: str, parameter: nn.Parameter, split: _C.SplitSpec | None, placing: Placing | None
+    name: str,
+    parameter: nn.Parameter,
+    split: _C.SplitSpec | None,
+    placing: Placing | None,
+    dtypes: Mapping[str, tuple[torch.dtype | None, torch.dtype | None]],
+    offload: bool,
 ) -> _C.ParamSpec:
+    compute, reduce = dtypes.get(name, (None, None))
     if placing is None:
-        return _C.ParamSpec(name, parameter, split)
+        return _C.ParamSpec(name, parameter, split, None, compute, reduce)
     shape = list(parameter.shape)
-    return _C.ParamSpec(name, placing.stand_in(name), split, shape)
+    return _C.ParamSpec(name, placing.stand_in(name), split, shape, compute, reduce, offload)
 
 
 def _line_and_column(
@@ -267,14 +299,6 @@ def _usable_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return group
 
 
-def check_supported(plan: Plan) -> None:
-    """Raise ShardingError for what a plan may say and the runtime cannot do yet."""
-    if plan.prefetch != 1:
-        raise ShardingError(
-            f"the plan has prefetch {plan.prefetch}; the runtime gathers 1 unit ahead: search with prefetch=1"
-        )
-
-
 def _check(model: nn.Module, plan: Plan, world_size: int) -> None:
     if not isinstance(plan, Plan):
         raise InvalidProblemError(
@@ -292,7 +316,7 @@ def _check(model: nn.Module, plan: Plan, world_size: int) -> None:
             f"the plan was made for {plan.world_size} ranks, the process group has {world_size}: "
             f"search again with world_size={world_size}"
         )
-    check_supported(plan)
+    compiled_modules(model)  # refuses
     check_same_model(plan, describe(model))
     devices = {p.device for p in model.parameters() if not p.is_meta}
     if len(devices) > 1:
@@ -335,21 +359,25 @@ def _units(plan: Plan, index: dict[str, int], splits: dict[str, _C.SplitSpec]) -
     return units
 
 
-def _install_calls(model: nn.Module, plan: Plan, index: dict[str, int], runtime: _C.Runtime) -> None:
+def _install_calls(
+    model: nn.Module, plan: Plan, index: dict[str, int], runtime: _C.Runtime, mixed: Collection[str]
+) -> None:
+    """`mixed`: parameters of other dtypes in a call than between calls."""
+    compiled = compiled_modules(model)
     params_at: dict[str, list[int]] = {"": []}
     for operator in plan.description.operators:
         choice = plan.choices.get(operator.name)
-        if choice is None or choice.mode == "NO_SHARD":
+        if choice is None:
             continue
-        for place in operator.gather_at:
-            params_at.setdefault(place, []).extend(index[p.name] for p in operator.parameters)
+        called = [p.name for p in operator.parameters if choice.mode != "NO_SHARD" or p.name in mixed]
+        places = {outside(place, compiled): None for place in operator.gather_at if called}
+        for place in places:
+            params_at.setdefault(place, []).extend(index[name] for name in called)
     held = [name for name, how in plan.recompute.items() if how == "hold"]
     for name, params in params_at.items():
         hold = any(name == block or name.startswith(f"{block}.") for block in held)
         hook = runtime.add_call(name, params, name == "", hold)
-        module = model.get_submodule(name)
-        module.register_forward_pre_hook(hook.before, prepend=True, with_kwargs=True)
-        module.register_forward_hook(hook.after, with_kwargs=True, always_call=True)
+        install_call(model.get_submodule(name), hook)
 
 
 def _install_splits(model: nn.Module, plan: Plan, index: dict[str, int], runtime: _C.Runtime) -> None:

@@ -49,7 +49,7 @@ def simulate(
         played = play(
             plan.description,
             machine,
-            make_model(plan.description, machine),
+            make_model(plan.description, machine, plan.precision),
             request,
             choices=plan.choices,
             units=plan.units,

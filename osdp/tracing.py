@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from osdp.blocks import block_containing, is_callable, recomputable_blocks
+from osdp.compiled import not_compiled
 from osdp.description import Block, ModelDescription, Operator, Parameter
 from osdp.errors import DescribeError, ShardingError
 from osdp.faking import FakeParameters, trace
@@ -49,7 +50,8 @@ def describe(model: nn.Module, *args: Any, **kwargs: Any) -> ModelDescription:
     batch = batch_of((args, kwargs))
     if batch < 1:
         raise DescribeError("the sample is empty: dimension 0 of its tensors, the batch, has size 0")
-    first, second, traced = _two_traces(model, (args, kwargs), batch)
+    with not_compiled(model):
+        first, second, traced = _two_traces(model, (args, kwargs), batch)
     total = sum(_nbytes(t) for t in _distinct(tensors_in((args, kwargs))))
     return _assemble(model, ownership, Watched(first, second, traced), batch, total // batch)
 

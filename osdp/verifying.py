@@ -25,7 +25,7 @@ def verify(plan: Plan) -> str:
         )
     try:
         space = choose_space(s.modes, s.granularity or 1, s.checkpoint, plan.cost, s.hosts)
-        model = make_model(plan.description, plan.hardware)
+        model = make_model(plan.description, plan.hardware, plan.precision)
         request = make_request(
             plan.hardware,
             space,
@@ -35,7 +35,7 @@ def verify(plan: Plan) -> str:
             optimizer=plan.optimizer,
             cost=plan.cost,
             method="exact",
-            least_transient_bytes=largest_untraced_unit(plan.description),
+            least_transient_bytes=largest_untraced_unit(plan.description, plan.precision),
             hosts=s.hosts,
             prefetch=plan.prefetch,
         )

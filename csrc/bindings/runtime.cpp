@@ -80,9 +80,11 @@ class Tensors {
 struct CallHook {
   std::shared_ptr<rt::Runtime> runtime;
   rt::Call* call;
+  bool warned = false;
 
-  void before(const py::object&, const py::tuple& args, const py::dict& kwargs) const {
+  void before(const py::object&, const py::tuple& args, const py::dict& kwargs) {
     Tensors inputs;
+    if (call->root && !warned && runtime->autocast_copies()) warn_of_autocast();
     if (runtime->wants_inputs(*call)) {
       inputs.visit(args);
       inputs.visit(kwargs);
@@ -102,6 +104,15 @@ struct CallHook {
   }
 
  private:
+  void warn_of_autocast() {
+    warned = true;
+    const char* what =
+        "OSDP: torch.autocast copies every weight to low precision and keeps the copies for backward, beside "
+        "the gathered fp32 ones: gradients are right, memory is not saved and all bytes travel. Use "
+        "precision='bf16' in osdp.search, or fully_shard(..., mixed_precision=osdp.MixedPrecision(...)).";
+    if (PyErr_WarnEx(PyExc_UserWarning, what, 1) != 0) throw py::error_already_set();
+  }
+
   // Inside an `except` block of nn.Module's call the exception is the one being handled.
   static py::object exception() {
     PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
@@ -176,13 +187,14 @@ RuntimePtr make_runtime(const std::string& group, const at::Device& device, std:
 }
 
 py::dict statistics(const rt::Runtime& runtime) {
-  const rt::Statistics& s = runtime.statistics();
+  const rt::Statistics s = runtime.statistics();
   py::dict result;
   result["gathers"] = s.gathers;
   result["gathered_bytes"] = s.gathered_bytes;
   result["prefetches"] = s.prefetches;
   result["reductions"] = s.reductions;
   result["reduced_bytes"] = s.reduced_bytes;
+  result["sent_bytes"] = s.sent_bytes;
   return result;
 }
 
@@ -202,16 +214,21 @@ void bind_runtime(py::module_& m) {
            }),
            py::arg("granularity"), py::arg("sharded"), py::arg("dim"));
 
-  py::class_<rt::ParamSpec>(
-      m, "ParamSpec",
-      "A parameter's name, its tensor (full, equal on all ranks) and its split. With full_sizes its "
-      "value comes later: the runtime makes memory for this rank's part.")
+  py::class_<rt::ParamSpec>(m, "ParamSpec",
+                            "A parameter's name, its tensor (full, equal on all ranks), its split, and the "
+                            "dtypes it is computed and "
+                            "its gradient reduced in (None: its own). With full_sizes its value comes later: "
+                            "the runtime makes memory "
+                            "for this rank's part, in the host's memory with offload.")
       .def(py::init([](std::string name, at::Tensor tensor, std::optional<rt::SplitSpec> split,
-                       std::optional<std::vector<int64_t>> full_sizes) {
-             return rt::ParamSpec{std::move(name), std::move(tensor), split, std::move(full_sizes)};
+                       std::optional<std::vector<int64_t>> full_sizes, std::optional<at::ScalarType> compute,
+                       std::optional<at::ScalarType> reduce, bool offload) {
+             return rt::ParamSpec{std::move(name),       std::move(tensor), split,
+                                  std::move(full_sizes), {compute, reduce}, offload};
            }),
            py::arg("name"), py::arg("tensor"), py::arg("split") = std::nullopt,
-           py::arg("full_sizes") = std::nullopt);
+           py::arg("full_sizes") = std::nullopt, py::arg("compute") = std::nullopt,
+           py::arg("reduce") = std::nullopt, py::arg("offload") = false);
 
   py::class_<rt::UnitSpec>(m, "UnitSpec", "Indices of parameters gathered and reduced together")
       .def(py::init([](std::string name, rt::Mode mode, std::vector<int64_t> params) {
@@ -248,13 +265,15 @@ void bind_runtime(py::module_& m) {
           "add_call",
           [](const RuntimePtr& runtime, std::string module, const std::vector<int64_t>& params, bool root,
              bool hold) {
-            return CallHook{runtime, runtime->add_call(std::move(module), params, root, hold)};
+            return CallHook{.runtime = runtime,
+                            .call = runtime->add_call(std::move(module), params, root, hold)};
           },
           py::arg("module"), py::arg("params"), py::arg("root"), py::arg("hold"))
       .def("source_of", &rt::Runtime::source_of, py::arg("param"))
       .def_property_readonly("summoned", &rt::Runtime::summoned)
       .def_property_readonly("step_seconds", &rt::Runtime::step_seconds,
                              "Seconds between the beginnings of the last training forwards")
+      .def_property("prefetch", &rt::Runtime::prefetch, &rt::Runtime::set_prefetch)
       .def_property("sync", &rt::Runtime::sync, &rt::Runtime::set_sync)
       .def(
           "pieces", [](rt::Runtime& runtime, int64_t param) { return runtime.parameter(param).pieces(); },
@@ -278,13 +297,17 @@ void bind_runtime(py::module_& m) {
       .def("set_budget", &rt::Runtime::set_budget, py::arg("sentence"),
            "What the plan predicted, for the text of OutOfMemoryError")
       .def("gathered_bytes", &rt::Runtime::gathered_bytes, "Bytes of full tensors that exist now")
+      .def("copied_bytes", &rt::Runtime::copied_bytes,
+           "Bytes of NO_SHARD parameters' copies in the dtype they are computed in that exist now")
       .def("arena_bytes", &rt::Runtime::arena_bytes, "Bytes reserved to gather into")
       .def("statistics", &statistics)
       .def("reset_statistics", &rt::Runtime::reset_statistics);
 
   py::class_<rt::Ticket>(m, "Ticket", "The end of a task on the lane.")
       .def("wait", &rt::Ticket::wait, Release())
-      .def_property_readonly("done", &rt::Ticket::done);
+      .def_property_readonly("done", &rt::Ticket::done)
+      .def_property_readonly("seconds", &rt::Ticket::seconds,
+                             "How long the task ran; 0 on accelerators, and before it is done.");
   py::class_<LaneCollectives>(
       m, "Collectives",
       "What the runtime communicates with: see csrc/runtime/collectives.hpp. Each call runs on "

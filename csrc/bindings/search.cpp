@@ -179,10 +179,12 @@ void bind_certificate(py::module_& m) {
 
 void bind_schedule(py::module_& m) {
   py::class_<Tensor>(m, "Tensor")
-      .def(py::init([](int64_t rows, int64_t row_bytes, bool trainable, bool shardable) {
-             return Tensor{rows, row_bytes, trainable, shardable};
+      .def(py::init([](int64_t rows, int64_t row_bytes, bool trainable, bool shardable,
+                       int64_t compute_row_bytes, int64_t reduce_row_bytes) {
+             return Tensor{rows, row_bytes, trainable, shardable, compute_row_bytes, reduce_row_bytes};
            }),
-           "rows"_a, "row_bytes"_a, "trainable"_a, "shardable"_a);
+           "rows"_a, "row_bytes"_a, "trainable"_a, "shardable"_a, "compute_row_bytes"_a = 0,
+           "reduce_row_bytes"_a = 0);
   py::class_<Operator>(m, "Operator")
       .def(py::init<>())
       .def_readwrite("name", &Operator::name)

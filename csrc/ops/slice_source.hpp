@@ -28,9 +28,9 @@ class SliceSource {
   // exception.
   virtual void release(int64_t index) noexcept = 0;
 
-  // Takes over the full local gradient of slice `index` (its shape; not averaged). The source reduces it; the
-  // gradient reaches the parameter's .grad by the end of this backward. May be called several times per
-  // backward.
+  // Takes over the full local gradient of slice `index` (its shape, in the dtype that was computed in; not
+  // averaged). The source reduces it; the gradient reaches the parameter's .grad by the end of this backward.
+  // May be called several times per backward.
   virtual void put_grad(int64_t index, at::Tensor grad) = 0;
 };
 

@@ -90,14 +90,14 @@ class WeightGradients {
  public:
   WeightGradients(const SplitShape& shape, SliceSource* source, const at::TensorOptions& options,
                   at::ScalarType dtype)
-      : shape_(shape), source_(source), dtype_(dtype) {
+      : shape_(shape), source_(source) {
     if (source_ == nullptr) all_ = at::empty({shape.packed_rows(), shape.slice_cols()}, options.dtype(dtype));
   }
 
   // Slice `index`'s gradient is a^T b.
   void put(int64_t index, const at::Tensor& a, const at::Tensor& b) {
     if (source_ != nullptr) {
-      source_->put_grad(index, at::mm(a.t(), b).to(dtype_));
+      source_->put_grad(index, at::mm(a.t(), b));
       return;
     }
     at::Tensor part = all_.narrow(0, index * shape_.slice_rows(), shape_.slice_rows());
@@ -109,7 +109,6 @@ class WeightGradients {
  private:
   SplitShape shape_;
   SliceSource* source_;
-  at::ScalarType dtype_;
   at::Tensor all_;
 };
 

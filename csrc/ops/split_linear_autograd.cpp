@@ -118,8 +118,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> autograd_backward_kernel(
 }
 
 // As autocast treats linear: x and bias to the lower precision. So with a weight that is held here; slices of
-// a source are cast when they are used (a shard is never cast for nothing), and their gradients return in the
-// weight's dtype.
+// a source are cast when they are used (a shard is never cast for nothing), and their gradients go to it in
+// the lower precision.
 template <c10::DispatchKey key, c10::DeviceType device>
 at::Tensor autocast_kernel(const at::Tensor& x, const at::Tensor& weight,
                            const std::optional<at::Tensor>& bias, int64_t out_features, int64_t in_features,

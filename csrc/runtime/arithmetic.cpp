@@ -27,13 +27,13 @@ std::optional<kernels::DType> taken_as(const at::Tensor& t) {
 
 }  // namespace
 
-void add_into(at::Tensor sum, const at::Tensor& addend) {
-  const auto dtype = taken_as(sum);
-  if (dtype && dtype == taken_as(addend)) {
-    kernels::accumulate(kernels::Device::CPU, sum.mutable_data_ptr(), *dtype, addend.const_data_ptr(), *dtype,
-                        sum.numel(), 1.0);
+void add_into(at::Tensor sum, const at::Tensor& addend, double factor) {
+  const auto dtype = taken_as(sum), added = taken_as(addend);
+  if (dtype && added) {
+    kernels::accumulate(kernels::Device::CPU, sum.mutable_data_ptr(), *dtype, addend.const_data_ptr(), *added,
+                        sum.numel(), factor);
   } else {
-    sum.add_(addend);
+    sum.add_(addend, factor);
   }
 }
 

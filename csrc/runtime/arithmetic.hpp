@@ -13,9 +13,9 @@ namespace osdp::runtime {
 // The kernels' name for a dtype; empty for those that they do not know.
 std::optional<kernels::DType> kernel_dtype(at::ScalarType dtype);
 
-// sum += addend; flat or of one shape, of one dtype. On the lane's thread the compute threads must be left
-// alone: the CPU kernels are single-threaded, where torch's own would open a pool of its own beside theirs.
-void add_into(at::Tensor sum, const at::Tensor& addend);
+// sum += factor * addend; flat or of one shape. On the lane's thread the compute threads must be left alone:
+// the CPU kernels are single-threaded, where torch's own would open a pool of its own beside theirs.
+void add_into(at::Tensor sum, const at::Tensor& addend, double factor = 1.0);
 
 // The same of a range, with as many addends of its dtype.
 void add_into(const Range& sum, const void* addends);

@@ -24,6 +24,7 @@ void Runtime::begin_backward() {
   backward_ = true;
   backward_order_.begin();
   for (const auto& unit : units_) enter({unit.get()});
+  enter(copies_, false);
 }
 
 void Runtime::begin_call_backward(const Call& call, Invocation* invocation) {
@@ -77,6 +78,7 @@ void Runtime::after_gradient(Parameter& param, const at::Tensor& made) {
   NoInference no_inference;
   at::NoGradGuard no_grad;
   Place& place = place_of(param);
+  if (place.copy) take_whole_gradient(param, place, made);
   if (place.bucket) {
     if (sync_)
       buckets_.arrived(*place.bucket);
@@ -96,6 +98,28 @@ void Runtime::after_gradient(Parameter& param, const at::Tensor& made) {
     reduce(unit);
   else
     keep_unreduced(unit);
+}
+
+// Of a NO_SHARD parameter under mixed precision: to be averaged, or added to what this rank keeps. What
+// no_sync has kept is in the parameter's own dtype already; it is averaged together with what comes.
+void Runtime::take_whole_gradient(Parameter& param, Place& place, const at::Tensor& made) {
+  at::Tensor gradient = param.tensor().grad();
+  param.tensor().mutable_grad().reset();
+  if (!gradient.defined()) return;
+  TORCH_CHECK(
+      gradient.layout() == at::kStrided, "OSDP: parameter '", param.name(),
+      "' got a sparse gradient, which mixed precision cannot average. Use sparse=False in its module.");
+  if (place.bucket && sync_ && place.bucket->averages_alone()) {
+    at::Tensor& pending = place.bucket->pending;
+    pending = pending.defined() ? wide_sum(pending, gradient, param.own_dtype())
+                                : unshared(std::move(gradient), made);
+    return;
+  }
+  at::Tensor& kept = param.local_grad();
+  if (kept.defined())
+    kept.add_(gradient);
+  else
+    kept = gradient.to(param.own_dtype());
 }
 
 // What no event told of: units whose gradients did not all come (backward of some inputs only), units
@@ -136,12 +160,16 @@ void Runtime::finish_backward() {
   for (const Ticket& ticket : reductions_) ticket.wait();
   reductions_.clear();
   buckets_.wait_all();
+  await_host_memory();
   backward_order_.end();
   note_unsynced();
   backward_ = false;
   ++backward_count_;
   tell_place();
-  if (stack_.empty()) leave();
+  if (stack_.empty()) {
+    leave();
+    drop_copies();
+  }
 }
 
 void Runtime::abort() noexcept {
@@ -164,10 +192,14 @@ void Runtime::abort() noexcept {
       unit->task = -1;
       for (Slot& slot : unit->slots) slot.pending.reset();
     }
+    await_host_memory();
     backward_ = false;
     ++backward_count_;
     tell_place();
-    if (stack_.empty()) leave();
+    if (stack_.empty()) {
+      leave();
+      drop_copies();
+    }
     tell_raised();
   } catch (const std::exception& e) {
     TORCH_WARN("OSDP: the model could not be put back after an exception: ", e.what());

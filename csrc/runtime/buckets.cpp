@@ -2,7 +2,10 @@
 
 #include <ATen/Functions.h>
 
+#include <utility>
+
 #include "runtime/graph_task.hpp"
+#include "runtime/precision.hpp"
 
 namespace osdp::runtime {
 
@@ -44,6 +47,7 @@ void Buckets::await(BucketItem& item) {
 }
 
 void Buckets::launch(Bucket& bucket) {
+  if (bucket.items[0]->param->mixed()) return launch_mixed(bucket);
   std::vector<at::Tensor> gradients;
   std::vector<BucketItem*> launched;
   for (const auto& item : bucket.items) {
@@ -77,6 +81,28 @@ void Buckets::launch(Bucket& bucket) {
   tickets_.push_back(std::move(ticket));
 }
 
+void Buckets::launch_mixed(Bucket& bucket) {
+  auto gradients = std::make_shared<std::vector<Averaged>>();
+  std::vector<BucketItem*> launched;
+  for (const auto& item : bucket.items) {
+    if (!item->queued) continue;
+    item->queued = item->dirty = false;
+    const bool alone = item->pending.defined();
+    if (alone && (item->param->split() || item->pending.numel() == 0)) item->param->ensure_local_grad();
+    at::Tensor kept = item->gradient();
+    at::Tensor gradient = alone ? std::exchange(item->pending, at::Tensor()) : kept;
+    if (!gradient.defined() || gradient.numel() == 0) continue;
+    launched.push_back(item.get());
+    gradients->push_back({item->param, std::move(gradient), std::move(kept), !alone});
+  }
+  if (gradients->empty()) return;
+  const at::ScalarType reduce = bucket.items[0]->param->reduce_dtype();
+  tickets_.push_back(lane_->submit(
+      bucket.name + " all-reduce",
+      [gradients, reduce, collectives = collectives_] { average(*collectives, reduce, *gradients); }));
+  for (BucketItem* item : launched) item->in_flight = tickets_.back();
+}
+
 void Buckets::flush() {
   for (Bucket& bucket : buckets_) {
     bool any = false;
@@ -101,7 +127,11 @@ void Buckets::forget() {
   tickets_.clear();
   for (Bucket& bucket : buckets_) {
     bucket.task = -1;
-    for (const auto& item : bucket.items) item->queued = item->dirty = false, item->in_flight = Ticket();
+    for (const auto& item : bucket.items) {
+      item->queued = item->dirty = false;
+      item->in_flight = Ticket();
+      item->pending.reset();
+    }
   }
 }
 

@@ -29,6 +29,10 @@ struct BucketItem {
   bool dirty = false;   // its gradient changed since it was last averaged
   bool queued = false;  // waits in its bucket
   Ticket in_flight;
+  // Under mixed precision: this backward's gradient, to be averaged by itself and then added to what is kept;
+  // not where no_sync kept something that is still to be averaged. See Note [Mixed precision].
+  at::Tensor pending;
+  bool averages_alone() const { return pending.defined() || !dirty; }
 
   // The tensor to average; undefined while there is no gradient.
   at::Tensor gradient() const;
@@ -61,6 +65,7 @@ class Buckets {
   };
 
   void launch(Bucket& bucket);
+  void launch_mixed(Bucket& bucket);
 
   std::shared_ptr<Lane> lane_;
   std::shared_ptr<Collectives> collectives_;

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -26,6 +27,8 @@ class Collectives {
   virtual std::string link() const { return backend_->getBackendName(); }
   int64_t rank() const { return backend_->getRank(); }
   int64_t world() const { return backend_->getSize(); }
+  // Payload that this rank has sent round its ring so far; of other backends nothing is known.
+  int64_t sent_bytes() const { return sent_bytes_; }
 
   // outputs[i] (flat, world * n_i elements) is filled with every rank's inputs[i] (flat, n_i), in rank order.
   // All in flight together.
@@ -52,6 +55,7 @@ class Collectives {
   virtual void all_reduce(const Tensors& tensors);
 
   c10::intrusive_ptr<c10d::Backend> backend_;
+  std::atomic<int64_t> sent_bytes_ = 0;
 
  private:
   void reduce_one(const at::Tensor& tensor, c10d::ReduceOp::RedOpType operation);

@@ -23,18 +23,40 @@ void Runtime::enter(const std::vector<Unit*>& units) {
       Parameter& p = slot.owner();
       if (!p.inside()) {
         p.enter(p.split() ? at::Tensor() : slot.full());
-        inside_.push_back(&p);
-        // requires_grad may have been switched on since; the node must expect full gradients.
-        if (!p.accumulator && p.tensor().requires_grad()) install_gradient_hooks(*this, p);
+        went_inside(p);
       }
       if (slot.unsynced.defined() && p.gradient_dropped()) slot.unsynced.reset();
     }
+}
+
+void Runtime::enter(const std::vector<WholeCopy*>& copies, bool fresh) {
+  for (WholeCopy* copy : copies) {
+    if (copy->owner().inside()) continue;
+    copy->enter(fresh);
+    went_inside(copy->owner());
+  }
+}
+
+void Runtime::went_inside(Parameter& p) {
+  inside_.push_back(&p);
+  // requires_grad may have been switched on since; the node must expect full gradients.
+  if (!p.accumulator && p.tensor().requires_grad()) install_gradient_hooks(*this, p);
+}
+
+void Runtime::drop_copies() {
+  for (WholeCopy* copy : copies_)
+    if (!copy->owner().inside()) copy->drop();
 }
 
 void Runtime::leave() {
   for (Parameter* p : inside_) p->leave();
   inside_.clear();
   if (gathered_bytes() == 0) arena_.trim();
+}
+
+// See Note [Shards in host memory].
+void Runtime::await_host_memory() {
+  if (offloads_) lane_->synchronize();
 }
 
 void Runtime::open(Call& call) {
@@ -61,9 +83,11 @@ void Runtime::open(Call& call) {
   try {
     if (call.root) {
       for (const auto& unit : units_) enter({unit.get()});
+      enter(copies_, true);
     } else {
       enter(call.units);
       enter(call.slices);
+      enter(call.copies, true);
     }
   } catch (...) {  // the call is not on the stack yet: no end of it will put parameters back
     leave();
@@ -77,7 +101,9 @@ void Runtime::close(bool failed) {
     if (failed || !unit->keep) release(*unit);
   if (!failed && root_forward_) forward_order_.end();
   root_forward_ = false;
+  await_host_memory();
   leave();
+  if (failed || !grad_forward_) drop_copies();
   if (failed) tell_raised();
 }
 

@@ -41,14 +41,16 @@ struct Ticket::State {
   std::mutex mutex;
   std::condition_variable changed;
   bool done = false;
+  double seconds = 0;
   std::exception_ptr error;
   std::string label;
   std::optional<c10::Event> event;  // accelerators
   c10::Device device{c10::DeviceType::CPU};
 
-  void finish(std::exception_ptr e) {
+  void finish(std::exception_ptr e, double took = 0) {
     std::lock_guard lock(mutex);
     done = true;
+    seconds = took;
     error = std::move(e);
     changed.notify_all();
   }
@@ -92,6 +94,12 @@ bool Ticket::done() const {
   if (!state_) return true;
   std::unique_lock lock(state_->mutex);
   return state_->done && (state_->error || !state_->event || state_->event->query());
+}
+
+double Ticket::seconds() const {
+  if (!state_) return 0;
+  std::lock_guard lock(state_->mutex);
+  return state_->seconds;
 }
 
 namespace {
@@ -167,9 +175,11 @@ class ThreadLane final : public Lane {
       lock.unlock();
       at::set_record_function_tls_(item.recording);
       c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(std::move(item.debug_info));
+      const auto begin = std::chrono::steady_clock::now();
       if (!broken_) broken_ = run(item.label, item.task, *watch_);
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
       item.task = nullptr;  // what it holds is let go before anybody is told that it is done
-      item.state->finish(broken_);
+      item.state->finish(broken_, took.count());
     }
   }
 
@@ -206,6 +216,8 @@ class StreamLane final : public Lane {
     state->finish(broken_);
     return Ticket(std::move(state));
   }
+
+  void synchronize() override { stream_.synchronize(); }
 
  private:
   c10::Device device_;

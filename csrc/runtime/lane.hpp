@@ -27,6 +27,8 @@ class Ticket {
   void wait() const;
   // Whether that moment has come; also when the task failed.
   bool done() const;
+  // How long the task ran, waiting for other ranks included; 0 on accelerators, and before it is done.
+  double seconds() const;
 
   struct State;
   Ticket() = default;
@@ -53,6 +55,10 @@ class Lane {
   // After a task has failed, those after it fail at once with the same error: ranks no longer agree on where
   // they are.
   virtual Ticket submit(std::string label, Task task) = 0;
+
+  // The host waits until what was submitted has been carried out on the device too; where the lane is a
+  // thread, tickets wait for that.
+  virtual void synchronize() {}
 
   // Where this rank is in the lane's sequence.
   Watch& watch() const { return *watch_; }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <span>
 #include <vector>
 
 namespace osdp::runtime {
@@ -19,13 +20,13 @@ class Order {
     position_ = 0;
   }
 
-  // Notes that `unit` is asked for; returns the unit recorded after it, or null.
-  Unit* advance(Unit* unit) {
+  // Notes that `unit` is asked for; returns the units recorded after it, at most `depth`.
+  std::span<Unit* const> advance(Unit* unit, size_t depth) {
     current_.push_back(unit);
     auto found = std::find(recorded_.begin() + static_cast<std::ptrdiff_t>(position_), recorded_.end(), unit);
-    if (found == recorded_.end()) return nullptr;
+    if (found == recorded_.end()) return {};
     position_ = static_cast<size_t>(found - recorded_.begin()) + 1;
-    return position_ < recorded_.size() ? recorded_[position_] : nullptr;
+    return std::span(recorded_).subspan(position_, std::min(depth, recorded_.size() - position_));
   }
 
   // The pass is complete. A pass that was cut short by an exception is not recorded.

@@ -68,6 +68,14 @@ Ring::Ring(const std::string& group, c10::intrusive_ptr<c10d::Backend> backend)
       shared_(world() > 1 ? shared_link_of(group, backend_) : nullptr),
       link_(shared_ ? shared_ : gloo_link(backend_)) {}
 
+void Ring::run(const Course& course) {
+  int64_t bytes = 0;
+  for (int64_t i = 0; i < course.messages(); ++i)
+    if (const Range range = course.sent(i); !range.empty()) bytes += range.bytes();
+  sent_bytes_ += bytes;
+  link_->run(course);
+}
+
 void Ring::gather(const Tensors& outputs, const Tensors& inputs) {
   const Segments segments(outputs, world(), link_->longest_message_bytes());
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -76,13 +84,13 @@ void Ring::gather(const Tensors& outputs, const Tensors& inputs) {
     if (own.const_data_ptr() != inputs[i].const_data_ptr()) own.copy_(inputs[i]);
   }
   const auto arriving = [&](int64_t t, int64_t s) { return segments(chunk_before(t + 1), s); };
-  link_->run({.steps = world() - 1,
-              .segments = segments.count(),
-              .window = 2 * link_->window(),
-              .to_send = [&](int64_t t, int64_t s) { return segments(chunk_before(t), s); },
-              .counterpart = arriving,
-              .inbox = arriving,
-              .take = [&](int64_t t, int64_t s, const void* message) { put(arriving(t, s), message); }});
+  run({.steps = world() - 1,
+       .segments = segments.count(),
+       .window = 2 * link_->window(),
+       .to_send = [&](int64_t t, int64_t s) { return segments(chunk_before(t), s); },
+       .counterpart = arriving,
+       .inbox = arriving,
+       .take = [&](int64_t t, int64_t s, const void* message) { put(arriving(t, s), message); }});
 }
 
 void Ring::reduce_scatter(const Tensors& outputs, const Tensors& inputs) {
@@ -90,20 +98,20 @@ void Ring::reduce_scatter(const Tensors& outputs, const Tensors& inputs) {
   const Segments own(outputs, 1, link_->longest_message_bytes());
   const int64_t last = world() - 2;
   const auto mine = [&](int64_t t, int64_t s) { return gradients(chunk_before(t + 2), s); };
-  link_->run({.steps = world() - 1,
-              .segments = gradients.count(),
-              .window = std::min(link_->window(), gradients.count()),
-              .to_send = [&](int64_t t, int64_t s) { return gradients(chunk_before(t + 1), s); },
-              .counterpart = mine,
-              .inbox = [&](int64_t, int64_t s) { return own(0, s); },
-              .take =
-                  [&](int64_t t, int64_t s, const void* partial) {
-                    if (t < last) return add_into(mine(t, s), partial);
-                    const Range mean = own(0, s);
-                    put(mean, partial);
-                    add_into(mean, mine(t, s).data());
-                    scale_by(mean, share());
-                  }});
+  run({.steps = world() - 1,
+       .segments = gradients.count(),
+       .window = std::min(link_->window(), gradients.count()),
+       .to_send = [&](int64_t t, int64_t s) { return gradients(chunk_before(t + 1), s); },
+       .counterpart = mine,
+       .inbox = [&](int64_t, int64_t s) { return own(0, s); },
+       .take =
+           [&](int64_t t, int64_t s, const void* partial) {
+             if (t < last) return add_into(mine(t, s), partial);
+             const Range mean = own(0, s);
+             put(mean, partial);
+             add_into(mean, mine(t, s).data());
+             scale_by(mean, share());
+           }});
 }
 
 // Note [An all-reduce is one course]
@@ -122,23 +130,23 @@ void Ring::all_reduce(const Tensors& tensors) {
     const auto mine = [&](int64_t t, int64_t s) { return segments(chunk_before(t + 2), s); };
     const int64_t longest = segments.count() ? segments(0, 0).count : 0;
     at::Tensor places;
-    link_->run({.steps = 2 * (world() - 1),
-                .segments = segments.count(),
-                .window = window,
-                .to_send = [&](int64_t t, int64_t s) { return segments(chunk_before(t + 1), s); },
-                .counterpart = mine,
-                .inbox =
-                    [&](int64_t t, int64_t s) {
-                      if (t > last) return mine(t, s);
-                      if (!places.defined()) places = at::empty({window * longest}, tensor.options());
-                      return Range{&places, (t * segments.count() + s) % window * longest, mine(t, s).count};
-                    },
-                .take =
-                    [&](int64_t t, int64_t s, const void* message) {
-                      if (t > last) return put(mine(t, s), message);
-                      add_into(mine(t, s), message);
-                      if (t == last) scale_by(mine(t, s), share());
-                    }});
+    run({.steps = 2 * (world() - 1),
+         .segments = segments.count(),
+         .window = window,
+         .to_send = [&](int64_t t, int64_t s) { return segments(chunk_before(t + 1), s); },
+         .counterpart = mine,
+         .inbox =
+             [&](int64_t t, int64_t s) {
+               if (t > last) return mine(t, s);
+               if (!places.defined()) places = at::empty({window * longest}, tensor.options());
+               return Range{&places, (t * segments.count() + s) % window * longest, mine(t, s).count};
+             },
+         .take =
+             [&](int64_t t, int64_t s, const void* message) {
+               if (t > last) return put(mine(t, s), message);
+               add_into(mine(t, s), message);
+               if (t == last) scale_by(mine(t, s), share());
+             }});
   }
 }
 
@@ -155,6 +163,7 @@ void Ring::exchange(const at::Tensor& tensor) {
     }
     under_way.push_back(messages.receive(theirs, static_cast<int>(r)));
     under_way.push_back(messages.send(tensor, static_cast<int>(r)));
+    sent_bytes_ += static_cast<int64_t>(tensor.nbytes());
   }
   for (const Messages::Message& message : under_way) messages.wait(message);
   at::Tensor(tensor).copy_(all.narrow(0, 0, n));

@@ -27,6 +27,7 @@ class Ring final : public Collectives {
   void all_reduce(const Tensors& tensors) override;
 
  private:
+  void run(const Course& course);  // over the link, counted
   void exchange(const at::Tensor& tensor);
 
   int64_t chunk_before(int64_t steps) const { return ((rank() - steps) % world() + world()) % world(); }

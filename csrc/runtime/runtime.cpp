@@ -26,6 +26,22 @@ void check_split(const ParamSpec& spec) {
       " slices, ", s.sharded, " of them sharded");
 }
 
+// Gradients are averaged together where they are averaged alike.
+std::vector<std::vector<Parameter*>> alike_in_precision(const std::vector<Parameter*>& params) {
+  std::vector<std::vector<Parameter*>> groups;
+  for (Parameter* p : params) {
+    const auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& g) {
+      return g[0]->own_dtype() == p->own_dtype() && g[0]->reduce_dtype() == p->reduce_dtype() &&
+             g[0]->mixed() == p->mixed();
+    });
+    if (group == groups.end())
+      groups.push_back({p});
+    else
+      group->push_back(p);
+  }
+  return groups;
+}
+
 }  // namespace
 
 Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec> params,
@@ -38,6 +54,7 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
       lane_(Lane::of(groups.all, device)),
       arena_(device),
       buckets_(lane_, collectives_),
+      device_(device),
       places_(params.size()) {
   std::vector<Mode> modes(params.size(), Mode::NoShard);
   for (const UnitSpec& unit : units)
@@ -56,6 +73,7 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
     const bool sharded = spec.split || (modes[i] != Mode::NoShard && can_shard(spec, sharing.world()));
     params_.push_back(std::make_unique<Parameter>(spec, sharded, sharing.rank(), sharing.world()));
     index_of_[params_.back().get()] = i;
+    offloads_ |= params_.back()->away();
     spec.tensor.reset();
   }
   for (const UnitSpec& spec : units) {
@@ -93,12 +111,36 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
         place.slot = &unit->slots.back();
       }
     }
-    if (!replicated.empty() && world() > 1) {
-      std::vector<BucketItem*> items = buckets_.add(spec.name, replicated);
+    for (const std::vector<Parameter*>& alike : alike_in_precision(replicated)) {
+      if (world() == 1) break;
+      std::vector<BucketItem*> items = buckets_.add(spec.name, alike);
       for (BucketItem* item : items) place_of(*item->param).bucket = item;
     }
     if (!unit->slots.empty()) units_.push_back(std::move(unit));
   }
+  for (size_t i = 0; i < params_.size(); ++i) {
+    if (!params_[i]->whole() || !params_[i]->mixed()) continue;
+    owned_copies_.push_back(std::make_unique<WholeCopy>(*params_[i]));
+    copies_.push_back(owned_copies_.back().get());
+    places_[i].copy = copies_.back();
+  }
+}
+
+Statistics Runtime::statistics() const {
+  Statistics counted = statistics_;
+  counted.sent_bytes = sent_bytes() - sent_before_;
+  return counted;
+}
+
+void Runtime::reset_statistics() {
+  statistics_ = {};
+  sent_before_ = sent_bytes();
+}
+
+int64_t Runtime::sent_bytes() const {
+  int64_t sum = collectives_->sent_bytes();
+  if (hybrid_.replicate) sum += hybrid_.shard->sent_bytes() + hybrid_.replicate->sent_bytes();
+  return sum;
 }
 
 Runtime::~Runtime() {
@@ -108,12 +150,14 @@ Runtime::~Runtime() {
 void Runtime::install() {
   for (size_t i = 0; i < params_.size(); ++i) {
     Parameter& p = *params_[i];
-    const bool handled = places_[i].unit || places_[i].bucket || p.split();
+    const bool handled = places_[i].unit || places_[i].bucket || places_[i].copy || p.split();
     if (!handled || !p.tensor().requires_grad()) continue;
     // The node takes the shape of what the parameter shows: the full one, except of a split weight.
     if (places_[i].slot) p.enter(places_[i].slot->full());
+    if (places_[i].copy) places_[i].copy->enter(true);
     install_gradient_hooks(*this, p);
     p.leave();
+    if (places_[i].copy) places_[i].copy->drop();
   }
 }
 
@@ -133,6 +177,7 @@ Call* Runtime::add_call(std::string module, const std::vector<int64_t>& params, 
       call->units.push_back(place.unit);
       place.unit->calls.push_back(call.get());
     }
+    if (place.copy) call->copies.push_back(place.copy);
     if (params_[i]->split() && !sources_.contains(i))
       sources_[i] = ops::register_source(std::make_shared<RuntimeSlices>(weak_from_this(), i));
   }

@@ -22,6 +22,7 @@
 #include "runtime/lane.hpp"
 #include "runtime/order.hpp"
 #include "runtime/phase_range.hpp"
+#include "runtime/precision.hpp"
 #include "runtime/shard_store.hpp"
 #include "runtime/sharing.hpp"
 #include "runtime/spec.hpp"
@@ -36,6 +37,7 @@ struct Statistics {
   int64_t prefetches = 0;
   int64_t reductions = 0;
   int64_t reduced_bytes = 0;
+  int64_t sent_bytes = 0;  // payload that this rank sent round its ring
 };
 
 class Runtime : public std::enable_shared_from_this<Runtime> {
@@ -73,6 +75,11 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void finish_backward();
   void abort() noexcept;  // after an exception: everything released, parameters outside, lane quiet
 
+  // How many units of the recorded order are gathered ahead of the one in use: at most 2 + that many
+  // full-size tensors exist at a time. 1 unless set.
+  void set_prefetch(size_t units) { prefetch_ = units; }
+  size_t prefetch() const { return prefetch_; }
+
   void set_sync(bool sync) { sync_ = sync; }
   bool sync() const { return sync_; }
 
@@ -94,17 +101,22 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Parameter& parameter(int64_t index) { return *params_.at(index); }
   size_t size() const { return params_.size(); }
   size_t gathered_bytes() const;
+  // Whether torch.autocast is on and will keep low-precision copies of parameters for backward.
+  bool autocast_copies() const;
+  size_t copied_bytes() const;  // of NO_SHARD parameters' copies in their compute dtype
   void set_budget(std::string sentence) { arena_.set_budget(std::move(sentence)); }
   size_t arena_bytes() const { return arena_.reserved_bytes(); }
   // Seconds from one training forward's beginning to the next's: the last kStepsKept of them.
   const std::vector<double>& step_seconds() const { return step_seconds_; }
-  const Statistics& statistics() const { return statistics_; }
-  void reset_statistics() { statistics_ = {}; }
+  // Right between steps; what the lane still sends is not counted yet.
+  Statistics statistics() const;
+  void reset_statistics();
 
  private:
   // Where a parameter's pieces are handled.
   struct Place {
-    Unit* unit = nullptr;  // sharded, not split
+    Unit* unit = nullptr;       // sharded, not split
+    WholeCopy* copy = nullptr;  // whole, under mixed precision
     Slot* slot = nullptr;
     std::vector<Unit*> slices;         // the sharded slices of a split one
     const Sharing* sharing = nullptr;  // the ranks over which it is cut, where it is
@@ -125,7 +137,12 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void tell_place();  // to the watch: the innermost call under way
   void tell_raised();
   void enter(const std::vector<Unit*>& units);
+  void enter(const std::vector<WholeCopy*>& copies, bool fresh);
+  void went_inside(Parameter& param);
   void leave();
+  void await_host_memory();
+  void drop_copies();
+  void take_whole_gradient(Parameter& param, Place& place, const at::Tensor& made);
   void release_after_forward(Call& call, Unit& unit, bool failed);
   void open(Call& call);
   void close(bool failed);
@@ -145,14 +162,19 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::shared_ptr<Lane> lane_;
   Arena arena_;
   Buckets buckets_;
+  at::Device device_;      // that computes
+  bool offloads_ = false;  // some parameter is away from it; see offload.hpp
   std::vector<std::unique_ptr<Parameter>> params_;
   std::vector<std::unique_ptr<Unit>> units_;  // gathered ones, slices included
   std::vector<std::unique_ptr<Call>> calls_;
+  std::vector<std::unique_ptr<WholeCopy>> owned_copies_;
+  std::vector<WholeCopy*> copies_;  // all of them
 
   std::vector<Place> places_;
   std::unordered_map<const Parameter*, size_t> index_of_;
   std::unordered_map<int64_t, int64_t> sources_;  // split parameter -> source id
 
+  size_t prefetch_ = 1;
   Order forward_order_;
   Order backward_order_;
   struct Frame {
@@ -174,6 +196,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool summoned_ = false;
   std::vector<at::Tensor> summoned_local_, summoned_grad_;
   Statistics statistics_;
+  int64_t sent_bytes() const;  // of all its collectives, since they were made
+  int64_t sent_before_ = 0;    // the same at the last reset
   static constexpr size_t kStepsKept = 1000;
   std::vector<double> step_seconds_;
   std::optional<std::chrono::steady_clock::time_point> last_step_;

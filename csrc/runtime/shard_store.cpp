@@ -36,6 +36,16 @@ std::vector<Piece> split_pieces(at::IntArrayRef full, const SplitSpec& s, int64_
   return pieces;
 }
 
+// The gradient's node is held by another kind of pointer in some versions of torch.
+template <class T>
+std::weak_ptr<T> weak_reference(const std::shared_ptr<T>& node) {
+  return node;
+}
+template <class T>
+c10::weak_intrusive_ptr<T> weak_reference(const c10::intrusive_ptr<T>& node) {
+  return c10::weak_intrusive_ptr<T>(node);
+}
+
 at::Tensor narrowed(at::Tensor t, const std::vector<int64_t>& offsets, const std::vector<int64_t>& sizes) {
   for (size_t d = 0; d < sizes.size(); ++d) t = t.narrow(static_cast<int64_t>(d), offsets[d], sizes[d]);
   return t;
@@ -60,7 +70,16 @@ RowRange::RowRange(at::IntArrayRef sizes, int64_t range_dim, int64_t rank, int64
 }
 
 Parameter::Parameter(const ParamSpec& spec, bool sharded, int64_t rank, int64_t world)
-    : name_(spec.name), tensor_(spec.tensor), full_sizes_(spec.sizes().vec()), whole_(!sharded) {
+    : name_(spec.name),
+      tensor_(spec.tensor),
+      full_sizes_(spec.sizes().vec()),
+      own_(spec.tensor.scalar_type()),
+      compute_(spec.precision.compute.value_or(own_)),
+      reduce_(spec.precision.reduce.value_or(compute_)),
+      mixed_(compute_ != own_ || reduce_ != own_),
+      whole_(!sharded),
+      device_(spec.tensor.device()),
+      away_(spec.offload && spec.full_sizes && sharded && !spec.split) {
   if (sharded) split_ = spec.split;
   if (split_) {
     pieces_ = split_pieces(full_sizes_, *split_, rank, world);
@@ -72,7 +91,7 @@ Parameter::Parameter(const ParamSpec& spec, bool sharded, int64_t rank, int64_t 
     pieces_.push_back({offsets, sizes, range.dim, 0, count, !sharded});
   }
   if (spec.full_sizes) {
-    tensor_.set_data(at::empty(local_sizes(), tensor_.variable_data().options()));
+    tensor_.set_data(at::empty(local_sizes(), home_options()));
   } else if (sharded) {
     at::Tensor full = tensor_.variable_data();
     tensor_.set_data(take_local(full));
@@ -93,6 +112,11 @@ void Parameter::check_local() const {
              " when the model was sharded (p.data = ..., model.to(...), model.half()?). Convert or move a "
              "model before fully_shard; change values by p.data.copy_(...) of this rank's part, or inside "
              "osdp.summon_full_params(model).");
+}
+
+at::TensorOptions Parameter::home_options() const {
+  const auto options = local().options().requires_grad(false);
+  return away_ ? options.device(at::kCPU).pinned_memory(!device_.is_cpu()) : options;
 }
 
 at::Tensor Parameter::local() const { return inside_ ? aside_ : tensor_.variable_data(); }
@@ -123,20 +147,26 @@ void Parameter::enter(const at::Tensor& full) {
   aside_ = tensor_.variable_data().contiguous();  // p.data may have been given another layout
   aside_grad_ = tensor_.grad();
   tensor_.mutable_grad().reset();
-  if (full.defined()) tensor_.set_data(full);
+  if (full.defined()) show(full);
   inside_ = true;
 }
 
 void Parameter::leave() {
   if (!inside_) return;
-  if (!split_) tensor_.set_data(aside_);
+  if (!split_) show(aside_);
   tensor_.mutable_grad() = aside_grad_;
   aside_.reset();
   aside_grad_.reset();
   inside_ = false;
 }
 
-void Parameter::show(const at::Tensor& data) { tensor_.set_data(data); }
+void Parameter::show(const at::Tensor& data) {
+  // A switch of device or dtype lets go of the gradient's node, on which our hooks are.
+  const bool switches = data.device() != tensor_.device() || data.scalar_type() != tensor_.scalar_type();
+  tensor_.set_data(data);
+  if (switches && accumulator)
+    torch::autograd::impl::set_grad_accumulator(tensor_, weak_reference(accumulator));
+}
 
 std::vector<int64_t> Parameter::local_sizes() const {
   std::vector<int64_t> sizes = pieces_[0].sizes;
@@ -162,11 +192,15 @@ Slot::Slot(Parameter& owner, std::string name, std::vector<int64_t> sizes, int64
       local_begin_(local_begin) {
   const at::Tensor& like = owner.tensor();
   const int64_t elements = world * range_.chunk * range_.row_elements;
-  padded_nbytes_ = static_cast<size_t>(elements) * like.element_size();
+  padded_nbytes_ = static_cast<size_t>(elements) * c10::elementSize(owner.compute_dtype());
   // An empty storage of the right nominal size on the right device: no memory is taken.
-  c10::Storage storage(c10::Storage::use_byte_size_t(), padded_nbytes_, at::DataPtr(nullptr, like.device()),
+  c10::Storage storage(c10::Storage::use_byte_size_t(), padded_nbytes_, at::DataPtr(nullptr, owner.device()),
                        /*allocator=*/nullptr, /*resizable=*/false);
-  const auto options = like.options().requires_grad(false);
+  const auto options = like.options()
+                           .requires_grad(false)
+                           .device(owner.device())
+                           .pinned_memory(false)
+                           .dtype(owner.compute_dtype());
   std::vector<int64_t> strides(sizes.size(), 1);
   for (size_t d = sizes.size(); d-- > 1;) strides[d - 1] = strides[d] * std::max<int64_t>(sizes[d], 1);
   full_ = at::empty({0}, options).set_(storage, 0, sizes, strides);

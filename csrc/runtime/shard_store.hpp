@@ -50,10 +50,9 @@ class Slot;
 //   slice, then
 //            this rank's rows of each sharded slice (2-D: rows of an output slice are as long as the
 //            weight's, rows of an input slice a g-th of that)
-//   inside   (forward, backward) the full tensor, readable only while gathered, and .grad full or undefined;
-//   the local
-//            tensor and its gradient are kept aside here. A split weight stays local: only its own call reads
-//            it.
+//   inside   (forward, backward) the full tensor, in the compute dtype and readable only while gathered, and
+//            .grad full or undefined; the local tensor and its gradient are kept aside here. A split weight
+//            stays local: only its own call reads it.
 class Parameter {
  public:
   // Takes the full value from spec.tensor, unless it is still to come, and leaves the local one in it, with
@@ -68,6 +67,15 @@ class Parameter {
   std::vector<int64_t> local_sizes() const;
   bool whole() const { return whole_; }
   bool inside() const { return inside_; }
+  at::Device device() const { return device_; }  // that computes with it
+  bool away() const { return away_; }            // rests in host memory; see Note [Shards in host memory]
+  at::TensorOptions home_options() const;        // of its local tensor
+
+  // See Note [Mixed precision]. Mixed: not all three are the same.
+  at::ScalarType own_dtype() const { return own_; }
+  at::ScalarType compute_dtype() const { return compute_; }
+  at::ScalarType reduce_dtype() const { return reduce_; }
+  bool mixed() const { return mixed_; }
 
   // What this rank holds, as a plain tensor that shares its memory.
   at::Tensor local() const;
@@ -86,7 +94,7 @@ class Parameter {
   void check_local() const;
   void enter(const at::Tensor& full);  // outside -> inside. `full` may be undefined for a split weight
   void leave();                        // inside -> outside
-  void show(const at::Tensor& data);   // replaces the data shown, for summon_full_params
+  void show(const at::Tensor& data);   // replaces the data shown
 
   // Full-size tensor from / to this rank's part of it.
   at::Tensor take_local(const at::Tensor& full) const;
@@ -103,7 +111,11 @@ class Parameter {
   std::vector<int64_t> full_sizes_;
   std::optional<SplitSpec> split_;
   std::vector<Piece> pieces_;
+  at::ScalarType own_, compute_, reduce_;
+  bool mixed_;
   bool whole_;
+  at::Device device_;
+  bool away_;
   bool inside_ = false;
   at::Tensor aside_;       // the local tensor, while inside
   at::Tensor aside_grad_;  // and its gradient
@@ -135,6 +147,7 @@ class Slot {
     return padded_;
   }  // flat [world * chunk * row_elements], the same storage
   size_t bytes() const { return padded_nbytes_; }
+  size_t reduced_bytes() const { return padded_.numel() * c10::elementSize(owner_->reduce_dtype()); }
   bool attached() const { return attached_; }
 
   void attach(at::DataPtr memory);

@@ -27,6 +27,7 @@ struct Sharing {
 
   int64_t rank() const { return shard->rank(); }
   int64_t world() const { return shard->world(); }
+  int64_t total() const { return world() * (replicate ? replicate->world() : 1); }
   // Whether this rank is the one of its column that counts the rows they share, in a sum over all ranks.
   bool counts() const { return !replicate || replicate->rank() == 0; }
 

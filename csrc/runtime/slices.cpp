@@ -34,7 +34,7 @@ at::Tensor Runtime::acquire_slice(int64_t param, int64_t slice) {
   const SplitSpec& split = *p.split();
   const int64_t whole = split.granularity - split.sharded;
   const int64_t rows = p.slice_rows();
-  if (slice < whole) return p.local().narrow(0, slice * rows, rows);
+  if (slice < whole) return p.local().narrow(0, slice * rows, rows).to(p.compute_dtype());
   Unit& unit = *places_[param].slices[slice - whole];
   use(unit);
   ++unit.running;
@@ -60,7 +60,14 @@ void Runtime::put_slice_gradient(int64_t param, int64_t slice, at::Tensor gradie
   if (slice < whole) {
     if (place.bucket) {
       buckets_.await(*place.bucket);
+      const bool alone = p.mixed() && sync_ && place.bucket->averages_alone();
       place.bucket->dirty = true;
+      if (alone) {
+        at::Tensor& pending = place.bucket->pending;
+        if (!pending.defined()) pending = at::zeros_like(p.local().narrow(0, 0, whole * rows));
+        pending.narrow(0, slice * rows, rows).add_(gradient);
+        return;
+      }
     }
     p.ensure_local_grad().narrow(0, slice * rows, rows).add_(gradient);
     return;

@@ -31,6 +31,12 @@ struct SplitSpec {
   ops::SplitDim dim;
 };
 
+// What a parameter is computed in, and its gradient averaged in: see precision.hpp.
+struct Precision {
+  std::optional<at::ScalarType> compute;  // empty: its own dtype
+  std::optional<at::ScalarType> reduce;   // empty: the one it is computed in
+};
+
 // One parameter. On entry `tensor` holds the full value, equal on every rank; or, with `full_sizes`, nothing
 // yet: it is then given memory for this rank's part, whose contents are for the caller to fill.
 struct ParamSpec {
@@ -38,6 +44,8 @@ struct ParamSpec {
   at::Tensor tensor;
   std::optional<SplitSpec> split;
   std::optional<std::vector<int64_t>> full_sizes;
+  Precision precision;
+  bool offload = false;  // with full_sizes: what is sharded rests in host memory, see offload.hpp
 
   at::IntArrayRef sizes() const { return full_sizes ? at::IntArrayRef(*full_sizes) : tensor.sizes(); }
 };

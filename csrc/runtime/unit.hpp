@@ -11,6 +11,7 @@
 namespace osdp::runtime {
 
 struct Call;
+class WholeCopy;
 
 // Note [Unit states]
 //   Sharded --gather--> Gathering --ready--> Gathered --release--> Sharded
@@ -71,6 +72,7 @@ struct Call {
   const std::string* in_backward = nullptr;
   std::vector<Unit*> units;
   std::vector<Unit*> slices;  // of a split module: asked for by its product, one at a time
+  std::vector<WholeCopy*> copies;
   bool root = false;
   bool hold = false;       // inside a recomputed block whose parameters are held for the backward
   std::vector<char> seen;  // per unit: this call has used it since it was gathered

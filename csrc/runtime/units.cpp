@@ -3,6 +3,8 @@
 
 #include "runtime/arithmetic.hpp"
 #include "runtime/graph_task.hpp"
+#include "runtime/offload.hpp"
+#include "runtime/precision.hpp"
 #include "runtime/runtime.hpp"
 
 namespace osdp::runtime {
@@ -20,54 +22,91 @@ struct Transfer {
 
 int64_t chunk_elements(const Slot& slot) { return slot.range().chunk * slot.range().row_elements; }
 
-// This rank's rows, padded to a whole chunk (the last ranks have fewer).
-at::Tensor padded_chunk(const at::Tensor& rows, int64_t elements) {
-  if (rows.numel() == elements) return rows;
-  at::Tensor padded = at::zeros({elements}, rows.options());
-  padded.narrow(0, 0, rows.numel()).copy_(rows);
+// The same, on the device that gathers.
+std::vector<Transfer> brought(const std::vector<Transfer>& transfers) {
+  std::vector<Transfer> here;
+  for (const Transfer& t : transfers) here.push_back({t.slot, brought(t.slot->owner(), t.rows)});
+  return here;
+}
+
+// padded = `flat`, cast, and zeros behind it.
+at::Tensor pad_into(at::Tensor padded, const at::Tensor& flat) {
+  const int64_t n = flat.numel(), more = padded.numel() - n;
+  cast_into(padded.narrow(0, 0, n), flat);
+  if (more > 0) padded.narrow(0, n, more).zero_();
   return padded;
+}
+
+// This rank's rows as they travel: in the compute dtype, padded to a whole chunk (the last ranks have fewer).
+// Where that is another tensor than the rank's own, it is made in its place in the gathered one, or, of those
+// that travel together, by itself.
+at::Tensor chunk_of(const Transfer& t, bool in_place, int64_t rank) {
+  const at::Tensor& full = t.slot->padded();
+  const int64_t elements = chunk_elements(*t.slot);
+  if (t.rows.numel() == elements && t.rows.scalar_type() == full.scalar_type()) return t.rows;
+  return pad_into(
+      in_place ? full.narrow(0, rank * elements, elements) : at::empty({elements}, full.options()), t.rows);
+}
+
+// Small tensors of one dtype, which travel in one.
+template <class Member>
+struct Packed {
+  at::ScalarType dtype;
+  std::vector<Member> members;
+  std::vector<at::Tensor> parts;
+  at::Tensor all;
+};
+
+template <class Member>
+Packed<Member>& packed_as(std::vector<Packed<Member>>& packs, at::ScalarType dtype) {
+  for (auto& pack : packs)
+    if (pack.dtype == dtype) return pack;
+  return packs.emplace_back(Packed<Member>{dtype, {}, {}, {}});
 }
 
 bool is_small(const Slot& slot) { return slot.bytes() <= kSmallBytes; }
 
 void gather_now(Collectives& collectives, const std::vector<Transfer>& transfers) {
   const int64_t world = collectives.world();
-  std::vector<at::Tensor> outputs, inputs, packed;
-  std::vector<const Slot*> small;
-  int64_t small_elements = 0;
+  std::vector<at::Tensor> outputs, inputs;
+  std::vector<Packed<const Slot*>> packs;
   for (const Transfer& t : transfers) {
-    at::Tensor chunk = padded_chunk(t.rows, chunk_elements(*t.slot));
-    if (is_small(*t.slot) && transfers.size() > 1) {
-      small.push_back(t.slot);
-      packed.push_back(std::move(chunk));
-      small_elements += chunk_elements(*t.slot);
+    const bool packed = is_small(*t.slot) && transfers.size() > 1;
+    at::Tensor chunk = chunk_of(t, !packed, collectives.rank());
+    if (packed) {
+      auto& pack = packed_as(packs, chunk.scalar_type());
+      pack.members.push_back(t.slot);
+      pack.parts.push_back(std::move(chunk));
     } else {
       outputs.push_back(t.slot->padded());
       inputs.push_back(std::move(chunk));
     }
   }
-  at::Tensor all;
-  if (!small.empty()) {
-    inputs.push_back(at::cat(packed));
-    all = at::empty({world, small_elements}, packed[0].options());
-    outputs.push_back(all.view({-1}));
+  for (auto& pack : packs) {
+    inputs.push_back(at::cat(pack.parts));
+    pack.all = at::empty({world, inputs.back().numel()}, inputs.back().options());
+    outputs.push_back(pack.all.view({-1}));
   }
   collectives.all_gather(outputs, inputs);
-  int64_t at = 0;
-  for (const Slot* slot : small) {
-    const int64_t n = chunk_elements(*slot);
-    slot->padded().view({world, n}).copy_(all.narrow(1, at, n));
-    at += n;
+  for (const auto& pack : packs) {
+    int64_t at = 0;
+    for (const Slot* slot : pack.members) {
+      const int64_t n = chunk_elements(*slot);
+      slot->padded().view({world, n}).copy_(pack.all.narrow(1, at, n));
+      at += n;
+    }
   }
 }
 
-// The full local gradient as the reduce-scatter wants it: flat, world chunks long.
-at::Tensor padded_gradient(const Slot& slot, const at::Tensor& gradient) {
+// The full local gradient as the reduce-scatter wants it: in the reduce dtype, flat, world chunks long, and
+// with headroom (see headroom_of).
+at::Tensor padded_gradient(const Slot& slot, const at::Tensor& gradient, double headroom) {
   at::Tensor flat = gradient.contiguous().view({-1});
-  if (flat.numel() == slot.padded().numel()) return flat;
-  at::Tensor padded = at::zeros({slot.padded().numel()}, flat.options());
-  padded.narrow(0, 0, flat.numel()).copy_(flat);
-  return padded;
+  const at::ScalarType dtype = slot.owner().reduce_dtype();
+  if (flat.numel() != slot.padded().numel() || flat.scalar_type() != dtype)
+    flat = pad_into(at::empty({slot.padded().numel()}, flat.options().dtype(dtype)), flat);
+  if (headroom != 1.0) scale_by(flat, headroom);
+  return flat;
 }
 
 struct Reduction {
@@ -79,36 +118,39 @@ struct Reduction {
 // Means over the ranks, this rank's rows of each, flat.
 std::vector<at::Tensor> reduce_now(const Sharing& sharing, std::vector<Reduction>& reductions) {
   const int64_t world = sharing.world();
-  std::vector<at::Tensor> outputs(reductions.size()), sent_outputs, sent_inputs, packed;
-  std::vector<size_t> small;
+  std::vector<at::Tensor> outputs(reductions.size()), sent_outputs, sent_inputs;
+  std::vector<Packed<size_t>> packs;
   for (size_t i = 0; i < reductions.size(); ++i) {
     Reduction& r = reductions[i];
-    at::Tensor input = padded_gradient(*r.slot, r.gradient);
+    at::Tensor input =
+        padded_gradient(*r.slot, r.gradient, headroom_of(r.slot->owner().reduce_dtype(), sharing.total()));
     r.gradient.reset();
     if (is_small(*r.slot) && reductions.size() > 1) {
-      small.push_back(i);
-      packed.push_back(input.view({world, -1}));
+      auto& pack = packed_as(packs, input.scalar_type());
+      pack.members.push_back(i);
+      pack.parts.push_back(input.view({world, -1}));
     } else {
       outputs[i] = at::empty({chunk_elements(*r.slot)}, input.options());
       sent_outputs.push_back(outputs[i]);
       sent_inputs.push_back(std::move(input));
     }
   }
-  at::Tensor own;
-  if (!small.empty()) {
-    at::Tensor all = at::cat(packed, 1);
-    own = at::empty({all.size(1)}, all.options());
-    sent_outputs.push_back(own);
+  for (auto& pack : packs) {
+    at::Tensor all = at::cat(pack.parts, 1);
+    pack.all = at::empty({all.size(1)}, all.options());
+    sent_outputs.push_back(pack.all);
     sent_inputs.push_back(all.view({-1}));
   }
   sharing.shard->reduce_scatter_mean(sent_outputs, sent_inputs);
   sent_inputs.clear();
   sharing.mean_over_replicas(sent_outputs);
-  int64_t at = 0;
-  for (size_t i : small) {
-    const int64_t n = chunk_elements(*reductions[i].slot);
-    outputs[i] = own.narrow(0, at, n);
-    at += n;
+  for (const auto& pack : packs) {
+    int64_t at = 0;
+    for (size_t i : pack.members) {
+      const int64_t n = chunk_elements(*reductions[i].slot);
+      outputs[i] = pack.all.narrow(0, at, n);
+      at += n;
+    }
   }
   return outputs;
 }
@@ -123,7 +165,7 @@ void Runtime::gather(Unit& unit) {
                                    for (const Transfer& t : transfers)
                                      if (!t.slot->attached())
                                        t.slot->attach(arena_.allocate(t.slot->bytes()));
-                                   gather_now(*sharing.shard, transfers);
+                                   gather_now(*sharing.shard, brought(transfers));
                                  });
   unit.state = Unit::State::Gathering;
   unit.epoch = epoch_;
@@ -146,15 +188,16 @@ void Runtime::use(Unit& unit) {
   const bool stale = !backward_ && unit.running == 0 && unit.epoch != epoch_;
   if (unit.state == Unit::State::Gathering && stale) ready(unit);
   if (unit.state == Unit::State::Sharded || stale) gather(unit);
-  Unit* next = nullptr;
+  std::span<Unit* const> ahead;
   if (backward_)
-    next = backward_order_.advance(&unit);
+    ahead = backward_order_.advance(&unit, prefetch_);
   else if (root_forward_)
-    next = forward_order_.advance(&unit);
-  if (next && next->state == Unit::State::Sharded) {
-    gather(*next);
-    ++statistics_.prefetches;
-  }
+    ahead = forward_order_.advance(&unit, prefetch_);
+  for (Unit* next : ahead)
+    if (next->state == Unit::State::Sharded) {
+      gather(*next);
+      ++statistics_.prefetches;
+    }
   if (unit.state == Unit::State::Gathering) ready(unit);
 }
 
@@ -175,11 +218,12 @@ void Runtime::release(Unit& unit) noexcept {
 void Runtime::add_pending(Slot& slot, at::Tensor gradient) {
   OSDP_CHECK(gradient.layout() == at::kStrided, Sharding, "OSDP: parameter '", slot.name(),
              "' got a sparse gradient, which cannot be sharded. Use sparse=False, or NO_SHARD for it.");
+  const at::ScalarType own = slot.owner().own_dtype();
   if (slot.unsynced.defined()) {
-    gradient = gradient.add_(slot.unsynced);
+    gradient = wide_sum(std::move(gradient), slot.unsynced, own);
     slot.unsynced.reset();
   }
-  slot.pending = slot.pending.defined() ? slot.pending.add_(gradient) : std::move(gradient);
+  slot.pending = slot.pending.defined() ? wide_sum(slot.pending, gradient, own) : std::move(gradient);
 }
 
 bool Runtime::all_arrived(Unit& unit) {
@@ -203,7 +247,7 @@ void Runtime::reduce(Unit& unit) {
     if (!slot.pending.defined()) continue;
     at::Tensor target;
     if (slot.owner().split()) target = slot.rows_of(slot.owner().ensure_local_grad());
-    statistics_.reduced_bytes += static_cast<int64_t>(slot.bytes());
+    statistics_.reduced_bytes += static_cast<int64_t>(slot.reduced_bytes());
     reductions->push_back({&slot, std::move(slot.pending), std::move(target)});
     slot.pending = at::Tensor();
   }
@@ -214,21 +258,26 @@ void Runtime::reduce(Unit& unit) {
     std::vector<at::Tensor> means = reduce_now(sharing, *reductions);
     for (size_t i = 0; i < means.size(); ++i) {
       Slot& slot = *(*reductions)[i].slot;
+      const double headroom = headroom_of(slot.owner().reduce_dtype(), sharing.total());
       at::Tensor mean = means[i].narrow(0, 0, slot.range().count * slot.range().row_elements);
       if (slot.owner().split()) {
-        add_into((*reductions)[i].target, mean);
+        add_into((*reductions)[i].target, mean, 1.0 / headroom);
         continue;
       }
       // Between the first reduction of a backward and leave(), this gradient is touched by the lane
       // alone.
-      at::Tensor& gradient = slot.owner().local_grad();
-      at::Tensor shaped = mean.view(slot.owner().local().sizes());
-      if (gradient.defined())
-        add_into(gradient, shaped);
-      else
-        gradient = shaped;
+      at::Tensor& home = slot.owner().local_grad();
+      at::Tensor gradient = brought(slot.owner(), home);
+      add_mean(gradient, mean.view(slot.owner().local().sizes()), slot.owner().own_dtype(), headroom);
+      send_home(slot.owner(), gradient, home);
     }
   }));
+}
+
+size_t Runtime::copied_bytes() const {
+  size_t sum = 0;
+  for (const WholeCopy* copy : copies_) sum += copy->bytes();
+  return sum;
 }
 
 size_t Runtime::gathered_bytes() const {

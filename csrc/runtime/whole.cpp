@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "runtime/no_inference.hpp"
+#include "runtime/offload.hpp"
 #include "runtime/runtime.hpp"
 
 namespace osdp::runtime {
@@ -37,9 +38,10 @@ at::Tensor Runtime::gather_whole(int64_t index, const at::Tensor& local) {
   if (p.whole()) return local.detach().clone();
   at::Tensor full = at::empty(p.full_sizes(), local.options());
   const Sharing& sharing = *places_[index].sharing;
-  Ticket done = lane_->submit(p.name() + " all-gather (whole)", [&sharing, &p, local, full] {
+  at::Tensor here = brought(p, local);
+  Ticket done = lane_->submit(p.name() + " all-gather (whole)", [&sharing, &p, here, full] {
     for (const Piece& piece : p.pieces()) {
-      at::Tensor rows = local.narrow(piece.local_dim, piece.local_begin, piece.local_count);
+      at::Tensor rows = here.narrow(piece.local_dim, piece.local_begin, piece.local_count);
       const int64_t full_rows = p.split() ? p.slice_rows() : p.full_sizes()[piece.local_dim];
       std::vector<int64_t> offsets = piece.offsets;
       if (!piece.replicated) {
@@ -133,9 +135,8 @@ at::Tensor Runtime::clip_grad_norm(double max_norm, double norm_type, bool error
     else
       sum = largest ? std::max(sum, norm) : sum + std::pow(norm, norm_type);
   }
-  const at::Device device = params_.empty() ? at::Device(at::kCPU) : params_[0]->tensor().device();
   // Whether it is not a number travels beside it: a maximum may or may not be one when one of its terms is.
-  at::Tensor total = at::tensor({sum, not_a_number}, at::TensorOptions().dtype(at::kDouble)).to(device);
+  at::Tensor total = at::tensor({sum, not_a_number}, at::TensorOptions().dtype(at::kDouble)).to(device_);
   Ticket done = lane_->submit("clip_grad_norm_ all-reduce", [this, total, largest] {
     if (largest)
       collectives_->all_reduce_max(total);
@@ -158,7 +159,7 @@ at::Tensor Runtime::clip_grad_norm(double max_norm, double norm_type, bool error
       for (at::Tensor g : gradients) g.mul_(scale);
   }
   at::ScalarType dtype = params_.empty() ? at::kFloat : params_[0]->tensor().scalar_type();
-  return at::full({}, norm, at::TensorOptions().dtype(dtype).device(device));
+  return at::full({}, norm, at::TensorOptions().dtype(dtype).device(device_));
 }
 
 }  // namespace osdp::runtime

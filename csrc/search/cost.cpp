@@ -20,16 +20,16 @@ class Pricer {
         recompute_(recompute),
         steps_(static_cast<double>(device.ranks - 1)) {
     for (const Tensor& t : op.tensors) {
-      bytes_ += t.bytes();
-      if (t.trainable) trainable_bytes_ += t.bytes();
+      compute_bytes_ += t.compute_bytes();
+      if (t.trainable) trainable_bytes_ += t.bytes(), reduce_bytes_ += t.reduce_bytes();
     }
   }
 
   Candidate no_shard() const {
     Candidate c;
-    for (const Tensor& t : op_.tensors) c.state_bytes += t.bytes() * copies(t);
+    for (const Tensor& t : op_.tensors) c.state_bytes += t.bytes() * copies(t) + t.copy_bytes();
     c.gradient_bytes = c.whole_gradient_bytes = trainable_bytes_;
-    return finish(c, all_reduce(trainable_bytes_), trainable_bytes_);
+    return finish(c, all_reduce(reduce_bytes_), trainable_bytes_);
   }
 
   // Parameters stay gathered from forward to backward; gradients and optimizer state are sharded.
@@ -38,8 +38,8 @@ class Pricer {
     c.mode = Mode::ShardGradOp;
     c.sharded_slices = 1;
     const int64_t updated = add_sharded(c, device_.ranks);
-    c.gathered_bytes = bytes_;
-    return finish(c, gather(bytes_) + reduce_scatter(trainable_bytes_), updated);
+    c.gathered_bytes = compute_bytes_;
+    return finish(c, gather(compute_bytes_) + reduce_scatter(reduce_bytes_), updated);
   }
 
   Candidate full_shard() const {
@@ -47,8 +47,8 @@ class Pricer {
     c.mode = Mode::FullShard;
     c.sharded_slices = 1;
     const int64_t updated = add_sharded(c, device_.ranks);
-    c.held_bytes = bytes_;
-    return finish(c, gathers(false) * gather(bytes_) + reduce_scatter(trainable_bytes_), updated);
+    c.held_bytes = compute_bytes_;
+    return finish(c, gathers(false) * gather(compute_bytes_) + reduce_scatter(reduce_bytes_), updated);
   }
 
   // FULL_SHARD inside each host, replicated across hosts: gradients are reduced inside, then each rank's part
@@ -59,15 +59,15 @@ class Pricer {
     c.sharded_slices = 1;
     const int64_t inside = device_.ranks / device_.hosts;
     const int64_t updated = add_sharded(c, inside);
-    c.held_bytes = bytes_;
+    c.held_bytes = compute_bytes_;
     const auto step = [&](const Collective& link, double bytes, int64_t ranks) {
       return static_cast<double>(ranks - 1) *
              (link.alpha_s + bytes / static_cast<double>(ranks) * link.beta_s_per_byte);
     };
-    double seconds = gathers(false) * step(device_.all_gather, static_cast<double>(bytes_), inside);
-    if (trainable_bytes_ > 0) {
+    double seconds = gathers(false) * step(device_.all_gather, static_cast<double>(compute_bytes_), inside);
+    if (reduce_bytes_ > 0) {
       // Every rank of a host reduces its part at the same time, over links that they share.
-      const double all = static_cast<double>(trainable_bytes_);
+      const double all = static_cast<double>(reduce_bytes_);
       seconds +=
           step(device_.reduce_scatter, all, inside) + 2 * step(device_.between_hosts, all, device_.hosts);
     }
@@ -82,6 +82,7 @@ class Pricer {
     c.mode = Mode::FullShard;
     c.granularity = granularity, c.sharded_slices = sharded, c.split = split;
     const int64_t slice_bytes = weight.bytes() / granularity;
+    const int64_t gathered = weight.compute_bytes() / granularity, sent = weight.reduce_bytes() / granularity;
     const int64_t item_bytes = weight.bytes() / (op_.out_features * op_.in_features);
     const int64_t out = split == Split::Out ? op_.out_features / granularity : op_.out_features;
     const int64_t in = split == Split::In ? op_.in_features / granularity : op_.in_features;
@@ -89,19 +90,20 @@ class Pricer {
     slice.rows = out;
     slice.row_bytes = in * item_bytes;
     int64_t whole = (granularity - sharded) * slice_bytes;
-    int64_t updated = sharded * held(slice, device_.ranks) + whole, reduced = whole;
-    if (!weight.trainable) updated = reduced = 0;
+    int64_t updated = sharded * held(slice, device_.ranks) + whole, kept_whole = whole;
+    int64_t reduced = (granularity - sharded) * sent;
+    if (!weight.trainable) updated = kept_whole = reduced = 0;
     c.state_bytes = (sharded * held(slice, device_.ranks) + whole) * copies(weight);
     for (const Tensor& t : op_.tensors) {
       if (&t == &weight) continue;
-      c.state_bytes += t.bytes() * copies(t);
-      if (t.trainable) updated += t.bytes(), reduced += t.bytes();
+      c.state_bytes += t.bytes() * copies(t) + t.copy_bytes();
+      if (t.trainable) updated += t.bytes(), kept_whole += t.bytes(), reduced += t.reduce_bytes();
     }
-    c.gradient_bytes = updated, c.whole_gradient_bytes = reduced;
-    c.transient_bytes = device_.ranks > 1 ? slice_bytes : 0;
+    c.gradient_bytes = updated, c.whole_gradient_bytes = kept_whole;
+    c.transient_bytes = device_.ranks > 1 ? std::max(gathered, weight.trainable ? sent : 0) : 0;
     const double seconds =
         static_cast<double>(sharded) *
-            (gathers(true) * gather(slice_bytes) + (weight.trainable ? reduce_scatter(slice_bytes) : 0)) +
+            (gathers(true) * gather(gathered) + (weight.trainable ? reduce_scatter(sent) : 0)) +
         all_reduce(reduced) + static_cast<double>(granularity - 1) * space_.slice_overhead_s;
     return finish(c, seconds, updated);
   }
@@ -156,7 +158,8 @@ class Pricer {
       if (t.trainable) updated += held(t, ranks);
     }
     c.gradient_bytes = updated;
-    c.transient_bytes = device_.ranks > 1 ? bytes_ : 0;
+    // The parameters, or the gradients on their way.
+    c.transient_bytes = device_.ranks > 1 ? std::max(compute_bytes_, reduce_bytes_) : 0;
     return updated;
   }
 
@@ -176,7 +179,9 @@ class Pricer {
   const Space& space_;
   const Recompute recompute_;
   const double steps_;
-  int64_t bytes_ = 0, trainable_bytes_ = 0;
+  // Parameters as they are gathered; trainable ones as they are kept, and their gradients as they are
+  // averaged.
+  int64_t compute_bytes_ = 0, trainable_bytes_ = 0, reduce_bytes_ = 0;
 };
 
 void check(const Operator& op) {
@@ -185,8 +190,10 @@ void check(const Operator& op) {
   constexpr int64_t kMost = int64_t{1} << 50;
   int64_t total = 0;
   for (const Tensor& t : op.tensors) {
-    if (t.rows < 0 || t.row_bytes < 0) throw InvalidProblem(where + ": a parameter of negative size");
-    if (t.rows > kMost || t.row_bytes > kMost || static_cast<int128>(t.rows) * t.row_bytes > kMost) {
+    const int64_t widest = std::max({t.row_bytes, t.compute_row_bytes, t.reduce_row_bytes});
+    if (std::min({t.rows, t.row_bytes, t.compute_row_bytes, t.reduce_row_bytes}) < 0)
+      throw InvalidProblem(where + ": a parameter of negative size");
+    if (t.rows > kMost || widest > kMost || static_cast<int128>(t.rows) * widest > kMost) {
       throw InvalidProblem(where + ": a parameter of more than 2^50 bytes");
     }
     total += t.bytes();

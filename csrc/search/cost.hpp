@@ -26,7 +26,16 @@ struct Tensor {
   int64_t rows = 0, row_bytes = 0;
   bool trainable = true;
   bool shardable = true;  // false: zero-dimensional, always whole
+  // Mixed precision: a row as it is gathered and computed with, and its gradient as it is averaged. 0: the
+  // same.
+  int64_t compute_row_bytes = 0, reduce_row_bytes = 0;
   int64_t bytes() const { return rows * row_bytes; }
+  int64_t compute_bytes() const { return rows * (compute_row_bytes ? compute_row_bytes : row_bytes); }
+  int64_t reduce_bytes() const { return rows * (reduce_row_bytes ? reduce_row_bytes : row_bytes); }
+  // What a rank that holds it whole keeps beside it during a step: a copy to compute with.
+  int64_t copy_bytes() const {
+    return compute_row_bytes && compute_row_bytes != row_bytes ? compute_bytes() : 0;
+  }
 };
 
 struct Operator {

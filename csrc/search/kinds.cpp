@@ -23,7 +23,8 @@ std::vector<int64_t> signature(const Operator& op) {
                            op.saved_bytes_fixed,
                            picoseconds(op.recompute_s_per_sample, "operator '" + op.name + "'")};
   for (const Tensor& t : op.tensors) {
-    key.insert(key.end(), {t.rows, t.row_bytes, t.trainable, t.shardable});
+    key.insert(key.end(),
+               {t.rows, t.row_bytes, t.trainable, t.shardable, t.compute_row_bytes, t.reduce_row_bytes});
   }
   return key;
 }

@@ -78,15 +78,17 @@ class Search {
       auto& reduced = reduced_.emplace_back();
       for (int128 v : cost) reduced.push_back(static_cast<int64_t>((v - least) >> kShift));
       bound += least * kind.count;
-      spread_ += kind.count * *std::max_element(reduced.begin(), reduced.end());
+      int64_t slowest = 0;
+      for (const auto& c : kind.choices) slowest = std::max(slowest, c.time);
+      spread_ += kind.count * slowest;
     }
     bound_ = static_cast<int64_t>(bound >> kShift);
-    if (bound_ < 0) bound_ = 0;
+    spread_ -= bound_;
   }
 
   SeveralSolution run() {
     SeveralSolution s;
-    s.lower_bound_ps = bound_;
+    s.lower_bound_ps = std::max<int64_t>(0, bound_);
     int64_t allowance = std::max<int64_t>(1, bound_ / 1'000'000);
     for (;; allowance = allowance > spread_ / 4 ? spread_ : allowance * 4) {
       allowance = std::min(allowance, cutoff_ - 1 - bound_);
@@ -332,7 +334,8 @@ class Search {
   std::vector<size_t> all_rows_;
   std::vector<double> prices_;
   std::vector<std::vector<int64_t>> reduced_;
-  int64_t bound_ = 0, spread_ = 0;
+  int64_t bound_ = 0;   // below 0 at bad prices
+  int64_t spread_ = 0;  // no plan takes so much more
   int64_t best_ = std::numeric_limits<int64_t>::max();
   std::vector<std::vector<int64_t>> best_counts_;
 };

@@ -143,19 +143,19 @@ class Builder {
     if (unit.operators.empty() || request_.device.ranks == 1) return;
     const PlainPlan::Choice& choice = plan_.choices[unit.operators.front()];
     if (choice.granularity > 1) return add_slices(unit);
-    int64_t all = 0, trained = 0, kept = 0, whole = 0;
+    int64_t all = 0, sent = 0, made = 0, kept = 0;
     for (int i : unit.operators) {
-      int64_t of_operator = 0;
+      StepOperator& o = step_.operators[i];
+      int64_t gradients = 0;  // as they are made, or as they are sent: whichever needs more
       for (const Tensor& t : model_.operators[i].tensors) {
-        all += t.bytes();
-        of_operator += t.trainable ? t.bytes() : 0;
+        all += t.compute_bytes();
+        if (t.trainable) sent += t.reduce_bytes(), gradients += std::max(t.compute_bytes(), t.reduce_bytes());
       }
-      trained += of_operator;
-      const StepOperator& o = step_.operators[i];
-      kept += kept_gradients_[i], whole += o.whole_gradient_bytes;
-      if (o.whole_gradient_bytes == 0) step_.operators[i].full_gradient_bytes = of_operator;
+      kept += kept_gradients_[i];
+      if (o.whole_gradient_bytes == 0) o.full_gradient_bytes = gradients;
+      made += o.full_gradient_bytes;
     }
-    if (choice.mode == Mode::NoShard) return add_bucket(unit.name, unit.operators, trained);
+    if (choice.mode == Mode::NoShard) return add_bucket(unit.name, unit.operators, sent);
     StepUnit& u = step_.units.emplace_back();
     u.name = unit.name;
     u.members = unit.operators;
@@ -163,9 +163,9 @@ class Builder {
     u.repeats = unit.repeats;
     u.keeps = choice.mode == Mode::ShardGradOp;
     u.gather = links_.gather(all, choice.mode);
-    u.reduce = links_.reduce(trained, choice.mode);
+    u.reduce = links_.reduce(sent, choice.mode);
     u.full_bytes = all;
-    u.gradient_bytes = trained - whole;
+    u.gradient_bytes = made;
     u.kept_gradient_bytes = kept;
   }
 
@@ -182,7 +182,8 @@ class Builder {
     const Operator& op = model_.operators[i];
     const PlainPlan::Choice& choice = plan_.choices[i];
     const Tensor& weight = op.tensors.at(op.split_tensor);
-    const int64_t slice = weight.bytes() / choice.granularity;
+    const int64_t slice = weight.compute_bytes() / choice.granularity;
+    const int64_t sent = weight.reduce_bytes() / choice.granularity;
     const int64_t whole = choice.granularity - choice.sharded_slices;
     for (int64_t s = whole; s < choice.granularity; ++s) {
       StepUnit& u = step_.units.emplace_back();
@@ -191,13 +192,14 @@ class Builder {
       u.slice = true;
       u.gather = links_.gather(slice, choice.mode);
       u.full_bytes = slice;
-      if (weight.trainable) u.reduce = links_.reduce(slice, choice.mode), u.gradient_bytes = slice;
+      if (weight.trainable)
+        u.reduce = links_.reduce(sent, choice.mode), u.gradient_bytes = std::max(slice, sent);
       u.kept_gradient_bytes = kept_gradients_[i] / choice.sharded_slices;
     }
     int64_t others = 0;
-    for (const Tensor& t : op.tensors) others += t.trainable && &t != &weight ? t.bytes() : 0;
+    for (const Tensor& t : op.tensors) others += t.trainable && &t != &weight ? t.reduce_bytes() : 0;
     add_bucket(unit.name + " bias", {i}, others);
-    if (weight.trainable) add_bucket(unit.name, {i}, whole * slice);
+    if (weight.trainable) add_bucket(unit.name, {i}, whole * sent);
   }
 
   const Model& model_;

@@ -49,22 +49,21 @@ bool no_worse(const Part& a, const Part& b) {
   return a.time <= b.time && a.before <= b.before && a.after <= b.after && a.peak <= b.peak && a.now <= b.now;
 }
 
-// Those that no earlier one of the last few is no worse than. `list` is sorted by time.
+// Those that none of the last few before them is no worse than. `list` is sorted by time.
 template <class T, class NoWorse>
 void drop_dominated(std::vector<T>& list, NoWorse no_worse, Stopwatch& watch) {
-  constexpr size_t kLook = 256;
-  std::vector<size_t> kept;
+  constexpr size_t kLook = 40;
+  size_t kept = 0;
   for (size_t n = 0; n < list.size(); ++n) {
+    const size_t last = kept > kLook ? kept - kLook : 0;
     bool out = false;
-    const size_t look = std::min(kept.size(), kLook);
-    for (size_t m = 0; m < look && !out; ++m) out = no_worse(list[kept[kept.size() - 1 - m]], list[n]);
-    if (!out) kept.push_back(n);
-    watch.spent(static_cast<int64_t>(2 * look));
+    for (size_t m = kept; m > last && !out; --m) out = no_worse(list[m - 1], list[n]);
+    if (out) continue;
+    if (kept != n) list[kept] = std::move(list[n]);
+    ++kept;
   }
-  for (size_t n = 0; n < kept.size(); ++n) {
-    if (kept[n] != n) list[n] = std::move(list[kept[n]]);
-  }
-  list.resize(kept.size());
+  watch.spent(static_cast<int64_t>(kLook * list.size()));
+  list.erase(list.begin() + static_cast<std::ptrdiff_t>(kept), list.end());
 }
 
 bool add_way(const Series& series, const Series::Segment& segment, const Series::Way& way,

@@ -106,7 +106,7 @@ class SplitSpec:
 
 class ParamSpec:
     """
-    A parameter's name, its tensor (full, equal on all ranks) and its split. With full_sizes its value comes later: the runtime makes memory for this rank's part.
+    A parameter's name, its tensor (full, equal on all ranks), its split, and the dtypes it is computed and its gradient reduced in (None: its own). With full_sizes its value comes later: the runtime makes memory for this rank's part, in the host's memory with offload.
     """
     def __init__(
         self,
@@ -114,6 +114,9 @@ class ParamSpec:
         tensor: torch.Tensor,
         split: SplitSpec | None = None,
         full_sizes: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] | None = None,
+        compute: torch.dtype | None = None,
+        reduce: torch.dtype | None = None,
+        offload: bool = False,
     ) -> None: ...
 
 class UnitSpec:
@@ -183,6 +186,10 @@ class Runtime:
         norm_type: typing.SupportsFloat | typing.SupportsIndex,
         error_if_nonfinite: bool,
     ) -> torch.Tensor: ...
+    def copied_bytes(self) -> int:
+        """
+        Bytes of NO_SHARD parameters' copies in the dtype they are computed in that exist now
+        """
     def full_shape(self, param: typing.SupportsInt | typing.SupportsIndex) -> list[int]: ...
     def gather_whole(
         self, param: typing.SupportsInt | typing.SupportsIndex, local: torch.Tensor
@@ -205,6 +212,10 @@ class Runtime:
     ) -> torch.Tensor: ...
     def unsummon(self, writeback: bool) -> None: ...
     @property
+    def prefetch(self) -> int: ...
+    @prefetch.setter
+    def prefetch(self, arg1: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
     def rank(self) -> int: ...
     @property
     def step_seconds(self) -> list[float]:
@@ -223,6 +234,11 @@ class Ticket:
     def wait(self) -> None: ...
     @property
     def done(self) -> bool: ...
+    @property
+    def seconds(self) -> float:
+        """
+        How long the task ran; 0 on accelerators, and before it is done.
+        """
 
 class Collectives:
     """

@@ -39,7 +39,8 @@ int main() {
       for (double& v : p) v = r() % 2 == 0 ? 0 : static_cast<double>(draw(r, 0, 3000));
       return p;
     };
-    Stopwatch watch{Budget{}};
+    const Budget budget;
+    Stopwatch watch(budget);
     const Series series(model, request, kinds, batch, transient);
     if (request.limit_bytes < reserve + kinds.held_bytes(batch.size)) continue;
     CHECK(series.possible());

@@ -112,6 +112,12 @@ void curve_stays_below_the_certified_peak() {
     for (int i = 0; i < operators; ++i) {
       Operator op = linear(4 * (1 + upto(5)), 4 * (1 + upto(5)));
       if (upto(5) == 0) op.tensors.clear(), op.split_tensor = -1;
+      for (Tensor& t : op.tensors) {  // mixed precision: computed with in half, averaged in half or not
+        t.trainable = upto(5) != 0;
+        if (n % 2 == 0) continue;
+        t.compute_row_bytes = t.row_bytes / 2;
+        t.reduce_row_bytes = upto(1) ? t.row_bytes : t.row_bytes / 2;
+      }
       op.name = std::to_string(i);
       op.saved_bytes_per_sample = upto(500), op.saved_bytes_fixed = upto(100);
       op.compute_s_per_sample = static_cast<double>(upto(100)) * 1e-6;

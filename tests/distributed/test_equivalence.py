@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from harness import Member
@@ -69,6 +71,18 @@ def test_blocks_that_the_user_recomputes(ranks, world, how):
 @pytest.mark.parametrize("world", [2, 4])
 def test_recomputation_accumulation_and_no_sync_together(ranks, world):
     ranks(all_at_once, world=world)
+
+
+def gathered_ahead(me: Member, prefetch: int) -> None:
+    def ahead(description):
+        return {k: replace(p, prefetch=prefetch) for k, p in plans.everything(description).items()}
+
+    train_all(me, workload(me), ahead)
+
+
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_other_depths_of_prefetching(ranks, prefetch):
+    ranks(gathered_ahead, prefetch, world=2)
 
 
 def single(me: Member, checkpointing: str | None, no_sync: bool) -> None:

@@ -277,3 +277,45 @@ def searched(me: Member) -> None:
 
 def test_a_searched_plan_knows_how_many_hosts_it_is_for(ranks):
     ranks(searched, world=4)
+
+
+def what_travels(me: Member) -> None:
+    """Gathers send half of everything inside the line; reductions too, and then this rank's half over the column."""
+    layers = Workload(lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), vectors(8, 8))
+    pair = Pair(me, layers, hybrid, ranks_per_host=2)
+    runtime = runtime_of(pair.sharded).runtime
+    pair.train(steps=2)
+    runtime.reset_statistics()
+    pair.backward(pair.data(5))
+    counted = runtime.statistics()
+    assert counted["reduced_bytes"] == 2 * (64 + 8) * 8
+    assert counted["sent_bytes"] == counted["gathered_bytes"] / 2 + counted["reduced_bytes"]
+
+
+def test_gradients_alone_cross_between_lines(ranks):
+    ranks(what_travels, world=4)
+
+
+def in_low_precision(me: Member) -> None:
+    """bf16 parameters with fp32 sums: what FULL_SHARD computes, since a mean of means is the mean; fp16 sums too."""
+    for policy, tolerance in [
+        (osdp.MixedPrecision(torch.bfloat16, torch.float32), 1e-6),
+        (osdp.MixedPrecision(torch.float32, torch.float16), 2e-3),
+    ]:
+        states = []
+        for mode in ("FULL_SHARD", "HYBRID_SHARD"):
+            model = blocks.workload(count=1).model(SEED, torch.float32)
+            (tokens,), target = blocks.workload().data(1, 2 * me.world, torch.float32)
+            plan = osdp.Plan.uniform(osdp.describe(model, tokens), mode)
+            osdp.fully_shard(model, plan, me.group, ranks_per_host=2, mixed_precision=policy)
+            blocks.surprise(model(me.part(tokens)), me.part(target)).backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.sub_(parameter.grad)
+            states.append(model.state_dict())
+        for name, value in states[0].items():
+            close(states[1][name], value, tolerance, f"{name} with {policy}")
+
+
+def test_mixed_precision(ranks):
+    ranks(in_low_precision, world=4)

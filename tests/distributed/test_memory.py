@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -62,7 +63,14 @@ def activation_bytes(model: nn.Module, x: torch.Tensor, parameters: int) -> int:
 
 
 def peak_of_a_step(
-    me: Member, count: int, width: int, inner: int, make_plan: str, how: str | None, steps: int
+    me: Member,
+    count: int,
+    width: int,
+    inner: int,
+    make_plan: str,
+    how: str | None,
+    steps: int,
+    prefetch: int = 1,
 ) -> dict:
     _C.memory_meter_install()
     torch.manual_seed(0)
@@ -76,7 +84,7 @@ def peak_of_a_step(
     plan = PLANS[make_plan](osdp.describe(model, x))
     if how is not None:
         plan = plans.recomputed(plan, how)
-    osdp.fully_shard(model, plan, process_group=me.group)
+    osdp.fully_shard(model, replace(plan, prefetch=prefetch), process_group=me.group)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     peaks, left = [], []
     for _ in range(steps):
@@ -91,7 +99,7 @@ def peak_of_a_step(
     largest = max(units_bytes(plan))
     return {
         "peaks": peaks,
-        "allowed": state + activations + 3 * largest + SLACK_BYTES,
+        "allowed": state + activations + (2 + prefetch) * largest + SLACK_BYTES,
         "full": STATES * full,
         "shard": state // STATES,
         "left": left,
@@ -120,6 +128,12 @@ def test_a_step_holds_its_state_its_activations_and_three_units(ranks, world, ma
         assert result["allowed"] < result["full"]  # so that the test means something
         # What parameters refer to after the step is their shards: nothing full stays attached.
         assert max(result["left"]) <= result["shard"] + 64 * 64, result
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_step_holds_as_many_more_units_as_it_gathers_ahead(ranks, prefetch):
+    result = ranks(peak_of_a_step, 6, 256, 384, "whole operators", None, 8, prefetch, world=2)[0]
+    assert max(result["peaks"]) <= result["allowed"] < result["full"], result
 
 
 def unsharded(me: Member) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from osdp.errors import FormatError, InvalidProblemError
-from osdp.hardware import Collective, Hardware, known_machines
 from osdp.fitting import fit
+from osdp.hardware import Collective, Hardware, known_machines
 from osdp.measuring import SIZES
 
 

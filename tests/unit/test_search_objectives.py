@@ -1,6 +1,5 @@
 """osdp.search: objectives, hosts, prefetch, interruption; and searching again from a plan."""
 
-import dataclasses
 import itertools
 import signal
 
@@ -79,17 +78,6 @@ def test_hybrid_shard_holds_a_hosts_share_and_pays_both_links():
     gather, scatter = 3 * (1e-6 + size / 4 * 1e-10), 3 * (2e-6 + size / 4 * 2e-10)
     across = 2 * (5e-6 + 4 * (size / 4) / 2 * 5e-10)  # the 4 ranks of a host share its links
     assert c["communication_ps"] == pytest.approx((2 * gather + scatter + across) * 1e12, abs=1)
-
-
-def test_fully_shard_refuses_what_the_runtime_cannot_do_yet():
-    from osdp.plan import Plan
-    from osdp.sharding import check_supported
-
-    plan = Plan.uniform(gpt(1, 64), "FULL_SHARD")
-    check_supported(plan)
-    check_supported(plan.replace({"head": osdp.Choice("HYBRID_SHARD")}))
-    with pytest.raises(osdp.ShardingError, match="prefetch"):
-        check_supported(dataclasses.replace(plan, prefetch=2))
 
 
 def test_more_prefetch_reserves_more():

@@ -57,13 +57,15 @@ def test_slower_beside_each_other():
     late = plan.simulate(machine(communication_delay=Collective(1e-5, 1e-10)))
     robbed = plan.simulate(machine(stolen_computation=0.5))
     assert late.step_time_s > alone.step_time_s and late.communication_s > alone.communication_s
-    assert robbed.step_time_s > alone.step_time_s
+    assert robbed.step_time_s >= alone.step_time_s and alone.overlap_s > 0
     # Half of each second beside computation is lost to it; that may make more of the communication run beside it.
     assert robbed.compute_s >= alone.compute_s + alone.overlap_s / 2
 
 
 @pytest.mark.parametrize("memory", ["17MiB", "20MiB", "40MiB", "80MiB"])
-@pytest.mark.parametrize("changes", [{}, {"checkpoint": False, "granularity": 1}, {"global_batch_size": 64}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"checkpoint": False, "granularity": 1}, {"global_batch_size": 64}, {"precision": "bf16"}]
+)
 def test_the_curve_stays_below_the_certified_peak(memory, changes):
     try:
         plan = osdp.search(gpt(4, 256), memory=memory, **HERE, **changes)

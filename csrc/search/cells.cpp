@@ -1,0 +1,105 @@
+#include <algorithm>
+
+#include "search/scheduler.hpp"
+
+namespace osdp::search {
+
+// Note [Cells]
+// One batch size and largest transient is solved exactly in one of two ways. Where rows were broken one after
+// another, as a sequence (sequence.hpp), at the prices of Note [All phases] and at multiples of them: plans
+// are looked for up to some distance above the bound; where there are none, the bound rises by that much, and
+// the cell waits for its turn like any region, to look further then. Else it is cut around its relaxation's
+// recomputation (scheduler.cpp) until a leaf is left (leaf.hpp). So it is, too, where a sequence's lists grow
+// too long.
+
+bool Scheduler::make_cell(const Waiting& w, const std::vector<double>& prices) {
+  Series series(model_, request_, kinds_, w.lo, kinds_.transients[w.lean]);
+  if (!series.possible()) return false;
+  std::vector<std::vector<double>> others;
+  for (double scale : {0.0, 0.5, 0.7, 0.85, 0.95, 1.05, 1.2, 1.5, 2.0, 4.0}) {
+    others.push_back(prices);
+    for (double& p : others.back()) p *= scale;
+  }
+  cells_.erase(key_of(w));
+  cells_.emplace(key_of(w), Cell{Sequence(std::move(series), prices, others), prices});
+  return true;
+}
+
+// False where this region is not searched so.
+bool Scheduler::go_on_in_cell(Waiting w) {
+  constexpr size_t kLongest = 100000;
+  constexpr double kWider = 1.5;
+  const auto at = cells_.find(key_of(w));
+  if (at == cells_.end()) return false;
+  Cell& cell = at->second;
+  int64_t most = cutoff(w) - 1;
+  const double target = cell.sequence.bound_ps() * (1 + cell.allowance);
+  if (target < static_cast<double>(most)) most = static_cast<int64_t>(target);
+  cell.allowance *= kWider;
+  const SequenceFound found = cell.sequence.look(most, kLongest, watch_);
+  best_.leaves++;
+  best_.nodes += found.nodes;
+  if (!found.complete) {
+    const std::vector<double> prices = std::move(cell.prices);
+    cells_.erase(at);
+    if (!watch_.stopped()) {
+      const int64_t transient = kinds_.transients[w.lean];
+      const Chooser chooser(model_, request_, kinds_, w.lo, transient, false);
+      shake(w, chooser, prices, request_.limit_bytes - request_.reserve_bytes(transient));
+    }
+    const bool added = !watch_.stopped() && add_rows(prices);
+    waiting_.push(std::move(w));
+    if (added) gather();
+    return true;
+  }
+  if (found.found) {
+    if (!accept({Status::Optimal, found.time_ps, 0, found.decision, 0}, w.lo)) give_up(w, w.bound);
+    return true;
+  }
+  w.bound = std::max(w.bound, static_cast<double>(most) + 1);
+  w.number = number_++;
+  if (!useless(w)) waiting_.push(std::move(w));
+  return true;
+}
+
+void Scheduler::give_up(Waiting w, double bound) {
+  w.bound = std::max(w.bound, bound);
+  given_up_.push_back(std::move(w));
+}
+
+void Scheduler::solve(const Waiting& w) {
+  const Table& t = table(w.lo.accumulation);
+  Cheapest& choices = cheapest(w.lo.accumulation, kinds_.transients[w.large]);
+  const Bounded bounded = relax(kinds_, t, request_, region(w), choices, w.prices, 1e300);
+  if (!bounded.feasible) return;
+  const int64_t cutoff = this->cutoff(w);
+  Budget rest = budget_;
+  if (rest.time_limit_s > 0) rest.time_limit_s = std::max(1e-3, rest.time_limit_s - watch_.seconds());
+  const Leaf leaf = solve_leaf(kinds_, t, request_, region(w), bounded, model_, cutoff, watch_, rest);
+  best_.leaves++;
+  best_.nodes += leaf.nodes;
+  watch_.spent(kLargestSum);
+  const auto bound = static_cast<double>(leaf.lower_bound_ps);
+  if (leaf.decision.choices.empty() || accept(leaf, w.lo)) {
+    if (leaf.status == Status::Feasible) give_up(w, bound);
+    return;
+  }
+  const int row = broken_;
+  give_up(w, bound);
+  mend(leaf.decision, w);
+  // A plan that fits, not always the best: the same under a limit that is lower by what was too much.
+  Region tighter = region(w);
+  for (int attempt = 0; attempt < 4 && !best_.feasible && !watch_.stopped(); ++attempt) {
+    tighter.reserved_bytes += excess_;
+    const Bounded again = relax(kinds_, t, request_, tighter, choices, w.prices, 1e300);
+    if (!again.feasible) break;
+    const Leaf other = solve_leaf(kinds_, t, request_, tighter, again, model_, cutoff, watch_, rest);
+    if (other.decision.choices.empty() || accept(other, w.lo)) break;
+  }
+  if (rows_.size() < kMostRows && std::find(rows_.begin(), rows_.end(), row) == rows_.end()) {
+    rows_.push_back(row);
+    gather();
+  }
+}
+
+}  // namespace osdp::search

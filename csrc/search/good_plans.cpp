@@ -1,0 +1,103 @@
+#include <algorithm>
+
+#include "search/scheduler.hpp"
+
+namespace osdp::search {
+
+// Note [Rounding]
+// A good plan soon makes all bounds more useful. At the relaxation's prices the choices of everything are
+// near the best plan, but often too large in a phase that has no price or not enough of one. So that phase's
+// price rises, a few times, until a plan fits. What memory is left is spent on the operators that it speeds
+// up most. Once for every batch and transient.
+void Scheduler::round(const Waiting& w) {
+  constexpr int kTurns = 6;
+  constexpr double kShare = 0.25;
+  if (any_ || near(w) || !rounded_.insert({{w.lo.size, w.lo.accumulation}, w.lean}).second) return;
+  const int64_t transient = kinds_.transients[w.lean];
+  const int64_t limit = request_.limit_bytes - request_.reserve_bytes(transient);
+  const Chooser chooser(model_, request_, kinds_, w.lo, transient, false);
+  if (!chooser.possible()) return;
+  std::vector<double> prices(chooser.phases(), 0);
+  double sum = 0;
+  for (size_t j = 0; j < rows_.size(); ++j) sum += prices[std::max(rows_[j], 0)] += w.prices[j];
+  if (sum == 0) sum = w.bound / static_cast<double>(std::max<int64_t>(limit, 1));
+  for (int turn = 0; turn < kTurns && !watch_.stopped(); ++turn) {
+    Decision decision;
+    chooser.cheapest(prices, static_cast<double>(limit), decision);
+    std::vector<int64_t> phases = phase_bytes(model_, request_, kinds_, decision, w.lo);
+    watch_.spent(static_cast<int64_t>(200 * phases.size()));
+    const auto worst = std::max_element(phases.begin(), phases.end());
+    if (*worst <= limit) {
+      chooser.quicken(decision, phases, limit, prices);
+      offer(decision, w.lo);
+      return;
+    }
+    prices[static_cast<size_t>(worst - phases.begin())] += kShare * sum;
+    sum += kShare * sum;
+  }
+}
+
+// Changes the best plan at random, if it is of this batch: the recomputation of one or two blocks, or the
+// choices of some operators, which are made small. What is too large then is repaired, what memory is free is
+// used, and what is no slower is kept. The same numbers every time.
+void Scheduler::shake(const Waiting& w, const Chooser& chooser, const std::vector<double>& prices,
+                      int64_t limit) {
+  constexpr int kTurns = 400, kPatience = 120;
+  if (!best_.feasible || best_.batch.size != w.lo.size || best_.batch.accumulation != w.lo.accumulation ||
+      best_.transient_bytes > kinds_.transients[w.lean]) {
+    return;
+  }
+  uint64_t state = 88172645463325252;  // xorshift
+  const auto random = [&](size_t n) {
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    return static_cast<size_t>(state % n);
+  };
+  std::vector<std::pair<const Kind*, size_t>> blocks;
+  for (const Kind& kind : kinds_.kinds) {
+    for (size_t m = 0; kind.ways.size() > 1 && m < kind.instances.size(); ++m) blocks.push_back({&kind, m});
+  }
+  Decision now = best_.decision;
+  int64_t time = best_.step_ps;
+  int idle = 0;
+  for (int turn = 0; turn < kTurns && idle < kPatience && !watch_.stopped(); ++turn, ++idle) {
+    Decision next = now;
+    if (!blocks.empty() && random(2) == 0) {
+      for (size_t change = 1 + random(2); change-- > 0;) {
+        const auto& [kind, m] = blocks[random(blocks.size())];
+        next.ways[kind->blocks[m]] = kind->ways[random(kind->ways.size())];
+      }
+    } else {
+      const size_t first = random(next.choices.size());
+      chooser.shrink(next, first, std::min(next.choices.size(), first + 1 + random(24)));
+    }
+    std::vector<int64_t> phases = phase_bytes(model_, request_, kinds_, next, w.lo);
+    watch_.spent(static_cast<int64_t>(1000 * phases.size()));
+    if (!chooser.repair(next, phases, limit)) continue;
+    std::vector<double> noisy = prices;
+    for (double& p : noisy) p *= 0.5 + static_cast<double>(random(1000)) / 1000;
+    chooser.quicken(next, phases, limit, noisy);
+    const int64_t after = step_ps(kinds_, next, w.lo);
+    if (after > time) continue;
+    if (after < time) idle = 0;
+    time = after;
+    now = std::move(next);
+  }
+  offer(now, w.lo);
+}
+
+// A plan that is too large in some phase, made to fit.
+void Scheduler::mend(Decision decision, const Waiting& w) {
+  if (any_ || near(w) || watch_.stopped()) return;
+  const int64_t transient = kinds_.transients[w.lean];
+  const int64_t limit = request_.limit_bytes - request_.reserve_bytes(transient);
+  const Chooser chooser(model_, request_, kinds_, w.lo, transient, false);
+  std::vector<int64_t> phases = phase_bytes(model_, request_, kinds_, decision, w.lo);
+  if (!chooser.repair(decision, phases, limit)) return;
+  std::vector<double> prices(chooser.phases(), 0);
+  for (size_t j = 0; j < rows_.size(); ++j) prices[static_cast<size_t>(std::max(rows_[j], 0))] += w.prices[j];
+  chooser.quicken(decision, phases, limit, prices);
+  offer(decision, w.lo);
+  shake(w, chooser, prices, limit);
+}
+
+}  // namespace osdp::search

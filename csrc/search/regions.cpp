@@ -1,0 +1,176 @@
+#include <algorithm>
+#include <cmath>
+
+#include "search/scheduler.hpp"
+
+namespace osdp::search {
+namespace {
+
+// What is cut anyway need not be bounded as well as can be.
+constexpr double kRough = 3e-4, kFine = 1e-11;
+
+}  // namespace
+
+const Table& Scheduler::table(int64_t accumulation) {
+  const auto it = tables_.find(accumulation);
+  if (it != tables_.end()) return it->second;
+  return tables_.emplace(accumulation, make_table(kinds_, rows_, accumulation)).first->second;
+}
+
+Cheapest& Scheduler::cheapest(int64_t accumulation, int64_t transient) {
+  const auto key = std::pair{accumulation, transient};
+  const auto it = cheapest_.find(key);
+  if (it != cheapest_.end()) return it->second;
+  return cheapest_.emplace(key, Cheapest(table(accumulation), transient)).first->second;
+}
+
+Region Scheduler::region(const Waiting& w) const {
+  return {w.hi,
+          w.lo,
+          kinds_.transients[w.large],
+          request_.reserve_bytes(kinds_.transients[w.lean]),
+          w.box,
+          w.lo.size < w.hi.size || w.lean < w.large ? kRough : kFine};
+}
+
+// Whether no plan in it can be better than the best one.
+bool Scheduler::useless(const Waiting& w) const {
+  if (!best_.feasible) return false;
+  if (w.lo.size == w.hi.size) {  // times are whole
+    const auto least = static_cast<int128>(std::ceil(std::max(0.0, w.bound)));
+    return least * best_.batch.samples() >= static_cast<int128>(best_.step_ps) * w.samples;
+  }
+  return static_cast<long double>(w.bound) * best_.batch.samples() >=
+         static_cast<long double>(best_.step_ps) * w.samples;
+}
+
+// Whether the best plan is so near to its bound that no better one need be sought before it is cut.
+bool Scheduler::near(const Waiting& w) const {
+  return best_.feasible &&
+         w.bound / static_cast<double>(w.samples) >
+             0.998 * static_cast<double>(best_.step_ps) / static_cast<double>(best_.batch.samples());
+}
+
+void Scheduler::push(Waiting w) {
+  if (watch_.stopped()) {  // only the bound of what it is a part of is left
+    w.bound *= (1 - 1e-12) * static_cast<double>(w.hi.samples()) / static_cast<double>(w.samples);
+    w.samples = w.hi.samples();
+    w.number = number_++;
+    waiting_.push(std::move(w));
+    return;
+  }
+  const double enough = best_.feasible
+                            ? static_cast<double>(best_.step_ps) * static_cast<double>(w.hi.samples()) /
+                                  static_cast<double>(best_.batch.samples())
+                            : 1e300;
+  const Bounded b = relax(kinds_, table(w.lo.accumulation), request_, region(w),
+                          cheapest(w.lo.accumulation, kinds_.transients[w.large]), w.prices, enough);
+  best_.regions++;
+  watch_.spent(20000);
+  if (!b.feasible) return;
+  const double known = w.samples == w.hi.samples() ? w.bound : 0;  // of a region that this one is a part of
+  w.bound = std::max(known, b.time - b.error);
+  w.samples = w.hi.samples();
+  w.rows = rows_.size();
+  w.prices = b.prices;
+  w.ways = b.ways;
+  w.number = number_++;
+  if (!useless(w)) waiting_.push(std::move(w));
+}
+
+void Scheduler::halve(const Waiting& w) {
+  Waiting low = w, high = w;
+  double per_sample = 1;
+  for (const Kind& kind : kinds_.kinds) {
+    for (const Slot& slot : kind.slots) {
+      per_sample += static_cast<double>(slot.saved.per_sample) * static_cast<double>(kind.instances.size());
+    }
+  }
+  const double of_batch = per_sample * static_cast<double>(w.hi.size - w.lo.size);
+  const double of_transient = static_cast<double>(request_.reserve_bytes(kinds_.transients[w.large]) -
+                                                  request_.reserve_bytes(kinds_.transients[w.lean]));
+  if (w.lo.size < w.hi.size && (w.lean == w.large || of_batch >= of_transient)) {
+    auto middle =
+        static_cast<int64_t>(std::sqrt(static_cast<double>(w.lo.size) * static_cast<double>(w.hi.size)));
+    middle = std::clamp(middle, w.lo.size, w.hi.size - 1);
+    low.hi.size = middle;
+    high.lo.size = middle + 1;
+  } else {
+    const size_t middle = w.lean + (w.large - w.lean) / 2;
+    low.large = middle;
+    high.lean = middle + 1;
+  }
+  push(std::move(low));
+  push(std::move(high));
+}
+
+// The box without `point`, as disjoint boxes, and the point itself.
+void Scheduler::around(const Waiting& w) {
+  const Table& t = table(w.lo.accumulation);
+  Waiting rest = w;
+  for (const auto& entry : t.entries) {
+    for (size_t i = 0; i + 1 < entry.ways.size(); ++i) {  // the last way is what is left
+      const size_t x = entry.first_way + i;
+      const int at = w.ways[x];
+      const auto tighten = [&](Waiting& part) {
+        int lo = 0, hi = 0;
+        for (size_t k = 0; k < entry.ways.size(); ++k) {
+          lo += part.box.lo[entry.first_way + k];
+          hi += part.box.hi[entry.first_way + k];
+        }
+        return lo <= entry.count && entry.count <= hi;
+      };
+      for (const bool below : {true, false}) {
+        Waiting part = rest;
+        (below ? part.box.hi[x] : part.box.lo[x]) = below ? at - 1 : at + 1;
+        if (part.box.lo[x] <= part.box.hi[x] && tighten(part)) push(std::move(part));
+      }
+      rest.box.lo[x] = rest.box.hi[x] = at;
+    }
+    if (!entry.ways.empty()) {
+      const size_t last = entry.first_way + entry.ways.size() - 1;
+      rest.box.lo[last] = rest.box.hi[last] = w.ways[last];
+    }
+  }
+  push(std::move(rest));
+}
+
+// After rows were added: what waits and what was given up is searched again.
+void Scheduler::gather() {
+  tables_.clear();
+  cheapest_.clear();
+  std::map<std::array<int64_t, 5>, Waiting> regions;
+  const auto add = [&](const Waiting& w) {
+    const auto [it, fresh] =
+        regions.try_emplace({w.lo.accumulation, w.lo.size, w.hi.size, static_cast<int64_t>(w.lean),
+                             static_cast<int64_t>(w.large)},
+                            w);
+    if (!fresh && w.bound < it->second.bound) it->second = w;
+  };
+  for (; !waiting_.empty(); waiting_.pop()) add(waiting_.top());
+  for (const Waiting& w : given_up_) add(w);
+  given_up_.clear();
+  for (auto& [key, w] : regions) waiting_.push(std::move(w));
+}
+
+void Scheduler::begin() {
+  std::vector<std::pair<Batch, Batch>> ranges;
+  for (const Batch& b : request_.batches) ranges.push_back({b, b});
+  if (ranges.empty()) ranges.push_back({{1, 1}, {kMostBatch, 1}});
+  for (const auto& [lo, hi] : ranges) {
+    Waiting all;
+    all.lo = lo, all.hi = hi;
+    all.lean = 0, all.large = kinds_.transients.size() - 1;
+    all.box = everything(table(lo.accumulation));
+    push(std::move(all));
+  }
+}
+
+// Of a step of this batch: plans that take less are better than the best one.
+int64_t Scheduler::cutoff(const Waiting& w) const {
+  if (!best_.feasible) return kLargestSum;
+  const int128 least = static_cast<int128>(best_.step_ps) * w.samples, per = best_.batch.samples();
+  return static_cast<int64_t>(std::min<int128>(kLargestSum, (least + per - 1) / per));
+}
+
+}  // namespace osdp::search

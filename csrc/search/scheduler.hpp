@@ -1,0 +1,115 @@
+// The state of one search over everything. Note [Branch and bound over everything] in scheduler.cpp.
+#pragma once
+
+#include <array>
+#include <map>
+#include <queue>
+#include <set>
+
+#include "search/chooser.hpp"
+#include "search/schedule.hpp"
+#include "search/sequence.hpp"
+
+namespace osdp::search {
+
+// A region that is bounded and not yet cut.
+struct Waiting {
+  double bound = 0;  // least time, safely rounded down; of `samples`
+  int64_t samples = 1;
+  Batch lo, hi;        // accumulation equal
+  size_t lean, large;  // transients, as indices
+  Box box;
+  std::vector<int> ways;                    // whole numbers near the relaxation's optimum
+  Prices prices{};                          // a guess, the parent's
+  size_t rows = 0;                          // that it was bounded with
+  int64_t number = 0;                       // ties: first come, first served
+  bool operator<(const Waiting& o) const {  // std::priority_queue: the lowest bound on top
+    const double a = bound / static_cast<double>(samples), b = o.bound / static_cast<double>(o.samples);
+    return a != b ? a > b : number > o.number;
+  }
+};
+
+// One batch and transient that is searched as a sequence. Note [Cells] in cells.cpp.
+struct Cell {
+  Sequence sequence;
+  std::vector<double> prices;  // of all phases
+  double allowance = 4e-3;     // of its bound: how far above it plans are looked for next
+};
+using CellKey = std::array<int64_t, 3>;  // batch, accumulation, transient
+inline CellKey key_of(const Waiting& w) {
+  return {w.lo.size, w.lo.accumulation, static_cast<int64_t>(w.lean)};
+}
+
+class Scheduler {
+ public:
+  // `any`: the first plan that fits will do.
+  Scheduler(const Model& model, const Request& request, const Budget& budget, const Kinds& kinds,
+            Stopwatch& watch, bool any)
+      : model_(model), request_(request), budget_(budget), watch_(watch), any_(any), kinds_(kinds) {}
+
+  // A plan to begin with, if it fits.
+  void offer(const Decision& decision, Batch batch) {
+    accept({Status::Feasible, step_ps(kinds_, decision, batch), 0, decision, 0}, batch);
+  }
+  Schedule run();
+
+ private:
+  void first_rows();
+  void go_on();
+  // False where a phase is over the limit: broken_, by excess_.
+  bool accept(const Leaf& leaf, Batch batch);
+  void finish();
+
+  // Regions (regions.cpp): bounded when pushed.
+  void begin();
+  void push(Waiting w);
+  void halve(const Waiting& w);
+  void around(const Waiting& w);
+  void gather();
+  const Table& table(int64_t accumulation);
+  Cheapest& cheapest(int64_t accumulation, int64_t transient);
+  Region region(const Waiting& w) const;
+  bool useless(const Waiting& w) const;
+  bool near(const Waiting& w) const;
+  int64_t cutoff(const Waiting& w) const;
+
+  // One batch and transient, exactly (cells.cpp).
+  bool make_cell(const Waiting& w, const std::vector<double>& prices);
+  bool go_on_in_cell(Waiting w);
+  void solve(const Waiting& w);
+  void give_up(Waiting w, double bound);
+
+  // Prices for all phases (phase_prices.cpp).
+  bool price_phases(Waiting& w);
+  bool add_rows(const std::vector<double>& prices);
+
+  // Plans that prove nothing (good_plans.cpp).
+  void round(const Waiting& w);
+  void shake(const Waiting& w, const Chooser& chooser, const std::vector<double>& prices, int64_t limit);
+  void mend(Decision decision, const Waiting& w);
+
+  void depth_first();  // Algorithm 1 of the paper (paper_search.cpp)
+
+  const Model& model_;
+  const Request& request_;
+  const Budget& budget_;
+  Stopwatch& watch_;
+  const bool any_;
+  const Kinds& kinds_;
+  std::set<std::pair<std::pair<int64_t, int64_t>, size_t>> rounded_, priced_;  // batches, transients
+  size_t first_rows_ = 0;
+  std::vector<int> rows_;
+  std::map<int64_t, Table> tables_;                           // by accumulation
+  std::map<std::pair<int64_t, int64_t>, Cheapest> cheapest_;  // by accumulation and largest transient
+  std::priority_queue<Waiting> waiting_;
+  Schedule best_;
+  RunnersUp found_;
+  int64_t number_ = 0;
+  int broken_ = 0;  // by the last plan that accept() refused
+  int64_t excess_ = 0;
+  std::map<CellKey, Cell> cells_;
+  std::vector<Waiting> given_up_;  // leaves that were not solved
+  bool gave_up_ = false;           // the depth-first search
+};
+
+}  // namespace osdp::search

@@ -1,0 +1,87 @@
+// Prices and weights of all phases, and what is done to plans, on every plan of small random models.
+#include "check.hpp"
+#include "random_model.hpp"
+#include "search/chooser.hpp"
+
+using namespace osdp::search;
+
+int main() {
+  Random r(5);
+  int64_t faster = 0, repaired = 0;
+  for (int64_t turn = 0; turn < 1500; ++turn) {
+    const Model model = random_model(r, 6);
+    Request request = random_request(r);
+    const Kinds kinds = find_kinds(model, request);
+    if (count_plans(model, kinds, 2001) > 2000 || kinds.transients.empty()) continue;
+    const Batch batch{draw(r, 1, 3), draw(r, 1, 2)};
+    const int64_t transient = kinds.transients[r() % kinds.transients.size()];
+    const size_t n = model.operators.size();
+    std::vector<double> prices(n);
+    std::vector<int64_t> weights(n);
+    for (size_t j = 0; j < n; ++j) prices[j] = static_cast<double>(draw(r, 0, 2) * draw(r, 0, 900));
+    for (size_t j = 0; j < n; ++j) weights[j] = draw(r, 0, 2);
+    const auto limit = static_cast<double>(draw(r, 0, 3000));
+    double least = 1e300;
+    int64_t lightest = kLargestSum;
+    std::vector<Decision> plans;
+    every_plan(model, kinds, [&](const Decision& d) {
+      if (largest_transient(model, kinds, d) > transient) return;
+      const auto phases = plain_phases(model, kinds, d, batch);
+      auto cost = static_cast<double>(plain_time(model, kinds, d, batch));
+      int64_t weight = 0;
+      for (size_t j = 0; j < n; ++j) {
+        cost += prices[j] * (static_cast<double>(phases[j]) - limit);
+        weight += weights[j] * phases[j];
+      }
+      least = std::min(least, cost);
+      lightest = std::min(lightest, weight);
+      plans.push_back(d);
+    });
+    const Chooser chooser(model, request, kinds, batch, transient, false);
+    const Chooser memory(model, request, kinds, batch, transient, true);
+    CHECK_EQ(chooser.possible(), !plans.empty());
+    if (plans.empty()) continue;
+    CHECK_EQ(chooser.phases(), n);
+    // The relaxation's choice is the cheapest plan there is, and its bound below it but for rounding.
+    Decision d;
+    const double bound = chooser.cheapest(prices, limit, d);
+    CHECK(bound <= least);
+    CHECK(bound >= least - 2 - 1e-9 * std::abs(least));
+    auto cost = static_cast<double>(plain_time(model, kinds, d, batch));
+    auto phases = plain_phases(model, kinds, d, batch);
+    for (size_t j = 0; j < n; ++j) cost += prices[j] * (static_cast<double>(phases[j]) - limit);
+    CHECK(std::abs(cost - least) <= 1e-6 * (1 + std::abs(least)));
+    CHECK(largest_transient(model, kinds, d) <= transient);
+    CHECK(memory.least(weights, d) == lightest);
+
+    // quicken: no slower, within the limit, phases kept up to date.
+    Decision plan = plans[r() % plans.size()];
+    phases = plain_phases(model, kinds, plan, batch);
+    const int64_t before = plain_time(model, kinds, plan, batch);
+    const int64_t room = *std::max_element(phases.begin(), phases.end()) + draw(r, 0, 400);
+    chooser.quicken(plan, phases, room, prices);
+    CHECK(phases == plain_phases(model, kinds, plan, batch));
+    CHECK(*std::max_element(phases.begin(), phases.end()) <= room);
+    CHECK(plain_time(model, kinds, plan, batch) <= before);
+    CHECK(largest_transient(model, kinds, plan) <= transient);
+    faster += plain_time(model, kinds, plan, batch) < before;
+
+    // repair: true only where every phase fits.
+    plan = plans[r() % plans.size()];
+    phases = plain_phases(model, kinds, plan, batch);
+    const int64_t tight = *std::max_element(phases.begin(), phases.end()) - draw(r, 0, 400);
+    const bool fits = chooser.repair(plan, phases, tight);
+    CHECK(phases == plain_phases(model, kinds, plan, batch));
+    CHECK_EQ(fits, *std::max_element(phases.begin(), phases.end()) <= tight);
+    repaired += fits;
+
+    // shrink: what it touches gets no larger in all.
+    const auto ways = plan.ways;
+    chooser.shrink(plan, 0, n);
+    CHECK(plan.ways == ways);
+    CHECK(largest_transient(model, kinds, plan) <= transient);
+  }
+  CHECK(faster > 100);
+  CHECK(repaired > 100);
+  return report("test_chooser");
+}

@@ -1,0 +1,57 @@
+// The least memory, to the byte, against every plan of every transient and batch asked for.
+#include "check.hpp"
+#include "random_model.hpp"
+#include "search/least.hpp"
+#include "search/schedule.hpp"
+
+using namespace osdp::search;
+
+int main() {
+  Random r(13);
+  int64_t searched = 0;
+  for (int64_t turn = 0; turn < 1500; ++turn) {
+    const Model model = random_model(r, 7);
+    Request request = random_request(r);
+    const Kinds kinds = find_kinds(model, request);
+    if (count_plans(model, kinds, 3001) > 3000) continue;
+    if (r() % 2 == 0) request.batches = {{draw(r, 1, 3), 2}, {draw(r, 1, 3), 1}};
+    auto batches = request.batches;
+    if (batches.empty()) batches = {{1, 1}};
+    int64_t least = kLargestSum;
+    every_plan(model, kinds, [&](const Decision& d) {
+      const int64_t reserve = request.reserve_bytes(largest_transient(model, kinds, d));
+      for (const Batch& batch : batches) {
+        const auto phases = plain_phases(model, kinds, d, batch);
+        least = std::min(least, *std::max_element(phases.begin(), phases.end()) + reserve);
+      }
+    });
+    const Budget budget;
+    Stopwatch watch(budget);
+    const LeastMemory found = least_memory(model, request, kinds, -1, watch);
+    CHECK_EQ(found.peak_bytes, least);
+    CHECK_EQ(found.bound_bytes, least);
+    const auto phases = plain_phases(model, kinds, found.decision, found.batch);
+    CHECK(*std::max_element(phases.begin(), phases.end()) +
+              request.reserve_bytes(largest_transient(model, kinds, found.decision)) <=
+          least);
+    // What needs no less memory than something else may go.
+    const bool once =
+        std::all_of(batches.begin(), batches.end(), [](const Batch& b) { return b.accumulation == 1; });
+    if (once) {
+      const Kinds few = leanest(kinds, 1);
+      CHECK_EQ(least_memory(model, request, few, -1, watch).peak_bytes, least);
+    }
+    // A byte less is infeasible, and the search says what would do.
+    request.limit_bytes = least - 1;
+    const Schedule s = schedule(model, request);
+    CHECK(!s.feasible);
+    CHECK_EQ(s.smallest_limit_bytes, least);
+    request.limit_bytes = least;
+    const Schedule t = schedule(model, request);
+    CHECK(t.feasible);
+    CHECK(t.optimal);
+    ++searched;
+  }
+  CHECK(searched > 300);
+  return report("test_least");
+}

@@ -1,0 +1,84 @@
+// Phases, cohorts' rows and the time of a step against their definitions, on random plans of random models.
+#include "check.hpp"
+#include "random_model.hpp"
+#include "search/chooser.hpp"
+#include "search/series.hpp"
+#include "search/treatments.hpp"
+
+using namespace osdp::search;
+
+namespace {
+
+Decision random_plan(Random& r, const Model& model, const Kinds& kinds) {
+  Decision d;
+  d.choices.assign(model.operators.size(), -1);
+  d.ways.assign(model.blocks.size(), Recompute::None);
+  const auto where = find_places(model, kinds);
+  for (size_t i = 0; i < where.size(); ++i) {
+    const Where& w = where[i];
+    if (w.place == 0 && w.kind->block)
+      d.ways[w.kind->blocks[w.instance]] = w.kind->ways[r() % w.kind->ways.size()];
+    const auto& list = w.slot->candidates[static_cast<int>(way_of(w, d))];
+    if (!list.empty()) d.choices[i] = static_cast<int>(r() % list.size());
+  }
+  return d;
+}
+
+// The same phases from rows: every cohort's share of each row.
+std::vector<int64_t> row_bytes(const Model& model, const Kinds& kinds, const Decision& d, Batch batch) {
+  std::vector<int> rows;
+  for (size_t j = 0; j < model.operators.size(); ++j) rows.push_back(static_cast<int>(j));
+  std::vector<int64_t> sums(rows.size(), kinds.held_bytes(batch.size));
+  for (const Cohort& cohort : make_cohorts(kinds, rows)) {
+    const Kind& kind = kinds.kinds[cohort.kind];
+    for (int m : cohort.instances) {
+      const Recompute way = kind.block ? d.ways[kind.blocks[m]] : Recompute::None;
+      for (size_t j = 0; j < rows.size(); ++j) {
+        sums[j] += kept_in(cohort.relation[j], kind, way)(batch.size);
+        for (size_t p = 0; p < kind.slots.size(); ++p) {
+          const int choice = d.choices[kind.instances[m][p]];
+          if (choice < 0) continue;
+          sums[j] += held_in(cohort.relation[j], static_cast<int>(p), way,
+                             kind.slots[p].candidates[static_cast<int>(way)][choice], batch.accumulation > 1);
+        }
+      }
+    }
+  }
+  return sums;
+}
+
+}  // namespace
+
+int main() {
+  Random r(11);
+  int64_t recomputed = 0;
+  for (int64_t turn = 0; turn < 3000; ++turn) {
+    const Model model = random_model(r, 12);
+    const Request request = random_request(r);
+    const Kinds kinds = find_kinds(model, request);
+    size_t instances = 0;
+    for (const Kind& kind : kinds.kinds) {
+      for (const auto& at : kind.instances) instances += at.size();
+    }
+    CHECK_EQ(instances, model.operators.size());
+    const Batch batch{draw(r, 1, 5), draw(r, 1, 2)};
+    const Decision d = random_plan(r, model, kinds);
+    for (Recompute way : d.ways) recomputed += way != Recompute::None;
+    const auto phases = plain_phases(model, kinds, d, batch);
+    CHECK(phase_bytes(model, request, kinds, d, batch) == phases);
+    CHECK(row_bytes(model, kinds, d, batch) == phases);
+    CHECK_EQ(step_ps(kinds, d, batch), plain_time(model, kinds, d, batch));
+    Request paper = request;
+    paper.space.cost = Cost::Paper, paper.recompute = {Recompute::None};
+    const Kinds whole = find_kinds(model, paper);
+    const Decision plain = random_plan(r, model, whole);
+    int64_t sum = 0;
+    for (const Where& w : find_places(model, whole)) sum += w.slot->saved(batch.size);
+    for (size_t i = 0; i < model.operators.size(); ++i) {
+      if (const Candidate* c = choice_of(find_places(model, whole)[i], plain, i)) sum += c->state_bytes;
+    }
+    CHECK(phase_bytes(model, paper, whole, plain, batch) == std::vector<int64_t>{sum});
+  }
+  CHECK(recomputed > 1000);
+  return report("test_phases");
+}

@@ -1,0 +1,76 @@
+// The whole search against every plan of every batch of small random models: the proven optimum per sample.
+#include "check.hpp"
+#include "random_model.hpp"
+#include "search/schedule.hpp"
+
+using namespace osdp::search;
+
+int main() {
+  Random r(17);
+  int64_t infeasible = 0, recomputed = 0, many_rows = 0, others = 0, wrong = 0;
+  for (int64_t turn = 0; turn < 2500 && wrong < 5; ++turn) {
+    const Model model = random_model(r, 9);
+    Request request = random_request(r);
+    const Kinds kinds = find_kinds(model, request);
+    if (count_plans(model, kinds, 6001) > 6000) continue;
+    for (int64_t n = draw(r, 1, 3); n-- > 0;)
+      request.batches.push_back({draw(r, 1, 4), r() % 3 == 0 ? 2 : 1});
+    struct Plain {
+      int64_t time, samples, peak;
+    };
+    std::vector<Plain> all;
+    every_plan(model, kinds, [&](const Decision& d) {
+      const int64_t reserve = request.reserve_bytes(largest_transient(model, kinds, d));
+      for (const Batch& batch : request.batches) {
+        const auto phases = plain_phases(model, kinds, d, batch);
+        all.push_back({plain_time(model, kinds, d, batch), batch.samples(),
+                       *std::max_element(phases.begin(), phases.end()) + reserve});
+      }
+    });
+    request.limit_bytes =
+        std::max<int64_t>(0, all[r() % all.size()].peak - static_cast<int64_t>(r() % 6 == 0));
+    const Plain* best = nullptr;
+    int64_t least = kLargestSum;
+    for (const Plain& p : all) {
+      least = std::min(least, p.peak);
+      if (p.peak <= request.limit_bytes &&
+          (best == nullptr || p.time * best->samples < best->time * p.samples))
+        best = &p;
+    }
+    const int failed_before = failures;
+    const Schedule s = schedule(model, request);
+    CHECK_EQ(s.feasible, best != nullptr);
+    if (best == nullptr) {
+      ++infeasible;
+      CHECK_EQ(s.smallest_limit_bytes, least);
+    } else if (s.feasible) {
+      CHECK(s.optimal);
+      CHECK_EQ(s.step_ps * best->samples, best->time * s.batch.samples());
+      CHECK_EQ(plain_time(model, kinds, s.decision, s.batch), s.step_ps);
+      const auto phases = plain_phases(model, kinds, s.decision, s.batch);
+      CHECK_EQ(*std::max_element(phases.begin(), phases.end()) +
+                   request.reserve_bytes(largest_transient(model, kinds, s.decision)),
+               s.peak_bytes);
+      CHECK(s.peak_bytes <= request.limit_bytes);
+      for (Recompute way : s.decision.ways) recomputed += way != Recompute::None;
+      many_rows += s.rows >= 5;
+      for (const Found& f : s.runners_up) {
+        ++others;
+        CHECK_EQ(plain_time(model, kinds, f.decision, f.batch), f.step_ps);
+        CHECK(f.step_ps * best->samples >= best->time * f.batch.samples());
+        CHECK(f.peak_bytes <= request.limit_bytes);
+      }
+    }
+    if (failures > failed_before) {
+      ++wrong;
+      std::cerr << "turn " << turn << ": " << model.operators.size() << " operators, limit "
+                << request.limit_bytes << "\n";
+    }
+  }
+  CHECK(infeasible > 20);
+  CHECK(recomputed > 200);
+  CHECK(others > 100);
+  std::printf("%lld infeasible, %lld with five rows or more\n", static_cast<long long>(infeasible),
+              static_cast<long long>(many_rows));
+  return report("test_schedule");
+}

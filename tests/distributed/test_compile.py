@@ -1,0 +1,108 @@
+"""torch.compile of blocks inside of units: gradients are those of one process, and nothing is compiled anew each step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from harness import Member
+from support import blocks, plans
+from support.mixed import MixedPair
+from support.pair import Pair, naming
+from torch import nn
+from torch._dynamo.utils import counters
+
+import osdp
+
+LOAD = blocks.workload(count=2)
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.125)
+
+
+def compile_each(model: nn.Module, backend: str) -> None:
+    for block in model.blocks:
+        block.compile(backend=backend)
+
+
+def wrap_each(model: nn.Module, backend: str) -> None:
+    for i, block in enumerate(model.blocks):
+        model.blocks[i] = torch.compile(block, backend=backend)
+
+
+def compile_all(model: nn.Module, backend: str) -> None:
+    model.compile(backend=backend)
+
+
+HOW = {"block.compile()": compile_each, "torch.compile(block)": wrap_each, "model.compile()": compile_all}
+
+
+def train(me: Member, backend: str, when: str, how: str, names: list[str]) -> None:
+    compiled = HOW[how]
+    for name in names:
+
+        def planned(description, name=name):
+            every = plans.everything(description, 1)
+            return plans.recomputed(every["FULL_SHARD"], "regather") if name == "recomputed" else every[name]
+
+        with naming(name):
+            torch._dynamo.reset()
+            counters.clear()
+            # The reference too: a graph of one must not be run on the other.
+            pair = Pair(
+                me, LOAD, planned, prepare=(lambda m: compiled(m, backend)) if when == "before" else None
+            )
+            if when == "after":
+                for model, _ in pair.both:
+                    compiled(model, backend)
+            pair.train(2)
+            frames = counters["stats"]["unique_graphs"]
+            pair.train(3)
+            assert counters["stats"]["unique_graphs"] == frames, "compiled anew"
+            assert frames > 0, "nothing was compiled"
+
+
+CASES = [  # each case is seconds of Dynamo's
+    ("eager", "before", "block.compile()", ["NO_SHARD", "mixture 0"]),
+    ("eager", "before", "torch.compile(block)", ["FULL_SHARD"]),
+    ("eager", "after", "block.compile()", ["mixture 0"]),
+    ("eager", "after", "model.compile()", ["FULL_SHARD"]),
+    ("aot_eager", "before", "block.compile()", ["FULL_SHARD", "recomputed"]),
+    ("aot_eager", "after", "block.compile()", ["FULL_SHARD"]),
+]
+
+
+@pytest.mark.parametrize(("backend", "when", "how", "names"), CASES)
+def test_compiled_blocks(ranks, backend, when, how, names):
+    ranks(train, backend, when, how, names, world=2)
+
+
+def low_precision(me: Member) -> None:
+    """Mixed precision switches dtypes around the graphs, not inside."""
+    torch._dynamo.reset()
+    for mode in ("NO_SHARD", "FULL_SHARD"):
+        with naming(mode):
+            plan = plans.apart(
+                osdp.Plan.uniform(
+                    osdp.describe(LOAD.model(7, torch.float32), *LOAD.data(0, 2, torch.float32)[0]), mode
+                )
+            )
+            pair = MixedPair(me, LOAD, plan, osdp.MixedPrecision(torch.bfloat16), exact=True, optimizer=sgd)
+            compile_each(pair.sharded, "aot_eager")
+            pair.train(3)
+
+
+def test_compiled_blocks_in_low_precision(ranks):
+    ranks(low_precision, world=2)
+
+
+def compiled_as_a_whole(me: Member) -> None:
+    model = LOAD.model(7, torch.float32)
+    model.compile(backend="eager")
+    plan = osdp.Plan.uniform(LOAD.model(7, torch.float32), "FULL_SHARD")
+    with pytest.raises(osdp.ShardingError, match="compile its blocks before fully_shard"):
+        osdp.fully_shard(model, plan, me.group)
+
+
+def test_a_model_compiled_as_a_whole_is_refused(ranks):
+    ranks(compiled_as_a_whole, world=1)

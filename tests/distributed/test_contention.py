@@ -1,0 +1,60 @@
+"""Collectives that are not waited for, and what they and computation cost each other."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import Member
+
+from osdp import _C
+from osdp.contention import measure_contention
+from osdp.measuring import lane_collectives
+
+CPU = torch.device("cpu")
+
+
+def goes_on_meanwhile(me: Member) -> None:
+    """The last rank comes late: the others have submitted, and are not held up until they wait."""
+    ours = lane_collectives(CPU, me.group)
+    ours.all_reduce_mean([torch.zeros(1)])
+    dist.barrier(me.group)
+    tensor = torch.full((1000,), float(me.rank))
+    if me.rank == me.world - 1:
+        time.sleep(0.3)
+    ticket = ours.submit_all_reduce_mean([tensor])
+    assert isinstance(ticket, _C.Ticket)
+    if me.rank == 0:
+        assert not ticket.done and ticket.seconds == 0
+    ticket.wait()
+    assert ticket.done and ticket.seconds > 0
+    if me.rank == 0:
+        assert ticket.seconds > 0.1  # it waited for the one who slept
+    assert torch.equal(tensor, torch.full((1000,), (me.world - 1) / 2))
+
+
+def same_everywhere(me: Member) -> tuple[float, float, float]:
+    steps = []
+
+    def step() -> None:
+        steps.append(time.perf_counter())
+        matrix = torch.ones(64, 64)
+        while time.perf_counter() < steps[-1] + 0.01:
+            torch.mm(matrix, matrix)
+
+    found = measure_contention(CPU, me.group, me.world, me.world, 0.1, step)
+    assert len(steps) >= 4
+    assert found.delay.alpha_s >= 0 and found.delay.beta_s_per_byte >= 0
+    assert 0 <= found.stolen < 10 and found.exposed >= 1
+    return found.delay.alpha_s, found.delay.beta_s_per_byte, found.stolen
+
+
+def test_a_collective_does_not_hold_up_who_submits_it(ranks) -> None:
+    ranks(goes_on_meanwhile, world=2)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_measure_the_same_contention(ranks, world: int) -> None:
+    assert len(set(ranks(same_everywhere, world=world))) == 1

@@ -99,16 +99,16 @@ Parameter::Parameter(const ParamSpec& spec, bool sharded, int64_t rank, int64_t 
   }
   local_sizes_ = tensor_.sizes().vec();
   dtype_ = tensor_.scalar_type();
-  device_ = tensor_.device();
+  local_device_ = tensor_.device();
 }
 
 void Parameter::check_local() const {
   if (inside_) return;
   const bool same = tensor_.sizes() == at::IntArrayRef(local_sizes_) && tensor_.scalar_type() == dtype_ &&
-                    tensor_.device() == device_;
+                    tensor_.device() == local_device_;
   OSDP_CHECK(same, Sharding, "OSDP: parameter '", name_, "' is now ", tensor_.sizes(), " ",
              tensor_.scalar_type(), " on ", tensor_.device(), ", and this rank's part of it was ",
-             at::IntArrayRef(local_sizes_), " ", dtype_, " on ", device_,
+             at::IntArrayRef(local_sizes_), " ", dtype_, " on ", local_device_,
              " when the model was sharded (p.data = ..., model.to(...), model.half()?). Convert or move a "
              "model before fully_shard; change values by p.data.copy_(...) of this rank's part, or inside "
              "osdp.summon_full_params(model).");

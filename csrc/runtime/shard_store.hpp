@@ -122,7 +122,7 @@ class Parameter {
   int64_t noted_version_ = -1;
   std::vector<int64_t> local_sizes_;
   at::ScalarType dtype_ = at::kFloat;
-  at::Device device_{at::kCPU};
+  at::Device local_device_{at::kCPU};
 };
 
 // One full tensor that is gathered from the ranks' rows: a sharded parameter, or one sharded slice of a split

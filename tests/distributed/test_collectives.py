@@ -39,7 +39,8 @@ def collectives(me: Member, link: str) -> _C.Collectives:
 @cache
 def made(group: dist.ProcessGroup, link: str) -> tuple[dist.ProcessGroup, _C.Collectives]:
     """A group's link is chosen when its first collectives are made, so each kind has a group of its own."""
-    private = lane_group._make(group, CPU)
+    name = f"test/{link}/{group.group_name}"
+    private = lane_group._make(name, group, [CPU], dist.get_rank(group), dist.get_world_size(group))
     os.environ["OSDP_SHARED_MEMORY"] = "1" if link == "shared memory" else "0"
     try:
         collectives = _C.Collectives(private.group_name, CPU)

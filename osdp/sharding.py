@@ -205,7 +205,9 @@ def fully_shard(
     if placing is not None:
         placing.commit()
     if plan.predicted is not None:
-        runtime.set_budget(f"The plan predicted a peak of {plan.predicted.peak_memory / 2**20:.1f} MiB. ")
+        runtime.set_budget(
+            f"The plan predicted a peak of {plan.predicted.peak_memory_bytes / 2**20:.1f} MiB. "
+        )
     sharded = Sharded(plan, names, runtime, group, device, grid)
     _sharded[model] = sharded
     _install_calls(model, plan, index, runtime, dtypes)

@@ -136,7 +136,7 @@ struct CallHook {
 // Note [Copies of a sharded model]
 // A copy would share the hooks, and with them the runtime, of the original. copy.deepcopy, pickle and
 // torch.save of the module all come across its hooks.
-void refuse_copy() {
+[[noreturn]] void refuse_copy() {
   rt::throw_error(rt::ErrorKind::Sharding,
                   "a sharded model cannot be copied or pickled. Copy it before fully_shard and shard both; "
                   "save it with osdp.save(model, optimizer, directory) or torch.save(model.state_dict()).");
@@ -253,7 +253,7 @@ void bind_runtime(py::module_& m) {
       .def("before", &CallHook::before)
       .def("after", &CallHook::after)
       .def("__deepcopy__", [](const CallHook&, const py::object&) { refuse_copy(); })
-      .def("__reduce_ex__", [](const CallHook&, int) { refuse_copy(); });
+      .def("__reduce_ex__", [](const CallHook&, int) -> py::tuple { refuse_copy(); });
 
   py::class_<rt::Runtime, RuntimePtr>(m, "Runtime",
                                       "A training step of one sharded model; see csrc/runtime/runtime.hpp")

@@ -170,6 +170,7 @@ void Runtime::finish_backward() {
     leave();
     drop_copies();
   }
+  replicas_.check(rank());
 }
 
 void Runtime::abort() noexcept {
@@ -184,6 +185,7 @@ void Runtime::abort() noexcept {
     }
     reductions_.clear();
     backward_range_.end();
+    replicas_.forget();
     buckets_.forget();
     for (const auto& unit : units_) {
       release(*unit);

@@ -104,6 +104,7 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
         if (split.sharded < split.granularity) replicated.push_back(&p);
       } else if (p.whole()) {
         replicated.push_back(&p);
+        replicated_.push_back(&p);
       } else {
         unit->slots.emplace_back(p, p.name(), p.full_sizes().vec(), 0, unit->sharing->rank(),
                                  unit->sharing->world());

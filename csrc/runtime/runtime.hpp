@@ -23,6 +23,7 @@
 #include "runtime/order.hpp"
 #include "runtime/phase_range.hpp"
 #include "runtime/precision.hpp"
+#include "runtime/replicas.hpp"
 #include "runtime/shard_store.hpp"
 #include "runtime/sharing.hpp"
 #include "runtime/spec.hpp"
@@ -174,6 +175,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::unordered_map<const Parameter*, size_t> index_of_;
   std::unordered_map<int64_t, int64_t> sources_;  // split parameter -> source id
 
+  Replicas replicas_;
+  std::vector<Parameter*> replicated_;  // whole parameters
   size_t prefetch_ = 1;
   Order forward_order_;
   Order backward_order_;

@@ -135,3 +135,27 @@ def not_finite(me: Member, norm_type: float) -> list[str]:
 def test_gradients_that_are_not_finite(ranks, norm_type):
     messages = ranks(not_finite, norm_type, world=3)
     assert messages[0] == messages[1] == messages[2]
+
+
+def clipped_by_torch(me: Member) -> None:
+    """Each rank sees another norm, scales its replicas by it, and they drift apart: told at the next step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    plan = osdp.Plan.uniform(osdp.describe(model, torch.randn(2, 8)), "FULL_SHARD")
+    osdp.fully_shard(model, plan.replace({"2": osdp.Choice("NO_SHARD")}), me.group)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    torch.manual_seed(me.rank)
+    for step in range(2):
+        loss = model(torch.randn(2, 8)).square().sum()
+        if step == 1:
+            with pytest.raises(osdp.ReplicaError, match=r"'2\.(weight|bias)'.*clip_grad_norm_"):
+                loss.backward()
+            return
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_replicas_that_drift_apart_are_told(ranks):
+    ranks(clipped_by_torch, world=2)

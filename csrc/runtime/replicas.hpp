@@ -1,0 +1,40 @@
+// Replicas: whether what every rank holds in full is still the same on all of them.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/collectives.hpp"
+#include "runtime/lane.hpp"
+#include "runtime/shard_store.hpp"
+
+namespace osdp::runtime {
+
+// Note [A digest of the replicas]
+// NO_SHARD parameters stay equal because every rank adds the same mean to them. What breaks this breaks it
+// silently: torch's clip_grad_norm_, which sees another norm on each rank, or an update that depends on the
+// rank. So before the first forwards of training steps and then before every 100th, each rank makes a digest
+// of every such parameter, and one small all-reduce on the lane takes the maximum of the digests and of their
+// negatives: they are equal everywhere just when both are the same number. Nobody waits for it before
+// backward ends, when the lane is waited for anyway. A digest is a hash of the bits (on an accelerator the
+// sum of the bytes) of 52 bits, which a double holds exactly.
+class Replicas {
+ public:
+  static constexpr int64_t kFirst = 3, kEvery = 100;
+
+  // Before a training step's forward. Does nothing in most steps.
+  void submit(Lane& lane, const std::shared_ptr<Collectives>& collectives,
+              const std::vector<Parameter*>& params);
+  // Waits for what was submitted. Throws ReplicaError, naming the first parameter that differs.
+  void check(int64_t rank);
+  void forget();
+
+ private:
+  int64_t steps_ = 0;
+  Ticket under_way_;
+  at::Tensor digests_;  // [2, params]: maxima of the digests and of their negatives
+  std::vector<std::string> names_;
+};
+
+}  // namespace osdp::runtime

@@ -24,6 +24,8 @@ def link_bytes(plan: osdp.Plan, ranks: int, hosts: int) -> float:
     }
     total = 0.0
     for operator in plan.description.operators:
+        if not operator.parameters:
+            continue
         choice = plan.choices[operator.name]
         sharded = choice.slices_sharded / choice.granularity
         total += operator.parameter_bytes * (

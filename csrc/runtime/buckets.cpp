@@ -2,6 +2,8 @@
 
 #include <ATen/Functions.h>
 
+#include <set>
+
 #include <utility>
 
 #include "runtime/graph_task.hpp"
@@ -15,6 +17,41 @@ at::Tensor BucketItem::gradient() const {
   const SplitSpec& split = *param->split();
   return grad.narrow(0, 0, (split.granularity - split.sharded) * param->slice_rows());
 }
+
+namespace {
+
+constexpr size_t kSmallBytes = 64 * 1024;
+
+// Large gradients are averaged where they lie, all at once; small ones, and those that cannot be (strided, or
+// in memory that another one of them has too, which would be added to twice), in a copy that they share.
+void average_in_place(Collectives& collectives, const std::vector<at::Tensor>& gradients) {
+  Tensors together;
+  std::vector<at::Tensor> copied;
+  std::set<const void*> memory;
+  int64_t elements = 0;
+  for (const at::Tensor& g : gradients) {
+    const bool alone = gradients.size() == 1 || g.nbytes() > kSmallBytes;
+    if (g.is_contiguous() && alone && memory.insert(g.storage().unsafeGetStorageImpl()).second)
+      together.push_back(g.view({-1}));
+    else
+      copied.push_back(g), elements += g.numel();
+  }
+  at::Tensor flat;
+  const auto each = [&](const auto& what) {
+    int64_t at = 0;
+    for (const at::Tensor& g : copied)
+      what(g, flat.narrow(0, at, g.numel()).view(g.sizes())), at += g.numel();
+  };
+  if (elements > 0) {
+    flat = at::empty({elements}, copied[0].options());
+    each([](const at::Tensor& g, const at::Tensor& part) { part.copy_(g); });
+    together.push_back(flat);
+  }
+  collectives.all_reduce_mean(together);
+  each([](const at::Tensor& g, const at::Tensor& part) { g.copy_(part); });
+}
+
+}  // namespace
 
 std::vector<BucketItem*> Buckets::add(std::string name, const std::vector<Parameter*>& params) {
   Bucket bucket;
@@ -62,20 +99,7 @@ void Buckets::launch(Bucket& bucket) {
   }
   if (gradients.empty()) return;
   Ticket ticket = lane_->submit(bucket.name + " all-reduce", [gradients, collectives = collectives_] {
-    if (gradients.size() == 1 && gradients[0].is_contiguous()) {
-      collectives->all_reduce_mean({gradients[0].view({-1})});
-      return;
-    }
-    int64_t elements = 0;
-    for (const at::Tensor& g : gradients) elements += g.numel();
-    at::Tensor flat = at::empty({elements}, gradients[0].options());
-    int64_t at = 0;
-    for (const at::Tensor& g : gradients)
-      flat.narrow(0, at, g.numel()).view(g.sizes()).copy_(g), at += g.numel();
-    collectives->all_reduce_mean({flat});
-    at = 0;
-    for (const at::Tensor& g : gradients)
-      g.copy_(flat.narrow(0, at, g.numel()).view(g.sizes())), at += g.numel();
+    average_in_place(*collectives, gradients);
   });
   for (BucketItem* item : launched) item->in_flight = ticket;
   tickets_.push_back(std::move(ticket));

@@ -119,35 +119,36 @@ void Ring::reduce_scatter(const Tensors& outputs, const Tensors& inputs) {
 // the first half does: the chunks only go round once more. So it is one course of 2 (world - 1) steps, and
 // the first segments of the second half are on their way before the last of the first half have come.
 void Ring::all_reduce(const Tensors& tensors) {
+  Tensors together;
   for (const at::Tensor& tensor : tensors) {
-    if (!shared_ && tensor.numel() * tensor.element_size() <= kLatencyBytes) {
+    if (!shared_ && tensor.numel() * tensor.element_size() <= kLatencyBytes)
       exchange(tensor);
-      continue;
-    }
-    const Tensors one{tensor};
-    const Segments segments(one, world(), link_->longest_message_bytes());
-    const int64_t window = std::min(link_->window(), segments.count()), last = world() - 2;
-    const auto mine = [&](int64_t t, int64_t s) { return segments(chunk_before(t + 2), s); };
-    const int64_t longest = segments.count() ? segments(0, 0).count : 0;
-    at::Tensor places;
-    run({.steps = 2 * (world() - 1),
-         .segments = segments.count(),
-         .window = window,
-         .to_send = [&](int64_t t, int64_t s) { return segments(chunk_before(t + 1), s); },
-         .counterpart = mine,
-         .inbox =
-             [&](int64_t t, int64_t s) {
-               if (t > last) return mine(t, s);
-               if (!places.defined()) places = at::empty({window * longest}, tensor.options());
-               return Range{&places, (t * segments.count() + s) % window * longest, mine(t, s).count};
-             },
-         .take =
-             [&](int64_t t, int64_t s, const void* message) {
-               if (t > last) return put(mine(t, s), message);
-               add_into(mine(t, s), message);
-               if (t == last) scale_by(mine(t, s), share());
-             }});
+    else
+      together.push_back(tensor);
   }
+  const Segments segments(together, world(), link_->longest_message_bytes());
+  const int64_t window = std::min(link_->window(), segments.count()), last = world() - 2;
+  const auto mine = [&](int64_t t, int64_t s) { return segments(chunk_before(t + 2), s); };
+  int64_t longest = 0;
+  for (int64_t s = 0; s < segments.count(); ++s) longest = std::max(longest, segments(0, s).bytes());
+  at::Tensor places;  // bytes
+  run({.steps = 2 * (world() - 1),
+       .segments = segments.count(),
+       .window = window,
+       .to_send = [&](int64_t t, int64_t s) { return segments(chunk_before(t + 1), s); },
+       .counterpart = mine,
+       .inbox =
+           [&](int64_t t, int64_t s) {
+             if (t > last) return mine(t, s);
+             if (!places.defined()) places = at::empty({window * longest}, at::kByte);
+             return Range{&places, (t * segments.count() + s) % window * longest, mine(t, s).bytes()};
+           },
+       .take =
+           [&](int64_t t, int64_t s, const void* message) {
+             if (t > last) return put(mine(t, s), message);
+             add_into(mine(t, s), message);
+             if (t == last) scale_by(mine(t, s), share());
+           }});
 }
 
 void Ring::exchange(const at::Tensor& tensor) {

@@ -35,7 +35,7 @@ SHARES = (25, 50, 75)  # percent
 SEARCHED = "OSDP searched, {}%"
 
 
-def measure(rounds: str, profile_seconds: str, hosts: str) -> dict[str, Any]:
+def measure(rounds: str, profile_seconds: str, hosts: str, *only: str) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
     from support.gpt import BATCH, batch, make_gpt
@@ -48,12 +48,16 @@ def measure(rounds: str, profile_seconds: str, hosts: str) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(dist.get_rank())
     model = make_gpt()[0]
     description = osdp.describe(model, *batch(generator))
-    hardware = osdp.profile(model, *batch(generator), seconds=float(profile_seconds))
+    searched: dict[str, Any] = {}
+    if not only:
+        hardware = osdp.profile(model, *batch(generator), seconds=float(profile_seconds))
+        searched = searched_plans(osdp, description, hardware, BATCH)
     del model
-    searched = searched_plans(osdp, description, hardware, BATCH)
     ranks = dist.get_world_size()
     plans = {**uniform_plans(description, hybrid=1 < int(hosts) < ranks), **searched}
     wraps = {**PEERS, **{name: under(plan) for name, plan in plans.items()}}
+    if only:
+        wraps = {name: wraps[name] for name in ("DDP", *only)}
 
     heap = Heap()
     steps, memory = {}, {}
@@ -194,10 +198,13 @@ def main() -> int:
     parser.add_argument("--hosts", type=int, default=1)
     parser.add_argument("--rate", default="1gbit", help="of each host's link, as tc writes it")
     parser.add_argument("--profile-seconds", type=float, default=10)
+    parser.add_argument(
+        "--only", nargs="+", default=[], help="these contestants, beside DDP (no searched plans)"
+    )
     arguments = parser.parse_args()
     console = Console(width=120)
     here = machine()
-    given = [str(arguments.rounds), str(arguments.profile_seconds), str(arguments.hosts)]
+    given = [str(arguments.rounds), str(arguments.profile_seconds), str(arguments.hosts), *arguments.only]
     rows = run_ranks(__file__, given, arguments.ranks, hosts=arguments.hosts, rate=arguments.rate)
     where = "one host" if arguments.hosts == 1 else f"{arguments.hosts} hosts, {arguments.rate}"
     table = Table(title=f"one training step, {arguments.ranks} ranks, {where}", title_justify="left")

@@ -2,8 +2,8 @@
 //
 // Note [Buckets]
 // A gradient joins its bucket when it is complete; when all that this graph task will make are there, the
-// bucket is all-reduced on the lane: large gradients where they lie, small ones through one flat buffer. What is
-// already averaged from earlier micro-batches is averaged again with it: it is equal on all ranks, so that
+// bucket is all-reduced on the lane: large gradients where they lie, small ones through one flat buffer. What
+// is already averaged from earlier micro-batches is averaged again with it: it is equal on all ranks, so that
 // changes nothing.
 #pragma once
 

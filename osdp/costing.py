@@ -99,7 +99,8 @@ def make_model(description: ModelDescription, hardware: Hardware, precision: str
     block_index = {b.name: i for i, b in enumerate(description.blocks)}
     operators = [_operator(o, block_index, hardware, precision) for o in description.operators]
     blocks = [(b.name, b.input_bytes_per_sample) for b in description.blocks]
-    return _search.Model(operators, blocks, description.input_bytes_per_sample)
+    held = description.input_bytes_per_sample + description.output_bytes_per_sample
+    return _search.Model(operators, blocks, held)
 
 
 def make_request(

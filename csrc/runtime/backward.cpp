@@ -106,8 +106,9 @@ void Runtime::take_whole_gradient(Parameter& param, Place& place, const at::Tens
   at::Tensor gradient = param.tensor().grad();
   param.tensor().mutable_grad().reset();
   if (!gradient.defined()) return;
-  OSDP_CHECK(gradient.layout() == at::kStrided, Sharding, "OSDP: parameter '", param.name(),
-             "' got a sparse gradient, which mixed precision cannot average. Use sparse=False in its module.");
+  OSDP_CHECK(
+      gradient.layout() == at::kStrided, Sharding, "OSDP: parameter '", param.name(),
+      "' got a sparse gradient, which mixed precision cannot average. Use sparse=False in its module.");
   if (place.bucket && sync_ && place.bucket->averages_alone()) {
     at::Tensor& pending = place.bucket->pending;
     pending = pending.defined() ? wide_sum(pending, gradient, param.own_dtype())

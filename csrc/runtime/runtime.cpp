@@ -20,10 +20,9 @@ void check_split(const ParamSpec& spec) {
   OSDP_CHECK(spec.sizes().size() == 2, Sharding, "OSDP: parameter '", spec.name,
              "' is not a matrix and cannot be split");
   const int64_t length = spec.sizes()[s.dim == ops::SplitDim::Out ? 0 : 1];
-  OSDP_CHECK(
-      s.granularity > 0 && length % s.granularity == 0 && s.sharded >= 0 && s.sharded <= s.granularity,
-      Sharding, "OSDP: parameter '", spec.name, "' of length ", length, " cannot be split into ", s.granularity,
-      " slices, ", s.sharded, " of them sharded");
+  OSDP_CHECK(s.granularity > 0 && length % s.granularity == 0 && s.sharded >= 0 && s.sharded <= s.granularity,
+             Sharding, "OSDP: parameter '", spec.name, "' of length ", length, " cannot be split into ",
+             s.granularity, " slices, ", s.sharded, " of them sharded");
 }
 
 // Gradients are averaged together where they are averaged alike.

@@ -25,8 +25,8 @@ struct Unit {
   Mode mode = Mode::FullShard;
   const Sharing* sharing = nullptr;  // the ranks that it is gathered from and reduced over
   std::vector<Slot> slots;
-  // Module calls that gather it (of every forward; methods do not count); empty for a slice, which its product
-  // asks for.
+  // Module calls that gather it (of every forward; methods do not count); empty for a slice, which its
+  // product asks for.
   std::vector<Call*> calls;
 
   State state = State::Sharded;

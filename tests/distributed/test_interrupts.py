@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import threading
@@ -70,7 +71,7 @@ def interrupted(me: Member, where: str, mode: str) -> tuple[str, list[str], floa
         step(model)
     dist.barrier()
     if me.rank == 0:
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
     if me.rank == me.world - 1:
         model.sleeps = where
     return failed(model)
@@ -92,7 +93,7 @@ def test_an_interrupt_while_waiting_for_a_late_rank(where, mode):
 
 # --- memory that runs out
 
-WIDTH = 2048
+WIDTH = 3072  # 36 MiB a layer: above what malloc keeps to itself when it is freed
 MIB = 2**20
 UNIT_MIB = WIDTH * WIDTH * 4 // MIB
 
@@ -100,7 +101,7 @@ UNIT_MIB = WIDTH * WIDTH * 4 // MIB
 class Wide(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -132,17 +133,19 @@ def starved(me: Member, starving: tuple[int, ...], more_mib: int) -> tuple[str, 
 
 
 def told(endings: list[Ending], starving: tuple[int, ...]) -> list[str]:
+    """Messages of the ranks that had no memory. Where all starve, one may hear of another before it is its turn."""
     messages = []
     for rank, ending in enumerate(endings):
         assert ending.error is None and ending.signal is None, (rank, ending)
         message, kinds, seconds = ending.result
         assert seconds < SOON_S + 5, (rank, seconds)  # a rank is named once it has stood still a while
-        if rank in starving:
-            assert kinds[:2] == ["OutOfMemoryError", "OSDPError"], (kinds, message)
+        if kinds[0] == "OutOfMemoryError":
+            assert rank in starving and kinds[1] == "OSDPError", (rank, message)
             messages.append(message)
         else:
             assert kinds[0] == "RankError", (kinds, message)
-            assert f"rank {starving[0]}" in message and "memory" in message, message
+            assert re.search(r"rank \d failed in 'layers.*: out of memory", message), message
+    assert messages if len(starving) > 1 else len(messages) == len(starving)
     return messages
 
 

@@ -221,6 +221,7 @@ def _operator(
             op.split_tensor = weights[0]
             op.out_features, op.in_features = o.split_shape
     op.calls = max(1, o.calls)
+    op.places = max(1, len(o.gather_at)) if o.traced else 1
     op.block = -1 if o.block is None else block_index[o.block]
     op.saved_bytes_per_sample = o.saved_bytes_per_sample
     op.saved_bytes_fixed = o.saved_bytes_fixed
@@ -235,6 +236,7 @@ def signature(o: Operator) -> object:
         o.kind,
         parameters,
         o.calls,
+        len(o.gather_at),
         o.split_shape,
         o.saved_bytes_per_sample,
         o.saved_bytes_fixed,

@@ -124,6 +124,13 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
     copies_.push_back(owned_copies_.back().get());
     places_[i].copy = copies_.back();
   }
+  set_prefetch(1);
+}
+
+void Runtime::set_prefetch(size_t units) {
+  size_t largest = 0;
+  for (const auto& unit : units_) largest = std::max(largest, unit->bytes());
+  depth_ = {.units = units, .bytes = (1 + units) * largest};
 }
 
 Statistics Runtime::statistics() const {

@@ -81,10 +81,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void finish_backward();
   void abort() noexcept;  // after an exception: everything released, parameters outside, lane quiet
 
-  // How many units of the recorded order are gathered ahead of the one in use: at most 2 + that many
-  // full-size tensors exist at a time. 1 unless set.
-  void set_prefetch(size_t units) { prefetch_ = units; }
-  size_t prefetch() const { return prefetch_; }
+  // How many units of the recorded order are gathered ahead of the one in use, if they are all of the largest
+  // size (Note [How far ahead]): at most 2 + that many full-size tensors exist at a time. 1 unless set.
+  void set_prefetch(size_t units);
+  size_t prefetch() const { return depth_.units; }
 
   void set_sync(bool sync) { sync_ = sync; }
   bool sync() const { return sync_; }
@@ -183,7 +183,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   Replicas replicas_;
   std::vector<Parameter*> replicated_;  // whole parameters
-  size_t prefetch_ = 1;
+  Depth depth_;
   Order forward_order_;
   Order backward_order_;
   struct Frame {

@@ -211,9 +211,9 @@ void Runtime::use(Unit& unit) {
   if (unit.state == Unit::State::Sharded || stale) gather(unit);
   std::span<Unit* const> ahead;
   if (backward_)
-    ahead = backward_order_.advance(&unit, prefetch_);
+    ahead = backward_order_.advance(&unit, depth_);
   else if (root_forward_)
-    ahead = forward_order_.advance(&unit, prefetch_);
+    ahead = forward_order_.advance(&unit, depth_);
   for (Unit* next : ahead)
     if (next->state == Unit::State::Sharded) {
       gather(*next);

@@ -168,8 +168,8 @@ def _named_in(module: nn.Module, function: object, seen: set[object]) -> Iterato
 
 def watch_methods(model: nn.Module, sharded: Sharded) -> None:
     """Have methods whose code names a sharded parameter ("weight") tell when it is used as if it were whole."""
-    cut = {id(p): n for n, p in model.named_parameters() if not sharded.is_whole(n)}
-    leaves = {name.rpartition(".")[2] for name in cut.values()}
+    cut = {name: p for name, p in model.named_parameters() if not sharded.is_whole(name)}
+    leaves = {name.rpartition(".")[2] for name in cut}
     for path, module in model.named_modules():
         for name, function in _methods(type(module)).items():
             names = {n for code in _codes(function.__code__) for n in code.co_names}
@@ -204,9 +204,16 @@ def _watched(method: Method, watch: _Watch) -> Method:
 
 
 class _Watch(TorchFunctionMode):
-    def __init__(self, label: str, cut: dict[int, str], runtime: _C.Runtime) -> None:
+    """Raises where a function gets a part of a parameter together with what a whole one would meet."""
+
+    def __init__(self, label: str, cut: dict[str, nn.Parameter], runtime: _C.Runtime) -> None:
         super().__init__()
         self.label, self.cut, self.runtime = label, cut, runtime
+        self.names: dict[int, str] = {}  # of parameters by the storage of this rank's part: views have it too
+
+    def __enter__(self) -> Any:
+        self.names = {p.untyped_storage()._cdata: name for name, p in self.cut.items()}
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -215,16 +222,20 @@ class _Watch(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _check(self, func: Any, values: list[Any]) -> None:
-        tensors = [t for value in values for t in (value if isinstance(value, (list, tuple)) else (value,))]
-        tensors = [t for t in tensors if isinstance(t, Tensor)]
-        for tensor in tensors:
-            name = self.cut.get(id(tensor)) or self.cut.get(id(tensor._base))
-            if name is None or len(tensors) == 1:
-                continue
-            met = [t for t in tensors if t is not tensor and t.dim() > 0 and t.shape != tensor.shape]
-            if met or _PRODUCTS.fullmatch(getattr(func, "__name__", "")):
+        given = [t for value in values for t in (value if isinstance(value, (list, tuple)) else (value,))]
+        tensors = [t for t in given if isinstance(t, Tensor) and t.layout is torch.strided]
+        if len(tensors) < 2:
+            return
+        parts = {
+            i: name for i, t in enumerate(tensors) if (name := self.names.get(t.untyped_storage()._cdata))
+        }
+        for i, name in parts.items():
+            others = [t for j, t in enumerate(tensors) if j not in parts and t.numel() > 1]
+            product = _PRODUCTS.fullmatch(getattr(func, "__name__", ""))
+            if product or any(t.shape != tensors[i].shape for t in others):
                 raise ShardingError(
                     f"{self.label}() uses parameter '{name}' outside of forward, where it is this rank's part, "
-                    f"{tuple(tensor.shape)}. osdp.register_forward_method(model, '{self.label.rpartition('.')[2]}') makes "
-                    "the method gather what it reads; or call it inside osdp.summon_full_params(model), or from forward"
+                    f"{tuple(self.cut[name].shape)}. osdp.register_forward_method(model, "
+                    f"'{self.label.rpartition('.')[2]}') makes the method gather what it reads; or call it inside "
+                    "osdp.summon_full_params(model), or from forward"
                 )

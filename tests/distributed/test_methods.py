@@ -50,6 +50,9 @@ class Language(nn.Module):
     def similar(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden @ self.embed.weight.T
 
+    def detached(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.detach() @ self.embed.weight.detach().T
+
     def looked_up(self, tokens: torch.Tensor) -> torch.Tensor:
         table = self.embed.weight
         return table[tokens]
@@ -67,7 +70,8 @@ class Language(nn.Module):
     def moved_towards(self, other: torch.Tensor) -> int:
         """What may be done with a rank's rows: shapes, changes element by element, norms."""
         self.head.weight.lerp_(other, 0.5)
-        self.head.weight.mul_(2.0)
+        self.head.weight.mul_(torch.full((1,), 2.0))
+        assert torch.cat([p.flatten() for p in (self.head.weight, self.embed.weight)]).norm() >= 0
         assert self.head.weight.norm() >= 0
         return self.head.weight.shape[0]
 
@@ -127,6 +131,8 @@ def methods_of_all_kinds(me: Member) -> None:
     pair = Pair(me, WORKLOAD, PLANS["FULL_SHARD"])
     hidden = torch.randn(2 * me.world, 3, WIDTH, dtype=torch.float64)
     (given,), _ = pair.data(0)
+    with pytest.raises(osdp.ShardingError, match=r"detached\(\) uses parameter 'embed\.weight'"):
+        pair.sharded.detached(me.part(hidden))
     calls = {"scores": hidden, "similar": hidden, "looked_up": given, "through_a_list": hidden}
     for name, argument in calls.items():
         with naming(name):

@@ -61,7 +61,9 @@ def run_doomed(
         try:
             waiting = {pipe: rank for rank, pipe in enumerate(pipes)}
             deadline = time.monotonic() + timeout_s + EXTRA_S
-            while len(waiting) > lost and (ready := wait(list(waiting), max(0.0, deadline - time.monotonic()))):
+            while len(waiting) > lost and (
+                ready := wait(list(waiting), max(0.0, deadline - time.monotonic()))
+            ):
                 for pipe in ready:
                     assert isinstance(pipe, Connection)
                     rank = waiting.pop(pipe)

@@ -55,8 +55,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   int64_t rank() const { return collectives_->rank(); }
   int64_t world() const { return collectives_->world(); }
 
-  // The call of a module that gathers the units that hold these parameters. Each module has one call.
-  Call* add_call(std::string module, const std::vector<int64_t>& params, bool root, bool hold);
+  // The call of a module that gathers the units that hold these parameters. Each module has one call, and one
+  // for each of its registered methods.
+  Call* add_call(std::string module, const std::vector<int64_t>& params, bool root, bool hold,
+                 bool method = false);
   // The id (see ops::register_source) under which the slices of a split parameter are asked for.
   int64_t source_of(int64_t param) const { return sources_.at(param); }
 
@@ -66,6 +68,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void end_call(Call& call, const std::vector<at::Tensor>& outputs, bool failed);
   // The exception, in words, that ends the calls under way or the backward.
   void note_exception(std::string text) { exception_text_ = std::move(text); }
+
+  // Within a call or a backward: sharded parameters are inside, see Note [Inside and outside].
+  bool in_pass() const { return !stack_.empty() || backward_; }
 
   // --- backward (backward.cpp)
   void begin_backward();
@@ -137,6 +142,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   void tell_place();  // to the watch: the innermost call under way
   void tell_raised();
+  void enter(const Call& call);
   void enter(const std::vector<Unit*>& units);
   void enter(const std::vector<WholeCopy*>& copies, bool fresh);
   void went_inside(Parameter& param);

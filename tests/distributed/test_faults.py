@@ -138,7 +138,7 @@ def test_a_rank_that_is_stopped(where, mode):
 
 @pytest.mark.parametrize("where", ["forward"])
 def test_a_rank_that_hangs_but_lives(where):
-    endings = run_doomed(suffer, "sleep", where, "FULL_SHARD", world=3, timeout_s=TIMEOUT_S)
+    endings = run_doomed(suffer, "sleep", where, "FULL_SHARD", world=3, timeout_s=TIMEOUT_S, lost=1)
     for message in judge(endings, 2):
         assert "hangs, though its process lives" in message
         assert "asked for nothing since, in forward of the model" in message

@@ -116,13 +116,11 @@ PLANS: dict[str, Callable[..., osdp.Plan]] = {
 }
 
 
-def each_configuration(test: Callable[..., None]) -> Callable[..., None]:
-    for name, values in (("how", [None, "regather"]), ("make_plan", PLANS), ("world", [2, 4])):
-        test = pytest.mark.parametrize(name, values)(test)
-    return test
+ON_TWO = [(2, plan, how) for plan in PLANS for how in (None, "regather")]
+ON_FOUR = [(4, "whole operators", "regather"), (4, "slices along in", None)]
 
 
-@each_configuration
+@pytest.mark.parametrize(("world", "make_plan", "how"), ON_TWO + ON_FOUR)
 def test_a_step_holds_its_state_its_activations_and_three_units(ranks, world, make_plan, how):
     for result in ranks(peak_of_a_step, 4, 256, 384, make_plan, how, 8, world=world):
         assert max(result["peaks"]) <= result["allowed"], result

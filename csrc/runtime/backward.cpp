@@ -170,7 +170,12 @@ void Runtime::finish_backward() {
     leave();
     drop_copies();
   }
+  check_replicas();
+}
+
+void Runtime::check_replicas() {
   replicas_.check(rank());
+  column_replicas_.check(rank());
 }
 
 void Runtime::abort() noexcept {
@@ -186,6 +191,7 @@ void Runtime::abort() noexcept {
     reductions_.clear();
     backward_range_.end();
     replicas_.forget();
+    column_replicas_.forget();
     buckets_.forget();
     for (const auto& unit : units_) {
       release(*unit);

@@ -87,8 +87,9 @@ void Runtime::open(Call& call) {
       step_seconds_.push_back(std::chrono::duration<double>(now - *last_step_).count());
     }
     last_step_ = now;
-    replicas_.check(rank());  // of a forward without a backward
+    check_replicas();  // of a forward without a backward
     replicas_.submit(*lane_, collectives_, replicated_);
+    column_replicas_.submit(*lane_, hybrid_.replicate, in_columns_);
   }
   try {
     if (call.root || call.method) {

@@ -61,8 +61,8 @@ void Replicas::check(int64_t rank) {
   const auto first = static_cast<size_t>(differs.to(at::kInt).argmax().item<int64_t>());
   throw_error(
       ErrorKind::Replica,
-      c10::str("rank ", rank, ": NO_SHARD parameter '", names_[first], "' (of ",
-               differs.sum().item<int64_t>(), " that differ) is not the same on all ranks any more. ",
+      c10::str("rank ", rank, ": parameter '", names_[first], "' (of ", differs.sum().item<int64_t>(),
+               " that differ) is not the same on all ranks that hold it any more. ",
                "The likely cause: torch.nn.utils.clip_grad_norm_, which sees another norm on each rank; "
                "use model.clip_grad_norm_ or osdp.clip_grad_norm_(model, ...). Else something changed "
                "parameters or gradients on some ranks only. Load a checkpoint, or call "

@@ -1,4 +1,4 @@
-// Replicas: whether what every rank holds in full is still the same on all of them.
+// Replicas: whether what several ranks hold is still the same on all of them.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,8 @@
 namespace osdp::runtime {
 
 // Note [A digest of the replicas]
-// NO_SHARD parameters stay equal because every rank adds the same mean to them. What breaks this breaks it
+// NO_SHARD parameters, and the rows of a HYBRID_SHARD parameter in every line, stay equal because every rank
+// that holds them adds the same mean to them. What breaks this breaks it
 // silently: torch's clip_grad_norm_, which sees another norm on each rank, or an update that depends on the
 // rank. So before the first forwards of training steps and then before every 100th, each rank makes a digest
 // of every such parameter, and one small all-reduce on the lane takes the maximum of the digests and of their
@@ -23,7 +24,8 @@ class Replicas {
  public:
   static constexpr int64_t kFirst = 3, kEvery = 100;
 
-  // Before a training step's forward. Does nothing in most steps.
+  // Before a training step's forward, of the local tensors of `params`, which the ranks of `collectives`
+  // should hold alike. Does nothing in most steps.
   void submit(Lane& lane, const std::shared_ptr<Collectives>& collectives,
               const std::vector<Parameter*>& params);
   // Waits for what was submitted. Throws ReplicaError, naming the first parameter that differs.

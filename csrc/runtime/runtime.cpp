@@ -105,6 +105,7 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
         replicated.push_back(&p);
         replicated_.push_back(&p);
       } else {
+        if (unit->sharing->replicate) in_columns_.push_back(&p);
         unit->slots.emplace_back(p, p.name(), p.full_sizes().vec(), 0, unit->sharing->rank(),
                                  unit->sharing->world());
         place.unit = unit.get();

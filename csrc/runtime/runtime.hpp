@@ -148,6 +148,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void went_inside(Parameter& param);
   void leave();
   void await_host_memory();
+  void check_replicas();
   void drop_copies();
   void take_whole_gradient(Parameter& param, Place& place, const at::Tensor& made);
   void release_after_forward(Call& call, Unit& unit, bool failed);
@@ -181,8 +182,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::unordered_map<const Parameter*, size_t> index_of_;
   std::unordered_map<int64_t, int64_t> sources_;  // split parameter -> source id
 
-  Replicas replicas_;
+  Replicas replicas_, column_replicas_;
   std::vector<Parameter*> replicated_;  // whole parameters
+  std::vector<Parameter*> in_columns_;  // HYBRID_SHARD: the ranks of a column hold the same rows
   Depth depth_;
   Order forward_order_;
   Order backward_order_;

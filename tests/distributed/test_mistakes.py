@@ -159,3 +159,22 @@ def clipped_by_torch(me: Member) -> None:
 
 def test_replicas_that_drift_apart_are_told(ranks):
     ranks(clipped_by_torch, world=2)
+
+
+def noise_by_rank(me: Member) -> None:
+    """HYBRID_SHARD on 2 lines of 2: twins hold the same rows, and one adds other noise to them than the other."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    plan = osdp.Plan.uniform(osdp.describe(model, torch.randn(2, 8)), "HYBRID_SHARD")
+    osdp.fully_shard(model, plan, me.group, ranks_per_host=2)
+    model(torch.randn(2, 8)).square().sum().backward()
+    torch.manual_seed(me.rank // 2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    with pytest.raises(osdp.ReplicaError, match="not the same on all ranks that hold it"):
+        model(torch.randn(2, 8)).square().sum().backward()
+
+
+def test_lines_that_drift_apart_are_told(ranks):
+    ranks(noise_by_rank, world=4)

@@ -209,7 +209,6 @@ def read(me: Member, what: str, directory: Path) -> None:
     ("writer", "reader", "worlds"),
     [
         ("hybrid", "full", (4, 3)),
-        ("full", "hybrid", (3, 4)),
         ("mixture", "hybrid", (4, 2)),
         ("hybrid", "mixture", (2, 4)),
     ],

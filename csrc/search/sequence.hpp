@@ -2,7 +2,7 @@
 // phase within the limit: for models where many phases bind at once. Note [Sequence] in sequence.cpp.
 #pragma once
 
-#include "search/treatments.hpp"
+#include "search/peak_bound.hpp"
 
 namespace osdp::search {
 
@@ -27,6 +27,9 @@ class Sequence {
   SequenceFound look(int64_t most_ps, size_t longest, Stopwatch& watch) const;
 
  private:
+  bool bound_peak(const Stages& stages, size_t longest, double scale, size_t many, int64_t& most,
+                  std::vector<PeakBound>& bounds, Stopwatch& watch) const;
+
   Series series_;
   std::vector<PhasePrices> views_;
   double bound_ = 0;  // without fixed_ps

@@ -14,8 +14,8 @@ namespace osdp::search {
 //
 // True where rows were added.
 bool Scheduler::price_phases(Waiting& w) {
-  constexpr int kTurns = 150;
-  if (any_ || near(w) || rows_.size() < first_rows_ + 2 ||
+  constexpr int kTurns = 80;
+  if (any_ || rows_.size() < first_rows_ + 2 ||
       !priced_.insert({{w.lo.size, w.lo.accumulation}, w.lean}).second)
     return false;
   const auto samples = static_cast<double>(w.samples);
@@ -30,6 +30,10 @@ bool Scheduler::price_phases(Waiting& w) {
   const size_t n = chooser.phases();
   std::vector<double> best(n, 0), average;
   for (size_t j = 0; j < rows_.size(); ++j) best[static_cast<size_t>(std::max(rows_[j], 0))] += w.prices[j];
+  if (near(w)) {  // the rows' prices are good enough
+    make_cell(w, best);
+    return false;
+  }
   std::vector<double> prices = best;
   double bound = 0, share = 0.02;
   int idle = 0;

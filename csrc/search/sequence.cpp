@@ -1,14 +1,16 @@
 // Note [Sequence]
-// Plans are put together from both ends. Of the first segments a partial plan has time, `before` and `peak`,
-// of the last ones time, `after` and `peak` (Note [Series]); two that meet are a plan if
-//   first.peak + last.after <= limit  and  first.before + last.peak <= limit,
-// so two amounts of memory are all that either end has, however many phases bind. Partial plans that another
-// one is no worse than in time and both amounts are dropped; so are those whose bound, at any of some prices,
-// is beyond what is looked for: the other end costs at least so much at these prices, and the phases of one
-// end count together, with the sum of their prices. Of first parts, an amount that nothing behind them could
-// make too large is raised to the most that is harmless, so that it tells no plans apart. (Not of both ends:
-// what is harmless to plain ones may not be to raised ones.) The end that is less work grows next; where the
-// two meet, one pass finds the best pair.
+// Plans grow from the front. Of the first segments a partial plan has time, `before` and `peak`, to which
+// what follows adds its `peak` and its `after` (Note [Series]): two amounts of memory are all that it has,
+// however many phases bind. Partial plans that another one is no worse than in time and both amounts are
+// dropped; so are those whose bound is beyond what is looked for, at the prices of phases (the phases of the
+// first part count together, with the sum of their prices) or at a price of the peak (peak_bound.hpp). An
+// amount that nothing behind a partial plan could make too large is raised to the most that is harmless, so
+// that it tells no plans apart.
+//
+// Work grows steeply with the distance above the bound up to which plans are looked for. So the bound comes
+// first: with the phases' prices alone much lies below it. Peak bounds are made of the plans up to some time;
+// where there are none the time rises, where lists grow long it falls. Then plans are looked for a little
+// above the best bound, and further, until one is found: the best.
 #include "search/sequence.hpp"
 
 #include <algorithm>
@@ -159,8 +161,8 @@ bool Sequence::bound_peak(const Stages& stages, size_t longest, double scale, si
   return true;
 }
 
-SequenceFound Sequence::look(int64_t most_ps, size_t longest, Stopwatch& watch) const {
-  constexpr size_t kShort = 300;               // last parts in a list
+SequenceFound Sequence::look(int64_t most_ps, size_t longest, Stopwatch& watch) {
+  constexpr size_t kShort = 600;               // last parts in a list
   constexpr double kFirst = 4e-4, kWider = 2;  // of the bound: plans are looked for so far above it
   SequenceFound found;
   int64_t most = most_ps - series_.fixed_ps();
@@ -185,7 +187,7 @@ SequenceFound Sequence::look(int64_t most_ps, size_t longest, Stopwatch& watch) 
     if (near < most) few.lower(near);
     bounds.clear();
     int64_t enough = near;
-    const bool listed = few.hopeless() || bound_peak(few, allowed, 1.2, 4, enough, bounds, watch);
+    const bool listed = few.hopeless() || bound_peak(few, allowed, scale_, 4, enough, bounds, watch);
     if (watch.stopped()) return found;
     if (!listed) {
       if (near == static_cast<int64_t>(highest) && allowed >= longest) return found;
@@ -209,9 +211,8 @@ SequenceFound Sequence::look(int64_t most_ps, size_t longest, Stopwatch& watch) 
       allowed = std::min(longest, 4 * allowed);
     }
   }
-  double scale = 1.2;
   for (const PeakBound& b : bounds) {
-    if (b.bound() >= lowest && views_[0].all() > 0) scale = b.price() / views_[0].all();
+    if (b.bound() >= lowest && views_[0].all() > 0) scale_ = b.price() / views_[0].all();
   }
   for (double apart = step;; apart *= kWider) {
     const int64_t target = std::min(most, static_cast<int64_t>(lowest + apart));
@@ -219,7 +220,7 @@ SequenceFound Sequence::look(int64_t most_ps, size_t longest, Stopwatch& watch) 
     if (target > near) {
       few = stages;
       few.lower(target);
-      if (!few.hopeless() && !bound_peak(few, longest, scale, 2, enough, bounds, watch)) return found;
+      if (!few.hopeless() && !bound_peak(few, longest, scale_, 2, enough, bounds, watch)) return found;
       near = enough;
     }
     if (!few.hopeless()) {

@@ -24,7 +24,7 @@ class Sequence {
   double bound_ps() const { return bound_ + static_cast<double>(series_.fixed_ps()); }
 
   // Looks for the best plan of at most `most_ps`. Gives up beyond `longest` partial plans in a list.
-  SequenceFound look(int64_t most_ps, size_t longest, Stopwatch& watch) const;
+  SequenceFound look(int64_t most_ps, size_t longest, Stopwatch& watch);
 
  private:
   bool bound_peak(const Stages& stages, size_t longest, double scale, size_t many, int64_t& most,
@@ -32,7 +32,8 @@ class Sequence {
 
   Series series_;
   std::vector<PhasePrices> views_;
-  double bound_ = 0;  // without fixed_ps
+  double bound_ = 0;    // without fixed_ps
+  double scale_ = 1.2;  // the best price of the peak, of the sum of all phases' prices
 };
 
 }  // namespace osdp::search

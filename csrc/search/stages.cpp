@@ -205,7 +205,7 @@ void Stages::forget_harmless() {
 
 void Stages::look_ahead() {
   const size_t views = views_->size();
-  ahead_.resize((size_ + 1) * views), behind_.resize((size_ + 1) * views);
+  ahead_.resize((size_ + 1) * views);
   std::vector<double> least(size_);
   for (size_t v = 0; v < views; ++v) {
     const PhasePrices& p = (*views_)[v];
@@ -220,7 +220,6 @@ void Stages::look_ahead() {
     for (size_t s = 0; s <= size_; ++s) {
       const size_t at = s < size_ ? series_->segments()[s].first : series_->operators();
       ahead_[s * views + v] = {p.from(at), p.before(at), rest};
-      behind_[s * views + v] = {p.before(at), p.from(at), all - rest - memory};
       if (s < size_) rest -= least[s];
     }
   }

@@ -18,8 +18,7 @@ struct Extremes {
   int64_t most_before = 0, most_after = 0, most_peak = -kLargestSum;
 };
 
-// The other end at some prices: time + by_before * before + by_peak * peak + rest bounds the plan. Of a last
-// part `before` stands for its `after`.
+// The other end at some prices: time + by_before * before + by_peak * peak + rest bounds the plan.
 struct Outlook {
   double by_before = 0, by_peak = 0, rest = 0;
 };
@@ -41,12 +40,10 @@ class Stages {
   size_t size() const { return size_; }
   const std::vector<Item>& items(size_t s) const { return items_[s]; }
   const Treatment& treatment(size_t s, const Item& item) const { return (*treatments_[s])[item.treatment]; }
-  // Of the segments before s; of s and those behind it.
-  const Extremes& until(size_t s) const { return until_[s]; }
+  // Of the segments from s on.
   const Extremes& from(size_t s) const { return from_[s]; }
-  // By view: for parts over the segments before s; for parts over s and those behind it.
+  // By view: for parts over the segments before s.
   const Outlook* ahead(size_t s) const { return &ahead_[s * views_->size()]; }
-  const Outlook* behind(size_t s) const { return &behind_[s * views_->size()]; }
 
  private:
   bool list(Stopwatch& watch);
@@ -66,7 +63,7 @@ class Stages {
   std::vector<std::shared_ptr<const std::vector<Treatment>>> treatments_;
   std::vector<std::vector<Item>> items_;
   std::vector<Extremes> until_, from_;
-  std::vector<Outlook> ahead_, behind_;  // [segments][view]
+  std::vector<Outlook> ahead_;  // [segments][view]
 };
 
 }  // namespace osdp::search

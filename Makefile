@@ -28,6 +28,9 @@ PY := $(ENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check
 export PATH := $(ENV)/bin:$(PATH)
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+# What ccache knows counts in every clone: paths are hashed from the clone on.
+export CCACHE_BASEDIR ?= $(CURDIR)
+export CCACHE_NOHASHDIR ?= 1
 
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
@@ -92,6 +95,12 @@ cuda-check:  ## compile, link and load everything against a CUDA torch (kept in 
 	{ cmake -S . -B build/cuda -G Ninja -DPython_EXECUTABLE="$(CUDA_ENV)/bin/python" -DOSDP_CUDA=ON -DCMAKE_BUILD_TYPE=Release \
 	  && ninja -C build/cuda -j$(JOBS) _C _search; } >build/cuda.log 2>&1 || { tail -n 60 build/cuda.log; exit 1; }; \
 	python tools/load_extension.py build/cuda
+
+.PHONY: cuda-kernels
+cuda-kernels:  ## compile the CUDA kernels alone, which need no torch, where nvcc is installed
+	@command -v nvcc >/dev/null || { echo "== no nvcc: the CUDA kernels are left out"; exit 0; }; mkdir -p build/cuda-kernels; \
+	echo "== CUDA kernels: $$(nvcc --version | grep -oE 'release [0-9.]+')"; \
+	for f in csrc/kernels/*.cu; do nvcc -std=c++17 -arch=sm_90 -Icsrc -Werror all-warnings -c "$$f" -o "build/cuda-kernels/$$(basename "$$f").o"; done
 
 .PHONY: test-python
 test-python: build  ## the Python tests: one process, then several ranks

@@ -46,6 +46,7 @@ _PUBLIC = {
     "no_sync": "sharding",
     "clip_grad_norm_": "sharding",
     "summon_full_params": "sharding",
+    "register_forward_method": "methods",
     "FullyShardedDataParallel": "fsdp",
     "report": "reporting",
     "save": "checkpoint",

@@ -99,7 +99,8 @@ def make_model(description: ModelDescription, hardware: Hardware, precision: str
     block_index = {b.name: i for i, b in enumerate(description.blocks)}
     operators = [_operator(o, block_index, hardware, precision) for o in description.operators]
     blocks = [(b.name, b.input_bytes_per_sample) for b in description.blocks]
-    return _search.Model(operators, blocks, description.input_bytes_per_sample)
+    held = description.input_bytes_per_sample + description.output_bytes_per_sample
+    return _search.Model(operators, blocks, held)
 
 
 def make_request(
@@ -220,6 +221,7 @@ def _operator(
             op.split_tensor = weights[0]
             op.out_features, op.in_features = o.split_shape
     op.calls = max(1, o.calls)
+    op.places = max(1, len(o.gather_at)) if o.traced else 1
     op.block = -1 if o.block is None else block_index[o.block]
     op.saved_bytes_per_sample = o.saved_bytes_per_sample
     op.saved_bytes_fixed = o.saved_bytes_fixed
@@ -234,6 +236,7 @@ def signature(o: Operator) -> object:
         o.kind,
         parameters,
         o.calls,
+        len(o.gather_at),
         o.split_shape,
         o.saved_bytes_per_sample,
         o.saved_bytes_fixed,

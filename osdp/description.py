@@ -70,6 +70,9 @@ class ModelDescription:
     blocks: tuple[Block, ...]
     sample_batch: int  # the batch size of the sample that was traced; 0: described without one
     input_bytes_per_sample: int
+    # Of what the model returns, beside what is saved anyway: logits, caches. Whoever trains it usually holds them until the
+    # backward is over.
+    output_bytes_per_sample: int = 0
 
     @property
     def parameter_bytes(self) -> int:

@@ -21,7 +21,7 @@ leaves unwritten would be garbage, so memory is handed out full of NaN, and what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,7 +97,7 @@ def run_turn(
     """
     made: dict[int, Tensor] = {}
     versions: dict[int, int] = {}
-    was = [(module, dict(module._parameters), dict(module._buffers)) for _, module in turn.modules]
+    was = _held(module for _, module in turn.modules)
     meta = {(id(module), key): t for _, module in turn.modules for key, t in own_tensors(module)}
     try:
         due = {
@@ -126,11 +126,23 @@ def run_turn(
                 result[id(wanted)] = tensor.detach()
         return result
     finally:
-        for module, parameters, buffers in was:
-            module._parameters.clear()
-            module._parameters.update(parameters)
-            module._buffers.clear()
-            module._buffers.update(buffers)
+        _put_back(was)
+
+
+Held = tuple[nn.Module, dict[str, nn.Parameter | None], dict[str, Tensor | None]]
+
+
+def _held(modules: Iterable[nn.Module]) -> list[Held]:
+    return [(module, dict(module._parameters), dict(module._buffers)) for module in modules]
+
+
+def _put_back(was: list[Held]) -> None:
+    """Modules hold again what they held at `_held`."""
+    for module, parameters, buffers in was:
+        module._parameters.clear()
+        module._parameters.update(parameters)
+        module._buffers.clear()
+        module._buffers.update(buffers)
 
 
 def _children_first(module: nn.Module, name: str, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
@@ -234,7 +246,7 @@ def _writes_below(module: nn.Module) -> bool:
     below = [t for each in everything if each is not module for _, t in own_tensors(each)]
     if reset is None or not below:
         return False
-    was = [(each, dict(each._parameters), dict(each._buffers)) for each in everything]
+    was = _held(everything)
     watch = _Written()
     try:
         with torch.no_grad(), generators_kept(), watch:
@@ -249,10 +261,6 @@ def _writes_below(module: nn.Module) -> bool:
     except Exception:  # it needs values; then it runs with all of them
         replaced = True
     finally:
-        for each, parameters, buffers in was:
-            each._parameters.clear()
-            each._parameters.update(parameters)
-            each._buffers.clear()
-            each._buffers.update(buffers)
+        _put_back(was)
     own = {t.untyped_storage()._cdata for _, t in own_tensors(module)}
     return replaced or any(s in watch.storages for s in {t.untyped_storage()._cdata for t in below} - own)

@@ -61,6 +61,32 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(getattr(tree, field.name))
 
 
+def tensors_held(tree: Any) -> Iterator[torch.Tensor]:
+    """The tensors that live as long as `tree` does: those in it, and in the attributes of objects in it (a cache)."""
+    seen: set[int] = set()
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, torch.Tensor):
+            yield node
+        elif (
+            id(node) in seen
+            or isinstance(node, (str, bytes, int, float, type, torch.nn.Module))
+            or callable(node)
+        ):
+            continue
+        elif isinstance(node, (list, tuple, set)):
+            pending.extend(node)
+        elif isinstance(node, Mapping):
+            pending.extend(node.values())
+        else:
+            slots = [
+                getattr(node, s, None) for kind in type(node).__mro__ for s in vars(kind).get("__slots__", ())
+            ]
+            pending.extend([*getattr(node, "__dict__", {}).values(), *slots])
+        seen.add(id(node))
+
+
 def batch_of(tree: Any) -> int:
     """Size of dimension 0 of the first tensor in `tree` that has one; 1 where there is none."""
     return next((t.shape[0] for t in tensors_in(tree) if t.dim() > 0), 1)

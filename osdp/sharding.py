@@ -23,6 +23,7 @@ from osdp.compiled import compiled_modules, install_call, outside
 from osdp.errors import InvalidProblemError, PlanMismatchError, ProcessGroupError, ShardingError
 from osdp.lane_group import lane_group, part_of_lane
 from osdp.meta_init import InitFunction
+from osdp.methods import watch_methods
 from osdp.offload import wants_offload
 from osdp.placing import Placing, survey
 from osdp.plan import SPLITS, Plan, check_same_model, validate
@@ -62,13 +63,16 @@ class Sharded:
         group: dist.ProcessGroup,
         device: torch.device,
         grid: RankGrid | None = None,
+        policy: MixedPrecision | None = None,
     ) -> None:
         self.plan = plan
         self.group = group
         self.device = device  # that computes
         self.grid = grid  # of its HYBRID_SHARD parameters; None where there are none
         self.runtime = runtime
-        self._index = {name: i for i, name in enumerate(names)}
+        self.policy = policy
+        self.split_names = frozenset(_splits(plan))  # weights that are computed in slices
+        self.index = {name: i for i, name in enumerate(names)}
         self.buffer_dtypes: dict[
             str, torch.dtype
         ] = {}  # of buffers that mixed precision has cast: what they were
@@ -77,14 +81,14 @@ class Sharded:
 
     def names(self) -> list[str]:
         """Parameter names, as in `named_parameters()` of the unwrapped model."""
-        return list(self._index)
+        return list(self.index)
 
     def pieces(self, name: str) -> list[_C.Piece]:
         """The boxes of the full parameter that this rank holds: global_offsets, sizes, replicated, view(local)."""
-        return self.runtime.pieces(self._index[name])
+        return self.runtime.pieces(self.index[name])
 
     def full_shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.runtime.full_shape(self._index[name]))
+        return tuple(self.runtime.full_shape(self.index[name]))
 
     def is_whole(self, name: str) -> bool:
         """Whether this rank holds the parameter as the unwrapped model does."""
@@ -93,10 +97,10 @@ class Sharded:
 
     def gather_whole(self, name: str, local: Tensor) -> Tensor:
         """The full tensor of which `local` is this rank's part: the parameter, its gradient, optimizer state. Collective."""
-        return self.runtime.gather_whole(self._index[name], local.detach())
+        return self.runtime.gather_whole(self.index[name], local.detach())
 
     def take_local(self, name: str, full: Tensor) -> Tensor:
-        return self.runtime.take_local(self._index[name], full.detach())
+        return self.runtime.take_local(self.index[name], full.detach())
 
     def gathered_bytes(self) -> int:
         """Bytes of full parameters that exist at this moment; 0 between steps (except where kept for a backward)."""
@@ -104,6 +108,10 @@ class Sharded:
 
 
 _sharded: WeakKeyDictionary[nn.Module, Sharded] = WeakKeyDictionary()
+
+
+def sharded_models() -> list[tuple[nn.Module, Sharded]]:
+    return list(_sharded.items())
 
 
 def runtime_of(model: nn.Module) -> Sharded:
@@ -208,7 +216,7 @@ def fully_shard(
         runtime.set_budget(
             f"The plan predicted a peak of {plan.predicted.peak_memory_bytes / 2**20:.1f} MiB. "
         )
-    sharded = Sharded(plan, names, runtime, group, device, grid)
+    sharded = Sharded(plan, names, runtime, group, device, grid, policy)
     _sharded[model] = sharded
     _install_calls(model, plan, index, runtime, dtypes)
     if policy is not None:
@@ -216,6 +224,7 @@ def fully_shard(
     _install_splits(model, plan, index, runtime)
     _install_recomputation(model, plan)
     show_full_state(model, sharded)
+    watch_methods(model, sharded)
     _measure_rest(model, sharded)
     return model
 

@@ -193,7 +193,13 @@ def _assemble(
         ),
         sample_batch=batch,
         input_bytes_per_sample=input_bytes,
+        output_bytes_per_sample=_output_bytes(watched) if watched else 0,
     )
+
+
+def _output_bytes(watched: Watched) -> int:
+    per_sample, fixed = watched.parts(lambda t: t.output_bytes)
+    return per_sample + fixed // watched.batch
 
 
 def _split_shape(owners: Ownership, name: str, trace: Trace | None) -> tuple[int, int] | None:

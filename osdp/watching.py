@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from osdp.blocks import recomputable_blocks
 from osdp.flops import flops_of
-from osdp.nested import map_tensors, tensors_in
+from osdp.nested import map_tensors, tensors_held, tensors_in
 from osdp.workspaces import hidden_workspace_bytes
 
 _DEVICE = torch.ops.prim.device.default
@@ -38,6 +38,7 @@ class Trace:
         self.saved_bytes: dict[str, int] = {}
         self.flops: dict[str, int] = {}
         self.input_bytes: dict[str, int] = {}  # block -> bytes of the tensors it was called with
+        self.output_bytes = 0  # that the model returned, beside what is saved anyway
 
     def readers(self, parameters: Sequence[str]) -> tuple[str, ...]:
         """The innermost modules that read any of `parameters`, in order of first read.
@@ -93,6 +94,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Storages by identity. They are kept alive, so that no identity is used twice.
         self._saved: dict[int, tuple[str, torch.UntypedStorage]] = {}  # with the module that saved it first
         self._given: dict[int, _Given] = {}
+        self._returned: dict[int, torch.UntypedStorage] = {}  # what whoever called the model holds
         self._blocks = set(recomputable_blocks(model))
         self._failures: list[tuple[BaseException, str]] = []
         self._copy_of: dict[int, torch.Tensor] = {}  # storage of a tensor of `original` -> the copy's tensor
@@ -151,6 +153,12 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._failures.append((error, name))
             while self._stack and self._stack.pop() != name:
                 pass
+            if not name and not self._stack and error is None:
+                self._returned = {
+                    _storage_id(t): t.untyped_storage()
+                    for t in tensors_held(output)
+                    if t.layout is torch.strided
+                }
 
         return hook
 
@@ -185,8 +193,11 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 share = -(-given.storage.nbytes() // len(given.blocks))
                 for block in given.blocks:
                     self.trace.input_bytes[block] = self.trace.input_bytes.get(block, 0) + share
+        there = self._uncounted | self._saved.keys()
+        self.trace.output_bytes = sum(s.nbytes() for i, s in self._returned.items() if i not in there)
         self._saved.clear()
         self._given.clear()
+        self._returned.clear()
 
     def _add(self, amounts: dict[str, int], module: str, amount: int) -> None:
         if amount:

@@ -264,13 +264,14 @@ void bind_runtime(py::module_& m) {
       .def(
           "add_call",
           [](const RuntimePtr& runtime, std::string module, const std::vector<int64_t>& params, bool root,
-             bool hold) {
+             bool hold, bool method) {
             return CallHook{.runtime = runtime,
-                            .call = runtime->add_call(std::move(module), params, root, hold)};
+                            .call = runtime->add_call(std::move(module), params, root, hold, method)};
           },
-          py::arg("module"), py::arg("params"), py::arg("root"), py::arg("hold"))
+          py::arg("module"), py::arg("params"), py::arg("root"), py::arg("hold"), py::arg("method") = false)
       .def("source_of", &rt::Runtime::source_of, py::arg("param"))
       .def_property_readonly("summoned", &rt::Runtime::summoned)
+      .def_property_readonly("in_pass", &rt::Runtime::in_pass, "Within a call or a backward")
       .def_property_readonly("step_seconds", &rt::Runtime::step_seconds,
                              "Seconds between the beginnings of the last training forwards")
       .def_property("prefetch", &rt::Runtime::prefetch, &rt::Runtime::set_prefetch)

@@ -193,6 +193,7 @@ void bind_schedule(py::module_& m) {
       .def_readwrite("out_features", &Operator::out_features)
       .def_readwrite("in_features", &Operator::in_features)
       .def_readwrite("calls", &Operator::calls)
+      .def_readwrite("places", &Operator::places)
       .def_readwrite("block", &Operator::block)
       .def_readwrite("saved_bytes_per_sample", &Operator::saved_bytes_per_sample)
       .def_readwrite("saved_bytes_fixed", &Operator::saved_bytes_fixed)

@@ -106,8 +106,8 @@ void Runtime::take_whole_gradient(Parameter& param, Place& place, const at::Tens
   at::Tensor gradient = param.tensor().grad();
   param.tensor().mutable_grad().reset();
   if (!gradient.defined()) return;
-  TORCH_CHECK(
-      gradient.layout() == at::kStrided, "OSDP: parameter '", param.name(),
+  OSDP_CHECK(
+      gradient.layout() == at::kStrided, Sharding, "OSDP: parameter '", param.name(),
       "' got a sparse gradient, which mixed precision cannot average. Use sparse=False in its module.");
   if (place.bucket && sync_ && place.bucket->averages_alone()) {
     at::Tensor& pending = place.bucket->pending;

@@ -3,7 +3,6 @@
 #include <ATen/Functions.h>
 
 #include <set>
-
 #include <utility>
 
 #include "runtime/graph_task.hpp"
@@ -20,30 +19,38 @@ at::Tensor BucketItem::gradient() const {
 
 namespace {
 
-constexpr size_t kSmallBytes = 64 * 1024;
+// Large gradients are averaged where they lie; small ones, and those that cannot be (strided, or in memory
+// that another one of them has too, which would be added to twice), in a copy that they share, behind the
+// others.
+struct Gradients {
+  Tensors in_place;  // flat
+  Tensors copied;
 
-// Large gradients are averaged where they lie, all at once; small ones, and those that cannot be (strided, or
-// in memory that another one of them has too, which would be added to twice), in a copy that they share.
-void average_in_place(Collectives& collectives, const std::vector<at::Tensor>& gradients) {
-  Tensors together;
-  std::vector<at::Tensor> copied;
-  std::set<const void*> memory;
-  int64_t elements = 0;
-  for (const at::Tensor& g : gradients) {
-    const bool alone = gradients.size() == 1 || g.nbytes() > kSmallBytes;
-    if (g.is_contiguous() && alone && memory.insert(g.storage().unsafeGetStorageImpl()).second)
-      together.push_back(g.view({-1}));
-    else
-      copied.push_back(g), elements += g.numel();
+  explicit Gradients(const Tensors& all) {
+    std::set<const void*> memory;
+    for (const at::Tensor& g : all) {
+      const bool alone = all.size() == 1 || g.nbytes() > kSmallBytes;
+      if (g.is_contiguous() && alone && memory.insert(g.storage().unsafeGetStorageImpl()).second)
+        in_place.push_back(g.view({-1}));
+      else
+        copied.push_back(g);
+    }
   }
+};
+
+// All at once.
+void average_together(Collectives& collectives, const Gradients& gradients) {
+  Tensors together = gradients.in_place;
+  int64_t elements = 0;
+  for (const at::Tensor& g : gradients.copied) elements += g.numel();
   at::Tensor flat;
   const auto each = [&](const auto& what) {
     int64_t at = 0;
-    for (const at::Tensor& g : copied)
+    for (const at::Tensor& g : gradients.copied)
       what(g, flat.narrow(0, at, g.numel()).view(g.sizes())), at += g.numel();
   };
   if (elements > 0) {
-    flat = at::empty({elements}, copied[0].options());
+    flat = at::empty({elements}, gradients.copied[0].options());
     each([](const at::Tensor& g, const at::Tensor& part) { part.copy_(g); });
     together.push_back(flat);
   }
@@ -85,7 +92,7 @@ void Buckets::await(BucketItem& item) {
 
 void Buckets::launch(Bucket& bucket) {
   if (bucket.items[0]->param->mixed()) return launch_mixed(bucket);
-  std::vector<at::Tensor> gradients;
+  Tensors all;
   std::vector<BucketItem*> launched;
   for (const auto& item : bucket.items) {
     if (!item->queued) continue;
@@ -95,12 +102,15 @@ void Buckets::launch(Bucket& bucket) {
     OSDP_CHECK(!gradient.defined() || gradient.layout() == at::kStrided, Sharding, "OSDP: parameter '",
                item->param->name(),
                "' got a sparse gradient, which is not supported. Use sparse=False in its module.");
-    if (gradient.defined() && gradient.numel() > 0) gradients.push_back(std::move(gradient));
+    if (gradient.defined() && gradient.numel() > 0) all.push_back(std::move(gradient));
   }
-  if (gradients.empty()) return;
-  Ticket ticket = lane_->submit(bucket.name + " all-reduce", [gradients, collectives = collectives_] {
-    average_in_place(*collectives, gradients);
-  });
+  if (all.empty()) return;
+  const Gradients gradients(all);
+  Head head = collectives_->head_of_all_reduce(gradients.in_place);
+  Ticket ticket = lane_->submit(
+      bucket.name + " all-reduce",
+      [gradients, collectives = collectives_] { average_together(*collectives, gradients); },
+      std::move(head));
   for (BucketItem* item : launched) item->in_flight = ticket;
   tickets_.push_back(std::move(ticket));
 }

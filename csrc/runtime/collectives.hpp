@@ -11,9 +11,16 @@
 #include <string>
 #include <vector>
 
+#include "runtime/head.hpp"
+
 namespace osdp::runtime {
 
 using Tensors = std::vector<at::Tensor>;
+
+// Note [Small tensors travel together]
+// A collective of a few KiB is all latency. The small tensors of a unit or bucket share one: they are packed
+// behind each other, and the result is copied out, which costs less than another collective would.
+constexpr size_t kSmallBytes = 64 * 1024;
 
 class Collectives {
  public:
@@ -23,7 +30,7 @@ class Collectives {
   static std::shared_ptr<Collectives> over(const std::string& group, at::Device device);
   virtual ~Collectives() = default;
 
-  // What carries the bytes: "shared memory", "sockets" (gloo's), or the backend's name.
+  // What carries the bytes: "shared memory", "sockets" (ours), "gloo" (its sockets), or the backend's name.
   virtual std::string link() const { return backend_->getBackendName(); }
   int64_t rank() const { return backend_->getRank(); }
   int64_t world() const { return backend_->getSize(); }
@@ -38,6 +45,10 @@ class Collectives {
   void reduce_scatter_mean(const Tensors& outputs, const Tensors& inputs);
   // In place, flat and contiguous. Bit for bit the same on every rank.
   void all_reduce_mean(const Tensors& tensors);
+  // For a task whose first collective is one of the above, with these inputs first: what it sends first.
+  virtual Head head_of_gather(const Tensors&) const { return {}; }
+  virtual Head head_of_reduce_scatter(const Tensors&) const { return {}; }
+  virtual Head head_of_all_reduce(const Tensors&) const { return {}; }
   // One after the other, in place, contiguous.
   void all_reduce_sum(const at::Tensor& tensor) { reduce_one(tensor, c10d::ReduceOp::SUM); }
   void all_reduce_max(const at::Tensor& tensor) { reduce_one(tensor, c10d::ReduceOp::MAX); }

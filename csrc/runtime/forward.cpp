@@ -15,7 +15,9 @@ namespace osdp::runtime {
 // From the outermost call's begin to its end, and from a backward's begin to its end, sharded parameters are
 // inside: they have their full shape, readable while gathered. Reading one that is not gathered is then an
 // error, not a silently smaller matrix. Outside they are what this rank holds, with its gradient: for
-// optimizers, zero_grad, clipping. A call of a submodule by itself takes only its own parameters inside.
+// optimizers, zero_grad, clipping. A call of a submodule by itself takes only its own parameters inside, and
+// those of the calls within it. A method takes all of them inside: what it reads without having said so is an
+// error.
 
 void Runtime::enter(const std::vector<Unit*>& units) {
   for (Unit* unit : units)
@@ -35,6 +37,12 @@ void Runtime::enter(const std::vector<WholeCopy*>& copies, bool fresh) {
     copy->enter(fresh);
     went_inside(copy->owner());
   }
+}
+
+void Runtime::enter(const Call& call) {
+  enter(call.units);
+  enter(call.slices);
+  enter(call.copies, true);
 }
 
 void Runtime::went_inside(Parameter& p) {
@@ -83,13 +91,11 @@ void Runtime::open(Call& call) {
     replicas_.submit(*lane_, collectives_, replicated_);
   }
   try {
-    if (call.root) {
+    if (call.root || call.method) {
       for (const auto& unit : units_) enter({unit.get()});
       enter(copies_, true);
     } else {
-      enter(call.units);
-      enter(call.slices);
-      enter(call.copies, true);
+      enter(call);
     }
   } catch (...) {  // the call is not on the stack yet: no end of it will put parameters back
     leave();
@@ -132,6 +138,8 @@ void Runtime::begin_call(Call& call, const std::vector<at::Tensor>& inputs) {
       begin_backward();
     else
       open(call);
+  } else if (!root_forward_ && !backward_) {
+    enter(call);  // within the call of a submodule by itself
   }
   stack_.push_back({&call, inputs.empty() ? nullptr : std::make_shared<Invocation>(), {}});
   stack_.back().range.begin(call.module, backward_ ? "recomputation" : "forward");
@@ -158,6 +166,7 @@ void Runtime::release_after_forward(Call& call, Unit& unit, bool failed) {
     unit.keep = true;
     return;
   }
+  if (call.method) return release(unit);
   const auto at = std::find(call.units.begin(), call.units.end(), &unit) - call.units.begin();
   if (!call.seen[at]) {
     call.seen[at] = 1;

@@ -10,9 +10,10 @@ class GlooLink final : public Link {
  public:
   explicit GlooLink(c10::intrusive_ptr<c10d::Backend> backend) : backend_(std::move(backend)) {}
 
-  const char* name() const override { return "sockets"; }
+  const char* name() const override { return "gloo"; }
   int64_t longest_message_bytes() const override { return 256 * 1024; }
   int64_t window() const override { return 8; }
+  int64_t latency_bytes() const override { return 16 * 1024; }
 
   void run(const Course& course) override {
     const int world = backend_->getSize(), rank = backend_->getRank();

@@ -140,20 +140,23 @@ class ThreadLane final : public Lane {
     thread_.join();
   }
 
-  Ticket submit(std::string label, Task task) override {
+  Ticket submit(std::string label, Task task, Head head) override {
     auto state = std::make_shared<Ticket::State>(watch_);
     watch_->submitted();
     state->label = label;
     std::lock_guard lock(mutex_);
-    queue_.push_back({std::move(label), std::move(task), state, at::get_record_function_tls_(),
+    queue_.push_back({{std::move(label), std::move(head)},
+                      std::move(task),
+                      state,
+                      at::get_record_function_tls_(),
                       c10::ThreadLocalDebugInfo::current()});
+    watch_->set_upcoming(&queue_.front());
     changed_.notify_one();
     return Ticket(std::move(state));
   }
 
  private:
-  struct Item {
-    std::string label;
+  struct Item : Upcoming {
     Task task;
     std::shared_ptr<Ticket::State> state;
     // The submitter's profiler, so that a timeline shows the lane's work too.
@@ -172,7 +175,9 @@ class ThreadLane final : public Lane {
       }
       Item item = std::move(queue_.front());
       queue_.pop_front();
+      watch_->set_upcoming(queue_.empty() ? nullptr : &queue_.front());
       lock.unlock();
+      item.head = {};
       at::set_record_function_tls_(item.recording);
       c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(std::move(item.debug_info));
       const auto begin = std::chrono::steady_clock::now();
@@ -196,7 +201,7 @@ class StreamLane final : public Lane {
   explicit StreamLane(c10::Device device)
       : device_(device), guard_(device.type()), stream_(guard_.getStreamFromGlobalPool(device)) {}
 
-  Ticket submit(std::string label, Task task) override {
+  Ticket submit(std::string label, Task task, Head) override {
     auto state = std::make_shared<Ticket::State>(watch_);
     watch_->submitted();
     state->device = device_;

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "runtime/course.hpp"
+#include "runtime/head.hpp"
 
 namespace osdp::runtime {
 
@@ -20,6 +21,10 @@ class Link {
   virtual int64_t longest_message_bytes() const = 0;
   // How many messages are worth having under way at once.
   virtual int64_t window() const = 0;
+  // Up to this size an all-reduce is latency: all ranks send everything to all at once, past this link.
+  virtual int64_t latency_bytes() const { return 0; }
+  // Whether it sends the next task's head while a course waits for its last messages.
+  virtual bool sends_ahead() const { return false; }
 };
 
 // By gloo's sends and receives, between any hosts.
@@ -28,5 +33,10 @@ std::unique_ptr<Link> gloo_link(c10::intrusive_ptr<c10d::Backend> backend);
 // Through memory that ranks of one host share; null on all ranks when they are not all on one host, or one of
 // them cannot or must not (OSDP_SHARED_MEMORY=0) share memory. Collective.
 std::unique_ptr<Link> shared_memory_link(const c10::intrusive_ptr<c10d::Backend>& backend);
+
+// By TCP connections of its own, between any hosts that reach each other by the addresses that gloo would
+// use; null on all ranks where one of them cannot connect, or must not (OSDP_SOCKETS=0, or gloo's own are
+// encrypted: GLOO_DEVICE_TRANSPORT=TCP_TLS). Collective.
+std::unique_ptr<Link> socket_link(const c10::intrusive_ptr<c10d::Backend>& backend);
 
 }  // namespace osdp::runtime

@@ -9,9 +9,31 @@
 #include <span>
 #include <vector>
 
+#include "runtime/unit.hpp"
+
 namespace osdp::runtime {
 
-struct Unit;
+// Note [How far ahead]
+// The unit in use and what is gathered ahead of it have the memory of `1 + units` units of the largest size.
+// Where they are smaller, more of them come: a small unit's bytes arrive long before the computation of the
+// one in use ends, and the link would rest. The bound of 2 + `units` full-size tensors holds: a gather begins
+// when the gradients submitted before it have left, so those that leave while it waits are of units that were
+// in this sum, and beside it there is only the gradient being made. At most kMostUnits come, since every use
+// looks at all of them.
+struct Depth {
+  static constexpr size_t kMostUnits = 16;
+  size_t units = 1;
+  size_t bytes = 0;  // of 1 + `units` units of the largest size
+
+  size_t of(size_t in_use_bytes, std::span<Unit* const> next) const {
+    size_t count = 0, sum = in_use_bytes;
+    for (; count < std::min(next.size(), std::max(units, kMostUnits)); ++count) {
+      sum += next[count]->bytes();
+      if (count >= units && sum > bytes) break;
+    }
+    return count;
+  }
+};
 
 class Order {
  public:
@@ -20,13 +42,16 @@ class Order {
     position_ = 0;
   }
 
-  // Notes that `unit` is asked for; returns the units recorded after it, at most `depth`.
-  std::span<Unit* const> advance(Unit* unit, size_t depth) {
-    current_.push_back(unit);
+  // Notes that `unit` is asked for; returns the units recorded after it that are to be gathered ahead.
+  std::span<Unit* const> advance(Unit* unit, const Depth& depth) {
+    // A unit of several modules is asked for by each of them.
+    if (current_.empty() || current_.back() != unit) current_.push_back(unit);
+    if (position_ > 0 && recorded_[position_ - 1] == unit) --position_;
     auto found = std::find(recorded_.begin() + static_cast<std::ptrdiff_t>(position_), recorded_.end(), unit);
     if (found == recorded_.end()) return {};
     position_ = static_cast<size_t>(found - recorded_.begin()) + 1;
-    return std::span(recorded_).subspan(position_, std::min(depth, recorded_.size() - position_));
+    const auto next = std::span(recorded_).subspan(position_);
+    return next.first(depth.units > 0 ? depth.of(unit->bytes(), next) : 0);
   }
 
   // The pass is complete. A pass that was cut short by an exception is not recorded.

@@ -13,9 +13,6 @@
 namespace osdp::runtime {
 namespace {
 
-// Up to this size an all-reduce over sockets is latency: everybody sends everything to everybody at once.
-constexpr int64_t kLatencyBytes = 16 * 1024;
-
 // Flat tensors, each cut into `world` chunks and those into segments, all tensors' behind each other.
 class Segments {
  public:
@@ -49,24 +46,51 @@ void put(const Range& range, const void* message) {
   if (range.data() != message) std::memcpy(range.data(), message, range.bytes());
 }
 
-// A group's link through shared memory is made once, by all of its ranks, and outlives the models that use
-// it: ranks let go of those at different times.
-std::shared_ptr<Link> shared_link_of(const std::string& group,
-                                     const c10::intrusive_ptr<c10d::Backend>& backend) {
+// A group's link is made once, by all of its ranks, and outlives the models that use it: ranks let go of
+// those at different times.
+std::shared_ptr<Link> link_of(const std::string& group, const c10::intrusive_ptr<c10d::Backend>& backend) {
   static std::mutex mutex;
   static auto* links = new std::map<std::string, std::shared_ptr<Link>>();
   std::lock_guard lock(mutex);
   const auto [at, made] = links->try_emplace(group);
-  if (made) at->second = shared_memory_link(backend);
+  if (made && backend->getSize() > 1) {
+    at->second = shared_memory_link(backend);
+    if (!at->second) at->second = socket_link(backend);
+  }
+  if (!at->second) at->second = gloo_link(backend);
   return at->second;
 }
 
 }  // namespace
 
 Ring::Ring(const std::string& group, c10::intrusive_ptr<c10d::Backend> backend)
-    : Collectives(std::move(backend)),
-      shared_(world() > 1 ? shared_link_of(group, backend_) : nullptr),
-      link_(shared_ ? shared_ : gloo_link(backend_)) {}
+    : Collectives(std::move(backend)), link_(link_of(group, backend_)) {}
+
+Head Ring::head_of(Tensors whole, int64_t chunks, int64_t chunk) const {
+  Head head;
+  if (!link_->sends_ahead() || whole.empty()) return head;
+  head.link = link_.get();
+  head.whole = std::move(whole);
+  const Segments segments(head.whole, chunks, link_->longest_message_bytes());
+  for (int64_t s = 0; s < segments.count(); ++s)
+    if (const Range range = segments(chunk, s); !range.empty()) head.messages.push_back(range);
+  return head;
+}
+
+Head Ring::head_of_gather(const Tensors& inputs) const { return head_of(inputs, 1, 0); }
+Head Ring::head_of_reduce_scatter(const Tensors& inputs) const {
+  return head_of(inputs, world(), chunk_before(1));
+}
+Head Ring::head_of_all_reduce(const Tensors& tensors) const {
+  Tensors together;
+  for (const at::Tensor& tensor : tensors)
+    if (!at_once(tensor)) together.push_back(tensor);
+  return head_of(std::move(together), world(), chunk_before(1));
+}
+
+bool Ring::at_once(const at::Tensor& tensor) const {
+  return static_cast<int64_t>(tensor.nbytes()) <= link_->latency_bytes();
+}
 
 void Ring::run(const Course& course) {
   int64_t bytes = 0;
@@ -121,7 +145,7 @@ void Ring::reduce_scatter(const Tensors& outputs, const Tensors& inputs) {
 void Ring::all_reduce(const Tensors& tensors) {
   Tensors together;
   for (const at::Tensor& tensor : tensors) {
-    if (!shared_ && tensor.numel() * tensor.element_size() <= kLatencyBytes)
+    if (at_once(tensor))
       exchange(tensor);
     else
       together.push_back(tensor);

@@ -20,6 +20,9 @@ class Ring final : public Collectives {
   Ring(const std::string& group, c10::intrusive_ptr<c10d::Backend> backend);
 
   std::string link() const override { return link_->name(); }
+  Head head_of_gather(const Tensors& inputs) const override;
+  Head head_of_reduce_scatter(const Tensors& inputs) const override;
+  Head head_of_all_reduce(const Tensors& tensors) const override;
 
  protected:
   void gather(const Tensors& outputs, const Tensors& inputs) override;
@@ -29,11 +32,12 @@ class Ring final : public Collectives {
  private:
   void run(const Course& course);  // over the link, counted
   void exchange(const at::Tensor& tensor);
+  bool at_once(const at::Tensor& tensor) const;  // an all-reduce's, by exchange()
+  Head head_of(Tensors whole, int64_t chunks, int64_t chunk) const;
 
   int64_t chunk_before(int64_t steps) const { return ((rank() - steps) % world() + world()) % world(); }
   double share() const { return 1.0 / static_cast<double>(world()); }
 
-  std::shared_ptr<Link> shared_;  // null: the ranks share no memory
   std::shared_ptr<Link> link_;
 };
 

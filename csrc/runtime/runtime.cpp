@@ -17,13 +17,12 @@ bool can_shard(const ParamSpec& spec, int64_t world) {
 void check_split(const ParamSpec& spec) {
   if (!spec.split) return;
   const SplitSpec& s = *spec.split;
-  TORCH_CHECK(spec.sizes().size() == 2, "OSDP: parameter '", spec.name,
-              "' is not a matrix and cannot be split");
+  OSDP_CHECK(spec.sizes().size() == 2, Sharding, "OSDP: parameter '", spec.name,
+             "' is not a matrix and cannot be split");
   const int64_t length = spec.sizes()[s.dim == ops::SplitDim::Out ? 0 : 1];
-  TORCH_CHECK(
-      s.granularity > 0 && length % s.granularity == 0 && s.sharded >= 0 && s.sharded <= s.granularity,
-      "OSDP: parameter '", spec.name, "' of length ", length, " cannot be split into ", s.granularity,
-      " slices, ", s.sharded, " of them sharded");
+  OSDP_CHECK(s.granularity > 0 && length % s.granularity == 0 && s.sharded >= 0 && s.sharded <= s.granularity,
+             Sharding, "OSDP: parameter '", spec.name, "' of length ", length, " cannot be split into ",
+             s.granularity, " slices, ", s.sharded, " of them sharded");
 }
 
 // Gradients are averaged together where they are averaged alike.
@@ -61,8 +60,8 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
     for (int64_t p : unit.params) modes.at(p) = unit.mode;
   for (const ParamSpec& spec : params) check_split(spec);
   for (size_t i = 0; i < params.size(); ++i)
-    TORCH_CHECK(!params[i].split || modes[i] != Mode::HybridShard, "OSDP: parameter '", params[i].name,
-                "' is HYBRID_SHARD and split into slices, which are FULL_SHARD only");
+    OSDP_CHECK(!params[i].split || modes[i] != Mode::HybridShard, Sharding, "OSDP: parameter '",
+               params[i].name, "' is HYBRID_SHARD and split into slices, which are FULL_SHARD only");
   // Nothing was changed until here.
   for (size_t i = 0; i < params.size(); ++i) {
     ParamSpec& spec = params[i];
@@ -125,6 +124,13 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
     copies_.push_back(owned_copies_.back().get());
     places_[i].copy = copies_.back();
   }
+  set_prefetch(1);
+}
+
+void Runtime::set_prefetch(size_t units) {
+  size_t largest = 0;
+  for (const auto& unit : units_) largest = std::max(largest, unit->bytes());
+  depth_ = {.units = units, .bytes = (1 + units) * largest};
 }
 
 Statistics Runtime::statistics() const {
@@ -162,7 +168,8 @@ void Runtime::install() {
   }
 }
 
-Call* Runtime::add_call(std::string module, const std::vector<int64_t>& params, bool root, bool hold) {
+Call* Runtime::add_call(std::string module, const std::vector<int64_t>& params, bool root, bool hold,
+                        bool method) {
   auto call = std::make_unique<Call>();
   const std::string named = module.empty() ? "the model" : "'" + module + "'";
   call->in_forward = interned("forward of " + named);
@@ -171,12 +178,13 @@ Call* Runtime::add_call(std::string module, const std::vector<int64_t>& params, 
   call->module = std::move(module);
   call->root = root;
   call->hold = hold;
+  call->method = method;
   for (int64_t i : params) {
     Place& place = places_.at(i);
     call->slices.insert(call->slices.end(), place.slices.begin(), place.slices.end());
     if (place.unit && std::find(call->units.begin(), call->units.end(), place.unit) == call->units.end()) {
       call->units.push_back(place.unit);
-      place.unit->calls.push_back(call.get());
+      if (!method) place.unit->calls.push_back(call.get());
     }
     if (place.copy) call->copies.push_back(place.copy);
     if (params_[i]->split() && !sources_.contains(i))

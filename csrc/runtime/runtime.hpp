@@ -55,8 +55,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   int64_t rank() const { return collectives_->rank(); }
   int64_t world() const { return collectives_->world(); }
 
-  // The call of a module that gathers the units that hold these parameters. Each module has one call.
-  Call* add_call(std::string module, const std::vector<int64_t>& params, bool root, bool hold);
+  // The call of a module that gathers the units that hold these parameters. Each module has one call, and one
+  // for each of its registered methods.
+  Call* add_call(std::string module, const std::vector<int64_t>& params, bool root, bool hold,
+                 bool method = false);
   // The id (see ops::register_source) under which the slices of a split parameter are asked for.
   int64_t source_of(int64_t param) const { return sources_.at(param); }
 
@@ -67,6 +69,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // The exception, in words, that ends the calls under way or the backward.
   void note_exception(std::string text) { exception_text_ = std::move(text); }
 
+  // Within a call or a backward: sharded parameters are inside, see Note [Inside and outside].
+  bool in_pass() const { return !stack_.empty() || backward_; }
+
   // --- backward (backward.cpp)
   void begin_backward();
   void begin_call_backward(const Call& call, Invocation* invocation);
@@ -76,10 +81,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void finish_backward();
   void abort() noexcept;  // after an exception: everything released, parameters outside, lane quiet
 
-  // How many units of the recorded order are gathered ahead of the one in use: at most 2 + that many
-  // full-size tensors exist at a time. 1 unless set.
-  void set_prefetch(size_t units) { prefetch_ = units; }
-  size_t prefetch() const { return prefetch_; }
+  // How many units of the recorded order are gathered ahead of the one in use, if they are all of the largest
+  // size (Note [How far ahead]): at most 2 + that many full-size tensors exist at a time. 1 unless set.
+  void set_prefetch(size_t units);
+  size_t prefetch() const { return depth_.units; }
 
   void set_sync(bool sync) { sync_ = sync; }
   bool sync() const { return sync_; }
@@ -137,6 +142,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   void tell_place();  // to the watch: the innermost call under way
   void tell_raised();
+  void enter(const Call& call);
   void enter(const std::vector<Unit*>& units);
   void enter(const std::vector<WholeCopy*>& copies, bool fresh);
   void went_inside(Parameter& param);
@@ -177,7 +183,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   Replicas replicas_;
   std::vector<Parameter*> replicated_;  // whole parameters
-  size_t prefetch_ = 1;
+  Depth depth_;
   Order forward_order_;
   Order backward_order_;
   struct Frame {

@@ -1,11 +1,10 @@
-#include <ATen/Functions.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 
+#include "runtime/cards.hpp"
 #include "runtime/link.hpp"
 #include "runtime/shared_memory.hpp"
 #include "runtime/watch.hpp"
@@ -109,35 +108,14 @@ class SharedLink final : public Link {
 };
 
 // What ranks tell each other: where they are, and where their queue is.
-struct Card {
+struct QueueCard {
   char host[256] = {};
   SharedQueue::Address queue;
 };
 
-bool wanted() {
+bool shared_memory_wanted() {
   const char* given = std::getenv("OSDP_SHARED_MEMORY");
   return !given || std::string(given) != "0";
-}
-
-std::vector<Card> all_cards(c10d::Backend& backend, const Card& mine) {
-  const int64_t size = sizeof(Card);
-  std::vector<at::Tensor> input{at::empty({size}, at::kByte)};
-  std::memcpy(input[0].mutable_data_ptr(), &mine, sizeof mine);
-  std::vector<std::vector<at::Tensor>> outputs(1);
-  for (int r = 0; r < backend.getSize(); ++r) outputs[0].push_back(at::empty({size}, at::kByte));
-  backend.allgather(outputs, input)->wait();
-  std::vector<Card> cards(outputs[0].size());
-  for (size_t r = 0; r < cards.size(); ++r)
-    std::memcpy(&cards[r], outputs[0][r].const_data_ptr(), sizeof(Card));
-  return cards;
-}
-
-bool everywhere(c10d::Backend& backend, bool here) {
-  std::vector<at::Tensor> flag{at::full({1}, here, at::kInt)};
-  c10d::AllreduceOptions options;
-  options.reduceOp = c10d::ReduceOp::MIN;
-  backend.allreduce(flag, options)->wait();
-  return flag[0].item<int>() != 0;
 }
 
 }  // namespace
@@ -145,9 +123,9 @@ bool everywhere(c10d::Backend& backend, bool here) {
 std::unique_ptr<Link> shared_memory_link(const c10::intrusive_ptr<c10d::Backend>& backend) {
   const int rank = backend->getRank(), world = backend->getSize();
   std::unique_ptr<SharedQueue> in, out, before;
-  Card mine;
+  QueueCard mine;
   try {
-    if (wanted()) {
+    if (shared_memory_wanted()) {
       in = std::make_unique<SharedQueue>();
       const std::string host = host_identity();
       std::copy_n(host.data(), std::min(host.size(), sizeof mine.host - 1), mine.host);
@@ -155,8 +133,8 @@ std::unique_ptr<Link> shared_memory_link(const c10::intrusive_ptr<c10d::Backend>
     }
   } catch (const std::exception&) {  // this machine cannot; sockets can
   }
-  const std::vector<Card> cards = all_cards(*backend, mine);
-  const auto with_us = [&](const Card& card) {
+  const std::vector<QueueCard> cards = all_cards(*backend, mine);
+  const auto with_us = [&](const QueueCard& card) {
     return card.host[0] != 0 && std::strncmp(card.host, mine.host, sizeof mine.host) == 0;
   };
   if (!std::all_of(cards.begin(), cards.end(), with_us)) return nullptr;  // the same on all ranks

@@ -10,20 +10,15 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <fstream>
 #include <stdexcept>
-#include <system_error>
+
+#include "runtime/system_call.hpp"
 
 namespace osdp::runtime {
 namespace {
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
-
-int checked(int result, const char* what) {
-  if (result < 0) throw std::system_error(errno, std::generic_category(), what);
-  return result;
-}
 
 struct flock lock_of(short type) {
   struct flock lock = {};

@@ -25,7 +25,9 @@ struct Unit {
   Mode mode = Mode::FullShard;
   const Sharing* sharing = nullptr;  // the ranks that it is gathered from and reduced over
   std::vector<Slot> slots;
-  std::vector<Call*> calls;  // module calls that gather it; empty for a slice, which its product asks for
+  // Module calls that gather it (of every forward; methods do not count); empty for a slice, which its
+  // product asks for.
+  std::vector<Call*> calls;
 
   State state = State::Sharded;
   Ticket gathering;        // while Gathering
@@ -63,9 +65,10 @@ struct Invocation {
   int64_t backward = -1;  // the backward in which it has begun and not ended; see Runtime::backward_count_
 };
 
-// A module whose call gathers units.
+// A module whose call gathers units; or a method of one, other than forward, which somebody may call or not.
 struct Call {
-  std::string module;
+  std::string module;  // or "module.method()"
+  bool method = false;
   // Where the computing thread is, for the watch: see Watch::at.
   const std::string* in_forward = nullptr;
   const std::string* in_recomputation = nullptr;

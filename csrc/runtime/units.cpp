@@ -10,24 +10,12 @@
 namespace osdp::runtime {
 namespace {
 
-// Note [Small tensors travel together]
-// A collective of a few KiB is all latency. The small tensors of a unit share one: their rows are packed
-// behind each other, and the result is copied out, which costs less than another collective would.
-constexpr size_t kSmallBytes = 64 * 1024;
-
 struct Transfer {
   Slot* slot;
   at::Tensor rows;  // flat: this rank's rows, `chunk` rows long where it is padded
 };
 
 int64_t chunk_elements(const Slot& slot) { return slot.range().chunk * slot.range().row_elements; }
-
-// The same, on the device that gathers.
-std::vector<Transfer> brought(const std::vector<Transfer>& transfers) {
-  std::vector<Transfer> here;
-  for (const Transfer& t : transfers) here.push_back({t.slot, brought(t.slot->owner(), t.rows)});
-  return here;
-}
 
 // padded = `flat`, cast, and zeros behind it.
 at::Tensor pad_into(at::Tensor padded, const at::Tensor& flat) {
@@ -37,15 +25,21 @@ at::Tensor pad_into(at::Tensor padded, const at::Tensor& flat) {
   return padded;
 }
 
+// Whether these rows can travel as they are.
+bool is_chunk(const at::Tensor& rows, const Slot& slot) {
+  return rows.numel() == chunk_elements(slot) && rows.scalar_type() == slot.padded().scalar_type();
+}
+
 // This rank's rows as they travel: in the compute dtype, padded to a whole chunk (the last ranks have fewer).
 // Where that is another tensor than the rank's own, it is made in its place in the gathered one, or, of those
 // that travel together, by itself.
 at::Tensor chunk_of(const Transfer& t, bool in_place, int64_t rank) {
   const at::Tensor& full = t.slot->padded();
+  const at::Tensor rows = brought(t.slot->owner(), t.rows);
+  if (is_chunk(rows, *t.slot)) return rows;
   const int64_t elements = chunk_elements(*t.slot);
-  if (t.rows.numel() == elements && t.rows.scalar_type() == full.scalar_type()) return t.rows;
   return pad_into(
-      in_place ? full.narrow(0, rank * elements, elements) : at::empty({elements}, full.options()), t.rows);
+      in_place ? full.narrow(0, rank * elements, elements) : at::empty({elements}, full.options()), rows);
 }
 
 // Small tensors of one dtype, which travel in one.
@@ -65,6 +59,17 @@ Packed<Member>& packed_as(std::vector<Packed<Member>>& packs, at::ScalarType dty
 }
 
 bool is_small(const Slot& slot) { return slot.bytes() <= kSmallBytes; }
+
+// Of what gather_now sends, the inputs before the first that it must make.
+Tensors first_sent(const std::vector<Transfer>& transfers) {
+  Tensors inputs;
+  for (const Transfer& t : transfers) {
+    if (is_small(*t.slot) && transfers.size() > 1) continue;  // behind the others
+    if (t.slot->owner().away() || !is_chunk(t.rows, *t.slot)) break;
+    inputs.push_back(t.rows);
+  }
+  return inputs;
+}
 
 void gather_now(Collectives& collectives, const std::vector<Transfer>& transfers) {
   const int64_t world = collectives.world();
@@ -115,6 +120,20 @@ struct Reduction {
   at::Tensor target;    // of a slice: its rows of the split weight's local gradient; else undefined
 };
 
+// Of what reduce_now sends, the inputs before the first that it must make.
+Tensors first_sent(const std::vector<Reduction>& reductions, int64_t total) {
+  Tensors inputs;
+  for (const Reduction& r : reductions) {
+    if (is_small(*r.slot) && reductions.size() > 1) continue;  // behind the others
+    const at::ScalarType dtype = r.slot->owner().reduce_dtype();
+    if (!r.gradient.is_contiguous() || r.gradient.scalar_type() != dtype ||
+        r.gradient.numel() != r.slot->padded().numel() || headroom_of(dtype, total) != 1.0)
+      break;
+    inputs.push_back(r.gradient.view({-1}));
+  }
+  return inputs;
+}
+
 // Means over the ranks, this rank's rows of each, flat.
 std::vector<at::Tensor> reduce_now(const Sharing& sharing, std::vector<Reduction>& reductions) {
   const int64_t world = sharing.world();
@@ -160,13 +179,15 @@ std::vector<at::Tensor> reduce_now(const Sharing& sharing, std::vector<Reduction
 void Runtime::gather(Unit& unit) {
   std::vector<Transfer> transfers;
   for (Slot& slot : unit.slots) transfers.push_back({&slot, slot.rows_of(slot.owner().local())});
-  unit.gathering = lane_->submit(unit.name + " all-gather",
-                                 [this, &sharing = *unit.sharing, transfers = std::move(transfers)] {
-                                   for (const Transfer& t : transfers)
-                                     if (!t.slot->attached())
-                                       t.slot->attach(arena_.allocate(t.slot->bytes()));
-                                   gather_now(*sharing.shard, brought(transfers));
-                                 });
+  Head head = unit.sharing->shard->head_of_gather(first_sent(transfers));
+  unit.gathering = lane_->submit(
+      unit.name + " all-gather",
+      [this, &sharing = *unit.sharing, transfers = std::move(transfers)] {
+        for (const Transfer& t : transfers)
+          if (!t.slot->attached()) t.slot->attach(arena_.allocate(t.slot->bytes()));
+        gather_now(*sharing.shard, transfers);
+      },
+      std::move(head));
   unit.state = Unit::State::Gathering;
   unit.epoch = epoch_;
   unit.calls_seen = 0;
@@ -190,9 +211,9 @@ void Runtime::use(Unit& unit) {
   if (unit.state == Unit::State::Sharded || stale) gather(unit);
   std::span<Unit* const> ahead;
   if (backward_)
-    ahead = backward_order_.advance(&unit, prefetch_);
+    ahead = backward_order_.advance(&unit, depth_);
   else if (root_forward_)
-    ahead = forward_order_.advance(&unit, prefetch_);
+    ahead = forward_order_.advance(&unit, depth_);
   for (Unit* next : ahead)
     if (next->state == Unit::State::Sharded) {
       gather(*next);
@@ -254,7 +275,8 @@ void Runtime::reduce(Unit& unit) {
   if (reductions->empty()) return;
   ++statistics_.reductions;
   arena_.trim();  // see Note [Blocks that come and go]
-  reductions_.push_back(lane_->submit(unit.name + " reduce-scatter", [sharing = *unit.sharing, reductions] {
+  Head head = unit.sharing->shard->head_of_reduce_scatter(first_sent(*reductions, unit.sharing->total()));
+  const auto task = [sharing = *unit.sharing, reductions] {
     std::vector<at::Tensor> means = reduce_now(sharing, *reductions);
     for (size_t i = 0; i < means.size(); ++i) {
       Slot& slot = *(*reductions)[i].slot;
@@ -271,7 +293,8 @@ void Runtime::reduce(Unit& unit) {
       add_mean(gradient, mean.view(slot.owner().local().sizes()), slot.owner().own_dtype(), headroom);
       send_home(slot.owner(), gradient, home);
     }
-  }));
+  };
+  reductions_.push_back(lane_->submit(unit.name + " reduce-scatter", task, std::move(head)));
 }
 
 size_t Runtime::copied_bytes() const {

@@ -49,10 +49,13 @@ void Watch::raised(std::string text) {
   raised_text_ = std::move(text);
 }
 
-void Watch::begin(const std::string& label) {
-  const int64_t position = ++position_;
+int Watch::tag_at(int64_t position, const std::string& label) {
   const size_t hash = std::hash<std::string>()(label) * 31 + static_cast<size_t>(position);
-  tag_ = static_cast<int>((hash ^ (hash >> 32)) & 0x7fffffff);
+  return static_cast<int>((hash ^ (hash >> 32)) & 0x7fffffff);
+}
+
+void Watch::begin(const std::string& label) {
+  tag_ = tag_at(++position_, label);
   std::lock_guard lock(mutex_);
   label_ = label;
   busy_ = true;

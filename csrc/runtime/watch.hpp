@@ -23,6 +23,7 @@
 #include <string>
 
 #include "runtime/errors.hpp"
+#include "runtime/head.hpp"
 
 namespace osdp::runtime {
 
@@ -68,6 +69,10 @@ class Watch {
   void begin(const std::string& label);
   void end();
   int tag() const { return tag_; }
+  // The task behind the one that runs, if one has been submitted; good until the running one ends.
+  const Upcoming* upcoming() const { return upcoming_.load(std::memory_order_acquire); }
+  void set_upcoming(const Upcoming* next) { upcoming_.store(next, std::memory_order_release); }  // any thread
+  int tag_of(const Upcoming& next) const { return tag_at(position_ + 1, next.label); }
   // Until `work`, a message from or to `peer`, is complete. Throws what interrupts it, and what `work`
   // throws.
   void wait(const c10::intrusive_ptr<c10d::Work>& work, int64_t peer);
@@ -100,10 +105,13 @@ class Watch {
   void set_world(int64_t world) { world_ = world; }
 
  private:
+  static int tag_at(int64_t position, const std::string& label);
+
   mutable std::mutex mutex_;
   std::condition_variable told_;
   std::atomic<int64_t> position_{0}, asked_{0}, progress_{0};
   std::atomic<const std::string*> place_{nullptr};
+  std::atomic<const Upcoming*> upcoming_{nullptr};
   std::atomic<bool> explained_{false};
   std::atomic<int64_t> world_{0};
   int tag_ = 0;  // the lane's thread alone

@@ -21,7 +21,9 @@ class Pricer {
         steps_(static_cast<double>(device.ranks - 1)) {
     for (const Tensor& t : op.tensors) {
       compute_bytes_ += t.compute_bytes();
-      if (t.trainable) trainable_bytes_ += t.bytes(), reduce_bytes_ += t.reduce_bytes();
+      if (!t.trainable) continue;
+      trainable_bytes_ += t.bytes(), reduce_bytes_ += t.reduce_bytes();
+      compute_gradient_bytes_ += t.compute_bytes();
     }
   }
 
@@ -29,6 +31,7 @@ class Pricer {
     Candidate c;
     for (const Tensor& t : op_.tensors) c.state_bytes += t.bytes() * copies(t) + t.copy_bytes();
     c.gradient_bytes = c.whole_gradient_bytes = trainable_bytes_;
+    if (tied()) c.gathered_bytes = compute_gradient_bytes_;
     return finish(c, all_reduce(reduce_bytes_), trainable_bytes_);
   }
 
@@ -39,6 +42,7 @@ class Pricer {
     c.sharded_slices = 1;
     const int64_t updated = add_sharded(c, device_.ranks);
     c.gathered_bytes = compute_bytes_;
+    keep_tied(c);
     return finish(c, gather(compute_bytes_) + reduce_scatter(reduce_bytes_), updated);
   }
 
@@ -48,6 +52,7 @@ class Pricer {
     c.sharded_slices = 1;
     const int64_t updated = add_sharded(c, device_.ranks);
     c.held_bytes = compute_bytes_;
+    keep_tied(c);
     return finish(c, gathers(false) * gather(compute_bytes_) + reduce_scatter(reduce_bytes_), updated);
   }
 
@@ -60,6 +65,7 @@ class Pricer {
     const int64_t inside = device_.ranks / device_.hosts;
     const int64_t updated = add_sharded(c, inside);
     c.held_bytes = compute_bytes_;
+    keep_tied(c);
     const auto step = [&](const Collective& link, double bytes, int64_t ranks) {
       return static_cast<double>(ranks - 1) *
              (link.alpha_s + bytes / static_cast<double>(ranks) * link.beta_s_per_byte);
@@ -109,6 +115,17 @@ class Pricer {
   }
 
  private:
+  // Note [Tied parameters]
+  // The runtime gathers them at the first of their readers and keeps them until the last, in forward and in
+  // backward; and from the backward of the last reader to that of the first, where the operator stands,
+  // autograd keeps the full sum of the gradients made so far, to which the first reader's is added. So they
+  // are there beside what is gathered and made meanwhile, and not instead of it.
+  bool tied() const { return op_.places > 1 && !paper(); }
+  void keep_tied(Candidate& c) const {
+    if (!tied()) return;
+    c.gathered_bytes = compute_bytes_ + 2 * compute_gradient_bytes_;
+    c.held_bytes = c.transient_bytes = 0;
+  }
   bool paper() const { return space_.cost == Cost::Paper; }
   // Parameter, gradient and optimizer state, in units of the parameter's bytes.
   int64_t copies(const Tensor& t) const {
@@ -121,7 +138,7 @@ class Pricer {
   }
   // How often the parameters are gathered in one step.
   double gathers(bool split) const {
-    const double calls = paper() ? 1 : static_cast<double>(op_.calls);
+    const double calls = paper() ? 1 : static_cast<double>(ceil_div(op_.calls, op_.places));
     // Slices are gathered one by one, also to recompute a block whose other parameters are held.
     const bool again = recompute_ == Recompute::Regather || (recompute_ == Recompute::Hold && split);
     return (again ? 3 : 2) * calls;
@@ -182,6 +199,7 @@ class Pricer {
   // Parameters as they are gathered; trainable ones as they are kept, and their gradients as they are
   // averaged.
   int64_t compute_bytes_ = 0, trainable_bytes_ = 0, reduce_bytes_ = 0;
+  int64_t compute_gradient_bytes_ = 0;  // as they are made
 };
 
 void check(const Operator& op) {
@@ -206,6 +224,8 @@ void check(const Operator& op) {
   }
   if (op.calls < 1 || op.calls > 1000000)
     throw InvalidProblem(where + ": calls must be between 1 and 1000000");
+  if (op.places < 1 || op.places > 1000000)
+    throw InvalidProblem(where + ": places must be between 1 and 1000000");
 }
 
 }  // namespace

@@ -43,7 +43,8 @@ struct Operator {
   std::vector<Tensor> tensors;                // empty: only time and activations
   int split_tensor = -1;                      // the tensor that can be sliced, or -1
   int64_t out_features = 0, in_features = 0;  // of it
-  int64_t calls = 1;                          // gathers in one forward
+  int64_t calls = 1;                          // of the modules that read it, in one forward
+  int64_t places = 1;                         // those modules: more than one where parameters are tied
   int block = -1;                             // index of the recomputable block it is in, or -1
   int64_t saved_bytes_per_sample = 0, saved_bytes_fixed = 0;
   double compute_s_per_sample = 0, compute_s_fixed = 0;  // forward and backward

@@ -19,6 +19,7 @@ std::vector<int64_t> signature(const Operator& op) {
                            op.out_features,
                            op.in_features,
                            op.calls,
+                           op.places,
                            op.saved_bytes_per_sample,
                            op.saved_bytes_fixed,
                            picoseconds(op.recompute_s_per_sample, "operator '" + op.name + "'")};

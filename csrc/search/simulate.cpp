@@ -9,6 +9,7 @@ namespace osdp::search {
 namespace {
 
 using Kind = Instruction::Kind;
+constexpr int64_t kMostAhead = 16;  // units gathered ahead, unless `prefetch` is more
 
 class Player {
  public:
@@ -19,6 +20,7 @@ class Player {
         units_(step.units.size()) {
     held_ = step.held_bytes;
     for (const StepOperator& o : step.operators) held_ += o.resident_bytes;
+    for (const StepUnit& u : step.units) largest_bytes_ = std::max(largest_bytes_, u.full_bytes);
     note_memory(0);
   }
 
@@ -105,15 +107,24 @@ class Player {
     if (!asked_) {
       asked_ = true;
       if (units_[i.what].state == State::Sharded) gather(i.what, i.phase);
-      for (int64_t ahead = 1; ahead <= step_.prefetch; ++ahead) {
-        const int next = program_.order[i.position + static_cast<size_t>(ahead)];
-        if (next < 0) break;
-        if (units_[next].state == State::Sharded) gather(next, i.phase);
-      }
+      gather_ahead(i);
     }
     if (!arrived(i.what)) return false;
     asked_ = false;
     return true;
+  }
+
+  // As the runtime does: the unit in use and the next in the memory of 1 + `prefetch` of the largest size.
+  void gather_ahead(const Instruction& i) {
+    int128 sum = step_.units[i.what].full_bytes;
+    for (int64_t ahead = 1; ahead <= (step_.prefetch > 0 ? std::max(step_.prefetch, kMostAhead) : 0);
+         ++ahead) {
+      const int next = program_.order[i.position + static_cast<size_t>(ahead)];
+      if (next < 0) break;
+      sum += step_.units[next].full_bytes;
+      if (ahead > step_.prefetch && sum > (1 + static_cast<int128>(step_.prefetch)) * largest_bytes_) break;
+      if (units_[next].state == State::Sharded) gather(next, i.phase);
+    }
   }
 
   bool arrived(int unit) {
@@ -238,7 +249,7 @@ class Player {
   size_t next_ = 0;
   int64_t left_ps_ = 0;  // of the computation under way
   bool asked_ = false;   // the unit of the instruction under way was asked for
-  int64_t now_ = 0, held_ = 0;
+  int64_t now_ = 0, held_ = 0, largest_bytes_ = 0;
   int64_t submitted_ = 0, done_ = 0, last_reduction_ = 0;  // tasks, counted from 1
 };
 

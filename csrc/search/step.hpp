@@ -67,7 +67,7 @@ struct Step {
   std::vector<StepUnit> units;
   std::vector<StepBucket> buckets;
   int64_t accumulation = 1;  // micro-batches
-  int64_t prefetch = 1;      // units gathered ahead of the one in use
+  int64_t prefetch = 1;      // units of the largest size whose memory may hold what is gathered ahead
   int64_t held_bytes = 0;    // all the time: the model's input
   int64_t optimizer_ps = 0;
 };

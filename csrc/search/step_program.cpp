@@ -111,8 +111,9 @@ class Writer {
     if (bytes != 0) add(Kind::Memory, -1).bytes = bytes;
   }
   void use(int unit) {
-    add(Kind::Use, unit).position = program_.order.size();
-    program_.order.push_back(unit);
+    // A unit of several modules is asked for by each of them.
+    if (program_.order.empty() || program_.order.back() != unit) program_.order.push_back(unit);
+    add(Kind::Use, unit).position = program_.order.size() - 1;
   }
   void compute(int i, int64_t ps) {
     if (ps > 0) add(Kind::Compute, i).ps = ps;

@@ -175,6 +175,7 @@ class Runtime:
         params: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
         root: bool,
         hold: bool,
+        method: bool = False,
     ) -> CallHook: ...
     def arena_bytes(self) -> int:
         """
@@ -211,6 +212,11 @@ class Runtime:
         self, param: typing.SupportsInt | typing.SupportsIndex, full: torch.Tensor
     ) -> torch.Tensor: ...
     def unsummon(self, writeback: bool) -> None: ...
+    @property
+    def in_pass(self) -> bool:
+        """
+        Within a call or a backward
+        """
     @property
     def prefetch(self) -> int: ...
     @prefetch.setter

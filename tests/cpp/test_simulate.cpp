@@ -178,6 +178,15 @@ void prefetch_depth() {
   CHECK_EQ(play(s).peak_bytes, 150 + 300);
 }
 
+// Of smaller units more are gathered ahead, in the memory of 1 + prefetch of the largest.
+void small_ones_come_earlier() {
+  Step s = chain(4, 10, 0);
+  for (int i = 0; i < 4; ++i) shard(s, i, 8, 0, i == 0 ? 100 : 40);
+  s.operators[1].forward_ps = 1;
+  s.prefetch = 1;  // beside unit 0, of 100 bytes, there is room for two of 40: 2 follows 1 at once, at 16
+  CHECK_EQ(play(s).step_ps, 3 * 8 + 2 * 10 + 3 * 8);  // 3 stays for backward
+}
+
 // What does not fit together is refused.
 void nonsense() {
   Step s = two_units();
@@ -303,6 +312,7 @@ int main() {
   recomputation();
   micro_batches_repeat();
   prefetch_depth();
+  small_ones_come_earlier();
   nonsense();
   properties();
   return report("test_simulate");

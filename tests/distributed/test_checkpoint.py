@@ -9,7 +9,7 @@ import pytest
 import torch
 from harness import Member
 from support import blocks, plans
-from support.pair import SEED, Pair, adamw, close
+from support.pair import SEED, Pair, adamw, close, naming
 
 import osdp
 
@@ -33,8 +33,14 @@ def write(me: Member, plan: str, directory: Path) -> None:
         torch.save(pair.whole_optimizer.state_dict(), directory / "expected_optimizer.pt")
 
 
-def read(me: Member, plan: str, directory: Path) -> None:
+def read(me: Member, plan: str, directories: list[Path]) -> None:
     """Bit for bit what was saved; and then both models train on as one process does."""
+    for directory in directories:
+        with naming(f"{directory} read under {plan}"):
+            read_one(me, plan, directory)
+
+
+def read_one(me: Member, plan: str, directory: Path) -> None:
     pair = Pair(me, blocks.workload(), PLANS[plan])
     for model, optimizer in pair.both:
         osdp.load(model, optimizer, directory, process_group=me.group)
@@ -42,27 +48,36 @@ def read(me: Member, plan: str, directory: Path) -> None:
     for name, value in pair.sharded.state_dict().items():
         assert torch.equal(value, expected[name]), name
     pair.same_parameters()
+    expected_state = torch.load(directory / "expected_optimizer.pt")["state"]
     for position, (name, parameter) in enumerate(pair.whole.named_parameters()):
-        wanted = torch.load(directory / "expected_optimizer.pt")["state"][position]
         for key, value in pair.whole_optimizer.state[parameter].items():
-            close(value, wanted[key], 1e-9, f"{key} of {name}")
-    pair.train(steps=3)
+            close(value, expected_state[position][key], 1e-9, f"{key} of {name}")
+    pair.train(steps=2)
+
+
+@pytest.fixture(scope="module")
+def written(_pool, tmp_path_factory) -> dict[str, Path]:
+    """A checkpoint of two ranks under each plan."""
+    folder = tmp_path_factory.mktemp("written")
+    for number, plan in enumerate(PLANS):
+        _pool.run(write, plan, folder / str(number), world=2)
+    return {plan: folder / str(number) for number, plan in enumerate(PLANS)}
 
 
 @pytest.mark.parametrize("reader", PLANS)
-@pytest.mark.parametrize("writer", PLANS)
-def test_other_ranks_and_another_plan_go_on_where_it_stopped(ranks, tmp_path, writer, reader):
-    ranks(write, writer, tmp_path / "step", world=2)
-    ranks(read, reader, tmp_path / "step", world=3)
+def test_other_ranks_and_another_plan_go_on_where_it_stopped(ranks, written, reader):
+    """The two plans whose pieces are oddest read them all, the others read what those two wrote."""
+    odd = ("slices along in", "mixture")
+    ranks(read, reader, [written[w] for w in PLANS if reader in odd or w in odd], world=3)
 
 
-@pytest.mark.parametrize("worlds", [(1, 4), (4, 1), (3, 2)])
+@pytest.mark.parametrize("worlds", [(1, 4), (4, 1)])
 def test_any_number_of_ranks(ranks, tmp_path, worlds):
     ranks(write, "mixture", tmp_path / "step", world=worlds[0])
-    ranks(read, "slices along in", tmp_path / "step", world=worlds[1])
+    ranks(read, "slices along in", [tmp_path / "step"], world=worlds[1])
 
 
-@pytest.mark.parametrize("plan", ["FULL_SHARD", "mixture"])
+@pytest.mark.parametrize("plan", ["mixture"])
 def test_one_process_without_a_process_group_reads_it(ranks, tmp_path, plan):
     ranks(write, plan, tmp_path / "step", world=3)
     model = blocks.workload().model(SEED + 1, torch.float64)

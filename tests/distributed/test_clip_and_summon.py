@@ -28,22 +28,24 @@ def pairs(me: Member) -> Iterator[Pair]:
             yield Pair(me, blocks.workload(), plan)
 
 
-def clip(me: Member, norm_type: float) -> None:
+def clip(me: Member) -> None:
     for pair in pairs(me):
-        for step, most in enumerate([1e-3, 1e6, 0.5]):
-            pair.backward(pair.data(step))
-            wanted = nn.utils.clip_grad_norm_(pair.whole.parameters(), most, norm_type)
-            got = osdp.clip_grad_norm_(pair.sharded, most, norm_type)
-            close(torch.as_tensor(got), wanted, 1e-9, f"norm at step {step}")
-            pair.same_gradients()
-            pair.update()
+        for step, (most, norm_type) in enumerate(
+            [(1e-3, 2.0), (1e6, 2.0), (0.5, 2.0), (1e-3, 1.0), (1e-3, 3.0), (0.01, math.inf), (1e6, math.inf)]
+        ):
+            with naming(f"to {most}, order {norm_type}"):
+                pair.backward(pair.data(step))
+                wanted = nn.utils.clip_grad_norm_(pair.whole.parameters(), most, norm_type)
+                got = osdp.clip_grad_norm_(pair.sharded, most, norm_type)
+                close(torch.as_tensor(got), wanted, 1e-9, "norm")
+                pair.same_gradients()
+                pair.update()
         pair.same_parameters()
 
 
-@pytest.mark.parametrize("norm_type", [2.0, 1.0, 3.0, math.inf])
 @pytest.mark.parametrize("world", [2, 3])
-def test_clipping_scales_by_the_norm_of_one_process(ranks, norm_type, world):
-    ranks(clip, norm_type, world=world)
+def test_clipping_scales_by_the_norm_of_one_process(ranks, world):
+    ranks(clip, world=world)
 
 
 def clip_nothing(me: Member) -> None:
@@ -75,7 +77,7 @@ def read_full(me: Member) -> None:
         assert runtime_of(pair.sharded).gathered_bytes() == 0
 
 
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [3])
 def test_summoned_parameters_and_gradients_are_the_full_ones(ranks, world):
     ranks(read_full, world=world)
 

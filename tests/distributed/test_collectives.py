@@ -1,4 +1,4 @@
-"""The runtime's collectives by themselves, through shared memory and through sockets: every size around the edges of
+"""The runtime's collectives by themselves, through shared memory, sockets and gloo: every size around the edges of
 their segments, every dtype."""
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from support.pair import naming
 from osdp import _C, lane_group
 
 CPU = torch.device("cpu")
-SEGMENT = 256 * 1024 // 4  # elements of fp32 in one message over sockets
+SEGMENT = 256 * 1024 // 4  # elements of fp32 in one message over gloo
+STREAMED = 128 * 1024 // 4  # over sockets of our own
 SLOT = 64 * 1024 // 4  # and through shared memory
 SIZES = (
     1,
@@ -26,6 +27,7 @@ SIZES = (
     4097,
     SLOT - 1,
     SLOT + 1,
+    STREAMED + 1,
     SEGMENT - 1,
     SEGMENT + 1,
     5 * SEGMENT + 3,
@@ -42,12 +44,13 @@ def made(group: dist.ProcessGroup, link: str) -> tuple[dist.ProcessGroup, _C.Col
     name = f"test/{link}/{group.group_name}"
     private = lane_group._make(name, group, [CPU], dist.get_rank(group), dist.get_world_size(group))
     os.environ["OSDP_SHARED_MEMORY"] = "1" if link == "shared memory" else "0"
+    os.environ["OSDP_SOCKETS"] = "0" if link == "gloo" else "1"
     try:
         collectives = _C.Collectives(private.group_name, CPU)
         assert collectives.link == link
         return private, collectives
     finally:
-        del os.environ["OSDP_SHARED_MEMORY"]
+        del os.environ["OSDP_SHARED_MEMORY"], os.environ["OSDP_SOCKETS"]
 
 
 def numbers(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -129,7 +132,7 @@ def broadcasts(me: Member, link: str) -> None:
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
-@pytest.mark.parametrize("link", ["shared memory", "sockets"])
+@pytest.mark.parametrize("link", ["shared memory", "sockets", "gloo"])
 @pytest.mark.parametrize(
     "case", [gathers, scatters, reduces, several_at_once, the_same_everywhere, broadcasts]
 )

@@ -11,6 +11,8 @@ from support import blocks, plans
 from support.pair import SEED, Pair, naming, train_all
 from support.workload import Workload
 
+# Each law on two ranks, on one (nothing is sharded), and on three, which no width divides; four only where more neighbours
+# could matter.
 WORLDS = [1, 2, 3, 4]
 
 
@@ -20,7 +22,8 @@ def workload(me: Member, checkpointing: str | None = None) -> Workload:
 
 
 def plain(me: Member, mixtures: int) -> None:
-    train_all(me, blocks.workload(), lambda d: plans.everything(d, mixtures))
+    """Five steps: gathers are prefetched from the second on, replicas compared in the first three."""
+    train_all(me, blocks.workload(), lambda d: plans.everything(d, mixtures), steps=5)
 
 
 def accumulated(me: Member, no_sync: bool) -> None:
@@ -50,20 +53,19 @@ def test_every_placement(ranks, world):
     ranks(plain, 6 if world == 2 else 3, world=world)
 
 
-@pytest.mark.parametrize("no_sync", [False, True])
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(("world", "no_sync"), [(1, True), (2, False), (2, True), (3, False), (3, True)])
 def test_accumulation_over_three_micro_batches(ranks, world, no_sync):
     ranks(accumulated, no_sync, world=world)
 
 
-@pytest.mark.parametrize(("world", "every"), [(1, 1), (2, 1), (2, 2), (3, 1), (4, 1)])
+@pytest.mark.parametrize(("world", "every"), [(2, 1), (2, 2), (3, 1)])
 @pytest.mark.parametrize("how", ["hold", "regather"])
 def test_blocks_that_the_plan_recomputes(ranks, world, how, every):
     ranks(recomputed_by_plan, how, every, world=world)
 
 
 @pytest.mark.parametrize("how", ["reentrant", "non-reentrant"])
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", [1, 2, 3])
 def test_blocks_that_the_user_recomputes(ranks, world, how):
     ranks(recomputed_by_user, how, world=world)
 
@@ -97,8 +99,9 @@ def single(me: Member, checkpointing: str | None, no_sync: bool) -> None:
     )
 
 
-@pytest.mark.parametrize("checkpointing", [None, "non-reentrant"])
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(
+    ("world", "checkpointing"), [(1, None), (2, None), (2, "non-reentrant"), (4, "non-reentrant")]
+)
 def test_single_precision(ranks, world, checkpointing):
     ranks(single, checkpointing, checkpointing is None, world=world)
 

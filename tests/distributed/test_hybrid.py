@@ -56,7 +56,7 @@ def train(me: Member, per_host: int, micros: int = 1, no_sync: bool = False) -> 
         pair.evaluate()
 
 
-@pytest.mark.parametrize(("world", "per_host"), [(4, 2), (4, 1), (4, 4), (3, 1), (2, 2), (1, 1)])
+@pytest.mark.parametrize(("world", "per_host"), [(4, 2), (4, 1), (3, 1), (2, 2), (1, 1)])
 def test_every_shape_of_the_grid_trains_as_one_process(ranks, world, per_host):
     ranks(train, per_host, world=world)
 
@@ -140,9 +140,9 @@ def test_each_line_holds_one_copy(ranks):
     ranks(what_ranks_hold, world=4)
 
 
-def clip(me: Member, norm_type: float) -> None:
+def clip(me: Member) -> None:
     for pair in pairs(me, 2):
-        for step, most in enumerate([1e-3, 0.5]):
+        for step, (most, norm_type) in enumerate([(1e-3, 2.0), (0.5, 2.0), (0.01, math.inf)]):
             pair.backward(pair.data(step))
             wanted = nn.utils.clip_grad_norm_(pair.whole.parameters(), most, norm_type)
             close(osdp.clip_grad_norm_(pair.sharded, most, norm_type), wanted, 1e-9, f"norm at step {step}")
@@ -151,9 +151,8 @@ def clip(me: Member, norm_type: float) -> None:
         pair.same_parameters()
 
 
-@pytest.mark.parametrize("norm_type", [2.0, math.inf])
-def test_clipping_counts_each_row_once(ranks, norm_type):
-    ranks(clip, norm_type, world=4)
+def test_clipping_counts_each_row_once(ranks):
+    ranks(clip, world=4)
 
 
 def summon(me: Member) -> None:

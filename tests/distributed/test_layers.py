@@ -99,11 +99,13 @@ WORKLOADS = {
 
 
 def train(me: Member, name: str) -> None:
-    train_all(me, WORKLOADS[name], lambda d: plans.everything(d, mixtures=2), steps=3)
+    train_all(me, WORKLOADS[name], lambda d: plans.everything(d, mixtures=2))
 
 
-@pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize("name", WORKLOADS)
+ON_FOUR = ("LSTM", "shapes", "fewer elements than ranks")  # where some rank has no row of something
+
+
+@pytest.mark.parametrize(("name", "world"), [(n, 2) for n in WORKLOADS] + [(n, 4) for n in ON_FOUR])
 def test_training_is_that_of_one_process(ranks, name, world):
     ranks(train, name, world=world)
 

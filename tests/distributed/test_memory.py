@@ -30,9 +30,10 @@ def layers(count: int, width: int, inner: int) -> nn.Sequential:
 
 
 class Stack(nn.Module):
-    def __init__(self, count: int, width: int, inner: int) -> None:
+    def __init__(self, count: int, width: int, inner: int | tuple[int, ...]) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(layers(1, width, inner) for _ in range(count))
+        inners = inner if isinstance(inner, tuple) else (inner,) * count
+        self.blocks = nn.ModuleList(layers(1, width, i) for i in inners)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
@@ -66,7 +67,7 @@ def peak_of_a_step(
     me: Member,
     count: int,
     width: int,
-    inner: int,
+    inner: int | tuple[int, ...],
     make_plan: str,
     how: str | None,
     steps: int,
@@ -115,13 +116,11 @@ PLANS: dict[str, Callable[..., osdp.Plan]] = {
 }
 
 
-def each_configuration(test: Callable[..., None]) -> Callable[..., None]:
-    for name, values in (("how", [None, "regather"]), ("make_plan", PLANS), ("world", [2, 4])):
-        test = pytest.mark.parametrize(name, values)(test)
-    return test
+ON_TWO = [(2, plan, how) for plan in PLANS for how in (None, "regather")]
+ON_FOUR = [(4, "whole operators", "regather"), (4, "slices along in", None)]
 
 
-@each_configuration
+@pytest.mark.parametrize(("world", "make_plan", "how"), ON_TWO + ON_FOUR)
 def test_a_step_holds_its_state_its_activations_and_three_units(ranks, world, make_plan, how):
     for result in ranks(peak_of_a_step, 4, 256, 384, make_plan, how, 8, world=world):
         assert max(result["peaks"]) <= result["allowed"], result
@@ -133,6 +132,13 @@ def test_a_step_holds_its_state_its_activations_and_three_units(ranks, world, ma
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_step_holds_as_many_more_units_as_it_gathers_ahead(ranks, prefetch):
     result = ranks(peak_of_a_step, 6, 256, 384, "whole operators", None, 8, prefetch, world=2)[0]
+    assert max(result["peaks"]) <= result["allowed"] < result["full"], result
+
+
+@pytest.mark.parametrize("prefetch", [1, 2])
+def test_smaller_units_that_are_gathered_ahead_take_no_more(ranks, prefetch):
+    inners = (384, 96, 64, 384, 128, 16, 384, 32)
+    result = ranks(peak_of_a_step, 8, 256, inners, "whole operators", None, 8, prefetch, world=2)[0]
     assert max(result["peaks"]) <= result["allowed"] < result["full"], result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 
@@ -259,3 +260,78 @@ def in_low_precision(me: Member) -> None:
 
 def test_mixed_precision(ranks):
     ranks(moving, "in_low_precision", world=2)
+
+
+class Tied(blocks.Blocks):
+    """Its head reads the embedding; so half of its parameters are held over the whole pass."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.head.weight = self.embed.weight
+
+
+def everything_mixed(description: osdp.ModelDescription) -> osdp.Plan:
+    """Two levels, replicas, slices both ways, a recomputed block: what each part of offloading has to know of."""
+    plan = plans.mixture(description, 2).replace(
+        {
+            "embed": osdp.Choice("HYBRID_SHARD"),
+            "blocks.0.up": osdp.Choice("FULL_SHARD", granularity=2, sharded_slices=1, split="out"),
+            "blocks.0.down": osdp.Choice("FULL_SHARD", granularity=3, split="in"),
+            "blocks.1.up": osdp.Choice("HYBRID_SHARD"),
+            "blocks.1.down": osdp.Choice("SHARD_GRAD_OP"),
+            "norm": osdp.Choice("NO_SHARD"),
+        }
+    )
+    return plans.apart(plan.replace(recompute={"blocks.1": "hold"}))
+
+
+def low_steps(me: Member, model: nn.Module, optimizer: torch.optim.Optimizer, first: int) -> None:
+    """Two steps of three micro-batches, of which two are not synchronised, clipped."""
+    for step in range(first, first + 2):
+        for micro in range(3):
+            (tokens,), target = blocks.workload().data(10 * step + micro, 2 * me.world, torch.float32)
+            with contextlib.nullcontext() if micro == 2 else osdp.no_sync(model):
+                (blocks.surprise(model(me.part(tokens)), me.part(target)) / 3).backward()
+        osdp.clip_grad_norm_(model, 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def everything_together(me: Member, directory: Path) -> None:
+    """From the meta device, offloaded, in low precision: bit for bit what a model is that was none of the first two; and
+    so is one without values that a checkpoint fills."""
+    options = {
+        "mixed_precision": osdp.MixedPrecision(torch.bfloat16, torch.float32),
+        "ranks_per_host": 2,
+        "process_group": me.group,
+    }
+    plan = everything_mixed(osdp.describe(Tied(), torch.zeros(2, 3, dtype=torch.long)))
+
+    def meta(**more) -> tuple[nn.Module, torch.optim.Optimizer]:
+        with torch.device("meta"):
+            model = Tied()
+        osdp.fully_shard(model, plan, cpu_offload=True, **options, **more)
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    model, optimizer = meta()
+    there = Tied()
+    there.load_state_dict({name: value.clone() for name, value in model.state_dict().items()})
+    osdp.fully_shard(there, plan, **options)
+    others = torch.optim.AdamW(there.parameters(), lr=1e-2)
+    low_steps(me, model, optimizer, 0)
+    low_steps(me, there, others, 0)
+    osdp.save(model, optimizer, directory, process_group=me.group)
+    filled, its_optimizer = meta(initialise=False)
+    osdp.load(filled, its_optimizer, directory, process_group=me.group)
+    for each, with_optimizer in ((model, optimizer), (there, others), (filled, its_optimizer)):
+        low_steps(me, each, with_optimizer, 5)
+        assert runtime_of(each).gathered_bytes() == 0
+        assert each.head.weight is each.embed.weight
+    wanted = there.state_dict()
+    for what, each in (("offloaded", model), ("from a checkpoint", filled)):
+        for name, value in each.state_dict().items():
+            assert value.dtype == torch.float32 and torch.equal(value, wanted[name]), f"{what}: {name}"
+
+
+def test_meta_device_offloading_and_low_precision_together(ranks, tmp_path):
+    ranks(moving, "everything_together", tmp_path / "step", world=4)

@@ -246,7 +246,6 @@ def run(me: Member, name: str) -> None:
     chosen = {
         **{mode: mode for mode in plans.MODES},
         "slices": lambda d: plans.in_slices(d, "in"),
-        "mixture": lambda d: plans.mixture(d, 5),
         "recomputed": lambda d: plans.recomputed(plans.mixture(d, 6), "regather", 2),
     }
     for what, plan in chosen.items():

@@ -118,8 +118,11 @@ WORKLOADS = {
 }
 
 
+PLANS = ("SHARD_GRAD_OP", "FULL_SHARD", "few units", "slices along in", "mixture 0", "mixture 1")
+
+
 def train(me: Member, name: str) -> None:
-    train_all(me, WORKLOADS[name], lambda d: plans.everything(d, mixtures=2), steps=3)
+    train_all(me, WORKLOADS[name], lambda d: {key: plans.everything(d)[key] for key in PLANS})
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

@@ -30,8 +30,9 @@ def saved_bytes(model: nn.Module, sample: Mapping[str, Any]) -> int:
     return sum(storage.nbytes() for address, storage in saved.items() if address not in there)
 
 
-def live_bytes(model: nn.Module, sample: Mapping[str, Any]) -> int:
-    """What torch's CPU allocator holds more of after a forward than before, less the output's own tensors.
+def live_bytes(model: nn.Module, sample: Mapping[str, Any], with_output: bool = False) -> int:
+    """What torch's CPU allocator holds more of after a forward than before; without `with_output`, less the
+    output's own tensors.
 
     The output of a model that computes its loss is not saved by anything, apart from a few bytes.
     """
@@ -42,6 +43,8 @@ def live_bytes(model: nn.Module, sample: Mapping[str, Any]) -> int:
     before = _C.memory_live_bytes()
     output = model(**sample)
     live = _C.memory_live_bytes() - before
+    if with_output:
+        return live
     return live - sum({t.untyped_storage().data_ptr(): t.nbytes for t in _tensors(output)}.values())
 
 

@@ -159,6 +159,18 @@ def test_saved_bytes_are_what_the_allocator_gives_out(name: str) -> None:
     assert described_saved_bytes(description, 8) == pytest.approx(live, rel=0.01)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "swin"])
+def test_what_the_model_returns_is_there_beside_what_it_saves(name: str) -> None:
+    """Logits, and a cache of keys and values in an object of its own; each tensor once, saved or not."""
+    build, sample = MODELS[name]
+    model = build(attn_implementation="eager", use_cache=True).train()
+    description = osdp.describe(model, **sample(2))
+    held = 8 * description.output_bytes_per_sample
+    assert held > 0
+    live = live_bytes(model, sample(8), with_output=True)
+    assert described_saved_bytes(description, 8) + held == pytest.approx(live, rel=0.01)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_the_meta_device_tells_the_same(name: str) -> None:
     build, sample = MODELS[name]

@@ -169,7 +169,7 @@ dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank,
 result = {}
 torch.manual_seed(rank)
 model, sample = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)), torch.randn(4, 8)
-hardware = osdp.profile(model, sample, seconds=1.0)
+hardware = osdp.profile(model, sample, seconds=0.4)
 result["hardware"] = hardware.dumps()
 for case in ("bad sample", "other model", "forward fails later"):
     broken = model

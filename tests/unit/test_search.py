@@ -220,6 +220,19 @@ def test_memory_follows_the_rows_that_ranks_hold():
     assert not any(g == 8 for _, g, _ in found)
 
 
+def test_tied_parameters_stay_gathered_and_their_gradients_are_summed_meanwhile():
+    once = operator("wte", "Embedding", {"weight": (16, 4)})
+    tied = dataclasses.replace(once, gather_at=("wte", "head"), calls=2)
+    size = 16 * 4 * 4
+    whole, one = candidates(tied)["NO_SHARD", 1, 0], candidates(once)["NO_SHARD", 1, 0]
+    assert whole == {**one, "gathered_bytes": size}
+    for mode in ("SHARD_GRAD_OP", "FULL_SHARD"):
+        kept, one = candidates(tied)[mode, 1, 1], candidates(once)[mode, 1, 1]
+        assert (kept["gathered_bytes"], kept["transient_bytes"]) == (3 * size, 0)
+        assert kept["state_bytes"] == one["state_bytes"] == size
+        assert kept["communication_ps"] == one["communication_ps"]  # gathered at the first reader alone
+
+
 def test_frozen_parameters_cost_no_state_and_no_gradient():
     found = candidates(operator("e", "Embedding", {"weight": (8, 4)}, trainable=False))
     assert found["NO_SHARD", 1, 0]["state_bytes"] == 128

@@ -80,6 +80,23 @@ def test_the_curve_stays_below_the_certified_peak(memory, changes):
     assert step.memory[0][0] == 0 and step.memory[-1][1] < step.peak_memory_bytes
 
 
+@pytest.mark.parametrize("memory", ["100MiB", "200MiB", "600MiB"])
+def test_the_certified_peak_counts_tied_parameters_that_are_held(memory):
+    """Read first and last, as an embedding that is the head too, and a little larger than anything else."""
+    description = gpt(2, 1024)
+    first, *others = description.operators
+    shared = operator("shared", "Embedding", {"weight": (4800, 1024)})
+    shared = dataclasses.replace(shared, gather_at=("shared", others[-1].name), calls=2)
+    description = dataclasses.replace(description, operators=(shared, first, *others))
+    for modes in ("auto", "FULL_SHARD", "SHARD_GRAD_OP"):
+        try:
+            plan = osdp.search(description, memory=memory, modes=modes, **HERE)
+        except osdp.InfeasibleError as error:
+            plan = error.plan
+        step = plan.simulate()
+        assert step.peak_memory_bytes <= plan.certificate.memory_bytes and verify(plan) == ""
+
+
 def test_one_rank_communicates_nothing():
     plan = osdp.search(gpt(2, 64), memory="64MiB", world_size=1, hardware=machine(1), batch_size=2)
     step = plan.simulate()

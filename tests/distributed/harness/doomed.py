@@ -1,12 +1,10 @@
 """Doomed: a run of ranks of which some die, hang or raise; how each of them ended.
 
-Each run has processes of its own, with a process group whose timeout is short. They are forked from a server that has
-torch imported and no threads, so that a run costs less than a second.
+Each run has processes of its own, with a process group whose timeout is short.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -19,18 +17,11 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from harness.server import server
+
 EXTRA_S = 40.0  # to start, on a busy machine
 LATER_S = 4.0  # than the timeout: for the other ranks, once one has ended
 START = timedelta(seconds=60)
-# What takes long to import, describe() included.
-PRELOAD = [
-    "torch",
-    "torch.distributed",
-    "torch._dynamo",
-    "torch._subclasses.fake_tensor",
-    "sympy",
-    "osdp.sharding",
-]
 
 
 @dataclass(frozen=True)
@@ -47,13 +38,15 @@ class Ending:
     output: str = ""
 
 
-def run_doomed(case: Callable[..., Any], *args: Any, world: int, timeout_s: float) -> list[Ending]:
+def run_doomed(
+    case: Callable[..., Any], *args: Any, world: int, timeout_s: float, lost: int = 0
+) -> list[Ending]:
     """How `case(member, *args)` ended on each of `world` ranks, whose process group has that timeout.
 
-    A rank that is stopped, or has not ended a while after the timeout, is killed.
+    A rank that is stopped, or has not ended a while after the timeout, is killed; so are the last `lost` of them, which
+    nothing is expected of.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    context = server()
     endings = [Ending(signal="stuck")] * world
     with tempfile.TemporaryDirectory(prefix="osdp-doomed-") as directory:
         pipes, processes = [], []
@@ -68,7 +61,9 @@ def run_doomed(case: Callable[..., Any], *args: Any, world: int, timeout_s: floa
         try:
             waiting = {pipe: rank for rank, pipe in enumerate(pipes)}
             deadline = time.monotonic() + timeout_s + EXTRA_S
-            while waiting and (ready := wait(list(waiting), max(0.0, deadline - time.monotonic()))):
+            while len(waiting) > lost and (
+                ready := wait(list(waiting), max(0.0, deadline - time.monotonic()))
+            ):
                 for pipe in ready:
                     assert isinstance(pipe, Connection)
                     rank = waiting.pop(pipe)

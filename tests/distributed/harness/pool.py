@@ -11,18 +11,20 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+from harness import worker
+from harness.server import server
+
 START_S = 120.0  # to import torch and connect, on a busy machine
-GRACE_S = 3.0  # for the other ranks, once one has failed: they may be waiting for it for ever
+GRACE_S = 2.0  # for the other ranks, once one has failed: they may be waiting for it for ever
 DUMP_S = 0.3  # for a rank to write its stacks
 LOG_LINES = 30
 
@@ -34,7 +36,7 @@ class CaseFailure(AssertionError):
 class Pool:
     def __init__(self, size: int = 4) -> None:
         self.size = size
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[ForkServerProcess] = []
         self._pipes: list[Connection] = []
         self._directory: tempfile.TemporaryDirectory[str] | None = None
 
@@ -67,7 +69,7 @@ class Pool:
         for process in self._processes:
             process.kill()
         for process, pipe in zip(self._processes, self._pipes, strict=True):
-            process.wait()
+            process.join()
             pipe.close()
         if self._directory is not None:
             self._directory.cleanup()
@@ -75,26 +77,18 @@ class Pool:
 
     def _start(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="osdp-ranks-")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        worker = str(Path(__file__).with_name("worker.py"))
+        context = server()
         for rank in range(self.size):
-            ours, theirs = Pipe()
-            fd = theirs.fileno()
-            with (Path(self._directory.name) / f"log{rank}").open("wb") as log:
-                command = [sys.executable, worker, str(fd), str(rank), str(self.size), self._directory.name]
-                self._processes.append(
-                    subprocess.Popen(
-                        command,
-                        pass_fds=[fd],
-                        env=environment,
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                    )
-                )
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=worker.main,
+                args=(theirs, rank, self.size, self._directory.name, list(sys.path)),
+                daemon=True,
+            )
+            process.start()
             theirs.close()
+            self._processes.append(process)
             self._pipes.append(ours)
-            ours.send_bytes(pickle.dumps(sys.path))
         answers: dict[int, Any] = {}
         self._collect(range(self.size), answers, START_S)
         if any(answers.get(rank) != "ready" for rank in range(self.size)):
@@ -116,7 +110,8 @@ class Pool:
                 try:
                     answers[rank] = pickle.loads(pipe.recv_bytes())
                 except (EOFError, ConnectionResetError):
-                    code = self._processes[rank].wait()
+                    self._processes[rank].join()
+                    code = self._processes[rank].exitcode or 0
                     end = signal.Signals(-code).name if code < 0 else f"exit code {code}"
                     answers[rank] = (False, (f"the process ended ({end})", self._stacks(rank)))
                 if answers[rank][0] is False:
@@ -134,8 +129,9 @@ class Pool:
             first = shown.setdefault(trace, rank)
             lines += [f"--- rank {rank}", f"as rank {first}" if first != rank else trace]
         for rank in stuck:
-            if self._processes[rank].poll() is None:
-                self._processes[rank].send_signal(signal.SIGUSR1)
+            pid = self._processes[rank].pid
+            if pid is not None and self._processes[rank].is_alive():
+                os.kill(pid, signal.SIGUSR1)
         time.sleep(DUMP_S if stuck else 0.0)
         for rank in stuck:
             lines += [f"--- rank {rank} was here", self._stacks(rank)]

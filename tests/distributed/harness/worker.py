@@ -1,7 +1,4 @@
-"""One rank: joins the process groups, then runs the cases that the pool sends until the pipe closes.
-
-Started by `pool.Pool` as `python worker.py PIPE_FD RANK SIZE DIRECTORY`.
-"""
+"""One rank: joins the process groups, then runs the cases that the pool sends until the pipe closes."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import ctypes
 import faulthandler
 import gc
 import importlib
+import os
 import pickle
 import random
 import signal
@@ -23,15 +21,20 @@ SEED = 20230819
 PR_SET_PDEATHSIG = 1
 
 
-def main() -> None:
-    fd, rank, size, directory = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
-    # A rank that hangs in a collective never sees its pipe close: let the kernel end it with its parent.
+def main(pipe: Connection, rank: int, size: int, folder: str, path: list[str]) -> None:
+    """What a process of `pool.Pool` runs. `path`: where modules of cases are found."""
+    directory = Path(folder)
+    # A rank that hangs in a collective never sees its pipe close: let the kernel end it with the server it is forked
+    # from, which ends with the tests.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    log = os.open(directory / f"log{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1), os.dup2(log, 2)
+    sys.stdout, sys.stderr = (os.fdopen(fd, "w", buffering=1, closefd=False) for fd in (1, 2))
     stacks = (directory / f"stacks{rank}").open("w")
     faulthandler.enable(stacks)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-    pipe = Connection(fd)
-    sys.path[:] = pickle.loads(pipe.recv_bytes())
+    os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    sys.path[:] = path
     groups = join_groups(rank, size, directory)
     pipe.send_bytes(pickle.dumps("ready"))
     while True:
@@ -72,7 +75,3 @@ def answer(module: str, name: str, rank: int, world: int, group: Any, args: Any,
     except BaseException as error:  # pytest.fail and pytest.raises do not raise an Exception
         line = traceback.format_exception_only(error)[0].strip()
         return pickle.dumps((False, (line, traceback.format_exc())))
-
-
-if __name__ == "__main__":
-    main()

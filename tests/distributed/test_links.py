@@ -1,0 +1,98 @@
+"""Training through each kind of link: gradients are one process's, however their bytes travel.
+
+The ranks here share a host, and would use shared memory by themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from harness import Member
+from harness.doomed import run_doomed
+from support import plans
+from support.pair import train_all
+from support.workload import Workload, vectors
+from torch import nn
+
+import osdp
+from osdp import _C
+from osdp.lane_group import lane_group
+
+NO = {"sockets": ("OSDP_SHARED_MEMORY",), "gloo": ("OSDP_SHARED_MEMORY", "OSDP_SOCKETS")}
+
+
+@contextlib.contextmanager
+def only(link: str) -> Iterator[None]:
+    """A group whose first model is made in here uses this link."""
+    for name in NO[link]:
+        os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        for name in NO[link]:
+            del os.environ[name]
+
+
+def tower() -> nn.Module:
+    """Units of many messages, of one, and of a part of one; the last without a whole chunk on every rank."""
+    return nn.Sequential(nn.Linear(256, 301), nn.Tanh(), nn.Linear(301, 64), nn.Tanh(), nn.Linear(64, 7))
+
+
+def everything(description: osdp.description.ModelDescription) -> dict[str, osdp.Plan]:
+    found = plans.everything(description, 2)
+    return {**found, **{f"{k}, 3 ahead": replace(p, prefetch=3) for k, p in found.items()}}
+
+
+def trained(me: Member, link: str) -> None:
+    with only(link):
+        cpu = torch.device("cpu")
+        assert _C.Collectives(lane_group(me.group, cpu), cpu).link == link
+        train_all(me, Workload(tower, vectors(256, 7)), everything, steps=3)
+
+
+@pytest.mark.parametrize("link", NO)
+@pytest.mark.parametrize("world", [2, 3])
+def test_training_through_each_link(world: int, link: str) -> None:
+    for ending in run_doomed(trained, link, world=world, timeout_s=60.0):
+        assert ending.error is None and ending.signal is None, ending
+
+
+class Slow(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(4))
+        self.doomed = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for i, layer in enumerate(self.layers):
+            if i == 2 and self.doomed:
+                os._exit(3)
+            x = layer(x).tanh()
+        return x
+
+
+def left_alone(me: Member) -> str:
+    with only("sockets"):
+        model = Slow()
+        plan = plans.apart(osdp.Plan.uniform(osdp.describe(model, torch.randn(2, 256)), "FULL_SHARD"))
+        osdp.fully_shard(model, plan, process_group=me.group)
+    model(torch.randn(2, 256)).sum().backward()
+    model.doomed = me.rank == me.world - 1
+    try:
+        model(torch.randn(2, 256)).sum().backward()
+    except osdp.OSDPError as error:
+        return str(error)
+    raise AssertionError("nothing was raised")
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_rank_that_dies_behind_a_socket_is_named(world: int) -> None:
+    endings = run_doomed(left_alone, world=world, timeout_s=3.0)
+    for ending in endings[:-1]:
+        assert ending.result is not None, ending
+        assert f"rank {world - 1}" in ending.result and "process has ended" in ending.result, ending.result

@@ -20,74 +20,42 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from osdp import _search
 from osdp.costing import choose_space, make_model, make_request
-from osdp.description import Block, ModelDescription, Operator, Parameter
+from osdp.description import Block, ModelDescription
 from osdp.hardware import Hardware
+from tests.unit.gpt_descriptions import linear, operator
 
 TOKENS = 512
 VOCABULARY = 50257
-
-
-def _operator(
-    name: str,
-    kind: str,
-    shapes: dict[str, tuple[int, ...]],
-    saved: int,
-    flops: int = 0,
-    block: str | None = None,
-    split: tuple[int, int] | None = None,
-) -> Operator:
-    parameters = tuple(Parameter(f"{name}.{n}", (), s, "float32", True) for n, s in shapes.items())
-    return Operator(
-        name=name,
-        kind=kind,
-        parameters=parameters,
-        gather_at=(name,),
-        traced=True,
-        calls=1,
-        block=block,
-        split_shape=split,
-        parameter_bytes=sum(4 * p.elements for p in parameters),
-        buffer_bytes=0,
-        saved_bytes_per_sample=saved,
-        saved_bytes_fixed=0,
-        flops_per_sample=flops,
-    )
-
-
-def _linear(name: str, out: int, in_: int, block: str | None = None) -> Operator:
-    shapes: dict[str, tuple[int, ...]] = {"weight": (out, in_), "bias": (out,)}
-    flops = 2 * TOKENS * out * in_
-    return _operator(name, "Linear", shapes, 4 * TOKENS * in_, flops, block, (out, in_))
 
 
 def transformer(widths: list[int]) -> ModelDescription:
     """A GPT of one block per width; neighbours of different widths are joined by a linear layer."""
     first, last = widths[0], widths[-1]
     operators = [
-        _operator("wte", "Embedding", {"weight": (VOCABULARY, first)}, 8 * TOKENS),
-        _operator("wpe", "Embedding", {"weight": (TOKENS, first)}, 0),
+        operator("wte", "Embedding", {"weight": (VOCABULARY, first)}, saved=8 * TOKENS),
+        operator("wpe", "Embedding", {"weight": (TOKENS, first)}),
     ]
     blocks = []
     for i, h in enumerate(widths):
         if i and widths[i - 1] != h:
-            operators.append(_linear(f"join.{i}", h, widths[i - 1]))
+            operators.append(linear(f"join.{i}", h, widths[i - 1], TOKENS))
         b = f"h.{i}"
         row = 4 * TOKENS * h
         blocks.append(Block(b, row))
         norm: dict[str, tuple[int, ...]] = {"weight": (h,), "bias": (h,)}
         operators += [
-            _operator(f"{b}.ln_1", "LayerNorm", norm, row, block=b),
-            _linear(f"{b}.attn.qkv", 3 * h, h, b),
-            _operator(f"{b}.attn", "Attention", {}, 4 * row, 4 * TOKENS**2 * h, b),
-            _linear(f"{b}.attn.proj", h, h, b),
-            _operator(f"{b}.ln_2", "LayerNorm", norm, row, block=b),
-            _linear(f"{b}.mlp.fc", 4 * h, h, b),
-            _operator(f"{b}.mlp.act", "GELU", {}, 4 * row, block=b),
-            _linear(f"{b}.mlp.proj", h, 4 * h, b),
+            operator(f"{b}.ln_1", "LayerNorm", norm, saved=row, block=b),
+            linear(f"{b}.attn.qkv", 3 * h, h, TOKENS, b),
+            operator(f"{b}.attn", "Attention", {}, saved=4 * row, flops=4 * TOKENS**2 * h, block=b),
+            linear(f"{b}.attn.proj", h, h, TOKENS, b),
+            operator(f"{b}.ln_2", "LayerNorm", norm, saved=row, block=b),
+            linear(f"{b}.mlp.fc", 4 * h, h, TOKENS, b),
+            operator(f"{b}.mlp.act", "GELU", {}, saved=4 * row, block=b),
+            linear(f"{b}.mlp.proj", h, 4 * h, TOKENS, b),
         ]
     operators += [
-        _operator("ln_f", "LayerNorm", {"weight": (last,), "bias": (last,)}, 4 * TOKENS * last),
-        _linear("head", VOCABULARY, last),
+        operator("ln_f", "LayerNorm", {"weight": (last,), "bias": (last,)}, saved=4 * TOKENS * last),
+        linear("head", VOCABULARY, last, TOKENS),
     ]
     return ModelDescription("GPT", tuple(operators), tuple(blocks), 1, 8 * TOKENS)
 

@@ -16,7 +16,7 @@ bool Scheduler::make_cell(const Waiting& w, const std::vector<double>& prices) {
   Series series(model_, request_, kinds_, w.lo, kinds_.transients[w.lean]);
   if (!series.possible()) return false;
   std::vector<std::vector<double>> others;
-  for (double scale : {0.0, 0.5, 0.7, 0.85, 0.95, 1.05, 1.2, 1.5, 2.0, 4.0}) {
+  for (double scale : {0.0, 0.8, 1.2, 1.6, 2.5}) {
     others.push_back(prices);
     for (double& p : others.back()) p *= scale;
   }

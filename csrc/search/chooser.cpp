@@ -67,10 +67,18 @@ Cost Chooser::choose(const std::vector<Price>& prices, bool with_time, Decision&
   std::vector<int> picked, best_picked;
   for (size_t k = 0; k < kinds_.kinds.size(); ++k) {
     const Kind& kind = kinds_.kinds[k];
+    const Way* best = nullptr;
+    Cost least = 0;
     for (size_t m = 0; m < kind.instances.size(); ++m) {
       const auto& at = kind.instances[m];
-      const Way* best = nullptr;
-      Cost least = 0;
+      // Neighbours with no price between them choose alike.
+      if (m > 0 && (paper_ || over(kind.instances[m - 1].front(), at.back() + 1) == 0)) {
+        total += least;
+        for (size_t p = 0; p < at.size(); ++p) decision.choices[at[p]] = best_picked[p];
+        if (kind.block) decision.ways[kind.blocks[m]] = best->way;
+        continue;
+      }
+      best = nullptr;
       double least_mean = 0;
       for (const Way& way : ways_[k]) {
         const bool again = way.way != Recompute::None;

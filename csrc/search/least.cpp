@@ -79,7 +79,12 @@ LeastMemory least_memory(const Model& model, const Request& request, const Kinds
   for (const Batch& batch : batches) {
     for (int64_t transient : kinds.transients) {
       parts.emplace_back(model, request, kinds, batch, transient);
-      if (!parts.back().chooser.possible()) parts.pop_back();
+      if (!parts.back().chooser.possible()) {
+        parts.pop_back();
+        continue;
+      }
+      parts.back().play(model, request, kinds, best);
+      if (best.peak_bytes <= enough_bytes || watch.spent(parts.back().work())) return best;
     }
   }
   // First every part a little, then those that may still have the least to their end.

@@ -1,7 +1,6 @@
 #include "search/parts.hpp"
 
 #include <algorithm>
-#include <numeric>
 
 namespace osdp::search {
 namespace {
@@ -37,14 +36,6 @@ std::vector<int64_t> sorted_values(const std::vector<Part>& list, int64_t Part::
 // How many of the sorted `values` are at most v.
 size_t count_up_to(const std::vector<int64_t>& values, int64_t v) {
   return static_cast<size_t>(std::upper_bound(values.begin(), values.end(), v) - values.begin());
-}
-
-std::vector<uint32_t> order_by(const std::vector<Part>& list, int64_t Part::* amount) {
-  std::vector<uint32_t> order(list.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::sort(order.begin(), order.end(),
-            [&](uint32_t a, uint32_t b) { return list[a].*amount < list[b].*amount; });
-  return order;
 }
 
 // Most that is dominated is so by one of those with the least peak of all, which often are many: `before` is
@@ -100,27 +91,6 @@ void drop_dominated(std::vector<Part>& list) {
     list[kept++] = p;
   }
   list.resize(kept);
-}
-
-Pair fastest_pair(const std::vector<Part>& first, const std::vector<Part>& last, int64_t limit) {
-  // Last parts enter as the room that a first part's peak leaves them grows.
-  const auto entering = order_by(last, &Part::before);
-  auto asking = order_by(first, &Part::peak);
-  std::reverse(asking.begin(), asking.end());
-  const auto values = sorted_values(last, &Part::peak);
-  LeastBelow fastest(values.size());
-  Pair best;
-  size_t entered = 0;
-  for (const uint32_t i : asking) {
-    const Part& x = first[i];
-    for (; entered < entering.size() && last[entering[entered]].before + x.peak <= limit; ++entered) {
-      const Part& y = last[entering[entered]];
-      fastest.put(count_up_to(values, y.peak), y.time, entering[entered]);
-    }
-    const auto [time, j] = fastest.at(count_up_to(values, limit - x.before));
-    if (time != kNever && x.time + time < best.time) best = {x.time + time, i, j};
-  }
-  return best;
 }
 
 }  // namespace osdp::search

@@ -11,7 +11,7 @@ inline constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
 struct Part {
   int64_t time = 0;
-  int64_t before = 0;  // of a last part: what it holds after its backward
+  int64_t before = 0;
   int64_t peak = 0;
   uint32_t parent = 0;  // index into the list it was made from
   uint32_t item = 0;    // index of the item that was added
@@ -42,13 +42,5 @@ class UniqueParts {
 
 // Sorts by time and keeps what is smaller, in `before` or in `peak`, than all that is no slower.
 void drop_dominated(std::vector<Part>& list);
-
-// The fastest pair of a first part x and a last part y with x.peak + y.before <= limit and
-// x.before + y.peak <= limit; kNever where no pair fits.
-struct Pair {
-  int64_t time = kNever;
-  uint32_t first = 0, last = 0;
-};
-Pair fastest_pair(const std::vector<Part>& first, const std::vector<Part>& last, int64_t limit);
 
 }  // namespace osdp::search

@@ -14,8 +14,8 @@ namespace osdp::search {
 //
 // True where rows were added.
 bool Scheduler::price_phases(Waiting& w) {
-  constexpr int kTurns = 150;
-  if (any_ || near(w) || rows_.size() < first_rows_ + 2 ||
+  constexpr int kTurns = 80;
+  if (any_ || rows_.size() < first_rows_ + 2 ||
       !priced_.insert({{w.lo.size, w.lo.accumulation}, w.lean}).second)
     return false;
   const auto samples = static_cast<double>(w.samples);
@@ -30,6 +30,10 @@ bool Scheduler::price_phases(Waiting& w) {
   const size_t n = chooser.phases();
   std::vector<double> best(n, 0), average;
   for (size_t j = 0; j < rows_.size(); ++j) best[static_cast<size_t>(std::max(rows_[j], 0))] += w.prices[j];
+  if (near(w)) {  // the rows' prices are good enough
+    make_cell(w, best);
+    return false;
+  }
   std::vector<double> prices = best;
   double bound = 0, share = 0.02;
   int idle = 0;
@@ -40,7 +44,7 @@ bool Scheduler::price_phases(Waiting& w) {
     watch_.spent(static_cast<int64_t>(200 * n));
     if (average.empty()) average.assign(phases.begin(), phases.end());
     for (size_t j = 0; j < n; ++j) average[j] += 0.1 * (static_cast<double>(phases[j]) - average[j]);
-    if (turn < 4 || value > bound) {  // plans at good prices are worth the effort
+    if (turn < 4) {
       auto mended = phases;
       if (chooser.repair(decision, mended, limit)) {
         chooser.quicken(decision, mended, limit, prices);

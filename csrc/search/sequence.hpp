@@ -2,7 +2,7 @@
 // phase within the limit: for models where many phases bind at once. Note [Sequence] in sequence.cpp.
 #pragma once
 
-#include "search/treatments.hpp"
+#include "search/peak_bound.hpp"
 
 namespace osdp::search {
 
@@ -24,12 +24,16 @@ class Sequence {
   double bound_ps() const { return bound_ + static_cast<double>(series_.fixed_ps()); }
 
   // Looks for the best plan of at most `most_ps`. Gives up beyond `longest` partial plans in a list.
-  SequenceFound look(int64_t most_ps, size_t longest, Stopwatch& watch) const;
+  SequenceFound look(int64_t most_ps, size_t longest, Stopwatch& watch);
 
  private:
+  bool bound_peak(const Stages& stages, size_t longest, double scale, size_t many, int64_t& most,
+                  std::vector<PeakBound>& bounds, Stopwatch& watch) const;
+
   Series series_;
   std::vector<PhasePrices> views_;
-  double bound_ = 0;  // without fixed_ps
+  double bound_ = 0;    // without fixed_ps
+  double scale_ = 1.2;  // the best price of the peak, of the sum of all phases' prices
 };
 
 }  // namespace osdp::search

@@ -52,19 +52,28 @@ void drop_dominated(std::vector<Item>& items) {
 
 bool Stages::make(Stopwatch& watch) {
   if (!list(watch)) return false;
+  shorten();
+  return !watch.spent();
+}
+
+void Stages::lower(int64_t most) {
+  most_ = most;
+  shorten();
+}
+
+void Stages::shorten() {
   drop_dear();
-  if (hopeless_) return true;
+  if (hopeless_) return;
   find_extremes();
   forget_harmless();
   find_extremes();
   look_ahead();
-  return !watch.spent();
 }
 
 bool Stages::list(Stopwatch& watch) {
-  const PhasePrices& p = views_[0];
+  const PhasePrices& p = (*views_)[0];
   const double allowance = static_cast<double>(most_) - bound_;
-  const auto& segments = series_.segments();
+  const auto& segments = series_->segments();
   treatments_.resize(size_), items_.resize(size_);
   for (size_t s = 0; s < size_; ++s) {
     // Neighbours of one kind mostly have the same prices around them, and none inside.
@@ -75,7 +84,7 @@ bool Stages::list(Stopwatch& watch) {
     }
     if (treatments_[s] == nullptr) {
       auto list = std::make_shared<std::vector<Treatment>>();
-      if (!list_treatments(series_, segments[s], p, allowance, kMostTreatments, watch, *list)) return false;
+      if (!list_treatments(*series_, segments[s], p, allowance, kMostTreatments, watch, *list)) return false;
       treatments_[s] = std::move(list);
     }
     for (const Treatment& t : *treatments_[s]) {
@@ -86,23 +95,19 @@ bool Stages::list(Stopwatch& watch) {
 }
 
 double Stages::cost(size_t s, const Stretch& x, size_t view) const {
-  const PhasePrices& p = views_[view];
-  const auto& segment = series_.segments()[s];
-  return static_cast<double>(x.time) + p.before(segment.first) * static_cast<double>(x.after) +
-         p.of(segment.first, segment.end) * static_cast<double>(x.peak) +
-         p.from(segment.end) * static_cast<double>(x.before);
+  return cost_of(x, series_->segments()[s], (*views_)[view]);
 }
 
 void Stages::drop_dear() {
   std::vector<double> least(size_), costs;
-  for (size_t v = 0; v < views_.size(); ++v) {
+  for (size_t v = 0; v < views_->size(); ++v) {
     double sum = 0, size = 0;
     for (size_t s = 0; s < size_; ++s) {
       least[s] = kHuge;
       for (const Item& x : items_[s]) least[s] = std::min(least[s], cost(s, x, v));
       sum += least[s], size += std::abs(least[s]);
     }
-    const double memory = views_[v].all() * static_cast<double>(series_.limit());
+    const double memory = (*views_)[v].all() * static_cast<double>(series_->limit());
     const double margin = 4 + 1e-12 * (size + memory);
     const double left = static_cast<double>(most_) - (sum - memory) + margin;
     if (left < 0) {
@@ -144,8 +149,8 @@ void Stages::find_extremes() {
     for (const Item& x : items_[s]) least[s] = std::min(least[s], cost(s, x, 0));
     sum += least[s];
   }
-  const double price = views_[0].all();
-  const double left = static_cast<double>(most_) - (sum - price * static_cast<double>(series_.limit()));
+  const double price = (*views_)[0].all();
+  const double left = static_cast<double>(most_) - (sum - price * static_cast<double>(series_->limit()));
   for (const double rate : {0.0, 0.5, 2.0, 8.0, 32.0}) {
     if (rate > 0 && price <= 0) break;
     const double bytes_per_ps = rate == 0 ? 0 : rate / price;
@@ -175,7 +180,7 @@ void Stages::find_extremes() {
 }
 
 void Stages::forget_harmless() {
-  const int64_t limit = series_.limit();
+  const int64_t limit = series_->limit();
   std::vector<char> harmful(size_);
   for (size_t s = 0; s < size_; ++s) {
     int64_t most = -kLargestSum;
@@ -199,12 +204,12 @@ void Stages::forget_harmless() {
 }
 
 void Stages::look_ahead() {
-  const size_t views = views_.size();
-  ahead_.resize((size_ + 1) * views), behind_.resize((size_ + 1) * views);
+  const size_t views = views_->size();
+  ahead_.resize((size_ + 1) * views);
   std::vector<double> least(size_);
   for (size_t v = 0; v < views; ++v) {
-    const PhasePrices& p = views_[v];
-    const double memory = p.all() * static_cast<double>(series_.limit());
+    const PhasePrices& p = (*views_)[v];
+    const double memory = p.all() * static_cast<double>(series_->limit());
     double all = -memory;
     for (size_t s = 0; s < size_; ++s) {
       least[s] = kHuge;
@@ -213,9 +218,8 @@ void Stages::look_ahead() {
     }
     double rest = all;
     for (size_t s = 0; s <= size_; ++s) {
-      const size_t at = s < size_ ? series_.segments()[s].first : series_.operators();
+      const size_t at = s < size_ ? series_->segments()[s].first : series_->operators();
       ahead_[s * views + v] = {p.from(at), p.before(at), rest};
-      behind_[s * views + v] = {p.before(at), p.from(at), all - rest - memory};
       if (s < size_) rest -= least[s];
     }
   }

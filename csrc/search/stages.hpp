@@ -18,8 +18,7 @@ struct Extremes {
   int64_t most_before = 0, most_after = 0, most_peak = -kLargestSum;
 };
 
-// The other end at some prices: time + by_before * before + by_peak * peak + rest bounds the plan. Of a last
-// part `before` stands for its `after`.
+// The other end at some prices: time + by_before * before + by_peak * peak + rest bounds the plan.
 struct Outlook {
   double by_before = 0, by_peak = 0, rest = 0;
 };
@@ -28,41 +27,43 @@ class Stages {
  public:
   // Of plans that take at most `most` (without Series::fixed_ps()); `bound` is what views[0] proves.
   Stages(const Series& series, const std::vector<PhasePrices>& views, double bound, int64_t most)
-      : series_(series), views_(views), bound_(bound), most_(most), size_(series.segments().size()) {}
+      : series_(&series), views_(&views), bound_(bound), most_(most), size_(series.segments().size()) {}
 
   // False where there are too many treatments of a segment, or time ran out.
   bool make(Stopwatch& watch);
 
-  // No plan is fast enough: known after make().
+  // After make(): of plans that take at most so much only.
+  void lower(int64_t most);
+
+  // No plan is fast enough: known after make() and lower().
   bool hopeless() const { return hopeless_; }
   size_t size() const { return size_; }
   const std::vector<Item>& items(size_t s) const { return items_[s]; }
   const Treatment& treatment(size_t s, const Item& item) const { return (*treatments_[s])[item.treatment]; }
-  // Of the segments before s; of s and those behind it.
-  const Extremes& until(size_t s) const { return until_[s]; }
+  // Of the segments from s on.
   const Extremes& from(size_t s) const { return from_[s]; }
-  // By view: for parts over the segments before s; for parts over s and those behind it.
-  const Outlook* ahead(size_t s) const { return &ahead_[s * views_.size()]; }
-  const Outlook* behind(size_t s) const { return &behind_[s * views_.size()]; }
+  // By view: for parts over the segments before s.
+  const Outlook* ahead(size_t s) const { return &ahead_[s * views_->size()]; }
 
  private:
   bool list(Stopwatch& watch);
+  void shorten();
   double cost(size_t s, const Stretch& x, size_t view) const;
   void drop_dear();
   void find_extremes();
   void forget_harmless();
   void look_ahead();
 
-  const Series& series_;
-  const std::vector<PhasePrices>& views_;
-  const double bound_;
-  const int64_t most_;
-  const size_t size_;
+  const Series* series_;
+  const std::vector<PhasePrices>* views_;
+  double bound_;
+  int64_t most_;
+  size_t size_;
   bool hopeless_ = false;
   std::vector<std::shared_ptr<const std::vector<Treatment>>> treatments_;
   std::vector<std::vector<Item>> items_;
   std::vector<Extremes> until_, from_;
-  std::vector<Outlook> ahead_, behind_;  // [segments][view]
+  std::vector<Outlook> ahead_;  // [segments][view]
 };
 
 }  // namespace osdp::search

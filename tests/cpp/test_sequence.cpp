@@ -1,4 +1,4 @@
-// Plans put together from both ends, against every plan of many small random models: one batch, one
+// Plans grown from the front under bounds of the rest, against every plan of many small random models: one batch, one
 // transient, many phases that bind, prices good and bad.
 #include "check.hpp"
 #include "random_model.hpp"
@@ -44,7 +44,7 @@ int main() {
     const Series series(model, request, kinds, batch, transient);
     if (request.limit_bytes < reserve + kinds.held_bytes(batch.size)) continue;
     CHECK(series.possible());
-    const Sequence sequence(series, prices(), {prices(), prices()});
+    Sequence sequence(series, prices(), {prices(), prices()});
     const int failed_before = failures;
     if (best >= 0) CHECK(sequence.bound_ps() <= static_cast<double>(best));
     const int64_t most = best < 0 ? 1'000'000'000 : best + draw(r, 0, 1) * draw(r, 0, best);

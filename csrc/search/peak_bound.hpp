@@ -1,0 +1,51 @@
+// How fast the last segments of a series can be, given what the first ones hold: a bound that knows every
+// phase and one price. Note [Price of the peak] in peak_bound.cpp.
+#pragma once
+
+#include "search/parts.hpp"
+#include "search/stages.hpp"
+
+namespace osdp::search {
+
+class PeakBound {
+ public:
+  static constexpr double kNothing = 1e300;  // no plan at all
+
+  // At the sum of these prices. False where lists grow longer than `longest`, or time ran out.
+  bool make(const Series& series, const Stages& stages, const PhasePrices& prices, int64_t most,
+            size_t longest, Stopwatch& watch);
+
+  // Of the plans that `most` allows none that begins with `first`, of the segments before s, takes less.
+  double after(size_t s, const Part& first) const {
+    const Front& f = fronts_[s];
+    const double room = static_cast<double>(first.peak) - static_cast<double>(first.before);
+    size_t low = 0, high = f.net.size();  // the first with net <= room
+    while (low < high) {
+      const size_t middle = (low + high) / 2;
+      f.net[middle] <= room ? high = middle : low = middle + 1;
+    }
+    double least = low < f.net.size() ? f.cost[low] : kNothing;
+    if (low > 0) least = std::min(least, f.least[low - 1] - price_ * room);
+    return static_cast<double>(first.time) + least - price_ * (limit_ - static_cast<double>(first.peak));
+  }
+  // Of all plans that `most` allows; and the plan whose time + price * (peak - limit) this is.
+  double bound() const {
+    return fronts_[0].least.empty() ? kNothing : fronts_[0].least.back() - price_ * limit_;
+  }
+  double time() const { return time_; }
+  double peak() const { return peak_; }
+  double price() const { return price_; }
+
+  size_t front(size_t s) const { return fronts_[s].cost.size(); }
+
+ private:
+  // Last parts, cheapest first: cost = time + price * after, net = peak - after, falling.
+  struct Front {
+    std::vector<double> cost, net;
+    std::vector<double> least;  // of cost + price * net, up to here
+  };
+  double price_ = 0, limit_ = 0, time_ = 0, peak_ = 0;
+  std::vector<Front> fronts_;  // by segment: of it and those behind it
+};
+
+}  // namespace osdp::search

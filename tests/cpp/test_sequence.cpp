@@ -1,5 +1,5 @@
-// Plans grown from the front under bounds of the rest, against every plan of many small random models: one batch, one
-// transient, many phases that bind, prices good and bad.
+// Plans grown from the front under bounds of the rest, against every plan of many small random models: one
+// batch, one transient, many phases that bind, prices good and bad.
 #include "check.hpp"
 #include "random_model.hpp"
 #include "search/sequence.hpp"

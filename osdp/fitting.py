@@ -8,13 +8,14 @@ from osdp.hardware import Collective
 
 
 def fit(sizes: Sequence[float], times: Sequence[float]) -> Collective:
-    """alpha and beta, not negative, with `time = alpha + size * beta`; relative errors count, so that small
-    ones do.
+    """alpha and beta, not negative, with `time = alpha + size * beta`.
 
-    Weighted least squares over the two unknowns; where the best of all has a negative one, it is the best
+    Weighted least squares over the two unknowns, with weights 1 / time: small sizes count, so that there is an alpha, but
+    the large ones, which a step spends its time on, count more. (A link takes max(alpha, size * beta) rather than the
+    sum when collectives follow each other, and relative errors alone would make beta too small by a seventh.) Where the best of all has a negative one, it is the best
     with that one zero.
     """
-    weights = [1 / max(t, 1e-9) ** 2 for t in times]
+    weights = [1 / max(t, 1e-9) for t in times]
     total = sum(weights)
     x = sum(w * s for w, s in zip(weights, sizes, strict=True)) / total
     y = sum(w * t for w, t in zip(weights, times, strict=True)) / total

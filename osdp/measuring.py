@@ -19,6 +19,12 @@ from osdp.lane_group import lane_group
 
 SIZES = (2**12, 2**15, 2**18, 2**20, 2**22)  # bytes of the full tensor: from all latency to mostly transfer
 _ROUNDS = (5, 60)  # fewest, most
+# Note [A link's first bytes are fast]
+# Buffers along the way, and links that are shaped, take some hundred KiB at once before they slow down to their rate. A
+# step does not feel this, since its collectives follow each other; a collective by itself does, and a small one is
+# nothing else. So a large one goes before, and each is timed as the mean of several without a pause.
+_FIRST = 2**20  # bytes
+_MOVED, _MOST_REPEATS = 2**21, 64  # bytes of full tensors in all, and no more collectives than this
 
 
 def measure_collectives(
@@ -27,34 +33,39 @@ def measure_collectives(
     """all_gather, reduce_scatter, all_reduce of the `world` ranks of `group` (None: the default one), as the
     runtime does them. Collective; about `seconds` long.
 
-    Every size and collective is run in every round, so that a disturbance meets all of them; the median over
+    Several of every size and collective are run in every round, so that a disturbance meets all of them; the median over
     rounds, averaged over ranks, is fitted.
     """
     if world == 1:
         nothing = Collective(0.0, 0.0)
         return nothing, nothing, nothing
     ours = lane_collectives(device, group)
-    jobs: list[tuple[int, Callable[[], object]]] = []
+    jobs: list[tuple[int, int, Callable[[], object]]] = []
+    first = torch.zeros(_FIRST // 4, device=device)
     for size in SIZES:
         part = torch.zeros(max(1, size // 4 // world), device=device)
         whole = torch.zeros(part.numel() * world, device=device)
-        jobs.append((0, lambda w=whole, p=part: ours.all_gather([w], [p])))  # type: ignore[misc]
-        jobs.append((1, lambda w=whole, p=part: ours.reduce_scatter_mean([p], [w])))  # type: ignore[misc]
-        jobs.append((2, lambda w=whole: ours.all_reduce_mean([w])))  # type: ignore[misc]
+        repeats = min(max(1, _MOVED // size), _MOST_REPEATS)
+        jobs.append((0, repeats, lambda w=whole, p=part: ours.all_gather([w], [p])))  # type: ignore[misc]
+        jobs.append((1, repeats, lambda w=whole, p=part: ours.reduce_scatter_mean([p], [w])))  # type: ignore[misc]
+        jobs.append((2, repeats, lambda w=whole: ours.all_reduce_mean([w])))  # type: ignore[misc]
 
     def run_round() -> list[float]:
         times = []
-        for _, job in jobs:
+        for _, repeats, job in jobs:
             dist.barrier(group)  # else the time of a rank that comes early is the other's delay
+            ours.all_reduce_mean([first])
             synchronize(device)
             begin = time.perf_counter()
-            job()
+            for _ in range(repeats):
+                job()
             synchronize(device)
-            times.append(time.perf_counter() - begin)
+            times.append((time.perf_counter() - begin) / repeats)
         return times
 
     run_round()  # connections are made on first use
-    rounds = torch.tensor([seconds / max(1e-9, sum(run_round()) * 1.5)], device=device)
+    took = sum(t * repeats for t, (_, repeats, _) in zip(run_round(), jobs, strict=True))
+    rounds = torch.tensor([seconds / max(1e-9, took * 1.5)], device=device)
     dist.all_reduce(rounds, group=group)
     count = min(max(int(rounds.item() / world), _ROUNDS[0]), _ROUNDS[1])
     table = [run_round() for _ in range(count)]
@@ -65,7 +76,7 @@ def measure_collectives(
     costs = []
     for kind in range(3):
         steps = (world - 1) * (2 if kind == 2 else 1)
-        costs.append(fit(parts, [t / steps for t, (k, _) in zip(mean, jobs, strict=True) if k == kind]))
+        costs.append(fit(parts, [t / steps for t, (k, _, _) in zip(mean, jobs, strict=True) if k == kind]))
     return costs[0], costs[1], costs[2]
 
 

@@ -10,10 +10,10 @@ from osdp.hardware import Collective
 def fit(sizes: Sequence[float], times: Sequence[float]) -> Collective:
     """alpha and beta, not negative, with `time = alpha + size * beta`.
 
-    Weighted least squares over the two unknowns, with weights 1 / time: small sizes count, so that there is an alpha, but
-    the large ones, which a step spends its time on, count more. (A link takes max(alpha, size * beta) rather than the
-    sum when collectives follow each other, and relative errors alone would make beta too small by a seventh.) Where the best of all has a negative one, it is the best
-    with that one zero.
+    Weighted least squares over the two unknowns, with weights 1 / time: small sizes count, so that there is
+    an alpha, but the large ones, which a step spends its time on, count more. (When collectives follow each
+    other, a link takes max(alpha, size * beta) rather than the sum; relative errors alone would make beta too
+    small by a seventh.) Where the best of all has a negative one, it is the best with that one zero.
     """
     weights = [1 / max(t, 1e-9) for t in times]
     total = sum(weights)

@@ -58,13 +58,14 @@ Packed<Member>& packed_as(std::vector<Packed<Member>>& packs, at::ScalarType dty
   return packs.emplace_back(Packed<Member>{dtype, {}, {}, {}});
 }
 
-bool is_small(const Slot& slot) { return slot.bytes() <= kSmallBytes; }
+// Whether it travels with the other small ones of `together` tensors, behind the large ones.
+bool is_packed(const Slot& slot, size_t together) { return together > 1 && slot.bytes() <= kSmallBytes; }
 
 // Of what gather_now sends, the inputs before the first that it must make.
 Tensors first_sent(const std::vector<Transfer>& transfers) {
   Tensors inputs;
   for (const Transfer& t : transfers) {
-    if (is_small(*t.slot) && transfers.size() > 1) continue;  // behind the others
+    if (is_packed(*t.slot, transfers.size())) continue;
     if (t.slot->owner().away() || !is_chunk(t.rows, *t.slot)) break;
     inputs.push_back(t.rows);
   }
@@ -76,7 +77,7 @@ void gather_now(Collectives& collectives, const std::vector<Transfer>& transfers
   std::vector<at::Tensor> outputs, inputs;
   std::vector<Packed<const Slot*>> packs;
   for (const Transfer& t : transfers) {
-    const bool packed = is_small(*t.slot) && transfers.size() > 1;
+    const bool packed = is_packed(*t.slot, transfers.size());
     at::Tensor chunk = chunk_of(t, !packed, collectives.rank());
     if (packed) {
       auto& pack = packed_as(packs, chunk.scalar_type());
@@ -124,7 +125,7 @@ struct Reduction {
 Tensors first_sent(const std::vector<Reduction>& reductions, int64_t total) {
   Tensors inputs;
   for (const Reduction& r : reductions) {
-    if (is_small(*r.slot) && reductions.size() > 1) continue;  // behind the others
+    if (is_packed(*r.slot, reductions.size())) continue;
     const at::ScalarType dtype = r.slot->owner().reduce_dtype();
     if (!r.gradient.is_contiguous() || r.gradient.scalar_type() != dtype ||
         r.gradient.numel() != r.slot->padded().numel() || headroom_of(dtype, total) != 1.0)
@@ -144,7 +145,7 @@ std::vector<at::Tensor> reduce_now(const Sharing& sharing, std::vector<Reduction
     at::Tensor input =
         padded_gradient(*r.slot, r.gradient, headroom_of(r.slot->owner().reduce_dtype(), sharing.total()));
     r.gradient.reset();
-    if (is_small(*r.slot) && reductions.size() > 1) {
+    if (is_packed(*r.slot, reductions.size())) {
       auto& pack = packed_as(packs, input.scalar_type());
       pack.members.push_back(i);
       pack.parts.push_back(input.view({world, -1}));

@@ -57,8 +57,8 @@ std::shared_ptr<Link> link_of(const std::string& group, const c10::intrusive_ptr
     at->second = shared_memory_link(backend);
     if (!at->second) at->second = socket_link(backend);
   }
-  if (!at->second) at->second = gloo_link(backend);
-  return at->second;
+  if (at->second) return at->second;
+  return gloo_link(backend);  // not kept: it holds the backend, which ends with its process group
 }
 
 }  // namespace

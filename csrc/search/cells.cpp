@@ -28,7 +28,7 @@ bool Scheduler::make_cell(const Waiting& w, const std::vector<double>& prices) {
 // False where this region is not searched so.
 bool Scheduler::go_on_in_cell(Waiting w) {
   constexpr size_t kLongest = 100000;
-  constexpr double kWider = 1.5;
+  constexpr double kWider = 2.25;
   const auto at = cells_.find(key_of(w));
   if (at == cells_.end()) return false;
   Cell& cell = at->second;

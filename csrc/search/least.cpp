@@ -15,7 +15,7 @@
 namespace osdp::search {
 namespace {
 
-constexpr int kTurns = 48;
+constexpr int kTurns = 6;
 
 // One batch, and plans without larger transients. (What smaller ones' plans hold less for transients is left
 // to those.)

@@ -44,7 +44,7 @@ bool Scheduler::price_phases(Waiting& w) {
     watch_.spent(static_cast<int64_t>(200 * n));
     if (average.empty()) average.assign(phases.begin(), phases.end());
     for (size_t j = 0; j < n; ++j) average[j] += 0.1 * (static_cast<double>(phases[j]) - average[j]);
-    if (turn < 4) {
+    if (turn == 0) {
       auto mended = phases;
       if (chooser.repair(decision, mended, limit)) {
         chooser.quicken(decision, mended, limit, prices);

@@ -55,6 +55,9 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
       buckets_(lane_, collectives_),
       device_(device),
       places_(params.size()) {
+  if (hybrid_.replicate && hybrid_.replicate->world() > 1)
+    columns_ = std::make_shared<Columns>(device.is_cpu() ? Lane::beside(groups.all, device) : nullptr,
+                                         hybrid_.replicate);
   std::vector<Mode> modes(params.size(), Mode::NoShard);
   for (const UnitSpec& unit : units)
     for (int64_t p : unit.params) modes.at(p) = unit.mode;

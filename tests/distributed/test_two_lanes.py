@@ -12,10 +12,10 @@ import torch.distributed as dist
 from harness import Member
 from harness.doomed import run_doomed
 from support import blocks, plans
+from support.faults import ACTS, TIMEOUT_S, ActsInBackward, Branching, Doomed, failed_step, judge, step
 from support.pair import Pair
+from support.peaks import SAMPLES, SLACK_BYTES, STATES, Stack, activation_bytes, units_bytes
 from support.workload import Workload, vectors
-from test_faults import ACTS, TIMEOUT_S, Branching, Doomed, failed_step, judge, step
-from test_memory import SAMPLES, SLACK_BYTES, STATES, Stack, activation_bytes, units_bytes
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -28,20 +28,6 @@ LATE_S = 0.5
 
 def hybrid(description: osdp.ModelDescription) -> osdp.Plan:
     return plans.apart(osdp.Plan.uniform(description, "HYBRID_SHARD"))
-
-
-class Sleeps(torch.autograd.Function):
-    """Its backward begins with `act()`."""
-
-    @staticmethod
-    def forward(ctx, x, act):
-        ctx.act = act
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        ctx.act()
-        return gradient, None
 
 
 # --- ranks that drift apart
@@ -105,7 +91,7 @@ def peaks_with_a_late_line(me: Member) -> dict:
         for micro in peaks:
             _C.memory_reset_peak()
             loss = model(x).square().mean()
-            Sleeps.apply(loss, lambda: time.sleep(LATE_S * (me.rank >= 2))).backward()
+            ActsInBackward.apply(loss, lambda: time.sleep(LATE_S * (me.rank >= 2))).backward()
             peaks[micro].append(_C.memory_peak_bytes() - empty)
             assert runtime_of(model).gathered_bytes() == 0
         optimizer.step()

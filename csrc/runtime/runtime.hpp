@@ -188,6 +188,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::vector<Parameter*> replicated_;  // whole parameters
   std::vector<Parameter*> in_columns_;  // HYBRID_SHARD: the ranks of a column hold the same rows
   Depth depth_;
+  Depth kept_depth_;  // of a forward that keeps what it gathers for its backward
   Order forward_order_;
   Order backward_order_;
   struct Frame {

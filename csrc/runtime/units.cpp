@@ -235,7 +235,7 @@ void Runtime::use(Unit& unit) {
   if (backward_)
     ahead = backward_order_.advance(&unit, depth_);
   else if (root_forward_)
-    ahead = forward_order_.advance(&unit, depth_);
+    ahead = forward_order_.advance(&unit, grad_forward_ ? kept_depth_ : depth_);
   for (Unit* next : ahead)
     if (next->state == Unit::State::Sharded) {
       gather(*next);

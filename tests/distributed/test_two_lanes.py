@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import time
@@ -13,6 +14,7 @@ from harness import Member
 from harness.doomed import run_doomed
 from support import blocks, plans
 from support.faults import ACTS, TIMEOUT_S, ActsInBackward, Branching, Doomed, failed_step, judge, step
+from support.links import NO, only, tower
 from support.pair import Pair
 from support.peaks import SAMPLES, SLACK_BYTES, STATES, Stack, activation_bytes, units_bytes
 from support.workload import Workload, vectors
@@ -33,10 +35,10 @@ def hybrid(description: osdp.ModelDescription) -> osdp.Plan:
 # --- ranks that drift apart
 
 
-def drift(me: Member, micros: int, no_sync: bool) -> None:
+def drift(me: Member, micros: int, no_sync: bool, workload: Workload | None = None) -> None:
     """Every rank is late somewhere else, in every pass; the sums are what one process computes."""
     dice = random.Random(me.rank)
-    pair = Pair(me, blocks.workload(count=2), hybrid, ranks_per_host=2)
+    pair = Pair(me, workload or blocks.workload(count=2), hybrid, ranks_per_host=2)
     for module in pair.sharded.modules():
         module.register_forward_pre_hook(lambda *_: time.sleep(0.01 * (dice.random() < 0.2)))
         module.register_full_backward_hook(lambda *_: time.sleep(0.02 * (dice.random() < 0.2)))
@@ -46,6 +48,18 @@ def drift(me: Member, micros: int, no_sync: bool) -> None:
 @pytest.mark.parametrize(("micros", "no_sync"), [(1, False), (3, False), (2, True)])
 def test_ranks_that_drift_apart(ranks, micros, no_sync):
     ranks(drift, micros, no_sync, world=4)
+
+
+def drift_over(me: Member, link: str) -> None:
+    with only(link):
+        drift(me, 2, False, Workload(tower, vectors(256, 7)))
+
+
+@pytest.mark.parametrize(("world", "link"), [(4, "sockets"), (6, "sockets"), (6, "gloo")])
+def test_each_link_between_lines(world, link):
+    """Columns of two and of three ranks; what is small goes to all three at once."""
+    for ending in run_doomed(drift_over, link, world=world, timeout_s=60.0):
+        assert ending.error is None and ending.signal is None, ending
 
 
 def several_models(me: Member) -> None:
@@ -154,9 +168,10 @@ def sharded(me: Member, model: nn.Module) -> nn.Module:
     return osdp.fully_shard(model, plan, me.group, ranks_per_host=2)
 
 
-def suffer(me: Member, act: str, where: str) -> tuple[str, list[str], float]:
+def suffer(me: Member, act: str, where: str, link: str | None = None) -> tuple[str, list[str], float]:
     """Good steps, then the last rank acts: neighbour in its line of rank 2, in its column of rank 1, of rank 0 in none."""
-    model = sharded(me, Doomed())
+    with only(link) if link else contextlib.nullcontext():
+        model = sharded(me, Doomed())
     for _ in range(3):
         step(model)
     if me.rank == me.world - 1:
@@ -178,6 +193,12 @@ def test_a_rank_that_fails_is_named_in_its_line_in_its_column_and_elsewhere(act,
     lost = 1 if act == "sleep" else 0
     for message in judge(run_doomed(suffer, act, where, world=4, timeout_s=TIMEOUT_S, lost=lost), 3):
         assert re.search(FAULTS[act, where], message), message
+
+
+@pytest.mark.parametrize("link", NO)
+def test_a_rank_that_dies_is_named_over_each_link(link):
+    for message in judge(run_doomed(suffer, "kill", "backward", link, world=4, timeout_s=TIMEOUT_S), 3):
+        assert "process has ended" in message, message
 
 
 def diverge(me: Member, others: list[int]) -> tuple[str, list[str], float]:

@@ -69,7 +69,7 @@ void Scheduler::give_up(Waiting w, double bound) {
 
 void Scheduler::solve(const Waiting& w) {
   const Table& t = table(w.lo.accumulation);
-  Cheapest& choices = cheapest(w.lo.accumulation, kinds_.transients[w.large]);
+  Cheapest& choices = cheapest(w.lo.accumulation);
   const Bounded bounded = relax(kinds_, t, request_, region(w), choices, w.prices, 1e300);
   if (!bounded.feasible) return;
   const int64_t cutoff = this->cutoff(w);

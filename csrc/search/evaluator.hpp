@@ -1,4 +1,4 @@
-// The cheapest choice of everything in a region, at some prices of rows.
+// The cheapest choice of everything in a region, at some prices of rows. Note [Regions] in evaluator.cpp.
 #pragma once
 
 #include "search/table.hpp"
@@ -6,53 +6,77 @@
 namespace osdp::search {
 
 struct Region {
-  Batch fastest;              // time counts at this batch size,
-  Batch leanest;              // memory at this one
-  int64_t largest_transient;  // options with more are out
-  int64_t reserved_bytes;     // off the limit
+  Batch lo, hi;                // accumulation equal
+  size_t lean = 0, large = 0;  // largest transients, as indices of Kinds::transients
+  int64_t reserved_bytes = 0;  // off the limit, beside the transients' reserve
   Box box;
   double tolerance = 1e-11;  // how near to the best bound is near enough, as a share of it
 };
 
-// What is chosen: its time and bytes, and how many instances are treated each way (as Box).
+// What is chosen, scaled to a step of Region::hi's samples.
 struct Point {
   double time = 0;
-  Prices bytes{};
-  std::vector<int> ways;
+  Prices bytes{};         // as far above or below Evaluator::limit as the plan, times the scale
+  double scale = 1;       // hi.size / size
+  int64_t size = 1;       // batch
+  size_t transient = 0;   // index, of the middle of its band
+  std::vector<int> ways;  // how many instances are treated each way, as Box
 };
 
-// The options that a transient allows, side by side, for all regions that share it: how operators are sharded
-// costs the same whatever the batch size. Only ever used with one Table.
+// Largest transients next to each other. A region has at most 64 of them, or each transient is one: a band
+// allows the options of its largest and reserves for its smallest.
+struct Bands {
+  static constexpr size_t kMost = 64;
+  size_t lean = 0, large = 0;  // indices of Kinds::transients
+  size_t all() const { return large - lean + 1; }
+  size_t count() const { return all() < kMost ? all() : kMost; }
+  size_t first(size_t band) const { return lean + band * all() / count(); }
+  size_t last(size_t band) const { return first(band + 1) - 1; }
+};
+
+// How operators are sharded costs the same whatever the batch size: all regions with as many micro-batches
+// share this. Only ever used with one Table.
 class Cheapest {
  public:
-  Cheapest(const Table& table, int64_t largest_transient);
+  Cheapest(const Table& table, const std::vector<int64_t>& transients);
 
-  // Of one way's operators together: its time and bytes. The last prices' answer is kept: regions that are
-  // cut apart are asked at the same prices.
-  struct Sum {
-    double time = 0;
-    Prices bytes{};
+  // At some prices: by way (Entry::first_way + index) its operators' cost together, and by slot the option
+  // that they take.
+  struct Answer {
+    Prices prices{};
+    double time_scale = -1;
+    Bands bands;
+    std::vector<double> cost;     // [way][band]
+    std::vector<uint32_t> taken;  // [slot][band]
   };
-  const std::vector<Sum>& at(const Prices& prices, double time_scale);  // by Entry::first_way + index
+  struct View {  // of an answer, which may have more bands, before and behind
+    const Answer* answer;
+    size_t first;
+    const double* cost(size_t way) const { return &answer->cost[way * Bands::kMost + first]; }
+  };
+  View at(const Prices& prices, double time_scale, const Bands& bands);
+  // Adds `count` times the time and bytes of one way's operators.
+  void add(const View& view, size_t way, size_t band, double count, double& time, Prices& bytes) const;
 
  private:
-  struct Slice {  // of values_: times, then each row's bytes
-    size_t begin, options;
+  struct Slot {
+    size_t begin, options;  // of values_: times, then each row's bytes; options by rising transient
+    size_t ends;            // of ends_: by transient, how many options are no larger
   };
-  void add(const Slice& s, const Prices& prices, double time_scale, Sum& sum);
+  void find(Answer& answer);
 
   const size_t rows_;
-  std::vector<Slice> slots_;
+  std::vector<Slot> slots_;
   std::vector<size_t> first_slot_;  // by way, and one more
+  std::vector<uint32_t> ends_;
   std::vector<double> values_, cost_;
-  Prices last_prices_{};
-  double last_scale_ = -1;
-  std::vector<Sum> sums_;
+  std::array<Answer, 4> answers_;  // the last ones: regions that are cut apart are asked at the same prices
+  size_t next_ = 0;
 };
 
 class Evaluator {
  public:
-  // `cheapest`: of the table and the region's largest transient.
+  // `cheapest`: of the table.
   Evaluator(const Kinds& kinds, const Table& table, const Request& request, const Region& region,
             Cheapest& cheapest);
   double limit(size_t row) const { return limit_[row]; }
@@ -61,13 +85,26 @@ class Evaluator {
   void at(const Prices& prices, double time_scale, Point& p);
 
  private:
+  struct Own {  // what a way costs whatever its operators choose
+    double time = 0;
+    Prices bytes{};
+  };
+  struct End {  // of the interval of batch sizes
+    int64_t size = 1;
+    double scale = 1, time = 0, held = 0;
+    std::vector<Own> ways;
+  };
+  double fill(const Table::Entry& entry, const double* cost, int* taken) const;
+
   const Table& table_;
   const Region& region_;
   const size_t rows_;
   Cheapest& cheapest_;
-  double constant_time_ = 0;
   Prices limit_{};
-  std::vector<Cheapest::Sum> ways_;  // what a way costs whatever its operators choose
+  const Bands bands_;
+  std::vector<double> reserve_;  // by band, beyond that of the leanest
+  std::vector<End> ends_;        // the smallest batch first
+  std::vector<double> total_;
 };
 
 }  // namespace osdp::search

@@ -97,7 +97,6 @@ void Scheduler::mend(Decision decision, const Waiting& w) {
   for (size_t j = 0; j < rows_.size(); ++j) prices[static_cast<size_t>(std::max(rows_[j], 0))] += w.prices[j];
   chooser.quicken(decision, phases, limit, prices);
   offer(decision, w.lo);
-  shake(w, chooser, prices, limit);
 }
 
 }  // namespace osdp::search

@@ -26,6 +26,25 @@ int128 multiply(int128 x, int128 y, int128 d) {
   return modulo(negative ? -sum : sum, d);
 }
 
+// floor(n / d) for n, n + step, n + 2 step, ... without dividing again; rest = n - value * d.
+struct Quotient {
+  Quotient(int128 n, int128 divisor, int128 step)
+      : value(floor_div(n, divisor)),
+        rest(n - value * divisor),
+        d(divisor),
+        by(floor_div(step, divisor)),
+        by_rest(step - by * divisor) {}
+  void next() {
+    value += by;
+    rest += by_rest;
+    if (rest >= d) rest -= d, ++value;
+  }
+  int128 value, rest;
+
+ private:
+  const int128 d, by, by_rest;
+};
+
 // Adds the vector (x, y) to the lattice: Euclid's algorithm on the time parts, what is left of memory goes
 // into d.
 void add(int128& a, int128& b, int128& d, int128 x, int128 y) {
@@ -106,22 +125,22 @@ int64_t lattice_bound(const Lattice& l, int64_t limit, int64_t bound, Multiplier
   // Height of a point above the base along lines: (t - t0) * w + (m - m0) * s = i * det.
   // The Lagrangian line at the limit: t >= bound there, so i * det >= (bound - t0) * w + (limit - m0) * s -
   // (slack).
-  int128 line = floor_div((static_cast<int128>(bound) - t0) * w + (limit - m0) * s, det) - 1;
-  int128 best = -1;
-  for (int n = 0; n < kMostLines; ++n, ++line) {
-    const int128 floor_time =
-        ceil_div(line * det - (limit - m0) * s, w) + t0;  // the line's value at the limit
-    if (best >= 0 && floor_time >= best) return std::max(bound, static_cast<int64_t>(best));
-    const int128 jm = floor_div(limit - m0 - line * vm, w);
-    const int128 m = m0 + line * vm + jm * w, t = t0 + line * vt - jm * s;
+  const int128 room = limit - m0;
+  const int128 line = floor_div((static_cast<int128>(bound) - t0) * w + room * s, det) - 1;
+  Quotient floor_time(line * det - room * s + w - 1, w, det);  // the line's value at the limit, above t0
+  Quotient along(room - line * vm, w, -vm);                    // to the most memory within the limit
+  int128 start = t0 + line * vt, best = -1;
+  for (int n = 0; n < kMostLines; ++n) {
+    if (best >= 0 && floor_time.value + t0 >= best) return std::max(bound, static_cast<int64_t>(best));
+    const int128 t = start - along.value * s, left = along.rest;  // left: limit - memory
     // T + lambda M >= bound' + lambda limit, with bound' > bound - 1 (bound was rounded up).
-    if ((t - bound + 1) * q <= p * (limit - m)) continue;
-    if (t < bound) continue;
-    if (best < 0 || t < best) best = t;
+    if ((t - bound + 1) * q > p * left && t >= bound && (best < 0 || t < best)) best = t;
+    start += vt;
+    floor_time.next();
+    along.next();
   }
   // Too many lines: every line before this one is excluded or not better than the floor of this one.
-  const int128 floor_time = ceil_div(line * det - (limit - m0) * s, w) + t0;
-  if (best < 0 || floor_time < best) best = floor_time;
+  if (best < 0 || floor_time.value + t0 < best) best = floor_time.value + t0;
   return std::max(bound, static_cast<int64_t>(best));
 }
 

@@ -19,24 +19,25 @@ class LeafSolver {
  public:
   LeafSolver(const Kinds& kinds, const Table& table, const Request& request, const Region& region)
       : kinds_(kinds), table_(table) {
-    int128 fixed = static_cast<int128>(region.fastest.accumulation) * kinds.compute_ps(region.fastest.size);
+    const int64_t transient = kinds.transients[region.large];
+    int128 fixed = static_cast<int128>(region.hi.accumulation) * kinds.compute_ps(region.hi.size);
     std::vector<int128> left(table.rows, static_cast<int128>(request.limit_bytes) - region.reserved_bytes -
-                                             kinds.held_bytes(region.leanest.size));
+                                             request.reserve_bytes(transient) -
+                                             kinds.held_bytes(region.hi.size));
     for (size_t g = 0; g < table.groups.size(); ++g) {
       const auto& entry = table.entries[g];
       for (size_t w = 0; w < entry.ways.size(); ++w) {
         const int count = region.box.lo[entry.first_way + w];
         if (count == 0) continue;
         const auto& way = entry.ways[w];
-        fixed += static_cast<int128>(count) * region.fastest.samples() * way.time_per_sample;
+        fixed += static_cast<int128>(count) * region.hi.samples() * way.time_per_sample;
         for (size_t j = 0; j < table.rows; ++j) {
-          left[j] -= static_cast<int128>(count) * way.kept[j](region.leanest.size);
+          left[j] -= static_cast<int128>(count) * way.kept[j](region.hi.size);
         }
         for (size_t p = 0; p < way.slots.size(); ++p) {
           Alike a{g, w, p, count, {}};
           for (size_t k = 0; k < way.slots[p].transient.size(); ++k) {
-            if (way.slots[p].transient[k] <= region.largest_transient)
-              a.options.push_back(static_cast<int>(k));
+            if (way.slots[p].transient[k] <= transient) a.options.push_back(static_cast<int>(k));
           }
           drop_dominated(way.slots[p], a.options);
           if (!a.options.empty()) alike_.push_back(std::move(a));

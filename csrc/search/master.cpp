@@ -67,11 +67,10 @@ bool Master::exceeds() const {
   return false;
 }
 
-std::vector<double> Master::mixture(size_t ways) const {
-  std::vector<double> mixed(ways, 0);
+std::vector<std::pair<double, const Point*>> Master::weights() const {
+  std::vector<std::pair<double, const Point*>> mixed;
   for (size_t r = 0; r < size_; ++r) {
-    if (basis_[r].what < 0) continue;
-    for (size_t w = 0; w < ways; ++w) mixed[w] += value_[r] * points_[basis_[r].what].ways[w];
+    if (basis_[r].what >= 0 && value_[r] > 0) mixed.push_back({value_[r], &points_[basis_[r].what]});
   }
   return mixed;
 }

@@ -15,7 +15,8 @@ class Master {
   void add(const Point& p);
   // Whether the best mixture exceeds a row.
   bool exceeds() const;
-  std::vector<double> mixture(size_t ways) const;
+  // The points of the best mixture, with their shares.
+  std::vector<std::pair<double, const Point*>> weights() const;
 
  private:
   struct Column {

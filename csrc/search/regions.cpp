@@ -17,20 +17,14 @@ const Table& Scheduler::table(int64_t accumulation) {
   return tables_.emplace(accumulation, make_table(kinds_, rows_, accumulation)).first->second;
 }
 
-Cheapest& Scheduler::cheapest(int64_t accumulation, int64_t transient) {
-  const auto key = std::pair{accumulation, transient};
-  const auto it = cheapest_.find(key);
+Cheapest& Scheduler::cheapest(int64_t accumulation) {
+  const auto it = cheapest_.find(accumulation);
   if (it != cheapest_.end()) return it->second;
-  return cheapest_.emplace(key, Cheapest(table(accumulation), transient)).first->second;
+  return cheapest_.emplace(accumulation, Cheapest(table(accumulation), kinds_.transients)).first->second;
 }
 
 Region Scheduler::region(const Waiting& w) const {
-  return {w.hi,
-          w.lo,
-          kinds_.transients[w.large],
-          request_.reserve_bytes(kinds_.transients[w.lean]),
-          w.box,
-          w.lo.size < w.hi.size || w.lean < w.large ? kRough : kFine};
+  return {w.lo, w.hi, w.lean, w.large, 0, w.box, w.lo.size < w.hi.size || w.lean < w.large ? kRough : kFine};
 }
 
 // Whether no plan in it can be better than the best one.
@@ -63,8 +57,8 @@ void Scheduler::push(Waiting w) {
                             ? static_cast<double>(best_.step_ps) * static_cast<double>(w.hi.samples()) /
                                   static_cast<double>(best_.batch.samples())
                             : 1e300;
-  const Bounded b = relax(kinds_, table(w.lo.accumulation), request_, region(w),
-                          cheapest(w.lo.accumulation, kinds_.transients[w.large]), w.prices, enough);
+  const Bounded b = relax(kinds_, table(w.lo.accumulation), request_, region(w), cheapest(w.lo.accumulation),
+                          w.prices, enough);
   best_.regions++;
   watch_.spent(20000);
   if (!b.feasible) return;
@@ -73,45 +67,78 @@ void Scheduler::push(Waiting w) {
   w.samples = w.hi.samples();
   w.rows = rows_.size();
   w.prices = b.prices;
-  w.ways = b.ways;
+  w.mixture = b.mixture;
   w.number = number_++;
   if (!useless(w)) waiting_.push(std::move(w));
 }
 
-void Scheduler::halve(const Waiting& w) {
+// Cuts a region where its relaxation's mixture mixes: between batch sizes, between transients, or between
+// whole numbers of blocks treated one way, whichever mixes more bytes. A mixture of one plan is cut off from
+// the rest. False for one batch and one transient.
+bool Scheduler::cut(const Waiting& w) {
+  const bool batches = w.lo.size < w.hi.size, transients = w.lean < w.large;
+  if (!batches && !transients) return false;
+  const Mixture& m = w.mixture;
+  const Mixed mixed = bytes_mixed(w);
   Waiting low = w, high = w;
-  double per_sample = 1;
-  for (const Kind& kind : kinds_.kinds) {
-    for (const Slot& slot : kind.slots) {
-      per_sample += static_cast<double>(slot.saved.per_sample) * static_cast<double>(kind.instances.size());
-    }
-  }
-  const double of_batch = per_sample * static_cast<double>(w.hi.size - w.lo.size);
-  const double of_transient = static_cast<double>(request_.reserve_bytes(kinds_.transients[w.large]) -
-                                                  request_.reserve_bytes(kinds_.transients[w.lean]));
-  if (w.lo.size < w.hi.size && (w.lean == w.large || of_batch >= of_transient)) {
-    auto middle =
-        static_cast<int64_t>(std::sqrt(static_cast<double>(w.lo.size) * static_cast<double>(w.hi.size)));
-    middle = std::clamp(middle, w.lo.size, w.hi.size - 1);
-    low.hi.size = middle;
-    high.lo.size = middle + 1;
+  if (rows_.size() == first_rows_ && mixed.ways > std::max(mixed.batches, mixed.transients)) {
+    boxed_ = true;
+    low.box.hi[mixed.way] = static_cast<int>(std::floor(m.ways[mixed.way]));
+    high.box.lo[mixed.way] = low.box.hi[mixed.way] + 1;
+  } else if (batches && (mixed.batches >= mixed.transients || !transients)) {
+    low.hi.size = std::clamp(static_cast<int64_t>(m.size), w.lo.size, w.hi.size - 1);
+    high.lo.size = low.hi.size + 1;
   } else {
-    const size_t middle = w.lean + (w.large - w.lean) / 2;
+    size_t middle = w.lean;
+    while (middle + 1 < w.large && static_cast<double>(kinds_.transients[middle + 1]) <= m.transient)
+      ++middle;
     low.large = middle;
     high.lean = middle + 1;
   }
   push(std::move(low));
   push(std::move(high));
+  return true;
+}
+
+// How far apart the plans of a region's mixture are, in the row with the highest price.
+Scheduler::Mixed Scheduler::bytes_mixed(const Waiting& w) {
+  const Mixture& m = w.mixture;
+  const size_t row = static_cast<size_t>(
+      std::max_element(w.prices.begin(), w.prices.begin() + static_cast<std::ptrdiff_t>(rows_.size())) -
+      w.prices.begin());
+  Mixed mixed;
+  double per_sample = 1;
+  for (const auto& entry : table(w.lo.accumulation).entries) {
+    double least = 1e300, most = 0;
+    for (size_t i = 0; i < entry.ways.size(); ++i) {
+      const Linear& kept = entry.ways[i].kept[row];
+      const double count = m.ways[entry.first_way + i], bytes = kept.at(m.size);
+      per_sample += count * static_cast<double>(kept.per_sample);
+      if (count > 1e-9) least = std::min(least, bytes), most = std::max(most, bytes);
+    }
+    for (size_t x = entry.first_way; x < entry.first_way + entry.ways.size(); ++x) {
+      const double part = m.ways[x] - std::floor(m.ways[x]),
+                   bytes = std::min(part, 1 - part) * (most - least);
+      if (part > 1e-6 && part < 1 - 1e-6 && bytes > mixed.ways) mixed.ways = bytes, mixed.way = x;
+    }
+  }
+  const auto reserve = [&](double bytes) {
+    return static_cast<double>(request_.reserve_bytes(static_cast<int64_t>(bytes)));
+  };
+  mixed.batches = per_sample * m.size_apart;
+  mixed.transients = reserve(m.transient + m.transient_apart) - reserve(m.transient);
+  return mixed;
 }
 
 // The box without `point`, as disjoint boxes, and the point itself.
 void Scheduler::around(const Waiting& w) {
   const Table& t = table(w.lo.accumulation);
   Waiting rest = w;
+  const std::vector<int> ways = whole_ways(t, w.box, w.mixture.ways);
   for (const auto& entry : t.entries) {
     for (size_t i = 0; i + 1 < entry.ways.size(); ++i) {  // the last way is what is left
       const size_t x = entry.first_way + i;
-      const int at = w.ways[x];
+      const int at = ways[x];
       const auto tighten = [&](Waiting& part) {
         int lo = 0, hi = 0;
         for (size_t k = 0; k < entry.ways.size(); ++k) {
@@ -129,7 +156,7 @@ void Scheduler::around(const Waiting& w) {
     }
     if (!entry.ways.empty()) {
       const size_t last = entry.first_way + entry.ways.size() - 1;
-      rest.box.lo[last] = rest.box.hi[last] = w.ways[last];
+      rest.box.lo[last] = rest.box.hi[last] = ways[last];
     }
   }
   push(std::move(rest));
@@ -139,6 +166,18 @@ void Scheduler::around(const Waiting& w) {
 void Scheduler::gather() {
   tables_.clear();
   cheapest_.clear();
+  if (boxed_) {  // with all ways allowed again regions would overlap
+    boxed_ = false;
+    double least = 1e300;
+    const auto count = [&](const Waiting& w) {
+      least = std::min(least, w.bound / static_cast<double>(w.samples));
+    };
+    for (; !waiting_.empty(); waiting_.pop()) count(waiting_.top());
+    for (const Waiting& w : given_up_) count(w);
+    given_up_.clear();
+    begin((1 - 1e-12) * least);
+    return;
+  }
   std::map<std::array<int64_t, 5>, Waiting> regions;
   const auto add = [&](const Waiting& w) {
     const auto [it, fresh] =
@@ -153,13 +192,15 @@ void Scheduler::gather() {
   for (auto& [key, w] : regions) waiting_.push(std::move(w));
 }
 
-void Scheduler::begin() {
+void Scheduler::begin(double least_per_sample) {
   std::vector<std::pair<Batch, Batch>> ranges;
   for (const Batch& b : request_.batches) ranges.push_back({b, b});
   if (ranges.empty()) ranges.push_back({{1, 1}, {kMostBatch, 1}});
   for (const auto& [lo, hi] : ranges) {
     Waiting all;
     all.lo = lo, all.hi = hi;
+    all.samples = hi.samples();
+    all.bound = least_per_sample * static_cast<double>(hi.samples());
     all.lean = 0, all.large = kinds_.transients.size() - 1;
     all.box = everything(table(lo.accumulation));
     push(std::move(all));

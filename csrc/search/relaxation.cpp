@@ -6,10 +6,8 @@
 #include "search/master.hpp"
 
 namespace osdp::search {
-namespace {
 
-// Whole numbers near `mixed` that keep the box.
-std::vector<int> rounded(const Table& table, const Box& box, const std::vector<double>& mixed) {
+std::vector<int> whole_ways(const Table& table, const Box& box, const std::vector<double>& mixed) {
   std::vector<int> whole(mixed.size());
   for (const auto& entry : table.entries) {
     const size_t n = entry.ways.size();
@@ -31,6 +29,30 @@ std::vector<int> rounded(const Table& table, const Box& box, const std::vector<d
     }
   }
   return whole;
+}
+
+namespace {
+
+// A point counts as the plan that it is, not scaled.
+Mixture mixture_of(const std::vector<std::pair<double, const Point*>>& points, const Kinds& kinds) {
+  Mixture m;
+  double sum = 0;
+  const auto transient = [&](const Point* p) { return static_cast<double>(kinds.transients[p->transient]); };
+  for (const auto& [weight, p] : points) sum += weight * p->scale;
+  if (!(sum > 0)) sum = 1;
+  for (const auto& [weight, p] : points) {
+    const double share = weight * p->scale / sum;
+    m.size += share * static_cast<double>(p->size);
+    m.transient += share * transient(p);
+    m.ways.resize(p->ways.size(), 0);
+    for (size_t w = 0; w < m.ways.size(); ++w) m.ways[w] += share * p->ways[w];
+  }
+  for (const auto& [weight, p] : points) {
+    const double share = weight * p->scale / sum;
+    m.size_apart += share * std::abs(static_cast<double>(p->size) - m.size);
+    m.transient_apart += share * std::abs(transient(p) - m.transient);
+  }
+  return m;
 }
 
 }  // namespace
@@ -68,13 +90,14 @@ Bounded relax(const Kinds& kinds, const Table& table, const Request& request, co
     for (size_t j = 1; j < rows; ++j) {
       if (best.prices[j] > best.prices[best.row]) best.row = j;
     }
-    best.error = 1 + 2 * operators * static_cast<double>(region.fastest.accumulation) + 4e-14 * magnitude;
+    const double scale = static_cast<double>(region.hi.size) / static_cast<double>(region.lo.size);
+    best.error = 1 + 2 * operators * static_cast<double>(region.hi.accumulation) * scale + 4e-14 * magnitude;
     return best;
   };
   Point point;
   evaluate.at(guess, 1, point);
   bound(point, guess);
-  best.ways = point.ways;
+  best.mixture = mixture_of({{1.0, &point}}, kinds);
   if (best.time > enough + 1e-9 * std::abs(enough)) return done();
   for (double penalty = 8 * std::max(point.time, 1.0);; penalty *= 64) {
     Master master(rows, point, limit, penalty);
@@ -90,7 +113,7 @@ Bounded relax(const Kinds& kinds, const Table& table, const Request& request, co
       }
       master.add(point);
     }
-    best.ways = rounded(table, region.box, master.mixture(table.ways));
+    best.mixture = mixture_of(master.weights(), kinds);
     if (best.time > enough + 1e-9 * std::abs(enough) || !master.exceeds()) return done();
     // Do the prices show that nothing keeps the rows? They count for memory alone.
     Point least;

@@ -9,17 +9,27 @@
 
 namespace osdp::search {
 
+// Of plans whose average keeps all rows.
+struct Mixture {
+  double size = 0, size_apart = 0;            // batch: the average, and how far from it the plans are
+  double transient = 0, transient_apart = 0;  // the largest, bytes
+  std::vector<double> ways;                   // how many instances are treated each way, as Box
+};
+
 struct Bounded {
   bool feasible = false;  // false: no plan of the region keeps all rows
-  double time = 0;        // no plan of the region is faster, but for rounding
+  double time = 0;        // of hi's samples: no plan of the region is faster, but for rounding
   double error = 0;       // the rounding
   Prices prices{};        // that prove it
   size_t row = 0;         // with the highest price
-  std::vector<int> ways;  // whole numbers near the optimum, as Box
+  Mixture mixture;        // the optimum
 };
 
+// Whole numbers near a mixture of ways that keep the box.
+std::vector<int> whole_ways(const Table& table, const Box& box, const std::vector<double>& mixed);
+
 // `guess`: prices to begin with, a neighbouring region's. Regions whose bound reaches `enough` are not
-// bounded any better. `cheapest`: of the table and the region's largest transient.
+// bounded any better. `cheapest`: of the table.
 Bounded relax(const Kinds& kinds, const Table& table, const Request& request, const Region& region,
               Cheapest& cheapest, const Prices& guess, double enough);
 

@@ -1,15 +1,15 @@
 // Note [Branch and bound over everything]
 // A region is an interval of batch sizes, an interval of largest transients, and a box of how many instances
-// of each group of blocks are treated each way. Its relaxation, with time at the largest batch size and
-// memory at the smallest, with the options of the largest transient and the reserve of the smallest, bounds
-// the time per sample of every plan in it, since both rise with the batch size. Regions wait in a heap by
-// that bound; the lowest is halved, or, when it is one batch and one transient, cut around the recomputation
-// that its relaxation likes best, or, when that is fixed too, solved exactly (leaf.hpp). The search ends when
-// the lowest bound is not below the best plan.
+// of each group of blocks are treated each way. Its relaxation bounds the time per sample of every plan in it
+// (Note [Regions] in evaluator.cpp). Regions wait in a heap by that bound; the lowest is cut between the
+// plans that its relaxation mixes, until it is one batch and one transient; then around the recomputation
+// that its relaxation likes best, or, when that is fixed too, it is solved exactly (leaf.hpp). The search
+// ends when the lowest bound is not below the best plan.
 //
 // Only some phases are rows. When a leaf's plan breaks another phase, that one becomes a row: with fewer rows
 // a relaxation was searched, so all bounds hold. Which instances are alike changes with the rows, so the
-// boxes of one batch and transient become one again, which is bounded anew when its turn comes.
+// boxes of one batch and transient become one again, which is bounded anew when its turn comes; where boxes
+// are of several batches or transients, the search begins again.
 #include "search/scheduler.hpp"
 
 #include <algorithm>
@@ -72,8 +72,8 @@ void Scheduler::go_on() {
     if (top.rows != rows_.size()) {
       top.box = everything(table(top.lo.accumulation));
       push(std::move(top));
-    } else if (top.lo.size < top.hi.size || top.lean < top.large) {
-      halve(top);
+    } else if (cut(top)) {
+      continue;
     } else {
       round(top);
       const bool added = price_phases(top);
@@ -106,14 +106,12 @@ void Scheduler::finish() {
     if (gave_up_) lowest = 0;
     best_.optimal = proven;
     best_.lower_bound_s_per_sample = lowest * 1e-12;
-    size_t transient = 0;
-    while (transient + 1 < kinds_.transients.size() && kinds_.transients[transient] < best_.transient_bytes)
-      ++transient;
-    const Table& t = table(best_.batch.accumulation);
-    const Bounded b = relax(kinds_, t, request_,
-                            {best_.batch, best_.batch, best_.transient_bytes,
-                             request_.reserve_bytes(best_.transient_bytes), everything(t)},
-                            cheapest(best_.batch.accumulation, best_.transient_bytes), {}, 1e300);
+    size_t t = 0;
+    while (t + 1 < kinds_.transients.size() && kinds_.transients[t] < best_.transient_bytes) ++t;
+    const int64_t accumulation = best_.batch.accumulation;
+    const Bounded b = relax(kinds_, table(accumulation), request_,
+                            {best_.batch, best_.batch, t, t, 0, everything(table(accumulation))},
+                            cheapest(accumulation), {}, 1e300);
     for (size_t j = 0; j < rows_.size(); ++j) {
       if (b.prices[j] > 1e-9) best_.prices.push_back({rows_[j], b.prices[j]});
     }
@@ -129,7 +127,7 @@ Schedule Scheduler::run() {
   if (request_.depth_first) {
     depth_first();
   } else {
-    begin();
+    begin(0);
     go_on();
   }
   finish();

@@ -19,7 +19,7 @@ struct Waiting {
   Batch lo, hi;        // accumulation equal
   size_t lean, large;  // transients, as indices
   Box box;
-  std::vector<int> ways;                    // whole numbers near the relaxation's optimum
+  Mixture mixture;                          // the relaxation's optimum
   Prices prices{};                          // a guess, the parent's
   size_t rows = 0;                          // that it was bounded with
   int64_t number = 0;                       // ties: first come, first served
@@ -61,13 +61,18 @@ class Scheduler {
   void finish();
 
   // Regions (regions.cpp): bounded when pushed.
-  void begin();
+  void begin(double least_per_sample);  // a bound that is known
   void push(Waiting w);
-  void halve(const Waiting& w);
+  bool cut(const Waiting& w);
+  struct Mixed {
+    double batches = 0, transients = 0, ways = 0;  // bytes
+    size_t way = 0;
+  };
+  Mixed bytes_mixed(const Waiting& w);
   void around(const Waiting& w);
   void gather();
   const Table& table(int64_t accumulation);
-  Cheapest& cheapest(int64_t accumulation, int64_t transient);
+  Cheapest& cheapest(int64_t accumulation);
   Region region(const Waiting& w) const;
   bool useless(const Waiting& w) const;
   bool near(const Waiting& w) const;
@@ -99,8 +104,8 @@ class Scheduler {
   std::set<std::pair<std::pair<int64_t, int64_t>, size_t>> rounded_, priced_;  // batches, transients
   size_t first_rows_ = 0;
   std::vector<int> rows_;
-  std::map<int64_t, Table> tables_;                           // by accumulation
-  std::map<std::pair<int64_t, int64_t>, Cheapest> cheapest_;  // by accumulation and largest transient
+  std::map<int64_t, Table> tables_;       // by accumulation
+  std::map<int64_t, Cheapest> cheapest_;  // by accumulation
   std::priority_queue<Waiting> waiting_;
   Schedule best_;
   RunnersUp found_;
@@ -108,6 +113,7 @@ class Scheduler {
   int broken_ = 0;  // by the last plan that accept() refused
   int64_t excess_ = 0;
   std::map<CellKey, Cell> cells_;
+  bool boxed_ = false;             // regions of several batches were cut by recomputation
   std::vector<Waiting> given_up_;  // leaves that were not solved
   bool gave_up_ = false;           // the depth-first search
 };

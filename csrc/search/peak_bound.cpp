@@ -31,20 +31,36 @@ struct Last {
   double cost, net, after;
 };
 
-// Both sorted by cost, with falling net; so is the outcome.
-void merge(const std::vector<Last>& a, const std::vector<Last>& b, std::vector<Last>& to) {
-  to.clear();
-  double least = std::numeric_limits<double>::infinity();
-  const auto add = [&](const Last& x) {
-    if (x.net < least) to.push_back(x), least = x.net;
-  };
-  size_t i = 0, j = 0;
-  while (i < a.size() && j < b.size()) {
-    const bool first = a[i].cost != b[j].cost ? a[i].cost < b[j].cost : a[i].net <= b[j].net;
-    add(first ? a[i++] : b[j++]);
+// A list that is filled from the front, again and again.
+struct Lasts {
+  std::vector<Last> parts;
+  size_t count = 0;
+  Last* room(size_t most) {
+    if (parts.size() < most) parts.resize(2 * most);
+    return parts.data();
   }
-  while (i < a.size()) add(a[i++]);
-  while (j < b.size()) add(b[j++]);
+  const Last* begin() const { return parts.data(); }
+  const Last* end() const { return parts.data() + count; }
+};
+
+// Both sorted by cost, with falling net; so is the outcome.
+void merge(const Lasts& a, const Lasts& b, Lasts& to) {
+  Last* const first = to.room(a.count + b.count);
+  Last* next = first;
+  double least = std::numeric_limits<double>::infinity();
+  const Last *i = a.begin(), *j = b.begin();
+  const auto add = [&](const Last& x) {
+    *next = x;
+    next += x.net < least;
+    least = std::min(least, x.net);
+  };
+  while (i < a.end() && j < b.end()) {
+    const bool left = i->cost != j->cost ? i->cost < j->cost : i->net <= j->net;
+    add(left ? *i++ : *j++);
+  }
+  while (i < a.end()) add(*i++);
+  while (j < b.end()) add(*j++);
+  to.count = static_cast<size_t>(next - first);
 }
 
 }  // namespace
@@ -55,22 +71,24 @@ bool PeakBound::make(const Series& series, const Stages& stages, const PhasePric
   limit_ = static_cast<double>(series.limit());
   const size_t n = stages.size();
   fronts_.assign(n + 1, {});
-  std::vector<Last> list{{0, -static_cast<double>(kLargestSum), 0}}, next, sum, merged;
+  Lasts list{{{0, -static_cast<double>(kLargestSum), 0}}, 1}, next, sum, merged;
   std::vector<Choice> all, choices;
   std::vector<double> costs(n + 1, 0);  // at the phases' prices, of the segments before
   for (size_t s = 0; s < n; ++s) {
     double own = kNothing;
-    for (const Item& t : stages.items(s)) own = std::min(own, cost_of(t, series.segments()[s], prices));
+    const StretchPrices here(prices, series.segments()[s]);
+    for (const Item& t : stages.items(s)) own = std::min(own, here.cost(t));
     costs[s + 1] = costs[s] + own;
   }
   for (size_t s = n;; --s) {
     Front& f = fronts_[s];
     double least = kNothing;
+    f.cost.reserve(list.count), f.net.reserve(list.count), f.least.reserve(list.count);
     for (const Last& y : list) {
       f.cost.push_back(y.cost), f.net.push_back(y.net);
       f.least.push_back(least = std::min(least, y.cost + price_ * y.net));
     }
-    if (list.empty()) return true;
+    if (list.count == 0) return true;
     if (s == 0) {
       const auto best = std::min_element(list.begin(), list.end(), [&](const Last& a, const Last& b) {
         return a.cost + price_ * a.net < b.cost + price_ * b.net;
@@ -95,23 +113,25 @@ bool PeakBound::make(const Series& series, const Stages& stages, const PhasePric
     const double enough =
         static_cast<double>(most) + 4 - rest + 1e-12 * (static_cast<double>(most) + std::abs(rest));
     size_t work = 0;
-    sum.clear();
+    sum.count = 0;
     for (const Choice& t : choices) {
-      next.clear();
+      Last* to = next.room(list.count + 1);
+      next.count = 0;
       for (const Last& y : list) {
         const double cost = t.cost + y.cost;
         if (cost + by_net * t.net > enough) break;  // and all that follow
         const double net = std::max(t.net, t.grows + y.net);
-        if (cost + by_net * net <= enough) next.push_back({cost, net, y.after + t.after});
+        to[next.count] = {cost, net, y.after + t.after};
+        next.count += cost + by_net * net <= enough;
         if (net <= t.net) break;  // no less after this one
       }
-      work += next.size() + sum.size();
+      work += next.count + sum.count;
       merge(sum, next, merged);
-      sum.swap(merged);
-      if (watch.spent(static_cast<int64_t>(2 * (list.size() + sum.size())))) return false;
+      std::swap(sum, merged);
+      if (watch.spent(static_cast<int64_t>(2 * (list.count + sum.count)))) return false;
     }
-    list.swap(sum);
-    if (list.size() > longest || watch.spent(static_cast<int64_t>(work))) return false;
+    std::swap(list, sum);
+    if (list.count > longest || watch.spent(static_cast<int64_t>(work))) return false;
   }
 }
 

@@ -19,10 +19,11 @@ class PeakBound {
   double after(size_t s, const Part& first) const {
     const Front& f = fronts_[s];
     const double room = static_cast<double>(first.peak) - static_cast<double>(first.before);
-    size_t low = 0, high = f.net.size();  // the first with net <= room
-    while (low < high) {
-      const size_t middle = (low + high) / 2;
-      f.net[middle] <= room ? high = middle : low = middle + 1;
+    size_t low = 0;  // the first with net <= room; without branches, since no one could guess them
+    for (size_t left = f.net.size(); left > 0;) {
+      const size_t half = (left + 1) / 2;
+      low += f.net[low + half - 1] > room ? half : 0;
+      left -= half;
     }
     double least = low < f.net.size() ? f.cost[low] : kNothing;
     if (low > 0) least = std::min(least, f.least[low - 1] - price_ * room);

@@ -10,7 +10,7 @@
 // Work grows steeply with the distance above the bound up to which plans are looked for. So the bound comes
 // first: with the phases' prices alone much lies below it. Peak bounds are made of the plans up to some time;
 // where there are none the time rises, where lists grow long it falls. Then plans are looked for a little
-// above the best bound, and further, until one is found: the best.
+// above the best bound, and further, until one is found: the best. What a look has proven the next one knows.
 #include "search/sequence.hpp"
 
 #include <algorithm>
@@ -125,25 +125,25 @@ Sequence::Sequence(Series series, const std::vector<double>& prices,
   double sum = 0;
   for (const auto& segment : series_.segments()) sum += least_cost(series_, segment, views_[0]);
   const double memory = views_[0].all() * static_cast<double>(series_.limit());
-  bound_ = sum - memory - 1 - 1e-12 * (sum + std::abs(memory));
+  bound_ = view_bound_ = sum - memory - 1 - 1e-12 * (sum + std::abs(memory));
 }
 
 // Bounds at several prices of the peak, about the best one: a plan over the limit asks for more, one within
 // it for less. Such a plan's time is enough for `most`. False where a list grows longer than `longest`.
-bool Sequence::bound_peak(const Stages& stages, size_t longest, double scale, size_t many, int64_t& most,
-                          std::vector<PeakBound>& bounds, Stopwatch& watch) const {
+bool Sequence::bound_peak(Near& near, size_t longest, size_t many, int64_t& most, Stopwatch& watch) {
   const auto limit = static_cast<double>(series_.limit());
   const PeakBound *over = nullptr, *within = nullptr;
+  auto& bounds = near.bounds;
   bounds.clear();
   bounds.reserve(many);
+  double scale = scale_;
   while (bounds.size() < many) {
     PeakBound& b = bounds.emplace_back();
-    if (!b.make(series_, stages, views_[0].times(scale), most, longest, watch)) {
+    if (!b.make(series_, near.stages, views_[0].times(scale), most, longest, watch)) {
       bounds.pop_back();
       return !bounds.empty();
     }
     if (b.bound() > static_cast<double>(most) || views_[0].all() <= 0) return true;
-    const bool first = over == nullptr || within == nullptr;
     if (b.peak() <= limit) {
       within = &b;
       most = std::min(most, static_cast<int64_t>(std::ceil(b.time())) + 4);
@@ -152,84 +152,107 @@ bool Sequence::bound_peak(const Stages& stages, size_t longest, double scale, si
     }
     if (over != nullptr && within != nullptr) {  // where the two plans are as good as each other
       const double price = (within->time() - over->time()) / (over->peak() - within->peak());
-      if (!first && std::abs(price - b.price()) < 1e-3 * b.price()) return true;
+      const auto same = [&](const PeakBound& x) { return std::abs(price - x.price()) < 1e-3 * x.price(); };
+      if (std::any_of(bounds.begin(), bounds.end(), same)) break;
       scale = price / views_[0].all();
     } else {
       scale *= within == nullptr ? 1.25 : 0.8;
     }
   }
+  double best = bound_;
+  for (const PeakBound& b : bounds) {
+    if (b.bound() > best) best = b.bound(), scale_ = b.price() / views_[0].all();
+  }
   return true;
 }
 
-SequenceFound Sequence::look(int64_t most_ps, size_t longest, Stopwatch& watch) {
-  constexpr size_t kShort = 600;               // last parts in a list
-  constexpr double kFirst = 4e-4, kWider = 2;  // of the bound: plans are looked for so far above it
-  SequenceFound found;
-  int64_t most = most_ps - series_.fixed_ps();
-  const auto nothing = [&] {
-    found.complete = true;
-    return found;
-  };
-  if (series_.limit() < 0 || static_cast<double>(most) < bound_) return nothing();
-  Stages stages(series_, views_, bound_, most);
-  if (!stages.make(watch)) return found;
-  if (stages.hopeless()) return nothing();
-  // First the bound, from plans of at most `near`: with too few there is none, with too many lists grow long.
-  const double step = std::max(2.0, kFirst * std::abs(bound_ps()));
-  Stages few = stages;  // that the bounds are of
-  std::vector<PeakBound> bounds;
-  double lowest = bound_, highest = static_cast<double>(most);
-  int64_t near = most;  // that the bounds hold for
+// Bounds of the plans up to some time, about the best price of the peak: as many as lists of `kShort` parts
+// allow. With too few plans there is no bound, with too many lists grow long.
+Sequence::Progress Sequence::price_peak(const Stages& stages, Near& near, size_t longest, Stopwatch& watch) {
+  constexpr size_t kShort = 600;  // last parts in a list
+  double lowest = std::max(bound_, static_cast<double>(proven_)), highest = static_cast<double>(near.most);
   size_t allowed = kShort;
+  near.time = near.most;
   for (;;) {
-    if (watch.spent()) return found;
-    few = stages;
-    if (near < most) few.lower(near);
-    bounds.clear();
-    int64_t enough = near;
-    const bool listed = few.hopeless() || bound_peak(few, allowed, scale_, 4, enough, bounds, watch);
-    if (watch.stopped()) return found;
+    if (watch.spent()) return Progress::Stopped;
+    near.stages = stages;
+    if (near.time < near.most) near.stages.lower(near.time);
+    int64_t enough = near.time;
+    const bool listed = near.stages.hopeless() || bound_peak(near, allowed, 4, enough, watch);
+    if (watch.stopped()) return Progress::Stopped;
     if (!listed) {
-      if (near == static_cast<int64_t>(highest) && allowed >= longest) return found;
-      highest = static_cast<double>(near);
+      if (near.time == static_cast<int64_t>(highest) && allowed >= longest) return Progress::Stopped;
+      highest = static_cast<double>(near.time);
     } else {
-      double bound = few.hopeless() ? PeakBound::kNothing : lowest;
-      for (const PeakBound& b : bounds) bound = std::max(bound, b.bound());
+      double bound = near.stages.hopeless() ? PeakBound::kNothing : lowest;
+      for (const PeakBound& b : near.bounds) bound = std::max(bound, b.bound());
       const bool some = bound <= static_cast<double>(enough) * (1 + 1e-12) + 4;
-      if (enough < near) most = enough;  // a plan is known
+      if (enough < near.time) near.most = enough;  // a plan is known
       if (some) {
-        lowest = bound, near = enough;
-        break;
+        near.time = enough;
+        bound_ = std::max(bound_, bound);
+        priced_ = true;
+        return Progress::Done;
       }
-      if (near >= most) return nothing();
-      lowest = static_cast<double>(near);
-      if (lowest >= highest) highest = static_cast<double>(most);  // longer lists are allowed now
+      proven_ = std::max(proven_, near.time);
+      if (near.time >= near.most) return Progress::Nothing;
+      lowest = static_cast<double>(near.time);
+      if (lowest >= highest) highest = static_cast<double>(near.most);  // longer lists are allowed now
     }
-    near = static_cast<int64_t>((lowest + highest) / 2);
-    if (highest - lowest < step) {
-      near = std::min(most, static_cast<int64_t>(highest));
+    near.time = static_cast<int64_t>((lowest + highest) / 2);
+    if (highest - lowest < step()) {
+      near.time = std::min(near.most, static_cast<int64_t>(highest));
       allowed = std::min(longest, 4 * allowed);
     }
   }
-  for (const PeakBound& b : bounds) {
-    if (b.bound() >= lowest && views_[0].all() > 0) scale_ = b.price() / views_[0].all();
+}
+
+SequenceFound Sequence::look(int64_t most_ps, size_t longest, Stopwatch& watch) {
+  constexpr double kWider = 1.5, kCheaper = 0.85;
+  constexpr int64_t kMany = 40000;  // partial plans: worth another bound
+  SequenceFound found;
+  Near near{Stages(series_, views_, view_bound_, most_ps - series_.fixed_ps())};
+  near.most = most_ps - series_.fixed_ps();
+  const auto nothing = [&] {
+    proven_ = std::max(proven_, near.most);
+    found.complete = true;
+    return found;
+  };
+  if (series_.limit() < 0 || static_cast<double>(near.most) < bound_ || near.most <= proven_)
+    return nothing();
+  if (!near.stages.make(watch)) return found;
+  if (near.stages.hopeless()) return nothing();
+  const Stages stages = near.stages;
+  if (!priced_) {
+    const Progress progress = price_peak(stages, near, longest, watch);
+    if (progress == Progress::Stopped) return found;
+    if (progress == Progress::Nothing) return nothing();
   }
-  for (double apart = step;; apart *= kWider) {
-    const int64_t target = std::min(most, static_cast<int64_t>(lowest + apart));
+  int64_t last = 0;  // partial plans, up to the last target
+  for (double apart = step();; apart *= kWider) {
+    const double lowest = std::max(bound_, static_cast<double>(proven_));
+    const int64_t target = std::min(near.most, static_cast<int64_t>(lowest + apart));
     int64_t enough = target;
-    if (target > near) {
-      few = stages;
-      few.lower(target);
-      if (!few.hopeless() && !bound_peak(few, longest, scale_, 2, enough, bounds, watch)) return found;
-      near = enough;
+    if (target > near.time) {
+      near.stages = stages;
+      near.stages.lower(target);
+      near.time = target;
+      if (!near.stages.hopeless() && !bound_peak(near, longest, 1, enough, watch)) return found;
+      if (!near.stages.hopeless() && last > kMany) {
+        PeakBound& b = near.bounds.emplace_back();
+        const PhasePrices prices = views_[0].times(kCheaper * scale_);
+        if (!b.make(series_, near.stages, prices, enough, longest, watch)) near.bounds.pop_back();
+      }
     }
-    if (!few.hopeless()) {
+    if (!near.stages.hopeless()) {
       const int64_t nodes = found.nodes;
-      found = Growth(series_, few, bounds, views_.size(), enough, watch).run(longest);
+      found = Growth(series_, near.stages, near.bounds, views_.size(), enough, watch).run(longest);
+      last = found.nodes;
       found.nodes += nodes;
       if (!found.complete || found.found) return found;
     }
-    if (target >= most) return nothing();
+    proven_ = target;
+    if (target >= near.most) return nothing();
   }
 }
 

@@ -2,6 +2,9 @@
 // phase within the limit: for models where many phases bind at once. Note [Sequence] in sequence.cpp.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
+
 #include "search/peak_bound.hpp"
 
 namespace osdp::search {
@@ -27,13 +30,25 @@ class Sequence {
   SequenceFound look(int64_t most_ps, size_t longest, Stopwatch& watch);
 
  private:
-  bool bound_peak(const Stages& stages, size_t longest, double scale, size_t many, int64_t& most,
-                  std::vector<PeakBound>& bounds, Stopwatch& watch) const;
+  // Plans up to some time: what each segment may do in them, and bounds by the price of the peak.
+  struct Near {
+    Stages stages;
+    std::vector<PeakBound> bounds{};
+    int64_t time = -1;  // that both hold for
+    int64_t most = 0;   // no slower plan is asked for
+  };
+  enum class Progress { Done, Nothing, Stopped };  // Nothing: there is no such plan
+  Progress price_peak(const Stages& stages, Near& near, size_t longest, Stopwatch& watch);
+  bool bound_peak(Near& near, size_t longest, size_t many, int64_t& most, Stopwatch& watch);
+  double step() const { return std::max(2.0, 4e-4 * std::abs(bound_ps())); }
 
   Series series_;
   std::vector<PhasePrices> views_;
-  double bound_ = 0;    // without fixed_ps
-  double scale_ = 1.2;  // the best price of the peak, of the sum of all phases' prices
+  // Times without fixed_ps: of the phases' prices; the best that is known; up to here there is no plan.
+  double view_bound_ = 0, bound_ = 0;
+  int64_t proven_ = -1;
+  double scale_ = 1.2;   // the best price of the peak, of the sum of all phases' prices,
+  bool priced_ = false;  // once some bound is known
 };
 
 }  // namespace osdp::search

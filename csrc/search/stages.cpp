@@ -94,8 +94,12 @@ bool Stages::list(Stopwatch& watch) {
   return true;
 }
 
-double Stages::cost(size_t s, const Stretch& x, size_t view) const {
-  return cost_of(x, series_->segments()[s], (*views_)[view]);
+// The cheapest item of a segment at the prices of a view.
+double Stages::least_cost(size_t s, size_t view) const {
+  const StretchPrices prices((*views_)[view], series_->segments()[s]);
+  double least = kHuge;
+  for (const Item& x : items_[s]) least = std::min(least, prices.cost(x));
+  return least;
 }
 
 void Stages::drop_dear() {
@@ -103,8 +107,7 @@ void Stages::drop_dear() {
   for (size_t v = 0; v < views_->size(); ++v) {
     double sum = 0, size = 0;
     for (size_t s = 0; s < size_; ++s) {
-      least[s] = kHuge;
-      for (const Item& x : items_[s]) least[s] = std::min(least[s], cost(s, x, v));
+      least[s] = least_cost(s, v);
       sum += least[s], size += std::abs(least[s]);
     }
     const double memory = (*views_)[v].all() * static_cast<double>(series_->limit());
@@ -115,7 +118,8 @@ void Stages::drop_dear() {
       return;
     }
     for (size_t s = 0; s < size_; ++s) {
-      std::erase_if(items_[s], [&](const Item& x) { return cost(s, x, v) - least[s] > left; });
+      const StretchPrices prices((*views_)[v], series_->segments()[s]);
+      std::erase_if(items_[s], [&](const Item& x) { return prices.cost(x) - least[s] > left; });
     }
   }
 }
@@ -146,7 +150,7 @@ void Stages::find_extremes() {
   std::vector<double> least(size_, kHuge);
   double sum = 0;
   for (size_t s = 0; s < size_; ++s) {
-    for (const Item& x : items_[s]) least[s] = std::min(least[s], cost(s, x, 0));
+    least[s] = least_cost(s, 0);
     sum += least[s];
   }
   const double price = (*views_)[0].all();
@@ -158,8 +162,9 @@ void Stages::find_extremes() {
     std::vector<Most> own(size_);
     for (size_t s = 0; s < size_; ++s) {
       own[s] = {-kHuge, -kHuge, -kHuge};
+      const StretchPrices prices((*views_)[0], series_->segments()[s]);
       for (const Item& x : items_[s]) {
-        const double spent = bytes_per_ps * (cost(s, x, 0) - least[s]);
+        const double spent = bytes_per_ps * (prices.cost(x) - least[s]);
         own[s].before = std::max(own[s].before, static_cast<double>(x.before) - spent);
         own[s].after = std::max(own[s].after, static_cast<double>(x.after) - spent);
         own[s].peak = std::max(own[s].peak, static_cast<double>(x.peak) - spent);
@@ -212,8 +217,7 @@ void Stages::look_ahead() {
     const double memory = p.all() * static_cast<double>(series_->limit());
     double all = -memory;
     for (size_t s = 0; s < size_; ++s) {
-      least[s] = kHuge;
-      for (const Item& x : items_[s]) least[s] = std::min(least[s], cost(s, x, v));
+      least[s] = least_cost(s, v);
       all += least[s];
     }
     double rest = all;

@@ -48,7 +48,7 @@ class Stages {
  private:
   bool list(Stopwatch& watch);
   void shorten();
-  double cost(size_t s, const Stretch& x, size_t view) const;
+  double least_cost(size_t s, size_t view) const;
   void drop_dear();
   void find_extremes();
   void forget_harmless();

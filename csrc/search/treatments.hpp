@@ -23,12 +23,19 @@ class PhasePrices {
   std::vector<double> sums_;
 };
 
-// Time + sum over phases of price x bytes of the segment, treated so.
-inline double cost_of(const Stretch& x, const Series::Segment& segment, const PhasePrices& prices) {
-  return static_cast<double>(x.time) + prices.before(segment.first) * static_cast<double>(x.after) +
-         prices.of(segment.first, segment.end) * static_cast<double>(x.peak) +
-         prices.from(segment.end) * static_cast<double>(x.before);
-}
+// Prices as one segment sees them: of the phases before it, its own, and those behind.
+struct StretchPrices {
+  StretchPrices(const PhasePrices& prices, const Series::Segment& segment)
+      : before(prices.before(segment.first)),
+        own(prices.of(segment.first, segment.end)),
+        behind(prices.from(segment.end)) {}
+  // Time + sum over phases of price x bytes of the segment, treated so.
+  double cost(const Stretch& x) const {
+    return static_cast<double>(x.time) + before * static_cast<double>(x.after) +
+           own * static_cast<double>(x.peak) + behind * static_cast<double>(x.before);
+  }
+  double before, own, behind;
+};
 
 // Least time + sum over phases of price x bytes of the segment, over all treatments: no treatment costs less.
 double least_cost(const Series& series, const Series::Segment& segment, const PhasePrices& prices);

@@ -56,6 +56,7 @@ def part_of_lane(group: dist.ProcessGroup, device: torch.device, ranks: Sequence
     key = tuple(ranks)
     if key not in parts:
         name = f"{lane}/{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}"
+        _C.set_ranks_of_part(name, key)
         parts[key] = _make(name, group, [device], key.index(dist.get_rank(group)), len(key))
     return parts[key].group_name
 

@@ -8,6 +8,7 @@
 #include "runtime/errors.hpp"
 #include "runtime/heartbeat.hpp"
 #include "runtime/memory_meter.hpp"
+#include "runtime/parts.hpp"
 #include "runtime/runtime.hpp"
 #include "runtime/shared_memory.hpp"
 
@@ -326,6 +327,8 @@ void bind_runtime(py::module_& m) {
 
   m.def("start_heartbeat", &rt::start_heartbeat, py::arg("group"), py::arg("device"), py::arg("timeout_s"),
         Release(), "Finds out which rank died, hangs or goes another way; see csrc/runtime/heartbeat.hpp.");
+  m.def("set_ranks_of_part", &rt::set_ranks_of_part, py::arg("group"), py::arg("ranks"),
+        "Who the ranks of a line or column are among all, for errors; see csrc/runtime/parts.hpp.");
   m.attr("HEARTBEAT_MARGIN_S") = rt::Heartbeat::kMargin_s;
   m.def(
       "shutdown",

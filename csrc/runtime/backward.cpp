@@ -30,7 +30,7 @@ void Runtime::begin_backward() {
 void Runtime::begin_call_backward(const Call& call, Invocation* invocation) {
   NoInference no_inference;
   begin_backward();
-  lane_->watch().at(call.in_backward);
+  lane_->alarm().at(call.in_backward);
   backward_range_.begin(call.module, "backward");
   const bool reads = invocation && std::exchange(invocation->backward, backward_count_) != backward_count_;
   for (Unit* unit : call.units) {
@@ -159,6 +159,7 @@ void Runtime::finish_backward() {
   finish_units();
   for (const Ticket& ticket : reductions_) ticket.wait();
   reductions_.clear();
+  if (columns_) columns_->wait_all();
   buckets_.wait_all();
   await_host_memory();
   backward_order_.end();
@@ -189,6 +190,7 @@ void Runtime::abort() noexcept {
       }
     }
     reductions_.clear();
+    if (columns_) columns_->forget();
     backward_range_.end();
     replicas_.forget();
     column_replicas_.forget();

@@ -89,7 +89,10 @@ void Runtime::open(Call& call) {
     last_step_ = now;
     check_replicas();  // of a forward without a backward
     replicas_.submit(*lane_, collectives_, replicated_);
-    column_replicas_.submit(*lane_, hybrid_.replicate, in_columns_);
+    if (columns_) {
+      Lane& lane = columns_->lane() ? *columns_->lane() : *lane_;
+      column_replicas_.submit(lane, hybrid_.replicate, in_columns_);
+    }
   }
   try {
     if (call.root || call.method) {
@@ -120,10 +123,10 @@ void Runtime::tell_place() {
   const std::string* place = nullptr;
   if (!stack_.empty())
     place = backward_ ? stack_.back().call->in_recomputation : stack_.back().call->in_forward;
-  lane_->watch().at(place);
+  lane_->alarm().at(place);
 }
 
-void Runtime::tell_raised() { lane_->watch().raised(std::exchange(exception_text_, "")); }
+void Runtime::tell_raised() { lane_->alarm().raised(std::exchange(exception_text_, "")); }
 
 bool Runtime::wants_inputs(const Call& call) const {
   return at::GradMode::is_enabled() &&

@@ -33,17 +33,17 @@ double since(Clock::time_point then) { return Seconds(Clock::now() - then).count
 class Beating {
  public:
   Beating(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t world, double timeout_s,
-          std::shared_ptr<Watch> watch)
+          std::shared_ptr<Alarm> alarm)
       : store_(std::move(store)),
         rank_(rank),
         timeout_s_(timeout_s),
-        watch_(std::move(watch)),
+        alarm_(std::move(alarm)),
         seen_(world) {}
 
-  const Watch* watch() const { return watch_.get(); }
+  const Alarm* alarm() const { return alarm_.get(); }
 
   void loop() {
-    watch_->set_explained(true);
+    alarm_->set_explained(true);
     std::unique_lock lock(mutex_);
     while (!changed_.wait_for(lock, kTick, [this] { return ending_ || !giving_up_.empty(); }) || !ending_) {
       const std::string giving_up = std::exchange(giving_up_, "");
@@ -51,7 +51,7 @@ class Beating {
       tick(giving_up);
       lock.lock();
     }
-    watch_->set_explained(false);
+    alarm_->set_explained(false);
     lock.unlock();
     if (!last_words_.empty()) attempt([this] { tell(true); });
     lock.lock();
@@ -75,9 +75,8 @@ class Beating {
 
  private:
   void tick(const std::string& giving_up) {
-    Watch::Snapshot now = watch_->snapshot();
-    if (now.position != last_.position || now.asked != last_.asked || now.progress != last_.progress ||
-        now.busy != last_.busy || now.place != last_.place || now.raised != last_.raised) {
+    Alarm::Snapshot now = alarm_->snapshot();
+    if (now != last_) {
       still_since_ = Clock::now();
       told_still_ = false;
       store_lost_.reset();
@@ -89,12 +88,12 @@ class Beating {
       over_ = true;
       return;
     }
-    if (const auto trouble = watch_->trouble()) return explain(*trouble);
+    if (const auto trouble = alarm_->trouble()) return explain(*trouble);
     const double still_s = since(still_since_);
-    const bool inside = last_.busy || last_.place;
+    const bool inside = last_.busy() || last_.place;
     if (still_s < kTellAfter_s) return;
     if (!told_still_ || (inside && since(told_) >= kTellEvery_s)) attempt([this] { tell(false); });
-    if (!last_.busy || still_s < kAskAfter_s) return;
+    if (!last_.busy() || still_s < kAskAfter_s) return;
     const double ask_every_s = kAskEvery_s * std::max(1.0, static_cast<double>(seen_.size()) / 16);
     if (since(asked_) >= ask_every_s) attempt([this] { ask(); });
     if (over_) return;
@@ -124,17 +123,16 @@ class Beating {
   }
 
   Pulse pulse() const {
-    return {.beat = beat_,
-            .position = last_.position,
-            .asked = last_.asked,
-            .busy = last_.busy,
+    Pulse p{.beat = beat_,
+            .lanes = {},
             .still_s = since(still_since_),
-            .label = last_.label,
             .place = last_.place ? *last_.place : "",
             .raised = last_.raised,
-            .raised_asked = last_.raised_asked,
             .ended = false,
             .text = last_.raised_text};
+    for (const auto& lane : last_.lanes)
+      p.lanes.push_back({lane.position, lane.asked, lane.busy, lane.label});
+    return p;
   }
 
   static std::string key(int64_t rank) { return "pulse/" + std::to_string(rank); }
@@ -183,12 +181,12 @@ class Beating {
         std::to_string(rank_) + " " + pulse().where() +
         ". Nothing more can be exchanged in this process group: end all ranks and start them "
         "again from a checkpoint.";
-    watch_->interrupt(make_error(failure.kind, std::move(message)));
+    alarm_->interrupt(make_error(failure.kind, std::move(message)));
   }
 
   // The lane's thread waits for this. A lost connection is an echo of something; everything else happened
   // here.
-  void explain(const Watch::Trouble& trouble) {
+  void explain(const Alarm::Trouble& trouble) {
     if (!trouble.connection) return blame_me(trouble);
     const bool asked = attempt([&] {
       const auto until = Clock::now() + Seconds(kLastWords_s);
@@ -206,13 +204,13 @@ class Beating {
     if (!asked) interrupt(connection_lost(trouble.peer, seen_, trouble.text));
   }
 
-  void blame_me(const Watch::Trouble& trouble) {
+  void blame_me(const Alarm::Trouble& trouble) {
     over_ = true;
-    const std::string what = "rank " + std::to_string(rank_) + " failed in '" + last_.label + "' (" +
+    const std::string what = "rank " + std::to_string(rank_) + " failed in '" + trouble.label + "' (" +
                              (last_.place ? *last_.place : "outside of forward and backward") +
                              "): " + trouble.text;
     attempt([&] { store_->compareSet(kFailure, "", Failure{ErrorKind::Rank, rank_, what}.encode()); });
-    watch_->interrupt(make_error(trouble.kind.value_or(ErrorKind::Rank), "OSDP: " + what));
+    alarm_->interrupt(make_error(trouble.kind.value_or(ErrorKind::Rank), "OSDP: " + what));
   }
 
   static constexpr const char* kFailure = "failure";
@@ -220,7 +218,7 @@ class Beating {
   c10::intrusive_ptr<c10d::Store> store_;
   const int64_t rank_;
   const double timeout_s_;
-  std::shared_ptr<Watch> watch_;
+  std::shared_ptr<Alarm> alarm_;
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -228,7 +226,7 @@ class Beating {
   std::string giving_up_, last_words_;
 
   // The thread alone:
-  Watch::Snapshot last_;
+  Alarm::Snapshot last_;
   Clock::time_point still_since_ = Clock::now(), told_{}, asked_{};
   bool told_still_ = false;
   bool over_ = false;  // concluded: nothing is left to find out
@@ -252,13 +250,12 @@ Hearts& hearts() {
 
 }  // namespace
 
-void Heartbeat::start(const std::string& group, double timeout_s, std::shared_ptr<Watch> watch) {
+void Heartbeat::start(const std::string& group, double timeout_s, std::shared_ptr<Alarm> alarm) {
   auto process_group = c10d::resolve_process_group(group);
   if (process_group->getSize() < 2) return;
   auto store = c10::make_intrusive<c10d::PrefixStore>("heartbeat/", process_group->getStore()->clone());
-  watch->set_world(process_group->getSize());
   auto beating = std::make_shared<Beating>(std::move(store), process_group->getRank(),
-                                           process_group->getSize(), timeout_s, std::move(watch));
+                                           process_group->getSize(), timeout_s, std::move(alarm));
   std::lock_guard lock(hearts().mutex);
   hearts().all.push_back(beating);
   std::thread([beating] { beating->loop(); }).detach();
@@ -273,10 +270,10 @@ void Heartbeat::shutdown(const std::string& last_words) {
   for (const auto& beating : ending) beating->end(last_words);
 }
 
-void Heartbeat::give_up(const Watch& watch, const std::string& cause) {
+void Heartbeat::give_up(const Alarm& alarm, const std::string& cause) {
   std::lock_guard lock(hearts().mutex);
   for (const auto& beating : hearts().all)
-    if (beating->watch() == &watch) beating->give_up(cause);
+    if (beating->alarm() == &alarm) beating->give_up(cause);
 }
 
 }  // namespace osdp::runtime

@@ -1,7 +1,8 @@
-// Heartbeat: a thread per lane that tells the other ranks where this one is, and finds out why it waits.
+// Heartbeat: a thread per process group that tells the other ranks where this one is, and finds out why it
+// waits.
 //
 // Note [Heartbeats]
-// While ranks move nothing is told: a tick every 100 ms compares a few counters of the Watch. A rank that
+// While ranks move nothing is told: a tick every 100 ms compares a few counters of the Alarm. A rank that
 // stands still for a quarter of a second, inside a forward or backward or waiting on the lane, puts its Pulse
 // into the process group's store, and again every half second: so it is known to live even when its main
 // thread sleeps for ever. Outside of a pass (between steps, at the end of the script) it does so once. A rank
@@ -17,7 +18,7 @@
 #include <memory>
 #include <string>
 
-#include "runtime/watch.hpp"
+#include "runtime/alarm.hpp"
 
 namespace osdp::runtime {
 
@@ -28,13 +29,14 @@ class Heartbeat {
   static constexpr double kMargin_s = 0.5;
 
   // `group`: as for Lane::of. `timeout_s`: the process group's. Does nothing with one rank.
-  static void start(const std::string& group, double timeout_s, std::shared_ptr<Watch> watch);
+  static void start(const std::string& group, double timeout_s, std::shared_ptr<Alarm> alarm);
 
   // Ends all threads. `last_words`: the exception that ends this process; the other ranks are told. Or "".
   static void shutdown(const std::string& last_words);
 
-  // This rank's lane will run nothing any more (an interrupt from the keyboard): the others are told `cause`.
-  static void give_up(const Watch& watch, const std::string& cause);
+  // This rank's lanes will run nothing any more (an interrupt from the keyboard): the others are told
+  // `cause`.
+  static void give_up(const Alarm& alarm, const std::string& cause);
 };
 
 }  // namespace osdp::runtime

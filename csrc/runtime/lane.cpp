@@ -35,9 +35,9 @@ constexpr auto kLastTasks = std::chrono::seconds(2);
 void set_signal_check(void (*check)()) { signal_check = check; }
 
 struct Ticket::State {
-  explicit State(std::shared_ptr<Watch> w) : watch(std::move(w)) {}
+  explicit State(std::shared_ptr<Alarm> a) : alarm(std::move(a)) {}
 
-  std::shared_ptr<Watch> watch;
+  std::shared_ptr<Alarm> alarm;
   std::mutex mutex;
   std::condition_variable changed;
   bool done = false;
@@ -56,11 +56,11 @@ struct Ticket::State {
   }
 };
 
-// This process was told to stop while it waited: its lane ends, and the other ranks are told.
-static void give_up(Watch& watch) {
+// This process was told to stop while it waited: its lanes end, and the other ranks are told.
+static void give_up(Alarm& alarm) {
   const std::string why = "was interrupted by a signal (Ctrl-C?) while it waited for the others";
-  Heartbeat::give_up(watch, why);
-  watch.interrupt(make_error(ErrorKind::Rank, "OSDP: this rank cannot go on: it " + why));
+  Heartbeat::give_up(alarm, why);
+  alarm.interrupt(make_error(ErrorKind::Rank, "OSDP: this rank cannot go on: it " + why));
 }
 
 void Ticket::wait() const {
@@ -77,7 +77,7 @@ void Ticket::wait() const {
         signal_check.load()();
       } catch (...) {
         signal = std::current_exception();
-        give_up(*state_->watch);
+        give_up(*state_->alarm);
       }
       lock.lock();
     }
@@ -88,6 +88,12 @@ void Ticket::wait() const {
     c10::impl::VirtualGuardImpl guard(state_->device.type());
     state_->event->block(guard.getStream(state_->device));
   }
+}
+
+void Ticket::settle() const {
+  if (!state_) return;
+  std::unique_lock lock(state_->mutex);
+  state_->changed.wait(lock, [this] { return state_->done; });
 }
 
 bool Ticket::done() const {
@@ -106,8 +112,8 @@ namespace {
 
 // Runs the task under its label and the lane's watch. What it throws is told as an error that knows what
 // happened where; so is what interrupted the lane since.
-std::exception_ptr run(const std::string& label, const Lane::Task& task, Watch& watch) {
-  if (auto interrupted = watch.interruption()) return interrupted;
+std::exception_ptr run(const std::string& label, const Lane::Task& task, Watch& watch, Alarm& alarm) {
+  if (auto interrupted = alarm.interruption()) return interrupted;
   const Watch::Here here(&watch);
   c10::InferenceMode no_inference(false);
   at::NoGradGuard no_grad;
@@ -116,7 +122,7 @@ std::exception_ptr run(const std::string& label, const Lane::Task& task, Watch& 
   try {
     task();
   } catch (...) {
-    return watch.explain(std::current_exception());
+    return alarm.explain(label, std::current_exception());
   }
   watch.end();
   return nullptr;
@@ -124,7 +130,7 @@ std::exception_ptr run(const std::string& label, const Lane::Task& task, Watch& 
 
 class ThreadLane final : public Lane {
  public:
-  ThreadLane() : thread_([this] { work(); }) {}
+  explicit ThreadLane(std::shared_ptr<Alarm> alarm) : Lane(std::move(alarm)), thread_([this] { work(); }) {}
 
   ~ThreadLane() override {
     std::unique_lock lock(mutex_);
@@ -133,7 +139,7 @@ class ThreadLane final : public Lane {
     // Nobody here waits for what is still under way. Other ranks may need it, or be gone.
     if (!changed_.wait_for(lock, kLastTasks, [this] { return ended_; })) {
       lock.unlock();
-      watch_->interrupt(make_error(ErrorKind::Rank, "OSDP: the process is ending"));
+      alarm_->interrupt(make_error(ErrorKind::Rank, "OSDP: the process is ending"));
     } else {
       lock.unlock();
     }
@@ -141,8 +147,8 @@ class ThreadLane final : public Lane {
   }
 
   Ticket submit(std::string label, Task task, Head head) override {
-    auto state = std::make_shared<Ticket::State>(watch_);
-    watch_->submitted();
+    auto state = std::make_shared<Ticket::State>(alarm_);
+    watch_.submitted();
     state->label = label;
     std::lock_guard lock(mutex_);
     queue_.push_back({{std::move(label), std::move(head)},
@@ -150,7 +156,7 @@ class ThreadLane final : public Lane {
                       state,
                       at::get_record_function_tls_(),
                       c10::ThreadLocalDebugInfo::current()});
-    watch_->set_upcoming(&queue_.front());
+    watch_.set_upcoming(&queue_.front());
     changed_.notify_one();
     return Ticket(std::move(state));
   }
@@ -175,13 +181,13 @@ class ThreadLane final : public Lane {
       }
       Item item = std::move(queue_.front());
       queue_.pop_front();
-      watch_->set_upcoming(queue_.empty() ? nullptr : &queue_.front());
+      watch_.set_upcoming(queue_.empty() ? nullptr : &queue_.front());
       lock.unlock();
       item.head = {};
       at::set_record_function_tls_(item.recording);
       c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(std::move(item.debug_info));
       const auto begin = std::chrono::steady_clock::now();
-      if (!broken_) broken_ = run(item.label, item.task, *watch_);
+      if (!broken_) broken_ = run(item.label, item.task, watch_, *alarm_);
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
       item.task = nullptr;  // what it holds is let go before anybody is told that it is done
       item.state->finish(broken_, took.count());
@@ -198,12 +204,15 @@ class ThreadLane final : public Lane {
 
 class StreamLane final : public Lane {
  public:
-  explicit StreamLane(c10::Device device)
-      : device_(device), guard_(device.type()), stream_(guard_.getStreamFromGlobalPool(device)) {}
+  StreamLane(std::shared_ptr<Alarm> alarm, c10::Device device)
+      : Lane(std::move(alarm)),
+        device_(device),
+        guard_(device.type()),
+        stream_(guard_.getStreamFromGlobalPool(device)) {}
 
   Ticket submit(std::string label, Task task, Head) override {
-    auto state = std::make_shared<Ticket::State>(watch_);
-    watch_->submitted();
+    auto state = std::make_shared<Ticket::State>(alarm_);
+    watch_.submitted();
     state->device = device_;
     if (!broken_) {
       try {
@@ -211,7 +220,7 @@ class StreamLane final : public Lane {
         before.record(guard_.getStream(device_));
         before.block(stream_);
         c10::StreamGuard on_lane(stream_);
-        broken_ = run(label, task, *watch_);
+        broken_ = run(label, task, watch_, *alarm_);
         state->event.emplace(device_.type());
         state->event->record(stream_);
       } catch (...) {
@@ -245,23 +254,33 @@ Registry& registry() {
   return *r;
 }
 
-}  // namespace
-
-std::shared_ptr<Lane> Lane::of(const std::string& group, c10::Device device) {
-  Registry& r = registry();
-  std::lock_guard lock(r.mutex);
-  auto& lane = r.lanes[{group, device}];
-  if (!lane) {
-    if (device.is_cpu())
-      lane = std::make_shared<ThreadLane>();
-    else
-      lane = std::make_shared<StreamLane>(device);
-  }
+// With the registry's mutex held. `beside`: whose alarm a new lane has; null: one of its own.
+std::shared_ptr<Lane> lane_of(const std::string& name, c10::Device device, const Lane* beside) {
+  auto& lane = registry().lanes[{name, device}];
+  if (lane) return lane;
+  auto alarm = beside ? beside->alarm().shared_from_this() : std::make_shared<Alarm>();
+  if (device.is_cpu())
+    lane = std::make_shared<ThreadLane>(std::move(alarm));
+  else
+    lane = std::make_shared<StreamLane>(std::move(alarm), device);
   return lane;
 }
 
+}  // namespace
+
+std::shared_ptr<Lane> Lane::of(const std::string& group, c10::Device device) {
+  std::lock_guard lock(registry().mutex);
+  return lane_of(group, device, nullptr);
+}
+
+std::shared_ptr<Lane> Lane::beside(const std::string& group, c10::Device device) {
+  std::lock_guard lock(registry().mutex);
+  const std::shared_ptr<Lane> first = lane_of(group, device, nullptr);
+  return lane_of(group + " between lines", device, first.get());
+}
+
 void start_heartbeat(const std::string& group, c10::Device device, double timeout_s) {
-  Heartbeat::start(group, timeout_s, Lane::of(group, device)->watch_);
+  Heartbeat::start(group, timeout_s, Lane::of(group, device)->alarm_);
 }
 
 void Lane::shutdown() {

@@ -1,12 +1,12 @@
-// Lane: the one ordered sequence of communications of a process group.
+// Lane: an ordered sequence of communications of a process group.
 //
-// Note [One lane]: every collective runs here, one after the other, in the order of submission. All ranks
-// submit in the same order, so collectives never cross. And because a gather begins (and takes its memory)
-// only when the reduction submitted before it has ended, a step holds at most three full-size tensors: the
-// parameters in use, those arriving or the gradients leaving, and the gradients being made. On the CPU a lane
-// is a thread, which waits for gloo where the caller computes on. On accelerators it is a stream of its own:
-// tasks run on the caller's thread and only enqueue; the stream waits for the work that the caller enqueued
-// before.
+// Note [One lane]: every collective runs here (but HYBRID_SHARD's between lines: Note [Two lanes]), one after
+// the other, in the order of submission. All ranks submit in the same order, so collectives never cross. And
+// because a gather begins (and takes its memory) only when the reduction submitted before it has ended, a
+// step holds at most three full-size tensors: the parameters in use, those arriving or the gradients leaving,
+// and the gradients being made. On the CPU a lane is a thread, which waits for gloo where the caller computes
+// on. On accelerators it is a stream of its own: tasks run on the caller's thread and only enqueue; the
+// stream waits for the work that the caller enqueued before.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -15,7 +15,7 @@
 #include <memory>
 #include <string>
 
-#include "runtime/watch.hpp"
+#include "runtime/alarm.hpp"
 
 namespace osdp::runtime {
 
@@ -25,6 +25,8 @@ class Ticket {
   // After this the task's results can be read: on the CPU the caller blocks (the GIL must not be held), on an
   // accelerator the current stream waits. Rethrows what the task threw. See Note [Ctrl-C while waiting].
   void wait() const;
+  // The same for a lane's thread: no signals, no error, nothing told to the profiler.
+  void settle() const;
   // Whether that moment has come; also when the task failed.
   bool done() const;
   // How long the task ran, waiting for other ranks included; 0 on accelerators, and before it is done.
@@ -61,22 +63,28 @@ class Lane {
   // thread, tickets wait for that.
   virtual void synchronize() {}
 
-  // Where this rank is in the lane's sequence.
-  Watch& watch() const { return *watch_; }
+  // What the lanes of the process group share.
+  Alarm& alarm() const { return *alarm_; }
 
   // One lane per process group (by name) and device, shared by every model on it.
   static std::shared_ptr<Lane> of(const std::string& group, c10::Device device);
+  // The lane beside it: see Note [Two lanes]. It ends when the other does, with the same error.
+  static std::shared_ptr<Lane> beside(const std::string& group, c10::Device device);
 
   // Ends all lanes' threads; to be called before the interpreter goes down.
   static void shutdown();
 
  protected:
-  const std::shared_ptr<Watch> watch_ = std::make_shared<Watch>();
+  explicit Lane(std::shared_ptr<Alarm> alarm) : alarm_(std::move(alarm)), watch_(alarm_->add_lane()) {}
+
+  const std::shared_ptr<Alarm> alarm_;
+  Watch& watch_;  // where this rank is in the lane's sequence
 
   friend void start_heartbeat(const std::string& group, c10::Device device, double timeout_s);
 };
 
-// Other ranks that die, hang or go another way are found out from here on; see heartbeat.hpp. Once per lane.
+// Other ranks that die, hang or go another way are found out from here on; see heartbeat.hpp. Once per group
+// and device.
 void start_heartbeat(const std::string& group, c10::Device device, double timeout_s);
 
 }  // namespace osdp::runtime

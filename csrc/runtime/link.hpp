@@ -14,8 +14,8 @@ class Link {
  public:
   virtual ~Link() = default;
   // Blocks until every message of the course has been taken and sent. On a lane, what interrupts its watch
-  // interrupts this. Throws ConnectionLost when a neighbour has gone or does not answer within the group's
-  // timeout.
+  // interrupts this. Throws ConnectionLost, with the rank in the link's group, when a neighbour has gone or
+  // does not answer within the group's timeout.
   virtual void run(const Course& course) = 0;
   virtual const char* name() const = 0;
   virtual int64_t longest_message_bytes() const = 0;

@@ -27,7 +27,7 @@ class Messages {
   void wait(const Message& message) const {
     if (!message.work) return;
     if (watch_)
-      watch_->wait(message.work, watch_->rank_of(message.peer, backend_.getSize()));
+      watch_->wait(message.work, message.peer);
     else
       message.work->wait();
   }
@@ -39,7 +39,7 @@ class Messages {
     try {
       return {(backend_.*post)(one, peer, watch_ ? watch_->tag() : 0), peer};
     } catch (const std::exception& e) {
-      throw ConnectionLost(watch_ ? watch_->rank_of(peer, backend_.getSize()) : peer, e.what());
+      throw ConnectionLost(peer, e.what());
     }
   }
 

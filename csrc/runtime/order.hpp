@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -19,9 +20,12 @@ namespace osdp::runtime {
 // one in use ends, and the link would rest. The bound of 2 + `units` full-size tensors holds: a gather begins
 // when the gradients submitted before it have left, so those that leave while it waits are of units that were
 // in this sum, and beside it there is only the gradient being made. At most kMostUnits come, since every use
-// looks at all of them.
+// looks at all of them. Where all units are SHARD_GRAD_OP, a forward keeps everything that it gathers for its
+// backward: what comes early takes no memory that the forward's end does not take, and kMostUnits alone is
+// the limit. The link then never waits for a rank that computes late.
 struct Depth {
   static constexpr size_t kMostUnits = 16;
+  static constexpr size_t kNoLimit = SIZE_MAX;
   size_t units = 1;
   size_t bytes = 0;  // of 1 + `units` units of the largest size
 

@@ -4,6 +4,7 @@
 #include <iomanip>
 #include <map>
 #include <sstream>
+#include <utility>
 
 namespace osdp::runtime {
 namespace {
@@ -36,37 +37,52 @@ std::string after_exception(const Pulse& pulse) {
 
 std::string Pulse::encode() const {
   std::ostringstream out;
-  out << beat << '\n'
-      << position << '\n'
-      << asked << '\n'
-      << busy << '\n'
-      << still_s << '\n'
-      << label << '\n';
-  out << place << '\n' << raised << '\n' << raised_asked << '\n' << ended << '\n' << text;
+  out << beat << '\n' << still_s << '\n' << raised << '\n' << ended << '\n' << lanes.size() << '\n';
+  for (const LanePulse& l : lanes)
+    out << l.position << '\n' << l.asked << '\n' << l.busy << '\n' << l.label << '\n';
+  out << place << '\n' << text;
   return out.str();
 }
 
 std::optional<Pulse> Pulse::decode(const std::string& encoded) {
   std::istringstream in(encoded);
   Pulse p;
-  in >> p.beat >> p.position >> p.asked >> p.busy >> p.still_s;
+  size_t lanes = 0;
+  in >> p.beat >> p.still_s >> p.raised >> p.ended >> lanes;
   in.ignore();
-  std::getline(in, p.label);
+  for (; in && lanes > 0; --lanes) {
+    LanePulse l;
+    in >> l.position >> l.asked >> l.busy;
+    in.ignore();
+    std::getline(in, l.label);
+    p.lanes.push_back(std::move(l));
+  }
   std::getline(in, p.place);
-  in >> p.raised >> p.raised_asked >> p.ended;
   if (!in) return std::nullopt;
-  in.ignore();
   p.text.assign(std::istreambuf_iterator<char>(in), {});
   return p;
 }
 
+const LanePulse& Pulse::lane(size_t i) const {
+  static const LanePulse not_begun;
+  return i < lanes.size() ? lanes[i] : not_begun;
+}
+
+bool Pulse::busy() const {
+  return std::any_of(lanes.begin(), lanes.end(), [](const LanePulse& l) { return l.busy; });
+}
+
 std::string Pulse::where() const {
   std::ostringstream out;
-  if (busy)
-    out << "waits at #" << position << " '" << label << "'";
-  else if (position > 0)
-    out << "has done #" << position << " '" << label << "' and asked for nothing since";
-  else
+  bool waits = false;
+  for (size_t i = 0; i < lanes.size(); ++i) {
+    if (!lanes[i].busy) continue;
+    out << (std::exchange(waits, true) ? " and at #" : "waits at #") << lanes[i].position << " '"
+        << lanes[i].label << (i == 0 ? "'" : "' between lines");
+  }
+  if (!waits && lane(0).position > 0)
+    out << "has done #" << lane(0).position << " '" << lane(0).label << "' and asked for nothing since";
+  else if (!waits)
     out << "has not begun";
   out << ", " << (place.empty() ? std::string("outside of forward and backward") : "in " + place);
   return out.str();
@@ -88,21 +104,26 @@ std::optional<Failure> Failure::decode(const std::string& encoded) {
   return failure;
 }
 
-std::optional<Failure> certain_failure(int64_t rank, const Pulse& mine, const std::vector<Seen>& seen,
-                                       double timeout_s) {
+namespace {
+
+// Of one lane, in which this rank waits.
+std::optional<Failure> certain_failure(size_t lane, int64_t rank, const Pulse& mine,
+                                       const std::vector<Seen>& seen, double timeout_s) {
+  const LanePulse& here = mine.lane(lane);
   for (size_t r = 0; r < seen.size(); ++r) {
     if (static_cast<int64_t>(r) == rank || !seen[r].pulse) continue;
     const Pulse& theirs = *seen[r].pulse;
+    const LanePulse& there = theirs.lane(lane);
     const auto other = static_cast<int64_t>(r);
-    if (theirs.ended && theirs.position <= mine.position)
+    if (theirs.ended && there.position <= here.position)
       return Failure{ErrorKind::Rank, other, rank_name(other) + " ended " + after_exception(theirs)};
-    if (theirs.busy && theirs.position == mine.position && theirs.label != mine.label) {
+    if (there.busy && there.position == here.position && there.label != here.label) {
       std::map<std::string, std::string> labels;  // where -> ranks
       for (size_t i = 0; i < seen.size(); ++i)
         if (const Pulse* p = static_cast<int64_t>(i) == rank ? &mine
                              : seen[i].pulse                 ? &*seen[i].pulse
                                                              : nullptr;
-            p && p->busy && p->position == mine.position) {
+            p && p->lane(lane).busy && p->lane(lane).position == here.position) {
           std::string& ranks = labels[p->where()];
           ranks += (ranks.empty() ? "rank " : ", rank ") + std::to_string(i);
         }
@@ -120,7 +141,7 @@ std::optional<Failure> certain_failure(int64_t rank, const Pulse& mine, const st
     }
     const double patience = std::min(kRaisedPatience_s, timeout_s / 2);
     const double still_s = theirs.still_s + seen[r].heard_s;
-    if (theirs.raised > mine.raised && theirs.asked < mine.position && !theirs.busy && still_s > patience)
+    if (theirs.raised > mine.raised && there.asked < here.position && !theirs.busy() && still_s > patience)
       return Failure{ErrorKind::Rank, other,
                      rank_name(other) + " ended a forward or backward " + after_exception(theirs) +
                          ", and has not gone on for " + seconds(still_s)};
@@ -128,30 +149,59 @@ std::optional<Failure> certain_failure(int64_t rank, const Pulse& mine, const st
   return std::nullopt;
 }
 
+// Whether a lane in which this rank waits is not there yet, or has not been left, on the other.
+bool is_behind(const Pulse& mine, const std::optional<Pulse>& theirs) {
+  if (!theirs) return true;
+  for (size_t i = 0; i < mine.lanes.size(); ++i) {
+    const LanePulse &here = mine.lanes[i], &there = theirs->lane(i);
+    if (!here.busy || there.position > here.position) continue;
+    if (there.position < here.position || !there.busy) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::optional<Failure> certain_failure(int64_t rank, const Pulse& mine, const std::vector<Seen>& seen,
+                                       double timeout_s) {
+  for (size_t lane = 0; lane < mine.lanes.size(); ++lane)
+    if (mine.lanes[lane].busy)
+      if (auto failure = certain_failure(lane, rank, mine, seen, timeout_s)) return failure;
+  return std::nullopt;
+}
+
 Failure timed_out(int64_t rank, const Pulse& mine, const std::vector<Seen>& seen, double timeout_s,
                   double silent_s) {
   const std::string within = " (the process group's timeout is " + seconds(timeout_s) + ")";
-  std::string causes;
-  int64_t fault = -1;
-  int behind = 0;
+  std::vector<int64_t> behind, waiting;
   for (size_t r = 0; r < seen.size(); ++r) {
-    const auto other = static_cast<int64_t>(r);
     const auto& pulse = seen[r].pulse;
-    if (other == rank || (pulse && pulse->busy && pulse->position >= mine.position)) continue;
-    fault = ++behind == 1 ? other : -1;
+    if (static_cast<int64_t>(r) == rank || !is_behind(mine, pulse)) continue;
+    (pulse && pulse->busy() && seen[r].heard_s < silent_s ? waiting : behind)
+        .push_back(static_cast<int64_t>(r));
+  }
+  if (behind.empty()) behind = std::move(waiting);
+  if (behind.empty())
+    return {ErrorKind::Rank, -1,
+            "all ranks wait in the same collective: the network between them has failed" + within};
+  std::string causes;
+  for (const int64_t other : behind) {
+    const auto& [pulse, heard_s] = seen[static_cast<size_t>(other)];
     causes += (causes.empty() ? "" : "; ") + rank_name(other);
-    const bool told = pulse && pulse->position >= mine.position - 1;
-    if (told && pulse->place.empty() && !pulse->busy)
+    bool told = pulse.has_value();
+    for (size_t i = 0; told && i < mine.lanes.size(); ++i)
+      told = !mine.lanes[i].busy || pulse->lane(i).position >= mine.lanes[i].position - 1;
+    if (told && pulse->place.empty() && !pulse->busy())
       causes += " does not come: it " + pulse->where();
-    else if (pulse && seen[r].heard_s < silent_s)
+    else if (pulse && heard_s < silent_s)
       causes += " hangs, though its process lives: for " + seconds(pulse->still_s) + " it " + pulse->where();
     else
-      causes += " hangs and gives no sign of life (stopped, or its machine is gone): " + last_heard(seen[r]);
+      causes += " hangs and gives no sign of life (stopped, or its machine is gone): " +
+                last_heard(seen[static_cast<size_t>(other)]);
     if (pulse && pulse->raised > mine.raised)
       causes += "; before, it ended a forward or backward " + after_exception(*pulse);
   }
-  if (behind == 0) causes = "all ranks wait in the same collective: the network between them has failed";
-  return {ErrorKind::Rank, fault, causes + within};
+  return {ErrorKind::Rank, behind.size() == 1 ? behind[0] : -1, causes + within};
 }
 
 Failure connection_lost(int64_t peer, const std::vector<Seen>& seen, const std::string& what) {

@@ -10,20 +10,27 @@
 
 namespace osdp::runtime {
 
-struct Pulse {
-  int64_t beat = 0;      // counts what the rank has told; it grows while the process runs
-  int64_t position = 0;  // see Watch::Snapshot
+// Of one lane; see Watch::Snapshot.
+struct LanePulse {
+  int64_t position = 0;
   int64_t asked = 0;
   bool busy = false;
-  double still_s = 0;  // for so long nothing of this has changed
   std::string label;
-  std::string place;  // "" outside of forward and backward
-  int64_t raised = 0, raised_asked = 0;
+};
+
+struct Pulse {
+  int64_t beat = 0;              // counts what the rank has told; it grows while the process runs
+  std::vector<LanePulse> lanes;  // see Alarm::Snapshot; a second one is between lines (Note [Two lanes])
+  double still_s = 0;            // for so long nothing of this has changed
+  std::string place;             // "" outside of forward and backward
+  int64_t raised = 0;
   bool ended = false;  // its process ends after an exception
   std::string text;    // of the last exception; any characters
 
   std::string encode() const;
   static std::optional<Pulse> decode(const std::string& text);  // nullopt: not a pulse
+  const LanePulse& lane(size_t i) const;                        // one that has not begun: all zero
+  bool busy() const;
   // "waits at #12 'blocks.1 all-gather' in backward of 'blocks.1'"
   std::string where() const;
 };
@@ -46,11 +53,13 @@ struct Failure {
 };
 
 // Note [Who is at fault]
-// A rank that waits at position q looks at the others. Collectives are in lockstep: none ends anywhere before
-// all ranks have begun it, so a rank whose position is below q is the one that is waited for. What is certain
-// at once: it has another label at the same position (the order differs), or its process has told that it
-// ends. After kRaisedPatience: an exception ended its pass, there and not here, and nothing came since. Only
-// at the timeout: it does not come, alive or silent. `mine` is seen[rank]'s newest pulse.
+// A rank that waits at position q of a lane looks at the others. Collectives are in lockstep: none ends
+// anywhere before all of its ranks have begun it, so a rank whose position is below q is the one that is
+// waited for; or, where only a line or a column of ranks takes part, waits in its own line for that one: who
+// waits is not at fault while somebody else is behind who does not. What is certain at once: it has another
+// label at the same position (the order differs), or its process has told that it ends. After
+// kRaisedPatience: an exception ended its pass, there and not here, and nothing came since. Only at the
+// timeout: it does not come, alive or silent. `mine` is seen[rank]'s newest pulse.
 constexpr double kRaisedPatience_s = 5.0;
 std::optional<Failure> certain_failure(int64_t rank, const Pulse& mine, const std::vector<Seen>& seen,
                                        double timeout_s);

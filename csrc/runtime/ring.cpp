@@ -9,6 +9,7 @@
 
 #include "runtime/arithmetic.hpp"
 #include "runtime/messages.hpp"
+#include "runtime/parts.hpp"
 
 namespace osdp::runtime {
 namespace {
@@ -64,7 +65,7 @@ std::shared_ptr<Link> link_of(const std::string& group, const c10::intrusive_ptr
 }  // namespace
 
 Ring::Ring(const std::string& group, c10::intrusive_ptr<c10d::Backend> backend)
-    : Collectives(std::move(backend)), link_(link_of(group, backend_)) {}
+    : Collectives(std::move(backend)), link_(link_of(group, backend_)), ranks_(ranks_of_part(group)) {}
 
 Head Ring::head_of(Tensors whole, int64_t chunks, int64_t chunk) const {
   Head head;
@@ -97,7 +98,17 @@ void Ring::run(const Course& course) {
   for (int64_t i = 0; i < course.messages(); ++i)
     if (const Range range = course.sent(i); !range.empty()) bytes += range.bytes();
   sent_bytes_ += bytes;
-  link_->run(course);
+  naming_ranks([&] { link_->run(course); });
+}
+
+template <typename Work>
+void Ring::naming_ranks(Work work) const {
+  try {
+    work();
+  } catch (const ConnectionLost& e) {
+    if (ranks_.empty() || e.peer < 0) throw;
+    throw ConnectionLost(ranks_.at(e.peer), e.what());
+  }
 }
 
 void Ring::gather(const Tensors& outputs, const Tensors& inputs) {
@@ -178,19 +189,21 @@ void Ring::all_reduce(const Tensors& tensors) {
 void Ring::exchange(const at::Tensor& tensor) {
   const int64_t n = tensor.numel();
   at::Tensor all = at::empty({world() * n}, tensor.options());
-  Messages messages(*backend_);
-  std::vector<Messages::Message> under_way;
-  for (int64_t r = 0; r < world(); ++r) {
-    const at::Tensor theirs = all.narrow(0, r * n, n);
-    if (r == rank()) {
-      theirs.copy_(tensor);
-      continue;
+  naming_ranks([&] {
+    Messages messages(*backend_);
+    std::vector<Messages::Message> under_way;
+    for (int64_t r = 0; r < world(); ++r) {
+      const at::Tensor theirs = all.narrow(0, r * n, n);
+      if (r == rank()) {
+        theirs.copy_(tensor);
+        continue;
+      }
+      under_way.push_back(messages.receive(theirs, static_cast<int>(r)));
+      under_way.push_back(messages.send(tensor, static_cast<int>(r)));
+      sent_bytes_ += static_cast<int64_t>(tensor.nbytes());
     }
-    under_way.push_back(messages.receive(theirs, static_cast<int>(r)));
-    under_way.push_back(messages.send(tensor, static_cast<int>(r)));
-    sent_bytes_ += static_cast<int64_t>(tensor.nbytes());
-  }
-  for (const Messages::Message& message : under_way) messages.wait(message);
+    for (const Messages::Message& message : under_way) messages.wait(message);
+  });
   at::Tensor(tensor).copy_(all.narrow(0, 0, n));
   for (int64_t r = 1; r < world(); ++r) add_into(tensor, all.narrow(0, r * n, n));
   scale_by(tensor, share());

@@ -31,6 +31,9 @@ class Ring final : public Collectives {
 
  private:
   void run(const Course& course);  // over the link, counted
+  // `work`, which communicates; the connection that it loses is to a rank of the lane's group.
+  template <typename Work>
+  void naming_ranks(Work work) const;
   void exchange(const at::Tensor& tensor);
   bool at_once(const at::Tensor& tensor) const;  // an all-reduce's, by exchange()
   Head head_of(Tensors whole, int64_t chunks, int64_t chunk) const;
@@ -39,6 +42,7 @@ class Ring final : public Collectives {
   double share() const { return 1.0 / static_cast<double>(world()); }
 
   std::shared_ptr<Link> link_;
+  std::vector<int64_t> ranks_;  // see ranks_of_part
 };
 
 }  // namespace osdp::runtime

@@ -55,6 +55,9 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
       buckets_(lane_, collectives_),
       device_(device),
       places_(params.size()) {
+  if (hybrid_.replicate && hybrid_.replicate->world() > 1)
+    columns_ = std::make_shared<Columns>(device.is_cpu() ? Lane::beside(groups.all, device) : nullptr,
+                                         hybrid_.replicate);
   std::vector<Mode> modes(params.size(), Mode::NoShard);
   for (const UnitSpec& unit : units)
     for (int64_t p : unit.params) modes.at(p) = unit.mode;
@@ -130,8 +133,13 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
 
 void Runtime::set_prefetch(size_t units) {
   size_t largest = 0;
-  for (const auto& unit : units_) largest = std::max(largest, unit->bytes());
+  bool all_kept = true;
+  for (const auto& unit : units_) {
+    largest = std::max(largest, unit->bytes());
+    all_kept &= unit->mode == Mode::ShardGradOp;
+  }
   depth_ = {.units = units, .bytes = (1 + units) * largest};
+  kept_depth_ = all_kept ? Depth{.units = units, .bytes = Depth::kNoLimit} : depth_;
 }
 
 Statistics Runtime::statistics() const {

@@ -19,6 +19,7 @@
 #include "runtime/arena.hpp"
 #include "runtime/buckets.hpp"
 #include "runtime/collectives.hpp"
+#include "runtime/columns.hpp"
 #include "runtime/lane.hpp"
 #include "runtime/order.hpp"
 #include "runtime/phase_range.hpp"
@@ -168,6 +169,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Sharing everyone_;                          // NO_SHARD, SHARD_GRAD_OP, FULL_SHARD
   Sharing hybrid_;                            // HYBRID_SHARD
   std::shared_ptr<Lane> lane_;
+  std::shared_ptr<Columns> columns_;  // HYBRID_SHARD: null where nothing is
   Arena arena_;
   Buckets buckets_;
   at::Device device_;      // that computes
@@ -186,6 +188,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::vector<Parameter*> replicated_;  // whole parameters
   std::vector<Parameter*> in_columns_;  // HYBRID_SHARD: the ranks of a column hold the same rows
   Depth depth_;
+  Depth kept_depth_;  // of a forward that keeps what it gathers for its backward
   Order forward_order_;
   Order backward_order_;
   struct Frame {

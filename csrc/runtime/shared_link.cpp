@@ -87,14 +87,13 @@ class SharedLink final : public Link {
       if ((*in_)->bell.load() != heard) return;
       if (watch_) watch_->check();
       for (const auto& [queue, rank] : {std::pair(before_.get(), before()), std::pair(out_.get(), next())})
-        if (!queue->owner_lives()) throw ConnectionLost(lane_rank(rank), "its shared memory is free");
+        if (!queue->owner_lives()) throw ConnectionLost(rank, "its shared memory is free");
       if (Clock::now() - begin > timeout_)
         throw ConnectionLost(
             -1, "this rank's neighbours were silent for " + std::to_string(timeout_.count() / 1000) + " s");
     }
   }
 
-  int64_t lane_rank(int rank) const { return watch_ ? watch_->rank_of(rank, world_) : rank; }
   int before() const { return (rank_ + world_ - 1) % world_; }
   int next() const { return (rank_ + 1) % world_; }
 

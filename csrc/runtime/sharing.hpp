@@ -17,10 +17,11 @@ namespace osdp::runtime {
 // within the line (mean over R) and each rank's rows then all-reduced over its column (mean over W/R). The
 // mean over equal parts of equal size is the mean over all W. Since the all-reduce gives every rank of a
 // column the same bits, replicas stay equal.
-// Lines and columns are process groups of their own, but their collectives run on the model's one lane: all
-// ranks submit the same sequence there, and a rank takes part in one line and one column, so no two ranks
-// ever wait for each other in different collectives. Sent per rank and step: 3 (R-1)/R S within the line, as
-// FULL_SHARD over R ranks, and 2 (C-1)/C S/R over the column of C = W/R ranks.
+// Lines and columns are process groups of their own. Lines' collectives run on the model's lane, columns' on
+// a second one (Note [Two lanes]): all ranks submit the same sequences there, and a rank takes part in one
+// line and one column, so no two ranks ever wait for each other in different collectives. Sent per rank and
+// step: 3 (R-1)/R S within the line, as FULL_SHARD over R ranks, and 2 (C-1)/C S/R over the column of C = W/R
+// ranks.
 struct Sharing {
   std::shared_ptr<Collectives> shard;      // together they hold one copy
   std::shared_ptr<Collectives> replicate;  // hold the same rows as this rank; null: no other does
@@ -30,11 +31,6 @@ struct Sharing {
   int64_t total() const { return world() * (replicate ? replicate->world() : 1); }
   // Whether this rank is the one of its column that counts the rows they share, in a sum over all ranks.
   bool counts() const { return !replicate || replicate->rank() == 0; }
-
-  // Flat tensors, each this line's mean of the rows that its ranks hold: becomes the mean over all ranks.
-  void mean_over_replicas(const Tensors& rows) const {
-    if (replicate) replicate->all_reduce_mean(rows);
-  }
 };
 
 }  // namespace osdp::runtime

@@ -171,7 +171,7 @@ class SocketLink final : public Link {
         moved = true;
       }
     } catch (const std::system_error& e) {
-      throw ConnectionLost(lane_rank((rank_ + 1) % world_), e.what());
+      throw ConnectionLost((rank_ + 1) % world_, e.what());
     }
   }
 
@@ -194,7 +194,7 @@ class SocketLink final : public Link {
         course.take(step, segment, into.data());
       }
     } catch (const std::system_error& e) {
-      throw ConnectionLost(lane_rank(before()), e.what());
+      throw ConnectionLost(before(), e.what());
     }
     ++taken;
     return true;
@@ -211,7 +211,6 @@ class SocketLink final : public Link {
           -1, "this rank's neighbours were silent for " + std::to_string(timeout_.count() / 1000) + " s");
   }
 
-  int64_t lane_rank(int rank) const { return watch_ ? watch_->rank_of(rank, world_) : rank; }
   int before() const { return (rank_ + world_ - 1) % world_; }
 
   Sender out_;

@@ -43,6 +43,7 @@ struct Unit {
   int64_t task = -1;
   int64_t expected = 0;
   int64_t arrived = 0;
+  int64_t reduced = -1;  // the backward in which it was reduced last; see Runtime::backward_count_
 
   size_t bytes() const {
     size_t sum = 0;
@@ -69,7 +70,7 @@ struct Invocation {
 struct Call {
   std::string module;  // or "module.method()"
   bool method = false;
-  // Where the computing thread is, for the watch: see Watch::at.
+  // Where the computing thread is, for the other ranks: see Alarm::at.
   const std::string* in_forward = nullptr;
   const std::string* in_recomputation = nullptr;
   const std::string* in_backward = nullptr;

@@ -135,10 +135,15 @@ Tensors first_sent(const std::vector<Reduction>& reductions, int64_t total) {
   return inputs;
 }
 
-// Means over the ranks, this rank's rows of each, flat.
-std::vector<at::Tensor> reduce_now(const Sharing& sharing, std::vector<Reduction>& reductions) {
+// Means over the ranks that share, this rank's rows, flat.
+struct Means {
+  Tensors memory;  // all of it, as it was made
+  Tensors each;    // one per reduction, parts of it
+};
+
+Means reduce_now(const Sharing& sharing, std::vector<Reduction>& reductions) {
   const int64_t world = sharing.world();
-  std::vector<at::Tensor> outputs(reductions.size()), sent_outputs, sent_inputs;
+  Tensors outputs(reductions.size()), sent_outputs, sent_inputs;
   std::vector<Packed<size_t>> packs;
   for (size_t i = 0; i < reductions.size(); ++i) {
     Reduction& r = reductions[i];
@@ -162,8 +167,6 @@ std::vector<at::Tensor> reduce_now(const Sharing& sharing, std::vector<Reduction
     sent_inputs.push_back(all.view({-1}));
   }
   sharing.shard->reduce_scatter_mean(sent_outputs, sent_inputs);
-  sent_inputs.clear();
-  sharing.mean_over_replicas(sent_outputs);
   for (const auto& pack : packs) {
     int64_t at = 0;
     for (size_t i : pack.members) {
@@ -172,7 +175,25 @@ std::vector<at::Tensor> reduce_now(const Sharing& sharing, std::vector<Reduction
       at += n;
     }
   }
-  return outputs;
+  return {std::move(sent_outputs), std::move(outputs)};
+}
+
+// Adds the means over all ranks to the gradients that this rank keeps.
+void keep_means(const Sharing& sharing, const std::vector<Reduction>& reductions, const Tensors& means) {
+  for (size_t i = 0; i < means.size(); ++i) {
+    Slot& slot = *reductions[i].slot;
+    const double headroom = headroom_of(slot.owner().reduce_dtype(), sharing.total());
+    at::Tensor mean = means[i].narrow(0, 0, slot.range().count * slot.range().row_elements);
+    if (slot.owner().split()) {
+      add_into(reductions[i].target, mean, 1.0 / headroom);
+      continue;
+    }
+    // Between the first reduction of a backward and leave(), this gradient is touched by one lane alone.
+    at::Tensor& home = slot.owner().local_grad();
+    at::Tensor gradient = brought(slot.owner(), home);
+    add_mean(gradient, mean.view(slot.owner().local().sizes()), slot.owner().own_dtype(), headroom);
+    send_home(slot.owner(), gradient, home);
+  }
 }
 
 }  // namespace
@@ -214,7 +235,7 @@ void Runtime::use(Unit& unit) {
   if (backward_)
     ahead = backward_order_.advance(&unit, depth_);
   else if (root_forward_)
-    ahead = forward_order_.advance(&unit, depth_);
+    ahead = forward_order_.advance(&unit, grad_forward_ ? kept_depth_ : depth_);
   for (Unit* next : ahead)
     if (next->state == Unit::State::Sharded) {
       gather(*next);
@@ -265,8 +286,13 @@ void Runtime::keep_unreduced(Unit& unit) {
 
 void Runtime::reduce(Unit& unit) {
   auto reductions = std::make_shared<std::vector<Reduction>>();
+  const bool again = unit.reduced == backward_count_;
+  bool own_memory = again;  // of the means: they do not become the gradients
   for (Slot& slot : unit.slots) {
     if (!slot.pending.defined()) continue;
+    own_memory |=
+        !again && (slot.owner().local_grad().defined() || c10::elementSize(slot.owner().reduce_dtype()) >
+                                                              c10::elementSize(slot.owner().own_dtype()));
     at::Tensor target;
     if (slot.owner().split()) target = slot.rows_of(slot.owner().ensure_local_grad());
     statistics_.reduced_bytes += static_cast<int64_t>(slot.reduced_bytes());
@@ -274,26 +300,17 @@ void Runtime::reduce(Unit& unit) {
     slot.pending = at::Tensor();
   }
   if (reductions->empty()) return;
+  unit.reduced = backward_count_;
   ++statistics_.reductions;
   arena_.trim();  // see Note [Blocks that come and go]
   Head head = unit.sharing->shard->head_of_reduce_scatter(first_sent(*reductions, unit.sharing->total()));
-  const auto task = [sharing = *unit.sharing, reductions] {
-    std::vector<at::Tensor> means = reduce_now(sharing, *reductions);
-    for (size_t i = 0; i < means.size(); ++i) {
-      Slot& slot = *(*reductions)[i].slot;
-      const double headroom = headroom_of(slot.owner().reduce_dtype(), sharing.total());
-      at::Tensor mean = means[i].narrow(0, 0, slot.range().count * slot.range().row_elements);
-      if (slot.owner().split()) {
-        add_into((*reductions)[i].target, mean, 1.0 / headroom);
-        continue;
-      }
-      // Between the first reduction of a backward and leave(), this gradient is touched by the lane
-      // alone.
-      at::Tensor& home = slot.owner().local_grad();
-      at::Tensor gradient = brought(slot.owner(), home);
-      add_mean(gradient, mean.view(slot.owner().local().sizes()), slot.owner().own_dtype(), headroom);
-      send_home(slot.owner(), gradient, home);
-    }
+  const std::shared_ptr<Columns> columns = unit.sharing->replicate ? columns_ : nullptr;
+  const auto task = [sharing = *unit.sharing, reductions, columns, own_memory, name = unit.name] {
+    if (columns && own_memory) columns->make_room();
+    Means means = reduce_now(sharing, *reductions);
+    if (!columns) return keep_means(sharing, *reductions, means.each);
+    columns->average(name + " all-reduce", means.memory, own_memory,
+                     [sharing, reductions, each = means.each] { keep_means(sharing, *reductions, each); });
   };
   reductions_.push_back(lane_->submit(unit.name + " reduce-scatter", task, std::move(head)));
 }

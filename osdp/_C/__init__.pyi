@@ -32,6 +32,7 @@ __all__: list[str] = [
     "memory_reset_peak",
     "register_source",
     "set_error_types",
+    "set_ranks_of_part",
     "shutdown",
     "start_heartbeat",
     "unregister_source",
@@ -287,6 +288,13 @@ def register_source(source: typing.Any) -> int:
 def set_error_types(types: list) -> None:
     """
     The classes of osdp.errors, in the order of ErrorKind in csrc/runtime/errors.hpp
+    """
+
+def set_ranks_of_part(
+    group: str, ranks: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+) -> None:
+    """
+    Who the ranks of a line or column are among all, for errors; see csrc/runtime/parts.hpp.
     """
 
 def shutdown(last_words: str = "") -> None:

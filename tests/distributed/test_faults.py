@@ -2,73 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import time
 
 import pytest
 import torch
 import torch.distributed as dist
 from harness import Member
-from harness.doomed import Ending, run_doomed
+from harness.doomed import run_doomed
 from support import plans
+from support.faults import ACTS, TIMEOUT_S, Branching, Doomed, failed_step, judge, step
 from torch import nn
 
 import osdp
-
-TIMEOUT_S = 2.0
-# Ranks of a busy machine may begin to wait later than the fault happens.
-SLACK_S = 2.5
-
-
-class Wrong(Exception):
-    pass
-
-
-class FailsBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, act):
-        ctx.act = act
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        ctx.act()
-        return gradient, None
-
-
-class Doomed(nn.Module):
-    """`act` is called in the middle of the next pass, forward or backward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
-        self.act = None
-        self.where = "forward"
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for i, layer in enumerate(self.layers):
-            if i == 2 and self.act is not None:
-                if self.where == "forward":
-                    self.act()
-                else:
-                    x = FailsBackward.apply(x, self.act)
-            x = layer(x).tanh()
-        return x
-
-
-def wrong() -> None:
-    raise Wrong("the third batch is bad")
-
-
-ACTS = {
-    "exit": lambda: os._exit(3),
-    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-    "sleep": lambda: time.sleep(120),
-    "raise": wrong,
-}
 
 
 def sharded(me: Member, mode: str) -> nn.Module:
@@ -79,21 +24,6 @@ def sharded(me: Member, mode: str) -> nn.Module:
     return osdp.fully_shard(model, plan, process_group=me.group)
 
 
-def step(model: nn.Module) -> None:
-    model(torch.randn(2, 8)).sum().backward()
-    model.zero_grad()
-
-
-def failed_step(model: nn.Module) -> tuple[str, list[str], float]:
-    """What a step raised, its types, and after how long."""
-    begin = time.monotonic()
-    try:
-        step(model)
-    except osdp.OSDPError as error:
-        return str(error), [kind.__name__ for kind in type(error).__mro__], time.monotonic() - begin
-    raise AssertionError("nothing was raised")
-
-
 def suffer(me: Member, act: str, where: str, mode: str) -> tuple[str, list[str], float]:
     """Good steps (replicas are compared in the first three), then the last rank acts; what the others' step raised."""
     model = sharded(me, mode)
@@ -102,22 +32,6 @@ def suffer(me: Member, act: str, where: str, mode: str) -> tuple[str, list[str],
     if me.rank == me.world - 1:
         model.act, model.where = ACTS[act], where
     return failed_step(model)
-
-
-def judge(endings: list[Ending], culprit: int) -> list[str]:
-    messages = []
-    for rank, ending in enumerate(endings):
-        if rank == culprit:
-            continue
-        assert ending.error is None and ending.signal is None, (rank, ending)
-        message, kinds, seconds = ending.result
-        assert kinds[0] == "RankError", (kinds, message)
-        assert f"rank {culprit}" in message, message
-        assert f"Rank {rank} waits at #" in message or f"Rank {rank} has done #" in message, message
-        assert "'layers." in message and ("in forward of" in message or "in backward of" in message), message
-        assert seconds < TIMEOUT_S + SLACK_S, seconds
-        messages.append(message)
-    return messages
 
 
 @pytest.mark.parametrize(("act", "where"), [("kill", "forward"), ("exit", "backward")])
@@ -153,23 +67,6 @@ def test_a_rank_that_raises_and_goes_no_further(where):
 
 
 # --- a rank that goes another way
-
-
-class Branching(nn.Module):
-    """Runs the branch it is told to, between two layers that all ranks run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.left, self.right, self.last = (nn.Linear(8, 8) for _ in range(4))
-        self.branch = "left and right"
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.first(x)
-        if "left" in self.branch:
-            x = self.left(x)
-        if "right" in self.branch:
-            x = self.right(x)
-        return self.last(x)
 
 
 def diverge(me: Member, mode: str) -> tuple[str, list[str], float]:

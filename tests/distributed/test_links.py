@@ -5,9 +5,7 @@ The ranks here share a host, and would use shared memory by themselves.
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -15,6 +13,7 @@ import torch
 from harness import Member
 from harness.doomed import run_doomed
 from support import plans
+from support.links import NO, only, tower
 from support.pair import train_all
 from support.workload import Workload, vectors
 from torch import nn
@@ -22,25 +21,6 @@ from torch import nn
 import osdp
 from osdp import _C
 from osdp.lane_group import lane_group
-
-NO = {"sockets": ("OSDP_SHARED_MEMORY",), "gloo": ("OSDP_SHARED_MEMORY", "OSDP_SOCKETS")}
-
-
-@contextlib.contextmanager
-def only(link: str) -> Iterator[None]:
-    """A group whose first model is made in here uses this link."""
-    for name in NO[link]:
-        os.environ[name] = "0"
-    try:
-        yield
-    finally:
-        for name in NO[link]:
-            del os.environ[name]
-
-
-def tower() -> nn.Module:
-    """Units of many messages, of one, and of a part of one; the last without a whole chunk on every rank."""
-    return nn.Sequential(nn.Linear(256, 301), nn.Tanh(), nn.Linear(301, 64), nn.Tanh(), nn.Linear(64, 7))
 
 
 def everything(description: osdp.description.ModelDescription) -> dict[str, osdp.Plan]:

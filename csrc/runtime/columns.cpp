@@ -1,0 +1,40 @@
+#include "runtime/columns.hpp"
+
+#include <utility>
+
+namespace osdp::runtime {
+
+void Columns::make_room() {
+  while (waiting_.size() >= kMostWaiting) {
+    waiting_.front().settle();
+    waiting_.pop_front();
+  }
+}
+
+void Columns::average(std::string label, Tensors rows, bool own_memory, std::function<void()> deliver) {
+  if (!lane_) {
+    column_->all_reduce_mean(rows);
+    return deliver();
+  }
+  Head head = column_->head_of_all_reduce(rows);
+  const auto task = [column = column_, rows = std::move(rows), deliver = std::move(deliver)] {
+    column->all_reduce_mean(rows);
+    deliver();
+  };
+  tickets_.push_back(lane_->submit(std::move(label), task, std::move(head)));
+  if (own_memory) waiting_.push_back(tickets_.back());
+}
+
+void Columns::wait_all() {
+  for (const Ticket& ticket : tickets_) ticket.wait();
+  tickets_.clear();
+  waiting_.clear();
+}
+
+void Columns::forget() noexcept {
+  for (const Ticket& ticket : tickets_) ticket.settle();
+  tickets_.clear();
+  waiting_.clear();
+}
+
+}  // namespace osdp::runtime

@@ -15,7 +15,8 @@
 
 namespace osdp::search {
 
-Cheapest::Cheapest(const Table& table, const std::vector<int64_t>& transients) : rows_(table.rows) {
+Cheapest::Cheapest(const Table& table, const std::vector<int64_t>& transients)
+    : rows_(table.rows), stride_(std::min(Bands::kMost, transients.size())) {
   size_t most = 1;
   std::vector<size_t> order;
   for (const auto& entry : table.entries) {
@@ -45,8 +46,8 @@ Cheapest::Cheapest(const Table& table, const std::vector<int64_t>& transients) :
   first_slot_.push_back(slots_.size());
   cost_.resize(most);
   for (Answer& a : answers_) {
-    a.cost.resize(table.ways * Bands::kMost);
-    a.taken.resize(slots_.size() * Bands::kMost);
+    a.cost.resize(table.ways * stride_);
+    a.taken.resize(slots_.size() * stride_);
   }
 }
 
@@ -58,18 +59,20 @@ Cheapest::View Cheapest::at(const Prices& prices, double time_scale, const Bands
   for (const Answer& a : answers_) {
     if (a.time_scale == time_scale && covers(a.bands) &&
         std::equal(prices.begin(), prices.begin() + static_cast<std::ptrdiff_t>(rows_), a.prices.begin()))
-      return {&a, bands.lean - a.bands.lean};
+      return {&a, bands.lean - a.bands.lean, stride_};
   }
   Answer& a = answers_[next_++ % answers_.size()];
   a.prices = prices, a.time_scale = time_scale, a.bands = bands;
   find(a);
-  return {&a, 0};
+  return {&a, 0, stride_};
 }
 
 void Cheapest::find(Answer& a) {
   const size_t bands = a.bands.count();
+  last_.resize(bands);
+  for (size_t b = 0; b < bands; ++b) last_[b] = a.bands.last(b);
   for (size_t w = 0; w + 1 < first_slot_.size(); ++w) {
-    double* sum = &a.cost[w * Bands::kMost];
+    double* sum = &a.cost[w * stride_];
     std::fill(sum, sum + bands, 0);
     for (size_t s = first_slot_[w]; s < first_slot_[w + 1]; ++s) {
       const size_t all = slots_[s].options;
@@ -85,9 +88,9 @@ void Cheapest::find(Answer& a) {
       }
       double least = std::numeric_limits<double>::infinity();
       uint32_t best = 0, k = 0;
-      uint32_t* taken = &a.taken[s * Bands::kMost];
+      uint32_t* taken = &a.taken[s * stride_];
       for (size_t b = 0; b < bands; ++b) {
-        for (const uint32_t end = ends[a.bands.last(b)]; k < end; ++k) {
+        for (const uint32_t end = ends[last_[b]]; k < end; ++k) {
           if (cost_[k] < least) least = cost_[k], best = k;
         }
         sum[b] += least;
@@ -101,7 +104,7 @@ void Cheapest::add(const View& view, size_t way, size_t band, double count, doub
                    Prices& bytes) const {
   for (size_t s = first_slot_[way]; s < first_slot_[way + 1]; ++s) {
     const size_t n = slots_[s].options;
-    const double* v = &values_[slots_[s].begin] + view.answer->taken[s * Bands::kMost + view.first + band];
+    const double* v = &values_[slots_[s].begin] + view.answer->taken[s * stride_ + view.first + band];
     time += count * v[0];
     for (size_t j = 0; j < rows_; ++j) bytes[j] += count * v[(j + 1) * n];
   }

@@ -51,8 +51,8 @@ class Cheapest {
   };
   struct View {  // of an answer, which may have more bands, before and behind
     const Answer* answer;
-    size_t first;
-    const double* cost(size_t way) const { return &answer->cost[way * Bands::kMost + first]; }
+    size_t first, stride;
+    const double* cost(size_t way) const { return &answer->cost[way * stride + first]; }
   };
   View at(const Prices& prices, double time_scale, const Bands& bands);
   // Adds `count` times the time and bytes of one way's operators.
@@ -65,11 +65,12 @@ class Cheapest {
   };
   void find(Answer& answer);
 
-  const size_t rows_;
+  const size_t rows_, stride_;  // bands at most
   std::vector<Slot> slots_;
   std::vector<size_t> first_slot_;  // by way, and one more
   std::vector<uint32_t> ends_;
   std::vector<double> values_, cost_;
+  std::vector<size_t> last_;       // by band
   std::array<Answer, 4> answers_;  // the last ones: regions that are cut apart are asked at the same prices
   size_t next_ = 0;
 };

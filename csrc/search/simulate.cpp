@@ -20,7 +20,10 @@ class Player {
         units_(step.units.size()) {
     held_ = step.held_bytes;
     for (const StepOperator& o : step.operators) held_ += o.resident_bytes;
-    for (const StepUnit& u : step.units) largest_bytes_ = std::max(largest_bytes_, u.full_bytes);
+    for (const StepUnit& u : step.units) {
+      largest_bytes_ = std::max(largest_bytes_, u.full_bytes);
+      all_kept_ &= u.keeps;
+    }
     note_memory(0);
   }
 
@@ -114,15 +117,18 @@ class Player {
     return true;
   }
 
-  // As the runtime does: the unit in use and the next in the memory of 1 + `prefetch` of the largest size.
+  // As the runtime does: the unit in use and the next in the memory of 1 + `prefetch` of the largest size; a
+  // forward that keeps all units (SHARD_GRAD_OP) needs no such limit.
   void gather_ahead(const Instruction& i) {
+    const bool kept = all_kept_ && i.phase == StepPhase::Forward;
     int128 sum = step_.units[i.what].full_bytes;
     for (int64_t ahead = 1; ahead <= (step_.prefetch > 0 ? std::max(step_.prefetch, kMostAhead) : 0);
          ++ahead) {
       const int next = program_.order[i.position + static_cast<size_t>(ahead)];
       if (next < 0) break;
       sum += step_.units[next].full_bytes;
-      if (ahead > step_.prefetch && sum > (1 + static_cast<int128>(step_.prefetch)) * largest_bytes_) break;
+      if (!kept && ahead > step_.prefetch && sum > (1 + static_cast<int128>(step_.prefetch)) * largest_bytes_)
+        break;
       if (units_[next].state == State::Sharded) gather(next, i.phase);
     }
   }
@@ -250,6 +256,7 @@ class Player {
   int64_t left_ps_ = 0;  // of the computation under way
   bool asked_ = false;   // the unit of the instruction under way was asked for
   int64_t now_ = 0, held_ = 0, largest_bytes_ = 0;
+  bool all_kept_ = true;
   int64_t submitted_ = 0, done_ = 0, last_reduction_ = 0;  // tasks, counted from 1
 };
 

@@ -187,6 +187,17 @@ void small_ones_come_earlier() {
   CHECK_EQ(play(s).step_ps, 3 * 8 + 2 * 10 + 3 * 8);  // 3 stays for backward
 }
 
+// A forward that keeps all that it gathers has no limit: 1 to 3 follow 0 at once, 2 is there at 24.
+void kept_ones_come_at_once() {
+  Step s = chain(4, 10, 0);
+  for (int i = 0; i < 4; ++i) shard(s, i, 8, 0, 100);
+  s.operators[1].forward_ps = 1;
+  for (StepUnit& u : s.units) u.keeps = true;
+  CHECK_EQ(play(s).step_ps, 3 * 8 + 2 * 10);
+  s.units[3].keeps = false;  // as many as the memory of two allows: 2 is asked for by 1, at 18
+  CHECK_EQ(play(s).step_ps, 18 + 8 + 2 * 10);
+}
+
 // What does not fit together is refused.
 void nonsense() {
   Step s = two_units();
@@ -313,6 +324,7 @@ int main() {
   micro_batches_repeat();
   prefetch_depth();
   small_ones_come_earlier();
+  kept_ones_come_at_once();
   nonsense();
   properties();
   return report("test_simulate");

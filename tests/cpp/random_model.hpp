@@ -33,7 +33,8 @@ inline Model random_model(Random& r, int64_t operators) {
       op.in_features = op.tensors[0].row_bytes / 4;
       op.tensors[0].shardable = true;
     }
-    op.calls = r() % 8 == 0 ? 2 : 1;
+    op.calls = r() % 4 == 0 ? 2 : 1;
+    op.places = r() % 2 == 0 ? op.calls : 1;  // tied
     op.saved_bytes_per_sample = draw(r, 0, 60), op.saved_bytes_fixed = draw(r, 0, 9);
     op.compute_s_per_sample = 1e-9 * static_cast<double>(draw(r, 0, 50));
     op.recompute_s_per_sample = op.compute_s_per_sample / 3;

@@ -6,14 +6,19 @@
 using namespace osdp::search;
 
 int main() {
+  constexpr int64_t kFew = 16;
   Random r(17);
-  int64_t infeasible = 0, recomputed = 0, many_rows = 0, others = 0, wrong = 0;
+  int64_t infeasible = 0, all_sizes = 0, recomputed = 0, many_rows = 0, others = 0, wrong = 0;
   for (int64_t turn = 0; turn < 2500 && wrong < 5; ++turn) {
     const Model model = random_model(r, 9);
     Request request = random_request(r);
     const Kinds kinds = find_kinds(model, request);
-    if (count_plans(model, kinds, 6001) > 6000) continue;
-    for (int64_t n = draw(r, 1, 3); n-- > 0;)
+    const int64_t plans = count_plans(model, kinds, 6001);
+    if (plans > 6000) continue;
+    // Some batch sizes; or all, of which at most the first few may fit.
+    const bool every = plans <= 400 && r() % 2 == 0;
+    for (int64_t b = 1; every && b <= kFew; ++b) request.batches.push_back({b, 1});
+    for (int64_t n = draw(r, 1, 3); !every && n-- > 0;)
       request.batches.push_back({draw(r, 1, 4), r() % 3 == 0 ? 2 : 1});
     struct Plain {
       int64_t time, samples, peak;
@@ -36,6 +41,13 @@ int main() {
       if (p.peak <= request.limit_bytes &&
           (best == nullptr || p.time * best->samples < best->time * p.samples))
         best = &p;
+    }
+    const bool ends = std::none_of(all.begin(), all.end(), [&](const Plain& p) {
+      return p.samples == kFew && p.peak <= request.limit_bytes;
+    });
+    if (every && ends) {
+      request.batches.clear();
+      ++all_sizes;
     }
     const int failed_before = failures;
     const Schedule s = schedule(model, request);
@@ -68,9 +80,11 @@ int main() {
     }
   }
   CHECK(infeasible > 20);
+  CHECK(all_sizes > 100);
   CHECK(recomputed > 200);
   CHECK(others > 100);
-  std::printf("%lld infeasible, %lld with five rows or more\n", static_cast<long long>(infeasible),
+  std::printf("%lld infeasible, %lld over all batch sizes, %lld with five rows or more\n",
+              static_cast<long long>(infeasible), static_cast<long long>(all_sizes),
               static_cast<long long>(many_rows));
   return report("test_schedule");
 }

@@ -5,13 +5,13 @@
 // two, per sample, bounds all batch sizes between them. To be told apart by one price of time, what is chosen
 // at the small end is scaled to as many samples as the large one has.
 //
-// Largest transients are few, so each is looked at: its reserve, and of every slot the cheapest option that
-// is no larger, which a scan of the options by rising transient finds for all of them at once.
+// Each largest transient is looked at: its reserve, and of every slot the cheapest option that is no larger,
+// which a scan of the options by rising transient finds for all of them at once. Where there are very many,
+// neighbours share a band.
 #include "search/evaluator.hpp"
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 
 namespace osdp::search {
 
@@ -179,6 +179,11 @@ void Evaluator::at(const Prices& prices, double time_scale, Point& p) {
   size_t band = 0;
   double cost[3];
   int taken[3];
+  const auto own_cost = [&](const Own& o) {
+    double sum = time_scale * o.time;
+    for (size_t j = 0; j < rows_; ++j) sum += prices[j] * o.bytes[j];
+    return sum;
+  };
   for (const End& end : ends_) {
     for (size_t t = 0; t < total_.size(); ++t) {
       total_[t] = time_scale * end.time + price * (end.held + reserve_[t]) - limit;
@@ -189,9 +194,7 @@ void Evaluator::at(const Prices& prices, double time_scale, Point& p) {
       double own[3];
       bool free = true;
       for (size_t w = 0; w < n; ++w) {
-        const Own& o = end.ways[entry.first_way + w];
-        own[w] = time_scale * o.time;
-        for (size_t j = 0; j < rows_; ++j) own[w] += prices[j] * o.bytes[j];
+        own[w] = own_cost(end.ways[entry.first_way + w]);
         sums[w] = view.cost(entry.first_way + w);
         free &=
             region_.box.lo[entry.first_way + w] == 0 && region_.box.hi[entry.first_way + w] == entry.count;
@@ -219,9 +222,8 @@ void Evaluator::at(const Prices& prices, double time_scale, Point& p) {
   for (const auto& entry : table_.entries) {
     const size_t n = entry.ways.size();
     for (size_t w = 0; w < n; ++w) {
-      const Own& o = chosen->ways[entry.first_way + w];
-      cost[w] = time_scale * o.time + view.cost(entry.first_way + w)[band];
-      for (size_t j = 0; j < rows_; ++j) cost[w] += prices[j] * o.bytes[j];
+      const size_t way = entry.first_way + w;
+      cost[w] = own_cost(chosen->ways[way]) + view.cost(way)[band];
     }
     fill(entry, cost, &p.ways[entry.first_way]);
     for (size_t w = 0; w < n; ++w) {

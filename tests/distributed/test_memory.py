@@ -10,7 +10,7 @@ import torch
 from harness import Member
 from support import plans
 from support.pair import Pair, naming
-from support.peaks import SAMPLES, SLACK_BYTES, STATES, Stack, activation_bytes, units_bytes
+from support.peaks import SLACK_BYTES, STATES, Stack, measured_stack, units_bytes
 from support.workload import Workload, vectors
 from torch import nn
 
@@ -29,15 +29,8 @@ def peak_of_a_step(
     steps: int,
     prefetch: int = 1,
 ) -> dict:
-    _C.memory_meter_install()
-    torch.manual_seed(0)
-    x = torch.randn(SAMPLES, width)
-    model = Stack(count, width, inner)
-    activations = activation_bytes(model, x, 0)
-    full = sum(p.numel() * 4 for p in model.parameters())
-    del model
-    empty = _C.memory_live_bytes()
-    model = Stack(count, width, inner)
+    measured = measured_stack(count, width, inner)
+    model, x, empty = measured.model, measured.x, measured.empty
     plan = PLANS[make_plan](osdp.describe(model, x))
     if how is not None:
         plan = plans.recomputed(plan, how)
@@ -56,8 +49,8 @@ def peak_of_a_step(
     largest = max(units_bytes(plan))
     return {
         "peaks": peaks,
-        "allowed": state + activations + (2 + prefetch) * largest + SLACK_BYTES,
-        "full": STATES * full,
+        "allowed": state + measured.activations + (2 + prefetch) * largest + SLACK_BYTES,
+        "full": STATES * measured.full,
         "shard": state // STATES,
         "left": left,
         "largest": largest,

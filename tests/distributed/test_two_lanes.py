@@ -16,7 +16,7 @@ from support import blocks, plans
 from support.faults import ACTS, TIMEOUT_S, ActsInBackward, Branching, Doomed, failed_step, judge, step
 from support.links import NO, only, tower
 from support.pair import Pair
-from support.peaks import SAMPLES, SLACK_BYTES, STATES, Stack, activation_bytes, units_bytes
+from support.peaks import SLACK_BYTES, STATES, measured_stack, units_bytes
 from support.workload import Workload, vectors
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
@@ -88,15 +88,8 @@ def peaks_with_a_late_line(me: Member) -> dict:
     find a gradient there.
     """
     count, width, inner = 6, 256, 384
-    _C.memory_meter_install()
-    torch.manual_seed(0)
-    x = torch.randn(SAMPLES, width)
-    model = Stack(count, width, inner)
-    activations = activation_bytes(model, x, 0)
-    full = sum(p.numel() * 4 for p in model.parameters())
-    del model
-    empty = _C.memory_live_bytes()
-    model = Stack(count, width, inner)
+    measured = measured_stack(count, width, inner)
+    model, x, empty = measured.model, measured.x, measured.empty
     plan = hybrid(osdp.describe(model, x))
     osdp.fully_shard(model, plan, me.group, ranks_per_host=2)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
@@ -111,9 +104,9 @@ def peaks_with_a_late_line(me: Member) -> dict:
         optimizer.step()
         optimizer.zero_grad()
     state = STATES * sum(p.numel() * 4 for p in model.parameters())
-    allowed = state + activations + 3 * max(units_bytes(plan)) + SLACK_BYTES
+    allowed = state + measured.activations + 3 * max(units_bytes(plan)) + SLACK_BYTES
     rows = -(-max(units_bytes(plan)) // 2)
-    return {"peaks": peaks, "alone": allowed, "added": allowed + 2 * rows, "full": full}
+    return {"peaks": peaks, "alone": allowed, "added": allowed + 2 * rows, "full": measured.full}
 
 
 def test_rows_that_wait_take_no_memory_or_that_of_two_units(ranks):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
@@ -52,3 +54,26 @@ def activation_bytes(model: nn.Module, x: torch.Tensor, parameters: int) -> int:
     loss.backward()
     # In backward two gradients of activations are there at a time, none larger than the widest output.
     return saved + 2 * SAMPLES * 4 * max(max(p.shape) for p in model.parameters())
+
+
+@dataclass
+class Measured:
+    """A stack whose steps are to be measured, and its input; bytes."""
+
+    model: Stack
+    x: torch.Tensor
+    activations: int
+    full: int  # parameters
+    empty: int  # live beside the model
+
+
+def measured_stack(count: int, width: int, inner: int | tuple[int, ...]) -> Measured:
+    _C.memory_meter_install()
+    torch.manual_seed(0)
+    x = torch.randn(SAMPLES, width)
+    model = Stack(count, width, inner)
+    activations = activation_bytes(model, x, 0)
+    full = sum(p.numel() * 4 for p in model.parameters())
+    del model
+    empty = _C.memory_live_bytes()
+    return Measured(Stack(count, width, inner), x, activations, full, empty)

@@ -6,22 +6,16 @@ namespace osdp::search {
 
 // Note [Cells]
 // One batch size and largest transient is solved exactly in one of two ways. Where rows were broken one after
-// another, as a sequence (sequence.hpp), at the prices of Note [All phases] and at multiples of them: plans
-// are looked for up to some distance above the bound; where there are none, the bound rises by that much, and
-// the cell waits for its turn like any region, to look further then. Else it is cut around its relaxation's
-// recomputation (scheduler.cpp) until a leaf is left (leaf.hpp). So it is, too, where a sequence's lists grow
-// too long.
+// another, as a sequence (sequence.hpp), at the prices of Note [All phases]: plans are looked for up to some
+// distance above the bound; where there are none, the bound rises by that much, and the cell waits for its
+// turn like any region, to look further then. Else it is cut around its relaxation's recomputation
+// (scheduler.cpp) until a leaf is left (leaf.hpp). So it is, too, where a sequence's lists grow too long.
 
 bool Scheduler::make_cell(const Waiting& w, const std::vector<double>& prices) {
   Series series(model_, request_, kinds_, w.lo, kinds_.transients[w.lean]);
   if (!series.possible()) return false;
-  std::vector<std::vector<double>> others;
-  for (double scale : {0.0, 0.8, 1.2, 1.6, 2.5}) {
-    others.push_back(prices);
-    for (double& p : others.back()) p *= scale;
-  }
   cells_.erase(key_of(w));
-  cells_.emplace(key_of(w), Cell{Sequence(std::move(series), prices, others), prices});
+  cells_.emplace(key_of(w), Cell{Sequence(std::move(series), prices), prices});
   return true;
 }
 

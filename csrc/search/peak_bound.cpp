@@ -15,17 +15,23 @@
 // limit, so y.after is at most limit - x.peak - max(0, y.net - (x.peak - x.before)), and
 //   y.time = y.cost - price * y.after
 // is bounded for each y of the list: PeakBound::after().
+//
+// In a run of equal segments the lists soon repeat themselves: one more segment makes each part cost and hold
+// as much more as any other. Where that happened, and in net no segment's own peak counted (nor can it then,
+// if net rises), the same segment once more does the same once more: the list is only moved.
 #include "search/peak_bound.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 namespace osdp::search {
 namespace {
 
 struct Choice {
   double cost, net, grows, after;  // grows: before - after
+  bool operator==(const Choice&) const = default;
 };
 struct Last {
   double cost, net, after;
@@ -63,6 +69,88 @@ void merge(const Lasts& a, const Lasts& b, Lasts& to) {
   to.count = static_cast<size_t>(next - first);
 }
 
+// What a segment may do, cheapest first, without what something else is no worse than.
+std::vector<Choice> choices_of(const std::vector<Item>& items, double price) {
+  std::vector<Choice> all, choices;
+  for (const Item& t : items) {
+    all.push_back({static_cast<double>(t.time) + price * static_cast<double>(t.after),
+                   static_cast<double>(t.peak - t.after), static_cast<double>(t.before - t.after),
+                   static_cast<double>(t.after)});
+  }
+  std::sort(all.begin(), all.end(), [](const Choice& a, const Choice& b) { return a.cost < b.cost; });
+  for (const Choice& c : all) {
+    if (std::none_of(choices.begin(), choices.end(),
+                     [&](const Choice& x) { return x.net <= c.net && x.grows <= c.grows; }))
+      choices.push_back(c);
+  }
+  return choices;
+}
+
+// The lists of the parts from each segment on, from the back.
+class Growing {
+ public:
+  const Lasts& list() const { return list_; }
+
+  // Adds a segment in front, but for parts of which cost + by_net * net is beyond `enough`. Returns the work.
+  size_t add(const std::vector<Choice>& choices, double by_net, double enough, Stopwatch& watch) {
+    size_t work = 0;
+    sum_.count = 0;
+    for (const Choice& t : choices) {
+      Last* to = next_.room(list_.count + 1);
+      next_.count = 0;
+      for (const Last& y : list_) {
+        const double cost = t.cost + y.cost;
+        if (cost + by_net * t.net > enough) break;  // and all that follow
+        const double net = std::max(t.net, t.grows + y.net);
+        to[next_.count] = {cost, net, y.after + t.after};
+        next_.count += cost + by_net * net <= enough;
+        if (net <= t.net) break;  // no less after this one
+      }
+      work += next_.count + sum_.count;
+      merge(sum_, next_, merged_);
+      std::swap(sum_, merged_);
+      if (watch.spent(static_cast<int64_t>(2 * (list_.count + sum_.count)))) break;
+    }
+    find_move(choices);
+    std::swap(list_, sum_);
+    return work;
+  }
+
+  // By how much the last segment moved the list; and the same segment would again.
+  bool moves() const { return moves_; }
+  const Last& move() const { return move_; }
+  void add_again() {
+    for (size_t i = 0; i < list_.count; ++i) {
+      Last& x = list_.parts[i];
+      x.cost += move_.cost, x.net += move_.net, x.after += move_.after;
+    }
+  }
+
+ private:
+  void find_move(const std::vector<Choice>& choices) {  // from list_ to sum_
+    moves_ = false;
+    if (list_.count != sum_.count || list_.count == 0) return;
+    const auto move = [&](size_t i) {
+      const Last &x = list_.parts[i], &y = sum_.parts[i];
+      return Last{y.cost - x.cost, y.net - x.net, y.after - x.after};
+    };
+    const Last first = move_ = move(0);
+    const double rounded = 1e-14 * std::abs((sum_.end() - 1)->cost);
+    for (size_t i = 0; i < list_.count; ++i) {
+      const Last m = move(i);
+      if (m.net != first.net || m.after != first.after || std::abs(m.cost - first.cost) > rounded) return;
+      move_.cost = std::min(move_.cost, m.cost);
+    }
+    const double least = (list_.end() - 1)->net;
+    moves_ = first.net >= 0 && std::all_of(choices.begin(), choices.end(),
+                                           [&](const Choice& t) { return t.net <= t.grows + least; });
+  }
+
+  Lasts list_{{{0, -static_cast<double>(kLargestSum), 0}}, 1}, next_, sum_, merged_;
+  bool moves_ = false;
+  Last move_{};
+};
+
 }  // namespace
 
 bool PeakBound::make(const Series& series, const Stages& stages, const PhasePrices& prices, int64_t most,
@@ -70,9 +158,18 @@ bool PeakBound::make(const Series& series, const Stages& stages, const PhasePric
   price_ = prices.all();
   limit_ = static_cast<double>(series.limit());
   const size_t n = stages.size();
-  fronts_.assign(n + 1, {});
-  Lasts list{{{0, -static_cast<double>(kLargestSum), 0}}, 1}, next, sum, merged;
-  std::vector<Choice> all, choices;
+  moved_.assign(n + 1, {});
+  fronts_.assign(1, {});
+  const auto keep = [&](const Lasts& list, size_t s) {
+    moved_[s].front = fronts_.size();
+    Front& f = fronts_.emplace_back();
+    f.cost.reserve(list.count), f.net.reserve(list.count), f.least.reserve(list.count);
+    double least = kNothing;
+    for (const Last& y : list) {
+      f.cost.push_back(y.cost), f.net.push_back(y.net);
+      f.least.push_back(least = std::min(least, y.cost + price_ * y.net));
+    }
+  };
   std::vector<double> costs(n + 1, 0);  // at the phases' prices, of the segments before
   for (size_t s = 0; s < n; ++s) {
     double own = kNothing;
@@ -80,59 +177,39 @@ bool PeakBound::make(const Series& series, const Stages& stages, const PhasePric
     for (const Item& t : stages.items(s)) own = std::min(own, here.cost(t));
     costs[s + 1] = costs[s] + own;
   }
-  for (size_t s = n;; --s) {
-    Front& f = fronts_[s];
-    double least = kNothing;
-    f.cost.reserve(list.count), f.net.reserve(list.count), f.least.reserve(list.count);
-    for (const Last& y : list) {
-      f.cost.push_back(y.cost), f.net.push_back(y.net);
-      f.least.push_back(least = std::min(least, y.cost + price_ * y.net));
-    }
-    if (list.count == 0) return true;
-    if (s == 0) {
-      const auto best = std::min_element(list.begin(), list.end(), [&](const Last& a, const Last& b) {
-        return a.cost + price_ * a.net < b.cost + price_ * b.net;
-      });
-      time_ = best->cost - price_ * best->after, peak_ = best->net + best->after;
-      return true;
-    }
-    all.clear(), choices.clear();
-    for (const Item& t : stages.items(s - 1)) {
-      all.push_back({static_cast<double>(t.time) + price_ * static_cast<double>(t.after),
-                     static_cast<double>(t.peak - t.after), static_cast<double>(t.before - t.after),
-                     static_cast<double>(t.after)});
-    }
-    std::sort(all.begin(), all.end(), [](const Choice& a, const Choice& b) { return a.cost < b.cost; });
-    for (const Choice& c : all) {
-      if (std::none_of(choices.begin(), choices.end(),
-                       [&](const Choice& x) { return x.net <= c.net && x.grows <= c.grows; }))
-        choices.push_back(c);
-    }
+  Growing growing;
+  std::vector<Choice> choices, behind;  // of this segment and the next one
+  double by_net = 0;
+  keep(growing.list(), n);
+  for (size_t s = n; s-- > 0;) {
+    std::swap(choices, behind);
+    choices = choices_of(stages.items(s), price_);
     // What the segments before cost at least at the phases' prices.
-    const double by_net = prices.from(series.segments()[s - 1].first), rest = costs[s - 1] - price_ * limit_;
-    const double enough =
-        static_cast<double>(most) + 4 - rest + 1e-12 * (static_cast<double>(most) + std::abs(rest));
-    size_t work = 0;
-    sum.count = 0;
-    for (const Choice& t : choices) {
-      Last* to = next.room(list.count + 1);
-      next.count = 0;
-      for (const Last& y : list) {
-        const double cost = t.cost + y.cost;
-        if (cost + by_net * t.net > enough) break;  // and all that follow
-        const double net = std::max(t.net, t.grows + y.net);
-        to[next.count] = {cost, net, y.after + t.after};
-        next.count += cost + by_net * net <= enough;
-        if (net <= t.net) break;  // no less after this one
-      }
-      work += next.count + sum.count;
-      merge(sum, next, merged);
-      std::swap(sum, merged);
-      if (watch.spent(static_cast<int64_t>(2 * (list.count + sum.count)))) return false;
+    const double rest = costs[s] - price_ * limit_;
+    const double enough = static_cast<double>(most) + 4 + static_cast<double>(n) - rest +
+                          1e-12 * (static_cast<double>(most) + std::abs(rest));
+    const double by_net_behind = std::exchange(by_net, prices.from(series.segments()[s].first));
+    const Last& move = growing.move();
+    // `enough` rises by no more than the parts do; but for 1 ps, of which it has one for each segment.
+    if (growing.moves() && choices == behind && by_net == by_net_behind &&
+        costs[s + 1] - costs[s] <= move.cost + by_net * move.net + 1) {
+      growing.add_again();
+      moved_[s] = {moved_[s + 1].front, moved_[s + 1].cost + move.cost, moved_[s + 1].net + move.net};
+      continue;
     }
-    std::swap(list, sum);
-    if (list.count > longest || watch.spent(static_cast<int64_t>(work))) return false;
+    const size_t work = growing.add(choices, by_net, enough, watch);
+    const size_t count = growing.list().count;
+    if (count > longest || watch.spent(static_cast<int64_t>(work))) return false;
+    if (count == 0) return true;
+    keep(growing.list(), s);
   }
+  const auto whole = [&](const Last& x) { return x.cost + price_ * x.net; };
+  const Lasts& list = growing.list();
+  const Last& best = *std::min_element(list.begin(), list.end(),
+                                       [&](const Last& a, const Last& b) { return whole(a) < whole(b); });
+  bound_ = whole(best) - price_ * limit_;
+  time_ = best.cost - price_ * best.after, peak_ = best.net + best.after;
+  return true;
 }
 
 }  // namespace osdp::search

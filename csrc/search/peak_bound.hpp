@@ -17,8 +17,9 @@ class PeakBound {
 
   // Of the plans that `most` allows none that begins with `first`, of the segments before s, takes less.
   double after(size_t s, const Part& first) const {
-    const Front& f = fronts_[s];
-    const double room = static_cast<double>(first.peak) - static_cast<double>(first.before);
+    const Moved& m = moved_[s];
+    const Front& f = fronts_[m.front];
+    const double room = static_cast<double>(first.peak) - static_cast<double>(first.before) - m.net;
     size_t low = 0;  // the first with net <= room; without branches, since no one could guess them
     for (size_t left = f.net.size(); left > 0;) {
       const size_t half = (left + 1) / 2;
@@ -27,17 +28,14 @@ class PeakBound {
     }
     double least = low < f.net.size() ? f.cost[low] : kNothing;
     if (low > 0) least = std::min(least, f.least[low - 1] - price_ * room);
-    return static_cast<double>(first.time) + least - price_ * (limit_ - static_cast<double>(first.peak));
+    return static_cast<double>(first.time) + m.cost + least -
+           price_ * (limit_ - static_cast<double>(first.peak));
   }
   // Of all plans that `most` allows; and the plan whose time + price * (peak - limit) this is.
-  double bound() const {
-    return fronts_[0].least.empty() ? kNothing : fronts_[0].least.back() - price_ * limit_;
-  }
+  double bound() const { return bound_; }
   double time() const { return time_; }
   double peak() const { return peak_; }
   double price() const { return price_; }
-
-  size_t front(size_t s) const { return fronts_[s].cost.size(); }
 
  private:
   // Last parts, cheapest first: cost = time + price * after, net = peak - after, falling.
@@ -45,8 +43,13 @@ class PeakBound {
     std::vector<double> cost, net;
     std::vector<double> least;  // of cost + price * net, up to here
   };
-  double price_ = 0, limit_ = 0, time_ = 0, peak_ = 0;
-  std::vector<Front> fronts_;  // by segment: of it and those behind it
+  struct Moved {  // a front whose parts all cost and hold so much more
+    size_t front = 0;
+    double cost = 0, net = 0;
+  };
+  double price_ = 0, limit_ = 0, bound_ = kNothing, time_ = 0, peak_ = 0;
+  std::vector<Front> fronts_;  // the first is empty
+  std::vector<Moved> moved_;   // by segment: of it and those behind it
 };
 
 }  // namespace osdp::search

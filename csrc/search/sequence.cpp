@@ -2,10 +2,9 @@
 // Plans grow from the front. Of the first segments a partial plan has time, `before` and `peak`, to which
 // what follows adds its `peak` and its `after` (Note [Series]): two amounts of memory are all that it has,
 // however many phases bind. Partial plans that another one is no worse than in time and both amounts are
-// dropped; so are those whose bound is beyond what is looked for, at the prices of phases (the phases of the
-// first part count together, with the sum of their prices) or at a price of the peak (peak_bound.hpp). An
-// amount that nothing behind a partial plan could make too large is raised to the most that is harmless, so
-// that it tells no plans apart.
+// dropped; so are those whose bound is beyond what is looked for (peak_bound.hpp). An amount that nothing
+// behind a partial plan could make too large is raised to the most that is harmless, so that it tells no
+// plans apart.
 //
 // Work grows steeply with the distance above the bound up to which plans are looked for. So the bound comes
 // first: with the phases' prices alone much lies below it. Peak bounds are made of the plans up to some time;
@@ -25,9 +24,9 @@ namespace {
 
 class Growth {
  public:
-  Growth(const Series& series, const Stages& stages, const std::vector<PeakBound>& rests, size_t views,
-         int64_t most, Stopwatch& watch)
-      : series_(series), stages_(stages), rests_(rests), views_(views), most_(most), watch_(watch) {}
+  Growth(const Series& series, const Stages& stages, const std::vector<PeakBound>& rests, int64_t most,
+         Stopwatch& watch)
+      : series_(series), stages_(stages), rests_(rests), most_(most), watch_(watch) {}
 
   SequenceFound run(size_t longest) {
     SequenceFound found;
@@ -55,32 +54,22 @@ class Growth {
     const std::vector<Item>& items = stages_.items(s);
     const Extremes& other = stages_.from(s + 1);
     const int64_t peak_floor = limit - other.most_after, before_floor = limit - other.most_peak;
-    const Outlook* outlook = stages_.ahead(s + 1);
     const auto most = static_cast<double>(most_) + 4;
     UniqueParts unique(to);
-    size_t likely = 0;  // the view that dropped the last part
+    const std::vector<Ordered> order = by_cost(from, s);
+    const double price = rests_[0].price();
     for (size_t i = 0; i < from.size(); ++i) {
       const Part& x = from[i];
-      for (size_t k = 0; k < items.size(); ++k) {
+      const double paid = static_cast<double>(x.time) + price * static_cast<double>(x.peak);
+      for (const Ordered& o : order) {
+        if (paid + o.least > most + 1e-12 * (most + std::abs(paid))) break;
+        const size_t k = o.item;
         const Item& t = items[k];
         Part y;
         y.time = x.time + t.time;
         y.before = x.before + t.before;
         y.peak = std::max(x.peak + t.after, x.before + t.peak);
         if (y.peak + other.least_after > limit || y.before + other.least_peak > limit) continue;
-        const auto time = static_cast<double>(y.time), before = static_cast<double>(y.before),
-                   peak = static_cast<double>(y.peak);
-        const auto beyond = [&](const Outlook& o) {
-          const double low = time + o.by_peak * peak + o.by_before * before;
-          return low + o.rest > most + 1e-12 * (low + std::abs(o.rest));
-        };
-        if (beyond(outlook[likely])) continue;
-        size_t v = 0;
-        while (v < views_ && !beyond(outlook[v])) ++v;
-        if (v < views_) {
-          likely = v;
-          continue;
-        }
         y.before = std::max(y.before, before_floor);
         y.peak = std::max(y.peak, peak_floor);
         const auto too_slow = [&](const PeakBound& rest) {
@@ -96,6 +85,24 @@ class Growth {
     return to.size() <= longest && !watch_.spent(static_cast<int64_t>(200 * to.size()));
   }
 
+  struct Ordered {
+    double least;
+    uint32_t item;
+  };
+  // All items, by what they make a part of `from` take at least, at the price of its peak.
+  std::vector<Ordered> by_cost(const std::vector<Part>& from, size_t s) const {
+    int64_t room = -kLargestSum;
+    for (const Part& x : from) room = std::max(room, x.peak - x.before);
+    std::vector<Ordered> order;
+    for (const Item& t : stages_.items(s)) {
+      const double least = rests_[0].after(s + 1, {t.time, t.before - room, t.after});
+      order.push_back({least, static_cast<uint32_t>(order.size())});
+    }
+    std::sort(order.begin(), order.end(),
+              [](const Ordered& a, const Ordered& b) { return a.least < b.least; });
+    return order;
+  }
+
   Decision decide(size_t at) const {
     std::vector<const Treatment*> chosen(stages_.size());
     for (size_t s = stages_.size(); s > 0; --s) {
@@ -109,7 +116,6 @@ class Growth {
   const Series& series_;
   const Stages& stages_;
   const std::vector<PeakBound>& rests_;
-  const size_t views_;
   const int64_t most_;  // without fixed_ps
   Stopwatch& watch_;
   std::vector<std::vector<Part>> lists_;  // [segments]
@@ -117,15 +123,12 @@ class Growth {
 
 }  // namespace
 
-Sequence::Sequence(Series series, const std::vector<double>& prices,
-                   const std::vector<std::vector<double>>& others)
-    : series_(std::move(series)) {
-  views_.emplace_back(prices);
-  for (const auto& v : others) views_.emplace_back(v);
+Sequence::Sequence(Series series, const std::vector<double>& prices)
+    : series_(std::move(series)), prices_(prices) {
   double sum = 0;
-  for (const auto& segment : series_.segments()) sum += least_cost(series_, segment, views_[0]);
-  const double memory = views_[0].all() * static_cast<double>(series_.limit());
-  bound_ = view_bound_ = sum - memory - 1 - 1e-12 * (sum + std::abs(memory));
+  for (const auto& segment : series_.segments()) sum += least_cost(series_, segment, prices_);
+  const double memory = prices_.all() * static_cast<double>(series_.limit());
+  bound_ = priced_bound_ = sum - memory - 1 - 1e-12 * (sum + std::abs(memory));
 }
 
 // Bounds at several prices of the peak, about the best one: a plan over the limit asks for more, one within
@@ -139,14 +142,14 @@ bool Sequence::bound_peak(Near& near, size_t longest, size_t many, int64_t& most
   double scale = scale_;
   while (bounds.size() < many) {
     PeakBound& b = bounds.emplace_back();
-    if (!b.make(series_, near.stages, views_[0].times(scale), most, longest, watch)) {
+    if (!b.make(series_, near.stages, prices_.times(scale), most, longest, watch)) {
       bounds.pop_back();
       return !bounds.empty();
     }
-    if (b.bound() > static_cast<double>(most) || views_[0].all() <= 0) return true;
+    if (b.bound() > static_cast<double>(most) || prices_.all() <= 0) return true;
     if (b.peak() <= limit) {
       within = &b;
-      most = std::min(most, static_cast<int64_t>(std::ceil(b.time())) + 4);
+      most = std::min(most, static_cast<int64_t>(std::ceil(b.time() * (1 + 1e-12))) + 4);
     } else {
       over = &b;
     }
@@ -154,14 +157,14 @@ bool Sequence::bound_peak(Near& near, size_t longest, size_t many, int64_t& most
       const double price = (within->time() - over->time()) / (over->peak() - within->peak());
       const auto same = [&](const PeakBound& x) { return std::abs(price - x.price()) < 1e-3 * x.price(); };
       if (std::any_of(bounds.begin(), bounds.end(), same)) break;
-      scale = price / views_[0].all();
+      scale = price / prices_.all();
     } else {
       scale *= within == nullptr ? 1.25 : 0.8;
     }
   }
   double best = bound_;
   for (const PeakBound& b : bounds) {
-    if (b.bound() > best) best = b.bound(), scale_ = b.price() / views_[0].all();
+    if (b.bound() > best) best = b.bound(), scale_ = b.price() / prices_.all();
   }
   return true;
 }
@@ -211,7 +214,7 @@ SequenceFound Sequence::look(int64_t most_ps, size_t longest, Stopwatch& watch) 
   constexpr double kWider = 1.5, kCheaper = 0.85;
   constexpr int64_t kMany = 40000;  // partial plans: worth another bound
   SequenceFound found;
-  Near near{Stages(series_, views_, view_bound_, most_ps - series_.fixed_ps())};
+  Near near{Stages(series_, prices_, priced_bound_, most_ps - series_.fixed_ps())};
   near.most = most_ps - series_.fixed_ps();
   const auto nothing = [&] {
     proven_ = std::max(proven_, near.most);
@@ -240,13 +243,13 @@ SequenceFound Sequence::look(int64_t most_ps, size_t longest, Stopwatch& watch) 
       if (!near.stages.hopeless() && !bound_peak(near, longest, 1, enough, watch)) return found;
       if (!near.stages.hopeless() && last > kMany) {
         PeakBound& b = near.bounds.emplace_back();
-        const PhasePrices prices = views_[0].times(kCheaper * scale_);
+        const PhasePrices prices = prices_.times(kCheaper * scale_);
         if (!b.make(series_, near.stages, prices, enough, longest, watch)) near.bounds.pop_back();
       }
     }
     if (!near.stages.hopeless()) {
       const int64_t nodes = found.nodes;
-      found = Growth(series_, near.stages, near.bounds, views_.size(), enough, watch).run(longest);
+      found = Growth(series_, near.stages, near.bounds, enough, watch).run(longest);
       last = found.nodes;
       found.nodes += nodes;
       if (!found.complete || found.found) return found;

@@ -20,8 +20,8 @@ struct SequenceFound {
 class Sequence {
  public:
   // `prices`: of all phases (ps per byte), as near to the best ones as is known; they say which treatments
-  // are looked at. `others`: more prices, to bound partial plans with.
-  Sequence(Series series, const std::vector<double>& prices, const std::vector<std::vector<double>>& others);
+  // are looked at.
+  Sequence(Series series, const std::vector<double>& prices);
 
   // No plan takes less.
   double bound_ps() const { return bound_ + static_cast<double>(series_.fixed_ps()); }
@@ -43,9 +43,9 @@ class Sequence {
   double step() const { return std::max(2.0, 4e-4 * std::abs(bound_ps())); }
 
   Series series_;
-  std::vector<PhasePrices> views_;
+  PhasePrices prices_;
   // Times without fixed_ps: of the phases' prices; the best that is known; up to here there is no plan.
-  double view_bound_ = 0, bound_ = 0;
+  double priced_bound_ = 0, bound_ = 0;
   int64_t proven_ = -1;
   double scale_ = 1.2;   // the best price of the peak, of the sum of all phases' prices,
   bool priced_ = false;  // once some bound is known

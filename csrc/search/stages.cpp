@@ -1,6 +1,6 @@
 // Note [Stages]
 // Before partial plans are put together (Note [Sequence]) each segment's list of treatments is made short:
-// - At every view's prices a treatment that makes the bound exceed what is looked for is out.
+// - A treatment that makes the bound at the phases' prices exceed what is looked for is out.
 // - A phase that is within the limit whatever the lists choose needs no watching: the segment's peak is
 // forgotten,
 //   that is, lowered to the least one of its list. What a segment holds after its backward matters to earlier
@@ -67,11 +67,10 @@ void Stages::shorten() {
   find_extremes();
   forget_harmless();
   find_extremes();
-  look_ahead();
 }
 
 bool Stages::list(Stopwatch& watch) {
-  const PhasePrices& p = (*views_)[0];
+  const PhasePrices& p = *prices_;
   const double allowance = static_cast<double>(most_) - bound_;
   const auto& segments = series_->segments();
   treatments_.resize(size_), items_.resize(size_);
@@ -94,33 +93,31 @@ bool Stages::list(Stopwatch& watch) {
   return true;
 }
 
-// The cheapest item of a segment at the prices of a view.
-double Stages::least_cost(size_t s, size_t view) const {
-  const StretchPrices prices((*views_)[view], series_->segments()[s]);
+// The cheapest item of a segment.
+double Stages::least_cost(size_t s) const {
+  const StretchPrices prices(*prices_, series_->segments()[s]);
   double least = kHuge;
   for (const Item& x : items_[s]) least = std::min(least, prices.cost(x));
   return least;
 }
 
 void Stages::drop_dear() {
-  std::vector<double> least(size_), costs;
-  for (size_t v = 0; v < views_->size(); ++v) {
-    double sum = 0, size = 0;
-    for (size_t s = 0; s < size_; ++s) {
-      least[s] = least_cost(s, v);
-      sum += least[s], size += std::abs(least[s]);
-    }
-    const double memory = (*views_)[v].all() * static_cast<double>(series_->limit());
-    const double margin = 4 + 1e-12 * (size + memory);
-    const double left = static_cast<double>(most_) - (sum - memory) + margin;
-    if (left < 0) {
-      hopeless_ = true;
-      return;
-    }
-    for (size_t s = 0; s < size_; ++s) {
-      const StretchPrices prices((*views_)[v], series_->segments()[s]);
-      std::erase_if(items_[s], [&](const Item& x) { return prices.cost(x) - least[s] > left; });
-    }
+  std::vector<double> least(size_);
+  double sum = 0, size = 0;
+  for (size_t s = 0; s < size_; ++s) {
+    least[s] = least_cost(s);
+    sum += least[s], size += std::abs(least[s]);
+  }
+  const double memory = prices_->all() * static_cast<double>(series_->limit());
+  const double margin = 4 + 1e-12 * (size + memory);
+  const double left = static_cast<double>(most_) - (sum - memory) + margin;
+  if (left < 0) {
+    hopeless_ = true;
+    return;
+  }
+  for (size_t s = 0; s < size_; ++s) {
+    const StretchPrices prices(*prices_, series_->segments()[s]);
+    std::erase_if(items_[s], [&](const Item& x) { return prices.cost(x) - least[s] > left; });
   }
 }
 
@@ -150,10 +147,10 @@ void Stages::find_extremes() {
   std::vector<double> least(size_, kHuge);
   double sum = 0;
   for (size_t s = 0; s < size_; ++s) {
-    least[s] = least_cost(s, 0);
+    least[s] = least_cost(s);
     sum += least[s];
   }
-  const double price = (*views_)[0].all();
+  const double price = prices_->all();
   const double left = static_cast<double>(most_) - (sum - price * static_cast<double>(series_->limit()));
   for (const double rate : {0.0, 0.5, 2.0, 8.0, 32.0}) {
     if (rate > 0 && price <= 0) break;
@@ -162,7 +159,7 @@ void Stages::find_extremes() {
     std::vector<Most> own(size_);
     for (size_t s = 0; s < size_; ++s) {
       own[s] = {-kHuge, -kHuge, -kHuge};
-      const StretchPrices prices((*views_)[0], series_->segments()[s]);
+      const StretchPrices prices(*prices_, series_->segments()[s]);
       for (const Item& x : items_[s]) {
         const double spent = bytes_per_ps * (prices.cost(x) - least[s]);
         own[s].before = std::max(own[s].before, static_cast<double>(x.before) - spent);
@@ -205,27 +202,6 @@ void Stages::forget_harmless() {
       if (s + 1 >= last) x.before = b;
     }
     drop_dominated(items_[s]);
-  }
-}
-
-void Stages::look_ahead() {
-  const size_t views = views_->size();
-  ahead_.resize((size_ + 1) * views);
-  std::vector<double> least(size_);
-  for (size_t v = 0; v < views; ++v) {
-    const PhasePrices& p = (*views_)[v];
-    const double memory = p.all() * static_cast<double>(series_->limit());
-    double all = -memory;
-    for (size_t s = 0; s < size_; ++s) {
-      least[s] = least_cost(s, v);
-      all += least[s];
-    }
-    double rest = all;
-    for (size_t s = 0; s <= size_; ++s) {
-      const size_t at = s < size_ ? series_->segments()[s].first : series_->operators();
-      ahead_[s * views + v] = {p.from(at), p.before(at), rest};
-      if (s < size_) rest -= least[s];
-    }
   }
 }
 

@@ -18,16 +18,11 @@ struct Extremes {
   int64_t most_before = 0, most_after = 0, most_peak = -kLargestSum;
 };
 
-// The other end at some prices: time + by_before * before + by_peak * peak + rest bounds the plan.
-struct Outlook {
-  double by_before = 0, by_peak = 0, rest = 0;
-};
-
 class Stages {
  public:
-  // Of plans that take at most `most` (without Series::fixed_ps()); `bound` is what views[0] proves.
-  Stages(const Series& series, const std::vector<PhasePrices>& views, double bound, int64_t most)
-      : series_(&series), views_(&views), bound_(bound), most_(most), size_(series.segments().size()) {}
+  // Of plans that take at most `most` (without Series::fixed_ps()); `bound` is what the prices prove.
+  Stages(const Series& series, const PhasePrices& prices, double bound, int64_t most)
+      : series_(&series), prices_(&prices), bound_(bound), most_(most), size_(series.segments().size()) {}
 
   // False where there are too many treatments of a segment, or time ran out.
   bool make(Stopwatch& watch);
@@ -42,20 +37,17 @@ class Stages {
   const Treatment& treatment(size_t s, const Item& item) const { return (*treatments_[s])[item.treatment]; }
   // Of the segments from s on.
   const Extremes& from(size_t s) const { return from_[s]; }
-  // By view: for parts over the segments before s.
-  const Outlook* ahead(size_t s) const { return &ahead_[s * views_->size()]; }
 
  private:
   bool list(Stopwatch& watch);
   void shorten();
-  double least_cost(size_t s, size_t view) const;
+  double least_cost(size_t s) const;
   void drop_dear();
   void find_extremes();
   void forget_harmless();
-  void look_ahead();
 
   const Series* series_;
-  const std::vector<PhasePrices>* views_;
+  const PhasePrices* prices_;
   double bound_;
   int64_t most_;
   size_t size_;
@@ -63,7 +55,6 @@ class Stages {
   std::vector<std::shared_ptr<const std::vector<Treatment>>> treatments_;
   std::vector<std::vector<Item>> items_;
   std::vector<Extremes> until_, from_;
-  std::vector<Outlook> ahead_;  // [segments][view]
 };
 
 }  // namespace osdp::search

@@ -44,7 +44,7 @@ int main() {
     const Series series(model, request, kinds, batch, transient);
     if (request.limit_bytes < reserve + kinds.held_bytes(batch.size)) continue;
     CHECK(series.possible());
-    Sequence sequence(series, prices(), {prices(), prices()});
+    Sequence sequence(series, prices());
     const int failed_before = failures;
     if (best >= 0) CHECK(sequence.bound_ps() <= static_cast<double>(best));
     const int64_t most = best < 0 ? 1'000'000'000 : best + draw(r, 0, 1) * draw(r, 0, best);

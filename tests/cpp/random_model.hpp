@@ -71,6 +71,31 @@ inline Model random_model(Random& r, int64_t operators) {
   return model;
 }
 
+// A run of equal operators, each a block or none is, with others around it.
+inline Model random_run(Random& r, int64_t longest) {
+  Model model;
+  const auto add = [&](const Operator& op, bool block, int64_t input) {
+    Operator& last = model.operators.emplace_back(op);
+    last.name = "op" + std::to_string(model.operators.size());
+    last.block = block ? static_cast<int>(model.blocks.size()) : -1;
+    if (block) model.blocks.push_back({"block" + std::to_string(model.blocks.size()), input});
+  };
+  const auto shape = [&](int64_t most) {
+    Operator op;
+    op.tensors.push_back({draw(r, 1, most), 4 * draw(r, 1, 8)});
+    op.saved_bytes_per_sample = draw(r, 0, 60);
+    op.recompute_s_per_sample = 1e-9 * static_cast<double>(draw(r, 0, 20));
+    return op;
+  };
+  const Operator run = shape(12);
+  const bool blocks = r() % 2 == 0;
+  const int64_t input = draw(r, 0, 30);
+  add(shape(40), false, 0);
+  for (int64_t n = draw(r, 3, longest); n-- > 0;) add(run, blocks, input);
+  for (int64_t n = draw(r, 1, 4); n-- > 0;) add(shape(40), false, 0);
+  return model;
+}
+
 // Without a limit.
 inline Request random_request(Random& r) {
   Request request;

@@ -131,22 +131,27 @@ Sequence::Sequence(Series series, const std::vector<double>& prices)
   bound_ = priced_bound_ = sum - memory - 1 - 1e-12 * (sum + std::abs(memory));
 }
 
-// Bounds at several prices of the peak, about the best one: a plan over the limit asks for more, one within
-// it for less. Such a plan's time is enough for `most`. False where a list grows longer than `longest`.
+// Bounds at several prices of the peak, about the best one, which comes first: a plan over the limit asks for
+// more, one within it for less. Such a plan's time is enough for `most`. False where lists grow longer than
+// `longest`.
 bool Sequence::bound_peak(Near& near, size_t longest, size_t many, int64_t& most, Stopwatch& watch) {
   const auto limit = static_cast<double>(series_.limit());
   const PeakBound *over = nullptr, *within = nullptr;
   auto& bounds = near.bounds;
   bounds.clear();
   bounds.reserve(many);
-  double scale = scale_;
+  double scale = scale_, factor = 1.25;
   while (bounds.size() < many) {
     PeakBound& b = bounds.emplace_back();
     if (!b.make(series_, near.stages, prices_.times(scale), most, longest, watch)) {
       bounds.pop_back();
-      return !bounds.empty();
+      break;
     }
-    if (b.bound() > static_cast<double>(most) || prices_.all() <= 0) return true;
+    if (b.bound() > static_cast<double>(most)) {
+      scale_ = scale;
+      return true;
+    }
+    if (prices_.all() <= 0) break;
     if (b.peak() <= limit) {
       within = &b;
       most = std::min(most, static_cast<int64_t>(std::ceil(b.time() * (1 + 1e-12))) + 4);
@@ -159,13 +164,14 @@ bool Sequence::bound_peak(Near& near, size_t longest, size_t many, int64_t& most
       if (std::any_of(bounds.begin(), bounds.end(), same)) break;
       scale = price / prices_.all();
     } else {
-      scale *= within == nullptr ? 1.25 : 0.8;
+      scale *= within == nullptr ? factor : 1 / factor;
+      factor *= factor;
     }
   }
-  double best = bound_;
-  for (const PeakBound& b : bounds) {
-    if (b.bound() > best) best = b.bound(), scale_ = b.price() / prices_.all();
-  }
+  if (bounds.empty()) return false;
+  std::stable_sort(bounds.begin(), bounds.end(),
+                   [](const PeakBound& a, const PeakBound& b) { return a.bound() > b.bound(); });
+  if (bounds[0].bound() > bound_ && prices_.all() > 0) scale_ = bounds[0].price() / prices_.all();
   return true;
 }
 
@@ -211,8 +217,8 @@ Sequence::Progress Sequence::price_peak(const Stages& stages, Near& near, size_t
 }
 
 SequenceFound Sequence::look(int64_t most_ps, size_t longest, Stopwatch& watch) {
-  constexpr double kWider = 1.5, kCheaper = 0.85;
-  constexpr int64_t kMany = 40000;  // partial plans: worth another bound
+  constexpr double kWider = 1.5;
+  constexpr int64_t kMany = 40000;  // partial plans: worth better bounds
   SequenceFound found;
   Near near{Stages(series_, prices_, priced_bound_, most_ps - series_.fixed_ps())};
   near.most = most_ps - series_.fixed_ps();
@@ -240,12 +246,8 @@ SequenceFound Sequence::look(int64_t most_ps, size_t longest, Stopwatch& watch) 
       near.stages = stages;
       near.stages.lower(target);
       near.time = target;
-      if (!near.stages.hopeless() && !bound_peak(near, longest, 1, enough, watch)) return found;
-      if (!near.stages.hopeless() && last > kMany) {
-        PeakBound& b = near.bounds.emplace_back();
-        const PhasePrices prices = prices_.times(kCheaper * scale_);
-        if (!b.make(series_, near.stages, prices, enough, longest, watch)) near.bounds.pop_back();
-      }
+      if (!near.stages.hopeless() && !bound_peak(near, longest, last > kMany ? 3 : 1, enough, watch))
+        return found;
     }
     if (!near.stages.hopeless()) {
       const int64_t nodes = found.nodes;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "search/scheduler.hpp"
 
@@ -26,6 +27,10 @@ bool Scheduler::go_on_in_cell(Waiting w) {
   const auto at = cells_.find(key_of(w));
   if (at == cells_.end()) return false;
   Cell& cell = at->second;
+  if (!std::exchange(cell.begun, true) && apart(w) > 0.02 && !least_plan(w, cell.prices)) {
+    cells_.erase(at);
+    return true;
+  }
   int64_t most = cutoff(w) - 1;
   const double target = cell.sequence.bound_ps() * (1 + cell.allowance);
   if (target < static_cast<double>(most)) most = static_cast<int64_t>(target);
@@ -36,11 +41,7 @@ bool Scheduler::go_on_in_cell(Waiting w) {
   if (!found.complete) {
     const std::vector<double> prices = std::move(cell.prices);
     cells_.erase(at);
-    if (!watch_.stopped()) {
-      const int64_t transient = kinds_.transients[w.lean];
-      const Chooser chooser(model_, request_, kinds_, w.lo, transient, false);
-      shake(w, chooser, prices, request_.limit_bytes - request_.reserve_bytes(transient));
-    }
+    if (!watch_.stopped()) shake(w, chooser(w), prices);
     const bool added = !watch_.stopped() && add_rows(prices);
     waiting_.push(std::move(w));
     if (added) gather();

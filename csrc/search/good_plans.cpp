@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <numeric>
 
+#include "search/least_peak.hpp"
 #include "search/scheduler.hpp"
 
 namespace osdp::search {
@@ -13,13 +15,11 @@ void Scheduler::round(const Waiting& w) {
   constexpr int kTurns = 6;
   constexpr double kShare = 0.25;
   if (any_ || near(w) || !rounded_.insert({{w.lo.size, w.lo.accumulation}, w.lean}).second) return;
-  const int64_t transient = kinds_.transients[w.lean];
-  const int64_t limit = request_.limit_bytes - request_.reserve_bytes(transient);
-  const Chooser chooser(model_, request_, kinds_, w.lo, transient, false);
+  const int64_t limit = room(w);
+  const Chooser chooser = this->chooser(w);
   if (!chooser.possible()) return;
-  std::vector<double> prices(chooser.phases(), 0);
-  double sum = 0;
-  for (size_t j = 0; j < rows_.size(); ++j) sum += prices[std::max(rows_[j], 0)] += w.prices[j];
+  std::vector<double> prices = phase_prices(w);
+  double sum = std::accumulate(prices.begin(), prices.end(), 0.0);
   if (sum == 0) sum = w.bound / static_cast<double>(std::max<int64_t>(limit, 1));
   for (int turn = 0; turn < kTurns && !watch_.stopped(); ++turn) {
     Decision decision;
@@ -40,13 +40,13 @@ void Scheduler::round(const Waiting& w) {
 // Changes the best plan at random, if it is of this batch: the recomputation of one or two blocks, or the
 // choices of some operators, which are made small. What is too large then is repaired, what memory is free is
 // used, and what is no slower is kept. The same numbers every time.
-void Scheduler::shake(const Waiting& w, const Chooser& chooser, const std::vector<double>& prices,
-                      int64_t limit) {
+void Scheduler::shake(const Waiting& w, const Chooser& chooser, const std::vector<double>& prices) {
   constexpr int kTurns = 400, kPatience = 120;
   if (!best_.feasible || best_.batch.size != w.lo.size || best_.batch.accumulation != w.lo.accumulation ||
       best_.transient_bytes > kinds_.transients[w.lean]) {
     return;
   }
+  const int64_t limit = room(w);
   uint64_t state = 88172645463325252;  // xorshift
   const auto random = [&](size_t n) {
     state ^= state << 13, state ^= state >> 7, state ^= state << 17;
@@ -85,18 +85,29 @@ void Scheduler::shake(const Waiting& w, const Chooser& chooser, const std::vecto
   offer(now, w.lo);
 }
 
-// A plan that is too large in some phase, made to fit.
-void Scheduler::mend(Decision decision, const Waiting& w) {
-  if (any_ || near(w) || watch_.stopped()) return;
-  const int64_t transient = kinds_.transients[w.lean];
-  const int64_t limit = request_.limit_bytes - request_.reserve_bytes(transient);
-  const Chooser chooser(model_, request_, kinds_, w.lo, transient, false);
+// Where no plan near the bound is known: the one of this batch and transient that needs the least memory,
+// made faster with what it leaves. False where not even that one fits.
+bool Scheduler::least_plan(const Waiting& w, const std::vector<double>& prices) {
+  const Series series(model_, request_, kinds_, w.lo, kinds_.transients[w.lean], true);
+  const LeastPeak least = least_peak(series, series.limit() + 1, watch_);
+  if (!least.complete) return true;
+  if (least.found) fit(least.decision, w, chooser(w), prices);
+  return least.found;
+}
+
+// Makes a plan fit that is too large in some phase, and offers it with what memory it leaves spent.
+void Scheduler::fit(Decision decision, const Waiting& w, const Chooser& chooser,
+                    const std::vector<double>& prices) {
   std::vector<int64_t> phases = phase_bytes(model_, request_, kinds_, decision, w.lo);
-  if (!chooser.repair(decision, phases, limit)) return;
-  std::vector<double> prices(chooser.phases(), 0);
-  for (size_t j = 0; j < rows_.size(); ++j) prices[static_cast<size_t>(std::max(rows_[j], 0))] += w.prices[j];
-  chooser.quicken(decision, phases, limit, prices);
+  watch_.spent(static_cast<int64_t>(200 * phases.size()));
+  if (!chooser.repair(decision, phases, room(w))) return;
+  chooser.quicken(decision, phases, room(w), prices);
   offer(decision, w.lo);
+}
+
+// The plan of a leaf that is too large in some phase.
+void Scheduler::mend(Decision decision, const Waiting& w) {
+  if (!any_ && !near(w) && !watch_.stopped()) fit(std::move(decision), w, chooser(w), phase_prices(w));
 }
 
 }  // namespace osdp::search

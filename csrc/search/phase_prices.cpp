@@ -23,13 +23,11 @@ bool Scheduler::price_phases(Waiting& w) {
     if (!best_.feasible) return 1.05 * w.bound;
     return samples * static_cast<double>(best_.step_ps) / static_cast<double>(best_.batch.samples());
   };
-  const int64_t transient = kinds_.transients[w.lean];
-  const int64_t limit = request_.limit_bytes - request_.reserve_bytes(transient);
-  const Chooser chooser(model_, request_, kinds_, w.lo, transient, false);
+  const int64_t limit = room(w);
+  const Chooser chooser = this->chooser(w);
   if (!chooser.possible()) return false;
   const size_t n = chooser.phases();
-  std::vector<double> best(n, 0), average;
-  for (size_t j = 0; j < rows_.size(); ++j) best[static_cast<size_t>(std::max(rows_[j], 0))] += w.prices[j];
+  std::vector<double> best = phase_prices(w), average;
   if (near(w)) {  // the rows' prices are good enough
     make_cell(w, best);
     return false;
@@ -75,8 +73,15 @@ bool Scheduler::price_phases(Waiting& w) {
   }
   w.bound = std::max(w.bound, bound);
   if (make_cell(w, best)) return false;
-  shake(w, chooser, best, limit);
+  shake(w, chooser, best);
   return add_rows(best);
+}
+
+// The prices of a region's rows, by phase.
+std::vector<double> Scheduler::phase_prices(const Waiting& w) const {
+  std::vector<double> prices(request_.paper() ? 1 : model_.operators.size(), 0);
+  for (size_t j = 0; j < rows_.size(); ++j) prices[static_cast<size_t>(std::max(rows_[j], 0))] += w.prices[j];
+  return prices;
 }
 
 // The phases with the highest prices, at least a hundredth of all.

@@ -38,11 +38,11 @@ bool Scheduler::useless(const Waiting& w) const {
          static_cast<long double>(best_.step_ps) * w.samples;
 }
 
-// Whether the best plan is so near to its bound that no better one need be sought before it is cut.
-bool Scheduler::near(const Waiting& w) const {
-  return best_.feasible &&
-         w.bound / static_cast<double>(w.samples) >
-             0.998 * static_cast<double>(best_.step_ps) / static_cast<double>(best_.batch.samples());
+// How far the best plan is above its bound, as a share of the plan's time; 1 without a plan.
+double Scheduler::apart(const Waiting& w) const {
+  if (!best_.feasible) return 1;
+  const double best = static_cast<double>(best_.step_ps) / static_cast<double>(best_.batch.samples());
+  return 1 - w.bound / static_cast<double>(w.samples) / best;
 }
 
 void Scheduler::push(Waiting w) {

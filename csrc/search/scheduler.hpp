@@ -34,6 +34,7 @@ struct Cell {
   Sequence sequence;
   std::vector<double> prices;  // of all phases
   double allowance = 4e-3;     // of its bound: how far above it plans are looked for next
+  bool begun = false;          // looked at
 };
 using CellKey = std::array<int64_t, 3>;  // batch, accumulation, transient
 inline CellKey key_of(const Waiting& w) {
@@ -75,7 +76,9 @@ class Scheduler {
   Cheapest& cheapest(int64_t accumulation);
   Region region(const Waiting& w) const;
   bool useless(const Waiting& w) const;
-  bool near(const Waiting& w) const;
+  double apart(const Waiting& w) const;
+  // No better plan need be sought before it is cut.
+  bool near(const Waiting& w) const { return apart(w) < 0.002; }
   int64_t cutoff(const Waiting& w) const;
 
   // One batch and transient, exactly (cells.cpp).
@@ -86,12 +89,22 @@ class Scheduler {
 
   // Prices for all phases (phase_prices.cpp).
   bool price_phases(Waiting& w);
+  std::vector<double> phase_prices(const Waiting& w) const;
   bool add_rows(const std::vector<double>& prices);
 
   // Plans that prove nothing (good_plans.cpp).
   void round(const Waiting& w);
-  void shake(const Waiting& w, const Chooser& chooser, const std::vector<double>& prices, int64_t limit);
+  void shake(const Waiting& w, const Chooser& chooser, const std::vector<double>& prices);
   void mend(Decision decision, const Waiting& w);
+  bool least_plan(const Waiting& w, const std::vector<double>& prices);
+  void fit(Decision decision, const Waiting& w, const Chooser& chooser, const std::vector<double>& prices);
+  // Of a region of one batch and one transient; and bytes that the limit leaves it.
+  Chooser chooser(const Waiting& w) const {
+    return {model_, request_, kinds_, w.lo, kinds_.transients[w.lean], false};
+  }
+  int64_t room(const Waiting& w) const {
+    return request_.limit_bytes - request_.reserve_bytes(kinds_.transients[w.lean]);
+  }
 
   void depth_first();  // Algorithm 1 of the paper (paper_search.cpp)
 

@@ -237,7 +237,7 @@ SequenceFound Sequence::look(int64_t most_ps, size_t longest, Stopwatch& watch) 
     if (progress == Progress::Stopped) return found;
     if (progress == Progress::Nothing) return nothing();
   }
-  int64_t last = 0;  // partial plans, up to the last target
+  int64_t most_nodes = 0;  // partial plans, up to any target
   for (double apart = step();; apart *= kWider) {
     const double lowest = std::max(bound_, static_cast<double>(proven_));
     const int64_t target = std::min(near.most, static_cast<int64_t>(lowest + apart));
@@ -246,13 +246,13 @@ SequenceFound Sequence::look(int64_t most_ps, size_t longest, Stopwatch& watch) 
       near.stages = stages;
       near.stages.lower(target);
       near.time = target;
-      if (!near.stages.hopeless() && !bound_peak(near, longest, last > kMany ? 3 : 1, enough, watch))
+      if (!near.stages.hopeless() && !bound_peak(near, longest, most_nodes > kMany ? 3 : 1, enough, watch))
         return found;
     }
     if (!near.stages.hopeless()) {
       const int64_t nodes = found.nodes;
       found = Growth(series_, near.stages, near.bounds, enough, watch).run(longest);
-      last = found.nodes;
+      most_nodes = std::max(most_nodes, found.nodes);
       found.nodes += nodes;
       if (!found.complete || found.found) return found;
     }

@@ -217,8 +217,8 @@ Sequence::Progress Sequence::price_peak(const Stages& stages, Near& near, size_t
 }
 
 SequenceFound Sequence::look(int64_t most_ps, size_t longest, Stopwatch& watch) {
-  constexpr double kWider = 1.5;
-  constexpr int64_t kMany = 40000;  // partial plans: worth better bounds
+  constexpr double kWider = 1.5, kCheaper = 0.85;
+  constexpr int64_t kMany = 40000;  // partial plans: worth another bound
   SequenceFound found;
   Near near{Stages(series_, prices_, priced_bound_, most_ps - series_.fixed_ps())};
   near.most = most_ps - series_.fixed_ps();
@@ -246,8 +246,12 @@ SequenceFound Sequence::look(int64_t most_ps, size_t longest, Stopwatch& watch) 
       near.stages = stages;
       near.stages.lower(target);
       near.time = target;
-      if (!near.stages.hopeless() && !bound_peak(near, longest, most_nodes > kMany ? 3 : 1, enough, watch))
-        return found;
+      if (!near.stages.hopeless() && !bound_peak(near, longest, 1, enough, watch)) return found;
+    }
+    if (!near.stages.hopeless() && most_nodes > kMany && near.bounds.size() == 1) {
+      PeakBound& b = near.bounds.emplace_back();
+      const PhasePrices prices = prices_.times(kCheaper * scale_);
+      if (!b.make(series_, near.stages, prices, enough, longest, watch)) near.bounds.pop_back();
     }
     if (!near.stages.hopeless()) {
       const int64_t nodes = found.nodes;

@@ -52,7 +52,7 @@ bool no_worse(const Part& a, const Part& b) {
 // Those that none of the last few before them is no worse than. `list` is sorted by time.
 template <class T, class NoWorse>
 void drop_dominated(std::vector<T>& list, NoWorse no_worse, Stopwatch& watch) {
-  constexpr size_t kLook = 40;
+  constexpr size_t kLook = 8;
   size_t kept = 0;
   for (size_t n = 0; n < list.size(); ++n) {
     const size_t last = kept > kLook ? kept - kLook : 0;

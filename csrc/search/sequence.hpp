@@ -47,7 +47,7 @@ class Sequence {
   // Times without fixed_ps: of the phases' prices; the best that is known; up to here there is no plan.
   double priced_bound_ = 0, bound_ = 0;
   int64_t proven_ = -1;
-  double scale_ = 1.2;   // the best price of the peak, of the sum of all phases' prices,
+  double scale_ = 1.5;   // the best price of the peak, of the sum of all phases' prices,
   bool priced_ = false;  // once some bound is known
 };
 

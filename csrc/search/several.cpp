@@ -232,13 +232,18 @@ class Search {
   }
   // Whether some prices show that a sum over the first `depth` kinds leads to no plan of at most `most`. The
   // margin is for rounding.
-  bool hopeless(const Views& views, const std::vector<size_t>& needed, Sum& s, size_t depth,
-                double most) const {
+  bool hopeless(const Views& views, const std::vector<size_t>& needed, Sum& s, size_t depth, double most) {
     s.low = 0;
-    for (size_t v = 0; v < views.prices.size(); ++v) {
+    const auto beyond = [&](size_t v) {
       const double cost = cost_of(s, views.prices[v], needed), rest = views.rest[depth][v];
-      if (cost + rest > most + 4 + 1e-13 * (cost + std::abs(rest))) return true;
       s.low = std::max(s.low, cost + rest);
+      return cost + rest > most + 4 + 1e-13 * (cost + std::abs(rest));
+    };
+    if (beyond(likely_)) return true;
+    for (size_t v = 0; v < views.prices.size(); ++v) {
+      if (!beyond(v)) continue;
+      likely_ = v;
+      return true;
     }
     return false;
   }
@@ -269,6 +274,7 @@ class Search {
     for (auto& list : items) drop_dominated(list, needed, watch_);
     if (watch_.stopped()) return false;
     const Views views = views_of(items, order, needed);
+    likely_ = 0;
     size_t of_all = 0;
     std::vector<std::vector<Sum>> lists(1);
     lists[0].emplace_back();
@@ -328,6 +334,7 @@ class Search {
   }
 
   const SeveralRows& problem_;
+  size_t likely_ = 0;  // the view that showed it last
   int64_t cutoff_;
   Stopwatch& watch_;
   const size_t rows_;

@@ -1,10 +1,11 @@
 """Everything that the planner decides, on the paper's model families: time and gap of `osdp.search`.
 
-    python benchmarks/planner.py [--json figures.json] [--rounds 3] [--time-limit 2]
+    python benchmarks/planner.py [--json figures.json] [--rounds 3] [--time-limit 2] [--everywhere]
 
 N&D: 48-96 layers x 1024-1536; W&S: 2-4 x 6144-12288; I&C: 24-96 layers of mixed widths 1024-4096. 8 and 16
 ranks, 8 and 16 GB, all batch sizes. The time is the search in C++ on one thread, the best of the rounds; a search that
-reaches its time limit counts with it, and its gap is what it could not prove.
+reaches its time limit counts with it, and its gap is what it could not prove. --everywhere takes the same models at
+4 to 32 ranks and 13 other limits, which nobody tuned for.
 """
 
 from __future__ import annotations
@@ -77,27 +78,30 @@ def families() -> dict[str, ModelDescription]:
     return found
 
 
-def instances(only: str) -> Iterator[tuple[str, ModelDescription, int, int]]:
+LIMITS = (5.5, 7, 9, 10.3, 11, 12, 13.1, 14, 15, 18, 20.7, 24, 32)
+
+
+def instances(only: str, everywhere: bool) -> Iterator[tuple[str, ModelDescription, int, float]]:
     """Name, model, ranks and gigabytes."""
     for name, description in families().items():
-        for ranks in (8, 16):
-            for gigabytes in (8, 16):
+        for ranks in (4, 8, 16, 32) if everywhere else (8, 16):
+            for gigabytes in LIMITS if everywhere else (8, 16):
                 instance = f"{name} {ranks} ranks {gigabytes} GB"
                 if only in instance:
                     yield instance, description, ranks, gigabytes
 
 
-def measure(rounds: int, only: str, time_limit_s: float) -> list[dict[str, object]]:
+def measure(rounds: int, only: str, everywhere: bool, time_limit_s: float) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     hardware = Hardware.load("rtx-titan-8")
     space = choose_space("auto", "auto", "auto", "osdp")
-    for instance, description, ranks, gigabytes in instances(only):
+    for instance, description, ranks, gigabytes in instances(only, everywhere):
         model = make_model(description, hardware)
         request = make_request(
             hardware,
             space,
             world_size=ranks,
-            limit_bytes=gigabytes * 10**9,
+            limit_bytes=round(gigabytes * 1e9),
             batches=(),
             optimizer="adamw",
             cost="osdp",
@@ -158,9 +162,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="part of an instance's name")
+    parser.add_argument("--everywhere", action="store_true", help="4 to 32 ranks and 13 other limits")
     parser.add_argument("--time-limit", type=float, default=2.0, help="seconds, of one search")
     arguments = parser.parse_args()
-    rows = measure(arguments.rounds, arguments.only, arguments.time_limit)
+    rows = measure(arguments.rounds, arguments.only, arguments.everywhere, arguments.time_limit)
     print(table(rows))
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=1) + "\n")

@@ -154,8 +154,10 @@ bool Parts::make(size_t most, const std::vector<Target>& targets) {
   bool complete = true;
   for (Part* part : {&y, &z}) {
     rest_.complete(placed, first, c_.watch);
-    *part = {first, part == &y ? first + (left + 1) / 2 : placed.size(), std::vector<Point>(1), {}, {}, {},
-             {}};
+    part->first = first, part->end = part == &y ? first + (left + 1) / 2 : placed.size();
+    part->sums.clear();
+    part->sums.reserve(4 * most);  // memory that is not touched costs nothing; to move does
+    part->sums.emplace_back();
     complete = walk(*part, first, 0, 4 * most) && complete;
     if (c_.watch.stopped()) return false;
     sort(*part);

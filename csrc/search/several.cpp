@@ -90,7 +90,7 @@ class Search {
     SeveralSolution s;
     s.lower_bound_ps = std::max<int64_t>(0, bound_);
     int64_t allowance = std::max<int64_t>(1, bound_ / 1'000'000);
-    for (;; allowance = allowance > spread_ / 4 ? spread_ : allowance * 4) {
+    for (;; allowance = allowance > spread_ / 3 ? spread_ : allowance * 3) {
       allowance = std::min(allowance, cutoff_ - 1 - bound_);
       if (allowance < 0) return finish(s);
       bool whole = round(allowance);

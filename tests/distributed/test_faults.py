@@ -10,7 +10,7 @@ import torch.distributed as dist
 from harness import Member
 from harness.doomed import run_doomed
 from support import plans
-from support.faults import ACTS, TIMEOUT_S, Branching, Doomed, failed_step, judge, step
+from support.faults import ACTS, PATIENT_S, TIMEOUT_S, Branching, Doomed, failed_step, judge, step
 from torch import nn
 
 import osdp
@@ -37,7 +37,7 @@ def suffer(me: Member, act: str, where: str, mode: str) -> tuple[str, list[str],
 @pytest.mark.parametrize(("act", "where"), [("kill", "forward"), ("exit", "backward")])
 def test_a_rank_that_dies(act, where):
     world = 4 if act == "kill" else 2  # in the ring of 4, one rank is no neighbour of the dead one
-    endings = run_doomed(suffer, act, where, "FULL_SHARD", world=world, timeout_s=TIMEOUT_S)
+    endings = run_doomed(suffer, act, where, "FULL_SHARD", world=world, timeout_s=PATIENT_S)
     assert endings[-1].signal == ("SIGKILL" if act == "kill" else "exit")
     for message in judge(endings, world - 1):
         assert "process has ended" in message

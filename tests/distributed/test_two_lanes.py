@@ -13,7 +13,17 @@ import torch.distributed as dist
 from harness import Member
 from harness.doomed import run_doomed
 from support import blocks, plans
-from support.faults import ACTS, TIMEOUT_S, ActsInBackward, Branching, Doomed, failed_step, judge, step
+from support.faults import (
+    ACTS,
+    PATIENT_S,
+    TIMEOUT_S,
+    ActsInBackward,
+    Branching,
+    Doomed,
+    failed_step,
+    judge,
+    step,
+)
 from support.links import NO, only, tower
 from support.pair import Pair
 from support.peaks import SLACK_BYTES, STATES, measured_stack, units_bytes
@@ -184,13 +194,14 @@ FAULTS = {
 @pytest.mark.parametrize(("act", "where"), FAULTS)
 def test_a_rank_that_fails_is_named_in_its_line_in_its_column_and_elsewhere(act, where):
     lost = 1 if act == "sleep" else 0
-    for message in judge(run_doomed(suffer, act, where, world=4, timeout_s=TIMEOUT_S, lost=lost), 3):
+    timeout_s = PATIENT_S if act in ("kill", "exit") else TIMEOUT_S
+    for message in judge(run_doomed(suffer, act, where, world=4, timeout_s=timeout_s, lost=lost), 3):
         assert re.search(FAULTS[act, where], message), message
 
 
 @pytest.mark.parametrize("link", NO)
 def test_a_rank_that_dies_is_named_over_each_link(link):
-    for message in judge(run_doomed(suffer, "kill", "backward", link, world=4, timeout_s=TIMEOUT_S), 3):
+    for message in judge(run_doomed(suffer, "kill", "backward", link, world=4, timeout_s=PATIENT_S), 3):
         assert "process has ended" in message, message
 
 

@@ -13,6 +13,7 @@ from torch import nn
 import osdp
 
 TIMEOUT_S = 2.0
+PATIENT_S = 10.0  # of the process group, where nothing may wait for it: an error comes long before
 # Ranks of a busy machine may begin to wait later than the fault happens.
 SLACK_S = 2.5
 

@@ -135,7 +135,7 @@ class Growing {
       return Last{y.cost - x.cost, y.net - x.net, y.after - x.after};
     };
     const Last first = move_ = move(0);
-    const double rounded = 1e-14 * std::abs((sum_.end() - 1)->cost);
+    const double rounded = 4e-16 * std::max(std::abs(sum_.begin()->cost), std::abs((sum_.end() - 1)->cost));
     for (size_t i = 0; i < list_.count; ++i) {
       const Last m = move(i);
       if (m.net != first.net || m.after != first.after || std::abs(m.cost - first.cost) > rounded) return;

@@ -154,7 +154,7 @@ bool Sequence::bound_peak(Near& near, size_t longest, size_t many, int64_t& most
     if (prices_.all() <= 0) break;
     if (b.peak() <= limit) {
       within = &b;
-      most = std::min(most, static_cast<int64_t>(std::ceil(b.time() * (1 + 1e-12))) + 4);
+      most = std::min(most, static_cast<int64_t>(std::ceil(b.time() * (1 + 1e-11))) + 4);
     } else {
       over = &b;
     }

@@ -89,7 +89,9 @@ class Growth {
     double least;
     uint32_t item;
   };
-  // All items, by what they make a part of `from` take at least, at the price of its peak.
+  // All items, by what they make a part of `from` take at least, but for its own time and price * peak. Such
+  // a part's peak becomes x.peak + t.after at least, and no part has more room (peak - before) than the
+  // roomiest.
   std::vector<Ordered> by_cost(const std::vector<Part>& from, size_t s) const {
     int64_t room = -kLargestSum;
     for (const Part& x : from) room = std::max(room, x.peak - x.before);

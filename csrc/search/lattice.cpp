@@ -126,7 +126,12 @@ int64_t lattice_bound(const Lattice& l, int64_t limit, int64_t bound, Multiplier
   // The Lagrangian line at the limit: t >= bound there, so i * det >= (bound - t0) * w + (limit - m0) * s -
   // (slack).
   const int128 room = limit - m0;
-  const int128 line = floor_div((static_cast<int128>(bound) - t0) * w + room * s, det) - 1;
+  int128 line = floor_div((static_cast<int128>(bound) - t0) * w + room * s, det) - 1;
+  if (vm % w == 0) {  // the same memory is left on each line: those that are excluded are passed at once
+    const int128 rest = room - line * vm, left = modulo(rest, w);
+    const int128 t = t0 + line * vt - floor_div(rest, w) * s, last = bound - 1 + floor_div(p * left, q);
+    if (t <= last) line += (last - t) / (det / w) + 1;
+  }
   Quotient floor_time(line * det - room * s + w - 1, w, det);  // the line's value at the limit, above t0
   Quotient along(room - line * vm, w, -vm);                    // to the most memory within the limit
   int128 start = t0 + line * vt, best = -1;

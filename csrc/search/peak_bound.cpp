@@ -170,20 +170,23 @@ bool PeakBound::make(const Series& series, const Stages& stages, const PhasePric
       f.least.push_back(least = std::min(least, y.cost + price_ * y.net));
     }
   };
-  std::vector<double> costs(n + 1, 0);  // at the phases' prices, of the segments before
-  for (size_t s = 0; s < n; ++s) {
+  // By list of the stages: what the segments may do, and cost at least at the phases' prices.
+  std::vector<std::vector<Choice>> choices;
+  std::vector<double> least;
+  for (size_t l = 0; l < stages.lists(); ++l) {
+    const StretchPrices here(prices, stages.segment_of(l));
     double own = kNothing;
-    const StretchPrices here(prices, series.segments()[s]);
-    for (const Item& t : stages.items(s)) own = std::min(own, here.cost(t));
-    costs[s + 1] = costs[s] + own;
+    for (const Item& t : stages.items_of(l)) own = std::min(own, here.cost(t));
+    least.push_back(own);
+    choices.push_back(choices_of(stages.items_of(l), price_));
   }
+  std::vector<double> costs(n + 1, 0);  // of the segments before
+  for (size_t s = 0; s < n; ++s) costs[s + 1] = costs[s] + least[stages.list(s)];
   Growing growing;
-  std::vector<Choice> choices, behind;  // of this segment and the next one
   double by_net = 0;
   keep(growing.list(), n);
   for (size_t s = n; s-- > 0;) {
-    std::swap(choices, behind);
-    choices = choices_of(stages.items(s), price_);
+    const std::vector<Choice>& own = choices[stages.list(s)];
     // What the segments before cost at least at the phases' prices.
     const double rest = costs[s] - price_ * limit_;
     const double enough = static_cast<double>(most) + 4 + static_cast<double>(n) - rest +
@@ -191,13 +194,13 @@ bool PeakBound::make(const Series& series, const Stages& stages, const PhasePric
     const double by_net_behind = std::exchange(by_net, prices.from(series.segments()[s].first));
     const Last& move = growing.move();
     // `enough` rises by no more than the parts do; but for 1 ps, of which it has one for each segment.
-    if (growing.moves() && choices == behind && by_net == by_net_behind &&
+    if (growing.moves() && own == choices[stages.list(s + 1)] && by_net == by_net_behind &&
         costs[s + 1] - costs[s] <= move.cost + by_net * move.net + 1) {
       growing.add_again();
       moved_[s] = {moved_[s + 1].front, moved_[s + 1].cost + move.cost, moved_[s + 1].net + move.net};
       continue;
     }
-    const size_t work = growing.add(choices, by_net, enough, watch);
+    const size_t work = growing.add(own, by_net, enough, watch);
     const size_t count = growing.list().count;
     if (count > longest || watch.spent(static_cast<int64_t>(work))) return false;
     if (count == 0) return true;

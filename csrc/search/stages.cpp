@@ -6,13 +6,16 @@
 //   that is, lowered to the least one of its list. What a segment holds after its backward matters to earlier
 //   phases only and is forgotten where none of those can be exceeded; what it holds before, to later ones
 //   only. With fewer numbers to compare more treatments are dominated, and more partial plans.
+// Segments alike share a list until they differ in what matters, so that all this is done once for them.
 // How much the lists can hold together is bounded as times are: a treatment that holds more at a cost counts
 // that cost, at some rate, and a plan has no more to spend than lies between bound and what is looked for.
 #include "search/stages.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 namespace osdp::search {
 namespace {
@@ -48,10 +51,21 @@ void drop_dominated(std::vector<Item>& items) {
   items.resize(kept);
 }
 
+// The least of each amount over some items.
+Stretch least_of(const std::vector<Item>& items) {
+  Stretch least{kLargestSum, kLargestSum, kLargestSum, kLargestSum};
+  for (const Item& x : items) {
+    least.before = std::min(least.before, x.before);
+    least.after = std::min(least.after, x.after);
+    least.peak = std::min(least.peak, x.peak);
+  }
+  return least;
+}
+
 }  // namespace
 
 bool Stages::make(Stopwatch& watch) {
-  if (!list(watch)) return false;
+  if (!make_lists(watch)) return false;
   shorten();
   return !watch.spent();
 }
@@ -69,102 +83,97 @@ void Stages::shorten() {
   find_extremes();
 }
 
-bool Stages::list(Stopwatch& watch) {
-  const PhasePrices& p = *prices_;
+bool Stages::make_lists(Stopwatch& watch) {
+  constexpr size_t kNone = ~size_t{0};
   const double allowance = static_cast<double>(most_) - bound_;
   const auto& segments = series_->segments();
-  treatments_.resize(size_), items_.resize(size_);
-  for (size_t s = 0; s < size_; ++s) {
-    // Neighbours of one kind mostly have the same prices around them, and none inside.
-    for (size_t q = s; q-- > 0 && s - q < 4 && treatments_[s] == nullptr;) {
-      if (segments[q].kind == segments[s].kind && p.of(segments[q].first, segments[s].end) == 0) {
-        treatments_[s] = treatments_[q];
-      }
+  std::vector<size_t> last(series_->kinds(), kNone);  // list, of the kind's last segment
+  for (size_t s = 0; s < segments.size(); ++s) {
+    size_t& at = last[segments[s].kind];
+    // Equal segments mostly have the same prices around them, and none inside.
+    if (at == kNone || prices_->of(segments[lists_[at].segment].first, segments[s].end) != 0) {
+      auto treatments = std::make_shared<std::vector<Treatment>>();
+      if (!list_treatments(*series_, segments[s], *prices_, allowance, kMostTreatments, watch, *treatments))
+        return false;
+      at = lists_.size();
+      List& list = lists_.emplace_back();
+      for (const Treatment& t : *treatments)
+        list.items.push_back({t, static_cast<uint32_t>(&t - treatments->data())});
+      list.treatments = std::move(treatments);
     }
-    if (treatments_[s] == nullptr) {
-      auto list = std::make_shared<std::vector<Treatment>>();
-      if (!list_treatments(*series_, segments[s], p, allowance, kMostTreatments, watch, *list)) return false;
-      treatments_[s] = std::move(list);
-    }
-    for (const Treatment& t : *treatments_[s]) {
-      items_[s].push_back({t, static_cast<uint32_t>(&t - treatments_[s]->data())});
-    }
+    lists_[at].segment = s;
+    list_of_.push_back(static_cast<uint32_t>(at));
   }
   return true;
 }
 
-// The cheapest item of a segment.
-double Stages::least_cost(size_t s) const {
-  const StretchPrices prices(*prices_, series_->segments()[s]);
-  double least = kHuge;
-  for (const Item& x : items_[s]) least = std::min(least, prices.cost(x));
-  return least;
+// Of all items, and what a plan has to spend above them; but for rounding.
+double Stages::find_costs() {
+  for (List& list : lists_) {
+    const StretchPrices prices(*prices_, series_->segments()[list.segment]);
+    list.extra.clear();
+    list.least = kHuge;
+    for (const Item& x : list.items)
+      list.least = std::min(list.least, list.extra.emplace_back(prices.cost(x)));
+    for (double& c : list.extra) c -= list.least;
+  }
+  double sum = 0;
+  for (const uint32_t l : list_of_) sum += lists_[l].least;
+  return static_cast<double>(most_) - (sum - prices_->all() * static_cast<double>(series_->limit()));
 }
 
 void Stages::drop_dear() {
-  std::vector<double> least(size_);
-  double sum = 0, size = 0;
-  for (size_t s = 0; s < size_; ++s) {
-    least[s] = least_cost(s);
-    sum += least[s], size += std::abs(least[s]);
-  }
   const double memory = prices_->all() * static_cast<double>(series_->limit());
-  const double margin = 4 + 1e-12 * (size + memory);
-  const double left = static_cast<double>(most_) - (sum - memory) + margin;
+  const double left = find_costs() + 4 + 1e-12 * (static_cast<double>(most_) + 2 * memory);
   if (left < 0) {
     hopeless_ = true;
     return;
   }
-  for (size_t s = 0; s < size_; ++s) {
-    const StretchPrices prices(*prices_, series_->segments()[s]);
-    std::erase_if(items_[s], [&](const Item& x) { return prices.cost(x) - least[s] > left; });
+  for (List& list : lists_) {
+    size_t kept = 0;
+    for (size_t i = 0; i < list.items.size(); ++i) {
+      if (list.extra[i] <= left) list.items[kept++] = list.items[i];
+    }
+    list.items.resize(kept);
   }
 }
 
 void Stages::find_extremes() {
-  until_.assign(size_ + 1, {}), from_.assign(size_ + 1, {});
-  for (size_t s = 0; s < size_; ++s) {
-    int64_t b = kLargestSum, a = b, p = b;
-    for (const Item& x : items_[s])
-      b = std::min(b, x.before), a = std::min(a, x.after), p = std::min(p, x.peak);
+  const size_t n = size();
+  until_.assign(n + 1, {}), from_.assign(n + 1, {});
+  std::vector<Stretch> least;  // by list
+  for (const List& list : lists_) least.push_back(least_of(list.items));
+  for (size_t s = 0; s < n; ++s) {
+    const Stretch& x = least[list(s)];
     Extremes& u = until_[s + 1];
     u = until_[s];
-    u.least_peak = std::max(u.least_peak + a, u.least_before + p);
-    u.least_before += b, u.least_after += a;
+    u.least_peak = std::max(u.least_peak + x.after, u.least_before + x.peak);
+    u.least_before += x.before, u.least_after += x.after;
   }
-  for (size_t s = size_; s-- > 0;) {
-    int64_t b = kLargestSum, a = b, p = b;
-    for (const Item& x : items_[s])
-      b = std::min(b, x.before), a = std::min(a, x.after), p = std::min(p, x.peak);
+  for (size_t s = n; s-- > 0;) {
+    const Stretch& x = least[list(s)];
     Extremes& f = from_[s];
     f = from_[s + 1];
-    f.least_peak = std::max(p + f.least_after, b + f.least_peak);
-    f.least_before += b, f.least_after += a;
+    f.least_peak = std::max(x.peak + f.least_after, x.before + f.least_peak);
+    f.least_before += x.before, f.least_after += x.after;
   }
   for (Extremes& e : until_) e.most_before = e.most_after = e.most_peak = kLargestSum;
   for (Extremes& e : from_) e.most_before = e.most_after = e.most_peak = kLargestSum;
   // What is spent on holding more: nothing counts, or bytes at so many times the price of all memory.
-  std::vector<double> least(size_, kHuge);
-  double sum = 0;
-  for (size_t s = 0; s < size_; ++s) {
-    least[s] = least_cost(s);
-    sum += least[s];
-  }
-  const double price = prices_->all();
-  const double left = static_cast<double>(most_) - (sum - price * static_cast<double>(series_->limit()));
+  const double price = prices_->all(), left = find_costs();
+  std::vector<Most> own(lists_.size());
   for (const double rate : {0.0, 0.5, 2.0, 8.0, 32.0}) {
     if (rate > 0 && price <= 0) break;
     const double bytes_per_ps = rate == 0 ? 0 : rate / price;
     const double most_spent = bytes_per_ps * std::max(left, 0.0) + (rate == 0 ? 0 : 16);
-    std::vector<Most> own(size_);
-    for (size_t s = 0; s < size_; ++s) {
-      own[s] = {-kHuge, -kHuge, -kHuge};
-      const StretchPrices prices(*prices_, series_->segments()[s]);
-      for (const Item& x : items_[s]) {
-        const double spent = bytes_per_ps * (prices.cost(x) - least[s]);
-        own[s].before = std::max(own[s].before, static_cast<double>(x.before) - spent);
-        own[s].after = std::max(own[s].after, static_cast<double>(x.after) - spent);
-        own[s].peak = std::max(own[s].peak, static_cast<double>(x.peak) - spent);
+    for (size_t l = 0; l < lists_.size(); ++l) {
+      own[l] = {-kHuge, -kHuge, -kHuge};
+      for (size_t i = 0; i < lists_[l].items.size(); ++i) {
+        const Item& x = lists_[l].items[i];
+        const double spent = bytes_per_ps * lists_[l].extra[i];
+        own[l].before = std::max(own[l].before, static_cast<double>(x.before) - spent);
+        own[l].after = std::max(own[l].after, static_cast<double>(x.after) - spent);
+        own[l].peak = std::max(own[l].peak, static_cast<double>(x.peak) - spent);
       }
     }
     const auto lower = [&](Extremes& e, const Most& m) {
@@ -174,34 +183,45 @@ void Stages::find_extremes() {
     };
     Most m;
     lower(until_[0], m);
-    for (size_t s = 0; s < size_; ++s) lower(until_[s + 1], m = Most::join(m, own[s]));
+    for (size_t s = 0; s < n; ++s) lower(until_[s + 1], m = Most::join(m, own[list(s)]));
     m = {};
-    lower(from_[size_], m);
-    for (size_t s = size_; s-- > 0;) lower(from_[s], m = Most::join(own[s], m));
+    lower(from_[n], m);
+    for (size_t s = n; s-- > 0;) lower(from_[s], m = Most::join(own[list(s)], m));
   }
 }
 
 void Stages::forget_harmless() {
   const int64_t limit = series_->limit();
-  std::vector<char> harmful(size_);
-  for (size_t s = 0; s < size_; ++s) {
-    int64_t most = -kLargestSum;
-    for (const Item& x : items_[s]) most = std::max(most, x.peak);
-    harmful[s] = until_[s].most_before + most + from_[s + 1].most_after > limit;
+  const size_t n = size();
+  std::vector<int64_t> most(lists_.size(), -kLargestSum);
+  for (size_t l = 0; l < lists_.size(); ++l) {
+    for (const Item& x : lists_[l].items) most[l] = std::max(most[l], x.peak);
   }
+  std::vector<char> harmful(n);
+  for (size_t s = 0; s < n; ++s)
+    harmful[s] = until_[s].most_before + most[list(s)] + from_[s + 1].most_after > limit;
   const auto first = static_cast<size_t>(std::find(harmful.begin(), harmful.end(), 1) - harmful.begin());
-  size_t last = size_;  // one behind the last
+  size_t last = n;  // one behind the last
   while (last > 0 && !harmful[last - 1]) --last;
-  for (size_t s = 0; s < size_; ++s) {
-    int64_t b = kLargestSum, a = b, p = b;
-    for (const Item& x : items_[s])
-      b = std::min(b, x.before), a = std::min(a, x.after), p = std::min(p, x.peak);
-    for (Item& x : items_[s]) {
-      if (!harmful[s]) x.peak = p;
-      if (s <= first) x.after = a;
-      if (s + 1 >= last) x.before = b;
+  // Segments that shared a list and now differ in what matters get one each.
+  const std::vector<List> before = std::exchange(lists_, {});
+  std::vector<std::array<int, 8>> fresh(before.size(), {-1, -1, -1, -1, -1, -1, -1, -1});
+  for (size_t s = 0; s < n; ++s) {
+    const bool peak = !harmful[s], after = s <= first, held = s + 1 >= last;
+    int& l = fresh[list(s)][static_cast<size_t>(4 * peak + 2 * after + held)];
+    if (l < 0) {
+      l = static_cast<int>(lists_.size());
+      List& list = lists_.emplace_back(before[list_of_[s]]);
+      const Stretch least = least_of(list.items);
+      for (Item& x : list.items) {
+        if (peak) x.peak = least.peak;
+        if (after) x.after = least.after;
+        if (held) x.before = least.before;
+      }
+      drop_dominated(list.items);
     }
-    drop_dominated(items_[s]);
+    lists_[static_cast<size_t>(l)].segment = s;
+    list_of_[s] = static_cast<uint32_t>(l);
   }
 }
 

@@ -9,7 +9,7 @@
 namespace osdp::search {
 
 struct Item : Stretch {
-  uint32_t treatment = 0;  // index into Stages::treatments
+  uint32_t treatment = 0;  // index into its list's treatments
 };
 
 // What bounds all plans of some segments that follow each other.
@@ -22,7 +22,7 @@ class Stages {
  public:
   // Of plans that take at most `most` (without Series::fixed_ps()); `bound` is what the prices prove.
   Stages(const Series& series, const PhasePrices& prices, double bound, int64_t most)
-      : series_(&series), prices_(&prices), bound_(bound), most_(most), size_(series.segments().size()) {}
+      : series_(&series), prices_(&prices), bound_(bound), most_(most) {}
 
   // False where there are too many treatments of a segment, or time ran out.
   bool make(Stopwatch& watch);
@@ -32,16 +32,31 @@ class Stages {
 
   // No plan is fast enough: known after make() and lower().
   bool hopeless() const { return hopeless_; }
-  size_t size() const { return size_; }
-  const std::vector<Item>& items(size_t s) const { return items_[s]; }
-  const Treatment& treatment(size_t s, const Item& item) const { return (*treatments_[s])[item.treatment]; }
+  size_t size() const { return series_->segments().size(); }
+  // Segments alike share a list: equal segments at equal prices, of whose amounts the same ones matter.
+  size_t lists() const { return lists_.size(); }
+  size_t list(size_t s) const { return list_of_[s]; }
+  const std::vector<Item>& items(size_t s) const { return lists_[list(s)].items; }
+  // A segment of a list: prices are the same for all.
+  const Series::Segment& segment_of(size_t list) const { return series_->segments()[lists_[list].segment]; }
+  const std::vector<Item>& items_of(size_t list) const { return lists_[list].items; }
+  const Treatment& treatment(size_t s, const Item& item) const {
+    return (*lists_[list(s)].treatments)[item.treatment];
+  }
   // Of the segments from s on.
   const Extremes& from(size_t s) const { return from_[s]; }
 
  private:
-  bool list(Stopwatch& watch);
+  struct List {
+    std::shared_ptr<const std::vector<Treatment>> treatments;
+    std::vector<Item> items;
+    std::vector<double> extra;  // by item: what it costs above the cheapest one
+    double least = 0;           // the cheapest one's cost
+    size_t segment = 0;         // the last one of those alike
+  };
+  bool make_lists(Stopwatch& watch);
   void shorten();
-  double least_cost(size_t s) const;
+  double find_costs();
   void drop_dear();
   void find_extremes();
   void forget_harmless();
@@ -50,10 +65,9 @@ class Stages {
   const PhasePrices* prices_;
   double bound_;
   int64_t most_;
-  size_t size_;
   bool hopeless_ = false;
-  std::vector<std::shared_ptr<const std::vector<Treatment>>> treatments_;
-  std::vector<std::vector<Item>> items_;
+  std::vector<List> lists_;
+  std::vector<uint32_t> list_of_;  // by segment
   std::vector<Extremes> until_, from_;
 };
 

@@ -16,7 +16,7 @@ bool Scheduler::make_cell(const Waiting& w, const std::vector<double>& prices) {
   Series series(model_, request_, kinds_, w.lo, kinds_.transients[w.lean]);
   if (!series.possible()) return false;
   cells_.erase(key_of(w));
-  cells_.emplace(key_of(w), Cell{Sequence(std::move(series), prices), prices});
+  cells_.try_emplace(key_of(w), std::move(series), prices);
   return true;
 }
 

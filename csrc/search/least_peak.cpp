@@ -36,10 +36,10 @@ LeastPeak least_peak(const Series& series, int64_t below, Stopwatch& watch) {
   LeastPeak least;
   const size_t n = series.segments().size();
   const PhasePrices none(std::vector<double>(series.operators(), 0));
-  std::vector<std::vector<Treatment>> lists(series.kinds());
+  std::vector<Treatments> lists(series.kinds());
   for (const auto& segment : series.segments()) {
-    auto& list = lists[segment.kind];
-    if (!list.empty()) continue;
+    Treatments& list = lists[segment.kind];
+    if (!list.list.empty()) continue;
     if (!list_treatments(series, segment, none, std::numeric_limits<double>::infinity(), kMostTreatments,
                          watch, list))
       return least;
@@ -48,7 +48,7 @@ LeastPeak least_peak(const Series& series, int64_t below, Stopwatch& watch) {
   std::vector<int64_t> after(n + 1, 0), peak(n + 1, -kLargestSum);
   for (size_t s = n; s-- > 0;) {
     int64_t a = std::numeric_limits<int64_t>::max(), b = a, p = a;
-    for (const Treatment& t : lists[series.segments()[s].kind]) {
+    for (const Treatment& t : lists[series.segments()[s].kind].list) {
       a = std::min(a, t.after), b = std::min(b, t.before), p = std::min(p, t.peak);
     }
     after[s] = after[s + 1] + a;
@@ -56,7 +56,7 @@ LeastPeak least_peak(const Series& series, int64_t below, Stopwatch& watch) {
   }
   std::vector<std::vector<Part>> parts(1, {{0, -kLargestSum, 0, 0}});
   for (size_t s = 0; s < n; ++s) {
-    const auto& list = lists[series.segments()[s].kind];
+    const auto& list = lists[series.segments()[s].kind].list;
     std::vector<Part> next;
     for (size_t i = 0; i < parts[s].size(); ++i) {
       const Part& x = parts[s][i];
@@ -78,9 +78,9 @@ LeastPeak least_peak(const Series& series, int64_t below, Stopwatch& watch) {
   least.complete = least.found = true;
   size_t at = parts[n].size() - 1;  // the one with the least peak
   least.peak_bytes = parts[n][at].peak;
-  std::vector<const Treatment*> chosen(n);
+  std::vector<Chosen> chosen(n);
   for (size_t s = n; s-- > 0;) {
-    chosen[s] = &lists[series.segments()[s].kind][parts[s + 1][at].item];
+    chosen[s] = lists[series.segments()[s].kind].chosen(parts[s + 1][at].item);
     at = parts[s + 1][at].parent;
   }
   least.decision = series.decide(chosen);

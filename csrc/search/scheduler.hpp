@@ -31,6 +31,8 @@ struct Waiting {
 
 // One batch and transient that is searched as a sequence. Note [Cells] in cells.cpp.
 struct Cell {
+  Cell(Series series, const std::vector<double>& phase_prices)
+      : sequence(std::move(series), phase_prices), prices(phase_prices) {}
   Sequence sequence;
   std::vector<double> prices;  // of all phases
   double allowance = 4e-3;     // of its bound: how far above it plans are looked for next

@@ -106,10 +106,10 @@ class Growth {
   }
 
   Decision decide(size_t at) const {
-    std::vector<const Treatment*> chosen(stages_.size());
+    std::vector<Chosen> chosen(stages_.size());
     for (size_t s = stages_.size(); s > 0; --s) {
       const Part& p = lists_[s][at];
-      chosen[s - 1] = &stages_.treatment(s - 1, stages_.items(s - 1)[p.item]);
+      chosen[s - 1] = stages_.chosen(s - 1, stages_.items(s - 1)[p.item]);
       at = p.parent;
     }
     return series_.decide(chosen);
@@ -131,6 +131,25 @@ Sequence::Sequence(Series series, const std::vector<double>& prices)
   for (const auto& segment : series_.segments()) sum += least_cost(series_, segment, prices_);
   const double memory = prices_.all() * static_cast<double>(series_.limit());
   bound_ = priced_bound_ = sum - memory - 1 - 1e-12 * (sum + std::abs(memory));
+}
+
+// What each segment may do in plans up to `time`. The lists are made for somewhat slower ones, too, since the
+// next ones that are looked for are a little slower. False where that is too much, or time ran out.
+bool Sequence::narrow(Near& near, int64_t time, Stopwatch& watch) {
+  constexpr double kMore = 1.25;
+  if (time > listed_) {
+    const double more = priced_bound_ + kMore * (static_cast<double>(time) - priced_bound_);
+    listed_ = std::max(time, static_cast<int64_t>(std::min(more, static_cast<double>(near.most))));
+    stages_ = Stages(series_, prices_, priced_bound_, listed_);
+    if (!stages_.make(watch)) {
+      listed_ = -1;
+      return false;
+    }
+  }
+  near.stages = stages_;
+  near.time = time;
+  if (time < listed_) near.stages.lower(time);
+  return true;
 }
 
 // Bounds at several prices of the peak, about the best one, which comes first: a plan over the limit asks for
@@ -179,15 +198,13 @@ bool Sequence::bound_peak(Near& near, size_t longest, size_t many, int64_t& most
 
 // Bounds of the plans up to some time, about the best price of the peak: as many as lists of `kShort` parts
 // allow. With too few plans there is no bound, with too many lists grow long.
-Sequence::Progress Sequence::price_peak(const Stages& stages, Near& near, size_t longest, Stopwatch& watch) {
+Sequence::Progress Sequence::price_peak(Near& near, size_t longest, Stopwatch& watch) {
   constexpr size_t kShort = 600;  // last parts in a list
   double lowest = std::max(bound_, static_cast<double>(proven_)), highest = static_cast<double>(near.most);
   size_t allowed = kShort;
-  near.time = near.most;
+  int64_t time = near.most;
   for (;;) {
-    if (watch.spent()) return Progress::Stopped;
-    near.stages = stages;
-    if (near.time < near.most) near.stages.lower(near.time);
+    if (watch.spent() || !narrow(near, time, watch)) return Progress::Stopped;
     int64_t enough = near.time;
     const bool listed = near.stages.hopeless() || bound_peak(near, allowed, 4, enough, watch);
     if (watch.stopped()) return Progress::Stopped;
@@ -210,9 +227,9 @@ Sequence::Progress Sequence::price_peak(const Stages& stages, Near& near, size_t
       lowest = static_cast<double>(near.time);
       if (lowest >= highest) highest = static_cast<double>(near.most);  // longer lists are allowed now
     }
-    near.time = static_cast<int64_t>((lowest + highest) / 2);
+    time = static_cast<int64_t>((lowest + highest) / 2);
     if (highest - lowest < step()) {
-      near.time = std::min(near.most, static_cast<int64_t>(highest));
+      time = std::min(near.most, static_cast<int64_t>(highest));
       allowed = std::min(longest, 4 * allowed);
     }
   }
@@ -220,9 +237,9 @@ Sequence::Progress Sequence::price_peak(const Stages& stages, Near& near, size_t
 
 SequenceFound Sequence::look(int64_t most_ps, size_t longest, Stopwatch& watch) {
   constexpr double kWider = 1.5, kCheaper = 0.85;
-  constexpr int64_t kMany = 40000;  // partial plans: worth another bound
+  constexpr int64_t kFew = 10000, kMany = 40000;  // partial plans: quick to look at; worth another bound
   SequenceFound found;
-  Near near{Stages(series_, prices_, priced_bound_, most_ps - series_.fixed_ps())};
+  Near near;
   near.most = most_ps - series_.fixed_ps();
   const auto nothing = [&] {
     proven_ = std::max(proven_, near.most);
@@ -231,23 +248,18 @@ SequenceFound Sequence::look(int64_t most_ps, size_t longest, Stopwatch& watch) 
   };
   if (series_.limit() < 0 || static_cast<double>(near.most) < bound_ || near.most <= proven_)
     return nothing();
-  if (!near.stages.make(watch)) return found;
-  if (near.stages.hopeless()) return nothing();
-  const Stages stages = near.stages;
   if (!priced_) {
-    const Progress progress = price_peak(stages, near, longest, watch);
+    const Progress progress = price_peak(near, longest, watch);
     if (progress == Progress::Stopped) return found;
     if (progress == Progress::Nothing) return nothing();
   }
   int64_t most_nodes = 0;  // partial plans, up to any target
-  for (double apart = step();; apart *= kWider) {
+  for (double apart = step();; apart *= most_nodes < kFew ? 2 * kWider : kWider) {
     const double lowest = std::max(bound_, static_cast<double>(proven_));
     const int64_t target = std::min(near.most, static_cast<int64_t>(lowest + apart));
     int64_t enough = target;
     if (target > near.time) {
-      near.stages = stages;
-      near.stages.lower(target);
-      near.time = target;
+      if (!narrow(near, target, watch)) return found;
       if (!near.stages.hopeless() && !bound_peak(near, longest, 1, enough, watch)) return found;
     }
     if (!near.stages.hopeless() && most_nodes > kMany && near.bounds.size() == 1) {

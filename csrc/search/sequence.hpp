@@ -22,6 +22,7 @@ class Sequence {
   // `prices`: of all phases (ps per byte), as near to the best ones as is known; they say which treatments
   // are looked at.
   Sequence(Series series, const std::vector<double>& prices);
+  Sequence(const Sequence&) = delete;  // its stages refer to it
 
   // No plan takes less.
   double bound_ps() const { return bound_ + static_cast<double>(series_.fixed_ps()); }
@@ -32,18 +33,21 @@ class Sequence {
  private:
   // Plans up to some time: what each segment may do in them, and bounds by the price of the peak.
   struct Near {
-    Stages stages;
+    Stages stages{};
     std::vector<PeakBound> bounds{};
     int64_t time = -1;  // that both hold for
     int64_t most = 0;   // no slower plan is asked for
   };
   enum class Progress { Done, Nothing, Stopped };  // Nothing: there is no such plan
-  Progress price_peak(const Stages& stages, Near& near, size_t longest, Stopwatch& watch);
+  bool narrow(Near& near, int64_t time, Stopwatch& watch);
+  Progress price_peak(Near& near, size_t longest, Stopwatch& watch);
   bool bound_peak(Near& near, size_t longest, size_t many, int64_t& most, Stopwatch& watch);
   double step() const { return std::max(2.0, 4e-4 * std::abs(bound_ps())); }
 
   Series series_;
   PhasePrices prices_;
+  Stages stages_;
+  int64_t listed_ = -1;  // stages_ are of plans up to this time
   // Times without fixed_ps: of the phases' prices; the best that is known; up to here there is no plan.
   double priced_bound_ = 0, bound_ = 0;
   int64_t proven_ = -1;

@@ -71,16 +71,15 @@ Series::Series(const Model& model, const Request& request, const Kinds& kinds, B
             [](const Segment& a, const Segment& b) { return a.first < b.first; });
 }
 
-Decision Series::decide(const std::vector<const Treatment*>& treatments) const {
+Decision Series::decide(const std::vector<Chosen>& chosen) const {
   Decision d;
   d.choices.assign(operators_, -1);
   d.ways.assign(blocks_, Recompute::None);
   for (size_t s = 0; s < segments_.size(); ++s) {
     const Kind& kind = kinds_.kinds[segments_[s].kind];
     const size_t m = segments_[s].instance;
-    for (size_t p = 0; p < kind.slots.size(); ++p)
-      d.choices[kind.instances[m][p]] = treatments[s]->choices[p];
-    if (kind.block) d.ways[kind.blocks[m]] = treatments[s]->way;
+    for (size_t p = 0; p < kind.slots.size(); ++p) d.choices[kind.instances[m][p]] = chosen[s].choices[p];
+    if (kind.block) d.ways[kind.blocks[m]] = chosen[s].way;
   }
   return d;
 }

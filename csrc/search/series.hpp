@@ -21,10 +21,10 @@ struct Stretch {
   int64_t time = 0, before = 0, after = 0, peak = 0;
 };
 
-// One way to treat one segment whole.
-struct Treatment : Stretch {
+// What a plan does with one segment.
+struct Chosen {
   Recompute way = Recompute::None;
-  std::vector<int> choices;  // by slot, index into its candidates, -1 without parameters
+  const int* choices = nullptr;  // by slot, index into its candidates, -1 without parameters
 };
 
 // How an operator may be sharded under one way, within one batch size and largest transient.
@@ -63,7 +63,7 @@ class Series {
   int64_t limit() const { return limit_; }        // without what is reserved; may be below 0
   int64_t reserved() const { return reserved_; }  // held in every phase, and for transients
 
-  Decision decide(const std::vector<const Treatment*>& treatments) const;
+  Decision decide(const std::vector<Chosen>& chosen) const;  // by segment
 
  private:
   const Kinds& kinds_;

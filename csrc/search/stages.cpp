@@ -92,13 +92,13 @@ bool Stages::make_lists(Stopwatch& watch) {
     size_t& at = last[segments[s].kind];
     // Equal segments mostly have the same prices around them, and none inside.
     if (at == kNone || prices_->of(segments[lists_[at].segment].first, segments[s].end) != 0) {
-      auto treatments = std::make_shared<std::vector<Treatment>>();
+      auto treatments = std::make_shared<Treatments>();
       if (!list_treatments(*series_, segments[s], *prices_, allowance, kMostTreatments, watch, *treatments))
         return false;
       at = lists_.size();
       List& list = lists_.emplace_back();
-      for (const Treatment& t : *treatments)
-        list.items.push_back({t, static_cast<uint32_t>(&t - treatments->data())});
+      for (const Treatment& t : treatments->list)
+        list.items.push_back({t, static_cast<uint32_t>(list.items.size())});
       list.treatments = std::move(treatments);
     }
     lists_[at].segment = s;
@@ -160,22 +160,28 @@ void Stages::find_extremes() {
   for (Extremes& e : until_) e.most_before = e.most_after = e.most_peak = kLargestSum;
   for (Extremes& e : from_) e.most_before = e.most_after = e.most_peak = kLargestSum;
   // What is spent on holding more: nothing counts, or bytes at so many times the price of all memory.
+  constexpr std::array<double, 5> kRates{0.0, 0.5, 2.0, 8.0, 32.0};
   const double price = prices_->all(), left = find_costs();
-  std::vector<Most> own(lists_.size());
-  for (const double rate : {0.0, 0.5, 2.0, 8.0, 32.0}) {
-    if (rate > 0 && price <= 0) break;
-    const double bytes_per_ps = rate == 0 ? 0 : rate / price;
-    const double most_spent = bytes_per_ps * std::max(left, 0.0) + (rate == 0 ? 0 : 16);
-    for (size_t l = 0; l < lists_.size(); ++l) {
-      own[l] = {-kHuge, -kHuge, -kHuge};
-      for (size_t i = 0; i < lists_[l].items.size(); ++i) {
-        const Item& x = lists_[l].items[i];
-        const double spent = bytes_per_ps * lists_[l].extra[i];
-        own[l].before = std::max(own[l].before, static_cast<double>(x.before) - spent);
-        own[l].after = std::max(own[l].after, static_cast<double>(x.after) - spent);
-        own[l].peak = std::max(own[l].peak, static_cast<double>(x.peak) - spent);
+  std::array<double, kRates.size()> bytes_per_ps{};
+  for (size_t r = 1; r < kRates.size() && price > 0; ++r) bytes_per_ps[r] = kRates[r] / price;
+  std::vector<std::array<Most, kRates.size()>> own(lists_.size());
+  for (size_t l = 0; l < lists_.size(); ++l) {
+    own[l].fill({-kHuge, -kHuge, -kHuge});
+    for (size_t i = 0; i < lists_[l].items.size(); ++i) {
+      const Item& x = lists_[l].items[i];
+      const auto held = static_cast<double>(x.before), later = static_cast<double>(x.after),
+                 peak = static_cast<double>(x.peak);
+      for (size_t r = 0; r < kRates.size(); ++r) {
+        const double spent = bytes_per_ps[r] * lists_[l].extra[i];
+        Most& m = own[l][r];
+        m.before = std::max(m.before, held - spent);
+        m.after = std::max(m.after, later - spent);
+        m.peak = std::max(m.peak, peak - spent);
       }
     }
+  }
+  for (size_t r = 0; r < (price > 0 ? kRates.size() : 1); ++r) {
+    const double most_spent = bytes_per_ps[r] * std::max(left, 0.0) + (r == 0 ? 0 : 16);
     const auto lower = [&](Extremes& e, const Most& m) {
       e.most_before = std::min(e.most_before, narrow(m.before + most_spent));
       e.most_after = std::min(e.most_after, narrow(m.after + most_spent));
@@ -183,10 +189,10 @@ void Stages::find_extremes() {
     };
     Most m;
     lower(until_[0], m);
-    for (size_t s = 0; s < n; ++s) lower(until_[s + 1], m = Most::join(m, own[list(s)]));
+    for (size_t s = 0; s < n; ++s) lower(until_[s + 1], m = Most::join(m, own[list(s)][r]));
     m = {};
     lower(from_[n], m);
-    for (size_t s = n; s-- > 0;) lower(from_[s], m = Most::join(own[list(s)], m));
+    for (size_t s = n; s-- > 0;) lower(from_[s], m = Most::join(own[list(s)][r], m));
   }
 }
 
@@ -214,11 +220,13 @@ void Stages::forget_harmless() {
       List& list = lists_.emplace_back(before[list_of_[s]]);
       const Stretch least = least_of(list.items);
       for (Item& x : list.items) {
+        const Stretch known = x;
         if (peak) x.peak = least.peak;
         if (after) x.after = least.after;
         if (held) x.before = least.before;
+        list.minimal &= x.peak == known.peak && x.after == known.after && x.before == known.before;
       }
-      drop_dominated(list.items);
+      if (!std::exchange(list.minimal, true)) drop_dominated(list.items);
     }
     lists_[static_cast<size_t>(l)].segment = s;
     list_of_[s] = static_cast<uint32_t>(l);

@@ -20,6 +20,7 @@ struct Extremes {
 
 class Stages {
  public:
+  Stages() = default;
   // Of plans that take at most `most` (without Series::fixed_ps()); `bound` is what the prices prove.
   Stages(const Series& series, const PhasePrices& prices, double bound, int64_t most)
       : series_(&series), prices_(&prices), bound_(bound), most_(most) {}
@@ -40,19 +41,20 @@ class Stages {
   // A segment of a list: prices are the same for all.
   const Series::Segment& segment_of(size_t list) const { return series_->segments()[lists_[list].segment]; }
   const std::vector<Item>& items_of(size_t list) const { return lists_[list].items; }
-  const Treatment& treatment(size_t s, const Item& item) const {
-    return (*lists_[list(s)].treatments)[item.treatment];
+  Chosen chosen(size_t s, const Item& item) const {
+    return lists_[list(s)].treatments->chosen(item.treatment);
   }
   // Of the segments from s on.
   const Extremes& from(size_t s) const { return from_[s]; }
 
  private:
   struct List {
-    std::shared_ptr<const std::vector<Treatment>> treatments;
+    std::shared_ptr<const Treatments> treatments;
     std::vector<Item> items;
     std::vector<double> extra;  // by item: what it costs above the cheapest one
     double least = 0;           // the cheapest one's cost
     size_t segment = 0;         // the last one of those alike
+    bool minimal = false;       // no item is no worse than another
   };
   bool make_lists(Stopwatch& watch);
   void shorten();
@@ -61,10 +63,10 @@ class Stages {
   void find_extremes();
   void forget_harmless();
 
-  const Series* series_;
-  const PhasePrices* prices_;
-  double bound_;
-  int64_t most_;
+  const Series* series_ = nullptr;
+  const PhasePrices* prices_ = nullptr;
+  double bound_ = 0;
+  int64_t most_ = 0;
   bool hopeless_ = false;
   std::vector<List> lists_;
   std::vector<uint32_t> list_of_;  // by segment

@@ -2,14 +2,19 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 namespace osdp::search {
 namespace {
 
 // What one way costs at least, slot by slot.
 struct WayCost {
-  double all = 0;                          // of the whole way
-  std::vector<std::vector<double>> extra;  // [slot][option]: above the slot's cheapest
+  struct Extra {
+    double cost;  // above the slot's cheapest option
+    const SlotOption* option;
+  };
+  double all = 0;                         // of the whole way
+  std::vector<std::vector<Extra>> extra;  // by slot, cheapest first
 };
 
 WayCost cost_of(const Series& series, const Series::Segment& segment, const Series::Way& way,
@@ -26,12 +31,13 @@ WayCost cost_of(const Series& series, const Series::Segment& segment, const Seri
     auto& extra = cost.extra.emplace_back();
     double least = std::numeric_limits<double>::infinity();
     for (const SlotOption& o : way.slots[p]) {
-      extra.push_back(static_cast<double>(o.time) + from * static_cast<double>(o.before) +
-                      before * static_cast<double>(o.after) + here * static_cast<double>(o.own) +
-                      (again ? inside : 0) * static_cast<double>(o.held));
-      least = std::min(least, extra.back());
+      extra.push_back({static_cast<double>(o.time) + from * static_cast<double>(o.before) +
+                           before * static_cast<double>(o.after) + here * static_cast<double>(o.own) +
+                           (again ? inside : 0) * static_cast<double>(o.held),
+                       &o});
+      least = std::min(least, extra.back().cost);
     }
-    for (double& e : extra) e -= least;
+    for (WayCost::Extra& e : extra) e.cost -= least;
     if (!extra.empty()) cost.all += least;
   }
   return cost;
@@ -66,9 +72,9 @@ void drop_dominated(std::vector<T>& list, NoWorse no_worse, Stopwatch& watch) {
   list.erase(list.begin() + static_cast<std::ptrdiff_t>(kept), list.end());
 }
 
-bool add_way(const Series& series, const Series::Segment& segment, const Series::Way& way,
-             const WayCost& cost, double allowance, size_t most, Stopwatch& watch,
-             std::vector<Treatment>& list) {
+bool add_way(const Series& series, const Series::Segment& segment, const Series::Way& way, WayCost cost,
+             double allowance, size_t most, Stopwatch& watch, Treatments& treatments) {
+  static constexpr SlotOption kWithout{-1, 0, 0, 0, 0, 0};  // parameters
   const bool again = way.way != Recompute::None;
   std::vector<std::vector<Part>> parts(1);
   Part& start = parts[0].emplace_back();
@@ -76,29 +82,25 @@ bool add_way(const Series& series, const Series::Segment& segment, const Series:
   start.before = start.now = way.input;
   start.peak = -kLargestSum;
   for (size_t p = 0; p < way.slots.size(); ++p) {
-    std::vector<Part> next;
     const int64_t saved = series.saved(segment.kind, p);
-    const auto extend = [&](size_t parent, const SlotOption& o, double extra) {
-      Part x = parts[p][parent];
-      x.extra += extra;
-      if (x.extra > allowance) return;
-      x.time += o.time;
-      x.before += o.before + (again ? 0 : saved);
-      x.now += o.before + saved + o.held;
-      x.peak = std::max(x.peak + o.after, x.now + o.own);
-      x.after += o.after;
-      x.parent = static_cast<uint32_t>(parent);
-      x.candidate = o.candidate;
-      next.push_back(x);
-    };
+    auto& extras = cost.extra[p];
+    if (extras.empty()) extras.push_back({0, &kWithout});
+    std::sort(extras.begin(), extras.end(),
+              [](const WayCost::Extra& a, const WayCost::Extra& b) { return a.cost < b.cost; });
+    std::vector<Part> next;
+    next.reserve(parts[p].size() * std::min<size_t>(extras.size(), 4));
     for (size_t n = 0; n < parts[p].size(); ++n) {
-      if (way.slots[p].empty()) {
-        extend(n, {-1, 0, 0, 0, 0, 0}, 0);
+      const Part& x = parts[p][n];
+      for (const auto& [extra, o] : extras) {
+        if (x.extra + extra > allowance) break;
+        const int64_t now = x.now + o->before + saved + o->held;
+        next.push_back({x.time + o->time, x.before + o->before + (again ? 0 : saved), x.after + o->after,
+                        std::max(x.peak + o->after, now + o->own), now, x.extra + extra,
+                        static_cast<uint32_t>(n), o->candidate});
       }
-      for (size_t k = 0; k < way.slots[p].size(); ++k) extend(n, way.slots[p][k], cost.extra[p][k]);
-      if (next.size() > 16 * most || watch.spent(static_cast<int64_t>(5 * way.slots[p].size()))) return false;
+      if (next.size() > 16 * most || watch.spent(static_cast<int64_t>(5 * extras.size()))) return false;
     }
-    if (way.slots[p].size() > 1) {
+    if (extras.size() > 1) {
       std::sort(next.begin(), next.end(), [](const Part& a, const Part& b) {
         return a.time != b.time ? a.time < b.time : a.before + a.after + a.peak < b.before + b.after + b.peak;
       });
@@ -108,13 +110,13 @@ bool add_way(const Series& series, const Series::Segment& segment, const Series:
     parts.push_back(std::move(next));
   }
   for (const Part& last : parts.back()) {
-    Treatment& t = list.emplace_back();
-    t.time = last.time, t.before = last.before, t.after = last.after, t.peak = last.peak;
-    t.way = way.way;
-    t.choices.assign(way.slots.size(), -1);
+    treatments.list.push_back({{last.time, last.before, last.after, last.peak},
+                               way.way,
+                               static_cast<uint32_t>(treatments.choices.size() / treatments.slots)});
+    treatments.choices.resize(treatments.choices.size() + treatments.slots);
     const Part* part = &last;
-    for (size_t p = way.slots.size(); p-- > 0;) {
-      t.choices[p] = part->candidate;
+    for (size_t p = treatments.slots; p-- > 0;) {
+      *(treatments.choices.end() - static_cast<std::ptrdiff_t>(treatments.slots - p)) = part->candidate;
       part = &parts[p][part->parent];
     }
   }
@@ -136,8 +138,9 @@ double least_cost(const Series& series, const Series::Segment& segment, const Ph
 }
 
 bool list_treatments(const Series& series, const Series::Segment& segment, const PhasePrices& prices,
-                     double allowance, size_t most, Stopwatch& watch, std::vector<Treatment>& list) {
-  list.clear();
+                     double allowance, size_t most, Stopwatch& watch, Treatments& treatments) {
+  std::vector<Treatment>& list = treatments.list;
+  treatments.slots = segment.end - segment.first;
   std::vector<WayCost> costs;
   double least = std::numeric_limits<double>::infinity();
   for (const Series::Way& way : series.ways(segment.kind)) {
@@ -147,7 +150,8 @@ bool list_treatments(const Series& series, const Series::Segment& segment, const
   for (size_t w = 0; w < costs.size(); ++w) {
     const double left = allowance - (costs[w].all - least);
     if (left < 0) continue;
-    if (!add_way(series, segment, series.ways(segment.kind)[w], costs[w], left, most, watch, list))
+    if (!add_way(series, segment, series.ways(segment.kind)[w], std::move(costs[w]), left, most, watch,
+                 treatments))
       return false;
   }
   std::sort(list.begin(), list.end(), [](const Treatment& a, const Treatment& b) {

@@ -40,9 +40,22 @@ struct StretchPrices {
 // Least time + sum over phases of price x bytes of the segment, over all treatments: no treatment costs less.
 double least_cost(const Series& series, const Series::Segment& segment, const PhasePrices& prices);
 
+// One way to treat one segment whole.
+struct Treatment : Stretch {
+  Recompute way = Recompute::None;
+  uint32_t row = 0;  // of Treatments::choices
+};
+
+struct Treatments {
+  std::vector<Treatment> list;
+  size_t slots = 0;
+  std::vector<int> choices;  // rows of `slots`
+  Chosen chosen(size_t i) const { return {list[i].way, choices.data() + list[i].row * slots}; }
+};
+
 // All treatments that cost at most `allowance` more than least_cost(), without those that another one is no
 // worse than in all four numbers. False where there are more than `most`.
 bool list_treatments(const Series& series, const Series::Segment& segment, const PhasePrices& prices,
-                     double allowance, size_t most, Stopwatch& watch, std::vector<Treatment>& list);
+                     double allowance, size_t most, Stopwatch& watch, Treatments& treatments);
 
 }  // namespace osdp::search

@@ -156,6 +156,7 @@ bool Sequence::narrow(Near& near, int64_t time, Stopwatch& watch) {
 // more, one within it for less. Such a plan's time is enough for `most`. False where lists grow longer than
 // `longest`.
 bool Sequence::bound_peak(Near& near, size_t longest, size_t many, int64_t& most, Stopwatch& watch) {
+  constexpr double kLittle = 0.6;  // of a step: no use in looking for a better price
   const auto limit = static_cast<double>(series_.limit());
   const PeakBound *over = nullptr, *within = nullptr;
   auto& bounds = near.bounds;
@@ -181,8 +182,8 @@ bool Sequence::bound_peak(Near& near, size_t longest, size_t many, int64_t& most
     }
     if (over != nullptr && within != nullptr) {  // where the two plans are as good as each other
       const double price = (within->time() - over->time()) / (over->peak() - within->peak());
-      const auto same = [&](const PeakBound& x) { return std::abs(price - x.price()) < 1e-3 * x.price(); };
-      if (std::any_of(bounds.begin(), bounds.end(), same)) break;
+      const double highest = over->time() + price * (over->peak() - limit);  // no bound is better
+      if (highest - std::max(over->bound(), within->bound()) < kLittle * step()) break;
       scale = price / prices_.all();
     } else {
       scale *= within == nullptr ? factor : 1 / factor;

@@ -24,14 +24,16 @@ constexpr size_t kMostSums = 50000;  // in a list
 constexpr size_t kBeam = 100;
 constexpr size_t kMostOfAll = 400000;  // in all lists together
 
-// How some operators choose, or a partial sum over several kinds.
-struct Sum {
+// How some operators choose, or a partial sum over several kinds. Mostly there are few rows.
+template <size_t kRows>
+struct PartialSum {
   int64_t time = 0, reduced = 0;
-  std::array<int64_t, kMostLimits> bytes{};  // by row
-  uint32_t parent = 0, item = 0;             // of an item: `item` is the index of its counts
-  double low = 0;                            // the highest bound that was seen of it
+  std::array<int64_t, kRows> bytes{};  // by row
+  uint32_t parent = 0, item = 0;       // of an item: `item` is the index of its counts
+  double low = 0;                      // the highest bound that was seen of it
 };
 
+template <class Sum>
 bool dominates(const Sum& a, const Sum& b, const std::vector<size_t>& rows) {
   if (a.time > b.time) return false;
   for (size_t j : rows) {
@@ -40,6 +42,7 @@ bool dominates(const Sum& a, const Sum& b, const std::vector<size_t>& rows) {
   return true;
 }
 
+template <class Sum>
 void drop_dominated(std::vector<Sum>& list, const std::vector<size_t>& rows, Stopwatch& watch) {
   std::sort(list.begin(), list.end(), [](const Sum& a, const Sum& b) {
     return a.time != b.time ? a.time < b.time : a.bytes < b.bytes;
@@ -56,7 +59,10 @@ void drop_dominated(std::vector<Sum>& list, const std::vector<size_t>& rows, Sto
   list.swap(kept);
 }
 
+template <size_t kRows>
 class Search {
+  using Sum = PartialSum<kRows>;
+
  public:
   Search(const SeveralRows& problem, const std::vector<double>& prices, int64_t cutoff, Stopwatch& watch)
       : problem_(problem), cutoff_(cutoff), watch_(watch), rows_(problem.limits.size()) {
@@ -271,7 +277,11 @@ class Search {
       }
     }
     const std::vector<size_t> needed = needed_rows(items);
-    for (auto& list : items) drop_dominated(list, needed, watch_);
+    for (auto& list : items) {
+      drop_dominated(list, needed, watch_);
+      std::stable_sort(list.begin(), list.end(),
+                       [](const Sum& a, const Sum& b) { return a.reduced < b.reduced; });
+    }
     if (watch_.stopped()) return false;
     const Views views = views_of(items, order, needed);
     likely_ = 0;
@@ -283,7 +293,7 @@ class Search {
       for (size_t a = 0; a < lists[d].size(); ++a) {
         for (size_t i = 0; i < items[order[d]].size(); ++i) {
           const Sum &x = lists[d][a], &y = items[order[d]][i];
-          if (x.reduced + y.reduced > allowance) continue;
+          if (x.reduced + y.reduced > allowance) break;
           Sum s;
           s.time = x.time + y.time;
           s.reduced = x.reduced + y.reduced;
@@ -352,7 +362,9 @@ class Search {
 SeveralSolution solve_several(const SeveralRows& problem, const std::vector<double>& prices,
                               int64_t cutoff_ps, Stopwatch& watch) {
   if (problem.limits.size() > kMostLimits) throw InvalidProblem("more than 24 memory limits");
-  return Search(problem, prices, cutoff_ps, watch).run();
+  if (problem.limits.size() <= 4) return Search<4>(problem, prices, cutoff_ps, watch).run();
+  if (problem.limits.size() <= 8) return Search<8>(problem, prices, cutoff_ps, watch).run();
+  return Search<kMostLimits>(problem, prices, cutoff_ps, watch).run();
 }
 
 }  // namespace osdp::search

@@ -95,17 +95,10 @@ class Growing {
   size_t add(const std::vector<Choice>& choices, double by_net, double enough, Stopwatch& watch) {
     size_t work = 0;
     sum_.count = 0;
+    find_least(by_net);
     for (const Choice& t : choices) {
-      Last* to = next_.room(list_.count + 1);
-      next_.count = 0;
-      for (const Last& y : list_) {
-        const double cost = t.cost + y.cost;
-        if (cost + by_net * t.net > enough) break;  // and all that follow
-        const double net = std::max(t.net, t.grows + y.net);
-        to[next_.count] = {cost, net, y.after + t.after};
-        next_.count += cost + by_net * net <= enough;
-        if (net <= t.net) break;  // no less after this one
-      }
+      extend(t, by_net, enough);
+      if (next_.count == 0) continue;
       work += next_.count + sum_.count;
       merge(sum_, next_, merged_);
       std::swap(sum_, merged_);
@@ -127,6 +120,38 @@ class Growing {
   }
 
  private:
+  static constexpr size_t kBlock = 16;
+
+  // By block of the list: the least of cost + by_net * net.
+  void find_least(double by_net) {
+    least_.clear();
+    for (size_t i = 0; i < list_.count; ++i) {
+      const double whole = list_.parts[i].cost + by_net * list_.parts[i].net;
+      if (i % kBlock == 0) least_.push_back(whole);
+      least_.back() = std::min(least_.back(), whole);
+    }
+  }
+
+  // The list with t in front. Most parts are beyond `enough` then: whole blocks of them.
+  void extend(const Choice& t, double by_net, double enough) {
+    Last* to = next_.room(list_.count + 1);
+    size_t count = 0;
+    const double own = t.cost + by_net * t.grows;
+    bool lower = true;  // the next one's net is
+    for (size_t b = 0; b < least_.size() && lower; ++b) {
+      if (own + least_[b] > enough) continue;
+      const Last *y = list_.begin() + b * kBlock, *end = std::min(y + kBlock, list_.end());
+      for (; y < end && lower; ++y) {
+        const double cost = t.cost + y->cost;
+        const double net = std::max(t.net, t.grows + y->net);
+        to[count] = {cost, net, y->after + t.after};
+        count += cost + by_net * net <= enough;
+        lower = net > t.net;
+      }
+    }
+    next_.count = count;
+  }
+
   void find_move(const std::vector<Choice>& choices) {  // from list_ to sum_
     moves_ = false;
     if (list_.count != sum_.count || list_.count == 0) return;
@@ -147,6 +172,7 @@ class Growing {
   }
 
   Lasts list_{{{0, -static_cast<double>(kLargestSum), 0}}, 1}, next_, sum_, merged_;
+  std::vector<double> least_;
   bool moves_ = false;
   Last move_{};
 };

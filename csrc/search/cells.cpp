@@ -13,7 +13,7 @@ namespace osdp::search {
 // (scheduler.cpp) until a leaf is left (leaf.hpp). So it is, too, where a sequence's lists grow too long.
 
 bool Scheduler::make_cell(const Waiting& w, const std::vector<double>& prices) {
-  Series series(model_, request_, kinds_, w.lo, kinds_.transients[w.lean]);
+  Series series = this->series(w, false);
   if (!series.possible()) return false;
   cells_.erase(key_of(w));
   cells_.try_emplace(key_of(w), std::move(series), prices);
@@ -48,7 +48,14 @@ bool Scheduler::go_on_in_cell(Waiting w) {
     return true;
   }
   if (found.found) {
-    if (!accept({Status::Optimal, found.time_ps, 0, found.decision, 0}, w.lo)) give_up(w, w.bound);
+    if (accept({Status::Optimal, found.time_ps, 0, found.decision, 0}, w.lo)) return true;
+    if (w.lean == w.large) {
+      give_up(w, w.bound);
+    } else {  // too large with what its own transient needs
+      w.bound = std::max(w.bound, static_cast<double>(found.time_ps));
+      cells_.erase(at);
+      cut_transients(w);
+    }
     return true;
   }
   w.bound = std::max(w.bound, static_cast<double>(most) + 1);

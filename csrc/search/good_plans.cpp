@@ -14,7 +14,7 @@ namespace osdp::search {
 void Scheduler::round(const Waiting& w) {
   constexpr int kTurns = 6;
   constexpr double kShare = 0.25;
-  if (any_ || near(w) || !rounded_.insert({{w.lo.size, w.lo.accumulation}, w.lean}).second) return;
+  if (any_ || near(w) || !rounded_.insert(key_of(w)).second) return;
   const int64_t limit = room(w);
   const Chooser chooser = this->chooser(w);
   if (!chooser.possible()) return;
@@ -43,7 +43,7 @@ void Scheduler::round(const Waiting& w) {
 void Scheduler::shake(const Waiting& w, const Chooser& chooser, const std::vector<double>& prices) {
   constexpr int kTurns = 400, kPatience = 120;
   if (!best_.feasible || best_.batch.size != w.lo.size || best_.batch.accumulation != w.lo.accumulation ||
-      best_.transient_bytes > kinds_.transients[w.lean]) {
+      best_.transient_bytes > kinds_.transients[w.large]) {
     return;
   }
   const int64_t limit = room(w);
@@ -88,7 +88,7 @@ void Scheduler::shake(const Waiting& w, const Chooser& chooser, const std::vecto
 // Where no plan near the bound is known: the one of this batch and transient that needs the least memory,
 // made faster with what it leaves. False where not even that one fits.
 bool Scheduler::least_plan(const Waiting& w, const std::vector<double>& prices) {
-  const Series series(model_, request_, kinds_, w.lo, kinds_.transients[w.lean], true);
+  const Series series = this->series(w, true);
   const LeastPeak least = least_peak(series, series.limit() + 1, watch_);
   if (!least.complete) return true;
   if (least.found) fit(least.decision, w, chooser(w), prices);

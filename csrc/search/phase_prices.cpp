@@ -15,15 +15,13 @@ namespace osdp::search {
 // True where rows were added.
 bool Scheduler::price_phases(Waiting& w) {
   constexpr int kTurns = 80;
-  if (any_ || rows_.size() < first_rows_ + 2 ||
-      !priced_.insert({{w.lo.size, w.lo.accumulation}, w.lean}).second)
-    return false;
+  if (any_ || rows_.size() < first_rows_ + 2 || !priced_.insert(key_of(w)).second) return false;
   const auto samples = static_cast<double>(w.samples);
   const auto upper = [&] {
     if (!best_.feasible) return 1.05 * w.bound;
     return samples * static_cast<double>(best_.step_ps) / static_cast<double>(best_.batch.samples());
   };
-  const int64_t limit = room(w);
+  const int64_t limit = most_room(w);
   const Chooser chooser = this->chooser(w);
   if (!chooser.possible()) return false;
   const size_t n = chooser.phases();
@@ -44,8 +42,8 @@ bool Scheduler::price_phases(Waiting& w) {
     for (size_t j = 0; j < n; ++j) average[j] += 0.1 * (static_cast<double>(phases[j]) - average[j]);
     if (turn == 0) {
       auto mended = phases;
-      if (chooser.repair(decision, mended, limit)) {
-        chooser.quicken(decision, mended, limit, prices);
+      if (chooser.repair(decision, mended, room(w))) {
+        chooser.quicken(decision, mended, room(w), prices);
         offer(decision, w.lo);
       }
     }

@@ -24,7 +24,13 @@ Cheapest& Scheduler::cheapest(int64_t accumulation) {
 }
 
 Region Scheduler::region(const Waiting& w) const {
-  return {w.lo, w.hi, w.lean, w.large, 0, w.box, w.lo.size < w.hi.size || w.lean < w.large ? kRough : kFine};
+  const bool rough = w.lo.size < w.hi.size || !alike(w.lean, w.large);
+  return {w.lo, w.hi, w.lean, w.large, 0, w.box, rough ? kRough : kFine};
+}
+
+// Transients for which nearly the same is reserved. They are only told apart where it matters.
+bool Scheduler::alike(size_t lean, size_t large) const {
+  return room(lean) - room(large) <= request_.limit_bytes / 1000;
 }
 
 // Whether no plan in it can be better than the best one.
@@ -74,9 +80,9 @@ void Scheduler::push(Waiting w) {
 
 // Cuts a region where its relaxation's mixture mixes: between batch sizes, between transients, or between
 // whole numbers of blocks treated one way, whichever mixes more bytes. A mixture of one plan is cut off from
-// the rest. False for one batch and one transient.
+// the rest. False for one batch and transients that are alike.
 bool Scheduler::cut(const Waiting& w) {
-  const bool batches = w.lo.size < w.hi.size, transients = w.lean < w.large;
+  const bool batches = w.lo.size < w.hi.size, transients = !alike(w.lean, w.large);
   if (!batches && !transients) return false;
   const Mixture& m = w.mixture;
   const Mixed mixed = bytes_mixed(w);
@@ -89,15 +95,23 @@ bool Scheduler::cut(const Waiting& w) {
     low.hi.size = std::clamp(static_cast<int64_t>(m.size), w.lo.size, w.hi.size - 1);
     high.lo.size = low.hi.size + 1;
   } else {
-    size_t middle = w.lean;
-    while (middle + 1 < w.large && static_cast<double>(kinds_.transients[middle + 1]) <= m.transient)
-      ++middle;
-    low.large = middle;
-    high.lean = middle + 1;
+    cut_transients(w);
+    return true;
   }
   push(std::move(low));
   push(std::move(high));
   return true;
+}
+
+void Scheduler::cut_transients(const Waiting& w) {
+  Waiting low = w, high = w;
+  low.large = w.lean;
+  while (low.large + 1 < w.large &&
+         static_cast<double>(kinds_.transients[low.large + 1]) <= w.mixture.transient)
+    ++low.large;
+  high.lean = low.large + 1;
+  push(std::move(low));
+  push(std::move(high));
 }
 
 // How far apart the plans of a region's mixture are, in the row with the highest price.
@@ -189,7 +203,18 @@ void Scheduler::gather() {
   for (; !waiting_.empty(); waiting_.pop()) add(waiting_.top());
   for (const Waiting& w : given_up_) add(w);
   given_up_.clear();
-  for (auto& [key, w] : regions) waiting_.push(std::move(w));
+  // Neighbours that are alike are searched together.
+  for (auto it = regions.begin(); it != regions.end();) {
+    Waiting w = std::move(it->second);
+    for (++it; it != regions.end(); ++it) {
+      const Waiting& next = it->second;
+      if (w.lo.size != w.hi.size || next.lo.size != w.lo.size || next.hi.size != w.hi.size ||
+          next.lo.accumulation != w.lo.accumulation || next.lean != w.large + 1 || !alike(w.lean, next.large))
+        break;
+      w.large = next.large, w.bound = std::min(w.bound, next.bound);
+    }
+    waiting_.push(std::move(w));
+  }
 }
 
 void Scheduler::begin(double least_per_sample) {

@@ -82,6 +82,8 @@ void Scheduler::go_on() {
         gather();
       } else if (useless(top) || go_on_in_cell(top)) {
         continue;
+      } else if (top.lean < top.large) {
+        cut_transients(top);
       } else if (top.box.lo == top.box.hi) {
         solve(top);
       } else {

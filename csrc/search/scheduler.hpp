@@ -29,7 +29,7 @@ struct Waiting {
   }
 };
 
-// One batch and transient that is searched as a sequence. Note [Cells] in cells.cpp.
+// One batch and transient, or some much alike, that is searched as a sequence. Note [Cells] in cells.cpp.
 struct Cell {
   Cell(Series series, const std::vector<double>& phase_prices)
       : sequence(std::move(series), phase_prices), prices(phase_prices) {}
@@ -38,9 +38,9 @@ struct Cell {
   double allowance = 4e-3;     // of its bound: how far above it plans are looked for next
   bool begun = false;          // looked at
 };
-using CellKey = std::array<int64_t, 3>;  // batch, accumulation, transient
+using CellKey = std::array<int64_t, 4>;  // batch, accumulation, transients
 inline CellKey key_of(const Waiting& w) {
-  return {w.lo.size, w.lo.accumulation, static_cast<int64_t>(w.lean)};
+  return {w.lo.size, w.lo.accumulation, static_cast<int64_t>(w.lean), static_cast<int64_t>(w.large)};
 }
 
 class Scheduler {
@@ -67,6 +67,8 @@ class Scheduler {
   void begin(double least_per_sample);  // a bound that is known
   void push(Waiting w);
   bool cut(const Waiting& w);
+  void cut_transients(const Waiting& w);
+  bool alike(size_t lean, size_t large) const;
   struct Mixed {
     double batches = 0, transients = 0, ways = 0;  // bytes
     size_t way = 0;
@@ -100,12 +102,19 @@ class Scheduler {
   void mend(Decision decision, const Waiting& w);
   bool least_plan(const Waiting& w, const std::vector<double>& prices);
   void fit(Decision decision, const Waiting& w, const Chooser& chooser, const std::vector<double>& prices);
-  // Of a region of one batch and one transient; and bytes that the limit leaves it.
+  // Of a region of one batch and transients that are alike; bytes that the limit leaves each of its plans,
+  // and at most.
   Chooser chooser(const Waiting& w) const {
-    return {model_, request_, kinds_, w.lo, kinds_.transients[w.lean], false};
+    return {model_, request_, kinds_, w.lo, kinds_.transients[w.large], false};
   }
-  int64_t room(const Waiting& w) const {
-    return request_.limit_bytes - request_.reserve_bytes(kinds_.transients[w.lean]);
+  int64_t room(const Waiting& w) const { return room(w.large); }
+  int64_t most_room(const Waiting& w) const { return room(w.lean); }
+  int64_t room(size_t transient) const {
+    return request_.limit_bytes - request_.reserve_bytes(kinds_.transients[transient]);
+  }
+  Series series(const Waiting& w, bool memory_alone) const {
+    return {model_,      request_, kinds_, w.lo, {kinds_.transients[w.large], kinds_.transients[w.lean]},
+            memory_alone};
   }
 
   void depth_first();  // Algorithm 1 of the paper (paper_search.cpp)
@@ -116,7 +125,7 @@ class Scheduler {
   Stopwatch& watch_;
   const bool any_;
   const Kinds& kinds_;
-  std::set<std::pair<std::pair<int64_t, int64_t>, size_t>> rounded_, priced_;  // batches, transients
+  std::set<CellKey> rounded_, priced_;
   size_t first_rows_ = 0;
   std::vector<int> rows_;
   std::map<int64_t, Table> tables_;       // by accumulation

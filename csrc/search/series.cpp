@@ -34,13 +34,13 @@ std::vector<SlotOption> slot_options(const std::vector<Candidate>& candidates, R
 
 }  // namespace
 
-Series::Series(const Model& model, const Request& request, const Kinds& kinds, Batch batch, int64_t transient,
-               bool memory_alone)
+Series::Series(const Model& model, const Request& request, const Kinds& kinds, Batch batch,
+               Transient transient, bool memory_alone)
     : kinds_(kinds), operators_(model.operators.size()), blocks_(model.blocks.size()) {
   const int128 fixed = static_cast<int128>(batch.accumulation) * kinds.compute_ps(batch.size);
   if (fixed > kLargestSum) throw InvalidProblem("the time of one step overflows 2^61");
   fixed_ps_ = static_cast<int64_t>(fixed);
-  reserved_ = request.reserve_bytes(transient) + kinds.held_bytes(batch.size);
+  reserved_ = request.reserve_bytes(transient.reserved) + kinds.held_bytes(batch.size);
   limit_ = request.limit_bytes - reserved_;
   possible_ = !request.paper();
   for (size_t k = 0; k < kinds.kinds.size(); ++k) {
@@ -57,7 +57,7 @@ Series::Series(const Model& model, const Request& request, const Kinds& kinds, B
       }
       for (const Slot& slot : kind.slots) {
         const auto& all = slot.candidates[static_cast<int>(r)];
-        way.slots.push_back(slot_options(all, r, batch, transient, memory_alone));
+        way.slots.push_back(slot_options(all, r, batch, transient.largest, memory_alone));
         possible_ &= all.empty() || !way.slots.back().empty();
       }
     }

@@ -33,11 +33,18 @@ struct SlotOption {
   int64_t time = 0, before = 0, after = 0, own = 0, held = 0;  // bytes; own: beside `before`, in its phase
 };
 
-// One batch size and one largest transient.
+// Bytes: no option is larger than `largest`; room is reserved for one of `reserved`.
+struct Transient {
+  Transient(int64_t both) : largest(both), reserved(both) {}
+  Transient(int64_t most, int64_t least) : largest(most), reserved(least) {}
+  int64_t largest, reserved;
+};
+
+// One batch size and one largest transient; or several, with room reserved for the least of them only.
 class Series {
  public:
   // `memory_alone`: everything takes no time.
-  Series(const Model& model, const Request& request, const Kinds& kinds, Batch batch, int64_t transient,
+  Series(const Model& model, const Request& request, const Kinds& kinds, Batch batch, Transient transient,
          bool memory_alone = false);
 
   // False where a block's operators do not follow each other, which this cannot describe, or where some

@@ -30,7 +30,8 @@ Region Scheduler::region(const Waiting& w) const {
 
 // Transients for which nearly the same is reserved. They are only told apart where it matters.
 bool Scheduler::alike(size_t lean, size_t large) const {
-  return room(lean) - room(large) <= request_.limit_bytes / 1000;
+  return static_cast<double>(room(lean) - room(large)) <=
+         tuning_.alike * static_cast<double>(request_.limit_bytes);
 }
 
 // Whether no plan in it can be better than the best one.

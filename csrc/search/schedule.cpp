@@ -6,7 +6,8 @@
 
 namespace osdp::search {
 
-Schedule schedule(const Model& model, const Request& request, const Budget& budget) {
+Schedule schedule(const Model& model, const Request& request, const Budget& budget,
+                  const ScheduleTuning& tuning) {
   if (model.operators.empty()) throw InvalidProblem("the model has no operators");
   if (request.device.ranks < 1 || request.device.ranks > (int64_t{1} << 24)) {
     throw InvalidProblem("world size " + std::to_string(request.device.ranks) + ": it must be at least 1");
@@ -33,7 +34,7 @@ Schedule schedule(const Model& model, const Request& request, const Budget& budg
   const LeastMemory least = least_memory(model, request, kinds, request.limit_bytes, watch);
   Schedule s;
   if (request.depth_first || least.bound_bytes <= request.limit_bytes) {
-    Scheduler scheduler(model, request, budget, kinds, watch, false);
+    Scheduler scheduler(model, request, budget, kinds, watch, false, tuning);
     if (!request.depth_first && least.peak_bytes <= request.limit_bytes) {
       scheduler.offer(least.decision, least.batch);
     }

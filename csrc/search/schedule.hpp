@@ -28,6 +28,13 @@ struct Schedule {
   double seconds = 0;
 };
 
-Schedule schedule(const Model& model, const Request& request, const Budget& budget = {});
+// How the search goes about it: the result does not depend on it, only time does.
+struct ScheduleTuning {
+  double alike =
+      1e-3;  // of the limit: largest transients whose reserves differ by no more are taken together
+};
+
+Schedule schedule(const Model& model, const Request& request, const Budget& budget = {},
+                  const ScheduleTuning& tuning = {});
 
 }  // namespace osdp::search

@@ -47,8 +47,14 @@ class Scheduler {
  public:
   // `any`: the first plan that fits will do.
   Scheduler(const Model& model, const Request& request, const Budget& budget, const Kinds& kinds,
-            Stopwatch& watch, bool any)
-      : model_(model), request_(request), budget_(budget), watch_(watch), any_(any), kinds_(kinds) {}
+            Stopwatch& watch, bool any, const ScheduleTuning& tuning = {})
+      : model_(model),
+        request_(request),
+        budget_(budget),
+        watch_(watch),
+        any_(any),
+        tuning_(tuning),
+        kinds_(kinds) {}
 
   // A plan to begin with, if it fits.
   void offer(const Decision& decision, Batch batch) {
@@ -124,6 +130,7 @@ class Scheduler {
   const Budget& budget_;
   Stopwatch& watch_;
   const bool any_;
+  const ScheduleTuning tuning_;
   const Kinds& kinds_;
   std::set<CellKey> rounded_, priced_;
   size_t first_rows_ = 0;

@@ -96,6 +96,17 @@ inline Model random_run(Random& r, int64_t longest) {
   return model;
 }
 
+// Sizes a thousand times as large, of which tensors that were equally large may differ a little: so that
+// transients are nearly the same.
+inline void enlarge(Random& r, Model& model) {
+  for (Operator& op : model.operators) {
+    for (auto& t : op.tensors) t.row_bytes = 1000 * t.row_bytes + 4 * draw(r, 0, 3);
+    if (op.split_tensor >= 0) op.in_features = op.tensors[static_cast<size_t>(op.split_tensor)].row_bytes / 4;
+    op.saved_bytes_per_sample *= 1000, op.saved_bytes_fixed *= 1000;
+  }
+  for (auto& block : model.blocks) block.input_bytes_per_sample *= 1000;
+}
+
 // Without a limit.
 inline Request random_request(Random& r) {
   Request request;

@@ -9,9 +9,11 @@ int main() {
   constexpr int64_t kFew = 16;
   Random r(17);
   int64_t infeasible = 0, all_sizes = 0, recomputed = 0, many_rows = 0, others = 0, wrong = 0;
-  for (int64_t turn = 0; turn < 2500 && wrong < 5; ++turn) {
-    const Model model = random_model(r, 9);
+  for (int64_t turn = 0; turn < 5000 && wrong < 5; ++turn) {
+    Model model = random_model(r, 9);
     Request request = random_request(r);
+    if (turn % 4 == 0) model = random_run(r, 6), enlarge(r, model);
+    const ScheduleTuning tuning{turn % 2 == 0 ? 1e-3 : 0.1};
     const Kinds kinds = find_kinds(model, request);
     const int64_t plans = count_plans(model, kinds, 6001);
     if (plans > 6000) continue;
@@ -50,7 +52,7 @@ int main() {
       ++all_sizes;
     }
     const int failed_before = failures;
-    const Schedule s = schedule(model, request);
+    const Schedule s = schedule(model, request, {}, tuning);
     CHECK_EQ(s.feasible, best != nullptr);
     if (best == nullptr) {
       ++infeasible;

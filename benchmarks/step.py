@@ -170,21 +170,20 @@ def judge(rows: dict[str, Any], ranks: int, hosts: int, rate: str) -> list[dict[
     if hosts > 1:
         goals.append(("SHARD_GRAD_OP over DDP", "OSDP SHARD_GRAD_OP", ("DDP",), 0.90))
     goals.append(("NO_SHARD over DDP", "OSDP NO_SHARD", ("DDP",), 1.0 if hosts == 1 else 0.97))
-    for share in SHARES:
-        name = SEARCHED.format(share)
+    for name in filter(rows.__contains__, map(SEARCHED.format, SHARES)):
+        share = name.removeprefix("OSDP searched, ")
         limit = rows[name]["limit_bytes"]
         fits = "fits" if rows["FSDP2"]["memory_bytes"] <= limit else "needs more memory"
-        goals.append((f"searched, {share}%, over FSDP2 (which {fits})", name, ("FSDP2",), 1 / 1.22))
+        goals.append((f"searched, {share}, over FSDP2 (which {fits})", name, ("FSDP2",), 1 / 1.22))
         single = [n for n in rows if n.startswith("OSDP") and n not in map(SEARCHED.format, SHARES)]
         fitting = [n for n in single if rows[n]["memory_bytes"] <= limit]
         if fitting:
             best = min(fitting, key=lambda n: rows[n]["median_s"])
-            goals.append(
-                (f"searched, {share}%, over {best[5:]}, the best mode that fits", name, (best,), 1.0)
-            )
+            goals.append((f"searched, {share}, over {best[5:]}, the best mode that fits", name, (best,), 1.0))
     return [
         {"goal": text, "ratio": (r := ratio(rows, one, *others)), "at_most": most, "reached": r <= most}
         for text, one, others, most in goals
+        if others and {one, *others} <= rows.keys()
     ]
 
 

@@ -35,7 +35,8 @@ bool Scheduler::go_on_in_cell(Waiting w) {
   const double target = cell.sequence.bound_ps() * (1 + cell.allowance);
   if (target < static_cast<double>(most)) most = static_cast<int64_t>(target);
   cell.allowance *= kWider;
-  const SequenceFound found = cell.sequence.look(most, kLongest, watch_);
+  const SequenceFound found = cell.sequence.look(most, cutoff(w), kLongest, watch_);
+  if (!found.seen.choices.empty()) accept({Status::Feasible, found.seen_ps, 0, found.seen, 0}, w.lo);
   best_.leaves++;
   best_.nodes += found.nodes;
   if (!found.complete) {

@@ -238,6 +238,36 @@ bool PeakBound::make(const Series& series, const Stages& stages, const PhasePric
                                        [&](const Last& a, const Last& b) { return whole(a) < whole(b); });
   bound_ = whole(best) - price_ * limit_;
   time_ = best.cost - price_ * best.after, peak_ = best.net + best.after;
+  cost_ = best.cost, net_ = best.net;
+  return true;
+}
+
+// From the front: of each segment an item, and of those behind it a last part, that together are what is left
+// of the plan.
+bool PeakBound::plan(const Stages& stages, std::vector<Item>& items) const {
+  double cost = cost_, net = net_;
+  items.clear();
+  for (size_t s = 0; s < stages.size(); ++s) {
+    const Moved& m = moved_[s + 1];
+    const Front& f = fronts_[m.front];
+    const double rounded = 1e-12 * std::abs(cost) + 1;
+    const auto fits = [&](const Item& t) {
+      const double own = static_cast<double>(t.time) + price_ * static_cast<double>(t.after) + m.cost;
+      const auto end = std::upper_bound(f.cost.begin(), f.cost.end(), cost - own + rounded);
+      if (end == f.cost.begin()) return false;
+      const auto y = static_cast<size_t>(end - f.cost.begin()) - 1;  // the least net that the cost allows
+      const double behind = f.net[y] + m.net;
+      if (static_cast<double>(t.peak - t.after) > net ||
+          static_cast<double>(t.before - t.after) + behind > net)
+        return false;
+      cost = f.cost[y] + m.cost, net = behind;
+      return true;
+    };
+    const auto& all = stages.items(s);
+    const auto at = std::find_if(all.begin(), all.end(), fits);
+    if (at == all.end()) return false;
+    items.push_back(*at);
+  }
   return true;
 }
 

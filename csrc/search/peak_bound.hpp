@@ -31,6 +31,8 @@ class PeakBound {
     return static_cast<double>(first.time) + m.cost + least -
            price_ * (limit_ - static_cast<double>(first.peak));
   }
+  // The items of the plan at which bound() is reached, by segment. False where rounding hides it.
+  bool plan(const Stages& stages, std::vector<Item>& items) const;
   // Of all plans that `most` allows; and the plan whose time + price * (peak - limit) this is.
   double bound() const { return bound_; }
   double time() const { return time_; }
@@ -48,6 +50,7 @@ class PeakBound {
     double cost = 0, net = 0;
   };
   double price_ = 0, limit_ = 0, bound_ = kNothing, time_ = 0, peak_ = 0;
+  double cost_ = 0, net_ = 0;  // of the same plan
   std::vector<Front> fronts_;  // the first is empty
   std::vector<Moved> moved_;   // by segment: of it and those behind it
 };

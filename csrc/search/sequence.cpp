@@ -176,6 +176,7 @@ bool Sequence::bound_peak(Near& near, size_t longest, size_t many, int64_t& most
     if (prices_.all() <= 0) break;
     if (b.peak() <= limit) {
       within = &b;
+      see(b, near.stages);
       most = std::min(most, static_cast<int64_t>(std::ceil(b.time() * (1 + 1e-11))) + 4);
     } else {
       over = &b;
@@ -236,7 +237,34 @@ Sequence::Progress Sequence::price_peak(Near& near, size_t longest, Stopwatch& w
   }
 }
 
-SequenceFound Sequence::look(int64_t most_ps, size_t longest, Stopwatch& watch) {
+// The plan of a bound, if it fits: what does not matter to plans up to near.time may matter to this one.
+void Sequence::see(const PeakBound& bound, const Stages& stages) {
+  if (bound.time() + static_cast<double>(series_.fixed_ps()) >= static_cast<double>(seen_ps_)) return;
+  std::vector<Item> items;
+  if (!bound.plan(stages, items)) return;
+  Stretch whole{series_.fixed_ps(), 0, 0, -kLargestSum};
+  std::vector<Chosen> chosen;
+  for (size_t s = 0; s < items.size(); ++s) {
+    const Stretch& t = stages.treatment(s, items[s]);
+    whole.peak = std::max(whole.peak + t.after, whole.before + t.peak);
+    whole.time += t.time, whole.before += t.before;
+    chosen.push_back(stages.chosen(s, items[s]));
+  }
+  if (whole.time >= seen_ps_ || whole.peak > series_.limit()) return;
+  seen_ps_ = whole.time;
+  seen_ = series_.decide(chosen);
+}
+
+SequenceFound Sequence::look(int64_t most_ps, int64_t known_ps, size_t longest, Stopwatch& watch) {
+  seen_ps_ = known_ps;
+  seen_ = {};
+  SequenceFound found = search(most_ps, longest, watch);
+  found.seen_ps = seen_ps_;
+  found.seen = std::move(seen_);
+  return found;
+}
+
+SequenceFound Sequence::search(int64_t most_ps, size_t longest, Stopwatch& watch) {
   constexpr double kWider = 1.5, kCheaper = 0.85;
   constexpr int64_t kFew = 10000, kMany = 40000;  // partial plans: quick to look at; worth another bound
   SequenceFound found;

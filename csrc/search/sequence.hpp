@@ -15,6 +15,9 @@ struct SequenceFound {
   int64_t time_ps = 0;
   Decision decision;
   int64_t nodes = 0;
+  // Another plan that was come across, faster than what was known; empty: none.
+  int64_t seen_ps = 0;
+  Decision seen;
 };
 
 class Sequence {
@@ -27,8 +30,9 @@ class Sequence {
   // No plan takes less.
   double bound_ps() const { return bound_ + static_cast<double>(series_.fixed_ps()); }
 
-  // Looks for the best plan of at most `most_ps`. Gives up beyond `longest` partial plans in a list.
-  SequenceFound look(int64_t most_ps, size_t longest, Stopwatch& watch);
+  // Looks for the best plan of at most `most_ps`. Gives up beyond `longest` partial plans in a list. A plan
+  // of `known_ps` is known.
+  SequenceFound look(int64_t most_ps, int64_t known_ps, size_t longest, Stopwatch& watch);
 
  private:
   // Plans up to some time: what each segment may do in them, and bounds by the price of the peak.
@@ -42,6 +46,8 @@ class Sequence {
   bool narrow(Near& near, int64_t time, Stopwatch& watch);
   Progress price_peak(Near& near, size_t longest, Stopwatch& watch);
   bool bound_peak(Near& near, size_t longest, size_t many, int64_t& most, Stopwatch& watch);
+  void see(const PeakBound& bound, const Stages& stages);
+  SequenceFound search(int64_t most_ps, size_t longest, Stopwatch& watch);
   double step() const { return std::max(2.0, 4e-4 * std::abs(bound_ps())); }
 
   Series series_;
@@ -53,6 +59,8 @@ class Sequence {
   int64_t proven_ = -1;
   double scale_ = 1.5;   // the best price of the peak, of the sum of all phases' prices,
   bool priced_ = false;  // once some bound is known
+  int64_t seen_ps_ = 0;  // less than this is worth to be seen
+  Decision seen_;
 };
 
 }  // namespace osdp::search

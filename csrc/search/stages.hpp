@@ -44,6 +44,10 @@ class Stages {
   Chosen chosen(size_t s, const Item& item) const {
     return lists_[list(s)].treatments->chosen(item.treatment);
   }
+  // As it is, whatever of its amounts was forgotten.
+  const Stretch& treatment(size_t s, const Item& item) const {
+    return lists_[list(s)].treatments->list[item.treatment];
+  }
   // Of the segments from s on.
   const Extremes& from(size_t s) const { return from_[s]; }
 

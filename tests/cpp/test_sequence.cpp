@@ -8,7 +8,7 @@ using namespace osdp::search;
 
 int main() {
   Random r(7);
-  int64_t infeasible = 0, tight = 0, wrong = 0, plans = 0, held = 0, given_up = 0;
+  int64_t infeasible = 0, tight = 0, wrong = 0, plans = 0, held = 0, given_up = 0, seen = 0;
   for (int64_t turn = 0; turn < 6000 && wrong < 5; ++turn) {
     const Model model = turn % 3 == 0 ? random_run(r, 9) : random_model(r, 9);
     Request request = random_request(r);
@@ -48,12 +48,18 @@ int main() {
     const int failed_before = failures;
     if (best >= 0) CHECK(sequence.bound_ps() <= static_cast<double>(best));
     const int64_t most = best < 0 ? 1'000'000'000 : best + draw(r, 0, 1) * draw(r, 0, best);
-    const SequenceFound found = sequence.look(most, 1'000'000, watch);
+    const SequenceFound found = sequence.look(most, kLargestSum, 1'000'000, watch);
     if (!found.complete) {  // too many treatments of one block
       ++given_up;
       continue;
     }
     CHECK_EQ(found.found, best >= 0);
+    if (!found.seen.choices.empty()) {
+      ++seen;
+      CHECK_EQ(plain_time(model, kinds, found.seen, batch), found.seen_ps);
+      const auto phases = plain_phases(model, kinds, found.seen, batch);
+      CHECK(*std::max_element(phases.begin(), phases.end()) + reserve <= request.limit_bytes);
+    }
     if (found.found && best >= 0) {
       CHECK_EQ(found.time_ps, best);
       CHECK_EQ(plain_time(model, kinds, found.decision, batch), best);
@@ -62,7 +68,7 @@ int main() {
       CHECK(largest_transient(model, kinds, found.decision) <= transient);
       tight += *std::max_element(phases.begin(), phases.end()) + reserve == request.limit_bytes;
       for (Recompute way : found.decision.ways) held += way == Recompute::Hold;
-      CHECK(!sequence.look(best - 1, 1'000'000, watch).found);
+      CHECK(!sequence.look(best - 1, kLargestSum, 1'000'000, watch).found);
     }
     infeasible += best < 0;
     if (failures > failed_before) {
@@ -72,6 +78,7 @@ int main() {
     }
   }
   CHECK(given_up < 10);
+  CHECK(seen > 200);
   CHECK(infeasible > 20);
   CHECK(tight > 200);
   CHECK(held > 200);

@@ -203,7 +203,7 @@ bool Sequence::bound_peak(Near& near, size_t longest, size_t many, int64_t& most
 Sequence::Progress Sequence::price_peak(Near& near, size_t longest, Stopwatch& watch) {
   constexpr size_t kShort = 600;  // last parts in a list
   double lowest = std::max(bound_, static_cast<double>(proven_)), highest = static_cast<double>(near.most);
-  size_t allowed = kShort;
+  size_t allowed = std::min(kShort, longest);
   int64_t time = near.most;
   for (;;) {
     if (watch.spent() || !narrow(near, time, watch)) return Progress::Stopped;
@@ -287,6 +287,7 @@ SequenceFound Sequence::search(int64_t most_ps, size_t longest, Stopwatch& watch
     const double lowest = std::max(bound_, static_cast<double>(proven_));
     const int64_t target = std::min(near.most, static_cast<int64_t>(lowest + apart));
     int64_t enough = target;
+    found.complete = false;  // up to this target
     if (target > near.time) {
       if (!narrow(near, target, watch)) return found;
       if (!near.stages.hopeless() && !bound_peak(near, longest, 1, enough, watch)) return found;

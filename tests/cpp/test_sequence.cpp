@@ -8,7 +8,7 @@ using namespace osdp::search;
 
 int main() {
   Random r(7);
-  int64_t infeasible = 0, tight = 0, wrong = 0, plans = 0, held = 0, given_up = 0, seen = 0;
+  int64_t infeasible = 0, tight = 0, wrong = 0, plans = 0, held = 0, given_up = 0, seen = 0, hurries = 0;
   for (int64_t turn = 0; turn < 6000 && wrong < 5; ++turn) {
     const Model model = turn % 3 == 0 ? random_run(r, 9) : random_model(r, 9);
     Request request = random_request(r);
@@ -70,6 +70,14 @@ int main() {
       for (Recompute way : found.decision.ways) held += way == Recompute::Hold;
       CHECK(!sequence.look(best - 1, kLargestSum, 1'000'000, watch).found);
     }
+    // Given up early, it claims nothing.
+    Sequence hurried(series, prices());
+    const SequenceFound some = hurried.look(most, kLargestSum, static_cast<size_t>(draw(r, 1, 12)), watch);
+    hurries += !some.complete;
+    if (some.complete) {
+      CHECK_EQ(some.found, best >= 0);
+      if (some.found) CHECK_EQ(some.time_ps, best);
+    }
     infeasible += best < 0;
     if (failures > failed_before) {
       ++wrong;
@@ -79,6 +87,7 @@ int main() {
   }
   CHECK(given_up < 10);
   CHECK(seen > 200);
+  CHECK(hurries > 100);
   CHECK(infeasible > 20);
   CHECK(tight > 200);
   CHECK(held > 200);

@@ -48,10 +48,10 @@ demo: build  ## train a GPT on 2 ranks: describe, profile, search, shard, train,
 	@examples/demo.sh "$(PY)" $(RANKS) $(ARGS)
 
 .PHONY: test
-test: test-cpp test-sanitize test-python  ## all tests: C++, C++ under sanitizers, then Python
+test: test-cpp test-sanitize test-threads test-python  ## all tests: C++, C++ under sanitizers, then Python
 
 .PHONY: test-cpp
-test-cpp: $(STAMPS)/tools  ## the search engine's C++ tests
+test-cpp: $(STAMPS)/tools  ## the C++ tests: search, files, communication
 	@echo "== C++ tests (build/cpp)"
 	@cmake -S . -B build/cpp -G Ninja -DOSDP_PYTHON=OFF -DOSDP_TESTS=ON -DCMAKE_BUILD_TYPE=Release >build/cpp.log || { cat build/cpp.log; exit 1; }
 	@ninja -C build/cpp -j$(JOBS) --quiet
@@ -60,24 +60,49 @@ test-cpp: $(STAMPS)/tools  ## the search engine's C++ tests
 .PHONY: test-sanitize
 test-sanitize: $(STAMPS)/tools  ## the same under the address and undefined-behaviour sanitizers
 	@echo "== C++ tests under the address and undefined-behaviour sanitizers (build/sanitize)"
-	@cmake -S . -B build/sanitize -G Ninja -DOSDP_PYTHON=OFF -DOSDP_TESTS=ON -DOSDP_SANITIZE=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo >build/sanitize.log || { cat build/sanitize.log; exit 1; }
+	@cmake -S . -B build/sanitize -G Ninja -DOSDP_PYTHON=OFF -DOSDP_TESTS=ON -DOSDP_SANITIZE=address,undefined,float-cast-overflow -DCMAKE_BUILD_TYPE=RelWithDebInfo >build/sanitize.log || { cat build/sanitize.log; exit 1; }
 	@ninja -C build/sanitize -j$(JOBS) --quiet
 	@ctest --test-dir build/sanitize --output-on-failure -j$(JOBS) >build/sanitize.log || { cat build/sanitize.log; exit 1; }; tail -n 4 build/sanitize.log
+
+.PHONY: test-threads
+test-threads: $(STAMPS)/tools  ## those of communication between ranks under the thread sanitizer
+	@echo "== C++ tests of communication under the thread sanitizer (build/tsan)"
+	@cmake -S . -B build/tsan -G Ninja -DOSDP_PYTHON=OFF -DOSDP_TESTS=ON -DOSDP_SANITIZE=thread -DCMAKE_BUILD_TYPE=RelWithDebInfo >build/tsan.log || { cat build/tsan.log; exit 1; }
+	@ninja -C build/tsan -j$(JOBS) --quiet comm_tests
+	@TSAN_OPTIONS=halt_on_error=1 ctest --test-dir build/tsan -L comm --output-on-failure -j$(JOBS) >build/tsan.log || { cat build/tsan.log; exit 1; }; tail -n 4 build/tsan.log
 
 # A clang that can link its fuzzer (the runtime is a package of its own in some distributions); empty: there is none.
 FUZZER = $(shell for c in clang++ clang++-2{2,1,0} clang++-1{9,8,7,6,5,4}; do \
   command -v $$c >/dev/null && echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' \
     | $$c -xc++ -fsanitize=fuzzer,address,undefined -o /dev/null - 2>/dev/null && { echo $$c; break; }; done)
 FUZZ_SECONDS ?= 60
+FUZZ_OBJECTS := $(patsubst csrc/%.cpp,build/fuzz/%.o,$(wildcard csrc/json/*.cpp csrc/search/*.cpp))
+FUZZ_COMPILE = $(shell command -v ccache) $(FUZZER) -std=c++20 -O1 -g -fsanitize=address,undefined,float-cast-overflow \
+  -fno-sanitize-recover=all -Icsrc -Itests/fuzz -MMD -MP
 
 .PHONY: fuzz
-fuzz:  ## the JSON reader under libFuzzer for 60 s, where clang is installed
-	@fuzzer='$(FUZZER)'; if [ -z "$$fuzzer" ]; then echo "== no clang with libFuzzer: fuzzing is left out"; exit 0; fi; \
-	echo "== fuzzing the JSON reader for $(FUZZ_SECONDS) s ($$fuzzer, build/fuzz)"; mkdir -p build/fuzz/corpus; \
-	$$fuzzer -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Icsrc -Itests/fuzz \
-	  tests/fuzz/fuzz_json.cpp csrc/json/*.cpp -o build/fuzz/json; \
-	build/fuzz/json -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -timeout=10 -dict=tests/fuzz/json.dict -artifact_prefix=build/fuzz/ \
-	  build/fuzz/corpus tests/fuzz/corpus 2>build/fuzz/log || { tail -n 40 build/fuzz/log; exit 1; }; tail -n 1 build/fuzz/log
+fuzz:  ## the JSON reader and the planner under libFuzzer for a minute; needs clang with its fuzzer
+	@fuzzer='$(FUZZER)'; [ -n "$$fuzzer" ] || { echo "== make fuzz needs a clang with libFuzzer; on Debian and Ubuntu: \
+	apt-get install clang and libclang-rt-N-dev of its version"; exit 1; }; \
+	echo "== fuzzing the JSON reader and the planner for $(FUZZ_SECONDS) s ($$fuzzer, build/fuzz)"; \
+	$(MAKE) -j$(JOBS) FUZZER="$$fuzzer" build/fuzz/fuzz_json build/fuzz/fuzz_planner; \
+	seconds=$$(( ($(FUZZ_SECONDS) + 1) / 2 )); mkdir -p build/fuzz/corpus build/fuzz/requests; \
+	build/fuzz/fuzz_json -max_total_time=$$seconds -max_len=4096 -timeout=10 -dict=tests/fuzz/json.dict -artifact_prefix=build/fuzz/ \
+	  build/fuzz/corpus tests/fuzz/corpus 2>build/fuzz/log || { tail -n 40 build/fuzz/log; exit 1; }; tail -n 1 build/fuzz/log; \
+	build/fuzz/fuzz_planner -max_total_time=$$seconds -max_len=600 -len_control=0 -timeout=20 -artifact_prefix=build/fuzz/ \
+	  build/fuzz/requests 2>build/fuzz/log || { tail -n 40 build/fuzz/log; exit 1; }; tail -n 1 build/fuzz/log
+
+.PHONY: fuzz-compiler
+fuzz-compiler:
+	@[ -n '$(FUZZER)' ]
+
+build/fuzz/fuzz_%: tests/fuzz/fuzz_%.cpp $(FUZZ_OBJECTS)
+	@$(FUZZ_COMPILE) -fsanitize=fuzzer $^ -o $@
+
+build/fuzz/%.o: csrc/%.cpp
+	@mkdir -p $(@D); $(FUZZ_COMPILE) -fsanitize=fuzzer-no-link -c $< -o $@
+
+-include $(FUZZ_OBJECTS:.o=.d)
 
 # Kept outside of the clone: several GB that every clone can use. Another machine's torch: CUDA_TORCH='torch==2.11.*'.
 CUDA_ENV ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/osdp/cuda-env
@@ -107,6 +132,17 @@ test-python: build  ## the Python tests: one process, then several ranks
 	@echo "== Python tests"
 	@$(PY) -m pytest
 
+# An environment with nothing in it but what the wheel asks for.
+BARE := build/bare
+.PHONY: test-wheel
+test-wheel: build  ## build a wheel, install it into a bare environment, and train a step there on 2 ranks
+	@echo "== a wheel in a bare environment ($(BARE))"
+	@rm -rf build/wheel $(BARE); $(PY) -m venv $(BARE)
+	@$(PY) -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps -w build/wheel .
+	@$(BARE)/bin/python -m pip install --quiet --disable-pip-version-check build/wheel/osdp-*.whl
+	@cd $(BARE); OMP_NUM_THREADS=1 timeout 300 bin/python -m torch.distributed.run --standalone --nproc-per-node 2 \
+	  "$(CURDIR)/tools/first_step.py" .
+
 .PHONY: build
 build: $(STAMPS)/built  ## the environment and the extension; does nothing when nothing changed
 
@@ -123,7 +159,7 @@ $(STAMPS)/torch: $(ENV_MADE)
 
 $(STAMPS)/tools: $(STAMPS)/torch
 	@echo "== installing build tools: scikit-build-core, ninja$$(cmake --version 2>/dev/null | head -n 1 | sed 's/^/; found /')"
-	@$(PIP) 'scikit-build-core>=0.10' ninja numpy
+	@$(PIP) 'scikit-build-core>=1.1' ninja numpy
 	@printf 'cmake 3.25\n%s\n' "$$(cmake --version 2>/dev/null | grep -oE 'version [0-9.]+' | sed 's/version/cmake/')" | sort -V -C \
 	  && cmake --version >/dev/null 2>&1 || $(PIP) 'cmake>=3.25'
 	@touch $@

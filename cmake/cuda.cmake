@@ -22,3 +22,4 @@ set_target_properties(_C PROPERTIES CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTUR
                                     CUDA_RUNTIME_LIBRARY Shared)
 target_compile_definitions(_C PRIVATE OSDP_WITH_CUDA)
 target_link_libraries(_C PRIVATE torch_cuda c10_cuda)
+set(KERNELS_CUDA "${TORCH_CUDA_VERSION}")

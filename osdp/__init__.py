@@ -5,7 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from osdp.built_with import check_torch
 from osdp.errors import (
+    BuildError,
     DescribeError,
     DisagreementError,
     FormatError,
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from osdp.description import ModelDescription as ModelDescription
 
 __version__ = "0.1.0"
+
+check_torch()
 
 # Public name -> the module that holds it. Loaded on first use: a notebook that only searches never loads the runtime.
 _PUBLIC = {
@@ -54,6 +58,7 @@ _PUBLIC = {
 }
 
 __all__ = [
+    "BuildError",
     "DescribeError",
     "DisagreementError",
     "FormatError",

@@ -19,6 +19,7 @@ __all__: list[str] = [
     "Operator",
     "Request",
     "Tensor",
+    "built_with",
     "candidates",
     "check",
     "check_plan",
@@ -176,10 +177,22 @@ class JsonReader:
         shapes: collections.abc.Sequence[JsonShape],
         classes: collections.abc.Sequence[typing.Any],
     ) -> None: ...
-    def read(self, text: bytes, limits: JsonLimits) -> typing.Any: ...
+    def read(self, text: bytes, limits: JsonLimits) -> tuple[int, typing.Any]:
+        """
+        The file's version, and its value; of an older version what `read_json` gives, unchecked.
+        """
+    def version(self, text: bytes, limits: JsonLimits) -> int:
+        """
+        The version that the file's header says.
+        """
 
 class InvalidProblem(ValueError):
     pass
+
+def built_with() -> tuple[str, str]:
+    """
+    The torch that the extension was compiled against, and its CUDA's version where CUDA kernels are in it
+    """
 
 def candidates(
     model: Model,
@@ -227,6 +240,7 @@ def check_table(
     choices: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
     time: typing.SupportsInt | typing.SupportsIndex,
     memory: typing.SupportsInt | typing.SupportsIndex,
+    lower_bound: typing.SupportsInt | typing.SupportsIndex,
     multiplier: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
 ) -> str: ...
 def find_json(text: bytes, limits: JsonLimits, path: str) -> tuple[int, int]:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from osdp.description import ModelDescription
 from osdp.errors import InvalidProblemError
-from osdp.hardware import Hardware
+from osdp.hardware import Hardware, check_hardware
+from osdp.plan_rules import check_description
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,7 +54,7 @@ def batches_of(batch_size: int | str, global_batch_size: int | None, ranks: int)
 
 def machine_of(hardware: Hardware | str | os.PathLike[str] | None) -> Hardware:
     if isinstance(hardware, Hardware):
-        return hardware
+        return check_hardware(hardware)
     return Hardware.load(DEFAULT_HARDWARE if hardware is None else hardware)
 
 
@@ -61,16 +62,42 @@ def description_of(
     model: nn.Module | ModelDescription, sample: tuple[Any, ...] | Mapping[str, Any] | None
 ) -> ModelDescription:
     if isinstance(model, ModelDescription):
-        return model
-    if sample is None:
+        return check_sampled(model)
+    if sample is None or (isinstance(sample, (tuple, Mapping)) and not sample):
         raise InvalidProblemError(
-            "a model needs a sample: osdp.search(model, (inputs,), ...), or osdp.describe it first"
+            "a model needs a sample, or nothing is known of its activations: osdp.search(model, (inputs,), ...), or "
+            "osdp.describe(model, inputs) first"
         )
     from osdp.tracing import describe
 
     if isinstance(sample, Mapping):
         return describe(model, **sample)
     return describe(model, *(sample if isinstance(sample, tuple) else (sample,)))
+
+
+def check_sampled(description: ModelDescription) -> ModelDescription:
+    """`description` itself, unless it was made without a sample."""
+    if description.sample_batch < 1:
+        raise InvalidProblemError(
+            f"{description.name} was described without a sample, so nothing is known of its activations and every batch "
+            "would seem to fit: osdp.describe(model, inputs)"
+        )
+    return check_description(description)
+
+
+def check_batch_matters(description: ModelDescription, batch_size: int | str) -> None:
+    """Raise InvalidProblemError where the best batch size is asked for, and a larger one takes no more memory."""
+    grows = (
+        description.input_bytes_per_sample,
+        description.output_bytes_per_sample,
+        *(o.saved_bytes_per_sample for o in description.operators),
+    )
+    if isinstance(batch_size, str) and description.operators and not any(grows):
+        raise InvalidProblemError(
+            f"nothing of {description.name}'s memory grows with the batch, so no batch size is the best: its sample has "
+            "no dimension of the batch, or its forward keeps nothing for backward (torch.no_grad, frozen parameters); "
+            "say batch_size="
+        )
 
 
 def ranks_of(world_size: int | None, hardware: Hardware) -> int:

@@ -9,14 +9,16 @@ from typing import Any
 from osdp import _search
 from osdp.certificate import Certificate, PhasePrice
 from osdp.choice import Choice
-from osdp.costing import RECOMPUTE_CODES, largest_untraced_unit, signature
+from osdp.costing import RECOMPUTE_CODES, signature
 from osdp.description import ModelDescription
 from osdp.hardware import Hardware
 from osdp.plan import Plan
+from osdp.plan_rules import validate
 from osdp.predicting import choice_of, predict, unit_bytes
 from osdp.searched import Searched
 from osdp.simulating import plain_choice, play
 from osdp.units import group_units
+from osdp.whole import whole_operators
 
 PRICE_DENOMINATOR = 2**30  # of a certificate's prices, in ps per byte
 
@@ -69,14 +71,9 @@ class Assembly:
         }
         choices, candidates = self._choices(found)
         units = _units(description, choices, found["transient_bytes"], self.precision)
-        peak = found["peak_bytes"]
-        if self.cost == "osdp" and self.ranks > 1:
-            needed = max(unit_bytes(description, choices, units, self.precision), default=0)
-            reserved = max(found["transient_bytes"], largest_untraced_unit(description, self.precision))
-            peak += (2 + self.searched.prefetch) * (needed - reserved)
         certificate = self._certificate(found, choices)
         price = sum(p.numerator for p in certificate.prices) / certificate.price_denominator
-        return Plan(
+        plan = Plan(
             description=description,
             hardware=self.machine,
             world_size=self.ranks,
@@ -98,12 +95,12 @@ class Assembly:
                 candidates,
                 played=self.played(found) if self.cost == "osdp" else None,
                 world_size=self.ranks,
-                peak_bytes=peak,
                 recompute=recompute,
                 price_ps_per_byte=price,
             ),
             certificate=certificate,
         )
+        return validate(plan)
 
     def _ways(self, found: Mapping[str, Any]) -> dict[str, str | None]:
         codes = zip(self.description.blocks, found["blocks"], strict=True)
@@ -112,6 +109,7 @@ class Assembly:
     def _choices(self, found: Mapping[str, Any]) -> tuple[dict[str, Choice], list[list[dict[str, Any]]]]:
         """Choices by operator, and beside the operators the candidates that they were chosen from."""
         ways = self._ways(found)
+        whole = whole_operators(self.description, self.searched.whole)
         candidates: list[list[dict[str, Any]]] = []
         choices: dict[str, Choice] = {}
         for i, (o, picked) in enumerate(zip(self.description.operators, found["choices"], strict=True)):
@@ -119,7 +117,7 @@ class Assembly:
                 candidates.append([])
                 continue
             how = None if o.block is None else ways[o.block]
-            key = (signature(o), how)
+            key = (signature(o), how, o.name in whole)
             if key not in self._candidates:
                 code = RECOMPUTE_CODES.index(how)
                 self._candidates[key] = _search.candidates(self.model, self.request, i, code)
@@ -137,22 +135,23 @@ class Assembly:
         best: tuple[int, list[tuple[int, int]]] = (-1, [])
         rounded = [(phase, min(round(price * PRICE_DENOMINATOR), 2**56)) for phase, price in found["prices"]]
         for prices in ([], rounded):  # where memory is no limit, no price proves more
-            bound = _search.plan_lower_bound(
+            lower = _search.plan_lower_bound(
                 self.model, self.request, batch, plain, found["blocks"], prices, PRICE_DENOMINATOR
             )
-            if bound > best[0]:
-                best = (bound, prices)
+            if lower > best[0]:
+                best = (lower, prices)
         step = found["step_ps"]
-        proven = int(found["lower_bound_s_per_sample"] * 1e12 * batch[0] * batch[1])
+        bound = int(found["lower_bound_s_per_sample"] * 1e12 * batch[0] * batch[1])
         return Certificate(
             time_ps=step,
             memory_bytes=found["peak_bytes"],
             limit_bytes=self.limit_bytes,
             lower_bound_ps=min(best[0], step),
-            search_bound_ps=step if found["optimal"] else max(0, min(proven, step - 1)),
+            search_bound_ps=step if found["optimal"] else max(0, min(bound, step - 1)),
             prices=tuple(PhasePrice(phase, numerator) for phase, numerator in best[1]),
             price_denominator=PRICE_DENOMINATOR,
             optimal=found["optimal"],
+            proven=found["optimal"] or found.get("proven", False),
         )
 
 

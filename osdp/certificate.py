@@ -33,6 +33,8 @@ class Certificate:
     prices: tuple[PhasePrice, ...]  # of the phases that bind; none where memory is no limit
     price_denominator: Annotated[int, AtLeast(1)]
     optimal: bool
+    # Some plan takes `search_bound_ps`: the optimum was proven, also where this plan is not it (`search`'s `replay`).
+    proven: bool = False
 
     @property
     def gap(self) -> float:

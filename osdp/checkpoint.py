@@ -6,43 +6,42 @@
 A checkpoint is a directory of files of torch.distributed.checkpoint (DCP) and `manifest.json` (see osdp/manifest.py).
 
 Note [When a checkpoint is valid]
-Ranks write into a directory beside the target; when all are done, rank 0 adds the manifest with every file's size and
-checksum, and renames the directory: a run that dies while saving leaves the previous checkpoint as it was. Loading
-first checks manifest, files and table of boxes against the model and optimizer, on all ranks, and only when none
-objects does it change anything.
+Ranks write into a directory beside the target; when all are done, rank 0 adds the manifest with all files' sizes and
+checksums, and renames the directory (osdp/checkpoint_places.py): a run that dies while saving leaves the previous
+checkpoint. Loading first reads and checks everything, on all ranks, and only when none objects does it change anything
+(osdp/checkpoint_reading.py).
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import warnings
-import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.optim import Optimizer
 
-from osdp.checkpoint_state import State, sharded_of
-from osdp.checkpoint_storage import (
-    ChunkLoadPlanner,
-    ChunkReader,
-    ChunkSavePlanner,
-    check_cover,
-    read_items,
-    read_metadata,
-)
-from osdp.errors import FormatError, OSDPError, ShardingError
-from osdp.manifest import FILE_NAME, FileEntry, Manifest, read_manifest
+from osdp.boxes import Row
+from osdp.checkpoint_folder import Folder
+from osdp.checkpoint_places import Partial, check_target, found, partial_path, recover, resolved
+from osdp.checkpoint_reading import Reading, check, check_files, fill, readings
+from osdp.checkpoint_state import State, look_at_tree, sharded_of
+from osdp.checkpoint_storage import BoxWriter, ChunkSavePlanner
+from osdp.errors import FormatError, OSDPError
+from osdp.manifest import FILE_NAME, FileEntry, Manifest, dumps, read_manifest
 from osdp.together import Together
 
-_READ_BYTES = 1 << 20
+T = TypeVar("T")
+Boxes = Mapping[str, tuple[Row, ...]]
+
+_METADATA_NAME = ".metadata"  # DCP's own table, for its tools
+_WHOLE = 1 << 62  # bytes: pieces are filled as they are, not in boxes
 
 
 def save(
@@ -55,41 +54,46 @@ def save(
     """Writes parameters, buffers (rank 0's) and the optimizer's state to `directory`. Collective.
 
     `model`: sharded or not; `optimizer`: made over its parameters, or None. `directory`: on a file system that all
-    ranks share. An older checkpoint there is replaced once the new one is complete. `process_group`: by default the one
-    over which the model is sharded, else all ranks; without any, one process saves. Each rank writes what it holds;
-    what all ranks hold is written once, spread over them.
+    ranks share. An older checkpoint there is replaced, with all that lies in it, once the new one is complete; where it is
+    a symbolic link (`latest`), what it leads to is. `process_group`: by default the one over which the model is sharded,
+    else all ranks; without any, one process saves. Each rank writes what it holds; what all ranks hold is written once,
+    spread over them.
 
     Raises ShardingError where `directory` holds something else than a checkpoint or a state cannot be described,
     OSDPError where writing failed on some rank. Both on all ranks, and an older checkpoint is still there then.
     """
-    target = Path(directory)
-    together = Together(process_group or _group_of(model))
-    partial = target.with_name(f"{target.name}.partial-{together.first(_token)}")
-    together.do(f"preparing {target}", lambda: _check_target(target))
+    look_at_tree(model)
+    together = Together(process_group or _group_of(model), "osdp.save")
+    step = f"saving {os.fspath(directory)!r:.200}"
+    token = together.first(_token)
+    target = _do(together, step, lambda: resolved(directory))
+    partial = _do(together, step, lambda: _begin(target, token) if together.rank == 0 else None)
     try:
-        state = together.do(f"saving {target}", lambda: State.of_save(model, optimizer))
+        state = _do(together, step, lambda: State.of_save(model, optimizer))
         manifest = state.agree(together)
-        planner = together.do(f"saving {target}", lambda: ChunkSavePlanner(state.tensors(manifest)))
+        tensors = _do(together, step, lambda: state.tensors(manifest))
+        writer = BoxWriter(partial_path(target, token))
         try:
             with warnings.catch_warnings():  # DCP warns that one process saves alone; here that is meant
                 warnings.simplefilter("ignore")
-                writer = FileSystemWriter(partial)
-                dcp_save(
-                    {},
-                    storage_writer=writer,
-                    planner=planner,
-                    process_group=together.group,
-                    no_dist=together.alone,
+                together.outside(
+                    lambda: dcp_save(
+                        {},
+                        storage_writer=writer,
+                        planner=ChunkSavePlanner(tensors),
+                        process_group=together.group,
+                        no_dist=together.alone,
+                    )
                 )
         except CheckpointException as error:
-            raise _failure(f"saving {target}", error) from error
-        files = together.do(f"checking {partial}", lambda: _checksums(partial, together))
-        merged = {name: entry for part in together.all(files) for name, entry in part.items()}
-        complete = replace(manifest, files=merged)
-        together.do(f"completing {target}", lambda: _complete(partial, target, complete, together.rank))
+            raise _failure(step, error) from error
+        folder = _do(together, step, lambda: Folder(writer.path))
+        written = _do(together, step, lambda: _written(folder, writer.boxes(folder, tensors), together.rank))
+        everything = together.all(written)
+        _do(together, step, lambda: _complete(partial, folder, manifest, everything))
     except BaseException:
-        if together.rank == 0:
-            shutil.rmtree(partial, ignore_errors=True)
+        if partial is not None:
+            partial.abandon()
         raise
 
 
@@ -105,36 +109,27 @@ def load(
     World size, plan and grouping of the optimizer's parameters may differ from those that saved; names, shapes, dtypes
     and the optimizer's class may not. `optimizer=None` reads only the model.
 
+    Where no checkpoint stands under that name because a save was killed at its end, the one beside it is read.
+
     Raises FormatError, on all ranks and with nothing changed, where the checkpoint is incomplete, damaged, of another
     model or of another optimizer; its `field` names the parameter.
     """
-    source = Path(directory)
-    together = Together(process_group or _group_of(model))
+    look_at_tree(model)
+    together = Together(process_group or _group_of(model), "osdp.load")
+    step = f"loading {os.fspath(directory)!r:.200}"
+    folder, manifest, checksum = _do(together, step, lambda: _opened(directory))
+    _must_be_the_same(folder, together.all(checksum))
 
-    def check() -> tuple[State, ChunkReader, ChunkLoadPlanner]:
-        manifest = read_manifest(source)
-        metadata = read_metadata(source)
-        check_cover(metadata.state_dict_metadata, manifest.tensors())
-        _check_files(source, manifest, metadata.storage_data, together)
+    def checked() -> tuple[State, list[Reading], list[int]]:
         state = State.of_load(model, optimizer, manifest)
-        tensors = state.tensors(manifest)
-        read_items(tensors, metadata)
-        return state, ChunkReader(source, metadata), ChunkLoadPlanner(tensors)
+        wanted = readings(state.tensors(manifest, _WHOLE), manifest)
+        check_files(folder, manifest, together.rank, together.world_size)
+        return state, wanted, check(folder, wanted)
 
-    state, reader, planner = together.do(f"loading {source}", check)
-    try:
-        with warnings.catch_warnings():  # see save
-            warnings.simplefilter("ignore")
-            dcp_load(
-                {},
-                storage_reader=reader,
-                planner=planner,
-                process_group=together.group,
-                no_dist=together.alone,
-            )
-    except CheckpointException as error:
-        raise _failure(f"loading {source}", error) from error
+    state, wanted, checksums = _do(together, step, checked)
+    _do(together, step, lambda: _fill(folder, wanted, checksums))
     state.install()
+    folder.close()
 
 
 def _group_of(model: nn.Module) -> dist.ProcessGroup | None:
@@ -146,74 +141,90 @@ def _token() -> str:
     return os.urandom(4).hex()
 
 
-def _check_target(target: Path) -> None:
-    if (
-        target.exists()
-        and not (target / FILE_NAME).exists()
-        and (not target.is_dir() or any(target.iterdir()))
-    ):
-        raise ShardingError(
-            f"{target} exists and is not a checkpoint: it is not replaced. Save to another directory, or remove it."
-        )
+def _do(together: Together, step: str, work: Callable[[], T]) -> T:
+    """`Together.do`, with an error of the system as one of ours."""
 
-
-def _checksums(directory: Path, together: Together) -> dict[str, FileEntry]:
-    """Size and checksum of this rank's share of the files, which need not be those that it wrote."""
-    names = sorted(p.name for p in directory.glob("*.distcp"))
-    return {name: _checksum(directory / name) for name in names[together.rank :: together.world_size]}
-
-
-def _checksum(path: Path) -> FileEntry:
-    size = crc = 0
-    with path.open("rb") as file:
-        while block := file.read(_READ_BYTES):
-            size += len(block)
-            crc = zlib.crc32(block, crc)
-    return FileEntry(size, crc)
-
-
-def _complete(partial: Path, target: Path, manifest: Manifest, rank: int) -> None:
-    """Rank 0 writes the manifest and gives the directory its name."""
-    if rank != 0:
-        return
-    with (partial / FILE_NAME).open("w", encoding="utf-8") as file:
-        file.write(manifest.to_json())
-        file.flush()
-        os.fsync(file.fileno())
-    older = target.with_name(f"{partial.name}-replaced")
-    if target.exists():
-        target.rename(older)
-    partial.rename(target)
-    shutil.rmtree(older, ignore_errors=True)
-
-
-def _check_files(source: Path, manifest: Manifest, storage_data: object, together: Together) -> None:
-    """That the table refers to files of the manifest only, and that this rank's share of them is undamaged."""
-    assert isinstance(storage_data, dict)
-    for index, info in storage_data.items():
-        entry = manifest.files.get(info.relative_path)
-        if entry is None or not 0 <= info.offset <= info.offset + info.length <= entry.bytes:
-            raise FormatError(
-                f"{source}: {index.fqn} lies in {info.relative_path!r:.80}, bytes {info.offset} to "
-                f"{info.offset + info.length}, which the manifest does not list",
-                field=index.fqn,
-            )
-    for name in manifest.files:
-        if Path(name).name != name:
-            raise FormatError(
-                f"{source}: the manifest lists {name!r:.80}, which is not a file's name", f"files.{name}"
-            )
-    for name in sorted(manifest.files)[together.rank :: together.world_size]:
+    def typed() -> T:
         try:
-            found = _checksum(source / name)
+            return work()
         except OSError as error:
-            raise FormatError(f"{source}: {name} cannot be read: {error}", field=f"files.{name}") from None
-        if found != manifest.files[name]:
+            raise OSDPError(f"{step} failed on rank {together.rank}: {error}") from error
+
+    return together.do(step, typed)
+
+
+def _begin(target: Path, token: str) -> Partial:
+    check_target(target)
+    recover(target)
+    return Partial(target, token)
+
+
+def _written(folder: Folder, boxes: Boxes, rank: int) -> tuple[Boxes, dict[str, FileEntry]]:
+    """This rank's boxes, and the files that it wrote."""
+    names = {row[2] for rows in boxes.values() for row in rows}
+    if rank == 0:
+        names.add(_METADATA_NAME)
+    return boxes, {name: FileEntry(*folder.checksum(name)) for name in sorted(names)}
+
+
+def _complete(
+    partial: Partial | None,
+    folder: Folder,
+    manifest: Manifest,
+    written: list[tuple[Boxes, dict[str, FileEntry]]],
+) -> None:
+    if partial is not None:  # rank 0's
+        partial.complete(_described(folder, manifest, written))
+
+
+def _described(
+    folder: Folder,
+    manifest: Manifest,
+    written: list[tuple[Boxes, dict[str, FileEntry]]],
+) -> bytes:
+    """The manifest's text: FormatError where what the ranks wrote is not all of every tensor."""
+    boxes: dict[str, tuple[Row, ...]] = {}
+    files: dict[str, FileEntry] = {}
+    for rank, (of_rank, files_of_rank) in enumerate(written):
+        for key, rows in of_rank.items():
+            boxes[key] = (*boxes.get(key, ()), *rows)
+        for name, entry in files_of_rank.items():
+            if not folder.has(name) or folder.size(name) != entry.bytes:
+                raise OSDPError(
+                    f"rank {rank} wrote {folder / name}, which rank 0 does not see: save to a directory on a file system "
+                    "that all ranks share"
+                )
+            files[name] = entry
+    return dumps(replace(manifest, boxes=boxes, files=files))
+
+
+def _opened(directory: str | os.PathLike[str]) -> tuple[Folder, Manifest, int]:
+    try:
+        folder = Folder(found(Path(directory)))
+    except (OSError, ValueError) as error:  # ValueError: a null character
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError(f"{os.fspath(directory)!r:.200} is not a checkpoint: {error}") from None
+    return folder, read_manifest(folder), folder.checksum(FILE_NAME)[1]
+
+
+def _must_be_the_same(folder: Folder, checksums: list[int]) -> None:
+    for rank, checksum in enumerate(checksums):
+        if checksum != checksums[0]:
             raise FormatError(
-                f"{source}: {name} is damaged: {found.bytes} bytes with checksum {found.crc32:08x}, should be "
-                f"{manifest.files[name].bytes} with {manifest.files[name].crc32:08x}",
-                field=f"files.{name}",
+                f"rank {rank} and rank 0 see different checkpoints at {folder}: it must be on a file system that all "
+                "ranks share, and not be replaced meanwhile"
             )
+
+
+def _fill(folder: Folder, wanted: list[Reading], checksums: list[int]) -> None:
+    try:
+        fill(folder, wanted, checksums)
+    except FormatError as error:
+        raise FormatError(
+            f"{error}: while it was loaded, after all of it had been checked. The model holds a part of it now: load again",
+            error.field,
+        ) from None
 
 
 def _failure(what: str, error: CheckpointException) -> OSDPError:

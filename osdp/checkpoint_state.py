@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from osdp.checkpoint_storage import Tensors
 from osdp.errors import FormatError, ShardingError
 from osdp.manifest import Group, Manifest, OptimizerEntry, TensorEntry, model_key, state_key
-from osdp.pieces import Chunk, Piece, WholePiece, chunks
+from osdp.pieces import Chunk, Piece, WholePiece, chunks, elements
 from osdp.together import Together
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class State:
     manifest: Manifest
     writes_buffers: bool = field(default=True)
     cast: Mapping[str, Tensor] = field(default_factory=dict)  # buffers that the model holds in another dtype
+    options: list[dict[str, Any]] = field(default_factory=list)  # to be given to the optimizer's groups
 
     @staticmethod
     def of_save(model: nn.Module, optimizer: Optimizer | None, layout: Layout | None = None) -> State:
@@ -123,6 +124,7 @@ class State:
                 field="optimizer.kind",
             )
         _match_groups(entry, optimizer, names)
+        options = _options(entry, optimizer, names)
         by_name = {name: parameter for parameter, name in names.items()}
         for name, tensors in entry.tensors.items():
             if name not in by_name:
@@ -130,12 +132,19 @@ class State:
                     f"the checkpoint has a state of {name}, the optimizer has no such parameter", name
                 )
             for key, tensor in tensors.items():
-                full = state.layout.full_shape(name)
+                full = tuple(state.layout.full_shape(name))
+                if tensor.shape != full and elements(tensor.shape) != 1:
+                    raise FormatError(
+                        f"the state {key!r} of {name} has shape {list(tensor.shape)}, neither the parameter's {list(full)} "
+                        "nor one number",
+                        name,
+                    )
                 local = by_name[name].shape if tensor.shape == full else tensor.shape
                 device = _state_device(optimizer, by_name[name], len(local))
                 fresh = torch.empty(local, dtype=tensor.torch_dtype, device=device)
                 state.states.setdefault(name, {})[key] = fresh
-        return replace(state, optimizer=optimizer, manifest=replace(state.manifest, optimizer=entry))
+        manifest = replace(state.manifest, optimizer=entry)
+        return replace(state, optimizer=optimizer, manifest=manifest, options=options)
 
     def agree(self, together: Together) -> Manifest:
         """The manifest of all ranks: the same models, groups and options, and every state that some rank has.
@@ -164,19 +173,20 @@ class State:
             merged = replace(merged, optimizer=replace(mine, tensors=tensors, values=values))
         return merged
 
-    def tensors(self, manifest: Manifest) -> Tensors:
-        """This rank's boxes of every tensor of `manifest`."""
+    def tensors(self, manifest: Manifest, box_bytes: int | None = None) -> Tensors:
+        """This rank's boxes of every tensor of `manifest`, of at most `box_bytes`; by default, CHUNK_BYTES."""
+        limit = CHUNK_BYTES if box_bytes is None else box_bytes
         held: dict[str, Sequence[Chunk]] = {}
         for name, parameter in self.parameters.items():
             pieces = self.layout.pieces(name)
-            held[model_key(name)] = chunks(pieces, parameter, CHUNK_BYTES)
+            held[model_key(name)] = chunks(pieces, parameter, limit)
             for key, tensor in self.states.get(name, {}).items():
                 shape = tuple(tensor.shape)
                 of_state = pieces if tensor.shape == parameter.shape else [WholePiece(shape)]
-                held[state_key(name, key)] = chunks(of_state, tensor, CHUNK_BYTES)
+                held[state_key(name, key)] = chunks(of_state, tensor, limit)
         for name, buffer in self.buffers.items():
             whole = [WholePiece(tuple(buffer.shape))] if self.writes_buffers else []
-            held[model_key(name)] = chunks(whole, buffer, CHUNK_BYTES)
+            held[model_key(name)] = chunks(whole, buffer, limit)
         return Tensors(manifest.tensors(), held)
 
     def install(self) -> None:
@@ -186,11 +196,9 @@ class State:
         optimizer, entry = self.optimizer, self.manifest.optimizer
         if optimizer is None or entry is None:
             return
-        options = {name: group.options for group in entry.groups for name in group.parameters}
         names = _names(self.parameters, optimizer)
-        for group in optimizer.param_groups:
-            for key, value in (options[names[group["params"][0]]] if group["params"] else {}).items():
-                group[key] = _like(group.get(key), value)
+        for group, options in zip(optimizer.param_groups, self.options, strict=True):
+            group.update(options)
         for parameter, name in names.items():
             loaded = {**self.states.get(name, {}), **entry.values.get(name, {})}
             if loaded:
@@ -242,6 +250,13 @@ def sharded_of(model: nn.Module) -> Sharded | None:
         return runtime_of(model)
     except ShardingError:
         return None
+
+
+def look_at_tree(model: nn.Module) -> None:
+    """Takes in what a sharded model has got since it was sharded. Collective where there is something."""
+    sharded = sharded_of(model)
+    if sharded is not None:
+        sharded.tree.look_between_steps(unwrapped(model))
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -333,6 +348,24 @@ def _match_groups(entry: OptimizerEntry, optimizer: Optimizer, names: Mapping[nn
                 )
 
 
+def _options(
+    entry: OptimizerEntry, optimizer: Optimizer, names: Mapping[nn.Parameter, str]
+) -> list[dict[str, Any]]:
+    """For each group here the saved options, in the types that it has."""
+    saved = {name: group.options for group in entry.groups for name in group.parameters}
+    result: list[dict[str, Any]] = []
+    for group in optimizer.param_groups:
+        result.append({})
+        for key, value in (saved[names[group["params"][0]]] if group["params"] else {}).items():
+            try:
+                result[-1][key] = _like(group.get(key), value)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise FormatError(
+                    f"the optimizer's option {key!r} cannot be {value!r:.80}: {error}", key
+                ) from None
+    return result
+
+
 def _plain(value: Any, where: str) -> Any:
     """`value` as JSON can hold it."""
     if isinstance(value, Tensor) and value.numel() == 1:
@@ -352,6 +385,8 @@ def _like(current: Any, saved: Any) -> Any:
     """The saved option in the type that the group has: a tensor stays one, a tuple comes back from JSON's list."""
     if isinstance(current, Tensor):
         return torch.full_like(current, saved)
+    if current is not None and isinstance(saved, str) != isinstance(current, str):
+        raise TypeError(f"it is a {type(current).__name__} here")
     return tuple(saved) if isinstance(saved, list) and not isinstance(current, list) else saved
 
 

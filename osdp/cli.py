@@ -1,4 +1,4 @@
-"""The command line: `osdp search`, `explain`, `diff`, `frontier` and `profile`."""
+"""The command line: `osdp search`, `explain`, `diff`, `frontier`, `profile` and `upgrade`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from osdp.hardware import Hardware
 
-_MODULE_HELP = "FILE.py:FUNCTION or package.module:FUNCTION, which returns a model, or (model, sample)"
+_MODULE_HELP = "FILE.py:FUNCTION or package.module:FUNCTION, which returns (model, sample)"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,6 +74,12 @@ def _parser() -> argparse.ArgumentParser:
     search.add_argument("--granularity", type=_count_or_auto, metavar="N|auto", help="slices of an operator")
     search.add_argument("--checkpoint", choices=("auto", "none"), help="whether blocks may be recomputed")
     search.add_argument("--hosts", type=_count, metavar="N", help="over which the ranks are spread evenly")
+    search.add_argument(
+        "--whole",
+        action="append",
+        metavar="PATTERN",
+        help="modules or parameters that every rank holds whole, such as 'head' or '*.norm?'; repeatable",
+    )
     search.add_argument("--objective", help="throughput (default), memory or batch: as in osdp.search")
     search.add_argument(
         "--at-least", type=float, metavar="SAMPLES/S", help="with --objective memory: the throughput to reach"
@@ -112,6 +118,17 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--module", metavar="WHERE", help=_MODULE_HELP + ": measure its operators too")
     profile.add_argument("--seconds", type=float, default=10.0, help="about how long to measure (default 10)")
     profile.set_defaults(command=_profile)
+
+    upgrade = commands.add_parser(
+        "upgrade", help="rewrite files of an older OSDP in today's versions, in place"
+    )
+    upgrade.add_argument(
+        "paths",
+        nargs="+",
+        metavar="FILE|DIR",
+        help="a plan, a description, hardware, a checkpoint, or where such are",
+    )
+    upgrade.set_defaults(command=_upgrade)
     return parser
 
 
@@ -145,6 +162,7 @@ def _search(arguments: argparse.Namespace) -> None:
             "objective",
             "at_least",
             "time_limit",
+            "whole",
         )
         if (value := getattr(arguments, name)) is not None
     }
@@ -249,6 +267,14 @@ def _profile(arguments: argparse.Namespace) -> None:
             dist.destroy_process_group()
 
 
+def _upgrade(arguments: argparse.Namespace) -> None:
+    from osdp.upgrade_files import upgrade
+
+    for path in arguments.paths:
+        for line in upgrade(path):
+            print(line)
+
+
 def _build(where: str, meta: bool) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     """Model, positional and keyword arguments of its sample, from the function named by `where`."""
     import torch
@@ -274,10 +300,15 @@ def _build(where: str, meta: bool) -> tuple[nn.Module, tuple[Any, ...], dict[str
         raise InvalidProblemError(
             f"--module {where}: {name}() failed: {type(error).__name__}: {error}"
         ) from error
-    model, sample = built if isinstance(built, tuple) and len(built) == 2 else (built, ())
+    model, sample = built if isinstance(built, tuple) and len(built) == 2 else (built, None)
     if not isinstance(model, nn.Module):
         raise InvalidProblemError(
-            f"--module {where}: {name}() must return a model or (model, sample), not {type(model).__name__}"
+            f"--module {where}: {name}() must return (model, sample), not {type(built).__name__}"
+        )
+    if sample is None or (isinstance(sample, (tuple, list, dict)) and not sample):
+        raise InvalidProblemError(
+            f"--module {where}: {name}() returned a model without a sample, so nothing is known of its activations: "
+            "return (model, (inputs,)), with the arguments of one forward as a tuple or a dict"
         )
     if isinstance(sample, dict):
         return model, (), sample

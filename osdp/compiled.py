@@ -7,14 +7,13 @@ a graph of a model without units would be run on one that has them.
   Compiled before fully_shard (block.compile(), torch.compile(block)): everything inside is gathered at the compiled
 module's call, around the graph, which stays whole. That is more memory than the plan counts on, unless the block is
 one unit anyway.
-  Compiled afterwards: graphs are broken at the hooks, and memory is as planned. Each module with hooks gets a `forward`
-of its own in its __dict__, which is what Dynamo does guard on.
+  Compiled afterwards: graphs are broken at the hooks, and memory is as planned. Each module with hooks has a `forward`
+of its own in its __dict__ (osdp/calls.py), which is what Dynamo does guard on.
 """
 
 from __future__ import annotations
 
 import contextlib
-import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -70,8 +69,6 @@ def install_call(module: nn.Module, hook: _C.CallHook) -> None:
         return
     module.register_forward_pre_hook(hook.before, prepend=True, with_kwargs=True)
     module.register_forward_hook(hook.after, with_kwargs=True, always_call=True)
-    if isinstance(module.forward, types.MethodType):
-        module.forward = module.forward
 
 
 class _Around:

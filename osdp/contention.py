@@ -55,7 +55,7 @@ def measure_contention(
     # timed one by one, the step is timed.
     if world == 1:
         return Contention(Collective(0.0, 0.0), 0.0)
-    bench = _Bench(device, group, world)
+    bench = _Bench(device, group)
     compute = step or bench.products
     alone, beside = _Times(), _Times()
     bench.communicate(1, alone)  # makes connections
@@ -104,8 +104,8 @@ class _Times:
 
 
 class _Bench:
-    def __init__(self, device: torch.device, group: dist.ProcessGroup | None, world: int) -> None:
-        self._device, self._group, self._world = device, group, world
+    def __init__(self, device: torch.device, group: dist.ProcessGroup | None) -> None:
+        self._device = device
         self._ours = lane_collectives(device, group)
         self._tensors = [torch.zeros(size // 4, device=device) for size in SIZES]
         self._matrix = torch.randn(512, 512, device=device)
@@ -113,8 +113,8 @@ class _Bench:
     def mean(self, values: Sequence[float]) -> list[float]:
         """Over ranks: the same on all of them."""
         table = torch.tensor(values, dtype=torch.float64, device=self._device)
-        dist.all_reduce(table, group=self._group)
-        return [float(x) / self._world for x in table.tolist()]
+        self._ours.all_reduce_mean([table])
+        return [float(x) for x in table.tolist()]
 
     def products(self) -> None:
         for _ in range(16):
@@ -125,7 +125,7 @@ class _Bench:
 
         Those that ended after `compute` did are not noted, but for the first round.
         """
-        dist.barrier(self._group)
+        self._ours.all_reduce_mean([torch.zeros(1, device=self._device)])  # a barrier
         synchronize(self._device)
         begin, processor = time.perf_counter(), time.process_time() - time.thread_time()
         tickets = [self._ours.submit_all_reduce_mean([t]) for _ in range(rounds) for t in self._tensors]

@@ -13,10 +13,12 @@ from osdp.errors import InvalidProblemError
 from osdp.hardware import Collective, Hardware
 from osdp.precision import PRECISIONS
 from osdp.units import BUCKET_BYTES
+from osdp.whole import whole_operators
 
 # State that the optimizer keeps, in units of the parameters' bytes.
 OPTIMIZER_STATE = {"adamw": 2, "adam": 2, "sgd": 0, "sgd-momentum": 1, "rmsprop": 1, "adagrad": 1}
 GRANULARITIES = (2, 4, 8, 16)
+MOST_BATCH = 2**16  # csrc/search/model.hpp: kMostBatch
 SPLIT_CODES = (None, "out", "in")  # csrc/search/cost.hpp: enum Split
 RECOMPUTE_CODES = (None, *RECOMPUTE)  # enum Recompute
 
@@ -52,6 +54,8 @@ def choose_space(
         for mode in chosen:
             if mode not in MODES:
                 raise InvalidProblemError(f"modes: {mode!r} is none of {', '.join(MODES)}")
+            if chosen.count(mode) > 1:
+                raise InvalidProblemError(f"modes: {mode!r} is there twice")
         if not chosen:
             raise InvalidProblemError("modes is empty: at least one mode must be allowed")
         if "HYBRID_SHARD" in chosen and hosts == 1:
@@ -85,6 +89,8 @@ def choose_space(
     )
     if not recompute or any(r not in RECOMPUTE_CODES for r in recompute):
         raise InvalidProblemError(f"checkpoint: {asked!r} is not some of 'none', 'hold', 'regather'")
+    if len(set(recompute)) < len(recompute):
+        raise InvalidProblemError(f"checkpoint: {asked!r} names a way twice")
     if cost == "paper":
         if asked != "auto" and recompute != (None,):
             raise InvalidProblemError(
@@ -94,10 +100,18 @@ def choose_space(
     return Space(chosen, tuple(sorted({g for g in slices if g > 1})), recompute)
 
 
-def make_model(description: ModelDescription, hardware: Hardware, precision: str = "fp32") -> _search.Model:
-    """The description with this machine's computing times. Raises InvalidProblemError naming the operator."""
+def make_model(
+    description: ModelDescription, hardware: Hardware, precision: str = "fp32", whole: Sequence[str] = ()
+) -> _search.Model:
+    """The description with this machine's computing times. Raises InvalidProblemError naming the operator.
+
+    `whole`: patterns of what is NO_SHARD for sure (`osdp.whole`).
+    """
     block_index = {b.name: i for i, b in enumerate(description.blocks)}
-    operators = [_operator(o, block_index, hardware, precision) for o in description.operators]
+    named = whole_operators(description, whole)
+    operators = [
+        _operator(o, block_index, hardware, precision, o.name in named) for o in description.operators
+    ]
     blocks = [(b.name, b.input_bytes_per_sample) for b in description.blocks]
     held = description.input_bytes_per_sample + description.output_bytes_per_sample
     return _search.Model(operators, blocks, held)
@@ -150,13 +164,25 @@ def make_request(
     )
 
 
-def largest_untraced_unit(description: ModelDescription, precision: str = "fp32") -> int:
-    """Bytes gathered together whatever is chosen: untraced operators that share their gathering modules."""
+def least_transient(description: ModelDescription, precision: str = "fp32") -> int:
+    """Bytes of the largest unit that a plan has whatever it chooses, for which room is reserved: untraced operators
+    that share their gathering modules, and tied parameters.
+    """
+    # Note [Room for tied parameters]
+    # Sharded, they stay gathered from their first reader to their last, which the core counts by operator. But the
+    # runtime gathers as far ahead as its largest unit is large, which they may be. Kept whole, they need room too:
+    # where autograd sums the gradients of two readers, both and the sum are there at once.
+    largest = 0
     together: dict[object, int] = {}
     for o in description.operators:
-        if o.parameters and not o.traced:
-            together[o.gather_at] = together.get(o.gather_at, 0) + gathered_bytes(o, precision)
-    return max(together.values(), default=0)
+        if not o.parameters:
+            continue
+        size = gathered_bytes(o, precision)
+        if not o.traced:
+            size = together[o.gather_at] = together.get(o.gather_at, 0) + size
+        if not o.traced or len(o.gather_at) > 1:
+            largest = max(largest, size)
+    return largest
 
 
 def compute_s(operator: Operator, hardware: Hardware) -> tuple[float, float, float]:
@@ -195,7 +221,7 @@ def gathered_bytes(o: Operator, precision: str) -> int:
     return max(sum(n * compute for n, compute, _, _ in sizes), sum(n * r for n, _, r, t in sizes if t))
 
 
-def _tensor(p: Parameter, precision: str) -> _search.Tensor:
+def _tensor(p: Parameter, precision: str, whole: bool) -> _search.Tensor:
     rows = next((d for d in p.shape if d != 1), 1)
     per_row = p.elements // rows if rows else 0
     compute, reduce = itemsizes(p, precision)
@@ -203,21 +229,21 @@ def _tensor(p: Parameter, precision: str) -> _search.Tensor:
         rows=rows,
         row_bytes=per_row * itemsize(p.dtype),
         trainable=p.trainable,
-        shardable=len(p.shape) > 0,
+        shardable=len(p.shape) > 0 and not whole,
         compute_row_bytes=per_row * compute,
         reduce_row_bytes=per_row * reduce,
     )
 
 
 def _operator(
-    o: Operator, block_index: dict[str, int], hardware: Hardware, precision: str
+    o: Operator, block_index: dict[str, int], hardware: Hardware, precision: str, whole: bool
 ) -> _search.Operator:
     op = _search.Operator()
     op.name = o.name
-    op.tensors = [_tensor(p, precision) for p in o.parameters]
+    op.tensors = [_tensor(p, precision, whole) for p in o.parameters]
     if o.split_shape is not None:
         weights = [i for i, p in enumerate(o.parameters) if sorted(p.shape) == sorted(o.split_shape)]
-        if weights:
+        if weights and o.parameters[weights[0]].elements:
             op.split_tensor = weights[0]
             op.out_features, op.in_features = o.split_shape
     op.calls = max(1, o.calls)

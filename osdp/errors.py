@@ -30,7 +30,7 @@ class InvalidProblemError(OSDPError, ValueError):
 
 
 class FormatError(OSDPError, ValueError):
-    """A plan, description or hardware file that is truncated, has unknown fields, wrong types or a newer version.
+    """A file or checkpoint that is damaged, has unknown fields, wrong types or a newer version, or is of another model.
 
     `field` is the path of the offending field, such as "choices.blocks.0.fc.granularity"; `line` and `column` (from 1)
     say where in the text it is, None where there is no text.
@@ -79,6 +79,10 @@ class OutOfMemoryError(OSDPError):
 
 class GradientError(OSDPError):
     """Gradients are not finite; every rank raises alike."""
+
+
+class BuildError(OSDPError, ImportError):
+    """osdp was built with another torch than the one installed; the message names the command that mends it."""
 
 
 class ProcessGroupError(OSDPError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -25,7 +26,8 @@ class FullyShardedDataParallel(nn.Module):
 
     With neither `plan` nor `memory` everything is FULL_SHARD, as FSDP does. With `plan` that plan is obeyed. With
     `memory` ("8GiB", bytes) and `sample` (a tuple or dict of example inputs) rank 0 searches for the fastest plan that
-    fits, and all obey it.
+    fits, and all obey it; further keywords are `osdp.search`'s. `whole` (patterns of what stays NO_SHARD) also goes
+    without a search.
 
     `mixed_precision`: an osdp.MixedPrecision, or torch's (FSDP1's or FSDP2's); or True, as FairScale has it, with its
     `compute_dtype` (fp16), `buffer_dtype` (the same) and `fp32_reduce_scatter`.
@@ -66,14 +68,12 @@ class FullyShardedDataParallel(nn.Module):
         **search_options: Any,
     ) -> None:
         super().__init__()
+        sharding.refuse_twice(module)
         mixed_precision = fairscale_precision(
             mixed_precision, compute_dtype, buffer_dtype, fp32_reduce_scatter
         )
-        if memory is None and (sample is not None or hardware is not None or search_options):
-            named = sorted({"sample": sample, "hardware": hardware, **search_options})
-            raise InvalidProblemError(
-                f"{', '.join(named)} are for the search: give memory= too, or leave them out"
-            )
+        whole = search_options.pop("whole", ()) if memory is None and plan is None else ()
+        _check_search_options(memory, {"sample": sample, "hardware": hardware}, search_options)
         if plan is not None and memory is not None:
             raise InvalidProblemError(
                 "give plan= or memory=, not both: a plan was made for its own memory limit"
@@ -96,7 +96,7 @@ class FullyShardedDataParallel(nn.Module):
             plan = _searched(module, process_group, on, memory, sample, hardware, search_options)
         if plan is None:
             given = device_mesh if device_mesh is not None else process_group
-            plan = Plan.uniform(module, _mode(sharding_strategy, given))
+            plan = Plan.uniform(module, _mode(sharding_strategy, given), whole=whole)
         sharding.fully_shard(module, plan, process_group, mixed_precision=mixed_precision, **on, **start)
         self.module = module
 
@@ -160,6 +160,31 @@ class FullyShardedDataParallel(nn.Module):
         for key in [k for k in state_dict if k.startswith(prefix)]:
             state_dict[f"{prefix}module.{key.removeprefix(prefix)}"] = state_dict.pop(key)
 
+    # What is added, or put in the place of something, is the module's too.
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        inner = self.__dict__.get("_modules", {}).get("module")
+        own = inner is None or name == "module" or name in self.__dict__ or hasattr(type(self), name)
+        if not own and (isinstance(value, nn.Module | nn.Parameter) or hasattr(inner, name)):
+            setattr(inner, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in self.__dict__ or name in self._modules:
+            super().__delattr__(name)
+        else:
+            delattr(self.module, name)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        self.module.register_parameter(name, param)
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        self.module.register_buffer(name, tensor, persistent)
+
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        self.module.add_module(name, module)
+
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
@@ -170,6 +195,26 @@ class FullyShardedDataParallel(nn.Module):
 
     def __getitem__(self, key: Any) -> Any:
         return self.module[key]  # type: ignore[index]
+
+
+def _check_search_options(memory: object, own: dict[str, Any], options: dict[str, Any]) -> None:
+    """`options`: keyword arguments that are none of the class's own, so the search's, or nobody's."""
+    from osdp.searching import search
+
+    decided_here = {"model", "memory", "world_size", "precision", *own}
+    theirs = [name for name in inspect.signature(search).parameters if name not in decided_here]
+    if unknown := [name for name in options if name not in theirs]:
+        raise InvalidProblemError(
+            f"FullyShardedDataParallel has no argument {unknown[0]!r}: the plan says what is gathered together, when, "
+            f"and in which mode. Beside its own arguments it takes those of the search: {', '.join(theirs)}"
+        )
+    given = [name for name, value in own.items() if value is not None] + list(options)
+    if memory is None and given:
+        plural = len(given) > 1
+        raise InvalidProblemError(
+            f"{', '.join(given)} {'are' if plural else 'is'} for the search: give memory= too, or leave "
+            f"{'them' if plural else 'it'} out"
+        )
 
 
 def _mode(strategy: Any, given: GroupLike | None) -> str:
@@ -207,7 +252,7 @@ def _searched(
             "memory= needs sample=, a tuple or dict of example inputs: the search measures them"
         )
     group, grid = model_ranks(process_group, on["device_mesh"])
-    together = Together(group)
+    together = Together(group, "the search for a plan")
     hosts = options.pop("hosts", None) or _hosts(together, grid, on["ranks_per_host"])
 
     def found() -> str:

@@ -96,8 +96,25 @@ def known_machines() -> list[str]:
 
 
 def _problems(hardware: Hardware) -> Iterator[tuple[str, str]]:
-    """What no type says."""
-    if hardware.exposed_communication > 100:
-        yield "exposed_communication", f"must be between 0 and 100, is {hardware.exposed_communication}"
-    if hardware.stolen_computation > 100:
-        yield "stolen_computation", f"must be between 0 and 100, is {hardware.stolen_computation}"
+    """What no type says; NaN is none of these numbers."""
+    for name in ("exposed_communication", "stolen_computation"):
+        if not 0 <= getattr(hardware, name) <= 100:
+            yield name, f"must be between 0 and 100, is {getattr(hardware, name)}"
+    seconds = {"optimizer_s_per_byte": hardware.optimizer_s_per_byte}
+    for name in ("all_gather", "reduce_scatter", "all_reduce", "between_hosts", "communication_delay"):
+        if (link := getattr(hardware, name)) is not None:
+            seconds |= {f"{name}.alpha_s": link.alpha_s, f"{name}.beta_s_per_byte": link.beta_s_per_byte}
+    for table in ("gamma_s", "gamma_fixed_s", "recompute_s"):
+        seconds |= {f"{table}.{name}": value for name, value in getattr(hardware, table).items()}
+    for name, value in seconds.items():
+        if not 0 <= value < 1e6:
+            yield name, f"must be at least 0 and less than 1e6 seconds, is {value}"
+    if not 0 < hardware.flops_per_s <= 1e30:
+        yield "flops_per_s", f"must be above 0 and at most 1e30, is {hardware.flops_per_s}"
+
+
+def check_hardware(hardware: Hardware) -> Hardware:
+    """`hardware` itself, if its figures mean something; else InvalidProblemError."""
+    for field_, why in _problems(hardware):
+        raise InvalidProblemError(f"hardware {hardware.name!r}: {field_} {why}")
+    return hardware

@@ -5,12 +5,18 @@ Collectives of the runtime are submitted from hooks, while the caller's own (a l
 from his code. On one group the two would interleave, and differently on ranks that run at different speeds. new_group
 cannot make the second group: it must be called by all ranks of the job, and with use_local_synchronization it derives
 the name from the number of groups that this rank happens to have. So the backend is made over the job's store directly.
+
+Note [Names that no one has used]
+A store may outlive the job: torchelastic starts the ranks anew with the store that the last attempt used, and its
+addresses and its failures are still there. So every name has random digits in it, drawn by one rank and told to the others
+by a way on which nothing old can be: the caller's own group, or an answer to a question with random digits (`meeting.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
+import secrets
+import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -18,47 +24,86 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import distributed as dist
+from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, _register_process_group
 from torch.distributed.distributed_c10d import _get_default_store, _world
 
-from osdp import _C
+from osdp import _C, native
 from osdp.errors import ProcessGroupError
-from osdp.together import Together
+from osdp.meeting import PHASE, first_contact, meet
 
-_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
-_parts: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = WeakKeyDictionary()
+_groups: WeakKeyDictionary[dist.ProcessGroup, dict[torch.device, LaneGroup]] = WeakKeyDictionary()
 _of_ranks: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = (
     WeakKeyDictionary()
 )
-_count = itertools.count()
 _times_made: dict[tuple[int, ...], int] = {}
 
 
-def lane_group(group: dist.ProcessGroup, device: torch.device) -> str:
-    """The name, for c10d's registry, of the group beside `group`. Made at the first call, which is collective."""
-    if group not in _groups:
-        together = Together(group)
-        name = together.first(
-            lambda: f"osdp/{dist.get_process_group_ranks(group)[0]}/{group.group_name}/{next(_count)}"
-        )
-        _groups[group] = _make(name, group, [device], together.rank, together.world_size)
-        _C.start_heartbeat(name, device, _timeout(group, device).total_seconds())
-    return _groups[group].group_name
+class LaneGroup:
+    """The group beside one of the caller's, for one kind of device, with its lanes and heartbeat. See `lane_group`.
 
-
-def part_of_lane(group: dist.ProcessGroup, device: torch.device, ranks: Sequence[int]) -> str:
-    """The name of the group of some ranks (of `group`, this one among them) beside `lane_group(group, device)`.
-
-    Made at the first call, by those ranks alone: they must call this in an order that all ranks of `group` could follow.
+    They end with the last reference to this: of the caller's group, and of each model that was sharded on it.
     """
-    lane = lane_group(group, device)
-    parts = _parts.setdefault(group, {})
-    key = tuple(ranks)
-    if key not in parts:
-        name = f"{lane}/{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}"
-        _C.set_ranks_of_part(name, key)
-        parts[key] = _make(name, group, [device], key.index(dist.get_rank(group)), len(key))
-    return parts[key].group_name
+
+    def __init__(self, name: str, group: dist.ProcessGroup, device: torch.device, phase: str) -> None:
+        """Collective, with the same new name on all ranks."""
+        self.name = name
+        self.device = device
+        self._rank = dist.get_rank(group)
+        self._parts: dict[tuple[int, ...], str] = {}
+        self._made: list[tuple[str, dist.ProcessGroup]] = []
+        weakref.finalize(self, _end, self._made).atexit = False  # there native.py ends all of them
+        native.has_threads()
+        self._make(name, group, self._rank, dist.get_world_size(group), phase)
+        _C.start_heartbeat(name, device, _timeout(group, device).total_seconds())
+        self.collectives = _C.Collectives(name, device)
+
+    def part(self, group: dist.ProcessGroup, ranks: Sequence[int]) -> str:
+        """The name of the group of some ranks (of `group`, whose lane group this is), this one among them.
+
+        Made at the first call, by those ranks alone: they must call this in an order that all ranks of `group` could follow.
+        """
+        key = tuple(ranks)
+        if key not in self._parts:
+            name = f"{self.name}/{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}"
+            _C.set_ranks_of_part(name, key)
+            self._make(name, group, key.index(self._rank), len(key), PHASE)
+            self._parts[key] = name
+        return self._parts[key]
+
+    def _make(self, name: str, group: dist.ProcessGroup, rank: int, size: int, phase: str) -> None:
+        made = first_contact(group, lambda: _make(name, group, [self.device], rank, size), phase)
+        self._made.append((name, made))
+
+
+def _end(made: list[tuple[str, dist.ProcessGroup]]) -> None:
+    if native.is_fork():
+        return
+    unregister = getattr(c10d, "_unregister_process_group", None)  # without it the registry keeps a name
+    for name, _ in reversed(made):
+        _C.end_group(name)
+        if unregister is not None:
+            unregister(name)
+    made.clear()
+
+
+def lane_group(group: dist.ProcessGroup, device: torch.device, phase: str = PHASE) -> LaneGroup:
+    """The group beside `group`. Made at the first call, which is collective. Raises RankError, naming a rank that died or
+    did not come, and the `phase` in which.
+    """
+    for old in [g for g in _groups if g not in _world.pg_map]:  # destroyed
+        del _groups[old]
+    made = _groups.setdefault(group, {})
+    if device not in made:
+        name = first_contact(group, lambda: _agreed_name(group), phase)
+        made[device] = LaneGroup(name, group, device, phase)
+    return made[device]
+
+
+def _agreed_name(group: dist.ProcessGroup) -> str:
+    names: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(names, f"osdp/{group.group_name}/{secrets.token_hex(8)}", group=group)
+    return str(names[0])
 
 
 def group_of_ranks(ranks: Sequence[int]) -> dist.ProcessGroup:
@@ -75,6 +120,7 @@ def group_of_ranks(ranks: Sequence[int]) -> dist.ProcessGroup:
         # Whoever is in it has made it as often, whatever other groups they were in meanwhile.
         times = _times_made[key] = _times_made.get(key, 0) + 1
         name = f"osdp/ranks/{'-'.join(map(str, key))}/{times}"
+        name = f"{name}/{meet(name, key, _timeout(world, world._device_types[0]))}"
         group = _make(name, world, world._device_types, key.index(dist.get_rank()), len(key))
         made[key] = _announced(group, name, key)
     return made[key]

@@ -53,7 +53,7 @@ def measure_collectives(
     def run_round() -> list[float]:
         times = []
         for _, repeats, job in jobs:
-            dist.barrier(group)  # else the time of a rank that comes early is the other's delay
+            meet()  # else the time of a rank that comes early is the other's delay
             ours.all_reduce_mean([first])
             synchronize(device)
             begin = time.perf_counter()
@@ -63,15 +63,19 @@ def measure_collectives(
             times.append((time.perf_counter() - begin) / repeats)
         return times
 
+    def meet() -> None:
+        ours.all_reduce_mean([torch.zeros(1, device=device)])
+        synchronize(device)
+
     run_round()  # connections are made on first use
     took = sum(t * repeats for t, (_, repeats, _) in zip(run_round(), jobs, strict=True))
     rounds = torch.tensor([seconds / max(1e-9, took * 1.5)], device=device)
-    dist.all_reduce(rounds, group=group)
-    count = min(max(int(rounds.item() / world), _ROUNDS[0]), _ROUNDS[1])
+    ours.all_reduce_mean([rounds])
+    count = min(max(int(rounds.item()), _ROUNDS[0]), _ROUNDS[1])
     table = [run_round() for _ in range(count)]
     medians = torch.tensor([statistics.median(column) for column in zip(*table, strict=True)], device=device)
-    dist.all_reduce(medians, group=group)
-    mean = [t / world for t in medians.tolist()]
+    ours.all_reduce_mean([medians])
+    mean = medians.tolist()
     parts = [max(1, size // 4 // world) * 4 for size in SIZES]
     costs = []
     for kind in range(3):
@@ -83,7 +87,7 @@ def measure_collectives(
 def lane_collectives(device: torch.device, group: dist.ProcessGroup | None) -> _C.Collectives:
     """The collectives of `group` (None: the default one) as the runtime does them."""
     assert group is not None or dist.group.WORLD is not None
-    return _C.Collectives(lane_group(group or dist.group.WORLD, device), device)  # type: ignore[arg-type]
+    return lane_group(group or dist.group.WORLD, device).collectives  # type: ignore[arg-type]
 
 
 def measure_flops(device: torch.device, seconds: float) -> float:

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from osdp.calls import gathering
 from osdp.errors import ShardingError
-from osdp.precision import cast_floats
+from osdp.initialising import refuse_part
 
 if TYPE_CHECKING:
     from osdp import _C
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 Method = Callable[..., Any]
 # They take a matrix or a table and what it is applied to, which may by chance have this rank's shape.
+_DRAWS = re.compile(r"(normal|uniform|random|bernoulli|exponential|cauchy|log_normal|geometric)_")
 _PRODUCTS = re.compile(
     r"(bi)?linear|matmul|__r?matmul__|(add)?m[mv]|(badd)?bmm|einsum|tensordot|embedding(_bag)?|conv(_transpose)?\dd"
     r"|(layer|rms|group|batch)_norm"
@@ -71,7 +73,9 @@ def register_forward_method(module: nn.Module, name: str, reads: Iterable[str] |
     hook = sharded.runtime.add_call(
         label, sorted(sharded.index[parameters[i]] for i in chosen), False, False, True
     )
-    setattr(module, name, _gathering(module, method, hook, sharded if prefix == "" else None))
+    registered = gathering(module, method, hook, sharded.policy if prefix == "" else None)
+    registered._osdp_method = method  # type: ignore[attr-defined]
+    setattr(module, name, registered)
 
 
 def _part_of(module: nn.Module) -> tuple[nn.Module, Sharded, str]:
@@ -103,28 +107,6 @@ def _read_by_forward(sharded: Sharded, prefix: str, parameters: dict[int, str]) 
     here = {p.name for o in sharded.plan.description.operators if prefix in o.gather_at for p in o.parameters}
     here -= sharded.split_names  # asked for slice by slice
     return {i for i, name in parameters.items() if name in here}
-
-
-def _gathering(module: nn.Module, method: Method, hook: _C.CallHook, root: Sharded | None) -> Method:
-    policy = root.policy if root is not None else None
-    inputs = policy.param_dtype if policy is not None and policy.cast_forward_inputs else None
-    outputs = policy.output_dtype if policy is not None else None
-
-    @functools.wraps(method)
-    def gathering(*args: Any, **kwargs: Any) -> Any:
-        if inputs is not None:
-            args, kwargs = cast_floats(args, inputs), cast_floats(kwargs, inputs)
-        hook.before(module, args, kwargs)
-        try:
-            output = method(*args, **kwargs)
-        except BaseException:
-            hook.after(module, args, kwargs, None)
-            raise
-        hook.after(module, args, kwargs, output)
-        return output if outputs is None else cast_floats(output, outputs)
-
-    gathering._osdp_method = method  # type: ignore[attr-defined]
-    return gathering
 
 
 # --- what a method's code names
@@ -171,6 +153,9 @@ def watch_methods(model: nn.Module, sharded: Sharded) -> None:
     cut = {name: p for name, p in model.named_parameters() if not sharded.is_whole(name)}
     leaves = {name.rpartition(".")[2] for name in cut}
     for path, module in model.named_modules():
+        if any(map(sharded.tree.is_sharded, module.parameters())):
+            label = f"{path}.apply" if path else "apply"
+            module.apply = _watched(module.apply, _Watch(label, cut, sharded.runtime))
         for name, function in _methods(type(module)).items():
             names = {n for code in _codes(function.__code__) for n in code.co_names}
             if name in module.__dict__ or not names & leaves:
@@ -222,6 +207,8 @@ class _Watch(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _check(self, func: Any, values: list[Any]) -> None:
+        if values and isinstance(values[0], Tensor) and _DRAWS.fullmatch(getattr(func, "__name__", "")):
+            refuse_part(values[0], f"{func.__name__}() in {self.label}()")
         given = [t for value in values for t in (value if isinstance(value, (list, tuple)) else (value,))]
         tensors = [t for t in given if isinstance(t, Tensor) and t.layout is torch.strided]
         if len(tensors) < 2:
@@ -233,9 +220,10 @@ class _Watch(TorchFunctionMode):
             others = [t for j, t in enumerate(tensors) if j not in parts and t.numel() > 1]
             product = _PRODUCTS.fullmatch(getattr(func, "__name__", ""))
             if product or any(t.shape != tensors[i].shape for t in others):
+                method = self.label.rpartition(".")[2]
+                register = f"osdp.register_forward_method(model, '{method}') makes the method gather what it reads; or call"
                 raise ShardingError(
                     f"{self.label}() uses parameter '{name}' outside of forward, where it is this rank's part, "
-                    f"{tuple(self.cut[name].shape)}. osdp.register_forward_method(model, "
-                    f"'{self.label.rpartition('.')[2]}') makes the method gather what it reads; or call it inside "
+                    f"{tuple(self.cut[name].shape)}. {'Call' if method == 'apply' else register} it inside "
                     "osdp.summon_full_params(model), or from forward"
                 )

@@ -95,7 +95,7 @@ def _device(given: int | str | torch.device) -> torch.device:
 
 
 class Placing:
-    """Of one model: `spec` for the runtime, then `fill`, then `commit`; or `undo`, and the model is as it was."""
+    """Of one model: `spec` for the runtime, then `fill`, then `commit`. Values that are here already are only read."""
 
     def __init__(
         self,
@@ -120,7 +120,6 @@ class Placing:
             )
         self.stand_ins: dict[int, nn.Parameter] = {}
         self.values: dict[int, Tensor] = {}  # real parameters' data, until it is placed
-        self.gradients: dict[int, Tensor | None] = {}
         self.new_buffers: dict[int, Tensor] = {}
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -134,7 +133,7 @@ class Placing:
             stand_in = nn.Parameter(empty, requires_grad=parameter.requires_grad)
             stand_in.__dict__.update(parameter.__dict__)
         else:
-            self.values[id(parameter)], self.gradients[id(parameter)] = parameter.data, parameter.grad
+            self.values[id(parameter)] = parameter.data
             parameter.data, parameter.grad = empty, None
             stand_in = parameter
         self.stand_ins[id(parameter)] = stand_in
@@ -171,7 +170,6 @@ class Placing:
 
     def commit(self) -> None:
         """The model holds what was placed. Parameters from the meta device are new objects; ties stay."""
-        self.gradients.clear()
         for module in self.model.modules():
             for key, parameter in list(module._parameters.items()):
                 if parameter is not None and parameter.is_meta:
@@ -179,13 +177,6 @@ class Placing:
             for key, buffer in list(module._buffers.items()):
                 if buffer is not None and id(buffer) in self.new_buffers:
                     module._buffers[key] = self.new_buffers[id(buffer)]
-
-    def undo(self) -> None:
-        """Nothing was placed."""
-        for parameter in self.parameters.values():
-            if id(parameter) in self.values:
-                parameter.data = self.values[id(parameter)]
-                parameter.grad = self.gradients[id(parameter)]
 
     def _made(self, turn: Turn, collectives: _C.Collectives, filled: set[int]) -> dict[int, Tensor]:
         made: dict[int, Tensor] = {}
@@ -201,9 +192,10 @@ class Placing:
         return made
 
     def _value_of(self, tensor: Tensor) -> Tensor:
-        if tensor.is_meta:
-            return torch.empty_like(tensor, device=self.device, requires_grad=False)
-        return self.values.pop(id(tensor), tensor).detach().to(self.device)
+        value = self.values.pop(id(tensor), tensor)
+        if tensor.is_meta or self.together.rank != 0:
+            return torch.empty_like(value, device=self.device, requires_grad=False)
+        return value.detach().to(self.device)
 
     def _leave_to_be_loaded(self, tensor: Tensor) -> None:
         if id(tensor) in self.stand_ins:

@@ -26,6 +26,7 @@ from osdp.prediction import OperatorPrediction, Prediction
 from osdp.schema import AtLeast, OneOf
 from osdp.searched import Searched
 from osdp.units import group_units
+from osdp.whole import patterns_of, whole_operators
 
 if TYPE_CHECKING:
     import torch
@@ -79,11 +80,14 @@ class Plan:
         granularity: int = 1,
         split: str = "out",
         sharded_slices: int | None = None,
+        *,
+        whole: str | Sequence[str] = (),
     ) -> Plan:
         """The plan that treats every operator alike, for any world size; without a prediction.
 
         `granularity` applies to the operators that can be computed in slices (`split_shape`) and whose
-        dimension it divides; the others stay whole. A model, in place of a description, is described without
+        dimension it divides; the others stay whole. `whole`: patterns of what is NO_SHARD for sure, as in
+        `osdp.search`. A model, in place of a description, is described without
         a sample: then nothing is known to be splittable, and parameters are gathered at their module's
         parent.
 
@@ -100,8 +104,12 @@ class Plan:
         for why in choice_problems(Choice(mode, granularity, sharded_slices, split), None):
             raise InvalidProblemError(f"Plan.uniform: {why}")
         choices = {}
+        kept = whole_operators(model, patterns_of(whole))
         for operator in model.operators:
             if not operator.parameters:
+                continue
+            if operator.name in kept:
+                choices[operator.name] = Choice("NO_SHARD")
                 continue
             length = split_length(operator, split)
             sliced = granularity > 1 and length is not None and length % granularity == 0

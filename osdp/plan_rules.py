@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from osdp.choice import MODES, RECOMPUTE, SPLITS, Choice, split_length
 from osdp.description import ModelDescription, Operator
 from osdp.errors import InvalidProblemError, PlanMismatchError
+from osdp.precision import PRECISIONS
+from osdp.searched import COSTS, METHODS, OBJECTIVES
 from osdp.units import operator_dtypes
 
 if TYPE_CHECKING:
@@ -54,14 +56,79 @@ def problems(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "accumulation", f"must be at least 1, is {plan.accumulation}"
     if plan.prefetch < 0:
         yield "prefetch", f"must not be negative, is {plan.prefetch}"
-    if plan.certificate is not None and plan.certificate.price_denominator < 1:
-        yield "certificate.price_denominator", "must be at least 1"
+    yield from _word_problems(plan)
+    if plan.certificate is not None:
+        if plan.certificate.price_denominator < 1:
+            yield "certificate.price_denominator", "must be at least 1"
+        for i, price in enumerate(plan.certificate.prices):
+            if not -1 <= price.phase < len(plan.description.operators):
+                yield f"certificate.prices[{i}].phase", f"{price.phase} is none of the model's operators"
+            if not 0 <= price.numerator <= 2**56:
+                yield f"certificate.prices[{i}].numerator", f"must be from 0 to 2**56, is {price.numerator}"
+    yield from _memory_problems(plan)
     yield from choices_problems(plan)
     yield from _unit_problems(plan)
 
 
+def _memory_problems(plan: Plan) -> Iterator[tuple[str, str]]:
+    """A limit is a promise: a plan that is predicted to break its own is none."""
+    limit, found, c = plan.memory_limit_bytes, plan.predicted, plan.certificate
+    if limit is None:
+        return
+    if found is not None and found.peak_memory_bytes > limit:
+        why = f"{found.peak_memory_bytes} bytes are over the plan's memory limit of {limit}"
+        yield "predicted.peak_memory_bytes", why
+    if c is not None and c.memory_bytes > min(limit, c.limit_bytes):
+        why = f"{c.memory_bytes} bytes are over the plan's memory limit of {min(limit, c.limit_bytes)}"
+        yield "certificate.memory_bytes", why
+
+
+def _word_problems(plan: Plan) -> Iterator[tuple[str, str]]:
+    words: list[tuple[str, str, Iterable[str]]] = [
+        ("precision", plan.precision, PRECISIONS),
+        ("cost", plan.cost, COSTS),
+    ]
+    if plan.searched is not None:
+        words += [
+            ("searched.method", plan.searched.method, METHODS),
+            ("searched.objective", plan.searched.objective, OBJECTIVES),
+        ]
+    for where, value, allowed in words:
+        if value not in allowed:
+            yield where, f"{value!r} is none of {', '.join(allowed)}"
+
+
+def check_description(description: ModelDescription) -> ModelDescription:
+    """`description` itself, if it keeps every rule that the search needs; else InvalidProblemError."""
+    for where, why in _description_problems(description):
+        raise InvalidProblemError(f"{where}: {why}")
+    return description
+
+
+MOST = 2**50  # bytes of one operator, or of what it keeps of one sample: no product of two sizes overflows
+
+
+def _sizes(where: str, value: object, names: tuple[str, ...], most: int = MOST) -> Iterator[tuple[str, str]]:
+    for name in names:
+        size = getattr(value, name)
+        if size < 0:
+            yield f"{where}{name}", f"must not be negative, is {size}"
+        elif size > most:
+            yield f"{where}{name}", f"must be at most {most}, is {size}"
+
+
 def _description_problems(description: ModelDescription) -> Iterator[tuple[str, str]]:
     seen: set[str] = set()
+    blocks = {b.name for b in description.blocks}
+    yield from _sizes(
+        "description.",
+        description,
+        ("sample_batch", "input_bytes_per_sample", "output_bytes_per_sample"),
+    )
+    for i, block in enumerate(description.blocks):
+        yield from _sizes(f"description.blocks[{i}].", block, ("input_bytes_per_sample",))
+    if len(blocks) < len(description.blocks):
+        yield "description.blocks", "have a name twice"
     owned: set[str] = set()
     for i, operator in enumerate(description.operators):
         where = f"description.operators[{i}]"
@@ -70,15 +137,19 @@ def _description_problems(description: ModelDescription) -> Iterator[tuple[str, 
         seen.add(operator.name)
         if operator.parameters and not operator.gather_at:
             yield f"{where}.gather_at", "is empty, but the operator has parameters"
-        for field_ in (
-            "parameter_bytes",
-            "buffer_bytes",
-            "calls",
-            "saved_bytes_per_sample",
-            "saved_bytes_fixed",
+        yield from _sizes(
+            f"{where}.",
+            operator,
+            ("parameter_bytes", "buffer_bytes", "saved_bytes_per_sample", "saved_bytes_fixed"),
+        )
+        yield from _sizes(f"{where}.", operator, ("calls",), 10**6)
+        yield from _sizes(f"{where}.", operator, ("flops_per_sample",), 2**63 - 1)
+        if operator.block is not None and operator.block not in blocks:
+            yield f"{where}.block", unknown_name("block that can be recomputed", operator.block, blocks)
+        if operator.split_shape is not None and not any(
+            sorted(p.shape) == sorted(operator.split_shape) for p in operator.parameters
         ):
-            if getattr(operator, field_) < 0:
-                yield f"{where}.{field_}", f"must not be negative, is {getattr(operator, field_)}"
+            yield f"{where}.split_shape", f"{operator.split_shape} is the shape of none of its parameters"
         for j, parameter in enumerate(operator.parameters):
             for name in (parameter.name, *parameter.aliases):
                 if name in owned:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -148,7 +148,7 @@ def parameter_dtypes(
 def install_precision(model: nn.Module, policy: MixedPrecision) -> dict[str, torch.dtype]:
     """Casts buffers, and hooks the model's call for its arguments and what it returns. Names of cast buffers -> what
     they were."""
-    buffers = {} if policy.buffer_dtype is None else _cast_buffers(model, policy)
+    buffers = {} if policy.buffer_dtype is None else cast_buffers(model, policy)
     if policy.cast_forward_inputs and policy.param_dtype is not None:
         # Before the runtime's own hook: what it sees must be what the model sees.
         model.register_forward_pre_hook(_CastInputs(policy.param_dtype), prepend=True, with_kwargs=True)
@@ -209,7 +209,10 @@ def _kept_as_they_are(model: nn.Module, policy: MixedPrecision) -> list[nn.Modul
     return [m for m in model.modules() if isinstance(m, (_BatchNorm,) if classes is None else classes)]
 
 
-def _cast_buffers(model: nn.Module, policy: MixedPrecision) -> dict[str, torch.dtype]:
+def cast_buffers(
+    model: nn.Module, policy: MixedPrecision, only: Collection[int] | None = None
+) -> dict[str, torch.dtype]:
+    """Names of the cast buffers -> what they were. `only`: ids of those to cast; by default all."""
     kept = {id(b) for module in _kept_as_they_are(model, policy) for b in module.buffers(recurse=False)}
     cast: dict[int, Any] = {}
     were: dict[str, torch.dtype] = {}
@@ -217,6 +220,8 @@ def _cast_buffers(model: nn.Module, policy: MixedPrecision) -> dict[str, torch.d
         own: dict[str, torch.dtype] = {}
         for key, buffer in module._buffers.items():
             if buffer is None or not buffer.is_floating_point() or id(buffer) in kept:
+                continue
+            if only is not None and id(buffer) not in only:
                 continue
             own[key] = were[f"{prefix}.{key}" if prefix else key] = buffer.dtype
             cast.setdefault(

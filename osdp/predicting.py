@@ -61,7 +61,6 @@ def predict(
     *,
     played: Mapping[str, Any] | None,
     world_size: int,
-    peak_bytes: int,
     recompute: Mapping[str, str],
     price_ps_per_byte: float,
 ) -> Prediction:
@@ -105,7 +104,7 @@ def predict(
     return Prediction(
         step_time_s=step,
         throughput=world_size * batch * times / step if step > 0 else 1e300,
-        peak_memory_bytes=peak_bytes,
+        peak_memory_bytes=found["peak_bytes"],
         communication_s=communication,
         compute_s=compute,
         optimizer_s=optimizer,

@@ -16,7 +16,7 @@ from torch import nn
 
 from osdp.contention import measure_contention
 from osdp.description import ModelDescription, Operator
-from osdp.errors import ProfileError
+from osdp.errors import OSDPError, ProfileError
 from osdp.gamma import Gamma, measure_gamma, run_step
 from osdp.generators import generators_kept
 from osdp.hardware import Hardware
@@ -56,7 +56,7 @@ def profile(
 
     >>> osdp.profile(model, tokens).all_reduce.beta_s_per_byte
     """
-    ranks = Together(group)
+    ranks = Together(group, "osdp.profile")
     if ranks.rank < 0:
         raise ProfileError(
             "this process is not a rank of the group to profile: only its ranks may call profile"
@@ -90,6 +90,10 @@ def _profile(
             return _group_device(ranks), subject
         if not isinstance(subject, nn.Module):
             raise TypeError(f"expected a module or a ModelDescription, got {type(subject).__name__}")
+        if not args and not kwargs:
+            raise ValueError(
+                "a model needs a sample to be measured: osdp.profile(model, inputs); osdp.profile() measures the machine"
+            )
         return _model_device(subject, ranks), describe(subject, *args, **kwargs)
 
     device, description = each(ranks, "preparing to profile", prepare)
@@ -106,6 +110,8 @@ def _profile(
     hosts = ranks.all(socket.gethostname())
     try:
         costs = measure_collectives(device, ranks.group, ranks.world_size, seconds * 0.2)
+    except OSDPError:
+        raise
     except Exception as error:  # every rank's collectives fail when one's do
         raise ProfileError(
             f"a collective failed while it was measured: {type(error).__name__}: {error}"
@@ -134,6 +140,8 @@ def _profile(
     on_host = max(hosts.count(h) for h in hosts)
     try:
         contention = measure_contention(device, ranks.group, ranks.world_size, on_host, seconds * 0.15, step)
+    except OSDPError:
+        raise
     except Exception as error:
         raise ProfileError(
             f"a collective beside computation failed while it was measured: {type(error).__name__}: {error}"

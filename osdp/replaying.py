@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -10,12 +11,12 @@ if TYPE_CHECKING:
     from osdp.assembling import Assembly
 
 
-def best_by_replay(assembly: Assembly, found: Mapping[str, Any]) -> Mapping[str, Any]:
+def best_by_replay(assembly: Assembly, found: Mapping[str, Any], seconds: float) -> Mapping[str, Any]:
     """`found`, or the one of its runners-up whose played step takes the least time per sample.
 
     Looked at are those whose objective, per sample, is worse by at most `searched.replay` than the best; of equally
-    fast ones the one with the better objective is taken. With the paper's cost model nothing is played: it has no
-    overlap.
+    fast ones the one with the better objective is taken. After `seconds` no further one is looked at. With the
+    paper's cost model nothing is played: it has no overlap.
     """
     # Note [What a replay may decide]
     # The objective is additive so that its optimum can be proven; the step's critical path is not additive. Plans
@@ -27,10 +28,22 @@ def best_by_replay(assembly: Assembly, found: Mapping[str, Any]) -> Mapping[str,
     near = [found]
     for other in found["runners_up"]:
         if _per_sample(other, other["step_ps"]) <= limit:
-            near.append({**found, **other, "optimal": False})
+            near.append({**found, **other, "optimal": False, "proven": found["optimal"]})
     if len(near) == 1:
         return found
-    return min(near, key=lambda plan: _per_sample(plan, assembly.played(plan)["step_ps"]))
+    near[1:] = sorted(near[1:], key=lambda plan: _per_sample(plan, plan["step_ps"]))
+    end = time.monotonic() + seconds
+    best, least = found, _played(assembly, found)
+    for plan in near[1:]:
+        if time.monotonic() >= end:
+            break
+        if (played := _played(assembly, plan)) < least:
+            best, least = plan, played
+    return best
+
+
+def _played(assembly: Assembly, plan: Mapping[str, Any]) -> Fraction:
+    return _per_sample(plan, assembly.played(plan)["step_ps"])
 
 
 def _per_sample(plan: Mapping[str, Any], step_ps: int) -> Fraction:

@@ -17,9 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any
 
-from osdp import _search
+from osdp import _search, upgrading
 
-VERSION = 1  # of all files
 MAX_TEXT = 4096  # characters, of a value or a name
 INT64 = (-(2**63), 2**63 - 1)
 
@@ -46,7 +45,7 @@ class AtLeast:
 class Shape:
     """One type: csrc/json/schema.hpp."""
 
-    kind: str  # "boolean", "integer", "number", "text", "list", "tuple", "object", "map"
+    kind: str  # "boolean", "integer", "number", "text", "list", "tuple", "object", "map", "any"
     nullable: bool = False
     items: tuple[Shape, ...] = ()  # list, map: the one of all values; tuple, object: one for each
     names: tuple[str, ...] = ()  # object: its fields
@@ -82,6 +81,8 @@ def _shape(hint: Any, name: str, rules: tuple[object, ...] = (), nullable: bool 
         return Shape("map", nullable, (_shape(inner[1], name),))
     elif hint is bool:
         return Shape("boolean", nullable)
+    elif hint is object:
+        return Shape("any", nullable)
     elif hint is str:
         texts = [rule.texts for rule in rules if isinstance(rule, OneOf)]
         return Shape("text", nullable, allowed=texts[0] if texts else ())
@@ -114,7 +115,7 @@ def _reader(kind: str, shape: Shape) -> _search.JsonReader:
         shapes += shape.items
     return _search.JsonReader(
         kind=kind,
-        version=VERSION,
+        version=upgrading.newest(kind),
         shapes=[
             _search.JsonShape(
                 kind=shape.kind,
@@ -132,12 +133,15 @@ def _reader(kind: str, shape: Shape) -> _search.JsonReader:
 
 
 def json_schema(kind: str, cls: type, identifier: str) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of files of `kind`. An integer there is one without fraction or exponent."""
+    """The JSON Schema (draft 2020-12) of files of `kind` in the newest version.
+
+    An integer there is one without fraction or exponent.
+    """
     definitions: dict[str, Any] = {}
     body = _definition(shape_of(cls), definitions)
     header = {
         "osdp": {"const": kind},
-        "version": {"type": "integer", "minimum": 1, "maximum": VERSION},
+        "version": {"type": "integer", "const": upgrading.newest(kind)},
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -166,6 +170,8 @@ def _definition(shape: Shape, definitions: dict[str, Any]) -> dict[str, Any]:
 def _node(shape: Shape, definitions: dict[str, Any]) -> dict[str, Any]:
     if shape.nullable:
         return {"anyOf": [{"type": "null"}, _node(_required(shape), definitions)]}
+    if shape.kind == "any":
+        return {}
     if shape.kind == "boolean":
         return {"type": "boolean"}
     if shape.kind in ("integer", "number"):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from osdp import _search
 from osdp.assembling import Assembly
-from osdp.costing import Space, largest_untraced_unit, make_model, make_request
+from osdp.costing import MOST_BATCH, Space, least_transient, make_model, make_request
 from osdp.description import ModelDescription
 from osdp.errors import InfeasibleError
 from osdp.hardware import Hardware
@@ -18,6 +19,7 @@ from osdp.searched import Searched
 from osdp.sizes import format_bytes
 
 DEFAULT_TIME_LIMIT_S = 10.0  # of method="exact"
+FIRST_PLAN_S = 0.1  # in which a plan that fits is usually found, where there is one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +34,7 @@ class SearchJob:
     precision: str
     cost: str
     searched: Searched
+    began_s: float = dataclasses.field(default_factory=time.monotonic)
 
     def plan(self, limit: int, batches: Sequence[tuple[int, int]]) -> Plan:
         """The plan, or InfeasibleError with the smallest limit that works and its plan."""
@@ -42,13 +45,13 @@ class SearchJob:
         if least <= limit:
             raise InfeasibleError(
                 f"method={self.searched.method!r} found no plan that fits {format_bytes(limit)} in "
-                f"{self.searched.time_limit_s or DEFAULT_TIME_LIMIT_S:g} s: give it a larger time_limit"
+                f"{self._limit_s():g} s: give it a larger time_limit"
                 + (", or use method='exact'" if self.searched.method != "exact" else "")
             )
         smallest = batches or [(1, 1)]
         exact = dataclasses.replace(self, searched=dataclasses.replace(self.searched, method="exact"))
         # Some plan that fits is found at once; this one is for a message.
-        model, found = exact._run(least, smallest, time_limit_s=0.1)
+        model, found = exact._run(least, smallest, time_limit_s=FIRST_PLAN_S)
         if not found["feasible"]:
             model, found = exact._run(least, smallest)
         nearest = exact._plan(least, model, found)
@@ -59,21 +62,22 @@ class SearchJob:
             nearest,
         )
 
-    def least_memory(self, limit: int, batches: Sequence[tuple[int, int]], at_least: float) -> int:
-        """The smallest limit whose best plan gives so many samples/s over all ranks, to the byte."""
+    def least_memory(self, limit: int, batches: Sequence[tuple[int, int]], at_least: float) -> Plan:
+        """The plan of the smallest limit whose best plan gives so many samples/s over all ranks, to the byte; where
+        time runs out, of the smallest limit by then.
+        """
 
-        def peak(limit: int) -> int | None:
+        def fast_enough(limit: int) -> tuple[_search.Model, Mapping[str, Any]] | None:
             model, found = self._run(limit, batches)
             if not found["feasible"]:
                 return None
             assembly = self._assembly(limit, model)
-            best = best_by_replay(assembly, found)
+            best = best_by_replay(assembly, found, self._replay_s())
             samples = self.ranks * best["batch_size"] * best["accumulation"]
-            fast = samples >= at_least * assembly.step_ps(best) * 1e-12
-            return int(best["peak_bytes"]) if fast else None
+            return (model, best) if samples >= at_least * assembly.step_ps(best) * 1e-12 else None
 
-        high = peak(limit)
-        if high is None:
+        known = fast_enough(limit)
+        if known is None:
             best = self.plan(limit, batches)
             assert best.predicted is not None
             raise InfeasibleError(
@@ -82,22 +86,43 @@ class SearchJob:
                 None,
                 best,
             )
-        low = 0
-        while high - low > 1:
+        low, high = 0, int(known[1]["peak_bytes"])
+        while high - low > 1 and self._left_s() > 0:
             middle = (low + high) // 2
-            fits = peak(middle)
-            low, high = (middle, high) if fits is None else (low, max(low + 1, min(middle, fits)))
-        return high
+            less = fast_enough(middle)
+            if less is None:
+                low = middle
+            else:
+                known, high = less, max(low + 1, min(middle, int(less[1]["peak_bytes"])))
+        return self._assembly(high, known[0]).plan(known[1])
 
     def largest_batch(self, limit: int, batches: Sequence[tuple[int, int]]) -> tuple[int, int]:
-        """The largest size per rank that fits; the smallest where none does."""
+        """The largest size per rank that fits; the smallest where none does; where time runs out, the largest that
+        is known to fit.
+        """
 
         def fits(batch: tuple[int, int]) -> bool:
-            return bool(self._run(limit, [batch])[1]["feasible"])
+            # Any plan will do, and the first one is known at once.
+            return self._left_s() > 0 and any(
+                self._run(limit, [batch], time_limit_s=s)[1]["feasible"] for s in (FIRST_PLAN_S, None)
+            )
 
         if batches:
             return next((b for b in sorted(batches, reverse=True) if fits(b)), min(batches))
-        return (_last_true(lambda b: fits((b, 1)), 2**16), 1)
+        return (_last_true(lambda b: fits((b, 1)), MOST_BATCH), 1)
+
+    def _limit_s(self) -> float:
+        """Of the whole job; 0: none."""
+        default = DEFAULT_TIME_LIMIT_S if self.searched.method == "exact" else 0.0
+        return self.searched.time_limit_s or default
+
+    def _left_s(self) -> float:
+        limit = self._limit_s()
+        return limit - (time.monotonic() - self.began_s) if limit else float("inf")
+
+    def _replay_s(self) -> float:
+        """What is left of the time, and a twentieth of it where the search took all."""
+        return max(self._left_s(), 0.05 * self._limit_s())
 
     def _run(
         self,
@@ -106,9 +131,10 @@ class SearchJob:
         find_smallest: bool = False,
         time_limit_s: float | None = None,
     ) -> tuple[_search.Model, dict[str, Any]]:
-        model = make_model(self.description, self.machine, self.precision)
-        default = DEFAULT_TIME_LIMIT_S if self.searched.method == "exact" else 0.0  # 0: none
-        seconds = time_limit_s or self.searched.time_limit_s or default
+        model = make_model(self.description, self.machine, self.precision, self.searched.whole)
+        # A little time there always is, for a first plan.
+        seconds = min(time_limit_s or float("inf"), max(self._left_s(), 0.01 * self._limit_s()))
+        seconds = seconds if seconds < float("inf") else 0.0  # 0: no limit
         return model, _search.schedule(model, self._request(limit, batches, find_smallest), seconds)
 
     def _request(
@@ -123,7 +149,7 @@ class SearchJob:
             optimizer=self.optimizer,
             cost=self.cost,
             method=self.searched.method,
-            least_transient_bytes=largest_untraced_unit(self.description, self.precision),
+            least_transient_bytes=least_transient(self.description, self.precision),
             hosts=self.searched.hosts,
             prefetch=self.searched.prefetch,
             find_smallest=find_smallest,
@@ -131,7 +157,7 @@ class SearchJob:
 
     def _plan(self, limit: int, model: _search.Model, found: Mapping[str, Any]) -> Plan:
         assembly = self._assembly(limit, model)
-        return assembly.plan(best_by_replay(assembly, found))
+        return assembly.plan(best_by_replay(assembly, found, self._replay_s()))
 
     def _assembly(self, limit: int, model: _search.Model) -> Assembly:
         return Assembly(
@@ -169,6 +195,7 @@ def _last_true(holds: Callable[[int], bool], most: int) -> int:
     low, high = 1, 2
     while high <= most and holds(high):
         low, high = high, 2 * high
+    high = min(high, most + 1)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)

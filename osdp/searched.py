@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+COSTS = ("osdp", "paper")
+METHODS = ("exact", "dfs")
 OBJECTIVES = ("throughput", "memory", "batch")
 
 
@@ -25,4 +27,5 @@ class Searched:
     at_least: float | None = None  # samples/s over all ranks that objective="memory" had to reach
     method: str = "exact"
     time_limit_s: float | None = None
+    whole: tuple[str, ...] = ()  # patterns of what is NO_SHARD for sure
     replay: float = 0.01  # share that a plan chosen by replay may be worse than the best by the objective

@@ -10,6 +10,7 @@ from osdp import _search
 from osdp.arguments import (
     DEFAULT_HARDWARE,
     batches_of,
+    check_batch_matters,
     check_time_limit,
     description_of,
     integer,
@@ -24,17 +25,16 @@ from osdp.hardware import Hardware
 from osdp.plan import Plan
 from osdp.precision import PRECISIONS
 from osdp.search_job import SearchJob
-from osdp.searched import OBJECTIVES, Searched
+from osdp.searched import COSTS, METHODS, OBJECTIVES, Searched
 from osdp.sizes import parse_bytes
-from osdp.solving import METHODS, Solution, check_solution, solve
+from osdp.solving import Solution, check_solution, solve
 from osdp.verifying import verify
+from osdp.whole import patterns_of, whole_operators
 
 if TYPE_CHECKING:
     from torch import nn
 
 __all__ = ["DEFAULT_HARDWARE", "Solution", "check_solution", "search", "search_again", "solve", "verify"]
-
-COSTS = ("osdp", "paper")
 
 
 def search(
@@ -58,6 +58,7 @@ def search(
     prefetch: int = 1,
     objective: str = "throughput",
     at_least: float | None = None,
+    whole: str | Sequence[str] = (),
     replay: float = 0.01,
 ) -> Plan:
     """The plan with the best throughput whose predicted peak memory per rank is at most `memory`.
@@ -72,7 +73,10 @@ def search(
     `granularity`: the numbers of slices to try for split operators, beside 1. `checkpoint`: which
     recomputation to try ("auto": "none", "hold" and "regather", for each block by itself). `modes`: which of
     NO_SHARD, SHARD_GRAD_OP, FULL_SHARD and, where `hosts` (over which the ranks are spread evenly) is more than
-    1, HYBRID_SHARD to try. `prefetch`: units gathered ahead of the one in use. `precision`: "fp32":
+    1, HYBRID_SHARD to try. `whole`: patterns ("head", "*.norm?", "blocks.*.weight") of modules or parameters that
+    every rank holds whole (NO_SHARD), for optimizers that need whole matrices; `*` matches dots too, a module's name
+    stands for all in it, and what a pattern names of an operator decides for all of it. `prefetch`: units gathered
+    ahead of the one in use. `precision`: "fp32":
     everything has the model's dtypes; "bf16", "fp16", "bf16-reduce-fp32", "fp16-reduce-fp32": parameters are
     gathered and computed with, and gradients averaged, in these; states stay (docs/precision.md).
     `cost="paper"` is the paper's model, and `method="dfs"`, with it, its search. docs/search.md states the
@@ -85,9 +89,9 @@ def search(
     than the best by at most the share `replay` is taken. 0: the objective alone decides.
 
     Raises InfeasibleError with the smallest limit that works and its plan, InvalidProblemError for what cannot
-    mean anything. After `time_limit` seconds (10 where it is None; no limit for `method="dfs"`) or Ctrl-C the
-    best plan so far is returned: `plan.certificate.optimal` is False and `plan.certificate.gap` says how much
-    faster another plan might be.
+    mean anything. After `time_limit` seconds (10 where it is None; no limit for `method="dfs"`), for everything
+    that `objective` and `replay` ask too, or Ctrl-C the best plan so far is returned: `plan.certificate.optimal` is
+    False and `plan.certificate.gap` says how much faster another plan might be.
 
     >>> plan = osdp.search(model, (tokens,), memory="8GiB", world_size=8, hardware="rtx-titan-8")
     """
@@ -95,8 +99,8 @@ def search(
     one_of("method", method, METHODS)
     one_of("precision", precision, tuple(PRECISIONS))
     one_of("objective", objective, OBJECTIVES)
-    if method == "dfs" and cost != "paper":
-        raise InvalidProblemError("method='dfs' is the paper's search: it knows cost='paper' only")
+    if method != "exact" and cost != "paper":
+        raise InvalidProblemError(f"method={method!r} is the paper's search: it knows cost='paper' only")
     if (at_least is not None) != (objective == "memory"):
         raise InvalidProblemError("objective='memory' and at_least (samples/s) belong together")
     if at_least is not None and not 0 < at_least < 1e15:
@@ -106,11 +110,13 @@ def search(
         raise InvalidProblemError(f"replay is {replay}; it is a share from 0 to less than 1")
     machine = machine_of(hardware)
     description = description_of(model_or_desc, sample)
+    check_batch_matters(description, batch_size)
     if precision != "fp32" and not isinstance(model_or_desc, ModelDescription):
         from osdp.low_activations import with_low_activations
 
         assert sample is not None
         description = with_low_activations(description, model_or_desc, sample, precision)
+    whole_operators(description, patterns_of(whole))  # names that the model does not have are refused first
     ranks = ranks_of(world_size, machine)
     if memory is None and machine.memory_bytes is None:
         raise InvalidProblemError(f"memory is not given, and hardware {machine.name!r} does not state it")
@@ -141,14 +147,15 @@ def search(
             at_least=at_least,
             method=method,
             time_limit_s=time_limit,
+            whole=patterns_of(whole),
             replay=replay,
         ),
     )
     try:
         if objective == "memory":
             assert at_least is not None
-            limit = job.least_memory(limit, batches, at_least)
-        elif objective == "batch":
+            return job.least_memory(limit, batches, at_least)
+        if objective == "batch":
             batches = [job.largest_batch(limit, batches)]
         return job.plan(limit, batches)
     except _search.InvalidProblem as e:
@@ -178,6 +185,7 @@ def search_again(plan: Plan, memory: int | float | str, **changes: Any) -> Plan:
         "prefetch": s.prefetch,
         "objective": s.objective,
         "at_least": s.at_least,
+        "whole": s.whole,
         "replay": s.replay,
     }
     return search(plan.description, **{**arguments, **changes})

@@ -1,12 +1,14 @@
 """Strict JSON for the value types: what is written is read back equal; anything else is refused by name.
 
-A file is `{"osdp": KIND, "version": 1, ...the dataclass's fields}`. Reading (csrc/json) follows the dataclasses'
+A file is `{"osdp": KIND, "version": N, ...the dataclass's fields}`; older versions are upgraded when they are read
+(osdp/upgrading.py). Reading (csrc/json) follows the dataclasses'
 annotations (osdp/schema.py) and nothing else: no eval, no pickle, no unknown or missing or repeated fields, no
 bool where an int belongs, caps on everything that could grow.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -16,7 +18,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from osdp import _search, schema
+from osdp import _search, schema, upgrading
 from osdp.errors import FormatError
 
 T = TypeVar("T")
@@ -29,23 +31,54 @@ MAX_VALUES = 8 * 2**20  # numbers, texts, names, lists and objects together
 
 def dumps(kind: str, value: object) -> str:
     """The text of `value`, a dataclass of ours. Raises FormatError for a number that is not finite."""
-    return _pretty({"osdp": kind, "version": schema.VERSION, **_encode(value, "")}, 3) + "\n"
+    return _pretty({"osdp": kind, "version": upgrading.newest(kind), **_encode(value, "")}, 3) + "\n"
 
 
-def loads(kind: str, cls: type[T], text: str | bytes, rules: Rules | None = None) -> T:
-    """The `cls` that `dumps(kind, ...)` wrote as `text`, if it keeps `rules`.
+def loads(
+    kind: str,
+    cls: type[T],
+    text: str | bytes,
+    rules: Rules | None = None,
+    limits: _search.JsonLimits | None = None,
+) -> T:
+    """The `cls` that `dumps(kind, ...)` wrote as `text`, if it keeps `rules`. `limits`: other caps than usual.
 
     Raises FormatError that names line, column and field.
     """
-    raw = _bytes(text)
-    try:
-        value: T = schema.reader(kind, cls).read(raw, _limits())
-    except _search.JsonError as error:
-        raise _refused(error) from None
+    raw, limits = _bytes(text), limits or _limits()
+    value: T = _read(kind, cls, raw, limits)
     for field, why in rules(value) if rules else ():
-        line, column = _search.find_json(raw, _limits(), field)
+        line, column = _search.find_json(raw, limits, field)
         raise FormatError(f"line {line}, column {column}: {field}: {why}", field, line, column)
     return value
+
+
+def version(kind: str, cls: type[Any], text: bytes, limits: _search.JsonLimits) -> int:
+    """What the header of a file of `kind` says. FormatError where it is none, or newer."""
+    try:
+        return schema.reader(kind, cls).version(text, limits)
+    except _search.JsonError as error:
+        raise _refused(error) from None
+
+
+def _read(kind: str, cls: type[T], raw: bytes, limits: _search.JsonLimits) -> T:
+    reader = schema.reader(kind, cls)
+    try:
+        version, value = reader.read(raw, limits)
+    except _search.JsonError as error:
+        raise _refused(error) from None
+    if version == upgrading.newest(kind):
+        return value  # type: ignore[no-any-return]
+    try:
+        document = upgrading.upgraded(kind, value, version)
+        return reader.read(_bytes(json.dumps(document)), limits)[1]  # type: ignore[no-any-return]
+    except _search.JsonError as error:  # its line is one of the upgraded text
+        message, field, *_ = error.args
+        why = message.partition(": ")[2]
+    except FormatError as error:
+        why, field = str(error), error.field
+    line, column = _search.find_json(raw, limits, field)
+    raise FormatError(f"line {line}, column {column}: {why}", field, line, column)
 
 
 def parse(text: str | bytes) -> Any:
@@ -73,23 +106,35 @@ def _refused(error: Exception) -> FormatError:
 
 
 def save_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write `text` so that `path` holds either the old content or all of the new one, also after a crash."""
-    target = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    """Write `text` so that `path` holds either the old content or all of the new one, also after a crash.
+
+    A symbolic link stays one: the file that it leads to is replaced. What is no file (/dev/stdout, a pipe) is written to.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        Path(path).write_text(text, encoding="utf-8")
+        return
+    target = Path(os.path.realpath(path))
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name:.80}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(
-            temporary, 0o666 & ~mask
-        )  # mkstemp's 0600 would hide the plan from the other users of a cluster
+        # mkstemp's 0600 would hide the plan from the other users of a cluster.
+        os.chmod(temporary, _mode(target))
         os.replace(temporary, target)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _mode(target: Path) -> int:
+    """That of the file that is replaced, or what a new file gets."""
+    with contextlib.suppress(FileNotFoundError):
+        return target.stat().st_mode & 0o777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
 
 
 def load_bytes(path: str | os.PathLike[str]) -> bytes:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
-import sys
+import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.utils.checkpoint
@@ -16,40 +15,30 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from osdp import _C, errors, ops
+from osdp import _C, ops
 from osdp import offload as offload_module
 from osdp.agreement import agree
+from osdp.as_it_was import AsItWas
+from osdp.calls import route_forward
 from osdp.compiled import compiled_modules, install_call, outside
 from osdp.errors import InvalidProblemError, PlanMismatchError, ProcessGroupError, ShardingError
-from osdp.lane_group import lane_group, part_of_lane
+from osdp.initialising import watch_initialising
+from osdp.lane_group import LaneGroup, lane_group
 from osdp.meta_init import InitFunction
 from osdp.methods import watch_methods
 from osdp.offload import wants_offload
+from osdp.optimizer_steps import watch_steps
+from osdp.other_parallels import refuse_others
 from osdp.placing import Placing, survey
 from osdp.plan import SPLITS, Plan, check_same_model, validate
 from osdp.precision import MixedPrecision, chosen_precision, install_precision, parameter_dtypes
 from osdp.rank_grid import GroupLike, RankGrid, agreed_grid, model_ranks
 from osdp.state_dict import show_full_state
 from osdp.together import Together
+from osdp.torch_tools import install_torch_tools
 from osdp.tracing import describe
-
-_C.set_error_types(
-    [
-        errors.ShardingError,
-        errors.RankError,
-        errors.OrderError,
-        errors.ReplicaError,
-        errors.OutOfMemoryError,
-        errors.GradientError,
-    ]
-)
-
-
-@atexit.register
-def _end() -> None:
-    """Ends the threads of the runtime; where an exception ends the process, the other ranks are told which."""
-    last = getattr(sys, "last_value", None)
-    _C.shutdown("" if last is None else f"{type(last).__name__}: {last}")
+from osdp.tree import Tree, watch_registrations
+from osdp.typed_errors import install_typed_errors
 
 
 class Sharded:
@@ -67,10 +56,13 @@ class Sharded:
     ) -> None:
         self.plan = plan
         self.group = group
+        self.lane: LaneGroup | None = None  # lives as long as this does
         self.device = device  # that computes
         self.grid = grid  # of its HYBRID_SHARD parameters; None where there are none
         self.runtime = runtime
         self.policy = policy
+        self.tree: Tree  # what is known of the model's modules
+        self.shown: WeakSet[nn.Module] = WeakSet()  # modules whose state dicts show full parameters
         self.split_names = frozenset(_splits(plan))  # weights that are computed in slices
         self.index = {name: i for i, name in enumerate(names)}
         self.buffer_dtypes: dict[
@@ -170,7 +162,7 @@ def fully_shard(
     _need_process_group()
     given, grid = model_ranks(process_group, device_mesh)
     group = _usable_group(given)
-    together = Together(group)
+    together = Together(group, "osdp.fully_shard")
     error: Exception | None = None
     offload = False
     policy: MixedPrecision | None = None
@@ -180,53 +172,103 @@ def fully_shard(
         policy = chosen_precision(mixed_precision, plan)
     except Exception as caught:
         error = caught
-    agree(together, model, plan, error, policy)
+    number = agree(together, model, plan, error, policy)
     grid = agreed_grid(together, plan, grid, ranks_per_host)
     place = survey(together, model, group, device_id, offload, initialise)
-    device = place.device
-    offload = offload_module.rests_apart(offload, device)
-    apart = place.elsewhere or offload
-    placing = Placing(model, together, device, param_init_fn, initialise) if apart else None
+    offload = offload_module.rests_apart(offload, place.device)
+    was = AsItWas(model)
+    try:
+        apart = place.elsewhere or offload
+        placing = Placing(model, together, place.device, param_init_fn, initialise) if apart else None
+        runtime = _cut(model, plan, number, together, grid, place.device, policy, placing, was, offload)
+        sharded = together.do(
+            "sharding the model",
+            lambda: _install(model, plan, runtime, group, place.device, grid, policy),
+        )
+    except BaseException as caught:
+        was.put_back()
+        traceback.clear_frames(caught.__traceback__)  # they hold the runtime, and it the hooks on gradients
+        raise
+    was.let_go()
+    del was, placing  # the full values
+    _sharded[model] = sharded
+    _measure_rest(model, sharded)
+    return model
 
+
+def _cut(
+    model: nn.Module,
+    plan: Plan,
+    number: int,
+    together: Together,
+    grid: RankGrid | None,
+    device: torch.device,
+    policy: MixedPrecision | None,
+    placing: Placing | None,
+    was: AsItWas,
+    offload: bool,
+) -> _C.Runtime:
+    """Parameters become this rank's part of rank 0's. Collective; see Note [All or nothing]."""
+    group = together.group
+    assert group is not None
+    install_torch_tools()
     if device.type == "cpu":
         _C.memory_meter_install()
     lane = lane_group(group, device)
-    collectives = _C.Collectives(lane, device)
-    if placing is None:
-        collectives.broadcast(_states(model))
+    collectives = lane.collectives
     names = [name for name, _ in model.named_parameters()]
-    index = {name: i for i, name in enumerate(names)}
     splits = _splits(plan)
     dtypes = parameter_dtypes(model, policy)
-    line, column = _line_and_column(grid, group, device)
-    try:
+    line, column = _line_and_column(grid, group, lane)
+
+    def runtime_of_parts() -> _C.Runtime:
+        index = {name: i for i, name in enumerate(names)}
         params = [_spec(n, p, splits.get(n), placing, dtypes, offload) for n, p in model.named_parameters()]
-        runtime = _C.Runtime(lane, device, params, _units(plan, index, splits), line, column)
-        runtime.prefetch = plan.prefetch
-        del params
-        if placing is not None:
-            placing.fill(runtime, collectives)
-    except Exception:
-        if placing is not None:
-            placing.undo()
-        raise
-    if placing is not None:
-        placing.commit()
+        return _C.Runtime(lane.name, device, params, _units(plan, index, splits), number, line, column)
+
+    runtime = together.do("sharding the parameters", runtime_of_parts)
+    runtime.prefetch = plan.prefetch
     if plan.predicted is not None:
         runtime.set_budget(
             f"The plan predicted a peak of {plan.predicted.peak_memory_bytes / 2**20:.1f} MiB. "
         )
+    if placing is None:
+        together.do("receiving rank 0's parameters", lambda: was.make_room(together.rank))
+        was.share_values(runtime, collectives)
+    else:
+        placing.fill(runtime, collectives)
+        placing.commit()
+    return runtime
+
+
+def _install(
+    model: nn.Module,
+    plan: Plan,
+    runtime: _C.Runtime,
+    group: dist.ProcessGroup,
+    device: torch.device,
+    grid: RankGrid | None,
+    policy: MixedPrecision | None,
+) -> Sharded:
+    """What makes the model's calls gather, compute and keep what the plan says."""
+    names = [name for name, _ in model.named_parameters()]
     sharded = Sharded(plan, names, runtime, group, device, grid, policy)
-    _sharded[model] = sharded
-    _install_calls(model, plan, index, runtime, dtypes)
-    if policy is not None:
-        sharded.buffer_dtypes = install_precision(model, policy)
-    _install_splits(model, plan, index, runtime)
+    install_typed_errors()
+    watch_steps()
+    sharded.lane = lane_group(group, device)
+    calls = _install_calls(model, plan, sharded.index, runtime, parameter_dtypes(model, sharded.policy))
+    if sharded.policy is not None:
+        sharded.buffer_dtypes = install_precision(model, sharded.policy)
+    _install_splits(model, plan, sharded.index, runtime)
     _install_recomputation(model, plan)
+    for module, hook in calls:
+        route_forward(module, hook, policy if module is model else None)
+    watch_registrations()
+    watch_initialising()
+    sharded.tree = Tree(model, sharded, sharded.lane.collectives)
     show_full_state(model, sharded)
     watch_methods(model, sharded)
-    _measure_rest(model, sharded)
-    return model
+    return sharded
 
 
 @contextmanager
@@ -248,9 +290,12 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Scale all gradients so that their norm, over all ranks' parts, is at most `max_norm`; return the norm before.
 
-    The same on every rank; one all-reduce of one number. torch.nn.utils.clip_grad_norm_ would see only this rank's part.
+    The same on every rank; one all-reduce of two numbers. torch.nn.utils.clip_grad_norm_ gives the same.
     """
-    return runtime_of(model).runtime.clip_grad_norm(float(max_norm), float(norm_type), error_if_nonfinite)
+    sharded = runtime_of(model)
+    if sharded.runtime.tree_changed:  # what the model has lost since its last forward does not count
+        sharded.tree.look_between_steps(getattr(model, "_osdp_wrapped", model))
+    return sharded.runtime.clip_grad_norm(float(max_norm), float(norm_type), error_if_nonfinite)
 
 
 @contextmanager
@@ -282,15 +327,13 @@ def _spec(
     return _C.ParamSpec(name, placing.stand_in(name), split, shape, compute, reduce, offload)
 
 
-def _line_and_column(
-    grid: RankGrid | None, group: dist.ProcessGroup, device: torch.device
-) -> tuple[str, str]:
+def _line_and_column(grid: RankGrid | None, group: dist.ProcessGroup, lane: LaneGroup) -> tuple[str, str]:
     """The groups of this rank's line and column, which every rank makes in this order."""
     if grid is None:
         return "", ""
     rank = dist.get_rank(group)
-    line = part_of_lane(group, device, grid.line_of(rank))
-    return line, part_of_lane(group, device, grid.column_of(rank))
+    line = lane.part(group, grid.line_of(rank))
+    return line, lane.part(group, grid.column_of(rank))
 
 
 def _need_process_group() -> None:
@@ -317,23 +360,36 @@ def _check(model: nn.Module, plan: Plan, world_size: int) -> None:
             "osdp.Plan.uniform(...) or osdp.Plan.load(path)"
         )
     validate(plan)
-    for module in model.modules():
-        if module in _sharded:
-            raise ShardingError(
-                f"{type(module).__name__} is sharded already; shard the outermost model, once"
-            )
+    refuse_twice(model)
     if plan.world_size not in (None, world_size):
         raise PlanMismatchError(
             f"the plan was made for {plan.world_size} ranks, the process group has {world_size}: "
             f"search again with world_size={world_size}"
         )
     compiled_modules(model)  # refuses
+    refuse_others(model)
     check_same_model(plan, describe(model))
+    if with_gradient := [name for name, p in model.named_parameters() if p.grad is not None]:
+        raise ShardingError(
+            f"parameter '{with_gradient[0]}' has a gradient already (of {len(with_gradient)} that have): it is this rank's "
+            "own, and full. Call model.zero_grad() before fully_shard, and make it anew after"
+        )
     devices = {p.device for p in model.parameters() if not p.is_meta}
     if len(devices) > 1:
         raise ShardingError(
             f"parameters are on several devices: {sorted(map(str, devices))}; move them to one"
         )
+
+
+def refuse_twice(model: nn.Module) -> None:
+    """Raises ShardingError where a part of the model, or all of it, is sharded already."""
+    for name, module in model.named_modules():
+        if module in _sharded:
+            what = f"'{name}', a {type(module).__name__} inside the model," if name else type(module).__name__
+            raise ShardingError(
+                f"{what} is sharded already: shard the outermost model alone, once. Wrapping its parts too, as FSDP "
+                "needs, is not needed: the plan says what is gathered together"
+            )
 
 
 def _states(model: nn.Module) -> list[Tensor]:
@@ -372,8 +428,8 @@ def _units(plan: Plan, index: dict[str, int], splits: dict[str, _C.SplitSpec]) -
 
 def _install_calls(
     model: nn.Module, plan: Plan, index: dict[str, int], runtime: _C.Runtime, mixed: Collection[str]
-) -> None:
-    """`mixed`: parameters of other dtypes in a call than between calls."""
+) -> list[tuple[nn.Module, _C.CallHook]]:
+    """Modules and their hooks. `mixed`: parameters of other dtypes in a call than between calls."""
     compiled = compiled_modules(model)
     params_at: dict[str, list[int]] = {"": []}
     for operator in plan.description.operators:
@@ -385,10 +441,33 @@ def _install_calls(
         for place in places:
             params_at.setdefault(place, []).extend(index[name] for name in called)
     held = [name for name, how in plan.recompute.items() if how == "hold"]
-    for name, params in params_at.items():
+    calls = []
+    names = list(index)
+    elsewhere = _owners_not_called(model, params_at, compiled)
+    for name, params in [*params_at.items(), *elsewhere.items()]:
         hold = any(name == block or name.startswith(f"{block}.") for block in held)
-        hook = runtime.add_call(name, params, name == "", hold)
-        install_call(model.get_submodule(name), hook)
+        hook = runtime.add_call(name, params, name == "", hold, method=name in elsewhere)
+        for i in params if name else range(len(names)):
+            owner, _, leaf = names[i].rpartition(".")
+            hook.hold(model.get_submodule(owner)._parameters, leaf, model.get_parameter(names[i]), i)
+        module = model.get_submodule(name)
+        install_call(module, hook)
+        calls.append((module, hook))
+    return calls
+
+
+def _owners_not_called(
+    model: nn.Module, params_at: dict[str, list[int]], compiled: list[str]
+) -> dict[str, list[int]]:
+    """Modules whose parameters others read, in the model's forward: they are not called there, but may be by themselves."""
+    index = {id(p): i for i, p in enumerate(model.parameters())}
+    gathered = {i for params in params_at.values() for i in params}
+    found: dict[str, list[int]] = {}
+    for name, module in model.named_modules():
+        own = {index[id(p)] for p in module._parameters.values() if p is not None} & gathered
+        if own and name not in params_at and outside(name, compiled) == name:
+            found[name] = sorted(own)
+    return found
 
 
 def _install_splits(model: nn.Module, plan: Plan, index: dict[str, int], runtime: _C.Runtime) -> None:

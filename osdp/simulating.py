@@ -101,20 +101,30 @@ def play(
     micro-batches.
     """
     delay = hardware.communication_delay
-    return dict(
-        _search.simulate(
-            model,
-            request,
-            batch,
-            [plain_choice(choices.get(o.name)) for o in description.operators],
-            list(blocks),
-            planned_units(description, units),
-            prefetch,
-            (delay.alpha_s, delay.beta_s_per_byte),
-            round(hardware.stolen_computation * 1000),
-            timeline,
+
+    def played(accumulation: int) -> dict[str, Any]:
+        return dict(
+            _search.simulate(
+                model,
+                request,
+                (batch[0], accumulation),
+                [plain_choice(choices.get(o.name)) for o in description.operators],
+                list(blocks),
+                planned_units(description, units),
+                prefetch,
+                (delay.alpha_s, delay.beta_s_per_byte),
+                round(hardware.stolen_computation * 1000),
+                timeline,
+            )
         )
-    )
+
+    if timeline or batch[1] <= 2:
+        return played(batch[1])
+    # At a micro-batch's end all communication has been waited for, so each one takes as long as the next: one and two
+    # are played, and the others are like the second.
+    one, two = played(1), played(2)
+    lasting = ("step_ps", "only_computing_ps", "both_ps", "only_communicating_ps")
+    return {**two, **{part: two[part] + (batch[1] - 2) * (two[part] - one[part]) for part in lasting}}
 
 
 def plain_choice(choice: Choice | None) -> tuple[int, int, int, int]:

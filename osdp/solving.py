@@ -9,21 +9,22 @@ from typing import TYPE_CHECKING
 from osdp import _search
 from osdp.arguments import check_time_limit, integer, one_of
 from osdp.errors import InfeasibleError, InvalidProblemError
+from osdp.searched import METHODS
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-METHODS = ("exact", "dfs")
+SOLVE_TIME_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True)
 class Solution:
     """The best choice of one option per operator. Times and memories are in the units of the options.
 
-    `multiplier` (numerator, denominator) is the price of memory, time per unit of memory: with it anybody
-    can check the Lagrangian bound `sum(min(t + price * m)) - price * limit`, see `check_solution`.
     `lower_bound` is what the search proved: `time` where `optimal`, else `time - lower_bound` is the
-    largest possible gap.
+    largest possible gap. `multiplier` (numerator, denominator) is the price of memory, time per unit of memory: with
+    it anybody can check the Lagrangian bound `sum(min(t + price * m)) - price * limit`, which is mostly a little
+    below `lower_bound`; `check_solution` checks the rest too. `seconds` and `nodes` say how the search went.
     """
 
     choices: tuple[int, ...]
@@ -50,9 +51,10 @@ def solve(
     options[i] are operator i's options, integers >= 0 (picoseconds and bytes, say); or all of them are one
     int64 array of shape (operators, options, 2), a NumPy array for example, which is read where it lies.
     `method="exact"` proves its answer, also among equal and tied options; `method="dfs"` is the paper's
-    depth-first search with its two prunings, exponential in the number of operators. After `time_limit`
-    seconds, after Ctrl-C, or once the best plan is proven to be within the fraction `gap` of the optimum, the
-    answer is the best so far (`optimal` False; `time - lower_bound` is how far off it may be).
+    depth-first search with its two prunings, exponential in the number of operators. After `time_limit` seconds
+    (10 where it is None; float("inf"): none), after Ctrl-C, or once the best plan is proven to be within the fraction
+    `gap` of the optimum, the answer is the best so far (`optimal` False; `time - lower_bound` is how far off it may
+    be).
 
     Raises InfeasibleError (with `smallest_limit`) if nothing fits, InvalidProblemError for numbers that
     mean nothing.
@@ -61,7 +63,11 @@ def solve(
     (1, 0)
     """
     one_of("method", method, METHODS)
-    check_time_limit(time_limit)
+    seconds = SOLVE_TIME_LIMIT_S if time_limit is None else time_limit
+    if seconds == float("inf"):
+        seconds = 0.0  # none
+    else:
+        check_time_limit(seconds)
     if not 0 <= gap < 1:
         raise InvalidProblemError(f"gap is {gap}; it must be a fraction of the time, at least 0 and below 1")
     bound = integer(limit, "limit")
@@ -69,9 +75,9 @@ def solve(
     try:
         if array is None:
             table = [_checked(i, o, names) for i, o in enumerate(options)]  # type: ignore[arg-type]
-            s = _search.solve(table, bound, method, time_limit or 0.0, list(names), gap)
+            s = _search.solve(table, bound, method, seconds, list(names), gap)
         else:
-            s = _search.solve_table(array, bound, method, time_limit or 0.0, list(names), gap)
+            s = _search.solve_table(array, bound, method, seconds, list(names), gap)
     except _search.InvalidProblem as e:
         raise InvalidProblemError(str(e)) from None
     if s["status"] == "infeasible":
@@ -79,7 +85,7 @@ def solve(
         raise InfeasibleError(f"no choice fits {limit}; the smallest limit that fits is {least}", least)
     if not s["choices"]:
         raise InfeasibleError(
-            f"method={method!r} found no plan that fits {limit} in {time_limit} s; use method='exact'"
+            f"method={method!r} found no plan that fits {limit} in {seconds:g} s; use method='exact'"
         )
     return Solution(
         choices=tuple(s["choices"]),
@@ -98,16 +104,28 @@ def check_solution(
 ) -> str:
     """Check a solution with code that shares nothing with the search. Empty if it holds, else what is false.
 
-    Checked: the choices exist, cost what the solution says, fit the limit, and the multiplier's Lagrangian
-    bound is not above the time.
+    Checked: the choices exist, cost what the solution says and fit the limit; no choices are faster than
+    `lower_bound`; `optimal` says that this is the time; no other multiplier proves more than this one. What the
+    multiplier leaves open of `lower_bound` is checked by listing partial sums (csrc/search/bound_check.hpp); where
+    these are more than 20 million, the answer says that the bound could not be shown.
     """
-    array = _as_array(options)
-    claims = list(solution.choices), solution.time, solution.memory
-    if array is not None:
-        return str(_search.check_table(array, limit, *claims, solution.multiplier))
-    table = [_checked(i, o, ()) for i, o in enumerate(options)]  # type: ignore[arg-type]
-    bound = _search.proven_lower_bound(table, limit, solution.multiplier)
-    return str(_search.check(table, limit, *claims, bound, solution.multiplier))
+    if solution.optimal != (solution.lower_bound == solution.time):
+        return f"optimal is {solution.optimal}, but the time is {solution.time} and the lower bound {solution.lower_bound}"
+    claims = (
+        [k if -1 <= integer(k, "a choice") < 2**31 else -1 for k in solution.choices],
+        integer(solution.time, "time"),
+        integer(solution.memory, "memory"),
+        integer(solution.lower_bound, "lower_bound"),
+        (integer(solution.multiplier[0], "multiplier"), integer(solution.multiplier[1], "multiplier")),
+    )
+    array, bound = _as_array(options), integer(limit, "limit")
+    try:
+        if array is not None:
+            return str(_search.check_table(array, bound, *claims))
+        table = [_checked(i, o, ()) for i, o in enumerate(options)]  # type: ignore[arg-type]
+        return str(_search.check(table, bound, *claims))
+    except _search.InvalidProblem as e:
+        raise InvalidProblemError(str(e)) from None
 
 
 def _as_array(options: object) -> memoryview | None:

@@ -16,6 +16,7 @@ from osdp.description import Block, ModelDescription, Operator, Parameter
 from osdp.errors import DescribeError, ShardingError
 from osdp.faking import FakeParameters, trace
 from osdp.nested import batch_of, tensors_in, with_batch
+from osdp.subclasses import refuse_tensor_subclasses
 from osdp.watching import Trace
 
 
@@ -36,17 +37,24 @@ def describe(model: nn.Module, *args: Any, **kwargs: Any) -> ModelDescription:
     Without a sample nothing is watched: operators come in `named_modules()` order, untraced, with zero
     activations.
 
-    Raises DescribeError, with the module whose forward failed.
+    Raises DescribeError, with the module whose forward failed, and for a sample without a tensor of at least one
+    dimension; ShardingError where the model is sharded already, or has parameters that are no plain tensors (DTensors).
 
     >>> osdp.describe(model, torch.zeros(4, 128, dtype=torch.long)).parameter_bytes
     """
     _refuse_sharded(model)
     _refuse_uninitialised(model)
+    refuse_tensor_subclasses(model)
     ownership = Ownership(model)
     if not ownership.parameters:
         raise DescribeError(f"{type(model).__name__} has no parameters: there is nothing to shard")
     if not args and not kwargs:
         return _assemble(model, ownership, None, 0, 0)
+    if not any(t.dim() > 0 for t in tensors_in((args, kwargs))):
+        raise DescribeError(
+            "the sample holds no tensor whose dimension 0 could be the batch, so nothing would tell what grows with it: "
+            "pass tensors, or tuples, lists, dicts or dataclasses of them"
+        )
     batch = batch_of((args, kwargs))
     if batch < 1:
         raise DescribeError("the sample is empty: dimension 0 of its tensors, the batch, has size 0")

@@ -58,15 +58,24 @@ class Reader {
     if (classes_.size() != schema_.shapes.size()) throw std::invalid_argument("one class for each shape");
   }
 
-  py::object read(const py::bytes& bytes, const Limits& limits) const {
+  std::pair<int64_t, py::object> read(const py::bytes& bytes, const Limits& limits) const {
     const std::string_view text = bytes;
+    int64_t version = 0;
     const Document document = [&] {
       py::gil_scoped_release release;
       Document read = parse(text, limits);
-      check(read, schema_);
+      version = version_of(read, schema_);
+      if (version == schema_.version) check(read, schema_);
       return read;
     }();
-    return build(document, document.root(), 0);
+    return {version, version == schema_.version ? build(document, document.root(), 0)
+                                                : plain(document, document.root())};
+  }
+
+  int64_t version(const py::bytes& bytes, const Limits& limits) const {
+    const std::string_view text = bytes;
+    py::gil_scoped_release release;
+    return version_of(parse(text, limits), schema_);
   }
 
  private:
@@ -114,8 +123,8 @@ class Reader {
 };
 
 Shape::Kind kind_of(const std::string& name) {
-  static constexpr std::string_view kNames[] = {"boolean", "integer", "number", "text",
-                                                "list",    "tuple",   "object", "map"};
+  static constexpr std::string_view kNames[] = {"boolean", "integer", "number", "text", "list",
+                                                "tuple",   "object",  "map",    "any"};
   for (size_t i = 0; i < std::size(kNames); ++i) {
     if (name == kNames[i]) return static_cast<Shape::Kind>(i);
   }
@@ -154,7 +163,9 @@ void bind_json(py::module_& m) {
   py::class_<Reader>(m, "JsonReader", "Reads files of one kind into values of their classes.")
       .def(py::init<std::string, int64_t, std::vector<Shape>, std::vector<py::object>>(), py::kw_only(),
            "kind"_a, "version"_a, "shapes"_a, "classes"_a)
-      .def("read", &Reader::read, "text"_a, "limits"_a);
+      .def("version", &Reader::version, "text"_a, "limits"_a, "The version that the file's header says.")
+      .def("read", &Reader::read, "text"_a, "limits"_a,
+           "The file's version, and its value; of an older version what `read_json` gives, unchecked.");
   m.def(
       "read_json",
       [](const py::bytes& text, const Limits& limits) {

@@ -5,10 +5,14 @@
 
 #include <unordered_set>
 
+#include "runtime/ending.hpp"
 #include "runtime/errors.hpp"
 #include "runtime/heartbeat.hpp"
 #include "runtime/memory_meter.hpp"
+#include "runtime/norm.hpp"
+#include "runtime/owners.hpp"
 #include "runtime/parts.hpp"
+#include "runtime/process.hpp"
 #include "runtime/runtime.hpp"
 #include "runtime/shared_memory.hpp"
 
@@ -77,13 +81,48 @@ class Tensors {
   }
 };
 
+// See Note [A module tree that changes] in osdp/tree.py. `registrations` counts modules, parameters and named
+// buffers that were registered anywhere in this process; `look` compares a model's tree with what its runtime
+// knows. Both belong to whoever holds the GIL.
+struct TreeWatch {
+  uint64_t registrations = 0;
+  py::object look;
+};
+TreeWatch& tree_watch() {
+  static auto* watch = new TreeWatch;  // never destroyed: Python may be gone by then
+  return *watch;
+}
+constexpr uint64_t kFirstLooks = 3, kLookEvery = 100;
+
+// Where a module finds a parameter: torch.func.functional_call puts other tensors there for the time of a
+// call.
+struct Held {
+  py::dict parameters;  // of the module that owns it
+  py::object leaf;
+  py::object parameter;
+  int64_t index;
+
+  // What is there instead of the parameter, if something is.
+  at::Tensor other() const {
+    PyObject* found = PyDict_GetItem(parameters.ptr(), leaf.ptr());
+    const bool is_other = found && found != parameter.ptr() && THPVariable_Check(found);
+    return is_other ? THPVariable_Unpack(found) : at::Tensor();
+  }
+};
+
 // What a module's hooks call. Holds the runtime: the model lives as long as its hooks.
 struct CallHook {
   std::shared_ptr<rt::Runtime> runtime;
   rt::Call* call;
   bool warned = false;
+  std::vector<Held> held;   // that the call gathers
+  std::vector<Held> whole;  // of the model's call: those that every rank holds in full
 
   void before(const py::object&, const py::tuple& args, const py::dict& kwargs) {
+    for (const Held& h : held) check_other(h);
+    if (!whole.empty() && in_transform())
+      for (const Held& h : whole) check_other(h);
+    if (!runtime->in_pass()) look_at_tree();
     Tensors inputs;
     if (call->root && !warned && runtime->autocast_copies()) warn_of_autocast();
     if (runtime->wants_inputs(*call)) {
@@ -99,12 +138,31 @@ struct CallHook {
     Tensors outputs;
     outputs.visit(output);
     const bool failed = output.is_none() && PyErr_Occurred() == nullptr && call_failed();
-    if (failed) runtime->note_exception(exception_text());
-    py::gil_scoped_release no_gil;
-    runtime->end_call(*call, outputs.found, failed);
+    if (failed) {
+      retype();
+      runtime->note_exception(exception_text());
+    }
+    {
+      py::gil_scoped_release no_gil;
+      runtime->end_call(*call, outputs.found, failed);
+    }
+    if (!failed && runtime->tree_seen != tree_watch().registrations && !runtime->in_pass())
+      tree_watch().look(runtime, "forward");
   }
 
+  // Whether the forward that is about to run is that of the call that `before` has begun.
+  bool begins_forward() const { return runtime->begins_forward(*call); }
+
  private:
+  void look_at_tree() const {
+    const bool due =
+        call->root && (runtime->root_calls++ < kFirstLooks || runtime->root_calls % kLookEvery == 0);
+    if (runtime->tree_seen != tree_watch().registrations)
+      tree_watch().look(runtime, "registered");
+    else if (due)
+      tree_watch().look(runtime, "");
+  }
+
   void warn_of_autocast() {
     warned = true;
     const char* what =
@@ -112,6 +170,47 @@ struct CallHook {
         "the gathered fp32 ones: gradients are right, memory is not saved and all bytes travel. Use "
         "precision='bf16' in osdp.search, or fully_shard(..., mixed_precision=osdp.MixedPrecision(...)).";
     if (PyErr_WarnEx(PyExc_UserWarning, what, 1) != 0) throw py::error_already_set();
+  }
+
+  static bool in_transform() {
+    return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+  }
+
+  static bool is_differentiated(const at::Tensor& t) {
+    const auto functorch = py::module_::import("torch._C").attr("_functorch");
+    return py::hasattr(functorch, "is_gradtrackingtensor") &&
+           functorch.attr("is_gradtrackingtensor")(t).cast<bool>();
+  }
+
+  void check_other(const Held& h) const {
+    const at::Tensor other = h.other();
+    if (!other.defined()) return;
+    const rt::Parameter& p = runtime->parameter(h.index);
+    OSDP_CHECK(other.sizes() == p.full_sizes(), Sharding, "OSDP: parameter '", p.name(),
+               "' is replaced by a tensor ", other.sizes(),
+               " for this call (torch.func.functional_call?), and in full it is ", p.full_sizes(),
+               ". Give full tensors, as model.state_dict() has them, or the model's own parameters.");
+    const bool own = runtime->world() == 1 || !runtime->sync();
+    OSDP_CHECK(
+        own || !in_transform() || !is_differentiated(other), Sharding,
+        "OSDP: torch.func takes the gradient "
+        "of parameter '",
+        p.name(),
+        "', which would be this rank's own: no average over the ranks, as backward "
+        "makes. Use loss.backward() and the parameter's .grad; or call it inside osdp.no_sync(model) if this "
+        "rank's own gradient is what you want.");
+  }
+
+  // Note [Errors of torch's own class]
+  // What is thrown deep inside torch, as by a read of memory that is not there, Python sees as a
+  // RuntimeError, whoever wrote its text. A module's call that failed calls its hooks, and then raises the
+  // exception that is being handled: so the hook puts one of our class in its place. For backward see
+  // osdp/typed_errors.py.
+  static void retype() {
+    const py::object error = exception();
+    if (reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())) != PyExc_RuntimeError) return;
+    const py::object typed = py::module_::import("osdp.typed_errors").attr("typed")(error);
+    if (!typed.is_none()) PyErr_SetHandledException(typed.ptr());
   }
 
   // Inside an `except` block of nn.Module's call the exception is the one being handled.
@@ -147,42 +246,63 @@ struct CallHook {
 class LaneCollectives {
  public:
   LaneCollectives(const std::string& group, const at::Device& device)
-      : collectives_(rt::Collectives::over(group, device)), lane_(rt::Lane::of(group, device)) {}
+      : lane_(rt::Lane::of(group, device)),
+        collectives_(rt::Collectives::over(*lane_, group, device)),
+        device_(device) {}
 
-  void all_gather(const rt::Tensors& outputs, const rt::Tensors& inputs) const {
-    run("all-gather", [&] { collectives_->all_gather(outputs, inputs); });
+  void all_gather(const rt::Tensors& outputs, const rt::Tensors& inputs, const std::string& label) const {
+    run(label, outputs, [&] { collectives_->all_gather(outputs, inputs); });
   }
   void reduce_scatter_mean(const rt::Tensors& outputs, const rt::Tensors& inputs) const {
-    run("reduce-scatter", [&] { collectives_->reduce_scatter_mean(outputs, inputs); });
+    run("reduce-scatter", outputs, [&] { collectives_->reduce_scatter_mean(outputs, inputs); });
   }
   void all_reduce_mean(const rt::Tensors& tensors) const {
-    run("all-reduce", [&] { collectives_->all_reduce_mean(tensors); });
+    run("all-reduce", tensors, [&] { collectives_->all_reduce_mean(tensors); });
   }
   void broadcast(const rt::Tensors& tensors) const {
-    run("broadcast", [&] { collectives_->broadcast(tensors); });
+    run("broadcast", tensors, [&] { collectives_->broadcast(tensors); });
+  }
+  // Every rank's bytes, in the order of ranks. `label`: what for; the same on all ranks.
+  py::list all_bytes(const std::string& label, const std::string& mine) const {
+    std::vector<std::string> all;
+    {
+      py::gil_scoped_release no_gil;
+      lane_->submit(rt::task_name(label), [&] { all = collectives_->all_texts(mine, device_); }).wait();
+    }
+    py::list result;
+    for (const std::string& text : all) result.append(py::bytes(text));
+    return result;
   }
   // Does not wait: the caller may compute meanwhile.
   rt::Ticket submit_all_reduce_mean(const rt::Tensors& tensors) const {
-    return lane_->submit("all-reduce",
+    return lane_->submit(named("all-reduce", tensors),
                          [collectives = collectives_, tensors] { collectives->all_reduce_mean(tensors); });
   }
   std::string link() const { return collectives_->link(); }
 
  private:
-  void run(const char* label, rt::Lane::Task task) const { lane_->submit(label, std::move(task)).wait(); }
+  static rt::TaskNamePtr named(const std::string& label, const rt::Tensors& tensors) {
+    rt::Digest sizes;
+    for (const at::Tensor& tensor : tensors) sizes.add(uint64_t{tensor.nbytes()});
+    return rt::task_name(label, 0, "", sizes.value());
+  }
+  void run(const std::string& label, const rt::Tensors& tensors, rt::Lane::Task task) const {
+    lane_->submit(named(label, tensors), std::move(task)).wait();
+  }
 
-  std::shared_ptr<rt::Collectives> collectives_;
   std::shared_ptr<rt::Lane> lane_;
+  std::shared_ptr<rt::Collectives> collectives_;
+  at::Device device_;
 };
 
 using RuntimePtr = std::shared_ptr<rt::Runtime>;
 using Release = py::call_guard<py::gil_scoped_release>;
 
 RuntimePtr make_runtime(const std::string& group, const at::Device& device, std::vector<rt::ParamSpec> params,
-                        std::vector<rt::UnitSpec> units, const std::string& shard_group,
+                        std::vector<rt::UnitSpec> units, int64_t model, const std::string& shard_group,
                         const std::string& replicate_group) {
   auto runtime = std::make_shared<rt::Runtime>(rt::Groups{group, shard_group, replicate_group}, device,
-                                               std::move(params), std::move(units));
+                                               std::move(params), std::move(units), model);
   runtime->install();
   return runtime;
 }
@@ -253,13 +373,22 @@ void bind_runtime(py::module_& m) {
   py::class_<CallHook>(m, "CallHook", "Forward hooks of one module")
       .def("before", &CallHook::before)
       .def("after", &CallHook::after)
+      .def("begins_forward", &CallHook::begins_forward)
+      .def(
+          "hold",
+          [](CallHook& hook, py::dict parameters, py::object leaf, py::object parameter, int64_t index) {
+            auto& list = hook.runtime->parameter(index).whole() ? hook.whole : hook.held;
+            list.push_back({std::move(parameters), std::move(leaf), std::move(parameter), index});
+          },
+          py::arg("parameters"), py::arg("leaf"), py::arg("parameter"), py::arg("index"),
+          "Where the module that owns it has a parameter: parameters[leaf]")
       .def("__deepcopy__", [](const CallHook&, const py::object&) { refuse_copy(); })
       .def("__reduce_ex__", [](const CallHook&, int) -> py::tuple { refuse_copy(); });
 
   py::class_<rt::Runtime, RuntimePtr>(m, "Runtime",
                                       "A training step of one sharded model; see csrc/runtime/runtime.hpp")
       .def(py::init(&make_runtime), py::arg("group"), py::arg("device"), py::arg("params"), py::arg("units"),
-           py::arg("shard_group") = "", py::arg("replicate_group") = "", Release())
+           py::arg("model"), py::arg("shard_group") = "", py::arg("replicate_group") = "", Release())
       .def_property_readonly("rank", &rt::Runtime::rank)
       .def_property_readonly("world", &rt::Runtime::world)
       .def(
@@ -271,12 +400,27 @@ void bind_runtime(py::module_& m) {
           },
           py::arg("module"), py::arg("params"), py::arg("root"), py::arg("hold"), py::arg("method") = false)
       .def("source_of", &rt::Runtime::source_of, py::arg("param"))
+      .def("join", &rt::Runtime::join, py::arg("label"), py::arg("params"), Release())
+      .def("set_absent", &rt::Runtime::set_absent, py::arg("params"))
+      .def(
+          "saw_tree", [](rt::Runtime& runtime) { runtime.tree_seen = tree_watch().registrations; },
+          "The model's tree was compared after all registrations until now")
+      .def_property_readonly(
+          "tree_changed",
+          [](const rt::Runtime& runtime) { return runtime.tree_seen != tree_watch().registrations; })
       .def_property_readonly("summoned", &rt::Runtime::summoned)
       .def_property_readonly("in_pass", &rt::Runtime::in_pass, "Within a call or a backward")
       .def_property_readonly("step_seconds", &rt::Runtime::step_seconds,
                              "Seconds between the beginnings of the last training forwards")
       .def_property("prefetch", &rt::Runtime::prefetch, &rt::Runtime::set_prefetch)
       .def_property("sync", &rt::Runtime::sync, &rt::Runtime::set_sync)
+      .def(
+          "unreduced",
+          [](rt::Runtime& runtime) -> std::optional<int64_t> {
+            const rt::Parameter* found = runtime.unreduced();
+            return found ? std::optional(runtime.index_of(*found)) : std::nullopt;
+          },
+          "The first parameter whose gradient no_sync has kept and nothing has reduced or dropped since")
       .def(
           "pieces", [](rt::Runtime& runtime, int64_t param) { return runtime.parameter(param).pieces(); },
           py::arg("param"))
@@ -285,13 +429,34 @@ void bind_runtime(py::module_& m) {
           [](rt::Runtime& runtime, int64_t param) { return runtime.parameter(param).full_sizes().vec(); },
           py::arg("param"))
       .def(
+          "name", [](rt::Runtime& runtime, int64_t param) { return runtime.parameter(param).name(); },
+          py::arg("param"))
+      .def(
+          "is_whole", [](rt::Runtime& runtime, int64_t param) { return runtime.parameter(param).whole(); },
+          py::arg("param"), "Whether every rank holds all of it.")
+      .def(
           "take_local",
           [](rt::Runtime& runtime, int64_t param, const at::Tensor& full) {
             const rt::Parameter& p = runtime.parameter(param);
             return p.whole() ? full : p.take_local(full);
           },
           py::arg("param"), py::arg("full"), Release())
-      .def("gather_whole", &rt::Runtime::gather_whole, py::arg("param"), py::arg("local"), Release())
+      .def(
+          "owner_of",
+          [](const rt::Runtime& runtime,
+             const at::Tensor& tensor) -> std::optional<std::pair<std::string, bool>> {
+            const rt::Parameter* found = runtime.owner_of(tensor);
+            if (!found) return std::nullopt;
+            return std::pair(found->name(), found->whole());
+          },
+          py::arg("tensor"), "Name of the parameter in whose memory it lies, and whether it is whole")
+      .def("suspect_replicas", &rt::Runtime::suspect_replicas)
+      .def(
+          "gather_whole",
+          [](rt::Runtime& runtime, int64_t param, const at::Tensor& local) {
+            return runtime.gather_whole(param, local);
+          },
+          py::arg("param"), py::arg("local"), Release())
       .def("summon", &rt::Runtime::summon, py::arg("with_grads"), Release())
       .def("unsummon", &rt::Runtime::unsummon, py::arg("writeback"), Release())
       .def("clip_grad_norm", &rt::Runtime::clip_grad_norm, py::arg("max_norm"), py::arg("norm_type"),
@@ -317,16 +482,63 @@ void bind_runtime(py::module_& m) {
       .def(py::init<const std::string&, const at::Device&>(), py::arg("group"), py::arg("device"), Release())
       .def_property_readonly("link", &LaneCollectives::link,
                              "What carries the bytes: 'shared memory', 'sockets' or the backend's name.")
-      .def("all_gather", &LaneCollectives::all_gather, py::arg("outputs"), py::arg("inputs"), Release())
+      .def("all_gather", &LaneCollectives::all_gather, py::arg("outputs"), py::arg("inputs"),
+           py::arg("label") = "all-gather", Release())
       .def("reduce_scatter_mean", &LaneCollectives::reduce_scatter_mean, py::arg("outputs"),
            py::arg("inputs"), Release())
       .def("all_reduce_mean", &LaneCollectives::all_reduce_mean, py::arg("tensors"), Release())
       .def("submit_all_reduce_mean", &LaneCollectives::submit_all_reduce_mean, py::arg("tensors"), Release(),
            "The same without waiting for it.")
+      .def("all_bytes", &LaneCollectives::all_bytes, py::arg("label"), py::arg("mine"),
+           "Every rank's bytes, in the order of ranks. `label` says what for, alike on all ranks.")
       .def("broadcast", &LaneCollectives::broadcast, py::arg("tensors"), Release());
 
+  m.def(
+      "owners_of",
+      [](const rt::Tensors& tensors) {
+        std::vector<std::optional<std::pair<RuntimePtr, int64_t>>> found;
+        for (rt::Owner& owner : rt::owners_of(tensors)) {
+          found.emplace_back();
+          if (owner.runtime) found.back().emplace(std::move(owner.runtime), owner.param);
+        }
+        return found;
+      },
+      py::arg("tensors"),
+      "Of each tensor: the sharded model and the parameter that it is, or is the gradient of; see "
+      "csrc/runtime/owners.hpp.");
+  m.def("norm_over_ranks", &rt::norm_over_ranks, py::arg("tensors"), py::arg("norm_type"),
+        py::arg("error_if_nonfinite"), Release(),
+        "The norm of tensors as in one process, where any is a part; see csrc/runtime/norm.hpp.");
+  m.def(
+      "watch_tree", [](py::object look) { tree_watch().look = std::move(look); }, py::arg("look"),
+      "look(runtime, when) is called before an outermost call (when: 'registered' or '', a look now and "
+      "then) "
+      "and after one in which something was registered ('forward').");
+  m.def(
+      "count_registration",
+      [](const py::object&, const py::object&, const py::object&) { ++tree_watch().registrations; },
+      "A hook for torch.nn.modules.module.register_module_..._registration_hook");
   m.def("start_heartbeat", &rt::start_heartbeat, py::arg("group"), py::arg("device"), py::arg("timeout_s"),
         Release(), "Finds out which rank died, hangs or goes another way; see csrc/runtime/heartbeat.hpp.");
+  m.def("end_group", &rt::end_group, py::arg("group"), Release(),
+        "Ends a group's heartbeat, lanes and link; see csrc/runtime/ending.hpp.");
+  m.def(
+      "set_place",
+      [](const std::string& group, const at::Device& device, const std::string& place) {
+        rt::Lane::of(group, device)->alarm().at(place.empty() ? nullptr : rt::interned(place));
+      },
+      py::arg("group"), py::arg("device"), py::arg("place"),
+      "Where this rank is, for the other ranks' errors: 'osdp.save'; '' where it is nowhere in particular.");
+  m.def(
+      "this_process", [] { return rt::Process::here().encode(); },
+      "What tells this process from all others, as a text; see csrc/runtime/process.hpp.");
+  m.def(
+      "process_ended",
+      [](const std::string& text) {
+        const auto process = rt::Process::decode(text);
+        return process && rt::life_of(*process) == rt::Life::Ended;
+      },
+      py::arg("process"), "Whether that process was on this host and has ended.");
   m.def("set_ranks_of_part", &rt::set_ranks_of_part, py::arg("group"), py::arg("ranks"),
         "Who the ranks of a line or column are among all, for errors; see csrc/runtime/parts.hpp.");
   m.attr("HEARTBEAT_MARGIN_S") = rt::Heartbeat::kMargin_s;

@@ -4,6 +4,8 @@
 #include <pybind11/stl.h>
 
 #include "bindings/plain_plan.hpp"
+#include "search/bound.hpp"
+#include "search/bound_check.hpp"
 #include "search/branch.hpp"
 #include "search/certificate.hpp"
 #include "search/phase_certificate.hpp"
@@ -68,6 +70,7 @@ py::dict solve_view(const ProblemView& problem, const std::string& method, const
   {
     py::gil_scoped_release release;
     s = method == "dfs" ? solve_dfs(problem, budget) : solve_exact(problem, budget);
+    if (method == "dfs") s.multiplier = price_of_memory(problem);
   }
   end_of_search(!s.choices.empty());
   return solution_dict(s);
@@ -94,10 +97,10 @@ py::dict solve_table(const py::buffer& table, int64_t limit, const std::string& 
   return solve_view(problem, method, make_budget(time_limit_s, gap));
 }
 
-std::string check_solution(const Pairs& options, int64_t limit, const std::vector<int>& choices, int64_t time,
-                           int64_t memory, int64_t lower_bound, std::pair<int64_t, int64_t> multiplier) {
-  return check(make_problem(options, limit, {}), choices,
-               {time, memory, lower_bound, {multiplier.first, multiplier.second}});
+std::string check_view(const ProblemView& problem, const std::vector<int>& choices, int64_t time,
+                       int64_t memory, int64_t lower_bound, std::pair<int64_t, int64_t> multiplier) {
+  py::gil_scoped_release release;
+  return check_all(problem, choices, {time, memory, lower_bound, {multiplier.first, multiplier.second}});
 }
 
 py::dict candidate_dict(const Candidate& c) {
@@ -269,21 +272,28 @@ PYBIND11_MODULE(_search, m) {
   bind_simulate(m);
   m.doc() = "The planner's search (csrc/search). Use osdp.solve and osdp.search.";
   py::register_exception<InvalidProblem>(m, "InvalidProblem", PyExc_ValueError);
+  m.def(
+      "built_with", [] { return std::pair<std::string, std::string>(OSDP_TORCH_VERSION, OSDP_KERNELS_CUDA); },
+      "The torch that the extension was compiled against, and its CUDA's version where CUDA kernels are in "
+      "it");
   m.def("solve", &solve, "options"_a, "limit"_a, "method"_a, "time_limit_s"_a, "names"_a, "gap"_a);
   m.def("solve_table", &solve_table, "table"_a, "limit"_a, "method"_a, "time_limit_s"_a, "names"_a, "gap"_a);
   m.def(
       "check_table",
       [](const py::buffer& table, int64_t limit, const std::vector<int>& choices, int64_t time,
-         int64_t memory, std::pair<int64_t, int64_t> multiplier) {
+         int64_t memory, int64_t lower_bound, std::pair<int64_t, int64_t> multiplier) {
         const py::buffer_info info = table.request();
-        const ProblemView problem = view_table(info, limit);
-        validate(problem);
-        const Multiplier lambda{multiplier.first, multiplier.second};
-        return check(problem, choices, {time, memory, proven_lower_bound(problem, lambda), lambda});
+        return check_view(view_table(info, limit), choices, time, memory, lower_bound, multiplier);
       },
-      "table"_a, "limit"_a, "choices"_a, "time"_a, "memory"_a, "multiplier"_a);
-  m.def("check", &check_solution, "options"_a, "limit"_a, "choices"_a, "time"_a, "memory"_a, "lower_bound"_a,
-        "multiplier"_a);
+      "table"_a, "limit"_a, "choices"_a, "time"_a, "memory"_a, "lower_bound"_a, "multiplier"_a);
+  m.def(
+      "check",
+      [](const Pairs& options, int64_t limit, const std::vector<int>& choices, int64_t time, int64_t memory,
+         int64_t lower_bound, std::pair<int64_t, int64_t> multiplier) {
+        const Problem problem = make_problem(options, limit, {});
+        return check_view(problem, choices, time, memory, lower_bound, multiplier);
+      },
+      "options"_a, "limit"_a, "choices"_a, "time"_a, "memory"_a, "lower_bound"_a, "multiplier"_a);
   m.def(
       "proven_lower_bound",
       [](const Pairs& options, int64_t limit, std::pair<int64_t, int64_t> multiplier) {

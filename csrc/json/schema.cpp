@@ -25,7 +25,7 @@ class Checker {
  public:
   Checker(const Document& document, const Schema& schema) : d_(document), schema_(schema) {}
 
-  void header() const {
+  int64_t header() const {
     const Node& root = d_.root();
     const Node* kind = root.kind == Kind::Object ? member(d_, root, kKindField) : nullptr;
     if (kind == nullptr) {
@@ -47,6 +47,12 @@ class Checker {
            "the file has version " + d_.show(*version) + ", this osdp reads up to " + newest +
                "; use a newer osdp");
     }
+    return version->integer;
+  }
+
+  [[noreturn]] void older() const {
+    const std::string field(kVersionField);
+    fail(*member(d_, d_.root(), kVersionField), field, "older than " + std::to_string(schema_.version));
   }
 
   void value(const Node& node, const Shape& shape, const std::string& path) const {
@@ -76,6 +82,8 @@ class Checker {
       case Shape::Kind::Map:
         if (node.kind != Kind::Object) wrong(node, path, "an object");
         return object(node, shape, path);
+      case Shape::Kind::Any:
+        return any(node, path);
     }
   }
 
@@ -85,6 +93,15 @@ class Checker {
   }
   [[noreturn]] void wrong(const Node& node, const std::string& path, const std::string& expected) const {
     fail(node, path, "expected " + expected + ", found " + d_.show(node));
+  }
+
+  // Anything whose value is kept: an integer beyond 64 bits would come back as a double.
+  void any(const Node& node, const std::string& path) const {
+    for (uint32_t i = d_.index_of(node); i < node.end; ++i) {
+      if (d_.nodes[i].kind == Kind::HugeInteger) {
+        fail(d_.nodes[i], path, d_.show(d_.nodes[i]) + ": the integer does not fit 64 bits");
+      }
+    }
   }
 
   void minimum(const Node& node, const Shape& shape, const std::string& path) const {
@@ -192,9 +209,13 @@ void validate(const Schema& schema) {
   }
 }
 
+int64_t version_of(const Document& document, const Schema& schema) {
+  return Checker(document, schema).header();
+}
+
 void check(const Document& document, const Schema& schema) {
   const Checker checker(document, schema);
-  checker.header();
+  if (checker.header() != schema.version) checker.older();
   checker.value(document.root(), schema.shapes[0], "");
 }
 

@@ -13,7 +13,7 @@
 namespace osdp::json {
 
 struct Shape {
-  enum class Kind : uint8_t { Boolean, Integer, Number, Text, List, Tuple, Object, Map };
+  enum class Kind : uint8_t { Boolean, Integer, Number, Text, List, Tuple, Object, Map, Any };
 
   Kind kind = Kind::Boolean;
   bool nullable = false;
@@ -26,7 +26,7 @@ struct Shape {
 
 struct Schema {
   std::string kind;           // "plan": what the file's field "osdp" must say
-  int64_t version = 1;        // the newest that is read
+  int64_t version = 1;        // that the shapes describe
   std::vector<Shape> shapes;  // shapes[0] is the file's, without the fields "osdp" and "version"
 };
 
@@ -34,7 +34,11 @@ struct Schema {
 // a shape contains itself.
 void validate(const Schema& schema);
 
-// Throws Error, naming the first field that does not fit `schema`: another kind of file, a newer version, an
+// The version that the document's header says, from 1 to the schema's. Throws Error where it is another kind
+// of file, or newer. An older one has other fields: it is upgraded (osdp/upgrading.py) before it is checked.
+int64_t version_of(const Document& document, const Schema& schema);
+
+// Throws Error, naming the first field that does not fit `schema`: another kind of file, another version, an
 // unknown or missing field, a wrong type, an integer beyond 64 bits, a number below its minimum.
 void check(const Document& document, const Schema& schema);
 

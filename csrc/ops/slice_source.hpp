@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 namespace osdp::ops {
 
@@ -32,6 +33,9 @@ class SliceSource {
   // averaged). The source reduces it; the gradient reaches the parameter's .grad by the end of this backward.
   // May be called several times per backward.
   virtual void put_grad(int64_t index, at::Tensor grad) = 0;
+
+  // Of the weight, for errors.
+  virtual std::string name() const { return "weight"; }
 };
 
 // The op's schema carries integers, not objects: sources are registered under an id (never 0, never reused).

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "ops/slice_source.hpp"
 #include "ops/split_linear.hpp"
 
 namespace osdp::ops {
@@ -35,9 +36,10 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 // Note [What is saved]
-// x, where the weight trains. Not the weight of a source: its slices are asked for again. The weight stays an
-// input of the node although its gradient goes to the source: so its AccumulateGrad node runs in this
-// backward, after this node, and whoever hooks it learns that all gradients of the slices have been put.
+// x, where the weight trains. Not the weight of a source: its slices are asked for again, and must be those
+// of the forward: its version is compared where it would have been saved. The weight stays an input of the
+// node although its gradient goes to the source: so its AccumulateGrad node runs in this backward, after this
+// node, and whoever hooks it learns that all gradients of the slices have been put.
 class SplitLinear : public torch::autograd::Function<SplitLinear> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
@@ -49,13 +51,31 @@ class SplitLinear : public torch::autograd::Function<SplitLinear> {
     ctx->saved_data["shape"] = std::vector<int64_t>{out_features, in_features, granularity, split, source};
     ctx->saved_data["weight_dtype"] = static_cast<int64_t>(weight.scalar_type());
     ctx->saved_data["has_bias"] = bias.has_value() && bias->defined();
+    if (source != 0 && x.requires_grad() && !weight.is_inference()) {
+      ctx->saved_data["weight"] = weight;
+      ctx->saved_data["version"] = static_cast<int64_t>(weight._version());
+    }
     return split_linear(x, weight, bias, out_features, in_features, granularity, split, source);
+  }
+
+  // As autograd does for what is saved.
+  static void check_version(AutogradContext* ctx, int64_t source) {
+    const auto saved = ctx->saved_data.find("version");
+    if (saved == ctx->saved_data.end()) return;
+    const auto now = static_cast<int64_t>(ctx->saved_data["weight"].toTensor()._version());
+    TORCH_CHECK(
+        now == saved->second.toInt(),
+        "one of the variables needed for gradient computation has been modified by an inplace operation: "
+        "parameter '",
+        find_source(source)->name(), "', computed in slices, is at version ", now, "; expected version ",
+        saved->second.toInt(), " instead. Change parameters after backward, not between forward and it.");
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     if (!grads[0].defined()) return variable_list(8);
     const auto saved = ctx->get_saved_variables();
     const auto shape = ctx->saved_data["shape"].toIntVector();
+    check_version(ctx, shape[4]);
     // Edges are counted over the tensors that were given: x, weight, and bias where there is one.
     const std::array<bool, 3> wanted = {ctx->needs_input_grad(0), ctx->needs_input_grad(1),
                                         ctx->saved_data["has_bias"].toBool() && ctx->needs_input_grad(2)};

@@ -9,25 +9,22 @@ namespace {
 
 constexpr auto kExplainWait = std::chrono::milliseconds(1500);
 
-Alarm::Trouble trouble_of(const std::string& label, std::exception_ptr error) {
-  Alarm::Trouble trouble{.error = error, .label = label, .text = "unknown", .kind = {}};
+}  // namespace
+
+Alarm::Trouble::Trouble(std::string task, std::exception_ptr error) : label(std::move(task)) {
   try {
     std::rethrow_exception(error);
   } catch (const ConnectionLost& e) {
-    trouble.text = e.what();
-    trouble.connection = true;
-    trouble.peer = e.peer;
-  } catch (const c10::Error& e) {
-    trouble.text = e.what_without_backtrace();
+    text = e.what();
+    connection = true;
+    peer = e.peer;
   } catch (const std::exception& e) {
-    trouble.text = e.what();
-    trouble.kind = kind_of(e);
+    text = e.what();
+    kind = kind_of(e);
   } catch (...) {
+    text = "unknown";
   }
-  return trouble;
 }
-
-}  // namespace
 
 const std::string* interned(const std::string& text) {
   static std::mutex mutex;
@@ -54,13 +51,16 @@ Watch& Alarm::add_lane() {
   return *lanes_.emplace_back(std::make_unique<Watch>(*this));
 }
 
-std::exception_ptr Alarm::explain(const std::string& label, std::exception_ptr error) {
+std::exception_ptr Alarm::explain(Trouble trouble) {
   std::unique_lock lock(mutex_);
   if (interruption_) return interruption_;
-  if (!trouble_) trouble_ = trouble_of(label, std::move(error));  // else another lane's, which came first
+  if (!trouble_) trouble_ = std::move(trouble);  // else another lane's, which came first
   if (explained_) told_.wait_for(lock, kExplainWait, [this] { return interruption_ != nullptr; });
   if (!interruption_) {
-    std::string message = "OSDP: " + trouble_->label + " failed: " + trouble_->text;
+    std::string message = "OSDP: " + trouble_->label + " failed: ";
+    if (trouble_->peer >= 0)
+      message += "the connection to rank " + std::to_string(trouble_->peer) + " was lost: ";
+    message += trouble_->text;
     interruption_ = make_error(trouble_->kind.value_or(ErrorKind::Rank), std::move(message));
     told_.notify_all();
   }

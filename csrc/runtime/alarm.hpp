@@ -40,7 +40,7 @@ class Alarm : public std::enable_shared_from_this<Alarm> {
 
   // Why a lane's task ended with an exception.
   struct Trouble {
-    std::exception_ptr error;
+    Trouble(std::string task, std::exception_ptr error);
     std::string label;  // of the task
     std::string text;
     std::optional<ErrorKind> kind;
@@ -54,9 +54,9 @@ class Alarm : public std::enable_shared_from_this<Alarm> {
 
   // --- the lanes
   Watch& add_lane();  // lives as long as this
-  // A lane's task `label` has thrown. Waits up to kExplainWait for the heartbeat's word on what happened
-  // where; returns what this and all later tasks of all lanes end with.
-  std::exception_ptr explain(const std::string& label, std::exception_ptr error);
+  // A lane's task has thrown. Waits up to kExplainWait for the heartbeat's word on what happened where;
+  // returns what this and all later tasks of all lanes end with.
+  std::exception_ptr explain(Trouble trouble);
   std::exception_ptr interruption() const;
   void check() const;  // throws what interrupts the lanes, if anything
 

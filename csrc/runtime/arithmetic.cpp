@@ -1,7 +1,5 @@
 #include "runtime/arithmetic.hpp"
 
-#include <ATen/ops/from_blob.h>
-
 namespace osdp::runtime {
 std::optional<kernels::DType> kernel_dtype(at::ScalarType dtype) {
   switch (dtype) {
@@ -35,20 +33,6 @@ void add_into(at::Tensor sum, const at::Tensor& addend, double factor) {
   } else {
     sum.add_(addend, factor);
   }
-}
-
-void add_into(const Range& sum, const void* addends) {
-  if (const auto dtype = kernel_dtype(sum.whole->scalar_type()))
-    kernels::accumulate(kernels::Device::CPU, sum.data(), *dtype, addends, *dtype, sum.count, 1.0);
-  else
-    sum.tensor().add_(at::from_blob(const_cast<void*>(addends), {sum.count}, sum.whole->options()));
-}
-
-void scale_by(const Range& range, double factor) {
-  if (const auto dtype = kernel_dtype(range.whole->scalar_type()))
-    kernels::scale(kernels::Device::CPU, range.data(), *dtype, range.count, factor);
-  else
-    range.tensor().mul_(factor);
 }
 
 void scale_by(at::Tensor tensor, double factor) {

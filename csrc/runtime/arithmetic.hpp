@@ -6,7 +6,6 @@
 #include <optional>
 
 #include "kernels/kernels.hpp"
-#include "runtime/course.hpp"
 
 namespace osdp::runtime {
 
@@ -17,11 +16,7 @@ std::optional<kernels::DType> kernel_dtype(at::ScalarType dtype);
 // the CPU kernels are single-threaded, where torch's own would open a pool of its own beside theirs.
 void add_into(at::Tensor sum, const at::Tensor& addend, double factor = 1.0);
 
-// The same of a range, with as many addends of its dtype.
-void add_into(const Range& sum, const void* addends);
-
 // tensor *= factor.
 void scale_by(at::Tensor tensor, double factor);
-void scale_by(const Range& range, double factor);
 
 }  // namespace osdp::runtime

@@ -1,6 +1,7 @@
 // What happens when gradients flow.
 #include <ATen/core/grad_mode.h>
 
+#include <exception>
 #include <utility>
 
 #include "runtime/graph_task.hpp"
@@ -27,15 +28,46 @@ void Runtime::begin_backward() {
   enter(copies_, false);
 }
 
+// Note [Backward of a backward]
+// With create_graph=True (a gradient penalty, a Hessian-vector product) the nodes of the new graph read the
+// parameters again in the next backward, and no module's output leads there. So what such a backward has
+// gathered stays gathered, until the end of the next one that makes no graph. What it cannot give is a
+// gradient of a parameter that is itself differentiable: the mean over ranks has no graph. That is refused.
+
+// Note [Gradients that are asked for]
+// torch.autograd.grad(loss, parameters) hands out what autograd has made: this rank's own gradients, full and
+// not averaged. In one process they would be those of the whole batch, so it is refused; within no_sync,
+// where own gradients are what one asks for, it is not.
+void Runtime::check_asked() {
+  const int task = current_graph_task();
+  if (std::exchange(asked_task_, task) == task) return;
+  for (const auto& p : params_) {
+    const bool own = world() == 1 || !sync_;
+    if (own && !p->split()) continue;
+    OSDP_CHECK(!is_captured(p->accumulator.get()), Sharding, "OSDP: rank ", rank(),
+               ": torch.autograd.grad asks for the gradient of parameter '", p->name(), "', ",
+               p->split() ? "which is computed in slices and never has one in full. "
+                          : "which would be this rank's own: no average over the ranks, as backward makes. ",
+               "Use loss.backward() and the parameter's .grad",
+               p->split() ? ", or granularity 1 for it in the plan."
+                          : "; or call it inside osdp.no_sync(model) if this rank's own full gradient is "
+                            "what you want.");
+  }
+}
+
 void Runtime::begin_call_backward(const Call& call, Invocation* invocation) {
   NoInference no_inference;
   begin_backward();
+  check_asked();
+  const bool again = at::GradMode::is_enabled();
+  creates_graph_ |= again;
   lane_->alarm().at(call.in_backward);
   backward_range_.begin(call.module, "backward");
   const bool reads = invocation && std::exchange(invocation->backward, backward_count_) != backward_count_;
   for (Unit* unit : call.units) {
     unit->in_backward = true;
     unit->readers += reads;
+    unit->again |= again;
     use(*unit);
   }
 }
@@ -53,6 +85,7 @@ void Runtime::end_call_backward(const Call& call, Invocation& invocation) {
 void Runtime::release_after_backward(Unit& unit) {
   const bool gradients_to_come = unit.task == current_graph_task() && unit.arrived < unit.expected;
   if (unit.readers > 0 || unit.running > 0 || gradients_to_come) return;
+  if (unit.again || unit.recomputed) return;  // to the end of this backward, or longer
   unit.in_backward = false;
   release(unit);
 }
@@ -60,6 +93,7 @@ void Runtime::release_after_backward(Unit& unit) {
 void Runtime::before_gradient(Parameter& param) {
   NoInference no_inference;
   begin_backward();
+  param.hide_hooks();
   if (BucketItem* item = place_of(param).bucket) buckets_.await(*item);
 }
 
@@ -74,9 +108,24 @@ static at::Tensor unshared(at::Tensor gradient, const at::Tensor& made) {
   return gradient.storage().use_count() > ours ? gradient.clone() : gradient;
 }
 
+// `made`: by autograd, undefined for a split weight, whose slices have sent theirs.
+static void check_gradient(const Parameter& param, const at::Tensor& made) {
+  if (!made.defined()) return;
+  OSDP_CHECK(!made.requires_grad(), Sharding,
+             "OSDP: backward(create_graph=True) asks for a gradient of parameter '", param.name(),
+             "' that can be differentiated; the mean over the ranks cannot. Take the first gradient "
+             "by torch.autograd.grad(output, input, create_graph=True), of an input or activation.");
+  OSDP_CHECK(
+      !param.split(), Sharding, "OSDP: parameter '", param.name(),
+      "' is computed in slices, and was used in the loss by itself (a penalty on the weights?). Use the "
+      "optimizer's weight_decay, or granularity 1 for it in the plan.");
+}
+
 void Runtime::after_gradient(Parameter& param, const at::Tensor& made) {
   NoInference no_inference;
   at::NoGradGuard no_grad;
+  param.show_hooks();
+  check_gradient(param, made);
   Place& place = place_of(param);
   if (place.copy) take_whole_gradient(param, place, made);
   if (place.bucket) {
@@ -86,8 +135,10 @@ void Runtime::after_gradient(Parameter& param, const at::Tensor& made) {
       place.bucket->dirty = true;
     return;
   }
-  if (!place.unit)
-    return;  // one rank, or a split weight without NO_SHARD slices: its slices are on their way
+  if (!place.unit) {  // one rank, or a split weight without NO_SHARD slices: its slices are on their way
+    param.reduced |= world() == 1;
+    return;
+  }
   Unit& unit = *place.unit;
   at::Tensor gradient = param.tensor().grad();
   param.tensor().mutable_grad().reset();
@@ -115,6 +166,7 @@ void Runtime::take_whole_gradient(Parameter& param, Place& place, const at::Tens
                                 : unshared(std::move(gradient), made);
     return;
   }
+  param.reduced |= !place.bucket;
   at::Tensor& kept = param.local_grad();
   if (kept.defined())
     kept.add_(gradient);
@@ -127,7 +179,10 @@ void Runtime::take_whole_gradient(Parameter& param, Place& place, const at::Tens
 // reach.
 void Runtime::finish_units() {
   for (const auto& unit : units_) {
-    if (unit->running == 0 && (unit->in_backward || !unit->keep)) release(*unit);
+    if (unit->again && !creates_graph_) unit->again = unit->keep = false;
+    const bool kept = unit->again || (unit->keep && !unit->in_backward);
+    if (unit->running == 0 && !kept) release(*unit);
+    if (unit->again) unit->keep = true;
     unit->in_backward = false;
     unit->readers = 0;
     if (sync_) {
@@ -164,7 +219,9 @@ void Runtime::finish_backward() {
   await_host_memory();
   backward_order_.end();
   note_unsynced();
-  backward_ = false;
+  kept_unreduced_ = !sync_;
+  if (stack_.empty()) check_written();
+  backward_ = creates_graph_ = false;
   ++backward_count_;
   tell_place();
   if (stack_.empty()) {
@@ -172,6 +229,21 @@ void Runtime::finish_backward() {
     drop_copies();
   }
   check_replicas();
+  if (stack_.empty()) call_hooks();
+}
+
+// See Note [Hooks after accumulation]. The last first, which is about the order of one process.
+void Runtime::call_hooks() {
+  for (size_t i = params_.size(); i-- > 0;)
+    if (std::exchange(params_[i]->reduced, false)) params_[i]->call_hooks();
+}
+
+Parameter* Runtime::unreduced() {
+  if (!kept_unreduced_) return nullptr;
+  for (const auto& unit : units_)
+    for (Slot& slot : unit->slots)
+      if (slot.unsynced.defined() && !slot.owner().gradient_dropped()) return &slot.owner();
+  return buckets_.unreduced();
 }
 
 void Runtime::check_replicas() {
@@ -195,6 +267,10 @@ void Runtime::abort() noexcept {
     replicas_.forget();
     column_replicas_.forget();
     buckets_.forget();
+    for (const auto& p : params_) {
+      p->show_hooks();
+      p->reduced = false;
+    }
     for (const auto& unit : units_) {
       release(*unit);
       unit->in_backward = false;
@@ -203,7 +279,7 @@ void Runtime::abort() noexcept {
       for (Slot& slot : unit->slots) slot.pending.reset();
     }
     await_host_memory();
-    backward_ = false;
+    backward_ = creates_graph_ = false;
     ++backward_count_;
     tell_place();
     if (stack_.empty()) {

@@ -19,55 +19,72 @@ at::Tensor BucketItem::gradient() const {
 
 namespace {
 
-// Large gradients are averaged where they lie; small ones, and those that cannot be (strided, or in memory
-// that another one of them has too, which would be added to twice), in a copy that they share, behind the
+// Large gradients are averaged where they lie; or in a copy of their own those that cannot be: strided, or in
+// memory that another one of them has too, which would be added to twice. Small ones share a copy, behind the
 // others.
 struct Gradients {
-  Tensors in_place;  // flat
-  Tensors copied;
+  Tensors large, small;
+  std::vector<char> in_place;  // of the large ones
 
   explicit Gradients(const Tensors& all) {
     std::set<const void*> memory;
     for (const at::Tensor& g : all) {
-      const bool alone = all.size() == 1 || g.nbytes() > kSmallBytes;
-      if (g.is_contiguous() && alone && memory.insert(g.storage().unsafeGetStorageImpl()).second)
-        in_place.push_back(g.view({-1}));
-      else
-        copied.push_back(g);
+      if (all.size() > 1 && g.nbytes() <= kSmallBytes) {
+        small.push_back(g);
+        continue;
+      }
+      large.push_back(g);
+      in_place.push_back(g.is_contiguous() && memory.insert(g.storage().unsafeGetStorageImpl()).second);
     }
+  }
+
+  // What can be sent before the lane has made copies.
+  Tensors first() const {
+    Tensors flat;
+    for (size_t i = 0; i < large.size() && in_place[i]; ++i) flat.push_back(large[i].view({-1}));
+    return flat;
   }
 };
 
 // All at once.
 void average_together(Collectives& collectives, const Gradients& gradients) {
-  Tensors together = gradients.in_place;
+  Tensors together;
+  for (size_t i = 0; i < gradients.large.size(); ++i) {
+    const at::Tensor& g = gradients.large[i];
+    together.push_back((gradients.in_place[i] ? g : g.clone(at::MemoryFormat::Contiguous)).view({-1}));
+  }
   int64_t elements = 0;
-  for (const at::Tensor& g : gradients.copied) elements += g.numel();
+  for (const at::Tensor& g : gradients.small) elements += g.numel();
   at::Tensor flat;
-  const auto each = [&](const auto& what) {
+  const auto each_small = [&](const auto& what) {
     int64_t at = 0;
-    for (const at::Tensor& g : gradients.copied)
+    for (const at::Tensor& g : gradients.small)
       what(g, flat.narrow(0, at, g.numel()).view(g.sizes())), at += g.numel();
   };
   if (elements > 0) {
-    flat = at::empty({elements}, gradients.copied[0].options());
-    each([](const at::Tensor& g, const at::Tensor& part) { part.copy_(g); });
+    flat = at::empty({elements}, gradients.small[0].options());
+    each_small([](const at::Tensor& g, const at::Tensor& part) { part.copy_(g); });
     together.push_back(flat);
   }
   collectives.all_reduce_mean(together);
-  each([](const at::Tensor& g, const at::Tensor& part) { g.copy_(part); });
+  for (size_t i = 0; i < gradients.large.size(); ++i)
+    if (const at::Tensor& g = gradients.large[i]; !gradients.in_place[i])
+      g.copy_(together[i].view(g.sizes()));
+  each_small([](const at::Tensor& g, const at::Tensor& part) { g.copy_(part); });
 }
 
 }  // namespace
 
-std::vector<BucketItem*> Buckets::add(std::string name, const std::vector<Parameter*>& params) {
+std::vector<BucketItem*> Buckets::add(const std::string& name, const std::vector<Parameter*>& params) {
   Bucket bucket;
-  bucket.name = std::move(name);
   std::vector<BucketItem*> items;
+  std::vector<std::string> names;
   for (Parameter* param : params) {
     bucket.items.push_back(std::make_unique<BucketItem>(param, buckets_.size()));
     items.push_back(bucket.items.back().get());
+    names.push_back(param->name());
   }
+  bucket.names = TaskNames(name + " all-reduce", model_, std::move(names));
   buckets_.push_back(std::move(bucket));
   return items;
 }
@@ -94,21 +111,26 @@ void Buckets::launch(Bucket& bucket) {
   if (bucket.items[0]->param->mixed()) return launch_mixed(bucket);
   Tensors all;
   std::vector<BucketItem*> launched;
-  for (const auto& item : bucket.items) {
+  bucket.parts.assign(bucket.items.size(), TaskNames::Part::None);
+  for (size_t i = 0; i < bucket.items.size(); ++i) {
+    BucketItem* item = bucket.items[i].get();
     if (!item->queued) continue;
     item->queued = item->dirty = false;
-    launched.push_back(item.get());
+    item->param->reduced = true;
+    launched.push_back(item);
     at::Tensor gradient = item->gradient();
     OSDP_CHECK(!gradient.defined() || gradient.layout() == at::kStrided, Sharding, "OSDP: parameter '",
                item->param->name(),
                "' got a sparse gradient, which is not supported. Use sparse=False in its module.");
-    if (gradient.defined() && gradient.numel() > 0) all.push_back(std::move(gradient));
+    if (!gradient.defined() || gradient.numel() == 0) continue;
+    bucket.parts[i] = TaskNames::Part::Gradient;
+    all.push_back(std::move(gradient));
   }
   if (all.empty()) return;
   const Gradients gradients(all);
-  Head head = collectives_->head_of_all_reduce(gradients.in_place);
+  Head head = collectives_->head_of_all_reduce(gradients.first());
   Ticket ticket = lane_->submit(
-      bucket.name + " all-reduce",
+      bucket.names.of(bucket.parts),
       [gradients, collectives = collectives_] { average_together(*collectives, gradients); },
       std::move(head));
   for (BucketItem* item : launched) item->in_flight = ticket;
@@ -118,21 +140,25 @@ void Buckets::launch(Bucket& bucket) {
 void Buckets::launch_mixed(Bucket& bucket) {
   auto gradients = std::make_shared<std::vector<Averaged>>();
   std::vector<BucketItem*> launched;
-  for (const auto& item : bucket.items) {
+  bucket.parts.assign(bucket.items.size(), TaskNames::Part::None);
+  for (size_t i = 0; i < bucket.items.size(); ++i) {
+    BucketItem* item = bucket.items[i].get();
     if (!item->queued) continue;
     item->queued = item->dirty = false;
+    item->param->reduced = true;
     const bool alone = item->pending.defined();
     if (alone && (item->param->split() || item->pending.numel() == 0)) item->param->ensure_local_grad();
     at::Tensor kept = item->gradient();
     at::Tensor gradient = alone ? std::exchange(item->pending, at::Tensor()) : kept;
     if (!gradient.defined() || gradient.numel() == 0) continue;
-    launched.push_back(item.get());
+    launched.push_back(item);
+    bucket.parts[i] = alone ? TaskNames::Part::Gradient : TaskNames::Part::WithKept;
     gradients->push_back({item->param, std::move(gradient), std::move(kept), !alone});
   }
   if (gradients->empty()) return;
   const at::ScalarType reduce = bucket.items[0]->param->reduce_dtype();
   tickets_.push_back(lane_->submit(
-      bucket.name + " all-reduce",
+      bucket.names.of(bucket.parts),
       [gradients, reduce, collectives = collectives_] { average(*collectives, reduce, *gradients); }));
   for (BucketItem* item : launched) item->in_flight = tickets_.back();
 }
@@ -148,6 +174,15 @@ void Buckets::flush() {
 void Buckets::wait_all() {
   for (const Ticket& ticket : tickets_) ticket.wait();
   tickets_.clear();
+}
+
+Parameter* Buckets::unreduced() const {
+  for (const Bucket& bucket : buckets_)
+    for (const auto& item : bucket.items) {
+      const at::Tensor gradient = item->dirty ? item->gradient() : at::Tensor();
+      if (gradient.defined() && gradient.any().item<bool>()) return item->param;
+    }
+  return nullptr;
 }
 
 void Buckets::forget() {

@@ -3,6 +3,7 @@
 // Note [Buckets]
 // A gradient joins its bucket when it is complete; when all that this graph task will make are there, the
 // bucket is all-reduced on the lane: large gradients where they lie, small ones through one flat buffer. What
+// travels in which message follows from sizes alone, which ranks have in common. What
 // is already averaged from earlier micro-batches is averaged again with it: it is equal on all ranks, so that
 // changes nothing.
 #pragma once
@@ -40,11 +41,12 @@ struct BucketItem {
 
 class Buckets {
  public:
-  Buckets(std::shared_ptr<Lane> lane, std::shared_ptr<Collectives> collectives)
-      : lane_(std::move(lane)), collectives_(std::move(collectives)) {}
+  // `model`: see Runtime.
+  Buckets(std::shared_ptr<Lane> lane, std::shared_ptr<Collectives> collectives, int64_t model)
+      : lane_(std::move(lane)), collectives_(std::move(collectives)), model_(model) {}
 
   // Opens a bucket of one dtype and device; returns the items in the order given.
-  std::vector<BucketItem*> add(std::string name, const std::vector<Parameter*>& params);
+  std::vector<BucketItem*> add(const std::string& name, const std::vector<Parameter*>& params);
 
   // The item's gradient is complete for this graph task. Launches its bucket if all of the task's are there.
   void arrived(BucketItem& item);
@@ -53,11 +55,14 @@ class Buckets {
   // Launches every bucket that has gradients left which changed since they were last averaged, in order.
   void flush();
   void wait_all();
+  // A parameter whose gradient this rank has kept for itself; null: none.
+  Parameter* unreduced() const;
   void forget();  // after an exception: waits for what is under way, ignoring errors, and empties the buckets
 
  private:
   struct Bucket {
-    std::string name;
+    TaskNames names;
+    std::vector<TaskNames::Part> parts;  // of the items, in the reduction that is being submitted
     std::vector<std::unique_ptr<BucketItem>> items;
     int64_t task = -1;
     int64_t expected = 0;
@@ -69,6 +74,7 @@ class Buckets {
 
   std::shared_ptr<Lane> lane_;
   std::shared_ptr<Collectives> collectives_;
+  int64_t model_;
   std::vector<Bucket> buckets_;
   std::vector<Ticket> tickets_;
 };

@@ -1,38 +1,39 @@
 // Cards: what the ranks of a group tell each other, once, before they have a link of their own.
 #pragma once
 
-#include <ATen/Functions.h>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-
-#include <cstring>
+#include <algorithm>
 #include <type_traits>
 #include <vector>
 
+#include "runtime/messages.hpp"
+
 namespace osdp::runtime {
 
-// Every rank's card, in rank order. Plain bytes. Collective.
+// Every rank's card, in rank order. Plain bytes. Collective; on a lane, what interrupts its watch interrupts
+// this. Throws ConnectionLost.
 template <class Card>
-std::vector<Card> all_cards(c10d::Backend& backend, const Card& mine) {
+std::vector<Card> all_cards(Peers& peers, Card mine) {
   static_assert(std::is_trivially_copyable_v<Card>);
-  const int64_t size = sizeof(Card);
-  std::vector<at::Tensor> input{at::empty({size}, at::kByte)};
-  std::memcpy(input[0].mutable_data_ptr(), &mine, sizeof mine);
-  std::vector<std::vector<at::Tensor>> outputs(1);
-  for (int r = 0; r < backend.getSize(); ++r) outputs[0].push_back(at::empty({size}, at::kByte));
-  backend.allgather(outputs, input)->wait();
-  std::vector<Card> cards(outputs[0].size());
-  for (size_t r = 0; r < cards.size(); ++r)
-    std::memcpy(&cards[r], outputs[0][r].const_data_ptr(), sizeof(Card));
+  const auto bytes_of = [](Card& card) { return Range{reinterpret_cast<char*>(&card), sizeof card, {}}; };
+  std::vector<Card> cards(peers.world());
+  Messages messages(peers);
+  std::vector<Messages::Message> under_way;
+  for (int r = 0; r < peers.world(); ++r) {
+    if (r == peers.rank()) {
+      cards[r] = mine;
+      continue;
+    }
+    under_way.push_back(messages.receive(bytes_of(cards[r]), r));
+    under_way.push_back(messages.send(bytes_of(mine), r));
+  }
+  for (const Messages::Message& message : under_way) messages.wait(message);
   return cards;
 }
 
 // Whether it is so on all ranks. Collective.
-inline bool everywhere(c10d::Backend& backend, bool here) {
-  std::vector<at::Tensor> flag{at::full({1}, here, at::kInt)};
-  c10d::AllreduceOptions options;
-  options.reduceOp = c10d::ReduceOp::MIN;
-  backend.allreduce(flag, options)->wait();
-  return flag[0].item<int>() != 0;
+inline bool everywhere(Peers& peers, bool here) {
+  const std::vector<char> answers = all_cards(peers, static_cast<char>(here));
+  return std::all_of(answers.begin(), answers.end(), [](char answer) { return answer != 0; });
 }
 
 }  // namespace osdp::runtime

@@ -4,8 +4,12 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <chrono>
+#include <cstring>
 #include <thread>
 
+#include "runtime/arithmetic.hpp"
+#include "runtime/c10d.hpp"
+#include "runtime/parts.hpp"
 #include "runtime/ring.hpp"
 
 namespace osdp::runtime {
@@ -30,13 +34,85 @@ void finish(const c10::intrusive_ptr<c10d::Work>& work) {
   wait_until_let_go(work);
 }
 
+// A flat tensor's memory. Sums of complex numbers are sums of their parts.
+Range range_of(const at::Tensor& tensor) {
+  const bool complex = tensor.is_complex();
+  const int64_t parts = complex ? 2 : 1;
+  const at::ScalarType dtype = complex ? c10::toRealValueType(tensor.scalar_type()) : tensor.scalar_type();
+  const auto bytes = static_cast<int32_t>(tensor.element_size() / parts);
+  return {
+      static_cast<char*>(tensor.mutable_data_ptr()), tensor.numel() * parts, {bytes, kernel_dtype(dtype)}};
+}
+
+Ranges ranges_of(const Tensors& tensors) {
+  Ranges ranges;
+  ranges.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) ranges.push_back(range_of(tensor));
+  return ranges;
+}
+
+// Over gloo, on the CPU: a ring of our own.
+class RingCollectives final : public Collectives {
+ public:
+  RingCollectives(const std::string& group, c10::intrusive_ptr<c10d::Backend> backend)
+      : Collectives(backend), ring_(make_ring(group, peers_of(std::move(backend)))) {}
+
+  std::string link() const override { return ring_ ? ring_->link().name() : backend_->getBackendName(); }
+  int64_t sent_bytes() const override { return ring_ ? ring_->sent_bytes() : 0; }
+  Head head_of_gather(const Tensors& inputs) const override {
+    return ring_ ? keeping(ring_->head_of_gather(ranges_of(inputs)), inputs) : Head();
+  }
+  Head head_of_reduce_scatter(const Tensors& inputs) const override {
+    return ring_ ? keeping(ring_->head_of_reduce_scatter(ranges_of(inputs)), inputs) : Head();
+  }
+  Head head_of_all_reduce(const Tensors& tensors) const override {
+    return ring_ ? keeping(ring_->head_of_all_reduce(ranges_of(tensors)), tensors) : Head();
+  }
+
+ protected:
+  void gather(const Tensors& outputs, const Tensors& inputs) override {
+    ring_->gather(ranges_of(outputs), ranges_of(inputs));
+  }
+  void reduce_scatter(const Tensors& outputs, const Tensors& inputs) override {
+    ring_->reduce_scatter(ranges_of(outputs), ranges_of(inputs));
+  }
+  void all_reduce(const Tensors& tensors) override { ring_->all_reduce(ranges_of(tensors)); }
+  void send_from_first(const Tensors& bytes) override { ring_->broadcast(ranges_of(bytes)); }
+  // Of a few numbers, by all ranks in the same order.
+  void reduce_one(const at::Tensor& tensor, c10d::ReduceOp::RedOpType operation) override {
+    const at::Tensor all = at::empty({world() * tensor.numel()}, tensor.options());
+    gather({all}, {tensor.contiguous().view({-1})});
+    const at::Tensor rows = all.view({world(), tensor.numel()});
+    const at::Tensor result = operation == c10d::ReduceOp::SUM ? rows.sum(0) : rows.amax(0);
+    at::Tensor(tensor).copy_(result.view(tensor.sizes()));
+  }
+
+ private:
+  static std::unique_ptr<Ring> make_ring(const std::string& group, std::shared_ptr<Peers> peers) {
+    if (peers->world() < 2) return nullptr;
+    std::shared_ptr<Link> link = link_of(group, peers);
+    return std::make_unique<Ring>(std::move(link), std::move(peers), ranks_of_part(group));
+  }
+
+  static Head keeping(Head head, const Tensors& tensors) {
+    if (head.link) head.kept = std::make_shared<const Tensors>(tensors);
+    return head;
+  }
+
+  std::unique_ptr<Ring> ring_;  // null: one rank
+};
+
 }  // namespace
 
-std::shared_ptr<Collectives> Collectives::over(const std::string& group, at::Device device) {
+std::shared_ptr<Collectives> Collectives::over(Lane& lane, const std::string& group, at::Device device) {
   auto backend = c10d::resolve_process_group(group)->getBackend(device.type());
-  if (device.is_cpu() && backend->getBackendName() == "gloo")
-    return std::make_shared<Ring>(group, std::move(backend));
-  return std::shared_ptr<Collectives>(new Collectives(std::move(backend)));
+  if (!device.is_cpu() || backend->getBackendName() != "gloo")
+    return std::shared_ptr<Collectives>(new Collectives(std::move(backend)));
+  std::shared_ptr<Collectives> made;
+  lane.submit(task_name("connecting the ranks"),
+              [&] { made = std::make_shared<RingCollectives>(group, backend); })
+      .wait();
+  return made;
 }
 
 void Collectives::all_gather(const Tensors& outputs, const Tensors& inputs) {
@@ -81,7 +157,6 @@ void Collectives::all_reduce(const Tensors& tensors) {
 }
 
 void Collectives::reduce_one(const at::Tensor& tensor, c10d::ReduceOp::RedOpType operation) {
-  if (world() == 1) return;
   c10d::AllreduceOptions options;
   options.reduceOp = operation;
   options.asyncOp = false;
@@ -89,18 +164,42 @@ void Collectives::reduce_one(const at::Tensor& tensor, c10d::ReduceOp::RedOpType
   finish(backend_->allreduce(one, options));
 }
 
-void Collectives::broadcast(const Tensors& tensors) {
-  if (world() == 1) return;
+void Collectives::send_from_first(const Tensors& bytes) {
   c10d::BroadcastOptions options;
   options.asyncOp = false;
+  for (const at::Tensor& tensor : bytes) {
+    Tensors one{tensor};
+    finish(backend_->broadcast(one, options));
+  }
+}
+
+void Collectives::broadcast(const Tensors& tensors) {
+  if (world() == 1) return;
+  // As bytes: backends do not know every dtype.
   for (const at::Tensor& tensor : tensors) {
     if (tensor.numel() == 0) continue;
-    at::Tensor contiguous = tensor.contiguous();
-    // As bytes: backends do not know every dtype.
-    Tensors one{contiguous.view({-1}).view(at::kByte)};
-    finish(backend_->broadcast(one, options));
+    const at::Tensor contiguous = tensor.contiguous();
+    send_from_first({contiguous.view({-1}).view(at::kByte)});
     if (!contiguous.is_same(tensor)) at::Tensor(tensor).copy_(contiguous);
   }
+}
+
+std::vector<std::string> Collectives::all_texts(const std::string& mine, at::Device device) {
+  const auto length = static_cast<int64_t>(mine.size());
+  at::Tensor lengths = at::empty({world()}, at::TensorOptions(device).dtype(at::kLong));
+  all_gather({lengths}, {at::full({1}, length, lengths.options())});
+  lengths = lengths.cpu();
+  const int64_t longest = lengths.max().item<int64_t>();
+  at::Tensor padded = at::zeros({longest}, at::kByte);
+  std::memcpy(padded.mutable_data_ptr(), mine.data(), mine.size());
+  at::Tensor all = at::empty({world() * longest}, padded.options().device(device));
+  all_gather({all}, {padded.to(device)});
+  all = all.cpu();
+  std::vector<std::string> texts;
+  for (int64_t r = 0; r < world(); ++r)
+    texts.emplace_back(static_cast<const char*>(all.const_data_ptr()) + r * longest,
+                       lengths[r].item<int64_t>());
+  return texts;
 }
 
 }  // namespace osdp::runtime

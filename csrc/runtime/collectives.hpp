@@ -6,12 +6,12 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "runtime/head.hpp"
+#include "runtime/lane.hpp"
 
 namespace osdp::runtime {
 
@@ -26,8 +26,9 @@ class Collectives {
  public:
   // `group` is a name known to c10d's registry: process groups cross from Python by name, since another
   // pybind11's classes do not mix with torch's. Over gloo a ring of our own (ring.cpp), over others the
-  // backend's.
-  static std::shared_ptr<Collectives> over(const std::string& group, at::Device device);
+  // backend's. Made on the lane (where ranks may wait for each other), which is the group's or the one that
+  // it is a part of. Collective.
+  static std::shared_ptr<Collectives> over(Lane& lane, const std::string& group, at::Device device);
   virtual ~Collectives() = default;
 
   // What carries the bytes: "shared memory", "sockets" (ours), "gloo" (its sockets), or the backend's name.
@@ -35,7 +36,7 @@ class Collectives {
   int64_t rank() const { return backend_->getRank(); }
   int64_t world() const { return backend_->getSize(); }
   // Payload that this rank has sent round its ring so far; of other backends nothing is known.
-  int64_t sent_bytes() const { return sent_bytes_; }
+  virtual int64_t sent_bytes() const { return 0; }
 
   // outputs[i] (flat, world * n_i elements) is filled with every rank's inputs[i] (flat, n_i), in rank order.
   // All in flight together.
@@ -49,11 +50,17 @@ class Collectives {
   virtual Head head_of_gather(const Tensors&) const { return {}; }
   virtual Head head_of_reduce_scatter(const Tensors&) const { return {}; }
   virtual Head head_of_all_reduce(const Tensors&) const { return {}; }
-  // One after the other, in place, contiguous.
-  void all_reduce_sum(const at::Tensor& tensor) { reduce_one(tensor, c10d::ReduceOp::SUM); }
-  void all_reduce_max(const at::Tensor& tensor) { reduce_one(tensor, c10d::ReduceOp::MAX); }
+  // In place, contiguous; of a few numbers.
+  void all_reduce_sum(const at::Tensor& tensor) {
+    if (world() > 1) reduce_one(tensor, c10d::ReduceOp::SUM);
+  }
+  void all_reduce_max(const at::Tensor& tensor) {
+    if (world() > 1) reduce_one(tensor, c10d::ReduceOp::MAX);
+  }
   // Rank 0's contents to every rank; any layout.
   void broadcast(const Tensors& tensors);
+  // Every rank's text, in rank order, of any length.
+  std::vector<std::string> all_texts(const std::string& mine, at::Device device);
 
  protected:
   using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
@@ -64,12 +71,10 @@ class Collectives {
   virtual void gather(const Tensors& outputs, const Tensors& inputs);
   virtual void reduce_scatter(const Tensors& outputs, const Tensors& inputs);
   virtual void all_reduce(const Tensors& tensors);
+  virtual void reduce_one(const at::Tensor& tensor, c10d::ReduceOp::RedOpType operation);
+  virtual void send_from_first(const Tensors& bytes);  // flat and contiguous
 
   c10::intrusive_ptr<c10d::Backend> backend_;
-  std::atomic<int64_t> sent_bytes_ = 0;
-
- private:
-  void reduce_one(const at::Tensor& tensor, c10d::ReduceOp::RedOpType operation);
 };
 
 }  // namespace osdp::runtime

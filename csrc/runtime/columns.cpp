@@ -11,7 +11,7 @@ void Columns::make_room() {
   }
 }
 
-void Columns::average(std::string label, Tensors rows, bool own_memory, std::function<void()> deliver) {
+void Columns::average(TaskNamePtr name, Tensors rows, bool own_memory, std::function<void()> deliver) {
   if (!lane_) {
     column_->all_reduce_mean(rows);
     return deliver();
@@ -21,7 +21,7 @@ void Columns::average(std::string label, Tensors rows, bool own_memory, std::fun
     column->all_reduce_mean(rows);
     deliver();
   };
-  tickets_.push_back(lane_->submit(std::move(label), task, std::move(head)));
+  tickets_.push_back(lane_->submit(std::move(name), task, std::move(head)));
   if (own_memory) waiting_.push_back(tickets_.back());
 }
 

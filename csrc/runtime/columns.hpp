@@ -42,7 +42,7 @@ class Columns {
   void make_room();
   // `rows`, flat: the line's means, which become the means over all ranks; then `deliver` puts them where
   // they belong. `own_memory`: as above.
-  void average(std::string label, Tensors rows, bool own_memory, std::function<void()> deliver);
+  void average(TaskNamePtr name, Tensors rows, bool own_memory, std::function<void()> deliver);
 
   // --- the thread that computes, once the first lane's tasks of this backward have ended
   void wait_all();  // throws what a task threw

@@ -2,21 +2,30 @@
 // links carry it (link.hpp).
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
+#include <cstdint>
 #include <functional>
+#include <optional>
+
+#include "kernels/kernels.hpp"
 
 namespace osdp::runtime {
 
-// Part of a flat, contiguous tensor on the CPU: what one message carries. With count 0 nothing is carried.
+// What the elements of a range are: their length and, where they can be summed, their type.
+struct Element {
+  int32_t bytes = 1;
+  std::optional<kernels::DType> dtype;
+};
+
+// Elements one behind the other in this host's memory, which somebody else keeps: what one message carries.
+// With count 0 (or less, past an end) nothing is carried.
 struct Range {
-  const at::Tensor* whole = nullptr;
-  int64_t begin = 0, count = 0;
+  char* data = nullptr;
+  int64_t count = 0;
+  Element element;
 
   bool empty() const { return count <= 0; }
-  int64_t bytes() const { return count * whole->element_size(); }
-  char* data() const { return static_cast<char*>(whole->mutable_data_ptr()) + begin * whole->element_size(); }
-  at::Tensor tensor() const { return whole->narrow(0, begin, count); }
+  int64_t bytes() const { return count * element.bytes; }
+  Range part(int64_t begin, int64_t length) const { return {data + begin * element.bytes, length, element}; }
 };
 
 // `steps` rounds of `segments` messages each, the same on all ranks: every message goes from each rank to the
@@ -25,7 +34,7 @@ struct Course {
   int64_t steps = 0, segments = 0;
   int64_t window = 0;  // messages that may be on their way to this rank at once
   std::function<Range(int64_t step, int64_t segment)> to_send;
-  // As long as the message that arrives, and of its dtype; empty where none does.
+  // As long as the message that arrives, and of its elements; empty where none does.
   std::function<Range(int64_t step, int64_t segment)> counterpart;
   // Where the message may be put until it is taken, for links that have no memory of their own. Good for
   // `window` messages at once.

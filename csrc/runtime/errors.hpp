@@ -2,10 +2,9 @@
 // happened, where (rank, unit, phase) and what to do.
 #pragma once
 
-#include <c10/util/StringUtil.h>
-
 #include <exception>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <utility>
 
@@ -39,11 +38,19 @@ std::exception_ptr make_error(ErrorKind kind, std::string message);
 // The kind of an exception thrown by throw_error; of none of ours: nullopt.
 std::optional<ErrorKind> kind_of(const std::exception& error);
 
+// The parts, as a stream writes them, behind each other.
+template <typename... Parts>
+std::string joined(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  return text.str();
+}
+
 // throw_error unless `condition`; the message is only made when needed.
-#define OSDP_CHECK(condition, kind, ...)                                                     \
-  do {                                                                                       \
-    if (!(condition)) [[unlikely]]                                                           \
-      ::osdp::runtime::throw_error(::osdp::runtime::ErrorKind::kind, c10::str(__VA_ARGS__)); \
+#define OSDP_CHECK(condition, kind, ...)                                                                    \
+  do {                                                                                                      \
+    if (!(condition)) [[unlikely]]                                                                          \
+      ::osdp::runtime::throw_error(::osdp::runtime::ErrorKind::kind, ::osdp::runtime::joined(__VA_ARGS__)); \
   } while (false)
 
 }  // namespace osdp::runtime

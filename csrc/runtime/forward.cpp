@@ -67,11 +67,56 @@ void Runtime::await_host_memory() {
   if (offloads_) lane_->synchronize();
 }
 
+// Note [Writes in forward]
+// What is gathered is let go of: a write to it in forward (nn.Embedding's max_norm, weight.clamp_(), a moving
+// average in a frozen parameter) would last until then, and be made to rows that other ranks hold. It shows
+// in the parameter's version, which only in-place operations raise, and is refused. Writes to what every rank
+// holds in full last; where ranks write different values, the next digest of the replicas tells. A write
+// through p.data leaves no version behind.
+void Runtime::refuse_write(const Parameter& p, const std::string& where) {
+  throw_error(
+      ErrorKind::Sharding,
+      c10::str("OSDP: rank ", rank(), ": parameter '", p.name(), "' was written to in ", where,
+               " (nn.Embedding(max_norm=...), weight.clamp_(), a moving average?). What is written to a ",
+               "sharded parameter there is lost, and other ranks would not have it. Write between steps, ",
+               "to this rank's part of it or inside osdp.summon_full_params(model); or choose NO_SHARD for ",
+               "it in the plan and write the same values on every rank."));
+}
+
+void Runtime::check_written(const Call& call) {
+  const auto check = [&](const Parameter& p) {
+    if (p.inside() && p.written())
+      refuse_write(p, call.module.empty() ? "the model's forward" : "forward of '" + call.module + "'");
+  };
+  for (const auto* units : {&call.units, &call.slices})
+    for (const Unit* unit : *units)
+      for (const Slot& slot : unit->slots) check(slot.owner());
+  for (const WholeCopy* copy : call.copies) check(copy->owner());
+}
+
+void Runtime::check_written() {
+  for (const Parameter* p : inside_)
+    if (p->written()) refuse_write(*p, backward_ ? "backward" : "forward");
+}
+
+// Of NO_SHARD parameters, on the way out.
+void Runtime::note_writes() {
+  for (Parameter* p : replicated_)
+    if (!p->inside() && p->written()) p->written_in_forward = true;
+}
+
 void Runtime::open(Call& call) {
+  OSDP_CHECK(
+      !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer) || units_.empty(), Sharding,
+      "OSDP: torch.jit.trace of a sharded model would keep memory that it is only gathered into. Trace the "
+      "model before fully_shard, or another one that has loaded this one's state_dict().");
   OSDP_CHECK(!summoned_, Sharding, "OSDP: module '", call.module,
              "' was called inside summon_full_params; leave that context before a forward.");
   for (const auto& p : params_) {
+    if (p->absent) continue;
     p->check_local();
+    p->keep_node();
+    p->note_version();
     // NO_SHARD, and unfrozen since it was sharded: its gradients are averaged from now on.
     if (!p->accumulator && p->whole() && p->tensor().requires_grad() && place_of(*p).bucket)
       install_gradient_hooks(*this, *p);
@@ -114,9 +159,18 @@ void Runtime::close(bool failed) {
   if (!failed && root_forward_) forward_order_.end();
   root_forward_ = false;
   await_host_memory();
+  note_writes();
+  std::exception_ptr error;
+  try {
+    if (!failed) check_written();
+  } catch (...) {
+    error = std::current_exception();
+  }
   leave();
   if (failed || !grad_forward_) drop_copies();
   if (failed) tell_raised();
+  if (error) std::rethrow_exception(error);
+  call_hooks();
 }
 
 void Runtime::tell_place() {
@@ -133,6 +187,19 @@ bool Runtime::wants_inputs(const Call& call) const {
          std::any_of(call.units.begin(), call.units.end(), [](const Unit* u) { return u->frozen_part(); });
 }
 
+// Note [Functions that are recomputed]
+// A re-entrant checkpoint runs a function without a graph in forward, and again in backward, in a backward of
+// its own. Modules that the function calls are hooked; parameters that it reads by itself are gathered for
+// the module whose forward it is part of, and that call is not run again. Their gradients of the outer
+// backward may all be there before the function has read them, since the inner backward's are not in the
+// outer graph. So where a module is called without a graph within a call that has one, the units of that call
+// stay gathered to the end of backward.
+void Runtime::note_recomputation() {
+  for (const Frame& frame : stack_)
+    if (frame.grad)
+      for (Unit* unit : frame.call->units) unit->recomputed = true;
+}
+
 void Runtime::begin_call(Call& call, const std::vector<at::Tensor>& inputs) {
   NoInference no_inference;
   if (stack_.empty() && !backward_) {
@@ -145,7 +212,9 @@ void Runtime::begin_call(Call& call, const std::vector<at::Tensor>& inputs) {
   } else if (!root_forward_ && !backward_) {
     enter(call);  // within the call of a submodule by itself
   }
-  stack_.push_back({&call, inputs.empty() ? nullptr : std::make_shared<Invocation>(), {}});
+  const bool grad = at::GradMode::is_enabled();
+  if (!grad) note_recomputation();
+  stack_.push_back({&call, inputs.empty() ? nullptr : std::make_shared<Invocation>(), {}, false, grad});
   stack_.back().range.begin(call.module, backward_ ? "recomputation" : "forward");
   tell_place();
   for (Unit* unit : call.units) {
@@ -155,9 +224,17 @@ void Runtime::begin_call(Call& call, const std::vector<at::Tensor>& inputs) {
   if (!inputs.empty()) watch_inputs(*this, call, inputs, stack_.back().invocation);
 }
 
+bool Runtime::begins_forward(const Call& call) {
+  return !stack_.empty() && stack_.back().call == &call && !std::exchange(stack_.back().in_forward, true);
+}
+
 void Runtime::release_after_forward(Call& call, Unit& unit, bool failed) {
   if (unit.running > 0 || unit.in_backward || unit.state != Unit::State::Gathered) return;
   if (failed) return release(unit);
+  if (unit.again) {
+    unit.keep = true;
+    return;
+  }
   if (backward_) {  // a recomputation
     if (call.hold)
       unit.held = true;
@@ -188,6 +265,13 @@ void Runtime::end_call(Call& call, const std::vector<at::Tensor>& outputs, bool 
   while (stack_.back().call != &call) end_call(*stack_.back().call, {}, true);
   const std::shared_ptr<Invocation> invocation = std::move(stack_.back().invocation);
   stack_.pop_back();
+  std::exception_ptr error;
+  try {
+    if (!failed) check_written(call);
+  } catch (...) {
+    error = std::current_exception();
+    failed = true;
+  }
   if (!failed && at::GradMode::is_enabled()) watch_outputs(*this, call, outputs, invocation);
   for (Unit* unit : call.units)
     if (unit->running > 0) {
@@ -196,6 +280,7 @@ void Runtime::end_call(Call& call, const std::vector<at::Tensor>& outputs, bool 
     }
   if (!backward_) tell_place();
   if (stack_.empty() && !backward_) close(failed);
+  if (error) std::rethrow_exception(error);
 }
 
 }  // namespace osdp::runtime

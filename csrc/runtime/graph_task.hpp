@@ -16,6 +16,14 @@ inline bool in_graph_task(torch::autograd::Node* node) {
   return node && nodes && nodes->contains(node);
 }
 
+// Whether the running graph task hands out what reaches `node` (torch.autograd.grad's inputs).
+inline bool is_captured(torch::autograd::Node* node) {
+  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
+  if (!node || !wanted || wanted->empty()) return false;
+  const auto found = wanted->find(node);
+  return found != wanted->end() && found->second.captures_ && !found->second.captures_->empty();
+}
+
 // What the running graph task will end with, results or an exception; null outside of backward.
 //
 // Note [The exception of a backward]

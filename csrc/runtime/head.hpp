@@ -11,28 +11,25 @@
 // that a rank sends in a gather or a reduction.
 #pragma once
 
-#include <string>
+#include <memory>
 #include <vector>
 
 #include "runtime/course.hpp"
+#include "runtime/task_name.hpp"
 
 namespace osdp::runtime {
 
 class Link;
 
 struct Head {
-  Head() = default;
-  Head(Head&&) = default;  // the messages stay parts of `whole`; those of a copy would not be
-  Head& operator=(Head&&) = default;
-
-  const Link* link = nullptr;     // which will carry the course; null: nothing can be sent ahead
-  std::vector<at::Tensor> whole;  // what the messages are parts of
-  std::vector<Range> messages;    // the course's first, those that are empty left out
+  const Link* link = nullptr;        // which will carry the course; null: nothing can be sent ahead
+  std::vector<Range> messages;       // the course's first, those that are empty left out
+  std::shared_ptr<const void> kept;  // whose memory the messages are
 };
 
 // The task that the lane runs next, as far as links are concerned.
 struct Upcoming {
-  std::string label;
+  TaskNamePtr name;
   Head head;
 };
 

@@ -1,13 +1,10 @@
 #include "runtime/heartbeat.hpp"
 
-#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-
 #include <algorithm>
 #include <thread>
 #include <vector>
 
+#include "runtime/process.hpp"
 #include "runtime/pulse.hpp"
 
 namespace osdp::runtime {
@@ -32,18 +29,20 @@ double since(Clock::time_point then) { return Seconds(Clock::now() - then).count
 // What the thread works on; it outlives shutdown() if the thread is stuck in a store that does not answer.
 class Beating {
  public:
-  Beating(c10::intrusive_ptr<c10d::Store> store, int64_t rank, int64_t world, double timeout_s,
+  Beating(std::shared_ptr<Store> store, int64_t rank, int64_t world, double timeout_s,
           std::shared_ptr<Alarm> alarm)
       : store_(std::move(store)),
         rank_(rank),
         timeout_s_(timeout_s),
         alarm_(std::move(alarm)),
-        seen_(world) {}
+        seen_(world),
+        heard_(world, Clock::now()),
+        processes_(world) {}
 
   const Alarm* alarm() const { return alarm_.get(); }
 
   void loop() {
-    alarm_->set_explained(true);
+    attempt([this] { store_->set(process_key(rank_), Process::here().encode()); });
     std::unique_lock lock(mutex_);
     while (!changed_.wait_for(lock, kTick, [this] { return ending_ || !giving_up_.empty(); }) || !ending_) {
       const std::string giving_up = std::exchange(giving_up_, "");
@@ -80,6 +79,7 @@ class Beating {
       still_since_ = Clock::now();
       told_still_ = false;
       store_lost_.reset();
+      gone_ = -1;
     }
     last_ = std::move(now);
     if (over_) return;
@@ -96,6 +96,7 @@ class Beating {
     if (!last_.busy() || still_s < kAskAfter_s) return;
     const double ask_every_s = kAskEvery_s * std::max(1.0, static_cast<double>(seen_.size()) / 16);
     if (since(asked_) >= ask_every_s) attempt([this] { ask(); });
+    if (!over_) look_at_processes();
     if (over_) return;
     const double silent_s = 2 * kTellEvery_s + 2 * ask_every_s;
     if (still_s >= timeout_s_) {
@@ -131,11 +132,12 @@ class Beating {
             .ended = false,
             .text = last_.raised_text};
     for (const auto& lane : last_.lanes)
-      p.lanes.push_back({lane.position, lane.asked, lane.busy, lane.label});
+      p.lanes.push_back({lane.position, lane.asked, lane.busy, lane.task ? *lane.task : TaskName()});
     return p;
   }
 
   static std::string key(int64_t rank) { return "pulse/" + std::to_string(rank); }
+  static std::string process_key(int64_t rank) { return "process/" + std::to_string(rank); }
 
   void tell(bool ended) {
     ++beat_;
@@ -149,20 +151,40 @@ class Beating {
 
   void look(int64_t rank) {
     Seen& seen = seen_[static_cast<size_t>(rank)];
-    if (!store_->check({key(rank)})) return;
-    auto found = Pulse::decode(store_->get_to_str(key(rank)));
+    const auto told = store_->get(key(rank));
+    auto found = told ? Pulse::decode(*told) : std::nullopt;
     if (!found) return;
     if (!seen.pulse || seen.pulse->beat != found->beat) heard_[rank] = Clock::now();
     seen.pulse = std::move(found);
   }
 
+  const std::optional<Process>& process_of(int64_t rank) {
+    auto& process = processes_[static_cast<size_t>(rank)];
+    if (!process)
+      if (const auto told = store_->get(process_key(rank))) process = Process::decode(*told);
+    return process;
+  }
+
+  // Note [A dead rank's children]. What a rank sent before it ended may still be on its way: it counts when
+  // it is seen twice, and nothing has come in between.
+  void look_at_processes() {
+    for (size_t r = 0; r < processes_.size(); ++r) {
+      if (!processes_[r] || static_cast<int64_t>(r) == rank_ || life_of(*processes_[r]) != Life::Ended)
+        continue;
+      if (std::exchange(gone_, static_cast<int64_t>(r)) != gone_) return;
+      const Failure failure = process_ended(gone_, seen_);
+      if (!attempt([&] { conclude(failure); })) interrupt(failure);
+      return;
+    }
+  }
+
   void ask() {
     asked_ = Clock::now();
-    if (store_->check({kFailure})) return conclude({});
-    heard_.resize(seen_.size(), Clock::now());
+    if (store_->get(kFailure)) return conclude({});
     for (size_t r = 0; r < seen_.size(); ++r) {
       if (static_cast<int64_t>(r) == rank_) continue;
       look(static_cast<int64_t>(r));
+      process_of(static_cast<int64_t>(r));
       seen_[r].heard_s = since(heard_[r]);
     }
     if (auto failure = certain_failure(rank_, pulse(), seen_, timeout_s_)) conclude(*failure);
@@ -170,7 +192,7 @@ class Beating {
 
   // `mine` counts if no rank was earlier.
   void conclude(const Failure& mine) {
-    const std::string said = store_->compareSet(kFailure, "", mine.encode());
+    const std::string said = store_->set_first(kFailure, mine.encode());
     interrupt(Failure::decode(said).value_or(mine));
   }
 
@@ -192,16 +214,23 @@ class Beating {
       const auto until = Clock::now() + Seconds(kLastWords_s);
       const bool known = trouble.peer >= 0 && trouble.peer < static_cast<int64_t>(seen_.size());
       do {
-        if (store_->check({kFailure})) return conclude({});
+        if (store_->get(kFailure)) return conclude({});
         if (known) look(trouble.peer);
         if (known && seen_[static_cast<size_t>(trouble.peer)].pulse &&
             seen_[static_cast<size_t>(trouble.peer)].pulse->ended)
           break;
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
       } while (Clock::now() < until);
-      conclude(connection_lost(trouble.peer, seen_, trouble.text));
+      if (known) process_of(trouble.peer);
+      conclude(lost(trouble));
     });
-    if (!asked) interrupt(connection_lost(trouble.peer, seen_, trouble.text));
+    if (!asked) interrupt(lost(trouble));
+  }
+
+  Failure lost(const Alarm::Trouble& trouble) const {
+    const bool known = trouble.peer >= 0 && trouble.peer < static_cast<int64_t>(processes_.size());
+    const auto& process = known ? processes_[static_cast<size_t>(trouble.peer)] : std::nullopt;
+    return connection_lost(trouble.peer, seen_, trouble.text, process ? life_of(*process) : Life::Unseen);
   }
 
   void blame_me(const Alarm::Trouble& trouble) {
@@ -209,13 +238,13 @@ class Beating {
     const std::string what = "rank " + std::to_string(rank_) + " failed in '" + trouble.label + "' (" +
                              (last_.place ? *last_.place : "outside of forward and backward") +
                              "): " + trouble.text;
-    attempt([&] { store_->compareSet(kFailure, "", Failure{ErrorKind::Rank, rank_, what}.encode()); });
+    attempt([&] { store_->set_first(kFailure, Failure{ErrorKind::Rank, rank_, what}.encode()); });
     alarm_->interrupt(make_error(trouble.kind.value_or(ErrorKind::Rank), "OSDP: " + what));
   }
 
   static constexpr const char* kFailure = "failure";
 
-  c10::intrusive_ptr<c10d::Store> store_;
+  std::shared_ptr<Store> store_;
   const int64_t rank_;
   const double timeout_s_;
   std::shared_ptr<Alarm> alarm_;
@@ -233,6 +262,8 @@ class Beating {
   int64_t beat_ = 0;
   std::vector<Seen> seen_;
   std::vector<Clock::time_point> heard_;
+  std::vector<std::optional<Process>> processes_;  // as far as they have been asked for
+  int64_t gone_ = -1;                              // the rank whose process the last tick found ended
   std::optional<Clock::time_point> store_lost_;
 };
 
@@ -250,15 +281,26 @@ Hearts& hearts() {
 
 }  // namespace
 
-void Heartbeat::start(const std::string& group, double timeout_s, std::shared_ptr<Alarm> alarm) {
-  auto process_group = c10d::resolve_process_group(group);
-  if (process_group->getSize() < 2) return;
-  auto store = c10::make_intrusive<c10d::PrefixStore>("heartbeat/", process_group->getStore()->clone());
-  auto beating = std::make_shared<Beating>(std::move(store), process_group->getRank(),
-                                           process_group->getSize(), timeout_s, std::move(alarm));
+void Heartbeat::start(std::shared_ptr<Store> store, int64_t rank, int64_t world, double timeout_s,
+                      std::shared_ptr<Alarm> alarm) {
+  alarm->set_explained(true);  // before the thread runs: what fails meanwhile waits for it
+  auto beating = std::make_shared<Beating>(std::move(store), rank, world, timeout_s, std::move(alarm));
   std::lock_guard lock(hearts().mutex);
   hearts().all.push_back(beating);
   std::thread([beating] { beating->loop(); }).detach();
+}
+
+void Heartbeat::end(const Alarm& alarm) {
+  std::vector<std::shared_ptr<Beating>> ending;
+  {
+    std::lock_guard lock(hearts().mutex);
+    auto& all = hearts().all;
+    const auto ours = std::stable_partition(all.begin(), all.end(),
+                                            [&](const auto& beating) { return beating->alarm() != &alarm; });
+    std::move(ours, all.end(), std::back_inserter(ending));
+    all.erase(ours, all.end());
+  }
+  for (const auto& beating : ending) beating->end("");
 }
 
 void Heartbeat::shutdown(const std::string& last_words) {

@@ -19,6 +19,7 @@
 #include <string>
 
 #include "runtime/alarm.hpp"
+#include "runtime/store.hpp"
 
 namespace osdp::runtime {
 
@@ -28,9 +29,13 @@ class Heartbeat {
   // which knows more, comes first.
   static constexpr double kMargin_s = 0.5;
 
-  // `group`: as for Lane::of. `timeout_s`: the process group's. Does nothing with one rank.
-  static void start(const std::string& group, double timeout_s, std::shared_ptr<Alarm> alarm);
+  // Of the `world` ranks that share `store`, where nobody else may have written. `timeout_s`: the process
+  // group's.
+  static void start(std::shared_ptr<Store> store, int64_t rank, int64_t world, double timeout_s,
+                    std::shared_ptr<Alarm> alarm);
 
+  // Ends the thread that tells of these lanes, before they end.
+  static void end(const Alarm& alarm);
   // Ends all threads. `last_words`: the exception that ends this process; the other ranks are told. Or "".
   static void shutdown(const std::string& last_words);
 

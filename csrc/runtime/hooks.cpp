@@ -1,5 +1,6 @@
 #include "runtime/hooks.hpp"
 
+#include <ATen/functorch/BatchedTensorImpl.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -56,11 +57,14 @@ void install_gradient_hooks(Runtime& runtime, Parameter& param) {
 
 void watch_outputs(Runtime& runtime, const Call& call, const std::vector<at::Tensor>& outputs,
                    const std::shared_ptr<Invocation>& invocation) {
-  for (const at::Tensor& output : outputs)
+  for (at::Tensor output : outputs) {
+    // What torch.vmap made: its graph is that of the tensor inside.
+    while (const auto* batched = at::functorch::maybeGetBatchedImpl(output)) output = batched->value();
     if (hookable(output))
       output.register_hook([runtime = runtime.shared_from_this(), &call, invocation](const at::TensorBase&) {
         runtime->begin_call_backward(call, invocation.get());
       });
+  }
 }
 
 void watch_inputs(Runtime& runtime, const Call& call, const std::vector<at::Tensor>& inputs,

@@ -7,6 +7,9 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <atomic>
 #include <chrono>
@@ -18,9 +21,13 @@
 #include <stdexcept>
 #include <thread>
 
+#include "runtime/c10d.hpp"
+#include "runtime/ending.hpp"
 #include "runtime/errors.hpp"
 #include "runtime/heartbeat.hpp"
+#include "runtime/parts.hpp"
 #include "runtime/phase_range.hpp"
+#include "runtime/ring.hpp"
 
 namespace osdp::runtime {
 
@@ -43,7 +50,7 @@ struct Ticket::State {
   bool done = false;
   double seconds = 0;
   std::exception_ptr error;
-  std::string label;
+  TaskNamePtr name;
   std::optional<c10::Event> event;  // accelerators
   c10::Device device{c10::DeviceType::CPU};
 
@@ -68,7 +75,7 @@ void Ticket::wait() const {
   std::unique_lock lock(state_->mutex);
   if (!state_->done) {
     PhaseRange range;
-    range.begin("wait for", state_->label.c_str());
+    range.begin("wait for", state_->name->label.c_str());
     std::exception_ptr signal;
     while (!state_->changed.wait_for(lock, kSignalCheck, [this] { return state_->done; })) {
       if (signal || !signal_check.load()) continue;
@@ -110,19 +117,30 @@ double Ticket::seconds() const {
 
 namespace {
 
+Alarm::Trouble trouble_of(const std::string& label, std::exception_ptr error) {
+  Alarm::Trouble trouble(label, error);
+  try {
+    std::rethrow_exception(error);
+  } catch (const c10::Error& e) {
+    trouble.text = e.what_without_backtrace();
+  } catch (...) {
+  }
+  return trouble;
+}
+
 // Runs the task under its label and the lane's watch. What it throws is told as an error that knows what
 // happened where; so is what interrupted the lane since.
-std::exception_ptr run(const std::string& label, const Lane::Task& task, Watch& watch, Alarm& alarm) {
+std::exception_ptr run(const TaskNamePtr& name, const Lane::Task& task, Watch& watch, Alarm& alarm) {
   if (auto interrupted = alarm.interruption()) return interrupted;
   const Watch::Here here(&watch);
   c10::InferenceMode no_inference(false);
   at::NoGradGuard no_grad;
-  RECORD_FUNCTION(label, std::vector<c10::IValue>());
-  watch.begin(label);
+  RECORD_FUNCTION(name->label, std::vector<c10::IValue>());
+  watch.begin(name);
   try {
     task();
   } catch (...) {
-    return alarm.explain(label, std::current_exception());
+    return alarm.explain(trouble_of(name->label, std::current_exception()));
   }
   watch.end();
   return nullptr;
@@ -146,12 +164,12 @@ class ThreadLane final : public Lane {
     thread_.join();
   }
 
-  Ticket submit(std::string label, Task task, Head head) override {
+  Ticket submit(TaskNamePtr name, Task task, Head head) override {
     auto state = std::make_shared<Ticket::State>(alarm_);
     watch_.submitted();
-    state->label = label;
+    state->name = name;
     std::lock_guard lock(mutex_);
-    queue_.push_back({{std::move(label), std::move(head)},
+    queue_.push_back({{std::move(name), std::move(head)},
                       std::move(task),
                       state,
                       at::get_record_function_tls_(),
@@ -187,7 +205,7 @@ class ThreadLane final : public Lane {
       at::set_record_function_tls_(item.recording);
       c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(std::move(item.debug_info));
       const auto begin = std::chrono::steady_clock::now();
-      if (!broken_) broken_ = run(item.label, item.task, watch_, *alarm_);
+      if (!broken_) broken_ = run(item.name, item.task, watch_, *alarm_);
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
       item.task = nullptr;  // what it holds is let go before anybody is told that it is done
       item.state->finish(broken_, took.count());
@@ -210,7 +228,7 @@ class StreamLane final : public Lane {
         guard_(device.type()),
         stream_(guard_.getStreamFromGlobalPool(device)) {}
 
-  Ticket submit(std::string label, Task task, Head) override {
+  Ticket submit(TaskNamePtr name, Task task, Head) override {
     auto state = std::make_shared<Ticket::State>(alarm_);
     watch_.submitted();
     state->device = device_;
@@ -220,7 +238,7 @@ class StreamLane final : public Lane {
         before.record(guard_.getStream(device_));
         before.block(stream_);
         c10::StreamGuard on_lane(stream_);
-        broken_ = run(label, task, watch_, *alarm_);
+        broken_ = run(name, task, watch_, *alarm_);
         state->event.emplace(device_.type());
         state->event->record(stream_);
       } catch (...) {
@@ -254,6 +272,8 @@ Registry& registry() {
   return *r;
 }
 
+std::string name_beside(const std::string& group) { return group + " between lines"; }
+
 // With the registry's mutex held. `beside`: whose alarm a new lane has; null: one of its own.
 std::shared_ptr<Lane> lane_of(const std::string& name, c10::Device device, const Lane* beside) {
   auto& lane = registry().lanes[{name, device}];
@@ -276,11 +296,31 @@ std::shared_ptr<Lane> Lane::of(const std::string& group, c10::Device device) {
 std::shared_ptr<Lane> Lane::beside(const std::string& group, c10::Device device) {
   std::lock_guard lock(registry().mutex);
   const std::shared_ptr<Lane> first = lane_of(group, device, nullptr);
-  return lane_of(group + " between lines", device, first.get());
+  return lane_of(name_beside(group), device, first.get());
 }
 
 void start_heartbeat(const std::string& group, c10::Device device, double timeout_s) {
-  Heartbeat::start(group, timeout_s, Lane::of(group, device)->alarm_);
+  auto process_group = c10d::resolve_process_group(group);
+  if (process_group->getSize() < 2) return;
+  auto store = c10::make_intrusive<c10d::PrefixStore>("heartbeat/", process_group->getStore()->clone());
+  Heartbeat::start(store_of(std::move(store)), process_group->getRank(), process_group->getSize(), timeout_s,
+                   Lane::of(group, device)->alarm_);
+}
+
+void end_group(const std::string& group) {
+  std::vector<std::shared_ptr<Lane>> ending;
+  {
+    std::lock_guard lock(registry().mutex);
+    for (auto at = registry().lanes.begin(); at != registry().lanes.end();) {
+      const bool ours = at->first.first == group || at->first.first == name_beside(group);
+      if (ours) ending.push_back(std::move(at->second));
+      at = ours ? registry().lanes.erase(at) : std::next(at);
+    }
+  }
+  for (const auto& lane : ending) Heartbeat::end(lane->alarm());
+  ending.clear();
+  forget_link(group);
+  forget_part(group);
 }
 
 void Lane::shutdown() {

@@ -53,11 +53,12 @@ class Lane {
 
   virtual ~Lane() = default;
 
-  // `label` names the unit and the phase: in the profiler's timeline, and in the error if the task fails.
+  // `name`: alike on all ranks, or their messages do not match. Its label names the unit and the phase in the
+  // profiler's timeline, and in the error if the task fails.
   // After a task has failed, those after it fail at once with the same error: ranks no longer agree on where
   // they are. `head` is what the task's first course sends first, if that is known already; it is not kept
   // once the task runs.
-  virtual Ticket submit(std::string label, Task task, Head head = {}) = 0;
+  virtual Ticket submit(TaskNamePtr name, Task task, Head head = {}) = 0;
 
   // The host waits until what was submitted has been carried out on the device too; where the lane is a
   // thread, tickets wait for that.

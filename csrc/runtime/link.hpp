@@ -1,12 +1,11 @@
 // Link: carries messages round a ring: to the next rank, from the one before.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-
 #include <memory>
 
 #include "runtime/course.hpp"
 #include "runtime/head.hpp"
+#include "runtime/peers.hpp"
 
 namespace osdp::runtime {
 
@@ -27,16 +26,16 @@ class Link {
   virtual bool sends_ahead() const { return false; }
 };
 
-// By gloo's sends and receives, between any hosts.
-std::unique_ptr<Link> gloo_link(c10::intrusive_ptr<c10d::Backend> backend);
+// By the messages of the group's backend, gloo, between any hosts.
+std::unique_ptr<Link> gloo_link(std::shared_ptr<Peers> peers);
 
 // Through memory that ranks of one host share; null on all ranks when they are not all on one host, or one of
 // them cannot or must not (OSDP_SHARED_MEMORY=0) share memory. Collective.
-std::unique_ptr<Link> shared_memory_link(const c10::intrusive_ptr<c10d::Backend>& backend);
+std::unique_ptr<Link> shared_memory_link(Peers& peers);
 
 // By TCP connections of its own, between any hosts that reach each other by the addresses that gloo would
 // use; null on all ranks where one of them cannot connect, or must not (OSDP_SOCKETS=0, or gloo's own are
 // encrypted: GLOO_DEVICE_TRANSPORT=TCP_TLS). Collective.
-std::unique_ptr<Link> socket_link(const c10::intrusive_ptr<c10d::Backend>& backend);
+std::unique_ptr<Link> socket_link(Peers& peers);
 
 }  // namespace osdp::runtime

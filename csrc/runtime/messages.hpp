@@ -1,12 +1,11 @@
-// Messages: to and from other ranks of a group, under the lane's watch: tagged with the collective that
-// they belong to (Note [A digest in every message]), and waited for in a way that the heartbeat can
-// interrupt.
+// Messages: to and from other ranks of a group, under the lane's watch: tagged with the digest of the
+// collective that they belong to (Note [A digest in every message]), and waited for in a way that the
+// heartbeat can interrupt.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <memory>
 
-#include <vector>
-
+#include "runtime/peers.hpp"
 #include "runtime/watch.hpp"
 
 namespace osdp::runtime {
@@ -14,36 +13,43 @@ namespace osdp::runtime {
 class Messages {
  public:
   // For the collective that runs on this thread.
-  explicit Messages(c10d::Backend& backend) : backend_(backend), watch_(Watch::here()) {}
+  explicit Messages(Peers& peers) : peers_(peers), watch_(Watch::here()) {}
 
   struct Message {
-    c10::intrusive_ptr<c10d::Work> work;  // null: nothing to wait for
+    std::shared_ptr<Peers::Message> message;  // null: nothing to wait for
     int peer = 0;
   };
 
-  Message send(const at::Tensor& tensor, int to) { return post(&c10d::Backend::send, tensor, to); }
-  Message receive(const at::Tensor& tensor, int from) { return post(&c10d::Backend::recv, tensor, from); }
+  Message send(const Range& range, int to) { return post(&Peers::send, range, to); }
+  Message receive(const Range& range, int from) { return post(&Peers::receive, range, from); }
 
-  void wait(const Message& message) const {
-    if (!message.work) return;
-    if (watch_)
-      watch_->wait(message.work, message.peer);
-    else
-      message.work->wait();
+  void wait(const Message& one) const {
+    if (!one.message) return;
+    if (watch_) return watch_->wait(one.message, one.peer);
+    try {
+      one.message->wait();
+    } catch (const std::exception& e) {
+      throw ConnectionLost(one.peer, e.what());
+    }
   }
 
  private:
   template <typename Post>
-  Message post(Post post, const at::Tensor& tensor, int peer) {
-    std::vector<at::Tensor> one{tensor};
+  Message post(Post post, const Range& range, int peer) {
     try {
-      return {(backend_.*post)(one, peer, watch_ ? watch_->tag() : 0), peer};
+      return {(peers_.*post)(range, peer, tag()), peer};
     } catch (const std::exception& e) {
       throw ConnectionLost(peer, e.what());
     }
   }
 
-  c10d::Backend& backend_;
+  // gloo's: a message is received by who asks for its tag, which has 31 bits.
+  int tag() const {
+    const uint64_t digest = watch_ ? watch_->digest() : 0;
+    return static_cast<int>((digest ^ digest >> 32) & 0x7fffffff);
+  }
+
+  Peers& peers_;
   Watch* watch_;
 };
 

@@ -1,9 +1,12 @@
 // Leaves inference mode for a scope: tensors made in it would lose their version counters for good, and
 // parameters shown such data could no longer be trained. Grad mode stays off, as inference mode has it.
+// Leaves the transforms of torch.func too (vmap, grad): tensors made in them are wrapped, and have no memory.
 #pragma once
 
+#include <c10/core/DispatchKeySet.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <optional>
 
@@ -12,6 +15,10 @@ namespace osdp::runtime {
 class NoInference {
  public:
   NoInference() {
+    if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode))
+      no_transform_.emplace(c10::DispatchKeySet({c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+                                                 c10::DispatchKey::FuncTorchDynamicLayerBackMode,
+                                                 c10::DispatchKey::FuncTorchVmapMode}));
     if (!c10::InferenceMode::is_enabled()) return;
     guard_.emplace(false);
     c10::GradMode::set_enabled(false);
@@ -19,6 +26,7 @@ class NoInference {
 
  private:
   std::optional<c10::InferenceMode> guard_;
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> no_transform_;
 };
 
 }  // namespace osdp::runtime

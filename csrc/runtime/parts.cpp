@@ -23,6 +23,11 @@ void set_ranks_of_part(const std::string& group, std::vector<int64_t> ranks) {
   parts().ranks[group] = std::move(ranks);
 }
 
+void forget_part(const std::string& group) {
+  std::lock_guard lock(parts().mutex);
+  parts().ranks.erase(group);
+}
+
 std::vector<int64_t> ranks_of_part(const std::string& group) {
   std::lock_guard lock(parts().mutex);
   const auto found = parts().ranks.find(group);

@@ -39,7 +39,13 @@ std::string Pulse::encode() const {
   std::ostringstream out;
   out << beat << '\n' << still_s << '\n' << raised << '\n' << ended << '\n' << lanes.size() << '\n';
   for (const LanePulse& l : lanes)
-    out << l.position << '\n' << l.asked << '\n' << l.busy << '\n' << l.label << '\n';
+    out << l.position << '\n'
+        << l.asked << '\n'
+        << l.busy << '\n'
+        << l.task.model << '\n'
+        << l.task.digest << '\n'
+        << l.task.label << '\n'
+        << l.task.details << '\n';
   out << place << '\n' << text;
   return out.str();
 }
@@ -52,9 +58,10 @@ std::optional<Pulse> Pulse::decode(const std::string& encoded) {
   in.ignore();
   for (; in && lanes > 0; --lanes) {
     LanePulse l;
-    in >> l.position >> l.asked >> l.busy;
+    in >> l.position >> l.asked >> l.busy >> l.task.model >> l.task.digest;
     in.ignore();
-    std::getline(in, l.label);
+    std::getline(in, l.task.label);
+    std::getline(in, l.task.details);
     p.lanes.push_back(std::move(l));
   }
   std::getline(in, p.place);
@@ -77,11 +84,11 @@ std::string Pulse::where() const {
   bool waits = false;
   for (size_t i = 0; i < lanes.size(); ++i) {
     if (!lanes[i].busy) continue;
-    out << (std::exchange(waits, true) ? " and at #" : "waits at #") << lanes[i].position << " '"
-        << lanes[i].label << (i == 0 ? "'" : "' between lines");
+    out << (std::exchange(waits, true) ? " and at #" : "waits at #") << lanes[i].position << " "
+        << lanes[i].task.text() << (i == 0 ? "" : " between lines");
   }
   if (!waits && lane(0).position > 0)
-    out << "has done #" << lane(0).position << " '" << lane(0).label << "' and asked for nothing since";
+    out << "has done #" << lane(0).position << " " << lane(0).task.text() << " and asked for nothing since";
   else if (!waits)
     out << "has not begun";
   out << ", " << (place.empty() ? std::string("outside of forward and backward") : "in " + place);
@@ -106,6 +113,29 @@ std::optional<Failure> Failure::decode(const std::string& encoded) {
 
 namespace {
 
+struct Advice {
+  const char *what, *todo;
+};
+
+// On two tasks that should be one.
+Advice advice(const TaskName& here, const TaskName& there) {
+  if (here.label == there.label && here.model != there.model)
+    return {
+        "ranks run different models in one step",
+        "models are numbered in the order in which fully_shard was called in this process group; every rank "
+        "must shard and call them in the same order"};
+  if (here.label == there.label && here.model == there.model)
+    return {
+        "ranks do not agree on what they reduce",
+        "every rank must give gradients to the same parameters in a step, and the same arguments to the same "
+        "call. To a parameter that only some ranks use, `loss = loss + 0 * parameter.sum()` gives a gradient "
+        "of zeros on the others; one that is frozen must be frozen on all"};
+  return {
+      "ranks run different modules in one step",
+      "every rank must call the same modules in the same order: look for a branch, a number of batches or a "
+      "frozen parameter that differs between ranks"};
+}
+
 // Of one lane, in which this rank waits.
 std::optional<Failure> certain_failure(size_t lane, int64_t rank, const Pulse& mine,
                                        const std::vector<Seen>& seen, double timeout_s) {
@@ -117,27 +147,26 @@ std::optional<Failure> certain_failure(size_t lane, int64_t rank, const Pulse& m
     const auto other = static_cast<int64_t>(r);
     if (theirs.ended && there.position <= here.position)
       return Failure{ErrorKind::Rank, other, rank_name(other) + " ended " + after_exception(theirs)};
-    if (there.busy && there.position == here.position && there.label != here.label) {
-      std::map<std::string, std::string> labels;  // where -> ranks
+    if (there.busy && there.position == here.position && there.task.digest != here.task.digest) {
+      const auto [what, todo] = advice(here.task, there.task);
+      std::map<std::string, std::string> places;  // where -> ranks
       for (size_t i = 0; i < seen.size(); ++i)
         if (const Pulse* p = static_cast<int64_t>(i) == rank ? &mine
                              : seen[i].pulse                 ? &*seen[i].pulse
                                                              : nullptr;
             p && p->lane(lane).busy && p->lane(lane).position == here.position) {
-          std::string& ranks = labels[p->where()];
+          std::string& ranks = places[p->where()];
           ranks += (ranks.empty() ? "rank " : ", rank ") + std::to_string(i);
         }
-      std::string cause = "ranks run different modules in one step:";
-      for (const auto& [where, ranks] : labels) cause += " " + ranks + " " + where + ";";
+      std::string cause = std::string(what) + ":";
+      for (const auto& [where, ranks] : places) cause += " " + ranks + " " + where + ";";
       if (theirs.raised > mine.raised || mine.raised > theirs.raised) {
         const bool they = theirs.raised > mine.raised;
-        cause += " " + rank_name(they ? other : rank) + " ended a forward or backward " +
-                 after_exception(they ? theirs : mine) + ", and the others did not;";
+        cause.append(" ").append(rank_name(they ? other : rank)) += " ended a forward or backward " +
+                                                                    after_exception(they ? theirs : mine) +
+                                                                    ", and the others did not;";
       }
-      return Failure{ErrorKind::Order, -1,
-                     cause +
-                         " every rank must call the same modules in the same order: look for a branch, a "
-                         "number of batches or a frozen parameter that differs between ranks"};
+      return Failure{ErrorKind::Order, -1, cause + " " + todo};
     }
     const double patience = std::min(kRaisedPatience_s, timeout_s / 2);
     const double still_s = theirs.still_s + seen[r].heard_s;
@@ -204,15 +233,23 @@ Failure timed_out(int64_t rank, const Pulse& mine, const std::vector<Seen>& seen
   return {ErrorKind::Rank, behind.size() == 1 ? behind[0] : -1, causes + within};
 }
 
-Failure connection_lost(int64_t peer, const std::vector<Seen>& seen, const std::string& what) {
+Failure connection_lost(int64_t peer, const std::vector<Seen>& seen, const std::string& what, Life life) {
   if (peer < 0 || peer >= static_cast<int64_t>(seen.size()))
     return {ErrorKind::Rank, -1, "the connection to another rank was lost (" + brief(what) + ")"};
   const Seen& theirs = seen[static_cast<size_t>(peer)];
+  if (life == Life::Ended || (theirs.pulse && theirs.pulse->ended)) return process_ended(peer, seen);
+  const std::string name = rank_name(peer);
+  const std::string how = life == Life::Runs
+                              ? "the connection to " + name + " was lost, though its process runs"
+                              : name + "'s process has ended, or its machine is gone";
+  return {ErrorKind::Rank, peer, how + " (" + brief(what) + "); " + last_heard(theirs)};
+}
+
+Failure process_ended(int64_t peer, const std::vector<Seen>& seen) {
+  const Seen& theirs = seen[static_cast<size_t>(peer)];
   if (theirs.pulse && theirs.pulse->ended)
     return {ErrorKind::Rank, peer, rank_name(peer) + " ended " + after_exception(*theirs.pulse)};
-  return {ErrorKind::Rank, peer,
-          rank_name(peer) + "'s process has ended, or its machine is gone (" + brief(what) + "); " +
-              last_heard(theirs)};
+  return {ErrorKind::Rank, peer, rank_name(peer) + "'s process has ended; " + last_heard(theirs)};
 }
 
 }  // namespace osdp::runtime

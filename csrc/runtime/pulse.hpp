@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "runtime/errors.hpp"
+#include "runtime/process.hpp"
+#include "runtime/task_name.hpp"
 
 namespace osdp::runtime {
 
@@ -15,7 +17,7 @@ struct LanePulse {
   int64_t position = 0;
   int64_t asked = 0;
   bool busy = false;
-  std::string label;
+  TaskName task;  // the last one begun
 };
 
 struct Pulse {
@@ -38,7 +40,7 @@ struct Pulse {
 // A rank's last pulse as another rank saw it.
 struct Seen {
   std::optional<Pulse> pulse;  // none: it has told nothing yet
-  double heard_s = 0;          // so long ago `beat` was seen to change, or looked at first
+  double heard_s = 0;          // so long ago `beat` was seen to change, or the watch began
 };
 
 // What went wrong, in words that every rank can use; the first one that a rank puts into the store counts for
@@ -56,8 +58,8 @@ struct Failure {
 // A rank that waits at position q of a lane looks at the others. Collectives are in lockstep: none ends
 // anywhere before all of its ranks have begun it, so a rank whose position is below q is the one that is
 // waited for; or, where only a line or a column of ranks takes part, waits in its own line for that one: who
-// waits is not at fault while somebody else is behind who does not. What is certain at once: it has another
-// label at the same position (the order differs), or its process has told that it ends. After
+// waits is not at fault while somebody else is behind who does not. What is certain at once: it runs
+// another task at the same position (the order differs), or its process has told that it ends. After
 // kRaisedPatience: an exception ended its pass, there and not here, and nothing came since. Only at the
 // timeout: it does not come, alive or silent. `mine` is seen[rank]'s newest pulse.
 constexpr double kRaisedPatience_s = 5.0;
@@ -66,7 +68,8 @@ std::optional<Failure> certain_failure(int64_t rank, const Pulse& mine, const st
 // `silent_s`: a rank that should have told something in that time and did not gives no sign of life.
 Failure timed_out(int64_t rank, const Pulse& mine, const std::vector<Seen>& seen, double timeout_s,
                   double silent_s);
-// The connection to `peer` (-1: not known) failed with `what`.
-Failure connection_lost(int64_t peer, const std::vector<Seen>& seen, const std::string& what);
+// The connection to `peer` (-1: not known) failed with `what`. `life`: what is seen of its process.
+Failure connection_lost(int64_t peer, const std::vector<Seen>& seen, const std::string& what, Life life);
+Failure process_ended(int64_t peer, const std::vector<Seen>& seen);
 
 }  // namespace osdp::runtime

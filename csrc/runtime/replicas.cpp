@@ -37,19 +37,25 @@ at::Tensor digest_there(const at::Tensor& contiguous) {
 void Replicas::submit(Lane& lane, const std::shared_ptr<Collectives>& collectives,
                       const std::vector<Parameter*>& params) {
   const int64_t step = steps_++;
-  if (params.empty() || collectives->world() == 1 || (step >= kFirst && step % kEvery != 0)) return;
+  if (params.empty() || collectives->world() == 1) return;
+  const bool all = step < kFirst || step % kEvery == 0;
   names_.clear();
+  written_.clear();
   std::vector<at::Tensor> each;
   for (const Parameter* p : params) {
+    if (p->absent) continue;
+    if (!all && !p->written_in_forward) continue;
+    written_.push_back(p->written_in_forward);
     const at::Tensor local = p->local().contiguous();
     names_.push_back(p->name());
     each.push_back(local.is_cpu() ? at::scalar_tensor(digest_here(local), at::kDouble) : digest_there(local));
   }
+  if (each.empty()) return;
   const at::Tensor digests = at::stack(each);
   digests_ = at::stack({digests, digests.neg()});
-  under_way_ = lane.submit("replicas all-reduce", [digests = digests_.view({-1}), collectives] {
-    collectives->all_reduce_max(digests);
-  });
+  under_way_ =
+      lane.submit(TaskNames("replicas all-reduce", model_, names_).all(),
+                  [digests = digests_.view({-1}), collectives] { collectives->all_reduce_max(digests); });
 }
 
 void Replicas::check(int64_t rank) {
@@ -61,12 +67,18 @@ void Replicas::check(int64_t rank) {
   const auto first = static_cast<size_t>(differs.to(at::kInt).argmax().item<int64_t>());
   throw_error(
       ErrorKind::Replica,
-      c10::str("rank ", rank, ": parameter '", names_[first], "' (of ", differs.sum().item<int64_t>(),
-               " that differ) is not the same on all ranks that hold it any more. ",
-               "The likely cause: torch.nn.utils.clip_grad_norm_, which sees another norm on each rank; "
-               "use model.clip_grad_norm_ or osdp.clip_grad_norm_(model, ...). Else something changed "
-               "parameters or gradients on some ranks only. Load a checkpoint, or call "
-               "fully_shard on a new model, to make them equal again."));
+      c10::str(
+          "rank ", rank, ": parameter '", names_[first], "' (of ", differs.sum().item<int64_t>(),
+          " that differ) is not the same on all ranks that hold it any more. ",
+          written_[first]
+              ? "It was written to in forward (nn.Embedding(max_norm=...), a moving average?), by each rank "
+                "what its own data made of it: write the same values on every rank, or between steps. Else "
+                "the likely cause: "
+              : "The likely cause: ",
+          "torch.nn.utils.clip_grad_norm_, which sees another norm on each rank; "
+          "use model.clip_grad_norm_ or osdp.clip_grad_norm_(model, ...). Else something changed "
+          "parameters or gradients on some ranks only. Load a checkpoint, or call "
+          "fully_shard on a new model, to make them equal again."));
 }
 
 void Replicas::forget() {

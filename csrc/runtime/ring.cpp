@@ -1,26 +1,25 @@
 #include "runtime/ring.hpp"
 
-#include <ATen/Functions.h>
-
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <new>
 
-#include "runtime/arithmetic.hpp"
+#include "runtime/errors.hpp"
 #include "runtime/messages.hpp"
-#include "runtime/parts.hpp"
 
 namespace osdp::runtime {
 namespace {
 
-// Flat tensors, each cut into `world` chunks and those into segments, all tensors' behind each other.
+// Arrays, each cut into `world` chunks and those into segments, all arrays' behind each other.
 class Segments {
  public:
-  Segments(const Tensors& tensors, int64_t world, int64_t longest_bytes) : tensors_(tensors) {
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      const int64_t n = tensors[i].numel(), chunk = (n + world - 1) / world;
-      const int64_t step = longest_bytes / tensors[i].element_size();
+  Segments(const Ranges& arrays, int64_t world, int64_t longest_bytes) : arrays_(arrays) {
+    for (size_t i = 0; i < arrays.size(); ++i) {
+      const int64_t n = arrays[i].count, chunk = (n + world - 1) / world;
+      const int64_t step = longest_bytes / arrays[i].element.bytes;
       for (int64_t begin = 0; begin < chunk; begin += step)
         list_.push_back({i, chunk, begin, std::min(step, chunk - begin)});
     }
@@ -30,68 +29,109 @@ class Segments {
   // Empty where the chunk, a last one, is too short for it.
   Range operator()(int64_t chunk, int64_t segment) const {
     const Segment& s = list_[segment];
+    const Range& array = arrays_[s.array];
     const int64_t begin = chunk * s.chunk + s.begin;
-    return {&tensors_[s.tensor], begin, std::min(s.count, tensors_[s.tensor].numel() - begin)};
+    return array.part(begin, std::min(s.count, array.count - begin));
   }
 
  private:
   struct Segment {
-    size_t tensor;
+    size_t array;
     int64_t chunk, begin, count;
   };
-  const Tensors& tensors_;
+  const Ranges& arrays_;
   std::vector<Segment> list_;
 };
 
 void put(const Range& range, const void* message) {
-  if (range.data() != message) std::memcpy(range.data(), message, range.bytes());
+  if (range.data != message) std::memcpy(range.data, message, range.bytes());
 }
 
-// A group's link is made once, by all of its ranks, and outlives the models that use it: ranks let go of
-// those at different times.
-std::shared_ptr<Link> link_of(const std::string& group, const c10::intrusive_ptr<c10d::Backend>& backend) {
-  static std::mutex mutex;
-  static auto* links = new std::map<std::string, std::shared_ptr<Link>>();
-  std::lock_guard lock(mutex);
-  const auto [at, made] = links->try_emplace(group);
-  if (made && backend->getSize() > 1) {
-    at->second = shared_memory_link(backend);
-    if (!at->second) at->second = socket_link(backend);
-  }
-  if (at->second) return at->second;
-  return gloo_link(backend);  // not kept: it holds the backend, which ends with its process group
+kernels::DType summed_as(const Range& range) {
+  OSDP_CHECK(range.element.dtype, Sharding,
+             "OSDP: a mean over ranks is asked for of elements of a type that has none (an integer's?)");
+  return *range.element.dtype;
+}
+
+// sum += as many addends of its type. The kernels are single-threaded, as the lane's thread must be.
+void add_into(const Range& sum, const void* addends) {
+  const kernels::DType type = summed_as(sum);
+  kernels::cpu::accumulate(sum.data, type, addends, type, sum.count, 1.0, nullptr);
+}
+
+void scale_by(const Range& range, double factor) {
+  kernels::cpu::scale(range.data, summed_as(range), range.count, factor, nullptr);
+}
+
+// Memory for a while, aligned as the kernels like it.
+std::shared_ptr<char> memory_of(int64_t bytes) {
+  constexpr size_t line = 64;
+  const size_t size = (std::max<int64_t>(bytes, 1) + line - 1) / line * line;
+  std::shared_ptr<char> memory(static_cast<char*>(std::aligned_alloc(line, size)), &std::free);
+  if (!memory) throw std::bad_alloc();
+  return memory;
 }
 
 }  // namespace
 
-Ring::Ring(const std::string& group, c10::intrusive_ptr<c10d::Backend> backend)
-    : Collectives(std::move(backend)), link_(link_of(group, backend_)), ranks_(ranks_of_part(group)) {}
+std::shared_ptr<Link> make_link(const std::shared_ptr<Peers>& peers) {
+  std::shared_ptr<Link> link = shared_memory_link(*peers);
+  if (!link) link = socket_link(*peers);
+  if (!link) link = gloo_link(peers);
+  return link;
+}
 
-Head Ring::head_of(Tensors whole, int64_t chunks, int64_t chunk) const {
+namespace {
+
+struct Links {
+  std::mutex mutex;
+  std::map<std::string, std::shared_ptr<Link>> of;
+};
+
+Links& links() {
+  static auto* all = new Links();  // never destroyed: lanes end after static objects
+  return *all;
+}
+
+}  // namespace
+
+std::shared_ptr<Link> link_of(const std::string& group, const std::shared_ptr<Peers>& peers) {
+  {
+    std::lock_guard lock(links().mutex);
+    if (const auto found = links().of.find(group); found != links().of.end()) return found->second;
+  }
+  auto made = make_link(peers);  // waits for the other ranks: other groups' must not wait meanwhile
+  std::lock_guard lock(links().mutex);
+  return links().of[group] = std::move(made);
+}
+
+void forget_link(const std::string& group) {
+  std::shared_ptr<Link> forgotten;
+  std::lock_guard lock(links().mutex);
+  if (const auto found = links().of.find(group); found != links().of.end()) {
+    forgotten = std::move(found->second);
+    links().of.erase(found);
+  }
+}
+
+Head Ring::head_of(const Ranges& whole, int64_t chunks, int64_t chunk) const {
   Head head;
   if (!link_->sends_ahead() || whole.empty()) return head;
   head.link = link_.get();
-  head.whole = std::move(whole);
-  const Segments segments(head.whole, chunks, link_->longest_message_bytes());
+  const Segments segments(whole, chunks, link_->longest_message_bytes());
   for (int64_t s = 0; s < segments.count(); ++s)
     if (const Range range = segments(chunk, s); !range.empty()) head.messages.push_back(range);
   return head;
 }
 
-Head Ring::head_of_gather(const Tensors& inputs) const { return head_of(inputs, 1, 0); }
-Head Ring::head_of_reduce_scatter(const Tensors& inputs) const {
-  return head_of(inputs, world(), chunk_before(1));
-}
-Head Ring::head_of_all_reduce(const Tensors& tensors) const {
-  Tensors together;
-  for (const at::Tensor& tensor : tensors)
-    if (!at_once(tensor)) together.push_back(tensor);
-  return head_of(std::move(together), world(), chunk_before(1));
+Head Ring::head_of_all_reduce(const Ranges& arrays) const {
+  Ranges together;
+  for (const Range& array : arrays)
+    if (!at_once(array)) together.push_back(array);
+  return head_of(together, world(), chunk_before(1));
 }
 
-bool Ring::at_once(const at::Tensor& tensor) const {
-  return static_cast<int64_t>(tensor.nbytes()) <= link_->latency_bytes();
-}
+bool Ring::at_once(const Range& array) const { return array.bytes() <= link_->latency_bytes(); }
 
 void Ring::run(const Course& course) {
   int64_t bytes = 0;
@@ -111,12 +151,11 @@ void Ring::naming_ranks(Work work) const {
   }
 }
 
-void Ring::gather(const Tensors& outputs, const Tensors& inputs) {
+void Ring::gather(const Ranges& outputs, const Ranges& inputs) {
   const Segments segments(outputs, world(), link_->longest_message_bytes());
   for (size_t i = 0; i < outputs.size(); ++i) {
-    const int64_t n = inputs[i].numel();
-    at::Tensor own = outputs[i].narrow(0, rank() * n, n);
-    if (own.const_data_ptr() != inputs[i].const_data_ptr()) own.copy_(inputs[i]);
+    const int64_t n = inputs[i].count;
+    if (n > 0) put(outputs[i].part(rank() * n, n), inputs[i].data);
   }
   const auto arriving = [&](int64_t t, int64_t s) { return segments(chunk_before(t + 1), s); };
   run({.steps = world() - 1,
@@ -128,7 +167,7 @@ void Ring::gather(const Tensors& outputs, const Tensors& inputs) {
        .take = [&](int64_t t, int64_t s, const void* message) { put(arriving(t, s), message); }});
 }
 
-void Ring::reduce_scatter(const Tensors& outputs, const Tensors& inputs) {
+void Ring::reduce_scatter(const Ranges& outputs, const Ranges& inputs) {
   const Segments gradients(inputs, world(), link_->longest_message_bytes());
   const Segments own(outputs, 1, link_->longest_message_bytes());
   const int64_t last = world() - 2;
@@ -144,7 +183,7 @@ void Ring::reduce_scatter(const Tensors& outputs, const Tensors& inputs) {
              if (t < last) return add_into(mine(t, s), partial);
              const Range mean = own(0, s);
              put(mean, partial);
-             add_into(mean, mine(t, s).data());
+             add_into(mean, mine(t, s).data);
              scale_by(mean, share());
            }});
 }
@@ -153,20 +192,20 @@ void Ring::reduce_scatter(const Tensors& outputs, const Tensors& inputs) {
 // Its second half, an all-gather of the sums, sends chunk_before(t + 1) and receives chunk_before(t + 2) as
 // the first half does: the chunks only go round once more. So it is one course of 2 (world - 1) steps, and
 // the first segments of the second half are on their way before the last of the first half have come.
-void Ring::all_reduce(const Tensors& tensors) {
-  Tensors together;
-  for (const at::Tensor& tensor : tensors) {
-    if (at_once(tensor))
-      exchange(tensor);
+void Ring::all_reduce(const Ranges& arrays) {
+  Ranges together;
+  for (const Range& array : arrays) {
+    if (at_once(array))
+      exchange(array);
     else
-      together.push_back(tensor);
+      together.push_back(array);
   }
   const Segments segments(together, world(), link_->longest_message_bytes());
   const int64_t window = std::min(link_->window(), segments.count()), last = world() - 2;
   const auto mine = [&](int64_t t, int64_t s) { return segments(chunk_before(t + 2), s); };
   int64_t longest = 0;
   for (int64_t s = 0; s < segments.count(); ++s) longest = std::max(longest, segments(0, s).bytes());
-  at::Tensor places;  // bytes
+  std::shared_ptr<char> places;
   run({.steps = 2 * (world() - 1),
        .segments = segments.count(),
        .window = window,
@@ -175,8 +214,9 @@ void Ring::all_reduce(const Tensors& tensors) {
        .inbox =
            [&](int64_t t, int64_t s) {
              if (t > last) return mine(t, s);
-             if (!places.defined()) places = at::empty({window * longest}, at::kByte);
-             return Range{&places, (t * segments.count() + s) % window * longest, mine(t, s).bytes()};
+             if (!places) places = memory_of(window * longest);
+             return Range{
+                 places.get() + (t * segments.count() + s) % window * longest, mine(t, s).bytes(), {}};
            },
        .take =
            [&](int64_t t, int64_t s, const void* message) {
@@ -186,27 +226,48 @@ void Ring::all_reduce(const Tensors& tensors) {
            }});
 }
 
-void Ring::exchange(const at::Tensor& tensor) {
-  const int64_t n = tensor.numel();
-  at::Tensor all = at::empty({world() * n}, tensor.options());
+// Note [A broadcast is a course]
+// In step t rank t sends everything to the next: segments follow each other through the ranks. In the last
+// step the last rank returns the last segment to rank 0, which so does not end, and go on, before all ranks
+// have begun (Note [Who is at fault]).
+void Ring::broadcast(const Ranges& arrays) {
+  const Segments segments(arrays, 1, link_->longest_message_bytes());
+  const auto in_step = [&](int64_t sender, int64_t t, int64_t s) {
+    const bool returned = t < world() - 1 || s == segments.count() - 1;
+    return t == sender && returned ? segments(0, s) : Range();
+  };
+  const auto arriving = [&](int64_t t, int64_t s) { return in_step(chunk_before(1), t, s); };
+  run({.steps = world(),
+       .segments = segments.count(),
+       .window = 2 * link_->window(),
+       .to_send = [&](int64_t t, int64_t s) { return in_step(rank(), t, s); },
+       .counterpart = arriving,
+       .inbox = arriving,
+       .take = [&](int64_t t, int64_t s, const void* message) { put(arriving(t, s), message); }});
+}
+
+void Ring::exchange(const Range& array) {
+  const int64_t n = array.bytes();
+  if (n == 0) return;
+  const std::shared_ptr<char> memory = memory_of(world() * n);
+  const auto of_rank = [&](int64_t r) { return Range{memory.get() + r * n, array.count, array.element}; };
   naming_ranks([&] {
-    Messages messages(*backend_);
+    Messages messages(*peers_);
     std::vector<Messages::Message> under_way;
     for (int64_t r = 0; r < world(); ++r) {
-      const at::Tensor theirs = all.narrow(0, r * n, n);
       if (r == rank()) {
-        theirs.copy_(tensor);
+        put(of_rank(r), array.data);
         continue;
       }
-      under_way.push_back(messages.receive(theirs, static_cast<int>(r)));
-      under_way.push_back(messages.send(tensor, static_cast<int>(r)));
-      sent_bytes_ += static_cast<int64_t>(tensor.nbytes());
+      under_way.push_back(messages.receive(of_rank(r), static_cast<int>(r)));
+      under_way.push_back(messages.send(array, static_cast<int>(r)));
+      sent_bytes_ += n;
     }
     for (const Messages::Message& message : under_way) messages.wait(message);
   });
-  at::Tensor(tensor).copy_(all.narrow(0, 0, n));
-  for (int64_t r = 1; r < world(); ++r) add_into(tensor, all.narrow(0, r * n, n));
-  scale_by(tensor, share());
+  put(array, of_rank(0).data);
+  for (int64_t r = 1; r < world(); ++r) add_into(array, of_rank(r).data);
+  scale_by(array, share());
 }
 
 }  // namespace osdp::runtime

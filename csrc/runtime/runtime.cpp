@@ -3,15 +3,16 @@
 #include <algorithm>
 
 #include "runtime/hooks.hpp"
+#include "runtime/owners.hpp"
 #include "runtime/slices.hpp"
 
 namespace osdp::runtime {
 namespace {
 
-// What cannot be cut into rows stays whole: scalars, empty tensors; and with one rank there is nothing to
-// shard.
+// What cannot be cut into rows stays whole: scalars, tensors of one element or none; and with one rank there
+// is nothing to shard.
 bool can_shard(const ParamSpec& spec, int64_t world) {
-  return world > 1 && !spec.sizes().empty() && c10::multiply_integers(spec.sizes()) > 0;
+  return world > 1 && !spec.sizes().empty() && c10::multiply_integers(spec.sizes()) > 1;
 }
 
 void check_split(const ParamSpec& spec) {
@@ -23,6 +24,14 @@ void check_split(const ParamSpec& spec) {
   OSDP_CHECK(s.granularity > 0 && length % s.granularity == 0 && s.sharded >= 0 && s.sharded <= s.granularity,
              Sharding, "OSDP: parameter '", spec.name, "' of length ", length, " cannot be split into ",
              s.granularity, " slices, ", s.sharded, " of them sharded");
+}
+
+void name_tasks(Unit& unit, int64_t model) {
+  std::vector<std::string> names;
+  for (const Slot& slot : unit.slots) names.push_back(slot.name());
+  unit.gathers = TaskNames(unit.name + " all-gather", model, names);
+  unit.reductions = TaskNames(unit.name + " reduce-scatter", model, names);
+  unit.averages = TaskNames(unit.name + " all-reduce", model, std::move(names));
 }
 
 // Gradients are averaged together where they are averaged alike.
@@ -44,17 +53,17 @@ std::vector<std::vector<Parameter*>> alike_in_precision(const std::vector<Parame
 }  // namespace
 
 Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec> params,
-                 std::vector<UnitSpec> units)
-    : collectives_(Collectives::over(groups.all, device)),
+                 std::vector<UnitSpec> units, int64_t model)
+    : model_(model),
+      lane_(Lane::of(groups.all, device)),
+      collectives_(Collectives::over(*lane_, groups.all, device)),
       everyone_{collectives_, nullptr},
       hybrid_(groups.shard.empty() ? everyone_
-                                   : Sharing{Collectives::over(groups.shard, device),
-                                             Collectives::over(groups.replicate, device)}),
-      lane_(Lane::of(groups.all, device)),
+                                   : Sharing{Collectives::over(*lane_, groups.shard, device),
+                                             Collectives::over(*lane_, groups.replicate, device)}),
       arena_(device),
-      buckets_(lane_, collectives_),
-      device_(device),
-      places_(params.size()) {
+      buckets_(lane_, collectives_, model),
+      device_(device) {
   if (hybrid_.replicate && hybrid_.replicate->world() > 1)
     columns_ = std::make_shared<Columns>(device.is_cpu() ? Lane::beside(groups.all, device) : nullptr,
                                          hybrid_.replicate);
@@ -71,11 +80,8 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
     // With one rank a split weight keeps its slices, none of them sharded.
     if (spec.split && world() == 1) spec.split->sharded = 0;
     const Sharing& sharing = modes[i] == Mode::HybridShard ? hybrid_ : everyone_;
-    places_[i].sharing = &sharing;
     const bool sharded = spec.split || (modes[i] != Mode::NoShard && can_shard(spec, sharing.world()));
-    params_.push_back(std::make_unique<Parameter>(spec, sharded, sharing.rank(), sharing.world()));
-    index_of_[params_.back().get()] = i;
-    offloads_ |= params_.back()->away();
+    offloads_ |= add_parameter(spec, sharded, sharing).away();
     spec.tensor.reset();
   }
   for (const UnitSpec& spec : units) {
@@ -101,6 +107,7 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
           slice->slots.emplace_back(p, slice->name, sizes, piece.local_begin, slice->sharing->rank(),
                                     slice->sharing->world());
           place.slices.push_back(slice.get());
+          name_tasks(*slice, model);
           units_.push_back(std::move(slice));
         }
         if (split.sharded < split.granularity) replicated.push_back(&p);
@@ -115,20 +122,52 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
         place.slot = &unit->slots.back();
       }
     }
-    for (const std::vector<Parameter*>& alike : alike_in_precision(replicated)) {
-      if (world() == 1) break;
-      std::vector<BucketItem*> items = buckets_.add(spec.name, alike);
-      for (BucketItem* item : items) place_of(*item->param).bucket = item;
-    }
-    if (!unit->slots.empty()) units_.push_back(std::move(unit));
+    add_buckets(spec.name, replicated);
+    if (unit->slots.empty()) continue;
+    name_tasks(*unit, model);
+    units_.push_back(std::move(unit));
   }
-  for (size_t i = 0; i < params_.size(); ++i) {
-    if (!params_[i]->whole() || !params_[i]->mixed()) continue;
-    owned_copies_.push_back(std::make_unique<WholeCopy>(*params_[i]));
-    copies_.push_back(owned_copies_.back().get());
-    places_[i].copy = copies_.back();
-  }
+  for (const auto& param : params_) add_copy(*param);
   set_prefetch(1);
+}
+
+Parameter& Runtime::add_parameter(const ParamSpec& spec, bool sharded, const Sharing& sharing) {
+  params_.push_back(std::make_unique<Parameter>(spec, sharded, sharing.rank(), sharing.world()));
+  Parameter& p = *params_.back();
+  index_of_[&p] = places_.size();
+  places_.emplace_back().sharing = &sharing;
+  return p;
+}
+
+void Runtime::add_buckets(const std::string& label, const std::vector<Parameter*>& replicated) {
+  if (world() == 1) return;
+  for (const std::vector<Parameter*>& alike : alike_in_precision(replicated))
+    for (BucketItem* item : buckets_.add(label, alike)) place_of(*item->param).bucket = item;
+}
+
+void Runtime::add_copy(Parameter& p) {
+  if (!p.whole() || !p.mixed()) return;
+  owned_copies_.push_back(std::make_unique<WholeCopy>(p));
+  copies_.push_back(owned_copies_.back().get());
+  place_of(p).copy = copies_.back();
+}
+
+void Runtime::join(const std::string& label, std::vector<ParamSpec> specs) {
+  OSDP_CHECK(!in_pass() && !summoned_, Sharding, "OSDP: ", label,
+             " were added inside a forward, backward or summon_full_params; add them between steps.");
+  std::vector<Parameter*> joined;
+  for (const ParamSpec& spec : specs) joined.push_back(&add_parameter(spec, false, everyone_));
+  add_buckets(label, joined);
+  for (Parameter* p : joined) {
+    replicated_.push_back(p);
+    add_copy(*p);
+    install_hooks(*p);
+  }
+}
+
+void Runtime::set_absent(const std::vector<int64_t>& indices) {
+  for (const auto& p : params_) p->absent = false;
+  for (int64_t i : indices) params_.at(i)->absent = true;
 }
 
 void Runtime::set_prefetch(size_t units) {
@@ -164,17 +203,20 @@ Runtime::~Runtime() {
 }
 
 void Runtime::install() {
-  for (size_t i = 0; i < params_.size(); ++i) {
-    Parameter& p = *params_[i];
-    const bool handled = places_[i].unit || places_[i].bucket || places_[i].copy || p.split();
-    if (!handled || !p.tensor().requires_grad()) continue;
-    // The node takes the shape of what the parameter shows: the full one, except of a split weight.
-    if (places_[i].slot) p.enter(places_[i].slot->full());
-    if (places_[i].copy) places_[i].copy->enter(true);
-    install_gradient_hooks(*this, p);
-    p.leave();
-    if (places_[i].copy) places_[i].copy->drop();
-  }
+  add_runtime(shared_from_this());
+  for (const auto& param : params_) install_hooks(*param);
+}
+
+void Runtime::install_hooks(Parameter& p) {
+  const Place& place = place_of(p);
+  const bool handled = place.unit || place.bucket || place.copy || p.split();
+  if (!handled || !p.tensor().requires_grad()) return;
+  // The node takes the shape of what the parameter shows: the full one, except of a split weight.
+  if (place.slot) p.enter(place.slot->full());
+  if (place.copy) place.copy->enter(true);
+  install_gradient_hooks(*this, p);
+  p.leave();
+  if (place.copy) place.copy->drop();
 }
 
 Call* Runtime::add_call(std::string module, const std::vector<int64_t>& params, bool root, bool hold,

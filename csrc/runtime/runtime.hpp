@@ -21,6 +21,7 @@
 #include "runtime/collectives.hpp"
 #include "runtime/columns.hpp"
 #include "runtime/lane.hpp"
+#include "runtime/norm.hpp"
 #include "runtime/order.hpp"
 #include "runtime/phase_range.hpp"
 #include "runtime/precision.hpp"
@@ -45,13 +46,24 @@ struct Statistics {
 class Runtime : public std::enable_shared_from_this<Runtime> {
  public:
   // Shards the parameters in place. `groups`: process groups that only this package uses, so that the
-  // caller's own collectives cannot slip in between. Parameters in no unit are left alone.
-  Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec> params,
-          std::vector<UnitSpec> units);
+  // caller's own collectives cannot slip in between. Parameters in no unit are left alone. `model`: 1, 2,
+  // ..., a number that the ranks have agreed on, so that the messages of two models never match.
+  Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec> params, std::vector<UnitSpec> units,
+          int64_t model);
   ~Runtime();
 
   // After construction: installs hooks on the gradients (needs shared_from_this).
   void install();
+
+  // Takes in parameters that the model got since, as NO_SHARD: their indices follow those there are. Between
+  // steps; `label` names the bucket of their gradients. Every rank must hold the same values.
+  void join(const std::string& label, std::vector<ParamSpec> specs);
+  // Which parameters the model lacks now: their gradients count in no norm, and nothing is asked of them.
+  void set_absent(const std::vector<int64_t>& indices);
+  // The number of registrations of modules and parameters that the model's tree was last compared after, and
+  // the model's forwards since the runtime was made. See Note [A module tree that changes] in osdp/tree.py.
+  uint64_t tree_seen = 0;
+  uint64_t root_calls = 0;
 
   int64_t rank() const { return collectives_->rank(); }
   int64_t world() const { return collectives_->world(); }
@@ -67,6 +79,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool wants_inputs(const Call& call) const;
   void begin_call(Call& call, const std::vector<at::Tensor>& inputs);
   void end_call(Call& call, const std::vector<at::Tensor>& outputs, bool failed);
+  // A forward is about to run: true if it is the first one of the innermost call, which is `call`; else it
+  // was called by itself, and nothing is gathered for it yet.
+  bool begins_forward(const Call& call);
   // The exception, in words, that ends the calls under way or the backward.
   void note_exception(std::string text) { exception_text_ = std::move(text); }
 
@@ -75,6 +90,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   // --- backward (backward.cpp)
   void begin_backward();
+  // The first parameter whose gradient no_sync has kept and nothing has reduced or dropped since; null: none.
+  Parameter* unreduced();
   void begin_call_backward(const Call& call, Invocation* invocation);
   void end_call_backward(const Call& call, Invocation& invocation);
   void before_gradient(Parameter& param);
@@ -98,14 +115,24 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // --- whole parameters (whole.cpp); collective, outside of forward and backward
   // The full tensor of which `local` is this rank's part (the parameter's data, its gradient, an optimizer's
   // state).
-  at::Tensor gather_whole(int64_t param, const at::Tensor& local);
+  at::Tensor gather_whole(int64_t param, const at::Tensor& local, const char* what = "whole");
   bool summoned() const { return summoned_; }
   void summon(bool with_grads);
   void unsummon(bool writeback);
   // The norm of all gradients, one collective; if larger than max_norm all gradients are scaled to it.
   at::Tensor clip_grad_norm(double max_norm, double norm_type, bool error_if_nonfinite);
+  // Of what this rank holds of a parameter (or of its gradient, `local`) the pieces that it counts in a sum
+  // over all ranks; the others another rank counts.
+  std::vector<at::Tensor> counted_pieces(int64_t param, const at::Tensor& local) const;
+  // Over all ranks; `function` and `details` say what was asked for, alike on all of them.
+  void reduce_norm(NormTerms& terms, const char* function, std::string details) const;
 
   Parameter& parameter(int64_t index) { return *params_.at(index); }
+  // The parameter in whose memory this tensor lies, between steps; null where it is none of ours.
+  const Parameter* owner_of(const at::Tensor& tensor) const;
+  // Something may have changed parameters on some ranks only: compares them at the next forward.
+  void suspect_replicas();
+  int64_t index_of(const Parameter& param) const { return static_cast<int64_t>(index_of_.at(&param)); }
   size_t size() const { return params_.size(); }
   size_t gathered_bytes() const;
   // Whether torch.autocast is on and will keep low-precision copies of parameters for backward.
@@ -131,6 +158,11 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   };
   Place& place_of(const Parameter& param) { return places_[index_of_.at(&param)]; }
 
+  Parameter& add_parameter(const ParamSpec& spec, bool sharded, const Sharing& sharing);
+  void add_buckets(const std::string& label, const std::vector<Parameter*>& replicated);
+  void add_copy(Parameter& param);  // where it is whole and computed in another dtype
+  void install_hooks(Parameter& param);
+
   // --- units (units.cpp)
   void gather(Unit& unit);            // Sharded (or stale) -> Gathering
   void ready(Unit& unit);             // Gathering -> Gathered
@@ -155,21 +187,23 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void release_after_forward(Call& call, Unit& unit, bool failed);
   void open(Call& call);
   void close(bool failed);
+  void check_written(const Call& call);
+  void check_written();
+  void refuse_write(const Parameter& param, const std::string& where);
+  void note_writes();
+  void note_recomputation();
+  void check_asked();
+  void call_hooks();
   void release_after_backward(Unit& unit);
   void finish_units();
   void note_unsynced();
-  // What this rank holds of the gradients: those that it counts in a sum over all ranks, and those that
-  // another rank counts.
-  struct LocalGradients {
-    std::vector<at::Tensor> counted, others;
-  };
-  LocalGradients local_gradients() const;
 
+  const int64_t model_;
+  std::shared_ptr<Lane> lane_;
   std::shared_ptr<Collectives> collectives_;  // of all ranks
   Sharing everyone_;                          // NO_SHARD, SHARD_GRAD_OP, FULL_SHARD
   Sharing hybrid_;                            // HYBRID_SHARD
-  std::shared_ptr<Lane> lane_;
-  std::shared_ptr<Columns> columns_;  // HYBRID_SHARD: null where nothing is
+  std::shared_ptr<Columns> columns_;          // HYBRID_SHARD: null where nothing is
   Arena arena_;
   Buckets buckets_;
   at::Device device_;      // that computes
@@ -184,7 +218,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::unordered_map<const Parameter*, size_t> index_of_;
   std::unordered_map<int64_t, int64_t> sources_;  // split parameter -> source id
 
-  Replicas replicas_, column_replicas_;
+  Replicas replicas_{model_}, column_replicas_{model_};
   std::vector<Parameter*> replicated_;  // whole parameters
   std::vector<Parameter*> in_columns_;  // HYBRID_SHARD: the ranks of a column hold the same rows
   Depth depth_;
@@ -195,6 +229,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
     Call* call;
     std::shared_ptr<Invocation> invocation;  // null unless it reads frozen parameters that train others
     PhaseRange range;
+    bool in_forward = false;  // its forward has begun
+    bool grad = false;        // it records a graph
   };
   std::vector<Frame> stack_;        // forward calls under way
   std::vector<Parameter*> inside_;  // parameters that are inside
@@ -203,6 +239,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool grad_forward_ = false;       // the outermost forward records a graph
   bool root_forward_ = false;       // the outermost forward is the model's, not a submodule's by itself
   bool backward_ = false;
+  bool creates_graph_ = false;   // this backward; see Note [Backward of a backward]
+  bool kept_unreduced_ = false;  // the last backward was under no_sync
+  int asked_task_ = -1;          // the graph task that check_asked() has looked at
   int64_t backward_count_ = 0;
   PhaseRange backward_range_;  // from one call's backward to the next one's
   bool sync_ = true;

@@ -147,6 +147,7 @@ void Parameter::enter(const at::Tensor& full) {
   aside_grad_ = tensor_.grad();
   tensor_.mutable_grad().reset();
   if (full.defined()) show(full);
+  note_version();
   inside_ = true;
 }
 
@@ -160,11 +161,25 @@ void Parameter::leave() {
 }
 
 void Parameter::show(const at::Tensor& data) {
-  // A switch of device or dtype lets go of the gradient's node, on which our hooks are.
   const bool switches = data.device() != tensor_.device() || data.scalar_type() != tensor_.scalar_type();
   tensor_.set_data(data);
-  if (switches && accumulator)
-    torch::autograd::impl::set_grad_accumulator(tensor_, weak_reference(accumulator));
+  if (switches) keep_node();
+}
+
+void Parameter::keep_node() {
+  if (accumulator) torch::autograd::impl::set_grad_accumulator(tensor_, weak_reference(accumulator));
+}
+
+void Parameter::hide_hooks() {
+  if (auto& hooks = torch::autograd::impl::post_acc_grad_hooks(tensor_)) hidden_hooks_ = std::move(hooks);
+}
+
+void Parameter::show_hooks() noexcept {
+  if (hidden_hooks_) torch::autograd::impl::set_post_acc_grad_hooks(tensor_, std::move(hidden_hooks_));
+}
+
+void Parameter::call_hooks() const {
+  if (auto& hooks = torch::autograd::impl::post_acc_grad_hooks(tensor_)) (*hooks)(tensor_);
 }
 
 std::vector<int64_t> Parameter::local_sizes() const {
@@ -192,9 +207,11 @@ Slot::Slot(Parameter& owner, std::string name, std::vector<int64_t> sizes, int64
   const at::Tensor& like = owner.tensor();
   const int64_t elements = world * range_.chunk * range_.row_elements;
   padded_nbytes_ = static_cast<size_t>(elements) * c10::elementSize(owner.compute_dtype());
-  // An empty storage of the right nominal size on the right device: no memory is taken.
-  c10::Storage storage(c10::Storage::use_byte_size_t(), padded_nbytes_, at::DataPtr(nullptr, owner.device()),
-                       /*allocator=*/nullptr, /*resizable=*/false);
+  // Empty storages of the right nominal size on the right device: no memory is taken.
+  const auto storage = [&] {
+    return c10::Storage(c10::Storage::use_byte_size_t(), padded_nbytes_, at::DataPtr(nullptr, owner.device()),
+                        /*allocator=*/nullptr, /*resizable=*/false);
+  };
   const auto options = like.options()
                            .requires_grad(false)
                            .device(owner.device())
@@ -202,8 +219,8 @@ Slot::Slot(Parameter& owner, std::string name, std::vector<int64_t> sizes, int64
                            .dtype(owner.compute_dtype());
   std::vector<int64_t> strides(sizes.size(), 1);
   for (size_t d = sizes.size(); d-- > 1;) strides[d - 1] = strides[d] * std::max<int64_t>(sizes[d], 1);
-  full_ = at::empty({0}, options).set_(storage, 0, sizes, strides);
-  padded_ = at::empty({0}, options).set_(storage, 0, {elements}, {1});
+  full_ = at::empty({0}, options).set_(storage(), 0, sizes, strides);
+  padded_ = at::empty({0}, options).set_(storage(), 0, {elements}, {1});
   unreadable_ =
       "OSDP: parameter '" + name_ +
       "' was read while it is not gathered. It is gathered for the calls that read it when the model was "
@@ -213,16 +230,23 @@ Slot::Slot(Parameter& owner, std::string name, std::vector<int64_t> sizes, int64
 }
 
 void Slot::attach(at::DataPtr memory) {
-  auto* storage = full_.storage().unsafeGetStorageImpl();
-  storage->set_data_ptr_noswap(std::move(memory));
-  storage->clear_data_ptr_access_error_msg_();
+  padded_.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(memory));
   attached_ = true;
+}
+
+void Slot::open() {
+  const auto& memory = padded_.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  auto* storage = full_.storage().unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(at::DataPtr(memory.get(), memory.device()));  // padded_ owns it
+  storage->clear_data_ptr_access_error_msg_();
 }
 
 void Slot::detach() noexcept {
   auto* storage = full_.storage().unsafeGetStorageImpl();
-  storage->set_data_ptr_noswap(at::DataPtr(nullptr, storage->_mutable_data_ptr_no_checks().device()));
+  const auto nowhere = [&] { return at::DataPtr(nullptr, storage->_mutable_data_ptr_no_checks().device()); };
+  storage->set_data_ptr_noswap(nowhere());
   storage->release_data_and_set_meta_custom_data_ptr_error_msg_(unreadable_);
+  padded_.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(nowhere());
   attached_ = false;
 }
 

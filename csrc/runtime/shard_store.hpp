@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -44,6 +45,14 @@ struct Piece {
 };
 
 class Slot;
+
+// Note [Hooks after accumulation]
+// What scripts register by register_post_accumulate_grad_hook (an optimizer's step, say) autograd calls when
+// it has accumulated a gradient. Here that is this rank's own gradient, full and not yet averaged. So the
+// hooks are taken off the parameter while autograd accumulates, and the runtime calls them when a backward
+// ends that reduced this gradient: the parameter is outside then, .grad is what an optimizer steps with, and
+// a hook may take it away. A backward under no_sync calls none. Hooks are in one object per parameter, which
+// Python's handles add to and remove from, so that it does not matter when a hook was registered.
 
 // One nn.Parameter. Its tensor object never changes; what it shows does:
 //   outside  the local tensor: this rank's rows; of a split weight the NO_SHARD slices in full, slice after
@@ -95,6 +104,21 @@ class Parameter {
   void enter(const at::Tensor& full);  // outside -> inside. `full` may be undefined for a split weight
   void leave();                        // inside -> outside
   void show(const at::Tensor& data);   // replaces the data shown
+  // p.data = ... of another dtype or device makes autograd forget the gradient's node, on which our hooks
+  // are, also when the next such assignment takes it back (model.bfloat16(), model.float()): reminds it.
+  void keep_node();
+
+  // Whether it was written to in place since it went inside, or since the last note_version(); see Note
+  // [Writes in forward]. What is written through .data leaves no version behind.
+  bool written() const { return version() != noted_; }
+  void note_version() { noted_ = version(); }
+  bool written_in_forward = false;  // whole, and it was, at some time
+
+  // See Note [Hooks after accumulation].
+  void hide_hooks();
+  void show_hooks() noexcept;
+  void call_hooks() const;
+  bool reduced = false;  // in this backward, so that the hooks are due
 
   // Full-size tensor from / to this rank's part of it.
   at::Tensor take_local(const at::Tensor& full) const;
@@ -105,7 +129,11 @@ class Parameter {
   using Node = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
   Node accumulator;
 
+  bool absent = false;  // the model has lost it since
+
  private:
+  int64_t version() const { return tensor_.is_inference() ? 0 : static_cast<int64_t>(tensor_._version()); }
+
   std::string name_;
   at::Tensor tensor_;
   std::vector<int64_t> full_sizes_;
@@ -117,9 +145,11 @@ class Parameter {
   at::Device device_;
   bool away_;
   bool inside_ = false;
-  at::Tensor aside_;       // the local tensor, while inside
-  at::Tensor aside_grad_;  // and its gradient
-  int64_t noted_version_ = -1;
+  at::Tensor aside_;            // the local tensor, while inside
+  at::Tensor aside_grad_;       // and its gradient
+  int64_t noted_version_ = -1;  // of the gradient
+  int64_t noted_ = 0;           // version of the parameter
+  std::unique_ptr<torch::autograd::PostAccumulateGradHook> hidden_hooks_;
   std::vector<int64_t> local_sizes_;
   at::Device home_{at::kCPU};  // where the local tensor rests
 };
@@ -132,7 +162,8 @@ class Parameter {
 // saved in forward point at the StorageImpl and find their data again when backward has gathered it, wherever
 // in the arena that is. A detached storage throws on every access of its data, with the parameter's name and
 // what to do: zero bytes alone would crash or, worse, read what lies there next. Its nominal size stays, so
-// that shapes and views still work.
+// that shapes and views still work. What arrives is written through a second StorageImpl on the same memory
+// (`padded`), so that the parameter cannot be read before it is there.
 class Slot {
  public:
   Slot(Parameter& owner, std::string name, std::vector<int64_t> sizes, int64_t local_begin, int64_t rank,
@@ -144,12 +175,13 @@ class Slot {
   const at::Tensor& full() const { return full_; }  // [sizes]
   const at::Tensor& padded() const {
     return padded_;
-  }  // flat [world * chunk * row_elements], the same storage
+  }  // flat [world * chunk * row_elements], the same memory
   size_t bytes() const { return padded_nbytes_; }
   size_t reduced_bytes() const { return padded_.numel() * c10::elementSize(owner_->reduce_dtype()); }
   bool attached() const { return attached_; }
 
-  void attach(at::DataPtr memory);
+  void attach(at::DataPtr memory);  // to gather into
+  void open();                      // it is there, and can be read
   void detach() noexcept;
 
   // This rank's rows: flat views of a local-shaped tensor (the parameter's data or gradient).

@@ -36,7 +36,7 @@ class SharedLink final : public Link {
   void run(const Course& course) override {
     const int64_t total = course.messages();
     watch_ = Watch::here();
-    tag_ = watch_ ? watch_->tag() : 0;
+    digest_ = watch_ ? watch_->digest() : 0;
     int64_t sent = 0, taken = 0;
     while (sent < total || taken < total) {
       const uint32_t heard = (*in_)->bell.load();
@@ -54,11 +54,7 @@ class SharedLink final : public Link {
   bool send(const Range& range) {
     if (range.empty()) return true;
     if ((*out_)->full()) return false;
-    const uint64_t at = (*out_)->written.load(), slot = at % Queue::kSlots;
-    std::memcpy((*out_)->slots[slot], range.data(), range.bytes());
-    (*out_)->bytes[slot] = range.bytes();
-    (*out_)->tags[slot] = tag_;
-    (*out_)->written.store(at + 1);
+    (*out_)->push(range.data, range.bytes(), digest_);
     out_->ring();
     return true;
   }
@@ -67,14 +63,14 @@ class SharedLink final : public Link {
     const Range expected = course.expected(i);
     if (expected.empty()) return true;
     if ((*in_)->empty()) return false;
-    const uint64_t at = (*in_)->read.load(), slot = at % Queue::kSlots;
-    if ((*in_)->tags[slot] != tag_) return false;  // of another collective: the heartbeat tells who differs
-    if (const int64_t bytes = (*in_)->bytes[slot]; bytes != expected.bytes())
-      throw std::runtime_error("rank " + std::to_string(before()) + " sent " + std::to_string(bytes) +
+    const Queue::Message message = (*in_)->front();
+    if (message.digest != digest_) return false;  // of another collective: the heartbeat tells who differs
+    if (message.bytes != expected.bytes())
+      throw std::runtime_error("rank " + std::to_string(before()) + " sent " + std::to_string(message.bytes) +
                                " bytes where rank " + std::to_string(rank_) + " expects " +
                                std::to_string(expected.bytes()) + ": the ranks run different collectives");
-    course.take(i / course.segments, i % course.segments, (*in_)->slots[slot]);
-    (*in_)->read.store(at + 1);
+    course.take(i / course.segments, i % course.segments, message.data);
+    (*in_)->pop();
     before_->ring();
     return true;
   }
@@ -103,7 +99,7 @@ class SharedLink final : public Link {
   int rank_, world_;
   std::chrono::milliseconds timeout_;
   Watch* watch_ = nullptr;  // of the lane that runs the course; null: none
-  int32_t tag_ = 0;
+  uint64_t digest_ = 0;
 };
 
 // What ranks tell each other: where they are, and where their queue is.
@@ -119,8 +115,8 @@ bool shared_memory_wanted() {
 
 }  // namespace
 
-std::unique_ptr<Link> shared_memory_link(const c10::intrusive_ptr<c10d::Backend>& backend) {
-  const int rank = backend->getRank(), world = backend->getSize();
+std::unique_ptr<Link> shared_memory_link(Peers& peers) {
+  const int rank = peers.rank(), world = peers.world();
   std::unique_ptr<SharedQueue> in, out, before;
   QueueCard mine;
   try {
@@ -132,7 +128,7 @@ std::unique_ptr<Link> shared_memory_link(const c10::intrusive_ptr<c10d::Backend>
     }
   } catch (const std::exception&) {  // this machine cannot; sockets can
   }
-  const std::vector<QueueCard> cards = all_cards(*backend, mine);
+  const std::vector<QueueCard> cards = all_cards(peers, mine);
   const auto with_us = [&](const QueueCard& card) {
     return card.host[0] != 0 && std::strncmp(card.host, mine.host, sizeof mine.host) == 0;
   };
@@ -142,14 +138,14 @@ std::unique_ptr<Link> shared_memory_link(const c10::intrusive_ptr<c10d::Backend>
     before = std::make_unique<SharedQueue>(cards[(rank + world - 1) % world].queue);
   } catch (const std::exception&) {
   }
-  if (!everywhere(*backend, out && before)) return nullptr;
-  const std::chrono::milliseconds timeout = backend->getBackendOptions()->timeout;
-  return std::make_unique<SharedLink>(std::move(in), std::move(out), std::move(before), rank, world, timeout);
+  if (!everywhere(peers, out && before)) return nullptr;
+  return std::make_unique<SharedLink>(std::move(in), std::move(out), std::move(before), rank, world,
+                                      peers.timeout());
 }
 
 #else
 
-std::unique_ptr<Link> shared_memory_link(const c10::intrusive_ptr<c10d::Backend>&) { return nullptr; }
+std::unique_ptr<Link> shared_memory_link(Peers&) { return nullptr; }
 
 #endif
 

@@ -26,12 +26,22 @@ struct Queue {
   std::atomic<uint32_t> sleeping;
   alignas(64) std::atomic<uint64_t> written;
   alignas(64) std::atomic<uint64_t> read;
-  alignas(64) int32_t tags[kSlots];  // of each slot's message: Note [A digest in every message]
-  int64_t bytes[kSlots];             // of each slot's message
+  // Of each slot's message:
+  alignas(64) uint64_t digests[kSlots];  // Note [A digest in every message]
+  int64_t bytes[kSlots];
   alignas(4096) char slots[kSlots][kSlotBytes];
 
   bool full() const { return written.load() - read.load() == kSlots; }
   bool empty() const { return written.load() == read.load(); }
+
+  struct Message {
+    uint64_t digest;
+    int64_t bytes;
+    const char* data;
+  };
+  void push(const void* data, int64_t bytes, uint64_t digest);  // by its writer, unless it is full
+  Message front() const;                                        // by its reader, unless it is empty
+  void pop() { read.store(read.load() + 1); }
 };
 
 // A queue mapped into this process: its reader's own, or a peer's.
@@ -51,7 +61,8 @@ class SharedQueue {
 
   Queue* operator->() const { return queue_; }
   Address address() const;
-  // Whether the process that made it still runs: it holds a lock on the file until it ends.
+  // Whether the process that made it still runs: it holds a lock on the file until it ends. Forked children
+  // do not inherit the lock (Note [A dead rank's children]).
   bool owner_lives() const;
 
   void ring() const;  // wakes the queue's owner
@@ -60,6 +71,7 @@ class SharedQueue {
 
  private:
   void map();
+  bool ours_ = true;  // made by this process
   int descriptor_ = -1;
   Queue* queue_ = nullptr;
 };

@@ -24,6 +24,11 @@ void RuntimeSlices::put_grad(int64_t index, at::Tensor grad) {
   runtime->put_slice_gradient(param_, index, std::move(grad));
 }
 
+std::string RuntimeSlices::name() const {
+  auto runtime = runtime_.lock();
+  return runtime ? runtime->parameter(param_).name() : "weight";
+}
+
 // The hint `next` is not needed: slices are units of the recorded order, which also knows what follows the
 // last one.
 at::Tensor Runtime::acquire_slice(int64_t param, int64_t slice) {
@@ -51,9 +56,14 @@ void Runtime::release_slice(int64_t param, int64_t slice) noexcept {
 
 void Runtime::put_slice_gradient(int64_t param, int64_t slice, at::Tensor gradient) {
   NoInference no_inference;
+  Parameter& p = *params_[param];
+  OSDP_CHECK(
+      !at::GradMode::is_enabled(), Sharding, "OSDP: backward(create_graph=True) goes through parameter '",
+      p.name(),
+      "', which is computed in slices and cannot be differentiated twice. Give its operator granularity 1 "
+      "in the plan.");
   at::NoGradGuard no_grad;
   begin_backward();
-  Parameter& p = *params_[param];
   Place& place = places_[param];
   const int64_t whole = p.split()->granularity - p.split()->sharded;
   const int64_t rows = p.slice_rows();

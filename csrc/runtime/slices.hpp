@@ -18,6 +18,7 @@ class RuntimeSlices final : public ops::SliceSource {
   at::Tensor acquire(int64_t index, int64_t next) override;
   void release(int64_t index) noexcept override;
   void put_grad(int64_t index, at::Tensor grad) override;
+  std::string name() const override;
 
  private:
   std::weak_ptr<Runtime> runtime_;

@@ -2,17 +2,21 @@
 
 #include "runtime/socket.hpp"
 
+#include <fcntl.h>
 #include <ifaddrs.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -34,6 +38,41 @@ void wait_for(int descriptor, short events, Socket::Deadline deadline) {
     if (ready < 0 && errno != EINTR) checked(ready, "poll");
   }
 }
+
+// Which descriptors are sockets of ours. A forked child lets go of them at once, else it would keep this
+// rank's connections open when this rank has died (Note [A dead rank's children]). The numbers stay taken, by
+// /dev/null, so that what the child destroys closes nothing of others.
+class OpenSockets {
+ public:
+  static OpenSockets& all() {
+    static auto* open = new OpenSockets();  // never destroyed: a process may fork until its end
+    return *open;
+  }
+  void add(int descriptor) {
+    std::lock_guard lock(mutex_);
+    descriptors_.insert(descriptor);
+  }
+  void close_one(int descriptor) {
+    std::lock_guard lock(mutex_);
+    descriptors_.erase(descriptor);
+    close(descriptor);
+  }
+
+ private:
+  OpenSockets() {
+    pthread_atfork([] { all().mutex_.lock(); }, [] { all().mutex_.unlock(); }, [] { all().in_child(); });
+  }
+  void in_child() {
+    const int nowhere = open("/dev/null", O_RDWR | O_CLOEXEC);
+    for (const int descriptor : descriptors_) nowhere < 0 ? close(descriptor) : dup2(nowhere, descriptor);
+    if (nowhere >= 0) close(nowhere);
+    descriptors_.clear();
+    mutex_.unlock();
+  }
+
+  std::mutex mutex_;
+  std::set<int> descriptors_;
+};
 
 int new_socket(int family) {
   const int descriptor =
@@ -132,8 +171,10 @@ Socket& Socket::operator=(Socket&& other) noexcept {
   return *this;
 }
 
+Socket::Socket(int descriptor) : descriptor_(descriptor) { OpenSockets::all().add(descriptor); }
+
 Socket::~Socket() {
-  if (descriptor_ >= 0) close(descriptor_);
+  if (descriptor_ >= 0) OpenSockets::all().close_one(descriptor_);
 }
 
 SocketAddress Socket::address() const {

@@ -45,7 +45,7 @@ class Socket {
   void read_all(void* into, size_t bytes, Deadline deadline);
 
  private:
-  explicit Socket(int descriptor) : descriptor_(descriptor) {}
+  explicit Socket(int descriptor);
   int descriptor_ = -1;
 };
 

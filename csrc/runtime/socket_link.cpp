@@ -31,8 +31,7 @@ constexpr std::chrono::seconds kConnect(10);
 
 struct Header {
   int64_t bytes = 0;
-  int32_t tag = 0;
-  int32_t unused = 0;
+  uint64_t digest = 0;  // of its collective: Note [A digest in every message]
 };
 
 // Messages to the next rank, one at a time.
@@ -43,9 +42,9 @@ class Sender {
   bool idle() const { return left_ == 0; }
   int descriptor() const { return socket_.descriptor(); }
 
-  void begin(int tag, const Range& range) {
-    header_ = {.bytes = range.bytes(), .tag = tag};
-    data_ = range.data();
+  void begin(uint64_t digest, const Range& range) {
+    header_ = {.bytes = range.bytes(), .digest = digest};
+    data_ = range.data;
     left_ = sizeof header_ + range.bytes();
   }
 
@@ -120,10 +119,10 @@ class SocketLink final : public Link {
 
   void run(const Course& course) override {
     watch_ = Watch::here();
-    tag_ = watch_ ? watch_->tag() : 0;
+    digest_ = watch_ ? watch_->digest() : 0;
     skip_ = 0;
     if (ahead_ > 0) {
-      if (ahead_tag_ != tag_) throw std::logic_error("messages of another collective were sent ahead");
+      if (ahead_digest_ != digest_) throw std::logic_error("messages of another collective were sent ahead");
       skip_ = ahead_;
       ahead_ = 0;
     }
@@ -159,13 +158,13 @@ class SocketLink final : public Link {
             --skip_;
             continue;
           }
-          out_.begin(tag_, range);
+          out_.begin(digest_, range);
           ours = true;
         } else {
           const Upcoming* next = watch_ ? watch_->upcoming() : nullptr;
           if (!next || next->head.link != this) return moved;
           if (ahead_ == static_cast<int64_t>(next->head.messages.size())) return moved;
-          out_.begin(ahead_tag_ = watch_->tag_of(*next), next->head.messages[ahead_++]);
+          out_.begin(ahead_digest_ = watch_->digest_of(*next), next->head.messages[ahead_++]);
           ours = false;
         }
         moved = true;
@@ -182,7 +181,7 @@ class SocketLink final : public Link {
     try {
       if (!expected.empty()) {
         const Header* header = in_.header();
-        stranger_ = header && header->tag != tag_;
+        stranger_ = header && header->digest != digest_;
         if (!header || stranger_) return false;  // of another collective: the heartbeat tells who differs
         if (header->bytes != expected.bytes())
           throw std::runtime_error("rank " + std::to_string(before()) + " sent " +
@@ -190,8 +189,8 @@ class SocketLink final : public Link {
                                    std::to_string(rank_) + " expects " + std::to_string(expected.bytes()) +
                                    ": the ranks run different collectives");
         const Range into = course.inbox(step, segment);
-        if (!in_.read(into.data())) return false;
-        course.take(step, segment, into.data());
+        if (!in_.read(into.data)) return false;
+        course.take(step, segment, into.data);
       }
     } catch (const std::system_error& e) {
       throw ConnectionLost(before(), e.what());
@@ -218,13 +217,13 @@ class SocketLink final : public Link {
   int rank_, world_;
   std::chrono::milliseconds timeout_;
 
-  // Of the next collective (Note [Sent ahead]): messages begun, and their tag.
+  // Of the next collective (Note [Sent ahead]): messages begun, and their digest.
   int64_t ahead_ = 0;
-  int ahead_tag_ = 0;
+  uint64_t ahead_digest_ = 0;
 
   // Of the course that runs:
   Watch* watch_ = nullptr;  // of the lane that runs it; null: none
-  int tag_ = 0;
+  uint64_t digest_ = 0;
   int64_t skip_ = 0;       // messages that were sent ahead
   bool stranger_ = false;  // a message of another collective has come
   Clock::time_point last_move_;
@@ -262,8 +261,8 @@ Socket accepted(const Socket& listening, uint64_t secret, Socket::Deadline deadl
 
 }  // namespace
 
-std::unique_ptr<Link> socket_link(const c10::intrusive_ptr<c10d::Backend>& backend) {
-  const int rank = backend->getRank(), world = backend->getSize();
+std::unique_ptr<Link> socket_link(Peers& peers) {
+  const int rank = peers.rank(), world = peers.world();
   SocketCard mine;
   Socket listening;
   try {
@@ -273,10 +272,10 @@ std::unique_ptr<Link> socket_link(const c10::intrusive_ptr<c10d::Backend>& backe
     }
   } catch (const std::system_error&) {  // gloo can, perhaps
   }
-  const std::vector<SocketCard> cards = all_cards(*backend, mine);
+  const std::vector<SocketCard> cards = all_cards(peers, mine);
   if (std::any_of(cards.begin(), cards.end(), [](const SocketCard& card) { return card.secret == 0; }))
     return nullptr;
-  const std::chrono::milliseconds timeout = backend->getBackendOptions()->timeout;
+  const std::chrono::milliseconds timeout = peers.timeout();
   std::optional<Socket> out, in;
   try {
     const auto deadline = Clock::now() + std::min<std::chrono::milliseconds>(kConnect, timeout / 2);
@@ -287,7 +286,7 @@ std::unique_ptr<Link> socket_link(const c10::intrusive_ptr<c10d::Backend>& backe
     if (out->write(&whole, 1) == sizeof secret) in = accepted(listening, mine.secret, deadline);
   } catch (const std::system_error&) {
   }
-  if (!everywhere(*backend, out && in)) return nullptr;
+  if (!everywhere(peers, out && in)) return nullptr;
   return std::make_unique<SocketLink>(std::move(*out), std::move(*in), rank, world, timeout);
 }
 
@@ -298,7 +297,7 @@ std::unique_ptr<Link> socket_link(const c10::intrusive_ptr<c10d::Backend>& backe
 #include "runtime/link.hpp"
 
 namespace osdp::runtime {
-std::unique_ptr<Link> socket_link(const c10::intrusive_ptr<c10d::Backend>&) { return nullptr; }
+std::unique_ptr<Link> socket_link(Peers&) { return nullptr; }
 }  // namespace osdp::runtime
 
 #endif

@@ -25,6 +25,8 @@ struct Unit {
   Mode mode = Mode::FullShard;
   const Sharing* sharing = nullptr;  // the ranks that it is gathered from and reduced over
   std::vector<Slot> slots;
+  TaskNames gathers, reductions, averages;  // averages: HYBRID_SHARD's, between lines
+  std::vector<TaskNames::Part> parts;       // of the slots, in the reduction that is being submitted
   // Module calls that gather it (of every forward; methods do not count); empty for a slice, which its
   // product asks for.
   std::vector<Call*> calls;
@@ -38,6 +40,8 @@ struct Unit {
   int64_t readers = 0;  // calls under backward that may still read its frozen parameters; see Invocation
   bool keep = false;
   bool held = false;
+  bool again = false;       // see Note [Backward of a backward]
+  bool recomputed = false;  // see Note [Functions that are recomputed]
 
   // Gradients of the current graph task: how many will come, and how many came.
   int64_t task = -1;

@@ -203,7 +203,7 @@ void Runtime::gather(Unit& unit) {
   for (Slot& slot : unit.slots) transfers.push_back({&slot, slot.rows_of(slot.owner().local())});
   Head head = unit.sharing->shard->head_of_gather(first_sent(transfers));
   unit.gathering = lane_->submit(
-      unit.name + " all-gather",
+      unit.gathers.all(),
       [this, &sharing = *unit.sharing, transfers = std::move(transfers)] {
         for (const Transfer& t : transfers)
           if (!t.slot->attached()) t.slot->attach(arena_.allocate(t.slot->bytes()));
@@ -223,6 +223,7 @@ void Runtime::gather(Unit& unit) {
 void Runtime::ready(Unit& unit) {
   unit.gathering.wait();
   unit.gathering = Ticket();
+  for (Slot& slot : unit.slots) slot.open();
   unit.state = Unit::State::Gathered;
 }
 
@@ -288,8 +289,12 @@ void Runtime::reduce(Unit& unit) {
   auto reductions = std::make_shared<std::vector<Reduction>>();
   const bool again = unit.reduced == backward_count_;
   bool own_memory = again;  // of the means: they do not become the gradients
-  for (Slot& slot : unit.slots) {
+  unit.parts.assign(unit.slots.size(), TaskNames::Part::None);
+  for (size_t i = 0; i < unit.slots.size(); ++i) {
+    Slot& slot = unit.slots[i];
     if (!slot.pending.defined()) continue;
+    unit.parts[i] = TaskNames::Part::Gradient;
+    slot.owner().reduced = true;
     own_memory |=
         !again && (slot.owner().local_grad().defined() || c10::elementSize(slot.owner().reduce_dtype()) >
                                                               c10::elementSize(slot.owner().own_dtype()));
@@ -305,14 +310,15 @@ void Runtime::reduce(Unit& unit) {
   arena_.trim();  // see Note [Blocks that come and go]
   Head head = unit.sharing->shard->head_of_reduce_scatter(first_sent(*reductions, unit.sharing->total()));
   const std::shared_ptr<Columns> columns = unit.sharing->replicate ? columns_ : nullptr;
-  const auto task = [sharing = *unit.sharing, reductions, columns, own_memory, name = unit.name] {
+  const TaskNamePtr average = columns ? unit.averages.of(unit.parts) : nullptr;
+  const auto task = [sharing = *unit.sharing, reductions, columns, own_memory, average] {
     if (columns && own_memory) columns->make_room();
     Means means = reduce_now(sharing, *reductions);
     if (!columns) return keep_means(sharing, *reductions, means.each);
-    columns->average(name + " all-reduce", means.memory, own_memory,
+    columns->average(average, means.memory, own_memory,
                      [sharing, reductions, each = means.each] { keep_means(sharing, *reductions, each); });
   };
-  reductions_.push_back(lane_->submit(unit.name + " reduce-scatter", task, std::move(head)));
+  reductions_.push_back(lane_->submit(unit.reductions.of(unit.parts), task, std::move(head)));
 }
 
 size_t Runtime::copied_bytes() const {

@@ -1,6 +1,5 @@
 #include "runtime/watch.hpp"
 
-#include <functional>
 #include <mutex>
 
 #include "runtime/alarm.hpp"
@@ -16,15 +15,14 @@ Watch* Watch::here() { return the_watch; }
 Watch::Here::Here(Watch* watch) { the_watch = watch; }
 Watch::Here::~Here() { the_watch = nullptr; }
 
-int Watch::tag_at(int64_t position, const std::string& label) {
-  const size_t hash = std::hash<std::string>()(label) * 31 + static_cast<size_t>(position);
-  return static_cast<int>((hash ^ (hash >> 32)) & 0x7fffffff);
+uint64_t Watch::digest_at(int64_t position, const TaskName& task) {
+  return Digest(task.digest).add(static_cast<uint64_t>(position)).value();
 }
 
-void Watch::begin(const std::string& label) {
-  tag_ = tag_at(++position_, label);
+void Watch::begin(TaskNamePtr task) {
+  digest_ = digest_at(++position_, *task);
   std::lock_guard lock(alarm_.mutex_);
-  label_ = label;
+  task_ = std::move(task);
   busy_ = true;
 }
 
@@ -33,17 +31,15 @@ void Watch::end() {
   busy_ = false;
 }
 
-void Watch::wait(const c10::intrusive_ptr<c10d::Work>& work, int64_t peer) {
+void Watch::wait(const std::shared_ptr<Peers::Message>& message, int64_t peer) {
   {
     std::lock_guard lock(alarm_.mutex_);
     if (alarm_.interruption_) std::rethrow_exception(alarm_.interruption_);
-    current_ = work;
+    current_ = message;
   }
   std::string error;
   try {
-    work->wait();
-  } catch (const c10::Error& e) {
-    error = e.what_without_backtrace();
+    message->wait();
   } catch (const std::exception& e) {
     error = e.what();
   }
@@ -57,15 +53,11 @@ void Watch::wait(const c10::intrusive_ptr<c10d::Work>& work, int64_t peer) {
 void Watch::check() const { alarm_.check(); }
 
 Watch::Snapshot Watch::snapshot() const {
-  return {.position = position_, .asked = asked_, .progress = progress_, .busy = busy_, .label = label_};
+  return {.position = position_, .asked = asked_, .progress = progress_, .busy = busy_, .task = task_};
 }
 
 void Watch::abort_message() {
-  try {
-    if (current_) current_->abort();
-  } catch (
-      const std::exception&) {  // only messages of the ring can be interrupted; others end with their timeout
-  }
+  if (current_) current_->abort();
 }
 
 }  // namespace osdp::runtime

@@ -1,24 +1,18 @@
 // Watch: where this rank is in a lane's sequence of collectives, told by the lane's thread and read by the
 // heartbeat (heartbeat.hpp). What the lanes of a process group share is their Alarm (alarm.hpp).
-//
-// Note [A digest in every message]
-// All ranks must run the same collectives in the same order; a rank that takes another branch would leave the
-// others waiting, or exchange one unit's bytes for another's. So each collective has a position (#1, #2, ...
-// since the lane was made) and a label (unit and phase), and a hash of both is the tag of its messages on the
-// ring: messages of different collectives never match, at no cost, since every message has a tag anyway.
-// Ranks that differ then wait, both; the heartbeat of a rank that waits for half a second compares positions
-// and labels, and both ranks end with an OrderError that says where each is.
 #pragma once
-
-#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "runtime/head.hpp"
+#include "runtime/peers.hpp"
+#include "runtime/task_name.hpp"
 
 namespace osdp::runtime {
 
@@ -40,7 +34,7 @@ class Watch {
     int64_t asked = 0;     // collectives submitted to it
     int64_t progress = 0;  // messages that have arrived
     bool busy = false;     // one is under way
-    std::string label;     // of the last one begun: "blocks.3 all-gather"
+    TaskNamePtr task;      // the last one begun
 
     bool operator==(const Snapshot&) const = default;
   };
@@ -49,16 +43,17 @@ class Watch {
   void submitted() noexcept { asked_.fetch_add(1, std::memory_order_relaxed); }
 
   // --- the lane's thread
-  void begin(const std::string& label);
+  void begin(TaskNamePtr task);
   void end();
-  int tag() const { return tag_; }
+  // Of the task that runs: Note [A digest in every message].
+  uint64_t digest() const { return digest_; }
   // The task behind the one that runs, if one has been submitted; good until the running one ends.
   const Upcoming* upcoming() const { return upcoming_.load(std::memory_order_acquire); }
   void set_upcoming(const Upcoming* next) { upcoming_.store(next, std::memory_order_release); }  // any thread
-  int tag_of(const Upcoming& next) const { return tag_at(position_ + 1, next.label); }
-  // Until `work`, a message from or to `peer`, is complete. Throws what interrupts it, and what `work`
-  // throws.
-  void wait(const c10::intrusive_ptr<c10d::Work>& work, int64_t peer);
+  uint64_t digest_of(const Upcoming& next) const { return digest_at(position_ + 1, *next.name); }
+  // Until `message`, from or to `peer`, is complete. Throws what interrupts it, and ConnectionLost where it
+  // fails.
+  void wait(const std::shared_ptr<Peers::Message>& message, int64_t peer);
   // For links that wait by themselves: a message has arrived; and throw what interrupts the lane, if
   // anything.
   void moved() noexcept { progress_.fetch_add(1, std::memory_order_relaxed); }
@@ -74,18 +69,18 @@ class Watch {
 
  private:
   friend class Alarm;
-  static int tag_at(int64_t position, const std::string& label);
+  static uint64_t digest_at(int64_t position, const TaskName& task);
   Snapshot snapshot() const;  // both with the alarm's mutex held
   void abort_message();
 
   Alarm& alarm_;
   std::atomic<int64_t> position_{0}, asked_{0}, progress_{0};
   std::atomic<const Upcoming*> upcoming_{nullptr};
-  int tag_ = 0;  // the lane's thread alone
+  uint64_t digest_ = 0;  // the lane's thread alone
   // Under the alarm's mutex:
   bool busy_ = false;
-  std::string label_;
-  c10::intrusive_ptr<c10d::Work> current_;
+  TaskNamePtr task_;
+  std::shared_ptr<Peers::Message> current_;
 };
 
 }  // namespace osdp::runtime

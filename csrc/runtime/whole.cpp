@@ -1,10 +1,8 @@
 // Whole parameters, outside of training steps: for state dicts, summon_full_params and clipping.
 #include <ATen/Functions.h>
 
-#include <cmath>
-#include <limits>
-
 #include "runtime/no_inference.hpp"
+#include "runtime/norm.hpp"
 #include "runtime/offload.hpp"
 #include "runtime/runtime.hpp"
 
@@ -28,7 +26,7 @@ at::Tensor gathered_rows(Collectives& collectives, const at::Tensor& rows, int64
 
 }  // namespace
 
-at::Tensor Runtime::gather_whole(int64_t index, const at::Tensor& local) {
+at::Tensor Runtime::gather_whole(int64_t index, const at::Tensor& local, const char* what) {
   NoInference no_inference;
   at::NoGradGuard no_grad;
   Parameter& p = *params_.at(index);
@@ -39,7 +37,8 @@ at::Tensor Runtime::gather_whole(int64_t index, const at::Tensor& local) {
   at::Tensor full = at::empty(p.full_sizes(), local.options());
   const Sharing& sharing = *places_[index].sharing;
   at::Tensor here = brought(p, local);
-  Ticket done = lane_->submit(p.name() + " all-gather (whole)", [&sharing, &p, here, full] {
+  const TaskNamePtr name = task_name(p.name() + " all-gather (" + what + ")", model_);
+  Ticket done = lane_->submit(name, [&sharing, &p, here, full] {
     for (const Piece& piece : p.pieces()) {
       at::Tensor rows = here.narrow(piece.local_dim, piece.local_begin, piece.local_count);
       const int64_t full_rows = p.split() ? p.slice_rows() : p.full_sizes()[piece.local_dim];
@@ -58,19 +57,32 @@ at::Tensor Runtime::gather_whole(int64_t index, const at::Tensor& local) {
   return full;
 }
 
+const Parameter* Runtime::owner_of(const at::Tensor& tensor) const {
+  if (!tensor.has_storage()) return nullptr;
+  for (const auto& p : params_)
+    if (!p->absent && p->tensor().storage().is_alias_of(tensor.storage())) return p.get();
+  return nullptr;
+}
+
+void Runtime::suspect_replicas() {
+  replicas_.suspect();
+  column_replicas_.suspect();
+}
+
 void Runtime::summon(bool with_grads) {
   OSDP_CHECK(!summoned_, Sharding, "OSDP: summon_full_params is already active for this model");
   summoned_local_.assign(params_.size(), {});
   summoned_grad_.assign(params_.size(), {});
   for (size_t i = 0; i < params_.size(); ++i) {
     Parameter& p = *params_[i];
-    if (p.whole()) continue;
+    if (p.whole() || p.absent) continue;
     summoned_local_[i] = p.local();
     summoned_grad_[i] = p.tensor().grad();
     at::Tensor full = gather_whole(i, summoned_local_[i]);
     // Whether a gradient exists is the same on every rank.
-    at::Tensor grad =
-        with_grads && summoned_grad_[i].defined() ? gather_whole(i, summoned_grad_[i]) : at::Tensor();
+    at::Tensor grad = with_grads && summoned_grad_[i].defined()
+                          ? gather_whole(i, summoned_grad_[i], "whole gradient")
+                          : at::Tensor();
     p.tensor().mutable_grad().reset();
     p.show(full);
     p.tensor().mutable_grad() = grad;
@@ -84,7 +96,7 @@ void Runtime::unsummon(bool writeback) {
   at::NoGradGuard no_grad;
   for (size_t i = 0; i < params_.size(); ++i) {
     Parameter& p = *params_[i];
-    if (p.whole()) continue;
+    if (p.whole() || p.absent) continue;
     at::Tensor full = p.tensor().variable_data(), grad = p.tensor().grad();
     p.tensor().mutable_grad().reset();
     p.show(summoned_local_[i]);
@@ -101,20 +113,24 @@ void Runtime::unsummon(bool writeback) {
   summoned_ = false;
 }
 
-Runtime::LocalGradients Runtime::local_gradients() const {
-  LocalGradients gradients;
-  for (size_t i = 0; i < params_.size(); ++i) {
-    const Parameter& p = *params_[i];
-    const at::Tensor grad = p.tensor().grad();
-    if (!grad.defined() || grad.numel() == 0) continue;
-    for (const Piece& piece : p.pieces()) {
-      const bool counts = piece.replicated ? rank() == 0 : places_[i].sharing->counts();
-      (counts ? gradients.counted : gradients.others)
-          .push_back(grad.dim() == 0 ? grad
-                                     : grad.narrow(piece.local_dim, piece.local_begin, piece.local_count));
-    }
+std::vector<at::Tensor> Runtime::counted_pieces(int64_t param, const at::Tensor& local) const {
+  std::vector<at::Tensor> counted;
+  if (local.numel() == 0) return counted;
+  for (const Piece& piece : params_.at(param)->pieces()) {
+    if (!(piece.replicated ? rank() == 0 : places_[param].sharing->counts())) continue;
+    counted.push_back(local.dim() == 0 ? local
+                                       : local.narrow(piece.local_dim, piece.local_begin, piece.local_count));
   }
-  return gradients;
+  return counted;
+}
+
+void Runtime::reduce_norm(NormTerms& terms, const char* function, std::string details) const {
+  OSDP_CHECK(
+      !in_pass(), Sharding,
+      "OSDP: the norm of gradients was asked for inside a forward or backward; ask between backward and "
+      "the optimizer's step");
+  const TaskNamePtr name = task_name(std::string(function) + " all-reduce", model_, std::move(details));
+  terms.reduce(*lane_, name, collectives_, device_);
 }
 
 // Note [Norm of a mixed plan]
@@ -124,40 +140,21 @@ Runtime::LocalGradients Runtime::local_gradients() const {
 at::Tensor Runtime::clip_grad_norm(double max_norm, double norm_type, bool error_if_nonfinite) {
   NoInference no_inference;
   at::NoGradGuard no_grad;
-  OSDP_CHECK(norm_type > 0, Sharding, "OSDP: clip_grad_norm_ needs a positive norm type, got ", norm_type);
-  const bool largest = std::isinf(norm_type);
-  const LocalGradients local = local_gradients();
-  double sum = 0, not_a_number = 0;
-  for (const at::Tensor& g : local.counted) {
-    const double norm = g.numel() ? at::linalg_vector_norm(g, norm_type).item<double>() : 0.0;
-    if (std::isnan(norm))
-      not_a_number = 1;
-    else
-      sum = largest ? std::max(sum, norm) : sum + std::pow(norm, norm_type);
+  NormTerms terms(norm_type);
+  std::vector<at::Tensor> gradients;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const at::Tensor grad = params_[i]->tensor().grad();
+    if (params_[i]->absent || !grad.defined() || grad.numel() == 0) continue;
+    gradients.push_back(grad);
+    terms.add(counted_pieces(static_cast<int64_t>(i), grad));
   }
-  // Whether it is not a number travels beside it: a maximum may or may not be one when one of its terms is.
-  at::Tensor total = at::tensor({sum, not_a_number}, at::TensorOptions().dtype(at::kDouble)).to(device_);
-  Ticket done = lane_->submit("clip_grad_norm_ all-reduce", [this, total, largest] {
-    if (largest)
-      collectives_->all_reduce_max(total);
-    else
-      collectives_->all_reduce_sum(total);
-  });
-  done.wait();
-  at::Tensor told = total.to(at::kCPU);
-  double norm = told[0].item<double>();
-  if (!largest) norm = std::pow(norm, 1.0 / norm_type);
-  if (told[1].item<double>() > 0) norm = std::numeric_limits<double>::quiet_NaN();
-  OSDP_CHECK(!error_if_nonfinite || std::isfinite(norm), Gradient, "the norm of order ", norm_type,
-             " of all gradients is ", norm,
-             ", on every rank: no gradient was changed. Skip this step (every "
-             "rank will), or find the batch or layer that made it (torch.autograd.detect_anomaly).");
+  reduce_norm(terms, "clip_grad_norm_", c10::str("with max_norm ", max_norm, ", norm_type ", norm_type));
+  const double norm = terms.norm();
+  check_norm(norm, norm_type, error_if_nonfinite);
   const double scale = max_norm / (norm + 1e-6);
   // Also when it is not a number: every rank then has the same NaN, as one process would.
-  if (!(scale >= 1.0)) {
-    for (const auto& gradients : {local.counted, local.others})
-      for (at::Tensor g : gradients) g.mul_(scale);
-  }
+  if (!(scale >= 1.0))
+    for (at::Tensor& g : gradients) g.mul_(scale);
   at::ScalarType dtype = params_.empty() ? at::kFloat : params_[0]->tensor().scalar_type();
   return at::full({}, norm, at::TensorOptions().dtype(dtype).device(device_));
 }

@@ -123,4 +123,9 @@ Relaxation relax(const std::vector<Group>& groups, const std::vector<Edge>& edge
   return r;
 }
 
+Multiplier price_of_memory(const ProblemView& problem) {
+  const std::vector<Group> groups = make_groups(problem);
+  return relax(groups, hull_edges(groups), problem.limit_bytes).multiplier;
+}
+
 }  // namespace osdp::search

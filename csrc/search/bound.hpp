@@ -34,4 +34,7 @@ struct Relaxation {
 
 Relaxation relax(const std::vector<Group>& groups, const std::vector<Edge>& edges, int64_t limit_bytes);
 
+// The multiplier with the highest bound. `problem` is valid, and something fits.
+Multiplier price_of_memory(const ProblemView& problem);
+
 }  // namespace osdp::search

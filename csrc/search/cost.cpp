@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "search/problem.hpp"
+#include "search/validate.hpp"
 
 namespace osdp::search {
 namespace {
@@ -202,32 +203,6 @@ class Pricer {
   int64_t compute_gradient_bytes_ = 0;  // as they are made
 };
 
-void check(const Operator& op) {
-  const std::string where = "operator '" + op.name + "'";
-  // 2^50 bytes are a petabyte: no product below overflows.
-  constexpr int64_t kMost = int64_t{1} << 50;
-  int64_t total = 0;
-  for (const Tensor& t : op.tensors) {
-    const int64_t widest = std::max({t.row_bytes, t.compute_row_bytes, t.reduce_row_bytes});
-    if (std::min({t.rows, t.row_bytes, t.compute_row_bytes, t.reduce_row_bytes}) < 0)
-      throw InvalidProblem(where + ": a parameter of negative size");
-    if (t.rows > kMost || widest > kMost || static_cast<int128>(t.rows) * widest > kMost) {
-      throw InvalidProblem(where + ": a parameter of more than 2^50 bytes");
-    }
-    total += t.bytes();
-    if (total > kMost) throw InvalidProblem(where + ": more than 2^50 bytes of parameters");
-  }
-  if (op.saved_bytes_per_sample < 0 || op.saved_bytes_fixed < 0)
-    throw InvalidProblem(where + ": negative activations");
-  if (op.saved_bytes_per_sample > kMost || op.saved_bytes_fixed > kMost) {
-    throw InvalidProblem(where + ": more than 2^50 bytes of activations");
-  }
-  if (op.calls < 1 || op.calls > 1000000)
-    throw InvalidProblem(where + ": calls must be between 1 and 1000000");
-  if (op.places < 1 || op.places > 1000000)
-    throw InvalidProblem(where + ": places must be between 1 and 1000000");
-}
-
 }  // namespace
 
 int64_t picoseconds(double seconds, const std::string& where) {
@@ -240,7 +215,7 @@ int64_t picoseconds(double seconds, const std::string& where) {
 
 std::vector<Candidate> candidates(const Operator& op, const Device& device, const Space& space,
                                   Recompute recompute) {
-  check(op);
+  validate(op);
   if (op.tensors.empty()) return {};
   bool shardable = false, anything = false;
   for (const Tensor& t : op.tensors) shardable |= t.shardable && t.bytes() > 0, anything |= t.bytes() > 0;
@@ -263,11 +238,16 @@ std::vector<Candidate> candidates(const Operator& op, const Device& device, cons
   found.push_back(price.full_shard());
   if (op.split_tensor < 0) return found;
   for (int64_t g : space.granularities) {
+    if (g < 2) continue;
     // Output slices need no summation; input slices are for widths that g does not divide.
     const Split split = op.out_features % g == 0  ? Split::Out
                         : op.in_features % g == 0 ? Split::In
                                                   : Split::None;
-    if (g < 2 || split == Split::None) continue;
+    if (split == Split::None) continue;
+    if (static_cast<int64_t>(found.size()) + g > kMostCandidates) {
+      throw InvalidProblem("operator '" + op.name + "': more than " + std::to_string(kMostCandidates) +
+                           " ways to shard it; try fewer granularities");
+    }
     for (int64_t k = allowed(Mode::NoShard) ? 1 : g; k <= g; ++k) found.push_back(price.sliced(g, k, split));
   }
   return found;

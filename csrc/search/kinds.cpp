@@ -35,16 +35,83 @@ Kind make_kind(const Model& model, const Request& request, const std::vector<int
   kind.block = block >= 0;
   kind.ways = kind.block ? request.recompute : std::vector<Recompute>{Recompute::None};
   if (kind.block) kind.input_bytes_per_sample = model.blocks[block].input_bytes_per_sample;
+  int128 recompute = 0;
   for (int i : operators) {
     const Operator& op = model.operators[i];
     Slot& slot = kind.slots.emplace_back();
     slot.saved = {op.saved_bytes_fixed, op.saved_bytes_per_sample};
     for (Recompute r : kind.ways) {
-      slot.candidates[static_cast<int>(r)] = candidates(op, request.device, request.space, r);
+      auto& list = slot.candidates[static_cast<int>(r)];
+      list = candidates(op, request.device, request.space, r);
+      if (list.empty() && !op.tensors.empty()) {
+        throw InvalidProblem(
+            "operator '" + op.name +
+            "' can be sharded in none of the modes that are allowed (HYBRID_SHARD needs several "
+            "ranks on each of several hosts)");
+      }
     }
-    kind.recompute_ps_per_sample += picoseconds(op.recompute_s_per_sample, "operator '" + op.name + "'");
+    recompute += picoseconds(op.recompute_s_per_sample, "operator '" + op.name + "'");
   }
+  kind.recompute_ps_per_sample = narrow(recompute);
   return kind;
+}
+
+// What the steps of all plans take at most: bytes, and picoseconds of one step.
+class Totals {
+ public:
+  Totals(const Kinds& kinds, const Request& request) {
+    bytes_ = kinds.held_bytes.fixed, bytes_per_sample_ = kinds.held_bytes.per_sample;
+    once_ = kinds.compute_ps.fixed, per_sample_ = kinds.compute_ps.per_sample;
+    int64_t transient = 0;
+    for (const Kind& kind : kinds.kinds) {
+      const auto count = static_cast<int128>(kind.instances.size());
+      bytes_per_sample_ += count * kind.input_bytes_per_sample;
+      if (kind.ways.size() > 1 || kind.ways[0] != Recompute::None)
+        per_sample_ += count * kind.recompute_ps_per_sample;
+      for (const Slot& slot : kind.slots) {
+        int64_t bytes = 0, communication = 0, optimizer = 0;
+        for (const auto& list : slot.candidates) {
+          for (const Candidate& c : list) {
+            bytes = std::max(bytes, c.state_bytes + c.whole_gradient_bytes + c.gathered_bytes + c.held_bytes);
+            communication = std::max(communication, c.communication_ps);
+            optimizer = std::max(optimizer, c.optimizer_ps);
+            transient = std::max(transient, c.transient_bytes);
+          }
+        }
+        bytes_ += count * (slot.saved.fixed + static_cast<int128>(bytes));
+        bytes_per_sample_ += count * slot.saved.per_sample;
+        once_ += count * communication, optimizer_ += count * optimizer;
+      }
+    }
+    bytes_ += request.reserve_bytes(transient);
+  }
+
+  // No larger micro-batch keeps all totals below 2^61; 0: none does.
+  int64_t most_batch(int64_t accumulation) const {
+    const auto most = [](int128 fixed, int128 per_sample) {
+      if (fixed > kLargestSum) return int128{0};
+      return per_sample == 0 ? int128{kLargestSum} : (kLargestSum - fixed) / per_sample;
+    };
+    return static_cast<int64_t>(
+        std::min(most(bytes_, bytes_per_sample_),
+                 most(optimizer_ + accumulation * once_, accumulation * per_sample_)));
+  }
+
+ private:
+  int128 bytes_ = 0, bytes_per_sample_ = 0, once_ = 0, per_sample_ = 0, optimizer_ = 0;
+};
+
+void check_totals(Kinds& found, const Request& request) {
+  const Totals totals(found, request);
+  const auto check = [&](Batch batch) {
+    if (batch.size <= totals.most_batch(batch.accumulation)) return;
+    throw InvalidProblem("a total of one step overflows 2^61 (bytes or ps) for " +
+                         std::to_string(batch.accumulation) + " micro-batches of " +
+                         std::to_string(batch.size));
+  };
+  for (const Batch& b : request.batches) check(b);
+  if (request.batches.empty()) check({1, 1});
+  found.most_batch = std::min(kMostBatch, totals.most_batch(1));
 }
 
 }  // namespace
@@ -124,6 +191,7 @@ Kinds find_kinds(const Model& model, const Request& request) {
     if (t + 1 < sizes.size() && sizes[t + 1] <= request.least_transient_bytes) continue;
     found.transients.push_back(sizes[t]);
   }
+  check_totals(found, request);
   return found;
 }
 

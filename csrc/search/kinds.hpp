@@ -36,8 +36,11 @@ struct Kinds {
   Linear compute_ps;                // of one micro-batch
   Linear held_bytes;                // in every phase: the model's input, a bucket of gradients
   std::vector<int64_t> transients;  // every size a transient may have, rising; smaller ones are impossible
+  int64_t most_batch = 0;           // of one micro-batch: no total of a step exceeds 2^61 (Note [Totals])
 };
 
+// Throws InvalidProblem where an operator cannot be sharded in any of the ways allowed, or where a total of a
+// step of the batches asked for overflows.
 Kinds find_kinds(const Model& model, const Request& request);
 
 }  // namespace osdp::search

@@ -21,7 +21,11 @@ bool Targets::aim(Target& target) {
 }
 
 bool Targets::aim() {
-  const auto& [start, u, v, det] = basis_;
+  // Not a structured binding: clang before 16 does not let a lambda use one.
+  const auto& start = basis_.start;
+  const auto& u = basis_.u;
+  const auto& v = basis_.v;
+  const auto det = basis_.det;
   all_.clear();
   // start + level v + position u: memory <= limit, time <= best - step, time + lambda memory >= line.
   const int128 room = c_.limit_bytes - start.memory;

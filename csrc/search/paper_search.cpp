@@ -6,7 +6,7 @@ namespace osdp::search {
 // The paper's Algorithm 1: every batch size from 1 until nothing fits, operators in the order given.
 void Scheduler::depth_first() {
   std::vector<Batch> batches = request_.batches;
-  for (int64_t b = 1; request_.batches.empty() && b <= kMostBatch; ++b) batches.push_back({b, 1});
+  for (int64_t b = 1; request_.batches.empty() && b <= kinds_.most_batch; ++b) batches.push_back({b, 1});
   for (const Batch& batch : batches) {
     Problem problem;
     problem.limit_bytes = request_.limit_bytes;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "search/problem.hpp"
+#include "search/validate.hpp"
 
 namespace osdp::search {
 namespace {
@@ -19,6 +20,9 @@ class Checker {
  public:
   Checker(const Model& model, const Request& request, const PlainPlan& plan)
       : model_(model), request_(request), plan_(plan), members_(model.blocks.size()) {
+    validate(model);
+    validate(request);
+    validate(model, plan);
     for (size_t i = 0; i < model.operators.size(); ++i) {
       if (model.operators[i].block >= 0) members_[model.operators[i].block].push_back(i);
     }
@@ -29,14 +33,11 @@ class Checker {
         costs_[static_cast<int>(r)].push_back(candidates(op, request.device, request.space, r));
       }
     }
+    check_totals(ways);
   }
 
   // Finds the plan's choices; empty, or what is wrong.
   std::string find() {
-    if (plan_.choices.size() != model_.operators.size() || plan_.blocks.size() != model_.blocks.size()) {
-      return "the plan has choices for " + decimal(plan_.choices.size()) + " of " +
-             decimal(model_.operators.size()) + " operators";
-    }
     for (size_t b = 0; b < plan_.blocks.size(); ++b) {
       if (std::find(request_.recompute.begin(), request_.recompute.end(), plan_.blocks[b]) ==
               request_.recompute.end() &&
@@ -106,6 +107,30 @@ class Checker {
   }
 
  private:
+  // No plan of this batch may take more than 2^61 ps or bytes, so that prices times totals fit 128 bits.
+  void check_totals(const std::vector<Recompute>& ways) const {
+    int128 time = fixed_time(), bytes = always() + static_cast<int128>(request_.buffers) * kMostBytes;
+    for (size_t b = 0; b < members_.size(); ++b) {
+      time += again_time(b);
+      bytes += static_cast<int128>(model_.blocks[b].input_bytes_per_sample) * plan_.batch.size;
+    }
+    for (size_t i = 0; i < model_.operators.size(); ++i) {
+      const Operator& op = model_.operators[i];
+      int128 longest = 0, most = 0;
+      for (Recompute r : ways) {
+        for (const Candidate& c : costs_[static_cast<int>(r)][i]) {
+          longest = std::max(longest, step_time(c));
+          most = std::max<int128>(most, static_cast<int128>(c.state_bytes) + c.gathered_bytes + c.held_bytes +
+                                            c.whole_gradient_bytes);
+        }
+      }
+      time += longest;
+      bytes +=
+          most + static_cast<int128>(op.saved_bytes_per_sample) * plan_.batch.size + op.saved_bytes_fixed;
+    }
+    if (time > kLargestSum || bytes > kLargestSum)
+      throw InvalidProblem("a total of one step of this batch overflows 2^61 (bytes or ps)");
+  }
   Recompute way(size_t i) const {
     const int block = model_.operators[i].block;
     return block < 0 ? Recompute::None : plan_.blocks[block];
@@ -189,13 +214,21 @@ class Checker {
   int64_t transient_ = 0;
 };
 
-std::string prices_problem(const Model& model, const std::vector<PhasePrice>& prices, int64_t denominator) {
-  // 2^40 x 2^61 bytes, and some hundred thousand of them: within 128 bits.
+std::string prices_problem(const Model& model, const Request& request, const std::vector<PhasePrice>& prices,
+                           int64_t denominator) {
+  // Totals are at most 2^61 (Checker::check_totals): 2^40 x 2^61 ps + 64 x 2^56 x 2^61 bytes are within 128
+  // bits.
   if (denominator < 1 || denominator > (int64_t{1} << 40)) return "the prices' denominator is not in 1..2^40";
   if (prices.size() > 64) return "more than 64 prices";
   for (const PhasePrice& p : prices) {
     if (p.numerator < 0 || p.numerator > (int64_t{1} << 56)) return "a price is not in 0..2^56";
-    if (p.phase < -1 || p.phase >= static_cast<int>(model.operators.size())) return "a price of no phase";
+    // Only what the limit bounds may have a price: every phase by itself, or with the paper's costs the one
+    // sum over the whole step. No plan need keep that sum below the limit where memory is a maximum over
+    // phases.
+    const bool a_phase = p.phase >= 0 && p.phase < static_cast<int>(model.operators.size());
+    if (request.paper() ? p.phase != -1 : !a_phase) {
+      return "a price of phase " + decimal(p.phase) + ", which is none that the limit bounds";
+    }
   }
   return "";
 }
@@ -204,7 +237,7 @@ std::string prices_problem(const Model& model, const std::vector<PhasePrice>& pr
 
 int64_t plan_lower_bound(const Model& model, const Request& request, const PlainPlan& plan,
                          const std::vector<PhasePrice>& prices, int64_t denominator) {
-  const std::string bad = prices_problem(model, prices, denominator);
+  const std::string bad = prices_problem(model, request, prices, denominator);
   if (!bad.empty()) throw InvalidProblem(bad);
   Checker checker(model, request, plan);
   const std::string wrong = checker.find();
@@ -214,8 +247,8 @@ int64_t plan_lower_bound(const Model& model, const Request& request, const Plain
 }
 
 std::string check_plan(const Model& model, const Request& request, const PlainPlan& plan,
-                       const PlanClaims& claims) {
-  const std::string bad = prices_problem(model, claims.prices, claims.denominator);
+                       const PlanClaims& claims) try {
+  const std::string bad = prices_problem(model, request, claims.prices, claims.denominator);
   if (!bad.empty()) return bad;
   Checker checker(model, request, plan);
   const std::string wrong = checker.find();
@@ -243,6 +276,8 @@ std::string check_plan(const Model& model, const Request& request, const PlainPl
     return "the prices prove " + decimal(proven) + " ps only, not " + decimal(claims.lower_bound_ps);
   }
   return "";
+} catch (const InvalidProblem& e) {
+  return e.what();
 }
 
 }  // namespace osdp::search

@@ -221,7 +221,7 @@ void Scheduler::gather() {
 void Scheduler::begin(double least_per_sample) {
   std::vector<std::pair<Batch, Batch>> ranges;
   for (const Batch& b : request_.batches) ranges.push_back({b, b});
-  if (ranges.empty()) ranges.push_back({{1, 1}, {kMostBatch, 1}});
+  if (ranges.empty()) ranges.push_back({{1, 1}, {kinds_.most_batch, 1}});
   for (const auto& [lo, hi] : ranges) {
     Waiting all;
     all.lo = lo, all.hi = hi;

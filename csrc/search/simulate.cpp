@@ -18,13 +18,13 @@ class Player {
         stolen_permille_(stolen_permille),
         program_(make_program(step)),
         units_(step.units.size()) {
-    held_ = step.held_bytes;
-    for (const StepOperator& o : step.operators) held_ += o.resident_bytes;
+    note_memory(step.held_bytes);
+    for (const StepOperator& o : step.operators) note_memory(o.resident_bytes);
+    result_.memory = {{0, held_}};
     for (const StepUnit& u : step.units) {
       largest_bytes_ = std::max(largest_bytes_, u.full_bytes);
       all_kept_ &= u.keeps;
     }
-    note_memory(0);
   }
 
   PlayedStep play() {
@@ -234,7 +234,9 @@ class Player {
   }
 
   void note_memory(int64_t bytes) {
-    held_ += bytes;
+    held_ += bytes;  // each within 2^61
+    if (held_ > kLargestSum || held_ < -kLargestSum)
+      throw InvalidProblem("a step's memory overflows 2^61 bytes");
     result_.peak_bytes = std::max(result_.peak_bytes, held_);
     auto& points = result_.memory;
     if (bytes == 0 && !points.empty()) return;

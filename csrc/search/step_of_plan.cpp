@@ -4,6 +4,7 @@
 
 #include "search/kinds.hpp"
 #include "search/problem.hpp"
+#include "search/validate.hpp"
 
 namespace osdp::search {
 namespace {
@@ -67,10 +68,10 @@ class Builder {
         plan_(plan),
         links_(request.device, delay),
         kept_gradients_(model.operators.size()) {
-    if (plan.choices.size() != model.operators.size() || plan.blocks.size() != model.blocks.size()) {
-      throw InvalidProblem("the plan is for another model: it has " + std::to_string(plan.choices.size()) +
-                           " choices for " + std::to_string(model.operators.size()) + " operators");
-    }
+    validate(model);
+    validate(request);
+    validate(model, plan);
+    validate(delay);
   }
 
   Step build(const std::vector<PlannedUnit>& units, int64_t prefetch) {
@@ -126,12 +127,13 @@ class Builder {
     o.whole_gradient_bytes = c.whole_gradient_bytes;
     o.parts = c.granularity;
     if (c.granularity > 1) {  // each further slice launches three products more, one of them in forward
-      const int64_t launches = picoseconds(request_.space.slice_overhead_s, where) * (c.granularity - 1);
+      const int64_t launches =
+          Linear{0, picoseconds(request_.space.slice_overhead_s, where)}(c.granularity - 1);
       o.forward_ps += launches / 3;
       o.backward_ps += launches - launches / 3;
     }
     kept_gradients_[i] = c.gradient_bytes - c.whole_gradient_bytes;
-    step_.optimizer_ps += c.optimizer_ps;
+    step_.optimizer_ps = Linear{step_.optimizer_ps, c.optimizer_ps}(1);
   }
 
   void add_unit(const PlannedUnit& unit) {
@@ -141,9 +143,12 @@ class Builder {
       }
     }
     if (unit.operators.empty() || request_.device.ranks == 1) return;
-    const PlainPlan::Choice& choice = plan_.choices[unit.operators.front()];
+    const auto first = static_cast<size_t>(unit.operators.front());
+    if (model_.operators[first].tensors.empty())
+      throw InvalidProblem("unit '" + unit.name + "' begins with an operator that has no parameters");
+    const PlainPlan::Choice& choice = plan_.choices[first];
     if (choice.granularity > 1) return add_slices(unit);
-    int64_t all = 0, sent = 0, made = 0, kept = 0;
+    int128 all = 0, sent = 0, made = 0, kept = 0;
     for (int i : unit.operators) {
       StepOperator& o = step_.operators[i];
       int64_t gradients = 0;  // as they are made, or as they are sent: whichever needs more
@@ -155,18 +160,21 @@ class Builder {
       if (o.whole_gradient_bytes == 0) o.full_gradient_bytes = gradients;
       made += o.full_gradient_bytes;
     }
-    if (choice.mode == Mode::NoShard) return add_bucket(unit.name, unit.operators, sent);
+    if (std::max({all, sent, made, kept}) > kLargestSum)
+      throw InvalidProblem("unit '" + unit.name + "': more than 2^61 bytes");
+    if (choice.mode == Mode::NoShard)
+      return add_bucket(unit.name, unit.operators, static_cast<int64_t>(sent));
     StepUnit& u = step_.units.emplace_back();
     u.name = unit.name;
     u.members = unit.operators;
     u.calls = unit.calls;
     u.repeats = unit.repeats;
     u.keeps = choice.mode == Mode::ShardGradOp;
-    u.gather = links_.gather(all, choice.mode);
-    u.reduce = links_.reduce(sent, choice.mode);
-    u.full_bytes = all;
-    u.gradient_bytes = made;
-    u.kept_gradient_bytes = kept;
+    u.gather = links_.gather(static_cast<int64_t>(all), choice.mode);
+    u.reduce = links_.reduce(static_cast<int64_t>(sent), choice.mode);
+    u.full_bytes = static_cast<int64_t>(all);
+    u.gradient_bytes = static_cast<int64_t>(made);
+    u.kept_gradient_bytes = static_cast<int64_t>(kept);
   }
 
   void add_bucket(const std::string& name, const std::vector<int>& members, int64_t bytes) {

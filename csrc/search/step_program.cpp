@@ -9,6 +9,8 @@ namespace {
 
 using Kind = Instruction::Kind;
 
+constexpr int64_t kMostInstructions = int64_t{1} << 26;
+
 void check(const Step& step) {
   const auto within = [](int i, size_t n) { return i >= 0 && static_cast<size_t>(i) < n; };
   const auto check_members = [&](const std::string& name, const std::vector<int>& members) {
@@ -19,23 +21,37 @@ void check(const Step& step) {
     }
   };
   const auto check_time = [](const std::string& name, const LaneTime& time) {
-    if (time.alone_ps < 0 || time.beside_ps < time.alone_ps) {
+    if (time.alone_ps < 0 || time.beside_ps < time.alone_ps || time.beside_ps > kLargestSum) {
       throw InvalidProblem("unit '" + name +
                            "': a negative time, or one that computing beside it makes shorter");
     }
   };
+  const auto check_bytes = [](const std::string& name, std::initializer_list<int64_t> sizes) {
+    for (int64_t bytes : sizes) {
+      if (bytes < 0 || bytes > kLargestSum) throw InvalidProblem("'" + name + "': a size that is none");
+    }
+  };
+  check_bytes("the model's input", {step.held_bytes});
+  for (const StepBlock& b : step.blocks) check_bytes("a block's input", {b.input_bytes});
   for (const StepOperator& o : step.operators) {
-    if (o.forward_ps < 0 || o.backward_ps < 0 || o.parts < 1) {
-      throw InvalidProblem("operator '" + o.name + "': a negative time, or no parts");
+    check_bytes(o.name, {o.resident_bytes, o.saved_bytes, o.whole_gradient_bytes, o.full_gradient_bytes});
+    if (std::min(o.forward_ps, o.backward_ps) < 0 || std::max(o.forward_ps, o.backward_ps) > kLargestSum ||
+        o.parts < 1) {
+      throw InvalidProblem("operator '" + o.name + "': a time that is none, or no parts");
     }
     if (o.block >= 0 && !within(o.block, step.blocks.size())) {
       throw InvalidProblem("operator '" + o.name + "' is in an unknown block");
     }
   }
+  std::vector<int64_t> slices(step.operators.size());
   for (const StepUnit& u : step.units) {
     check_members(u.name, u.members);
+    const auto first = static_cast<size_t>(u.members.front());
+    if (u.slice && ++slices[first] > step.operators[first].parts)
+      throw InvalidProblem("operator '" + step.operators[first].name + "' has more slices than parts");
     check_time(u.name, u.gather);
     check_time(u.name, u.reduce);
+    check_bytes(u.name, {u.full_bytes, u.gradient_bytes, u.kept_gradient_bytes});
     for (const Span& s : u.calls) {
       if (!within(s.first, step.operators.size()) || !within(s.last, step.operators.size()) ||
           s.first > s.last) {
@@ -45,8 +61,20 @@ void check(const Step& step) {
     if (u.calls.empty() && !u.slice) throw InvalidProblem("unit '" + u.name + "' is gathered nowhere");
     if (u.repeats < 1 || u.repeats > 1000000) throw InvalidProblem("unit '" + u.name + "': repeats");
   }
-  for (const StepBucket& b : step.buckets) check_members(b.name, b.members), check_time(b.name, b.reduce);
-  if (step.accumulation < 1 || step.prefetch < 0) throw InvalidProblem("accumulation or prefetch of a step");
+  for (const StepBucket& b : step.buckets) {
+    check_members(b.name, b.members);
+    check_time(b.name, b.reduce);
+    check_bytes(b.name, {b.buffer_bytes});
+  }
+  if (step.accumulation < 1 || step.prefetch < 0 || step.optimizer_ps < 0)
+    throw InvalidProblem("accumulation, prefetch or optimizer of a step");
+  // What it takes to write it down.
+  int128 instructions = 12 * static_cast<int128>(step.operators.size()) + 2 * step.buckets.size();
+  for (const StepUnit& u : step.units)
+    instructions += 12 + 8 * static_cast<int128>(u.calls.size()) * u.repeats;
+  if (instructions * step.accumulation > kMostInstructions)
+    throw InvalidProblem("a step of " + std::to_string(step.accumulation) +
+                         " micro-batches is too long to be played");
 }
 
 class Writer {

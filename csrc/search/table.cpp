@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "search/problem.hpp"
+
 namespace osdp::search {
 namespace {
 
@@ -24,7 +26,7 @@ bool between(const std::vector<Line>& lines, const std::vector<Candidate>& all, 
     if (all[b].sharded_slices == c.granularity) last = b;
   }
   if (first == none || last == none) return false;
-  const int64_t n = c.granularity - 1, k = c.sharded_slices - 1;
+  const int128 n = c.granularity - 1, k = c.sharded_slices - 1;
   const Line &x = lines[first], &y = lines[last], &z = lines[a];
   if (n * z.time < (n - k) * x.time + k * y.time - 2 * n * accumulation) return false;
   for (size_t j = 0; j < rows; ++j) {

@@ -23,6 +23,8 @@ __all__: list[str] = [
     "SplitSpec",
     "Ticket",
     "UnitSpec",
+    "count_registration",
+    "end_group",
     "host_identity",
     "kernels",
     "memory_live_bytes",
@@ -30,12 +32,18 @@ __all__: list[str] = [
     "memory_meter_installed",
     "memory_peak_bytes",
     "memory_reset_peak",
+    "norm_over_ranks",
+    "owners_of",
+    "process_ended",
     "register_source",
     "set_error_types",
+    "set_place",
     "set_ranks_of_part",
     "shutdown",
     "start_heartbeat",
+    "this_process",
     "unregister_source",
+    "watch_tree",
 ]
 
 class SplitCall:
@@ -154,6 +162,17 @@ class CallHook:
     def __reduce_ex__(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> tuple: ...
     def after(self, arg0: typing.Any, arg1: tuple, arg2: dict, arg3: typing.Any) -> None: ...
     def before(self, arg0: typing.Any, arg1: tuple, arg2: dict) -> None: ...
+    def begins_forward(self) -> bool: ...
+    def hold(
+        self,
+        parameters: dict,
+        leaf: typing.Any,
+        parameter: typing.Any,
+        index: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None:
+        """
+        Where the module that owns it has a parameter: parameters[leaf]
+        """
 
 class Runtime:
     """
@@ -167,6 +186,7 @@ class Runtime:
         device: torch.device,
         params: collections.abc.Sequence[ParamSpec],
         units: collections.abc.Sequence[UnitSpec],
+        model: typing.SupportsInt | typing.SupportsIndex,
         shard_group: str = "",
         replicate_group: str = "",
     ) -> None: ...
@@ -200,8 +220,25 @@ class Runtime:
         """
         Bytes of full tensors that exist now
         """
+    def is_whole(self, param: typing.SupportsInt | typing.SupportsIndex) -> bool:
+        """
+        Whether every rank holds all of it.
+        """
+    def join(self, label: str, params: collections.abc.Sequence[ParamSpec]) -> None: ...
+    def name(self, param: typing.SupportsInt | typing.SupportsIndex) -> str: ...
+    def owner_of(self, tensor: torch.Tensor) -> tuple[str, bool] | None:
+        """
+        Name of the parameter in whose memory it lies, and whether it is whole
+        """
     def pieces(self, param: typing.SupportsInt | typing.SupportsIndex) -> list[Piece]: ...
     def reset_statistics(self) -> None: ...
+    def saw_tree(self) -> None:
+        """
+        The model's tree was compared after all registrations until now
+        """
+    def set_absent(
+        self, params: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+    ) -> None: ...
     def set_budget(self, sentence: str) -> None:
         """
         What the plan predicted, for the text of OutOfMemoryError
@@ -209,9 +246,14 @@ class Runtime:
     def source_of(self, param: typing.SupportsInt | typing.SupportsIndex) -> int: ...
     def statistics(self) -> dict: ...
     def summon(self, with_grads: bool) -> None: ...
+    def suspect_replicas(self) -> None: ...
     def take_local(
         self, param: typing.SupportsInt | typing.SupportsIndex, full: torch.Tensor
     ) -> torch.Tensor: ...
+    def unreduced(self) -> int | None:
+        """
+        The first parameter whose gradient no_sync has kept and nothing has reduced or dropped since
+        """
     def unsummon(self, writeback: bool) -> None: ...
     @property
     def in_pass(self) -> bool:
@@ -231,6 +273,8 @@ class Runtime:
         """
     @property
     def summoned(self) -> bool: ...
+    @property
+    def tree_changed(self) -> bool: ...
     @property
     def world(self) -> int: ...
 
@@ -252,8 +296,15 @@ class Collectives:
     What the runtime communicates with: see csrc/runtime/collectives.hpp. Each call runs on the group's lane and returns when it is done there.
     """
     def __init__(self, group: str, device: torch.device) -> None: ...
+    def all_bytes(self, label: str, mine: str) -> list:
+        """
+        Every rank's bytes, in the order of ranks. `label` says what for, alike on all ranks.
+        """
     def all_gather(
-        self, outputs: collections.abc.Sequence[torch.Tensor], inputs: collections.abc.Sequence[torch.Tensor]
+        self,
+        outputs: collections.abc.Sequence[torch.Tensor],
+        inputs: collections.abc.Sequence[torch.Tensor],
+        label: str = "all-gather",
     ) -> None: ...
     def all_reduce_mean(self, tensors: collections.abc.Sequence[torch.Tensor]) -> None: ...
     def broadcast(self, tensors: collections.abc.Sequence[torch.Tensor]) -> None: ...
@@ -270,6 +321,16 @@ class Collectives:
         What carries the bytes: 'shared memory', 'sockets' or the backend's name.
         """
 
+def count_registration(arg0: typing.Any, arg1: typing.Any, arg2: typing.Any) -> None:
+    """
+    A hook for torch.nn.modules.module.register_module_..._registration_hook
+    """
+
+def end_group(group: str) -> None:
+    """
+    Ends a group's heartbeat, lanes and link; see csrc/runtime/ending.hpp.
+    """
+
 def host_identity() -> str:
     """
     Machine, boot, network namespace and name of this host: the same for ranks that share it
@@ -280,6 +341,25 @@ def memory_meter_install() -> None: ...
 def memory_meter_installed() -> bool: ...
 def memory_peak_bytes() -> int: ...
 def memory_reset_peak() -> None: ...
+def norm_over_ranks(
+    tensors: collections.abc.Sequence[torch.Tensor],
+    norm_type: typing.SupportsFloat | typing.SupportsIndex,
+    error_if_nonfinite: bool,
+) -> torch.Tensor | None:
+    """
+    The norm of tensors as in one process, where any is a part; see csrc/runtime/norm.hpp.
+    """
+
+def owners_of(tensors: collections.abc.Sequence[torch.Tensor]) -> list[tuple[Runtime, int] | None]:
+    """
+    Of each tensor: the sharded model and the parameter that it is, or is the gradient of; see csrc/runtime/owners.hpp.
+    """
+
+def process_ended(process: str) -> bool:
+    """
+    Whether that process was on this host and has ended.
+    """
+
 def register_source(source: typing.Any) -> int:
     """
     Registers an object with acquire(index, next), release(index) and put_grad(index, grad); returns its id.
@@ -288,6 +368,11 @@ def register_source(source: typing.Any) -> int:
 def set_error_types(types: list) -> None:
     """
     The classes of osdp.errors, in the order of ErrorKind in csrc/runtime/errors.hpp
+    """
+
+def set_place(group: str, device: torch.device, place: str) -> None:
+    """
+    Where this rank is, for the other ranks' errors: 'osdp.save'; '' where it is nowhere in particular.
     """
 
 def set_ranks_of_part(
@@ -309,9 +394,19 @@ def start_heartbeat(
     Finds out which rank died, hangs or goes another way; see csrc/runtime/heartbeat.hpp.
     """
 
+def this_process() -> str:
+    """
+    What tells this process from all others, as a text; see csrc/runtime/process.hpp.
+    """
+
 def unregister_source(id: typing.SupportsInt | typing.SupportsIndex) -> None:
     """
     Forgets a source. Unknown ids are ignored.
+    """
+
+def watch_tree(look: typing.Any) -> None:
+    """
+    look(runtime, when) is called before an outermost call (when: 'registered' or '', a look now and then) and after one in which something was registered ('forward').
     """
 
 HEARTBEAT_MARGIN_S: float = 0.5

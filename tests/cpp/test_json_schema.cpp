@@ -44,6 +44,7 @@ int main() {
   fits("2", "18446744073709551616");
   fits("[true, -5]", "null");
   fits("{\"a.b\": \"NO_SHARD\"}", "{}");
+  fits("-5]", "[{\"any\": [null, 1e3]}]]");
 
   refused("\"plan\"", "\"hardware\"", "osdp", "this is \"hardware\", not an osdp 'plan' file");
   refused("\"osdp\"", "\"odsp\"", "osdp", "must be a JSON object with a field 'osdp'");
@@ -62,12 +63,18 @@ int main() {
   refused("2", "false", "time_s", "expected a number, found false");
   refused("[true, -5]", "[true]", "pair", "expected a list of 2, found a list of 1");
   refused("[true, -5]", "[1, -5]", "pair[0]", "expected true or false, found 1");
+  refused("-5]", "[{\"any\": 9223372036854775808}]]", "pair[1]", "does not fit 64 bits");
   refused("\"pair\"", "\"pears\"", "pears", "unknown field");
 
   std::string text = kGood;
   const auto at = text.find(" \"batch_size\": null,");
   CHECK_THROWS(check(parse(text.erase(at, 20)), schema), Error, "batch_size: missing field");
   CHECK_THROWS(check(parse("[]"), schema), Error, "must be a JSON object");
+
+  Schema newer = schema;
+  newer.version = 2;
+  CHECK_EQ(version_of(parse(kGood), newer), 1);
+  CHECK_THROWS(check(parse(kGood), newer), Error, "version: older than 2");
 
   Schema broken = schema;
   broken.shapes[0].items[0] = 0;

@@ -83,6 +83,7 @@ int main() {
   CHECK_EQ(none.smallest_limit_bytes, 10);
   model.operators[0].compute_s_per_sample = 1e5;
   model.operators[0].saved_bytes_per_sample = 0;
-  CHECK_THROWS(schedule(model, request), InvalidProblem, "overflows");
+  const Schedule slow = schedule(model, request);  // no batch is looked at whose times would overflow
+  CHECK(slow.feasible && slow.step_ps <= int64_t{1} << 61);
   return report("test_problem");
 }

@@ -46,26 +46,6 @@ def backward_for_some_parameters(pair: Pair) -> None:
 
 
 @case
-def gradients_of_parameters_by_autograd_grad(pair: Pair) -> None:
-    """Either refused with a typed error, or this rank's own gradients, full or as its piece."""
-    name = "blocks.0.down.weight"
-    whole, mine = pair.forward(pair.data(0))
-    parameter = dict(pair.sharded.named_parameters())[name]
-    shape = parameter.shape
-    wanted = torch.autograd.grad(whole, [dict(pair.whole.named_parameters())[name]])[0]
-    try:
-        (got,) = torch.autograd.grad(mine, [parameter])
-    except (osdp.ShardingError, RuntimeError) as refusal:
-        assert isinstance(refusal, osdp.ShardingError) or name in str(refusal), refusal
-    else:
-        if got.shape == wanted.shape:
-            close(pair.me.mean(got), wanted, pair.tolerance, "gradient")
-        assert parameter.shape == shape
-        assert all(p.grad is None for p in pair.sharded.parameters())
-    pair.whole.zero_grad(), pair.sharded.zero_grad()
-
-
-@case
 def gradient_of_the_input_by_autograd_grad(pair: Pair) -> None:
     x = torch.randn(2 * pair.me.world, 3, blocks.HIDDEN, dtype=pair.dtype)
     block = pair.whole.blocks[0], pair.sharded.blocks[0]
@@ -82,15 +62,6 @@ def hook_on_a_parameters_gradient(pair: Pair) -> None:
         for name in ("head.weight", "blocks.0.up.bias"):
             dict(model.named_parameters())[name].register_hook(lambda gradient: gradient * 3)
     pair.train(steps=3)
-
-
-@case
-def hook_after_a_parameters_gradient_is_accumulated(pair: Pair) -> None:
-    calls: list[str] = []
-    for name, parameter in pair.sharded.named_parameters():
-        parameter.register_post_accumulate_grad_hook(lambda _, name=name: calls.append(name))
-    pair.train(steps=2)
-    assert sorted(calls) == sorted([name for name, _ in pair.sharded.named_parameters()] * 2)
 
 
 @case

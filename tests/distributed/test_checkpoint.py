@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from harness import Member
+from harness.doomed import run_doomed
 from support import blocks, plans
 from support.pair import SEED, Pair, adamw, close, naming
 
 import osdp
+from osdp import checkpoint_places, checkpoint_storage
 
 PLANS: dict[str, Callable[[osdp.ModelDescription], osdp.Plan] | str] = {
     "NO_SHARD": "NO_SHARD",
@@ -146,3 +151,80 @@ def train_the_class(me: Member, directory: Path) -> None:
 
 def test_the_drop_in_class(ranks, tmp_path):
     ranks(train_the_class, tmp_path / "step", world=2)
+
+
+def filled(me: Member, value: float) -> torch.nn.Module:
+    """A sharded model that holds `value` everywhere."""
+    model = torch.nn.Linear(4, 4)
+    plan = osdp.Plan.uniform(osdp.describe(model, torch.randn(2, 4)), "FULL_SHARD")
+    model = osdp.fully_shard(model, plan, process_group=me.group)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(value)
+    return model
+
+
+def save_and_die(me: Member, target: Path, where: str) -> None:
+    """A checkpoint; then another one, during which a rank is killed: the last writing, or rank 0 between renames."""
+    osdp.save(filled(me, 1.0), None, target, process_group=me.group)
+
+    def die(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if where == "writing" and me.rank == me.world - 1:
+        checkpoint_storage.BoxWriter.boxes = die  # type: ignore[assignment]
+    if where == "renaming" and me.rank == 0:
+        rename = Path.rename
+        Path.rename = lambda self, to: die() if to == target else rename(self, to)  # type: ignore[assignment,return-value]
+    osdp.save(filled(me, 2.0), None, target, process_group=me.group)
+
+
+def go_on(me: Member, target: Path, expected: float) -> None:
+    """What the ranks of the next run find; then they save."""
+    model = filled(me, 0.0)
+    osdp.load(model, None, target, process_group=me.group)
+    assert all(bool((value == expected).all()) for value in model.state_dict().values())
+    osdp.save(filled(me, 3.0), None, target, process_group=me.group)
+    osdp.load(model, None, target, process_group=me.group)
+    assert all(bool((value == 3.0).all()) for value in model.state_dict().values())
+
+
+@pytest.mark.parametrize(("where", "expected"), [("writing", 1.0), ("renaming", 2.0)])
+def test_a_rank_that_is_killed_while_saving(ranks, tmp_path, where, expected):
+    target = tmp_path / "last"
+    endings = run_doomed(save_and_die, target, where, world=2, timeout_s=6.0, lost=1)
+    assert [ending.signal for ending in endings].count("SIGKILL") == 1
+    assert target.exists() == (where == "writing")
+    assert list(tmp_path.glob("last.partial-*"))  # what a killed run leaves
+    ranks(go_on, target, expected, world=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["last"]
+
+
+def see_different_ones(me: Member, here: Path) -> None:
+    """As where every host has a disk of its own under the same name."""
+    model = filled(me, 5.0)
+    with pytest.raises(osdp.FormatError, match="rank 1 and rank 0 see different checkpoints"):
+        osdp.load(model, None, here / str(me.rank), process_group=me.group)
+    assert all(bool((value == 5.0).all()) for value in model.state_dict().values())
+    if me.rank == 1:
+        real = checkpoint_places.partial_path
+        osdp.checkpoint.partial_path = lambda target, token: real(here / "elsewhere" / "new", token)  # type: ignore[attr-defined]
+    try:
+        with pytest.raises(osdp.OSDPError, match="file system that all ranks share"):
+            osdp.save(model, None, here / "new", process_group=me.group)
+    finally:
+        if me.rank == 1:
+            osdp.checkpoint.partial_path = real  # type: ignore[attr-defined]
+
+
+@pytest.mark.outcome("`osdp.save` or `load` where ranks see different disks under one name", osdp.FormatError)
+def test_ranks_that_see_different_directories(ranks, tmp_path):
+    ranks(go_on_saving, tmp_path, world=2)
+    ranks(see_different_ones, tmp_path, world=2)
+    shutil.rmtree(tmp_path / "elsewhere")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+
+def go_on_saving(me: Member, here: Path) -> None:
+    for name in ("0", "1"):
+        osdp.save(filled(me, float(name)), None, here / name, process_group=me.group)

@@ -120,6 +120,21 @@ class Custom(osdp.FullyShardedDataParallel):
         return super().forward(*args, **kwargs) * 2
 
 
+def what_is_whole(me: Member) -> None:
+    layers = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    by_hand = osdp.FullyShardedDataParallel(layers, process_group=me.group, whole="2.*")
+    assert {name: c.mode for name, c in by_hand.plan.choices.items()} == {"0": "FULL_SHARD", "2": "NO_SHARD"}
+    assert by_hand[2].weight.shape == (8, 8)
+    options = {"memory": "1GiB", "sample": torch.randn(2, 8), "modes": "FULL_SHARD", "whole": ["0"]}
+    layers = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    searched = osdp.FullyShardedDataParallel(layers, process_group=me.group, **options)
+    assert searched.plan.choices["0"].mode == "NO_SHARD" and searched.plan.searched.whole == ("0",)
+
+
+def test_what_is_whole_is_said_to_the_class(ranks):
+    ranks(what_is_whole, world=2)
+
+
 def subclass(me: Member) -> None:
     with naming("a subclass"):
         torch.manual_seed(0)

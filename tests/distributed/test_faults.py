@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 import torch
@@ -29,6 +30,9 @@ def suffer(me: Member, act: str, where: str, mode: str) -> tuple[str, list[str],
     model = sharded(me, mode)
     for _ in range(3):
         step(model)
+    if act in ("kill", "exit"):
+        # Long enough for every rank to tell where it is, and none has asked yet: what a death finds after a pause.
+        time.sleep(0.6)
     if me.rank == me.world - 1:
         model.act, model.where = ACTS[act], where
     return failed_step(model)

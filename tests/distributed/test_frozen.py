@@ -9,7 +9,7 @@ import pytest
 import torch
 from harness import Member
 from support import plans
-from support.pair import Pair, adamw, naming, train_all
+from support.pair import Pair, adamw, naming, train_all, unused_optimizer
 from support.workload import Workload, vectors
 from torch import nn
 
@@ -111,10 +111,6 @@ def freeze_later(me: Member) -> None:
 
 def test_freezing_and_thawing_between_steps(ranks):
     ranks(freeze_later, world=2)
-
-
-def unused_optimizer(parameters: object) -> torch.optim.Optimizer:
-    return torch.optim.SGD([torch.zeros(1, requires_grad=True)])
 
 
 def input_gradients(me: Member) -> None:

@@ -282,7 +282,7 @@ def what_travels(me: Member) -> None:
     layers = Workload(lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), vectors(8, 8))
     pair = Pair(me, layers, hybrid, ranks_per_host=2)
     runtime = runtime_of(pair.sharded).runtime
-    pair.train(steps=2)
+    pair.train(steps=4)  # the check of the optimizer's options is over
     runtime.reset_statistics()
     pair.backward(pair.data(5))
     counted = runtime.statistics()

@@ -19,7 +19,6 @@ from support.workload import Workload, vectors
 from torch import nn
 
 import osdp
-from osdp import _C
 from osdp.lane_group import lane_group
 
 
@@ -31,7 +30,7 @@ def everything(description: osdp.description.ModelDescription) -> dict[str, osdp
 def trained(me: Member, link: str) -> None:
     with only(link):
         cpu = torch.device("cpu")
-        assert _C.Collectives(lane_group(me.group, cpu), cpu).link == link
+        assert lane_group(me.group, cpu).collectives.link == link
         train_all(me, Workload(tower, vectors(256, 7)), everything, steps=3)
 
 

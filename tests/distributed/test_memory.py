@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import random
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,7 +12,7 @@ import torch
 from harness import Member
 from support import plans
 from support.pair import Pair, naming
-from support.peaks import SLACK_BYTES, STATES, Stack, measured_stack, units_bytes
+from support.peaks import SLACK_BYTES, STATES, Stack, layers, measured_stack, units_bytes
 from support.workload import Workload, vectors
 from torch import nn
 
@@ -89,6 +91,77 @@ def test_smaller_units_that_are_gathered_ahead_take_no_more(ranks, prefetch):
     inners = (384, 96, 64, 384, 128, 16, 384, 32)
     result = ranks(peak_of_a_step, 8, 256, inners, "whole operators", None, 8, prefetch, world=2)[0]
     assert max(result["peaks"]) <= result["allowed"] < result["full"], result
+
+
+class ReadOften(nn.Module):
+    """Much larger than all else are parameters that are tied: `readers` modules read them."""
+
+    def __init__(self, readers: int, frozen: bool = False, vocabulary: int = 8191, width: int = 256) -> None:
+        super().__init__()
+        self.readers = readers
+        self.embed = nn.Embedding(vocabulary, width)
+        self.blocks = layers(10, width, 2 * width)
+        self.heads = nn.ModuleList(nn.Linear(width, vocabulary, bias=False) for _ in range(readers - 1))
+        for head in self.heads:
+            head.weight = self.embed.weight
+        self.embed.weight.requires_grad_(not frozen)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        h = self.embed(tokens)
+        if self.readers > 2:
+            h = h + self.heads[0](h).mean(-1, keepdim=True)
+        return self.heads[-1](self.blocks(h))
+
+
+def peaks_under_limits(me: Member, cases: list[tuple[dict, dict]]) -> None:
+    _C.memory_meter_install()
+    tokens = torch.arange(8)[None]
+    machine = replace(osdp.Hardware.load("rtx-titan-8"), world_size=me.world)
+    for model, options in cases:
+        here = dict(
+            world_size=me.world, hardware=machine, batch_size=1, checkpoint=False, replay=0, **options
+        )
+        description = osdp.describe(ReadOften(**model), tokens)
+        with pytest.raises(osdp.InfeasibleError) as e:
+            osdp.search(description, memory=0, **here)
+        limits = [
+            e.value.smallest_limit,
+            int(random.Random(repr(model)).uniform(1.05, 1.6) * e.value.smallest_limit),
+        ]
+        for limit in limits:
+            plan = osdp.search(description, memory=limit, **here)
+            with naming(f"{model} {options} {limit}: {plan}"):
+                me.everywhere(None)
+                gc.collect()
+                empty = _C.memory_live_bytes()
+                module = osdp.fully_shard(ReadOften(**model), plan, process_group=me.group)
+                trained = [p for p in module.parameters() if p.requires_grad]
+                optimizer = torch.optim.AdamW(trained, foreach=False)
+                peaks = []
+                for _ in range(3):
+                    _C.memory_reset_peak()
+                    module(tokens).float().mean().backward()
+                    peaks.append(_C.memory_peak_bytes() - empty)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                assert max(peaks) <= plan.certificate.memory_bytes <= limit, peaks
+                assert max(peaks) >= 0.5 * plan.certificate.memory_bytes, (
+                    peaks
+                )  # so that the test means something
+                del module, optimizer, trained
+
+
+READ_OFTEN = [
+    ({"readers": 2}, {"modes": "FULL_SHARD"}),
+    ({"readers": 2}, {"modes": ("NO_SHARD", "FULL_SHARD"), "whole": "embed"}),
+    ({"readers": 3}, {}),
+    ({"readers": 2, "frozen": True}, {"precision": "bf16-reduce-fp32"}),
+]
+
+
+@pytest.mark.parametrize("case", READ_OFTEN, ids=str)
+def test_parameters_that_are_read_several_times_keep_the_limit(ranks, case):
+    ranks(peaks_under_limits, [case], world=2)
 
 
 def unsharded(me: Member) -> None:

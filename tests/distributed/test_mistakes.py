@@ -7,22 +7,26 @@ import pickle
 
 import pytest
 import torch
+import torch.distributed as dist
 from harness import Member
-from support import blocks
+from support import blocks, plans
 from support.pair import Pair, naming
 from support.workload import Workload, vectors
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import osdp
 
 MODES = ("NO_SHARD", "FULL_SHARD")
+PLANS = {**{mode: mode for mode in plans.MODES}, "slices": lambda d: plans.in_slices(d, "out")}
 
 
 def build() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
 
 
-def pair_of(me: Member, mode: str) -> Pair:
+def pair_of(me: Member, mode: object) -> Pair:
     return Pair(me, Workload(build, vectors(6, 4)), mode)
 
 
@@ -56,6 +60,86 @@ def conversions(me: Member) -> None:
 
 def test_another_dtype_after_sharding(ranks):
     ranks(conversions, world=2)
+
+
+def there_and_back(me: Member) -> None:
+    """Converted and taken back between steps, also after the error that says it is usable again; trained after it."""
+    ways = {
+        "bfloat16": lambda m: m.bfloat16().double(),
+        "half, frozen meanwhile": lambda m: m.requires_grad_(False).half().requires_grad_(True).double(),
+        "one parameter's data": lambda m: m[0].weight.__setattr__("data", m[0].weight.data.float().double()),
+        "to(device), cpu, share_memory": lambda m: m.to("cpu").cpu().share_memory(),
+    }
+    for name, plan in PLANS.items():
+        with naming(name):
+            pair = pair_of(me, plan)
+            pair.train(steps=1)
+            for way, convert in ways.items():
+                with naming(way):
+                    for model, _ in pair.both:
+                        convert(model)
+                    pair.train(steps=2)
+            pair.whole.bfloat16().double(), pair.sharded.bfloat16()
+            with pytest.raises(osdp.ShardingError, match="before fully_shard"):
+                pair.sharded(torch.randn(2, 6))
+            pair.sharded.double()
+            pair.train(steps=2)
+
+
+@pytest.mark.outcome("`model.bfloat16()` and back to its dtype, after sharding", "equal")
+def test_conversions_that_are_taken_back(ranks):
+    ranks(there_and_back, world=2)
+
+
+def stepped_in_no_sync(me: Member) -> None:
+    for name, plan in PLANS.items():
+        with naming(name):
+            pair = pair_of(me, plan)
+            with osdp.no_sync(pair.sharded):
+                pair.backward(pair.data(0), 2)
+                with pytest.raises(
+                    osdp.ShardingError, match=r"AdamW\.step\(\).*no_sync.*'\d\.(weight|bias)'"
+                ):
+                    pair.sharded_optimizer.step()
+            with pytest.raises(osdp.ShardingError, match="outside of no_sync"):
+                pair.sharded_optimizer.step()
+            torch.optim.SGD([torch.ones(1, requires_grad=True)]).step()  # not of this model
+            pair.backward(pair.data(1), 2)
+            pair.same_gradients()
+            pair.update()
+            with osdp.no_sync(pair.sharded):
+                pair.backward(pair.data(2))
+            pair.whole.zero_grad(), pair.sharded.zero_grad()  # dropped: nothing to step with
+            pair.update()
+            pair.train(steps=1)
+
+
+@pytest.mark.outcome(
+    "`optimizer.step()` inside `no_sync`, or before a backward has averaged", osdp.ShardingError
+)
+@pytest.mark.outcome(
+    "the same by hand, without an Optimizer",
+    "not detected: nothing tells it from other changes to a parameter",
+)
+def test_a_step_with_gradients_of_no_sync(ranks):
+    ranks(stepped_in_no_sync, world=2)
+
+
+def graded(me: Member) -> None:
+    for mode in MODES:
+        with naming(mode):
+            model = build()
+            plan = osdp.Plan.uniform(osdp.describe(model, torch.randn(2, 6)), mode)
+            model(torch.randn(2, 6)).sum().backward()
+            with pytest.raises(osdp.ShardingError, match=r"'0\.weight' has a gradient already.*zero_grad"):
+                osdp.fully_shard(model, plan, me.group)
+            model.zero_grad()
+            osdp.fully_shard(model, plan, me.group)
+
+
+@pytest.mark.outcome("`fully_shard` of a model with gradients", osdp.ShardingError)
+def test_gradients_from_before_sharding(ranks):
+    ranks(graded, world=2)
 
 
 def new_data(me: Member) -> None:
@@ -137,8 +221,8 @@ def test_gradients_that_are_not_finite(ranks, norm_type):
     assert messages[0] == messages[1] == messages[2]
 
 
-def clipped_by_torch(me: Member) -> None:
-    """Each rank sees another norm, scales its replicas by it, and they drift apart: told at the next step."""
+def scaled_by_rank(me: Member) -> None:
+    """Each rank scales its replicas' gradients otherwise, and they drift apart: told at the next step."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
     plan = osdp.Plan.uniform(osdp.describe(model, torch.randn(2, 8)), "FULL_SHARD")
@@ -148,17 +232,18 @@ def clipped_by_torch(me: Member) -> None:
     for step in range(2):
         loss = model(torch.randn(2, 8)).square().sum()
         if step == 1:
-            with pytest.raises(osdp.ReplicaError, match=r"'2\.(weight|bias)'.*clip_grad_norm_"):
+            with pytest.raises(osdp.ReplicaError, match=r"'2\.(weight|bias)'"):
                 loss.backward()
             return
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        for parameter in model.parameters():
+            parameter.grad.mul_(1 + me.rank)
         optimizer.step()
         optimizer.zero_grad()
 
 
 def test_replicas_that_drift_apart_are_told(ranks):
-    ranks(clipped_by_torch, world=2)
+    ranks(scaled_by_rank, world=2)
 
 
 def noise_by_rank(me: Member) -> None:
@@ -178,3 +263,45 @@ def noise_by_rank(me: Member) -> None:
 
 def test_lines_that_drift_apart_are_told(ranks):
     ranks(noise_by_rank, world=4)
+
+
+def by_function(model: nn.Module, group: dist.ProcessGroup) -> nn.Module:
+    return osdp.fully_shard(model, osdp.Plan.uniform(model, "FULL_SHARD"), group)
+
+
+def wrapped_twice(me: Member) -> None:
+    """Parts that are wrapped already have other shapes on each rank; the error is about the wrapping all the same."""
+    for make in (osdp.FullyShardedDataParallel, by_function):
+        outer = nn.Sequential(nn.Linear(6, 7), nn.Linear(7, 5))
+        outer[1] = osdp.FullyShardedDataParallel(outer[1], me.group)
+        with pytest.raises(
+            osdp.ShardingError, match=r"'1\.module', a Linear inside .* sharded already.*alone"
+        ):
+            make(outer, me.group)
+
+
+@pytest.mark.outcome(
+    "`FullyShardedDataParallel` around parts of a model and around the model", osdp.ShardingError
+)
+def test_wrapping_parts_and_the_whole(ranks):
+    ranks(wrapped_twice, world=2)
+
+
+def tensor_parallel(me: Member) -> None:
+    mesh = DeviceMesh.from_group(me.group, "cpu")
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2))
+    model[1].weight = nn.Parameter(distribute_tensor(torch.randn(2, 4), mesh, [Shard(0)]))
+    for refuse in (osdp.describe, lambda m: osdp.FullyShardedDataParallel(m, me.group)):
+        with pytest.raises(osdp.ShardingError, match=r"parameter '1\.weight' is a DTensor"):
+            refuse(model)
+    with pytest.raises(
+        osdp.ShardingError, match=r"buffer 'adjacent' is a tensor of layout torch\.sparse_coo"
+    ):
+        sparse = nn.Linear(2, 2)
+        sparse.register_buffer("adjacent", torch.eye(3).to_sparse())
+        osdp.FullyShardedDataParallel(sparse, me.group)
+
+
+@pytest.mark.outcome("a `DTensor` parameter (tensor parallelism) or a sparse buffer", osdp.ShardingError)
+def test_tensors_that_are_not_plain(ranks):
+    ranks(tensor_parallel, world=2)

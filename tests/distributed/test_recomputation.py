@@ -98,6 +98,31 @@ def one_block_twice(model: Checkpointed, x: torch.Tensor) -> torch.Tensor:
     return model.last(model.blocks[0](model.blocks[1](model.blocks[2](x))))
 
 
+def function_reentrant(model: Checkpointed, x: torch.Tensor) -> torch.Tensor:
+    """A function that calls modules and reads parameters itself, of modules that are called outside of it too."""
+
+    def region(x: torch.Tensor) -> torch.Tensor:
+        x = model.blocks[0](x) * model.blocks[1][0].weight
+        return nn.functional.linear(model.blocks[1][1](x), model.blocks[1][3].weight)
+
+    x = checkpoint(region, model.blocks[1](model.first(x)), use_reentrant=True)
+    return model.last(model.blocks[2](model.blocks[1](x)))
+
+
+def function_reentrant_nested(model: Checkpointed, x: torch.Tensor) -> torch.Tensor:
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        return model.blocks[1](x) * model.blocks[1][0].bias
+
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        return (
+            model.blocks[0](checkpoint(inner, model.blocks[0](x), use_reentrant=True))
+            * model.blocks[0][0].weight
+        )
+
+    x = checkpoint(outer, model.blocks[0](model.first(x)), use_reentrant=True)
+    return model.last(model.blocks[1](model.blocks[2](x)))
+
+
 class Loud(nn.Module):
     """Calls the model under test from a parent, twice, each time recomputed."""
 
@@ -109,7 +134,16 @@ class Loud(nn.Module):
         return sum(checkpoint(self.inner, x * scale, use_reentrant=False) for scale in (1.0, 0.5))
 
 
-BODIES = (nested, nested_reentrant, sequence, part_of_a_block, the_last_layer_too, one_block_twice)
+BODIES = (
+    nested,
+    nested_reentrant,
+    sequence,
+    part_of_a_block,
+    the_last_layer_too,
+    one_block_twice,
+    function_reentrant,
+    function_reentrant_nested,
+)
 WORKLOADS = {
     **{f.__name__: Workload(partial(Checkpointed, f), vectors(WIDTH, 4)) for f in BODIES},
     "all of it": Workload(lambda: Root(False), vectors(WIDTH, 4)),
@@ -125,6 +159,9 @@ def train(me: Member, name: str) -> None:
     train_all(me, WORKLOADS[name], lambda d: {key: plans.everything(d)[key] for key in PLANS})
 
 
+@pytest.mark.outcome(
+    "a re-entrant checkpoint around a function that calls modules and reads parameters", "equal"
+)
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_training_is_that_of_one_process(ranks, name):
     ranks(train, name, world=2)

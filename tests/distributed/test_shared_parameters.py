@@ -194,6 +194,44 @@ def test_tied_parameters_stay_one(ranks):
     ranks(tied_names_stay, world=2)
 
 
+class Named(nn.Module):
+    """One parameter by two names in one module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(5, 5))
+        self.alias = self.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ self.weight).tanh() @ self.alias
+
+
+def two_names(me: Member) -> None:
+    workload = Workload(lambda: nn.Sequential(Named(), nn.Linear(5, 5)), vectors(5, 5))
+    for mode in plans.MODES:
+        with naming(mode):
+            pair = Pair(me, workload, mode)
+            pair.train(steps=2)  # compares state dicts: both names are full
+            state = {name: value + 1 for name, value in pair.whole.state_dict().items()}
+            for model, _ in pair.both:
+                assert model.load_state_dict(state, strict=True) == ([], [])
+            pair.train(steps=1)
+            if me.world == 1 or mode == "NO_SHARD":
+                continue
+            local = {name: p.detach() for name, p in pair.sharded.named_parameters()}
+            for wrong in ({**state, "0.alias": local["0.weight"]}, {"0.alias": local["0.weight"]}):
+                with pytest.raises(RuntimeError, match=r"size mismatch for 0\.alias"):
+                    pair.sharded.load_state_dict(wrong, strict=False)
+            with pytest.raises(osdp.ShardingError, match="assign=True"):
+                pair.sharded.load_state_dict(state, assign=True)
+
+
+@pytest.mark.outcome("a parameter by two names in one module; its state dict", "equal")
+@pytest.mark.parametrize("world", [1, 2])
+def test_two_names_in_one_module(ranks, world):
+    ranks(two_names, world=world)
+
+
 class Added(nn.Module):
     """Two parameters viewed and added: autograd hands both the same memory as their gradients.
 

@@ -101,7 +101,7 @@ inline Schema small_schema() {
       {K::Text, false, {}, {}, {"NO_SHARD", "FULL_SHARD"}, {}, false},
       {K::Text, false, {}, {}, {}, {}, false},
       {K::Boolean, false, {}, {}, {}, {}, false},
-      {K::Integer, false, {}, {}, {}, {}, false},
+      {K::Any, false, {}, {}, {}, {}, false},
   };
   return s;
 }

@@ -39,6 +39,12 @@ def keywords():
 def bare():
     return nn.Linear(3, 3)
 
+def bare_and_none():
+    return nn.Linear(3, 3), None
+
+def bare_and_empty():
+    return nn.Linear(3, 3), ()
+
 def broken():
     raise KeyError("weights.bin")
 
@@ -95,12 +101,30 @@ def test_search_passes_everything_on_and_writes_the_plan(
         "a100-8",
     ]
     assert (
-        main([*argv, "--batch-size", "4", "--method", "dfs", "--granularity", "auto", "-o", str(plan)]) == 0
+        main(
+            [
+                *argv,
+                "--batch-size",
+                "4",
+                "--method",
+                "dfs",
+                "--granularity",
+                "auto",
+                "--whole",
+                "head",
+                "--whole",
+                "*.norm",
+                "-o",
+                str(plan),
+            ]
+        )
+        == 0
     )
     (asked,) = searched
     assert (
         asked["memory"] == 2**31 and asked["world_size"] == 8 and asked["hardware"] == Hardware.load("a100-8")
     )
+    assert asked["whole"] == ["head", "*.norm"]
     assert asked["batch_size"] == 4 and asked["method"] == "dfs" and asked["granularity"] == "auto"
     assert asked["description"].sample_batch == 3
     assert not {"cost", "precision", "checkpoint"} & set(asked), "what was not given is left to the search"
@@ -135,7 +159,10 @@ def test_search_can_build_on_the_meta_device(models: str, searched: list[dict[st
         ({"--module": "build"}, "write FILE.py:FUNCTION"),
         ({"--module": "{}:missing"}, "no function 'missing'"),
         ({"--module": "{}:broken"}, "KeyError: 'weights.bin'"),
-        ({"--module": "{}:nothing"}, "must return a model"),
+        ({"--module": "{}:nothing"}, "must return (model, sample)"),
+        ({"--module": "{}:bare"}, "return (model, (inputs,))"),
+        ({"--module": "{}:bare_and_none"}, "return (model, (inputs,))"),
+        ({"--module": "{}:bare_and_empty"}, "return (model, (inputs,))"),
         ({"--module": "/nowhere/m.py:build"}, "no file /nowhere/m.py"),
         ({"--module": "no.such.package:build"}, "ModuleNotFoundError"),
         ({"-o": "/nowhere/plan.json"}, "/nowhere"),

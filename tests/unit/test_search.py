@@ -470,10 +470,10 @@ def test_bad_arguments_are_refused(changes, message):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
-def test_a_time_that_means_nothing_names_the_operator(value):
-    with pytest.raises(osdp.InvalidProblemError, match="operator 'head'"):
+def test_a_time_that_means_nothing_is_named(value):
+    with pytest.raises(osdp.InvalidProblemError, match=r"gamma_s\.head"):
         osdp.search(gpt(1, 64), memory="1GiB", world_size=8, hardware=machine(gamma_s={"head": value}))
-    with pytest.raises(osdp.InvalidProblemError, match="operator 'wte'"):
+    with pytest.raises(osdp.InvalidProblemError, match="all_gather"):
         osdp.search(
             gpt(1, 64), memory="1GiB", world_size=8, hardware=machine(all_gather=Collective(value, 1e-10))
         )

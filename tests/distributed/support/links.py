@@ -23,6 +23,10 @@ def only(link: str) -> Iterator[None]:
             del os.environ[name]
 
 
+def links_of(link: str) -> contextlib.AbstractContextManager[None]:
+    return only(link) if link in NO else contextlib.nullcontext()
+
+
 def tower() -> nn.Module:
     """Units of many messages, of one, and of a part of one; the last without a whole chunk on every rank."""
     return nn.Sequential(nn.Linear(256, 301), nn.Tanh(), nn.Linear(301, 64), nn.Tanh(), nn.Linear(64, 7))

@@ -27,6 +27,10 @@ def adamw(parameters: Iterable[Any]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-2, weight_decay=0.1)
 
 
+def unused_optimizer(parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+
+
 @contextlib.contextmanager
 def naming(what: str) -> Iterator[None]:
     """Adds `what` to any error from inside, so that a failure of one of many configurations says which."""

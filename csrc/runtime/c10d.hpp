@@ -1,0 +1,17 @@
+// c10d's process groups and stores, as the parts of the runtime see them that need no torch.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <memory>
+
+#include "runtime/peers.hpp"
+#include "runtime/store.hpp"
+
+namespace osdp::runtime {
+
+std::shared_ptr<Peers> peers_of(c10::intrusive_ptr<c10d::Backend> backend);
+std::shared_ptr<Store> store_of(c10::intrusive_ptr<c10d::Store> store);
+
+}  // namespace osdp::runtime

@@ -1,0 +1,78 @@
+#include "runtime/owners.hpp"
+
+#include <mutex>
+#include <unordered_map>
+
+#include "runtime/runtime.hpp"
+
+namespace osdp::runtime {
+namespace {
+
+struct RuntimeRegistry {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<Runtime>> runtimes;
+};
+
+RuntimeRegistry& runtime_registry() {
+  static RuntimeRegistry* made = new RuntimeRegistry;  // outlives every model
+  return *made;
+}
+
+// Where its elements begin; empty tensors have no elements, and each a storage of its own.
+struct MemoryKey {
+  const void* storage;
+  int64_t offset;
+  bool operator==(const MemoryKey&) const = default;
+};
+struct HashMemoryKey {
+  size_t operator()(const MemoryKey& key) const {
+    return reinterpret_cast<uintptr_t>(key.storage) / 16 + static_cast<size_t>(key.offset);
+  }
+};
+
+bool has_memory(const at::Tensor& t) {
+  return t.defined() && t.layout() == at::kStrided && t.unsafeGetTensorImpl()->has_storage();
+}
+
+MemoryKey memory_of(const at::Tensor& t) {
+  return {.storage = t.storage().unsafeGetStorageImpl(), .offset = t.storage_offset()};
+}
+
+}  // namespace
+
+void add_runtime(const std::shared_ptr<Runtime>& runtime) {
+  const std::scoped_lock lock(runtime_registry().mutex);
+  std::erase_if(runtime_registry().runtimes, [](const auto& weak) { return weak.expired(); });
+  runtime_registry().runtimes.push_back(runtime);
+}
+
+std::vector<std::shared_ptr<Runtime>> live_runtimes() {
+  const std::scoped_lock lock(runtime_registry().mutex);
+  std::vector<std::shared_ptr<Runtime>> live;
+  for (const auto& weak : runtime_registry().runtimes)
+    if (auto runtime = weak.lock()) live.push_back(std::move(runtime));
+  return live;
+}
+
+std::vector<Owner> owners_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<Owner> owners(tensors.size());
+  std::unordered_multimap<MemoryKey, size_t, HashMemoryKey> asked;
+  for (size_t i = 0; i < tensors.size(); ++i)
+    if (has_memory(tensors[i])) asked.emplace(memory_of(tensors[i]), i);
+  for (const auto& runtime : live_runtimes()) {
+    if (runtime->summoned()) continue;
+    for (size_t p = 0; p < runtime->size(); ++p) {
+      const at::Tensor& parameter = runtime->parameter(static_cast<int64_t>(p)).tensor();
+      for (const at::Tensor& own : {parameter, parameter.grad()}) {
+        if (!has_memory(own)) continue;
+        const auto [first, last] = asked.equal_range(memory_of(own));
+        for (auto it = first; it != last; ++it)
+          if (tensors[it->second].sizes() == own.sizes())
+            owners[it->second] = {.runtime = runtime, .param = static_cast<int64_t>(p)};
+      }
+    }
+  }
+  return owners;
+}
+
+}  // namespace osdp::runtime

@@ -1,0 +1,31 @@
+// Peers: the other ranks of a group as its backend (gloo) reaches them. What links are agreed on over, and
+// what carries messages where no link of our own can. See c10d.cpp.
+#pragma once
+
+#include <chrono>
+#include <memory>
+
+#include "runtime/course.hpp"
+
+namespace osdp::runtime {
+
+class Peers {
+ public:
+  // One that is on its way. Its memory must stay until it is complete or this is destroyed.
+  class Message {
+   public:
+    virtual ~Message() = default;
+    virtual void wait() = 0;            // until it is complete; throws a std::exception where it fails
+    virtual void abort() noexcept = 0;  // from any thread: ends a wait, which then throws
+  };
+
+  virtual ~Peers() = default;
+  virtual int rank() const = 0;
+  virtual int world() const = 0;
+  virtual std::chrono::milliseconds timeout() const = 0;
+  // Messages between two ranks match in the order of their calls, those of one tag. Throw std::exception.
+  virtual std::shared_ptr<Message> send(const Range& range, int to, int tag) = 0;
+  virtual std::shared_ptr<Message> receive(const Range& range, int from, int tag) = 0;
+};
+
+}  // namespace osdp::runtime

@@ -1,0 +1,19 @@
+// Store: the key-value store that the ranks of a job share. See c10d.cpp.
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace osdp::runtime {
+
+class Store {
+ public:
+  virtual ~Store() = default;
+  // All throw std::exception where the store does not answer.
+  virtual void set(const std::string& key, const std::string& value) = 0;
+  virtual std::optional<std::string> get(const std::string& key) = 0;  // at once; nothing: it is not set
+  // Sets the key unless it is set; what it holds then.
+  virtual std::string set_first(const std::string& key, const std::string& value) = 0;
+};
+
+}  // namespace osdp::runtime

@@ -1,0 +1,35 @@
+"""Parameters and buffers that are more than a plain dense tensor: refused by name, before anything looks at their memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _python_dispatch
+
+from osdp.errors import ShardingError
+
+
+def refuse_tensor_subclasses(model: nn.Module) -> None:
+    """Raises ShardingError for the first tensor of `model` whose bytes are not its values in this process: a DTensor (of
+    tensor parallelism, or sharded by FSDP2), a quantised or another wrapped tensor, a sparse or nested one.
+
+    Their shape is not that of what is stored here: bytes would be counted, sent and cut wrongly.
+    """
+    kind = [("parameter", model.named_parameters()), ("buffer", model.named_buffers())]
+    for what, tensors in kind:
+        for name, tensor in tensors:
+            if found := _unusual(tensor.data if isinstance(tensor, nn.Parameter) else tensor):
+                raise ShardingError(
+                    f"{what} '{name}' is {found}, which OSDP does not support. Give it a plain tensor: with tensor "
+                    "parallelism or FSDP2 (fully_shard, distribute_tensor, parallelize_module) on the model OSDP cannot "
+                    "shard it too; build the model without, or dequantise or densify it first"
+                )
+
+
+def _unusual(tensor: Tensor) -> str:
+    wrapped = getattr(_python_dispatch, "is_traceable_wrapper_subclass", None)  # private to torch
+    if wrapped is not None and wrapped(tensor):
+        return f"a {type(tensor).__name__}"
+    if tensor.layout is not torch.strided:
+        return f"a tensor of layout {tensor.layout}"
+    return ""

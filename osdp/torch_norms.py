@@ -1,0 +1,81 @@
+"""torch.nn.utils.clip_grad_norm_ and its relatives with gradients of sharded models: as in one process.
+
+Note [Functions of torch that are given parts]
+torch.nn.utils.get_total_norm is given gradients, of which each rank holds a part. Where one of them belongs to a sharded
+model, the norm is taken over all ranks (csrc/runtime/norm.hpp); else torch's own function runs. Scripts import these
+functions by name, perhaps before osdp, so that a new function in torch's module would not reach them: the function objects
+stay, and what they call is replaced. torch wraps them in `no_grad`; the wrapper's closure holds the function itself.
+clip_grad_norm_ calls get_total_norm, and scaling by a norm is done element by element: both are right with it.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor
+from torch.nn.utils import clip_grad, convert_parameters
+
+from osdp import _C
+from osdp.errors import ShardingError
+
+
+@functools.cache
+def install_norms() -> None:
+    """Once per process."""
+    _install_total_norm()
+    _install_vectors()
+
+
+def _install_total_norm() -> None:
+    wrapper = getattr(clip_grad, "_get_total_norm", None)
+    names = getattr(getattr(wrapper, "__code__", None), "co_freevars", ())
+    if wrapper is None or names != ("func",):
+        warnings.warn(
+            "OSDP does not know this torch's torch.nn.utils.clip_grad_norm_: it would take this rank's part of the "
+            "gradients for all of them. Use osdp.clip_grad_norm_(model, ...).",
+            stacklevel=2,
+        )
+        return
+    cell = wrapper.__closure__[0]
+    cell.cell_contents = _total_norm(cell.cell_contents)
+
+
+def _total_norm(whole: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @functools.wraps(whole)
+    def total_norm(
+        tensors: Tensor | Iterable[Tensor],
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> Tensor:
+        tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        norm = _C.norm_over_ranks(tensors, float(norm_type), error_if_nonfinite)
+        return whole(tensors, norm_type, error_if_nonfinite, foreach) if norm is None else norm
+
+    return total_norm
+
+
+def _install_vectors() -> None:
+    """parameters_to_vector and vector_to_parameters call this for each parameter."""
+    check = getattr(convert_parameters, "_check_param_device", None)
+    if check is not None:
+        convert_parameters._check_param_device = _refusing(check)
+
+
+def _refusing(check: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(check)
+    def refusing(param: Tensor, *args: Any) -> Any:
+        for found in _C.owners_of([param]):
+            if found is not None and not _C.Runtime.is_whole(*found):
+                runtime, index = found
+                raise ShardingError(
+                    f"rank {runtime.rank}: parameters_to_vector and vector_to_parameters see this rank's part of "
+                    f"parameter '{runtime.name(index)}', {tuple(param.shape)} of {tuple(runtime.full_shape(index))}: the "
+                    "vector would be another one on each rank. Call them inside osdp.summon_full_params(model)."
+                )
+        return check(param, *args)
+
+    return refusing

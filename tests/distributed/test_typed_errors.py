@@ -1,0 +1,252 @@
+"""What cannot be right beside torch's own tools is an error of osdp that names the parameter; what can be, is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from harness import Member
+from support import plans
+from support.pair import Pair, close, naming
+from support.workload import Workload, vectors
+from torch import nn
+
+import osdp
+
+PLANS = {**{mode: mode for mode in plans.MODES}, "apart": lambda d: plans.uniform(d)["FULL_SHARD"]}
+SLICES = {"slices": lambda d: plans.in_slices(d, "out")}
+
+
+def build() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+
+
+def pair_of(me: Member, plan: object, make: Callable[[], nn.Module] = build) -> Pair:
+    return Pair(me, Workload(make, vectors(6, 4)), plan)
+
+
+def sharded(plan: str) -> bool:
+    return plan != "NO_SHARD"
+
+
+class Astray(nn.Module):
+    """Reads a parameter that is gathered for another call: not when it was described, but from `stray` on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last, self.stray = nn.Linear(6, 6), nn.Linear(6, 4), False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        if self.stray:
+            x = x + self.last.weight.sum()
+        return self.last(x)
+
+
+class Hidden(nn.Module):
+    """Keeps a tensor whose backward reads `inner`, and returns another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Linear(6, 6), nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.kept = nn.functional.linear(x.clone().requires_grad_() * 2, self.inner.weight).tanh()
+        return self.last(x)
+
+
+def unreadable(me: Member) -> None:
+    for name, plan in PLANS.items():
+        with naming(name):
+            pair = pair_of(me, plan, Astray)
+            pair.train(steps=1)
+            pair.sharded.stray = pair.whole.stray = True
+            if name in ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD"):
+                pair.train(steps=1)  # one unit: there when its first layer is
+                continue
+            with pytest.raises(
+                osdp.ShardingError,
+                match=r"'last\.weight' was read while it is not gathered.*summon_full_params",
+            ):
+                pair.sharded(me.part(pair.data(0)[0][0]))
+            pair.sharded.stray = pair.whole.stray = False
+            pair.train(steps=1)
+
+
+@pytest.mark.outcome(
+    "a parameter read in forward by a module that did not when it was described", osdp.ShardingError
+)
+def test_a_read_of_what_is_not_gathered(ranks):
+    ranks(unreadable, world=2)
+
+
+def unreadable_in_backward(me: Member) -> None:
+    pair = pair_of(me, PLANS["apart"], Hidden)
+    for _ in range(2):
+        pair.sharded(me.part(pair.data(0)[0][0]))
+        with pytest.raises(osdp.ShardingError, match=r"'inner\.weight' was read while it is not gathered"):
+            pair.sharded.kept.sum().backward()
+        pair.sharded.zero_grad()
+        pair.train(steps=1)
+
+
+@pytest.mark.outcome(
+    "backward from a tensor that left a module other than by its return value", osdp.ShardingError
+)
+def test_a_read_in_backward_of_what_is_not_gathered(ranks):
+    ranks(unreadable_in_backward, world=2)
+
+
+def penalty(me: Member) -> None:
+    """An L2 term over model.parameters(), outside of forward: sharded ones are parts there."""
+    for name, plan in {**PLANS, **SLICES}.items():
+        with naming(name):
+            pair = pair_of(me, plan)
+            for alone in (False, True):
+                for (model, _), loss in zip(pair.both, pair.forward(pair.data(0)), strict=True):
+                    term = sum(p.square().sum() for p in model.parameters())
+                    total = term if alone else loss + term
+                    if sharded(name) and model is pair.sharded:
+                        with pytest.raises(osdp.ShardingError, match=r"'\d\.(weight|bias)'.*weight_decay"):
+                            total.backward()
+                    else:
+                        total.backward()
+                if not sharded(name):
+                    pair.same_gradients()
+                for model, _ in pair.both:
+                    model.zero_grad()
+            pair.train(steps=1)
+
+
+@pytest.mark.outcome(
+    "an L2 term over `model.parameters()` in the loss, outside of forward, sharded", osdp.ShardingError
+)
+@pytest.mark.outcome("the same with NO_SHARD", "equal")
+def test_a_penalty_on_the_weights_outside_of_forward(ranks):
+    ranks(penalty, world=2)
+
+
+def input_penalty(me: Member) -> None:
+    """Gradient penalties: the second backward reads what the first one has gathered."""
+    for name, plan in PLANS.items():
+        for frozen in ((), ("2.",)):
+            with naming(f"{name}, frozen: {frozen}"):
+                pair = pair_of(me, plan)
+                for step in range(3):
+                    (x,), _ = pair.data(step)
+                    for (model, _), mine in zip(pair.both, (x, me.part(x)), strict=True):
+                        for key, parameter in model.named_parameters():
+                            parameter.requires_grad_(not key.startswith(frozen or ("none",)))
+                        mine = mine.clone().requires_grad_()
+                        output = model(mine).sum(1)
+                        (slope,) = torch.autograd.grad(output.sum(), mine, create_graph=True)
+                        model(mine.detach())  # another forward in between
+                        (slope.square().sum(1).mean() + (output.mean() if step else 0)).backward()
+                    pair.same_gradients()
+                    pair.update()
+                pair.same_parameters()
+                pair.train(steps=1)
+                assert osdp.sharding.runtime_of(pair.sharded).gathered_bytes() == 0
+
+
+@pytest.mark.outcome("a penalty on the gradient of the input (`create_graph=True`)", "equal")
+def test_a_penalty_on_the_gradient_of_the_input(ranks):
+    ranks(input_penalty, world=2)
+
+
+def own_gradients(me: Member) -> None:
+    for name, plan in {**PLANS, **SLICES}.items():
+        with naming(name):
+            pair = pair_of(me, plan)
+            whole, mine = pair.forward(pair.data(0))
+            parameters = list(pair.sharded.parameters())
+            for create_graph in (False, True):
+                with pytest.raises(
+                    osdp.ShardingError, match=r"gradient of parameter '\d\.(weight|bias)'.*no_sync|slices"
+                ):
+                    torch.autograd.grad(mine, parameters, create_graph=create_graph, retain_graph=True)
+            if name not in SLICES:
+                with osdp.no_sync(pair.sharded):
+                    own = torch.autograd.grad(mine, parameters)
+                for got, wanted in zip(
+                    own, torch.autograd.grad(whole, list(pair.whole.parameters())), strict=True
+                ):
+                    close(me.mean(got), wanted, pair.tolerance, "own gradient")
+            with pytest.raises(osdp.ShardingError, match=r"create_graph=True"):
+                pair.forward(pair.data(0))[1].backward(create_graph=True)
+            pair.sharded.zero_grad(), pair.whole.zero_grad()
+            pair.train(steps=1)
+
+
+@pytest.mark.outcome(
+    "`torch.autograd.grad(loss, parameters)`, `backward(create_graph=True)`", osdp.ShardingError
+)
+def test_gradients_of_parameters_that_are_handed_out(ranks):
+    ranks(own_gradients, world=2)
+
+
+def loss_of(model: nn.Module, x: torch.Tensor, given: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.func.functional_call(model, given, (x,)).square().mean()
+
+
+def functional(me: Member) -> None:
+    for name, plan in PLANS.items():
+        with naming(name):
+            pair = pair_of(me, plan)
+            (x,), _ = pair.data(0)
+            output, part = pair.whole(x), me.part(x)
+            for given in (dict(pair.sharded.named_parameters()), pair.sharded.state_dict()):
+                called = torch.func.functional_call(pair.sharded, given, (part,))
+                close(called, me.part(output), pair.tolerance, "functional_call")
+            parts = {n: p.detach() for n, p in pair.sharded.named_parameters()}
+            full = pair.sharded.state_dict()
+
+            loss = partial(loss_of, pair.sharded, part)
+            if sharded(name):
+                with pytest.raises(
+                    osdp.ShardingError, match=r"'0\.weight' is replaced by a tensor .*state_dict"
+                ):
+                    loss(parts)
+            with pytest.raises(osdp.ShardingError, match=r"gradient of parameter '0\.weight'.*no_sync"):
+                torch.func.grad(loss)(full)
+            with osdp.no_sync(pair.sharded):
+                own = torch.func.grad(loss)(full)
+            output.square().mean().backward()
+            for key, parameter in pair.whole.named_parameters():
+                close(me.mean(own[key]), parameter.grad, pair.tolerance, key)
+            pair.whole.zero_grad()
+            mapped = torch.vmap(pair.sharded)(part)
+            close(mapped, me.part(output), pair.tolerance, "vmap")
+            mapped.square().mean().backward()
+            pair.whole(x).square().mean().backward()
+            pair.same_gradients()
+            pair.whole.zero_grad(), pair.sharded.zero_grad()
+            pair.train(steps=1)
+
+
+@pytest.mark.outcome(
+    "`torch.vmap(model)`; `torch.func.functional_call` with full tensors or the model's own", "equal"
+)
+@pytest.mark.outcome(
+    "`torch.func.functional_call` with parts; `torch.func.grad` of parameters", osdp.ShardingError
+)
+def test_functional_transforms(ranks):
+    ranks(functional, world=2)
+
+
+def traced(me: Member) -> None:
+    for name, plan in {**PLANS, **SLICES}.items():
+        with naming(name):
+            pair = pair_of(me, plan)
+            x = me.part(pair.data(0)[0][0])
+            if sharded(name):
+                with pytest.raises(osdp.ShardingError, match=r"torch\.jit\.trace.*before fully_shard"):
+                    torch.jit.trace(pair.sharded, (x,))
+            pair.train(steps=1)
+
+
+@pytest.mark.outcome("`torch.jit.trace(model)`, sharded", osdp.ShardingError)
+def test_tracing(ranks):
+    ranks(traced, world=2)

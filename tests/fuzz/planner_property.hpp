@@ -1,0 +1,175 @@
+// What must hold of the planner for any request: it is refused with InvalidProblem, or answered, and then the
+// checkers agree with the answer. Shared by the fuzzer (fuzz_planner.cpp) and the test that always runs
+// (tests/cpp/test_requests.cpp). Memory errors and undefined behaviour are for the sanitizers to find.
+#pragma once
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <stdexcept>
+
+#include "planner_request.hpp"
+#include "search/branch.hpp"
+#include "search/certificate.hpp"
+#include "search/phase_certificate.hpp"
+#include "search/schedule.hpp"
+
+namespace osdp::search {
+
+inline void must(bool holds, const std::string& what) {
+  if (holds) return;
+  std::fprintf(stderr, "planner: does not hold: %s\n", what.c_str());
+  std::abort();
+}
+
+struct Answered {
+  int refused = 0, answered = 0, plans = 0;
+};
+
+// A schedule's plan as the checker takes it.
+inline PlainPlan plain(const Model& model, const Request& request, const Found& found) {
+  PlainPlan plan{found.batch, {}, found.decision.ways};
+  for (size_t i = 0; i < model.operators.size(); ++i) {
+    const Operator& op = model.operators[i];
+    const Recompute way = op.block < 0 ? Recompute::None : found.decision.ways[static_cast<size_t>(op.block)];
+    auto& choice = plan.choices.emplace_back();
+    const int picked = found.decision.choices[i];
+    if (picked < 0) continue;
+    const Candidate c = candidates(op, request.device, request.space, way).at(static_cast<size_t>(picked));
+    choice = {c.mode, c.granularity, c.sharded_slices, c.split};
+  }
+  return plan;
+}
+
+inline void check_found(const Model& model, const Request& request, const Found& found,
+                        const std::vector<RowPrice>& row_prices) {
+  const PlainPlan plan = plain(model, request, found);
+  std::vector<PhasePrice> prices;
+  const int64_t denominator = int64_t{1} << 30;
+  for (const RowPrice& p : row_prices) {
+    const double numerator = std::min(p.ps_per_byte * static_cast<double>(denominator), 1e16);
+    prices.push_back({p.phase, static_cast<int64_t>(numerator)});
+  }
+  const int64_t bound = plan_lower_bound(model, request, plan, prices, denominator);
+  must(bound <= found.step_ps,
+       "a bound of " + std::to_string(bound) + " ps is above a plan of " + std::to_string(found.step_ps));
+  const std::string wrong =
+      check_plan(model, request, plan, {found.step_ps, found.peak_bytes, bound, prices, denominator});
+  must(wrong.empty(), wrong);
+}
+
+inline void try_schedule(Draws& d, Answered& a) {
+  const Model model = draw_model(d);
+  const Request request = draw_request(d);
+  Budget budget;
+  budget.time_limit_s = 0.02;
+  const Schedule s = schedule(model, request, budget);
+  ++a.answered;
+  if (!s.feasible) {
+    must(s.smallest_limit_bytes == 0 || s.smallest_limit_bytes > request.limit_bytes || request.depth_first,
+         "the smallest limit is above the one under which nothing fits");
+    return;
+  }
+  ++a.plans;
+  check_found(model, request, {s.batch, s.transient_bytes, s.decision, s.step_ps, s.peak_bytes}, s.prices);
+  for (const Found& f : s.runners_up) check_found(model, request, f, {});
+  const double per_sample = static_cast<double>(s.step_ps) / static_cast<double>(s.batch.samples());
+  must(s.lower_bound_s_per_sample >= 0 && s.lower_bound_s_per_sample <= per_sample * 1e-12 * (1 + 1e-9),
+       "the search's bound is not above its plan");
+}
+
+inline void try_check_plan(Draws& d, Answered& a) {
+  const Model model = draw_model(d);
+  const Request request = draw_request(d);
+  const PlainPlan plan = draw_plan(d, model);
+  PlanClaims claims = draw_claims(d, model);
+  if (check_plan(model, request, plan, claims).empty()) ++a.plans;
+  const int64_t bound = plan_lower_bound(model, request, plan, claims.prices, claims.denominator);
+  ++a.answered;
+  // The true figures, which the checker tells one after the other, hold.
+  for (int round = 0; round < 2; ++round) {
+    const std::string wrong = check_plan(model, request, plan, claims);
+    if (const size_t at = wrong.find("takes "); at != std::string::npos)
+      claims.time_ps = std::stoll(wrong.substr(at + 6));
+    if (const size_t at = wrong.find("holds ");
+        at != std::string::npos && wrong.find("over the limit") == std::string::npos)
+      claims.memory_bytes = std::stoll(wrong.substr(at + 6));
+  }
+  claims.lower_bound_ps = std::min(bound, claims.time_ps);
+  const std::string wrong = check_plan(model, request, plan, claims);
+  must(wrong.empty() || wrong.find("over the limit") != std::string::npos, wrong);
+  must(!wrong.empty() || bound <= claims.time_ps, "a bound is above a plan that fits");
+}
+
+inline void try_simulate(Draws& d, Answered& a) {
+  const Model model = draw_model(d);
+  const Request request = draw_request(d);
+  const PlainPlan plan = draw_plan(d, model);
+  const auto units = draw_units(d, model);
+  const Step step = step_of(model, request, plan, units, d.number(0, 3), {d.real(1e-9, 9), d.real(1e-10, 9)});
+  const PlayedStep played = play(step, d.number(0, 1500));
+  ++a.answered, ++a.plans;
+  must(played.step_ps ==
+           played.only_computing_ps + played.both_ps + played.only_communicating_ps + played.optimizer_ps,
+       "the parts of a step add up to it");
+}
+
+inline void try_play(Draws& d, Answered& a) {
+  const Step step = draw_step(d);
+  const PlayedStep played = play(step, d.number(0, 1500));
+  ++a.answered, ++a.plans;
+  must(played.step_ps ==
+           played.only_computing_ps + played.both_ps + played.only_communicating_ps + played.optimizer_ps,
+       "the parts of a step add up to it");
+}
+
+inline void try_solve(Draws& d, Answered& a) {
+  const Problem problem = draw_problem(d);
+  Tuning tuning;
+  tuning.chunk = 1 + d.below(1000), tuning.beam = d.below(100);
+  Budget budget;
+  budget.time_limit_s = 0.02, budget.gap = d.real(0.01, 2);
+  const Solution s = solve_exact(problem, budget, tuning);
+  ++a.answered;
+  const Solution slow = solve_dfs(problem, budget);
+  must((s.status == Status::Infeasible) == (s.smallest_limit_bytes > problem.limit_bytes), "feasible or not");
+  if (s.status == Status::Infeasible) return;
+  ++a.plans;
+  for (const Solution* x : {&s, &slow}) {
+    if (x->choices.empty()) continue;
+    const int64_t proven = std::min(proven_lower_bound(problem, x->multiplier), x->time_ps);
+    must(proven <= x->time_ps && x->lower_bound_ps <= x->time_ps, "bounds are below plans");
+    const std::string wrong =
+        check(problem, x->choices, {x->time_ps, x->memory_bytes, proven, x->multiplier});
+    must(wrong.empty(), wrong);
+  }
+  if (slow.status == Status::Optimal) {
+    must(s.lower_bound_ps <= slow.time_ps && slow.time_ps <= s.time_ps,
+         "the exact search agrees with depth-first");
+    must(s.status != Status::Optimal || s.time_ps == slow.time_ps, "both found the optimum");
+  }
+}
+
+// Reads bytes as a request of one kind, and aborts where something that must hold does not.
+inline void try_request(std::span<const uint8_t> bytes, Answered& a) {
+  Draws d(bytes);
+  try {
+    switch (d.below(8)) {
+      case 0:
+        return try_check_plan(d, a);
+      case 1:
+        return try_simulate(d, a);
+      case 2:
+        return try_play(d, a);
+      case 3:
+        return try_solve(d, a);
+      default:
+        return try_schedule(d, a);
+    }
+  } catch (const InvalidProblem& e) {
+    ++a.refused;
+    must(*e.what() != 0, "a refusal says why");
+  }
+}
+
+}  // namespace osdp::search

@@ -1,0 +1,108 @@
+"""What a search may take: `time_limit` is for all that it asks."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from types import SimpleNamespace
+
+import pytest
+
+import osdp
+from osdp import _search, search_job
+from osdp.description import ModelDescription
+from osdp.replaying import best_by_replay
+from osdp.searching import verify
+from tests.unit.gpt_descriptions import gpt, machine, operator
+
+HERE = dict(world_size=8, hardware=machine())
+
+
+def test_the_largest_batch_is_no_larger_than_any_that_is_tried() -> None:
+    one = ModelDescription("One", (operator("e", "Linear", {"weight": (8, 8)}, flops=10, saved=1),), (), 1, 0)
+    assert osdp.search(one, memory="1MiB", objective="batch", **HERE).batch_size == 65536
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Every search of the core takes all the time that it is given: the moments at which they ended."""
+    moments = [time.monotonic()]
+    schedule = _search.schedule
+
+    def slow(model: _search.Model, request: _search.Request, seconds: float) -> dict[str, object]:
+        moments.append(moments[-1] + seconds)
+        return dict(schedule(model, request, 2.0))
+
+    monkeypatch.setattr(search_job, "time", SimpleNamespace(monotonic=lambda: moments[-1]))
+    monkeypatch.setattr(search_job, "_search", SimpleNamespace(**{**vars(_search), "schedule": slow}))
+    return moments
+
+
+@pytest.mark.parametrize("time_limit", [None, 3.0])
+@pytest.mark.parametrize(
+    "objective",
+    [{"objective": "memory", "at_least": 1.0}, {"objective": "batch"}, {"objective": "throughput"}],
+)
+def test_the_time_limit_is_for_all_searches_of_an_objective(
+    clock: list[float], objective: dict[str, object], time_limit: float | None
+) -> None:
+    plan = osdp.search(gpt(2, 128), memory="64MiB", time_limit=time_limit, **objective, **HERE)
+    assert verify(plan) == "" and plan.searched.time_limit_s == time_limit
+    limit = time_limit or 10.0
+    assert 0.9 * limit < clock[-1] - clock[0] <= 1.05 * limit
+
+
+def test_no_time_is_left_for_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = []
+    assembly = SimpleNamespace(
+        cost="osdp", searched=SimpleNamespace(replay=0.5), played=lambda plan: played.append(plan) or plan
+    )
+    found = {"step_ps": 100, "batch_size": 1, "accumulation": 1, "optimal": True}
+    others = [{**found, "step_ps": ps} for ps in (99, 98)]
+    found["runners_up"] = others
+    assert best_by_replay(assembly, found, 0.0) is found and len(played) == 1
+    assert best_by_replay(assembly, found, 60.0)["step_ps"] == 98 and len(played) == 4
+
+
+def test_equal_micro_batches_are_played_once() -> None:
+    arguments = dict(memory="40MiB", batch_size=2, **HERE)
+    few = osdp.search(gpt(2, 128), global_batch_size=16 * 12, **arguments)
+    # The time line plays all of them, the prediction two.
+    assert few.accumulation == 12
+    assert few.simulate().step_time_s == pytest.approx(few.predicted.step_time_s, rel=1e-12)
+    many = osdp.search(gpt(2, 128), global_batch_size=16 * 2**17, **arguments)
+    assert many.predicted.step_time_s == pytest.approx(2**17 / 12 * few.predicted.step_time_s, rel=0.02)
+
+
+def test_solve_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    from osdp import solving
+
+    solve = _search.solve
+
+    def noted(*arguments: object) -> dict[str, object]:
+        asked.append(arguments[3])
+        return dict(solve(*arguments))
+
+    monkeypatch.setattr(solving, "_search", SimpleNamespace(**{**vars(_search), "solve": noted}))
+    for time_limit in (None, 2.5, float("inf")):
+        osdp.solve([[(1, 1)]], 1, time_limit=time_limit)
+    assert asked == [10.0, 2.5, 0.0]
+    for wrong in (0, -1.0, float("nan")):
+        with pytest.raises(osdp.InvalidProblemError, match="time_limit"):
+            osdp.solve([[(1, 1)]], 1, time_limit=wrong)
+
+
+def test_a_plan_that_the_replay_passes_over_the_optimum_for_says_both() -> None:
+    for memory in range(16, 40, 2):
+        plan = osdp.search(gpt(4, 256), memory=f"{memory}MiB", replay=0.02, **HERE)
+        c = plan.certificate
+        assert c.proven or not c.optimal
+        if c.proven and not c.optimal:
+            break
+    assert 0 < c.gap <= 0.02 and verify(plan) == ""
+    assert f"the proven optimum of the objective is {c.gap:.2%} faster" in " ".join(str(plan).split())
+    exact = osdp.search(gpt(4, 256), memory=f"{memory}MiB", replay=0, **HERE).certificate
+    assert exact.optimal and c.search_bound_ps == pytest.approx(exact.time_ps, rel=1e-9)
+    claimed = dataclasses.replace(exact, proven=False)
+    assert "does not agree" in verify(dataclasses.replace(plan, certificate=claimed))

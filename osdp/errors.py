@@ -66,7 +66,8 @@ class OrderError(DisagreementError):
 
 
 class ReplicaError(DisagreementError):
-    """Parameters that every rank holds in full (NO_SHARD) differ across ranks; the message names them and likely causes."""
+    """Parameters that every rank holds in full (NO_SHARD) differ across ranks; the message names one, who holds which value,
+    and what may have made them differ."""
 
 
 class RankError(OSDPError):

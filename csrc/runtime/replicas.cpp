@@ -2,7 +2,9 @@
 
 #include <ATen/Functions.h>
 
+#include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "runtime/errors.hpp"
 
@@ -32,6 +34,22 @@ at::Tensor digest_there(const at::Tensor& contiguous) {
   return at::sum(bytes, at::kLong).to(at::kDouble);
 }
 
+// "one value on rank 0, 1, 3; another on rank 2"
+std::string values_by_rank(const at::Tensor& digest_of_each, const std::vector<int64_t>& ranks) {
+  std::vector<std::pair<double, std::string>> groups;
+  for (int64_t i = 0; i < digest_of_each.numel(); ++i) {
+    const auto digest = digest_of_each[i].item<double>();
+    auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.first == digest; });
+    if (group == groups.end()) group = groups.insert(group, {digest, ""});
+    group->second += (group->second.empty() ? "rank " : ", ") +
+                     std::to_string(ranks.empty() ? i : ranks.at(static_cast<size_t>(i)));
+  }
+  std::string text;
+  for (const auto& [digest, holders] : groups)
+    text += (text.empty() ? "one value on " : "; another on ") + holders;
+  return text;
+}
+
 }  // namespace
 
 void Replicas::submit(Lane& lane, const std::shared_ptr<Collectives>& collectives,
@@ -53,36 +71,56 @@ void Replicas::submit(Lane& lane, const std::shared_ptr<Collectives>& collective
   if (each.empty()) return;
   const at::Tensor digests = at::stack(each);
   digests_ = at::stack({digests, digests.neg()});
+  own_ = digests;
+  lane_ = &lane;
+  collectives_ = collectives;
   under_way_ =
       lane.submit(TaskNames("replicas all-reduce", model_, names_).all(),
                   [digests = digests_.view({-1}), collectives] { collectives->all_reduce_max(digests); });
+}
+
+at::Tensor Replicas::digest_of_each_rank(int64_t of) {
+  const at::Tensor mine = own_.narrow(0, of, 1).clone();
+  at::Tensor all = at::empty({collectives_->world()}, mine.options());
+  lane_
+      ->submit(task_name("replicas all-gather", model_),
+               [mine, all, collectives = collectives_] { collectives->all_gather({all}, {mine}); })
+      .wait();
+  return all.cpu();
 }
 
 void Replicas::check(int64_t rank) {
   if (!digests_.defined()) return;
   under_way_.wait();
   const at::Tensor differs = (digests_[0] + digests_[1]).ne(0).cpu();
+  if (!differs.any().item<bool>()) return forget();
+  const auto first = differs.to(at::kInt).argmax().item<int64_t>();  // alike on all of them
+  const std::string values = values_by_rank(digest_of_each_rank(first), ranks_);
   forget();
-  if (!differs.any().item<bool>()) return;
-  const auto first = static_cast<size_t>(differs.to(at::kInt).argmax().item<int64_t>());
+  const int64_t more = differs.sum().item<int64_t>() - 1;
+  const auto at = static_cast<size_t>(first);
   throw_error(
       ErrorKind::Replica,
-      c10::str(
-          "rank ", rank, ": parameter '", names_[first], "' (of ", differs.sum().item<int64_t>(),
-          " that differ) is not the same on all ranks that hold it any more. ",
-          written_[first]
-              ? "It was written to in forward (nn.Embedding(max_norm=...), a moving average?), by each rank "
-                "what its own data made of it: write the same values on every rank, or between steps. Else "
-                "the likely cause: "
-              : "The likely cause: ",
-          "torch.nn.utils.clip_grad_norm_, which sees another norm on each rank; "
-          "use model.clip_grad_norm_ or osdp.clip_grad_norm_(model, ...). Else something changed "
-          "parameters or gradients on some ranks only. Load a checkpoint, or call "
-          "fully_shard on a new model, to make them equal again."));
+      c10::str("rank ", rank, ": parameter '", names_[at], "'",
+               more > 0 ? c10::str(" (and ", more, " more)") : "",
+               " is not the same on all ranks that hold it any more: ", values, ". ",
+               written_[at]
+                   ? "It was written to in forward (nn.Embedding(max_norm=...), a moving average?), by each "
+                     "rank what its own data made of it: write the same values on every rank, or between "
+                     "steps. "
+                   : "",
+               "Ranks get the same averaged gradients and must make the same change of them. What makes them "
+               "differ: values that were drawn, loaded or written on some ranks only; gradients that each "
+               "rank has scaled, clipped or added noise to by what it alone knows (its own norm, its own "
+               "seed); an optimizer or a branch of one that only some ranks run; other options of it. Make "
+               "the same change on every rank; to make parameters and the optimizer's state equal again, "
+               "load a checkpoint."));
 }
 
 void Replicas::forget() {
   digests_.reset();
+  own_.reset();
+  collectives_.reset();
   under_way_ = Ticket();
 }
 

@@ -4,6 +4,7 @@
 
 #include "runtime/hooks.hpp"
 #include "runtime/owners.hpp"
+#include "runtime/parts.hpp"
 #include "runtime/slices.hpp"
 
 namespace osdp::runtime {
@@ -63,7 +64,8 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
                                              Collectives::over(*lane_, groups.replicate, device)}),
       arena_(device),
       buckets_(lane_, collectives_, model),
-      device_(device) {
+      device_(device),
+      column_replicas_(model, ranks_of_part(groups.replicate)) {
   if (hybrid_.replicate && hybrid_.replicate->world() > 1)
     columns_ = std::make_shared<Columns>(device.is_cpu() ? Lane::beside(groups.all, device) : nullptr,
                                          hybrid_.replicate);

@@ -218,7 +218,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::unordered_map<const Parameter*, size_t> index_of_;
   std::unordered_map<int64_t, int64_t> sources_;  // split parameter -> source id
 
-  Replicas replicas_{model_}, column_replicas_{model_};
+  Replicas replicas_{model_}, column_replicas_;
   std::vector<Parameter*> replicated_;  // whole parameters
   std::vector<Parameter*> in_columns_;  // HYBRID_SHARD: the ranks of a column hold the same rows
   Depth depth_;

@@ -25,6 +25,7 @@ class AsItWas:
         self._parameters = [(p, p.data, p.grad, p.requires_grad, dict(vars(p))) for p in parameters]
         self._buffers = [(b, b.detach().clone()) for b in model.buffers() if not b.is_meta]
         self._room = torch.empty(0)
+        self.runtime: _C.Runtime | None = None  # once there is one; cycles may keep it after put_back
         self._received: dict[int, tuple[Tensor, Tensor]] = {}  # whole parameters' data and values
 
     def make_room(self, rank: int) -> None:
@@ -54,11 +55,14 @@ class AsItWas:
 
     def let_go(self) -> None:
         """Nothing will fail any more."""
+        self.runtime = None
         with torch.no_grad():
             for whole, value in self._received.values():
                 whole.copy_(value)
 
     def put_back(self) -> None:
+        if self.runtime is not None:
+            self.runtime.uninstall()
         for module, kind, attributes, containers in self._modules:
             module.__class__ = kind
             vars(module).clear()

@@ -399,6 +399,8 @@ void bind_runtime(py::module_& m) {
                             .call = runtime->add_call(std::move(module), params, root, hold, method)};
           },
           py::arg("module"), py::arg("params"), py::arg("root"), py::arg("hold"), py::arg("method") = false)
+      .def("uninstall", &rt::Runtime::uninstall,
+           "fully_shard failed and the model is put back: its gradients are no longer this runtime's")
       .def("source_of", &rt::Runtime::source_of, py::arg("param"))
       .def("join", &rt::Runtime::join, py::arg("label"), py::arg("params"), Release())
       .def("set_absent", &rt::Runtime::set_absent, py::arg("params"))
@@ -539,6 +541,13 @@ void bind_runtime(py::module_& m) {
         return process && rt::life_of(*process) == rt::Life::Ended;
       },
       py::arg("process"), "Whether that process was on this host and has ended.");
+  m.def(
+      "connect_part",
+      [](const std::string& group, const std::string& part, const at::Device& device) {
+        rt::Collectives::over(*rt::Lane::of(group, device), part, device);
+      },
+      py::arg("group"), py::arg("part"), py::arg("device"), Release(),
+      "Makes the link of a group of some ranks of `group`, by all of them, on the lane of `group`.");
   m.def("set_ranks_of_part", &rt::set_ranks_of_part, py::arg("group"), py::arg("ranks"),
         "Who the ranks of a line or column are among all, for errors; see csrc/runtime/parts.hpp.");
   m.attr("HEARTBEAT_MARGIN_S") = rt::Heartbeat::kMargin_s;

@@ -18,7 +18,7 @@ struct BeforeGradient final : torch::autograd::FunctionPreHook {
   Parameter* param;
   BeforeGradient(Runtime& r, Parameter& p) : runtime(r.weak_from_this()), param(&p) {}
   variable_list operator()(const variable_list& gradients) override {
-    if (auto r = runtime.lock()) r->before_gradient(*param);
+    if (auto r = runtime.lock(); r && r->installed()) r->before_gradient(*param);
     return gradients;
   }
 };
@@ -28,7 +28,7 @@ struct AfterGradient final : torch::autograd::FunctionPostHook {
   Parameter* param;
   AfterGradient(Runtime& r, Parameter& p) : runtime(r.weak_from_this()), param(&p) {}
   variable_list operator()(const variable_list& outputs, const variable_list& inputs) override {
-    if (auto r = runtime.lock()) r->after_gradient(*param, inputs.at(0));
+    if (auto r = runtime.lock(); r && r->installed()) r->after_gradient(*param, inputs.at(0));
     return outputs;
   }
 };

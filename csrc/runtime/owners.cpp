@@ -46,6 +46,11 @@ void add_runtime(const std::shared_ptr<Runtime>& runtime) {
   runtime_registry().runtimes.push_back(runtime);
 }
 
+void remove_runtime(const Runtime& runtime) {
+  const std::scoped_lock lock(runtime_registry().mutex);
+  std::erase_if(runtime_registry().runtimes, [&](const auto& weak) { return weak.lock().get() == &runtime; });
+}
+
 std::vector<std::shared_ptr<Runtime>> live_runtimes() {
   const std::scoped_lock lock(runtime_registry().mutex);
   std::vector<std::shared_ptr<Runtime>> live;

@@ -20,6 +20,7 @@ struct Owner {
 // Sharded models in the order in which they were sharded, which is the same on all ranks.
 std::vector<std::shared_ptr<Runtime>> live_runtimes();
 void add_runtime(const std::shared_ptr<Runtime>& runtime);
+void remove_runtime(const Runtime& runtime);
 
 // Of each tensor. It is a parameter's or gradient's if it is that tensor, or a view of all of its memory in
 // its shape (detach(), .data). A model whose parameters are summoned owns nothing: they are full on every

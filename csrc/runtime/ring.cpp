@@ -105,6 +105,11 @@ std::shared_ptr<Link> link_of(const std::string& group, const std::shared_ptr<Pe
   return links().of[group] = std::move(made);
 }
 
+bool is_connected(const std::string& group) {
+  std::lock_guard lock(links().mutex);
+  return links().of.contains(group);
+}
+
 void forget_link(const std::string& group) {
   std::shared_ptr<Link> forgotten;
   std::lock_guard lock(links().mutex);

@@ -27,6 +27,7 @@ std::shared_ptr<Link> make_link(const std::shared_ptr<Peers>& peers);
 // The link of the group of that name: made once, by all of its ranks, and shared by all who use the group,
 // since ranks let go of models at different times. Until it is forgotten, when the group ends.
 std::shared_ptr<Link> link_of(const std::string& group, const std::shared_ptr<Peers>& peers);
+bool is_connected(const std::string& group);  // its link is made
 void forget_link(const std::string& group);
 
 // With two ranks at least. Each call blocks until it is done; the ranges are flat arrays of any element, of

@@ -207,6 +207,13 @@ Runtime::~Runtime() {
 void Runtime::install() {
   add_runtime(shared_from_this());
   for (const auto& param : params_) install_hooks(*param);
+  installed_ = true;
+}
+
+void Runtime::uninstall() {
+  remove_runtime(*this);
+  installed_ = false;
+  for (const auto& param : params_) param->accumulator.reset();  // made for what a parameter showed here
 }
 
 void Runtime::install_hooks(Parameter& p) {

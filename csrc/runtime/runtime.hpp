@@ -54,6 +54,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   // After construction: installs hooks on the gradients (needs shared_from_this).
   void install();
+  // fully_shard failed and the model is put back: its gradients are no longer this runtime's, however long it
+  // lives.
+  void uninstall();
+  bool installed() const { return installed_; }
 
   // Takes in parameters that the model got since, as NO_SHARD: their indices follow those there are. Between
   // steps; `label` names the bucket of their gradients. Every rank must hold the same values.
@@ -162,6 +166,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void add_buckets(const std::string& label, const std::vector<Parameter*>& replicated);
   void add_copy(Parameter& param);  // where it is whole and computed in another dtype
   void install_hooks(Parameter& param);
+  bool installed_ = false;
 
   // --- units (units.cpp)
   void gather(Unit& unit);            // Sharded (or stale) -> Gathering

@@ -23,6 +23,7 @@ __all__: list[str] = [
     "SplitSpec",
     "Ticket",
     "UnitSpec",
+    "connect_part",
     "count_registration",
     "end_group",
     "host_identity",
@@ -250,6 +251,10 @@ class Runtime:
     def take_local(
         self, param: typing.SupportsInt | typing.SupportsIndex, full: torch.Tensor
     ) -> torch.Tensor: ...
+    def uninstall(self) -> None:
+        """
+        fully_shard failed and the model is put back: its gradients are no longer this runtime's
+        """
     def unreduced(self) -> int | None:
         """
         The first parameter whose gradient no_sync has kept and nothing has reduced or dropped since
@@ -320,6 +325,11 @@ class Collectives:
         """
         What carries the bytes: 'shared memory', 'sockets' or the backend's name.
         """
+
+def connect_part(group: str, part: str, device: torch.device) -> None:
+    """
+    Makes the link of a group of some ranks of `group`, by all of them, on the lane of `group`.
+    """
 
 def count_registration(arg0: typing.Any, arg1: typing.Any, arg2: typing.Any) -> None:
     """

@@ -132,6 +132,23 @@ def fails(me: Member) -> None:
             assert torch.equal(value, first[name]), name
 
 
+def fails_before_lines_are_used(me: Member) -> None:
+    model = Net(seed=me.rank)
+    plan = osdp.Plan.uniform(osdp.describe(model, torch.randn(4, 8)), "HYBRID_SHARD")
+    failing = failing_at(sharding._units, "before") if me.rank == me.world - 1 else sharding._units
+    with (
+        mock.patch.object(sharding, "_units", failing),
+        pytest.raises((MemoryError, osdp.OSDPError), match="injected"),
+    ):
+        osdp.fully_shard(model, plan, me.group, ranks_per_host=2)
+    osdp.fully_shard(model, plan, me.group, ranks_per_host=2)
+    model(torch.randn(4, 8)).sum().backward()
+
+
+def test_a_rank_that_fails_before_lines_and_columns_are_used(ranks):
+    ranks(fails_before_lines_are_used, world=4)
+
+
 @pytest.mark.outcome("`fully_shard` fails on one rank: the model is as it was on all", osdp.OSDPError)
 def test_each_step_that_fails(ranks):
-    ranks(fails, world=2, timeout_s=300.0)
+    ranks(fails, world=2, timeout_s=120.0)

@@ -62,7 +62,8 @@ class DisagreementError(OSDPError):
 
 
 class OrderError(DisagreementError):
-    """Ranks ran different modules in one step, so their collectives do not match; the message says where each rank was."""
+    """Ranks ran different modules in a step, or another number of micro-batches, so their collectives do not match; the
+    message says where each rank was."""
 
 
 class ReplicaError(DisagreementError):

@@ -212,6 +212,7 @@ void Runtime::finish_backward() {
   at::NoGradGuard no_grad;
   backward_range_.end();
   finish_units();
+  const bool averaged = !reductions_.empty() || buckets_.launched();
   for (const Ticket& ticket : reductions_) ticket.wait();
   reductions_.clear();
   if (columns_) columns_->wait_all();
@@ -220,6 +221,10 @@ void Runtime::finish_backward() {
   backward_order_.end();
   note_unsynced();
   kept_unreduced_ = !sync_;
+  if (averaged) {
+    set_accumulates(true);
+    compares_replicas_ = true;
+  }
   if (stack_.empty()) check_written();
   backward_ = creates_graph_ = false;
   ++backward_count_;
@@ -227,6 +232,7 @@ void Runtime::finish_backward() {
   if (stack_.empty()) {
     leave();
     drop_copies();
+    note_writes();
   }
   check_replicas();
   if (stack_.empty()) call_hooks();

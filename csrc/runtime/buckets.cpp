@@ -130,7 +130,7 @@ void Buckets::launch(Bucket& bucket) {
   const Gradients gradients(all);
   Head head = collectives_->head_of_all_reduce(gradients.first());
   Ticket ticket = lane_->submit(
-      bucket.names.of(bucket.parts),
+      bucket.names.of(bucket.parts, accumulates_),
       [gradients, collectives = collectives_] { average_together(*collectives, gradients); },
       std::move(head));
   for (BucketItem* item : launched) item->in_flight = ticket;
@@ -158,7 +158,7 @@ void Buckets::launch_mixed(Bucket& bucket) {
   if (gradients->empty()) return;
   const at::ScalarType reduce = bucket.items[0]->param->reduce_dtype();
   tickets_.push_back(lane_->submit(
-      bucket.names.of(bucket.parts),
+      bucket.names.of(bucket.parts, accumulates_),
       [gradients, reduce, collectives = collectives_] { average(*collectives, reduce, *gradients); }));
   for (BucketItem* item : launched) item->in_flight = tickets_.back();
 }

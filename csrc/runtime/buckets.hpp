@@ -55,6 +55,9 @@ class Buckets {
   // Launches every bucket that has gradients left which changed since they were last averaged, in order.
   void flush();
   void wait_all();
+  bool launched() const { return !tickets_.empty(); }  // since the last wait_all()
+  // See Note [Micro-batches between steps].
+  void set_accumulates(bool accumulates) { accumulates_ = accumulates; }
   // A parameter whose gradient this rank has kept for itself; null: none.
   Parameter* unreduced() const;
   void forget();  // after an exception: waits for what is under way, ignoring errors, and empties the buckets
@@ -77,6 +80,7 @@ class Buckets {
   int64_t model_;
   std::vector<Bucket> buckets_;
   std::vector<Ticket> tickets_;
+  bool accumulates_ = false;
 };
 
 }  // namespace osdp::runtime

@@ -102,7 +102,26 @@ void Runtime::check_written() {
 // Of NO_SHARD parameters, on the way out.
 void Runtime::note_writes() {
   for (Parameter* p : replicated_)
-    if (!p->inside() && p->written()) p->written_in_forward = true;
+    if (!p->inside() && p->written()) {
+      p->written_in_forward = true;
+      p->note_version();
+    }
+}
+
+void Runtime::set_accumulates(bool accumulates) {
+  accumulates_ = accumulates;
+  buckets_.set_accumulates(accumulates);
+}
+
+// Between passes, parameters outside; see Note [Micro-batches between steps].
+void Runtime::look_for_a_step() {
+  bool written = false, gradients = false;
+  for (const auto& p : params_) {
+    if (p->absent) continue;
+    written |= p->written();
+    gradients |= p->local_grad().defined();
+  }
+  if (written || !gradients) set_accumulates(false);
 }
 
 void Runtime::open(Call& call) {
@@ -112,6 +131,7 @@ void Runtime::open(Call& call) {
       "model before fully_shard, or another one that has loaded this one's state_dict().");
   OSDP_CHECK(!summoned_, Sharding, "OSDP: module '", call.module,
              "' was called inside summon_full_params; leave that context before a forward.");
+  look_for_a_step();
   for (const auto& p : params_) {
     if (p->absent) continue;
     p->check_local();
@@ -133,10 +153,12 @@ void Runtime::open(Call& call) {
     }
     last_step_ = now;
     check_replicas();  // of a forward without a backward
-    replicas_.submit(*lane_, collectives_, replicated_);
-    if (columns_) {
-      Lane& lane = columns_->lane() ? *columns_->lane() : *lane_;
-      column_replicas_.submit(lane, hybrid_.replicate, in_columns_);
+    if (std::exchange(compares_replicas_, false)) {
+      replicas_.submit(*lane_, collectives_, replicated_, accumulates_);
+      if (columns_) {
+        Lane& lane = columns_->lane() ? *columns_->lane() : *lane_;
+        column_replicas_.submit(lane, hybrid_.replicate, in_columns_, accumulates_);
+      }
     }
   }
   try {

@@ -44,6 +44,7 @@ std::string Pulse::encode() const {
         << l.busy << '\n'
         << l.task.model << '\n'
         << l.task.digest << '\n'
+        << l.task.accumulates << '\n'
         << l.task.label << '\n'
         << l.task.details << '\n';
   out << place << '\n' << text;
@@ -58,7 +59,7 @@ std::optional<Pulse> Pulse::decode(const std::string& encoded) {
   in.ignore();
   for (; in && lanes > 0; --lanes) {
     LanePulse l;
-    in >> l.position >> l.asked >> l.busy >> l.task.model >> l.task.digest;
+    in >> l.position >> l.asked >> l.busy >> l.task.model >> l.task.digest >> l.task.accumulates;
     in.ignore();
     std::getline(in, l.task.label);
     std::getline(in, l.task.details);
@@ -124,7 +125,13 @@ Advice advice(const TaskName& here, const TaskName& there) {
         "ranks run different models in one step",
         "models are numbered in the order in which fully_shard was called in this process group; every rank "
         "must shard and call them in the same order"};
-  if (here.label == there.label && here.model == there.model)
+  if (here.label == there.label && here.accumulates != there.accumulates)
+    return {"ranks do not run the same number of micro-batches before a step",
+            "every rank must run as many forwards and backwards between two optimizer steps: look for "
+            "batches that "
+            "only some ranks have, a step that only some of them skip, or parameters that only some of them "
+            "write to"};
+  if (here.label == there.label)
     return {
         "ranks do not agree on what they reduce",
         "every rank must give gradients to the same parameters in a step, and the same arguments to the same "

@@ -53,7 +53,7 @@ std::string values_by_rank(const at::Tensor& digest_of_each, const std::vector<i
 }  // namespace
 
 void Replicas::submit(Lane& lane, const std::shared_ptr<Collectives>& collectives,
-                      const std::vector<Parameter*>& params) {
+                      const std::vector<Parameter*>& params, bool accumulates) {
   const int64_t step = steps_++;
   if (params.empty() || collectives->world() == 1) return;
   const bool all = step < kFirst || step % kEvery == 0;
@@ -75,7 +75,7 @@ void Replicas::submit(Lane& lane, const std::shared_ptr<Collectives>& collective
   lane_ = &lane;
   collectives_ = collectives;
   under_way_ =
-      lane.submit(TaskNames("replicas all-reduce", model_, names_).all(),
+      lane.submit(TaskNames("replicas all-reduce", model_, names_).all(accumulates),
                   [digests = digests_.view({-1}), collectives] { collectives->all_reduce_max(digests); });
 }
 

@@ -34,7 +34,7 @@ class Replicas {
   // Before a training step's forward, of the local tensors of `params`, which the ranks of `collectives`
   // should hold alike. Does nothing in most steps.
   void submit(Lane& lane, const std::shared_ptr<Collectives>& collectives,
-              const std::vector<Parameter*>& params);
+              const std::vector<Parameter*>& params, bool accumulates);
   // Waits for what was submitted. Throws ReplicaError, naming the first parameter that differs and the ranks
   // that hold each value.
   void check(int64_t rank);

@@ -187,6 +187,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void leave();
   void await_host_memory();
   void check_replicas();
+  void look_for_a_step();
+  void set_accumulates(bool accumulates);
   void drop_copies();
   void take_whole_gradient(Parameter& param, Place& place, const at::Tensor& made);
   void release_after_forward(Call& call, Unit& unit, bool failed);
@@ -248,7 +250,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool kept_unreduced_ = false;  // the last backward was under no_sync
   int asked_task_ = -1;          // the graph task that check_asked() has looked at
   int64_t backward_count_ = 0;
-  PhaseRange backward_range_;  // from one call's backward to the next one's
+  bool accumulates_ = false;       // see Note [Micro-batches between steps]
+  bool compares_replicas_ = true;  // at the next training forward: once per backward that averages
+  PhaseRange backward_range_;      // from one call's backward to the next one's
   bool sync_ = true;
   std::string exception_text_;
   bool summoned_ = false;

@@ -8,35 +8,38 @@ namespace osdp::runtime {
 std::string TaskName::text() const {
   std::string text = "'" + label + "'";
   if (model > 1) text += " of model " + std::to_string(model);
-  return details.empty() ? text : text + " " + details;
+  if (!details.empty()) text += " " + details;
+  return accumulates ? text + " in a further micro-batch" : text;
 }
 
 TaskNamePtr task_name(std::string label, int64_t model, std::string details, uint64_t digest) {
   const uint64_t all = Digest().add(label).add(static_cast<uint64_t>(model)).add(details).add(digest).value();
-  return std::make_shared<const TaskName>(TaskName{std::move(label), model, std::move(details), all});
+  return std::make_shared<const TaskName>(TaskName{std::move(label), model, std::move(details), all, false});
 }
 
 TaskNames::TaskNames(const std::string& label, int64_t model, std::vector<std::string> tensors)
     : tensors_(std::move(tensors)) {
-  base_ = Digest().add(label).add(static_cast<uint64_t>(model)).value();
-  Digest sum(base_);
-  for (const std::string& tensor : tensors_) {
-    digests_.push_back(Digest().add(tensor).value());
-    sum.add(digests_.back() + static_cast<uint64_t>(Part::Gradient));
+  for (const std::string& tensor : tensors_) digests_.push_back(Digest().add(tensor).value());
+  for (const bool accumulates : {false, true}) {
+    base_[accumulates] =
+        Digest().add(label).add(static_cast<uint64_t>(model)).add(uint64_t{accumulates}).value();
+    Digest sum(base_[accumulates]);
+    for (const uint64_t tensor : digests_) sum.add(tensor + static_cast<uint64_t>(Part::Gradient));
+    all_[accumulates] =
+        std::make_shared<const TaskName>(TaskName{label, model, "", sum.value(), accumulates});
   }
-  all_ = std::make_shared<const TaskName>(TaskName{label, model, "", sum.value()});
 }
 
-const TaskNamePtr& TaskNames::of(const std::vector<Part>& parts) {
-  Digest sum(base_);
+const TaskNamePtr& TaskNames::of(const std::vector<Part>& parts, bool accumulates) {
+  Digest sum(base_[accumulates]);
   for (size_t i = 0; i < digests_.size(); ++i)
     if (parts[i] != Part::None) sum.add(digests_[i] + static_cast<uint64_t>(parts[i]));
-  if (sum.value() == all_->digest) return all_;
-  if (!some_ || some_->digest != sum.value()) some_ = of_some(parts, sum.value());
+  if (sum.value() == all_[accumulates]->digest) return all_[accumulates];
+  if (!some_ || some_->digest != sum.value()) some_ = of_some(parts, sum.value(), accumulates);
   return some_;
 }
 
-TaskNamePtr TaskNames::of_some(const std::vector<Part>& parts, uint64_t digest) const {
+TaskNamePtr TaskNames::of_some(const std::vector<Part>& parts, uint64_t digest, bool accumulates) const {
   std::vector<std::string> in, out;
   for (size_t i = 0; i < parts.size(); ++i) {
     const std::string name = "'" + tensors_[i] + "'";
@@ -49,7 +52,8 @@ TaskNamePtr TaskNames::of_some(const std::vector<Part>& parts, uint64_t digest) 
   const std::vector<std::string>& listed = shorter_without ? out : in;
   for (size_t i = 0; i < listed.size(); ++i) details += (i == 0 ? "" : ", ") + listed[i];
   if (!shorter_without && !out.empty()) details += " only";
-  return std::make_shared<const TaskName>(TaskName{all_->label, all_->model, std::move(details), digest});
+  return std::make_shared<const TaskName>(
+      TaskName{all_[0]->label, all_[0]->model, std::move(details), digest, accumulates});
 }
 
 }  // namespace osdp::runtime

@@ -10,10 +10,19 @@
 // end with an OrderError that says where each is and what differs. Over gloo the digest is folded into the
 // message's tag, which has 31 bits. NCCL's messages carry nothing of ours.
 //   It costs a step next to nothing: names are made when the model is sharded, and what is left is to mix in
-//   the
-// tensors of a reduction, and the position.
+// the tensors of a reduction, and the position.
+//
+// Note [Micro-batches between steps]
+// Where one rank steps after two backwards and another after three, their collectives still match: a gradient
+// of the one's new parameters is averaged with one of the other's old ones, and rows of both are gathered
+// together. So the digest of what a forward or backward exchanges says whether it accumulates: whether a
+// gradient has been averaged since this rank's parameters changed (which their version tells), or an
+// optimizer stepped them, or every gradient was dropped. All of this ranks do alike, whatever their own data.
+// It follows from what was averaged, so passes that exchange nothing may differ in number (NO_SHARD under
+// no_sync).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -28,6 +37,7 @@ struct TaskName {
   int64_t model = 0;    // the model's number, see Runtime; 0: it belongs to none
   std::string details;  // what else ranks must agree on, in words: "with gradients of 'w' only"; mostly ""
   uint64_t digest = 0;  // of all this
+  bool accumulates = false;  // see Note [Micro-batches between steps]
 
   // "'blocks.3 all-gather' of model 2 with gradients of 'w' only"
   std::string text() const;
@@ -45,17 +55,18 @@ class TaskNames {
   TaskNames() = default;
   TaskNames(const std::string& label, int64_t model, std::vector<std::string> tensors);
 
-  const TaskNamePtr& all() const { return all_; }
+  const TaskNamePtr& all(bool accumulates) const { return all_[accumulates]; }
   // parts[i]: of the i-th tensor.
-  const TaskNamePtr& of(const std::vector<Part>& parts);
+  const TaskNamePtr& of(const std::vector<Part>& parts, bool accumulates);
 
  private:
-  TaskNamePtr of_some(const std::vector<Part>& parts, uint64_t digest) const;
+  TaskNamePtr of_some(const std::vector<Part>& parts, uint64_t digest, bool accumulates) const;
 
   std::vector<std::string> tensors_;
-  std::vector<uint64_t> digests_;  // of their names
-  uint64_t base_ = 0;
-  TaskNamePtr all_, some_;  // some_: the last of those that are not all
+  std::vector<uint64_t> digests_;   // of their names
+  std::array<uint64_t, 2> base_{};  // both by whether it accumulates
+  std::array<TaskNamePtr, 2> all_;
+  TaskNamePtr some_;  // the last of those that are not all
 };
 
 }  // namespace osdp::runtime

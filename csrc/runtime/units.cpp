@@ -203,7 +203,7 @@ void Runtime::gather(Unit& unit) {
   for (Slot& slot : unit.slots) transfers.push_back({&slot, slot.rows_of(slot.owner().local())});
   Head head = unit.sharing->shard->head_of_gather(first_sent(transfers));
   unit.gathering = lane_->submit(
-      unit.gathers.all(),
+      unit.gathers.all(accumulates_),
       [this, &sharing = *unit.sharing, transfers = std::move(transfers)] {
         for (const Transfer& t : transfers)
           if (!t.slot->attached()) t.slot->attach(arena_.allocate(t.slot->bytes()));
@@ -310,7 +310,7 @@ void Runtime::reduce(Unit& unit) {
   arena_.trim();  // see Note [Blocks that come and go]
   Head head = unit.sharing->shard->head_of_reduce_scatter(first_sent(*reductions, unit.sharing->total()));
   const std::shared_ptr<Columns> columns = unit.sharing->replicate ? columns_ : nullptr;
-  const TaskNamePtr average = columns ? unit.averages.of(unit.parts) : nullptr;
+  const TaskNamePtr average = columns ? unit.averages.of(unit.parts, accumulates_) : nullptr;
   const auto task = [sharing = *unit.sharing, reductions, columns, own_memory, average] {
     if (columns && own_memory) columns->make_room();
     Means means = reduce_now(sharing, *reductions);
@@ -318,7 +318,7 @@ void Runtime::reduce(Unit& unit) {
     columns->average(average, means.memory, own_memory,
                      [sharing, reductions, each = means.each] { keep_means(sharing, *reductions, each); });
   };
-  reductions_.push_back(lane_->submit(unit.reductions.of(unit.parts), task, std::move(head)));
+  reductions_.push_back(lane_->submit(unit.reductions.of(unit.parts, accumulates_), task, std::move(head)));
 }
 
 size_t Runtime::copied_bytes() const {

@@ -65,6 +65,7 @@ const Parameter* Runtime::owner_of(const at::Tensor& tensor) const {
 }
 
 void Runtime::suspect_replicas() {
+  compares_replicas_ = true;
   replicas_.suspect();
   column_replicas_.suspect();
 }

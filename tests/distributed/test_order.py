@@ -189,6 +189,23 @@ def left_over_of_no_sync(me: Member, how: str, group: dist.ProcessGroup) -> None
         model(x_of(me.rank)).backward()
 
 
+# --- how many passes
+
+
+def more_micro_batches(me: Member, how: str, group: dist.ProcessGroup) -> None:
+    """The last rank accumulates three micro-batches, the others step after two; the fourth pass would be even again."""
+    model = shard(Layers(1), how, group)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(4):  # past the steps whose options are compared
+        model(x_of(me.rank)).backward()
+        optimizer.step(), optimizer.zero_grad()
+    with refused("same number of micro-batches", f"rank {me.world - 1} [^;]*in a further micro-batch"):
+        for passes in (3, 1) if me.rank == me.world - 1 else (2, 2):
+            for _ in range(passes):
+                model(x_of(me.rank)).backward()
+            optimizer.step(), optimizer.zero_grad(set_to_none=how == "FULL_SHARD")
+
+
 WEIGHTS: list[Case] = [other_weights, other_weights_of_other_shapes, other_large_weights, unused_on_one_rank]
 ALL = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD")
 SHORT: list[Case] = [a_b_and_b_a, other_weights, other_large_weights]
@@ -204,16 +221,18 @@ RUNS: dict[str, tuple[int, str | None, list[tuple[Case, str]]]] = {
     "left over": (2, None, [(c, h) for c in (left_over_of_no_sync, frozen_on_one_rank) for h in ALL]),
     "calls": (2, None, [(case, "FULL_SHARD") for case in CALLS]),
     "3 ranks": (3, None, [(case, "SHARD_GRAD_OP") for case in SHORT]),
-    "lines": (4, None, [(case, "HYBRID_SHARD") for case in (*SHORT, unused_on_one_rank)]),
+    "lines": (4, None, [(c, "HYBRID_SHARD") for c in (*SHORT, unused_on_one_rank, more_micro_batches)]),
+    "passes": (2, None, [(more_micro_batches, how) for how in (*ALL, "slices")]),
     "sockets": (2, "sockets", [(case, how) for case in SHORT for how in ("NO_SHARD", "FULL_SHARD")]),
-    "3 ranks, sockets": (3, "sockets", [(case, "FULL_SHARD") for case in (*SHORT, clipped)]),
-    "gloo": (3, "gloo", [(case, how) for case in SHORT for how in ("NO_SHARD", "FULL_SHARD")]),
+    "4 ranks, sockets": (4, "sockets", [(case, "FULL_SHARD") for case in (*SHORT, clipped)]),
+    "gloo": (4, "gloo", [(case, how) for case in SHORT for how in ("NO_SHARD", "FULL_SHARD")]),
 }
 
 
 @pytest.mark.outcome("two models of one class, called in another order on some ranks", osdp.OrderError)
 @pytest.mark.outcome("a parameter that only some ranks use in a step", osdp.OrderError)
 @pytest.mark.outcome("a parameter frozen after `fully_shard` on some ranks only", osdp.OrderError)
+@pytest.mark.outcome("another number of micro-batches before a step on some ranks", osdp.OrderError)
 @pytest.mark.outcome("`clip_grad_norm_`, `state_dict` of another model on some ranks", osdp.OrderError)
 @pytest.mark.parametrize("run", RUNS)
 def test_what_ranks_do_differently(run):
@@ -246,6 +265,47 @@ def accumulated_over_other_weights(me: Member) -> None:
 @pytest.mark.outcome("under `no_sync`, ranks that use other parameters", "equal")
 def test_no_sync_over_other_parameters(ranks):
     ranks(accumulated_over_other_weights, world=2)
+
+
+def passes_of_all_kinds(me: Member) -> None:
+    """Gradients that are dropped, zeroed or kept; under NO_SHARD also passes that exchange nothing, of any number."""
+    for how in ALL:
+        with naming(how):
+            model, whole = shard(Layers(1), how, me.group), Layers(1)
+            optimizers = [torch.optim.SGD(side.parameters(), lr=0.01) for side in (model, whole)]
+            for passes, drop in (
+                (1, "none"),
+                (3, "zero"),
+                (2, "keep"),
+                (1, "keep"),
+                (2, "none"),
+                (2, "zero"),
+            ):
+                alone = range(me.world if how == "NO_SHARD" else 0)  # rank r: r passes under no_sync
+                for rank in range(me.world):
+                    for k in range(rank in alone and rank):
+                        (whole(x_of(k)) / me.world).backward()
+                        if rank == me.rank:
+                            with torch.no_grad():
+                                model(x_of(k))
+                            with osdp.no_sync(model):
+                                model(x_of(k)).backward()
+                    for k in range(passes):
+                        (whole(x_of(rank + 10 * k)) / me.world).backward()
+                for k in range(passes):
+                    model(x_of(me.rank + 10 * k)).backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+                    if drop != "keep":
+                        optimizer.zero_grad(set_to_none=drop == "none")
+            for name, full in model.state_dict().items():
+                close(full, whole.state_dict()[name], 1e-12, name)
+
+
+@pytest.mark.outcome("gradients dropped, zeroed or kept over several backwards and steps", "equal")
+@pytest.mark.outcome("NO_SHARD: another number of `no_sync` passes on each rank", "equal")
+def test_passes_of_all_kinds(ranks):
+    ranks(passes_of_all_kinds, world=3)
 
 
 def strided_on_one_rank(me: Member) -> None:

@@ -193,12 +193,12 @@ void many_begin_and_end() {
 void what_is_read() {
   rt::Pulse pulse;
   pulse.beat = 3;
-  pulse.lanes = {{4, 5, true, *rt::task_name("a\tb all-gather")}, {}};
+  pulse.lanes = {{4, 5, true, *rt::TaskNames("a\tb all-gather", 1, {"a"}).all(true)}, {}};
   pulse.place = "forward of 'x'";
   pulse.text = "two\nlines\n";
   const auto read = rt::Pulse::decode(pulse.encode());
   CHECK(read && read->text == pulse.text && read->lanes.size() == 2 &&
-        read->lanes[0].task.label == "a\tb all-gather");
+        read->lanes[0].task.label == "a\tb all-gather" && read->lanes[0].task.accumulates);
   const std::string whole = pulse.encode();
   for (size_t n = 0; n < whole.size(); ++n) (void)rt::Pulse::decode(whole.substr(0, n));
   CHECK(!rt::Pulse::decode("") && !rt::Pulse::decode("1 2 3 4 99999999\n"));

@@ -68,7 +68,8 @@ class LaneGroup:
             name = f"{self.name}/{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}"
             _C.set_ranks_of_part(name, key)
             self._make(name, group, key.index(self._rank), len(key), PHASE)
-            _C.connect_part(self.name, name, self.device)  # here, where all ranks come: a Runtime's making may fail
+            # Here, where all ranks come: the making of a Runtime may fail on some.
+            _C.connect_part(self.name, name, self.device)
             self._parts[key] = name
         return self._parts[key]
 

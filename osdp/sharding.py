@@ -224,9 +224,7 @@ def _cut(
     def runtime_of_parts() -> _C.Runtime:
         index = {name: i for i, name in enumerate(names)}
         params = [_spec(n, p, splits.get(n), placing, dtypes, offload) for n, p in model.named_parameters()]
-        was.runtime = _C.Runtime(
-            lane.name, device, params, _units(plan, index, splits), number, line, column
-        )
+        was.runtime = _C.Runtime(lane.name, device, params, _units(plan, index, splits), number, line, column)
         return was.runtime
 
     runtime = together.do("sharding the parameters", runtime_of_parts)

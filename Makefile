@@ -171,17 +171,19 @@ $(STAMPS)/built: $(STAMPS)/tools $(CSRC)
 	@touch $@
 
 .PHONY: lint
-lint: build  ## formatting, ruff, mypy, and whether the checked-in stubs of the extension are current
+lint: build  ## formatting, ruff, mypy, and whether the extension's stubs and the table of docs/faults.md are current
 	@echo "== clang-format";  $(ENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
 	@echo "== ruff";  $(PY) -m ruff check $(wildcard $(PY_FILES)); $(PY) -m ruff format --check --quiet $(wildcard $(PY_FILES))
 	@echo "== mypy";  $(PY) -m mypy
 	@echo "== stubs"; $(PY) tools/stubs.py --check
+	@echo "== outcomes"; $(PY) tools/outcomes.py --check
 
 .PHONY: format
-format: build  ## format all C++ and Python, and write the extension's stubs anew
+format: build  ## format all C++ and Python, and write the extension's stubs and the table of docs/faults.md anew
 	@$(ENV)/bin/clang-format -i $(CPP_FILES)
 	@$(PY) tools/stubs.py; $(PY) tools/schema.py
 	@$(PY) -m ruff check --fix --quiet $(wildcard $(PY_FILES)); $(PY) -m ruff format --quiet $(wildcard $(PY_FILES))
+	@$(PY) tools/outcomes.py
 
 .PHONY: bench
 bench: build  ## every benchmark, one table each

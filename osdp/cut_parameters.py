@@ -56,7 +56,8 @@ class CutParameter:
     def advice(self) -> str:
         """How to have it whole on every rank."""
         module = self.name.rpartition(".")[0]
-        return f"plan.replace({{{module!r}: osdp.Choice('NO_SHARD')}})"
+        by_hand = f"plan.replace({{{module!r}: osdp.Choice('NO_SHARD')}})"
+        return f"osdp.search(..., whole=[{module or self.name!r}]), or by hand {by_hand}"
 
 
 def models_sharded() -> int:

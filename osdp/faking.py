@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterator
 from typing import Any
@@ -107,9 +108,21 @@ def _trace_for_real(model: nn.Module, args: Any, kwargs: Any) -> Trace:
 
 
 def _watch(watcher: Watcher, args: Any, kwargs: Any) -> Trace:
-    with torch.enable_grad(), watcher:
+    with torch.enable_grad(), _batch_norms_alone(), watcher:
         watcher.model(*args, **kwargs)
     return watcher.trace
+
+
+@contextlib.contextmanager
+def _batch_norms_alone() -> Iterator[None]:
+    """SyncBatchNorm runs as BatchNorm: where there is a process group it takes tensors on a GPU only, not fake ones, and
+    waits for other ranks, which may not be describing."""
+    synchronised = nn.SyncBatchNorm.forward
+    nn.SyncBatchNorm.forward = nn.modules.batchnorm._BatchNorm.forward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.SyncBatchNorm.forward = synchronised  # type: ignore[method-assign]
 
 
 def _needs_values(error: Exception) -> bool:

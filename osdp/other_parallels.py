@@ -3,20 +3,23 @@
 Note [Two data parallels]
 DistributedDataParallel broadcasts rank 0's parameters when it is made: of a sharded model those are rank 0's rows, which
 would overwrite everybody's. FSDP would shard each rank's rows once more. torch calls a hook when a module becomes part of
-another, which these do before they communicate; FSDP1 flattens parameters before, so its constructor asks first. The other
-way round, `fully_shard` looks for data parallels around the model among the objects that Python knows of, and inside it.
+another, which these do before they communicate (`replicate` at its first forward, with a list of bare parameters); FSDP1
+flattens parameters before, so its constructor asks first. The other way round, `fully_shard` looks for data parallels around
+the model among the objects that Python knows of, and inside it, where `replicate` leaves a mark on the module.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
+import importlib
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from torch import distributed as dist
 from torch import nn
+from torch.distributed._composable.contract import _get_registry
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.fsdp._fully_shard import _fully_shard as fsdp2
 from torch.nn.modules.module import register_module_module_registration_hook
@@ -31,9 +34,18 @@ _WRAPPERS = (DistributedDataParallel, DataParallel, FullyShardedDataParallel)
 def install_refusals() -> None:
     """Once per process."""
     register_module_module_registration_hook(_registered)
-    FullyShardedDataParallel.__init__ = _asking_first(FullyShardedDataParallel.__init__, 1)  # type: ignore[method-assign]
-    if hasattr(fsdp2, "_validate_module"):  # the first thing that torch's fully_shard calls
-        fsdp2._validate_module = _asking_first(fsdp2._validate_module, 0)
+    asking = _asking_first("FullyShardedDataParallel", FullyShardedDataParallel.__init__, 1)
+    FullyShardedDataParallel.__init__ = asking  # type: ignore[method-assign]
+    for what, module in (("torch's fully_shard", fsdp2), ("torch's replicate", _replicate_with_fsdp())):
+        if hasattr(module, "_validate_module"):  # the first thing that they call
+            setattr(module, "_validate_module", _asking_first(what, module._validate_module, 0))  # noqa: B010
+
+
+def _replicate_with_fsdp() -> Any:
+    try:
+        return importlib.import_module("torch.distributed._composable.replicate_with_fsdp")
+    except ImportError:  # of an older torch
+        return None
 
 
 def _registered(module: nn.Module, name: str, part: nn.Module | None) -> None:
@@ -41,9 +53,7 @@ def _registered(module: nn.Module, name: str, part: nn.Module | None) -> None:
         _refuse_around(type(module).__name__, part)
 
 
-def _asking_first(original: Callable[..., Any], place: int) -> Callable[..., Any]:
-    what = "FullyShardedDataParallel" if place else "torch's fully_shard"
-
+def _asking_first(what: str, original: Callable[..., Any], place: int) -> Callable[..., Any]:
     @functools.wraps(original)
     def asking(*args: Any, **kwargs: Any) -> Any:
         given = args[place] if len(args) > place else kwargs.get("module")
@@ -65,21 +75,44 @@ def _refuse_around(what: str, part: nn.Module) -> None:
             (f"{name}.{n}" if name else n) in ignored for n in sharded.names()
         ):
             return
-        inside = f"the module '{name}' in it, which is" if name else "a model that is"
-        raise ShardingError(
-            f"{_rank()}{what} around {inside} sharded by OSDP: each rank holds its own rows of the parameters, which "
-            f"{what} would take for all of them. OSDP averages gradients by itself: leave {what} out, or shard the "
-            "outermost model with osdp.fully_shard instead."
+        _refuse(what, f"the module '{name}' in it, which is" if name else "a model that is")
+    if type(part) is nn.ParameterList and (held := _sharded_parameter(part)) is not None:
+        _refuse(
+            what.replace("DistributedDataParallel", "torch's replicate"),
+            f"parameter '{held}' of a model that is",
         )
+
+
+def _refuse(what: str, around: str) -> NoReturn:
+    raise ShardingError(
+        f"{_rank()}{what} around {around} sharded by OSDP: each rank holds its own rows of the parameters, which "
+        f"{what} would take for all of them. OSDP averages gradients by itself: leave {what} out, or shard the "
+        "outermost model with osdp.fully_shard instead."
+    )
+
+
+def _sharded_parameter(part: nn.Module) -> str | None:
+    if "osdp.sharding" not in sys.modules:
+        return None
+    from osdp.sharding import sharded_models
+
+    given = {id(p) for p in part.parameters()}
+    for model, _ in sharded_models():
+        for name, p in model.named_parameters():
+            if id(p) in given:
+                return name
+    return None
 
 
 def refuse_others(model: nn.Module) -> None:
     """Raises ShardingError where a data parallel is around a part of the model, or in it."""
     for name, module in model.named_modules():
         kind = type(module)
+        place = f"'{name}'" if name else "the model itself"
+        if "replicate" in (_get_registry(module) or ()):
+            _refuse_inside(f"{place} is under torch's replicate already")
         if isinstance(module, _WRAPPERS) or any(base.__name__ == "FSDPModule" for base in kind.__mro__):
             what = "torch's fully_shard" if not isinstance(module, _WRAPPERS) else kind.__name__
-            place = f"'{name}'" if name else "the model itself"
             _refuse_inside(f"{place} is under {what} already")
     if _holder(model) is not None:
         gc.collect()  # one that was let go of may only not have been collected yet

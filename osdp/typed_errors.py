@@ -51,13 +51,14 @@ def _parameters(part: str, whole: str) -> list[str]:
     """Names of parameters of which this rank holds a part of this shape."""
     from osdp.sharding import sharded_models
 
-    return [
+    found = [
         name
         for model, sharded in sharded_models()
         for name, parameter in model.named_parameters()
         if name in sharded.index
         and (str(list(parameter.shape)), str(list(sharded.full_shape(name)))) == (part, whole)
     ]
+    return list(dict.fromkeys(found))
 
 
 @functools.cache

@@ -11,6 +11,8 @@ detected. A test may have several.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import sys
 from pathlib import Path
@@ -49,7 +51,10 @@ def spoken(outcome: type | str) -> str:
 def table() -> str:
     collector = Collector()
     arguments = ["--collect-only", "-qq", "-p", "no:cacheprovider", str(ROOT / "tests")]
-    if (status := pytest.main([*arguments, "--no-header"], plugins=[collector])) != 0:
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        status = pytest.main([*arguments, "--no-header"], plugins=[collector])
+    if status != 0:
+        print(said.getvalue())
         raise SystemExit(int(status))
     lines = ["| what a script does | what happens | shown by |", "|---|---|---|"]
     for row in collector.rows:

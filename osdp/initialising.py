@@ -29,17 +29,13 @@ _PUBLIC = (
 # They are what the public ones call: a script may have imported those before. Names of torch's own; others are passed by.
 _WITHIN = ("_no_grad_uniform_", "_no_grad_normal_", "_no_grad_trunc_normal_", "_calculate_correct_fan")
 
-_watching = False
 
-
+@functools.cache
 def watch_initialising() -> None:
-    """Has torch.nn.init ask, once."""
-    global _watching
-    if not _watching:
-        _watching = True
-        for name in (*_PUBLIC, *_WITHIN):
-            if callable(function := getattr(init, name, None)):
-                setattr(init, name, _asking(name, function))
+    """Once per process: has torch.nn.init ask."""
+    for name in (*_PUBLIC, *_WITHIN):
+        if callable(function := getattr(init, name, None)):
+            setattr(init, name, _asking(name, function))
 
 
 def _asking(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,7 +12,6 @@ and not tried. After that a step costs one look into a dictionary.
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import warnings
 from collections import defaultdict
@@ -23,7 +22,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from osdp.cut_parameters import CutParameter, cut_parameters, models_sharded
 from osdp.errors import ShardingError
@@ -41,13 +39,8 @@ _ELEMENT_WISE = frozenset(getattr(torch.optim, name) for name in _NAMES if hasat
 _checked: WeakKeyDictionary[Optimizer, tuple[tuple[int, int], OptionCheck | None]] = WeakKeyDictionary()
 
 
-@functools.cache
-def install_optimizer_check() -> None:
-    """Once per process: `Optimizer.step` of any class calls this first."""
-    register_optimizer_step_pre_hook(_before_step)
-
-
-def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+def check_before_step(optimizer: Optimizer) -> None:
+    """ShardingError where it holds shards and is not element-wise, DisagreementError where its options differ by rank."""
     seen = sum(len(group["params"]) for group in optimizer.param_groups), models_sharded()
     known = _checked.get(optimizer)
     if known is None or known[0] != seen:

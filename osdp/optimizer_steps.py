@@ -1,4 +1,4 @@
-"""Steps of optimizers that cannot mean what they do in one process, told before they change anything."""
+"""Before a step of an optimizer: what cannot mean what it does in one process is told, with nothing changed."""
 
 from __future__ import annotations
 
@@ -9,20 +9,26 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from osdp.errors import ShardingError
+from osdp.optimizer_probe import check_before_step
 
 
 @functools.cache
 def watch_steps() -> None:
-    """Once per process."""
-    register_optimizer_step_pre_hook(_refuse_unreduced)
+    """Once per process: `Optimizer.step` of any class calls this first."""
+    register_optimizer_step_pre_hook(_before_step)
 
 
-def _refuse_unreduced(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    _refuse_unreduced(optimizer)
+    check_before_step(optimizer)
+
+
+def _refuse_unreduced(optimizer: Optimizer) -> None:
     from osdp.sharding import sharded_models
 
     for model, sharded in sharded_models():
         index = sharded.runtime.unreduced()
-        if index is None:
+        if index is None:  # mostly: parameters are looked through only to tell of an error
             continue
         stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if any(id(p) in stepped for p in model.parameters()):

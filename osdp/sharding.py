@@ -22,12 +22,10 @@ from osdp.as_it_was import AsItWas
 from osdp.calls import route_forward
 from osdp.compiled import compiled_modules, install_call, outside
 from osdp.errors import InvalidProblemError, PlanMismatchError, ProcessGroupError, ShardingError
-from osdp.initialising import watch_initialising
 from osdp.lane_group import LaneGroup, lane_group
 from osdp.meta_init import InitFunction
 from osdp.methods import watch_methods
 from osdp.offload import wants_offload
-from osdp.optimizer_steps import watch_steps
 from osdp.other_parallels import refuse_others
 from osdp.placing import Placing, survey
 from osdp.plan import SPLITS, Plan, check_same_model, validate
@@ -37,8 +35,7 @@ from osdp.state_dict import show_full_state
 from osdp.together import Together
 from osdp.torch_tools import install_torch_tools
 from osdp.tracing import describe
-from osdp.tree import Tree, watch_registrations
-from osdp.typed_errors import install_typed_errors
+from osdp.tree import Tree
 
 
 class Sharded:
@@ -254,8 +251,6 @@ def _install(
     """What makes the model's calls gather, compute and keep what the plan says."""
     names = [name for name, _ in model.named_parameters()]
     sharded = Sharded(plan, names, runtime, group, device, grid, policy)
-    install_typed_errors()
-    watch_steps()
     sharded.lane = lane_group(group, device)
     calls = _install_calls(model, plan, sharded.index, runtime, parameter_dtypes(model, sharded.policy))
     if sharded.policy is not None:
@@ -264,8 +259,6 @@ def _install(
     _install_recomputation(model, plan)
     for module, hook in calls:
         route_forward(module, hook, policy if module is model else None)
-    watch_registrations()
-    watch_initialising()
     sharded.tree = Tree(model, sharded, sharded.lane.collectives)
     show_full_state(model, sharded)
     watch_methods(model, sharded)

@@ -96,11 +96,15 @@ def _map(value: Value, function: Callable[[Tensor, str], Tensor], key: str = "")
     return value
 
 
-class _Shown:
-    """This rank's rows as a DTensor of the full shape."""
+class _OfParameter:
+    """Makes one tensor of a parameter's state into another."""
 
     def __init__(self, optimizer: Optimizer, parameter: CutParameter) -> None:
         self.kind, self.parameter = type(optimizer).__name__, parameter
+
+
+class _Shown(_OfParameter):
+    """This rank's rows as a DTensor of the full shape."""
 
     def __call__(self, value: Tensor, key: str) -> Tensor:
         from torch.distributed.tensor import DTensor
@@ -129,11 +133,8 @@ class _Shown:
         return shown
 
 
-class _Local:
+class _Local(_OfParameter):
     """This rank's part of what a state dict holds: a DTensor, or a full tensor."""
-
-    def __init__(self, optimizer: Optimizer, parameter: CutParameter) -> None:
-        self.kind, self.parameter = type(optimizer).__name__, parameter
 
     def __call__(self, value: Tensor, key: str) -> Tensor:
         from torch.distributed.tensor import DTensor

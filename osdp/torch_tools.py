@@ -4,16 +4,22 @@ part of a sharded tensor for all of it, are right with it or refuse. Models that
 
 from __future__ import annotations
 
-from osdp.optimizer_probe import install_optimizer_check
+from osdp.initialising import watch_initialising
+from osdp.optimizer_steps import watch_steps
 from osdp.other_parallels import install_refusals
 from osdp.torch_norms import install_norms
 from osdp.torch_optimizer_state import install_optimizer_state
 from osdp.torch_scaler import install_scaler
+from osdp.tree import watch_registrations
+from osdp.typed_errors import install_typed_errors
 
 
 def install_torch_tools() -> None:
     install_norms()
     install_optimizer_state()
-    install_optimizer_check()
     install_scaler()
     install_refusals()
+    install_typed_errors()
+    watch_steps()
+    watch_registrations()
+    watch_initialising()

@@ -16,6 +16,7 @@ new tensor under a known name. A new name that was given between steps gets rank
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import warnings
@@ -42,15 +43,10 @@ from osdp.together import Together
 if TYPE_CHECKING:
     from osdp.sharding import Sharded
 
-_watching = False
 
-
+@functools.cache
 def watch_registrations() -> None:
-    """Installs torch's hooks, once."""
-    global _watching
-    if _watching:
-        return
-    _watching = True
+    """Once per process: installs torch's hooks."""
     register_module_parameter_registration_hook(_C.count_registration)
     register_module_module_registration_hook(_C.count_registration)
     register_module_buffer_registration_hook(_buffer_registered)

@@ -103,6 +103,7 @@ class Model:
         operators: collections.abc.Sequence[Operator],
         blocks: collections.abc.Sequence[tuple[str, typing.SupportsInt | typing.SupportsIndex]],
         input_bytes_per_sample: typing.SupportsInt | typing.SupportsIndex,
+        buffer_bytes: typing.SupportsInt | typing.SupportsIndex,
     ) -> None: ...
 
 class Request:
@@ -131,6 +132,7 @@ class Request:
         buffers: typing.SupportsInt | typing.SupportsIndex,
         find_smallest: bool,
         depth_first: bool,
+        smallest_first: bool,
     ) -> None: ...
 
 class JsonError(ValueError):
@@ -322,6 +324,7 @@ def solve(
     time_limit_s: typing.SupportsFloat | typing.SupportsIndex,
     names: collections.abc.Sequence[str],
     gap: typing.SupportsFloat | typing.SupportsIndex,
+    state_bytes: typing.SupportsInt | typing.SupportsIndex,
 ) -> dict: ...
 def solve_table(
     table: typing_extensions.Buffer,
@@ -330,4 +333,5 @@ def solve_table(
     time_limit_s: typing.SupportsFloat | typing.SupportsIndex,
     names: collections.abc.Sequence[str],
     gap: typing.SupportsFloat | typing.SupportsIndex,
+    state_bytes: typing.SupportsInt | typing.SupportsIndex,
 ) -> dict: ...

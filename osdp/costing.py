@@ -114,7 +114,7 @@ def make_model(
     ]
     blocks = [(b.name, b.input_bytes_per_sample) for b in description.blocks]
     held = description.input_bytes_per_sample + description.output_bytes_per_sample
-    return _search.Model(operators, blocks, held)
+    return _search.Model(operators, blocks, held, sum(o.buffer_bytes for o in description.operators))
 
 
 def make_request(
@@ -160,29 +160,20 @@ def make_request(
         least_transient_bytes=least_transient_bytes,
         buffers=2 + prefetch,
         find_smallest=find_smallest,
-        depth_first=method == "dfs",
+        depth_first=method != "exact",
+        smallest_first=method == "dfs-smallest-first",
     )
 
 
 def least_transient(description: ModelDescription, precision: str = "fp32") -> int:
     """Bytes of the largest unit that a plan has whatever it chooses, for which room is reserved: untraced operators
-    that share their gathering modules, and tied parameters.
+    that share their gathering modules.
     """
-    # Note [Room for tied parameters]
-    # Sharded, they stay gathered from their first reader to their last, which the core counts by operator. But the
-    # runtime gathers as far ahead as its largest unit is large, which they may be. Kept whole, they need room too:
-    # where autograd sums the gradients of two readers, both and the sum are there at once.
-    largest = 0
     together: dict[object, int] = {}
     for o in description.operators:
-        if not o.parameters:
-            continue
-        size = gathered_bytes(o, precision)
-        if not o.traced:
-            size = together[o.gather_at] = together.get(o.gather_at, 0) + size
-        if not o.traced or len(o.gather_at) > 1:
-            largest = max(largest, size)
-    return largest
+        if o.parameters and not o.traced:
+            together[o.gather_at] = together.get(o.gather_at, 0) + gathered_bytes(o, precision)
+    return max(together.values(), default=0)
 
 
 def compute_s(operator: Operator, hardware: Hardware) -> tuple[float, float, float]:

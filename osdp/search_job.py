@@ -47,6 +47,7 @@ class SearchJob:
                 f"method={self.searched.method!r} found no plan that fits {format_bytes(limit)} in "
                 f"{self._limit_s():g} s: give it a larger time_limit"
                 + (", or use method='exact'" if self.searched.method != "exact" else "")
+                + (" or 'dfs-smallest-first'" if self.searched.method == "dfs" else "")
             )
         smallest = batches or [(1, 1)]
         exact = dataclasses.replace(self, searched=dataclasses.replace(self.searched, method="exact"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 COSTS = ("osdp", "paper")
-METHODS = ("exact", "dfs")
+METHODS = ("exact", "dfs", "dfs-smallest-first")
 OBJECTIVES = ("throughput", "memory", "batch")
 
 

@@ -79,8 +79,9 @@ def search(
     ahead of the one in use. `precision`: "fp32":
     everything has the model's dtypes; "bf16", "fp16", "bf16-reduce-fp32", "fp16-reduce-fp32": parameters are
     gathered and computed with, and gradients averaged, in these; states stay (docs/precision.md).
-    `cost="paper"` is the paper's model, and `method="dfs"`, with it, its search. docs/search.md states the
-    objective.
+    `cost="paper"` is the paper's model, and `method="dfs"`, with it, its search, which may come to no plan for very
+    long where most do not fit; "dfs-smallest-first" is the same with each operator's smallest options tried first.
+    docs/search.md states the objective.
 
     `objective="memory"`: the smallest memory, at most `memory`, whose best plan gives `at_least` samples/s
     over all ranks. `objective="batch"`: the largest batch that fits, and the fastest plan for it.
@@ -89,7 +90,7 @@ def search(
     than the best by at most the share `replay` is taken. 0: the objective alone decides.
 
     Raises InfeasibleError with the smallest limit that works and its plan, InvalidProblemError for what cannot
-    mean anything. After `time_limit` seconds (10 where it is None; no limit for `method="dfs"`), for everything
+    mean anything. After `time_limit` seconds (10 where it is None; no limit for the paper's search), for everything
     that `objective` and `replay` ask too, or Ctrl-C the best plan so far is returned: `plan.certificate.optimal` is
     False and `plan.certificate.gap` says how much faster another plan might be.
 

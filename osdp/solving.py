@@ -10,11 +10,13 @@ from osdp import _search
 from osdp.arguments import check_time_limit, integer, one_of
 from osdp.errors import InfeasibleError, InvalidProblemError
 from osdp.searched import METHODS
+from osdp.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 SOLVE_TIME_LIMIT_S = 10.0
+SOLVE_STATE = "256MiB"
 
 
 @dataclass(frozen=True)
@@ -45,16 +47,18 @@ def solve(
     time_limit: float | None = None,
     gap: float = 0.0,
     names: Sequence[str] = (),
+    state: int | str = SOLVE_STATE,
 ) -> Solution:
     """Choose one (time, memory) per operator: least total time with total memory <= limit.
 
     options[i] are operator i's options, integers >= 0 (picoseconds and bytes, say); or all of them are one
     int64 array of shape (operators, options, 2), a NumPy array for example, which is read where it lies.
     `method="exact"` proves its answer, also among equal and tied options; `method="dfs"` is the paper's
-    depth-first search with its two prunings, exponential in the number of operators. After `time_limit` seconds
-    (10 where it is None; float("inf"): none), after Ctrl-C, or once the best plan is proven to be within the fraction
-    `gap` of the optimum, the answer is the best so far (`optimal` False; `time - lower_bound` is how far off it may
-    be).
+    depth-first search with its two prunings, exponential in the number of operators; "dfs-smallest-first" tries
+    each operator's options by rising memory, so that it finds a plan at once where there is one. After `time_limit`
+    seconds (10 where it is None; float("inf"): none), after Ctrl-C, where the exact search's lists of partial plans
+    would take more than `state` (bytes or a string), or once the best plan is proven to be within the fraction `gap`
+    of the optimum, the answer is the best so far (`optimal` False; `time - lower_bound` is how far off it may be).
 
     Raises InfeasibleError (with `smallest_limit`) if nothing fits, InvalidProblemError for numbers that
     mean nothing.
@@ -71,13 +75,16 @@ def solve(
     if not 0 <= gap < 1:
         raise InvalidProblemError(f"gap is {gap}; it must be a fraction of the time, at least 0 and below 1")
     bound = integer(limit, "limit")
+    held = parse_bytes(state)
+    if held < 1:
+        raise InvalidProblemError(f"state is {state!r}; a search needs some memory")
     array = _as_array(options)
     try:
         if array is None:
             table = [_checked(i, o, names) for i, o in enumerate(options)]  # type: ignore[arg-type]
-            s = _search.solve(table, bound, method, seconds, list(names), gap)
+            s = _search.solve(table, bound, method, seconds, list(names), gap, held)
         else:
-            s = _search.solve_table(array, bound, method, seconds, list(names), gap)
+            s = _search.solve_table(array, bound, method, seconds, list(names), gap, held)
     except _search.InvalidProblem as e:
         raise InvalidProblemError(str(e)) from None
     if s["status"] == "infeasible":
@@ -86,6 +93,7 @@ def solve(
     if not s["choices"]:
         raise InfeasibleError(
             f"method={method!r} found no plan that fits {limit} in {seconds:g} s; use method='exact'"
+            + (" or 'dfs-smallest-first'" if method == "dfs" else "")
         )
     return Solution(
         choices=tuple(s["choices"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -162,7 +163,8 @@ def _assemble(
     for owner in owners.modules:
         if owner in owners.owned:
             order.setdefault(owner)
-    operators = []
+    operators: list[Operator] = []
+    buffers = _buffer_bytes(owners)
     for name in order:
         parameters = owners.owned.get(name, [])
         traced = bool(places.get(name)) if parameters else True
@@ -186,12 +188,15 @@ def _assemble(
                 block=homes.pop() if len(homes) == 1 else None,
                 split_shape=_split_shape(owners, name, first),
                 parameter_bytes=sum(_nbytes(owners.parameters[p]) for p in parameters),
-                buffer_bytes=sum(_nbytes(b) for b in owners.modules[name]._buffers.values() if b is not None),
+                buffer_bytes=buffers.pop(name),
                 saved_bytes_per_sample=per_sample,
                 saved_bytes_fixed=fixed,
                 flops_per_sample=flops,
             )
         )
+    if operators and any(buffers.values()):  # of modules that are no operators
+        first_bytes = operators[0].buffer_bytes + sum(buffers.values())
+        operators[0] = dataclasses.replace(operators[0], buffer_bytes=first_bytes)
     return ModelDescription(
         name=type(model).__name__,
         operators=tuple(operators),
@@ -203,6 +208,17 @@ def _assemble(
         input_bytes_per_sample=input_bytes,
         output_bytes_per_sample=_output_bytes(watched) if watched else 0,
     )
+
+
+def _buffer_bytes(owners: Ownership) -> dict[str, int]:
+    """By module, what it owns of the buffers' memory; what several share is the first one's."""
+    known: set[int] = set()
+    found = {}
+    for name, module in owners.modules.items():
+        own = {id(b): b for b in module._buffers.values() if b is not None and id(b) not in known}
+        known.update(own)
+        found[name] = sum(map(_nbytes, own.values()))
+    return found
 
 
 def _output_bytes(watched: Watched) -> int:

@@ -34,13 +34,13 @@ Problem make_problem(const Pairs& options, int64_t limit, std::vector<std::strin
 
 // Ctrl-C: asks Python for signals now and then. The search runs without the GIL and takes it for the question
 // only.
-Budget make_budget(double time_limit_s, double gap = 0) {
+Budget make_budget(double time_limit_s, double gap = 0, int64_t state_bytes = 0) {
   return {time_limit_s,
           [] {
             py::gil_scoped_acquire gil;
             return PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0;
           },
-          gap};
+          gap, state_bytes};
 }
 
 // After Ctrl-C the best so far is the answer, where there is one. Other exceptions of signal handlers go on.
@@ -69,17 +69,18 @@ py::dict solve_view(const ProblemView& problem, const std::string& method, const
   Solution s;
   {
     py::gil_scoped_release release;
-    s = method == "dfs" ? solve_dfs(problem, budget) : solve_exact(problem, budget);
-    if (method == "dfs") s.multiplier = price_of_memory(problem);
+    s = method == "exact" ? solve_exact(problem, budget)
+                          : solve_dfs(problem, budget, method == "dfs-smallest-first");
+    if (method != "exact") s.multiplier = price_of_memory(problem);
   }
   end_of_search(!s.choices.empty());
   return solution_dict(s);
 }
 
 py::dict solve(const Pairs& options, int64_t limit, const std::string& method, double time_limit_s,
-               std::vector<std::string> names, double gap) {
+               std::vector<std::string> names, double gap, int64_t state_bytes) {
   const Problem problem = make_problem(options, limit, std::move(names));
-  return solve_view(problem, method, make_budget(time_limit_s, gap));
+  return solve_view(problem, method, make_budget(time_limit_s, gap, state_bytes));
 }
 
 // A C-contiguous int64 array of shape (operators, options, 2), not copied.
@@ -90,11 +91,11 @@ ProblemView view_table(const py::buffer_info& table, int64_t limit) {
 }
 
 py::dict solve_table(const py::buffer& table, int64_t limit, const std::string& method, double time_limit_s,
-                     const std::vector<std::string>& names, double gap) {
+                     const std::vector<std::string>& names, double gap, int64_t state_bytes) {
   const py::buffer_info info = table.request();
   ProblemView problem = view_table(info, limit);
   problem.names = names;
-  return solve_view(problem, method, make_budget(time_limit_s, gap));
+  return solve_view(problem, method, make_budget(time_limit_s, gap, state_bytes));
 }
 
 std::string check_view(const ProblemView& problem, const std::vector<int>& choices, int64_t time,
@@ -130,11 +131,13 @@ py::dict found_dict(const Found& f) {
                   "choices"_a = f.decision.choices, "step_ps"_a = f.step_ps, "peak_bytes"_a = f.peak_bytes);
 }
 
+constexpr int64_t kStateBytes = int64_t{256} << 20;  // of each knapsack that it solves
+
 py::dict run_schedule(const Model& model, const Request& request, double time_limit_s) {
   Schedule s;
   {
     py::gil_scoped_release release;
-    s = schedule(model, request, make_budget(time_limit_s));
+    s = schedule(model, request, make_budget(time_limit_s, 0, kStateBytes));
   }
   end_of_search(s.feasible);
   py::list runners_up;
@@ -205,51 +208,53 @@ void bind_schedule(py::module_& m) {
       .def_readwrite("recompute_s_per_sample", &Operator::recompute_s_per_sample);
   py::class_<Model>(m, "Model")
       .def(py::init([](std::vector<Operator> operators, std::vector<std::pair<std::string, int64_t>> blocks,
-                       int64_t input_bytes_per_sample) {
-             Model model{std::move(operators), {}, input_bytes_per_sample};
+                       int64_t input_bytes_per_sample, int64_t buffer_bytes) {
+             Model model{std::move(operators), {}, input_bytes_per_sample, buffer_bytes};
              for (auto& [name, bytes] : blocks) {
                if (bytes < 0) throw InvalidProblem("block '" + name + "': negative input");
                model.blocks.push_back({name, bytes});
              }
              return model;
            }),
-           "operators"_a, "blocks"_a, "input_bytes_per_sample"_a);
+           "operators"_a, "blocks"_a, "input_bytes_per_sample"_a, "buffer_bytes"_a);
   py::class_<Request>(m, "Request")
-      .def(py::init(
-               [](const std::string& cost, const std::vector<int>& modes, std::vector<int64_t> granularities,
-                  int64_t optimizer_bytes_per_parameter_byte, int64_t bucket_bytes, double slice_overhead_s,
-                  int64_t ranks, int64_t hosts, const std::vector<std::pair<double, double>>& collectives,
-                  double exposed, double optimizer_s_per_byte, int64_t limit_bytes,
-                  const std::vector<std::pair<int64_t, int64_t>>& batches, const std::vector<int>& recompute,
-                  int64_t least_transient_bytes, int64_t buffers, bool find_smallest, bool depth_first) {
-                 Request r;
-                 r.space.cost = cost == "paper" ? Cost::Paper : Cost::Osdp;
-                 for (int mode : modes) r.space.modes.push_back(static_cast<Mode>(mode));
-                 r.space.granularities = std::move(granularities);
-                 r.space.optimizer_bytes_per_parameter_byte = optimizer_bytes_per_parameter_byte;
-                 r.space.bucket_bytes = bucket_bytes;
-                 r.space.slice_overhead_s = slice_overhead_s;
-                 r.device.ranks = ranks;
-                 r.device.all_gather = {collectives.at(0).first, collectives.at(0).second};
-                 r.device.reduce_scatter = {collectives.at(1).first, collectives.at(1).second};
-                 r.device.all_reduce = {collectives.at(2).first, collectives.at(2).second};
-                 r.device.between_hosts = {collectives.at(3).first, collectives.at(3).second};
-                 r.device.hosts = hosts;
-                 r.device.exposed = exposed;
-                 r.device.optimizer_s_per_byte = optimizer_s_per_byte;
-                 r.limit_bytes = limit_bytes;
-                 for (const auto& [size, accumulation] : batches) r.batches.push_back({size, accumulation});
-                 for (int x : recompute) r.recompute.push_back(static_cast<Recompute>(x));
-                 r.least_transient_bytes = least_transient_bytes;
-                 r.buffers = buffers;
-                 r.find_smallest = find_smallest;
-                 r.depth_first = depth_first;
-                 return r;
-               }),
+      .def(py::init([](const std::string& cost, const std::vector<int>& modes,
+                       std::vector<int64_t> granularities, int64_t optimizer_bytes_per_parameter_byte,
+                       int64_t bucket_bytes, double slice_overhead_s, int64_t ranks, int64_t hosts,
+                       const std::vector<std::pair<double, double>>& collectives, double exposed,
+                       double optimizer_s_per_byte, int64_t limit_bytes,
+                       const std::vector<std::pair<int64_t, int64_t>>& batches,
+                       const std::vector<int>& recompute, int64_t least_transient_bytes, int64_t buffers,
+                       bool find_smallest, bool depth_first, bool smallest_first) {
+             Request r;
+             r.space.cost = cost == "paper" ? Cost::Paper : Cost::Osdp;
+             for (int mode : modes) r.space.modes.push_back(static_cast<Mode>(mode));
+             r.space.granularities = std::move(granularities);
+             r.space.optimizer_bytes_per_parameter_byte = optimizer_bytes_per_parameter_byte;
+             r.space.bucket_bytes = bucket_bytes;
+             r.space.slice_overhead_s = slice_overhead_s;
+             r.device.ranks = ranks;
+             r.device.all_gather = {collectives.at(0).first, collectives.at(0).second};
+             r.device.reduce_scatter = {collectives.at(1).first, collectives.at(1).second};
+             r.device.all_reduce = {collectives.at(2).first, collectives.at(2).second};
+             r.device.between_hosts = {collectives.at(3).first, collectives.at(3).second};
+             r.device.hosts = hosts;
+             r.device.exposed = exposed;
+             r.device.optimizer_s_per_byte = optimizer_s_per_byte;
+             r.limit_bytes = limit_bytes;
+             for (const auto& [size, accumulation] : batches) r.batches.push_back({size, accumulation});
+             for (int x : recompute) r.recompute.push_back(static_cast<Recompute>(x));
+             r.least_transient_bytes = least_transient_bytes;
+             r.buffers = buffers;
+             r.find_smallest = find_smallest;
+             r.depth_first = depth_first;
+             r.smallest_first = smallest_first;
+             return r;
+           }),
            py::kw_only(), "cost"_a, "modes"_a, "granularities"_a, "optimizer_bytes_per_parameter_byte"_a,
            "bucket_bytes"_a, "slice_overhead_s"_a, "ranks"_a, "hosts"_a, "collectives"_a, "exposed"_a,
            "optimizer_s_per_byte"_a, "limit_bytes"_a, "batches"_a, "recompute"_a, "least_transient_bytes"_a,
-           "buffers"_a, "find_smallest"_a, "depth_first"_a);
+           "buffers"_a, "find_smallest"_a, "depth_first"_a, "smallest_first"_a);
   m.def("schedule", &run_schedule, "model"_a, "request"_a, "time_limit_s"_a);
   m.def(
       "candidates",
@@ -276,8 +281,10 @@ PYBIND11_MODULE(_search, m) {
       "built_with", [] { return std::pair<std::string, std::string>(OSDP_TORCH_VERSION, OSDP_KERNELS_CUDA); },
       "The torch that the extension was compiled against, and its CUDA's version where CUDA kernels are in "
       "it");
-  m.def("solve", &solve, "options"_a, "limit"_a, "method"_a, "time_limit_s"_a, "names"_a, "gap"_a);
-  m.def("solve_table", &solve_table, "table"_a, "limit"_a, "method"_a, "time_limit_s"_a, "names"_a, "gap"_a);
+  m.def("solve", &solve, "options"_a, "limit"_a, "method"_a, "time_limit_s"_a, "names"_a, "gap"_a,
+        "state_bytes"_a);
+  m.def("solve_table", &solve_table, "table"_a, "limit"_a, "method"_a, "time_limit_s"_a, "names"_a, "gap"_a,
+        "state_bytes"_a);
   m.def(
       "check_table",
       [](const py::buffer& table, int64_t limit, const std::vector<int>& choices, int64_t time,

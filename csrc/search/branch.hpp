@@ -7,8 +7,10 @@ namespace osdp::search {
 
 // The paper's Algorithm 1 for one batch size: depth-first over the operators and their options in the order
 // given, with its two prunings only (a partial plan over the memory limit; a partial plan not faster than the
-// best one). Exponential in the number of operators. lower_bound_ps is 0 until it ends.
-Solution solve_dfs(const ProblemView& problem, const Budget& budget = {});
+// best one). Exponential in the number of operators. lower_bound_ps is 0 until it ends. `smallest_first`: of
+// each operator the options of least memory first (and of these the fastest), so that the first plan it comes
+// to is the smallest one; in the order given it may try very many that do not fit before one that does.
+Solution solve_dfs(const ProblemView& problem, const Budget& budget = {}, bool smallest_first = false);
 
 // How long the exact search lets its lists grow. Results do not depend on it, only time and memory do.
 struct Tuning {

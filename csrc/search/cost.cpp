@@ -32,7 +32,8 @@ class Pricer {
     Candidate c;
     for (const Tensor& t : op_.tensors) c.state_bytes += t.bytes() * copies(t) + t.copy_bytes();
     c.gradient_bytes = c.whole_gradient_bytes = trainable_bytes_;
-    if (tied()) c.gathered_bytes = compute_gradient_bytes_;
+    // The sum that autograd keeps, and, where a reader's gradient is added to it, the new sum.
+    if (again()) c.gathered_bytes = 2 * compute_gradient_bytes_;
     return finish(c, all_reduce(reduce_bytes_), trainable_bytes_);
   }
 
@@ -43,7 +44,7 @@ class Pricer {
     c.sharded_slices = 1;
     const int64_t updated = add_sharded(c, device_.ranks);
     c.gathered_bytes = compute_bytes_;
-    keep_tied(c);
+    keep_again(c);
     return finish(c, gather(compute_bytes_) + reduce_scatter(reduce_bytes_), updated);
   }
 
@@ -53,7 +54,7 @@ class Pricer {
     c.sharded_slices = 1;
     const int64_t updated = add_sharded(c, device_.ranks);
     c.held_bytes = compute_bytes_;
-    keep_tied(c);
+    keep_again(c);
     return finish(c, gathers(false) * gather(compute_bytes_) + reduce_scatter(reduce_bytes_), updated);
   }
 
@@ -66,7 +67,7 @@ class Pricer {
     const int64_t inside = device_.ranks / device_.hosts;
     const int64_t updated = add_sharded(c, inside);
     c.held_bytes = compute_bytes_;
-    keep_tied(c);
+    keep_again(c);
     const auto step = [&](const Collective& link, double bytes, int64_t ranks) {
       return static_cast<double>(ranks - 1) *
              (link.alpha_s + bytes / static_cast<double>(ranks) * link.beta_s_per_byte);
@@ -116,16 +117,18 @@ class Pricer {
   }
 
  private:
-  // Note [Tied parameters]
-  // The runtime gathers them at the first of their readers and keeps them until the last, in forward and in
-  // backward; and from the backward of the last reader to that of the first, where the operator stands,
-  // autograd keeps the full sum of the gradients made so far, to which the first reader's is added. So they
-  // are there beside what is gathered and made meanwhile, and not instead of it.
-  bool tied() const { return op_.places > 1 && !paper(); }
-  void keep_tied(Candidate& c) const {
-    if (!tied()) return;
+  // Note [Parameters that are read again]
+  // Of tied parameters, and of those of a module that is called several times, the runtime keeps what it has
+  // gathered from the backward of the last call to that of the first, where the operator stands (tied ones
+  // also in forward); and so long autograd keeps the full sum of the gradients made so far, to which the
+  // first call's is added. So these are there beside what is gathered and made meanwhile, and not instead of
+  // it. They are a unit like any other, too: it is gathered ahead, and units are gathered as far ahead as the
+  // largest is large.
+  bool again() const { return (op_.places > 1 || op_.calls > 1) && !paper(); }
+  void keep_again(Candidate& c) const {
+    if (!again()) return;
     c.gathered_bytes = compute_bytes_ + 2 * compute_gradient_bytes_;
-    c.held_bytes = c.transient_bytes = 0;
+    c.held_bytes = 0;
   }
   bool paper() const { return space_.cost == Cost::Paper; }
   // Parameter, gradient and optimizer state, in units of the parameter's bytes.
@@ -211,6 +214,21 @@ int64_t picoseconds(double seconds, const std::string& where) {
                          " s; it must be between 0 and 1e6 s");
   }
   return std::llround(seconds * 1e12);
+}
+
+// What it has in reduce_dtype and is not where the gradient stays. One of them at a time: the lane makes it.
+int64_t averaging_bytes(const Operator& op, const Device& device, const Space& space) {
+  if (space.cost == Cost::Paper || device.ranks == 1) return 0;
+  bool whole = std::find(space.modes.begin(), space.modes.end(), Mode::NoShard) != space.modes.end();
+  int64_t bytes = 0;
+  bool shardable = false, mixed = false;
+  for (const Tensor& t : op.tensors) {
+    shardable |= t.shardable && t.bytes() > 0;
+    if (!t.trainable) continue;
+    bytes += t.reduce_bytes();
+    mixed |= t.compute_bytes() != t.bytes() || t.reduce_bytes() != t.bytes();
+  }
+  return mixed && (whole || !shardable) ? bytes : 0;
 }
 
 std::vector<Candidate> candidates(const Operator& op, const Device& device, const Space& space,

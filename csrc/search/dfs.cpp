@@ -1,11 +1,12 @@
 #include "search/branch.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 namespace osdp::search {
 
 // Explicit stack: models have more operators than a call stack has frames.
-Solution solve_dfs(const ProblemView& problem, const Budget& budget) {
+Solution solve_dfs(const ProblemView& problem, const Budget& budget, bool smallest_first) {
   validate(problem);
   Stopwatch watch(budget);
   Solution best;
@@ -16,7 +17,18 @@ Solution solve_dfs(const ProblemView& problem, const Budget& budget) {
           return a.memory_bytes < b.memory_bytes;
         })->memory_bytes;
   }
-  std::vector<int> choice(n, -1);
+  std::vector<std::vector<int>> order(n);  // in which options are tried
+  for (size_t i = 0; i < n; ++i) {
+    const auto options = problem.operators[i];
+    order[i].resize(options.size());
+    std::iota(order[i].begin(), order[i].end(), 0);
+    if (!smallest_first) continue;
+    std::stable_sort(order[i].begin(), order[i].end(), [&](int a, int b) {
+      const Option &x = options[a], &y = options[b];
+      return x.memory_bytes != y.memory_bytes ? x.memory_bytes < y.memory_bytes : x.time_ps < y.time_ps;
+    });
+  }
+  std::vector<int> choice(n, -1);  // as numbers of `order`
   std::vector<int64_t> time(n + 1, 0), memory(n + 1, 0);
   bool found = false;
   size_t depth = 0;
@@ -30,7 +42,7 @@ Solution solve_dfs(const ProblemView& problem, const Budget& budget) {
       continue;
     }
     best.statistics.nodes++;
-    const Option& o = problem.operators[depth][k];
+    const Option& o = problem.operators[depth][order[depth][k]];
     time[depth + 1] = time[depth] + o.time_ps;
     memory[depth + 1] = memory[depth] + o.memory_bytes;
     if (memory[depth + 1] > problem.limit_bytes) continue;
@@ -42,7 +54,8 @@ Solution solve_dfs(const ProblemView& problem, const Budget& budget) {
     found = true;
     best.time_ps = time[n];
     best.memory_bytes = memory[n];
-    best.choices = choice;
+    best.choices.resize(n);
+    for (size_t i = 0; i < n; ++i) best.choices[i] = order[i][choice[i]];
   }
   best.statistics.seconds = watch.seconds();
   if (!found) {

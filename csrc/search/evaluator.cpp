@@ -16,7 +16,7 @@
 namespace osdp::search {
 
 Cheapest::Cheapest(const Table& table, const std::vector<int64_t>& transients)
-    : rows_(table.rows), stride_(std::min(Bands::kMost, transients.size())) {
+    : rows_(table.rows), stride_(std::min(Bands::kMost, transients.size())), transients_(transients) {
   size_t most = 1;
   std::vector<size_t> order;
   for (const auto& entry : table.entries) {
@@ -29,15 +29,11 @@ Cheapest::Cheapest(const Table& table, const std::vector<int64_t>& transients)
         }
         std::stable_sort(order.begin(), order.end(),
                          [&](size_t a, size_t b) { return o.transient[a] < o.transient[b]; });
-        slots_.push_back({values_.size(), order.size(), ends_.size()});
+        slots_.push_back({values_.size(), order.size(), sizes_.size()});
+        for (size_t k : order) sizes_.push_back(o.transient[k]);
         for (size_t k : order) values_.push_back(o.time[k]);
         for (size_t j = 0; j < rows_; ++j) {
           for (size_t k : order) values_.push_back(o.bytes[j * o.time.size() + k]);
-        }
-        size_t end = 0;
-        for (int64_t t : transients) {
-          while (end < order.size() && o.transient[order[end]] <= t) ++end;
-          ends_.push_back(static_cast<uint32_t>(end));
         }
         most = std::max(most, order.size());
       }
@@ -70,14 +66,15 @@ Cheapest::View Cheapest::at(const Prices& prices, double time_scale, const Bands
 void Cheapest::find(Answer& a) {
   const size_t bands = a.bands.count();
   last_.resize(bands);
-  for (size_t b = 0; b < bands; ++b) last_[b] = a.bands.last(b);
+  for (size_t b = 0; b < bands; ++b) last_[b] = transients_[a.bands.last(b)];
   for (size_t w = 0; w + 1 < first_slot_.size(); ++w) {
     double* sum = &a.cost[w * stride_];
     std::fill(sum, sum + bands, 0);
     for (size_t s = first_slot_[w]; s < first_slot_[w + 1]; ++s) {
       const size_t all = slots_[s].options;
-      const uint32_t* ends = &ends_[slots_[s].ends];
-      const size_t n = ends[a.bands.large];
+      const int64_t* sizes = &sizes_[slots_[s].sizes];
+      size_t n = all;
+      while (n > 0 && sizes[n - 1] > last_[bands - 1]) --n;
       const double* v = &values_[slots_[s].begin];
       for (size_t k = 0; k < n; ++k) cost_[k] = a.time_scale * v[k];
       for (size_t j = 0; j < rows_; ++j) {
@@ -90,7 +87,7 @@ void Cheapest::find(Answer& a) {
       uint32_t best = 0, k = 0;
       uint32_t* taken = &a.taken[s * stride_];
       for (size_t b = 0; b < bands; ++b) {
-        for (const uint32_t end = ends[last_[b]]; k < end; ++k) {
+        for (; k < n && sizes[k] <= last_[b]; ++k) {
           if (cost_[k] < least) least = cost_[k], best = k;
         }
         sum[b] += least;

@@ -61,16 +61,17 @@ class Cheapest {
  private:
   struct Slot {
     size_t begin, options;  // of values_: times, then each row's bytes; options by rising transient
-    size_t ends;            // of ends_: by transient, how many options are no larger
+    size_t sizes;           // of sizes_: their transients
   };
   void find(Answer& answer);
 
   const size_t rows_, stride_;  // bands at most
   std::vector<Slot> slots_;
   std::vector<size_t> first_slot_;  // by way, and one more
-  std::vector<uint32_t> ends_;
+  const std::vector<int64_t>& transients_;
+  std::vector<int64_t> sizes_;
   std::vector<double> values_, cost_;
-  std::vector<size_t> last_;       // by band
+  std::vector<int64_t> last_;      // by band, bytes
   std::array<Answer, 4> answers_;  // the last ones: regions that are cut apart are asked at the same prices
   size_t next_ = 0;
 };

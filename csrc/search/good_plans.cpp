@@ -37,6 +37,32 @@ void Scheduler::round(const Waiting& w) {
   }
 }
 
+// Regions are cut best first, so it may be long until one is small enough to be rounded. Where that takes
+// many regions and no plan near the bound is known, one of the batch and transient that the relaxation likes
+// is made at once: rounded, or else repaired. At growing distances, so that it takes little of the time.
+void Scheduler::dive(const Waiting& w) {
+  if (any_ || best_.regions < next_dive_ || apart(w) < 0.02) return;
+  next_dive_ = 2 * best_.regions;
+  Waiting one = w;
+  one.lo.size = one.hi.size = std::clamp(static_cast<int64_t>(w.mixture.size), w.lo.size, w.hi.size);
+  while (one.lean < one.large && static_cast<double>(kinds_.transients[one.lean]) < w.mixture.transient)
+    ++one.lean;
+  one.large = one.lean;
+  round(one);
+  if (apart(w) < 0.02 || watch_.stopped()) return;
+  const Chooser chooser = this->chooser(one);
+  if (!chooser.possible()) return;
+  const std::vector<double> prices = phase_prices(one);
+  Decision decision;
+  chooser.cheapest(prices, static_cast<double>(room(one)), decision);
+  if (fit(std::move(decision), one, chooser, prices) || !best_.feasible) return;
+  one.lo = one.hi = best_.batch;  // what memory the best plan leaves may make it faster
+  one.large = 0;
+  while (kinds_.transients[one.large] < best_.transient_bytes) ++one.large;
+  one.lean = one.large;
+  fit(best_.decision, one, this->chooser(one), prices);
+}
+
 // Changes the best plan at random, if it is of this batch: the recomputation of one or two blocks, or the
 // choices of some operators, which are made small. What is too large then is repaired, what memory is free is
 // used, and what is no slower is kept. The same numbers every time.
@@ -95,14 +121,16 @@ bool Scheduler::least_plan(const Waiting& w, const std::vector<double>& prices) 
   return least.found;
 }
 
-// Makes a plan fit that is too large in some phase, and offers it with what memory it leaves spent.
-void Scheduler::fit(Decision decision, const Waiting& w, const Chooser& chooser,
+// Makes a plan fit that is too large in some phase, and offers it with what memory it leaves spent. False
+// where it does not fit.
+bool Scheduler::fit(Decision decision, const Waiting& w, const Chooser& chooser,
                     const std::vector<double>& prices) {
   std::vector<int64_t> phases = phase_bytes(model_, request_, kinds_, decision, w.lo);
   watch_.spent(static_cast<int64_t>(200 * phases.size()));
-  if (!chooser.repair(decision, phases, room(w))) return;
+  if (!chooser.repair(decision, phases, room(w))) return false;
   chooser.quicken(decision, phases, room(w), prices);
   offer(decision, w.lo);
+  return true;
 }
 
 // The plan of a leaf that is too large in some phase.

@@ -27,6 +27,7 @@ bool make_items(Context& context, size_t g, int64_t allowance, Items& items) {
     int64_t used;
     std::vector<std::pair<int, int32_t>> counts;
   };
+  constexpr size_t kPartialBytes = 2 * sizeof(Partial) + 4 * sizeof(int64_t);  // with its counts
   std::vector<Partial> partials(1), kept;
   partials[0].sum = {n * base.memory_bytes, n * base.time_ps, 0, 0, 0};
   for (int k : open) {
@@ -43,6 +44,7 @@ bool make_items(Context& context, size_t g, int64_t allowance, Items& items) {
         partials.push_back(std::move(next));
         if (context.watch.spent(100)) return false;
       }
+      if (context.watch.too_large(partials.size() * kPartialBytes)) return false;
     }
     if (k == open.front()) continue;
     // A partial is dominated by one with no more memory, no more time and no more operators placed.

@@ -125,6 +125,7 @@ Kinds find_kinds(const Model& model, const Request& request) {
   std::vector<std::vector<int>> of_block(model.blocks.size());
   std::vector<std::vector<int64_t>> keys;
   int128 compute = 0, compute_fixed = 0, trainable = 0;
+  int64_t averaging = 0;
   const bool blocks = request.recompute.size() > 1 || request.recompute[0] != Recompute::None;
   for (size_t i = 0; i < model.operators.size(); ++i) {
     const Operator& op = model.operators[i];
@@ -134,6 +135,7 @@ Kinds find_kinds(const Model& model, const Request& request) {
     for (const Tensor& t : op.tensors) {
       if (t.trainable) trainable += t.bytes();
     }
+    averaging = std::max(averaging, averaging_bytes(op, request.device, request.space));
     if (op.block >= 0 && blocks) {
       of_block[op.block].push_back(static_cast<int>(i));
     } else {
@@ -165,9 +167,10 @@ Kinds find_kinds(const Model& model, const Request& request) {
   }
   found.compute_ps = {narrow(compute_fixed), narrow(compute)};
   if (!request.paper()) {
-    found.held_bytes.per_sample = model.input_bytes_per_sample;
+    found.held_bytes = {model.buffer_bytes, model.input_bytes_per_sample};
     if (request.device.ranks > 1) {
-      found.held_bytes.fixed = narrow(std::min<int128>(request.space.bucket_bytes, trainable));
+      const auto bucket = std::min<int128>(request.space.bucket_bytes, trainable);
+      found.held_bytes.fixed += narrow(std::max<int128>(bucket, averaging));
     }
   }
   int64_t needed = 0;  // an operator without a smaller candidate

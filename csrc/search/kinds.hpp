@@ -34,7 +34,7 @@ struct Kinds {
   std::vector<Kind> kinds;  // in an order that does not depend on the order of operators
   // What no choice changes.
   Linear compute_ps;                // of one micro-batch
-  Linear held_bytes;                // in every phase: the model's input, a bucket of gradients
+  Linear held_bytes;                // in every phase: the model's input and buffers, a bucket of gradients
   std::vector<int64_t> transients;  // every size a transient may have, rising; smaller ones are impossible
   int64_t most_batch = 0;           // of one micro-batch: no total of a step exceeds 2^61 (Note [Totals])
 };

@@ -4,12 +4,18 @@
 // bound. Fictitious play finds good weights: a phase's weight is how often it was the largest one of the plan
 // found. Where some plan's largest phase meets the bound it is the least memory, to the byte; mostly the
 // first or second plan does, since the smallest choices are smallest in all phases.
+//
+// It is played for each largest transient. Where there are very many (a model of thousands of distinct
+// operators), neighbours share a band, with the options of its largest and the reserve of its smallest, and
+// are told apart only where that leaves the answer open.
 #include "search/least.hpp"
 
 #include <algorithm>
 #include <deque>
+#include <numeric>
 
 #include "search/chooser.hpp"
+#include "search/evaluator.hpp"
 #include "search/least_peak.hpp"
 
 namespace osdp::search {
@@ -17,13 +23,15 @@ namespace {
 
 constexpr int kTurns = 6;
 
-// One batch, and plans without larger transients. (What smaller ones' plans hold less for transients is left
-// to those.)
+// One batch, and plans whose largest transient is one of some neighbours. (What plans with smaller ones hold
+// less for transients is left to those.)
 struct Part {
-  Part(const Model& model, const Request& request, const Kinds& kinds, Batch b, int64_t t)
+  Part(const Model& model, const Request& request, const Kinds& kinds, Batch b, size_t first, size_t last)
       : batch(b),
-        transient(t),
-        reserve(request.reserve_bytes(transient)),
+        lean(first),
+        large(last),
+        transient(kinds.transients[large]),
+        reserve(request.reserve_bytes(kinds.transients[lean])),
         bound(reserve),
         chooser(model, request, kinds, b, transient, true),
         weights(chooser.phases(), 0) {
@@ -36,7 +44,8 @@ struct Part {
     bound = std::max(bound, static_cast<int64_t>(std::min<int128>(average, kLargestSum)));
     const auto phases = phase_bytes(model, request, kinds, decision, batch);
     const auto worst = std::max_element(phases.begin(), phases.end());
-    const int64_t peak = std::min(kLargestSum, *worst + reserve);
+    const int64_t room = lean == large ? reserve : request.reserve_bytes(largest_transient(kinds, decision));
+    const int64_t peak = std::min(kLargestSum, *worst + room);
     if (peak < best.peak_bytes) {
       best.peak_bytes = peak;
       best.batch = batch;
@@ -61,11 +70,31 @@ struct Part {
   int64_t work() const { return static_cast<int64_t>(50 * weights.size()); }
 
   Batch batch;
+  size_t lean, large;  // transients, as indices
   int64_t transient, reserve, bound;
   int turn = 1;  // also the sum of all weights
   Chooser chooser;
   std::vector<int64_t> weights;
 };
+
+// The bands of transients, those first in which every operator can be sharded.
+std::vector<size_t> band_order(const Kinds& kinds, const Bands& bands) {
+  int64_t enough = 0;
+  for (const Kind& kind : kinds.kinds) {
+    for (const Slot& slot : kind.slots) {
+      int64_t least = kLargestSum;
+      for (const Candidate& c : slot.candidates[static_cast<int>(kind.ways[0])]) {
+        if (c.mode != Mode::NoShard) least = std::min(least, c.transient_bytes);
+      }
+      if (least < kLargestSum) enough = std::max(enough, least);
+    }
+  }
+  std::vector<size_t> order(bands.count());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_partition(order.begin(), order.end(),
+                        [&](size_t band) { return kinds.transients[bands.last(band)] >= enough; });
+  return order;
+}
 
 }  // namespace
 
@@ -76,15 +105,27 @@ LeastMemory least_memory(const Model& model, const Request& request, const Kinds
   std::vector<Batch> batches = request.batches;
   if (batches.empty()) batches = {{1, 1}};
   std::deque<Part> parts;
+  const auto begin = [&](const Batch& batch, size_t lean, size_t large) {
+    parts.emplace_back(model, request, kinds, batch, lean, large);
+    if (parts.back().chooser.possible()) return true;
+    parts.pop_back();
+    return false;
+  };
+  const auto play = [&](Part& part) {  // true: that is enough
+    part.play(model, request, kinds, best);
+    return best.peak_bytes <= enough_bytes || watch.spent(part.work());
+  };
+  const auto play_on = [&](Part& part, int turns) {
+    while (part.turn <= turns && part.bound < best.peak_bytes) {
+      if (play(part)) return true;
+    }
+    return false;
+  };
+  const Bands bands{0, kinds.transients.size() - 1};
+  const std::vector<size_t> in_order = band_order(kinds, bands);
   for (const Batch& batch : batches) {
-    for (int64_t transient : kinds.transients) {
-      parts.emplace_back(model, request, kinds, batch, transient);
-      if (!parts.back().chooser.possible()) {
-        parts.pop_back();
-        continue;
-      }
-      parts.back().play(model, request, kinds, best);
-      if (best.peak_bytes <= enough_bytes || watch.spent(parts.back().work())) return best;
+    for (size_t band : in_order) {
+      if (begin(batch, bands.first(band), bands.last(band)) && play(parts.back())) return best;
     }
   }
   // First every part a little, then those that may still have the least to their end.
@@ -94,14 +135,19 @@ LeastMemory least_memory(const Model& model, const Request& request, const Kinds
     std::stable_sort(order.begin(), order.end(),
                      [](const Part* a, const Part* b) { return a->bound < b->bound; });
     for (Part* part : order) {
-      while (part->turn <= turns && part->bound < best.peak_bytes) {
-        part->play(model, request, kinds, best);
-        if (best.peak_bytes <= enough_bytes || watch.spent(part->work())) return best;
-      }
+      if (play_on(*part, turns)) return best;
     }
   }
-  for (Part& part : parts) {  // what the weights leave open is found out
+  for (size_t i = 0; i < parts.size(); ++i) {  // what the weights leave open is found out
+    Part& part = parts[i];
     if (part.bound >= best.peak_bytes || watch.spent(part.work())) continue;
+    if (part.lean < part.large) {
+      const size_t middle = part.lean + (part.large - part.lean) / 2;
+      if (begin(part.batch, part.lean, middle) && play_on(parts.back(), kTurns)) return best;
+      if (begin(part.batch, middle + 1, part.large) && play_on(parts.back(), kTurns)) return best;
+      part.bound = kLargestSum;  // its halves are parts of their own
+      continue;
+    }
     part.settle(model, request, kinds, best, watch);
     if (best.peak_bytes <= enough_bytes) return best;
   }

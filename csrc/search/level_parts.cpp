@@ -41,9 +41,11 @@ bool Parts::add_group(Part& part, size_t most) {
              list.end());
   if (list.size() > most) return false;
   c_.statistics.nodes += static_cast<int64_t>(list.size());
+  list.shrink_to_fit();
+  held_ += list.size();
   part.stages.push_back(std::move(list));
   ++part.end;
-  return true;
+  return !c_.watch.too_large((held_ + 2 * most) * sizeof(Point));
 }
 
 // All sums over the groups of Y or Z: `from` with items of groups next... False if they are more than `most`.
@@ -159,7 +161,9 @@ bool Parts::make(size_t most, const std::vector<Target>& targets) {
     part->sums.reserve(4 * most);  // memory that is not touched costs nothing; to move does
     part->sums.emplace_back();
     complete = walk(*part, first, 0, 4 * most) && complete;
-    if (c_.watch.stopped()) return false;
+    if (c_.watch.stopped() ||
+        c_.watch.too_large((held_ + 2 * (y.sums.size() + z.sums.size())) * sizeof(Point)))
+      return false;  // twice: what sort() makes of them
     sort(*part);
     rest_.fold(part->rows);
     first = part->end;

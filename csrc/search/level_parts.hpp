@@ -43,6 +43,7 @@ class Parts {
   Rest rest_;
   std::vector<Key> keys_;
   std::vector<Point> scratch_;
+  size_t held_ = 0;  // points in X's stages
 };
 
 }  // namespace osdp::search::levels

@@ -15,6 +15,7 @@ struct Model {
   std::vector<Operator> operators;
   std::vector<Block> blocks;
   int64_t input_bytes_per_sample = 0;
+  int64_t buffer_bytes = 0;  // of its modules: on every rank, in every phase
 };
 
 // A batch size per rank and how many such micro-batches make one step.
@@ -33,6 +34,7 @@ struct Request {
   int64_t buffers = 3;                // full tensors that exist at one time: in use, being made, in flight
   bool find_smallest = true;          // where nothing fits: search for the least limit that works
   bool depth_first = false;           // the paper's search in place of the exact one (Cost::Paper only)
+  bool smallest_first = false;        // of it: the smallest options first (solve_dfs)
 
   bool paper() const { return space.cost == Cost::Paper; }
   int64_t reserve_bytes(int64_t transient) const {

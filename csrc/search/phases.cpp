@@ -48,6 +48,21 @@ Linear kept_in(int relation, const Kind& kind, Recompute way) {
   return kept;
 }
 
+int64_t largest_transient(const Kinds& kinds, const Decision& decision) {
+  int64_t most = 0;
+  for (const Kind& kind : kinds.kinds) {
+    for (size_t m = 0; m < kind.instances.size(); ++m) {
+      const Recompute way = kind.block ? decision.ways[kind.blocks[m]] : Recompute::None;
+      for (size_t p = 0; p < kind.slots.size(); ++p) {
+        const int choice = decision.choices[kind.instances[m][p]];
+        if (choice < 0) continue;
+        most = std::max(most, kind.slots[p].candidates[static_cast<int>(way)][choice].transient_bytes);
+      }
+    }
+  }
+  return most;
+}
+
 std::vector<int64_t> phase_bytes(const Model& model, const Request& request, const Kinds& kinds,
                                  const Decision& decision, Batch batch) {
   const size_t n = model.operators.size();

@@ -7,9 +7,9 @@
 //   i = j  the same, and the gradient that is made in place (NO_SHARD);
 //   in the recomputed block of j, up to j: also activations, and with Recompute::Hold the gathered
 //   parameters; of each recomputed block whose backward is not over: its input.
-// Beside these, in every phase: the model's input, a bucket of gradients, the transients' reserve. The end of
-// forward has no more than the phase of the last operator, the optimizer's step no more than that of the
-// first.
+// Beside these, in every phase: the model's input and buffers, a bucket of gradients, the transients'
+// reserve. The end of forward has no more than the phase of the last operator, the optimizer's step no more
+// than that of the first.
 //
 // A phase's memory is a sum over operators, so a few phases make a few linear constraints (rows). A plan that
 // is best under some of the rows and keeps all of them is best under all: rows are added as plans break them.
@@ -57,6 +57,9 @@ struct Decision {
   std::vector<int> choices;
   std::vector<Recompute> ways;  // per Model::blocks
 };
+
+// The largest transient among a plan's choices.
+int64_t largest_transient(const Kinds& kinds, const Decision& decision);
 
 // The memory of every phase (kWholeStep alone for the paper's model) but for the transients' reserve.
 std::vector<int64_t> phase_bytes(const Model& model, const Request& request, const Kinds& kinds,

@@ -104,7 +104,8 @@ struct Solution {
 struct Budget {
   double time_limit_s = 0;  // 0: none
   std::function<bool()> interrupted;
-  double gap = 0;  // a plan is good enough when its time is within this fraction of the lower bound
+  double gap = 0;           // a plan is good enough when its time is within this fraction of the lower bound
+  int64_t state_bytes = 0;  // of the lists of partial plans, about; 0: no limit
 };
 
 // Asks a Budget, at most every few thousand steps of work.
@@ -114,6 +115,12 @@ class Stopwatch {
 
   double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
   bool stopped() const { return stopped_; }
+
+  // The search holds so much; true, and stopped, where that is more than the budget allows.
+  bool too_large(size_t bytes) {
+    if (budget_.state_bytes > 0 && static_cast<int64_t>(bytes) > budget_.state_bytes) stopped_ = true;
+    return stopped_;
+  }
 
   // Counts `work` steps (about a nanosecond each); true once the budget is spent.
   bool spent(int64_t work = 1) {

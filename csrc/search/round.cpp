@@ -48,6 +48,7 @@ class Round {
   std::vector<std::vector<Sum>> tail_lists_;     // tail_lists_[j]: sums over the first j tail groups
   std::vector<const std::vector<Sum>*> head_lists_;
   std::vector<Sum> scratch_;
+  size_t held_ = 0;  // sums in all lists but the one that is being made
 };
 
 void Round::extend(const std::vector<Sum>& from, const Items& items, std::vector<Sum>& to) {
@@ -64,6 +65,7 @@ void Round::extend(const std::vector<Sum>& from, const Items& items, std::vector
     }
     if (to.size() == starts.back()) starts.pop_back();
     context_.watch.spent(static_cast<int64_t>(from.size()));
+    context_.watch.too_large((held_ + 2 * to.capacity()) * sizeof(Sum));  // and as much to sort it
     if (stopped()) break;
   }
   context_.statistics.nodes += static_cast<int64_t>(to.size());
@@ -131,13 +133,17 @@ void Round::descend(const std::vector<Sum>& head, size_t next) {
     std::vector<Sum> list;
     extend(head, groups_.open[head_order_[next]], list);
     if (list.size() <= cap_) {
+      held_ += list.size();
       if (!list.empty() && !stopped()) descend(list, next + 1);
+      held_ -= list.size();
     } else {
       // Chunks by reduced cost; inside a chunk the order by memory is restored.
       std::sort(list.begin(), list.end(), [](const Sum& a, const Sum& b) {
         return a.reduced != b.reduced ? a.reduced < b.reduced : by_memory(a, b);
       });
       std::vector<Sum> chunk;
+      const size_t more = list.size() + std::min(cap_, list.size());
+      held_ += more;
       for (size_t begin = 0; begin < list.size() && !stopped(); begin += cap_) {
         if (list[begin].reduced > allowance()) break;
         if (beam_ && begin > 0) break;
@@ -145,6 +151,7 @@ void Round::descend(const std::vector<Sum>& head, size_t next) {
         std::sort(chunk.begin(), chunk.end(), by_memory);
         descend(chunk, next + 1);
       }
+      held_ -= more;
     }
   }
   head_lists_.pop_back();
@@ -179,6 +186,8 @@ bool Round::run() {
     std::vector<Sum> list;
     extend(grown.back(), groups_.open[next], list);
     if (beam_) keep_cheapest(list);
+    list.shrink_to_fit();
+    held_ += list.size();
     grown.push_back(std::move(list));
     ++next;
     if (stopped()) return false;

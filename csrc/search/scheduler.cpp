@@ -32,17 +32,7 @@ void Scheduler::first_rows() {
 }
 
 bool Scheduler::accept(const Leaf& leaf, Batch batch) {
-  int64_t used = 0;
-  for (const Kind& kind : kinds_.kinds) {
-    for (size_t m = 0; m < kind.instances.size(); ++m) {
-      for (size_t p = 0; p < kind.slots.size(); ++p) {
-        const int choice = leaf.decision.choices[kind.instances[m][p]];
-        if (choice < 0) continue;
-        const Recompute way = kind.block ? leaf.decision.ways[kind.blocks[m]] : Recompute::None;
-        used = std::max(used, kind.slots[p].candidates[static_cast<int>(way)][choice].transient_bytes);
-      }
-    }
-  }
+  const int64_t used = largest_transient(kinds_, leaf.decision);
   std::vector<int64_t> phases = phase_bytes(model_, request_, kinds_, leaf.decision, batch);
   for (int64_t& bytes : phases) bytes = std::min(kLargestSum, bytes + request_.reserve_bytes(used));
   const auto worst = std::max_element(phases.begin(), phases.end());
@@ -72,7 +62,7 @@ void Scheduler::go_on() {
     if (top.rows != rows_.size()) {
       top.box = everything(table(top.lo.accumulation));
       push(std::move(top));
-    } else if (cut(top)) {
+    } else if (dive(top), cut(top)) {
       continue;
     } else {
       round(top);

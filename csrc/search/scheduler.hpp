@@ -104,10 +104,11 @@ class Scheduler {
 
   // Plans that prove nothing (good_plans.cpp).
   void round(const Waiting& w);
+  void dive(const Waiting& w);
   void shake(const Waiting& w, const Chooser& chooser, const std::vector<double>& prices);
   void mend(Decision decision, const Waiting& w);
   bool least_plan(const Waiting& w, const std::vector<double>& prices);
-  void fit(Decision decision, const Waiting& w, const Chooser& chooser, const std::vector<double>& prices);
+  bool fit(Decision decision, const Waiting& w, const Chooser& chooser, const std::vector<double>& prices);
   // Of a region of one batch and transients that are alike; bytes that the limit leaves each of its plans,
   // and at most.
   Chooser chooser(const Waiting& w) const {
@@ -144,6 +145,7 @@ class Scheduler {
   int broken_ = 0;  // by the last plan that accept() refused
   int64_t excess_ = 0;
   std::map<CellKey, Cell> cells_;
+  int64_t next_dive_ = 64;         // regions
   bool boxed_ = false;             // regions of several batches were cut by recomputation
   std::vector<Waiting> given_up_;  // leaves that were not solved
   bool gave_up_ = false;           // the depth-first search

@@ -77,7 +77,7 @@ class Builder {
   Step build(const std::vector<PlannedUnit>& units, int64_t prefetch) {
     step_.accumulation = plan_.batch.accumulation;
     step_.prefetch = prefetch;
-    step_.held_bytes = of_batch(0, model_.input_bytes_per_sample);
+    step_.held_bytes = of_batch(model_.buffer_bytes, model_.input_bytes_per_sample);
     for (size_t b = 0; b < model_.blocks.size(); ++b) {
       step_.blocks.push_back(
           {plan_.blocks[b] == Recompute::Hold, of_batch(0, model_.blocks[b].input_bytes_per_sample)});

@@ -77,6 +77,7 @@ void validate(const Model& model) {
   if (model.operators.size() > (size_t{1} << 24) || model.blocks.size() > (size_t{1} << 24))
     throw InvalidProblem("the model has more than 2^24 operators or blocks");
   within(model.input_bytes_per_sample, 0, kMostBytes, "the model's input in bytes");
+  within(model.buffer_bytes, 0, kMostBytes, "the model's buffers in bytes");
   for (const Block& b : model.blocks)
     within(b.input_bytes_per_sample, 0, kMostBytes, "block '" + b.name + "': its input in bytes");
   for (const Operator& op : model.operators) {

@@ -21,6 +21,8 @@ inline int64_t draw(Random& r, int64_t low, int64_t high) {
 inline Model random_model(Random& r, int64_t operators) {
   Model model;
   model.input_bytes_per_sample = draw(r, 0, 20);
+  model.buffer_bytes = draw(r, 0, 20);
+  const bool mixed = r() % 4 == 0;  // precision
   std::vector<Operator> shapes;
   for (int64_t n = draw(r, 1, 3); n-- > 0;) {
     Operator op;
@@ -32,6 +34,9 @@ inline Model random_model(Random& r, int64_t operators) {
       op.out_features = op.tensors[0].rows = 2 * draw(r, 1, 6);
       op.in_features = op.tensors[0].row_bytes / 4;
       op.tensors[0].shardable = true;
+    }
+    for (Tensor& t : op.tensors) {
+      if (mixed) t.compute_row_bytes = t.row_bytes / 2, t.reduce_row_bytes = t.row_bytes / (1 + r() % 2);
     }
     op.calls = r() % 4 == 0 ? 2 : 1;
     op.places = r() % 2 == 0 ? op.calls : 1;  // tied
@@ -100,7 +105,10 @@ inline Model random_run(Random& r, int64_t longest) {
 // transients are nearly the same.
 inline void enlarge(Random& r, Model& model) {
   for (Operator& op : model.operators) {
-    for (auto& t : op.tensors) t.row_bytes = 1000 * t.row_bytes + 4 * draw(r, 0, 3);
+    for (auto& t : op.tensors) {
+      t.row_bytes = 1000 * t.row_bytes + 4 * draw(r, 0, 3);
+      if (t.compute_row_bytes > 0) t.compute_row_bytes = t.reduce_row_bytes = t.row_bytes / 2;
+    }
     if (op.split_tensor >= 0) op.in_features = op.tensors[static_cast<size_t>(op.split_tensor)].row_bytes / 4;
     op.saved_bytes_per_sample *= 1000, op.saved_bytes_fixed *= 1000;
   }
@@ -160,13 +168,26 @@ inline const Candidate* choice_of(const Where& w, const Decision& d, size_t i) {
 }
 
 // The memory of every phase but for the transients' reserve, by definition and without any sharing of work.
-inline std::vector<int64_t> plain_phases(const Model& model, const Kinds& kinds, const Decision& d,
-                                         Batch batch) {
+inline std::vector<int64_t> plain_phases(const Model& model, const Request& request, const Kinds& kinds,
+                                         const Decision& d, Batch batch) {
+  int64_t trained = 0, bucket = 0;  // what is averaged together, or the largest copy that is averaged
+  for (const Operator& op : model.operators) {
+    int64_t copy = 0;
+    bool whole = false, mixed = false, shardable = false;
+    for (const Mode mode : request.space.modes) whole |= mode == Mode::NoShard;
+    for (const Tensor& t : op.tensors) {
+      shardable |= t.shardable && t.rows * t.row_bytes > 0;
+      if (t.trainable) trained += t.rows * t.row_bytes, copy += t.reduce_bytes();
+      mixed |= t.trainable && t.compute_row_bytes > 0;
+    }
+    if (mixed && (whole || !shardable)) bucket = std::max(bucket, copy);
+  }
+  bucket = request.device.ranks > 1 ? std::max(bucket, std::min(trained, request.space.bucket_bytes)) : 0;
   const auto where = find_places(model, kinds);
   const size_t n = model.operators.size();
   std::vector<int64_t> phases(n);
   for (size_t j = 0; j < n; ++j) {
-    int64_t sum = kinds.held_bytes(batch.size);
+    int64_t sum = model.buffer_bytes + model.input_bytes_per_sample * batch.size + bucket;
     for (size_t i = 0; i < n; ++i) {
       const Candidate* c = choice_of(where[i], d, i);
       const bool over = i > j;

@@ -26,7 +26,7 @@ int main() {
     std::vector<Decision> plans;
     every_plan(model, kinds, [&](const Decision& d) {
       if (largest_transient(model, kinds, d) > transient) return;
-      const auto phases = plain_phases(model, kinds, d, batch);
+      const auto phases = plain_phases(model, request, kinds, d, batch);
       auto cost = static_cast<double>(plain_time(model, kinds, d, batch));
       int64_t weight = 0;
       for (size_t j = 0; j < n; ++j) {
@@ -48,7 +48,7 @@ int main() {
     CHECK(bound <= least);
     CHECK(bound >= least - 2 - 1e-9 * std::abs(least));
     auto cost = static_cast<double>(plain_time(model, kinds, d, batch));
-    auto phases = plain_phases(model, kinds, d, batch);
+    auto phases = plain_phases(model, request, kinds, d, batch);
     for (size_t j = 0; j < n; ++j) cost += prices[j] * (static_cast<double>(phases[j]) - limit);
     CHECK(std::abs(cost - least) <= 1e-6 * (1 + std::abs(least)));
     CHECK(largest_transient(model, kinds, d) <= transient);
@@ -56,11 +56,11 @@ int main() {
 
     // quicken: no slower, within the limit, phases kept up to date.
     Decision plan = plans[r() % plans.size()];
-    phases = plain_phases(model, kinds, plan, batch);
+    phases = plain_phases(model, request, kinds, plan, batch);
     const int64_t before = plain_time(model, kinds, plan, batch);
     const int64_t room = *std::max_element(phases.begin(), phases.end()) + draw(r, 0, 400);
     chooser.quicken(plan, phases, room, prices);
-    CHECK(phases == plain_phases(model, kinds, plan, batch));
+    CHECK(phases == plain_phases(model, request, kinds, plan, batch));
     CHECK(*std::max_element(phases.begin(), phases.end()) <= room);
     CHECK(plain_time(model, kinds, plan, batch) <= before);
     CHECK(largest_transient(model, kinds, plan) <= transient);
@@ -68,10 +68,10 @@ int main() {
 
     // repair: true only where every phase fits.
     plan = plans[r() % plans.size()];
-    phases = plain_phases(model, kinds, plan, batch);
+    phases = plain_phases(model, request, kinds, plan, batch);
     const int64_t tight = *std::max_element(phases.begin(), phases.end()) - draw(r, 0, 400);
     const bool fits = chooser.repair(plan, phases, tight);
-    CHECK(phases == plain_phases(model, kinds, plan, batch));
+    CHECK(phases == plain_phases(model, request, kinds, plan, batch));
     CHECK_EQ(fits, *std::max_element(phases.begin(), phases.end()) <= tight);
     repaired += fits;
 

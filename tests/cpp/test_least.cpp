@@ -21,7 +21,7 @@ int main() {
     every_plan(model, kinds, [&](const Decision& d) {
       const int64_t reserve = request.reserve_bytes(largest_transient(model, kinds, d));
       for (const Batch& batch : batches) {
-        const auto phases = plain_phases(model, kinds, d, batch);
+        const auto phases = plain_phases(model, request, kinds, d, batch);
         least = std::min(least, *std::max_element(phases.begin(), phases.end()) + reserve);
       }
     });
@@ -30,7 +30,7 @@ int main() {
     const LeastMemory found = least_memory(model, request, kinds, -1, watch);
     CHECK_EQ(found.peak_bytes, least);
     CHECK_EQ(found.bound_bytes, least);
-    const auto phases = plain_phases(model, kinds, found.decision, found.batch);
+    const auto phases = plain_phases(model, request, kinds, found.decision, found.batch);
     CHECK(*std::max_element(phases.begin(), phases.end()) +
               request.reserve_bytes(largest_transient(model, kinds, found.decision)) <=
           least);

@@ -64,7 +64,7 @@ int main() {
     const Batch batch{draw(r, 1, 5), draw(r, 1, 2)};
     const Decision d = random_plan(r, model, kinds);
     for (Recompute way : d.ways) recomputed += way != Recompute::None;
-    const auto phases = plain_phases(model, kinds, d, batch);
+    const auto phases = plain_phases(model, request, kinds, d, batch);
     CHECK(phase_bytes(model, request, kinds, d, batch) == phases);
     CHECK(row_bytes(model, kinds, d, batch) == phases);
     CHECK_EQ(step_ps(kinds, d, batch), plain_time(model, kinds, d, batch));

@@ -85,5 +85,9 @@ int main() {
   model.operators[0].saved_bytes_per_sample = 0;
   const Schedule slow = schedule(model, request);  // no batch is looked at whose times would overflow
   CHECK(slow.feasible && slow.step_ps <= int64_t{1} << 61);
+  CHECK_EQ(slow.batch.size,
+           23);  // the best of those that are looked at, and 24 of 1e17 ps are more than 2^61
+  request.batches = {{24, 1}};
+  CHECK_THROWS(schedule(model, request), InvalidProblem, "overflows 2^61");
   return report("test_problem");
 }

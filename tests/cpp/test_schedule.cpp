@@ -29,7 +29,7 @@ int main() {
     every_plan(model, kinds, [&](const Decision& d) {
       const int64_t reserve = request.reserve_bytes(largest_transient(model, kinds, d));
       for (const Batch& batch : request.batches) {
-        const auto phases = plain_phases(model, kinds, d, batch);
+        const auto phases = plain_phases(model, request, kinds, d, batch);
         all.push_back({plain_time(model, kinds, d, batch), batch.samples(),
                        *std::max_element(phases.begin(), phases.end()) + reserve});
       }
@@ -61,7 +61,7 @@ int main() {
       CHECK(s.optimal);
       CHECK_EQ(s.step_ps * best->samples, best->time * s.batch.samples());
       CHECK_EQ(plain_time(model, kinds, s.decision, s.batch), s.step_ps);
-      const auto phases = plain_phases(model, kinds, s.decision, s.batch);
+      const auto phases = plain_phases(model, request, kinds, s.decision, s.batch);
       CHECK_EQ(*std::max_element(phases.begin(), phases.end()) +
                    request.reserve_bytes(largest_transient(model, kinds, s.decision)),
                s.peak_bytes);

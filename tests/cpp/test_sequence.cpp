@@ -23,7 +23,7 @@ int main() {
     std::vector<Plain> all;
     every_plan(model, kinds, [&](const Decision& d) {
       if (largest_transient(model, kinds, d) > transient) return;
-      const auto phases = plain_phases(model, kinds, d, batch);
+      const auto phases = plain_phases(model, request, kinds, d, batch);
       all.push_back({plain_time(model, kinds, d, batch), *std::max_element(phases.begin(), phases.end())});
     });
     CHECK(!all.empty());
@@ -57,13 +57,13 @@ int main() {
     if (!found.seen.choices.empty()) {
       ++seen;
       CHECK_EQ(plain_time(model, kinds, found.seen, batch), found.seen_ps);
-      const auto phases = plain_phases(model, kinds, found.seen, batch);
+      const auto phases = plain_phases(model, request, kinds, found.seen, batch);
       CHECK(*std::max_element(phases.begin(), phases.end()) + reserve <= request.limit_bytes);
     }
     if (found.found && best >= 0) {
       CHECK_EQ(found.time_ps, best);
       CHECK_EQ(plain_time(model, kinds, found.decision, batch), best);
-      const auto phases = plain_phases(model, kinds, found.decision, batch);
+      const auto phases = plain_phases(model, request, kinds, found.decision, batch);
       CHECK(*std::max_element(phases.begin(), phases.end()) + reserve <= request.limit_bytes);
       CHECK(largest_transient(model, kinds, found.decision) <= transient);
       tight += *std::max_element(phases.begin(), phases.end()) + reserve == request.limit_bytes;

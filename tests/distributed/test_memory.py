@@ -113,15 +113,37 @@ class ReadOften(nn.Module):
         return self.heads[-1](self.blocks(h))
 
 
+class CalledAgain(nn.Module):
+    """Much larger than all else is a module that is called `calls` times, before and behind the others; and a buffer."""
+
+    def __init__(self, calls: int, width: int = 256, factor: int = 32) -> None:
+        super().__init__()
+        self.calls = calls
+        self.embed = nn.Embedding(16, width)
+        self.wide = nn.Linear(width, factor * width, bias=False)
+        self.register_buffer("table", torch.zeros(2**20))
+        self.blocks = layers(6, width, 2 * width)
+
+    def again(self, h: torch.Tensor) -> torch.Tensor:
+        return h + self.wide(h).unflatten(-1, (-1, h.shape[-1])).mean(-2)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        h = self.again(self.embed(tokens))
+        for _ in range(self.calls - 2):
+            h = self.again(h)
+        return self.again(self.blocks(h))
+
+
 def peaks_under_limits(me: Member, cases: list[tuple[dict, dict]]) -> None:
     _C.memory_meter_install()
     tokens = torch.arange(8)[None]
     machine = replace(osdp.Hardware.load("rtx-titan-8"), world_size=me.world)
     for model, options in cases:
+        make = CalledAgain if "calls" in model else ReadOften
         here = dict(
             world_size=me.world, hardware=machine, batch_size=1, checkpoint=False, replay=0, **options
         )
-        description = osdp.describe(ReadOften(**model), tokens)
+        description = osdp.describe(make(**model), tokens)
         with pytest.raises(osdp.InfeasibleError) as e:
             osdp.search(description, memory=0, **here)
         limits = [
@@ -134,7 +156,7 @@ def peaks_under_limits(me: Member, cases: list[tuple[dict, dict]]) -> None:
                 me.everywhere(None)
                 gc.collect()
                 empty = _C.memory_live_bytes()
-                module = osdp.fully_shard(ReadOften(**model), plan, process_group=me.group)
+                module = osdp.fully_shard(make(**model), plan, process_group=me.group)
                 trained = [p for p in module.parameters() if p.requires_grad]
                 optimizer = torch.optim.AdamW(trained, foreach=False)
                 peaks = []
@@ -156,6 +178,9 @@ READ_OFTEN = [
     ({"readers": 2}, {"modes": ("NO_SHARD", "FULL_SHARD"), "whole": "embed"}),
     ({"readers": 3}, {}),
     ({"readers": 2, "frozen": True}, {"precision": "bf16-reduce-fp32"}),
+    ({"readers": 2}, {"modes": "NO_SHARD", "precision": "bf16-reduce-fp32"}),
+    ({"calls": 2}, {"modes": "FULL_SHARD", "granularity": 1}),
+    ({"calls": 3}, {"modes": ("NO_SHARD", "FULL_SHARD"), "whole": "wide"}),
 ]
 
 

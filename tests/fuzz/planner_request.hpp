@@ -96,6 +96,7 @@ inline Operator draw_operator(Draws& d) {
 inline Model draw_model(Draws& d) {
   Model model;
   model.input_bytes_per_sample = d.number(0, 20);
+  model.buffer_bytes = d.number(0, 20);
   std::vector<Operator> shapes;
   for (uint64_t n = 1 + d.below(3); n > 0; --n) shapes.push_back(draw_operator(d));
   for (uint64_t n = d.below(4); n > 0; --n)
@@ -138,6 +139,7 @@ inline Request draw_request(Draws& d) {
   r.buffers = d.number(1, 3);
   r.find_smallest = d.flip();
   r.depth_first = r.paper() ? d.flip() : d.flip(50);
+  r.smallest_first = d.flip();
   return r;
 }
 

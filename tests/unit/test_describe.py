@@ -89,6 +89,24 @@ def test_a_conv_net_in_training_keeps_its_running_statistics() -> None:
     assert operators["conv"].split_shape is None
 
 
+def test_every_buffer_counts_once() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mask, self.never = nn.Module(), nn.Module()  # no operators
+            self.mask.register_buffer("table", torch.zeros(10))
+            self.never.register_buffer("table", self.mask.table)
+            self.never.register_buffer("own", torch.zeros(3))
+            self.first, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.first(x))
+
+    operators = by_name(osdp.describe(Masked(), torch.randn(2, 4)))
+    assert operators["norm"].buffer_bytes == 2 * 4 * 4 + 8
+    assert sum(o.buffer_bytes for o in operators.values()) == 2 * 4 * 4 + 8 + 4 * 13
+
+
 def test_weights_that_a_parent_reads_are_gathered_at_the_parent() -> None:
     operators = by_name(osdp.describe(Wrapped(), torch.randn(3, 4)))
     assert operators["part.inner"].gather_at == ("part",)

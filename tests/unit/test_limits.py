@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 
 import pytest
 
 import osdp
-from osdp import serial
+from osdp import _search, serial
+from osdp.costing import Space, make_model, make_request
 from osdp.description import ModelDescription
 from osdp.plan import validate
 from osdp.searching import search_again, verify
-from tests.unit.gpt_descriptions import gpt, machine
+from tests.unit.gpt_descriptions import gpt, machine, operator
 
 MIB, GIB = 2**20, 2**30
 
@@ -60,6 +62,94 @@ def test_tied_models_keep_the_smallest_limit_and_random_ones(trainable: bool) ->
         r = random.Random(seed)
         for limit in (least, *(r.randint(least, 4 * least) for _ in range(4))):
             keeps_its_limit(osdp.search(description, memory=limit, **arguments))
+
+
+# ---- all that a limit is for, against every plan
+
+
+def read_again(r: random.Random) -> ModelDescription:
+    """Some operators of which parameters are tied, modules called several times, and modules have buffers."""
+    operators = []
+    for i in range(r.randint(2, 6)):
+        shape = (2 * r.randint(1, 40), r.choice((8, 64, 4096)))
+        o = operator(
+            f"m.{i}", "Linear", {"weight": shape}, saved=r.randint(0, 2**14), trainable=r.random() < 0.8
+        )
+        calls = r.choice((1, 1, 2, 3))
+        tied = calls > 1 and r.random() < 0.5
+        places = tuple(f"m.{i}" + "x" * n for n in range(calls if tied else 1))
+        operators.append(
+            dataclasses.replace(o, calls=calls, gather_at=places, buffer_bytes=r.choice((0, 0, r.randint(1, 2**20))))
+        )  # fmt: skip
+    return ModelDescription("Again", tuple(operators), (), 1, r.randint(0, 4096))
+
+
+def peak_of(description: ModelDescription, whole: tuple[bool, ...], half: bool) -> int:
+    """Bytes of the largest phase of batch 1 on 2 ranks with AdamW, as docs/search.md says. `half`: bf16."""
+    operators = description.operators
+    own = [4 * o.parameters[0].elements for o in operators]
+    computed = [p // 2 if half else p for p in own]
+    trained = [o.parameters[0].trainable for o in operators]
+    always = description.input_bytes_per_sample + sum(o.buffer_bytes for o in operators)
+    averaged = max((c for c, t in zip(computed, trained, strict=True) if t and half), default=0)
+    always += max(averaged, min(4 * 2**20, sum(p for p, t in zip(own, trained, strict=True) if t)))
+    always += 3 * max((c for c, w in zip(computed, whole, strict=True) if not w), default=0)
+    phases = []
+    for j in range(len(operators)):
+        held = always
+        for i, o in enumerate(operators):
+            p = own[i] if whole[i] else own[i] // 2
+            gradient = p if trained[i] else 0
+            state = (4 if trained[i] else 1) * p + (computed[i] if whole[i] and half else 0)
+            held += state
+            if i > j:
+                continue
+            held += o.saved_bytes_per_sample - gradient
+            if i == j and whole[i]:
+                held += gradient
+            if o.calls > 1:
+                summed = computed[i] if trained[i] else 0
+                held += 2 * summed + (0 if whole[i] else computed[i])
+        phases.append(held)
+    return max(phases)
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
+def test_no_plan_is_over_the_limit_and_none_that_fits_is_missed(half: bool) -> None:
+    r = random.Random(13)
+    hardware = machine(2)
+    arguments = dict(
+        world_size=2, hardware=hardware, batch_size=1, modes=("NO_SHARD", "FULL_SHARD"), granularity=1,
+        checkpoint=False, replay=0, precision="bf16" if half else "fp32",
+    )  # fmt: skip
+    for _ in range(60):
+        description = read_again(r)
+        n = len(description.operators)
+        every = {w: peak_of(description, w, half) for w in itertools.product((False, True), repeat=n)}
+        least = min(every.values())
+        with pytest.raises(osdp.InfeasibleError) as e:
+            osdp.search(description, memory=least - 1, **arguments)
+        assert e.value.smallest_limit == least
+        for limit in (least, r.choice([*every.values()]), r.randint(least, 2 * max(every.values()))):
+            plan = osdp.search(description, memory=limit, **arguments)
+            chosen = tuple(plan.choices[o.name].mode == "NO_SHARD" for o in description.operators)
+            assert plan.certificate.memory_bytes == every[chosen] <= limit
+            keeps_its_limit(plan)
+            fits = [w for w, peak in every.items() if peak <= limit]
+            assert plan.certificate.time_ps == min(step_ps(plan, w) for w in fits)
+
+
+def step_ps(plan: osdp.Plan, whole: tuple[bool, ...]) -> int:
+    """What the objective says of another plan for the same: by the costs of its choices one by one."""
+    assert plan.hardware is not None and plan.searched is not None
+    model = make_model(plan.description, plan.hardware, plan.precision)
+    space = Space(plan.searched.modes, (), (None,))
+    request = make_request(
+        plan.hardware, space, world_size=2, limit_bytes=0, batches=[(1, 1)], optimizer="adamw", cost="osdp",
+        method="exact",
+    )  # fmt: skip
+    costs = [_search.candidates(model, request, i, 0)[0 if w else -1] for i, w in enumerate(whole)]
+    return sum(c["communication_ps"] + c["optimizer_ps"] for c in costs)
 
 
 def test_a_plan_over_its_own_limit_is_refused() -> None:

@@ -220,17 +220,19 @@ def test_memory_follows_the_rows_that_ranks_hold():
     assert not any(g == 8 for _, g, _ in found)
 
 
-def test_tied_parameters_stay_gathered_and_their_gradients_are_summed_meanwhile():
+@pytest.mark.parametrize("places", [("wte", "head"), ("wte",)], ids=["tied", "called twice"])
+def test_parameters_that_are_read_again_stay_gathered_and_their_gradients_are_summed_meanwhile(places):
     once = operator("wte", "Embedding", {"weight": (16, 4)})
-    tied = dataclasses.replace(once, gather_at=("wte", "head"), calls=2)
+    again = dataclasses.replace(once, gather_at=places, calls=2)
     size = 16 * 4 * 4
-    whole, one = candidates(tied)["NO_SHARD", 1, 0], candidates(once)["NO_SHARD", 1, 0]
-    assert whole == {**one, "gathered_bytes": size}
+    whole, one = candidates(again)["NO_SHARD", 1, 0], candidates(once)["NO_SHARD", 1, 0]
+    assert whole == {**one, "gathered_bytes": 2 * size}  # and no room to be gathered in
     for mode in ("SHARD_GRAD_OP", "FULL_SHARD"):
-        kept, one = candidates(tied)[mode, 1, 1], candidates(once)[mode, 1, 1]
-        assert (kept["gathered_bytes"], kept["transient_bytes"]) == (3 * size, 0)
+        kept, one = candidates(again)[mode, 1, 1], candidates(once)[mode, 1, 1]
+        assert (kept["gathered_bytes"], kept["held_bytes"], kept["transient_bytes"]) == (3 * size, 0, size)
         assert kept["state_bytes"] == one["state_bytes"] == size
-        assert kept["communication_ps"] == one["communication_ps"]  # gathered at the first reader alone
+        if len(places) > 1:  # gathered at the first reader alone
+            assert kept["communication_ps"] == one["communication_ps"]
 
 
 def test_frozen_parameters_cost_no_state_and_no_gradient():
@@ -359,6 +361,19 @@ def test_the_papers_algorithm_finds_the_same_plan():
     dfs = osdp.search(description, method="dfs", **arguments)
     assert dfs.certificate.optimal and dfs.batch_size == exact.batch_size
     assert dfs.certificate.time_ps == exact.certificate.time_ps
+
+
+@pytest.mark.parametrize("method", ["dfs", "dfs-smallest-first"])
+def test_the_papers_algorithm_ends_at_the_first_batch_that_does_not_fit(method):
+    """Also where what no choice changes is over the limit by itself."""
+    one = operator("e", "Linear", {"weight": (8, 8)}, flops=10, saved=2**20)
+    description = ModelDescription("One", (one,), (), 1, 0)
+    arguments = dict(world_size=4, hardware=machine(4), cost="paper", method=method)
+    plan = osdp.search(description, memory="3.5MiB", **arguments)
+    assert plan.batch_size == 3 and plan.certificate.optimal
+    with pytest.raises(osdp.InfeasibleError) as e:
+        osdp.search(description, memory="0.5MiB", **arguments)
+    assert e.value.smallest_limit > 2**20
 
 
 def test_infeasible_says_what_would_fit():

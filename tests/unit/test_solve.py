@@ -91,15 +91,35 @@ def test_the_papers_search_and_the_exact_one_agree():
         # Every second option: 16^6 plans are a few million nodes.
         options = [o[::3] for o in options_of(instance)]
         exact = osdp.solve(options, instance["limit"])
-        dfs = osdp.solve(options, instance["limit"], method="dfs")
-        assert dfs.optimal and dfs.time == exact.time == dfs.lower_bound
-        assert dfs.nodes > exact.nodes
+        for method in ("dfs", "dfs-smallest-first"):
+            dfs = osdp.solve(options, instance["limit"], method=method)
+            assert dfs.optimal and dfs.time == exact.time == dfs.lower_bound
+            assert dfs.nodes > exact.nodes
 
 
 def test_a_time_limit_returns_the_best_so_far_with_a_valid_bound():
     best = osdp.solve(ENDLESS, 9000)
     s = osdp.solve(ENDLESS, 9000, method="dfs", time_limit=0.05)
     assert not s.optimal and s.lower_bound <= best.time <= s.time and s.memory <= 9000
+
+
+def test_smallest_first_finds_a_plan_where_the_order_given_finds_none():
+    instance = next(i for i in INSTANCES if i["name"] == "118 distinct @0.25")
+    options, limit = options_of(instance), instance["limit"]
+    with pytest.raises(osdp.InfeasibleError, match="'dfs-smallest-first'"):
+        osdp.solve(options, limit, method="dfs", time_limit=0.2)
+    s = osdp.solve(options, limit, method="dfs-smallest-first", time_limit=0.2)
+    assert s.memory <= limit and s.time >= instance["best_time"]
+
+
+def test_a_search_keeps_to_its_memory_and_says_what_it_proved():
+    instance = next(i for i in INSTANCES if i["name"] == "118 distinct @0.75")
+    options, limit = options_of(instance), instance["limit"]
+    small = osdp.solve(options, limit, state="1MiB")
+    assert not small.optimal and small.lower_bound <= instance["best_time"] <= small.time
+    assert small.memory <= limit
+    with pytest.raises(osdp.InvalidProblemError, match="state"):
+        osdp.solve(options, limit, state=0)
 
 
 def test_an_infeasible_limit_names_the_smallest_one_that_works():
@@ -272,7 +292,7 @@ def every_solution(options, limit):
 @settings(max_examples=200, deadline=None)
 def test_an_answer_that_is_not_the_best_is_not_taken_for_the_best(options, room, data):
     limit = sum(min(m for _, m in o) for o in options) + room
-    for method in ("exact", "dfs"):
+    for method in ("exact", "dfs", "dfs-smallest-first"):
         s = osdp.solve(options, limit, method=method)
         assert check_solution(options, limit, s) == ""
         fits = every_solution(options, limit)

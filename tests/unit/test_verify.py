@@ -50,10 +50,7 @@ NOTHING = {
         "hardware.memory_bytes",
         "hardware.world_size",
     ),
-    "not part of the model of memory and time": (
-        "description.sample_batch",
-        "description.operators[].buffer_bytes",
-    ),
+    "not part of the model of memory and time": ("description.sample_batch",),
     "for a person; what is counted follows from the shapes": ("description.operators[].parameter_bytes",),
 }
 INPUTS = (
@@ -67,6 +64,7 @@ INPUTS = (
     "description.operators[].calls",
     "description.operators[].block",
     "description.operators[].split_shape[]",
+    "description.operators[].buffer_bytes",
     "description.operators[].saved_bytes_per_sample",
     "description.operators[].saved_bytes_fixed",
     "description.operators[].flops_per_sample",
@@ -163,8 +161,12 @@ def plans() -> dict[str, Plan]:
     )
     rich = dataclasses.replace(small, operators=(frozen, tied, *small.operators), output_bytes_per_sample=400)
     least = least_memory(rich, hardware)
+    dear = ["h.1.mlp.fc"]  # whole it takes memory that has a price
     found = {
-        "tight": osdp.search(rich, memory=int(1.02 * least), world_size=4, hardware=hardware, replay=0, whole=["frozen"]),
+        "tight": osdp.search(
+            rich, memory=int(1.02 * least_memory(rich, hardware, dear)), world_size=4, hardware=hardware, replay=0,
+            whole=dear,
+        ),
         "accumulating": osdp.search(
             small, memory=int(1.5 * least), world_size=4, hardware=hardware, global_batch_size=32, replay=0,
             precision="bf16-reduce-fp32", objective="memory", at_least=1.0,
@@ -183,9 +185,9 @@ def plans() -> dict[str, Plan]:
     return found
 
 
-def least_memory(description: Any, hardware: Any) -> int:
+def least_memory(description: Any, hardware: Any, whole: Any = ()) -> int:
     with pytest.raises(osdp.InfeasibleError) as e:
-        osdp.search(description, memory=1, world_size=4, hardware=hardware)
+        osdp.search(description, memory=1, world_size=4, hardware=hardware, whole=whole)
     assert e.value.smallest_limit is not None
     return e.value.smallest_limit
 
@@ -266,23 +268,31 @@ def with_value(data: Any, place: tuple[Any, ...], value: Any) -> Any:
     return result
 
 
-def tried(name: str) -> dict[str, list[tuple[bool, str]]]:
-    """By field: whether each change of it in this plan was noticed."""
+def try_changes(name: str, results: dict[str, list[tuple[bool, str]]]) -> None:
+    """By field: whether each change of it in this plan was noticed. At two places, or one of a field that another plan
+    has too; not where nothing more can be learned: it claims nothing, or was noticed and need not always be.
+    """
     r = random.Random(7)
+    everything = set(fields_of(Plan))
     data = json.loads(plans()[name].dumps())
     places: dict[str, list[tuple[Any, ...]]] = {}
     for field, place in values(data):
         places.setdefault(field, []).append(place)
-    results: dict[str, list[tuple[bool, str]]] = {}
     for field, where in places.items():
-        for place in r.sample(where, len(where) if field.endswith("gather_at[]") else min(2, len(where))):
+        known = results.setdefault(field, [])
+        why = why_of(field) if field in everything else INPUT
+        if why.startswith("no claim"):
+            continue
+        most = len(where) if why != CHECKED else 1 if known else 2
+        for place in r.sample(where, min(most, len(where))):
+            if why != CHECKED and any(was for was, _ in known):
+                break
             old = data
             for key in place:
                 old = old[key]
             for new in (new for new in changed(old) if new != old):
                 was = noticed(with_value(data, place, new))
-                results.setdefault(field, []).append((was, f"{name}: {place}: {old!r:.60} -> {new!r:.60}"))
-    return results
+                known.append((was, f"{name}: {place}: {old!r:.60} -> {new!r:.60}"))
 
 
 def test_every_change_of_a_plan_is_noticed_or_known_to_claim_nothing():
@@ -291,8 +301,7 @@ def test_every_change_of_a_plan_is_noticed_or_known_to_claim_nothing():
     assert known <= everything, known - everything
     results: dict[str, list[tuple[bool, str]]] = {}
     for name in plans():
-        for field, changes in tried(name).items():
-            results.setdefault(field, []).extend(changes)
+        try_changes(name, results)
     assert everything <= set(results), everything - set(results)
     wrong = []
     for field, changes in results.items():
@@ -300,8 +309,6 @@ def test_every_change_of_a_plan_is_noticed_or_known_to_claim_nothing():
         why = why_of(field) if field in everything else INPUT  # of what holds others
         if why == CHECKED and missed:
             wrong.append(f"{field}: not noticed: {missed[0]}")
-        elif field == "searched.whole":
-            pass  # without its one pattern: a wider search, in which the same bound holds here
         elif why in (INPUT, PROOF) and len(missed) == len(changes):
             wrong.append(f"{field}: never noticed")
     assert not wrong, "\n".join(wrong)

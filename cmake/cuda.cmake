@@ -20,6 +20,8 @@ target_sources(_C PRIVATE ${CUDA_SOURCES})
 # kernels need; the runtime library is the one that torch has loaded.
 set_target_properties(_C PROPERTIES CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}" CUDA_STANDARD 17
                                     CUDA_RUNTIME_LIBRARY Shared)
+# Bit for bit what the CPU's kernels compute: no product is fused with its sum. They wait for memory anyway.
+target_compile_options(_C PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-fmad=false>")
 target_compile_definitions(_C PRIVATE OSDP_WITH_CUDA)
 target_link_libraries(_C PRIVATE torch_cuda c10_cuda)
 set(KERNELS_CUDA "${TORCH_CUDA_VERSION}")

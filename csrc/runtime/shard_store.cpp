@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "runtime/storage_access.hpp"
+
 namespace osdp::runtime {
 namespace {
 
@@ -236,17 +238,13 @@ void Slot::attach(at::DataPtr memory) {
 
 void Slot::open() {
   const auto& memory = padded_.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
-  auto* storage = full_.storage().unsafeGetStorageImpl();
-  storage->set_data_ptr_noswap(at::DataPtr(memory.get(), memory.device()));  // padded_ owns it
-  storage->clear_data_ptr_access_error_msg_();
+  set_readable(*full_.storage().unsafeGetStorageImpl(),
+               at::DataPtr(memory.get(), memory.device()));  // padded_ owns it
 }
 
 void Slot::detach() noexcept {
-  auto* storage = full_.storage().unsafeGetStorageImpl();
-  const auto nowhere = [&] { return at::DataPtr(nullptr, storage->_mutable_data_ptr_no_checks().device()); };
-  storage->set_data_ptr_noswap(nowhere());
-  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(unreadable_);
-  padded_.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(nowhere());
+  set_unreadable(*full_.storage().unsafeGetStorageImpl(), unreadable_);
+  padded_.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(nullptr, full_.device()));
   attached_ = false;
 }
 

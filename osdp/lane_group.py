@@ -144,8 +144,7 @@ def _announced(group: dist.ProcessGroup, name: str, ranks: Sequence[int]) -> dis
 
 
 def _timeout(group: dist.ProcessGroup, device: torch.device) -> timedelta:
-    timeout: timedelta = group._get_backend(device).options._timeout
-    return timeout
+    return _C.timeout_of(group.group_name, device)
 
 
 def _make(
@@ -153,26 +152,40 @@ def _make(
 ) -> dist.ProcessGroup:
     """A group of `size` ranks under `name`, with the backends and timeout that `group` has for `devices`."""
     made = dist.ProcessGroup(PrefixStore(f"{name}/", _get_default_store()), rank, size)
+    kinds = dist.BackendConfig(_world.pg_backend_config[group]).get_device_backend_map()  # type: ignore[arg-type]
     backends: dict[str, Any] = {}
     for device in devices:
-        caller = group._get_backend(device)
-        kind = caller.name()
+        kind = kinds[device.type]
         store = PrefixStore(f"{name}/{kind}/", _get_default_store())
         if kind not in backends:
             # The heartbeat's verdict, which knows more, comes first.
             timeout = _timeout(group, device) + timedelta(seconds=_C.HEARTBEAT_MARGIN_S)
-            backends[kind] = _backend(kind, store, rank, size, timeout, device)
-        made._register_backend(device, getattr(dist.ProcessGroup.BackendType, kind.upper()), backends[kind])
+            backends[kind] = _backend(kind, store, rank, size, timeout)
+        made._register_backend(device, _kind_of_backend(kind), backends[kind])
     made._set_group_name(name)  # type: ignore[arg-type]
     _register_process_group(name, made)  # type: ignore[arg-type]
     return made
 
 
-def _backend(kind: str, store: Any, rank: int, size: int, timeout: timedelta, device: torch.device) -> Any:
+def _kind_of_backend(kind: str) -> Any:
+    return getattr(dist.ProcessGroup.BackendType, kind.upper(), dist.ProcessGroup.BackendType.CUSTOM)
+
+
+def _backend(kind: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """Of a kind that torch has, or that somebody has registered with it."""
     if kind == dist.Backend.GLOO:
         return dist.ProcessGroupGloo(store, rank, size, timeout)
     if kind == dist.Backend.NCCL:
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        return dist.ProcessGroupNCCL(store, rank, size, options)
-    raise ProcessGroupError(f"backend {kind!r} is not supported for {device.type}: use gloo or nccl")
+        nccl = dist.ProcessGroupNCCL.Options()
+        nccl._timeout = timeout
+        return dist.ProcessGroupNCCL(store, rank, size, nccl)
+    plugin = dist.Backend._plugins.get(kind.upper())
+    if plugin is None:
+        raise ProcessGroupError(
+            f"backend {kind!r} is not supported: use gloo, nccl, or one that dist.Backend.register_backend knows"
+        )
+    if not plugin.extended_api:
+        return plugin.creator_fn(store, rank, size, timeout)
+    options: Any = c10d._DistributedBackendOptions()
+    options.store, options.group_rank, options.group_size, options.timeout = store, rank, size, timeout
+    return plugin.creator_fn(options, None)

@@ -4,6 +4,7 @@ part of a sharded tensor for all of it, are right with it or refuse. Models that
 
 from __future__ import annotations
 
+from osdp.backward_errors import install_backward_errors
 from osdp.initialising import watch_initialising
 from osdp.optimizer_steps import watch_steps
 from osdp.other_parallels import install_refusals
@@ -15,6 +16,7 @@ from osdp.typed_errors import install_typed_errors
 
 
 def install_torch_tools() -> None:
+    install_backward_errors()
     install_norms()
     install_optimizer_state()
     install_scaler()

@@ -1,10 +1,14 @@
 // Bindings of csrc/runtime: a Runtime, the module hooks that drive it, the memory meter.
 #include <ATen/core/Tensor.h>
+#include <pybind11/chrono.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <unordered_set>
 
+#include "runtime/c10d.hpp"
 #include "runtime/ending.hpp"
 #include "runtime/errors.hpp"
 #include "runtime/heartbeat.hpp"
@@ -190,7 +194,7 @@ struct CallHook {
                "' is replaced by a tensor ", other.sizes(),
                " for this call (torch.func.functional_call?), and in full it is ", p.full_sizes(),
                ". Give full tensors, as model.state_dict() has them, or the model's own parameters.");
-    const bool own = runtime->world() == 1 || !runtime->sync();
+    const bool own = runtime->alone() || !runtime->sync();
     OSDP_CHECK(
         own || !in_transform() || !is_differentiated(other), Sharding,
         "OSDP: torch.func takes the gradient "
@@ -275,8 +279,10 @@ class LaneCollectives {
   }
   // Does not wait: the caller may compute meanwhile.
   rt::Ticket submit_all_reduce_mean(const rt::Tensors& tensors) const {
-    return lane_->submit(named("all-reduce", tensors),
-                         [collectives = collectives_, tensors] { collectives->all_reduce_mean(tensors); });
+    return lane_->submit(named("all-reduce", tensors), [collectives = collectives_, tensors] {
+      collectives->all_reduce_mean(tensors);
+      for (const at::Tensor& tensor : tensors) rt::Lane::keep(tensor);
+    });
   }
   std::string link() const { return collectives_->link(); }
 
@@ -522,6 +528,20 @@ void bind_runtime(py::module_& m) {
       "A hook for torch.nn.modules.module.register_module_..._registration_hook");
   m.def("start_heartbeat", &rt::start_heartbeat, py::arg("group"), py::arg("device"), py::arg("timeout_s"),
         Release(), "Finds out which rank died, hangs or goes another way; see csrc/runtime/heartbeat.hpp.");
+  m.def(
+      "timeout_of",
+      [](const std::string& group, const at::Device& device) {
+        return rt::peers_of(c10d::resolve_process_group(group)->getBackend(device.type()))->timeout();
+      },
+      py::arg("group"), py::arg("device"), "Of the backend that a group has for a device.");
+  m.def(
+      "await_backwards",
+      [] {
+        for (const auto& runtime : rt::live_runtimes()) runtime->await_backward();
+      },
+      Release(),
+      "After an exception in a backward: until every model is put back. See Note [A backward that ends "
+      "elsewhere].");
   m.def("end_group", &rt::end_group, py::arg("group"), Release(),
         "Ends a group's heartbeat, lanes and link; see csrc/runtime/ending.hpp.");
   m.def(

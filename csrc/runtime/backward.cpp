@@ -21,7 +21,7 @@ namespace osdp::runtime {
 
 void Runtime::begin_backward() {
   if (backward_) return;
-  at_end_of_graph_task(*this);  // first: from here on an exception puts everything back
+  backward_end_ = at_end_of_graph_task(*this);  // first: from here on an exception puts everything back
   backward_ = true;
   backward_order_.begin();
   for (const auto& unit : units_) enter({unit.get()});
@@ -42,7 +42,7 @@ void Runtime::check_asked() {
   const int task = current_graph_task();
   if (std::exchange(asked_task_, task) == task) return;
   for (const auto& p : params_) {
-    const bool own = world() == 1 || !sync_;
+    const bool own = alone() || !sync_;
     if (own && !p->split()) continue;
     OSDP_CHECK(!is_captured(p->accumulator.get()), Sharding, "OSDP: rank ", rank(),
                ": torch.autograd.grad asks for the gradient of parameter '", p->name(), "', ",
@@ -136,7 +136,7 @@ void Runtime::after_gradient(Parameter& param, const at::Tensor& made) {
     return;
   }
   if (!place.unit) {  // one rank, or a split weight without NO_SHARD slices: its slices are on their way
-    param.reduced |= world() == 1;
+    param.reduced |= alone();
     return;
   }
   Unit& unit = *place.unit;
@@ -255,6 +255,12 @@ Parameter* Runtime::unreduced() {
 void Runtime::check_replicas() {
   replicas_.check(rank());
   column_replicas_.check(rank());
+}
+
+void Runtime::await_backward() {
+  if (!backward_end_ || current_graph_task() != -1) return;
+  const std::shared_ptr<BackwardEnd> end = std::exchange(backward_end_, nullptr);
+  end->await();
 }
 
 void Runtime::abort() noexcept {

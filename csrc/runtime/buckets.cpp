@@ -157,6 +157,7 @@ void Buckets::launch_mixed(Bucket& bucket) {
   }
   if (gradients->empty()) return;
   const at::ScalarType reduce = bucket.items[0]->param->reduce_dtype();
+  if (lane_->keeps() && !tickets_.empty()) tickets_.back().wait();
   tickets_.push_back(lane_->submit(
       bucket.names.of(bucket.parts, accumulates_),
       [gradients, reduce, collectives = collectives_] { average(*collectives, reduce, *gradients); }));

@@ -1,6 +1,11 @@
 // The few collectives the runtime uses, over one c10d process group, blocking until the result can be used on
 // the current stream. Called from the lane only. With one rank they copy or do nothing. Costs, N ranks, S
 // bytes of full tensor (ring): all_gather and reduce_scatter (N-1)(alpha + S/N beta), all_reduce twice that.
+//
+// Note [Sharding on one rank]
+// One rank has nothing to shard, and calls no backend. With OSDP_SHARD_ALONE=1 in the environment it does
+// both, as one of several would: so that a machine with one accelerator runs its backend's collectives and
+// everything that is ordered around them. For tests.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,6 +27,8 @@ using Tensors = std::vector<at::Tensor>;
 // behind each other, and the result is copied out, which costs less than another collective would.
 constexpr size_t kSmallBytes = 64 * 1024;
 
+bool shards_alone();
+
 class Collectives {
  public:
   // `group` is a name known to c10d's registry: process groups cross from Python by name, since another
@@ -35,6 +42,8 @@ class Collectives {
   virtual std::string link() const { return backend_->getBackendName(); }
   int64_t rank() const { return backend_->getRank(); }
   int64_t world() const { return backend_->getSize(); }
+  // Whether there is nobody to communicate with; see Note [Sharding on one rank].
+  bool alone() const { return world() == 1 && !shards_alone(); }
   // Payload that this rank has sent round its ring so far; of other backends nothing is known.
   virtual int64_t sent_bytes() const { return 0; }
 
@@ -52,10 +61,10 @@ class Collectives {
   virtual Head head_of_all_reduce(const Tensors&) const { return {}; }
   // In place, contiguous; of a few numbers.
   void all_reduce_sum(const at::Tensor& tensor) {
-    if (world() > 1) reduce_one(tensor, c10d::ReduceOp::SUM);
+    if (!alone()) reduce_one(tensor, c10d::ReduceOp::SUM);
   }
   void all_reduce_max(const at::Tensor& tensor) {
-    if (world() > 1) reduce_one(tensor, c10d::ReduceOp::MAX);
+    if (!alone()) reduce_one(tensor, c10d::ReduceOp::MAX);
   }
   // Rank 0's contents to every rank; any layout.
   void broadcast(const Tensors& tensors);
@@ -67,7 +76,7 @@ class Collectives {
 
   explicit Collectives(c10::intrusive_ptr<c10d::Backend> backend) : backend_(std::move(backend)) {}
 
-  // With two ranks at least.
+  // Where it is not alone.
   virtual void gather(const Tensors& outputs, const Tensors& inputs);
   virtual void reduce_scatter(const Tensors& outputs, const Tensors& inputs);
   virtual void all_reduce(const Tensors& tensors);

@@ -224,6 +224,7 @@ void Runtime::note_recomputation() {
 
 void Runtime::begin_call(Call& call, const std::vector<at::Tensor>& inputs) {
   NoInference no_inference;
+  if (stack_.empty()) await_backward();
   if (stack_.empty() && !backward_) {
     // A model called for the first time inside a backward (a checkpoint around the whole of it) joins that
     // backward.

@@ -38,12 +38,15 @@ bool hookable(const at::Tensor& t) { return t.defined() && t.requires_grad() && 
 
 struct GraphTaskEnd {
   std::shared_ptr<Runtime> runtime;
+  std::shared_ptr<BackwardEnd> end;
   GraphTaskFuture future = current_graph_task_future();
   bool finished = false;
   ~GraphTaskEnd() {
-    if (finished) return;
-    if (future && future->hasError()) runtime->note_exception(future->tryRetrieveErrorMessage());
-    runtime->abort();
+    if (!finished) {
+      if (future && future->hasError()) runtime->note_exception(future->tryRetrieveErrorMessage());
+      runtime->abort();
+    }
+    end->tell();
   }
 };
 
@@ -76,13 +79,17 @@ void watch_inputs(Runtime& runtime, const Call& call, const std::vector<at::Tens
       });
 }
 
-void at_end_of_graph_task(Runtime& runtime) {
+std::shared_ptr<BackwardEnd> at_end_of_graph_task(Runtime& runtime) {
   auto end = std::make_shared<GraphTaskEnd>();
   end->runtime = runtime.shared_from_this();
+  end->end = std::make_shared<BackwardEnd>();
+  std::shared_ptr<BackwardEnd> told = end->end;
   torch::autograd::Engine::get_default_engine().queue_callback([end] {
     end->runtime->finish_backward();
     end->finished = true;
+    end->end->tell();
   });
+  return told;
 }
 
 }  // namespace osdp::runtime

@@ -3,7 +3,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <chrono>
+#include <condition_variable>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "runtime/shard_store.hpp"
@@ -12,6 +15,31 @@
 namespace osdp::runtime {
 
 class Runtime;
+
+// Note [A backward that ends elsewhere]
+// On an accelerator autograd's own thread runs the backward. When something throws there, the thread that
+// called backward gets the exception and goes on, while the other still destroys the graph task, and with it
+// the guard that puts the model back. Parameters are inside until then: zero_grad would miss their gradients,
+// and a forward would take the backward to be under way still. So backward's exception is held back until
+// every guard has done its work (osdp/backward_errors.py), and a forward waits for it too.
+class BackwardEnd {
+ public:
+  void tell() {
+    std::lock_guard lock(mutex_);
+    over_ = true;
+    changed_.notify_all();
+  }
+  // Whoever keeps a failed graph alive keeps the guard from ending: not for ever.
+  void await() {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, std::chrono::seconds(60), [this] { return over_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool over_ = false;
+};
 
 // Makes the parameter's gradient node (the parameter must show what its gradients look like: be inside, or
 // whole) and hooks it before and after it accumulates.
@@ -27,6 +55,6 @@ void watch_inputs(Runtime& runtime, const Call& call, const std::vector<at::Tens
 
 // Arranges for Runtime::finish_backward when the running graph task ends, or Runtime::abort when it is
 // destroyed without that (engine callbacks do not run after an exception; what they captured is destroyed).
-void at_end_of_graph_task(Runtime& runtime);
+std::shared_ptr<BackwardEnd> at_end_of_graph_task(Runtime& runtime);
 
 }  // namespace osdp::runtime

@@ -20,6 +20,7 @@
 #include <optional>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 
 #include "runtime/c10d.hpp"
 #include "runtime/ending.hpp"
@@ -43,6 +44,10 @@ void set_signal_check(void (*check)()) { signal_check = check; }
 
 struct Ticket::State {
   explicit State(std::shared_ptr<Alarm> a) : alarm(std::move(a)) {}
+  // Also where nobody has waited for the task.
+  ~State() {
+    if (event && !kept.empty()) event->block(*submitter);
+  }
 
   std::shared_ptr<Alarm> alarm;
   std::mutex mutex;
@@ -51,8 +56,10 @@ struct Ticket::State {
   double seconds = 0;
   std::exception_ptr error;
   TaskNamePtr name;
-  std::optional<c10::Event> event;  // accelerators
-  c10::Device device{c10::DeviceType::CPU};
+  // Accelerators.
+  std::optional<c10::Event> event;
+  std::optional<c10::Stream> submitter;
+  std::vector<at::Tensor> kept;  // until that stream has waited for the event
 
   void finish(std::exception_ptr e, double took = 0) {
     std::lock_guard lock(mutex);
@@ -92,8 +99,12 @@ void Ticket::wait() const {
   }
   if (state_->error) std::rethrow_exception(state_->error);
   if (state_->event) {
-    c10::impl::VirtualGuardImpl guard(state_->device.type());
-    state_->event->block(guard.getStream(state_->device));
+    const c10::Stream submitter = *state_->submitter;
+    const c10::impl::VirtualGuardImpl guard(submitter.device_type());
+    const c10::Stream here = guard.getStream(submitter.device());
+    state_->event->block(here);
+    if (!state_->kept.empty() && here != submitter) state_->event->block(submitter);
+    state_->kept.clear();
   }
 }
 
@@ -220,6 +231,8 @@ class ThreadLane final : public Lane {
   std::thread thread_;
 };
 
+thread_local std::vector<at::Tensor>* kept_by_task = nullptr;  // of the stream's lane that runs here
+
 class StreamLane final : public Lane {
  public:
   StreamLane(std::shared_ptr<Alarm> alarm, c10::Device device)
@@ -231,11 +244,12 @@ class StreamLane final : public Lane {
   Ticket submit(TaskNamePtr name, Task task, Head) override {
     auto state = std::make_shared<Ticket::State>(alarm_);
     watch_.submitted();
-    state->device = device_;
+    state->submitter = guard_.getStream(device_);
     if (!broken_) {
+      std::vector<at::Tensor>* const outer = std::exchange(kept_by_task, &state->kept);
       try {
         c10::Event before(device_.type());
-        before.record(guard_.getStream(device_));
+        before.record(*state->submitter);
         before.block(stream_);
         c10::StreamGuard on_lane(stream_);
         broken_ = run(name, task, watch_, *alarm_);
@@ -244,11 +258,13 @@ class StreamLane final : public Lane {
       } catch (...) {
         broken_ = std::current_exception();
       }
+      kept_by_task = outer;
     }
     state->finish(broken_);
     return Ticket(std::move(state));
   }
 
+  bool keeps() const override { return true; }
   void synchronize() override { stream_.synchronize(); }
 
  private:
@@ -287,6 +303,10 @@ std::shared_ptr<Lane> lane_of(const std::string& name, c10::Device device, const
 }
 
 }  // namespace
+
+void Lane::keep(at::Tensor tensor) {
+  if (kept_by_task && tensor.defined() && !tensor.is_cpu()) kept_by_task->push_back(std::move(tensor));
+}
 
 std::shared_ptr<Lane> Lane::of(const std::string& group, c10::Device device) {
   std::lock_guard lock(registry().mutex);

@@ -9,6 +9,7 @@
 // stream waits for the work that the caller enqueued before.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
 #include <functional>
@@ -18,6 +19,17 @@
 #include "runtime/alarm.hpp"
 
 namespace osdp::runtime {
+
+//
+// Note [Memory that two streams use]
+// A device's allocator gives freed memory out again on the stream that it was allocated on, at once, whatever
+// other streams still do with it. So memory that a task of a stream's lane reads or writes, and that somebody
+// may free before he has waited for the task, is kept by its ticket (`Lane::keep`) until the stream that
+// submitted it has waited for it. Gradients leave that way: so that they do not pile up, whoever submits one
+// first waits for the one before (`keeps()`): at most one more exists than on a lane that is a thread, which
+// lets go of memory only when it is done with it. What a task allocates for itself belongs to the lane's
+// stream, where it is used and given out again in order. What it leaves behind is only freed after the stream
+// that uses it has waited for the task; the next task waits for that stream before it takes the memory again.
 
 // The end of one task. Copyable; empty tickets wait for nothing.
 class Ticket {
@@ -59,6 +71,11 @@ class Lane {
   // they are. `head` is what the task's first course sends first, if that is known already; it is not kept
   // once the task runs.
   virtual Ticket submit(TaskNamePtr name, Task task, Head head = {}) = 0;
+
+  // Whether tasks end before their memory is let go of; see Note [Memory that two streams use].
+  virtual bool keeps() const { return false; }
+  // Within a task that reads the tensor, which was allocated outside of it.
+  static void keep(at::Tensor tensor);
 
   // The host waits until what was submitted has been carried out on the device too; where the lane is a
   // thread, tickets wait for that.

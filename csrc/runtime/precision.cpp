@@ -5,6 +5,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <cmath>
+#include <utility>
 
 #include "kernels/kernels.hpp"
 #include "runtime/arithmetic.hpp"
@@ -64,7 +65,7 @@ void average(Collectives& collectives, at::ScalarType reduce, std::vector<Averag
   };
   each([](Averaged& a, const at::Tensor& part) {
     cast_into(part.view(a.gradient.sizes()), a.gradient);
-    if (!a.replaces) a.gradient.reset();
+    if (!a.replaces) Lane::keep(std::exchange(a.gradient, at::Tensor()));
   });
   if (headroom != 1.0) scale_by(flat, headroom);
   collectives.all_reduce_mean({flat});

@@ -55,7 +55,7 @@ std::string values_by_rank(const at::Tensor& digest_of_each, const std::vector<i
 void Replicas::submit(Lane& lane, const std::shared_ptr<Collectives>& collectives,
                       const std::vector<Parameter*>& params, bool accumulates) {
   const int64_t step = steps_++;
-  if (params.empty() || collectives->world() == 1) return;
+  if (params.empty() || collectives->alone()) return;
   const bool all = step < kFirst || step % kEvery == 0;
   names_.clear();
   written_.clear();
@@ -66,7 +66,9 @@ void Replicas::submit(Lane& lane, const std::shared_ptr<Collectives>& collective
     written_.push_back(p->written_in_forward);
     const at::Tensor local = p->local().contiguous();
     names_.push_back(p->name());
-    each.push_back(local.is_cpu() ? at::scalar_tensor(digest_here(local), at::kDouble) : digest_there(local));
+    // Of rows that rest in host memory too: the ranks compare on the device, where their backend is.
+    each.push_back(local.is_cpu() ? at::scalar_tensor(digest_here(local), at::kDouble).to(p->device())
+                                  : digest_there(local));
   }
   if (each.empty()) return;
   const at::Tensor digests = at::stack(each);

@@ -12,8 +12,8 @@ namespace {
 
 // What cannot be cut into rows stays whole: scalars, tensors of one element or none; and with one rank there
 // is nothing to shard.
-bool can_shard(const ParamSpec& spec, int64_t world) {
-  return world > 1 && !spec.sizes().empty() && c10::multiply_integers(spec.sizes()) > 1;
+bool can_shard(const ParamSpec& spec, const Sharing& sharing) {
+  return !sharing.shard->alone() && !spec.sizes().empty() && c10::multiply_integers(spec.sizes()) > 1;
 }
 
 void check_split(const ParamSpec& spec) {
@@ -66,7 +66,7 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
       buckets_(lane_, collectives_, model),
       device_(device),
       column_replicas_(model, ranks_of_part(groups.replicate)) {
-  if (hybrid_.replicate && hybrid_.replicate->world() > 1)
+  if (hybrid_.replicate && !hybrid_.replicate->alone())
     columns_ = std::make_shared<Columns>(device.is_cpu() ? Lane::beside(groups.all, device) : nullptr,
                                          hybrid_.replicate);
   std::vector<Mode> modes(params.size(), Mode::NoShard);
@@ -80,9 +80,9 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
   for (size_t i = 0; i < params.size(); ++i) {
     ParamSpec& spec = params[i];
     // With one rank a split weight keeps its slices, none of them sharded.
-    if (spec.split && world() == 1) spec.split->sharded = 0;
+    if (spec.split && alone()) spec.split->sharded = 0;
     const Sharing& sharing = modes[i] == Mode::HybridShard ? hybrid_ : everyone_;
-    const bool sharded = spec.split || (modes[i] != Mode::NoShard && can_shard(spec, sharing.world()));
+    const bool sharded = spec.split || (modes[i] != Mode::NoShard && can_shard(spec, sharing));
     offloads_ |= add_parameter(spec, sharded, sharing).away();
     spec.tensor.reset();
   }
@@ -142,7 +142,7 @@ Parameter& Runtime::add_parameter(const ParamSpec& spec, bool sharded, const Sha
 }
 
 void Runtime::add_buckets(const std::string& label, const std::vector<Parameter*>& replicated) {
-  if (world() == 1) return;
+  if (alone()) return;
   for (const std::vector<Parameter*>& alike : alike_in_precision(replicated))
     for (BucketItem* item : buckets_.add(label, alike)) place_of(*item->param).bucket = item;
 }

@@ -33,6 +33,8 @@
 
 namespace osdp::runtime {
 
+class BackwardEnd;
+
 // Counters since the last reset, for reports and tests.
 struct Statistics {
   int64_t gathers = 0;
@@ -71,6 +73,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   int64_t rank() const { return collectives_->rank(); }
   int64_t world() const { return collectives_->world(); }
+  bool alone() const { return collectives_->alone(); }
 
   // The call of a module that gathers the units that hold these parameters. Each module has one call, and one
   // for each of its registered methods.
@@ -101,6 +104,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void before_gradient(Parameter& param);
   void after_gradient(Parameter& param, const at::Tensor& made);  // made: what autograd accumulated
   void finish_backward();
+  void await_backward();  // until the last one has ended, and what an exception left is put back
   void abort() noexcept;  // after an exception: everything released, parameters outside, lane quiet
 
   // How many units of the recorded order are gathered ahead of the one in use, if they are all of the largest
@@ -252,7 +256,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   int64_t backward_count_ = 0;
   bool accumulates_ = false;       // see Note [Micro-batches between steps]
   bool compares_replicas_ = true;  // at the next training forward: once per backward that averages
-  PhaseRange backward_range_;      // from one call's backward to the next one's
+  std::shared_ptr<BackwardEnd> backward_end_;  // of the last one, until somebody has waited for it
+  PhaseRange backward_range_;                  // from one call's backward to the next one's
   bool sync_ = true;
   std::string exception_text_;
   bool summoned_ = false;

@@ -1,6 +1,8 @@
 // Gather, release and reduce: what happens to a unit's memory.
 #include <ATen/Functions.h>
 
+#include <utility>
+
 #include "runtime/arithmetic.hpp"
 #include "runtime/graph_task.hpp"
 #include "runtime/offload.hpp"
@@ -149,7 +151,7 @@ Means reduce_now(const Sharing& sharing, std::vector<Reduction>& reductions) {
     Reduction& r = reductions[i];
     at::Tensor input =
         padded_gradient(*r.slot, r.gradient, headroom_of(r.slot->owner().reduce_dtype(), sharing.total()));
-    r.gradient.reset();
+    Lane::keep(std::exchange(r.gradient, at::Tensor()));
     if (is_packed(*r.slot, reductions.size())) {
       auto& pack = packed_as(packs, input.scalar_type());
       pack.members.push_back(i);
@@ -308,6 +310,7 @@ void Runtime::reduce(Unit& unit) {
   unit.reduced = backward_count_;
   ++statistics_.reductions;
   arena_.trim();  // see Note [Blocks that come and go]
+  if (lane_->keeps() && !reductions_.empty()) reductions_.back().wait();
   Head head = unit.sharing->shard->head_of_reduce_scatter(first_sent(*reductions, unit.sharing->total()));
   const std::shared_ptr<Columns> columns = unit.sharing->replicate ? columns_ : nullptr;
   const TaskNamePtr average = columns ? unit.averages.of(unit.parts, accumulates_) : nullptr;

@@ -5,6 +5,7 @@ The C++ of osdp: kernels, the split matrix product, the sharding runtime.
 from __future__ import annotations
 
 import collections.abc
+import datetime
 import typing
 
 import torch
@@ -23,6 +24,7 @@ __all__: list[str] = [
     "SplitSpec",
     "Ticket",
     "UnitSpec",
+    "await_backwards",
     "connect_part",
     "count_registration",
     "end_group",
@@ -43,6 +45,7 @@ __all__: list[str] = [
     "shutdown",
     "start_heartbeat",
     "this_process",
+    "timeout_of",
     "unregister_source",
     "watch_tree",
 ]
@@ -326,6 +329,11 @@ class Collectives:
         What carries the bytes: 'shared memory', 'sockets' or the backend's name.
         """
 
+def await_backwards() -> None:
+    """
+    After an exception in a backward: until every model is put back. See Note [A backward that ends elsewhere].
+    """
+
 def connect_part(group: str, part: str, device: torch.device) -> None:
     """
     Makes the link of a group of some ranks of `group`, by all of them, on the lane of `group`.
@@ -407,6 +415,11 @@ def start_heartbeat(
 def this_process() -> str:
     """
     What tells this process from all others, as a text; see csrc/runtime/process.hpp.
+    """
+
+def timeout_of(group: str, device: torch.device) -> datetime.timedelta:
+    """
+    Of the backend that a group has for a device.
     """
 
 def unregister_source(id: typing.SupportsInt | typing.SupportsIndex) -> None:

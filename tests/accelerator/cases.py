@@ -1,0 +1,407 @@
+"""The cases: one way of training each, by name. A case is given its Setting, and tells it losses."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from training import Setting, described, sgd, steps, train
+
+import osdp
+
+CASES: dict[str, Callable[[Setting], None]] = {}
+FEW = ("FULL_SHARD", "NO_SHARD")
+
+
+def case(function: Callable[[Setting], None]) -> Callable[[Setting], None]:
+    CASES[function.__name__] = function
+    return function
+
+
+def plan_of(s: Setting, model: nn.Module, mode: str = "FULL_SHARD", apart: bool = True) -> osdp.Plan:
+    """`apart`: every operator a unit of its own; small models would otherwise be one unit altogether."""
+    plan = osdp.Plan.uniform(described(s, model), mode)
+    return dataclasses.replace(plan, units=tuple((name,) for name in plan.choices)) if apart else plan
+
+
+def sharded(s: Setting, mode: str = "FULL_SHARD", apart: bool = True, **sharding: Any) -> nn.Module:
+    model = s.model()
+    plan = plan_of(s, model, mode, apart)
+    return osdp.fully_shard(model.to(s.device), plan, **sharding)
+
+
+@case
+def full_shard(s: Setting) -> None:
+    train(s, sharded(s))
+
+
+@case
+def full_shard_few_units(s: Setting) -> None:
+    train(s, sharded(s, apart=False))
+
+
+@case
+def shard_grad_op(s: Setting) -> None:
+    train(s, sharded(s, "SHARD_GRAD_OP"))
+
+
+@case
+def no_shard(s: Setting) -> None:
+    train(s, sharded(s, "NO_SHARD"))
+
+
+def hybrid(s: Setting, **sharding: Any) -> nn.Module:
+    return sharded(s, "HYBRID_SHARD", ranks_per_host=max(1, s.world // 2), **sharding)
+
+
+@case
+def hybrid_shard(s: Setting) -> None:
+    train(s, hybrid(s))
+
+
+def in_slices(s: Setting, split: str) -> None:
+    model = s.model()
+    plan = plan_of(s, model)
+    linear = [o.name for o in plan.description.operators if o.name.endswith((".up", ".down"))]
+    choice = osdp.Choice("FULL_SHARD", granularity=4, sharded_slices=3, split=split)
+    length = {"out": 0, "in": 1}[split]
+    names = [n for n in linear if model.get_submodule(n).weight.shape[length] % 4 == 0]
+    plan = plan.replace({name: choice for name in names})
+    plan = dataclasses.replace(plan, units=tuple((name,) for name in plan.choices))
+    train(s, osdp.fully_shard(model.to(s.device), plan))
+
+
+@case
+def slices_out(s: Setting) -> None:
+    in_slices(s, "out")
+
+
+@case
+def slices_in(s: Setting) -> None:
+    in_slices(s, "in")
+
+
+@case
+def mixed_plan(s: Setting) -> None:
+    model = s.model()
+    plan = plan_of(s, model)
+    modes = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD")
+    choices = {name: osdp.Choice(modes[i % 3]) for i, name in enumerate(plan.choices)}
+    train(s, osdp.fully_shard(model.to(s.device), plan.replace(choices)))
+
+
+def recomputed(s: Setting, how: str) -> None:
+    model = s.model()
+    plan = plan_of(s, model)
+    units = plan.units
+    plan = plan.replace(recompute={block.name: how for block in plan.description.blocks})
+    train(s, osdp.fully_shard(model.to(s.device), dataclasses.replace(plan, units=units)))
+
+
+@case
+def recompute_hold(s: Setting) -> None:
+    recomputed(s, "hold")
+
+
+@case
+def recompute_regather(s: Setting) -> None:
+    recomputed(s, "regather")
+
+
+def checkpointed(s: Setting, how: str) -> None:
+    model = s.model(checkpointing=how)
+    plan = plan_of(s, model)
+    train(s, osdp.fully_shard(model.to(s.device), plan))
+
+
+@case
+def checkpoint_reentrant(s: Setting) -> None:
+    checkpointed(s, "reentrant")
+
+
+@case
+def checkpoint_non_reentrant(s: Setting) -> None:
+    checkpointed(s, "non-reentrant")
+
+
+def accumulated(s: Setting, model: nn.Module, no_sync: bool) -> None:
+    optimizer = sgd(model.parameters())
+    for step in range(2):
+        for micro in range(3):
+            loss = s.loss(model, 10 * step + micro)
+            s.tell(loss)
+            if no_sync and micro < 2:
+                with osdp.no_sync(model):
+                    (loss / 3).backward()
+            else:
+                (loss / 3).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@case
+def accumulate(s: Setting) -> None:
+    for mode in FEW:
+        accumulated(s, sharded(s, mode), False)
+
+
+@case
+def accumulate_no_sync(s: Setting) -> None:
+    for mode in FEW:
+        accumulated(s, sharded(s, mode), True)
+
+
+@case
+def clipping(s: Setting) -> None:
+    for mode in FEW:
+        model = sharded(s, mode)
+        for _ in steps(s, model, sgd(model.parameters())):
+            s.tell(osdp.clip_grad_norm_(model, 0.5))
+            s.tell(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.4))
+
+
+BF16 = osdp.MixedPrecision(param_dtype=torch.bfloat16)
+FP16 = osdp.MixedPrecision(param_dtype=torch.float16, reduce_dtype=torch.float16)
+
+
+def low(s: Setting, precision: osdp.MixedPrecision) -> None:
+    for mode in FEW:
+        train(s, sharded(s, mode, mixed_precision=precision))
+
+
+@case
+def bf16(s: Setting) -> None:
+    low(s, BF16)
+
+
+@case
+def bf16_fp32_reduce(s: Setting) -> None:
+    low(s, osdp.MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+
+
+@case
+def bf16_no_sync(s: Setting) -> None:
+    for mode in FEW:
+        accumulated(s, sharded(s, mode, mixed_precision=BF16), True)
+
+
+@case
+def fp16_scaler(s: Setting) -> None:
+    for mode in FEW:
+        model = sharded(s, mode, mixed_precision=FP16)
+        optimizer = sgd(model.parameters())
+        scaler = osdp.ShardedGradScaler(device=s.device.type, init_scale=256.0)
+        for step in range(3):
+            loss = s.loss(model, step)
+            s.tell(loss)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+
+@case
+def offloaded(s: Setting) -> None:
+    model = s.model()
+    plan = plan_of(s, model)
+    train(s, osdp.fully_shard(model, plan, device_id=s.device, cpu_offload=True))
+
+
+@case
+def offloaded_hybrid(s: Setting) -> None:
+    model = s.model()
+    plan = plan_of(s, model, "HYBRID_SHARD")
+    options: dict[str, Any] = {"device_id": s.device, "cpu_offload": True}
+    train(s, osdp.fully_shard(model, plan, ranks_per_host=max(1, s.world // 2), **options), count=5)
+
+
+@case
+def evaluation_between(s: Setting) -> None:
+    for mode in FEW:
+        model = sharded(s, mode)
+        for step in steps(s, model, sgd(model.parameters())):
+            with torch.no_grad():
+                s.tell(s.loss(model, 100 + step))
+
+
+class Failed(Exception):
+    pass
+
+
+class FailsInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        raise Failed("in backward")
+
+
+@case
+def exception_in_backward(s: Setting) -> None:
+    for mode in FEW:
+        model = sharded(s, mode)
+        handle = None
+        for round_ in range(3):
+            train(s, model, count=1, first=round_)
+            handle = model.blocks[1].register_forward_hook(lambda m, i, o: FailsInBackward.apply(o))
+            try:
+                s.loss(model, 50 + round_).backward()
+            except Failed:
+                model.zero_grad()
+            else:
+                raise AssertionError("nothing was raised")
+            handle.remove()
+        train(s, model, count=1, first=9)
+
+
+@case
+def exception_in_forward(s: Setting) -> None:
+    model = sharded(s)
+
+    def fail(*_: Any) -> None:
+        raise Failed("in forward")
+
+    for round_ in range(2):
+        train(s, model, count=1, first=round_)
+        handle = model.blocks[1].register_forward_hook(fail)
+        with contextlib.suppress(Failed):
+            s.loss(model, 50)
+        handle.remove()
+    train(s, model, count=1, first=9)
+
+
+@case
+def frozen(s: Setting) -> None:
+    model = s.model()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("norm" not in name and "blocks.1" not in name)
+    plan = plan_of(s, model)
+    train(s, osdp.fully_shard(model.to(s.device), plan))
+
+
+@case
+def tied(s: Setting) -> None:
+    model = s.model(tied=True)
+    plan = plan_of(s, model)
+    train(s, osdp.fully_shard(model.to(s.device), plan))
+
+
+@case
+def other_methods(s: Setting) -> None:
+    model = sharded(s)
+    optimizer = sgd(model.parameters())
+    for step in range(3):
+        loss = model.score(s.tokens(step)[0])
+        s.tell(loss)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@case
+def state_dicts(s: Setting) -> None:
+    for mode in FEW:
+        model = sharded(s, mode)
+        train(s, model, count=2)
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+        for value in state.values():
+            s.tell(value.sum())
+        other = sharded(s, mode)
+        other.load_state_dict(state)
+        train(s, other, count=2, first=2)
+        with osdp.summon_full_params(other):
+            for parameter in other.parameters():
+                s.tell(parameter.detach().sum())
+                with torch.no_grad():
+                    parameter.mul_(0.5)
+        train(s, other, count=1, first=4)
+
+
+@case
+def save_and_load(s: Setting) -> None:
+    model = sharded(s)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3)
+    folder: list[Any] = [tempfile.mkdtemp() if s.rank == 0 else None]
+    dist.broadcast_object_list(folder)
+    for _ in steps(s, model, optimizer, count=2):
+        pass
+    osdp.save(model, optimizer, Path(folder[0]) / "checkpoint")
+    other = sharded(s)
+    again = torch.optim.AdamW(other.parameters(), lr=1e-3, eps=1e-3)
+    osdp.load(other, again, Path(folder[0]) / "checkpoint")
+    for _ in steps(s, other, again, count=2, first=2):
+        pass
+
+
+@case
+def from_the_meta_device(s: Setting) -> None:
+    with torch.device("meta"):
+        model = s.model()
+    generator = torch.Generator().manual_seed(5)
+
+    def initialise(module: nn.Module) -> None:  # alike on every device
+        for parameter in module.parameters(recurse=False):
+            parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+
+    options: dict[str, Any] = {"device_id": s.device, "param_init_fn": initialise}
+    train(s, osdp.fully_shard(model, plan_of(s, model), **options))
+
+
+@case
+def two_models(s: Setting) -> None:
+    models = [sharded(s), sharded(s, "SHARD_GRAD_OP")]
+    optimizers = [sgd(m.parameters()) for m in models]
+    for step in range(3):
+        losses = [s.loss(m, step) for m in models]
+        (losses[0] + losses[1]).backward()
+        s.tell(losses[0]), s.tell(losses[1])
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@case
+def on_a_side_stream(s: Setting) -> None:
+    """The user trains on a stream of his own, which waits for what made the model."""
+    model = sharded(s)
+    if s.device.type == "cpu":
+        return train(s, model)
+    side = torch.Stream(device=s.device)
+    side.wait_stream(torch.accelerator.current_stream())
+    before = torch.accelerator.current_stream()
+    torch.accelerator.set_stream(side)
+    try:
+        train(s, model)
+        s.close()
+    finally:
+        torch.accelerator.set_stream(before)
+
+
+@case
+def adamw(s: Setting) -> None:
+    model = sharded(s, apart=False)
+    for _ in steps(s, model, torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3)):
+        pass
+
+
+def without_a_wait(s: Setting) -> None:
+    """Not right: a stream reads what another one writes."""
+    if s.device.type == "cpu":
+        return
+    x = torch.empty(1000, device=s.device).fill_(1.0)
+    side, before = torch.Stream(device=s.device), torch.accelerator.current_stream()
+    torch.accelerator.set_stream(side)
+    x.sum()
+    torch.accelerator.set_stream(before)
+
+
+PLANTED = {"without_a_wait": without_a_wait}

@@ -1,0 +1,88 @@
+"""One rank of the cases: runs each that is named, and writes what it told, one JSON line per case.
+
+python run_rank.py RANK WORLD DEVICE BACKEND STORE CASE...      (DEVICE: cpu, cuda, ordered:check, ordered:async:SEED)
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import json
+import os
+import sys
+import time
+import traceback
+from datetime import timedelta
+from typing import Any
+
+import cases
+import torch
+import torch.distributed as dist
+from training import Setting
+
+
+def join(rank: int, world: int, device: str, backend: str, store: str) -> torch.device:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(float(os.environ.get("CASES_DUMP_S", "50")), repeat=True)
+    torch.set_num_threads(1)
+    if device.startswith("ordered"):
+        import ordered_device
+
+        ordered_device.build()
+        _, mode, *seed = device.split(":")
+        ordered_device.use(mode, *map(int, seed))
+        here = torch.device("ordered", 0)
+    else:
+        here = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
+    dist.init_process_group(
+        backend, init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=60)
+    )
+    return here
+
+
+def run(name: str, rank: int, world: int, device: torch.device) -> dict[str, Any]:
+    """What the case told on the device, and on the CPU: "losses", "cpu"."""
+    setting, on_cpu = Setting(rank, world, device), Setting(rank, world, torch.device("cpu"))
+    run_case = (cases.CASES | cases.PLANTED)[name]
+    result: dict[str, Any] = {"case": name}
+    begin = time.perf_counter()
+    try:
+        if device.type == "ordered":
+            import ordered_device
+
+            with ordered_device.counted() as counts:
+                run_case(setting)
+                setting.close()
+            found = counts.pop("found")
+            result |= counts | {"found": [str(race) for race in found]}
+        else:
+            run_case(setting)
+            setting.close()
+        if device.type != "cpu":
+            run_case(on_cpu)
+            on_cpu.close()
+    except Exception as error:
+        result["error"] = f"{type(error).__name__}: {error}"
+        result["trace"] = traceback.format_exc()
+    return result | {"losses": setting.losses, "cpu": on_cpu.losses, "seconds": time.perf_counter() - begin}
+
+
+def main() -> None:
+    rank, world, device, backend, store, *names = sys.argv[1:]
+    here = join(int(rank), int(world), device, backend, store)
+    for name in names:
+        print(name, file=sys.stderr, flush=True)
+        result = run(name, int(rank), int(world), here)
+        print(json.dumps(result), flush=True)
+        if "error" in result:  # the ranks no longer agree on where they are
+            break
+        gc.collect()
+    else:
+        dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Runs cases on processes that are started for them. `run_cases`: from tests; as a script: a table, for a look by hand.
+
+python run_ranks.py [--world 2] [--device ordered:check] [--backend gloo] [CASE...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+def run_cases(
+    names: list[str],
+    device: str,
+    world: int = 2,
+    backend: str = "",
+    timeout_s: float = 120,
+    out: Path | None = None,
+    **environment: str,
+) -> dict[str, list[dict[str, Any]]]:
+    """Name -> what each rank told of it, or how it failed. After a failure new ranks go on with the next case."""
+    left: list[str] = list(names)
+    results: dict[str, list[dict[str, Any]]] = {}
+    while left:
+        told = _run(left, device, world, backend, timeout_s, environment)
+        results |= told
+        left = left[len(told) :]
+        if out is not None:
+            out.write_text(json.dumps(results, indent=1))
+    return results
+
+
+def _lines(file: Path) -> list[str]:
+    """The complete ones."""
+    return [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _run(
+    names: list[str], device: str, world: int, backend: str, timeout_s: float, environment: dict[str, str]
+) -> dict[str, list[dict[str, Any]]]:
+    if not backend:
+        backend = "cpu:gloo,ordered:ordered" if device.startswith("ordered") else "gloo"
+    with tempfile.TemporaryDirectory(prefix="osdp-cases-") as folder:
+        files = [(Path(folder) / f"{rank}", Path(folder) / f"{rank}.log") for rank in range(world)]
+        ranks = []
+        for rank, (out, log) in enumerate(files):
+            command = [sys.executable, str(HERE / "run_rank.py"), str(rank), str(world), device, backend]
+            command += [f"{folder}/store", *names]
+            with open(out, "w") as stdout, open(log, "w") as stderr:
+                env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+                ranks.append(subprocess.Popen(command, stdout=stdout, stderr=stderr, env=env))
+        end = time.monotonic() + timeout_s
+        late = False
+        while any(process.poll() is None for process in ranks) and not late:
+            if any(process.returncode not in (None, 0) for process in ranks):
+                end = min(end, time.monotonic() + 5)  # the others wait for it
+            late = time.monotonic() > end
+            time.sleep(0.05)
+        for process in ranks:
+            process.kill()
+            process.wait()
+        told = [[json.loads(line) for line in _lines(out) if line.startswith("{")] for out, _ in files]
+        logs = [log.read_text()[-3000:] for _, log in files]
+    results: dict[str, list[dict[str, Any]]] = {}
+    for i, name in enumerate(names):
+        got = [lines[i] if i < len(lines) else None for lines in told]
+        missing = [rank for rank, each in enumerate(got) if each is None]
+        for rank in missing:
+            why = f"rank {rank} did not come to its end" + (f" in {timeout_s:g} s" if late else "")
+            got[rank] = {"case": name, "losses": [], "cpu": [], "error": why, "trace": logs[rank]}
+        results[name] = got  # type: ignore[assignment]
+        if any("error" in each for each in got if each):
+            break
+    return results
+
+
+def distance(ranks: list[dict[str, Any]]) -> float:
+    """The largest relative distance of what the ranks told from what they told on the CPU."""
+    return max(
+        abs(x - y) / max(1.0, abs(y)) if x == x else float("inf")
+        for each in ranks
+        for x, y in zip(each["losses"], each["cpu"], strict=True)
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--world", type=int, default=2)
+    parser.add_argument("--device", default="ordered:check")
+    parser.add_argument("--backend", default="")
+    parser.add_argument("--timeout", type=float, default=300)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("cases", nargs="*")
+    a = parser.parse_args()
+    if not a.cases:
+        sys.path.insert(0, str(HERE))
+        import cases
+
+        a.cases = list(cases.CASES)
+    results = run_cases(a.cases, a.device, a.world, a.backend, a.timeout, a.out)
+    for name, ranks in results.items():
+        row = f"{name:26}"
+        if error := next((r for r in ranks if "error" in r), None):
+            print(f"{row} {error['error'][:600]}")
+            for line in error["trace"].strip().splitlines()[-6:]:
+                print("      |", line[:220])
+            continue
+        row += f" {max(r['seconds'] for r in ranks):6.1f} s"
+        if "races" in ranks[0]:
+            row += f"  races {[r['races'] for r in ranks]}  syncs {sum(ranks[0]['host_syncs'].values())}"
+        if ranks[0]["cpu"]:
+            row += f"  off by {distance(ranks):.1e}"
+        print(row, [round(x, 5) for x in ranks[0]["losses"][:4]])
+        for text in ranks[0].get("found", [])[:6]:
+            print("      ", text)
+
+
+if __name__ == "__main__":
+    main()

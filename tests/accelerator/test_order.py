@@ -1,0 +1,43 @@
+"""Training on a device whose streams are asynchronous: every access is ordered, and the numbers are the CPU's."""
+
+from __future__ import annotations
+
+import run_ranks
+
+# One of each kind of memory that crosses streams; the others are for `python run_ranks.py`, and a look by hand.
+CHECKED = [
+    "full_shard", "full_shard_few_units", "no_shard", "slices_in", "mixed_plan", "recompute_regather",
+    "accumulate_no_sync", "bf16", "offloaded", "exception_in_backward", "frozen", "two_models", "on_a_side_stream",
+]  # fmt: skip
+DELAYED = ["full_shard", "shard_grad_op", "bf16"]
+
+
+def judge(told: dict[str, list[dict]], tolerance: float) -> None:
+    for name, ranks in told.items():
+        for rank, each in enumerate(ranks):
+            assert "error" not in each, f"{name}, rank {rank}: {each['error']}\n{each['trace']}"
+            assert each["races"] == 0, f"{name}, rank {rank}:\n" + "\n".join(each["found"])
+        assert run_ranks.distance(ranks) <= tolerance * (1e3 if name in ("bf16",) else 1), name
+
+
+def test_every_access_waits_for_those_before() -> None:
+    judge(run_ranks.run_cases(CHECKED, "ordered:check"), 1e-6)
+
+
+def test_streams_that_run_late_change_no_number() -> None:
+    judge(run_ranks.run_cases(DELAYED, "ordered:async:3"), 1e-6)
+
+
+def test_one_rank_that_shards_alone() -> None:
+    """What a machine with one accelerator can run of its backend."""
+    judge(
+        run_ranks.run_cases(["full_shard", "no_shard"], "ordered:check", world=1, OSDP_SHARD_ALONE="1"), 1e-6
+    )
+
+
+def test_a_missing_wait_is_reported() -> None:
+    """The device's own control: without it, no races may mean that it is blind."""
+    (each,) = run_ranks.run_cases(["without_a_wait"], "ordered:check", world=1)["without_a_wait"]
+    assert each["races"] == 1, each
+    assert "read by aten::sum on stream" in each["found"][0], each
+    assert "does not wait for the write by aten::fill_ on the default stream" in each["found"][0], each

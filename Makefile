@@ -127,6 +127,10 @@ cuda-kernels:  ## compile the CUDA kernels alone, which need no torch, where nvc
 	echo "== CUDA kernels: $$(nvcc --version | grep -oE 'release [0-9.]+')"; \
 	for f in csrc/kernels/*.cu; do nvcc -std=c++17 -arch=sm_90 -Icsrc -Werror all-warnings -c "$$f" -o "build/cuda-kernels/$$(basename "$$f").o"; done
 
+.PHONY: gpu-check
+gpu-check:  ## on a machine with a GPU, with the torch that its Python has: everything that needs one, in 10 minutes at most
+	@$(PYTHON) tools/gpu_check.py $(ARGS)
+
 .PHONY: test-python
 test-python: build  ## the Python tests: one process, then several ranks
 	@echo "== Python tests"

@@ -48,10 +48,10 @@ demo: build  ## train a GPT on 2 ranks: describe, profile, search, shard, train,
 	@examples/demo.sh "$(PY)" $(RANKS) $(ARGS)
 
 .PHONY: test
-test: test-cpp test-sanitize test-threads test-python  ## all tests: C++, C++ under sanitizers, then Python
+test: test-sanitize test-threads test-python  ## all tests: C++ under sanitizers, then Python
 
 .PHONY: test-cpp
-test-cpp: $(STAMPS)/tools  ## the C++ tests: search, files, communication
+test-cpp: $(STAMPS)/tools  ## the C++ tests without sanitizers, to work on one; `make test` runs those with
 	@echo "== C++ tests (build/cpp)"
 	@cmake -S . -B build/cpp -G Ninja -DOSDP_PYTHON=OFF -DOSDP_TESTS=ON -DCMAKE_BUILD_TYPE=Release >build/cpp.log || { cat build/cpp.log; exit 1; }
 	@ninja -C build/cpp -j$(JOBS) --quiet

@@ -68,8 +68,8 @@ class LaneGroup:
             name = f"{self.name}/{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}"
             _C.set_ranks_of_part(name, key)
             self._make(name, group, key.index(self._rank), len(key), PHASE)
-            # Here, where all ranks come: the making of a Runtime may fail on some.
-            _C.connect_part(self.name, name, self.device)
+            # Here, where all of them come: the making of a Runtime may fail on some.
+            first_contact(group, lambda: _C.connect_part(name, self.device), PHASE)
             self._parts[key] = name
         return self._parts[key]
 

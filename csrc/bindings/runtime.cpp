@@ -563,11 +563,11 @@ void bind_runtime(py::module_& m) {
       py::arg("process"), "Whether that process was on this host and has ended.");
   m.def(
       "connect_part",
-      [](const std::string& group, const std::string& part, const at::Device& device) {
-        rt::Collectives::over(*rt::Lane::of(group, device), part, device);
+      [](const std::string& part, const at::Device& device) {
+        rt::Collectives::over(*rt::Lane::apart(device), part, device);
       },
-      py::arg("group"), py::arg("part"), py::arg("device"), Release(),
-      "Makes the link of a group of some ranks of `group`, by all of them, on the lane of `group`.");
+      py::arg("part"), py::arg("device"), Release(),
+      "Makes the link of a group of some of a lane's ranks, by those ranks alone. Collective.");
   m.def("set_ranks_of_part", &rt::set_ranks_of_part, py::arg("group"), py::arg("ranks"),
         "Who the ranks of a line or column are among all, for errors; see csrc/runtime/parts.hpp.");
   m.attr("HEARTBEAT_MARGIN_S") = rt::Heartbeat::kMargin_s;

@@ -121,7 +121,7 @@ std::shared_ptr<Collectives> Collectives::over(Lane& lane, const std::string& gr
     return std::shared_ptr<Collectives>(new Collectives(std::move(backend)));
   std::shared_ptr<Collectives> made;
   const auto make = [&] { made = std::make_shared<RingCollectives>(group, backend); };
-  // A task counts in the lane's order, so only what all ranks do alike is one.
+  // A task counts in the lane's order, so only what all of its ranks do alike is one.
   if (backend->getSize() < 2 || is_connected(group))
     make();
   else

@@ -33,8 +33,8 @@ class Collectives {
  public:
   // `group` is a name known to c10d's registry: process groups cross from Python by name, since another
   // pybind11's classes do not mix with torch's. Over gloo a ring of our own (ring.cpp), over others the
-  // backend's. Made on the lane (where ranks may wait for each other), which is the group's or the one that
-  // it is a part of. Collective.
+  // backend's. Its first one connects the ranks, on `lane`: the group's, or one apart where the group is a
+  // part of a lane's (connect_part in the bindings). Collective.
   static std::shared_ptr<Collectives> over(Lane& lane, const std::string& group, at::Device device);
   virtual ~Collectives() = default;
 

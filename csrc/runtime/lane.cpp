@@ -290,15 +290,15 @@ Registry& registry() {
 
 std::string name_beside(const std::string& group) { return group + " between lines"; }
 
+std::shared_ptr<Lane> made(std::shared_ptr<Alarm> alarm, c10::Device device) {
+  if (device.is_cpu()) return std::make_shared<ThreadLane>(std::move(alarm));
+  return std::make_shared<StreamLane>(std::move(alarm), device);
+}
+
 // With the registry's mutex held. `beside`: whose alarm a new lane has; null: one of its own.
 std::shared_ptr<Lane> lane_of(const std::string& name, c10::Device device, const Lane* beside) {
   auto& lane = registry().lanes[{name, device}];
-  if (lane) return lane;
-  auto alarm = beside ? beside->alarm().shared_from_this() : std::make_shared<Alarm>();
-  if (device.is_cpu())
-    lane = std::make_shared<ThreadLane>(std::move(alarm));
-  else
-    lane = std::make_shared<StreamLane>(std::move(alarm), device);
+  if (!lane) lane = made(beside ? beside->alarm().shared_from_this() : std::make_shared<Alarm>(), device);
   return lane;
 }
 
@@ -312,6 +312,8 @@ std::shared_ptr<Lane> Lane::of(const std::string& group, c10::Device device) {
   std::lock_guard lock(registry().mutex);
   return lane_of(group, device, nullptr);
 }
+
+std::shared_ptr<Lane> Lane::apart(c10::Device device) { return made(std::make_shared<Alarm>(), device); }
 
 std::shared_ptr<Lane> Lane::beside(const std::string& group, c10::Device device) {
   std::lock_guard lock(registry().mutex);

@@ -88,6 +88,8 @@ class Lane {
   static std::shared_ptr<Lane> of(const std::string& group, c10::Device device);
   // The lane beside it: see Note [Two lanes]. It ends when the other does, with the same error.
   static std::shared_ptr<Lane> beside(const std::string& group, c10::Device device);
+  // One of the caller's own, for what only some ranks of a group do: it moves no position of the group's.
+  static std::shared_ptr<Lane> apart(c10::Device device);
 
   // Ends all lanes' threads; to be called before the interpreter goes down.
   static void shutdown();

@@ -16,10 +16,9 @@
 // Where one rank steps after two backwards and another after three, their collectives still match: a gradient
 // of the one's new parameters is averaged with one of the other's old ones, and rows of both are gathered
 // together. So the digest of what a forward or backward exchanges says whether it accumulates: whether a
-// gradient has been averaged since this rank's parameters changed (which their version tells), or an
-// optimizer stepped them, or every gradient was dropped. All of this ranks do alike, whatever their own data.
-// It follows from what was averaged, so passes that exchange nothing may differ in number (NO_SHARD under
-// no_sync).
+// gradient has been averaged since this rank's parameters changed (which their version tells) or every
+// gradient was dropped. All of this ranks do alike, whatever their own data. It follows from what was
+// averaged, so passes that exchange nothing may differ in number (NO_SHARD under no_sync).
 #pragma once
 
 #include <array>

@@ -334,9 +334,9 @@ def await_backwards() -> None:
     After an exception in a backward: until every model is put back. See Note [A backward that ends elsewhere].
     """
 
-def connect_part(group: str, part: str, device: torch.device) -> None:
+def connect_part(part: str, device: torch.device) -> None:
     """
-    Makes the link of a group of some ranks of `group`, by all of them, on the lane of `group`.
+    Makes the link of a group of some of a lane's ranks, by those ranks alone. Collective.
     """
 
 def count_registration(arg0: typing.Any, arg1: typing.Any, arg2: typing.Any) -> None:

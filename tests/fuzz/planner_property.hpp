@@ -101,12 +101,7 @@ inline void try_check_plan(Draws& d, Answered& a) {
   must(!wrong.empty() || bound <= claims.time_ps, "a bound is above a plan that fits");
 }
 
-inline void try_simulate(Draws& d, Answered& a) {
-  const Model model = draw_model(d);
-  const Request request = draw_request(d);
-  const PlainPlan plan = draw_plan(d, model);
-  const auto units = draw_units(d, model);
-  const Step step = step_of(model, request, plan, units, d.number(0, 3), {d.real(1e-9, 9), d.real(1e-10, 9)});
+inline void check_played(const Step& step, Draws& d, Answered& a) {
   const PlayedStep played = play(step, d.number(0, 1500));
   ++a.answered, ++a.plans;
   must(played.step_ps ==
@@ -114,14 +109,16 @@ inline void try_simulate(Draws& d, Answered& a) {
        "the parts of a step add up to it");
 }
 
-inline void try_play(Draws& d, Answered& a) {
-  const Step step = draw_step(d);
-  const PlayedStep played = play(step, d.number(0, 1500));
-  ++a.answered, ++a.plans;
-  must(played.step_ps ==
-           played.only_computing_ps + played.both_ps + played.only_communicating_ps + played.optimizer_ps,
-       "the parts of a step add up to it");
+inline void try_simulate(Draws& d, Answered& a) {
+  const Model model = draw_model(d);
+  const Request request = draw_request(d);
+  const PlainPlan plan = draw_plan(d, model);
+  const auto units = draw_units(d, model);
+  check_played(step_of(model, request, plan, units, d.number(0, 3), {d.real(1e-9, 9), d.real(1e-10, 9)}), d,
+               a);
 }
+
+inline void try_play(Draws& d, Answered& a) { check_played(draw_step(d), d, a); }
 
 inline void try_solve(Draws& d, Answered& a) {
   const Problem problem = draw_problem(d);

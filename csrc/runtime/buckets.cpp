@@ -152,12 +152,14 @@ void Buckets::launch_mixed(Bucket& bucket) {
     at::Tensor gradient = alone ? std::exchange(item->pending, at::Tensor()) : kept;
     if (!gradient.defined() || gradient.numel() == 0) continue;
     launched.push_back(item);
-    bucket.parts[i] = alone ? TaskNames::Part::Gradient : TaskNames::Part::WithKept;
+    bucket.parts[i] =
+        alone || std::exchange(item->first, false) ? TaskNames::Part::Gradient : TaskNames::Part::WithKept;
     gradients->push_back({item->param, std::move(gradient), std::move(kept), !alone});
   }
   if (gradients->empty()) return;
   const at::ScalarType reduce = bucket.items[0]->param->reduce_dtype();
-  if (lane_->keeps() && !tickets_.empty()) tickets_.back().wait();
+  // One gradient is averaged while the next is made, not more: see Note [Averaging] in search/cost.cpp.
+  if (!tickets_.empty()) tickets_.back().wait();
   tickets_.push_back(lane_->submit(
       bucket.names.of(bucket.parts, accumulates_),
       [gradients, reduce, collectives = collectives_] { average(*collectives, reduce, *gradients); }));
@@ -198,7 +200,7 @@ void Buckets::forget() {
   for (Bucket& bucket : buckets_) {
     bucket.task = -1;
     for (const auto& item : bucket.items) {
-      item->queued = item->dirty = false;
+      item->queued = item->dirty = item->first = false;
       item->in_flight = Ticket();
       item->pending.reset();
     }

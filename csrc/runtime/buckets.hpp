@@ -33,6 +33,8 @@ struct BucketItem {
   // Under mixed precision: this backward's gradient, to be averaged by itself and then added to what is kept;
   // not where no_sync kept something that is still to be averaged. See Note [Mixed precision].
   at::Tensor pending;
+  // Of a split weight: it kept nothing before this backward, whose gradient is averaged where it stays.
+  bool first = false;
   bool averages_alone() const { return pending.defined() || !dirty; }
 
   // The tensor to average; undefined while there is no gradient.

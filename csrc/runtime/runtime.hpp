@@ -180,6 +180,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void reduce(Unit& unit);            // pending gradients -> the lane
   void keep_unreduced(Unit& unit);    // pending gradients -> unsynced (no_sync)
   void add_pending(Slot& slot, at::Tensor gradient);
+  at::Tensor& split_gradient(Parameter& param);
   bool all_arrived(Unit& unit);
 
   void tell_place();  // to the watch: the innermost call under way

@@ -54,6 +54,13 @@ void Runtime::release_slice(int64_t param, int64_t slice) noexcept {
   if (unit.running > 0 && --unit.running == 0) release(unit);
 }
 
+// The gradient that this rank keeps of a split weight; zeros where it has none yet.
+at::Tensor& Runtime::split_gradient(Parameter& param) {
+  BucketItem* item = place_of(param).bucket;
+  if (item && !param.local_grad().defined()) item->first = sync_;
+  return param.ensure_local_grad();
+}
+
 void Runtime::put_slice_gradient(int64_t param, int64_t slice, at::Tensor gradient) {
   NoInference no_inference;
   Parameter& p = *params_[param];
@@ -68,18 +75,17 @@ void Runtime::put_slice_gradient(int64_t param, int64_t slice, at::Tensor gradie
   const int64_t whole = p.split()->granularity - p.split()->sharded;
   const int64_t rows = p.slice_rows();
   if (slice < whole) {
-    if (place.bucket) {
-      buckets_.await(*place.bucket);
-      const bool alone = p.mixed() && sync_ && place.bucket->averages_alone();
-      place.bucket->dirty = true;
+    at::Tensor kept = split_gradient(p);
+    if (BucketItem* item = place.bucket) {
+      buckets_.await(*item);
+      const bool alone = p.mixed() && sync_ && item->averages_alone() && !item->first;
+      item->dirty = true;
       if (alone) {
-        at::Tensor& pending = place.bucket->pending;
-        if (!pending.defined()) pending = at::zeros_like(p.local().narrow(0, 0, whole * rows));
-        pending.narrow(0, slice * rows, rows).add_(gradient);
-        return;
+        if (!item->pending.defined()) item->pending = at::zeros_like(kept.narrow(0, 0, whole * rows));
+        kept = item->pending;
       }
     }
-    p.ensure_local_grad().narrow(0, slice * rows, rows).add_(gradient);
+    kept.narrow(0, slice * rows, rows).add_(gradient);
     return;
   }
   // One gradient leaves while the next is made, not more: where the input needs no gradient, no slice is

@@ -301,7 +301,7 @@ void Runtime::reduce(Unit& unit) {
         !again && (slot.owner().local_grad().defined() || c10::elementSize(slot.owner().reduce_dtype()) >
                                                               c10::elementSize(slot.owner().own_dtype()));
     at::Tensor target;
-    if (slot.owner().split()) target = slot.rows_of(slot.owner().ensure_local_grad());
+    if (slot.owner().split()) target = slot.rows_of(split_gradient(slot.owner()));
     statistics_.reduced_bytes += static_cast<int64_t>(slot.reduced_bytes());
     reductions->push_back({&slot, std::move(slot.pending), std::move(target)});
     slot.pending = at::Tensor();

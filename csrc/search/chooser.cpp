@@ -129,7 +129,7 @@ Cost Chooser::choose(const std::vector<Price>& prices, bool with_time, Decision&
 int128 Chooser::least(const std::vector<int64_t>& weights, Decision& decision) const {
   int128 sum = 0;
   for (int64_t w : weights) sum += w;
-  const int128 held = sum * kinds_.held_bytes(batch_.size);
+  const int128 held = sum * kinds_.held_bytes(batch_);
   if (static_cast<double>(sum) * most_ < static_cast<double>(kLargestSum)) {
     return choose<int64_t, int64_t>(weights, false, decision) + held;
   }
@@ -142,7 +142,7 @@ double Chooser::cheapest(const std::vector<double>& prices, double limit, Decisi
   const double cost =
       choose<double, double>(prices, true, decision) +
       static_cast<double>(batch_.accumulation) * static_cast<double>(kinds_.compute_ps(batch_.size));
-  const double held = sum * static_cast<double>(kinds_.held_bytes(batch_.size)), most = sum * limit;
+  const double held = sum * static_cast<double>(kinds_.held_bytes(batch_)), most = sum * limit;
   return cost + held - most - 1 - 1e-12 * (cost + held + most);
 }
 

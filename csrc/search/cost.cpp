@@ -216,19 +216,38 @@ int64_t picoseconds(double seconds, const std::string& where) {
   return std::llround(seconds * 1e12);
 }
 
-// What it has in reduce_dtype and is not where the gradient stays. One of them at a time: the lane makes it.
-int64_t averaging_bytes(const Operator& op, const Device& device, const Space& space) {
+// Note [Averaging]
+// The lane averages one bucket at a time: neighbours of at most bucket_bytes together, or one larger
+// operator. Gradients in the dtype that they are kept in are averaged where they lie; small ones through a
+// flat copy of their bucket. Under mixed precision there is always a copy, in the reduce dtype. From the
+// second micro-batch on, the gradient that was just made exists beside the sum of the earlier ones until it
+// is copied: in the compute dtype, or, of the whole slices of a split weight, in the parameter's own.
+int64_t averaging_bytes(const std::vector<Operator>& operators, const Device& device, const Space& space,
+                        bool accumulates) {
+  using int128 = __int128;
   if (space.cost == Cost::Paper || device.ranks == 1) return 0;
-  bool whole = std::find(space.modes.begin(), space.modes.end(), Mode::NoShard) != space.modes.end();
-  int64_t bytes = 0;
-  bool shardable = false, mixed = false;
-  for (const Tensor& t : op.tensors) {
-    shardable |= t.shardable && t.bytes() > 0;
-    if (!t.trainable) continue;
-    bytes += t.reduce_bytes();
-    mixed |= t.compute_bytes() != t.bytes() || t.reduce_bytes() != t.bytes();
+  int128 trainable = 0;
+  for (const Operator& op : operators)
+    for (const Tensor& t : op.tensors) trainable += t.trainable ? t.bytes() : 0;
+  const int128 bucket = std::min<int128>(trainable, space.bucket_bytes);
+  const bool whole = std::find(space.modes.begin(), space.modes.end(), Mode::NoShard) != space.modes.end();
+  int128 most = bucket;
+  for (const Operator& op : operators) {
+    int128 own = 0, copied = 0;
+    bool shardable = false, mixed = false;
+    for (const Tensor& t : op.tensors) {
+      shardable |= t.shardable && t.bytes() > 0;
+      if (!t.trainable) continue;
+      const bool split = op.split_tensor >= 0 && &t == &op.tensors[op.split_tensor];
+      own += t.bytes(), copied += t.reduce_bytes();
+      if (accumulates) copied += split && !space.granularities.empty() ? t.bytes() : t.compute_bytes();
+      mixed |= t.compute_bytes() != t.bytes() || t.reduce_bytes() != t.bytes();
+    }
+    if (!mixed || (!whole && shardable)) continue;
+    most = std::max(most, copied);
+    if (own > 0) most = std::max(most, (bucket * copied + own - 1) / own);
   }
-  return mixed && (whole || !shardable) ? bytes : 0;
+  return static_cast<int64_t>(std::min<int128>(most, kLargestSum));
 }
 
 std::vector<Candidate> candidates(const Operator& op, const Device& device, const Space& space,

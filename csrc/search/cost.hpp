@@ -97,9 +97,10 @@ struct Candidate {
 std::vector<Candidate> candidates(const Operator& op, const Device& device, const Space& space,
                                   Recompute recompute);
 
-// Mixed precision: the copy in which the gradients of an operator that may be NO_SHARD are averaged; else 0,
-// they are averaged where they lie.
-int64_t averaging_bytes(const Operator& op, const Device& device, const Space& space);
+// Memory for averaging the gradients of what every rank holds in full: at least one bucket. See Note
+// [Averaging].
+int64_t averaging_bytes(const std::vector<Operator>& operators, const Device& device, const Space& space,
+                        bool accumulates);
 
 // Seconds to picoseconds, rounded. Throws InvalidProblem naming `where` unless 0 <= seconds < 1e6.
 int64_t picoseconds(double seconds, const std::string& where);

@@ -119,7 +119,8 @@ Evaluator::Evaluator(const Kinds& kinds, const Table& table, const Request& requ
     reserve_.push_back(static_cast<double>(request.reserve_bytes(kinds.transients[bands_.first(b)]) - lean));
   }
   const auto acc = static_cast<double>(region.hi.accumulation);
-  const double held = kinds.held_bytes.at(static_cast<double>(region.lo.size));
+  const Linear& held_bytes = kinds.held_bytes(region.hi.accumulation);
+  const double held = held_bytes.at(static_cast<double>(region.lo.size));
   for (size_t j = 0; j < rows_; ++j) {
     limit_[j] = static_cast<double>(request.limit_bytes - region.reserved_bytes - lean) - held;
   }
@@ -130,7 +131,7 @@ Evaluator::Evaluator(const Kinds& kinds, const Table& table, const Request& requ
     end.scale = static_cast<double>(region.hi.size) / static_cast<double>(size);
     const auto b = static_cast<double>(size);
     end.time = acc * kinds.compute_ps.at(b);
-    end.held = kinds.held_bytes.at(b) - held;
+    end.held = held_bytes.at(b) - held;
     end.ways.reserve(table.ways);
     for (const auto& entry : table.entries) {
       for (const auto& way : entry.ways) {

@@ -60,7 +60,7 @@ Kind make_kind(const Model& model, const Request& request, const std::vector<int
 class Totals {
  public:
   Totals(const Kinds& kinds, const Request& request) {
-    bytes_ = kinds.held_bytes.fixed, bytes_per_sample_ = kinds.held_bytes.per_sample;
+    bytes_ = kinds.held[1].fixed, bytes_per_sample_ = kinds.held[1].per_sample;
     once_ = kinds.compute_ps.fixed, per_sample_ = kinds.compute_ps.per_sample;
     int64_t transient = 0;
     for (const Kind& kind : kinds.kinds) {
@@ -124,18 +124,13 @@ Kinds find_kinds(const Model& model, const Request& request) {
   std::vector<std::pair<std::vector<int>, int>> instances;
   std::vector<std::vector<int>> of_block(model.blocks.size());
   std::vector<std::vector<int64_t>> keys;
-  int128 compute = 0, compute_fixed = 0, trainable = 0;
-  int64_t averaging = 0;
+  int128 compute = 0, compute_fixed = 0;
   const bool blocks = request.recompute.size() > 1 || request.recompute[0] != Recompute::None;
   for (size_t i = 0; i < model.operators.size(); ++i) {
     const Operator& op = model.operators[i];
     const std::string where = "operator '" + op.name + "'";
     compute += picoseconds(op.compute_s_per_sample, where);
     compute_fixed += picoseconds(op.compute_s_fixed, where);
-    for (const Tensor& t : op.tensors) {
-      if (t.trainable) trainable += t.bytes();
-    }
-    averaging = std::max(averaging, averaging_bytes(op, request.device, request.space));
     if (op.block >= 0 && blocks) {
       of_block[op.block].push_back(static_cast<int>(i));
     } else {
@@ -167,10 +162,9 @@ Kinds find_kinds(const Model& model, const Request& request) {
   }
   found.compute_ps = {narrow(compute_fixed), narrow(compute)};
   if (!request.paper()) {
-    found.held_bytes = {model.buffer_bytes, model.input_bytes_per_sample};
-    if (request.device.ranks > 1) {
-      const auto bucket = std::min<int128>(request.space.bucket_bytes, trainable);
-      found.held_bytes.fixed += narrow(std::max<int128>(bucket, averaging));
+    for (const bool accumulates : {false, true}) {
+      const int128 averaging = averaging_bytes(model.operators, request.device, request.space, accumulates);
+      found.held[accumulates] = {narrow(model.buffer_bytes + averaging), model.input_bytes_per_sample};
     }
   }
   int64_t needed = 0;  // an operator without a smaller candidate

@@ -33,10 +33,14 @@ struct Kind {
 struct Kinds {
   std::vector<Kind> kinds;  // in an order that does not depend on the order of operators
   // What no choice changes.
-  Linear compute_ps;                // of one micro-batch
-  Linear held_bytes;                // in every phase: the model's input and buffers, a bucket of gradients
+  Linear compute_ps;  // of one micro-batch
+  // In every phase: the model's input and buffers, gradients that are averaged; by whether there are several
+  // micro-batches.
+  Linear held[2];
   std::vector<int64_t> transients;  // every size a transient may have, rising; smaller ones are impossible
-  int64_t most_batch = 0;           // of one micro-batch: no total of a step exceeds 2^61 (Note [Totals])
+  const Linear& held_bytes(int64_t accumulation) const { return held[accumulation > 1]; }
+  int64_t held_bytes(Batch batch) const { return held_bytes(batch.accumulation)(batch.size); }
+  int64_t most_batch = 0;  // of one micro-batch: no total of a step exceeds 2^61 (Note [Totals])
 };
 
 // Throws InvalidProblem where an operator cannot be sharded in any of the ways allowed, or where a total of a

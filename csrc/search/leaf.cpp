@@ -22,8 +22,7 @@ class LeafSolver {
     const int64_t transient = kinds.transients[region.large];
     int128 fixed = static_cast<int128>(region.hi.accumulation) * kinds.compute_ps(region.hi.size);
     std::vector<int128> left(table.rows, static_cast<int128>(request.limit_bytes) - region.reserved_bytes -
-                                             request.reserve_bytes(transient) -
-                                             kinds.held_bytes(region.hi.size));
+                                             request.reserve_bytes(transient) - kinds.held_bytes(region.hi));
     for (size_t g = 0; g < table.groups.size(); ++g) {
       const auto& entry = table.entries[g];
       for (size_t w = 0; w < entry.ways.size(); ++w) {

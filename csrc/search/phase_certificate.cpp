@@ -158,12 +158,7 @@ class Checker {
     if (request_.space.cost == Cost::Paper) return 0;
     int128 sum = static_cast<int128>(model_.input_bytes_per_sample) * plan_.batch.size + model_.buffer_bytes;
     if (request_.device.ranks == 1) return sum;
-    int128 gradients = 0, averaged = 0;
-    for (const Operator& op : model_.operators) {
-      for (const Tensor& t : op.tensors) gradients += t.trainable ? t.bytes() : 0;
-      averaged = std::max<int128>(averaged, averaging_bytes(op, request_.device, request_.space));
-    }
-    sum += std::max(std::min<int128>(gradients, request_.space.bucket_bytes), averaged);
+    sum += averaging_bytes(model_.operators, request_.device, request_.space, plan_.batch.accumulation > 1);
     return sum + static_cast<int128>(request_.buffers) * std::max(transient_, request_.least_transient_bytes);
   }
   int128 of_block(size_t b, int phase, Recompute r) const {

@@ -69,7 +69,7 @@ std::vector<int64_t> phase_bytes(const Model& model, const Request& request, con
   const bool accumulates = batch.accumulation > 1;
   // Of each operator: before and after its backward, and what comes in its own phase.
   std::vector<int64_t> before(n), after(n), own(n), extra(n);
-  int128 sum = kinds.held_bytes(batch.size), kept = 0;
+  int128 sum = kinds.held_bytes(batch), kept = 0;
   const auto narrow = [](int128 v) { return static_cast<int64_t>(std::min<int128>(v, kLargestSum)); };
   for (const Kind& kind : kinds.kinds) {
     for (size_t m = 0; m < kind.instances.size(); ++m) {

@@ -40,7 +40,7 @@ Series::Series(const Model& model, const Request& request, const Kinds& kinds, B
   const int128 fixed = static_cast<int128>(batch.accumulation) * kinds.compute_ps(batch.size);
   if (fixed > kLargestSum) throw InvalidProblem("the time of one step overflows 2^61");
   fixed_ps_ = static_cast<int64_t>(fixed);
-  reserved_ = request.reserve_bytes(transient.reserved) + kinds.held_bytes(batch.size);
+  reserved_ = request.reserve_bytes(transient.reserved) + kinds.held_bytes(batch);
   limit_ = request.limit_bytes - reserved_;
   possible_ = !request.paper();
   for (size_t k = 0; k < kinds.kinds.size(); ++k) {

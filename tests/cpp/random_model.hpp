@@ -170,19 +170,30 @@ inline const Candidate* choice_of(const Where& w, const Decision& d, size_t i) {
 // The memory of every phase but for the transients' reserve, by definition and without any sharing of work.
 inline std::vector<int64_t> plain_phases(const Model& model, const Request& request, const Kinds& kinds,
                                          const Decision& d, Batch batch) {
-  int64_t trained = 0, bucket = 0;  // what is averaged together, or the largest copy that is averaged
+  int64_t trained = 0;
+  for (const Operator& op : model.operators)
+    for (const Tensor& t : op.tensors) trained += t.trainable ? t.rows * t.row_bytes : 0;
+  const int64_t together = std::min(trained, request.space.bucket_bytes);
+  int64_t bucket = together;  // what is averaged together, or the most that is copied to be averaged
   for (const Operator& op : model.operators) {
-    int64_t copy = 0;
+    int64_t own = 0, copy = 0;
     bool whole = false, mixed = false, shardable = false;
     for (const Mode mode : request.space.modes) whole |= mode == Mode::NoShard;
-    for (const Tensor& t : op.tensors) {
+    for (size_t i = 0; i < op.tensors.size(); ++i) {
+      const Tensor& t = op.tensors[i];
       shardable |= t.shardable && t.rows * t.row_bytes > 0;
-      if (t.trainable) trained += t.rows * t.row_bytes, copy += t.reduce_bytes();
-      mixed |= t.trainable && t.compute_row_bytes > 0;
+      if (!t.trainable) continue;
+      const bool in_slices = static_cast<int>(i) == op.split_tensor && !request.space.granularities.empty();
+      const int64_t made = in_slices || t.compute_row_bytes == 0 ? t.row_bytes : t.compute_row_bytes;
+      own += t.rows * t.row_bytes;
+      copy += t.rows * (t.reduce_row_bytes + (batch.accumulation > 1 ? made : 0));
+      mixed |= t.compute_row_bytes > 0;
     }
-    if (mixed && (whole || !shardable)) bucket = std::max(bucket, copy);
+    if (!mixed || (!whole && shardable)) continue;
+    bucket = std::max(bucket, copy);
+    if (own > 0) bucket = std::max(bucket, (together * copy + own - 1) / own);
   }
-  bucket = request.device.ranks > 1 ? std::max(bucket, std::min(trained, request.space.bucket_bytes)) : 0;
+  if (request.device.ranks == 1) bucket = 0;
   const auto where = find_places(model, kinds);
   const size_t n = model.operators.size();
   std::vector<int64_t> phases(n);

@@ -28,7 +28,7 @@ Decision random_plan(Random& r, const Model& model, const Kinds& kinds) {
 std::vector<int64_t> row_bytes(const Model& model, const Kinds& kinds, const Decision& d, Batch batch) {
   std::vector<int> rows;
   for (size_t j = 0; j < model.operators.size(); ++j) rows.push_back(static_cast<int>(j));
-  std::vector<int64_t> sums(rows.size(), kinds.held_bytes(batch.size));
+  std::vector<int64_t> sums(rows.size(), kinds.held_bytes(batch));
   for (const Cohort& cohort : make_cohorts(kinds, rows)) {
     const Kind& kind = kinds.kinds[cohort.kind];
     for (int m : cohort.instances) {

@@ -42,7 +42,7 @@ int main() {
     const Budget budget;
     Stopwatch watch(budget);
     const Series series(model, request, kinds, batch, transient);
-    if (request.limit_bytes < reserve + kinds.held_bytes(batch.size)) continue;
+    if (request.limit_bytes < reserve + kinds.held_bytes(batch)) continue;
     CHECK(series.possible());
     Sequence sequence(series, prices());
     const int failed_before = failures;

@@ -134,24 +134,34 @@ class CalledAgain(nn.Module):
         return self.again(self.blocks(h))
 
 
-def peaks_under_limits(me: Member, cases: list[tuple[dict, dict]]) -> None:
+class Wide(nn.Sequential):
+    """Linears whose gradients are large beside everything else."""
+
+    def __init__(self, inner: int, width: int = 256) -> None:
+        linears = (nn.Linear(width, inner, bias=False), nn.Linear(inner, width, bias=False))
+        super().__init__(nn.Embedding(64, width), *linears)
+
+
+def peaks_under_limits(
+    me: Member, cases: list[tuple[dict, dict]], above: tuple[float, ...] = ()
+) -> list[osdp.Plan]:
+    """Trains under the smallest limit, and under limits `above` it: these shares of it, or a drawn one."""
+    plans = []
     _C.memory_meter_install()
     tokens = torch.arange(8)[None]
     machine = replace(osdp.Hardware.load("rtx-titan-8"), world_size=me.world)
     for model, options in cases:
-        make = CalledAgain if "calls" in model else ReadOften
+        make = CalledAgain if "calls" in model else Wide if "inner" in model else ReadOften
         here = dict(
             world_size=me.world, hardware=machine, batch_size=1, checkpoint=False, replay=0, **options
         )
         description = osdp.describe(make(**model), tokens)
         with pytest.raises(osdp.InfeasibleError) as e:
             osdp.search(description, memory=0, **here)
-        limits = [
-            e.value.smallest_limit,
-            int(random.Random(repr(model)).uniform(1.05, 1.6) * e.value.smallest_limit),
-        ]
-        for limit in limits:
+        shares = above or (random.Random(repr(model)).uniform(1.05, 1.6),)
+        for limit in [int(share * e.value.smallest_limit) for share in (1, *shares)]:
             plan = osdp.search(description, memory=limit, **here)
+            plans.append(plan)
             with naming(f"{model} {options} {limit}: {plan}"):
                 me.everywhere(None)
                 gc.collect()
@@ -162,7 +172,8 @@ def peaks_under_limits(me: Member, cases: list[tuple[dict, dict]]) -> None:
                 peaks = []
                 for _ in range(3):
                     _C.memory_reset_peak()
-                    module(tokens).float().mean().backward()
+                    for _ in range(plan.accumulation):
+                        module(tokens).float().mean().backward()
                     peaks.append(_C.memory_peak_bytes() - empty)
                     optimizer.step()
                     optimizer.zero_grad()
@@ -171,6 +182,7 @@ def peaks_under_limits(me: Member, cases: list[tuple[dict, dict]]) -> None:
                     peaks
                 )  # so that the test means something
                 del module, optimizer, trained
+    return plans
 
 
 READ_OFTEN = [
@@ -187,6 +199,19 @@ READ_OFTEN = [
 @pytest.mark.parametrize("case", READ_OFTEN, ids=str)
 def test_parameters_that_are_read_several_times_keep_the_limit(ranks, case):
     ranks(peaks_under_limits, [case], world=2)
+
+
+SLICES = {"modes": ("NO_SHARD", "FULL_SHARD"), "granularity": 4}
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_gradients_that_are_averaged_in_a_copy_keep_the_limit(ranks, micro_batches):
+    here = {"precision": "bf16-reduce-fp32", "global_batch_size": 2 * micro_batches}
+    model = {"inner": 2**14}
+    cases = [(model, {"modes": "NO_SHARD", **here}), (model, {**SLICES, **here})]
+    chosen = ranks(peaks_under_limits, cases, (1.1, 1.2, 1.3), world=2)[0]
+    slices = [c for plan in chosen for c in plan.choices.values() if c.granularity > 1]
+    assert any(0 < c.slices_sharded < c.granularity for c in slices)
 
 
 def unsharded(me: Member) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from operator import index
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from osdp.description import ModelDescription
 from osdp.errors import InvalidProblemError
-from osdp.hardware import Hardware, check_hardware
+from osdp.hardware import DeviceMemory, Hardware, check_hardware
 from osdp.plan_rules import check_description
 
 if TYPE_CHECKING:
@@ -55,7 +56,10 @@ def batches_of(batch_size: int | str, global_batch_size: int | None, ranks: int)
 def machine_of(hardware: Hardware | str | os.PathLike[str] | None) -> Hardware:
     if isinstance(hardware, Hardware):
         return check_hardware(hardware)
-    return Hardware.load(DEFAULT_HARDWARE if hardware is None else hardware)
+    if hardware is not None:
+        return Hardware.load(hardware)
+    # Nobody has said that it is one: its speeds are as good as any, but the limit may be for tensors on a CPU.
+    return dataclasses.replace(Hardware.load(DEFAULT_HARDWARE), device_memory=DeviceMemory())
 
 
 def description_of(

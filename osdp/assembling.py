@@ -97,6 +97,7 @@ class Assembly:
                 world_size=self.ranks,
                 recompute=recompute,
                 price_ps_per_byte=price,
+                precision=self.precision,
             ),
             certificate=certificate,
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from osdp import _search
 from osdp.choice import MODES, RECOMPUTE
 from osdp.description import ModelDescription, Operator, Parameter
+from osdp.device_memory import Term, memory_terms
 from osdp.errors import InvalidProblemError
 from osdp.hardware import Collective, Hardware
 from osdp.precision import PRECISIONS
@@ -101,20 +102,42 @@ def choose_space(
 
 
 def make_model(
-    description: ModelDescription, hardware: Hardware, precision: str = "fp32", whole: Sequence[str] = ()
+    description: ModelDescription,
+    hardware: Hardware,
+    precision: str = "fp32",
+    whole: Sequence[str] = (),
+    beside_tensors: int = 0,
 ) -> _search.Model:
     """The description with this machine's computing times. Raises InvalidProblemError naming the operator.
 
-    `whole`: patterns of what is NO_SHARD for sure (`osdp.whole`).
+    `whole`: patterns of what is NO_SHARD for sure (`osdp.whole`). `beside_tensors`: bytes that the device holds all the
+    time (`bytes_beside_tensors`).
     """
     block_index = {b.name: i for i, b in enumerate(description.blocks)}
     named = whole_operators(description, whole)
+    dtypes = computing_dtypes(description, precision)
     operators = [
-        _operator(o, block_index, hardware, precision, o.name in named) for o in description.operators
+        _operator(o, block_index, hardware, precision, dtypes[o.name], o.name in named)
+        for o in description.operators
     ]
     blocks = [(b.name, b.input_bytes_per_sample) for b in description.blocks]
     held = description.input_bytes_per_sample + description.output_bytes_per_sample
-    return _search.Model(operators, blocks, held, sum(o.buffer_bytes for o in description.operators))
+    buffers = sum(o.buffer_bytes for o in description.operators)
+    return _search.Model(operators, blocks, held, buffers + beside_tensors)
+
+
+def beside_tensors(
+    description: ModelDescription, hardware: Hardware, ranks: int, hosts: int, optimizer: str
+) -> tuple[Term, ...]:
+    """What a rank's device holds in every phase and no tensor has: `osdp.device_memory`."""
+    state = OPTIMIZER_STATE.get(optimizer, 0)
+    return memory_terms(description, hardware, ranks=ranks, hosts=hosts, state=state)
+
+
+def bytes_beside_tensors(
+    description: ModelDescription, hardware: Hardware, ranks: int, hosts: int, optimizer: str
+) -> int:
+    return sum(t.bytes for t in beside_tensors(description, hardware, ranks, hosts, optimizer))
 
 
 def make_request(
@@ -176,18 +199,43 @@ def least_transient(description: ModelDescription, precision: str = "fp32") -> i
     return max(together.values(), default=0)
 
 
-def compute_s(operator: Operator, hardware: Hardware) -> tuple[float, float, float]:
+def computing_dtypes(description: ModelDescription, precision: str) -> dict[str, str]:
+    """Operator -> the dtype that its matrix products are in: the precision's, else its own parameters'; an operator
+    without parameters has that of most of the model's. "tf32" where fp32 is multiplied so.
+    """
+    given = PRECISIONS[precision][0]
+    if given is not None:
+        return dict.fromkeys((o.name for o in description.operators), given)
+    bytes_of: dict[str, int] = {}
+    own: dict[str, str] = {}
+    for o in description.operators:
+        for p in o.parameters:
+            bytes_of[p.dtype] = bytes_of.get(p.dtype, 0) + p.elements
+        if o.parameters:
+            own[o.name] = max(o.parameters, key=lambda p: p.elements).dtype
+    most = max(bytes_of, key=bytes_of.__getitem__, default="float32")
+    found = {o.name: own.get(o.name, most) for o in description.operators}
+    return {name: "tf32" if (precision, d) == ("tf32", "float32") else d for name, d in found.items()}
+
+
+def flops_rate(hardware: Hardware, dtype: str) -> float:
+    """Operations per second of matrix products in `dtype`; those of fp32 where nothing else is known."""
+    rate = hardware.flops_per_s_by_dtype.get(dtype, hardware.flops_per_s)
+    if not rate > 0:
+        raise InvalidProblemError(f"hardware {hardware.name!r}: flops_per_s is {rate}")
+    return rate
+
+
+def compute_s(operator: Operator, hardware: Hardware, dtype: str = "float32") -> tuple[float, float, float]:
     """Seconds: forward and backward per sample, their part that does not grow with the batch, forward per sample.
 
-    Measured where the hardware has a figure for this operator; else from its flops (backward counts twice
-    forward).
+    Measured where the hardware has a figure for this operator; else from its flops at the rate of `dtype` (backward
+    counts twice forward).
     """
     if operator.name in hardware.gamma_s:
         both = hardware.gamma_s[operator.name]
-    elif hardware.flops_per_s > 0:
-        both = 3 * operator.flops_per_sample / hardware.flops_per_s
     else:
-        raise InvalidProblemError(f"hardware {hardware.name!r}: flops_per_s is {hardware.flops_per_s}")
+        both = 3 * operator.flops_per_sample / flops_rate(hardware, dtype)
     fixed = hardware.gamma_fixed_s.get(operator.name, 0.0)
     return both, fixed, hardware.recompute_s.get(operator.name, both / 3)
 
@@ -227,7 +275,7 @@ def _tensor(p: Parameter, precision: str, whole: bool) -> _search.Tensor:
 
 
 def _operator(
-    o: Operator, block_index: dict[str, int], hardware: Hardware, precision: str, whole: bool
+    o: Operator, block_index: dict[str, int], hardware: Hardware, precision: str, dtype: str, whole: bool
 ) -> _search.Operator:
     op = _search.Operator()
     op.name = o.name
@@ -242,7 +290,7 @@ def _operator(
     op.block = -1 if o.block is None else block_index[o.block]
     op.saved_bytes_per_sample = o.saved_bytes_per_sample
     op.saved_bytes_fixed = o.saved_bytes_fixed
-    op.compute_s_per_sample, op.compute_s_fixed, op.recompute_s_per_sample = compute_s(o, hardware)
+    op.compute_s_per_sample, op.compute_s_fixed, op.recompute_s_per_sample = compute_s(o, hardware, dtype)
     return op
 
 

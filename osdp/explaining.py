@@ -7,10 +7,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from osdp.costing import compute_s
+from osdp.costing import compute_s, computing_dtypes
 from osdp.display import MODE_STYLES, RECOMPUTED, plain, render, row_name
 from osdp.errors import InfeasibleError
-from osdp.figures import format_seconds
+from osdp.figures import device_terms, format_seconds
 from osdp.grouping import Row, Section, ranged, sections
 from osdp.plan import Plan
 from osdp.sizes import format_bytes
@@ -37,6 +37,10 @@ def explained(plan: Plan, search: bool = True) -> RenderableType:
 
 def _paragraphs(plan: Plan, search: bool) -> list[RenderableType]:
     paragraphs = [("Price of memory", [price(plan)])]
+    if lines := device_lines(plan):
+        paragraphs.insert(
+            0, ("Memory of the device that no tensor has, which counts against the limit", lines)
+        )
     if search and plan.searched is not None and plan.memory_limit_bytes is not None:
         if plan.searched.objective == "memory":
             least = f"The least memory that gives {plan.searched.at_least:.4g} samples/s was asked for."
@@ -89,9 +93,16 @@ def recompute_reason(plan: Plan, section: Section) -> str:
     how = RECOMPUTED[section.recompute or "hold"].partition(", ")[2]
     cost = ""
     if plan.hardware is not None:
-        again = sum(compute_s(o, plan.hardware)[2] for o in inside) * plan.batch_size * plan.accumulation
+        dtypes = computing_dtypes(plan.description, plan.precision)
+        again = sum(compute_s(o, plan.hardware, dtypes[o.name])[2] for o in inside)
+        again *= plan.batch_size * plan.accumulation
         cost = f" and costs {format_seconds(again)} of computation"
     return f"saves {format_bytes(saved)} of activations{cost}; {how}"
+
+
+def device_lines(plan: Plan) -> list[str]:
+    """What the device holds beside tensors, a line for each part; none on a CPU."""
+    return [f"{term.name}: {format_bytes(term.bytes)} ({term.why})" for term in device_terms(plan)]
 
 
 def price(plan: Plan) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+from osdp.costing import beside_tensors
+from osdp.device_memory import Term
 from osdp.plan import Plan, Prediction
 
 
@@ -55,11 +57,23 @@ def step_parts(p: Prediction) -> StepParts:
 
 
 def memory_parts(plan: Plan) -> list[tuple[str, int]]:
-    """The predicted peak in parts: parameters, gradients and optimizer state that stay, and what a step adds."""
+    """The predicted peak in parts: parameters, gradients and optimizer state that stay, what a step adds, and, on
+    accelerators, what the device holds beside tensors.
+    """
     assert plan.predicted is not None
     peak = plan.predicted.peak_memory_bytes
-    states = min(peak, sum(p.state_bytes for p in plan.predicted.operators.values()))
-    return [("model state", states), ("activations and buffers", peak - states)]
+    device = sum(term.bytes for term in device_terms(plan))
+    states = min(peak - device, sum(p.state_bytes for p in plan.predicted.operators.values()))
+    parts = [("model state", states), ("activations and buffers", peak - states - device)]
+    return [*parts, ("device", device)] if device else parts
+
+
+def device_terms(plan: Plan) -> tuple[Term, ...]:
+    """What of the plan's predicted peak no tensor has; nothing under cost="paper", which knows of no such memory."""
+    if plan.hardware is None or plan.world_size is None or plan.cost != "osdp":
+        return ()
+    hosts = plan.searched.hosts if plan.searched is not None else 1
+    return beside_tensors(plan.description, plan.hardware, plan.world_size, hosts, plan.optimizer)
 
 
 def cells(parts: list[float], whole: float, width: int) -> list[int]:

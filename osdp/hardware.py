@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +12,8 @@ from typing import Annotated
 from osdp import serial
 from osdp.errors import InvalidProblemError
 from osdp.schema import AtLeast
+
+MOST_DEVICE_BYTES = 2**50  # so that no sum of them overflows
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,22 @@ class Collective:
 
 
 @dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes of one device that no tensor has, and that count against a limit: `osdp.device_memory`. All 0 on CPUs.
+
+    The last four are the caching allocator's.
+    """
+
+    context_bytes: Annotated[int, AtLeast(0)] = 0  # of the process: the driver's, with the kernels' code
+    communicator_bytes: Annotated[int, AtLeast(0)] = 0  # buffers of one communicator of all ranks
+    workspace_bytes: Annotated[int, AtLeast(0)] = 0  # of matrix products, for each thread that computes
+    tensor_rounding_bytes: Annotated[int, AtLeast(0)] = 0  # a tensor takes a multiple of this
+    small_block_bytes: Annotated[int, AtLeast(0)] = 0  # small tensors are cut from blocks of this size,
+    large_block_bytes: Annotated[int, AtLeast(0)] = 0  # larger ones from these
+    unused_bytes: Annotated[int, AtLeast(0)] = 0  # reserved, but in no tensor, when a step is largest
+
+
+@dataclass(frozen=True)
 class Hardware:
     """One machine, as measured (`osdp.profile`) or from public figures (`Hardware.load("rtx-titan-8")`)."""
 
@@ -39,7 +57,7 @@ class Hardware:
     all_gather: Collective
     reduce_scatter: Collective
     all_reduce: Collective
-    # Achieved on matrix products; prices operators that were not measured themselves.
+    # Achieved on matrix products in fp32; prices operators that were not measured themselves.
     flops_per_s: Annotated[float, AtLeast(0, strictly=True)]
     optimizer_s_per_byte: float  # time of an AdamW step per byte of fp32 parameters that this rank updates
     # One step of a ring between hosts; None: one host, or not measured.
@@ -56,6 +74,12 @@ class Hardware:
     # of communication (as long as it is alone) takes away.
     communication_delay: Collective = Collective(0.0, 0.0)
     stolen_computation: Annotated[float, AtLeast(0)] = 0.0
+    # The same as `flops_per_s` in other dtypes: "bfloat16", "float16", "tf32" (fp32 rounded in tensor cores).
+    # Those that are not here compute at the rate of fp32.
+    flops_per_s_by_dtype: Mapping[str, Annotated[float, AtLeast(0, strictly=True)]] = field(
+        default_factory=dict
+    )
+    device_memory: DeviceMemory = DeviceMemory()
 
     def dumps(self) -> str:
         """The hardware as JSON text; `Hardware.loads` gives an equal one back."""
@@ -109,8 +133,14 @@ def _problems(hardware: Hardware) -> Iterator[tuple[str, str]]:
     for name, value in seconds.items():
         if not 0 <= value < 1e6:
             yield name, f"must be at least 0 and less than 1e6 seconds, is {value}"
-    if not 0 < hardware.flops_per_s <= 1e30:
-        yield "flops_per_s", f"must be above 0 and at most 1e30, is {hardware.flops_per_s}"
+    rates = {"flops_per_s": hardware.flops_per_s}
+    rates |= {f"flops_per_s_by_dtype.{dtype}": rate for dtype, rate in hardware.flops_per_s_by_dtype.items()}
+    for name, rate in rates.items():
+        if not 0 < rate <= 1e30:
+            yield name, f"must be above 0 and at most 1e30, is {rate}"
+    for name, size in asdict(hardware.device_memory).items():
+        if not 0 <= size <= MOST_DEVICE_BYTES:
+            yield f"device_memory.{name}", f"must be between 0 and 2^50, is {size}"
 
 
 def check_hardware(hardware: Hardware) -> Hardware:

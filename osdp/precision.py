@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # What a plan may say: (parameters, reduction), the model's own dtypes where None. What stays on a rank never changes.
 PRECISIONS: Mapping[str, tuple[str | None, str | None]] = {
     "fp32": (None, None),
+    # The same, and what fp32 is multiplied in is TF32: torch.set_float32_matmul_precision("high") sees to it.
+    "tf32": (None, None),
     "bf16": ("bfloat16", "bfloat16"),
     "fp16": ("float16", "float16"),
     "bf16-reduce-fp32": ("bfloat16", "float32"),
@@ -91,7 +93,7 @@ def chosen_precision(wanted: object, plan: Plan) -> MixedPrecision | None:
 
 
 def named_precision(name: str) -> MixedPrecision | None:
-    """The MixedPrecision of one of PRECISIONS, None for "fp32". Raises InvalidProblemError for other names."""
+    """The MixedPrecision of one of PRECISIONS, None for "fp32" and "tf32". Raises InvalidProblemError for other names."""
     import torch
 
     if name not in PRECISIONS:

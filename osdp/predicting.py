@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from osdp.choice import MODES, Choice
-from osdp.costing import SPLIT_CODES, compute_s, gathered_bytes, itemsizes
+from osdp.costing import SPLIT_CODES, compute_s, computing_dtypes, gathered_bytes, itemsizes
 from osdp.description import ModelDescription, Operator
 from osdp.hardware import Hardware
 from osdp.prediction import OperatorPrediction, Prediction
@@ -63,6 +63,7 @@ def predict(
     world_size: int,
     recompute: Mapping[str, str],
     price_ps_per_byte: float,
+    precision: str,
 ) -> Prediction:
     """The prediction of what `_search.schedule` found. `candidates`: by operator, empty without parameters; `played`:
     its step, played (None: times are the objective's, one after the other).
@@ -71,8 +72,9 @@ def predict(
     operators = {}
     communication = compute = optimizer = 0.0
     reasons: dict[tuple[int, int, int], str] = {}
+    dtypes = computing_dtypes(description, precision)
     for o, list_, choice in zip(description.operators, candidates, found["choices"], strict=True):
-        both, fixed, forward = compute_s(o, hardware)
+        both, fixed, forward = compute_s(o, hardware, dtypes[o.name])
         again = o.block is not None and o.block in recompute
         compute_time = times * (batch * (both + (forward if again else 0.0)) + fixed)
         compute += compute_time

@@ -9,7 +9,14 @@ from typing import Any
 
 from osdp import _search
 from osdp.assembling import Assembly
-from osdp.costing import MOST_BATCH, Space, least_transient, make_model, make_request
+from osdp.costing import (
+    MOST_BATCH,
+    Space,
+    bytes_beside_tensors,
+    least_transient,
+    make_model,
+    make_request,
+)
 from osdp.description import ModelDescription
 from osdp.errors import InfeasibleError
 from osdp.hardware import Hardware
@@ -132,7 +139,10 @@ class SearchJob:
         find_smallest: bool = False,
         time_limit_s: float | None = None,
     ) -> tuple[_search.Model, dict[str, Any]]:
-        model = make_model(self.description, self.machine, self.precision, self.searched.whole)
+        beside = bytes_beside_tensors(
+            self.description, self.machine, self.ranks, self.searched.hosts, self.optimizer
+        )
+        model = make_model(self.description, self.machine, self.precision, self.searched.whole, beside)
         # A little time there always is, for a first plan.
         seconds = min(time_limit_s or float("inf"), max(self._left_s(), 0.01 * self._limit_s()))
         seconds = seconds if seconds < float("inf") else 0.0  # 0: no limit

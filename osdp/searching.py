@@ -65,8 +65,8 @@ def search(
 
     A model is described first, with `sample` (a tuple of its forward's arguments, or a dict of keyword
     arguments). `memory` is bytes or a string ("8GiB"); left out, the hardware's. `hardware` is a Hardware
-    (measured by `osdp.profile`), the name or file of one, or None for DEFAULT_HARDWARE; `world_size` left out
-    is the process group's, else the hardware's.
+    (measured by `osdp.profile`), the name or file of one, or None for DEFAULT_HARDWARE, as if it
+    held nothing but tensors; `world_size` left out is the process group's, else the hardware's.
 
     `batch_size` is per rank; "auto" tries every size that fits and takes the best time per sample. With
     `global_batch_size` the size per rank must divide global / world_size, the rest is gradient accumulation.
@@ -76,7 +76,7 @@ def search(
     1, HYBRID_SHARD to try. `whole`: patterns ("head", "*.norm?", "blocks.*.weight") of modules or parameters that
     every rank holds whole (NO_SHARD), for optimizers that need whole matrices; `*` matches dots too, a module's name
     stands for all in it, and what a pattern names of an operator decides for all of it. `prefetch`: units gathered
-    ahead of the one in use. `precision`: "fp32":
+    ahead of the one in use. `precision`: "fp32", "tf32" (fp32 products in TF32):
     everything has the model's dtypes; "bf16", "fp16", "bf16-reduce-fp32", "fp16-reduce-fp32": parameters are
     gathered and computed with, and gradients averaged, in these; states stay (docs/precision.md).
     `cost="paper"` is the paper's model, and `method="dfs"`, with it, its search, which may come to no plan for very

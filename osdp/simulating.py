@@ -8,7 +8,14 @@ from typing import Any
 
 from osdp import _search
 from osdp.choice import MODES, Choice
-from osdp.costing import RECOMPUTE_CODES, SPLIT_CODES, choose_space, make_model, make_request
+from osdp.costing import (
+    RECOMPUTE_CODES,
+    SPLIT_CODES,
+    bytes_beside_tensors,
+    choose_space,
+    make_model,
+    make_request,
+)
 from osdp.description import ModelDescription, Operator
 from osdp.errors import InvalidProblemError, PlanMismatchError
 from osdp.hardware import Hardware
@@ -45,11 +52,12 @@ def simulate(
         method="exact",
         hosts=hosts,
     )
+    beside = bytes_beside_tensors(plan.description, machine, ranks, hosts, plan.optimizer)
     try:
         played = play(
             plan.description,
             machine,
-            make_model(plan.description, machine, plan.precision),
+            make_model(plan.description, machine, plan.precision, beside_tensors=beside),
             request,
             choices=plan.choices,
             units=plan.units,

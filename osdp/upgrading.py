@@ -35,6 +35,21 @@ def _hardware_1(old: Document) -> Document:
     return {**later, **old}
 
 
+def _hardware_2(old: Document) -> Document:
+    """what early files lack: rates of other dtypes than fp32, and memory of the device that no tensor has"""
+    parts = (
+        "context",
+        "communicator",
+        "workspace",
+        "tensor_rounding",
+        "small_block",
+        "large_block",
+        "unused",
+    )
+    none = {f"{part}_bytes": 0 for part in parts}
+    return {"flops_per_s_by_dtype": {}, "device_memory": none, **old}
+
+
 def _description_1(old: Document) -> Document:
     """what early files lack: the bytes of what the model returns"""
     return {"output_bytes_per_sample": 0, **old}
@@ -67,12 +82,17 @@ def _plan_2(old: Document) -> Document:
     return {name: steps[name](value) if name in steps and value else value for name, value in old.items()}
 
 
+def _plan_3(old: Document) -> Document:
+    """what early files lack: in hardware"""
+    return {**old, "hardware": _hardware_2(old["hardware"]) if old["hardware"] else old["hardware"]}
+
+
 # Kind -> its steps; the first one leads from version 1 to 2.
 STEPS: Mapping[str, tuple[Step, ...]] = {
     "checkpoint": (_checkpoint_1,),
     "description": (_description_1,),
-    "hardware": (_hardware_1,),
-    "plan": (_plan_1, _plan_2),
+    "hardware": (_hardware_1, _hardware_2),
+    "plan": (_plan_1, _plan_2, _plan_3),
 }
 
 

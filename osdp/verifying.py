@@ -9,7 +9,14 @@ from typing import Any
 from osdp import _search
 from osdp.assembling import Assembly
 from osdp.certificate import Certificate
-from osdp.costing import RECOMPUTE_CODES, choose_space, least_transient, make_model, make_request
+from osdp.costing import (
+    RECOMPUTE_CODES,
+    bytes_beside_tensors,
+    choose_space,
+    least_transient,
+    make_model,
+    make_request,
+)
 from osdp.errors import InfeasibleError, InvalidProblemError, PlanMismatchError
 from osdp.hardware import check_hardware
 from osdp.plan import Plan
@@ -98,6 +105,7 @@ def _assembly(plan: Plan, s: Searched) -> Assembly:
         hosts=s.hosts,
         prefetch=plan.prefetch,
     )
+    beside = bytes_beside_tensors(plan.description, plan.hardware, plan.world_size, s.hosts, plan.optimizer)
     return Assembly(
         plan.description,
         plan.hardware,
@@ -107,7 +115,7 @@ def _assembly(plan: Plan, s: Searched) -> Assembly:
         plan.cost,
         s,
         plan.memory_limit_bytes,
-        make_model(plan.description, plan.hardware, plan.precision, s.whole),
+        make_model(plan.description, plan.hardware, plan.precision, s.whole, beside),
         request,
     )
 

@@ -242,7 +242,7 @@ def test_search_of_a_transformers_config(architecture: str | None, tmp_path: Pat
         "--hf-config",
         str(config),
         "--memory",
-        "1GiB",
+        "2GiB",
         "--world-size",
         "8",
         "--hardware",

@@ -15,7 +15,7 @@ import pytest
 
 import osdp
 from osdp.description import Parameter
-from osdp.hardware import Collective
+from osdp.hardware import Collective, DeviceMemory
 from osdp.plan import MODES, RECOMPUTE, SPLITS, Plan
 from osdp.precision import PRECISIONS
 from osdp.searched import COSTS, METHODS, OBJECTIVES
@@ -92,6 +92,14 @@ INPUTS = (
     "hardware.communication_delay.alpha_s",
     "hardware.communication_delay.beta_s_per_byte",
     "hardware.stolen_computation",
+    "hardware.flops_per_s_by_dtype.*",
+    "hardware.device_memory.context_bytes",
+    "hardware.device_memory.communicator_bytes",
+    "hardware.device_memory.workspace_bytes",
+    "hardware.device_memory.tensor_rounding_bytes",
+    "hardware.device_memory.small_block_bytes",
+    "hardware.device_memory.large_block_bytes",
+    "hardware.device_memory.unused_bytes",
     "searched.modes[]",
     "searched.granularity[]",
     "searched.checkpoint[]",
@@ -151,6 +159,8 @@ def plans() -> dict[str, Plan]:
         gamma_fixed_s={"h.0.mlp.fc": 1e-5},
         recompute_s={"h.0.mlp.fc": 1e-5},
         exposed_communication=0.75,
+        flops_per_s_by_dtype={"bfloat16": 3e13},
+        device_memory=DeviceMemory(4096, 1024, 512, 64, 2048, 8192, 1000),
     )
     small = gpt(2, 64)
     frozen = operator("frozen", "Embedding", {"weight": (64, 64)}, trainable=False)
@@ -213,6 +223,7 @@ def values(data: Any, path: str = "", place: tuple[Any, ...] = ()) -> Iterator[t
         "hardware.gamma_s",
         "hardware.gamma_fixed_s",
         "hardware.recompute_s",
+        "hardware.flops_per_s_by_dtype",
         "predicted.operators",
     )
     if path:

@@ -2,6 +2,7 @@
 
 #include <ATen/Functions.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -11,54 +12,84 @@
 
 namespace osdp::runtime {
 
-NormTerms::NormTerms(double norm_type) : norm_type_(norm_type) {
+namespace {
+
+// What one operator can take together.
+std::vector<std::vector<at::Tensor>> alike(const std::vector<at::Tensor>& tensors) {
+  std::vector<std::vector<at::Tensor>> groups;
+  for (const at::Tensor& t : tensors) {
+    if (t.numel() == 0) continue;
+    const auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& g) {
+      return g[0].device() == t.device() && g[0].scalar_type() == t.scalar_type();
+    });
+    if (group == groups.end())
+      groups.push_back({t});
+    else
+      group->push_back(t);
+  }
+  return groups;
+}
+
+// From the host, without a wait: the bytes are taken at once.
+at::Tensor moved(const at::Tensor& t, at::Device device) { return t.to(device, t.is_cpu()); }
+
+}  // namespace
+
+NormTerms::NormTerms(double norm_type, at::Device device) : norm_type_(norm_type), device_(device) {
   OSDP_CHECK(norm_type > 0, Sharding,
              "OSDP: the norm of gradients of which each rank holds a part needs a positive ",
              "norm type, got ", norm_type);
 }
 
+bool NormTerms::largest() const { return std::isinf(norm_type_); }
+
+at::Tensor NormTerms::merged(const at::Tensor& terms) const { return largest() ? terms.amax() : terms.sum(); }
+
+at::Tensor NormTerms::total() const {
+  if (terms_.empty()) return at::zeros({}, at::TensorOptions(device_).dtype(at::kDouble));
+  return terms_.size() == 1 ? terms_[0] : merged(at::stack(terms_));
+}
+
 void NormTerms::add(const std::vector<at::Tensor>& tensors) {
-  for (const at::Tensor& t : tensors) {
-    const double norm = t.numel() ? at::linalg_vector_norm(t, norm_type_).item<double>() : 0.0;
-    if (std::isnan(norm))
-      not_a_number_ = true;
-    else
-      sum_ = std::isinf(norm_type_) ? std::max(sum_, norm) : sum_ + std::pow(norm, norm_type_);
+  for (const auto& group : alike(tensors)) {
+    const at::Tensor norms = at::stack(at::_foreach_norm(group, norm_type_)).to(at::kDouble);
+    terms_.push_back(moved(merged(largest() ? norms : norms.pow(norm_type_)), device_));
   }
 }
 
-void NormTerms::add(const NormTerms& other) {
-  not_a_number_ |= other.not_a_number_;
-  sum_ = std::isinf(norm_type_) ? std::max(sum_, other.sum_) : sum_ + other.sum_;
-}
+void NormTerms::add(const NormTerms& other) { terms_.push_back(moved(other.total(), device_)); }
 
-void NormTerms::reduce(Lane& lane, const TaskNamePtr& name, const std::shared_ptr<Collectives>& collectives,
-                       at::Device device) {
-  at::Tensor total =
-      at::tensor({sum_, not_a_number_ ? 1.0 : 0.0}, at::TensorOptions().dtype(at::kDouble)).to(device);
-  const bool largest = std::isinf(norm_type_);
-  Ticket done = lane.submit(name, [collectives, total, largest] {
+void NormTerms::reduce(Lane& lane, const TaskNamePtr& name, const std::shared_ptr<Collectives>& collectives) {
+  const at::Tensor mine = total(), not_a_number = mine.isnan();
+  const at::Tensor all =
+      at::stack({mine.masked_fill(not_a_number, 0.0), not_a_number.to(at::kDouble)}).contiguous();
+  Ticket done = lane.submit(name, [collectives, all, largest = largest()] {
     if (largest)
-      collectives->all_reduce_max(total);
+      collectives->all_reduce_max(all);
     else
-      collectives->all_reduce_sum(total);
+      collectives->all_reduce_sum(all);
   });
   done.wait();
-  const at::Tensor told = total.to(at::kCPU);
-  sum_ = told[0].item<double>();
-  not_a_number_ = told[1].item<double>() > 0;
+  terms_ = {all[0].masked_fill(all[1].gt(0), std::numeric_limits<double>::quiet_NaN())};
 }
 
-double NormTerms::norm() const {
-  if (not_a_number_) return std::numeric_limits<double>::quiet_NaN();
-  return std::isinf(norm_type_) ? sum_ : std::pow(sum_, 1.0 / norm_type_);
-}
+at::Tensor NormTerms::norm() const { return largest() ? total() : total().pow(1.0 / norm_type_); }
 
-void check_norm(double norm, double norm_type, bool error_if_nonfinite) {
-  OSDP_CHECK(!error_if_nonfinite || std::isfinite(norm), Gradient, "the norm of order ", norm_type,
-             " of all gradients is ", norm,
+void check_finite(const at::Tensor& norm, double norm_type) {
+  const auto value = norm.item<double>();
+  OSDP_CHECK(std::isfinite(value), Gradient, "the norm of order ", norm_type, " of all gradients is ", value,
              ", on every rank: no gradient was changed. Skip this step (every "
              "rank will), or find the batch or layer that made it (torch.autograd.detect_anomaly).");
+}
+
+void scale_to(double max_norm, const at::Tensor& norm, const std::vector<at::Tensor>& gradients) {
+  const at::Tensor scale = (max_norm / (norm + 1e-6)).clamp_max(1.0);
+  for (const auto& group : alike(gradients)) {
+    // Never narrower than fp32, or the scale itself would be rounded to 8 bits.
+    const at::ScalarType dtype = c10::toRealValueType(group[0].scalar_type());
+    const at::ScalarType wide = c10::elementSize(dtype) < 4 ? at::kFloat : dtype;
+    at::_foreach_mul_(group, moved(scale, group[0].device()).to(wide));
+  }
 }
 
 std::optional<at::Tensor> norm_over_ranks(const std::vector<at::Tensor>& tensors, double norm_type,
@@ -70,7 +101,7 @@ std::optional<at::Tensor> norm_over_ranks(const std::vector<at::Tensor>& tensors
   if (all_here) return std::nullopt;
   NoInference no_inference;
   at::NoGradGuard no_grad;
-  NormTerms terms(norm_type);
+  NormTerms terms(norm_type, tensors[0].device());
   std::vector<at::Tensor> others;
   at::ScalarType dtype = c10::toRealValueType(tensors[0].scalar_type());
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -90,14 +121,12 @@ std::optional<at::Tensor> norm_over_ranks(const std::vector<at::Tensor>& tensors
         counted.push_back(std::move(piece));
     }
     if (cut == 0) continue;
-    NormTerms of_model(norm_type);
-    of_model.add(counted);
-    runtime->reduce_norm(of_model, "get_total_norm", c10::str("of ", cut, " tensors, norm_type ", norm_type));
-    terms.add(of_model);
+    terms.add(runtime->norm_terms(counted, norm_type, "get_total_norm",
+                                  c10::str("of ", cut, " tensors, norm_type ", norm_type)));
   }
-  const double norm = terms.norm();
-  check_norm(norm, norm_type, error_if_nonfinite);
-  return at::full({}, norm, at::TensorOptions().dtype(dtype).device(tensors[0].device()));
+  const at::Tensor norm = terms.norm();
+  if (error_if_nonfinite) check_finite(norm, norm_type);
+  return norm.to(dtype);
 }
 
 }  // namespace osdp::runtime

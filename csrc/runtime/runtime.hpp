@@ -132,8 +132,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // Of what this rank holds of a parameter (or of its gradient, `local`) the pieces that it counts in a sum
   // over all ranks; the others another rank counts.
   std::vector<at::Tensor> counted_pieces(int64_t param, const at::Tensor& local) const;
-  // Over all ranks; `function` and `details` say what was asked for, alike on all of them.
-  void reduce_norm(NormTerms& terms, const char* function, std::string details) const;
+  // Of `counted`, over all ranks; `function` and `details` say what was asked for, alike on all of them.
+  NormTerms norm_terms(const std::vector<at::Tensor>& counted, double norm_type, const char* function,
+                       std::string details) const;
 
   Parameter& parameter(int64_t index) { return *params_.at(index); }
   // The parameter in whose memory this tensor lies, between steps; null where it is none of ours.

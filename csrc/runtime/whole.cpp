@@ -125,39 +125,40 @@ std::vector<at::Tensor> Runtime::counted_pieces(int64_t param, const at::Tensor&
   return counted;
 }
 
-void Runtime::reduce_norm(NormTerms& terms, const char* function, std::string details) const {
+NormTerms Runtime::norm_terms(const std::vector<at::Tensor>& counted, double norm_type, const char* function,
+                              std::string details) const {
   OSDP_CHECK(
       !in_pass(), Sharding,
       "OSDP: the norm of gradients was asked for inside a forward or backward; ask between backward and "
       "the optimizer's step");
+  NormTerms terms(norm_type, device_);
+  terms.add(counted);
   const TaskNamePtr name = task_name(std::string(function) + " all-reduce", model_, std::move(details));
-  terms.reduce(*lane_, name, collectives_, device_);
+  terms.reduce(*lane_, name, collectives_);
+  return terms;
 }
 
 // Note [Norm of a mixed plan]
 // Sharded pieces are disjoint over the ranks; those that several hold are counted by one: replicated ones by
-// rank 0, HYBRID_SHARD's by the first rank of each column. One all-reduce (one number) of the sum of powers,
-// or of the maximum, gives every rank the same norm.
+// rank 0, HYBRID_SHARD's by the first rank of each column. One all-reduce of the sum of powers, or of the
+// maximum, gives every rank the same norm. Nothing of it is read by the host, unless an error is asked for.
 at::Tensor Runtime::clip_grad_norm(double max_norm, double norm_type, bool error_if_nonfinite) {
   NoInference no_inference;
   at::NoGradGuard no_grad;
-  NormTerms terms(norm_type);
-  std::vector<at::Tensor> gradients;
+  std::vector<at::Tensor> gradients, counted;
   for (size_t i = 0; i < params_.size(); ++i) {
     const at::Tensor grad = params_[i]->tensor().grad();
     if (params_[i]->absent || !grad.defined() || grad.numel() == 0) continue;
     gradients.push_back(grad);
-    terms.add(counted_pieces(static_cast<int64_t>(i), grad));
+    for (at::Tensor& piece : counted_pieces(static_cast<int64_t>(i), grad))
+      counted.push_back(std::move(piece));
   }
-  reduce_norm(terms, "clip_grad_norm_", c10::str("with max_norm ", max_norm, ", norm_type ", norm_type));
-  const double norm = terms.norm();
-  check_norm(norm, norm_type, error_if_nonfinite);
-  const double scale = max_norm / (norm + 1e-6);
-  // Also when it is not a number: every rank then has the same NaN, as one process would.
-  if (!(scale >= 1.0))
-    for (at::Tensor& g : gradients) g.mul_(scale);
-  at::ScalarType dtype = params_.empty() ? at::kFloat : params_[0]->tensor().scalar_type();
-  return at::full({}, norm, at::TensorOptions().dtype(dtype).device(device_));
+  const at::Tensor norm = norm_terms(counted, norm_type, "clip_grad_norm_",
+                                     c10::str("with max_norm ", max_norm, ", norm_type ", norm_type))
+                              .norm();
+  if (error_if_nonfinite) check_finite(norm, norm_type);
+  scale_to(max_norm, norm, gradients);
+  return norm.to(params_.empty() ? at::kFloat : params_[0]->own_dtype());
 }
 
 }  // namespace osdp::runtime

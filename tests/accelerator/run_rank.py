@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 import cases
+import peers
 import torch
 import torch.distributed as dist
 from training import Setting
@@ -44,7 +45,7 @@ def join(rank: int, world: int, device: str, backend: str, store: str) -> torch.
 def run(name: str, rank: int, world: int, device: torch.device) -> dict[str, Any]:
     """What the case told on the device, and on the CPU: "losses", "cpu"."""
     setting, on_cpu = Setting(rank, world, device), Setting(rank, world, torch.device("cpu"))
-    run_case = (cases.CASES | cases.PLANTED)[name]
+    run_case = (cases.CASES | cases.PLANTED | peers.PEERS)[name]
     result: dict[str, Any] = {"case": name}
     begin = time.perf_counter()
     try:
@@ -65,6 +66,7 @@ def run(name: str, rank: int, world: int, device: torch.device) -> dict[str, Any
     except Exception as error:
         result["error"] = f"{type(error).__name__}: {error}"
         result["trace"] = traceback.format_exc()
+    result["counts"] = setting.counts
     return result | {"losses": setting.losses, "cpu": on_cpu.losses, "seconds": time.perf_counter() - begin}
 
 

@@ -1,6 +1,7 @@
 """Runs cases on processes that are started for them. `run_cases`: from tests; as a script: a table, for a look by hand.
 
 python run_ranks.py [--world 2] [--device ordered:check] [--backend gloo] [CASE...]
+"counted": a step of each kind beside torch's own sharding.
 """
 
 from __future__ import annotations
@@ -106,6 +107,11 @@ def main() -> None:
         import cases
 
         a.cases = list(cases.CASES)
+    elif a.cases == ["counted"]:
+        sys.path.insert(0, str(HERE))
+        import peers
+
+        a.cases = list(peers.PEERS)
     results = run_cases(a.cases, a.device, a.world, a.backend, a.timeout, a.out)
     for name, ranks in results.items():
         row = f"{name:26}"
@@ -119,6 +125,8 @@ def main() -> None:
             row += f"  races {[r['races'] for r in ranks]}  syncs {sum(ranks[0]['host_syncs'].values())}"
         if ranks[0]["cpu"]:
             row += f"  off by {distance(ranks):.1e}"
+        if counts := ranks[0].get("counts"):
+            row += f"  {counts['operators']} operators, {counts['collectives']} collectives, {counts['host_syncs']} a step"
         print(row, [round(x, 5) for x in ranks[0]["losses"][:4]])
         for text in ranks[0].get("found", [])[:6]:
             print("      ", text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,6 +66,7 @@ class Setting:
     world: int
     device: torch.device
     losses: list[float] = field(default_factory=list)
+    counts: dict[str, Any] = field(default_factory=dict)  # of a step; empty where nothing counts
     _told: list[torch.Tensor] = field(default_factory=list)
 
     def model(self, **options: Any) -> nn.Module:
@@ -85,6 +87,22 @@ class Setting:
     def tell(self, value: torch.Tensor) -> None:
         """Read at the end of the case, so that nothing waits for the device in its middle."""
         self._told.append(value.detach().clone())
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """Of what runs inside, on the ordered device: operators, collectives, and host synchronisations by cause."""
+        if self.device.type != "ordered":
+            yield
+            return
+        import ordered_device
+
+        before = ordered_device.stats()
+        yield
+        after = ordered_device.stats()
+        for key in ("operators", "collectives"):
+            self.counts[key] = after[key] - before[key]
+        causes = {key: n - before["host_syncs"].get(key, 0) for key, n in after["host_syncs"].items()}
+        self.counts["host_syncs"] = {key: n for key, n in causes.items() if n}
 
     def close(self) -> None:
         self.losses += [float(v.float().cpu()) for v in self._told]

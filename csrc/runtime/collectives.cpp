@@ -154,20 +154,39 @@ void Collectives::gather(const Tensors& outputs, const Tensors& inputs) {
   for (const auto& work : works) finish(work);
 }
 
+namespace {
+
+// Note [Averages in half]
+// NCCL's average multiplies with 1 / W before it sums, in the tensor's dtype: of half, which has few bits
+// below, small gradients vanish. They come here scaled so that their sum fits (headroom_of). So they are
+// summed, and divided then, as the ring does.
+bool sums_first(const at::Tensor& tensor) { return tensor.scalar_type() == at::kHalf; }
+
+c10d::ReduceOp::RedOpType averaging(const at::Tensor& tensor) {
+  return sums_first(tensor) ? c10d::ReduceOp::SUM : c10d::ReduceOp::AVG;
+}
+
+}  // namespace
+
 void Collectives::reduce_scatter(const Tensors& outputs, const Tensors& inputs) {
   c10d::ReduceScatterOptions options;
-  options.reduceOp = c10d::ReduceOp::AVG;
   options.asyncOp = false;
   Works works;
   for (size_t i = 0; i < outputs.size(); ++i) {
     at::Tensor output = outputs[i], input = inputs[i];
+    options.reduceOp = averaging(input);
     works.push_back(backend_->_reduce_scatter_base(output, input, options));
   }
   for (const auto& work : works) finish(work);
+  for (const at::Tensor& output : outputs)
+    if (sums_first(output)) scale_by(output, 1.0 / static_cast<double>(world()));
 }
 
 void Collectives::all_reduce(const Tensors& tensors) {
-  for (const at::Tensor& tensor : tensors) reduce_one(tensor, c10d::ReduceOp::AVG);
+  for (const at::Tensor& tensor : tensors) {
+    reduce_one(tensor, averaging(tensor));
+    if (sums_first(tensor)) scale_by(tensor, 1.0 / static_cast<double>(world()));
+  }
 }
 
 void Collectives::reduce_one(const at::Tensor& tensor, c10d::ReduceOp::RedOpType operation) {

@@ -49,6 +49,7 @@ void Runtime::went_inside(Parameter& p) {
   inside_.push_back(&p);
   // requires_grad may have been switched on since; the node must expect full gradients.
   if (!p.accumulator && p.tensor().requires_grad()) install_gradient_hooks(*this, p);
+  if (!backward_) follow_stream(p);
 }
 
 void Runtime::drop_copies() {
@@ -140,6 +141,7 @@ void Runtime::open(Call& call) {
     // NO_SHARD, and unfrozen since it was sharded: its gradients are averaged from now on.
     if (!p->accumulator && p->whole() && p->tensor().requires_grad() && place_of(*p).bucket)
       install_gradient_hooks(*this, *p);
+    if (p->whole() && !p->mixed()) follow_stream(*p);  // others when they go inside
   }
   ++epoch_;
   grad_forward_ = at::GradMode::is_enabled();

@@ -1,6 +1,7 @@
 #include "runtime/hooks.hpp"
 
 #include <ATen/functorch/BatchedTensorImpl.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -56,6 +57,15 @@ void install_gradient_hooks(Runtime& runtime, Parameter& param) {
   param.accumulator = torch::autograd::impl::grad_accumulator(param.tensor());
   param.accumulator->add_pre_hook(std::make_unique<BeforeGradient>(runtime, param));
   param.accumulator->add_post_hook(std::make_unique<AfterGradient>(runtime, param));
+}
+
+void follow_stream(Parameter& param) {
+  if (!param.accumulator || param.device().is_cpu()) return;
+  const c10::impl::VirtualGuardImpl guard(param.device().type());
+  const auto stream = param.accumulator->stream();
+  if (!stream || *stream == guard.getStream(param.device())) return;
+  param.accumulator->clear_input_metadata();
+  param.accumulator->add_input_metadata(param.tensor());
 }
 
 void watch_outputs(Runtime& runtime, const Call& call, const std::vector<at::Tensor>& outputs,

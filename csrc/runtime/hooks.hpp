@@ -45,6 +45,11 @@ class BackwardEnd {
 // whole) and hooks it before and after it accumulates.
 void install_gradient_hooks(Runtime& runtime, Parameter& param);
 
+// The node runs on the stream that was current when it was made: while the model was sharded, maybe. Moves it
+// to the one that trains now, or gradients and their reductions would cross streams for nothing. The
+// parameter shows what its gradients look like.
+void follow_stream(Parameter& param);
+
 // When the first gradient of an output arrives, the backward of that call begins. `invocation` may be null.
 void watch_outputs(Runtime& runtime, const Call& call, const std::vector<at::Tensor>& outputs,
                    const std::shared_ptr<Invocation>& invocation);

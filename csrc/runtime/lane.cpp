@@ -1,8 +1,8 @@
 #include "runtime/lane.hpp"
 
+#include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
-#include <c10/core/Event.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -25,6 +25,7 @@
 #include "runtime/c10d.hpp"
 #include "runtime/ending.hpp"
 #include "runtime/errors.hpp"
+#include "runtime/event_pool.hpp"
 #include "runtime/heartbeat.hpp"
 #include "runtime/parts.hpp"
 #include "runtime/phase_range.hpp"
@@ -57,7 +58,7 @@ struct Ticket::State {
   std::exception_ptr error;
   TaskNamePtr name;
   // Accelerators.
-  std::optional<c10::Event> event;
+  std::shared_ptr<const c10::Event> event;
   std::optional<c10::Stream> submitter;
   std::vector<at::Tensor> kept;  // until that stream has waited for the event
 
@@ -97,7 +98,6 @@ void Ticket::wait() const {
     }
     if (signal) std::rethrow_exception(signal);
   }
-  if (state_->error) std::rethrow_exception(state_->error);
   if (state_->event) {
     const c10::Stream submitter = *state_->submitter;
     const c10::impl::VirtualGuardImpl guard(submitter.device_type());
@@ -106,6 +106,7 @@ void Ticket::wait() const {
     if (!state_->kept.empty() && here != submitter) state_->event->block(submitter);
     state_->kept.clear();
   }
+  if (state_->error) std::rethrow_exception(state_->error);
 }
 
 void Ticket::settle() const {
@@ -231,7 +232,13 @@ class ThreadLane final : public Lane {
   std::thread thread_;
 };
 
-thread_local std::vector<at::Tensor>* kept_by_task = nullptr;  // of the stream's lane that runs here
+// The task of a stream's lane that runs here.
+struct StreamTask {
+  Ticket::State& state;
+  c10::Stream lane;
+  EventPool& events;
+};
+thread_local const StreamTask* running = nullptr;
 
 class StreamLane final : public Lane {
  public:
@@ -239,26 +246,24 @@ class StreamLane final : public Lane {
       : Lane(std::move(alarm)),
         device_(device),
         guard_(device.type()),
-        stream_(guard_.getStreamFromGlobalPool(device)) {}
+        stream_(guard_.getStreamFromGlobalPool(device, /*isHighPriority=*/true)) {}
 
   Ticket submit(TaskNamePtr name, Task task, Head) override {
     auto state = std::make_shared<Ticket::State>(alarm_);
     watch_.submitted();
     state->submitter = guard_.getStream(device_);
     if (!broken_) {
-      std::vector<at::Tensor>* const outer = std::exchange(kept_by_task, &state->kept);
+      const StreamTask here{*state, stream_, *events_};
+      const StreamTask* const outer = std::exchange(running, &here);
       try {
-        c10::Event before(device_.type());
-        before.record(*state->submitter);
-        before.block(stream_);
+        events_->record(*state->submitter)->block(stream_);
         c10::StreamGuard on_lane(stream_);
         broken_ = run(name, task, watch_, *alarm_);
-        state->event.emplace(device_.type());
-        state->event->record(stream_);
+        state->event = events_->record(stream_);
       } catch (...) {
         broken_ = std::current_exception();
       }
-      kept_by_task = outer;
+      running = outer;
     }
     state->finish(broken_);
     return Ticket(std::move(state));
@@ -270,7 +275,9 @@ class StreamLane final : public Lane {
  private:
   c10::Device device_;
   c10::impl::VirtualGuardImpl guard_;
+  // Its kernels are few and somebody waits for them: they go before the computation's.
   c10::Stream stream_;
+  const std::shared_ptr<EventPool> events_ = std::make_shared<EventPool>();
   std::exception_ptr broken_;
 };
 
@@ -305,7 +312,25 @@ std::shared_ptr<Lane> lane_of(const std::string& name, c10::Device device, const
 }  // namespace
 
 void Lane::keep(at::Tensor tensor) {
-  if (kept_by_task && tensor.defined() && !tensor.is_cpu()) kept_by_task->push_back(std::move(tensor));
+  if (running && tensor.defined() && !tensor.is_cpu()) running->state.kept.push_back(std::move(tensor));
+}
+
+at::Tensor Lane::empty(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  at::Tensor made;
+  {
+    const SubmittersMemory here;
+    made = at::empty(sizes, options);
+  }
+  keep(made);
+  return made;
+}
+
+Lane::SubmittersMemory::SubmittersMemory() {
+  if (running) there_.reset_stream(*running->state.submitter);
+}
+
+Lane::SubmittersMemory::~SubmittersMemory() {
+  if (running) running->events.record(*running->state.submitter)->block(running->lane);
 }
 
 std::shared_ptr<Lane> Lane::of(const std::string& group, c10::Device device) {

@@ -11,6 +11,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/core/StreamGuard.h>
 
 #include <functional>
 #include <memory>
@@ -27,9 +28,12 @@ namespace osdp::runtime {
 // may free before he has waited for the task, is kept by its ticket (`Lane::keep`) until the stream that
 // submitted it has waited for it. Gradients leave that way: so that they do not pile up, whoever submits one
 // first waits for the one before (`keeps()`): at most one more exists than on a lane that is a thread, which
-// lets go of memory only when it is done with it. What a task allocates for itself belongs to the lane's
-// stream, where it is used and given out again in order. What it leaves behind is only freed after the stream
-// that uses it has waited for the task; the next task waits for that stream before it takes the memory again.
+// lets go of memory only when it is done with it.
+//   What a task makes also belongs to one stream's pool, and no pool can help another. So all that is large,
+// and all that outlives the task, is allocated from the submitter's (`Lane::empty`, `SubmittersMemory`):
+// there it is freed and given out again, in order with what that stream computes. Somebody else may just have
+// freed that memory with work on it under way, so the lane's stream waits for the submitter's once more. Only
+// temporary copies of small tensors are left in the lane's own pool.
 
 // The end of one task. Copyable; empty tickets wait for nothing.
 class Ticket {
@@ -76,6 +80,19 @@ class Lane {
   virtual bool keeps() const { return false; }
   // Within a task that reads the tensor, which was allocated outside of it.
   static void keep(at::Tensor tensor);
+  // Within a task: memory of the submitter's, kept.
+  static at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options);
+  // Within a task, where nothing is computed: what is allocated meanwhile is memory of the submitter's.
+  class SubmittersMemory {
+   public:
+    SubmittersMemory();
+    ~SubmittersMemory();
+    SubmittersMemory(const SubmittersMemory&) = delete;
+    SubmittersMemory& operator=(const SubmittersMemory&) = delete;
+
+   private:
+    c10::OptionalStreamGuard there_;
+  };
 
   // The host waits until what was submitted has been carried out on the device too; where the lane is a
   // thread, tickets wait for that.

@@ -1,6 +1,7 @@
 // Shards in host memory: the copies to and from the device that computes.
 #pragma once
 
+#include "runtime/lane.hpp"
 #include "runtime/shard_store.hpp"
 
 namespace osdp::runtime {
@@ -13,10 +14,12 @@ namespace osdp::runtime {
 // write rows (the end of a forward, too) the lane is waited for, host and all. Parameters that are not
 // sharded, and slices, stay on the device.
 
-// What lies at home, on the parameter's device: a copy that the current stream makes.
+// What lies at home, on the parameter's device: a copy that the current stream makes, kept as long as a
+// task's memory is.
 inline at::Tensor brought(const Parameter& p, const at::Tensor& home) {
   if (!p.away() || !home.defined()) return home;
-  return home.to(p.device(), /*non_blocking=*/true, /*copy=*/true);
+  at::Tensor there = Lane::empty(home.sizes(), home.options().device(p.device()).pinned_memory(false));
+  return there.copy_(home, /*non_blocking=*/true);
 }
 
 // Puts `value`, of the local shape and on the device, into `home`, which may be undefined.

@@ -41,7 +41,7 @@ void add_mean(at::Tensor& gradient, const at::Tensor& mean, at::ScalarType own, 
   if (mean.scalar_type() == own) {
     gradient = mean;
   } else {
-    gradient = at::empty(mean.sizes(), mean.options().dtype(own));
+    gradient = Lane::empty(mean.sizes(), mean.options().dtype(own));
     cast_into(gradient, mean);
   }
   if (headroom != 1.0) scale_by(gradient, 1.0 / headroom);
@@ -57,7 +57,7 @@ void average(Collectives& collectives, at::ScalarType reduce, std::vector<Averag
   std::vector<int64_t> counts;
   for (const Averaged& a : gradients) counts.push_back(a.gradient.numel()), elements += counts.back();
   const double headroom = headroom_of(reduce, collectives.world());
-  at::Tensor flat = at::empty({elements}, gradients[0].gradient.options().dtype(reduce));
+  at::Tensor flat = Lane::empty({elements}, gradients[0].gradient.options().dtype(reduce));
   const auto each = [&](const auto& what) {
     int64_t at = 0;
     for (size_t i = 0; i < gradients.size(); at += counts[i], ++i)
@@ -78,8 +78,10 @@ void average(Collectives& collectives, at::ScalarType reduce, std::vector<Averag
       add_mean(a.kept, part.view(a.kept.sizes()), own, headroom);
     } else {
       // Its own memory: `flat` must not live as long as one of the gradients.
-      at::Tensor mean = part.scalar_type() == own ? part.clone() : part;
-      add_mean(a.param->local_grad(), mean.view(a.param->full_sizes()), own, headroom);
+      at::Tensor& gradient = a.param->local_grad();
+      gradient = Lane::empty(a.param->full_sizes(), part.options().dtype(own));
+      cast_into(gradient, part.view(a.param->full_sizes()));
+      if (headroom != 1.0) scale_by(gradient, 1.0 / headroom);
     }
   });
 }

@@ -67,7 +67,7 @@ void Replicas::submit(Lane& lane, const std::shared_ptr<Collectives>& collective
     const at::Tensor local = p->local().contiguous();
     names_.push_back(p->name());
     // Of rows that rest in host memory too: the ranks compare on the device, where their backend is.
-    each.push_back(local.is_cpu() ? at::scalar_tensor(digest_here(local), at::kDouble).to(p->device())
+    each.push_back(local.is_cpu() ? at::scalar_tensor(digest_here(local), at::kDouble).to(p->device(), true)
                                   : digest_there(local));
   }
   if (each.empty()) return;

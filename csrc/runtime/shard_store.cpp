@@ -126,7 +126,7 @@ at::Tensor& Parameter::local_grad() { return inside_ ? aside_grad_ : tensor_.mut
 
 at::Tensor& Parameter::ensure_local_grad() {
   at::Tensor& grad = local_grad();
-  if (!grad.defined()) grad = at::zeros_like(local());
+  if (!grad.defined()) grad = at::zeros(local_sizes_, home_options());
   return grad;
 }
 

@@ -19,10 +19,10 @@ struct Transfer {
 
 int64_t chunk_elements(const Slot& slot) { return slot.range().chunk * slot.range().row_elements; }
 
-// padded = `flat`, cast, and zeros behind it.
-at::Tensor pad_into(at::Tensor padded, const at::Tensor& flat) {
-  const int64_t n = flat.numel(), more = padded.numel() - n;
-  cast_into(padded.narrow(0, 0, n), flat);
+// padded = `tensor`, flat and cast, and zeros behind it.
+at::Tensor pad_into(at::Tensor padded, const at::Tensor& tensor) {
+  const int64_t n = tensor.numel(), more = padded.numel() - n;
+  cast_into(padded.narrow(0, 0, n).view(tensor.sizes()), tensor);
   if (more > 0) padded.narrow(0, n, more).zero_();
   return padded;
 }
@@ -109,10 +109,16 @@ void gather_now(Collectives& collectives, const std::vector<Transfer>& transfers
 // The full local gradient as the reduce-scatter wants it: in the reduce dtype, flat, world chunks long, and
 // with headroom (see headroom_of).
 at::Tensor padded_gradient(const Slot& slot, const at::Tensor& gradient, double headroom) {
-  at::Tensor flat = gradient.contiguous().view({-1});
   const at::ScalarType dtype = slot.owner().reduce_dtype();
-  if (flat.numel() != slot.padded().numel() || flat.scalar_type() != dtype)
-    flat = pad_into(at::empty({slot.padded().numel()}, flat.options().dtype(dtype)), flat);
+  const at::IntArrayRef sizes = slot.padded().sizes();
+  at::Tensor flat;
+  if (gradient.is_contiguous() && gradient.numel() == sizes[0] && gradient.scalar_type() == dtype) {
+    flat = gradient.view({-1});
+  } else {
+    const auto options = gradient.options().dtype(dtype);
+    flat = pad_into(slot.bytes() <= kSmallBytes ? at::empty(sizes, options) : Lane::empty(sizes, options),
+                    gradient);
+  }
   if (headroom != 1.0) scale_by(flat, headroom);
   return flat;
 }
@@ -157,14 +163,14 @@ Means reduce_now(const Sharing& sharing, std::vector<Reduction>& reductions) {
       pack.members.push_back(i);
       pack.parts.push_back(input.view({world, -1}));
     } else {
-      outputs[i] = at::empty({chunk_elements(*r.slot)}, input.options());
+      outputs[i] = Lane::empty({chunk_elements(*r.slot)}, input.options());
       sent_outputs.push_back(outputs[i]);
       sent_inputs.push_back(std::move(input));
     }
   }
   for (auto& pack : packs) {
     at::Tensor all = at::cat(pack.parts, 1);
-    pack.all = at::empty({all.size(1)}, all.options());
+    pack.all = Lane::empty({all.size(1)}, all.options());
     sent_outputs.push_back(pack.all);
     sent_inputs.push_back(all.view({-1}));
   }
@@ -207,8 +213,11 @@ void Runtime::gather(Unit& unit) {
   unit.gathering = lane_->submit(
       unit.gathers.all(accumulates_),
       [this, &sharing = *unit.sharing, transfers = std::move(transfers)] {
-        for (const Transfer& t : transfers)
-          if (!t.slot->attached()) t.slot->attach(arena_.allocate(t.slot->bytes()));
+        {
+          const Lane::SubmittersMemory here;
+          for (const Transfer& t : transfers)
+            if (!t.slot->attached()) t.slot->attach(arena_.allocate(t.slot->bytes()));
+        }
         gather_now(*sharing.shard, transfers);
       },
       std::move(head));

@@ -16,10 +16,10 @@ at::Tensor gathered_rows(Collectives& collectives, const at::Tensor& rows, int64
   const int64_t chunk = (full_rows + world - 1) / world;
   std::vector<int64_t> sizes = rows.sizes().vec();
   sizes[dim] = chunk;
-  at::Tensor padded = at::zeros(sizes, rows.options());
+  at::Tensor padded = Lane::empty(sizes, rows.options()).zero_();
   padded.narrow(dim, 0, rows.size(dim)).copy_(rows);
   sizes[dim] = chunk * world;
-  at::Tensor all = at::empty(sizes, rows.options());
+  at::Tensor all = Lane::empty(sizes, rows.options());
   collectives.all_gather({all.view({-1})}, {padded.view({-1})});
   return all.narrow(dim, 0, full_rows);
 }

@@ -208,6 +208,20 @@ def fp16_scaler(s: Setting) -> None:
 
 
 @case
+def fp16_least_gradients(s: Setting) -> None:
+    """Every rank's gradient, and so the mean, is near the least that half can hold: what vanishes was scaled twice."""
+    size = 2.0**-24 * s.world
+    for mode in FEW:
+        model: nn.Module = nn.Sequential(nn.Linear(32, 32, bias=False))
+        plan = osdp.Plan.uniform(osdp.describe(model, torch.zeros(1, 32)), mode)
+        model = osdp.fully_shard(model.to(s.device), plan, mixed_precision=FP16)
+        (model(torch.ones(1, 32, device=s.device)).float().sum() * size).backward()
+        gradient = next(model.parameters()).grad
+        assert gradient is not None
+        s.tell(gradient.min() / size), s.tell(gradient.max() / size)
+
+
+@case
 def offloaded(s: Setting) -> None:
     model = s.model()
     plan = plan_of(s, model)
@@ -374,13 +388,15 @@ def on_a_side_stream(s: Setting) -> None:
     """The user trains on a stream of his own, which waits for what made the model."""
     model = sharded(s)
     if s.device.type == "cpu":
-        return train(s, model)
+        return train(s, model, count=4)
     side = torch.Stream(device=s.device)
     side.wait_stream(torch.accelerator.current_stream())
     before = torch.accelerator.current_stream()
     torch.accelerator.set_stream(side)
     try:
         train(s, model)
+        with s.counting():
+            train(s, model, count=1, first=3)
         s.close()
     finally:
         torch.accelerator.set_stream(before)

@@ -125,6 +125,8 @@ struct Stream {
   std::deque<std::function<void()>> tasks;
   uint64_t put = 0, done = 0;
   bool started = false;
+  bool urgent = false;  // CUDA: of high priority
+  int64_t ops = 0;
 };
 
 struct State {
@@ -140,7 +142,7 @@ struct State {
   std::map<int, Pool> pools;          // CUDA: one per stream
   size_t live = 0, peak = 0;
   std::map<std::string, int64_t> syncs;
-  int64_t ops = 0, accesses = 0, collectives = 0, race_count = 0;
+  int64_t ops = 0, accesses = 0, collectives = 0, race_count = 0, events = 0;
   std::vector<Race> races;
   std::map<uintptr_t, size_t> pinned;
   std::vector<std::string> stream_names = std::vector<std::string>(kStreams);
@@ -215,6 +217,7 @@ void begin_op(bool device_op = true) {
   join(c, S.host);
   ++c[t_stream];
   S.ops += device_op;
+  S.streams[t_stream].ops += device_op;
 }
 // CUDA: an event holds the point that its stream had reached when it was recorded, and can be recorded again.
 void record(const EventPtr& e, int stream) {
@@ -399,15 +402,21 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getStream(c10::Device) const override { return stream_of(t_stream); }  // CUDA: the current one, by thread
   c10::Stream getDefaultStream(c10::Device) const override { return stream_of(0); }
   // CUDA: hands out 32 per priority, in turn. Here every caller gets his own as long as there are some.
-  c10::Stream getStreamFromGlobalPool(c10::Device, bool) const override {
-    return stream_of(1 + S.next_stream++ % (kStreams - 1));
+  c10::Stream getStreamFromGlobalPool(c10::Device, bool urgent) const override {
+    const int stream = 1 + S.next_stream++ % (kStreams - 1);
+    S.streams[stream].urgent = urgent;
+    return stream_of(stream);
   }
-  c10::Stream getNewStream(c10::Device d, int) const override { return getStreamFromGlobalPool(d, false); }
+  c10::Stream getNewStream(c10::Device d, int priority) const override { return getStreamFromGlobalPool(d, priority < 0); }
   c10::Stream exchangeStream(c10::Stream s) const override {
     return stream_of(std::exchange(t_stream, static_cast<int>(s.id())));
   }
   void record(void** e, const c10::Stream& s, const c10::DeviceIndex, const c10::EventFlag) const override {
-    if (!*e) *e = new EventPtr(std::make_shared<Event>());
+    if (!*e) {
+      *e = new EventPtr(std::make_shared<Event>());
+      Lock l(S.mutex);
+      ++S.events;
+    }
     ordered::record(of(*e), static_cast<int>(s.id()));
   }
   void block(void* e, const c10::Stream& s) const override {
@@ -783,9 +792,9 @@ struct Group final : c10d::Backend {
     return run("all-reduce", c10d::OpType::ALLREDUCE, {}, ts, o.asyncOp, [g = gloo_, t = cpu(ts), o = c10d::AllreduceOptions(o), n = getSize()]() mutable {
       const bool mean = sum_instead_of_mean(o.reduceOp);
       for (auto& one : t) {
+        if (mean) one.div_(n);
         Tensors list{one};
         g->allreduce(list, o)->wait();
-        if (mean) one.div_(n);
       }
     });
   }
@@ -797,8 +806,8 @@ struct Group final : c10d::Backend {
   WorkPtr reduce(Tensors& ts, const c10d::ReduceOptions& o) override {
     return run("reduce", c10d::OpType::REDUCE, {}, ts, o.asyncOp, [g = gloo_, t = cpu(ts), o = c10d::ReduceOptions(o), n = getSize()]() mutable {
       const bool mean = sum_instead_of_mean(o.reduceOp);
-      g->reduce(t, o)->wait();
       if (mean) t[0].div_(n);
+      g->reduce(t, o)->wait();
     });
   }
   WorkPtr allgather(std::vector<Tensors>& outs, Tensors& ins, const c10d::AllgatherOptions& o) override {
@@ -819,9 +828,8 @@ struct Group final : c10d::Backend {
     return run("reduce-scatter", c10d::OpType::_REDUCE_SCATTER_BASE, {in}, {out}, o.asyncOp,
                [g = gloo_, a = on_cpu(out), b = on_cpu(in), o = c10d::ReduceScatterOptions(o), n = getSize()]() mutable {
                  const bool mean = sum_instead_of_mean(o.reduceOp);
-                 b = b.clone();
+                 b = mean ? b.div(n) : b.clone();
                  g->_reduce_scatter_base(a, b, o)->wait();
-                 if (mean) a.div_(n);
                });
   }
   WorkPtr alltoall_base(at::Tensor& out, at::Tensor& in, std::vector<int64_t>& to, std::vector<int64_t>& from,
@@ -841,7 +849,8 @@ struct Group final : c10d::Backend {
     for (const auto& t : ts) result.push_back(on_cpu(t));
     return result;
   }
-  static bool sum_instead_of_mean(c10d::ReduceOp& op) {  // gloo has no AVG
+  // NCCL: an average multiplies what each rank sends by 1 / n, in its dtype, and sums that. (gloo has no AVG.)
+  static bool sum_instead_of_mean(c10d::ReduceOp& op) {
     if (!(op == c10d::ReduceOp::AVG)) return false;
     op = c10d::ReduceOp::SUM;
     return true;
@@ -916,7 +925,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     Lock l(S.mutex);
     S.races.clear();
     S.syncs.clear();
-    S.ops = S.accesses = S.collectives = S.race_count = 0;
+    S.ops = S.accesses = S.collectives = S.race_count = S.events = 0;
+    for (Stream& s : S.streams) s.ops = 0;
+  });
+  m.def("reset_peaks", [] {
+    Lock l(S.mutex);
     S.peak = S.live;
     for (auto& [s, p] : S.pools) p.peak = p.live;
   });
@@ -927,6 +940,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     d["operators"] = S.ops;
     d["collectives"] = S.collectives;
     d["accesses"] = S.accesses;
+    d["events"] = S.events;
+    py::dict streams;
+    for (int i = 0; i < kStreams; ++i)
+      if (S.streams[i].ops)
+        streams[py::str(name_of(i))] = py::dict(py::arg("operators") = S.streams[i].ops, py::arg("urgent") = S.streams[i].urgent);
+    d["streams"] = streams;
     d["host_syncs"] = S.syncs;
     d["live_bytes"] = S.live;
     d["peak_bytes"] = S.peak;

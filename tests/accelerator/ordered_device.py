@@ -88,12 +88,19 @@ def races() -> list[Race]:
 
 
 def stats() -> dict[str, Any]:
-    """Since `clear`: races, operators, collectives, accesses, host_syncs (by cause), peak_bytes; live_bytes; pools."""
+    """Since `clear`: races, operators, collectives, accesses, events (made), host_syncs (by cause), streams; since
+    `reset_peaks`: peak_bytes and peaks of pools; now: live_bytes."""
     return _C.stats()
 
 
 def clear() -> None:
+    """Forgets what was counted and found, peaks too."""
     _C.clear()
+    _C.reset_peaks()
+
+
+def reset_peaks() -> None:
+    _C.reset_peaks()
 
 
 def synchronize() -> None:
@@ -209,7 +216,7 @@ def _register() -> None:
         "mem_get_info": lambda d=None: (2**40, 2**40), "memory_summary": lambda d=None: str(stats()),
         "memory_allocated": lambda d=None: stats()["live_bytes"],
         "max_memory_allocated": lambda d=None: stats()["peak_bytes"],
-        "reset_peak_memory_stats": lambda d=None: clear(),
+        "reset_peak_memory_stats": lambda d=None: reset_peaks(),
     }  # fmt: skip
     for name, function in functions.items():
         setattr(module, name, function)

@@ -127,6 +127,7 @@ def main() -> None:
             row += f"  off by {distance(ranks):.1e}"
         if counts := ranks[0].get("counts"):
             row += f"  {counts['operators']} operators, {counts['collectives']} collectives, {counts['host_syncs']} a step"
+            row += f", {counts['events']} events made, pools {counts['pools']} bytes"
         print(row, [round(x, 5) for x in ranks[0]["losses"][:4]])
         for text in ranks[0].get("found", [])[:6]:
             print("      ", text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import memory
 import run_ranks
 from test_asynchronous_streams import judge
 
@@ -29,5 +30,47 @@ def test_clipping_waits_only_where_an_error_is_asked_for() -> None:
     assert told["osdp error asked for"][0]["counts"]["host_syncs"] == {"copy from the host": 1, "item": 1}
 
 
+def test_a_step_makes_no_event() -> None:
+    (ours, _) = run_ranks.run_cases(["osdp SHARD_GRAD_OP"], "ordered:check")["osdp SHARD_GRAD_OP"]
+    assert ours["counts"]["events"] == 0
+
+
+def test_only_the_lane_and_the_stream_that_trains_work() -> None:
+    """Gradients too are accumulated on the side stream on which the user trains, not where the model was made."""
+    told = run_ranks.run_cases(["on_a_side_stream"], "ordered:check")
+    judge(told, 1e-6)
+    streams = told["on_a_side_stream"][0]["counts"]["streams"]
+    assert sorted(each["urgent"] for each in streams.values()) == [False, True], (
+        streams
+    )  # the side stream, the lane
+
+
+def test_half_loses_nothing_that_one_process_keeps() -> None:
+    """The backend's average scales before it sums."""
+    told = run_ranks.run_cases(["fp16_least_gradients"], "ordered:check")
+    judge(told, 1e-6)
+    assert set(told["fp16_least_gradients"][0]["losses"]) == {1.0}
+
+
 def test_the_older_fsdp_has_no_race() -> None:
     judge(run_ranks.run_cases(["torch FSDP1"], "ordered:check"), 1e-6)
+
+
+def test_full_size_tensors_come_from_the_pool_of_the_stream_that_computes() -> None:
+    """Those in use and those arriving, gradients being made and one that leaves; with that a reduced shard, of this one
+    and of the one before. The lane's own pool stays empty."""
+    names = ["memory FULL_SHARD", "memory wide", "memory offload"]
+    told = run_ranks.run_cases(names, "ordered:check")
+    judge(told, 1e-6)
+    small = 64 * 1024
+    low, shard = memory.MATRIX // 2, memory.MATRIX // 2
+    full = 4 * memory.MATRIX + 2 * shard
+    most = {
+        names[0]: full,
+        names[1]: 4 * low + memory.MATRIX + 2 * shard,  # the gradient that leaves is there in fp32 too
+        names[2]: full + 2 * shard,  # rows on their way to the device, and gradients that came from the host
+    }
+    for name in names:
+        pools = dict(told[name][0]["counts"]["pools"])
+        assert 2 * low < pools.pop("the default stream") <= most[name] + small, name
+        assert sum(pools.values()) <= small, (name, pools)

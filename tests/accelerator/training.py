@@ -90,17 +90,27 @@ class Setting:
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
-        """Of what runs inside, on the ordered device: operators, collectives, and host synchronisations by cause."""
+        """Of what runs inside, on the ordered device: operators, collectives, events that are made, host synchronisations
+        by cause, and how far every pool's live bytes rise above what they were."""
         if self.device.type != "ordered":
             yield
             return
         import ordered_device
 
+        ordered_device.reset_peaks()
         before = ordered_device.stats()
         yield
         after = ordered_device.stats()
-        for key in ("operators", "collectives"):
+        for key in ("operators", "collectives", "events"):
             self.counts[key] = after[key] - before[key]
+        for name, pool in after["pools"].items():
+            live = before["pools"].get(name, {"live": 0})["live"]
+            self.counts.setdefault("pools", {})[name] = pool["peak"] - live
+        self.counts["streams"] = streams = {}
+        for name, stream in after["streams"].items():
+            done = stream["operators"] - before["streams"].get(name, {"operators": 0})["operators"]
+            if done:
+                streams[name] = {"operators": done, "urgent": stream["urgent"]}
         causes = {key: n - before["host_syncs"].get(key, 0) for key, n in after["host_syncs"].items()}
         self.counts["host_syncs"] = {key: n for key, n in causes.items() if n}
 

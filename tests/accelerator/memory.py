@@ -1,0 +1,57 @@
+"""How much memory a step takes, of which stream's pool. Every parameter is a matrix of MATRIX bytes, its own unit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from training import Setting, sgd
+
+import osdp
+
+SIDE, LAYERS = 512, 6
+MATRIX = 4 * SIDE * SIDE
+MEMORY: dict[str, Callable[[Setting], None]] = {}
+
+
+def measured(mode: str, **sharding: Any) -> Callable[[Setting], None]:
+    """The second micro-batch of a step, so that what remains of it is there before."""
+
+    def run(s: Setting) -> None:
+        torch.manual_seed(7)
+        model = nn.Sequential(*(nn.Linear(SIDE, SIDE, bias=False) for _ in range(LAYERS)))
+        sample = torch.zeros(2, SIDE)
+        plan = osdp.Plan.uniform(osdp.describe(model, sample), mode)
+        if not sharding.get("cpu_offload"):
+            model = model.to(s.device)
+        model = osdp.fully_shard(model, plan, device_id=s.device, **sharding)
+        optimizer = sgd(model.parameters())
+        x = torch.randn(2, SIDE, generator=torch.Generator().manual_seed(s.rank)).to(s.device)
+
+        def backward() -> None:
+            loss = model(x).float().square().mean()
+            s.tell(loss)
+            loss.backward()
+
+        for _ in range(3):
+            backward()
+            with s.counting():
+                backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return run
+
+
+BF16 = torch.bfloat16
+MEMORY |= {
+    "memory FULL_SHARD": measured("FULL_SHARD"),
+    "memory HYBRID_SHARD": measured("HYBRID_SHARD", ranks_per_host=2),
+    "memory bf16": measured("FULL_SHARD", mixed_precision=osdp.MixedPrecision(param_dtype=BF16)),
+    "memory wide": measured(
+        "FULL_SHARD", mixed_precision=osdp.MixedPrecision(param_dtype=BF16, reduce_dtype=torch.float32)
+    ),
+    "memory offload": measured("FULL_SHARD", cpu_offload=True),
+}

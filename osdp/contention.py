@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from osdp.clock import synchronize
+from osdp.contention_by_events import measure_by_events
 from osdp.fitting import fit
 from osdp.hardware import Collective
 from osdp.measuring import lane_collectives
@@ -40,10 +40,12 @@ def measure_contention(
     ranks_on_host: int,
     seconds: float,
     step: Callable[[], object] | None = None,
+    sizes: Sequence[int] = SIZES,
 ) -> Contention:
     """Collective; about `seconds` long, no less than four times `step` and what communicates beside it.
 
-    All-reduces of four sizes, in turn, as the runtime does them, are timed on the lane: while this rank waits for them,
+    On an accelerator by its events (`osdp/contention_by_events.py`), on all-reduces of the four largest `sizes`. On a CPU
+    all-reduces of four sizes, in turn, as the runtime does them, are timed on the lane: while this rank waits for them,
     and while it computes without a pause: `step`, a forward and backward of the model, or matrix products. A line through
     the differences of the medians is the delay of a ring's step.
     """
@@ -51,18 +53,20 @@ def measure_contention(
     # On a CPU, the lane and the backend's threads need a processor: their seconds of it (the process's less this
     # thread's, while this thread waits) per second of communication. Computation loses them as far as the cores are
     # taken by computing threads. Timing a step beside communication would say the same with more noise: what is lost
-    # is small against the time that the collectives then take. On an accelerator, where the lane's tasks are not
-    # timed one by one, the step is timed.
+    # is small against the time that the collectives then take.
     if world == 1:
         return Contention(Collective(0.0, 0.0), 0.0)
+    if device.type != "cpu":
+        large = sorted(sizes, reverse=True)[: len(SIZES)]
+        return Contention(*measure_by_events(device, group, world, large, seconds, step))
     bench = _Bench(device, group)
     compute = step or bench.products
     alone, beside = _Times(), _Times()
     bench.communicate(1, alone)  # makes connections
     alone, begin = _Times(), time.perf_counter()
     bench.communicate(3, alone)
-    _timed(device, compute)
-    step_s = bench.mean([_timed(device, compute)])[0]
+    _timed(compute)
+    step_s = bench.mean([_timed(compute)])[0]
     rounds = 1
     end = begin + seconds
     for n in range(20):
@@ -81,14 +85,9 @@ def measure_contention(
     parts = [max(1, size // 4 // world) * 4 for size in SIZES]
     steps = 2 * (world - 1)  # of an all-reduce's ring
     delay = fit(parts, [max(0.0, d) / steps for d in bench.mean(differences)])
-    if device.type == "cpu":
-        cores = len(os.sched_getaffinity(0))
-        busy = min(1.0, ranks_on_host * torch.get_num_threads() / cores)
-        stolen = alone.processor_s / max(alone.passed_s, 1e-9) * busy
-    else:
-        stolen = (beside.passed_s - beside.steps * step_s) / max(
-            alone.passed_s / alone.rounds * beside.rounds, 1e-9
-        )
+    cores = len(os.sched_getaffinity(0))
+    busy = min(1.0, ranks_on_host * torch.get_num_threads() / cores)
+    stolen = alone.processor_s / max(alone.passed_s, 1e-9) * busy
     return Contention(delay, min(max(0.0, bench.mean([stolen])[0]), 100.0))
 
 
@@ -99,8 +98,6 @@ class _Times:
     )  # of each all-reduce, by size
     passed_s: float = 0.0
     processor_s: float = 0.0  # of other threads than this one
-    rounds: int = 0
-    steps: int = 0
 
 
 class _Bench:
@@ -126,30 +123,24 @@ class _Bench:
         Those that ended after `compute` did are not noted, but for the first round.
         """
         self._ours.all_reduce_mean([torch.zeros(1, device=self._device)])  # a barrier
-        synchronize(self._device)
         begin, processor = time.perf_counter(), time.process_time() - time.thread_time()
         tickets = [self._ours.submit_all_reduce_mean([t]) for _ in range(rounds) for t in self._tensors]
         if compute is not None:
             compute()
-            synchronize(self._device)
             into.passed_s += time.perf_counter() - begin
-            into.steps += 1
             ended = sum(ticket.done for ticket in tickets)
             tickets[-1].wait()
         else:
             tickets[-1].wait()
-            synchronize(self._device)
             into.passed_s += time.perf_counter() - begin
             ended = len(tickets)
         into.processor_s += time.process_time() - time.thread_time() - processor
-        into.rounds += rounds
         for i, ticket in enumerate(tickets[: max(ended, len(SIZES))]):
             into.seconds[i % len(SIZES)].append(ticket.seconds)
         return time.perf_counter() - begin
 
 
-def _timed(device: torch.device, job: Callable[[], object]) -> float:
+def _timed(job: Callable[[], object]) -> float:
     begin = time.perf_counter()
     job()
-    synchronize(device)
     return time.perf_counter() - begin

@@ -13,6 +13,7 @@ from torch import nn
 
 from osdp.clock import Timeline, synchronize
 from osdp.generators import generators_kept
+from osdp.measuring import warm_ups
 from osdp.nested import batch_of, tensors_in, with_batch
 from osdp.untouched import untouched
 
@@ -54,8 +55,9 @@ def measure_gamma(
     parts: dict[int, list[tuple[dict[str, float], dict[str, float]]]] = {small: [], large: []}
     with untouched(model), generators_kept(device):
         end = time.perf_counter() + seconds
+        first = warm_ups(device)
         for count in range(40):
-            if count > 2 and time.perf_counter() > end:
+            if count > first + 1 and time.perf_counter() > end:
                 break
             for b, (a, k) in list(samples.items()):
                 try:
@@ -68,10 +70,16 @@ def measure_gamma(
                     ]  # this size does not work (BatchNorm of one sample): measure only the sample's own
                     continue
                 detail = _detailed_step(model, a, k, device, operators)
-                if count:  # the first ones pay for warming up
+                if count >= first:  # those before pay for warming up
                     whole[b].append(times)
                     parts[b].append(detail)
     return _combine(operators, {b: whole[b] for b in samples}, {b: parts[b] for b in samples})
+
+
+def enqueue_step(model: nn.Module, args: Any, kwargs: Any) -> None:
+    """A forward and a backward, which nobody waits for; gradients stay as they are."""
+    with torch.enable_grad():
+        _backward(model, _differentiable(model(*args, **kwargs)))
 
 
 def run_step(model: nn.Module, args: Any, kwargs: Any, device: torch.device) -> tuple[float, float]:

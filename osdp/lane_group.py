@@ -102,6 +102,12 @@ def lane_group(group: dist.ProcessGroup, device: torch.device, phase: str = PHAS
     return made[device]
 
 
+def backend_of(group: dist.ProcessGroup | None, device: torch.device) -> str | None:
+    """The kind of backend that `group` (None: the default one) has for devices of this type; None: it has none."""
+    config: Any = _world.pg_backend_config[group or dist.group.WORLD]  # type: ignore[index]
+    return dist.BackendConfig(config).get_device_backend_map().get(device.type)
+
+
 def _agreed_name(group: dist.ProcessGroup) -> str:
     names: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(names, f"osdp/{group.group_name}/{secrets.token_hex(8)}", group=group)
@@ -152,10 +158,10 @@ def _make(
 ) -> dist.ProcessGroup:
     """A group of `size` ranks under `name`, with the backends and timeout that `group` has for `devices`."""
     made = dist.ProcessGroup(PrefixStore(f"{name}/", _get_default_store()), rank, size)
-    kinds = dist.BackendConfig(_world.pg_backend_config[group]).get_device_backend_map()  # type: ignore[arg-type]
     backends: dict[str, Any] = {}
     for device in devices:
-        kind = kinds[device.type]
+        kind = backend_of(group, device)
+        assert kind is not None
         store = PrefixStore(f"{name}/{kind}/", _get_default_store())
         if kind not in backends:
             # The heartbeat's verdict, which knows more, comes first.

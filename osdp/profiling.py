@@ -17,23 +17,23 @@ from torch import nn
 from osdp.contention import measure_contention
 from osdp.description import ModelDescription, Operator
 from osdp.errors import OSDPError, ProfileError
-from osdp.gamma import Gamma, measure_gamma, run_step
+from osdp.gamma import Gamma, enqueue_step, measure_gamma
 from osdp.generators import generators_kept
-from osdp.hardware import Hardware
+from osdp.hardware import DeviceMemory, Hardware
+from osdp.lane_group import backend_of
 from osdp.measuring import (
+    collective_sizes,
     device_memory,
     measure_collectives,
-    measure_flops,
     measure_optimizer,
+    measure_rates,
 )
+from osdp.measuring_memory import MemoryProbe
 from osdp.together import Together
 from osdp.tracing import describe
 from osdp.untouched import untouched
 
 T = TypeVar("T")
-_BACKWARD = (
-    2  # a backward's products are twice the forward's: one for the input's gradient, one for the weight's
-)
 
 
 def profile(
@@ -48,8 +48,9 @@ def profile(
 
     With a real model and a sample (`args`, `kwargs`, as for `describe`) the operators' times (gamma) are
     measured, on all ranks at once; they add up to the whole forward and backward, without a loss that is
-    computed outside the model. With a description, or a model on the meta device, gamma follows from its
-    flops; with nothing, there is none. Without a process group, or with one rank, collectives cost nothing.
+    computed outside the model. With a description, a model on the meta device, or nothing, there is no gamma: `search`
+    takes the operators' flops, at the rate of the dtype that they compute in. Without a process group, or with
+    one rank, collectives cost nothing.
     The model stays as it is; profile it before it is sharded.
 
     Raises ProfileError on every rank when something fails on any of them.
@@ -108,8 +109,11 @@ def _profile(
             f"{kinds[0][:200]} and {kinds[other][:200]}"
         )
     hosts = ranks.all(socket.gethostname())
+    probe = MemoryProbe(device)
     try:
-        costs = measure_collectives(device, ranks.group, ranks.world_size, seconds * 0.2)
+        sizes = collective_sizes(device, ranks.group, ranks.world_size, seconds * 0.2)
+        costs = measure_collectives(device, ranks.group, ranks.world_size, seconds * 0.2, sizes)
+        probe.communicated()
     except OSDPError:
         raise
     except Exception as error:  # every rank's collectives fail when one's do
@@ -119,10 +123,12 @@ def _profile(
 
     def measure_locally() -> dict[str, float]:
         with generators_kept(device), torch.enable_grad():
-            flops = measure_flops(device, seconds * 0.1)
-            return {"seconds_per_flop": 1 / flops, "optimizer": measure_optimizer(device, seconds * 0.1)}
+            rates = {name: 1 / rate for name, rate in measure_rates(device, seconds * 0.1).items()}
+            return {**rates, "optimizer": measure_optimizer(device, seconds * 0.1)}
 
-    rates = _mean(ranks, each(ranks, "timing matrix products and the optimizer", measure_locally))
+    local = _mean(ranks, each(ranks, "timing matrix products and the optimizer", measure_locally))
+    optimizer_s_per_byte = local.pop("optimizer")
+    rates = {dtype: 1 / seconds_per_flop for dtype, seconds_per_flop in local.items()}
     gamma = Gamma({}, {}, {})
     if real:
         assert isinstance(subject, nn.Module) and description is not None
@@ -133,19 +139,21 @@ def _profile(
 
         mine = each(ranks, "timing the model's operators", measure_operators)
         gamma = Gamma(*(_mean(ranks, part) for part in asdict(mine).values()))
-    elif description is not None:
-        forward = {o.name: o.flops_per_sample * rates["seconds_per_flop"] for o in description.operators}
-        gamma = Gamma({n: (1 + _BACKWARD) * t for n, t in forward.items()}, {}, forward)
     step = _step_of(subject, args, kwargs, device) if real and isinstance(subject, nn.Module) else None
     on_host = max(hosts.count(h) for h in hosts)
     try:
-        contention = measure_contention(device, ranks.group, ranks.world_size, on_host, seconds * 0.15, step)
+        contention = measure_contention(
+            device, ranks.group, ranks.world_size, on_host, seconds * 0.15, step, sizes
+        )
     except OSDPError:
         raise
     except Exception as error:
         raise ProfileError(
             f"a collective beside computation failed while it was measured: {type(error).__name__}: {error}"
         ) from error
+    made = 0 if ranks.world_size == 1 else 1 if _exchanges_on_host(ranks) else 2
+    mine_memory = each(ranks, "reading what its memory holds beside tensors", lambda: probe.found(step, made))
+    memory = DeviceMemory(**_most(ranks, asdict(mine_memory)))
     backend = dist.get_backend(ranks.group) if ranks.world_size > 1 else "no collectives"
     mine_text = Hardware(
         name=f"{ranks.world_size} x {_device_name(device)}",
@@ -157,22 +165,24 @@ def _profile(
         all_gather=costs[0],
         reduce_scatter=costs[1],
         all_reduce=costs[2],
-        flops_per_s=1 / rates["seconds_per_flop"],
-        optimizer_s_per_byte=rates["optimizer"],
+        flops_per_s=rates.pop("float32"),
+        flops_per_s_by_dtype=rates,
+        optimizer_s_per_byte=optimizer_s_per_byte,
         exposed_communication=contention.exposed,
         communication_delay=contention.delay,
         stolen_computation=contention.stolen,
         gamma_s=gamma.per_sample_s,
         gamma_fixed_s=gamma.fixed_s,
         recompute_s=gamma.forward_s,
+        device_memory=memory,
     ).dumps()
     return Hardware.loads(ranks.all(mine_text)[0])  # rank 0's, to the last digit
 
 
 def _step_of(model: nn.Module, args: Any, kwargs: Any, device: torch.device) -> Callable[[], object]:
-    def step() -> object:
-        with untouched(model), generators_kept(device), torch.enable_grad():
-            return run_step(model, args, kwargs, device)
+    def step() -> None:
+        with untouched(model), generators_kept(device):
+            enqueue_step(model, args, kwargs)
 
     return step
 
@@ -185,10 +195,21 @@ def _likeness(operator: Operator) -> tuple[object, ...]:
 
 
 def _mean(ranks: Together, mine: dict[str, float]) -> dict[str, float]:
-    """The mean over ranks of every entry."""
+    """The mean over ranks of every entry that all of them have."""
     tables = [json.loads(text) for text in ranks.all(json.dumps(mine))]
-    names = dict.fromkeys(name for table in tables for name in table)
-    return {name: sum(table.get(name, 0.0) for table in tables) / ranks.world_size for name in names}
+    names = [name for name in tables[0] if all(name in table for table in tables)]
+    return {name: sum(table[name] for table in tables) / ranks.world_size for name in names}
+
+
+def _most(ranks: Together, mine: dict[str, int]) -> dict[str, int]:
+    """The largest over ranks of every entry."""
+    tables = [json.loads(text) for text in ranks.all(json.dumps(mine))]
+    return {name: max(table[name] for table in tables) for name in mine}
+
+
+def _exchanges_on_host(ranks: Together) -> bool:
+    """Whether what ranks tell each other needs no communicator of the device."""
+    return ranks.group is None or any(d.type == "cpu" for d in ranks.group._device_types)
 
 
 def _on_meta(model: nn.Module) -> bool:
@@ -205,8 +226,11 @@ def _model_device(model: nn.Module, ranks: Together) -> torch.device:
 
 
 def _group_device(ranks: Together) -> torch.device:
+    """The accelerator, where the group's backend for it is one of its own."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if accelerator is None or (ranks.world_size > 1 and "nccl" not in dist.get_backend(ranks.group)):
+    if accelerator is None or (
+        ranks.world_size > 1 and backend_of(ranks.group, accelerator) in (None, "gloo")
+    ):
         return torch.device("cpu")
     return torch.device(accelerator.type, torch.accelerator.current_device_index())
 
@@ -214,4 +238,6 @@ def _group_device(ranks: Together) -> torch.device:
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
+    if device.type != "cpu":
+        return device.type
     return platform.processor() or platform.machine() or device.type

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Collection
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from osdp import _C
+from osdp.device_statistics import DeviceStatistics
 from osdp.errors import ShardingError
-from osdp.sharding import runtime_of
+from osdp.figures import device_terms
+from osdp.sharding import Sharded, runtime_of
 from osdp.sizes import format_bytes
 
+# Terms of osdp.device_memory that the caching allocator knows nothing of, and those that it gives to no tensor.
+_NOT_RESERVED = ("context", "communicators")
+_NOT_ALLOCATED = (*_NOT_RESERVED, "open blocks", "unused")
 WARM_UP = 2  # steps that are not counted: the first makes optimizer state, the second still finds its memory
 
 
@@ -25,12 +30,20 @@ class Report:
     predicted_peak_memory_bytes: int | None
     measured_peak_memory_bytes: int
     steps: int
+    # Of an accelerator whose allocator keeps memory: what of the predicted peak it would reserve (all but context and
+    # communicators), and what it has reserved.
+    predicted_reserved_bytes: int | None = None
+    measured_reserved_bytes: int | None = None
 
     def __str__(self) -> str:
         rows = [
             ("step time", _milliseconds, self.predicted_step_time_s, self.measured_step_time_s),
             ("peak memory", format_bytes, self.predicted_peak_memory_bytes, self.measured_peak_memory_bytes),
         ]
+        if self.measured_reserved_bytes is not None:
+            rows.append(
+                ("reserved", format_bytes, self.predicted_reserved_bytes, self.measured_reserved_bytes)
+            )
         lines = [f"{'':14}{'predicted':>12}{'measured':>12}{'error':>9}"]
         for name, show, predicted, measured in rows:
             error = f"{(predicted - measured) / measured:+.1%}" if predicted and measured else ""
@@ -45,8 +58,9 @@ def report(model: nn.Module) -> Report:
     """Predicted beside measured for a sharded model, after some training steps; of this rank.
 
     Step time is from one training forward to the next (data loading and the optimizer included), the median without the
-    first two. Peak memory counts all tensors above what was live when the model was sharded, and the model; on an
-    accelerator it is the caching allocator's peak.
+    first two. Peak memory counts all tensors above what was live when the model was sharded, and the model. On an
+    accelerator it is what its caching allocator has given out at most, with what that takes of the prediction (no context,
+    no communicators, nothing unused), and beside it, where the device can tell, what the allocator has reserved.
 
     >>> print(osdp.report(model))
     """
@@ -56,10 +70,20 @@ def report(model: nn.Module) -> Report:
     return Report(
         predicted_step_time_s=predicted.step_time_s if predicted else None,
         measured_step_time_s=statistics.median(times) if times else None,
-        predicted_peak_memory_bytes=predicted.peak_memory_bytes if predicted else None,
+        predicted_peak_memory_bytes=_predicted_without(sharded, _NOT_ALLOCATED),
         measured_peak_memory_bytes=_peak(model),
         steps=len(sharded.runtime.step_seconds),
+        predicted_reserved_bytes=_predicted_without(sharded, _NOT_RESERVED),
+        measured_reserved_bytes=DeviceStatistics(sharded.device).peak_reserved(),
     )
+
+
+def _predicted_without(sharded: Sharded, terms: Collection[str]) -> int | None:
+    """The predicted peak less these terms of the device's memory."""
+    plan = sharded.plan
+    if plan.predicted is None:
+        return None
+    return plan.predicted.peak_memory_bytes - sum(t.bytes for t in device_terms(plan) if t.name in terms)
 
 
 def _milliseconds(seconds: float) -> str:
@@ -71,6 +95,7 @@ def _peak(model: nn.Module) -> int:
     device = sharded.device
     if device.type == "cpu":
         return _C.memory_peak_bytes() - sharded.resting_bytes + sharded.local_bytes
-    if not torch.accelerator.is_available():
+    peak = DeviceStatistics(device).peak_allocated()
+    if peak is None:
         raise ShardingError(f"no memory statistics for device {device}")
-    return int(torch.accelerator.max_memory_allocated(device))
+    return peak

@@ -34,6 +34,8 @@ constexpr auto kKey = c10::DispatchKey::PrivateUse1;
 constexpr auto kType = c10::DeviceType::PrivateUse1;
 constexpr int kStreams = 64;
 constexpr size_t kRounding = 512, kSmall = 1 << 20;  // CUDA: of the caching allocator
+// CUDA: a process's context, and NCCL: a communicator's buffers take memory of the device.
+constexpr size_t kContext = 64 << 20, kCommunicator = 8 << 20;
 const c10::Device kDevice(kType, 0);
 
 // ---- time -----------------------------------------------------------------------------------------------------------
@@ -100,11 +102,14 @@ struct Event {
   std::mutex m;
   std::condition_variable cv;
   uint64_t recorded = 0, reached = 0;  // `async`: recordings asked for, and passed by the stream's thread
+  bool timed = false;
+  std::chrono::steady_clock::time_point when;  // it was reached
 };
 using EventPtr = std::shared_ptr<Event>;
 struct Block {
   size_t size, used = 0;
   int stream;
+  bool reserved = true;  // false: given back to the device by empty_cache; only the counts know
   int64_t life = 0;
   std::vector<Access> seen;
   std::set<int> users;           // record_stream
@@ -140,7 +145,8 @@ struct State {
   std::map<uintptr_t, Block> blocks;  // by address; never given back to the host
   std::vector<uintptr_t> waiting;     // freed, with `pending` events
   std::map<int, Pool> pools;          // CUDA: one per stream
-  size_t live = 0, peak = 0;
+  size_t live = 0, peak = 0, reserved = 0, peak_reserved = 0;
+  size_t beside = kContext;  // of the device's memory that is no tensor's
   std::map<std::string, int64_t> syncs;
   int64_t ops = 0, accesses = 0, collectives = 0, race_count = 0, events = 0;
   std::vector<Race> races;
@@ -227,11 +233,13 @@ void record(const EventPtr& e, int stream) {
   const uint64_t n = ++e->recorded;
   if (!S.async) {
     e->reached = n;
+    e->when = std::chrono::steady_clock::now();
     return;
   }
   enqueue(stream, [e, n] {
     std::lock_guard l(e->m);
     e->reached = n;
+    e->when = std::chrono::steady_clock::now();
     e->cv.notify_all();
   });
 }
@@ -345,6 +353,7 @@ struct Allocator final : c10::Allocator {
       Block& b = S.blocks.at(reinterpret_cast<uintptr_t>(p));
       ++b.life;
       b.used = n;
+      if (!std::exchange(b.reserved, true)) reserve(pool, b.size);
       launch([p, n = b.size] { std::memset(p, 0xff, n); });  // NaN, when the stream that has it now gets there
     } else {
       p = aligned_alloc(kRounding, n);
@@ -353,7 +362,7 @@ struct Allocator final : c10::Allocator {
       Block& b = S.blocks[reinterpret_cast<uintptr_t>(p)];
       b.size = b.used = n;
       b.stream = t_stream;
-      pool.reserved += n;
+      reserve(pool, n);
     }
     S.peak = std::max(S.peak, S.live += n);
     pool.peak = std::max(pool.peak, pool.live += n);
@@ -361,7 +370,29 @@ struct Allocator final : c10::Allocator {
   }
   c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
   void copy_data(void* to, const void* from, size_t n) const override { std::memcpy(to, from, n); }
+  static void reserve(Pool& pool, size_t n) {
+    pool.reserved += n;
+    S.peak_reserved = std::max(S.peak_reserved, S.reserved += n);
+  }
 };
+// CUDA: what is free goes back to the device. Here the host keeps it, so that addresses stay told apart.
+void empty_cache() {
+  Lock l(S.mutex);
+  take_back_recorded();
+  for (auto& [stream, pool] : S.pools)
+    for (uintptr_t at : pool.idle) {
+      Block& b = S.blocks.at(at);
+      if (!std::exchange(b.reserved, false)) continue;
+      pool.reserved -= b.size;
+      S.reserved -= b.size;
+    }
+}
+void reset_peaks() {
+  Lock l(S.mutex);
+  S.peak = S.live;
+  S.peak_reserved = S.reserved;
+  for (auto& [stream, pool] : S.pools) pool.peak = pool.live;
+}
 Allocator& g_allocator = *new Allocator;
 void record_stream(const c10::DataPtr& data, int stream) {
   Lock l(S.mutex);
@@ -411,9 +442,10 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream exchangeStream(c10::Stream s) const override {
     return stream_of(std::exchange(t_stream, static_cast<int>(s.id())));
   }
-  void record(void** e, const c10::Stream& s, const c10::DeviceIndex, const c10::EventFlag) const override {
+  void record(void** e, const c10::Stream& s, const c10::DeviceIndex, const c10::EventFlag flag) const override {
     if (!*e) {
       *e = new EventPtr(std::make_shared<Event>());
+      of(*e)->timed = flag == c10::EventFlag::BACKEND_DEFAULT;
       Lock l(S.mutex);
       ++S.events;
     }
@@ -456,7 +488,16 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void recordDataPtrOnStream(const c10::DataPtr& p, const c10::Stream& s) const override {
     record_stream(p, static_cast<int>(s.id()));
   }
-  double elapsedTime(void*, void*, const c10::DeviceIndex) const override { return 0; }
+  // CUDA: milliseconds between two events that were made with timing, and that the device has passed.
+  double elapsedTime(void* begin, void* end, const c10::DeviceIndex) const override {
+    const auto passed = [](void* e) {
+      TORCH_CHECK(e && of(e)->timed, "ordered device: elapsed_time needs events with enable_timing=True that were recorded");
+      std::lock_guard l(of(e)->m);
+      TORCH_CHECK(of(e)->reached >= of(e)->recorded, "ordered device: elapsed_time of an event that is not reached yet");
+      return of(e)->when;
+    };
+    return std::chrono::duration<double, std::milli>(passed(end) - passed(begin)).count();
+  }
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
 
@@ -785,6 +826,9 @@ struct Group final : c10d::Backend {
         options_(c10::make_intrusive<Options>("custom", timeout)) {
     S.stream_names[stream_] = "a process group's stream " + std::to_string(stream_);
   }
+  ~Group() override {
+    if (connected_) S.beside -= kCommunicator;
+  }
   const std::string getBackendName() const override { return "custom"; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
 
@@ -861,6 +905,7 @@ struct Group final : c10d::Backend {
   WorkPtr run(const char* name, c10d::OpType type, Tensors reads, Tensors writes, bool async_op, std::function<void()> body,
               Tensors outputs = {}) {
     ++S.collectives;
+    if (!std::exchange(connected_, true)) S.beside += kCommunicator;
     const auto go = [&] {
       begin_op();
       for (const auto& t : reads) note(t, false, name);
@@ -891,6 +936,7 @@ struct Group final : c10d::Backend {
 
   c10::intrusive_ptr<c10d::Backend> gloo_;
   const int stream_;
+  bool connected_ = false;  // NCCL: the first collective makes the communicator, whose buffers stay until it ends
   c10::intrusive_ptr<Options> options_;
   std::vector<std::shared_ptr<Stash>> stashes_;
 };
@@ -928,11 +974,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     S.ops = S.accesses = S.collectives = S.race_count = S.events = 0;
     for (Stream& s : S.streams) s.ops = 0;
   });
-  m.def("reset_peaks", [] {
-    Lock l(S.mutex);
-    S.peak = S.live;
-    for (auto& [s, p] : S.pools) p.peak = p.live;
-  });
+  m.def("reset_peaks", &reset_peaks);
+  m.def("empty_cache", &empty_cache);
   m.def("stats", [] {
     Lock l(S.mutex);
     py::dict d, pools;
@@ -949,6 +992,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     d["host_syncs"] = S.syncs;
     d["live_bytes"] = S.live;
     d["peak_bytes"] = S.peak;
+    d["reserved_bytes"] = S.reserved;
+    d["peak_reserved_bytes"] = S.peak_reserved;
+    d["beside_bytes"] = S.beside;
     for (const auto& [s, p] : S.pools)
       if (p.reserved) pools[py::str(name_of(s))] = py::dict(py::arg("live") = p.live, py::arg("peak") = p.peak, py::arg("reserved") = p.reserved);
     d["pools"] = pools;

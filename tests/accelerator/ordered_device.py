@@ -103,6 +103,13 @@ def reset_peaks() -> None:
     _C.reset_peaks()
 
 
+def memory() -> tuple[int, int]:
+    """Free and total bytes, as if the device had the host's memory for itself."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    told = stats()
+    return total - told["reserved_bytes"] - told["beside_bytes"], total
+
+
 def synchronize() -> None:
     """The host waits for the device."""
     _C.synchronize()
@@ -212,10 +219,12 @@ def _register() -> None:
         "current_stream": lambda d=None: torch.accelerator.current_stream(),
         "set_stream": torch.accelerator.set_stream,
         "default_stream": default_stream,
-        "synchronize": lambda d=None: synchronize(), "empty_cache": lambda: None,
-        "mem_get_info": lambda d=None: (2**40, 2**40), "memory_summary": lambda d=None: str(stats()),
+        "synchronize": lambda d=None: synchronize(), "empty_cache": lambda: _C.empty_cache(),
+        "mem_get_info": lambda d=None: memory(), "memory_summary": lambda d=None: str(stats()),
         "memory_allocated": lambda d=None: stats()["live_bytes"],
         "max_memory_allocated": lambda d=None: stats()["peak_bytes"],
+        "memory_reserved": lambda d=None: stats()["reserved_bytes"],
+        "max_memory_reserved": lambda d=None: stats()["peak_reserved_bytes"],
         "reset_peak_memory_stats": lambda d=None: reset_peaks(),
     }  # fmt: skip
     for name, function in functions.items():

@@ -18,6 +18,7 @@ from typing import Any
 import cases
 import memory
 import peers
+import profiles
 import torch
 import torch.distributed as dist
 from training import Setting
@@ -46,7 +47,7 @@ def join(rank: int, world: int, device: str, backend: str, store: str) -> torch.
 def run(name: str, rank: int, world: int, device: torch.device) -> dict[str, Any]:
     """What the case told on the device, and on the CPU: "losses", "cpu"."""
     setting, on_cpu = Setting(rank, world, device), Setting(rank, world, torch.device("cpu"))
-    run_case = (cases.CASES | cases.PLANTED | memory.MEMORY | peers.PEERS)[name]
+    run_case = (cases.CASES | cases.PLANTED | memory.MEMORY | peers.PEERS | profiles.CASES)[name]
     result: dict[str, Any] = {"case": name}
     begin = time.perf_counter()
     try:

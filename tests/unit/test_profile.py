@@ -14,8 +14,9 @@ from torch import nn
 
 import osdp
 from osdp import gamma
+from osdp.costing import compute_s
 from osdp.gamma import Gamma, measure_gamma
-from osdp.hardware import Collective, Hardware
+from osdp.hardware import Collective, DeviceMemory, Hardware
 
 from .nasty_models import GPT, ConvNet, Twice
 
@@ -134,16 +135,28 @@ def test_one_process_pays_nothing_for_collectives_and_measures_the_rest() -> Non
     )
 
 
-def test_a_description_or_a_meta_model_gets_its_gamma_from_flops() -> None:
+def test_a_description_or_a_meta_model_gets_its_times_from_flops_at_its_precision_s_rate() -> None:
     sample = torch.randn(2, 8)
     description = osdp.describe(Twice(), sample)
     hardware = osdp.profile(description, seconds=0.2)
-    flops = description.operators[0].flops_per_sample
-    assert hardware.gamma_s["first"] == pytest.approx(3 * flops / hardware.flops_per_s)
-    assert hardware.recompute_s["first"] == pytest.approx(flops / hardware.flops_per_s)
+    assert hardware.gamma_s == {} and hardware.recompute_s == {}
+    first = description.operators[0]
+    assert first.name == "first"
+    for dtype, rate in {"float32": hardware.flops_per_s, **hardware.flops_per_s_by_dtype}.items():
+        both, fixed, forward = compute_s(first, hardware, dtype)
+        assert both == pytest.approx(3 * first.flops_per_sample / rate) and fixed == 0
+        assert forward == pytest.approx(first.flops_per_sample / rate)
     with torch.device("meta"):
         model = Twice()
-    assert set(osdp.profile(model, sample, seconds=0.2).gamma_s) == {o.name for o in description.operators}
+    assert osdp.profile(model, sample, seconds=0.2).gamma_s == {}
+
+
+def test_rates_are_of_the_dtypes_that_the_device_has_and_a_cpu_holds_tensors_only() -> None:
+    hardware = osdp.profile(seconds=0.2)
+    assert "bfloat16" in hardware.flops_per_s_by_dtype and "tf32" not in hardware.flops_per_s_by_dtype
+    assert all(1e6 < rate < 1e16 for rate in hardware.flops_per_s_by_dtype.values())
+    assert hardware.device_memory == DeviceMemory()
+    assert Hardware.loads(hardware.dumps()) == hardware
 
 
 @pytest.mark.parametrize(

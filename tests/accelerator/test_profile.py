@@ -1,0 +1,19 @@
+"""profile on a device whose streams are asynchronous: every figure, measured on it, by two ranks."""
+
+from __future__ import annotations
+
+import run_ranks
+from test_asynchronous_streams import judge
+
+
+def test_a_profile_finds_every_figure_and_every_access_is_ordered() -> None:
+    judge(
+        run_ranks.run_cases(
+            ["sizes", "profile", "profile_model", "unused_memory", "report_of_memory"], "ordered:check"
+        ),
+        1e-6,
+    )
+
+
+def test_contention_is_judged_by_collectives_that_were_in_flight_while_computing() -> None:
+    judge(run_ranks.run_cases(["contention"], "ordered:async:3:100"), 0)

@@ -14,13 +14,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from osdp.backends import backend_of
 from osdp.contention import measure_contention
 from osdp.description import ModelDescription, Operator
 from osdp.errors import OSDPError, ProfileError
 from osdp.gamma import Gamma, enqueue_step, measure_gamma
 from osdp.generators import generators_kept
 from osdp.hardware import DeviceMemory, Hardware
-from osdp.lane_group import backend_of
 from osdp.measuring import (
     collective_sizes,
     device_memory,

@@ -1,0 +1,153 @@
+"""Backends for process groups of our own: of the kind that the caller's group has for a device, and with its options.
+
+Note [Beside the caller's group]
+A group that is made by hand has none of what `init_process_group` was given, so it is copied: NCCL's `config` (how many
+blocks it may use, `cta_policy`), the stream's priority, description and ranks. Where the caller's group is bound to a
+device, its communicator exists and can be split (ncclCommSplit), which takes a part of the time and memory of another one.
+All of its ranks must call that, so only a group of all of them is made that way. And `destroy_process_group` knows ours: it
+shuts them down with all others, in the same order on all ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch._C import _distributed_c10d as c10d
+from torch._C._distributed_c10d import PrefixStore, _register_process_group
+from torch.distributed.distributed_c10d import _get_default_store, _world
+
+from osdp import _C
+from osdp.errors import ProcessGroupError
+
+
+def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
+    return _C.timeout_of(group.group_name, device)
+
+
+def backend_of(group: dist.ProcessGroup | None, device: torch.device) -> str | None:
+    """The kind of backend that `group` (None: the default one) has for devices of this type; None: it has none."""
+    config: Any = _world.pg_backend_config[group or dist.group.WORLD]  # type: ignore[index]
+    return dist.BackendConfig(config).get_device_backend_map().get(device.type)
+
+
+def make_group(
+    name: str, like: dist.ProcessGroup, devices: Sequence[torch.device], ranks: Sequence[int]
+) -> dist.ProcessGroup:
+    """A group of these global ranks, this one among them, under a name that no other has, with the backends, options and
+    timeout that `like` has for `devices`. Called by these ranks alone.
+    """
+    rank = list(ranks).index(dist.get_rank())
+    made = dist.ProcessGroup(PrefixStore(f"{name}/", _get_default_store()), rank, len(ranks))
+    backends: dict[str, Any] = {}
+    for device in devices:
+        kind = backend_of(like, device)
+        assert kind is not None
+        if kind not in backends:
+            backends[kind] = _backend(kind, name, like, device, list(ranks), rank)
+        made._register_backend(device, _kind_of_backend(kind), backends[kind])
+    made._set_group_name(name)  # type: ignore[arg-type]
+    made._set_group_desc(f"osdp, beside {like.group_desc}")
+    _register_process_group(name, made)  # type: ignore[arg-type]
+    _announce(made, name, like, ranks)
+    return made
+
+
+def forget_group(group: dist.ProcessGroup, name: str) -> None:
+    """Nothing of torch.distributed holds it any more; where the default group has been destroyed, nothing does."""
+    for known in (_world.pg_map, _world.pg_names, _world.pg_group_ranks, _world.pg_backend_config):
+        known.pop(group, None)
+    tag = _world.pg_to_tag.pop(group, None)
+    if tag is not None:
+        _world.tags_to_pg.pop(tag, None)
+    unregister = getattr(c10d, "_unregister_process_group", None)  # without it the registry keeps a name
+    if unregister is not None:
+        unregister(name)
+
+
+def _announce(group: dist.ProcessGroup, name: str, like: dist.ProcessGroup, ranks: Sequence[int]) -> None:
+    """Lets torch.distributed know the group, as new_group does at its end."""
+    _world.pg_map[group] = (_world.pg_map[like][0], PrefixStore(f"{name}/", _get_default_store()))
+    _world.pg_names[group] = name  # type: ignore[assignment]
+    _world.pg_group_ranks[group] = {rank: i for i, rank in enumerate(ranks)}
+    _world.pg_backend_config[group] = _world.pg_backend_config[like]
+    tag = f"ptd:{name}"
+    _world.tags_to_pg.setdefault(tag, []).append(group)
+    _world.pg_to_tag[group] = tag
+
+
+def _kind_of_backend(kind: str) -> Any:
+    return getattr(dist.ProcessGroup.BackendType, kind.upper(), dist.ProcessGroup.BackendType.CUSTOM)
+
+
+def _backend(
+    kind: str, name: str, like: dist.ProcessGroup, device: torch.device, ranks: list[int], rank: int
+) -> Any:
+    """Of a kind that torch has, or that somebody has registered with it."""
+    store = PrefixStore(f"{name}/{kind}/", _get_default_store())
+    # The heartbeat's verdict, which knows more, comes first.
+    timeout = timeout_of(like, device) + timedelta(seconds=_C.HEARTBEAT_MARGIN_S)
+    if kind == dist.Backend.GLOO:
+        gloo = dist.ProcessGroupGloo(store, rank, len(ranks), timeout)
+        _describe(gloo.options, name, ranks)
+        return gloo
+    options = _options_of(like, device)
+    if kind == dist.Backend.NCCL:
+        options = options or dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        _describe(options, name, ranks)
+        _split(options, name, like, device, ranks)
+        return dist.ProcessGroupNCCL(store, rank, len(ranks), options)
+    plugin = dist.Backend._plugins.get(kind.upper())
+    if plugin is None:
+        raise ProcessGroupError(
+            f"backend {kind!r} is not supported: use gloo, nccl, or one that dist.Backend.register_backend knows"
+        )
+    if not plugin.extended_api:
+        return plugin.creator_fn(store, rank, len(ranks), timeout)
+    _split(options, name, like, device, ranks)
+    wanted: Any = c10d._DistributedBackendOptions()
+    wanted.store, wanted.group_rank, wanted.group_size, wanted.timeout = store, rank, len(ranks), timeout
+    wanted.group_id, wanted.global_ranks_in_group = name, ranks
+    return plugin.creator_fn(wanted, options)
+
+
+def _describe(options: Any, name: str, ranks: list[int]) -> None:
+    options.global_ranks_in_group = ranks
+    options.group_name = name
+
+
+def _unwrapped(like: dist.ProcessGroup, device: torch.device) -> Any:
+    """The backend itself, without what TORCH_DISTRIBUTED_DEBUG=DETAIL puts around it."""
+    backend: Any = like._get_backend(device)
+    while hasattr(backend, "wrapped_pg"):
+        backend = backend.wrapped_pg
+    return backend
+
+
+def _options_of(like: dist.ProcessGroup, device: torch.device) -> Any:
+    """A copy of the caller's; what cannot be copied as it is; None where the backend tells none."""
+    try:
+        options = _unwrapped(like, device).options
+    except RuntimeError:
+        return None
+    with contextlib.suppress(TypeError):
+        options = copy.deepcopy(options)
+    return options
+
+
+def _split(options: Any, name: str, like: dist.ProcessGroup, device: torch.device, ranks: list[int]) -> None:
+    """See Note [Beside the caller's group]."""
+    source = _unwrapped(like, device)
+    bound = getattr(like, "bound_device_id", None)
+    everybody = ranks == dist.get_process_group_ranks(like)
+    if bound is None or not everybody or not hasattr(options, "split_from") or not source.supports_splitting:
+        return
+    options.split_from = source
+    options.split_color = int(hashlib.sha256(name.encode()).hexdigest()[:7], 16)

@@ -134,7 +134,7 @@ def _unwrapped(like: dist.ProcessGroup, device: torch.device) -> Any:
 def _options_of(like: dist.ProcessGroup, device: torch.device) -> Any:
     """A copy of the caller's; what cannot be copied as it is; None where the backend tells none."""
     try:
-        options = _unwrapped(like, device).options
+        options = getattr(_unwrapped(like, device), "options", None)
     except RuntimeError:
         return None
     with contextlib.suppress(TypeError):

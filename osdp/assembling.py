@@ -9,12 +9,12 @@ from typing import Any
 from osdp import _search
 from osdp.certificate import Certificate, PhasePrice
 from osdp.choice import Choice
-from osdp.costing import RECOMPUTE_CODES, signature
+from osdp.costing import RECOMPUTE_CODES, gathered_bytes, signature
 from osdp.description import ModelDescription
 from osdp.hardware import Hardware
 from osdp.plan import Plan
 from osdp.plan_rules import validate
-from osdp.predicting import choice_of, predict, unit_bytes
+from osdp.predicting import choice_of, predict
 from osdp.searched import Searched
 from osdp.simulating import plain_choice, play
 from osdp.units import group_units
@@ -50,7 +50,7 @@ class Assembly:
             self.model,
             self.request,
             choices=choices,
-            units=_units(self.description, choices, found["transient_bytes"], self.precision),
+            units=self._units(choices, found["transient_bytes"]),
             blocks=found["blocks"],
             batch=(found["batch_size"], found["accumulation"]),
             prefetch=self.searched.prefetch,
@@ -70,7 +70,7 @@ class Assembly:
             if o.block is not None and (how := ways[o.block]) is not None
         }
         choices, candidates = self._choices(found)
-        units = _units(description, choices, found["transient_bytes"], self.precision)
+        units = self._units(choices, found["transient_bytes"])
         certificate = self._certificate(found, choices)
         price = sum(p.numerator for p in certificate.prices) / certificate.price_denominator
         plan = Plan(
@@ -155,18 +155,10 @@ class Assembly:
             proven=found["optimal"] or found.get("proven", False),
         )
 
-
-def _units(
-    description: ModelDescription, choices: Mapping[str, Choice], transient: int, precision: str
-) -> tuple[tuple[str, ...], ...]:
-    """Neighbours joined, but no traced unit larger than what the search reserved room for."""
-    joined = group_units(description, choices)
-    traced = {o.name: o.traced for o in description.operators}
-    units: list[tuple[str, ...]] = []
-    for unit, size in zip(joined, unit_bytes(description, choices, joined, precision), strict=True):
-        if size > transient and len(unit) > 1 and traced[unit[0]]:
-            units += [(name,) for name in unit]
-        else:
-            units.append(tuple(unit))
-    order = {o.name: i for i, o in enumerate(description.operators)}
-    return tuple(sorted(units, key=lambda u: order[u[0]]))
+    def _units(self, choices: Mapping[str, Choice], transient: int) -> tuple[tuple[str, ...], ...]:
+        """Neighbours joined, but no traced unit larger than what the search reserved room for."""
+        description, precision = self.description, self.precision
+        sizes = {o.name: gathered_bytes(o, precision) for o in description.operators}
+        joined = group_units(description, choices, self.searched.small_unit_bytes, transient, sizes)
+        order = {o.name: i for i, o in enumerate(description.operators)}
+        return tuple(sorted(joined, key=lambda u: order[u[0]]))

@@ -28,4 +28,5 @@ class Searched:
     method: str = "exact"
     time_limit_s: float | None = None
     whole: tuple[str, ...] = ()  # patterns of what is NO_SHARD for sure
+    small_unit_bytes: int = 256 * 2**10  # neighbours join units of less (osdp.units.small_unit_bytes)
     replay: float = 0.01  # share that a plan chosen by replay may be worse than the best by the objective

@@ -28,6 +28,7 @@ from osdp.search_job import SearchJob
 from osdp.searched import COSTS, METHODS, OBJECTIVES, Searched
 from osdp.sizes import parse_bytes
 from osdp.solving import Solution, check_solution, solve
+from osdp.units import small_unit_bytes
 from osdp.verifying import verify
 from osdp.whole import patterns_of, whole_operators
 
@@ -139,6 +140,7 @@ def search(
         Searched(
             modes=space.modes,
             granularity=space.granularities,
+            small_unit_bytes=small_unit_bytes(machine, ranks, hosts),
             checkpoint=tuple(r or "none" for r in space.recompute),
             batch_size=None if isinstance(batch_size, str) else integer(batch_size, "batch_size"),
             global_batch_size=global_batch_size,

@@ -83,8 +83,12 @@ def _plan_2(old: Document) -> Document:
 
 
 def _plan_3(old: Document) -> Document:
-    """what early files lack: in hardware"""
-    return {**old, "hardware": _hardware_2(old["hardware"]) if old["hardware"] else old["hardware"]}
+    """what early files lack: in hardware, and what units the search joined"""
+    steps: dict[str, Step] = {
+        "hardware": _hardware_2,
+        "searched": lambda searched: {"small_unit_bytes": 256 * 2**10, **searched},
+    }
+    return {name: steps[name](value) if name in steps and value else value for name, value in old.items()}
 
 
 # Kind -> its steps; the first one leads from version 1 to 2.

@@ -30,6 +30,7 @@ from osdp.plan import (
     group_units,
     validate,
 )
+from osdp.units import small_unit_bytes
 
 from .nasty_models import GPT, Scaled
 
@@ -173,6 +174,25 @@ def test_small_neighbours_are_gathered_together() -> None:
     assert units_of(operator("a", 300), operator("b", 300)) == (("a",), ("b",))
     assert units_of(operator("a", 800), operator("b", 255)) == (("a",), ("b",))  # 1055 KiB: more than 1 MiB
     assert units_of(operator("a", 800), operator("b", 255), operator("c", 2000)) == (("a", "b"), ("c",))
+
+
+def test_units_are_as_large_as_the_machine_needs_and_the_search_has_room_for() -> None:
+    pcie, nvlink = Hardware.load("rtx-titan-8"), Hardware.load("h100-8")
+    assert 4 * 2**20 < small_unit_bytes(pcie, 8) < 5 * 2**20
+    assert small_unit_bytes(nvlink, 8) == 8_640_000
+    assert small_unit_bytes(nvlink, 2) == 8_640_000 // 4
+    assert small_unit_bytes(Hardware.load("h100-2x8"), 16, hosts=2) == 32 * 2**20  # the most
+    slow = dataclasses.replace(pcie, all_gather=Collective(1e-9, 1.0))
+    assert small_unit_bytes(slow, 8) == 256 * 2**10
+
+    operators = tuple(operator(name, 3000) for name in "abcd")
+    description = ModelDescription("M", operators, (), 1, 0)
+    choices = {o.name: Choice("FULL_SHARD") for o in operators}
+    small = small_unit_bytes(nvlink, 8)
+    assert group_units(description, choices, small, most=6000 * 2**10) == (("a", "b"), ("c", "d"))
+    assert group_units(description, choices, small, most=5000 * 2**10) == tuple((o.name,) for o in operators)
+    halves = {o.name: o.parameter_bytes // 2 for o in operators}
+    assert group_units(description, choices, small, 6000 * 2**10, halves) == (("a", "b", "c", "d"),)
 
 
 def test_sharded_units_keep_mode_dtype_and_block_apart() -> None:

@@ -108,6 +108,7 @@ INPUTS = (
     "searched.hosts",
     "searched.objective",
     "searched.at_least",
+    "searched.small_unit_bytes",
 )
 PROOFS = ("certificate.prices[].phase", "certificate.prices[].numerator", "certificate.price_denominator")
 

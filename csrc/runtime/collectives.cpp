@@ -11,6 +11,7 @@
 
 #include "runtime/arithmetic.hpp"
 #include "runtime/c10d.hpp"
+#include "runtime/coalesced.hpp"
 #include "runtime/parts.hpp"
 #include "runtime/ring.hpp"
 
@@ -143,15 +144,22 @@ void Collectives::all_reduce_mean(const Tensors& tensors) {
   if (!alone()) all_reduce(tensors);
 }
 
+template <typename Call>
+void Collectives::launch(size_t count, Call call) {
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  Coalesced together(*backend_, count);
+  for (size_t i = 0; i < count; ++i) works.push_back(call(i));
+  works.push_back(together.end());
+  for (const auto& work : works) finish(work);
+}
+
 void Collectives::gather(const Tensors& outputs, const Tensors& inputs) {
   c10d::AllgatherOptions options;
   options.asyncOp = false;
-  Works works;
-  for (size_t i = 0; i < outputs.size(); ++i) {
+  launch(outputs.size(), [&](size_t i) {
     at::Tensor output = outputs[i], input = inputs[i];
-    works.push_back(backend_->_allgather_base(output, input, options));
-  }
-  for (const auto& work : works) finish(work);
+    return backend_->_allgather_base(output, input, options);
+  });
 }
 
 namespace {
@@ -168,42 +176,47 @@ c10d::ReduceOp::RedOpType averaging(const at::Tensor& tensor) {
 
 }  // namespace
 
+void Collectives::divide_sums(const Tensors& tensors) const {
+  for (const at::Tensor& tensor : tensors)
+    if (sums_first(tensor)) scale_by(tensor, 1.0 / static_cast<double>(world()));
+}
+
 void Collectives::reduce_scatter(const Tensors& outputs, const Tensors& inputs) {
   c10d::ReduceScatterOptions options;
   options.asyncOp = false;
-  Works works;
-  for (size_t i = 0; i < outputs.size(); ++i) {
+  launch(outputs.size(), [&](size_t i) {
     at::Tensor output = outputs[i], input = inputs[i];
     options.reduceOp = averaging(input);
-    works.push_back(backend_->_reduce_scatter_base(output, input, options));
-  }
-  for (const auto& work : works) finish(work);
-  for (const at::Tensor& output : outputs)
-    if (sums_first(output)) scale_by(output, 1.0 / static_cast<double>(world()));
+    return backend_->_reduce_scatter_base(output, input, options);
+  });
+  divide_sums(outputs);
 }
 
 void Collectives::all_reduce(const Tensors& tensors) {
-  for (const at::Tensor& tensor : tensors) {
-    reduce_one(tensor, averaging(tensor));
-    if (sums_first(tensor)) scale_by(tensor, 1.0 / static_cast<double>(world()));
-  }
+  launch(tensors.size(), [&](size_t i) { return launch_reduction(tensors[i], averaging(tensors[i])); });
+  divide_sums(tensors);
 }
 
 void Collectives::reduce_one(const at::Tensor& tensor, c10d::ReduceOp::RedOpType operation) {
+  finish(launch_reduction(tensor, operation));
+}
+
+c10::intrusive_ptr<c10d::Work> Collectives::launch_reduction(const at::Tensor& tensor,
+                                                             c10d::ReduceOp::RedOpType operation) {
   c10d::AllreduceOptions options;
   options.reduceOp = operation;
   options.asyncOp = false;
   Tensors one{tensor};
-  finish(backend_->allreduce(one, options));
+  return backend_->allreduce(one, options);
 }
 
 void Collectives::send_from_first(const Tensors& bytes) {
   c10d::BroadcastOptions options;
   options.asyncOp = false;
-  for (const at::Tensor& tensor : bytes) {
-    Tensors one{tensor};
-    finish(backend_->broadcast(one, options));
-  }
+  launch(bytes.size(), [&](size_t i) {
+    Tensors one{bytes[i]};
+    return backend_->broadcast(one, options);
+  });
 }
 
 void Collectives::broadcast(const Tensors& tensors) {

@@ -48,7 +48,7 @@ class Collectives {
   virtual int64_t sent_bytes() const { return 0; }
 
   // outputs[i] (flat, world * n_i elements) is filled with every rank's inputs[i] (flat, n_i), in rank order.
-  // All in flight together.
+  // All in flight together; one launch of a backend that can coalesce.
   void all_gather(const Tensors& outputs, const Tensors& inputs);
   // outputs[i] (flat, n_i) becomes the mean over the ranks of this rank's chunk of inputs[i] (flat, world *
   // n_i), whose contents are lost.
@@ -72,8 +72,6 @@ class Collectives {
   std::vector<std::string> all_texts(const std::string& mine, at::Device device);
 
  protected:
-  using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
-
   explicit Collectives(c10::intrusive_ptr<c10d::Backend> backend) : backend_(std::move(backend)) {}
 
   // Where it is not alone.
@@ -82,6 +80,13 @@ class Collectives {
   virtual void all_reduce(const Tensors& tensors);
   virtual void reduce_one(const at::Tensor& tensor, c10d::ReduceOp::RedOpType operation);
   virtual void send_from_first(const Tensors& bytes);  // flat and contiguous
+
+  // call(0) ... call(count - 1), as one launch where the backend can; waits for all of them.
+  template <typename Call>
+  void launch(size_t count, Call call);
+  void divide_sums(const Tensors& tensors) const;  // of those that the backend summed, for their mean
+  c10::intrusive_ptr<c10d::Work> launch_reduction(const at::Tensor& tensor,
+                                                  c10d::ReduceOp::RedOpType operation);
 
   c10::intrusive_ptr<c10d::Backend> backend_;
 };

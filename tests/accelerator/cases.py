@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from training import Setting, described, sgd, steps, train
+from training import VOCABULARY, Setting, described, sgd, steps, train
 
 import osdp
 
@@ -420,4 +420,19 @@ def without_a_wait(s: Setting) -> None:
     torch.accelerator.set_stream(before)
 
 
-PLANTED = {"without_a_wait": without_a_wait}
+def unit_of_linears(s: Setting, count: int) -> None:
+    """`count` linears, each too large to be packed with the others, are one unit, in every mode."""
+    names = [f"1.{i}" for i in range(count)]
+    for mode in ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"):
+        torch.default_generator.manual_seed(7)
+        linears = nn.Sequential(*(nn.Linear(192, 192, bias=False) for _ in range(count)))
+        model = nn.Sequential(nn.Embedding(VOCABULARY, 192), linears, nn.Linear(192, VOCABULARY, bias=False))
+        plan = dataclasses.replace(plan_of(s, model, mode), units=(("0",), tuple(names), ("2",)))
+        train(s, osdp.fully_shard(model.to(s.device), plan))
+
+
+PLANTED = {
+    "without_a_wait": without_a_wait,
+    "unit_of_one": lambda s: unit_of_linears(s, 1),
+    "unit_of_three": lambda s: unit_of_linears(s, 3),
+}

@@ -830,6 +830,16 @@ struct Group final : c10d::Backend {
     if (connected_) S.beside -= kCommunicator;
   }
   const std::string getBackendName() const override { return "custom"; }
+  // NCCL: what is called in between is one launch; its Work, of calls with asyncOp, is of all of them.
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override { coalescing_.emplace(); }
+  WorkPtr endCoalescing() override {
+    const Coalescing all = *std::exchange(coalescing_, std::nullopt);
+    if (all.bodies.empty()) return {};
+    return run("coalesced", c10d::OpType::COALESCED, all.reads, all.writes, all.async_op, [bodies = all.bodies] {
+      for (const auto& body : bodies) body();
+    });
+  }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
 
   WorkPtr allreduce(Tensors& ts, const c10d::AllreduceOptions& o) override {
@@ -904,6 +914,13 @@ struct Group final : c10d::Backend {
   // operator.
   WorkPtr run(const char* name, c10d::OpType type, Tensors reads, Tensors writes, bool async_op, std::function<void()> body,
               Tensors outputs = {}) {
+    if (coalescing_) {
+      coalescing_->reads.insert(coalescing_->reads.end(), reads.begin(), reads.end());
+      coalescing_->writes.insert(coalescing_->writes.end(), writes.begin(), writes.end());
+      coalescing_->bodies.push_back(std::move(body));
+      coalescing_->async_op |= async_op;
+      return {};
+    }
     ++S.collectives;
     if (!std::exchange(connected_, true)) S.beside += kCommunicator;
     const auto go = [&] {
@@ -934,7 +951,14 @@ struct Group final : c10d::Backend {
     return work;
   }
 
+  struct Coalescing {
+    Tensors reads, writes;
+    std::vector<std::function<void()>> bodies;
+    bool async_op = false;
+  };
+
   c10::intrusive_ptr<c10d::Backend> gloo_;
+  std::optional<Coalescing> coalescing_;  // since startCoalescing
   const int stream_;
   bool connected_ = false;  // NCCL: the first collective makes the communicator, whose buffers stay until it ends
   c10::intrusive_ptr<Options> options_;

@@ -30,6 +30,13 @@ def test_one_rank_that_shards_alone() -> None:
     judge(run_ranks.run_cases(["full_shard"], "ordered:check", world=1, OSDP_SHARD_ALONE="1"), 1e-6)
 
 
+def test_a_unit_takes_one_launch_however_many_tensors_it_has() -> None:
+    told = run_ranks.run_cases(["unit_of_one", "unit_of_three"], "ordered:check")
+    judge(told, 1e-6)
+    one, three = (told[name][0]["collectives"] for name in ("unit_of_one", "unit_of_three"))
+    assert three - one == 2 * 3  # rank 0's values of two more parameters, in each mode; nothing in a step
+
+
 def test_a_missing_wait_is_reported() -> None:
     """The device's own control: without it, no races may mean that it is blind."""
     (each,) = run_ranks.run_cases(["without_a_wait"], "ordered:check", world=1)["without_a_wait"]

@@ -12,7 +12,7 @@ import torch
 from harness import Member
 from support import plans
 from support.pair import Pair, close, naming
-from support.random_nets import RandomNet
+from support.random_nets import RandomNet, Refusal
 from support.workload import Workload, vectors
 
 import osdp
@@ -27,11 +27,19 @@ class Script:
     def __init__(self, me: Member, seed: int) -> None:
         self.dice = random.Random(seed)
         workload = Workload(lambda: RandomNet(seed), vectors(4, 3))
-        self.pair = Pair(me, workload, self.plan, optimizer=self.optimizer)
+        self.hybrid = me.world == 4
+        options = {"ranks_per_host": 2} if self.hybrid else {}
+        self.pair = Pair(me, workload, self.plan, optimizer=self.optimizer, **options)
         self.micro = 0
 
     def plan(self, description: osdp.description.ModelDescription) -> osdp.Plan:
         plan = plans.mixture(description, self.dice.randrange(1000))
+        if self.hybrid:
+            whole = [
+                name for name, c in plan.choices.items() if c.mode == "FULL_SHARD" and c.granularity == 1
+            ]
+            chosen = {n: osdp.Choice("HYBRID_SHARD") for n in whole if self.dice.random() < 0.6}
+            plan = plans.apart(plan.replace(chosen))
         blocks = [b.name for b in description.blocks if self.dice.random() < 0.4]
         return plan.replace(recompute={name: self.dice.choice(("hold", "regather")) for name in blocks})
 
@@ -41,11 +49,35 @@ class Script:
     def run(self, steps: int = 4) -> None:
         for step in range(steps):
             with naming(f"step {step}"):
+                if step > 0:
+                    self.before()
                 self.accumulate()
                 self.pair.same_gradients()
                 self.between()
                 self.pair.update(set_to_none=self.dice.random() < 0.7)
         self.pair.same_parameters()
+
+    def before(self) -> None:
+        """What may happen before a step: a parameter is frozen or thawed, a pass fails."""
+        if self.dice.random() < 0.3:
+            name = self.dice.choice([name for name, _ in self.pair.whole.named_parameters()])
+            for model, optimizer in self.pair.both:
+                p = model.get_parameter(name)
+                p.requires_grad_(name == "last.2.weight" or not p.requires_grad)
+                p.grad = None
+                if p.requires_grad and not any(p is q for q in optimizer.param_groups[0]["params"]):
+                    optimizer.add_param_group({"params": [p]})
+        if self.dice.random() < 0.3:
+            where = self.dice.choice(("forward", "backward"))
+            at = self.dice.randrange(len(self.pair.whole.program))
+            arguments, target = self.batch()
+            mine, my_target = self.pair._part((arguments, target))
+            for model, x, y in ((self.pair.whole, arguments, target), (self.pair.sharded, mine, my_target)):
+                model.refuses = (where, at)
+                with naming(f"{where} refused at {at}"), contextlib.suppress(Refusal):
+                    self.pair.workload.loss(model(*x), y).backward()
+                model.refuses = None
+                model.zero_grad()
 
     def accumulate(self) -> None:
         micros = self.dice.randint(1, 3)
@@ -61,16 +93,25 @@ class Script:
         return self.pair.data(self.micro)
 
     def backward(self, how: str) -> None:
-        pairs = [self.pair.forward(self.batch())]
+        """Gradients of the input are this rank's own: of the mean over its samples."""
+        (x,), target = self.batch()
+        x.requires_grad_(self.dice.random() < 0.5)
+        pairs = [self.pair.forward(((x,), target))]
         if how == "two forwards":
             pairs.append(self.pair.forward(self.batch()))
         if how == "evaluates":
             self.pair.evaluate(self.micro)
+        of_input = []
         for losses in zip(*pairs, strict=True):
             loss = sum(losses) / len(losses)
             loss.backward(retain_graph=how == "twice")
             if how == "twice":
                 loss.backward()
+            of_input.append(x.grad)
+            x.grad = None
+        wanted, mine = (None if g is None else self.pair.me.part(g) for g in of_input)
+        if wanted is not None:
+            close(mine, wanted * self.pair.me.world, self.pair.tolerance, "gradient of the input")
 
     def between(self) -> None:
         """What scripts do between backward and step."""
@@ -102,7 +143,7 @@ def run_programs(me: Member, seeds: list[int]) -> None:
 
 
 @pytest.mark.parametrize("first", range(0, PROGRAMS, AT_ONCE))
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, 3, 4])  # 4: with HYBRID_SHARD, on two hosts
 def test_random_programs(ranks, world, first):
     """More of them: OSDP_PROGRAMS=1000 pytest tests/distributed/test_random_programs.py"""
     ranks(run_programs, [10_000 * world + first + i for i in range(AT_ONCE)], world=world)

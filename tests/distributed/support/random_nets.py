@@ -14,6 +14,20 @@ from torch.utils.checkpoint import checkpoint
 WIDTHS = (5, 6, 8)
 
 
+class Refusal(Exception):
+    pass
+
+
+class RefusesBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        raise Refusal("backward")
+
+
 class Residual(nn.Module):
     """A block; its forward takes keyword arguments, and returns what `shape` says."""
 
@@ -93,11 +107,16 @@ class RandomNet(nn.Module):
             if dice.random() < 0.12:
                 p.requires_grad_(False)
         self.last[2].weight.requires_grad_(True)
+        self.refuses: tuple[str, int] | None = None  # "forward" or "backward", and the step at which
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         values = [torch.tanh(self.first(x))]
-        for what, part, a, b in self.program:
+        for at, (what, part, a, b) in enumerate(self.program):
             values.append(torch.tanh(values[b] + self._value(what, part, values[a])))
+            if self.refuses == ("forward", at):
+                raise Refusal("forward")
+            if self.refuses == ("backward", at):
+                values[-1] = RefusesBackward.apply(values[-1])
         return self.last(values[-1])
 
     def _value(self, what: str, part: int, x: torch.Tensor) -> torch.Tensor:

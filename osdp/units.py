@@ -39,13 +39,13 @@ def group_units(
     """The units of a plan: every operator that has parameters once, in the order of each unit's first
     operator.
 
-    NO_SHARD operators of one dtype fill buckets of at most 4 MiB; nothing gathers them, so what stands
-    between them and which block they are in does not matter. Sharded ones join their neighbour (NO_SHARD
-    operators in between do not part them) when mode, dtype and block are equal, one of the two is below `small`
-    bytes (see `small_unit_bytes`) and together they have at most `most`: by default 1 MiB or the largest operator,
-    which bounds the transient memory anyway. `sizes`: of each operator gathered; by default its parameters'. Untraced operators that are gathered at the same module are one unit, since all of them are
-    gathered there. Split operators, those with several gathering modules and those of mixed dtypes are units
-    of their own.
+    NO_SHARD operators of one dtype fill buckets of at most 4 MiB; nothing gathers them, so what stands between them
+    and which block they are in does not matter. Sharded ones join their neighbour (NO_SHARD operators in between do
+    not part them) when mode, dtype and block are equal, one of the two is below `small` bytes (see
+    `small_unit_bytes`) and together they have at most `most`: by default 1 MiB or the largest operator, which bounds
+    the transient memory anyway. `sizes`: of each operator gathered; by default its parameters'. Untraced operators
+    that are gathered at the same module are one unit, since all of them are gathered there. Split operators, those
+    with several gathering modules and those of mixed dtypes are units of their own.
     """
     # Note [Order of units]
     # A unit's operators keep execution order, and units are ordered by their first operator, so that the

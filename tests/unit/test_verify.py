@@ -43,6 +43,7 @@ NOTHING = {
     "for a person, in words": ("predicted.operators.*.reason",),
     "how the search went about it; no figure depends on it": (
         "searched.time_limit_s",
+        "searched.small_unit_bytes",
         "searched.replay",
         "searched.method",
     ),
@@ -108,7 +109,6 @@ INPUTS = (
     "searched.hosts",
     "searched.objective",
     "searched.at_least",
-    "searched.small_unit_bytes",
 )
 PROOFS = ("certificate.prices[].phase", "certificate.prices[].numerator", "certificate.price_denominator")
 

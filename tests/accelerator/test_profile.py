@@ -9,7 +9,7 @@ from test_asynchronous_streams import judge
 def test_a_profile_finds_every_figure_and_every_access_is_ordered() -> None:
     judge(
         run_ranks.run_cases(
-            ["sizes", "profile", "profile_model", "unused_memory", "report_of_memory"], "ordered:check"
+            ["profile", "sizes", "profile_model", "unused_memory", "report_of_memory"], "ordered:check"
         ),
         1e-6,
     )

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from harness import Member
 from support.pair import naming
 
-from osdp import _C, lane_group
+from osdp import _C
+from osdp.backends import make_group
 
 CPU = torch.device("cpu")
 SEGMENT = 256 * 1024 // 4  # elements of fp32 in one message over gloo
@@ -42,7 +43,7 @@ def collectives(me: Member, link: str) -> _C.Collectives:
 def made(group: dist.ProcessGroup, link: str) -> tuple[dist.ProcessGroup, _C.Collectives]:
     """A group's link is chosen when its first collectives are made, so each kind has a group of its own."""
     name = f"test/{link}/{group.group_name}"
-    private = lane_group._make(name, group, [CPU], dist.get_rank(group), dist.get_world_size(group))
+    private = make_group(name, group, [CPU], dist.get_process_group_ranks(group))
     os.environ["OSDP_SHARED_MEMORY"] = "1" if link == "shared memory" else "0"
     os.environ["OSDP_SOCKETS"] = "0" if link == "gloo" else "1"
     try:

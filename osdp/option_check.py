@@ -40,7 +40,9 @@ class OptionCheck:
         told, self._told = self._told, []
         for model, ticket, mean, own, options in told:
             ticket.wait()
-            if abs(float(mean) - own) > 0.25:
+            given = float(mean)
+            ticket.wait()  # a fault ends the wait for the device too, and then this tells it
+            if abs(given - own) > 0.25:
                 raise DisagreementError(
                     f"rank {dist.get_rank(model.group)}: in the step before, the options of "
                     f"{type(optimizer).__name__} differed between ranks; here they were {options}. Each rank then "

@@ -61,8 +61,10 @@ std::exception_ptr Alarm::explain(Trouble trouble) {
     if (trouble_->peer >= 0)
       message += "the connection to rank " + std::to_string(trouble_->peer) + " was lost: ";
     message += trouble_->text;
-    interruption_ = make_error(trouble_->kind.value_or(ErrorKind::Rank), std::move(message));
-    told_.notify_all();
+    const ErrorKind kind = trouble_->kind.value_or(ErrorKind::Rank);
+    lock.unlock();
+    interrupt(make_error(kind, std::move(message)));
+    lock.lock();
   }
   return interruption_;
 }
@@ -76,11 +78,42 @@ std::exception_ptr Alarm::interruption() const {
   return interruption_;
 }
 
-Alarm::Snapshot Alarm::snapshot() const {
+Alarm::Snapshot Alarm::snapshot() {
   std::lock_guard lock(mutex_);
   Snapshot now{.lanes = {}, .place = place_, .raised = raised_, .raised_text = raised_text_};
   for (const auto& lane : lanes_) now.lanes.push_back(lane->snapshot());
   return now;
+}
+
+std::vector<TrailMark> Alarm::trail_marks() const {
+  std::lock_guard lock(mutex_);
+  std::vector<TrailMark> marks;
+  for (const auto& lane : lanes_) marks.push_back(lane->trail_.newest());
+  return marks;
+}
+
+std::optional<uint64_t> Alarm::trail_digest(size_t lane, int64_t position) const {
+  std::lock_guard lock(mutex_);
+  return lane < lanes_.size() ? lanes_[lane]->trail_.digest_at(position) : std::nullopt;
+}
+
+TrailPiece Alarm::trail_piece(size_t lane, int64_t after, int64_t to) const {
+  std::lock_guard lock(mutex_);
+  TrailPiece piece;
+  if (lane >= lanes_.size()) return piece;
+  for (const TaskNamePtr& task : lanes_[lane]->trail_.tasks(after, to, piece.first))
+    piece.tasks.push_back(*task);
+  return piece;
+}
+
+void Alarm::aborts(const std::shared_ptr<Abortable>& backend) {
+  {
+    std::lock_guard lock(mutex_);
+    std::erase_if(backends_, [](const auto& each) { return each.expired(); });
+    backends_.push_back(backend);
+    if (!interruption_) return;
+  }
+  backend->abort();
 }
 
 std::optional<Alarm::Trouble> Alarm::trouble() const {
@@ -89,11 +122,17 @@ std::optional<Alarm::Trouble> Alarm::trouble() const {
 }
 
 void Alarm::interrupt(std::exception_ptr why) {
-  std::lock_guard lock(mutex_);
-  if (interruption_) return;
-  interruption_ = std::move(why);
-  told_.notify_all();
-  for (const auto& lane : lanes_) lane->abort_message();
+  std::vector<std::weak_ptr<Abortable>> backends;
+  {
+    std::lock_guard lock(mutex_);
+    if (interruption_) return;
+    interruption_ = std::move(why);
+    told_.notify_all();
+    for (const auto& lane : lanes_) lane->abort_message();
+    backends = backends_;
+  }
+  for (const auto& each : backends)
+    if (const auto backend = each.lock()) backend->abort();
 }
 
 }  // namespace osdp::runtime

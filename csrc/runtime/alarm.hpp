@@ -18,6 +18,13 @@
 
 namespace osdp::runtime {
 
+// What an accelerator's backend has under way, where streams wait that no message's end would wake.
+class Abortable {
+ public:
+  virtual ~Abortable() = default;
+  virtual void abort() noexcept = 0;  // ends it, from any thread; may take a while
+};
+
 // Strings that the computing thread hands over by pointer: kept for ever, each once.
 const std::string* interned(const std::string& text);
 
@@ -59,13 +66,20 @@ class Alarm : public std::enable_shared_from_this<Alarm> {
   std::exception_ptr explain(Trouble trouble);
   std::exception_ptr interruption() const;
   void check() const;  // throws what interrupts the lanes, if anything
+  // `backend` is aborted when the lanes are interrupted.
+  void aborts(const std::shared_ptr<Abortable>& backend);
 
   // --- the heartbeat, and who waits for tickets
-  Snapshot snapshot() const;
+  Snapshot snapshot();
   std::optional<Trouble> trouble() const;
   // Ends the messages that are waited for, and all later ones, with `why`. Later calls change nothing.
   void interrupt(std::exception_ptr why);
   void set_explained(bool by_heartbeat) { explained_ = by_heartbeat; }
+  bool explained() const { return explained_; }
+  // Of lanes that only enqueue, Note [Ranks that go apart unnoticed]; one per lane.
+  std::vector<TrailMark> trail_marks() const;
+  std::optional<uint64_t> trail_digest(size_t lane, int64_t position) const;
+  TrailPiece trail_piece(size_t lane, int64_t after, int64_t to) const;
 
  private:
   friend class Watch;
@@ -80,6 +94,7 @@ class Alarm : public std::enable_shared_from_this<Alarm> {
   std::string raised_text_;
   std::optional<Trouble> trouble_;
   std::exception_ptr interruption_;
+  std::vector<std::weak_ptr<Abortable>> backends_;
 };
 
 }  // namespace osdp::runtime

@@ -59,6 +59,21 @@ class BackendPeers final : public Peers {
   c10::intrusive_ptr<c10d::Backend> backend_;
 };
 
+class BackendAbort final : public Abortable {
+ public:
+  explicit BackendAbort(c10::intrusive_ptr<c10d::Backend> backend) : backend_(std::move(backend)) {}
+
+  void abort() noexcept override {
+    try {
+      backend_->abort();
+    } catch (const std::exception&) {  // it cannot be, and ends with its own timeout
+    }
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Backend> backend_;
+};
+
 class C10dStore final : public Store {
  public:
   explicit C10dStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
@@ -80,6 +95,10 @@ class C10dStore final : public Store {
 
 std::shared_ptr<Peers> peers_of(c10::intrusive_ptr<c10d::Backend> backend) {
   return std::make_shared<BackendPeers>(std::move(backend));
+}
+
+std::shared_ptr<Abortable> abortable(c10::intrusive_ptr<c10d::Backend> backend) {
+  return std::make_shared<BackendAbort>(std::move(backend));
 }
 
 std::shared_ptr<Store> store_of(c10::intrusive_ptr<c10d::Store> store) {

@@ -6,12 +6,15 @@
 
 #include <memory>
 
+#include "runtime/alarm.hpp"
 #include "runtime/peers.hpp"
 #include "runtime/store.hpp"
 
 namespace osdp::runtime {
 
 std::shared_ptr<Peers> peers_of(c10::intrusive_ptr<c10d::Backend> backend);
+// What ends what the backend has under way (Backend::abort; of some backends that is nothing).
+std::shared_ptr<Abortable> abortable(c10::intrusive_ptr<c10d::Backend> backend);
 std::shared_ptr<Store> store_of(c10::intrusive_ptr<c10d::Store> store);
 
 }  // namespace osdp::runtime

@@ -37,6 +37,12 @@ void finish(const c10::intrusive_ptr<c10d::Work>& work) {
   wait_until_let_go(work);
 }
 
+// Throws what interrupts the lane whose task this is: a wait for the device has then ended by an abort, and
+// what it waited for is not there.
+void check_lane() {
+  if (const Watch* watch = Watch::here()) watch->check();
+}
+
 // A flat tensor's memory. Sums of complex numbers are sums of their parts.
 Range range_of(const at::Tensor& tensor) {
   const bool complex = tensor.is_complex();
@@ -118,8 +124,12 @@ bool shards_alone() {
 std::shared_ptr<Collectives> Collectives::over(Lane& lane, const std::string& group, at::Device device) {
   auto backend = c10d::resolve_process_group(group)->getBackend(device.type());
   const bool ring = device.is_cpu() && backend->getBackendName() == "gloo";
-  if (!ring || (backend->getSize() == 1 && shards_alone()))
-    return std::shared_ptr<Collectives>(new Collectives(std::move(backend)));
+  if (!ring || (backend->getSize() == 1 && shards_alone())) {
+    std::shared_ptr<Collectives> direct(new Collectives(backend));
+    direct->abort_ = abortable(std::move(backend));
+    lane.alarm().aborts(direct->abort_);
+    return direct;
+  }
   std::shared_ptr<Collectives> made;
   const auto make = [&] { made = std::make_shared<RingCollectives>(group, backend); };
   // A task counts in the lane's order, so only what all of its ranks do alike is one.
@@ -235,12 +245,14 @@ std::vector<std::string> Collectives::all_texts(const std::string& mine, at::Dev
   at::Tensor lengths = at::empty({world()}, at::TensorOptions(device).dtype(at::kLong));
   all_gather({lengths}, {at::full({1}, length, lengths.options())});
   lengths = lengths.cpu();
+  check_lane();
   const int64_t longest = lengths.max().item<int64_t>();
   at::Tensor padded = at::zeros({longest}, at::kByte);
   std::memcpy(padded.mutable_data_ptr(), mine.data(), mine.size());
   at::Tensor all = at::empty({world() * longest}, padded.options().device(device));
   all_gather({all}, {padded.to(device)});
   all = all.cpu();
+  check_lane();
   std::vector<std::string> texts;
   for (int64_t r = 0; r < world(); ++r)
     texts.emplace_back(static_cast<const char*>(all.const_data_ptr()) + r * longest,

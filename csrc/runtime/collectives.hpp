@@ -89,6 +89,7 @@ class Collectives {
                                                   c10d::ReduceOp::RedOpType operation);
 
   c10::intrusive_ptr<c10d::Backend> backend_;
+  std::shared_ptr<Abortable> abort_;  // kept for the lane's alarm; null: messages end by themselves
 };
 
 }  // namespace osdp::runtime

@@ -1,6 +1,7 @@
 #include "runtime/heartbeat.hpp"
 
 #include <algorithm>
+#include <sstream>
 #include <thread>
 #include <vector>
 
@@ -16,10 +17,12 @@ using Seconds = std::chrono::duration<double>;
 constexpr auto kTick = std::chrono::milliseconds(100);
 constexpr double kTellAfter_s = 0.25;  // standing still
 constexpr double kTellEvery_s = 0.5;
-constexpr double kAskAfter_s = 0.5;   // waiting
-constexpr double kAskEvery_s = 0.25;  // times ranks / 16, so that the store keeps up
-constexpr double kStoreLost_s = 1.0;  // the store fails for so long while this rank waits
-constexpr double kLastWords_s = 0.3;  // for a rank whose connection closed to have told why
+constexpr double kAskAfter_s = 0.5;      // waiting
+constexpr double kAskEvery_s = 0.25;     // times ranks / 16, so that the store keeps up
+constexpr double kStoreLost_s = 1.0;     // the store fails for so long while this rank waits
+constexpr double kLastWords_s = 0.3;     // for a rank whose connection closed to have told why
+constexpr double kCompareEvery_s = 0.1;  // times ranks / 64
+constexpr double kPiecesWait_s = 5.0;    // for another rank's tasks, once two are known to differ
 constexpr auto kEndWait = std::chrono::milliseconds(500);
 
 double since(Clock::time_point then) { return Seconds(Clock::now() - then).count(); }
@@ -75,6 +78,7 @@ class Beating {
  private:
   void tick(const std::string& giving_up) {
     Alarm::Snapshot now = alarm_->snapshot();
+    if (!lanes_stand(now)) waits_since_ = Clock::now();
     if (now != last_) {
       still_since_ = Clock::now();
       told_still_ = false;
@@ -89,17 +93,20 @@ class Beating {
       return;
     }
     if (const auto trouble = alarm_->trouble()) return explain(*trouble);
+    attempt([this] { compare(); });
+    if (over_) return;
     const double still_s = since(still_since_);
-    const bool inside = last_.busy() || last_.place;
-    if (still_s < kTellAfter_s) return;
+    const bool inside = last_.busy() || last_.place || pulse().awaits_device();
+    const double waits_s = since(waits_since_);
+    if (still_s < kTellAfter_s && waits_s < kAskAfter_s) return;
     if (!told_still_ || (inside && since(told_) >= kTellEvery_s)) attempt([this] { tell(false); });
-    if (!last_.busy() || still_s < kAskAfter_s) return;
+    if (!last_.busy() || waits_s < kAskAfter_s) return;
     const double ask_every_s = kAskEvery_s * std::max(1.0, static_cast<double>(seen_.size()) / 16);
     if (since(asked_) >= ask_every_s) attempt([this] { ask(); });
     if (!over_) look_at_processes();
     if (over_) return;
     const double silent_s = 2 * kTellEvery_s + 2 * ask_every_s;
-    if (still_s >= timeout_s_) {
+    if (waits_s >= timeout_s_) {
       const Failure failure = timed_out(rank_, pulse(), seen_, timeout_s_, silent_s);
       if (!attempt([&] { conclude(failure); })) interrupt(failure);
     } else if (store_lost_ && since(*store_lost_) >= kStoreLost_s) {
@@ -108,6 +115,14 @@ class Beating {
            "the store that the ranks share does not answer: the process that holds it (rank 0's, or the "
            "launcher's) has ended"});
     }
+  }
+
+  // Whatever the thread that computes does meanwhile.
+  bool lanes_stand(const Alarm::Snapshot& now) const {
+    return std::equal(now.lanes.begin(), now.lanes.end(), last_.lanes.begin(), last_.lanes.end(),
+                      [](const Watch::Snapshot& a, const Watch::Snapshot& b) {
+                        return a.position == b.position && a.progress == b.progress && a.busy == b.busy;
+                      });
   }
 
   // Runs `work`, which uses the store; false if the store failed.
@@ -190,6 +205,72 @@ class Beating {
     if (auto failure = certain_failure(rank_, pulse(), seen_, timeout_s_)) conclude(*failure);
   }
 
+  // See Note [Ranks that go apart unnoticed].
+  void compare() {
+    const double every_s = kCompareEvery_s * std::max(1.0, static_cast<double>(seen_.size()) / 64);
+    std::vector<TrailMark> mine = alarm_->trail_marks();
+    const bool moved = mine != told_marks_;
+    if (since(compared_) < every_s || (!moved && level_)) return;
+    compared_ = Clock::now();
+    if (moved) store_->set(trail_key("mark", rank_), encode(mine));
+    told_marks_ = std::move(mine);
+    if (store_->get(kFailure)) return conclude({});
+    if (const auto differ = store_->get(kDiffer)) return tell_piece(*differ);
+    const auto text = store_->get(trail_key("mark", before_me()));
+    const auto theirs = text ? decode_marks(*text) : std::nullopt;
+    level_ = theirs && *theirs == told_marks_;
+    for (size_t lane = 0; theirs && lane < theirs->size(); ++lane) {
+      const auto [position, digest] = (*theirs)[lane];
+      const auto ours = alarm_->trail_digest(lane, position);
+      if (!ours) continue;
+      agreed_.resize(std::max(agreed_.size(), lane + 1));
+      if (*ours != digest) return find_difference(static_cast<int64_t>(lane), agreed_[lane], position);
+      agreed_[lane] = std::max(agreed_[lane], position);
+    }
+  }
+
+  int64_t before_me() const {
+    const auto world = static_cast<int64_t>(seen_.size());
+    return (rank_ + world - 1) % world;
+  }
+  static std::string trail_key(const char* what, int64_t rank) {
+    return std::string("trail/") + what + "/" + std::to_string(rank);
+  }
+
+  // `differ`: "lane agreed position", of the two ranks that found it first.
+  TrailPiece tell_piece(int64_t lane, int64_t agreed, int64_t position) {
+    TrailPiece piece = alarm_->trail_piece(static_cast<size_t>(lane), agreed, position);
+    store_->set(trail_key("piece", rank_), piece.encode());
+    return piece;
+  }
+  void tell_piece(const std::string& differ) {
+    std::istringstream in(differ);
+    int64_t lane = 0, agreed = 0, position = 0;
+    if (in >> lane >> agreed >> position) tell_piece(lane, agreed, position);
+  }
+
+  void find_difference(int64_t lane, int64_t agreed, int64_t position) {
+    const std::string asked =
+        std::to_string(lane) + " " + std::to_string(agreed) + " " + std::to_string(position);
+    const std::string said = store_->set_first(kDiffer, asked);
+    const TrailPiece mine = tell_piece(lane, agreed, position);
+    if (said != asked) tell_piece(said);
+    const int64_t other = before_me();
+    const auto until = Clock::now() + Seconds(kPiecesWait_s);
+    do {
+      if (store_->get(kFailure)) return conclude({});
+      const auto text = store_->get(trail_key("piece", other));
+      const auto theirs = text ? TrailPiece::decode(*text) : std::nullopt;
+      for (int64_t at = agreed + 1; theirs && at <= position; ++at) {
+        const TaskName *here = mine.at(at), *there = theirs->at(at);
+        if (here && there && here->digest != there->digest)
+          return conclude(went_apart(at, {rank_, here}, {other, there}));
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    } while (Clock::now() < until);
+    conclude(went_apart(agreed, position, rank_, other));
+  }
+
   // `mine` counts if no rank was earlier.
   void conclude(const Failure& mine) {
     const std::string said = store_->set_first(kFailure, mine.encode());
@@ -206,10 +287,11 @@ class Beating {
     alarm_->interrupt(make_error(failure.kind, std::move(message)));
   }
 
-  // The lane's thread waits for this. A lost connection is an echo of something; everything else happened
-  // here.
+  // The lane's thread waits for this. A lost connection is an echo of something, and so may be what a backend
+  // throws; everything else happened here.
   void explain(const Alarm::Trouble& trouble) {
-    if (!trouble.connection) return blame_me(trouble);
+    if (!trouble.connection && (trouble.kind || !ended_elsewhere())) return blame_me(trouble);
+    if (over_) return;
     const bool asked = attempt([&] {
       const auto until = Clock::now() + Seconds(kLastWords_s);
       const bool known = trouble.peer >= 0 && trouble.peer < static_cast<int64_t>(seen_.size());
@@ -225,6 +307,25 @@ class Beating {
       conclude(lost(trouble));
     });
     if (!asked) interrupt(lost(trouble));
+  }
+
+  // Whether another rank has failed, or its process ended; then that is concluded.
+  bool ended_elsewhere() {
+    const auto until = Clock::now() + Seconds(kLastWords_s);
+    do {
+      attempt([&] {
+        if (store_->get(kFailure)) return conclude({});
+        for (size_t r = 0; r < processes_.size() && !over_; ++r) {
+          const auto other = static_cast<int64_t>(r);
+          if (other == rank_) continue;
+          look(other);
+          const auto& process = process_of(other);
+          if (process && life_of(*process) == Life::Ended) conclude(process_ended(other, seen_));
+        }
+      });
+      if (!over_) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    } while (!over_ && Clock::now() < until);
+    return over_;
   }
 
   Failure lost(const Alarm::Trouble& trouble) const {
@@ -243,6 +344,7 @@ class Beating {
   }
 
   static constexpr const char* kFailure = "failure";
+  static constexpr const char* kDiffer = "trail/differ";
 
   std::shared_ptr<Store> store_;
   const int64_t rank_;
@@ -256,7 +358,7 @@ class Beating {
 
   // The thread alone:
   Alarm::Snapshot last_;
-  Clock::time_point still_since_ = Clock::now(), told_{}, asked_{};
+  Clock::time_point still_since_ = Clock::now(), waits_since_ = still_since_, told_{}, asked_{};
   bool told_still_ = false;
   bool over_ = false;  // concluded: nothing is left to find out
   int64_t beat_ = 0;
@@ -265,6 +367,10 @@ class Beating {
   std::vector<std::optional<Process>> processes_;  // as far as they have been asked for
   int64_t gone_ = -1;                              // the rank whose process the last tick found ended
   std::optional<Clock::time_point> store_lost_;
+  Clock::time_point compared_{};
+  std::vector<TrailMark> told_marks_;
+  bool level_ = true;            // the rank before this one had told the same
+  std::vector<int64_t> agreed_;  // per lane: the last position at which the two were seen to agree
 };
 
 namespace {

@@ -12,6 +12,8 @@
 // those whose own neighbours are only echoes of the fault. The store is reached by a connection of our own
 // (clone): a client of TCPStore is locked while it waits. And because the store's host may itself be what
 // died, gloo's own timeout, kMargin later, ends the wait if this thread cannot.
+//   Where a lane only enqueues, ranks also compare what they enqueued, while they move: Note [Ranks that go
+// apart unnoticed].
 #pragma once
 
 #include <chrono>

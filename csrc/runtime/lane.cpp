@@ -107,6 +107,7 @@ void Ticket::wait() const {
     state_->kept.clear();
   }
   if (state_->error) std::rethrow_exception(state_->error);
+  if (state_->event) state_->alarm->check();  // after an abort events pass whose collectives have not ended
 }
 
 void Ticket::settle() const {
@@ -232,6 +233,17 @@ class ThreadLane final : public Lane {
   std::thread thread_;
 };
 
+// An event as the watch asks for it. The device's errors are for the thread that trains to raise.
+std::function<bool()> passed(std::shared_ptr<const c10::Event> event) {
+  return [event = std::move(event)] {
+    try {
+      return event->query();
+    } catch (const std::exception&) {
+      return true;
+    }
+  };
+}
+
 // The task of a stream's lane that runs here.
 struct StreamTask {
   Ticket::State& state;
@@ -248,6 +260,8 @@ class StreamLane final : public Lane {
         guard_(device.type()),
         stream_(guard_.getStreamFromGlobalPool(device, /*isHighPriority=*/true)) {}
 
+  ~StreamLane() override { watch_.forget_enqueued(); }
+
   Ticket submit(TaskNamePtr name, Task task, Head) override {
     auto state = std::make_shared<Ticket::State>(alarm_);
     watch_.submitted();
@@ -256,10 +270,12 @@ class StreamLane final : public Lane {
       const StreamTask here{*state, stream_, *events_};
       const StreamTask* const outer = std::exchange(running, &here);
       try {
-        events_->record(*state->submitter)->block(stream_);
+        const auto before = events_->record(*state->submitter);
+        before->block(stream_);
         c10::StreamGuard on_lane(stream_);
         broken_ = run(name, task, watch_, *alarm_);
         state->event = events_->record(stream_);
+        if (!broken_ && alarm_->explained()) watch_.enqueued({passed(before), passed(state->event)});
       } catch (...) {
         broken_ = std::current_exception();
       }
@@ -270,7 +286,10 @@ class StreamLane final : public Lane {
   }
 
   bool keeps() const override { return true; }
-  void synchronize() override { stream_.synchronize(); }
+  void synchronize() override {
+    stream_.synchronize();
+    alarm_->check();
+  }
 
  private:
   c10::Device device_;

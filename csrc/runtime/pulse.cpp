@@ -38,15 +38,10 @@ std::string after_exception(const Pulse& pulse) {
 std::string Pulse::encode() const {
   std::ostringstream out;
   out << beat << '\n' << still_s << '\n' << raised << '\n' << ended << '\n' << lanes.size() << '\n';
-  for (const LanePulse& l : lanes)
-    out << l.position << '\n'
-        << l.asked << '\n'
-        << l.busy << '\n'
-        << l.task.model << '\n'
-        << l.task.digest << '\n'
-        << l.task.accumulates << '\n'
-        << l.task.label << '\n'
-        << l.task.details << '\n';
+  for (const LanePulse& l : lanes) {
+    out << l.position << '\n' << l.asked << '\n' << l.busy << '\n';
+    write(out, l.task);
+  }
   out << place << '\n' << text;
   return out.str();
 }
@@ -59,10 +54,8 @@ std::optional<Pulse> Pulse::decode(const std::string& encoded) {
   in.ignore();
   for (; in && lanes > 0; --lanes) {
     LanePulse l;
-    in >> l.position >> l.asked >> l.busy >> l.task.model >> l.task.digest >> l.task.accumulates;
-    in.ignore();
-    std::getline(in, l.task.label);
-    std::getline(in, l.task.details);
+    in >> l.position >> l.asked >> l.busy;
+    l.task = read_task(in);
     p.lanes.push_back(std::move(l));
   }
   std::getline(in, p.place);
@@ -74,6 +67,11 @@ std::optional<Pulse> Pulse::decode(const std::string& encoded) {
 const LanePulse& Pulse::lane(size_t i) const {
   static const LanePulse not_begun;
   return i < lanes.size() ? lanes[i] : not_begun;
+}
+
+bool Pulse::awaits_device() const {
+  return !busy() &&
+         std::any_of(lanes.begin(), lanes.end(), [](const LanePulse& l) { return l.asked > l.position; });
 }
 
 bool Pulse::busy() const {
@@ -89,9 +87,10 @@ std::string Pulse::where() const {
         << lanes[i].task.text() << (i == 0 ? "" : " between lines");
   }
   if (!waits && lane(0).position > 0)
-    out << "has done #" << lane(0).position << " " << lane(0).task.text() << " and asked for nothing since";
+    out << "has done #" << lane(0).position << " " << lane(0).task.text()
+        << (awaits_device() ? ", and its device has not come to the next" : " and asked for nothing since");
   else if (!waits)
-    out << "has not begun";
+    out << (awaits_device() ? "has a device that does not come to the first" : "has not begun");
   out << ", " << (place.empty() ? std::string("outside of forward and backward") : "in " + place);
   return out.str();
 }
@@ -238,6 +237,22 @@ Failure timed_out(int64_t rank, const Pulse& mine, const std::vector<Seen>& seen
       causes += "; before, it ended a forward or backward " + after_exception(*pulse);
   }
   return {ErrorKind::Rank, behind.size() == 1 ? behind[0] : -1, causes + within};
+}
+
+Failure went_apart(int64_t position, const std::pair<int64_t, const TaskName*>& one,
+                   const std::pair<int64_t, const TaskName*>& other) {
+  const auto [what, todo] = advice(*one.second, *other.second);
+  std::string cause = std::string(what) + ":";
+  for (const auto& [rank, task] : {one, other})
+    cause += " " + rank_name(rank) + " ran #" + std::to_string(position) + " " + task->text() + ";";
+  return {ErrorKind::Order, -1, cause + " " + todo};
+}
+
+Failure went_apart(int64_t agreed, int64_t position, int64_t one, int64_t other) {
+  return {ErrorKind::Order, -1,
+          rank_name(one) + " and " + rank_name(other) + " ran different collectives between #" +
+              std::to_string(agreed + 1) + " and #" + std::to_string(position) +
+              ": every rank must call the same modules in the same order"};
 }
 
 Failure connection_lost(int64_t peer, const std::vector<Seen>& seen, const std::string& what, Life life) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/errors.hpp"
@@ -33,6 +34,8 @@ struct Pulse {
   static std::optional<Pulse> decode(const std::string& text);  // nullopt: not a pulse
   const LanePulse& lane(size_t i) const;                        // one that has not begun: all zero
   bool busy() const;
+  // Something is enqueued that its device has not begun, for what was enqueued before it.
+  bool awaits_device() const;
   // "waits at #12 'blocks.1 all-gather' in backward of 'blocks.1'"
   std::string where() const;
 };
@@ -71,5 +74,9 @@ Failure timed_out(int64_t rank, const Pulse& mine, const std::vector<Seen>& seen
 // The connection to `peer` (-1: not known) failed with `what`. `life`: what is seen of its process.
 Failure connection_lost(int64_t peer, const std::vector<Seen>& seen, const std::string& what, Life life);
 Failure process_ended(int64_t peer, const std::vector<Seen>& seen);
+// Two ranks' tasks of one position differ; or some do in between, and the other's are not known.
+Failure went_apart(int64_t position, const std::pair<int64_t, const TaskName*>& one,
+                   const std::pair<int64_t, const TaskName*>& other);
+Failure went_apart(int64_t agreed, int64_t position, int64_t one, int64_t other);
 
 }  // namespace osdp::runtime

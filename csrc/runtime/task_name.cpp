@@ -1,6 +1,8 @@
 #include "runtime/task_name.hpp"
 
 #include <algorithm>
+#include <istream>
+#include <ostream>
 #include <utility>
 
 namespace osdp::runtime {
@@ -10,6 +12,23 @@ std::string TaskName::text() const {
   if (model > 1) text += " of model " + std::to_string(model);
   if (!details.empty()) text += " " + details;
   return accumulates ? text + " in a further micro-batch" : text;
+}
+
+void write(std::ostream& out, const TaskName& task) {
+  out << task.model << '\n'
+      << task.digest << '\n'
+      << task.accumulates << '\n'
+      << task.label << '\n'
+      << task.details << '\n';
+}
+
+TaskName read_task(std::istream& in) {
+  TaskName task;
+  in >> task.model >> task.digest >> task.accumulates;
+  in.ignore();
+  std::getline(in, task.label);
+  std::getline(in, task.details);
+  return task;
 }
 
 TaskNamePtr task_name(std::string label, int64_t model, std::string details, uint64_t digest) {

@@ -8,7 +8,8 @@
 // tensors of the unit are in it. A message with another digest is never taken. Ranks that differ then wait,
 // both; the heartbeat of a rank that waits for half a second compares positions and digests, and both ranks
 // end with an OrderError that says where each is and what differs. Over gloo the digest is folded into the
-// message's tag, which has 31 bits. NCCL's messages carry nothing of ours.
+// message's tag, which has 31 bits. NCCL's messages carry nothing of ours: see Note [Ranks that go apart
+// unnoticed].
 //   It costs a step next to nothing: names are made when the model is sharded, and what is left is to mix in
 // the tensors of a reduction, and the position.
 //
@@ -23,6 +24,7 @@
 
 #include <array>
 #include <cstdint>
+#include <iosfwd>
 #include <memory>
 #include <string>
 #include <vector>
@@ -42,6 +44,10 @@ struct TaskName {
   std::string text() const;
 };
 using TaskNamePtr = std::shared_ptr<const TaskName>;
+
+// Lines of text, for other ranks.
+void write(std::ostream& out, const TaskName& task);
+TaskName read_task(std::istream& in);
 
 // `digest`: of what ranks must agree on beyond what is said in words (sizes).
 TaskNamePtr task_name(std::string label, int64_t model = 0, std::string details = "", uint64_t digest = 0);

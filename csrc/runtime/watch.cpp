@@ -31,6 +31,19 @@ void Watch::end() {
   busy_ = false;
 }
 
+void Watch::enqueued(Enqueued device) {
+  std::lock_guard lock(alarm_.mutex_);
+  trail_.add(position_, task_);
+  while (!on_device_.empty() && on_device_.front().over) on_device_.pop_front();
+  if (on_device_.size() == kMostEnqueued) on_device_.pop_back();  // this one ends after it
+  on_device_.push_back({position_, task_, std::move(device)});
+}
+
+void Watch::forget_enqueued() {
+  std::lock_guard lock(alarm_.mutex_);
+  on_device_.clear();
+}
+
 void Watch::wait(const std::shared_ptr<Peers::Message>& message, int64_t peer) {
   {
     std::lock_guard lock(alarm_.mutex_);
@@ -52,8 +65,20 @@ void Watch::wait(const std::shared_ptr<Peers::Message>& message, int64_t peer) {
 
 void Watch::check() const { alarm_.check(); }
 
-Watch::Snapshot Watch::snapshot() const {
-  return {.position = position_, .asked = asked_, .progress = progress_, .busy = busy_, .task = task_};
+Watch::Snapshot Watch::snapshot() {
+  Snapshot now{.position = position_, .asked = asked_, .progress = progress_, .busy = busy_, .task = task_};
+  for (OnDevice& each : on_device_) {
+    if (!each.over) each.over = each.device.over();
+    if (each.over) {
+      last_over_ = each.task;
+      continue;
+    }
+    now.busy = each.device.begun();
+    now.position = now.busy ? each.position : each.position - 1;
+    now.task = now.busy ? each.task : last_over_;
+    break;
+  }
+  return now;
 }
 
 void Watch::abort_message() {

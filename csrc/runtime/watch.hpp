@@ -4,7 +4,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -13,6 +15,7 @@
 #include "runtime/head.hpp"
 #include "runtime/peers.hpp"
 #include "runtime/task_name.hpp"
+#include "runtime/trail.hpp"
 
 namespace osdp::runtime {
 
@@ -24,13 +27,23 @@ struct ConnectionLost final : std::runtime_error {
   int64_t peer;  // -1: not known
 };
 
+// Note [Collectives that are only enqueued]
+// On an accelerator a lane's task has run when its collective is enqueued; whether it has ended, or waits for
+// a rank that does not come, the device knows. So the lane hands over two questions about each task, and the
+// heartbeat's thread asks them, ten times a second (events of the stream: the thread that trains waits for
+// none of them). The rank's position is then the first task that is not over: it is under way once what was
+// enqueued before it is done, and the rank computes until then.
+struct Enqueued {
+  std::function<bool()> begun, over;  // from any thread; they do not throw, and do not wait
+};
+
 class Watch {
  public:
   explicit Watch(Alarm& alarm) : alarm_(alarm) {}
 
   // What can be seen from outside at one moment.
   struct Snapshot {
-    int64_t position = 0;  // collectives begun on the lane
+    int64_t position = 0;  // collectives begun on the lane (on its device, if it only enqueues)
     int64_t asked = 0;     // collectives submitted to it
     int64_t progress = 0;  // messages that have arrived
     bool busy = false;     // one is under way
@@ -45,6 +58,9 @@ class Watch {
   // --- the lane's thread
   void begin(TaskNamePtr task);
   void end();
+  // The lane only enqueues: this is the task that ended last.
+  void enqueued(Enqueued device);
+  void forget_enqueued();  // its events may be destroyed by this thread alone, and end with the lane
   // Of the task that runs: Note [A digest in every message].
   uint64_t digest() const { return digest_; }
   // The task behind the one that runs, if one has been submitted; good until the running one ends.
@@ -69,8 +85,16 @@ class Watch {
 
  private:
   friend class Alarm;
+  static constexpr size_t kMostEnqueued = 4096;
+  struct OnDevice {
+    int64_t position;
+    TaskNamePtr task;
+    Enqueued device;
+    bool over = false;
+  };
+
   static uint64_t digest_at(int64_t position, const TaskName& task);
-  Snapshot snapshot() const;  // both with the alarm's mutex held
+  Snapshot snapshot();  // both with the alarm's mutex held
   void abort_message();
 
   Alarm& alarm_;
@@ -81,6 +105,9 @@ class Watch {
   bool busy_ = false;
   TaskNamePtr task_;
   std::shared_ptr<Peers::Message> current_;
+  std::deque<OnDevice> on_device_;  // in their order; those that are over are let go of by the lane
+  TaskNamePtr last_over_;
+  Trail trail_;
 };
 
 }  // namespace osdp::runtime

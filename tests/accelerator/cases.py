@@ -403,6 +403,17 @@ def on_a_side_stream(s: Setting) -> None:
 
 
 @case
+def host_and_device(s: Setting) -> None:
+    """Two models of one process group, each kind of device with a backend of its own."""
+    train(
+        Setting(s.rank, s.world, torch.device("cpu")),
+        osdp.fully_shard(s.model(), plan_of(s, s.model())),
+        count=2,
+    )
+    train(s, sharded(s), count=2)
+
+
+@case
 def adamw(s: Setting) -> None:
     model = sharded(s, apart=False)
     for _ in steps(s, model, torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3)):

@@ -155,6 +155,7 @@ struct State {
 };
 State& S = *new State;  // never destroyed: torch's threads outlive static objects
 thread_local int t_stream = 0;
+thread_local bool t_launches = false;  // a thread that does not only looks on: what it has seen to be done orders nothing
 thread_local std::vector<std::string> t_labels;
 
 using Lock = std::lock_guard<std::recursive_mutex>;
@@ -219,6 +220,7 @@ void launch(std::function<void()> f) { S.async ? enqueue(t_stream, std::move(f))
 // default stream waits for none of them, nor they for it).
 void begin_op(bool device_op = true) {
   Lock l(S.mutex);
+  t_launches = true;
   Clock& c = S.streams[t_stream].clock;
   join(c, S.host);
   ++c[t_stream];
@@ -460,6 +462,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     if (!e) return true;
     Lock l(S.mutex);
     const EventPtr& event = of(e);
+    if (!t_launches) return !S.async || event->reached >= event->recorded;
     const bool done = S.async ? event->reached >= event->recorded : event->asked_after++ > 0;
     if (done) join(S.host, event->clock);
     return done || covers(S.host, event->clock);
@@ -818,12 +821,45 @@ struct Work final : c10d::Work {
   Tensors result() override { return outputs; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future; }
 };
+// NCCL: a collective in which a rank is missing never ends by itself, whatever has become of that rank: the stream waits
+// until the group is aborted (from any thread). At the group's timeout its watchdog ends the process.
+struct Fate {
+  explicit Fate(std::chrono::milliseconds timeout) : timeout_(timeout) {}
+  void abort() { aborted_ = true; }
+  void check() const { TORCH_CHECK(!aborted_, "the process group was aborted"); }
+  void wait(const WorkPtr& work) const {
+    while (!work->isCompleted()) {
+      check();
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+    work->wait();
+  }
+  void carry_out(const std::function<void()>& body) const {
+    const auto until = std::chrono::steady_clock::now() + timeout_;
+    try {
+      if (!aborted_) body();
+    } catch (const std::exception& e) {
+      while (!aborted_) {
+        if (std::chrono::steady_clock::now() > until) {
+          fprintf(stderr, "ordered device: a collective timed out, and nobody aborted its group: %s\n", e.what());
+          std::abort();
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }
+  }
+
+ private:
+  const std::chrono::milliseconds timeout_;
+  std::atomic<bool> aborted_{false};
+};
 struct Group final : c10d::Backend {
   Group(c10::intrusive_ptr<c10d::Backend> gloo, std::chrono::milliseconds timeout)
       : Backend(gloo->getRank(), gloo->getSize()),
         gloo_(std::move(gloo)),
         stream_(static_cast<int>(Guard().getStreamFromGlobalPool(kDevice, true).id())),
-        options_(c10::make_intrusive<Options>("custom", timeout)) {
+        options_(c10::make_intrusive<Options>("custom", timeout)),
+        fate_(std::make_shared<Fate>(timeout)) {
     S.stream_names[stream_] = "a process group's stream " + std::to_string(stream_);
   }
   ~Group() override {
@@ -841,58 +877,62 @@ struct Group final : c10d::Backend {
     });
   }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
+  void abort() override { fate_->abort(); }
 
   WorkPtr allreduce(Tensors& ts, const c10d::AllreduceOptions& o) override {
-    return run("all-reduce", c10d::OpType::ALLREDUCE, {}, ts, o.asyncOp, [g = gloo_, t = cpu(ts), o = c10d::AllreduceOptions(o), n = getSize()]() mutable {
+    return run("all-reduce", c10d::OpType::ALLREDUCE, {}, ts, o.asyncOp, [f = fate_, g = gloo_, t = cpu(ts), o = c10d::AllreduceOptions(o), n = getSize()]() mutable {
       const bool mean = sum_instead_of_mean(o.reduceOp);
       for (auto& one : t) {
         if (mean) one.div_(n);
         Tensors list{one};
-        g->allreduce(list, o)->wait();
+        f->wait(g->allreduce(list, o));
       }
     });
   }
   WorkPtr broadcast(Tensors& ts, const c10d::BroadcastOptions& o) override {
     const bool root = o.rootRank == getRank();
     return run("broadcast", c10d::OpType::BROADCAST, root ? ts : Tensors{}, root ? Tensors{} : ts, o.asyncOp,
-               [g = gloo_, t = cpu(ts), o]() mutable { g->broadcast(t, o)->wait(); }, ts);
+               [f = fate_, g = gloo_, t = cpu(ts), o]() mutable { f->wait(g->broadcast(t, o)); }, ts);
   }
   WorkPtr reduce(Tensors& ts, const c10d::ReduceOptions& o) override {
-    return run("reduce", c10d::OpType::REDUCE, {}, ts, o.asyncOp, [g = gloo_, t = cpu(ts), o = c10d::ReduceOptions(o), n = getSize()]() mutable {
+    return run("reduce", c10d::OpType::REDUCE, {}, ts, o.asyncOp, [f = fate_, g = gloo_, t = cpu(ts), o = c10d::ReduceOptions(o), n = getSize()]() mutable {
       const bool mean = sum_instead_of_mean(o.reduceOp);
       if (mean) t[0].div_(n);
-      g->reduce(t, o)->wait();
+      f->wait(g->reduce(t, o));
     });
   }
   WorkPtr allgather(std::vector<Tensors>& outs, Tensors& ins, const c10d::AllgatherOptions& o) override {
     return run("all-gather", c10d::OpType::ALLGATHER, ins, outs[0], o.asyncOp,
-               [g = gloo_, a = cpu(outs[0]), b = cpu(ins), o]() mutable {
+               [f = fate_, g = gloo_, a = cpu(outs[0]), b = cpu(ins), o]() mutable {
                  std::vector<Tensors> all{a};
-                 g->allgather(all, b, o)->wait();
+                 f->wait(g->allgather(all, b, o));
                });
   }
   WorkPtr _allgather_base(at::Tensor& out, at::Tensor& in, const c10d::AllgatherOptions& o) override {
     return run("all-gather", c10d::OpType::_ALLGATHER_BASE, {in}, {out}, o.asyncOp,
-               [g = gloo_, a = on_cpu(out), b = on_cpu(in), o]() mutable {
+               [f = fate_, g = gloo_, a = on_cpu(out), b = on_cpu(in), o]() mutable {
                  b = b.clone();  // it may be a part of `out`
-                 g->_allgather_base(a, b, o)->wait();
+                 f->wait(g->_allgather_base(a, b, o));
                });
   }
   WorkPtr _reduce_scatter_base(at::Tensor& out, at::Tensor& in, const c10d::ReduceScatterOptions& o) override {
     return run("reduce-scatter", c10d::OpType::_REDUCE_SCATTER_BASE, {in}, {out}, o.asyncOp,
-               [g = gloo_, a = on_cpu(out), b = on_cpu(in), o = c10d::ReduceScatterOptions(o), n = getSize()]() mutable {
+               [f = fate_, g = gloo_, a = on_cpu(out), b = on_cpu(in), o = c10d::ReduceScatterOptions(o), n = getSize()]() mutable {
                  const bool mean = sum_instead_of_mean(o.reduceOp);
-                 b = mean ? b.div(n) : b.clone();
-                 g->_reduce_scatter_base(a, b, o)->wait();
+                 Tensors all{mean ? b.div(n) : b.clone()};  // as gloo does it, whose Work for this can only be waited for
+                 c10d::AllreduceOptions sum;
+                 sum.reduceOp = o.reduceOp;
+                 f->wait(g->allreduce(all, sum));
+                 a.copy_(all[0].view({n, -1})[g->getRank()].view(a.sizes()));
                });
   }
   WorkPtr alltoall_base(at::Tensor& out, at::Tensor& in, std::vector<int64_t>& to, std::vector<int64_t>& from,
                         const c10d::AllToAllOptions& o) override {
     return run("all-to-all", c10d::OpType::ALLTOALL_BASE, {in}, {out}, o.asyncOp,
-               [g = gloo_, a = on_cpu(out), b = on_cpu(in), to, from, o]() mutable { g->alltoall_base(a, b, to, from, o)->wait(); });
+               [f = fate_, g = gloo_, a = on_cpu(out), b = on_cpu(in), to, from, o]() mutable { f->wait(g->alltoall_base(a, b, to, from, o)); });
   }
   WorkPtr barrier(const c10d::BarrierOptions& o) override {  // NCCL: the host waits
-    WorkPtr work = run("barrier", c10d::OpType::BARRIER, {}, {}, true, [g = gloo_, o] { g->barrier(o)->wait(); });
+    WorkPtr work = run("barrier", c10d::OpType::BARRIER, {}, {}, true, [f = fate_, g = gloo_, o] { f->wait(g->barrier(o)); });
     host_waits(stream_, "barrier");
     return work;
   }
@@ -914,6 +954,7 @@ struct Group final : c10d::Backend {
   // operator.
   WorkPtr run(const char* name, c10d::OpType type, Tensors reads, Tensors writes, bool async_op, std::function<void()> body,
               Tensors outputs = {}) {
+    fate_->check();
     if (coalescing_) {
       coalescing_->reads.insert(coalescing_->reads.end(), reads.begin(), reads.end());
       coalescing_->writes.insert(coalescing_->writes.end(), writes.begin(), writes.end());
@@ -927,7 +968,7 @@ struct Group final : c10d::Backend {
       begin_op();
       for (const auto& t : reads) note(t, false, name);
       for (const auto& t : writes) note(t, true, name);
-      launch(std::move(body));
+      launch([f = fate_, body = std::move(body)] { f->carry_out(body); });
     };
     if (!async_op) {
       go();
@@ -962,6 +1003,7 @@ struct Group final : c10d::Backend {
   const int stream_;
   bool connected_ = false;  // NCCL: the first collective makes the communicator, whose buffers stay until it ends
   c10::intrusive_ptr<Options> options_;
+  const std::shared_ptr<Fate> fate_;
   std::vector<std::shared_ptr<Stash>> stashes_;
 };
 

@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 import cases
+import faults
 import memory
 import peers
 import profiles
@@ -47,7 +48,8 @@ def join(rank: int, world: int, device: str, backend: str, store: str) -> torch.
 def run(name: str, rank: int, world: int, device: torch.device) -> dict[str, Any]:
     """What the case told on the device, and on the CPU: "losses", "cpu"."""
     setting, on_cpu = Setting(rank, world, device), Setting(rank, world, torch.device("cpu"))
-    run_case = (cases.CASES | cases.PLANTED | memory.MEMORY | peers.PEERS | profiles.CASES)[name]
+    groups = (cases.CASES, cases.PLANTED, memory.MEMORY, peers.PEERS, profiles.CASES, faults.FAULTS)
+    run_case = {name: case for group in groups for name, case in group.items()}[name]
     result: dict[str, Any] = {"case": name}
     begin = time.perf_counter()
     try:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import run_ranks
 
 # One of each kind of memory that crosses streams; the others are for `python run_ranks.py`, and a look by hand.
-CHECKED = ["full_shard", "slices_in", "mixed_plan", "bf16", "offloaded_hybrid", "exception_in_backward"]
+CHECKED = [
+    "full_shard",
+    "host_and_device",
+    "slices_in",
+    "mixed_plan",
+    "bf16",
+    "offloaded_hybrid",
+    "exception_in_backward",
+]
 DELAYED = ["full_shard", "bf16"]
 
 

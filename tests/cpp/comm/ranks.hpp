@@ -132,6 +132,11 @@ class Lane {
     }
     watch_.end();
   }
+  // As a lane does that only enqueues.
+  void enqueue(const std::string& label, std::function<bool()> begun, std::function<bool()> over) {
+    run(label, [] {});
+    watch_.enqueued({std::move(begun), std::move(over)});
+  }
 
  private:
   std::shared_ptr<rt::Alarm> alarm_;

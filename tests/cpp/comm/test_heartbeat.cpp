@@ -2,6 +2,8 @@
 // its own end.
 #include <signal.h>
 
+#include <atomic>
+
 #include "../check.hpp"
 #include "ranks.hpp"
 #include "runtime/errors.hpp"
@@ -92,6 +94,137 @@ void times_out() {
   Member me(store, 0, 2, 1.5), other(store, 1, 2);
   std::this_thread::sleep_for(kSoon);
   CHECK(holds(me.wait("layers.1 all-gather"), "rank 1 does not come"));
+}
+
+// --- lanes that only enqueue
+
+bool yes() { return true; }
+bool no() { return false; }
+
+std::string ended_with(const rt::Alarm& alarm) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (std::chrono::steady_clock::now() < until) {
+    try {
+      alarm.check();
+    } catch (const std::exception& e) {
+      return e.what();
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return "(nothing)";
+}
+
+// What is aborted: a backend with a collective that the other ranks do not come to.
+struct Backend final : rt::Abortable {
+  void abort() noexcept override { aborted = true; }
+  std::atomic<bool> aborted{false};
+};
+
+void waits_on_its_device() {
+  auto store = std::make_shared<MemoryStore>();
+  Member me(store, 0, 2, 1.5), other(store, 1, 2);
+  const auto backend = std::make_shared<Backend>();
+  me.alarm->aborts(backend);
+  me.lane.enqueue("layers.0 all-gather", yes, yes);
+  other.lane.enqueue("layers.0 all-gather", yes, yes);
+  me.lane.enqueue("layers.1 all-gather", yes, no);
+  const std::string message = ended_with(*me.alarm);
+  CHECK(holds(message, "rank 1 does not come: it has done #1 'layers.0 all-gather'"));
+  CHECK(holds(message, "Rank 0 waits at #2 'layers.1 all-gather'"));
+  CHECK(backend->aborted);
+  const auto late = std::make_shared<Backend>();
+  me.alarm->aborts(late);
+  CHECK(late->aborted);
+}
+
+// Its device still computes: it waits for nobody, and the other for it.
+void device_is_late() {
+  auto store = std::make_shared<MemoryStore>();
+  Member me(store, 0, 2, 1.5), other(store, 1, 2);
+  me.lane.enqueue("layers.0 all-gather", yes, no);
+  other.lane.enqueue("layers.0 all-gather", no, no);
+  const std::string message = ended_with(*me.alarm);
+  CHECK(holds(message, "rank 1") && holds(message, "has a device that does not come to the first"));
+}
+
+// Collectives of equal sizes: all of them end, and the ranks go on.
+void goes_apart_unnoticed(int world) {
+  auto store = std::make_shared<MemoryStore>();
+  std::vector<std::unique_ptr<Member>> members;
+  for (int r = 0; r < world; ++r) members.push_back(std::make_unique<Member>(store, r, world));
+  std::vector<std::string> messages(world);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < world; ++r)
+    threads.emplace_back([&, r] {
+      try {
+        for (int step = 0; step < 3000; ++step) {
+          const bool swapped = r == 1 && step == 20;
+          members[r]->lane.enqueue(swapped ? "b all-gather" : "a all-gather", yes, yes);
+          members[r]->lane.enqueue(swapped ? "a all-gather" : "b all-gather", yes, yes);
+          std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        }
+      } catch (const std::exception& e) {
+        messages[r] = e.what();
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& message : messages) {
+    CHECK(holds(message, "ranks run different modules in one step"));
+    CHECK(holds(message, "rank 1 ran #41 'b all-gather'") && holds(message, "ran #41 'a all-gather'"));
+  }
+}
+
+// More than a heartbeat looks at: the last stands for those before it.
+void enqueues_without_end() {
+  Member me(std::make_shared<MemoryStore>(), 0, 2);
+  std::atomic<int> done{0};
+  for (int i = 0; i < 20000; ++i) me.lane.enqueue("a", yes, [&done] { return done > 0; });
+  done = 1;
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (me.alarm->snapshot().busy() && std::chrono::steady_clock::now() < until) {
+  }
+  const auto lane = me.alarm->snapshot().lanes[0];
+  CHECK(!lane.busy && lane.position == 20000);
+  me.lane.watch().forget_enqueued();
+}
+
+void trails() {
+  rt::Trail trail;
+  CHECK(trail.newest() == rt::TrailMark());
+  for (int64_t i = 1; i <= 3; ++i) trail.add(i, rt::task_name("a" + std::to_string(i)));
+  CHECK(trail.newest().position == 3 && trail.digest_at(3) == trail.newest().digest);
+  CHECK(trail.digest_at(2) != trail.digest_at(3) && !trail.digest_at(0) && !trail.digest_at(4));
+  int64_t first = 0;
+  const auto tasks = trail.tasks(1, 9, first);
+  CHECK(first == 2 && tasks.size() == 2 && tasks[1]->label == "a3");
+  for (int64_t i = 4; i <= 10000; ++i) trail.add(i, rt::task_name("b"));
+  CHECK(!trail.digest_at(3) && trail.digest_at(10000 - static_cast<int64_t>(rt::Trail::kKept) + 1));
+  rt::TrailPiece piece;
+  piece.first = 7;
+  piece.tasks = {*rt::task_name("a\tb", 3, "with 'w'", 5)};
+  const auto read = rt::TrailPiece::decode(piece.encode());
+  CHECK(read && read->at(7) && read->at(7)->text() == piece.tasks[0].text() && !read->at(6) && !read->at(8));
+  for (size_t n = 0; n < piece.encode().size(); ++n)
+    (void)rt::TrailPiece::decode(piece.encode().substr(0, n));
+  CHECK(!rt::TrailPiece::decode("") && !rt::TrailPiece::decode("1 99999999\n"));
+  const std::vector<rt::TrailMark> marks{{3, 4}, {}};
+  CHECK(rt::decode_marks(rt::encode(marks)) == marks && !rt::decode_marks("") && !rt::decode_marks("3 1 2"));
+}
+
+// An error of the backend's, where another rank has ended: that is the cause.
+void an_echo_of_a_death() {
+  auto store = std::make_shared<MemoryStore>();
+  Member me(store, 0, 2);
+  rt::Process gone = rt::Process::here();
+  gone.started += 1;
+  store->set("process/1", gone.encode());
+  std::string message;
+  try {
+    me.lane.run("layers.1 all-gather", [] { throw std::runtime_error("Connection closed by peer"); });
+  } catch (const std::exception& e) {
+    message = e.what();
+  }
+  CHECK(holds(message, "rank 1's process has ended"));
 }
 
 void last_words() {
@@ -213,6 +346,12 @@ int main() {
   lost_to_nobody();
   another_way();
   times_out();
+  waits_on_its_device();
+  device_is_late();
+  for (const int world : {2, 3}) goes_apart_unnoticed(world);
+  enqueues_without_end();
+  trails();
+  an_echo_of_a_death();
   last_words();
   gives_up();
   store_fails();

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from osdp.choice import MODES, Choice
-from osdp.costing import SPLIT_CODES, compute_s, computing_dtypes, gathered_bytes, itemsizes
+from osdp.costing import SPLIT_CODES, compute_s, computing_dtypes
 from osdp.description import ModelDescription, Operator
 from osdp.hardware import Hardware
 from osdp.prediction import OperatorPrediction, Prediction
@@ -21,36 +21,6 @@ def choice_of(candidate: Mapping[str, Any]) -> Choice:
     if g == 1:
         return Choice(mode)
     return Choice(mode, g, None if k == g else k, SPLIT_CODES[candidate["split"]])
-
-
-def unit_bytes(
-    description: ModelDescription,
-    choices: Mapping[str, Choice],
-    units: Sequence[Sequence[str]],
-    precision: str = "fp32",
-) -> list[int]:
-    """The full tensors that using each unit needs: 0 where nothing is gathered, one slice of a split
-    operator."""
-    size = {o.name: gathered_bytes(o, precision) for o in description.operators}
-    split = {o.name: o for o in description.operators if o.split_shape is not None}
-    result = []
-    for unit in units:
-        first = choices[unit[0]]
-        if first.mode == "NO_SHARD":
-            result.append(0)
-        elif first.granularity > 1:
-            weight = max(_bytes_of_weight(split[unit[0]], precision), 1)
-            result.append(weight // first.granularity)
-        else:
-            result.append(sum(size[name] for name in unit))
-    return result
-
-
-def _bytes_of_weight(o: Operator, precision: str) -> int:
-    assert o.split_shape is not None
-    weight = next(p for p in o.parameters if sorted(p.shape) == sorted(o.split_shape))
-    compute, reduce = itemsizes(weight, precision)
-    return weight.elements * max(compute, reduce if weight.trainable else 0)
 
 
 def predict(

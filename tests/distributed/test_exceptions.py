@@ -7,25 +7,12 @@ import torch
 from harness import Member
 from support import plans
 from support.pair import Pair, naming
+from support.refusals import Refusal, RefusesBackward
 from support.workload import Workload, vectors
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from osdp.sharding import runtime_of
-
-
-class Refusal(Exception):
-    pass
-
-
-class FailsBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        raise Refusal("backward")
 
 
 class Fragile(nn.Module):
@@ -49,7 +36,7 @@ class Fragile(nn.Module):
         if self.fails == "forward":
             raise Refusal("forward")
         if self.fails == "backward":
-            x = FailsBackward.apply(x)
+            x = RefusesBackward.apply(x)
         return self.inner[2](x)
 
 

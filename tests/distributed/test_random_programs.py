@@ -12,7 +12,8 @@ import torch
 from harness import Member
 from support import plans
 from support.pair import Pair, close, naming
-from support.random_nets import RandomNet, Refusal
+from support.random_nets import RandomNet
+from support.refusals import Refusal
 from support.workload import Workload, vectors
 
 import osdp

@@ -11,21 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from support.refusals import Refusal, RefusesBackward
+
 WIDTHS = (5, 6, 8)
-
-
-class Refusal(Exception):
-    pass
-
-
-class RefusesBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        raise Refusal("backward")
 
 
 class Residual(nn.Module):

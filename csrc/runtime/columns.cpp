@@ -12,12 +12,9 @@ void Columns::make_room() {
 }
 
 void Columns::average(TaskNamePtr name, Tensors rows, bool own_memory, std::function<void()> deliver) {
-  if (!lane_) {
-    column_->all_reduce_mean(rows);
-    return deliver();
-  }
   Head head = column_->head_of_all_reduce(rows);
   const auto task = [column = column_, rows = std::move(rows), deliver = std::move(deliver)] {
+    for (const at::Tensor& row : rows) Lane::keep(row);
     column->all_reduce_mean(rows);
     deliver();
   };

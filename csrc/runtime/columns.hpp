@@ -5,15 +5,17 @@
 // A HYBRID_SHARD gradient is reduce-scattered inside its line and then all-reduced over its column: fast
 // links first, slow ones then. On one lane the slow ones would rest while the next unit is gathered inside
 // the host, and the gathers wait for the slow ones. So a model with such units has a second lane, with a
-// thread of its own, for all that travels over columns. A task of the first lane that has made its rows
-// submits their all-reduce to the second as its last act: so all ranks submit in the same order there too,
-// and the rows are ready when they are submitted, which makes the first messages a head (Note [Sent ahead]).
-// The full gradient is let go of when the first half ends. What waits for its all-reduce is this rank's rows,
-// which become its gradient; where it has one already (a second micro-batch), or keeps it in a narrower
-// dtype, they are memory of their own: then at most kMostWaiting units' rows exist, and the first lane waits
-// before it makes more. The second lane never waits for the first, so that wait ends. Both lanes end
-// together, with one error (Alarm).
-//   On accelerators both halves run on the one lane, whose stream is not the host's to wait for.
+// thread or stream of its own, for all that travels over columns. A task of the first lane that has made its
+// rows submits their all-reduce to the second as its last act: so all ranks submit in the same order there
+// too, and the rows are ready when they are submitted, which makes the first messages a head (Note [Sent
+// ahead]). The full gradient is let go of when the first half ends. What waits for its all-reduce is this
+// rank's rows, which become its gradient; where it has one already (a second micro-batch), or keeps it in a
+// narrower dtype, they are memory of their own: then at most kMostWaiting units' rows exist, and the first
+// lane waits before it makes more. The second lane never waits for the first, so that wait ends. Both lanes
+// end together, with one error (Alarm).
+//   On accelerators the second stream waits for the first where a task of that submits, and the rows are kept
+// until the stream that trains has waited for the second: their memory is its own, so it is that one which
+// waits where rows are memory of their own (make_room), and for both at the end of a backward.
 #pragma once
 
 #include <deque>
@@ -31,15 +33,17 @@ class Columns {
  public:
   static constexpr size_t kMostWaiting = 2;
 
-  // `lane`: the second one, see Lane::beside; null: everything runs at once, on the first.
+  // `lane`: the second one, see Lane::beside.
   Columns(std::shared_ptr<Lane> lane, std::shared_ptr<Collectives> column)
       : lane_(std::move(lane)), column_(std::move(column)) {}
 
-  const std::shared_ptr<Lane>& lane() const { return lane_; }
+  Lane& lane() const { return *lane_; }
+
+  // Before rows are made that are memory of their own: within the task of the first lane that makes them, or,
+  // where lanes only enqueue, before it is submitted.
+  void make_room();
 
   // --- within tasks of the first lane
-  // Before rows are made that are memory of their own.
-  void make_room();
   // `rows`, flat: the line's means, which become the means over all ranks; then `deliver` puts them where
   // they belong. `own_memory`: as above.
   void average(TaskNamePtr name, Tensors rows, bool own_memory, std::function<void()> deliver);

@@ -65,7 +65,9 @@ void Runtime::leave() {
 
 // See Note [Shards in host memory].
 void Runtime::await_host_memory() {
-  if (offloads_) lane_->synchronize();
+  if (!offloads_) return;
+  lane_->synchronize();
+  if (columns_) columns_->lane().synchronize();
 }
 
 // Note [Writes in forward]
@@ -157,10 +159,7 @@ void Runtime::open(Call& call) {
     check_replicas();  // of a forward without a backward
     if (std::exchange(compares_replicas_, false)) {
       replicas_.submit(*lane_, collectives_, replicated_, accumulates_);
-      if (columns_) {
-        Lane& lane = columns_->lane() ? *columns_->lane() : *lane_;
-        column_replicas_.submit(lane, hybrid_.replicate, in_columns_, accumulates_);
-      }
+      if (columns_) column_replicas_.submit(columns_->lane(), hybrid_.replicate, in_columns_, accumulates_);
     }
   }
   try {

@@ -69,6 +69,16 @@ struct Ticket::State {
     error = std::move(e);
     changed.notify_all();
   }
+
+  // Once it is done, with the mutex held: the current stream waits, and what was kept is let go of.
+  void order_after() {
+    if (!event) return;
+    const c10::impl::VirtualGuardImpl guard(submitter->device_type());
+    const c10::Stream here = guard.getStream(submitter->device());
+    event->block(here);
+    if (!kept.empty() && here != *submitter) event->block(*submitter);
+    kept.clear();
+  }
 };
 
 // This process was told to stop while it waited: its lanes end, and the other ranks are told.
@@ -98,14 +108,7 @@ void Ticket::wait() const {
     }
     if (signal) std::rethrow_exception(signal);
   }
-  if (state_->event) {
-    const c10::Stream submitter = *state_->submitter;
-    const c10::impl::VirtualGuardImpl guard(submitter.device_type());
-    const c10::Stream here = guard.getStream(submitter.device());
-    state_->event->block(here);
-    if (!state_->kept.empty() && here != submitter) state_->event->block(submitter);
-    state_->kept.clear();
-  }
+  state_->order_after();
   if (state_->error) std::rethrow_exception(state_->error);
   if (state_->event) state_->alarm->check();  // after an abort events pass whose collectives have not ended
 }
@@ -114,6 +117,7 @@ void Ticket::settle() const {
   if (!state_) return;
   std::unique_lock lock(state_->mutex);
   state_->changed.wait(lock, [this] { return state_->done; });
+  state_->order_after();
 }
 
 bool Ticket::done() const {
@@ -265,12 +269,14 @@ class StreamLane final : public Lane {
   Ticket submit(TaskNamePtr name, Task task, Head) override {
     auto state = std::make_shared<Ticket::State>(alarm_);
     watch_.submitted();
-    state->submitter = guard_.getStream(device_);
+    const c10::Stream current = guard_.getStream(device_);
+    // A task that another lane's task submits: its memory too is that of the stream that trains.
+    state->submitter = running ? *running->state.submitter : current;
     if (!broken_) {
       const StreamTask here{*state, stream_, *events_};
       const StreamTask* const outer = std::exchange(running, &here);
       try {
-        const auto before = events_->record(*state->submitter);
+        const auto before = events_->record(current);
         before->block(stream_);
         c10::StreamGuard on_lane(stream_);
         broken_ = run(name, task, watch_, *alarm_);

@@ -34,6 +34,9 @@ namespace osdp::runtime {
 // there it is freed and given out again, in order with what that stream computes. Somebody else may just have
 // freed that memory with work on it under way, so the lane's stream waits for the submitter's once more. Only
 // temporary copies of small tensors are left in the lane's own pool.
+//   A task may submit another one to the lane beside (Note [Two lanes]). That begins after what its own
+//   stream
+// has enqueued, but its memory is that of the stream that trains too, which waits for it before it is free.
 
 // The end of one task. Copyable; empty tickets wait for nothing.
 class Ticket {
@@ -41,7 +44,7 @@ class Ticket {
   // After this the task's results can be read: on the CPU the caller blocks (the GIL must not be held), on an
   // accelerator the current stream waits. Rethrows what the task threw. See Note [Ctrl-C while waiting].
   void wait() const;
-  // The same for a lane's thread: no signals, no error, nothing told to the profiler.
+  // The same without errors: no signals, nothing told to the profiler. For a lane's thread, or to clear up.
   void settle() const;
   // Whether that moment has come; also when the task failed.
   bool done() const;

@@ -76,9 +76,11 @@ void Replicas::submit(Lane& lane, const std::shared_ptr<Collectives>& collective
   own_ = digests;
   lane_ = &lane;
   collectives_ = collectives;
-  under_way_ =
-      lane.submit(TaskNames("replicas all-reduce", model_, names_).all(accumulates),
-                  [digests = digests_.view({-1}), collectives] { collectives->all_reduce_max(digests); });
+  under_way_ = lane.submit(TaskNames("replicas all-reduce", model_, names_).all(accumulates),
+                           [digests = digests_.view({-1}), collectives] {
+                             Lane::keep(digests);  // after an exception nobody waits for it
+                             collectives->all_reduce_max(digests);
+                           });
 }
 
 at::Tensor Replicas::digest_of_each_rank(int64_t of) {

@@ -67,8 +67,7 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
       device_(device),
       column_replicas_(model, ranks_of_part(groups.replicate)) {
   if (hybrid_.replicate && !hybrid_.replicate->alone())
-    columns_ = std::make_shared<Columns>(device.is_cpu() ? Lane::beside(groups.all, device) : nullptr,
-                                         hybrid_.replicate);
+    columns_ = std::make_shared<Columns>(Lane::beside(groups.all, device), hybrid_.replicate);
   std::vector<Mode> modes(params.size(), Mode::NoShard);
   for (const UnitSpec& unit : units)
     for (int64_t p : unit.params) modes.at(p) = unit.mode;

@@ -319,9 +319,12 @@ void Runtime::reduce(Unit& unit) {
   unit.reduced = backward_count_;
   ++statistics_.reductions;
   arena_.trim();  // see Note [Blocks that come and go]
-  if (lane_->keeps() && !reductions_.empty()) reductions_.back().wait();
   Head head = unit.sharing->shard->head_of_reduce_scatter(first_sent(*reductions, unit.sharing->total()));
   const std::shared_ptr<Columns> columns = unit.sharing->replicate ? columns_ : nullptr;
+  if (lane_->keeps()) {
+    if (!reductions_.empty()) reductions_.back().wait();
+    if (columns && own_memory) columns->make_room();
+  }
   const TaskNamePtr average = columns ? unit.averages.of(unit.parts, accumulates_) : nullptr;
   const auto task = [sharing = *unit.sharing, reductions, columns, own_memory, average] {
     if (columns && own_memory) columns->make_room();

@@ -12,8 +12,8 @@ thread_local Watch* the_watch = nullptr;
 }  // namespace
 
 Watch* Watch::here() { return the_watch; }
-Watch::Here::Here(Watch* watch) { the_watch = watch; }
-Watch::Here::~Here() { the_watch = nullptr; }
+Watch::Here::Here(Watch* watch) : outer_(std::exchange(the_watch, watch)) {}
+Watch::Here::~Here() { the_watch = outer_; }
 
 uint64_t Watch::digest_at(int64_t position, const TaskName& task) {
   return Digest(task.digest).add(static_cast<uint64_t>(position)).value();

@@ -81,6 +81,9 @@ class Watch {
    public:
     explicit Here(Watch* watch);
     ~Here();
+
+   private:
+    Watch* const outer_;  // of a task that has submitted this one, where lanes only enqueue
   };
 
  private:

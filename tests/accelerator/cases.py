@@ -66,6 +66,18 @@ def hybrid_shard(s: Setting) -> None:
     train(s, hybrid(s))
 
 
+@case
+def hybrid_accumulate(s: Setting) -> None:
+    """Rows that wait for their column are memory of their own, which the next ones may be given."""
+    for no_sync in (False, True):
+        accumulated(s, hybrid(s), no_sync)
+
+
+@case
+def hybrid_bf16(s: Setting) -> None:
+    accumulated(s, hybrid(s, mixed_precision=BF16), False)
+
+
 def in_slices(s: Setting, split: str) -> None:
     model = s.model()
     plan = plan_of(s, model)
@@ -262,19 +274,26 @@ class FailsInBackward(torch.autograd.Function):
 @case
 def exception_in_backward(s: Setting) -> None:
     for mode in FEW:
-        model = sharded(s, mode)
-        handle = None
-        for round_ in range(3):
-            train(s, model, count=1, first=round_)
-            handle = model.blocks[1].register_forward_hook(lambda m, i, o: FailsInBackward.apply(o))
-            try:
-                s.loss(model, 50 + round_).backward()
-            except Failed:
-                model.zero_grad()
-            else:
-                raise AssertionError("nothing was raised")
-            handle.remove()
-        train(s, model, count=1, first=9)
+        fail_in_backward(s, sharded(s, mode))
+
+
+@case
+def hybrid_exception_in_backward(s: Setting) -> None:
+    fail_in_backward(s, hybrid(s))
+
+
+def fail_in_backward(s: Setting, model: nn.Module) -> None:
+    for round_ in range(3):
+        train(s, model, count=1, first=round_)
+        handle = model.blocks[1].register_forward_hook(lambda m, i, o: FailsInBackward.apply(o))
+        try:
+            s.loss(model, 50 + round_).backward()
+        except Failed:
+            model.zero_grad()
+        else:
+            raise AssertionError("nothing was raised")
+        handle.remove()
+    train(s, model, count=1, first=9)
 
 
 @case

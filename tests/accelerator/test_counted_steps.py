@@ -56,6 +56,19 @@ def test_the_older_fsdp_has_no_race() -> None:
     judge(run_ranks.run_cases(["torch FSDP1"], "ordered:check"), 1e-6)
 
 
+def test_columns_have_a_stream_of_their_own_and_no_memory() -> None:
+    """HYBRID_SHARD: rows that wait for their column are two units' at most, in the memory that the first lane's had."""
+    name = "memory HYBRID_SHARD"
+    told = run_ranks.run_cases([name, "hybrid_accumulate"], "ordered:check", world=4)
+    judge(told, 1e-6)
+    counts = told[name][0]["counts"]
+    assert sorted(each["urgent"] for each in counts["streams"].values()) == [False, True, True], counts
+    pools = dict(counts["pools"])
+    shard, small = memory.MATRIX // 2, 64 * 1024
+    assert pools.pop("the default stream") <= 4 * memory.MATRIX + 2 * shard + small
+    assert sum(pools.values()) <= small, pools
+
+
 def test_full_size_tensors_come_from_the_pool_of_the_stream_that_computes() -> None:
     """Those in use and those arriving, gradients being made and one that leaves; with that a reduced shard, of this one
     and of the one before. The lane's own pool stays empty."""

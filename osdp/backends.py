@@ -4,15 +4,17 @@ Note [Beside the caller's group]
 A group that is made by hand has none of what `init_process_group` was given, so it is copied: NCCL's `config` (how many
 blocks it may use, `cta_policy`), the stream's priority, description and ranks. Where the caller's group is bound to a
 device, its communicator exists and can be split (ncclCommSplit), which takes a part of the time and memory of another one.
-All of its ranks must call that, so only a group of all of them is made that way. And `destroy_process_group` knows ours: it
-shuts them down with all others, in the same order on all ranks.
+All of its ranks must call that, and one call makes several groups that have no rank in common: each rank names the one that
+it will be in by a colour, the first of that group's ranks. So a group of all ranks is made that way, and all lines of
+HYBRID_SHARD, and all columns; one of some ranks alone is not. The split is made at once, not by a first collective: nothing
+may be under way on the communicator that is split. And `destroy_process_group` knows ours: it shuts them down with all
+others, in the same order on all ranks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -38,10 +40,15 @@ def backend_of(group: dist.ProcessGroup | None, device: torch.device) -> str | N
 
 
 def make_group(
-    name: str, like: dist.ProcessGroup, devices: Sequence[torch.device], ranks: Sequence[int]
+    name: str,
+    like: dist.ProcessGroup,
+    devices: Sequence[torch.device],
+    ranks: Sequence[int],
+    together: bool = False,
 ) -> dist.ProcessGroup:
     """A group of these global ranks, this one among them, under a name that no other has, with the backends, options and
-    timeout that `like` has for `devices`. Called by these ranks alone.
+    timeout that `like` has for `devices`. Called by these ranks alone, or `together`: by all ranks of `like`, each for the
+    one group that it is in.
     """
     rank = list(ranks).index(dist.get_rank())
     made = dist.ProcessGroup(PrefixStore(f"{name}/", _get_default_store()), rank, len(ranks))
@@ -50,7 +57,10 @@ def make_group(
         kind = backend_of(like, device)
         assert kind is not None
         if kind not in backends:
-            backends[kind] = _backend(kind, name, like, device, list(ranks), rank)
+            source = _splittable(like, device) if together else None
+            backends[kind] = _backend(kind, name, like, device, list(ranks), rank, source)
+            if source is not None:
+                backends[kind].eager_connect_single_device(like.bound_device_id)
         made._register_backend(device, _kind_of_backend(kind), backends[kind])
     made._set_group_name(name)  # type: ignore[arg-type]
     made._set_group_desc(f"osdp, beside {like.group_desc}")
@@ -87,9 +97,15 @@ def _kind_of_backend(kind: str) -> Any:
 
 
 def _backend(
-    kind: str, name: str, like: dist.ProcessGroup, device: torch.device, ranks: list[int], rank: int
+    kind: str,
+    name: str,
+    like: dist.ProcessGroup,
+    device: torch.device,
+    ranks: list[int],
+    rank: int,
+    source: Any,
 ) -> Any:
-    """Of a kind that torch has, or that somebody has registered with it."""
+    """Of a kind that torch has, or that somebody has registered with it; split from `source`, if that is given."""
     store = PrefixStore(f"{name}/{kind}/", _get_default_store())
     # The heartbeat's verdict, which knows more, comes first.
     timeout = timeout_of(like, device) + timedelta(seconds=_C.HEARTBEAT_MARGIN_S)
@@ -102,7 +118,7 @@ def _backend(
         options = options or dist.ProcessGroupNCCL.Options()
         options._timeout = timeout
         _describe(options, name, ranks)
-        _split(options, name, like, device, ranks)
+        _split(options, source, ranks)
         return dist.ProcessGroupNCCL(store, rank, len(ranks), options)
     plugin = dist.Backend._plugins.get(kind.upper())
     if plugin is None:
@@ -111,7 +127,7 @@ def _backend(
         )
     if not plugin.extended_api:
         return plugin.creator_fn(store, rank, len(ranks), timeout)
-    _split(options, name, like, device, ranks)
+    _split(options, source, ranks)
     wanted: Any = c10d._DistributedBackendOptions()
     wanted.store, wanted.group_rank, wanted.group_size, wanted.timeout = store, rank, len(ranks), timeout
     wanted.group_id, wanted.global_ranks_in_group = name, ranks
@@ -142,12 +158,14 @@ def _options_of(like: dist.ProcessGroup, device: torch.device) -> Any:
     return options
 
 
-def _split(options: Any, name: str, like: dist.ProcessGroup, device: torch.device, ranks: list[int]) -> None:
-    """See Note [Beside the caller's group]."""
+def _splittable(like: dist.ProcessGroup, device: torch.device) -> Any:
+    """The caller's backend where its communicator can be split, else None: Note [Beside the caller's group]."""
     source = _unwrapped(like, device)
     bound = getattr(like, "bound_device_id", None)
-    everybody = ranks == dist.get_process_group_ranks(like)
-    if bound is None or not everybody or not hasattr(options, "split_from") or not source.supports_splitting:
-        return
-    options.split_from = source
-    options.split_color = int(hashlib.sha256(name.encode()).hexdigest()[:7], 16)
+    return source if bound is not None and source.supports_splitting else None
+
+
+def _split(options: Any, source: Any, ranks: list[int]) -> None:
+    if source is not None and hasattr(options, "split_from"):
+        options.split_from = source
+        options.split_color = ranks[0]

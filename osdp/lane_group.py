@@ -48,7 +48,7 @@ class LaneGroup:
         self.name = name
         self.device = device
         self._rank = dist.get_rank(group)
-        self._parts: dict[tuple[int, ...], str] = {}
+        self._parts: dict[tuple[tuple[int, ...], ...], str] = {}
         self._made: list[tuple[str, dist.ProcessGroup]] = []
         weakref.finalize(self, _end, self._made).atexit = False  # there native.py ends all of them
         native.has_threads()
@@ -56,16 +56,17 @@ class LaneGroup:
         _C.start_heartbeat(name, device, timeout_of(group, device).total_seconds())
         self.collectives = _C.Collectives(name, device)
 
-    def part(self, group: dist.ProcessGroup, ranks: Sequence[int]) -> str:
-        """The name of the group of some ranks (of `group`, whose lane group this is), this one among them.
+    def part(self, group: dist.ProcessGroup, parts: Sequence[Sequence[int]]) -> str:
+        """The name of this rank's one of the groups that part the ranks of `group`, whose lane group this is.
 
-        Made at the first call, by those ranks alone: they must call this in an order that all ranks of `group` could follow.
+        Made at the first call; all ranks of `group` must call this alike.
         """
-        key = tuple(ranks)
+        key = tuple(map(tuple, parts))
         if key not in self._parts:
-            name = f"{self.name}/{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}"
-            _C.set_ranks_of_part(name, key)
-            self._make(name, group, key, PHASE)
+            ranks = next(ranks for ranks in key if self._rank in ranks)
+            name = f"{self.name}/{hashlib.sha256(repr((key, ranks)).encode()).hexdigest()[:16]}"
+            _C.set_ranks_of_part(name, ranks)
+            self._make(name, group, ranks, PHASE)
             # Here, where all of them come: the making of a Runtime may fail on some.
             first_contact(group, lambda: _C.connect_part(name, self.device), PHASE)
             self._parts[key] = name
@@ -75,7 +76,9 @@ class LaneGroup:
         """`ranks`: of `group`."""
         of_all = dist.get_process_group_ranks(group)
         made = first_contact(
-            group, lambda: make_group(name, group, [self.device], [of_all[r] for r in ranks]), phase
+            group,
+            lambda: make_group(name, group, [self.device], [of_all[r] for r in ranks], together=True),
+            phase,
         )
         self._made.append((name, made))
 

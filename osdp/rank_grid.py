@@ -39,9 +39,12 @@ class RankGrid:
     def line_of(self, rank: int) -> tuple[int, ...]:
         return next(line for line in self.lines if rank in line)
 
+    @property
+    def columns(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(zip(*self.lines, strict=True))
+
     def column_of(self, rank: int) -> tuple[int, ...]:
-        place = self.line_of(rank).index(rank)
-        return tuple(line[place] for line in self.lines)
+        return next(column for column in self.columns if rank in column)
 
 
 def model_ranks(

@@ -325,9 +325,8 @@ def _line_and_column(grid: RankGrid | None, group: dist.ProcessGroup, lane: Lane
     """The groups of this rank's line and column, which every rank makes in this order."""
     if grid is None:
         return "", ""
-    rank = dist.get_rank(group)
-    line = lane.part(group, grid.line_of(rank))
-    return line, lane.part(group, grid.column_of(rank))
+    line = lane.part(group, grid.lines)
+    return line, lane.part(group, grid.columns)
 
 
 def _need_process_group() -> None:

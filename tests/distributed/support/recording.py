@@ -30,7 +30,11 @@ class Recording(dist.ProcessGroupGloo):
         self.given = options
         self.name_given = wanted.group_id
         self.ranks = list(wanted.global_ranks_in_group)
+        self.connected_to: Any = None
         MADE.append(self)
+
+    def eager_connect_single_device(self, device: Any) -> None:
+        self.connected_to = device
 
     @property
     def options(self) -> Options:  # type: ignore[override]

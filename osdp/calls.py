@@ -18,6 +18,8 @@ import torch
 from torch import nn
 
 from osdp import _C
+from osdp.compiled import not_a_frame
+from osdp.covers import Cover
 from osdp.precision import MixedPrecision, cast_floats
 
 Function = Callable[..., Any]
@@ -46,17 +48,24 @@ def gathering(
     return gathering
 
 
-def route_forward(module: nn.Module, hook: _C.CallHook, policy: MixedPrecision | None) -> None:
+def route_forward(
+    module: nn.Module, hook: _C.CallHook, policy: MixedPrecision | None, cover: Cover | None = None
+) -> None:
     """Have `module.forward(...)` gather as `module(...)` does."""
-    # What is compiled with the module, around which its call gathers, must not be broken by a question to the runtime.
-    whole_graph = module._compiled_call_impl is not None
     forward: Function = module.forward
     alone = gathering(module, forward, hook, policy)
 
     @functools.wraps(forward)
     def routed(*args: Any, **kwargs: Any) -> Any:
-        if (whole_graph and torch.compiler.is_compiling()) or hook.begins_forward():
+        covered = cover is not None and cover.gathered and torch.compiler.is_compiling()
+        if covered or hook.begins_forward():
             return forward(*args, **kwargs)
         return alone(*args, **kwargs)
 
-    module.forward = routed
+    module.forward = not_a_frame(routed)
+
+
+def cover_forward(module: nn.Module, hook: _C.CallHook, cover: Cover) -> None:
+    """Have `module.forward(...)` gather for the modules that it covers."""
+    forward: Function = module.forward
+    module.forward = cover.around(forward, not_a_frame(gathering(module, forward, hook, None)))

@@ -7,14 +7,15 @@ a graph of a model without units would be run on one that has them.
   Compiled before fully_shard (block.compile(), torch.compile(block)): everything inside is gathered at the compiled
 module's call, around the graph, which stays whole. That is more memory than the plan counts on, unless the block is
 one unit anyway.
-  Compiled afterwards: graphs are broken at the hooks, and memory is as planned. Each module with hooks has a `forward`
-of its own in its __dict__ (osdp/calls.py), which is what Dynamo does guard on.
+  Compiled afterwards: graphs are broken where units are gathered, and memory is as planned. Each module with hooks has a
+`forward` of its own in its __dict__ (osdp/calls.py), which is what Dynamo does guard on. It is no frame to compile: the
+module's own forward inside of it is, as FSDP2 has it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,11 +25,23 @@ from osdp.errors import ShardingError
 
 if TYPE_CHECKING:
     from osdp import _C
+    from osdp.covers import Cover
+
+_WHY = (
+    "OSDP gathers parameters here, outside of graphs. With fullgraph=True, compile what is one unit of the plan, as a block "
+    "often is (block.compile(fullgraph=True)), not the model."
+)
 
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether the module's call is compiled: by module.compile(), or as what torch.compile(module) returned."""
     return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """What fully_shard was given: the module inside of torch.compile(model) and of osdp.FullyShardedDataParallel."""
+    model = getattr(model, "_orig_mod") if type(model).__name__ == "OptimizedModule" else model  # noqa: B009
+    return getattr(model, "_osdp_wrapped", model)
 
 
 def compiled_modules(model: nn.Module) -> list[str]:
@@ -62,13 +75,59 @@ def outside(place: str, compiled: list[str]) -> str:
     return next((outer for outer in compiled if f"{place}.".startswith(f"{outer}.")), place)
 
 
-def install_call(module: nn.Module, hook: _C.CallHook) -> None:
-    """Have `hook` called before and after each call of `module`, outside of what is compiled of it."""
+def not_a_frame(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Called from what is not compiled, `function` is not compiled either; what it calls is."""
+    from torch._dynamo.eval_frame import skip_code
+
+    skip_code(function.__code__)
+    return function
+
+
+def install_call(module: nn.Module, hook: _C.CallHook, cover: Cover | None = None) -> None:
+    """Have `hook` called before and after each call of `module`, outside of what is compiled of it, or by its cover."""
     if module._compiled_call_impl is not None:
         module._compiled_call_impl = _Around(module, hook)
         return
-    module.register_forward_pre_hook(hook.before, prepend=True, with_kwargs=True)
-    module.register_forward_hook(hook.after, with_kwargs=True, always_call=True)
+    hooks = _Hooks(hook, cover)
+    if cover is not None:
+        hooks.install_under_one_key(module)
+        return
+    module.register_forward_pre_hook(hooks.before, prepend=True, with_kwargs=True)
+    module.register_forward_hook(hooks.after, with_kwargs=True, always_call=True)
+
+
+class _Hooks:
+    """Around the call of one module. An object, since a copy of the module must come across the hook, which refuses."""
+
+    def __init__(self, hook: _C.CallHook, cover: Cover | None) -> None:
+        self.hook, self.cover = hook, cover
+        for function in (_Hooks.before, _Hooks.after):
+            not_a_frame(function)
+
+    def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            if self.cover is not None and self.cover.gathered:
+                return
+            torch._dynamo.graph_break(msg=_WHY)
+        self.hook.before(module, args, kwargs)
+
+    def after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            if self.cover is not None and self.cover.gathered:
+                return
+            torch._dynamo.graph_break(msg=_WHY)
+        self.hook.after(module, args, kwargs, output)
+
+    def install_under_one_key(self, module: nn.Module) -> None:
+        """As register_forward_pre_hook and register_forward_hook do, but with a key that is the same in every module:
+        Dynamo guards on keys, and would compile each block anew."""
+        key: Any = "osdp"
+        module._forward_pre_hooks[key] = self.before
+        pre_hooks: Any = module._forward_pre_hooks  # an OrderedDict
+        pre_hooks.move_to_end(key, last=False)
+        module._forward_hooks[key] = self.after
+        module._forward_pre_hooks_with_kwargs[key] = module._forward_hooks_with_kwargs[key] = True
+        module._forward_hooks_always_called[key] = True
 
 
 class _Around:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from osdp.calls import gathering
+from osdp.compiled import unwrapped
 from osdp.errors import ShardingError
 from osdp.initialising import refuse_part
 
@@ -54,7 +55,7 @@ def register_forward_method(module: nn.Module, name: str, reads: Iterable[str] |
     >>> osdp.register_forward_method(model, "loss_of")
     >>> model.loss_of(tokens).backward()
     """
-    module = getattr(module, "_osdp_wrapped", module)
+    module = unwrapped(module)
     model, sharded, prefix = _part_of(module)
     method = getattr(module, name, None)
     if not callable(method) or name in ("forward", "__call__"):

@@ -19,8 +19,9 @@ from osdp import _C, ops
 from osdp import offload as offload_module
 from osdp.agreement import agree
 from osdp.as_it_was import AsItWas
-from osdp.calls import route_forward
-from osdp.compiled import compiled_modules, install_call, outside
+from osdp.calls import cover_forward, route_forward
+from osdp.compiled import compiled_modules, install_call, outside, unwrapped
+from osdp.covers import Cover, covers
 from osdp.errors import InvalidProblemError, PlanMismatchError, ProcessGroupError, ShardingError
 from osdp.lane_group import LaneGroup, lane_group
 from osdp.meta_init import InitFunction
@@ -105,7 +106,7 @@ def sharded_models() -> list[tuple[nn.Module, Sharded]]:
 
 def runtime_of(model: nn.Module) -> Sharded:
     """The Sharded of a model given to `fully_shard`, or wrapped. Raises ShardingError where it is neither."""
-    found = _sharded.get(model) or _sharded.get(getattr(model, "_osdp_wrapped", None) or model)
+    found = _sharded.get(unwrapped(model))
     if found is None:
         raise ShardingError(
             f"{type(model).__name__} is not sharded: call osdp.fully_shard(model, plan) first"
@@ -252,13 +253,16 @@ def _install(
     names = [name for name, _ in model.named_parameters()]
     sharded = Sharded(plan, names, runtime, group, device, grid, policy)
     sharded.lane = lane_group(group, device)
-    calls = _install_calls(model, plan, sharded.index, runtime, parameter_dtypes(model, sharded.policy))
+    mixed = parameter_dtypes(model, policy)
+    calls, covering = _install_calls(model, plan, sharded.index, runtime, mixed)
     if sharded.policy is not None:
         sharded.buffer_dtypes = install_precision(model, sharded.policy)
     _install_splits(model, plan, sharded.index, runtime)
     _install_recomputation(model, plan)
-    for module, hook in calls:
-        route_forward(module, hook, policy if module is model else None)
+    for module, hook, covers_it in covering:
+        cover_forward(module, hook, covers_it)
+    for module, hook, cover in calls:
+        route_forward(module, hook, policy if module is model else None, cover)
     sharded.tree = Tree(model, sharded, sharded.lane.collectives)
     show_full_state(model, sharded)
     watch_methods(model, sharded)
@@ -288,7 +292,7 @@ def clip_grad_norm_(
     """
     sharded = runtime_of(model)
     if sharded.runtime.tree_changed:  # what the model has lost since its last forward does not count
-        sharded.tree.look_between_steps(getattr(model, "_osdp_wrapped", model))
+        sharded.tree.look_between_steps(unwrapped(model))
     return sharded.runtime.clip_grad_norm(float(max_norm), float(norm_type), error_if_nonfinite)
 
 
@@ -421,10 +425,13 @@ def _units(plan: Plan, index: dict[str, int], splits: dict[str, _C.SplitSpec]) -
 
 def _install_calls(
     model: nn.Module, plan: Plan, index: dict[str, int], runtime: _C.Runtime, mixed: Collection[str]
-) -> list[tuple[nn.Module, _C.CallHook]]:
-    """Modules and their hooks. `mixed`: parameters of other dtypes in a call than between calls."""
+) -> tuple[list[tuple[nn.Module, _C.CallHook, Cover | None]], list[tuple[nn.Module, _C.CallHook, Cover]]]:
+    """Modules, their hooks and what covers them; and the covers. `mixed`: parameters of other dtypes in a call than
+    between calls."""
     compiled = compiled_modules(model)
     params_at: dict[str, list[int]] = {"": []}
+    units_at: dict[str, set[int]] = {}
+    unit_of = {member: i for i, members in enumerate(plan.units) for member in members}
     for operator in plan.description.operators:
         choice = plan.choices.get(operator.name)
         if choice is None:
@@ -433,20 +440,33 @@ def _install_calls(
         places = {outside(place, compiled): None for place in operator.gather_at if called}
         for place in places:
             params_at.setdefault(place, []).extend(index[name] for name in called)
+            units = units_at.setdefault(place, set())
+            units |= {unit_of[operator.name]} if choice.mode != "NO_SHARD" else set()
     held = [name for name, how in plan.recompute.items() if how == "hold"]
-    calls = []
     names = list(index)
-    elsewhere = _owners_not_called(model, params_at, compiled)
-    for name, params in [*params_at.items(), *elsewhere.items()]:
-        hold = any(name == block or name.startswith(f"{block}.") for block in held)
-        hook = runtime.add_call(name, params, name == "", hold, method=name in elsewhere)
+
+    def add(name: str, params: list[int], hold: bool, method: bool) -> _C.CallHook:
+        hook = runtime.add_call(name, params, name == "", hold, method=method)
         for i in params if name else range(len(names)):
             owner, _, leaf = names[i].rpartition(".")
             hook.hold(model.get_submodule(owner)._parameters, leaf, model.get_parameter(names[i]), i)
+        return hook
+
+    calls = []
+    covering = []
+    cover_of: dict[str, Cover] = {}
+    elsewhere = _owners_not_called(model, params_at, compiled)
+    for name, inside in covers(model, units_at).items():
+        hook = add(name, [i for place in inside for i in params_at[place]], False, True)
+        covering.append((model.get_submodule(name), hook, Cover()))
+        cover_of |= dict.fromkeys(inside, covering[-1][2])
+    for name, params in [*params_at.items(), *elsewhere.items()]:
+        hold = any(name == block or name.startswith(f"{block}.") for block in held)
+        hook = add(name, params, hold, name in elsewhere)
         module = model.get_submodule(name)
-        install_call(module, hook)
-        calls.append((module, hook))
-    return calls
+        install_call(module, hook, cover_of.get(name))
+        calls.append((module, hook, cover_of.get(name)))
+    return calls, covering
 
 
 def _owners_not_called(

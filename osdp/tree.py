@@ -50,7 +50,8 @@ def watch_registrations() -> None:
     register_module_parameter_registration_hook(_C.count_registration)
     register_module_module_registration_hook(_C.count_registration)
     register_module_buffer_registration_hook(_buffer_registered)
-    _C.watch_tree(_look)
+    disable: Any = torch.compiler.disable  # it runs within calls that may be compiled
+    _C.watch_tree(disable(_look))
 
 
 def _buffer_registered(module: nn.Module, name: str, buffer: Tensor | None) -> None:

@@ -1,4 +1,4 @@
-"""torch.compile of blocks inside of units: gradients are those of one process, and nothing is compiled anew each step."""
+"""torch.compile of blocks and models: gradients are those of one process, and nothing is compiled anew each step."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def train(me: Member, backend: str, when: str, how: str, names: list[str]) -> No
 
         def planned(description, name=name):
             every = plans.everything(description, 1)
-            return plans.recomputed(every["FULL_SHARD"], "regather") if name == "recomputed" else every[name]
+            base, _, recompute = name.partition(", ")
+            return plans.recomputed(every[base], recompute) if recompute else every[base]
 
         with naming(name):
             torch._dynamo.reset()
@@ -62,12 +63,19 @@ def train(me: Member, backend: str, when: str, how: str, names: list[str]) -> No
             assert frames > 0, "nothing was compiled"
 
 
-CASES = [  # each case is seconds of Dynamo's
+CASES = [  # each case is seconds of Dynamo's; "few units": each block is one
     ("eager", "before", "block.compile()", ["NO_SHARD", "mixture 0"]),
     ("eager", "before", "torch.compile(block)", ["FULL_SHARD"]),
-    ("eager", "after", "model.compile()", ["FULL_SHARD"]),
-    ("aot_eager", "before", "block.compile()", ["FULL_SHARD", "recomputed"]),
-    ("aot_eager", "after", "block.compile()", ["mixture 0"]),
+    ("eager", "after", "model.compile()", ["FULL_SHARD", "few units, regather"]),
+    ("aot_eager", "before", "block.compile()", ["FULL_SHARD", "FULL_SHARD, regather", "slices along out"]),
+    ("aot_eager", "after", "block.compile()", ["mixture 0", "few units", "few units, hold"]),
+    (
+        "aot_eager",
+        "after",
+        "model.compile()",
+        ["few units", "few units, regather", "SHARD_GRAD_OP", "NO_SHARD"],
+    ),
+    ("aot_eager", "after", "model.compile()", ["slices along out", "slices along in", "FULL_SHARD, hold"]),
 ]
 
 

@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "runtime/arithmetic.hpp"
 #include "runtime/graph_task.hpp"
 #include "runtime/precision.hpp"
 
@@ -53,24 +54,25 @@ void average_together(Collectives& collectives, const Gradients& gradients) {
     const at::Tensor& g = gradients.large[i];
     together.push_back((gradients.in_place[i] ? g : g.clone(at::MemoryFormat::Contiguous)).view({-1}));
   }
+  std::vector<int64_t> counts;
   int64_t elements = 0;
-  for (const at::Tensor& g : gradients.small) elements += g.numel();
-  at::Tensor flat;
-  const auto each_small = [&](const auto& what) {
-    int64_t at = 0;
-    for (const at::Tensor& g : gradients.small)
-      what(g, flat.narrow(0, at, g.numel()).view(g.sizes())), at += g.numel();
-  };
+  for (const at::Tensor& g : gradients.small) elements += counts.emplace_back(g.numel());
+  Tensors parts;
+  Batch there, back;
   if (elements > 0) {
-    flat = at::empty({elements}, gradients.small[0].options());
-    each_small([](const at::Tensor& g, const at::Tensor& part) { part.copy_(g); });
+    const at::Tensor flat = at::empty({elements}, gradients.small[0].options());
+    parts = flat.split_with_sizes(counts);
+    for (size_t i = 0; i < parts.size(); ++i) there.set(parts[i], gradients.small[i]);
     together.push_back(flat);
   }
+  there.run();
   collectives.all_reduce_mean(together);
   for (size_t i = 0; i < gradients.large.size(); ++i)
     if (const at::Tensor& g = gradients.large[i]; !gradients.in_place[i])
-      g.copy_(together[i].view(g.sizes()));
-  each_small([](const at::Tensor& g, const at::Tensor& part) { g.copy_(part); });
+      back.set(g, together[i].view(g.sizes()));
+  for (size_t i = 0; i < parts.size(); ++i)
+    back.set(gradients.small[i], parts[i].view(gradients.small[i].sizes()));
+  back.run();
 }
 
 }  // namespace

@@ -187,8 +187,10 @@ c10d::ReduceOp::RedOpType averaging(const at::Tensor& tensor) {
 }  // namespace
 
 void Collectives::divide_sums(const Tensors& tensors) const {
+  Batch batch;
   for (const at::Tensor& tensor : tensors)
-    if (sums_first(tensor)) scale_by(tensor, 1.0 / static_cast<double>(world()));
+    if (sums_first(tensor)) batch.scale(tensor, 1.0 / static_cast<double>(world()));
+  batch.run();
 }
 
 void Collectives::reduce_scatter(const Tensors& outputs, const Tensors& inputs) {

@@ -1,4 +1,5 @@
 // What happens when a module is called.
+#include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
@@ -32,9 +33,13 @@ void Runtime::enter(const std::vector<Unit*>& units) {
 }
 
 void Runtime::enter(const std::vector<WholeCopy*>& copies, bool fresh) {
+  Tensors casts, own;
+  for (WholeCopy* copy : copies)
+    if (copy->cast(fresh)) casts.push_back(copy->shown()), own.push_back(copy->owner().local());
+  if (!casts.empty()) at::_foreach_copy_(casts, own);
   for (WholeCopy* copy : copies) {
     if (copy->owner().inside()) continue;
-    copy->enter(fresh);
+    copy->owner().enter(copy->shown());
     went_inside(copy->owner());
   }
 }

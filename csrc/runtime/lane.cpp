@@ -253,8 +253,9 @@ struct StreamTask {
   Ticket::State& state;
   c10::Stream lane;
   EventPool& events;
+  int allocating = 0;  // SubmittersMemory within SubmittersMemory
 };
-thread_local const StreamTask* running = nullptr;
+thread_local StreamTask* running = nullptr;
 
 class StreamLane final : public Lane {
  public:
@@ -273,8 +274,8 @@ class StreamLane final : public Lane {
     // A task that another lane's task submits: its memory too is that of the stream that trains.
     state->submitter = running ? *running->state.submitter : current;
     if (!broken_) {
-      const StreamTask here{*state, stream_, *events_};
-      const StreamTask* const outer = std::exchange(running, &here);
+      StreamTask here{*state, stream_, *events_};
+      StreamTask* const outer = std::exchange(running, &here);
       try {
         const auto before = events_->record(current);
         before->block(stream_);
@@ -351,11 +352,12 @@ at::Tensor Lane::empty(at::IntArrayRef sizes, const at::TensorOptions& options) 
 }
 
 Lane::SubmittersMemory::SubmittersMemory() {
-  if (running) there_.reset_stream(*running->state.submitter);
+  if (running && running->allocating++ == 0) there_.reset_stream(*running->state.submitter);
 }
 
 Lane::SubmittersMemory::~SubmittersMemory() {
-  if (running) running->events.record(*running->state.submitter)->block(running->lane);
+  if (running && --running->allocating == 0)
+    running->events.record(*running->state.submitter)->block(running->lane);
 }
 
 std::shared_ptr<Lane> Lane::of(const std::string& group, c10::Device device) {

@@ -60,20 +60,25 @@ void NormTerms::add(const std::vector<at::Tensor>& tensors) {
 void NormTerms::add(const NormTerms& other) { terms_.push_back(moved(other.total(), device_)); }
 
 void NormTerms::reduce(Lane& lane, const TaskNamePtr& name, const std::shared_ptr<Collectives>& collectives) {
-  const at::Tensor mine = total(), not_a_number = mine.isnan();
-  const at::Tensor all =
-      at::stack({mine.masked_fill(not_a_number, 0.0), not_a_number.to(at::kDouble)}).contiguous();
-  Ticket done = lane.submit(name, [collectives, all, largest = largest()] {
-    if (largest)
-      collectives->all_reduce_max(all);
-    else
-      collectives->all_reduce_sum(all);
-  });
-  done.wait();
+  const at::Tensor mine = total();
+  if (!largest()) {
+    lane.submit(name, [collectives, mine] { collectives->all_reduce_sum(mine); }).wait();
+    terms_ = {mine};
+    return;
+  }
+  // A maximum may or may not be not a number when one of its terms is: that travels beside it.
+  const at::Tensor not_a_number = mine.isnan();
+  const at::Tensor all = at::stack({mine.masked_fill(not_a_number, 0.0), not_a_number.to(at::kDouble)});
+  lane.submit(name, [collectives, all] { collectives->all_reduce_max(all); }).wait();
   terms_ = {all[0].masked_fill(all[1].gt(0), std::numeric_limits<double>::quiet_NaN())};
 }
 
-at::Tensor NormTerms::norm() const { return largest() ? total() : total().pow(1.0 / norm_type_); }
+at::Tensor NormTerms::norm(at::ScalarType dtype) const {
+  const at::Tensor all = total();
+  if (largest()) return all.to(dtype);
+  at::Tensor root = at::empty({}, all.options().dtype(dtype));
+  return at::pow_out(root, all, 1.0 / norm_type_);
+}
 
 void check_finite(const at::Tensor& norm, double norm_type) {
   const auto value = norm.item<double>();
@@ -124,9 +129,8 @@ std::optional<at::Tensor> norm_over_ranks(const std::vector<at::Tensor>& tensors
     terms.add(runtime->norm_terms(counted, norm_type, "get_total_norm",
                                   c10::str("of ", cut, " tensors, norm_type ", norm_type)));
   }
-  const at::Tensor norm = terms.norm();
-  if (error_if_nonfinite) check_finite(norm, norm_type);
-  return norm.to(dtype);
+  if (error_if_nonfinite) check_finite(terms.norm(at::kDouble), norm_type);
+  return terms.norm(dtype);
 }
 
 }  // namespace osdp::runtime

@@ -22,10 +22,9 @@ class NormTerms {
 
   void add(const std::vector<at::Tensor>& tensors);
   void add(const NormTerms& other);
-  // Over all ranks of the lane. One collective of two numbers: whether it is not a number travels beside it,
-  // since a maximum may or may not be one when one of its terms is.
+  // Over all ranks of the lane.
   void reduce(Lane& lane, const TaskNamePtr& name, const std::shared_ptr<Collectives>& collectives);
-  at::Tensor norm() const;  // one double
+  at::Tensor norm(at::ScalarType dtype) const;  // one number
 
  private:
   bool largest() const;

@@ -24,15 +24,8 @@
 
 namespace osdp::runtime {
 
-// to = from, rounded to `to`'s dtype; flat, or of one shape. For the lane: see add_into.
-void cast_into(at::Tensor to, const at::Tensor& from);
-
 // a + b, in a's memory where that is wide enough: in the parameter's own dtype, or a wider one.
 at::Tensor wide_sum(at::Tensor a, const at::Tensor& b, at::ScalarType own);
-
-// gradient += mean / headroom, `gradient` being made in dtype `own` where there is none. Flat, or of one
-// shape.
-void add_mean(at::Tensor& gradient, const at::Tensor& mean, at::ScalarType own, double headroom);
 
 // What gradients are multiplied with before ranks sum them in this dtype: half has little room for the sum of
 // W gradients whose mean it can hold. About 1 / sqrt(W), so that neither large gradients overflow nor small
@@ -56,8 +49,10 @@ class WholeCopy {
   explicit WholeCopy(Parameter& owner) : owner_(&owner) {}
 
   Parameter& owner() const { return *owner_; }
-  // Takes the parameter inside. `fresh`: cast again what was kept; the optimizer may have stepped since.
-  void enter(bool fresh);
+  // Before the parameter goes inside: whether shown() is to be cast from what the parameter is. `fresh`: also
+  // where a copy was kept; the optimizer may have stepped since.
+  bool cast(bool fresh);
+  const at::Tensor& shown() const { return copy_; }
   void drop() { copy_.reset(); }  // only while outside
   size_t bytes() const { return copy_.defined() ? copy_.nbytes() : 0; }
 

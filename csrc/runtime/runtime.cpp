@@ -221,7 +221,10 @@ void Runtime::install_hooks(Parameter& p) {
   if (!handled || !p.tensor().requires_grad()) return;
   // The node takes the shape of what the parameter shows: the full one, except of a split weight.
   if (place.slot) p.enter(place.slot->full());
-  if (place.copy) place.copy->enter(true);
+  if (place.copy) {
+    place.copy->cast(true);  // nobody reads it here
+    p.enter(place.copy->shown());
+  }
   install_gradient_hooks(*this, p);
   p.leave();
   if (place.copy) place.copy->drop();

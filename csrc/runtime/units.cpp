@@ -1,6 +1,7 @@
 // Gather, release and reduce: what happens to a unit's memory.
 #include <ATen/Functions.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "runtime/arithmetic.hpp"
@@ -19,46 +20,40 @@ struct Transfer {
 
 int64_t chunk_elements(const Slot& slot) { return slot.range().chunk * slot.range().row_elements; }
 
-// padded = `tensor`, flat and cast, and zeros behind it.
-at::Tensor pad_into(at::Tensor padded, const at::Tensor& tensor) {
-  const int64_t n = tensor.numel(), more = padded.numel() - n;
-  cast_into(padded.narrow(0, 0, n).view(tensor.sizes()), tensor);
-  if (more > 0) padded.narrow(0, n, more).zero_();
-  return padded;
-}
-
 // Whether these rows can travel as they are.
 bool is_chunk(const at::Tensor& rows, const Slot& slot) {
   return rows.numel() == chunk_elements(slot) && rows.scalar_type() == slot.padded().scalar_type();
 }
 
-// This rank's rows as they travel: in the compute dtype, padded to a whole chunk (the last ranks have fewer).
-// Where that is another tensor than the rank's own, it is made in its place in the gathered one, or, of those
-// that travel together, by itself.
-at::Tensor chunk_of(const Transfer& t, bool in_place, int64_t rank) {
-  const at::Tensor& full = t.slot->padded();
-  const at::Tensor rows = brought(t.slot->owner(), t.rows);
-  if (is_chunk(rows, *t.slot)) return rows;
-  const int64_t elements = chunk_elements(*t.slot);
-  return pad_into(
-      in_place ? full.narrow(0, rank * elements, elements) : at::empty({elements}, full.options()), rows);
+// `tensor` into the first elements of `padded`, which is flat, cast; and zeros behind it.
+void pad_into(Batch& batch, const at::Tensor& padded, const at::Tensor& tensor, double factor = 1.0) {
+  const int64_t n = tensor.numel(), more = padded.numel() - n;
+  if (n > 0) batch.set(more > 0 ? padded.narrow(0, 0, n) : padded, tensor, factor);
+  if (more > 0) batch.zero(padded.narrow(0, n, more));
 }
 
-// Small tensors of one dtype, which travel in one.
-template <class Member>
-struct Packed {
+// This rank's rows as they travel, into `chunk`: in the compute dtype, and a whole chunk (the last ranks have
+// fewer).
+void fill(Batch& batch, const at::Tensor& chunk, const Transfer& t) {
+  const bool cast = t.rows.scalar_type() != chunk.scalar_type();
+  pad_into(batch, chunk, cast ? brought(t.slot->owner(), t.rows) : t.rows);
+}
+
+// Small tensors of one dtype, which travel in one: each rank's chunks, one behind the other.
+struct Pack {
   at::ScalarType dtype;
-  std::vector<Member> members;
-  std::vector<at::Tensor> parts;
+  std::vector<size_t> members;  // of what is sent
+  int64_t width = 0;            // elements of a rank
   at::Tensor all;
-};
 
-template <class Member>
-Packed<Member>& packed_as(std::vector<Packed<Member>>& packs, at::ScalarType dtype) {
-  for (auto& pack : packs)
-    if (pack.dtype == dtype) return pack;
-  return packs.emplace_back(Packed<Member>{dtype, {}, {}, {}});
-}
+  static void put(std::vector<Pack>& packs, at::ScalarType dtype, size_t member, const Slot& slot) {
+    const auto same = [&](const Pack& pack) { return pack.dtype == dtype; };
+    auto at = std::find_if(packs.begin(), packs.end(), same);
+    if (at == packs.end()) at = packs.insert(at, {dtype, {}, 0, {}});
+    at->members.push_back(member);
+    at->width += chunk_elements(slot);
+  }
+};
 
 // Whether it travels with the other small ones of `together` tensors, behind the large ones.
 bool is_packed(const Slot& slot, size_t together) { return together > 1 && slot.bytes() <= kSmallBytes; }
@@ -75,52 +70,45 @@ Tensors first_sent(const std::vector<Transfer>& transfers) {
 }
 
 void gather_now(Collectives& collectives, const std::vector<Transfer>& transfers) {
-  const int64_t world = collectives.world();
-  std::vector<at::Tensor> outputs, inputs;
-  std::vector<Packed<const Slot*>> packs;
-  for (const Transfer& t : transfers) {
-    const bool packed = is_packed(*t.slot, transfers.size());
-    at::Tensor chunk = chunk_of(t, !packed, collectives.rank());
-    if (packed) {
-      auto& pack = packed_as(packs, chunk.scalar_type());
-      pack.members.push_back(t.slot);
-      pack.parts.push_back(std::move(chunk));
+  const int64_t world = collectives.world(), rank = collectives.rank();
+  Tensors outputs, inputs;
+  std::vector<Pack> packs;
+  Batch batch;
+  // What is not sent as it is is made in its place in what is gathered.
+  for (size_t i = 0; i < transfers.size(); ++i) {
+    const Transfer& t = transfers[i];
+    const at::Tensor& full = t.slot->padded();
+    if (is_packed(*t.slot, transfers.size())) {
+      Pack::put(packs, full.scalar_type(), i, *t.slot);
+      continue;
+    }
+    outputs.push_back(full);
+    if (!t.slot->owner().away() && is_chunk(t.rows, *t.slot)) {
+      inputs.push_back(t.rows);
     } else {
-      outputs.push_back(t.slot->padded());
-      inputs.push_back(std::move(chunk));
+      const int64_t elements = chunk_elements(*t.slot);
+      inputs.push_back(full.narrow(0, rank * elements, elements));
+      fill(batch, inputs.back(), t);
     }
   }
-  for (auto& pack : packs) {
-    inputs.push_back(at::cat(pack.parts));
-    pack.all = at::empty({world, inputs.back().numel()}, inputs.back().options());
+  for (Pack& pack : packs) {
+    pack.all = at::empty({world, pack.width}, transfers[pack.members[0]].slot->padded().options());
     outputs.push_back(pack.all.view({-1}));
-  }
-  collectives.all_gather(outputs, inputs);
-  for (const auto& pack : packs) {
+    inputs.push_back(pack.all.select(0, rank));
     int64_t at = 0;
-    for (const Slot* slot : pack.members) {
-      const int64_t n = chunk_elements(*slot);
-      slot->padded().view({world, n}).copy_(pack.all.narrow(1, at, n));
+    for (size_t i : pack.members) {
+      const int64_t n = chunk_elements(*transfers[i].slot);
+      fill(batch, inputs.back().narrow(0, at, n), transfers[i]);
       at += n;
     }
   }
-}
-
-// The full local gradient as the reduce-scatter wants it: in the reduce dtype, flat, world chunks long, and
-// with headroom (see headroom_of).
-at::Tensor padded_gradient(const Slot& slot, const at::Tensor& gradient, double headroom) {
-  const at::ScalarType dtype = slot.owner().reduce_dtype();
-  const at::IntArrayRef sizes = slot.padded().sizes();
-  at::Tensor flat;
-  if (gradient.is_contiguous() && gradient.numel() == sizes[0] && gradient.scalar_type() == dtype) {
-    flat = gradient.view({-1});
-  } else {
-    const auto options = gradient.options().dtype(dtype);
-    flat = pad_into(slot.bytes() <= kSmallBytes ? at::empty(sizes, options) : Lane::empty(sizes, options),
-                    gradient);
+  batch.run();
+  collectives.all_gather(outputs, inputs);
+  for (const Pack& pack : packs) {
+    Tensors columns;
+    for (size_t i : pack.members) columns.push_back(transfers[i].slot->padded().view({world, -1}));
+    split_columns(columns, pack.all);
   }
-  if (headroom != 1.0) scale_by(flat, headroom);
-  return flat;
 }
 
 struct Reduction {
@@ -129,15 +117,18 @@ struct Reduction {
   at::Tensor target;    // of a slice: its rows of the split weight's local gradient; else undefined
 };
 
+// Whether a gradient can be sent as it is, but for a factor.
+bool is_padded(const Reduction& r) {
+  return r.gradient.is_contiguous() && r.gradient.scalar_type() == r.slot->owner().reduce_dtype() &&
+         r.gradient.numel() == r.slot->padded().numel();
+}
+
 // Of what reduce_now sends, the inputs before the first that it must make.
 Tensors first_sent(const std::vector<Reduction>& reductions, int64_t total) {
   Tensors inputs;
   for (const Reduction& r : reductions) {
     if (is_packed(*r.slot, reductions.size())) continue;
-    const at::ScalarType dtype = r.slot->owner().reduce_dtype();
-    if (!r.gradient.is_contiguous() || r.gradient.scalar_type() != dtype ||
-        r.gradient.numel() != r.slot->padded().numel() || headroom_of(dtype, total) != 1.0)
-      break;
+    if (!is_padded(r) || headroom_of(r.slot->owner().reduce_dtype(), total) != 1.0) break;
     inputs.push_back(r.gradient.view({-1}));
   }
   return inputs;
@@ -149,33 +140,60 @@ struct Means {
   Tensors each;    // one per reduction, parts of it
 };
 
+// A gradient as the rows that ranks share.
+at::Tensor rows_of(const Reduction& r) {
+  const RowRange& range = r.slot->range();
+  return r.gradient.reshape({range.rows, range.row_elements});
+}
+
+// Full gradients travel in the reduce dtype, flat, world chunks long, and with headroom (see headroom_of).
 Means reduce_now(const Sharing& sharing, std::vector<Reduction>& reductions) {
   const int64_t world = sharing.world();
   Tensors outputs(reductions.size()), sent_outputs, sent_inputs;
-  std::vector<Packed<size_t>> packs;
-  for (size_t i = 0; i < reductions.size(); ++i) {
-    Reduction& r = reductions[i];
-    at::Tensor input =
-        padded_gradient(*r.slot, r.gradient, headroom_of(r.slot->owner().reduce_dtype(), sharing.total()));
-    Lane::keep(std::exchange(r.gradient, at::Tensor()));
-    if (is_packed(*r.slot, reductions.size())) {
-      auto& pack = packed_as(packs, input.scalar_type());
-      pack.members.push_back(i);
-      pack.parts.push_back(input.view({world, -1}));
-    } else {
-      outputs[i] = Lane::empty({chunk_elements(*r.slot)}, input.options());
+  std::vector<Pack> packs;
+  Batch batch;
+  {
+    const Lane::SubmittersMemory here;
+    for (size_t i = 0; i < reductions.size(); ++i) {
+      Reduction& r = reductions[i];
+      const at::ScalarType dtype = r.slot->owner().reduce_dtype();
+      if (is_packed(*r.slot, reductions.size())) {
+        Pack::put(packs, dtype, i, *r.slot);
+        continue;
+      }
+      const double headroom = headroom_of(dtype, sharing.total());
+      const auto options = r.gradient.options().dtype(dtype);
+      if (is_padded(r)) {
+        sent_inputs.push_back(r.gradient.view({-1}));
+        batch.scale(sent_inputs.back(), headroom);
+      } else {
+        sent_inputs.push_back(Lane::empty(r.slot->padded().sizes(), options));
+        pad_into(batch, sent_inputs.back(), r.gradient, headroom);
+      }
+      Lane::keep(std::exchange(r.gradient, at::Tensor()));
+      outputs[i] = Lane::empty({chunk_elements(*r.slot)}, options);
       sent_outputs.push_back(outputs[i]);
-      sent_inputs.push_back(std::move(input));
+    }
+    for (Pack& pack : packs) {
+      const auto options = reductions[pack.members[0]].gradient.options().dtype(pack.dtype);
+      pack.all = Lane::empty({pack.width}, options);
+      sent_outputs.push_back(pack.all);
     }
   }
-  for (auto& pack : packs) {
-    at::Tensor all = at::cat(pack.parts, 1);
-    pack.all = Lane::empty({all.size(1)}, all.options());
-    sent_outputs.push_back(pack.all);
+  for (const Pack& pack : packs) {
+    const at::Tensor all = at::empty({world, pack.width}, pack.all.options());
+    Tensors gradients;
+    for (size_t i : pack.members) {
+      gradients.push_back(rows_of(reductions[i]));
+      Lane::keep(std::exchange(reductions[i].gradient, at::Tensor()));
+    }
+    join_chunks(all, gradients);
+    batch.scale(all, headroom_of(pack.dtype, sharing.total()));
     sent_inputs.push_back(all.view({-1}));
   }
+  batch.run();
   sharing.shard->reduce_scatter_mean(sent_outputs, sent_inputs);
-  for (const auto& pack : packs) {
+  for (const Pack& pack : packs) {
     int64_t at = 0;
     for (size_t i : pack.members) {
       const int64_t n = chunk_elements(*reductions[i].slot);
@@ -188,20 +206,43 @@ Means reduce_now(const Sharing& sharing, std::vector<Reduction>& reductions) {
 
 // Adds the means over all ranks to the gradients that this rank keeps.
 void keep_means(const Sharing& sharing, const std::vector<Reduction>& reductions, const Tensors& means) {
+  Batch batch;
+  Tensors gradients(means.size());
+  {
+    const Lane::SubmittersMemory here;
+    for (size_t i = 0; i < means.size(); ++i) {
+      const Slot& slot = *reductions[i].slot;
+      if (!slot.owner().split() && !slot.owner().local_grad().defined() &&
+          means[i].scalar_type() != slot.owner().own_dtype())
+        gradients[i] =
+            Lane::empty(slot.owner().local().sizes(), means[i].options().dtype(slot.owner().own_dtype()));
+    }
+  }
   for (size_t i = 0; i < means.size(); ++i) {
     Slot& slot = *reductions[i].slot;
-    const double headroom = headroom_of(slot.owner().reduce_dtype(), sharing.total());
+    const double share = 1.0 / headroom_of(slot.owner().reduce_dtype(), sharing.total());
     at::Tensor mean = means[i].narrow(0, 0, slot.range().count * slot.range().row_elements);
     if (slot.owner().split()) {
-      add_into(reductions[i].target, mean, 1.0 / headroom);
+      batch.add(reductions[i].target, mean, share);
       continue;
     }
     // Between the first reduction of a backward and leave(), this gradient is touched by one lane alone.
-    at::Tensor& home = slot.owner().local_grad();
-    at::Tensor gradient = brought(slot.owner(), home);
-    add_mean(gradient, mean.view(slot.owner().local().sizes()), slot.owner().own_dtype(), headroom);
-    send_home(slot.owner(), gradient, home);
+    mean = mean.view(slot.owner().local().sizes());
+    at::Tensor& gradient = gradients[i];
+    if (slot.owner().local_grad().defined()) {
+      gradient = brought(slot.owner(), slot.owner().local_grad());
+      batch.add(gradient, mean, share);
+    } else if (gradient.defined()) {
+      batch.set(gradient, mean, share);
+    } else {
+      gradient = mean;
+      batch.scale(gradient, share);
+    }
   }
+  batch.run();
+  for (size_t i = 0; i < means.size(); ++i)
+    if (Slot& slot = *reductions[i].slot; !slot.owner().split())
+      send_home(slot.owner(), gradients[i], slot.owner().local_grad());
 }
 
 }  // namespace

@@ -155,7 +155,7 @@ at::Tensor Runtime::clip_grad_norm(double max_norm, double norm_type, bool error
   }
   const at::Tensor norm = norm_terms(counted, norm_type, "clip_grad_norm_",
                                      c10::str("with max_norm ", max_norm, ", norm_type ", norm_type))
-                              .norm();
+                              .norm(at::kDouble);
   if (error_if_nonfinite) check_finite(norm, norm_type);
   scale_to(max_norm, norm, gradients);
   return norm.to(params_.empty() ? at::kFloat : params_[0]->own_dtype());

@@ -204,6 +204,37 @@ def bf16_no_sync(s: Setting) -> None:
         accumulated(s, sharded(s, mode, mixed_precision=BF16), True)
 
 
+def unevenly(s: Setting, **sharding: Any) -> None:
+    """Large and small tensors of which the last rank has fewer rows; a micro-batch is added to the one before."""
+    torch.default_generator.manual_seed(7)
+    model: nn.Module = nn.Sequential(nn.Linear(64, 301), nn.Tanh(), nn.Linear(301, 5))
+    plan = osdp.Plan.uniform(osdp.describe(model, torch.zeros(2, 64)), "FULL_SHARD")
+    if not sharding.get("cpu_offload"):
+        model = model.to(s.device)
+    model = osdp.fully_shard(model, plan, device_id=s.device, **sharding)
+    generator = torch.Generator().manual_seed(s.rank)
+    optimizer = sgd(model.parameters())
+    for _ in range(3):
+        for _ in range(2):
+            loss = model(torch.randn(2, 64, generator=generator).to(s.device)).float().square().mean()
+            s.tell(loss)
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@case
+def uneven(s: Setting) -> None:
+    unevenly(s)
+    unevenly(s, cpu_offload=True)
+
+
+@case
+def uneven_bf16(s: Setting) -> None:
+    unevenly(s, mixed_precision=BF16)
+    unevenly(s, mixed_precision=BF16, cpu_offload=True)
+
+
 @case
 def fp16_scaler(s: Setting) -> None:
     for mode in FEW:

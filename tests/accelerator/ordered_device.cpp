@@ -131,7 +131,7 @@ struct Stream {
   uint64_t put = 0, done = 0;
   bool started = false;
   bool urgent = false;  // CUDA: of high priority
-  int64_t ops = 0;
+  std::map<std::string, int64_t> ops;  // by name
 };
 
 struct State {
@@ -218,14 +218,14 @@ void launch(std::function<void()> f) { S.async ? enqueue(t_stream, std::move(f))
 // CUDA: operators of one stream run in the order they were launched. An operator comes after all that the host knew to
 // be done when it launched it. Streams other than that are unordered (torch's pool streams are "non-blocking": the
 // default stream waits for none of them, nor they for it).
-void begin_op(bool device_op = true) {
+void begin_op(const char* name) {
   Lock l(S.mutex);
   t_launches = true;
   Clock& c = S.streams[t_stream].clock;
   join(c, S.host);
   ++c[t_stream];
-  S.ops += device_op;
-  S.streams[t_stream].ops += device_op;
+  ++S.ops;
+  ++S.streams[t_stream].ops[name];
 }
 // CUDA: an event holds the point that its stream had reached when it was recorded, and can be recorded again.
 void record(const EventPtr& e, int stream) {
@@ -578,7 +578,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const size_t n = schema.arguments().size(), first = stack->size() - n;
   const char* name = kept(schema.name());
-  begin_op();
+  begin_op(name);
   const std::vector<c10::IValue> given(stack->begin() + first, stack->end());
   std::vector<c10::IValue> cpu = given;
   std::vector<std::pair<at::Tensor, at::Tensor>> grown;  // empty `out`s, which may be resized
@@ -667,7 +667,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 // memory is pinned (from pageable memory, the bytes are taken at once).
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   if (from.numel() == 0) return to;
-  begin_op();
+  begin_op("copy_");
   if (ours(from)) note(from, false, "copy_");
   if (ours(to)) note(to, true, "copy_");
   const bool to_host = !ours(to), from_host = !ours(from);
@@ -680,7 +680,7 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
   return to;
 }
 at::Scalar local_scalar(const at::Tensor& t) {
-  begin_op();
+  begin_op("item");
   note(t, false, "item");
   host_waits(t_stream, "item");
   return on_cpu(t).item();
@@ -722,7 +722,7 @@ void resize_bytes(c10::StorageImpl* storage, size_t bytes) {
   const size_t common = std::min(storage->nbytes(), bytes);
   c10::DataPtr next = g_allocator.allocate(bytes);
   if (common) {
-    begin_op();
+    begin_op("resize_");
     const auto flat = [&](void* p) { return at::from_blob(p, {static_cast<int64_t>(common)}, at::kByte); };
     at::Tensor from = flat(storage->mutable_data()), to = flat(next.get());
     note(from, false, "resize_");
@@ -780,8 +780,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   });
   m.impl("_local_scalar_dense", local_scalar);
   // One operator each, as on CUDA; torch would take them apart.
+  static const std::set<std::string> whole{"aten::_chunk_cat", "aten::_chunk_cat.out", "aten::split_with_sizes_copy.out"};
   for (const auto& op : c10::Dispatcher::singleton().getAllOpNames())
-    if (op.name.rfind("aten::_foreach_", 0) == 0)
+    if (op.name.rfind("aten::_foreach_", 0) == 0 || whole.count(c10::toString(op)))
       m.impl(c10::str(op.name.substr(6), op.overload_name.empty() ? "" : ".", op.overload_name).c_str(),
              torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
@@ -965,7 +966,7 @@ struct Group final : c10d::Backend {
     ++S.collectives;
     if (!std::exchange(connected_, true)) S.beside += kCommunicator;
     const auto go = [&] {
-      begin_op();
+      begin_op(name);
       for (const auto& t : reads) note(t, false, name);
       for (const auto& t : writes) note(t, true, name);
       launch([f = fate_, body = std::move(body)] { f->carry_out(body); });
@@ -1038,7 +1039,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     S.races.clear();
     S.syncs.clear();
     S.ops = S.accesses = S.collectives = S.race_count = S.events = 0;
-    for (Stream& s : S.streams) s.ops = 0;
+    for (Stream& s : S.streams) s.ops.clear();
   });
   m.def("reset_peaks", &reset_peaks);
   m.def("empty_cache", &empty_cache);
@@ -1052,7 +1053,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     d["events"] = S.events;
     py::dict streams;
     for (int i = 0; i < kStreams; ++i)
-      if (S.streams[i].ops)
+      if (!S.streams[i].ops.empty())
         streams[py::str(name_of(i))] = py::dict(py::arg("operators") = S.streams[i].ops, py::arg("urgent") = S.streams[i].urgent);
     d["streams"] = streams;
     d["host_syncs"] = S.syncs;

@@ -88,8 +88,8 @@ def races() -> list[Race]:
 
 
 def stats() -> dict[str, Any]:
-    """Since `clear`: races, operators, collectives, accesses, events (made), host_syncs (by cause), streams; since
-    `reset_peaks`: peak_bytes and peaks of pools; now: live_bytes."""
+    """Since `clear`: races, operators, collectives, accesses, events (made), host_syncs (by cause), streams (with
+    their operators by name); since `reset_peaks`: peak_bytes and peaks of pools; now: live_bytes."""
     return _C.stats()
 
 

@@ -11,6 +11,8 @@ CHECKED = [
     "slices_in",
     "mixed_plan",
     "bf16",
+    "uneven",
+    "uneven_bf16",
     "offloaded_hybrid",
     "exception_in_backward",
 ]
@@ -22,7 +24,7 @@ def judge(told: dict[str, list[dict]], tolerance: float) -> None:
         for rank, each in enumerate(ranks):
             assert "error" not in each, f"{name}, rank {rank}: {each['error']}\n{each['trace']}"
             assert each["races"] == 0, f"{name}, rank {rank}:\n" + "\n".join(each["found"])
-        assert run_ranks.distance(ranks) <= tolerance * (1e3 if name in ("bf16",) else 1), name
+        assert run_ranks.distance(ranks) <= tolerance * (1e3 if name.endswith("bf16") else 1), name
 
 
 def test_every_access_waits_for_those_before() -> None:

@@ -108,9 +108,13 @@ class Setting:
             self.counts.setdefault("pools", {})[name] = pool["peak"] - live
         self.counts["streams"] = streams = {}
         for name, stream in after["streams"].items():
-            done = stream["operators"] - before["streams"].get(name, {"operators": 0})["operators"]
-            if done:
-                streams[name] = {"operators": done, "urgent": stream["urgent"]}
+            earlier = before["streams"].get(name, {"operators": {}})["operators"]
+            done = {each: n - earlier.get(each, 0) for each, n in stream["operators"].items()}
+            if any(done.values()):
+                streams[name] = {
+                    "operators": {k: n for k, n in done.items() if n},
+                    "urgent": stream["urgent"],
+                }
         causes = {key: n - before["host_syncs"].get(key, 0) for key, n in after["host_syncs"].items()}
         self.counts["host_syncs"] = {key: n for key, n in causes.items() if n}
 

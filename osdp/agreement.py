@@ -20,7 +20,12 @@ _models: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
 
 
 def agree(
-    together: Together, model: nn.Module, plan: object, error: Exception | None, precision: object = None
+    together: Together,
+    model: nn.Module,
+    plan: object,
+    error: Exception | None,
+    precision: object = None,
+    backend_memory: bool = False,
 ) -> int:
     """Raise on every rank unless all hold the same and none has an `error` of its own.
 
@@ -30,7 +35,11 @@ def agree(
     Nothing is changed. Cost: one exchange of a few hundred bytes; another of the facts themselves if they differ.
     Returns the model's number, the same on all ranks and of no other model on the process group.
     """
-    facts = {**_facts(model, plan), "mixed precision": str(precision)}
+    facts = {
+        **_facts(model, plan),
+        "mixed precision": str(precision),
+        "allocate_memory_from_process_group_for_comm": str(backend_memory),
+    }
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     told = "" if error is None else f"{type(error).__name__}: {error}"
     group = together.group

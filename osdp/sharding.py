@@ -19,6 +19,7 @@ from osdp import _C, ops
 from osdp import offload as offload_module
 from osdp.agreement import agree
 from osdp.as_it_was import AsItWas
+from osdp.backends import backend_of
 from osdp.calls import cover_forward, route_forward
 from osdp.compiled import compiled_modules, install_call, outside, unwrapped
 from osdp.covers import Cover, covers
@@ -126,6 +127,7 @@ def fully_shard(
     initialise: bool = True,
     cpu_offload: object = False,
     mixed_precision: MixedPrecision | object | None = None,
+    allocate_memory_from_process_group_for_comm: bool = False,
 ) -> nn.Module:
     """Shard `model` in place as `plan` says, and return it. Collective over `process_group` (default: all ranks).
 
@@ -150,6 +152,11 @@ def fully_shard(
     `mixed_precision`: an osdp.MixedPrecision, or whatever osdp.precision.as_mixed_precision takes; None: what
     `plan.precision` says. What a rank keeps, and state dicts, stay in the model's dtypes.
 
+    `allocate_memory_from_process_group_for_comm`, as FSDP2's setter of that name: parameters are gathered, and gradients
+    reduced, in memory that the process group's backend allocates (NCCL: registered with its communicator, so that a switch
+    with SHARP can read and sum it). Means are then sums that are divided afterwards, and a gradient is copied there first:
+    one full-size tensor more. See docs/accelerators.md. ProcessGroupError where the backend has no such memory.
+
     Raises, on all ranks and with nothing changed: ProcessGroupError without a usable group, PlanMismatchError when the
     plan is for another model, world size or number of hosts, DisagreementError when ranks hold different things,
     ShardingError when the model is sharded already, or a module on the meta device cannot be initialised.
@@ -170,7 +177,8 @@ def fully_shard(
         policy = chosen_precision(mixed_precision, plan)
     except Exception as caught:
         error = caught
-    number = agree(together, model, plan, error, policy)
+    backend_memory = allocate_memory_from_process_group_for_comm
+    number = agree(together, model, plan, error, policy, backend_memory)
     grid = agreed_grid(together, plan, grid, ranks_per_host)
     place = survey(together, model, group, device_id, offload, initialise)
     offload = offload_module.rests_apart(offload, place.device)
@@ -178,7 +186,9 @@ def fully_shard(
     try:
         apart = place.elsewhere or offload
         placing = Placing(model, together, place.device, param_init_fn, initialise) if apart else None
-        runtime = _cut(model, plan, number, together, grid, place.device, policy, placing, was, offload)
+        runtime = _cut(
+            model, plan, number, together, grid, place.device, policy, placing, was, offload, backend_memory
+        )
         sharded = together.do(
             "sharding the model",
             lambda: _install(model, plan, runtime, group, place.device, grid, policy),
@@ -205,6 +215,7 @@ def _cut(
     placing: Placing | None,
     was: AsItWas,
     offload: bool,
+    backend_memory: bool,
 ) -> _C.Runtime:
     """Parameters become this rank's part of rank 0's. Collective; see Note [All or nothing]."""
     group = together.group
@@ -218,11 +229,17 @@ def _cut(
     splits = _splits(plan)
     dtypes = parameter_dtypes(model, policy)
     line, column = _line_and_column(grid, group, lane)
+    if backend_memory:
+        together.do(
+            "looking for the backend's memory", lambda: _need_backend_memory(collectives, group, device)
+        )
+        collectives.all_reduce_mean([torch.zeros(1, device=device)])  # the pool is its communicator's
 
     def runtime_of_parts() -> _C.Runtime:
         index = {name: i for i, name in enumerate(names)}
         params = [_spec(n, p, splits.get(n), placing, dtypes, offload) for n, p in model.named_parameters()]
-        was.runtime = _C.Runtime(lane.name, device, params, _units(plan, index, splits), number, line, column)
+        units = _units(plan, index, splits)
+        was.runtime = _C.Runtime(lane.name, device, params, units, number, line, column, backend_memory)
         return was.runtime
 
     runtime = together.do("sharding the parameters", runtime_of_parts)
@@ -331,6 +348,14 @@ def _line_and_column(grid: RankGrid | None, group: dist.ProcessGroup, lane: Lane
         return "", ""
     line = lane.part(group, grid.lines)
     return line, lane.part(group, grid.columns)
+
+
+def _need_backend_memory(collectives: _C.Collectives, group: dist.ProcessGroup, device: torch.device) -> None:
+    if not collectives.has_memory:
+        raise ProcessGroupError(
+            f"allocate_memory_from_process_group_for_comm: backend {backend_of(group, device)!r} allocates no tensors on "
+            f"{device}. Leave it out, or use nccl on GPUs whose driver supports multicast"
+        )
 
 
 def _need_process_group() -> None:

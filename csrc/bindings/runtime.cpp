@@ -285,6 +285,7 @@ class LaneCollectives {
     });
   }
   std::string link() const { return collectives_->link(); }
+  bool has_memory() const { return collectives_->has_memory(device_); }
 
  private:
   static rt::TaskNamePtr named(const std::string& label, const rt::Tensors& tensors) {
@@ -306,9 +307,9 @@ using Release = py::call_guard<py::gil_scoped_release>;
 
 RuntimePtr make_runtime(const std::string& group, const at::Device& device, std::vector<rt::ParamSpec> params,
                         std::vector<rt::UnitSpec> units, int64_t model, const std::string& shard_group,
-                        const std::string& replicate_group) {
+                        const std::string& replicate_group, bool backend_memory) {
   auto runtime = std::make_shared<rt::Runtime>(rt::Groups{group, shard_group, replicate_group}, device,
-                                               std::move(params), std::move(units), model);
+                                               std::move(params), std::move(units), model, backend_memory);
   runtime->install();
   return runtime;
 }
@@ -394,7 +395,8 @@ void bind_runtime(py::module_& m) {
   py::class_<rt::Runtime, RuntimePtr>(m, "Runtime",
                                       "A training step of one sharded model; see csrc/runtime/runtime.hpp")
       .def(py::init(&make_runtime), py::arg("group"), py::arg("device"), py::arg("params"), py::arg("units"),
-           py::arg("model"), py::arg("shard_group") = "", py::arg("replicate_group") = "", Release())
+           py::arg("model"), py::arg("shard_group") = "", py::arg("replicate_group") = "",
+           py::arg("backend_memory") = false, Release())
       .def_property_readonly("rank", &rt::Runtime::rank)
       .def_property_readonly("world", &rt::Runtime::world)
       .def(
@@ -488,6 +490,8 @@ void bind_runtime(py::module_& m) {
       "What the runtime communicates with: see csrc/runtime/collectives.hpp. Each call runs on "
       "the group's lane and returns when it is done there.")
       .def(py::init<const std::string&, const at::Device&>(), py::arg("group"), py::arg("device"), Release())
+      .def_property_readonly("has_memory", &LaneCollectives::has_memory,
+                             "Whether the backend allocates tensors for its collectives on this device")
       .def_property_readonly("link", &LaneCollectives::link,
                              "What carries the bytes: 'shared memory', 'sockets' or the backend's name.")
       .def("all_gather", &LaneCollectives::all_gather, py::arg("outputs"), py::arg("inputs"),
@@ -564,7 +568,11 @@ void bind_runtime(py::module_& m) {
   m.def(
       "connect_part",
       [](const std::string& part, const at::Device& device) {
-        rt::Collectives::over(*rt::Lane::apart(device), part, device);
+        const auto lane = rt::Lane::apart(device);
+        const auto collectives = rt::Collectives::over(*lane, part, device);
+        if (device.is_cpu()) return;  // its ring connects the ranks
+        const at::Tensor one = at::zeros({1}, device);
+        lane->submit(rt::task_name("connecting the ranks"), [&] { collectives->all_reduce_sum(one); }).wait();
       },
       py::arg("part"), py::arg("device"), Release(),
       "Makes the link of a group of some of a lane's ranks, by those ranks alone. Collective.");

@@ -4,6 +4,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "runtime/errors.hpp"
 
@@ -11,14 +12,16 @@ namespace osdp::runtime {
 
 struct Arena::Blocks {
   c10::Device device;
-  c10::Allocator* allocator;
+  Source source;
   mutable std::mutex mutex;
   std::multimap<size_t, c10::DataPtr> idle;  // by size
   size_t in_use_bytes = 0;
   size_t idle_bytes = 0;
   std::string budget;  // what the plan predicted: a sentence and a space
 
-  explicit Blocks(c10::Device d) : device(d), allocator(c10::GetAllocator(d.type())) {}
+  explicit Blocks(c10::Device d) : device(d) {
+    source = [allocator = c10::GetAllocator(d.type())](size_t bytes) { return allocator->allocate(bytes); };
+  }
 };
 
 namespace {
@@ -61,7 +64,7 @@ c10::DataPtr Arena::allocate(size_t bytes) {
     b.idle_bytes = 0;
     block->bytes = bytes;
     try {
-      block->memory = b.allocator->allocate(bytes);
+      block->memory = b.source(bytes);
     } catch (const c10::Error& e) {
       const auto mib = [](size_t n) { return c10::str(static_cast<double>(n) / (1 << 20), " MiB"); };
       throw_error(
@@ -75,6 +78,8 @@ c10::DataPtr Arena::allocate(size_t bytes) {
   void* data = block->memory.get();
   return {data, block.release(), &let_go, b.device};
 }
+
+void Arena::set_source(Source source) { blocks_->source = std::move(source); }
 
 void Arena::set_budget(std::string sentence) {
   std::lock_guard lock(blocks_->mutex);

@@ -11,6 +11,7 @@
 #include <c10/core/Device.h>
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -23,6 +24,10 @@ class Arena {
   // A block of at least `bytes`; let go when the DataPtr is destroyed, which may be after the arena. Any
   // thread. Throws OutOfMemoryError (errors.hpp): what was asked for and predicted.
   c10::DataPtr allocate(size_t bytes);
+
+  // Where blocks come from, if not from the device's allocator; before the first.
+  using Source = std::function<c10::DataPtr(size_t bytes)>;
+  void set_source(Source source);
 
   // What the plan predicted, for the error's text: a sentence and a space.
   void set_budget(std::string sentence);

@@ -172,20 +172,21 @@ void Collectives::gather(const Tensors& outputs, const Tensors& inputs) {
   });
 }
 
-namespace {
+at::Tensor Collectives::empty(int64_t elements, const at::TensorOptions& options) const {
+  if (!memory_) return Lane::empty({elements}, options);
+  at::Tensor made;
+  {
+    const Lane::SubmittersMemory here;
+    made = memory_->empty(elements, options);
+  }
+  Lane::keep(made);
+  return made;
+}
 
 // Note [Averages in half]
 // NCCL's average multiplies with 1 / W before it sums, in the tensor's dtype: of half, which has few bits
 // below, small gradients vanish. They come here scaled so that their sum fits (headroom_of). So they are
 // summed, and divided then, as the ring does.
-bool sums_first(const at::Tensor& tensor) { return tensor.scalar_type() == at::kHalf; }
-
-c10d::ReduceOp::RedOpType averaging(const at::Tensor& tensor) {
-  return sums_first(tensor) ? c10d::ReduceOp::SUM : c10d::ReduceOp::AVG;
-}
-
-}  // namespace
-
 void Collectives::divide_sums(const Tensors& tensors) const {
   Batch batch;
   for (const at::Tensor& tensor : tensors)

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/backend_memory.hpp"
 #include "runtime/head.hpp"
 #include "runtime/lane.hpp"
 
@@ -46,6 +47,15 @@ class Collectives {
   bool alone() const { return world() == 1 && !shards_alone(); }
   // Payload that this rank has sent round its ring so far; of other backends nothing is known.
   virtual int64_t sent_bytes() const { return 0; }
+
+  // Note [Memory of the backend]: whether there is any for this device; from here on, what is reduced lies
+  // there.
+  bool has_memory(c10::Device device) const { return BackendMemory::there_is(*backend_, device); }
+  void use_memory() { memory_ = std::make_shared<BackendMemory>(backend_); }
+  // Null unless it is used.
+  const std::shared_ptr<BackendMemory>& memory() const { return memory_; }
+  // Within a task: what it reduces, or into; flat. As Lane::empty.
+  at::Tensor empty(int64_t elements, const at::TensorOptions& options) const;
 
   // outputs[i] (flat, world * n_i elements) is filled with every rank's inputs[i] (flat, n_i), in rank order.
   // All in flight together; one launch of a backend that can coalesce.
@@ -84,11 +94,17 @@ class Collectives {
   // call(0) ... call(count - 1), as one launch where the backend can; waits for all of them.
   template <typename Call>
   void launch(size_t count, Call call);
+  // Note [Averages in half].
+  bool sums_first(const at::Tensor& tensor) const { return memory_ || tensor.scalar_type() == at::kHalf; }
+  c10d::ReduceOp::RedOpType averaging(const at::Tensor& tensor) const {
+    return sums_first(tensor) ? c10d::ReduceOp::SUM : c10d::ReduceOp::AVG;
+  }
   void divide_sums(const Tensors& tensors) const;  // of those that the backend summed, for their mean
   c10::intrusive_ptr<c10d::Work> launch_reduction(const at::Tensor& tensor,
                                                   c10d::ReduceOp::RedOpType operation);
 
   c10::intrusive_ptr<c10d::Backend> backend_;
+  std::shared_ptr<BackendMemory> memory_;
   std::shared_ptr<Abortable> abort_;  // kept for the lane's alarm; null: messages end by themselves
 };
 

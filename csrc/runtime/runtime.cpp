@@ -54,7 +54,7 @@ std::vector<std::vector<Parameter*>> alike_in_precision(const std::vector<Parame
 }  // namespace
 
 Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec> params,
-                 std::vector<UnitSpec> units, int64_t model)
+                 std::vector<UnitSpec> units, int64_t model, bool backend_memory)
     : model_(model),
       lane_(Lane::of(groups.all, device)),
       collectives_(Collectives::over(*lane_, groups.all, device)),
@@ -76,6 +76,12 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
     OSDP_CHECK(!params[i].split || modes[i] != Mode::HybridShard, Sharding, "OSDP: parameter '",
                params[i].name, "' is HYBRID_SHARD and split into slices, which are FULL_SHARD only");
   // Nothing was changed until here.
+  if (backend_memory) {
+    everyone_.shard->use_memory();
+    hybrid_.shard->use_memory();
+    arena_.set_source(
+        [memory = hybrid_.shard->memory(), device](size_t bytes) { return memory->allocate(bytes, device); });
+  }
   for (size_t i = 0; i < params.size(); ++i) {
     ParamSpec& spec = params[i];
     // With one rank a split weight keeps its slices, none of them sharded.

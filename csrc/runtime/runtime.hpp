@@ -50,8 +50,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // Shards the parameters in place. `groups`: process groups that only this package uses, so that the
   // caller's own collectives cannot slip in between. Parameters in no unit are left alone. `model`: 1, 2,
   // ..., a number that the ranks have agreed on, so that the messages of two models never match.
+  // `backend_memory`: see Note [Memory of the backend]; the groups' backends have some.
   Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec> params, std::vector<UnitSpec> units,
-          int64_t model);
+          int64_t model, bool backend_memory = false);
   ~Runtime();
 
   // After construction: installs hooks on the gradients (needs shared_from_this).

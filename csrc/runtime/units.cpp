@@ -146,7 +146,8 @@ at::Tensor rows_of(const Reduction& r) {
   return r.gradient.reshape({range.rows, range.row_elements});
 }
 
-// Full gradients travel in the reduce dtype, flat, world chunks long, and with headroom (see headroom_of).
+// Full gradients travel in the reduce dtype, flat, world chunks long, and with headroom (see headroom_of);
+// from the backend's memory, if that is used.
 Means reduce_now(const Sharing& sharing, std::vector<Reduction>& reductions) {
   const int64_t world = sharing.world();
   Tensors outputs(reductions.size()), sent_outputs, sent_inputs;
@@ -163,20 +164,20 @@ Means reduce_now(const Sharing& sharing, std::vector<Reduction>& reductions) {
       }
       const double headroom = headroom_of(dtype, sharing.total());
       const auto options = r.gradient.options().dtype(dtype);
-      if (is_padded(r)) {
+      if (is_padded(r) && !(sharing.shard->memory() && r.slot->bytes() > kSmallBytes)) {
         sent_inputs.push_back(r.gradient.view({-1}));
         batch.scale(sent_inputs.back(), headroom);
       } else {
-        sent_inputs.push_back(Lane::empty(r.slot->padded().sizes(), options));
+        sent_inputs.push_back(sharing.shard->empty(r.slot->padded().numel(), options));
         pad_into(batch, sent_inputs.back(), r.gradient, headroom);
       }
       Lane::keep(std::exchange(r.gradient, at::Tensor()));
-      outputs[i] = Lane::empty({chunk_elements(*r.slot)}, options);
+      outputs[i] = sharing.shard->empty(chunk_elements(*r.slot), options);
       sent_outputs.push_back(outputs[i]);
     }
     for (Pack& pack : packs) {
       const auto options = reductions[pack.members[0]].gradient.options().dtype(pack.dtype);
-      pack.all = Lane::empty({pack.width}, options);
+      pack.all = sharing.shard->empty(pack.width, options);
       sent_outputs.push_back(pack.all);
     }
   }

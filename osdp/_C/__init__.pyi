@@ -193,6 +193,7 @@ class Runtime:
         model: typing.SupportsInt | typing.SupportsIndex,
         shard_group: str = "",
         replicate_group: str = "",
+        backend_memory: bool = False,
     ) -> None: ...
     def add_call(
         self,
@@ -322,6 +323,11 @@ class Collectives:
     def submit_all_reduce_mean(self, tensors: collections.abc.Sequence[torch.Tensor]) -> Ticket:
         """
         The same without waiting for it.
+        """
+    @property
+    def has_memory(self) -> bool:
+        """
+        Whether the backend allocates tensors for its collectives on this device
         """
     @property
     def link(self) -> str:

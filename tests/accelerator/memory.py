@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from cases import accumulated, sharded
 from torch import nn
 from training import Setting, sgd
 
@@ -16,6 +17,24 @@ MATRIX = 4 * SIDE * SIDE
 MEMORY: dict[str, Callable[[Setting], None]] = {}
 
 
+def of_the_group(s: Setting, sharding: dict[str, Any]) -> dict[str, Any]:
+    """The CPU, which the numbers are compared with, has no such memory."""
+    name = "allocate_memory_from_process_group_for_comm"
+    return {**sharding, name: sharding.get(name, False) and s.device.type != "cpu"}
+
+
+def trained(mode: str, **sharding: Any) -> Callable[[Setting], None]:
+    """The small GPT, in three steps of three micro-batches."""
+
+    def run(s: Setting) -> None:
+        options = of_the_group(s, sharding)
+        if mode == "HYBRID_SHARD":
+            options["ranks_per_host"] = max(1, s.world // 2)
+        accumulated(s, sharded(s, mode, **options), False)
+
+    return run
+
+
 def measured(mode: str, **sharding: Any) -> Callable[[Setting], None]:
     """The second micro-batch of a step, so that what remains of it is there before."""
 
@@ -23,10 +42,11 @@ def measured(mode: str, **sharding: Any) -> Callable[[Setting], None]:
         torch.manual_seed(7)
         model = nn.Sequential(*(nn.Linear(SIDE, SIDE, bias=False) for _ in range(LAYERS)))
         sample = torch.zeros(2, SIDE)
+        options = of_the_group(s, sharding)
         plan = osdp.Plan.uniform(osdp.describe(model, sample), mode)
         if not sharding.get("cpu_offload"):
             model = model.to(s.device)
-        model = osdp.fully_shard(model, plan, device_id=s.device, **sharding)
+        model = osdp.fully_shard(model, plan, device_id=s.device, **options)
         optimizer = sgd(model.parameters())
         x = torch.randn(2, SIDE, generator=torch.Generator().manual_seed(s.rank)).to(s.device)
 
@@ -46,6 +66,7 @@ def measured(mode: str, **sharding: Any) -> Callable[[Setting], None]:
 
 
 BF16 = torch.bfloat16
+GROUPS = {"allocate_memory_from_process_group_for_comm": True}
 MEMORY |= {
     "memory FULL_SHARD": measured("FULL_SHARD"),
     "memory HYBRID_SHARD": measured("HYBRID_SHARD", ranks_per_host=2),
@@ -53,5 +74,8 @@ MEMORY |= {
     "memory wide": measured(
         "FULL_SHARD", mixed_precision=osdp.MixedPrecision(param_dtype=BF16, reduce_dtype=torch.float32)
     ),
+    "memory of the group": measured("FULL_SHARD", **GROUPS),
+    "memory of the group, GPT": trained("FULL_SHARD", **GROUPS),
+    "memory of the group, hybrid": trained("HYBRID_SHARD", **GROUPS),
     "memory offload": measured("FULL_SHARD", cpu_offload=True),
 }

@@ -108,7 +108,7 @@ struct Event {
 using EventPtr = std::shared_ptr<Event>;
 struct Block {
   size_t size, used = 0;
-  int stream;
+  int stream, pool;
   bool reserved = true;  // false: given back to the device by empty_cache; only the counts know
   int64_t life = 0;
   std::vector<Access> seen;
@@ -144,7 +144,8 @@ struct State {
   std::atomic<int> next_stream{0};
   std::map<uintptr_t, Block> blocks;  // by address; never given back to the host
   std::vector<uintptr_t> waiting;     // freed, with `pending` events
-  std::map<int, Pool> pools;          // CUDA: one per stream
+  std::map<int, Pool> pools;          // CUDA: one per stream, and of each MemPool (pool_now)
+  int mem_pools = 0;
   size_t live = 0, peak = 0, reserved = 0, peak_reserved = 0;
   size_t beside = kContext;  // of the device's memory that is no tensor's
   std::map<std::string, int64_t> syncs;
@@ -155,6 +156,7 @@ struct State {
 };
 State& S = *new State;  // never destroyed: torch's threads outlive static objects
 thread_local int t_stream = 0;
+thread_local int t_mem_pool = 0;  // 0: none; CUDA: what is allocated while a MemPool is used is its, and is freed to it
 thread_local bool t_launches = false;  // a thread that does not only looks on: what it has seen to be done orders nothing
 thread_local std::vector<std::string> t_labels;
 
@@ -166,6 +168,10 @@ const char* kept(const std::string& s) {
 }
 std::string name_of(int stream) {
   return S.stream_names[stream].empty() ? "stream " + std::to_string(stream) : S.stream_names[stream];
+}
+int pool_now() { return t_mem_pool * kStreams + t_stream; }
+std::string name_of_pool(int pool) {
+  return name_of(pool % kStreams) + (pool < kStreams ? "" : ", memory of process group " + std::to_string(pool / kStreams));
 }
 struct OnStream {
   const int before = t_stream;
@@ -314,7 +320,7 @@ void take_back_recorded() {
       if (e->reached < e->recorded) return false;
     for (const auto& e : b.pending) std::erase_if(b.seen, [&](const Access& a) { return e->clock[a.stream] >= a.at; });
     b.pending.clear();
-    S.pools[b.stream].idle.push_back(at);
+    S.pools[b.pool].idle.push_back(at);
     return true;
   });
 }
@@ -324,14 +330,14 @@ void give_back(void* p) {
   const auto at = reinterpret_cast<uintptr_t>(p);
   Block& b = S.blocks.at(at);
   S.live -= b.used;
-  S.pools[b.stream].live -= b.used;
+  S.pools[b.pool].live -= b.used;
   for (int user : b.users) {
     auto e = std::make_shared<Event>();
     record(e, user);
     b.pending.push_back(e);
   }
   b.users.clear();
-  (b.pending.empty() ? S.pools[b.stream].idle : S.waiting).push_back(at);
+  (b.pending.empty() ? S.pools[b.pool].idle : S.waiting).push_back(at);
 }
 struct Allocator final : c10::Allocator {
   c10::DataPtr allocate(size_t n) override {
@@ -339,7 +345,7 @@ struct Allocator final : c10::Allocator {
     n = (n + kRounding - 1) / kRounding * kRounding;
     Lock l(S.mutex);
     take_back_recorded();
-    Pool& pool = S.pools[t_stream];
+    Pool& pool = S.pools[pool_now()];
     const Clock& now = S.streams[t_stream].clock;
     auto found = pool.idle.end();
     for (auto i = pool.idle.begin(); i != pool.idle.end(); ++i) {
@@ -364,6 +370,7 @@ struct Allocator final : c10::Allocator {
       Block& b = S.blocks[reinterpret_cast<uintptr_t>(p)];
       b.size = b.used = n;
       b.stream = t_stream;
+      b.pool = pool_now();
       reserve(pool, n);
     }
     S.peak = std::max(S.peak, S.live += n);
@@ -877,6 +884,19 @@ struct Group final : c10d::Backend {
       for (const auto& body : bodies) body();
     });
   }
+  // NCCL: memory of a MemPool of its own, registered with its communicator, which must exist.
+  bool supportsTensorAlloc(c10::DeviceIndex) override { return allocates_; }
+  at::Tensor allocateTensor(long size, at::TensorOptions o) override {
+    TORCH_CHECK(allocates_ && connected_, "the communicator has not been initialized before its memory pool is made");
+    if (mem_pool_ == 0) {
+      Lock l(S.mutex);
+      mem_pool_ = ++S.mem_pools;
+    }
+    const int before = std::exchange(t_mem_pool, mem_pool_);
+    at::Tensor made = at::empty({size}, o);
+    t_mem_pool = before;
+    return made;
+  }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
   void abort() override { fate_->abort(); }
 
@@ -1002,6 +1022,9 @@ struct Group final : c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> gloo_;
   std::optional<Coalescing> coalescing_;  // since startCoalescing
   const int stream_;
+  // Tests of what cannot: NCCL, where the device has no multicast.
+  const bool allocates_ = std::getenv("ORDERED_NO_TENSOR_ALLOC") == nullptr;
+  int mem_pool_ = 0;
   bool connected_ = false;  // NCCL: the first collective makes the communicator, whose buffers stay until it ends
   c10::intrusive_ptr<Options> options_;
   const std::shared_ptr<Fate> fate_;
@@ -1063,7 +1086,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     d["peak_reserved_bytes"] = S.peak_reserved;
     d["beside_bytes"] = S.beside;
     for (const auto& [s, p] : S.pools)
-      if (p.reserved) pools[py::str(name_of(s))] = py::dict(py::arg("live") = p.live, py::arg("peak") = p.peak, py::arg("reserved") = p.reserved);
+      if (p.reserved) pools[py::str(name_of_pool(s))] = py::dict(py::arg("live") = p.live, py::arg("peak") = p.peak, py::arg("reserved") = p.reserved);
     d["pools"] = pools;
     return d;
   });

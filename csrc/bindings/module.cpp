@@ -5,6 +5,7 @@ namespace py = pybind11;
 
 void bind_errors(py::module_& m);
 void bind_kernels(py::module_& m);
+void bind_left_out(py::module_& m);
 void bind_ops(py::module_& m);
 void bind_runtime(py::module_& m);
 
@@ -12,6 +13,7 @@ PYBIND11_MODULE(_C, m) {
   m.doc() = "The C++ of osdp: kernels, the split matrix product, the sharding runtime.";
   bind_errors(m);
   bind_kernels(m);
+  bind_left_out(m);
   bind_ops(m);
   bind_runtime(m);
 }

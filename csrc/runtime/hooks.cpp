@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "runtime/graph_task.hpp"
+#include "runtime/left_out.hpp"
 #include "runtime/runtime.hpp"
 
 namespace osdp::runtime {
@@ -64,6 +65,7 @@ void follow_stream(Parameter& param) {
   const c10::impl::VirtualGuardImpl guard(param.device().type());
   const auto stream = param.accumulator->stream();
   if (!stream || *stream == guard.getStream(param.device())) return;
+  if (left_out("stream of a gradient")) return;
   param.accumulator->clear_input_metadata();
   param.accumulator->add_input_metadata(param.tensor());
 }

@@ -27,6 +27,7 @@
 #include "runtime/errors.hpp"
 #include "runtime/event_pool.hpp"
 #include "runtime/heartbeat.hpp"
+#include "runtime/left_out.hpp"
 #include "runtime/parts.hpp"
 #include "runtime/phase_range.hpp"
 #include "runtime/ring.hpp"
@@ -41,13 +42,19 @@ constexpr auto kLastTasks = std::chrono::seconds(2);
 
 }  // namespace
 
+// What `stream` is given from now on waits for the event.
+static void block(const c10::Event& event, const c10::Stream& stream,
+                  std::source_location where = std::source_location::current()) {
+  if (!left_out("wait", where)) event.block(stream);
+}
+
 void set_signal_check(void (*check)()) { signal_check = check; }
 
 struct Ticket::State {
   explicit State(std::shared_ptr<Alarm> a) : alarm(std::move(a)) {}
   // Also where nobody has waited for the task.
   ~State() {
-    if (event && !kept.empty()) event->block(*submitter);
+    if (event && !kept.empty()) block(*event, *submitter);
   }
 
   std::shared_ptr<Alarm> alarm;
@@ -71,12 +78,12 @@ struct Ticket::State {
   }
 
   // Once it is done, with the mutex held: the current stream waits, and what was kept is let go of.
-  void order_after() {
+  void order_after(std::source_location where) {
     if (!event) return;
     const c10::impl::VirtualGuardImpl guard(submitter->device_type());
     const c10::Stream here = guard.getStream(submitter->device());
-    event->block(here);
-    if (!kept.empty() && here != *submitter) event->block(*submitter);
+    block(*event, here, where);
+    if (!kept.empty() && here != *submitter) block(*event, *submitter);
     kept.clear();
   }
 };
@@ -88,7 +95,7 @@ static void give_up(Alarm& alarm) {
   alarm.interrupt(make_error(ErrorKind::Rank, "OSDP: this rank cannot go on: it " + why));
 }
 
-void Ticket::wait() const {
+void Ticket::wait(std::source_location where) const {
   if (!state_) return;
   std::unique_lock lock(state_->mutex);
   if (!state_->done) {
@@ -108,16 +115,16 @@ void Ticket::wait() const {
     }
     if (signal) std::rethrow_exception(signal);
   }
-  state_->order_after();
+  state_->order_after(where);
   if (state_->error) std::rethrow_exception(state_->error);
   if (state_->event) state_->alarm->check();  // after an abort events pass whose collectives have not ended
 }
 
-void Ticket::settle() const {
+void Ticket::settle(std::source_location where) const {
   if (!state_) return;
   std::unique_lock lock(state_->mutex);
   state_->changed.wait(lock, [this] { return state_->done; });
-  state_->order_after();
+  state_->order_after(where);
 }
 
 bool Ticket::done() const {
@@ -248,14 +255,8 @@ std::function<bool()> passed(std::shared_ptr<const c10::Event> event) {
   };
 }
 
-// The task of a stream's lane that runs here.
-struct StreamTask {
-  Ticket::State& state;
-  c10::Stream lane;
-  EventPool& events;
-  int allocating = 0;  // SubmittersMemory within SubmittersMemory
-};
-thread_local StreamTask* running = nullptr;
+// Of the task of a stream's lane that runs here.
+thread_local Ticket::State* running = nullptr;
 
 class StreamLane final : public Lane {
  public:
@@ -272,13 +273,12 @@ class StreamLane final : public Lane {
     watch_.submitted();
     const c10::Stream current = guard_.getStream(device_);
     // A task that another lane's task submits: its memory too is that of the stream that trains.
-    state->submitter = running ? *running->state.submitter : current;
+    state->submitter = running ? *running->submitter : current;
     if (!broken_) {
-      StreamTask here{*state, stream_, *events_};
-      StreamTask* const outer = std::exchange(running, &here);
+      Ticket::State* const outer = std::exchange(running, state.get());
       try {
         const auto before = events_->record(current);
-        before->block(stream_);
+        block(*before, stream_);
         c10::StreamGuard on_lane(stream_);
         broken_ = run(name, task, watch_, *alarm_);
         state->event = events_->record(stream_);
@@ -337,8 +337,9 @@ std::shared_ptr<Lane> lane_of(const std::string& name, c10::Device device, const
 
 }  // namespace
 
-void Lane::keep(at::Tensor tensor) {
-  if (running && tensor.defined() && !tensor.is_cpu()) running->state.kept.push_back(std::move(tensor));
+void Lane::keep(at::Tensor tensor, std::source_location where) {
+  if (running && tensor.defined() && !tensor.is_cpu() && !left_out("hold", where))
+    running->kept.push_back(std::move(tensor));
 }
 
 at::Tensor Lane::empty(at::IntArrayRef sizes, const at::TensorOptions& options) {
@@ -352,12 +353,7 @@ at::Tensor Lane::empty(at::IntArrayRef sizes, const at::TensorOptions& options) 
 }
 
 Lane::SubmittersMemory::SubmittersMemory() {
-  if (running && running->allocating++ == 0) there_.reset_stream(*running->state.submitter);
-}
-
-Lane::SubmittersMemory::~SubmittersMemory() {
-  if (running && --running->allocating == 0)
-    running->events.record(*running->state.submitter)->block(running->lane);
+  if (running) there_.reset_stream(*running->submitter);
 }
 
 std::shared_ptr<Lane> Lane::of(const std::string& group, c10::Device device) {

@@ -15,6 +15,7 @@
 
 #include <functional>
 #include <memory>
+#include <source_location>
 #include <string>
 
 #include "runtime/alarm.hpp"
@@ -31,21 +32,22 @@ namespace osdp::runtime {
 // lets go of memory only when it is done with it.
 //   What a task makes also belongs to one stream's pool, and no pool can help another. So all that is large,
 // and all that outlives the task, is allocated from the submitter's (`Lane::empty`, `SubmittersMemory`):
-// there it is freed and given out again, in order with what that stream computes. Somebody else may just have
-// freed that memory with work on it under way, so the lane's stream waits for the submitter's once more. Only
-// temporary copies of small tensors are left in the lane's own pool.
-//   A task may submit another one to the lane beside (Note [Two lanes]). That begins after what its own
-//   stream
+// there it is freed and given out again, in order with what that stream computes. The task's stream may use it
+// at once: it has waited for all that the submitter enqueued before the task, and while a task runs, on the
+// submitter's thread, nothing else is enqueued there. Only temporary copies of small tensors are left in the
+// lane's own pool.
+//   A task may submit another one to the lane beside (Note [Two lanes]). That begins after what its own stream
 // has enqueued, but its memory is that of the stream that trains too, which waits for it before it is free.
+//   `where`, in what follows: the call, by which a test leaves it out; see left_out.hpp.
 
 // The end of one task. Copyable; empty tickets wait for nothing.
 class Ticket {
  public:
   // After this the task's results can be read: on the CPU the caller blocks (the GIL must not be held), on an
   // accelerator the current stream waits. Rethrows what the task threw. See Note [Ctrl-C while waiting].
-  void wait() const;
+  void wait(std::source_location where = std::source_location::current()) const;
   // The same without errors: no signals, nothing told to the profiler. For a lane's thread, or to clear up.
-  void settle() const;
+  void settle(std::source_location where = std::source_location::current()) const;
   // Whether that moment has come; also when the task failed.
   bool done() const;
   // How long the task ran, waiting for other ranks included; 0 on accelerators, and before it is done.
@@ -82,16 +84,13 @@ class Lane {
   // Whether tasks end before their memory is let go of; see Note [Memory that two streams use].
   virtual bool keeps() const { return false; }
   // Within a task that reads the tensor, which was allocated outside of it.
-  static void keep(at::Tensor tensor);
+  static void keep(at::Tensor tensor, std::source_location where = std::source_location::current());
   // Within a task: memory of the submitter's, kept.
   static at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options);
   // Within a task, where nothing is computed: what is allocated meanwhile is memory of the submitter's.
   class SubmittersMemory {
    public:
     SubmittersMemory();
-    ~SubmittersMemory();
-    SubmittersMemory(const SubmittersMemory&) = delete;
-    SubmittersMemory& operator=(const SubmittersMemory&) = delete;
 
    private:
     c10::OptionalStreamGuard there_;

@@ -89,8 +89,8 @@ void Runtime::put_slice_gradient(int64_t param, int64_t slice, at::Tensor gradie
     return;
   }
   // One gradient leaves while the next is made, not more: where the input needs no gradient, no slice is
-  // asked for in between that would wait its turn behind the reduction.
-  if (!reductions_.empty()) reductions_.back().wait();
+  // asked for in between that would wait its turn behind the reduction. (A stream's lane waits in `reduce`.)
+  if (!lane_->keeps() && !reductions_.empty()) reductions_.back().wait();
   Unit& unit = *place.slices[slice - whole];
   add_pending(unit.slots[0], std::move(gradient));
   if (sync_)

@@ -30,12 +30,14 @@ __all__: list[str] = [
     "end_group",
     "host_identity",
     "kernels",
+    "leave_out",
     "memory_live_bytes",
     "memory_meter_install",
     "memory_meter_installed",
     "memory_peak_bytes",
     "memory_reset_peak",
     "norm_over_ranks",
+    "ordering_sites",
     "owners_of",
     "process_ended",
     "register_source",
@@ -291,7 +293,7 @@ class Ticket:
     """
     The end of a task on the lane.
     """
-    def wait(self) -> None: ...
+    def wait(self, arg0: ...) -> None: ...
     @property
     def done(self) -> bool: ...
     @property
@@ -360,6 +362,11 @@ def host_identity() -> str:
     Machine, boot, network namespace and name of this host: the same for ranks that share it
     """
 
+def leave_out(site: str) -> None:
+    """
+    For tests: from now on notes which calls order streams, and leaves out the one of this name ("": none).
+    """
+
 def memory_live_bytes() -> int: ...
 def memory_meter_install() -> None: ...
 def memory_meter_installed() -> bool: ...
@@ -372,6 +379,11 @@ def norm_over_ranks(
 ) -> torch.Tensor | None:
     """
     The norm of tensors as in one process, where any is a part; see csrc/runtime/norm.hpp.
+    """
+
+def ordering_sites() -> list[str]:
+    """
+    The names of those made since `leave_out`.
     """
 
 def owners_of(tensors: collections.abc.Sequence[torch.Tensor]) -> list[tuple[Runtime, int] | None]:

@@ -360,6 +360,16 @@ def tied(s: Setting) -> None:
 
 
 @case
+def called_again(s: Setting) -> None:
+    """Each call's backward is one of its own: gradients arrive again while those before are averaged."""
+    for mode in FEW:
+        model = s.model(checkpointing="reentrant")
+        model.blocks[1] = model.blocks[0]
+        plan = plan_of(s, model, mode)
+        train(s, osdp.fully_shard(model.to(s.device), plan))
+
+
+@case
 def other_methods(s: Setting) -> None:
     model = sharded(s)
     optimizer = sgd(model.parameters())
@@ -437,17 +447,23 @@ def two_models(s: Setting) -> None:
 def on_a_side_stream(s: Setting) -> None:
     """The user trains on a stream of his own, which waits for what made the model."""
     model = sharded(s)
+
+    def train_on() -> None:
+        train(s, model)
+        with s.counting():
+            with osdp.no_sync(model):
+                s.loss(model, 3).backward()
+            train(s, model, count=1, first=4)  # adds to those gradients
+        s.close()
+
     if s.device.type == "cpu":
-        return train(s, model, count=4)
+        return train_on()
     side = torch.Stream(device=s.device)
     side.wait_stream(torch.accelerator.current_stream())
     before = torch.accelerator.current_stream()
     torch.accelerator.set_stream(side)
     try:
-        train(s, model)
-        with s.counting():
-            train(s, model, count=1, first=3)
-        s.close()
+        train_on()
     finally:
         torch.accelerator.set_stream(before)
 

@@ -113,6 +113,8 @@ struct Block {
   int64_t life = 0;
   std::vector<Access> seen;
   std::set<int> users;           // record_stream
+  EventPtr filled;               // `async`: with NaN, since it was freed
+  std::set<int> saw_filled;      // streams that have waited for that
   std::vector<EventPtr> pending;  // what must be reached before it may be given out again
 };
 struct Pool {
@@ -251,15 +253,17 @@ void record(const EventPtr& e, int stream) {
     e->cv.notify_all();
   });
 }
+void enqueue_wait(const EventPtr& e, int stream) {
+  enqueue(stream, [e, n = e->recorded] {
+    std::unique_lock l(e->m);
+    e->cv.wait(l, [&] { return e->reached >= n; });
+  });
+}
 // CUDA: what is launched on `stream` from now on waits for the event's last recording; one never recorded is no wait.
 void block_on(const EventPtr& e, int stream) {
   Lock l(S.mutex);
   join(S.streams[stream].clock, e->clock);
-  if (S.async)
-    enqueue(stream, [e, n = e->recorded] {
-      std::unique_lock l(e->m);
-      e->cv.wait(l, [&] { return e->reached >= n; });
-    });
+  if (S.async) enqueue_wait(e, stream);
 }
 // The host waits for all that was launched on a stream.
 void host_waits(int stream, const char* why) {
@@ -277,6 +281,8 @@ void note(const at::Tensor& t, bool write, const char* what) {
   auto it = S.blocks.upper_bound(range.begin);
   if (it == S.blocks.begin()) return;
   Block& b = std::prev(it)->second;
+  // No device fills memory: that this one does must order nothing, and overtake nothing.
+  if (b.filled && b.saw_filled.insert(t_stream).second) enqueue_wait(b.filled, t_stream);
   const Clock& now = S.streams[t_stream].clock;
   const char* where = t_labels.empty() ? "" : kept(" in \"" + t_labels.back() + '"');
   ++S.accesses;
@@ -313,6 +319,16 @@ bool in_use_elsewhere(const Block& b, const Clock& now) {
     if (a.stream != b.stream && now[a.stream] < a.at && S.host[a.stream] < a.at) return true;
   return false;
 }
+// NaN from then on, when the stream that owns it gets there.
+void to_idle(uintptr_t at) {
+  Block& b = S.blocks.at(at);
+  const OnStream owner(b.stream);
+  launch([at, n = b.size] { std::memset(reinterpret_cast<void*>(at), 0xff, n); });
+  b.filled = nullptr;
+  b.saw_filled.clear();
+  if (S.async) record(b.filled = std::make_shared<Event>(), b.stream);
+  S.pools[b.pool].idle.push_back(at);
+}
 void take_back_recorded() {
   std::erase_if(S.waiting, [](uintptr_t at) {
     Block& b = S.blocks.at(at);
@@ -320,7 +336,7 @@ void take_back_recorded() {
       if (e->reached < e->recorded) return false;
     for (const auto& e : b.pending) std::erase_if(b.seen, [&](const Access& a) { return e->clock[a.stream] >= a.at; });
     b.pending.clear();
-    S.pools[b.pool].idle.push_back(at);
+    to_idle(at);
     return true;
   });
 }
@@ -337,7 +353,10 @@ void give_back(void* p) {
     b.pending.push_back(e);
   }
   b.users.clear();
-  (b.pending.empty() ? S.pools[b.pool].idle : S.waiting).push_back(at);
+  if (b.pending.empty())
+    to_idle(at);
+  else
+    S.waiting.push_back(at);
 }
 struct Allocator final : c10::Allocator {
   c10::DataPtr allocate(size_t n) override {
@@ -362,7 +381,6 @@ struct Allocator final : c10::Allocator {
       ++b.life;
       b.used = n;
       if (!std::exchange(b.reserved, true)) reserve(pool, b.size);
-      launch([p, n = b.size] { std::memset(p, 0xff, n); });  // NaN, when the stream that has it now gets there
     } else {
       p = aligned_alloc(kRounding, n);
       TORCH_CHECK(p, "ordered device: out of memory");

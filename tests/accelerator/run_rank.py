@@ -24,6 +24,10 @@ import torch
 import torch.distributed as dist
 from training import Setting
 
+from osdp import _C
+
+WITHOUT = " without "  # CASE without SITE: see Note [What orders streams]
+
 
 def join(rank: int, world: int, device: str, backend: str, store: str) -> torch.device:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -42,15 +46,19 @@ def join(rank: int, world: int, device: str, backend: str, store: str) -> torch.
     dist.init_process_group(
         backend, init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=60)
     )
+    gc.collect()
+    gc.freeze()  # collecting after each case does not look at what was imported
     return here
 
 
-def run(name: str, rank: int, world: int, device: torch.device) -> dict[str, Any]:
-    """What the case told on the device, and on the CPU: "losses", "cpu"."""
+def run(name: str, rank: int, world: int, device: torch.device, delayed: bool) -> dict[str, Any]:
+    """What the case told on the device, and, unless streams are delayed there, on the CPU: "losses", "cpu"."""
+    name, _, left_out = name.partition(WITHOUT)
     setting, on_cpu = Setting(rank, world, device), Setting(rank, world, torch.device("cpu"))
     groups = (cases.CASES, cases.PLANTED, memory.MEMORY, peers.PEERS, profiles.CASES, faults.FAULTS)
     run_case = {name: case for group in groups for name, case in group.items()}[name]
     result: dict[str, Any] = {"case": name}
+    _C.leave_out(left_out)
     begin = time.perf_counter()
     try:
         if device.type == "ordered":
@@ -64,7 +72,8 @@ def run(name: str, rank: int, world: int, device: torch.device) -> dict[str, Any
         else:
             run_case(setting)
             setting.close()
-        if device.type != "cpu":
+        result["sites"] = _C.ordering_sites()
+        if device.type != "cpu" and not delayed and not left_out:
             run_case(on_cpu)
             on_cpu.close()
     except Exception as error:
@@ -79,7 +88,7 @@ def main() -> None:
     here = join(int(rank), int(world), device, backend, store)
     for name in names:
         print(name, file=sys.stderr, flush=True)
-        result = run(name, int(rank), int(world), here)
+        result = run(name, int(rank), int(world), here, ":async" in device)
         print(json.dumps(result), flush=True)
         if "error" in result:  # the ranks no longer agree on where they are
             break

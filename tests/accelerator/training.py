@@ -145,5 +145,14 @@ def train(s: Setting, model: nn.Module, count: int = 3, first: int = 0) -> None:
         pass
 
 
+_descriptions: dict[Any, osdp.description.ModelDescription] = {}
+
+
 def described(s: Setting, model: nn.Module) -> osdp.description.ModelDescription:
-    return osdp.describe(model, torch.zeros(SAMPLES // s.world, LENGTH, dtype=torch.long))
+    """Once per kind of model: it takes longer than a case."""
+    kind = tuple((name, p.shape, p.requires_grad) for name, p in model.named_parameters())
+    key = (kind, getattr(model, "checkpointing", None))
+    if key not in _descriptions:
+        sample = torch.zeros(SAMPLES // s.world, LENGTH, dtype=torch.long)
+        _descriptions[key] = osdp.describe(model, sample)
+    return _descriptions[key]

@@ -1,0 +1,14 @@
+// Bindings of runtime/left_out.hpp, for tests.
+#include "runtime/left_out.hpp"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+namespace py = pybind11;
+
+void bind_left_out(py::module_& m) {
+  m.def("leave_out", &osdp::runtime::leave_out, py::arg("site"),
+        "For tests: from now on notes which calls order streams, and leaves out the one of this name (\"\": "
+        "none).");
+  m.def("ordering_sites", &osdp::runtime::ordering_sites, "The names of those made since `leave_out`.");
+}

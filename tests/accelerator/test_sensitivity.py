@@ -1,0 +1,68 @@
+"""Every wait, held reference and moved node of Note [What orders streams] is needed: without it something is noticed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import run_ranks
+from run_rank import WITHOUT
+
+# Between them these notice nearly all; the first two that come to a call are tried. The others are tried for what is left.
+FIRST = [
+    "exception_in_backward",
+    "clipping",
+    "state_dicts",
+    "on_a_side_stream",
+    "called_again",
+    "slices_out",
+    "bf16",
+    "accumulate_no_sync",
+    "full_shard_few_units",
+    "full_shard",
+]
+# Waits of the host for the device, which the check cannot see: the numbers must be wrong on streams that run late.
+OF_THE_HOST = "host wait"
+# Orders nothing new: the host has asked until the event had passed, and waits only to be told of a fault.
+SEEN_BY_THE_HOST = "in bind_runtime"
+
+
+def without(told: dict[str, Any], sites: dict[str, list[str]], most: int | None) -> set[str]:
+    """Those of `sites` (and the cases that come to each) which are noticed where they are left out."""
+    pairs = [f"{name}{WITHOUT}{site}" for site, names in sites.items() for name in names[:most]]
+    noticed = set()
+    for pair, ranks in run_ranks.run_cases(pairs, "ordered:check", timeout_s=300).items():
+        name, _, site = pair.partition(WITHOUT)
+        for rank, each in enumerate(ranks):
+            assert "error" not in each, f"{pair}, rank {rank}: {each['error']}\n{each['trace']}"
+            streams = len(each["counts"].get("streams", ())) - len(
+                told[name][rank]["counts"].get("streams", ())
+            )
+            if each["races"] or streams > 0:
+                noticed.add(site)
+    return noticed
+
+
+def test_whatever_orders_streams_is_noticed_when_it_is_left_out(checked: dict[str, Any]) -> None:
+    sites: dict[str, list[str]] = {}
+    for name in sorted(checked, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name)):
+        for site in checked[name][0]["sites"]:
+            sites.setdefault(site, []).append(name)
+    assert len(sites) > 15
+    asked = {
+        site: names
+        for site, names in sites.items()
+        if not site.startswith(OF_THE_HOST) and not site.endswith(SEEN_BY_THE_HOST)
+    }
+    left = dict(asked)
+    for most in (2, None):
+        noticed = without(checked, left, most) if left else set()
+        left = {site: names for site, names in left.items() if site not in noticed}
+    assert not left, f"not needed, or no case shows why: {left}"
+
+
+def test_the_host_waits_for_gradients_that_it_reads(checked: dict[str, Any]) -> None:
+    (site,) = (site for site in checked["offloaded"][0]["sites"] if site.startswith(OF_THE_HOST))
+    told = run_ranks.run_cases(["offloaded", f"offloaded{WITHOUT}{site}"], "ordered:async:1")
+    right, wrong = told.values()
+    assert [each["losses"] for each in right] == [each["losses"] for each in checked["offloaded"]]
+    assert [each["losses"] for each in wrong] != [each["losses"] for each in right]

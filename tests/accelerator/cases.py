@@ -268,7 +268,8 @@ def fp16_least_gradients(s: Setting) -> None:
 def offloaded(s: Setting) -> None:
     model = s.model()
     plan = plan_of(s, model)
-    train(s, osdp.fully_shard(model, plan, device_id=s.device, cpu_offload=True))
+    # Five: comparing replicas waits for the device in the first three.
+    train(s, osdp.fully_shard(model, plan, device_id=s.device, cpu_offload=True), count=5)
 
 
 @case

@@ -481,7 +481,8 @@ void bind_runtime(py::module_& m) {
       .def("reset_statistics", &rt::Runtime::reset_statistics);
 
   py::class_<rt::Ticket>(m, "Ticket", "The end of a task on the lane.")
-      .def("wait", [](const rt::Ticket& ticket) { ticket.wait(); }, Release())
+      .def(
+          "wait", [](const rt::Ticket& ticket) { ticket.wait(); }, Release())
       .def_property_readonly("done", &rt::Ticket::done)
       .def_property_readonly("seconds", &rt::Ticket::seconds,
                              "How long the task ran; 0 on accelerators, and before it is done.");

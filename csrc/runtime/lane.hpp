@@ -32,12 +32,13 @@ namespace osdp::runtime {
 // lets go of memory only when it is done with it.
 //   What a task makes also belongs to one stream's pool, and no pool can help another. So all that is large,
 // and all that outlives the task, is allocated from the submitter's (`Lane::empty`, `SubmittersMemory`):
-// there it is freed and given out again, in order with what that stream computes. The task's stream may use it
-// at once: it has waited for all that the submitter enqueued before the task, and while a task runs, on the
-// submitter's thread, nothing else is enqueued there. Only temporary copies of small tensors are left in the
-// lane's own pool.
-//   A task may submit another one to the lane beside (Note [Two lanes]). That begins after what its own stream
-// has enqueued, but its memory is that of the stream that trains too, which waits for it before it is free.
+// there it is freed and given out again, in order with what that stream computes. The task's stream may use
+// it at once: it has waited for all that the submitter enqueued before the task, and while a task runs, on
+// the submitter's thread, nothing else is enqueued there. Only temporary copies of small tensors are left in
+// the lane's own pool.
+//   A task may submit another one to the lane beside (Note [Two lanes]). That begins after what its stream
+//   has
+// enqueued, but its memory is that of the stream that trains too, which waits for it before it is free.
 //   `where`, in what follows: the call, by which a test leaves it out; see left_out.hpp.
 
 // The end of one task. Copyable; empty tickets wait for nothing.

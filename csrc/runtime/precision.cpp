@@ -46,20 +46,17 @@ void average(Collectives& collectives, at::ScalarType reduce, std::vector<Averag
   there.scale(flat, headroom);
   there.run();
   collectives.all_reduce_mean({flat});
-  {
-    const Lane::SubmittersMemory here;
-    for (size_t i = 0; i < gradients.size(); ++i) {
-      Averaged& a = gradients[i];
-      const at::Tensor mean = parts[i].view(a.kept.defined() ? a.kept.sizes() : a.param->full_sizes());
-      if (a.kept.defined() && !a.replaces) {
-        back.add(a.kept, mean, 1.0 / headroom);
-      } else {
-        // Its own memory: `flat` must not live as long as one of the gradients.
-        if (!a.kept.defined())
-          a.kept = a.param->local_grad() =
-              Lane::empty(mean.sizes(), mean.options().dtype(a.param->own_dtype()));
-        back.set(a.kept, mean, 1.0 / headroom);
-      }
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    Averaged& a = gradients[i];
+    const at::Tensor mean = parts[i].view(a.kept.defined() ? a.kept.sizes() : a.param->full_sizes());
+    if (a.kept.defined() && !a.replaces) {
+      back.add(a.kept, mean, 1.0 / headroom);
+    } else {
+      // Its own memory: `flat` must not live as long as one of the gradients.
+      if (!a.kept.defined())
+        a.kept = a.param->local_grad() =
+            Lane::empty(mean.sizes(), mean.options().dtype(a.param->own_dtype()));
+      back.set(a.kept, mean, 1.0 / headroom);
     }
   }
   back.run();

@@ -153,36 +153,31 @@ Means reduce_now(const Sharing& sharing, std::vector<Reduction>& reductions) {
   Tensors outputs(reductions.size()), sent_outputs, sent_inputs;
   std::vector<Pack> packs;
   Batch batch;
-  {
-    const Lane::SubmittersMemory here;
-    for (size_t i = 0; i < reductions.size(); ++i) {
-      Reduction& r = reductions[i];
-      const at::ScalarType dtype = r.slot->owner().reduce_dtype();
-      if (is_packed(*r.slot, reductions.size())) {
-        Pack::put(packs, dtype, i, *r.slot);
-        continue;
-      }
-      const double headroom = headroom_of(dtype, sharing.total());
-      const auto options = r.gradient.options().dtype(dtype);
-      if (is_padded(r) && !(sharing.shard->memory() && r.slot->bytes() > kSmallBytes)) {
-        sent_inputs.push_back(r.gradient.view({-1}));
-        batch.scale(sent_inputs.back(), headroom);
-      } else {
-        sent_inputs.push_back(sharing.shard->empty(r.slot->padded().numel(), options));
-        pad_into(batch, sent_inputs.back(), r.gradient, headroom);
-      }
-      Lane::keep(std::exchange(r.gradient, at::Tensor()));
-      outputs[i] = sharing.shard->empty(chunk_elements(*r.slot), options);
-      sent_outputs.push_back(outputs[i]);
+  for (size_t i = 0; i < reductions.size(); ++i) {
+    Reduction& r = reductions[i];
+    const at::ScalarType dtype = r.slot->owner().reduce_dtype();
+    if (is_packed(*r.slot, reductions.size())) {
+      Pack::put(packs, dtype, i, *r.slot);
+      continue;
     }
-    for (Pack& pack : packs) {
-      const auto options = reductions[pack.members[0]].gradient.options().dtype(pack.dtype);
-      pack.all = sharing.shard->empty(pack.width, options);
-      sent_outputs.push_back(pack.all);
+    const double headroom = headroom_of(dtype, sharing.total());
+    const auto options = r.gradient.options().dtype(dtype);
+    if (is_padded(r) && !(sharing.shard->memory() && r.slot->bytes() > kSmallBytes)) {
+      sent_inputs.push_back(r.gradient.view({-1}));
+      batch.scale(sent_inputs.back(), headroom);
+    } else {
+      sent_inputs.push_back(sharing.shard->empty(r.slot->padded().numel(), options));
+      pad_into(batch, sent_inputs.back(), r.gradient, headroom);
     }
+    Lane::keep(std::exchange(r.gradient, at::Tensor()));
+    outputs[i] = sharing.shard->empty(chunk_elements(*r.slot), options);
+    sent_outputs.push_back(outputs[i]);
   }
-  for (const Pack& pack : packs) {
-    const at::Tensor all = at::empty({world, pack.width}, pack.all.options());
+  for (Pack& pack : packs) {
+    const auto options = reductions[pack.members[0]].gradient.options().dtype(pack.dtype);
+    pack.all = sharing.shard->empty(pack.width, options);
+    sent_outputs.push_back(pack.all);
+    const at::Tensor all = at::empty({world, pack.width}, options);
     Tensors gradients;
     for (size_t i : pack.members) {
       gradients.push_back(rows_of(reductions[i]));
@@ -209,16 +204,6 @@ Means reduce_now(const Sharing& sharing, std::vector<Reduction>& reductions) {
 void keep_means(const Sharing& sharing, const std::vector<Reduction>& reductions, const Tensors& means) {
   Batch batch;
   Tensors gradients(means.size());
-  {
-    const Lane::SubmittersMemory here;
-    for (size_t i = 0; i < means.size(); ++i) {
-      const Slot& slot = *reductions[i].slot;
-      if (!slot.owner().split() && !slot.owner().local_grad().defined() &&
-          means[i].scalar_type() != slot.owner().own_dtype())
-        gradients[i] =
-            Lane::empty(slot.owner().local().sizes(), means[i].options().dtype(slot.owner().own_dtype()));
-    }
-  }
   for (size_t i = 0; i < means.size(); ++i) {
     Slot& slot = *reductions[i].slot;
     const double share = 1.0 / headroom_of(slot.owner().reduce_dtype(), sharing.total());
@@ -233,7 +218,8 @@ void keep_means(const Sharing& sharing, const std::vector<Reduction>& reductions
     if (slot.owner().local_grad().defined()) {
       gradient = brought(slot.owner(), slot.owner().local_grad());
       batch.add(gradient, mean, share);
-    } else if (gradient.defined()) {
+    } else if (const at::ScalarType own = slot.owner().own_dtype(); mean.scalar_type() != own) {
+      gradient = Lane::empty(mean.sizes(), mean.options().dtype(own));
       batch.set(gradient, mean, share);
     } else {
       gradient = mean;

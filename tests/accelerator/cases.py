@@ -317,7 +317,9 @@ def hybrid_exception_in_backward(s: Setting) -> None:
 def fail_in_backward(s: Setting, model: nn.Module) -> None:
     for round_ in range(3):
         train(s, model, count=1, first=round_)
-        handle = model.blocks[1].register_forward_hook(lambda m, i, o: FailsInBackward.apply(o))
+        # In the middle, and before anything is reduced.
+        where = model.head if round_ == 1 else model.blocks[1]
+        handle = where.register_forward_hook(lambda m, i, o: FailsInBackward.apply(o))
         try:
             s.loss(model, 50 + round_).backward()
         except Failed:

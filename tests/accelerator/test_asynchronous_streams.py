@@ -12,13 +12,10 @@ Told = dict[str, list[dict[str, Any]]]
 FEW = [
     "full_shard",
     "no_shard",
-    "hybrid_shard",
     "slices_in",
-    "mixed_plan",
-    "bf16",
-    "uneven",
     "uneven_bf16",
     "accumulate_no_sync",
+    "hybrid_bf16",
     "offloaded_hybrid",
     "exception_in_backward",
 ]

@@ -19,7 +19,7 @@ FEW = [
     "offloaded_hybrid",
     "exception_in_backward",
 ]
-DELAYS = ("1:100", "2:300", "3:1000")  # seed and longest delay of an operator, in us
+DELAYS = ("1:100", "2:200", "3:400")  # seed and longest delay of an operator, in us
 
 
 def in_order(told: Told) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import memory
 import run_ranks
-from test_asynchronous_streams import judge
+from test_asynchronous_streams import in_order, judge
 
 CASES = ["memory of the group", "memory of the group, GPT"]
 
@@ -23,8 +23,13 @@ def test_what_travels_is_memory_of_the_group() -> None:
     assert sum(pools.values()) <= small, pools
 
 
-def test_streams_that_run_late_change_no_number() -> None:
-    judge(run_ranks.run_cases(CASES[1:], "ordered:async:3"), 1e-6)
+def test_streams_that_run_late_change_no_bit() -> None:
+    at_once = run_ranks.run_cases(CASES[1:], "ordered:check")
+    late = run_ranks.run_cases(CASES[1:], "ordered:async:3:300")
+    judge(at_once, 1e-6)
+    in_order(late)
+    for right, told in zip(at_once.values(), late.values(), strict=True):
+        assert [r["losses"] for r in told] == [r["losses"] for r in right]
 
 
 def test_lines_that_have_memory_of_their_own() -> None:

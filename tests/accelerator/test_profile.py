@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import run_ranks
-from test_asynchronous_streams import judge
+from test_asynchronous_streams import in_order, judge
 
 
 def test_a_profile_finds_every_figure_and_every_access_is_ordered() -> None:
@@ -16,4 +16,4 @@ def test_a_profile_finds_every_figure_and_every_access_is_ordered() -> None:
 
 
 def test_contention_is_judged_by_collectives_that_were_in_flight_while_computing() -> None:
-    judge(run_ranks.run_cases(["contention"], "ordered:async:3:100"), 0)
+    in_order(run_ranks.run_cases(["contention"], "ordered:async:3:100"))

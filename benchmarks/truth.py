@@ -1,0 +1,142 @@
+"""How true predictions are: random plans and searched ones over five models, played and measured.
+
+    python benchmarks/truth.py --json results/truth.json [--settings one-host ...] [--models "deep GPT" ...]
+                               [--plans 40] [--steps 7] [--minutes 120]
+
+For each setting (2 ranks on one host, or on two with 1 or 4 Gb/s between them, which needs root and iproute2) and
+model, the machine is profiled on the bare model, and each plan's step is played on that profile and measured in turns
+with the bare model's (every rank by itself, without communication or optimizer), so that the machine's own spread
+stands beside each figure. Peaks are of the live heap (heap_peak.c), over what the process held before the model. A
+run that was stopped goes on where it was: what --json holds is not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from support.launch import as_rank, run_ranks
+from support.machine import machine, machine_line
+from support.truth_table import show
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "one-host": {"hosts": 1},
+    "two-hosts-1gbit": {"hosts": 2, "rate": "1gbit"},
+    "two-hosts-4gbit": {"hosts": 2, "rate": "4gbit"},
+}
+LIMITS = 5
+
+
+def measure(name: str, count: str, steps: str) -> dict[str, Any]:
+    import torch
+    import torch.distributed as dist
+    from support.five_models import SUBJECTS
+    from support.heap import Heap
+    from support.random_plans import random_plans
+
+    import osdp
+
+    subject = SUBJECTS[name]
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    sample = subject.batch(generator)
+    bare = subject.make()
+    description = osdp.describe(bare, *sample)
+    hardware = osdp.profile(bare, *sample, seconds=6)
+    batch_size = sample[0].shape[0]
+    alone_s = sum(hardware.gamma_s.values()) * batch_size + sum(hardware.gamma_fixed_s.values())
+    plans = {f"searched {i}": p for i, p in enumerate(searched(osdp, description, hardware, batch_size))}
+    plans |= {f"random {i}": p for i, p in enumerate(random_plans(description, batch_size, int(count), 15))}
+    heap = Heap()
+
+    def step_s(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> float:
+        inputs = subject.batch(generator)
+        dist.barrier()
+        begin = time.perf_counter()
+        model(*inputs).backward()
+        if optimizer is not None:
+            optimizer.step()
+        model.zero_grad(set_to_none=True)
+        return time.perf_counter() - begin
+
+    def taken(plan: osdp.Plan) -> dict[str, Any]:
+        before = heap.live()
+        model = osdp.fully_shard(subject.make(), plan)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+        for _ in range(3):
+            step_s(bare, None), step_s(model, optimizer)
+        beside, own, peak = [], [], 0
+        for _ in range(int(steps)):
+            beside.append(step_s(bare, None))
+            heap.restart()
+            own.append(step_s(model, optimizer))
+            peak = max(peak, heap.peak() - before)
+        largest = torch.tensor([peak])
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return {"bare_s": beside, "step_s": own, "peak_bytes": int(largest)}
+
+    rows = []
+    for label, plan in plans.items():
+        played = plan.simulate(hardware, dist.get_world_size())
+        row = {
+            "plan": label,
+            "played_s": played.step_time_s,
+            "played_bytes": played.peak_memory_bytes,
+            "certified_bytes": plan.predicted.peak_memory_bytes if plan.predicted else None,
+            "limit_bytes": plan.memory_limit_bytes,
+        }
+        rows.append({**row, **taken(plan)})
+    return {"alone_s": alone_s, "rows": rows, "machine": machine(), "hardware": json.loads(hardware.dumps())}
+
+
+def searched(osdp: Any, description: Any, hardware: Any, batch_size: int) -> list[Any]:
+    """At LIMITS limits from the least under which there is a plan to what the fastest needs."""
+    arguments = {"hardware": hardware, "batch_size": batch_size}
+    try:
+        osdp.search(description, memory=1, **arguments)
+        raise AssertionError("a plan fits one byte")
+    except osdp.InfeasibleError as error:
+        least = error.smallest_limit
+    most = osdp.search(description, memory="1TiB", **arguments).predicted.peak_memory_bytes
+    limits = [least + (most - least) * i // (LIMITS - 1) for i in range(LIMITS)]
+    return [osdp.search(description, memory=limit, **arguments) for limit in limits]
+
+
+def main() -> int:
+    from support.five_models import SUBJECTS
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--models", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
+    parser.add_argument("--plans", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=7)
+    parser.add_argument("--minutes", type=float, default=120)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    end = time.monotonic() + 60 * given.minutes
+    found: dict[str, Any] = {}
+    if given.json and given.json.exists():
+        found = json.loads(given.json.read_text())
+    for setting in given.settings:
+        for name in given.models:
+            key = f"{setting}, {name}"
+            if key in found or time.monotonic() > end:
+                continue
+            left = max(60.0, end - time.monotonic())
+            where = SETTINGS[setting]
+            found[key] = run_ranks(
+                __file__, [name, str(given.plans), str(given.steps)], 2, **where, seconds=left
+            )
+            print(f"{key}: {machine_line(found[key]['machine'])}", flush=True)
+            if given.json:
+                given.json.write_text(json.dumps(found, indent=1) + "\n")
+    show(found)
+    return 0
+
+
+if __name__ == "__main__":
+    if not as_rank(measure):
+        sys.exit(main())

@@ -41,7 +41,7 @@ def measure(rounds: str, steps: str) -> dict[str, Any]:
         mode: osdp.Plan.uniform(description, mode) for mode in ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD")
     }
     plans = {name: replace(plan, batch_size=sample[0].shape[0]) for name, plan in plans.items()}
-    plans["searched"] = searched(osdp, description, hardware, sample[0].shape[0])
+    plans["searched"] = searched(description, hardware, sample[0].shape[0])
     models = {BARE: bare, **{n: osdp.fully_shard(make_gpt()[0], p) for n, p in plans.items()}}
     optimizers = {
         n: torch.optim.AdamW(m.parameters(), lr=1e-3, fused=True) for n, m in models.items() if n != BARE
@@ -79,15 +79,14 @@ def measure(rounds: str, steps: str) -> dict[str, Any]:
     return {"rounds": rows, "hardware": json.loads(hardware.dumps())}
 
 
-def searched(osdp: Any, description: Any, hardware: Any, batch_size: int) -> Any:
+def searched(description: Any, hardware: Any, batch_size: int) -> Any:
     """The plan half-way between the least and the most memory."""
+    from support.limits import least_and_most
+
+    import osdp
+
     arguments = dict(hardware=hardware, batch_size=batch_size, checkpoint=False)
-    try:
-        osdp.search(description, memory=1, **arguments)
-        raise AssertionError("a plan fits one byte")
-    except osdp.InfeasibleError as error:
-        least = error.smallest_limit
-    most = osdp.search(description, memory="1TiB", **arguments).predicted.peak_memory_bytes
+    least, most = least_and_most(description, **arguments)
     return osdp.search(description, memory=(least + most) // 2, **arguments)
 
 

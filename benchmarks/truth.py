@@ -48,7 +48,7 @@ def measure(name: str, count: str, steps: str) -> dict[str, Any]:
     hardware = osdp.profile(bare, *sample, seconds=6)
     batch_size = sample[0].shape[0]
     alone_s = sum(hardware.gamma_s.values()) * batch_size + sum(hardware.gamma_fixed_s.values())
-    plans = {f"searched {i}": p for i, p in enumerate(searched(osdp, description, hardware, batch_size))}
+    plans = {f"searched {i}": p for i, p in enumerate(searched(description, hardware, batch_size))}
     plans |= {f"random {i}": p for i, p in enumerate(random_plans(description, batch_size, int(count), 15))}
     heap = Heap()
 
@@ -92,15 +92,14 @@ def measure(name: str, count: str, steps: str) -> dict[str, Any]:
     return {"alone_s": alone_s, "rows": rows, "machine": machine(), "hardware": json.loads(hardware.dumps())}
 
 
-def searched(osdp: Any, description: Any, hardware: Any, batch_size: int) -> list[Any]:
+def searched(description: Any, hardware: Any, batch_size: int) -> list[Any]:
     """At LIMITS limits from the least under which there is a plan to what the fastest needs."""
+    from support.limits import least_and_most
+
+    import osdp
+
     arguments = {"hardware": hardware, "batch_size": batch_size}
-    try:
-        osdp.search(description, memory=1, **arguments)
-        raise AssertionError("a plan fits one byte")
-    except osdp.InfeasibleError as error:
-        least = error.smallest_limit
-    most = osdp.search(description, memory="1TiB", **arguments).predicted.peak_memory_bytes
+    least, most = least_and_most(description, **arguments)
     limits = [least + (most - least) * i // (LIMITS - 1) for i in range(LIMITS)]
     return [osdp.search(description, memory=limit, **arguments) for limit in limits]
 

@@ -1,0 +1,19 @@
+"""Between which memory limits a search has something to decide."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import osdp
+
+
+def least_and_most(description: osdp.ModelDescription, **arguments: Any) -> tuple[int, int]:
+    """The least limit under which there is a plan, and what the fastest plan needs. `arguments`: of osdp.search."""
+    try:
+        osdp.search(description, memory=1, **arguments)
+        raise AssertionError("a plan fits one byte")
+    except osdp.InfeasibleError as error:
+        least = error.smallest_limit
+    fastest = osdp.search(description, memory="1TiB", **arguments)
+    assert least is not None and fastest.predicted is not None
+    return least, fastest.predicted.peak_memory_bytes

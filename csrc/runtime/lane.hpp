@@ -36,8 +36,7 @@ namespace osdp::runtime {
 // it at once: it has waited for all that the submitter enqueued before the task, and while a task runs, on
 // the submitter's thread, nothing else is enqueued there. Only temporary copies of small tensors are left in
 // the lane's own pool.
-//   A task may submit another one to the lane beside (Note [Two lanes]). That begins after what its stream
-//   has
+//   A task may submit another one to the lane beside (Note [Two lanes]). It begins after what the first has
 // enqueued, but its memory is that of the stream that trains too, which waits for it before it is free.
 //   `where`, in what follows: the call, by which a test leaves it out; see left_out.hpp.
 

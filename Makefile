@@ -36,7 +36,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
 CSRC := $(shell find csrc cmake -type f) CMakeLists.txt pyproject.toml
-CPP_FILES = $(shell find csrc tests/cpp tests/fuzz -name '*.[hc]pp' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
+CPP_FILES = $(shell find csrc tests/cpp tests/fuzz -name '*.[hc]pp')
 PY_FILES := osdp tests examples benchmarks tools
 
 .PHONY: help
@@ -108,24 +108,17 @@ build/fuzz/%.o: csrc/%.cpp
 CUDA_ENV ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/osdp/cuda-env
 CUDA_TORCH ?= torch>=2.11,<2.16
 .PHONY: cuda-check
-cuda-check:  ## compile, link and load everything against a CUDA torch (kept in ~/.cache/osdp), where nvcc is installed
-	@command -v nvcc >/dev/null || { echo "== no nvcc: the CUDA build is left out"; exit 0; }; \
-	mkdir -p "$(CUDA_ENV)" build; exec 9>"$(CUDA_ENV).lock"; flock 9; \
+cuda-check:  ## compile, link and load everything against a CUDA torch (kept in ~/.cache/osdp)
+	@mkdir -p "$(CUDA_ENV)" build; exec 9>"$(CUDA_ENV).lock"; flock 9; \
 	if ! "$(CUDA_ENV)/bin/python" -c 'import torch, sys; sys.exit(not torch.version.cuda)' 2>/dev/null; then \
 	  echo "== installing a CUDA build of torch into $(CUDA_ENV) (several GB, once)"; \
 	  $(PYTHON) -m venv --clear "$(CUDA_ENV)"; \
 	  "$(CUDA_ENV)/bin/python" -m pip install --quiet --disable-pip-version-check '$(CUDA_TORCH)' numpy ninja 'cmake>=3.25'; fi; \
 	export PATH="$(CUDA_ENV)/bin:$$PATH"; \
-	echo "== CUDA build: $$(nvcc --version | grep -oE 'release [0-9.]+'), $$(python -c 'import torch; print("torch", torch.__version__)') (build/cuda)"; \
-	{ cmake -S . -B build/cuda -G Ninja -DPython_EXECUTABLE="$(CUDA_ENV)/bin/python" -DOSDP_CUDA=ON -DCMAKE_BUILD_TYPE=Release \
+	echo "== CUDA build: $$(python -c 'import torch; print("torch", torch.__version__)') (build/cuda)"; \
+	{ cmake -S . -B build/cuda -G Ninja -DPython_EXECUTABLE="$(CUDA_ENV)/bin/python" -DCMAKE_BUILD_TYPE=Release \
 	  && ninja -C build/cuda -j$(JOBS) _C _search; } >build/cuda.log 2>&1 || { tail -n 60 build/cuda.log; exit 1; }; \
 	python tools/load_extension.py build/cuda
-
-.PHONY: cuda-kernels
-cuda-kernels:  ## compile the CUDA kernels alone, which need no torch, where nvcc is installed
-	@command -v nvcc >/dev/null || { echo "== no nvcc: the CUDA kernels are left out"; exit 0; }; mkdir -p build/cuda-kernels; \
-	echo "== CUDA kernels: $$(nvcc --version | grep -oE 'release [0-9.]+')"; \
-	for f in csrc/kernels/*.cu; do nvcc -std=c++17 -arch=sm_90 -Icsrc -Werror all-warnings -c "$$f" -o "build/cuda-kernels/$$(basename "$$f").o"; done
 
 .PHONY: gpu-check
 gpu-check:  ## on a machine with a GPU, with the torch that its Python has: everything that needs one, in 10 minutes at most

@@ -2,23 +2,20 @@
 # wherever the installed torch is a CUDA build.
 find_package(Python 3.11 REQUIRED COMPONENTS Interpreter Development.Module)
 execute_process(
-  COMMAND ${Python_EXECUTABLE} -c "import torch, torch.utils.cpp_extension as e; print(';'.join(e.include_paths()), '|', ';'.join(e.library_paths()), '|', int(torch._C._GLIBCXX_USE_CXX11_ABI), '|', torch.version.cuda or '', '|', torch.__version__, sep='')"
+  COMMAND ${Python_EXECUTABLE} -c "import torch, torch.utils.cpp_extension as e; print(';'.join(e.include_paths()), '|', ';'.join(e.library_paths()), '|', int(torch._C._GLIBCXX_USE_CXX11_ABI), '|', torch.__version__, sep='')"
   OUTPUT_VARIABLE TORCH_PATHS OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
-string(REGEX MATCH "^(.*)\\|(.*)\\|(.*)\\|(.*)\\|(.*)$" _ "${TORCH_PATHS}")
+string(REGEX MATCH "^(.*)\\|(.*)\\|(.*)\\|(.*)$" _ "${TORCH_PATHS}")
 set(TORCH_INCLUDES ${CMAKE_MATCH_1})
 set(TORCH_LIBRARY_DIRS ${CMAKE_MATCH_2})
 set(TORCH_ABI ${CMAKE_MATCH_3})
-set(TORCH_CUDA_VERSION "${CMAKE_MATCH_4}")
-set(TORCH_VERSION "${CMAKE_MATCH_5}")
-set(KERNELS_CUDA "")  # the CUDA that the kernels need: set where they are built
+set(TORCH_VERSION "${CMAKE_MATCH_4}")
 
 # torch carries its own pybind11; classes bound with another version do not mix with torch's.
 function(osdp_module name)
   python_add_library(${name} MODULE WITH_SOABI ${ARGN})
   target_include_directories(${name} SYSTEM BEFORE PRIVATE ${TORCH_INCLUDES})
   target_include_directories(${name} PRIVATE csrc)
-  # nvcc takes neither of these.
-  target_compile_options(${name} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:${OSDP_WARNINGS};-fvisibility=hidden>")
+  target_compile_options(${name} PRIVATE ${OSDP_WARNINGS} -fvisibility=hidden)
   target_compile_definitions(${name} PRIVATE _GLIBCXX_USE_CXX11_ABI=${TORCH_ABI} TORCH_EXTENSION_NAME=${name})
   # Installed, the module lies in site-packages/osdp beside site-packages/torch.
   set_target_properties(${name} PROPERTIES INSTALL_RPATH "$ORIGIN/../torch/lib")
@@ -30,9 +27,9 @@ if(EXISTS ${CMAKE_SOURCE_DIR}/csrc/bindings/search.cpp)
   target_link_libraries(_search PRIVATE osdp_search osdp_json)
 endif()
 
-file(GLOB CORE_SOURCES CONFIGURE_DEPENDS csrc/kernels/*.cpp csrc/ops/*.cpp csrc/runtime/*.cpp)
+file(GLOB CORE_SOURCES CONFIGURE_DEPENDS csrc/ops/*.cpp csrc/runtime/*.cpp)
 list(TRANSFORM COMM PREPEND ${CMAKE_SOURCE_DIR}/ OUTPUT_VARIABLE COMM_PATHS)
-list(REMOVE_ITEM CORE_SOURCES ${COMM_PATHS} ${CMAKE_SOURCE_DIR}/csrc/kernels/cpu.cpp)
+list(REMOVE_ITEM CORE_SOURCES ${COMM_PATHS})
 target_compile_definitions(osdp_comm PUBLIC _GLIBCXX_USE_CXX11_ABI=${TORCH_ABI})
 file(GLOB CORE_BINDINGS CONFIGURE_DEPENDS csrc/bindings/*.cpp)
 list(FILTER CORE_BINDINGS EXCLUDE REGEX "bindings/(search|json|simulate).cpp$")
@@ -43,11 +40,10 @@ if(CORE_BINDINGS)
   target_link_directories(_C PRIVATE ${TORCH_LIBRARY_DIRS})
   target_link_libraries(_C PRIVATE osdp_comm torch torch_cpu torch_python c10)
   target_compile_definitions(_C PRIVATE USE_C10D_GLOO)
-  include(cmake/cuda.cmake)
 endif()
 
 # What the extension was compiled against, for osdp/built_with.py: in the module that loads with any torch.
 if(TARGET _search)
   set_source_files_properties(csrc/bindings/search.cpp PROPERTIES COMPILE_DEFINITIONS
-                              "OSDP_TORCH_VERSION=\"${TORCH_VERSION}\";OSDP_KERNELS_CUDA=\"${KERNELS_CUDA}\"")
+                              "OSDP_TORCH_VERSION=\"${TORCH_VERSION}\"")
 endif()

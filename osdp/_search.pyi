@@ -191,9 +191,9 @@ class JsonReader:
 class InvalidProblem(ValueError):
     pass
 
-def built_with() -> tuple[str, str]:
+def built_with() -> str:
     """
-    The torch that the extension was compiled against, and its CUDA's version where CUDA kernels are in it
+    The version of torch that the extension was compiled against.
     """
 
 def candidates(

@@ -23,8 +23,7 @@ def check_torch() -> None:
         from osdp import _search
     except ImportError as error:
         raise BuildError(f"osdp's extension cannot be loaded: {error}. {_MEND}") from error
-    version, cuda = _search.built_with()
-    here, cuda_here = installed_torch()
+    version, here = _search.built_with(), installed_torch()
     if here is None:
         raise BuildError(
             f"osdp needs torch {_minor(version)}, and none is installed: pip install 'torch=={_minor(version)}.*'"
@@ -34,23 +33,17 @@ def check_torch() -> None:
             f"osdp was built with torch {version}, and torch {here} is installed, whose C++ interface is another. {_MEND}, "
             f"or install that torch: pip install 'torch=={_minor(version)}.*'"
         )
-    if cuda and cuda.partition(".")[0] != (cuda_here or "").partition(".")[0]:
-        raise BuildError(
-            f"osdp was built with CUDA kernels for a torch of CUDA {cuda}, and the torch that is installed has "
-            f"{f'CUDA {cuda_here}' if cuda_here else 'no CUDA'}. {_MEND}"
-        )
 
 
-def installed_torch() -> tuple[str | None, str | None]:
-    """Its version, and its CUDA's; None where there is none."""
+def installed_torch() -> str | None:
+    """Its version; None where there is none."""
     torch: Any = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "version"):
-        return str(torch.__version__), torch.version.cuda
+        return str(torch.__version__)
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        return None, None
-    facts = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
-    return str(facts["__version__"]), facts.get("cuda")
+        return None
+    return str(runpy.run_path(str(Path(spec.origin).with_name("version.py")))["__version__"])
 
 
 def _minor(version: str) -> str:

@@ -1,18 +1,18 @@
-// osdp._C: kernels, ops and runtime. `import torch` first: it loads the libraries that this one needs.
+// osdp._C: elementwise, ops and runtime. `import torch` first: it loads the libraries that this one needs.
 #include <torch/csrc/utils/pybind.h>
 
 namespace py = pybind11;
 
 void bind_errors(py::module_& m);
-void bind_kernels(py::module_& m);
+void bind_elementwise(py::module_& m);
 void bind_left_out(py::module_& m);
 void bind_ops(py::module_& m);
 void bind_runtime(py::module_& m);
 
 PYBIND11_MODULE(_C, m) {
-  m.doc() = "The C++ of osdp: kernels, the split matrix product, the sharding runtime.";
+  m.doc() = "The C++ of osdp: elementwise loops, the split matrix product, the sharding runtime.";
   bind_errors(m);
-  bind_kernels(m);
+  bind_elementwise(m);
   bind_left_out(m);
   bind_ops(m);
   bind_runtime(m);

@@ -278,9 +278,8 @@ PYBIND11_MODULE(_search, m) {
   m.doc() = "The planner's search (csrc/search). Use osdp.solve and osdp.search.";
   py::register_exception<InvalidProblem>(m, "InvalidProblem", PyExc_ValueError);
   m.def(
-      "built_with", [] { return std::pair<std::string, std::string>(OSDP_TORCH_VERSION, OSDP_KERNELS_CUDA); },
-      "The torch that the extension was compiled against, and its CUDA's version where CUDA kernels are in "
-      "it");
+      "built_with", [] { return OSDP_TORCH_VERSION; },
+      "The version of torch that the extension was compiled against.");
   m.def("solve", &solve, "options"_a, "limit"_a, "method"_a, "time_limit_s"_a, "names"_a, "gap"_a,
         "state_bytes"_a);
   m.def("solve_table", &solve_table, "table"_a, "limit"_a, "method"_a, "time_limit_s"_a, "names"_a, "gap"_a,

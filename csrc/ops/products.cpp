@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
-#include "kernels/kernels.hpp"
+#include "elementwise/elementwise.hpp"
 
 namespace osdp::ops {
 namespace {
@@ -15,12 +15,13 @@ void accumulate(at::Tensor& total, const at::Tensor& product) {
     total.add_(product);  // one fused kernel
     return;
   }
-  const auto dtype = product.scalar_type() == at::kHalf ? kernels::DType::Float16 : kernels::DType::BFloat16;
+  const auto dtype =
+      product.scalar_type() == at::kHalf ? elementwise::DType::Float16 : elementwise::DType::BFloat16;
   auto* dst = static_cast<char*>(total.mutable_data_ptr());
   const auto* src = static_cast<const char*>(product.const_data_ptr());
   at::parallel_for(0, total.numel(), 1 << 15, [&](int64_t begin, int64_t end) {
-    kernels::cpu::accumulate(dst + begin * 4, kernels::DType::Float32, src + begin * 2, dtype, end - begin,
-                             1.0, nullptr);
+    elementwise::accumulate(dst + begin * 4, elementwise::DType::Float32, src + begin * 2, dtype,
+                            end - begin);
   });
 }
 

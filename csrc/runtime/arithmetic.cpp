@@ -8,16 +8,16 @@
 #include "runtime/collectives.hpp"
 
 namespace osdp::runtime {
-std::optional<kernels::DType> kernel_dtype(at::ScalarType dtype) {
+std::optional<elementwise::DType> elementwise_dtype(at::ScalarType dtype) {
   switch (dtype) {
     case at::kFloat:
-      return kernels::DType::Float32;
+      return elementwise::DType::Float32;
     case at::kDouble:
-      return kernels::DType::Float64;
+      return elementwise::DType::Float64;
     case at::kBFloat16:
-      return kernels::DType::BFloat16;
+      return elementwise::DType::BFloat16;
     case at::kHalf:
-      return kernels::DType::Float16;
+      return elementwise::DType::Float16;
     default:
       return std::nullopt;
   }
@@ -25,16 +25,15 @@ std::optional<kernels::DType> kernel_dtype(at::ScalarType dtype) {
 
 namespace {
 
-// Where the CPU kernels can take the tensor, its dtype.
-std::optional<kernels::DType> taken_as(const at::Tensor& t) {
-  return t.is_cpu() && t.is_contiguous() ? kernel_dtype(t.scalar_type()) : std::nullopt;
+// Where csrc/elementwise can take the tensor, its dtype.
+std::optional<elementwise::DType> taken_as(const at::Tensor& t) {
+  return t.is_cpu() && t.is_contiguous() ? elementwise_dtype(t.scalar_type()) : std::nullopt;
 }
 
 void set_on_cpu(const at::Tensor& to, const at::Tensor& from) {
   const auto narrow = taken_as(to), wide = taken_as(from);
   if (narrow && wide)
-    kernels::cast(kernels::Device::CPU, to.mutable_data_ptr(), *narrow, from.const_data_ptr(), *wide,
-                  from.numel());
+    elementwise::cast(to.mutable_data_ptr(), *narrow, from.const_data_ptr(), *wide, from.numel());
   else
     to.copy_(from);
 }
@@ -42,15 +41,15 @@ void set_on_cpu(const at::Tensor& to, const at::Tensor& from) {
 void add_on_cpu(const at::Tensor& sum, const at::Tensor& addend, double factor) {
   const auto dtype = taken_as(sum), added = taken_as(addend);
   if (dtype && added)
-    kernels::accumulate(kernels::Device::CPU, sum.mutable_data_ptr(), *dtype, addend.const_data_ptr(), *added,
-                        sum.numel(), factor);
+    elementwise::accumulate(sum.mutable_data_ptr(), *dtype, addend.const_data_ptr(), *added, sum.numel(),
+                            factor);
   else
     sum.add_(addend, factor);
 }
 
 void scale_on_cpu(const at::Tensor& tensor, double factor) {
   if (const auto dtype = taken_as(tensor))
-    kernels::scale(kernels::Device::CPU, tensor.mutable_data_ptr(), *dtype, tensor.numel(), factor);
+    elementwise::scale(tensor.mutable_data_ptr(), *dtype, tensor.numel(), factor);
   else
     tensor.mul_(factor);
 }

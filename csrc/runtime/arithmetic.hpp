@@ -2,7 +2,7 @@
 //
 // Note [Many small tensors]
 // A unit has a dozen small tensors, and each is cast, padded, copied, added to and scaled. On the CPU a
-// single-threaded kernel (csrc/kernels) is called for each, at once, so that memory can be let go of tensor
+// loop on this thread (csrc/elementwise) is run for each, at once, so that memory can be let go of tensor
 // by tensor: the compute threads must be left alone, and torch's own operators would open a pool of threads
 // beside theirs. On an accelerator a launch takes longer than the work. There they are collected, and run()
 // takes a few launches for all of them (ATen's foreach operators, of which each takes tensors of one dtype).
@@ -13,12 +13,12 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/kernels.hpp"
+#include "elementwise/elementwise.hpp"
 
 namespace osdp::runtime {
 
-// The kernels' name for a dtype; empty for those that they do not know.
-std::optional<kernels::DType> kernel_dtype(at::ScalarType dtype);
+// What csrc/elementwise calls a dtype; empty for those that it does not know.
+std::optional<elementwise::DType> elementwise_dtype(at::ScalarType dtype);
 
 // Operations that do not depend on each other, of tensors of one device. Each pair is of one number of
 // elements, and the tensor that is written contiguous where the shapes differ.

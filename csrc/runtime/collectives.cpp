@@ -49,8 +49,9 @@ Range range_of(const at::Tensor& tensor) {
   const int64_t parts = complex ? 2 : 1;
   const at::ScalarType dtype = complex ? c10::toRealValueType(tensor.scalar_type()) : tensor.scalar_type();
   const auto bytes = static_cast<int32_t>(tensor.element_size() / parts);
-  return {
-      static_cast<char*>(tensor.mutable_data_ptr()), tensor.numel() * parts, {bytes, kernel_dtype(dtype)}};
+  return {static_cast<char*>(tensor.mutable_data_ptr()),
+          tensor.numel() * parts,
+          {bytes, elementwise_dtype(dtype)}};
 }
 
 Ranges ranges_of(const Tensors& tensors) {

@@ -6,14 +6,14 @@
 #include <functional>
 #include <optional>
 
-#include "kernels/kernels.hpp"
+#include "elementwise/elementwise.hpp"
 
 namespace osdp::runtime {
 
 // What the elements of a range are: their length and, where they can be summed, their type.
 struct Element {
   int32_t bytes = 1;
-  std::optional<kernels::DType> dtype;
+  std::optional<elementwise::DType> dtype;
 };
 
 // Elements one behind the other in this host's memory, which somebody else keeps: what one message carries.

@@ -47,23 +47,23 @@ void put(const Range& range, const void* message) {
   if (range.data != message) std::memcpy(range.data, message, range.bytes());
 }
 
-kernels::DType summed_as(const Range& range) {
+elementwise::DType summed_as(const Range& range) {
   OSDP_CHECK(range.element.dtype, Sharding,
              "OSDP: a mean over ranks is asked for of elements of a type that has none (an integer's?)");
   return *range.element.dtype;
 }
 
-// sum += as many addends of its type. The kernels are single-threaded, as the lane's thread must be.
+// sum += as many addends of its type. On this thread alone: the others compute.
 void add_into(const Range& sum, const void* addends) {
-  const kernels::DType type = summed_as(sum);
-  kernels::cpu::accumulate(sum.data, type, addends, type, sum.count, 1.0, nullptr);
+  const elementwise::DType type = summed_as(sum);
+  elementwise::accumulate(sum.data, type, addends, type, sum.count);
 }
 
 void scale_by(const Range& range, double factor) {
-  kernels::cpu::scale(range.data, summed_as(range), range.count, factor, nullptr);
+  elementwise::scale(range.data, summed_as(range), range.count, factor);
 }
 
-// Memory for a while, aligned as the kernels like it.
+// Memory for a while, aligned for loops that are vectorised.
 std::shared_ptr<char> memory_of(int64_t bytes) {
   constexpr size_t line = 64;
   const size_t size = (std::max<int64_t>(bytes, 1) + line - 1) / line * line;

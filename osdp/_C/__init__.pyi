@@ -1,5 +1,5 @@
 """
-The C++ of osdp: kernels, the split matrix product, the sharding runtime.
+The C++ of osdp: elementwise loops, the split matrix product, the sharding runtime.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import typing
 
 import torch
 
-from . import kernels
+from . import elementwise
 
 __all__: list[str] = [
     "CallHook",
@@ -27,9 +27,9 @@ __all__: list[str] = [
     "await_backwards",
     "connect_part",
     "count_registration",
+    "elementwise",
     "end_group",
     "host_identity",
-    "kernels",
     "leave_out",
     "memory_live_bytes",
     "memory_meter_install",

@@ -26,7 +26,7 @@ inline std::unique_ptr<rt::Ring> ring_of(Rank& me) {
 inline rt::Range range_of(std::vector<float>& values) {
   return {reinterpret_cast<char*>(values.data()),
           static_cast<int64_t>(values.size()),
-          {4, osdp::kernels::DType::Float32}};
+          {4, osdp::elementwise::DType::Float32}};
 }
 
 // Small whole numbers: sums are exact, whatever their order.

@@ -1,11 +1,10 @@
-// bfloat16 and IEEE half on the CPU: storage types and conversions, without branches so that loops over them
-// vectorise.
+// bfloat16 and IEEE half: storage types and conversions, without branches so that loops over them vectorise.
 #pragma once
 
 #include <bit>
 #include <cstdint>
 
-namespace osdp::kernels {
+namespace osdp::elementwise {
 
 struct BFloat16 {
   uint16_t bits;
@@ -91,4 +90,4 @@ void store(Float16& where, C value) {
   where = to_float16(static_cast<float>(value));
 }
 
-}  // namespace osdp::kernels
+}  // namespace osdp::elementwise

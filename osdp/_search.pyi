@@ -309,6 +309,7 @@ def simulate(
         ]
     ],
     prefetch: typing.SupportsInt | typing.SupportsIndex,
+    separate_reductions: bool,
     delay: tuple[typing.SupportsFloat | typing.SupportsIndex, typing.SupportsFloat | typing.SupportsIndex],
     stolen_permille: typing.SupportsInt | typing.SupportsIndex,
     timeline: bool,

@@ -35,6 +35,7 @@ class Assembly:
     optimizer: str
     precision: str
     cost: str
+    separate_reductions: bool
     searched: Searched
     limit_bytes: int
     model: _search.Model
@@ -54,6 +55,7 @@ class Assembly:
             blocks=found["blocks"],
             batch=(found["batch_size"], found["accumulation"]),
             prefetch=self.searched.prefetch,
+            separate_reductions=self.separate_reductions,
         )
 
     def step_ps(self, found: Mapping[str, Any]) -> int:
@@ -87,6 +89,7 @@ class Assembly:
             memory_limit_bytes=self.limit_bytes,
             accumulation=found["accumulation"],
             prefetch=self.searched.prefetch,
+            separate_reductions=self.separate_reductions,
             searched=self.searched,
             predicted=predict(
                 description,

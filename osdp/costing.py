@@ -127,17 +127,35 @@ def make_model(
 
 
 def beside_tensors(
-    description: ModelDescription, hardware: Hardware, ranks: int, hosts: int, optimizer: str
+    description: ModelDescription,
+    hardware: Hardware,
+    ranks: int,
+    hosts: int,
+    optimizer: str,
+    separate_reductions: bool,
 ) -> tuple[Term, ...]:
     """What a rank's device holds in every phase and no tensor has: `osdp.device_memory`."""
     state = OPTIMIZER_STATE.get(optimizer, 0)
-    return memory_terms(description, hardware, ranks=ranks, hosts=hosts, state=state)
+    return memory_terms(
+        description,
+        hardware,
+        ranks=ranks,
+        hosts=hosts,
+        state=state,
+        separate_reductions=separate_reductions,
+    )
 
 
 def bytes_beside_tensors(
-    description: ModelDescription, hardware: Hardware, ranks: int, hosts: int, optimizer: str
+    description: ModelDescription,
+    hardware: Hardware,
+    ranks: int,
+    hosts: int,
+    optimizer: str,
+    separate_reductions: bool,
 ) -> int:
-    return sum(t.bytes for t in beside_tensors(description, hardware, ranks, hosts, optimizer))
+    terms = beside_tensors(description, hardware, ranks, hosts, optimizer, separate_reductions)
+    return sum(t.bytes for t in terms)
 
 
 def make_request(

@@ -15,8 +15,6 @@ from osdp.hardware import Hardware
 
 # The caller's thread and autograd's own one for the device have a handle, and a workspace, each.
 _COMPUTING_THREADS = 2
-# The caller's stream and the lane's have a pool of memory each.
-_POOLS = 2
 # A fused optimizer's count of its steps, beside its state of the parameters' size.
 _SMALL_STATES = 1
 
@@ -37,10 +35,14 @@ def memory_terms(
     ranks: int,
     hosts: int = 1,
     state: int = 2,
+    separate_reductions: bool = False,
 ) -> tuple[Term, ...]:
     """The terms of one rank that are not 0; none on a CPU. `state`: tensors of optimizer state of a parameter."""
     m = hardware.device_memory
-    groups = 0 if ranks == 1 else 2 if hosts == 1 else 4
+    levels = 1 if hosts == 1 else 3  # all ranks; inside and between hosts
+    apart = 0 if not separate_reductions else 1 if hosts == 1 else 2  # all ranks; inside hosts
+    groups = 0 if ranks == 1 else 1 + levels + apart
+    pools = 3 if separate_reductions else 2  # the caller's stream's and the lanes' that allocate
     tensors = sum(
         2 + state + _SMALL_STATES if p.trainable else 1 for o in description.operators for p in o.parameters
     )
@@ -49,7 +51,9 @@ def memory_terms(
         Term(
             "communicators",
             groups * m.communicator_bytes,
-            f"{groups}: the caller's and OSDP's{', and one inside and one between hosts' if groups > 2 else ''}",
+            f"{groups}: the caller's and OSDP's"
+            + (", and one inside and one between hosts" if hosts > 1 else "")
+            + (", and those of reductions" if apart else ""),
         ),
         Term(
             "workspaces",
@@ -63,8 +67,8 @@ def memory_terms(
         ),
         Term(
             "open blocks",
-            _POOLS * (m.small_block_bytes + m.large_block_bytes),
-            "of the caching allocator, one of each size for each of two streams",
+            pools * (m.small_block_bytes + m.large_block_bytes),
+            f"of the caching allocator, one of each size for each of {pools} streams",
         ),
         Term(
             "unused", m.unused_bytes, "reserved by the caching allocator when a step is largest, in no tensor"

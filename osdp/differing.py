@@ -8,7 +8,8 @@ from osdp.plan import Plan
 from osdp.sizes import format_bytes
 
 _SETTINGS = (
-    "world_size", "batch_size", "accumulation", "prefetch", "optimizer", "precision", "cost", "memory_limit_bytes",
+    "world_size", "batch_size", "accumulation", "prefetch", "separate_reductions", "optimizer", "precision", "cost",
+    "memory_limit_bytes",
 )  # fmt: skip
 
 

@@ -73,7 +73,9 @@ def device_terms(plan: Plan) -> tuple[Term, ...]:
     if plan.hardware is None or plan.world_size is None or plan.cost != "osdp":
         return ()
     hosts = plan.searched.hosts if plan.searched is not None else 1
-    return beside_tensors(plan.description, plan.hardware, plan.world_size, hosts, plan.optimizer)
+    return beside_tensors(
+        plan.description, plan.hardware, plan.world_size, hosts, plan.optimizer, plan.separate_reductions
+    )
 
 
 def cells(parts: list[float], whole: float, width: int) -> list[int]:

@@ -48,7 +48,7 @@ class LaneGroup:
         self.name = name
         self.device = device
         self._rank = dist.get_rank(group)
-        self._parts: dict[tuple[tuple[int, ...], ...], str] = {}
+        self._parts: dict[tuple[str, tuple[tuple[int, ...], ...]], str] = {}
         self._made: list[tuple[str, dist.ProcessGroup]] = []
         weakref.finalize(self, _end, self._made).atexit = False  # there native.py ends all of them
         native.has_threads()
@@ -56,14 +56,15 @@ class LaneGroup:
         _C.start_heartbeat(name, device, timeout_of(group, device).total_seconds())
         self.collectives = _C.Collectives(name, device)
 
-    def part(self, group: dist.ProcessGroup, parts: Sequence[Sequence[int]]) -> str:
-        """The name of this rank's one of the groups that part the ranks of `group`, whose lane group this is.
+    def part(self, group: dist.ProcessGroup, parts: Sequence[Sequence[int]], purpose: str = "") -> str:
+        """The name of this rank's one of the groups that part the ranks of `group`, whose lane group this is; those of
+        another `purpose` are others.
 
         Made at the first call; all ranks of `group` must call this alike.
         """
-        key = tuple(map(tuple, parts))
+        key = (purpose, tuple(map(tuple, parts)))
         if key not in self._parts:
-            ranks = next(ranks for ranks in key if self._rank in ranks)
+            ranks = next(ranks for ranks in key[1] if self._rank in ranks)
             name = f"{self.name}/{hashlib.sha256(repr((key, ranks)).encode()).hexdigest()[:16]}"
             _C.set_ranks_of_part(name, ranks)
             self._make(name, group, ranks, PHASE)

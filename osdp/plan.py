@@ -69,6 +69,7 @@ class Plan:
     memory_limit_bytes: int | None = None
     accumulation: Annotated[int, AtLeast(1)] = 1  # micro-batches of `batch_size` in one optimizer step
     prefetch: Annotated[int, AtLeast(0)] = 1  # units gathered ahead of the one in use
+    separate_reductions: bool = False  # beside gathers, on a communicator of their own; not on CPUs
     searched: Searched | None = None  # what it was searched with; None: made by hand
     predicted: Prediction | None = None
     certificate: Certificate | None = None

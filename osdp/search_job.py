@@ -40,6 +40,7 @@ class SearchJob:
     optimizer: str
     precision: str
     cost: str
+    separate_reductions: bool
     searched: Searched
     began_s: float = dataclasses.field(default_factory=time.monotonic)
 
@@ -140,7 +141,12 @@ class SearchJob:
         time_limit_s: float | None = None,
     ) -> tuple[_search.Model, dict[str, Any]]:
         beside = bytes_beside_tensors(
-            self.description, self.machine, self.ranks, self.searched.hosts, self.optimizer
+            self.description,
+            self.machine,
+            self.ranks,
+            self.searched.hosts,
+            self.optimizer,
+            self.separate_reductions,
         )
         model = make_model(self.description, self.machine, self.precision, self.searched.whole, beside)
         # A little time there always is, for a first plan.
@@ -178,6 +184,7 @@ class SearchJob:
             self.optimizer,
             self.precision,
             self.cost,
+            self.separate_reductions,
             self.searched,
             limit,
             model,

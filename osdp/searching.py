@@ -57,6 +57,7 @@ def search(
     *,
     hosts: int = 1,
     prefetch: int = 1,
+    separate_reductions: bool = False,
     objective: str = "throughput",
     at_least: float | None = None,
     whole: str | Sequence[str] = (),
@@ -77,7 +78,9 @@ def search(
     1, HYBRID_SHARD to try. `whole`: patterns ("head", "*.norm?", "blocks.*.weight") of modules or parameters that
     every rank holds whole (NO_SHARD), for optimizers that need whole matrices; `*` matches dots too, a module's name
     stands for all in it, and what a pattern names of an operator decides for all of it. `prefetch`: units gathered
-    ahead of the one in use. `precision`: "fp32", "tf32" (fp32 products in TF32):
+    ahead of the one in use. `separate_reductions`: on accelerators gradients are reduced while parameters are
+    gathered, on a communicator of their own, whose buffers the plan counts; worth it where latency between hosts
+    is most of a collective (docs/accelerators.md). `precision`: "fp32", "tf32" (fp32 products in TF32):
     everything has the model's dtypes; "bf16", "fp16", "bf16-reduce-fp32", "fp16-reduce-fp32": parameters are
     gathered and computed with, and gradients averaged, in these; states stay (docs/precision.md).
     `cost="paper"` is the paper's model, and `method="dfs"`, with it, its search, which may come to no plan for very
@@ -127,6 +130,8 @@ def search(
         raise InvalidProblemError(f"hosts is {hosts}; it must divide the world size {ranks}")
     if not 0 <= integer(prefetch, "prefetch") <= 64:
         raise InvalidProblemError(f"prefetch is {prefetch}; it is a number of units from 0 to 64")
+    if not isinstance(separate_reductions, bool):
+        raise InvalidProblemError(f"separate_reductions is {separate_reductions!r}; it is True or False")
     space = choose_space(modes, granularity, checkpoint, cost, hosts)
     batches = batches_of(batch_size, global_batch_size, ranks)
     job = SearchJob(
@@ -137,6 +142,7 @@ def search(
         optimizer,
         precision,
         cost,
+        separate_reductions,
         Searched(
             modes=space.modes,
             granularity=space.granularities,
@@ -186,6 +192,7 @@ def search_again(plan: Plan, memory: int | float | str, **changes: Any) -> Plan:
         "time_limit": s.time_limit_s,
         "hosts": s.hosts,
         "prefetch": s.prefetch,
+        "separate_reductions": plan.separate_reductions,
         "objective": s.objective,
         "at_least": s.at_least,
         "whole": s.whole,

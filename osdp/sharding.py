@@ -228,7 +228,7 @@ def _cut(
     names = [name for name, _ in model.named_parameters()]
     splits = _splits(plan)
     dtypes = parameter_dtypes(model, policy)
-    line, column = _line_and_column(grid, group, lane)
+    parts = _parts(grid, group, lane, plan.separate_reductions and device.type != "cpu")
     if backend_memory:
         together.do(
             "looking for the backend's memory", lambda: _need_backend_memory(collectives, group, device)
@@ -239,7 +239,9 @@ def _cut(
         index = {name: i for i, name in enumerate(names)}
         params = [_spec(n, p, splits.get(n), placing, dtypes, offload) for n, p in model.named_parameters()]
         units = _units(plan, index, splits)
-        was.runtime = _C.Runtime(lane.name, device, params, units, number, line, column, backend_memory)
+        was.runtime = _C.Runtime(
+            lane.name, device, params, units, number, backend_memory=backend_memory, **parts
+        )
         return was.runtime
 
     runtime = together.do("sharding the parameters", runtime_of_parts)
@@ -342,12 +344,19 @@ def _spec(
     return _C.ParamSpec(name, placing.stand_in(name), split, shape, compute, reduce, offload)
 
 
-def _line_and_column(grid: RankGrid | None, group: dist.ProcessGroup, lane: LaneGroup) -> tuple[str, str]:
-    """The groups of this rank's line and column, which every rank makes in this order."""
-    if grid is None:
-        return "", ""
-    line = lane.part(group, grid.lines)
-    return line, lane.part(group, grid.columns)
+def _parts(
+    grid: RankGrid | None, group: dist.ProcessGroup, lane: LaneGroup, separate_reductions: bool
+) -> dict[str, str]:
+    """The groups that the runtime needs beside the lane's, which every rank makes in this order."""
+    parts = {}
+    if grid is not None:
+        parts["shard_group"] = lane.part(group, grid.lines)
+        parts["replicate_group"] = lane.part(group, grid.columns)
+    if separate_reductions:
+        parts["reductions_group"] = lane.part(group, [range(dist.get_world_size(group))], "reductions")
+        if grid is not None:
+            parts["shard_reductions_group"] = lane.part(group, grid.lines, "reductions")
+    return parts
 
 
 def _need_backend_memory(collectives: _C.Collectives, group: dist.ProcessGroup, device: torch.device) -> None:

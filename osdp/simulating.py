@@ -52,7 +52,9 @@ def simulate(
         method="exact",
         hosts=hosts,
     )
-    beside = bytes_beside_tensors(plan.description, machine, ranks, hosts, plan.optimizer)
+    beside = bytes_beside_tensors(
+        plan.description, machine, ranks, hosts, plan.optimizer, plan.separate_reductions
+    )
     try:
         played = play(
             plan.description,
@@ -64,6 +66,7 @@ def simulate(
             blocks=[RECOMPUTE_CODES.index(plan.recompute.get(b.name)) for b in plan.description.blocks],
             batch=(plan.batch_size, plan.accumulation),
             prefetch=plan.prefetch,
+            separate_reductions=plan.separate_reductions,
             timeline=True,
         )
     except _search.InvalidProblem as e:
@@ -77,15 +80,8 @@ def simulate(
         optimizer_s=played["optimizer_ps"] * PS,
         peak_memory_bytes=played["peak_bytes"],
         events=tuple(
-            TimelineEvent(
-                "computation" if action == "compute" else "communication",
-                action,
-                phase,
-                name,
-                begin * PS,
-                end * PS,
-            )
-            for action, phase, name, begin, end in played["events"]
+            TimelineEvent(resource, action, phase, name, begin * PS, end * PS)
+            for resource, action, phase, name, begin, end in played["events"]
         ),
         memory=tuple((moment * PS, size) for moment, size in played["memory"]),
     )
@@ -102,6 +98,7 @@ def play(
     blocks: Sequence[int],
     batch: tuple[int, int],
     prefetch: int,
+    separate_reductions: bool,
     timeline: bool = False,
 ) -> dict[str, Any]:
     """A step in the core's figures: step_ps, only_computing_ps, both_ps, only_communicating_ps, optimizer_ps,
@@ -109,6 +106,7 @@ def play(
     micro-batches.
     """
     delay = hardware.communication_delay
+    separate = separate_reductions and hardware.device != "cpu"
 
     def played(accumulation: int) -> dict[str, Any]:
         return dict(
@@ -120,6 +118,7 @@ def play(
                 list(blocks),
                 planned_units(description, units),
                 prefetch,
+                separate,
                 (delay.alpha_s, delay.beta_s_per_byte),
                 round(hardware.stolen_computation * 1000),
                 timeline,

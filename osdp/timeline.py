@@ -9,13 +9,16 @@ from typing import Any
 
 from osdp import serial
 
+# One thing at a time runs on each. "reductions": where a plan has separate_reductions; else they are communication.
+RESOURCES = ("computation", "communication", "reductions", "between hosts")
+
 
 @dataclass(frozen=True)
 class TimelineEvent:
     """One thing that a rank does, from `begin_s` to `end_s` after the step's beginning."""
 
-    resource: str  # "computation", "communication"
-    action: str  # "compute", "gather", "reduce", "all_reduce"
+    resource: str  # of RESOURCES
+    action: str  # "compute", "gather", "reduce", "average" (HYBRID_SHARD's, between hosts), "all_reduce"
     phase: str  # of the step: "forward", "recompute", "backward", "optimizer"
     name: str  # of the operator, or of the unit that is gathered or reduced
     begin_s: float
@@ -27,7 +30,8 @@ class Timeline:
     """One training step of one rank; all ranks do the same. Printable.
 
     At every moment it computes, communicates, or both: step_time_s is compute_s + communication_s - overlap_s +
-    optimizer_s, each as long as it takes beside the other.
+    optimizer_s, each as long as it takes beside the other. Where two things are communicated at once, that time
+    counts once.
     """
 
     step_time_s: float
@@ -52,7 +56,8 @@ class Timeline:
         """In Chrome's trace format, which https://ui.perfetto.dev and chrome://tracing show: a track per resource and
         the memory as a counter.
         """
-        rows = {"computation": 1, "communication": 2}
+        used = {e.resource for e in self.events}
+        rows = {name: row for row, name in enumerate(RESOURCES, 1) if name in used}
         trace: list[dict[str, Any]] = [
             {"ph": "M", "name": "thread_name", "pid": 0, "tid": row, "args": {"name": name}}
             for name, row in rows.items()
@@ -61,7 +66,7 @@ class Timeline:
             trace.append(
                 {
                     "ph": "X",
-                    "name": f"{e.name} {e.action}" if e.resource == "communication" else e.name or "(root)",
+                    "name": e.name or "(root)" if e.resource == "computation" else f"{e.name} {e.action}",
                     "cat": e.phase,
                     "pid": 0,
                     "tid": rows[e.resource],

@@ -91,12 +91,17 @@ def _plan_3(old: Document) -> Document:
     return {name: steps[name](value) if name in steps and value else value for name, value in old.items()}
 
 
+def _plan_4(old: Document) -> Document:
+    """what early files lack: whether reductions have a communicator of their own"""
+    return {"separate_reductions": False, **old}
+
+
 # Kind -> its steps; the first one leads from version 1 to 2.
 STEPS: Mapping[str, tuple[Step, ...]] = {
     "checkpoint": (_checkpoint_1,),
     "description": (_description_1,),
     "hardware": (_hardware_1, _hardware_2),
-    "plan": (_plan_1, _plan_2, _plan_3),
+    "plan": (_plan_1, _plan_2, _plan_3, _plan_4),
 }
 
 

@@ -105,7 +105,9 @@ def _assembly(plan: Plan, s: Searched) -> Assembly:
         hosts=s.hosts,
         prefetch=plan.prefetch,
     )
-    beside = bytes_beside_tensors(plan.description, plan.hardware, plan.world_size, s.hosts, plan.optimizer)
+    beside = bytes_beside_tensors(
+        plan.description, plan.hardware, plan.world_size, s.hosts, plan.optimizer, plan.separate_reductions
+    )
     return Assembly(
         plan.description,
         plan.hardware,
@@ -113,6 +115,7 @@ def _assembly(plan: Plan, s: Searched) -> Assembly:
         plan.optimizer,
         plan.precision,
         plan.cost,
+        plan.separate_reductions,
         s,
         plan.memory_limit_bytes,
         make_model(plan.description, plan.hardware, plan.precision, s.whole, beside),

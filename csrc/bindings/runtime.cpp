@@ -307,9 +307,11 @@ using Release = py::call_guard<py::gil_scoped_release>;
 
 RuntimePtr make_runtime(const std::string& group, const at::Device& device, std::vector<rt::ParamSpec> params,
                         std::vector<rt::UnitSpec> units, int64_t model, const std::string& shard_group,
-                        const std::string& replicate_group, bool backend_memory) {
-  auto runtime = std::make_shared<rt::Runtime>(rt::Groups{group, shard_group, replicate_group}, device,
-                                               std::move(params), std::move(units), model, backend_memory);
+                        const std::string& replicate_group, bool backend_memory,
+                        const std::string& reductions_group, const std::string& shard_reductions_group) {
+  const rt::Groups groups{group, shard_group, replicate_group, reductions_group, shard_reductions_group};
+  auto runtime = std::make_shared<rt::Runtime>(groups, device, std::move(params), std::move(units), model,
+                                               backend_memory);
   runtime->install();
   return runtime;
 }
@@ -396,7 +398,8 @@ void bind_runtime(py::module_& m) {
                                       "A training step of one sharded model; see csrc/runtime/runtime.hpp")
       .def(py::init(&make_runtime), py::arg("group"), py::arg("device"), py::arg("params"), py::arg("units"),
            py::arg("model"), py::arg("shard_group") = "", py::arg("replicate_group") = "",
-           py::arg("backend_memory") = false, Release())
+           py::arg("backend_memory") = false, py::arg("reductions_group") = "",
+           py::arg("shard_reductions_group") = "", Release())
       .def_property_readonly("rank", &rt::Runtime::rank)
       .def_property_readonly("world", &rt::Runtime::world)
       .def(

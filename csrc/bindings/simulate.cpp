@@ -35,8 +35,25 @@ const char* action(StepEvent::Kind kind) {
       return "gather";
     case StepEvent::Kind::Reduce:
       return "reduce";
+    case StepEvent::Kind::Average:
+      return "average";
     case StepEvent::Kind::ReduceBucket:
       return "all_reduce";
+  }
+  return "";
+}
+
+const char* resource(const Step& step, StepEvent::Kind kind) {
+  switch (kind) {
+    case StepEvent::Kind::Compute:
+      return "computation";
+    case StepEvent::Kind::Gather:
+      return "communication";
+    case StepEvent::Kind::Reduce:
+    case StepEvent::Kind::ReduceBucket:
+      return step.separate_reductions ? "reductions" : "communication";
+    case StepEvent::Kind::Average:
+      return "between hosts";
   }
   return "";
 }
@@ -70,9 +87,10 @@ const std::string& name_of(const Step& step, const StepEvent& event) {
 py::dict simulate(const Model& model, const Request& request, std::pair<int64_t, int64_t> batch,
                   const std::vector<std::tuple<int, int64_t, int64_t, int>>& choices,
                   const std::vector<int>& blocks, const std::vector<Unit>& units, int64_t prefetch,
-                  std::pair<double, double> delay, int64_t stolen_permille, bool timeline) {
+                  bool separate_reductions, std::pair<double, double> delay, int64_t stolen_permille,
+                  bool timeline) {
   const Step step = step_of(model, request, plain_plan(batch, choices, blocks), planned(units), prefetch,
-                            {delay.first, delay.second});
+                            {delay.first, delay.second}, separate_reductions);
   const PlayedStep played = play(step, stolen_permille);
   py::dict result("step_ps"_a = played.step_ps, "only_computing_ps"_a = played.only_computing_ps,
                   "both_ps"_a = played.both_ps, "only_communicating_ps"_a = played.only_communicating_ps,
@@ -80,8 +98,8 @@ py::dict simulate(const Model& model, const Request& request, std::pair<int64_t,
   if (!timeline) return result;
   py::list events;
   for (const StepEvent& e : played.events) {
-    events.append(
-        py::make_tuple(action(e.kind), phase_name(e.phase), name_of(step, e), e.begin_ps, e.end_ps));
+    events.append(py::make_tuple(resource(step, e.kind), action(e.kind), phase_name(e.phase),
+                                 name_of(step, e), e.begin_ps, e.end_ps));
   }
   py::list memory;
   for (const MemoryPoint& m : played.memory) memory.append(py::make_tuple(m.time_ps, m.bytes));
@@ -94,5 +112,5 @@ py::dict simulate(const Model& model, const Request& request, std::pair<int64_t,
 
 void bind_simulate(py::module_& m) {
   m.def("simulate", &simulate, "model"_a, "request"_a, "batch"_a, "choices"_a, "blocks"_a, "units"_a,
-        "prefetch"_a, "delay"_a, "stolen_permille"_a, "timeline"_a);
+        "prefetch"_a, "separate_reductions"_a, "delay"_a, "stolen_permille"_a, "timeline"_a);
 }

@@ -72,7 +72,7 @@ void Runtime::leave() {
 // See Note [Shards in host memory].
 void Runtime::await_host_memory() {
   if (!offloads_ || left_out("host wait")) return;
-  lane_->synchronize();
+  reductions_lane_->synchronize();  // where gradients come home
   if (columns_) columns_->lane().synchronize();
 }
 

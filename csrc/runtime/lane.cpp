@@ -321,7 +321,7 @@ Registry& registry() {
   return *r;
 }
 
-std::string name_beside(const std::string& group) { return group + " between lines"; }
+std::string name_beside(const std::string& group, const char* what) { return group + " " + what; }
 
 std::shared_ptr<Lane> made(std::shared_ptr<Alarm> alarm, c10::Device device) {
   if (device.is_cpu()) return std::make_shared<ThreadLane>(std::move(alarm));
@@ -363,10 +363,10 @@ std::shared_ptr<Lane> Lane::of(const std::string& group, c10::Device device) {
 
 std::shared_ptr<Lane> Lane::apart(c10::Device device) { return made(std::make_shared<Alarm>(), device); }
 
-std::shared_ptr<Lane> Lane::beside(const std::string& group, c10::Device device) {
+std::shared_ptr<Lane> Lane::beside(const std::string& group, const char* what, c10::Device device) {
   std::lock_guard lock(registry().mutex);
   const std::shared_ptr<Lane> first = lane_of(group, device, nullptr);
-  return lane_of(name_beside(group), device, first.get());
+  return lane_of(name_beside(group, what), device, first.get());
 }
 
 void start_heartbeat(const std::string& group, c10::Device device, double timeout_s) {
@@ -382,7 +382,9 @@ void end_group(const std::string& group) {
   {
     std::lock_guard lock(registry().mutex);
     for (auto at = registry().lanes.begin(); at != registry().lanes.end();) {
-      const bool ours = at->first.first == group || at->first.first == name_beside(group);
+      const std::string& name = at->first.first;
+      const bool ours = name == group || name == name_beside(group, Lane::kBetweenLines) ||
+                        name == name_beside(group, Lane::kReductions);
       if (ours) ending.push_back(std::move(at->second));
       at = ours ? registry().lanes.erase(at) : std::next(at);
     }

@@ -1,12 +1,12 @@
 // Lane: an ordered sequence of communications of a process group.
 //
-// Note [One lane]: every collective runs here (but HYBRID_SHARD's between lines: Note [Two lanes]), one after
-// the other, in the order of submission. All ranks submit in the same order, so collectives never cross. And
-// because a gather begins (and takes its memory) only when the reduction submitted before it has ended, a
-// step holds at most three full-size tensors: the parameters in use, those arriving or the gradients leaving,
-// and the gradients being made. On the CPU a lane is a thread, which waits for gloo where the caller computes
-// on. On accelerators it is a stream of its own: tasks run on the caller's thread and only enqueue; the
-// stream waits for the work that the caller enqueued before.
+// Note [One lane]: every collective runs here (but for Note [Two lanes] and Note [A lane for reductions]),
+// one after the other, in the order of submission. All ranks submit in the same order, so collectives never
+// cross. And because a gather begins (and takes its memory) only when the reduction submitted before it has
+// ended, a step holds at most three full-size tensors: the parameters in use, those arriving or the gradients
+// leaving, and the gradients being made. On the CPU a lane is a thread, which waits for gloo where the caller
+// computes on. On accelerators it is a stream of its own: tasks run on the caller's thread and only enqueue;
+// the stream waits for the work that the caller enqueued before.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,6 +22,15 @@
 
 namespace osdp::runtime {
 
+// Note [A lane for reductions]
+// On one lane a gather waits for the reduction submitted before it, although one is often the other's
+// latency: a ring's link is free while its messages are under way. If the plan asks for it
+// (separate_reductions), what is reduced has a lane and a communicator beside, on accelerators. A step needs
+// no more memory for it: there the computation waits for one reduction before it submits the next anyway
+// (below). On the CPU nothing is gained, since each message waits for a core.
+//   Communicators that are used at once must be used in one order on all ranks, or their kernels may wait for
+// each other (NCCL's documentation, "Using multiple NCCL communicators concurrently"): all lanes are
+// submitted to by one thread, in the order of the model.
 //
 // Note [Memory that two streams use]
 // A device's allocator gives freed memory out again on the stream that it was allocated on, at once, whatever
@@ -105,8 +114,10 @@ class Lane {
 
   // One lane per process group (by name) and device, shared by every model on it.
   static std::shared_ptr<Lane> of(const std::string& group, c10::Device device);
-  // The lane beside it: see Note [Two lanes]. It ends when the other does, with the same error.
-  static std::shared_ptr<Lane> beside(const std::string& group, c10::Device device);
+  // A lane beside it: see Note [Two lanes], Note [A lane for reductions]. They end together, with one error.
+  static constexpr const char* kBetweenLines = "between lines";
+  static constexpr const char* kReductions = "reductions";
+  static std::shared_ptr<Lane> beside(const std::string& group, const char* what, c10::Device device);
   // One of the caller's own, for what only some ranks of a group do: it moves no position of the group's.
   static std::shared_ptr<Lane> apart(c10::Device device);
 

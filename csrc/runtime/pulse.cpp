@@ -84,7 +84,7 @@ std::string Pulse::where() const {
   for (size_t i = 0; i < lanes.size(); ++i) {
     if (!lanes[i].busy) continue;
     out << (std::exchange(waits, true) ? " and at #" : "waits at #") << lanes[i].position << " "
-        << lanes[i].task.text() << (i == 0 ? "" : " between lines");
+        << lanes[i].task.text();
   }
   if (!waits && lane(0).position > 0)
     out << "has done #" << lane(0).position << " " << lane(0).task.text()

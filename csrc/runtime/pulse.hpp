@@ -23,7 +23,7 @@ struct LanePulse {
 
 struct Pulse {
   int64_t beat = 0;              // counts what the rank has told; it grows while the process runs
-  std::vector<LanePulse> lanes;  // see Alarm::Snapshot; a second one is between lines (Note [Two lanes])
+  std::vector<LanePulse> lanes;  // see Alarm::Snapshot
   double still_s = 0;            // for so long nothing of this has changed
   std::string place;             // "" outside of forward and backward
   int64_t raised = 0;

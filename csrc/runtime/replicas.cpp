@@ -76,7 +76,8 @@ void Replicas::submit(Lane& lane, const std::shared_ptr<Collectives>& collective
   own_ = digests;
   lane_ = &lane;
   collectives_ = collectives;
-  under_way_ = lane.submit(TaskNames("replicas all-reduce", model_, names_).all(accumulates),
+  const char* const label = ranks_.empty() ? "replicas all-reduce" : "replicas all-reduce between lines";
+  under_way_ = lane.submit(TaskNames(label, model_, names_).all(accumulates),
                            [digests = digests_.view({-1}), collectives] {
                              Lane::keep(digests);  // after an exception nobody waits for it
                              collectives->all_reduce_max(digests);

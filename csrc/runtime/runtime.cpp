@@ -32,7 +32,17 @@ void name_tasks(Unit& unit, int64_t model) {
   for (const Slot& slot : unit.slots) names.push_back(slot.name());
   unit.gathers = TaskNames(unit.name + " all-gather", model, names);
   unit.reductions = TaskNames(unit.name + " reduce-scatter", model, names);
-  unit.averages = TaskNames(unit.name + " all-reduce", model, std::move(names));
+  unit.averages = TaskNames(unit.name + " all-reduce between lines", model, std::move(names));
+}
+
+// Names of groups; `reductions` and `replicate` may be empty.
+Sharing sharing_of(Lane& lane, const std::string& shard, Lane& reductions_lane, const std::string& reductions,
+                   const std::string& replicate, at::Device device) {
+  Sharing sharing{.shard = Collectives::over(lane, shard, device), .reduce = nullptr, .replicate = nullptr};
+  sharing.reduce =
+      reductions.empty() ? sharing.shard : Collectives::over(reductions_lane, reductions, device);
+  if (!replicate.empty()) sharing.replicate = Collectives::over(lane, replicate, device);
+  return sharing;
 }
 
 // Gradients are averaged together where they are averaged alike.
@@ -57,17 +67,20 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
                  std::vector<UnitSpec> units, int64_t model, bool backend_memory)
     : model_(model),
       lane_(Lane::of(groups.all, device)),
-      collectives_(Collectives::over(*lane_, groups.all, device)),
-      everyone_{collectives_, nullptr},
+      reductions_lane_(groups.reductions.empty() ? lane_
+                                                 : Lane::beside(groups.all, Lane::kReductions, device)),
+      everyone_(sharing_of(*lane_, groups.all, *reductions_lane_, groups.reductions, "", device)),
+      collectives_(everyone_.shard),
       hybrid_(groups.shard.empty() ? everyone_
-                                   : Sharing{Collectives::over(*lane_, groups.shard, device),
-                                             Collectives::over(*lane_, groups.replicate, device)}),
+                                   : sharing_of(*lane_, groups.shard, *reductions_lane_,
+                                                groups.shard_reductions, groups.replicate, device)),
       arena_(device),
-      buckets_(lane_, collectives_, model),
+      buckets_(reductions_lane_, everyone_.reduce, model),
       device_(device),
       column_replicas_(model, ranks_of_part(groups.replicate)) {
   if (hybrid_.replicate && !hybrid_.replicate->alone())
-    columns_ = std::make_shared<Columns>(Lane::beside(groups.all, device), hybrid_.replicate);
+    columns_ =
+        std::make_shared<Columns>(Lane::beside(groups.all, Lane::kBetweenLines, device), hybrid_.replicate);
   std::vector<Mode> modes(params.size(), Mode::NoShard);
   for (const UnitSpec& unit : units)
     for (int64_t p : unit.params) modes.at(p) = unit.mode;
@@ -77,8 +90,10 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
                params[i].name, "' is HYBRID_SHARD and split into slices, which are FULL_SHARD only");
   // Nothing was changed until here.
   if (backend_memory) {
-    everyone_.shard->use_memory();
-    hybrid_.shard->use_memory();
+    for (const Sharing* sharing : {&everyone_, &hybrid_}) {
+      sharing->shard->use_memory();
+      sharing->reduce->use_memory();
+    }
     arena_.set_source(
         [memory = hybrid_.shard->memory(), device](size_t bytes) { return memory->allocate(bytes, device); });
   }

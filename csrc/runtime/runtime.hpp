@@ -214,8 +214,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   const int64_t model_;
   std::shared_ptr<Lane> lane_;
-  std::shared_ptr<Collectives> collectives_;  // of all ranks
+  std::shared_ptr<Lane> reductions_lane_;     // lane_ unless reductions are apart
   Sharing everyone_;                          // NO_SHARD, SHARD_GRAD_OP, FULL_SHARD
+  std::shared_ptr<Collectives> collectives_;  // of all ranks, on lane_
   Sharing hybrid_;                            // HYBRID_SHARD
   std::shared_ptr<Columns> columns_;          // HYBRID_SHARD: null where nothing is
   Arena arena_;

@@ -24,6 +24,7 @@ namespace osdp::runtime {
 // ranks.
 struct Sharing {
   std::shared_ptr<Collectives> shard;      // together they hold one copy
+  std::shared_ptr<Collectives> reduce;     // the same ranks, for reductions; `shard` unless they are apart
   std::shared_ptr<Collectives> replicate;  // hold the same rows as this rank; null: no other does
 
   int64_t rank() const { return shard->rank(); }

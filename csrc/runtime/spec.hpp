@@ -15,11 +15,15 @@ namespace osdp::runtime {
 enum class Mode : int64_t { NoShard = 0, ShardGradOp = 1, FullShard = 2, HybridShard = 3 };
 
 // Names of process groups that only this package uses. `shard` and `replicate` are this rank's line and
-// column (see Note [Hybrid sharding]); empty where no unit is HYBRID_SHARD.
+// column (see Note [Hybrid sharding]); empty where no unit is HYBRID_SHARD. `reductions` and
+// `shard_reductions`: of the same ranks as `all` and `shard`, see Note [A lane for reductions]; empty where
+// gathers and reductions share theirs.
 struct Groups {
   std::string all;
   std::string shard;
   std::string replicate;
+  std::string reductions;
+  std::string shard_reductions;
 };
 
 // A Linear weight [out, in] of `granularity` equal slices, the last `sharded` of them sharded over the ranks

@@ -162,20 +162,20 @@ Means reduce_now(const Sharing& sharing, std::vector<Reduction>& reductions) {
     }
     const double headroom = headroom_of(dtype, sharing.total());
     const auto options = r.gradient.options().dtype(dtype);
-    if (is_padded(r) && !(sharing.shard->memory() && r.slot->bytes() > kSmallBytes)) {
+    if (is_padded(r) && !(sharing.reduce->memory() && r.slot->bytes() > kSmallBytes)) {
       sent_inputs.push_back(r.gradient.view({-1}));
       batch.scale(sent_inputs.back(), headroom);
     } else {
-      sent_inputs.push_back(sharing.shard->empty(r.slot->padded().numel(), options));
+      sent_inputs.push_back(sharing.reduce->empty(r.slot->padded().numel(), options));
       pad_into(batch, sent_inputs.back(), r.gradient, headroom);
     }
     Lane::keep(std::exchange(r.gradient, at::Tensor()));
-    outputs[i] = sharing.shard->empty(chunk_elements(*r.slot), options);
+    outputs[i] = sharing.reduce->empty(chunk_elements(*r.slot), options);
     sent_outputs.push_back(outputs[i]);
   }
   for (Pack& pack : packs) {
     const auto options = reductions[pack.members[0]].gradient.options().dtype(pack.dtype);
-    pack.all = sharing.shard->empty(pack.width, options);
+    pack.all = sharing.reduce->empty(pack.width, options);
     sent_outputs.push_back(pack.all);
     const at::Tensor all = at::empty({world, pack.width}, options);
     Tensors gradients;
@@ -188,7 +188,7 @@ Means reduce_now(const Sharing& sharing, std::vector<Reduction>& reductions) {
     sent_inputs.push_back(all.view({-1}));
   }
   batch.run();
-  sharing.shard->reduce_scatter_mean(sent_outputs, sent_inputs);
+  sharing.reduce->reduce_scatter_mean(sent_outputs, sent_inputs);
   for (const Pack& pack : packs) {
     int64_t at = 0;
     for (size_t i : pack.members) {
@@ -347,9 +347,9 @@ void Runtime::reduce(Unit& unit) {
   unit.reduced = backward_count_;
   ++statistics_.reductions;
   arena_.trim();  // see Note [Blocks that come and go]
-  Head head = unit.sharing->shard->head_of_reduce_scatter(first_sent(*reductions, unit.sharing->total()));
+  Head head = unit.sharing->reduce->head_of_reduce_scatter(first_sent(*reductions, unit.sharing->total()));
   const std::shared_ptr<Columns> columns = unit.sharing->replicate ? columns_ : nullptr;
-  if (lane_->keeps()) {
+  if (reductions_lane_->keeps()) {
     if (!reductions_.empty()) reductions_.back().wait();
     if (columns && own_memory) columns->make_room();
   }
@@ -361,7 +361,8 @@ void Runtime::reduce(Unit& unit) {
     columns->average(average, means.memory, own_memory,
                      [sharing, reductions, each = means.each] { keep_means(sharing, *reductions, each); });
   };
-  reductions_.push_back(lane_->submit(unit.reductions.of(unit.parts, accumulates_), task, std::move(head)));
+  reductions_.push_back(
+      reductions_lane_->submit(unit.reductions.of(unit.parts, accumulates_), task, std::move(head)));
 }
 
 size_t Runtime::copied_bytes() const {

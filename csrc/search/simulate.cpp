@@ -1,6 +1,7 @@
 #include "search/simulate.hpp"
 
 #include <algorithm>
+#include <array>
 #include <deque>
 
 #include "search/problem.hpp"
@@ -9,7 +10,8 @@ namespace osdp::search {
 namespace {
 
 using Kind = Instruction::Kind;
-constexpr int64_t kMostAhead = 16;  // units gathered ahead, unless `prefetch` is more
+constexpr int64_t kMostAhead = 16;      // units gathered ahead, unless `prefetch` is more
+constexpr int64_t kWhole = 1000000000;  // of what shares are stated in
 
 class Player {
  public:
@@ -30,13 +32,13 @@ class Player {
   PlayedStep play() {
     while (true) {
       begin_communication();
-      int64_t done = -1;
-      while (done != done_ && !computing()) {  // tasks that take no time let it go on at once
-        done = done_;
+      size_t ended = result_.events.size() + 1;
+      while (ended != result_.events.size() && !computing()) {  // tasks of no time let it go on at once
+        ended = result_.events.size();
         run_to_work();
         begin_communication();
       }
-      if (!computing() && lane_.empty()) break;
+      if (!computing() && !communicating()) break;
       advance();
     }
     if (next_ < program_.instructions.size()) {
@@ -56,13 +58,21 @@ class Player {
   };
   struct Task {
     StepEvent event;
-    int64_t left_ps = 0;                       // of its time alone
-    int64_t factor_permille = 1000;            // how many times as long it takes beside computation
+    LaneTime time;
     int64_t begins_bytes = 0, ends_bytes = 0;  // memory that its beginning and its end bring
+    int64_t left_ps = 0;                       // of its time alone
     bool running = false;
   };
+  struct Lane {
+    std::deque<Task> tasks;
+    int64_t submitted = 0, done = 0;  // counted from 1
+  };
+  enum : size_t { kMain, kReductions, kBetweenHosts, kLanes };
 
   bool computing() const { return left_ps_ > 0; }
+  bool communicating() const {
+    return std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& l) { return !l.tasks.empty(); });
+  }
 
   // --- the thread that computes
 
@@ -95,13 +105,14 @@ class Player {
       case Kind::ReduceBucket: {
         const StepBucket& b = step_.buckets[i.what];
         if (b.reduce.alone_ps > 0)
-          submit({StepEvent::Kind::ReduceBucket, i.phase, i.what}, b.reduce, b.buffer_bytes, -b.buffer_bytes);
+          submit(reductions_, {StepEvent::Kind::ReduceBucket, i.phase, i.what}, b.reduce, b.buffer_bytes,
+                 -b.buffer_bytes);
         return true;
       }
       case Kind::AwaitReduction:
-        return done_ >= last_reduction_;
+        return reductions_.done >= last_reduction_;
       case Kind::AwaitCommunication:
-        return done_ == submitted_;
+        return !communicating();
     }
     return true;
   }
@@ -135,15 +146,15 @@ class Player {
 
   bool arrived(int unit) {
     Unit& u = units_[unit];
-    if (u.state == State::Gathering && done_ >= u.ticket) u.state = State::Gathered;
+    if (u.state == State::Gathering && lanes_[kMain].done >= u.ticket) u.state = State::Gathered;
     return u.state != State::Gathering;
   }
 
   void gather(int unit, StepPhase phase) {
     const StepUnit& u = step_.units[unit];
     units_[unit].state = State::Gathering;
-    submit({StepEvent::Kind::Gather, phase, unit}, u.gather, u.full_bytes, 0);
-    units_[unit].ticket = submitted_;
+    submit(lanes_[kMain], {StepEvent::Kind::Gather, phase, unit}, u.gather, u.full_bytes, 0);
+    units_[unit].ticket = lanes_[kMain].submitted;
   }
 
   bool release(int unit) {
@@ -155,83 +166,103 @@ class Player {
 
   void reduce(const Instruction& i) {
     const StepUnit& u = step_.units[i.what];
-    submit({StepEvent::Kind::Reduce, i.phase, i.what}, u.reduce, u.kept_gradient_bytes,
+    submit(reductions_, {StepEvent::Kind::Reduce, i.phase, i.what}, u.reduce, u.kept_gradient_bytes,
            -u.gradient_bytes - (i.adds ? u.kept_gradient_bytes : 0));
-    last_reduction_ = submitted_;
+    last_reduction_ = reductions_.submitted;
   }
 
-  // --- the lane
+  // --- the lanes
 
-  void submit(StepEvent event, const LaneTime& time, int64_t begins_bytes, int64_t ends_bytes) {
-    // What it steals it must have time for: no less than all of computation's.
-    int128 factor = time.alone_ps == 0
-                        ? 1000
-                        : (static_cast<int128>(time.beside_ps) * 1000 + time.alone_ps - 1) / time.alone_ps;
-    factor = std::clamp<int128>(factor, std::max<int64_t>(1000, stolen_permille_), kLargestSum);
-    lane_.push_back({event, time.alone_ps, static_cast<int64_t>(factor), begins_bytes, ends_bytes, false});
-    ++submitted_;
+  void submit(Lane& lane, StepEvent event, const LaneTime& time, int64_t begins_bytes, int64_t ends_bytes) {
+    lane.tasks.push_back({event, time, begins_bytes, ends_bytes, time.alone_ps, false});
+    ++lane.submitted;
   }
 
   void begin_communication() {
-    while (!lane_.empty() && !lane_.front().running) {
-      Task& task = lane_.front();
-      task.running = true;
-      task.event.begin_ps = now_;
-      note_memory(task.begins_bytes);
-      if (task.left_ps > 0) return;
-      end_communication();
+    for (Lane& lane : lanes_) {
+      while (!lane.tasks.empty() && !lane.tasks.front().running) {
+        Task& task = lane.tasks.front();
+        task.running = true;
+        task.event.begin_ps = now_;
+        note_memory(task.begins_bytes);
+        if (task.left_ps > 0) break;
+        end_communication(lane);
+      }
     }
   }
 
-  void end_communication() {
-    Task& task = lane_.front();
-    task.event.end_ps = now_;
-    note_memory(task.ends_bytes);
-    result_.events.push_back(task.event);
-    lane_.pop_front();
-    ++done_;
+  void end_communication(Lane& lane) {
+    StepEvent& event = lane.tasks.front().event;
+    event.end_ps = now_;
+    note_memory(lane.tasks.front().ends_bytes);
+    result_.events.push_back(event);
+    if (event.kind == StepEvent::Kind::Reduce && step_.units[event.what].average.alone_ps > 0)
+      submit(lanes_[kBetweenHosts], {StepEvent::Kind::Average, event.phase, event.what},
+             step_.units[event.what].average, 0, 0);
+    lane.tasks.pop_front();
+    ++lane.done;
   }
 
   // --- time
 
+  // How many times as long as alone a task takes now, in thousandths.
+  int64_t slowdown(const Task& task) const {
+    const auto ratio = [](int128 a, int128 b) { return b == 0 ? 1000 : (a * 1000 + b - 1) / b; };
+    int128 busy = 0;  // of its link
+    for (const Lane& lane : lanes_)
+      if (!lane.tasks.empty() && lane.tasks.front().time.link == task.time.link)
+        busy += ratio(lane.tasks.front().time.transfer_ps, lane.tasks.front().time.alone_ps);
+    int128 factor = 1000;
+    // What it steals it must have time for: no less than all of computation's.
+    if (computing())
+      factor = std::max<int128>(ratio(task.time.beside_ps, task.time.alone_ps), stolen_permille_);
+    return static_cast<int64_t>(
+        std::clamp<int128>(factor * std::max<int128>(busy, 1000) / 1000, 1000, kLargestSum));
+  }
+
   // To the end of whatever ends first.
   void advance() {
-    const bool communicating = !lane_.empty();
-    const bool both = computing() && communicating;
-    const int64_t factor = both ? lane_.front().factor_permille : 1000;
-    const int64_t share = both ? factor - stolen_permille_ : 1000;  // of `factor`: what computation gets
-    const int128 until_communicated = communicating ? scaled_up(lane_.front().left_ps, factor, 1000) : 0;
-    const bool moves = share > 0;
-    const int128 until_computed = moves ? scaled_up(left_ps_, factor, share) : until_communicated + 1;
-    const int128 passed = both ? std::min(until_computed, until_communicated)
-                               : (communicating ? until_communicated : until_computed);
+    std::array<int64_t, kLanes> slow{};
+    int128 share = kWhole;  // what computation gets
+    int128 passed = -1;
+    for (size_t l = 0; l < kLanes; ++l) {
+      if (lanes_[l].tasks.empty()) continue;
+      const Task& task = lanes_[l].tasks.front();
+      slow[l] = slowdown(task);
+      share -= scaled_up(stolen_permille_, kWhole, slow[l]);
+      const int128 until = scaled_up(task.left_ps, slow[l], 1000);
+      passed = passed < 0 ? until : std::min(passed, until);
+    }
+    const bool communicates = passed >= 0, both = computing() && communicates;
+    const int128 until_computed = computing() && share > 0 ? scaled_up(left_ps_, kWhole, share) : -1;
+    if (until_computed >= 0) passed = communicates ? std::min(passed, until_computed) : until_computed;
     if (now_ + passed > kLargestSum) throw InvalidProblem("a step's time overflows 2^61 ps");
-    now_ += static_cast<int64_t>(passed);
     const auto part = static_cast<int64_t>(passed);
+    now_ += part;
     if (both) {
       result_.both_ps += part;
-    } else if (communicating) {
+    } else if (communicates) {
       result_.only_communicating_ps += part;
     } else {
       (computed_.phase == StepPhase::Optimizer ? result_.optimizer_ps : result_.only_computing_ps) += part;
     }
-    const bool lane_ends = communicating && until_communicated == passed;
-    if (communicating && !lane_ends) {
-      lane_.front().left_ps -= static_cast<int64_t>(passed * 1000 / factor);
-    }
     if (computing()) {
-      left_ps_ = until_computed == passed ? 0 : left_ps_ - static_cast<int64_t>(passed * share / factor);
+      left_ps_ = until_computed == passed ? 0 : left_ps_ - std::max<int64_t>(0, part * share / kWhole);
       if (left_ps_ == 0) {
         computed_.end_ps = now_;
         result_.events.push_back(computed_);
       }
     }
-    if (lane_ends) end_communication();
+    for (size_t l = 0; l < kLanes; ++l) {
+      if (slow[l] == 0) continue;
+      Task& task = lanes_[l].tasks.front();
+      const bool ends = scaled_up(task.left_ps, slow[l], 1000) == passed;
+      task.left_ps -= static_cast<int64_t>(passed * 1000 / slow[l]);
+      if (ends) end_communication(lanes_[l]);
+    }
   }
 
-  static int128 scaled_up(int64_t ps, int64_t by, int64_t of) {
-    return (static_cast<int128>(ps) * by + of - 1) / of;
-  }
+  static int128 scaled_up(int128 ps, int128 by, int128 of) { return (ps * by + of - 1) / of; }
 
   void note_memory(int64_t bytes) {
     held_ += bytes;  // each within 2^61
@@ -251,7 +282,8 @@ class Player {
   const int64_t stolen_permille_;
   const Program program_;
   std::vector<Unit> units_;
-  std::deque<Task> lane_;
+  std::array<Lane, kLanes> lanes_;
+  Lane& reductions_ = lanes_[step_.separate_reductions ? kReductions : kMain];
   PlayedStep result_;
   StepEvent computed_;
   size_t next_ = 0;
@@ -259,7 +291,7 @@ class Player {
   bool asked_ = false;   // the unit of the instruction under way was asked for
   int64_t now_ = 0, held_ = 0, largest_bytes_ = 0;
   bool all_kept_ = true;
-  int64_t submitted_ = 0, done_ = 0, last_reduction_ = 0;  // tasks, counted from 1
+  int64_t last_reduction_ = 0;  // of that lane's tasks
 };
 
 }  // namespace

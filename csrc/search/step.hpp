@@ -9,10 +9,15 @@
 
 namespace osdp::search {
 
-// How long something takes on the lane: while nothing is computed, and while this rank computes all the time.
+// What a collective's bytes travel over.
+enum class Link : int { InsideHost, BetweenHosts };
+
+// How long something takes on its lane: while nothing is computed, and while this rank computes all the time.
 // On a CPU each message then waits for a core.
 struct LaneTime {
   int64_t alone_ps = 0, beside_ps = 0;  // beside_ps >= alone_ps
+  int64_t transfer_ps = 0;              // of alone_ps: what its link is busy; the rest is latency
+  Link link = Link::InsideHost;
 };
 
 // One operator's share of a micro-batch.
@@ -48,6 +53,7 @@ struct StepUnit {
   bool slice = false;        // asked for by its operator's product, and let go right after it
   LaneTime gather;
   LaneTime reduce;                  // zero: nothing of it is trained
+  LaneTime average;                 // HYBRID_SHARD: what is reduced then travels between hosts, on their lane
   int64_t full_bytes = 0;           // gathered
   int64_t gradient_bytes = 0;       // its members' full gradients, until they are reduced
   int64_t kept_gradient_bytes = 0;  // this rank's part of the gradient, from the reduction on
@@ -66,9 +72,10 @@ struct Step {
   std::vector<StepBlock> blocks;
   std::vector<StepUnit> units;
   std::vector<StepBucket> buckets;
-  int64_t accumulation = 1;  // micro-batches
-  int64_t prefetch = 1;      // units of the largest size whose memory may hold what is gathered ahead
-  int64_t held_bytes = 0;    // all the time: the model's input
+  int64_t accumulation = 1;          // micro-batches
+  int64_t prefetch = 1;              // units of the largest size whose memory may hold what is gathered ahead
+  bool separate_reductions = false;  // they have a lane of their own; else gathers share theirs
+  int64_t held_bytes = 0;            // all the time: the model's input
   int64_t optimizer_ps = 0;
 };
 

@@ -9,51 +9,44 @@
 namespace osdp::search {
 namespace {
 
-// Costs of the collectives that units need, alone on the lane.
+// Costs of the collectives that units need, alone on their lane.
 class Links {
  public:
   Links(const Device& device, const Collective& delay) : device_(device), delay_(delay) {}
 
-  LaneTime gather(int64_t bytes, Mode mode) const {
-    return time([&](Collective more) { return gather_s(bytes, mode, more); });
-  }
-  LaneTime reduce(int64_t bytes, Mode mode) const {
-    return time([&](Collective more) { return reduce_s(bytes, mode, more); });
-  }
-  LaneTime all_reduce(int64_t bytes) const {
-    return time(
-        [&](Collective more) { return 2 * ring(device_.all_reduce, more, bytes, device_.ranks, false); });
+  LaneTime gather(int64_t bytes, Mode mode) const { return ring(1, device_.all_gather, bytes, mode); }
+  LaneTime reduce(int64_t bytes, Mode mode) const { return ring(1, device_.reduce_scatter, bytes, mode); }
+  LaneTime all_reduce(int64_t bytes) const { return ring(2, device_.all_reduce, bytes, Mode::NoShard); }
+  // Of what is reduced inside hosts, over all hosts: every rank of a host sends its part at the same time,
+  // over links that they share.
+  LaneTime average(int64_t bytes, Mode mode) const {
+    if (mode != Mode::HybridShard) return {};
+    return time(2, device_.between_hosts, bytes, device_.hosts, Link::BetweenHosts);
   }
 
  private:
-  // `seconds`, of what each step of a ring takes longer, without and with computation beside it.
-  template <class Seconds>
-  LaneTime time(const Seconds& seconds) const {
-    const char* where = "a collective";
-    return {picoseconds(seconds({}), where), picoseconds(seconds(delay_), where)};
-  }
-  double gather_s(int64_t bytes, Mode mode, Collective more) const {
-    return ring(device_.all_gather, more, bytes, inside(mode), mode == Mode::HybridShard);
-  }
-  double reduce_s(int64_t bytes, Mode mode, Collective more) const {
-    double seconds = ring(device_.reduce_scatter, more, bytes, inside(mode), mode == Mode::HybridShard);
-    // Every rank of a host reduces its part across hosts at the same time, over links that they share.
+  LaneTime ring(int64_t times, Collective c, int64_t bytes, Mode mode) const {
     if (mode == Mode::HybridShard)
-      seconds += 2 * ring(device_.between_hosts, more, bytes, device_.hosts, true);
-    return seconds;
+      return time(times, c, bytes, device_.ranks / device_.hosts, Link::InsideHost);
+    if (device_.hosts == 1) return time(times, c, bytes, device_.ranks, Link::InsideHost);
+    // A ring over all ranks waits for its slowest link.
+    c.alpha_s = std::max(c.alpha_s, device_.between_hosts.alpha_s);
+    c.beta_s_per_byte = std::max(c.beta_s_per_byte, device_.between_hosts.beta_s_per_byte);
+    return time(times, c, bytes, device_.ranks, Link::BetweenHosts);
   }
-  int64_t inside(Mode mode) const {
-    return mode == Mode::HybridShard ? device_.ranks / device_.hosts : device_.ranks;
-  }
-  double ring(Collective c, const Collective& more, int64_t bytes, int64_t ranks, bool one_level) const {
-    if (bytes == 0) return 0;
-    if (!one_level && device_.hosts > 1) {  // a ring over all ranks waits for its slowest link
-      c.alpha_s = std::max(c.alpha_s, device_.between_hosts.alpha_s);
-      c.beta_s_per_byte = std::max(c.beta_s_per_byte, device_.between_hosts.beta_s_per_byte);
-    }
+  // `times` round a ring of `ranks`, without and with computation beside it.
+  LaneTime time(int64_t times, const Collective& c, int64_t bytes, int64_t ranks, Link link) const {
+    if (bytes == 0) return {};
     const auto n = static_cast<double>(ranks);
-    return (n - 1) * (c.alpha_s + more.alpha_s +
-                      static_cast<double>(bytes) / n * (c.beta_s_per_byte + more.beta_s_per_byte));
+    const auto seconds = [&](const Collective& more, double alpha_s) {
+      return static_cast<double>(times) * (n - 1) *
+             (alpha_s + more.alpha_s +
+              static_cast<double>(bytes) / n * (c.beta_s_per_byte + more.beta_s_per_byte));
+    };
+    const char* where = "a collective";
+    const int64_t alone = picoseconds(seconds({}, c.alpha_s), where);
+    return {alone, picoseconds(seconds(delay_, c.alpha_s), where),
+            std::min(alone, picoseconds(seconds({}, 0), where)), link};
   }
 
   const Device& device_;
@@ -74,9 +67,10 @@ class Builder {
     validate(delay);
   }
 
-  Step build(const std::vector<PlannedUnit>& units, int64_t prefetch) {
+  Step build(const std::vector<PlannedUnit>& units, int64_t prefetch, bool separate_reductions) {
     step_.accumulation = plan_.batch.accumulation;
     step_.prefetch = prefetch;
+    step_.separate_reductions = separate_reductions;
     step_.held_bytes = of_batch(model_.buffer_bytes, model_.input_bytes_per_sample);
     for (size_t b = 0; b < model_.blocks.size(); ++b) {
       step_.blocks.push_back(
@@ -172,6 +166,7 @@ class Builder {
     u.keeps = choice.mode == Mode::ShardGradOp;
     u.gather = links_.gather(static_cast<int64_t>(all), choice.mode);
     u.reduce = links_.reduce(static_cast<int64_t>(sent), choice.mode);
+    u.average = links_.average(static_cast<int64_t>(sent), choice.mode);
     u.full_bytes = static_cast<int64_t>(all);
     u.gradient_bytes = static_cast<int64_t>(made);
     u.kept_gradient_bytes = static_cast<int64_t>(kept);
@@ -221,8 +216,9 @@ class Builder {
 }  // namespace
 
 Step step_of(const Model& model, const Request& request, const PlainPlan& plan,
-             const std::vector<PlannedUnit>& units, int64_t prefetch, const Collective& delay) {
-  return Builder(model, request, plan, delay).build(units, prefetch);
+             const std::vector<PlannedUnit>& units, int64_t prefetch, const Collective& delay,
+             bool separate_reductions) {
+  return Builder(model, request, plan, delay).build(units, prefetch, separate_reductions);
 }
 
 }  // namespace osdp::search

@@ -19,6 +19,7 @@ struct PlannedUnit {
 // `delay`: what one step of a ring takes longer while this rank computes. Throws InvalidProblem where the
 // plan does not fit the model, or an operator cannot be treated so.
 Step step_of(const Model& model, const Request& request, const PlainPlan& plan,
-             const std::vector<PlannedUnit>& units, int64_t prefetch, const Collective& delay);
+             const std::vector<PlannedUnit>& units, int64_t prefetch, const Collective& delay,
+             bool separate_reductions = false);
 
 }  // namespace osdp::search

@@ -25,6 +25,8 @@ void check(const Step& step) {
       throw InvalidProblem("unit '" + name +
                            "': a negative time, or one that computing beside it makes shorter");
     }
+    if (time.transfer_ps < 0 || time.transfer_ps > time.alone_ps)
+      throw InvalidProblem("unit '" + name + "': a link that is busy for longer than the collective");
   };
   const auto check_bytes = [](const std::string& name, std::initializer_list<int64_t> sizes) {
     for (int64_t bytes : sizes) {
@@ -51,6 +53,7 @@ void check(const Step& step) {
       throw InvalidProblem("operator '" + step.operators[first].name + "' has more slices than parts");
     check_time(u.name, u.gather);
     check_time(u.name, u.reduce);
+    check_time(u.name, u.average);
     check_bytes(u.name, {u.full_bytes, u.gradient_bytes, u.kept_gradient_bytes});
     for (const Span& s : u.calls) {
       if (!within(s.first, step.operators.size()) || !within(s.last, step.operators.size()) ||
@@ -243,6 +246,8 @@ class Writer {
 
   void reduce(int u) {
     if (step_.units[u].reduce.alone_ps > 0) {
+      // On a lane of their own no gather keeps them from piling up.
+      if (step_.separate_reductions) add(Kind::AwaitReduction, -1);
       add(Kind::Reduce, u).adds = accumulates_;
     } else {
       memory(-step_.units[u].gradient_bytes);

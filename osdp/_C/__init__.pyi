@@ -196,6 +196,8 @@ class Runtime:
         shard_group: str = "",
         replicate_group: str = "",
         backend_memory: bool = False,
+        reductions_group: str = "",
+        shard_reductions_group: str = "",
     ) -> None: ...
     def add_call(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ import osdp
 
 CASES: dict[str, Callable[[Setting], None]] = {}
 FEW = ("FULL_SHARD", "NO_SHARD")
+SEPARATE_REDUCTIONS = os.environ.get("SEPARATE_REDUCTIONS") == "1"  # of every plan
 
 
 def case(function: Callable[[Setting], None]) -> Callable[[Setting], None]:
@@ -28,6 +30,7 @@ def case(function: Callable[[Setting], None]) -> Callable[[Setting], None]:
 def plan_of(s: Setting, model: nn.Module, mode: str = "FULL_SHARD", apart: bool = True) -> osdp.Plan:
     """`apart`: every operator a unit of its own; small models would otherwise be one unit altogether."""
     plan = osdp.Plan.uniform(described(s, model), mode)
+    plan = dataclasses.replace(plan, separate_reductions=SEPARATE_REDUCTIONS)
     return dataclasses.replace(plan, units=tuple((name,) for name in plan.choices)) if apart else plan
 
 

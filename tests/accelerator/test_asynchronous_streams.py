@@ -55,6 +55,22 @@ def test_streams_that_run_late_change_no_bit(checked: Told) -> None:
                 assert [r["losses"] for r in ranks] == [r["losses"] for r in checked[name]], name
 
 
+# What the lane for reductions is given: gradients of units, buckets and slices, of lines, and of host memory.
+REDUCTIONS = ["full_shard", "no_shard", "slices_in", "accumulate", "bf16", "hybrid_bf16", "offloaded_hybrid"]
+
+
+def test_reductions_on_a_lane_of_their_own(checked: Told) -> None:
+    apart = run_ranks.run_cases(REDUCTIONS, "ordered:check", timeout_s=300, SEPARATE_REDUCTIONS="1")
+    judge(apart, 1e-6)
+    late = run_ranks.run_cases(REDUCTIONS, "ordered:async:2:200", timeout_s=300, SEPARATE_REDUCTIONS="1")
+    in_order(late)
+    for name, ranks in apart.items():
+        for rank, each in enumerate(ranks):
+            assert each["losses"] == late[name][rank]["losses"] == checked[name][rank]["losses"], name
+            streams = [told[name][rank]["counts"]["streams"] for told in (apart, checked)]
+            assert len(streams[0]) == len(streams[1]) + 1, streams
+
+
 def test_one_rank_that_shards_alone() -> None:
     """What a machine with one accelerator can run of its backend."""
     judge(run_ranks.run_cases(["full_shard"], "ordered:check", world=1, OSDP_SHARD_ALONE="1"), 1e-6)

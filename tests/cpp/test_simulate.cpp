@@ -2,6 +2,7 @@
 #include "search/simulate.hpp"
 
 #include <algorithm>
+#include <array>
 #include <random>
 
 #include "check.hpp"
@@ -198,6 +199,49 @@ void kept_ones_come_at_once() {
   CHECK_EQ(play(s).step_ps, 18 + 8 + 2 * 10);
 }
 
+// Reductions of three operators, which last longer than the backward of one.
+Step long_reductions() {
+  Step s = chain(3, 10, 20);
+  for (int i = 0; i < 3; ++i) shard(s, i, 5, 40, 100);
+  return s;
+}
+
+void reductions_of_their_own_lane() {
+  // Forward 5-35, backward 2 35-55 with gather 1, reduction 2 55-95. Behind it gather 0, to 100; backward 1
+  // 55-75, backward 0 100-120; reductions 1 and 0 100-180.
+  CHECK_EQ(play(long_reductions()).step_ps, 180);
+  // Gather 0 55-60. Backward 1 55-75; its reduction is submitted when the one before is over, 95-135;
+  // backward 0 95-115; reduction 0 135-175.
+  Step s = long_reductions();
+  s.separate_reductions = true;
+  const PlayedStep p = play(s);
+  CHECK_EQ(p.step_ps, 175);
+  CHECK_EQ(p.only_communicating_ps, 5 + 20 + (175 - 115));
+  // Both transfer all the time: gather 0 55-65, of reduction 2 5 are done by then: it ends at 100, and the
+  // others as much later.
+  for (StepUnit& u : s.units) u.gather.transfer_ps = 5, u.reduce.transfer_ps = 40;
+  CHECK_EQ(play(s).step_ps, 180);
+  // Half the time each: as if alone. And so on links of their own.
+  for (StepUnit& u : s.units) u.gather.transfer_ps = 2, u.reduce.transfer_ps = 20;
+  CHECK_EQ(play(s).step_ps, 175);
+  for (StepUnit& u : s.units) u.gather.transfer_ps = 5, u.reduce.transfer_ps = 40;
+  for (StepUnit& u : s.units) u.reduce.link = Link::BetweenHosts;
+  CHECK_EQ(play(s).step_ps, 175);
+}
+
+void averages_between_hosts() {
+  // As in two_units_by_hand; the average of unit 1 52-72, of unit 0 72-92.
+  Step s = two_units();
+  for (StepUnit& u : s.units) u.average = {20, 20, 20, Link::BetweenHosts};
+  const PlayedStep p = play(s);
+  CHECK_EQ(p.step_ps, 92 + 3);
+  CHECK_EQ(p.only_communicating_ps, 5 + (92 - 65));
+  // With 0.3 of what is communicated lost to computation: forward 0 5-17 (of 5 ps beside the gather 3 are
+  // done), backward 1 27-49, backward 0 49-78 beside reduction 1 49-56 and its average 56-76; reduction 0
+  // 78-85, its average 85-105.
+  CHECK_EQ(play(s, 300).step_ps, 105 + 3);
+}
+
 // What does not fit together is refused.
 void nonsense() {
   Step s = two_units();
@@ -209,6 +253,9 @@ void nonsense() {
   s = two_units();
   s.operators[0].block = 0;
   CHECK_THROWS(play(s), InvalidProblem, "unknown block");
+  s = two_units();
+  s.units[0].reduce.transfer_ps = 8;
+  CHECK_THROWS(play(s), InvalidProblem, "busy for longer");
   s = two_units();
   s.operators[0].forward_ps = s.operators[1].forward_ps = kLargestSum;
   CHECK_THROWS(play(s), InvalidProblem, "overflows");
@@ -312,6 +359,56 @@ void properties() {
   }
 }
 
+// Of several lanes: each is one after the other, all together take no longer than one after the other.
+void properties_of_lanes() {
+  std::mt19937_64 r(7);
+  for (int n = 0; n < 2000; ++n) {
+    Step s = random_step(r);
+    s.separate_reductions = r() % 2;
+    const auto transfer = [&](LaneTime& t) {
+      t.transfer_ps = static_cast<int64_t>(r() % static_cast<uint64_t>(t.alone_ps + 1));
+      t.link = static_cast<Link>(r() % 2);
+    };
+    for (StepUnit& u : s.units) {
+      if (u.reduce.alone_ps > 0 && r() % 2) u.average = {1 + static_cast<int64_t>(r() % 1000), 0};
+      u.average.beside_ps = u.average.alone_ps;
+      transfer(u.gather), transfer(u.reduce), transfer(u.average);
+    }
+    const PlayedStep p = play(s);
+    int64_t computing = 0, alone = 0;
+    std::array<int64_t, 4> end{}, lane{};
+    for (const StepEvent& e : p.events) {
+      const bool reduces = e.kind == StepEvent::Kind::Reduce || e.kind == StepEvent::Kind::ReduceBucket;
+      const size_t on = e.kind == StepEvent::Kind::Compute   ? 0
+                        : e.kind == StepEvent::Kind::Average ? 3
+                        : reduces && s.separate_reductions   ? 2
+                                                             : 1;
+      CHECK(e.begin_ps >= end.at(on) && e.end_ps >= e.begin_ps && e.end_ps <= p.step_ps);
+      end.at(on) = e.end_ps;
+      if (on == 0) {
+        computing += e.end_ps - e.begin_ps;
+        continue;
+      }
+      const int64_t takes = e.kind == StepEvent::Kind::Gather    ? s.units[e.what].gather.alone_ps
+                            : e.kind == StepEvent::Kind::Reduce  ? s.units[e.what].reduce.alone_ps
+                            : e.kind == StepEvent::Kind::Average ? s.units[e.what].average.alone_ps
+                                                                 : s.buckets[e.what].reduce.alone_ps;
+      CHECK(e.end_ps - e.begin_ps >= takes);
+      lane.at(on) += takes, alone += takes;
+    }
+    CHECK(p.step_ps >= std::max({computing, lane[1], lane[2], lane[3]}));
+    CHECK(p.step_ps <= computing + alone + 4 * static_cast<int64_t>(p.events.size()));
+    CHECK_EQ(p.step_ps, p.only_computing_ps + p.both_ps + p.only_communicating_ps + p.optimizer_ps);
+    int64_t left = s.held_bytes;
+    for (const StepOperator& o : s.operators) left += o.resident_bytes + o.whole_gradient_bytes;
+    for (const StepUnit& u : s.units) left += u.reduce.alone_ps > 0 ? u.kept_gradient_bytes : 0;
+    CHECK_EQ(p.memory.back().bytes, left);
+    const PlayedStep hindered = play(s, static_cast<int64_t>(r() % 1001));
+    CHECK(hindered.step_ps <= computing + alone + 4 * static_cast<int64_t>(p.events.size()));
+    CHECK(hindered.step_ps >= std::max({computing, lane[1], lane[2], lane[3]}));
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -325,7 +422,10 @@ int main() {
   prefetch_depth();
   small_ones_come_earlier();
   kept_ones_come_at_once();
+  reductions_of_their_own_lane();
+  averages_between_hosts();
   nonsense();
   properties();
+  properties_of_lanes();
   return report("test_simulate");
 }

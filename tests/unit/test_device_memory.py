@@ -40,6 +40,10 @@ def test_each_term_is_named_and_follows_from_what_it_is_of() -> None:
     }
     more = {t.name: t.bytes for t in memory_terms(description, hardware, ranks=4, hosts=2, state=0)}
     assert more["communicators"] == 4 * 50 * MIB and more["rounding"] == 512 * PARAMETERS * 3
+    for hosts, groups in ((1, 3), (2, 6)):  # one more of all ranks, and one more inside hosts
+        apart = memory_terms(description, hardware, ranks=4, hosts=hosts, separate_reductions=True)
+        more = {t.name: t.bytes for t in apart}
+        assert more["communicators"] == groups * 50 * MIB and more["open blocks"] == 3 * 22 * MIB
     assert "communicators" not in {t.name for t in memory_terms(description, hardware, ranks=1)}
     assert memory_terms(description, machine(4), ranks=4) == ()
 

@@ -113,11 +113,12 @@ def test_upgrade_rewrites_a_file_in_place_and_says_what_changed(tmp_path: Path, 
     before = Plan.load(path)
     assert main(["upgrade", str(path)]) == 0
     said = capsys.readouterr().out
-    assert said == f"{path}: plan, version 1 to 4: added description.output_bytes_per_sample\n"
-    assert json.loads(path.read_text())["version"] == 4
+    added = "added description.output_bytes_per_sample, added separate_reductions"
+    assert said == f"{path}: plan, version 1 to 5: {added}\n"
+    assert json.loads(path.read_text())["version"] == 5
     assert Plan.load(path) == before and stat.S_IMODE(path.stat().st_mode) == 0o640
     assert main(["upgrade", str(path)]) == 0
-    assert capsys.readouterr().out == f"{path}: plan, version 4: up to date\n"
+    assert capsys.readouterr().out == f"{path}: plan, version 5: up to date\n"
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
 
 

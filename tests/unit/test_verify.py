@@ -56,6 +56,7 @@ NOTHING = {
 }
 INPUTS = (
     "world_size",
+    "separate_reductions",
     "recompute.*",
     "optimizer",
     "precision",

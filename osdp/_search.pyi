@@ -309,7 +309,7 @@ def simulate(
         ]
     ],
     prefetch: typing.SupportsInt | typing.SupportsIndex,
-    separate_reductions: bool,
+    lanes: tuple[bool, bool],
     delay: tuple[typing.SupportsFloat | typing.SupportsIndex, typing.SupportsFloat | typing.SupportsIndex],
     stolen_permille: typing.SupportsInt | typing.SupportsIndex,
     timeline: bool,

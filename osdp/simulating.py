@@ -106,7 +106,7 @@ def play(
     micro-batches.
     """
     delay = hardware.communication_delay
-    separate = separate_reductions and hardware.device != "cpu"
+    enqueue = hardware.device != "cpu"  # its lanes are streams
 
     def played(accumulation: int) -> dict[str, Any]:
         return dict(
@@ -118,7 +118,7 @@ def play(
                 list(blocks),
                 planned_units(description, units),
                 prefetch,
-                separate,
+                (separate_reductions and enqueue, enqueue),
                 (delay.alpha_s, delay.beta_s_per_byte),
                 round(hardware.stolen_computation * 1000),
                 timeline,

@@ -51,7 +51,7 @@ const char* resource(const Step& step, StepEvent::Kind kind) {
       return "communication";
     case StepEvent::Kind::Reduce:
     case StepEvent::Kind::ReduceBucket:
-      return step.separate_reductions ? "reductions" : "communication";
+      return step.lanes.separate_reductions ? "reductions" : "communication";
     case StepEvent::Kind::Average:
       return "between hosts";
   }
@@ -87,10 +87,10 @@ const std::string& name_of(const Step& step, const StepEvent& event) {
 py::dict simulate(const Model& model, const Request& request, std::pair<int64_t, int64_t> batch,
                   const std::vector<std::tuple<int, int64_t, int64_t, int>>& choices,
                   const std::vector<int>& blocks, const std::vector<Unit>& units, int64_t prefetch,
-                  bool separate_reductions, std::pair<double, double> delay, int64_t stolen_permille,
+                  std::pair<bool, bool> lanes, std::pair<double, double> delay, int64_t stolen_permille,
                   bool timeline) {
   const Step step = step_of(model, request, plain_plan(batch, choices, blocks), planned(units), prefetch,
-                            {delay.first, delay.second}, separate_reductions);
+                            {delay.first, delay.second}, {lanes.first, lanes.second});
   const PlayedStep played = play(step, stolen_permille);
   py::dict result("step_ps"_a = played.step_ps, "only_computing_ps"_a = played.only_computing_ps,
                   "both_ps"_a = played.both_ps, "only_communicating_ps"_a = played.only_communicating_ps,
@@ -112,5 +112,5 @@ py::dict simulate(const Model& model, const Request& request, std::pair<int64_t,
 
 void bind_simulate(py::module_& m) {
   m.def("simulate", &simulate, "model"_a, "request"_a, "batch"_a, "choices"_a, "blocks"_a, "units"_a,
-        "prefetch"_a, "separate_reductions"_a, "delay"_a, "stolen_permille"_a, "timeline"_a);
+        "prefetch"_a, "lanes"_a, "delay"_a, "stolen_permille"_a, "timeline"_a);
 }

@@ -283,7 +283,7 @@ class Player {
   const Program program_;
   std::vector<Unit> units_;
   std::array<Lane, kLanes> lanes_;
-  Lane& reductions_ = lanes_[step_.separate_reductions ? kReductions : kMain];
+  Lane& reductions_ = lanes_[step_.lanes.separate_reductions ? kReductions : kMain];
   PlayedStep result_;
   StepEvent computed_;
   size_t next_ = 0;

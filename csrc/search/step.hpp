@@ -67,15 +67,22 @@ struct StepBucket {
   int64_t buffer_bytes = 0;  // that they are packed into meanwhile
 };
 
+// How the runtime communicates; see csrc/runtime/lane.hpp.
+struct Lanes {
+  bool separate_reductions = false;  // they have a lane of their own; else gathers share theirs
+  // They are streams of an accelerator: computation waits for one reduction before it submits the next.
+  bool enqueue = false;
+};
+
 struct Step {
   std::vector<StepOperator> operators;  // in execution order
   std::vector<StepBlock> blocks;
   std::vector<StepUnit> units;
   std::vector<StepBucket> buckets;
-  int64_t accumulation = 1;          // micro-batches
-  int64_t prefetch = 1;              // units of the largest size whose memory may hold what is gathered ahead
-  bool separate_reductions = false;  // they have a lane of their own; else gathers share theirs
-  int64_t held_bytes = 0;            // all the time: the model's input
+  int64_t accumulation = 1;  // micro-batches
+  int64_t prefetch = 1;      // units of the largest size whose memory may hold what is gathered ahead
+  Lanes lanes;
+  int64_t held_bytes = 0;  // all the time: the model's input
   int64_t optimizer_ps = 0;
 };
 

@@ -67,10 +67,10 @@ class Builder {
     validate(delay);
   }
 
-  Step build(const std::vector<PlannedUnit>& units, int64_t prefetch, bool separate_reductions) {
+  Step build(const std::vector<PlannedUnit>& units, int64_t prefetch, Lanes lanes) {
     step_.accumulation = plan_.batch.accumulation;
     step_.prefetch = prefetch;
-    step_.separate_reductions = separate_reductions;
+    step_.lanes = lanes;
     step_.held_bytes = of_batch(model_.buffer_bytes, model_.input_bytes_per_sample);
     for (size_t b = 0; b < model_.blocks.size(); ++b) {
       step_.blocks.push_back(
@@ -216,9 +216,8 @@ class Builder {
 }  // namespace
 
 Step step_of(const Model& model, const Request& request, const PlainPlan& plan,
-             const std::vector<PlannedUnit>& units, int64_t prefetch, const Collective& delay,
-             bool separate_reductions) {
-  return Builder(model, request, plan, delay).build(units, prefetch, separate_reductions);
+             const std::vector<PlannedUnit>& units, int64_t prefetch, const Collective& delay, Lanes lanes) {
+  return Builder(model, request, plan, delay).build(units, prefetch, lanes);
 }
 
 }  // namespace osdp::search

@@ -20,6 +20,6 @@ struct PlannedUnit {
 // plan does not fit the model, or an operator cannot be treated so.
 Step step_of(const Model& model, const Request& request, const PlainPlan& plan,
              const std::vector<PlannedUnit>& units, int64_t prefetch, const Collective& delay,
-             bool separate_reductions = false);
+             Lanes lanes = {});
 
 }  // namespace osdp::search

@@ -246,8 +246,7 @@ class Writer {
 
   void reduce(int u) {
     if (step_.units[u].reduce.alone_ps > 0) {
-      // On a lane of their own no gather keeps them from piling up.
-      if (step_.separate_reductions) add(Kind::AwaitReduction, -1);
+      if (step_.lanes.enqueue) add(Kind::AwaitReduction, -1);
       add(Kind::Reduce, u).adds = accumulates_;
     } else {
       memory(-step_.units[u].gradient_bytes);

@@ -7,9 +7,9 @@
 // unit is there, it is released and its reduction submitted; when the last of a bucket is there, its
 // all-reduce. Before the last operator of a recomputed block goes backward, the block's forward runs again,
 // its units released at once or held. Slices are asked for one after the other, in backward from the last
-// one, and wait with the next gradient until the last reduction is over. At the end of backward all
-// reductions are waited for; micro-batches run one after the other; then the optimizer's step. What is asked
-// for in which order does not depend on how long anything takes.
+// one, and wait with the next gradient until the last reduction is over. On streams a reduction waits for the
+// one before. At the end of backward all reductions are waited for; micro-batches run one after the other;
+// then the optimizer's step. What is asked for in which order does not depend on how long anything takes.
 #pragma once
 
 #include "search/step.hpp"

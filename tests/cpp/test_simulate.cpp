@@ -213,7 +213,7 @@ void reductions_of_their_own_lane() {
   // Gather 0 55-60. Backward 1 55-75; its reduction is submitted when the one before is over, 95-135;
   // backward 0 95-115; reduction 0 135-175.
   Step s = long_reductions();
-  s.separate_reductions = true;
+  s.lanes = {.separate_reductions = true, .enqueue = true};
   const PlayedStep p = play(s);
   CHECK_EQ(p.step_ps, 175);
   CHECK_EQ(p.only_communicating_ps, 5 + 20 + (175 - 115));
@@ -364,7 +364,7 @@ void properties_of_lanes() {
   std::mt19937_64 r(7);
   for (int n = 0; n < 2000; ++n) {
     Step s = random_step(r);
-    s.separate_reductions = r() % 2;
+    s.lanes = {.separate_reductions = r() % 2 == 0, .enqueue = r() % 2 == 0};
     const auto transfer = [&](LaneTime& t) {
       t.transfer_ps = static_cast<int64_t>(r() % static_cast<uint64_t>(t.alone_ps + 1));
       t.link = static_cast<Link>(r() % 2);
@@ -379,10 +379,10 @@ void properties_of_lanes() {
     std::array<int64_t, 4> end{}, lane{};
     for (const StepEvent& e : p.events) {
       const bool reduces = e.kind == StepEvent::Kind::Reduce || e.kind == StepEvent::Kind::ReduceBucket;
-      const size_t on = e.kind == StepEvent::Kind::Compute   ? 0
-                        : e.kind == StepEvent::Kind::Average ? 3
-                        : reduces && s.separate_reductions   ? 2
-                                                             : 1;
+      const size_t on = e.kind == StepEvent::Kind::Compute       ? 0
+                        : e.kind == StepEvent::Kind::Average     ? 3
+                        : reduces && s.lanes.separate_reductions ? 2
+                                                                 : 1;
       CHECK(e.begin_ps >= end.at(on) && e.end_ps >= e.begin_ps && e.end_ps <= p.step_ps);
       end.at(on) = e.end_ps;
       if (on == 0) {

@@ -239,7 +239,7 @@ def recorded(me: Member) -> None:
     threads = {event.name: event.thread for event in recording.events()}
     for unit in ("0", "1"):
         assert threads[f"{unit} reduce-scatter"] == threads[f"{unit} all-gather"]
-        assert threads[f"{unit} all-reduce"] != threads[f"{unit} reduce-scatter"]
+        assert threads[f"{unit} all-reduce between lines"] != threads[f"{unit} reduce-scatter"]
 
 
 def test_both_halves_are_named_in_the_timeline(ranks):

@@ -67,8 +67,10 @@ def test_reductions_on_a_lane_of_their_own(checked: Told) -> None:
     for name, ranks in apart.items():
         for rank, each in enumerate(ranks):
             assert each["losses"] == late[name][rank]["losses"] == checked[name][rank]["losses"], name
-            streams = [told[name][rank]["counts"]["streams"] for told in (apart, checked)]
-            assert len(streams[0]) == len(streams[1]) + 1, streams
+    for told, together in ((checked, True), (apart, False)):
+        streams = [stream["operators"] for stream in told["full_shard"][0]["streams"].values()]
+        (reducing,) = (operators for operators in streams if "reduce-scatter" in operators)
+        assert ("all-gather" in reducing) == together
 
 
 def test_one_rank_that_shards_alone() -> None:

@@ -21,7 +21,12 @@ from osdp.lane_group import lane_group
 
 SIZES = (2**12, 2**15, 2**18, 2**20, 2**22)  # bytes of the full tensor: from all latency to mostly transfer
 LARGE_SIZES = (2**24, 2**26, 2**28)  # where an accelerator's links come to their rate
-MOST_OPTIMIZED = 2**28  # bytes of parameters that an accelerator's optimizer is timed on; a CPU's: 2**24
+MOST_OPTIMIZED = 2**28  # bytes of parameters that an accelerator's optimizer is timed on
+# Note [Memory that no cache holds]
+# On a CPU, a step comes to a parameter once in each direction, and to its optimizer state once; in between it touches
+# everything else. So it finds little of it in a cache, where reading may be twice as fast or more. What is timed here goes
+# round memory that is larger than caches: each collective takes the next piece, and the optimizer has that much.
+COLD = 2**26  # bytes
 WARM_UPS = (
     3  # on an accelerator: kernels are loaded, and algorithms chosen, at first use; on a CPU one is enough
 )
@@ -53,13 +58,17 @@ def measure_collectives(
     ours = lane_collectives(device, group)
     jobs: list[tuple[int, int, Callable[[], object]]] = []
     first = torch.zeros(_FIRST // 4, device=device)
+    pool = max(max(sizes) + 4 * world, COLD if device.type == "cpu" else 0)
+    parts, wholes = _Rotation(pool, device), _Rotation(pool, device)
     for size in sizes:
-        part = torch.zeros(max(1, size // 4 // world), device=device)
-        whole = torch.zeros(part.numel() * world, device=device)
+        part = max(1, size // 4 // world)
+        whole = part * world
         repeats = min(max(1, _MOVED // size), _MOST_REPEATS)
-        jobs.append((0, repeats, lambda w=whole, p=part: ours.all_gather([w], [p])))  # type: ignore[misc]
-        jobs.append((1, repeats, lambda w=whole, p=part: ours.reduce_scatter_mean([p], [w])))  # type: ignore[misc]
-        jobs.append((2, repeats, lambda w=whole: ours.all_reduce_mean([w])))  # type: ignore[misc]
+        jobs.append((0, repeats, lambda w=whole, p=part: ours.all_gather([wholes.next(w)], [parts.next(p)])))  # type: ignore[misc]
+        jobs.append(
+            (1, repeats, lambda w=whole, p=part: ours.reduce_scatter_mean([parts.next(p)], [wholes.next(w)]))  # type: ignore[misc]
+        )
+        jobs.append((2, repeats, lambda w=whole: ours.all_reduce_mean([wholes.next(w)])))  # type: ignore[misc]
 
     def run_round() -> list[float]:
         times = []
@@ -89,12 +98,27 @@ def measure_collectives(
     medians = torch.tensor([statistics.median(column) for column in zip(*table, strict=True)], device=device)
     ours.all_reduce_mean([medians])
     mean = medians.tolist()
-    parts = [max(1, size // 4 // world) * 4 for size in sizes]
+    sent = [max(1, size // 4 // world) * 4 for size in sizes]
     costs = []
     for kind in range(3):
         steps = (world - 1) * (2 if kind == 2 else 1)
-        costs.append(fit(parts, [t / steps for t, (k, _, _) in zip(mean, jobs, strict=True) if k == kind]))
+        costs.append(fit(sent, [t / steps for t, (k, _, _) in zip(mean, jobs, strict=True) if k == kind]))
     return costs[0], costs[1], costs[2]
+
+
+class _Rotation:
+    """Pieces of one tensor, one behind the other and from the beginning again: see Note [Memory that no cache holds]."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self._all = torch.ones(
+            size // 4, device=device
+        )  # not zeros, which have no memory until they are written
+        self._at = 0
+
+    def next(self, elements: int) -> torch.Tensor:
+        begin = self._at if self._at + elements <= self._all.numel() else 0
+        self._at = begin + elements
+        return self._all[begin : self._at]
 
 
 def collective_sizes(
@@ -111,7 +135,7 @@ def collective_sizes(
     for size in LARGE_SIZES:
         tensor = torch.zeros(sizes[-1] // 4, device=device)
         took = _median_time(device, lambda t=tensor: ours.all_reduce_mean([t]), 0.0, at_most=1)  # type: ignore[misc]
-        # Three tensors of each size at one time, of the smaller ones too.
+        # Two tensors of the largest size, and what the backend needs.
         fits = 6 * size <= free_bytes(device) and took * size / sizes[-1] * rounds <= seconds / 2
         agreed = torch.tensor([float(fits)], device=device)
         ours.all_reduce_mean([agreed])
@@ -208,13 +232,14 @@ def _measure_flops(device: torch.device, seconds: float, dtype: torch.dtype) -> 
 
 def measure_optimizer(device: torch.device, seconds: float) -> float:
     """Seconds of a fused AdamW step per byte of fp32 parameters."""
-    # With gradient and state four times as much: on CPUs more than caches hold, as in a real model. An accelerator needs
-    # more before launching no longer counts, as far as its memory and the time allow.
+    if device.type == "cpu":
+        return _optimizer_time(device, seconds, COLD) / COLD
+    # An accelerator needs as much before launching no longer counts, as far as its memory and the time allow.
     size = 2**24
     while True:
-        took = _optimizer_time(device, seconds if device.type == "cpu" else seconds / 3, size)
+        took = _optimizer_time(device, seconds / 3, size)
         larger = 4 * size
-        if device.type == "cpu" or larger > MOST_OPTIMIZED:
+        if larger > MOST_OPTIMIZED:
             return took / size
         if 4 * larger > free_bytes(device) // 2 or 4 * took * (WARM_UPS + 4) > seconds:
             return took / size

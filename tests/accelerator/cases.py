@@ -20,6 +20,17 @@ import osdp
 CASES: dict[str, Callable[[Setting], None]] = {}
 FEW = ("FULL_SHARD", "NO_SHARD")
 SEPARATE_REDUCTIONS = os.environ.get("SEPARATE_REDUCTIONS") == "1"  # of every plan
+# One of each kind of memory that crosses streams, for what takes long: four ranks, delayed streams.
+ONE_OF_EACH = [
+    "full_shard",
+    "no_shard",
+    "slices_in",
+    "uneven_bf16",
+    "accumulate_no_sync",
+    "hybrid_bf16",
+    "offloaded_hybrid",
+    "exception_in_backward",
+]
 
 
 def case(function: Callable[[Setting], None]) -> Callable[[Setting], None]:

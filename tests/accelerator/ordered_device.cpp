@@ -118,7 +118,7 @@ struct Block {
   std::vector<EventPtr> pending;  // what must be reached before it may be given out again
 };
 struct Pool {
-  std::vector<uintptr_t> idle;
+  std::vector<std::pair<const uintptr_t, Block>*> idle;  // of State::blocks
   size_t live = 0, peak = 0, reserved = 0;
 };
 struct Race {
@@ -321,13 +321,14 @@ bool in_use_elsewhere(const Block& b, const Clock& now) {
 }
 // NaN from then on, when the stream that owns it gets there.
 void to_idle(uintptr_t at) {
-  Block& b = S.blocks.at(at);
+  auto& entry = *S.blocks.find(at);
+  Block& b = entry.second;
   const OnStream owner(b.stream);
   launch([at, n = b.size] { std::memset(reinterpret_cast<void*>(at), 0xff, n); });
   b.filled = nullptr;
   b.saw_filled.clear();
   if (S.async) record(b.filled = std::make_shared<Event>(), b.stream);
-  S.pools[b.pool].idle.push_back(at);
+  S.pools[b.pool].idle.push_back(&entry);
 }
 void take_back_recorded() {
   std::erase_if(S.waiting, [](uintptr_t at) {
@@ -368,16 +369,16 @@ struct Allocator final : c10::Allocator {
     const Clock& now = S.streams[t_stream].clock;
     auto found = pool.idle.end();
     for (auto i = pool.idle.begin(); i != pool.idle.end(); ++i) {
-      const Block& b = S.blocks.at(*i);
+      const Block& b = (*i)->second;
       const bool fits = b.size == n, worst = b.size >= n && (b.size > kSmall) == (n > kSmall) && in_use_elsewhere(b, now);
       if (fits || worst) found = i;
       if (worst) break;
     }
     void* p;
     if (found != pool.idle.end()) {
-      p = reinterpret_cast<void*>(*found);
+      p = reinterpret_cast<void*>((*found)->first);
+      Block& b = (*found)->second;
       pool.idle.erase(found);
-      Block& b = S.blocks.at(reinterpret_cast<uintptr_t>(p));
       ++b.life;
       b.used = n;
       if (!std::exchange(b.reserved, true)) reserve(pool, b.size);
@@ -407,8 +408,8 @@ void empty_cache() {
   Lock l(S.mutex);
   take_back_recorded();
   for (auto& [stream, pool] : S.pools)
-    for (uintptr_t at : pool.idle) {
-      Block& b = S.blocks.at(at);
+    for (auto* entry : pool.idle) {
+      Block& b = entry->second;
       if (!std::exchange(b.reserved, false)) continue;
       pool.reserved -= b.size;
       S.reserved -= b.size;
@@ -855,8 +856,11 @@ struct Fate {
   void check() const { TORCH_CHECK(!aborted_, "the process group was aborted"); }
   void wait(const WorkPtr& work) const {
     while (!work->isCompleted()) {
-      check();
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
+      try {
+        work->wait(std::chrono::milliseconds(20));
+      } catch (const std::exception&) {  // not yet, or it failed: told below
+        check();
+      }
     }
     work->wait();
   }

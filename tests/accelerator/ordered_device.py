@@ -163,7 +163,7 @@ def _compile(library: Path, timeout_s: float) -> None:
     made = library.with_name(f"{os.getpid()}.so")  # then renamed
     python = sysconfig.get_paths()["include"]
     command: Sequence[str] = [
-        os.environ.get("CXX", "g++"), "-std=c++20", "-O0", "-fPIC", "-shared", "-w",
+        os.environ.get("CXX", "g++"), "-std=c++20", "-O1", "-fPIC", "-shared", "-w",
         "-DTORCH_EXTENSION_NAME=ordered_device_C", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
         *(f"-isystem{path}" for path in [*include_paths(), python]), str(_SOURCE), "-o", str(made),
         *(f"-L{path}" for path in library_paths()), *(f"-Wl,-rpath,{path}" for path in library_paths()),

@@ -1,7 +1,4 @@
-"""One rank of the cases: runs each that is named, and writes what it told, one JSON line per case.
-
-python run_rank.py RANK WORLD DEVICE BACKEND STORE CASE...      (DEVICE: cpu, cuda, ordered:check, ordered:async:SEED)
-"""
+"""One rank of the cases: runs each that is named, and writes what it told, one JSON line per case."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ import sys
 import time
 import traceback
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import cases
@@ -29,7 +27,7 @@ from osdp import _C
 WITHOUT = " without "  # CASE without SITE: see Note [What orders streams]
 
 
-def join(rank: int, world: int, device: str, backend: str, store: str) -> torch.device:
+def join(rank: int, world: int, device: str, backend: str, folder: Path) -> torch.device:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     faulthandler.enable()
     faulthandler.dump_traceback_later(float(os.environ.get("CASES_DUMP_S", "50")), repeat=True)
@@ -44,9 +42,12 @@ def join(rank: int, world: int, device: str, backend: str, store: str) -> torch.
     else:
         here = torch.device("cuda", 0) if device == "cuda" else torch.device("cpu")
     dist.init_process_group(
-        backend, init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=60)
+        backend,
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=60),
     )
-    gc.collect()
     gc.freeze()  # collecting after each case does not look at what was imported
     return here
 
@@ -83,12 +84,22 @@ def run(name: str, rank: int, world: int, device: torch.device, delayed: bool) -
     return result | {"losses": setting.losses, "cpu": on_cpu.losses, "seconds": time.perf_counter() - begin}
 
 
-def main() -> None:
-    rank, world, device, backend, store, *names = sys.argv[1:]
-    here = join(int(rank), int(world), device, backend, store)
+def main(
+    rank: int,
+    world: int,
+    device: str,
+    backend: str,
+    folder: Path,
+    names: list[str],
+) -> None:
+    """`device`: cpu, cuda, ordered:check or ordered:async:SEED:DELAY_US. Writes RANK.told and RANK.log in `folder`."""
+    for fd, kind in ((1, "told"), (2, "log")):
+        os.dup2(os.open(folder / f"{rank}.{kind}", os.O_WRONLY | os.O_CREAT), fd)
+    sys.stdout, sys.stderr = (os.fdopen(fd, "w", closefd=False) for fd in (1, 2))
+    here = join(rank, world, device, backend, folder)
     for name in names:
         print(name, file=sys.stderr, flush=True)
-        result = run(name, int(rank), int(world), here, ":async" in device)
+        result = run(name, rank, world, here, ":async" in device)
         print(json.dumps(result), flush=True)
         if "error" in result:  # the ranks no longer agree on where they are
             break
@@ -97,7 +108,3 @@ def main() -> None:
         dist.barrier()
     sys.stdout.flush()
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
+import threading
 import time
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent / "distributed"))
+from harness.server import server  # noqa: E402
 
 
 def run_cases(
@@ -45,31 +49,54 @@ def _lines(file: Path) -> list[str]:
     return [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
+_descriptions = tempfile.TemporaryDirectory(prefix="osdp-descriptions-")  # see training.described
+_asking = threading.Lock()  # of several threads that ask for the end of one process, one is told it
+
+
+def _exit_codes(ranks: list[Any]) -> list[int | None]:
+    with _asking:
+        return [process.exitcode for process in ranks]
+
+
+def _rank(environment: dict[str, str], *given: Any) -> None:
+    os.environ |= environment
+    import run_rank  # here: its modules look at the environment, and who only reads results needs no torch
+
+    run_rank.main(*given)
+
+
 def _run(
     names: list[str], device: str, world: int, backend: str, timeout_s: float, environment: dict[str, str]
 ) -> dict[str, list[dict[str, Any]]]:
     if not backend:
         backend = "cpu:gloo,ordered:ordered" if device.startswith("ordered") else "gloo"
     with tempfile.TemporaryDirectory(prefix="osdp-cases-") as folder:
-        files = [(Path(folder) / f"{rank}", Path(folder) / f"{rank}.log") for rank in range(world)]
-        ranks = []
-        for rank, (out, log) in enumerate(files):
-            command = [sys.executable, str(HERE / "run_rank.py"), str(rank), str(world), device, backend]
-            command += [f"{folder}/store", *names]
-            with open(out, "w") as stdout, open(log, "w") as stderr:
-                env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-                ranks.append(subprocess.Popen(command, stdout=stdout, stderr=stderr, env=env))
-        end = time.monotonic() + timeout_s
-        late = False
-        while any(process.poll() is None for process in ranks) and not late:
-            if any(process.returncode not in (None, 0) for process in ranks):
+        environment = {"OMP_NUM_THREADS": "1", "CASES_DESCRIPTIONS": _descriptions.name, **environment}
+        given = (world, device, backend, Path(folder), names)
+        # Forked where that is certain to be harmless: a driver of CUDA must not have been asked for anything before.
+        context = multiprocessing.get_context("spawn") if device == "cuda" else server()
+        ranks = [
+            context.Process(target=_rank, args=(environment, rank, *given), daemon=True)
+            for rank in range(world)
+        ]
+        files = [(Path(folder, f"{rank}.told"), Path(folder, f"{rank}.log")) for rank in range(world)]
+        for told_file, log in files:
+            told_file.touch(), log.touch()
+        with _asking:
+            for process in ranks:
+                process.start()
+        end, late = time.monotonic() + timeout_s, False
+        while (codes := _exit_codes(ranks)).count(None) and not late:
+            if any(codes):
                 end = min(end, time.monotonic() + 5)  # the others wait for it
             late = time.monotonic() > end
-            time.sleep(0.05)
-        for process in ranks:
-            process.kill()
-            process.wait()
-        told = [[json.loads(line) for line in _lines(out) if line.startswith("{")] for out, _ in files]
+            running = [process.sentinel for process, code in zip(ranks, codes, strict=True) if code is None]
+            wait(running, min(0.5, max(0.0, end - time.monotonic())))
+        with _asking:
+            for process in ranks:
+                process.kill()
+                process.join()
+        told = [[json.loads(line) for line in _lines(file) if line.startswith("{")] for file, _ in files]
         logs = [log.read_text()[-3000:] for _, log in files]
     results: dict[str, list[dict[str, Any]]] = {}
     for i, name in enumerate(names):

@@ -6,19 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import run_ranks
+from cases import ONE_OF_EACH
 
 Told = dict[str, list[dict[str, Any]]]
-# One of each kind of memory that crosses streams; the others are for `python run_ranks.py`, and a look by hand.
-FEW = [
-    "full_shard",
-    "no_shard",
-    "slices_in",
-    "uneven_bf16",
-    "accumulate_no_sync",
-    "hybrid_bf16",
-    "offloaded_hybrid",
-    "exception_in_backward",
-]
 DELAYS = ("1:100", "2:200", "3:400")  # seed and longest delay of an operator, in us
 
 
@@ -40,13 +30,13 @@ def test_every_access_waits_for_those_before(checked: Told) -> None:
     judge(checked, 1e-6)
 
 
-def test_so_it_is_among_four_ranks() -> None:
-    judge(run_ranks.run_cases(FEW, "ordered:check", world=4, timeout_s=300), 1e-6)
+def test_so_it_is_among_four_ranks(among_four: Told) -> None:
+    judge({name: among_four[name] for name in ONE_OF_EACH}, 1e-6)
 
 
 def test_streams_that_run_late_change_no_bit(checked: Told) -> None:
     def delayed(how: str) -> Told:
-        return run_ranks.run_cases(FEW, f"ordered:async:{how}", timeout_s=300)
+        return run_ranks.run_cases(ONE_OF_EACH, f"ordered:async:{how}", timeout_s=300)
 
     with ThreadPoolExecutor() as pool:
         for told in pool.map(delayed, DELAYS):

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import memory
+import pytest
 import run_ranks
-from test_asynchronous_streams import in_order, judge
+from test_asynchronous_streams import Told, in_order, judge
 
 CASES = ["memory of the group", "memory of the group, GPT"]
 
 
-def test_what_travels_is_memory_of_the_group() -> None:
+@pytest.fixture(scope="module")
+def told() -> Told:
+    return run_ranks.run_cases(CASES, "ordered:check")
+
+
+def test_what_travels_is_memory_of_the_group(told: Told) -> None:
     """The stream's own pool has the gradients that are being made and the one that is copied; the group's has two gathered
     parameters, a gradient that leaves and two reduced shards."""
-    told = run_ranks.run_cases(CASES, "ordered:check")
     judge(told, 1e-6)
     small, shard = 64 * 1024, memory.MATRIX // 2
     pools = dict(told[CASES[0]][0]["counts"]["pools"])
@@ -23,17 +28,16 @@ def test_what_travels_is_memory_of_the_group() -> None:
     assert sum(pools.values()) <= small, pools
 
 
-def test_streams_that_run_late_change_no_bit() -> None:
-    at_once = run_ranks.run_cases(CASES[1:], "ordered:check")
-    late = run_ranks.run_cases(CASES[1:], "ordered:async:3:300")
-    judge(at_once, 1e-6)
-    in_order(late)
-    for right, told in zip(at_once.values(), late.values(), strict=True):
-        assert [r["losses"] for r in told] == [r["losses"] for r in right]
+def test_streams_that_run_late_change_no_bit(told: Told) -> None:
+    (late,) = CASES[1:]
+    found = run_ranks.run_cases([late], "ordered:async:3:300")
+    in_order(found)
+    assert [r["losses"] for r in found[late]] == [r["losses"] for r in told[late]]
 
 
-def test_lines_that_have_memory_of_their_own() -> None:
-    judge(run_ranks.run_cases(["memory of the group, hybrid"], "ordered:check", world=4), 1e-6)
+def test_lines_that_have_memory_of_their_own(among_four: Told) -> None:
+    name = "memory of the group, hybrid"
+    judge({name: among_four[name]}, 1e-6)
 
 
 def test_a_backend_without_memory_is_refused() -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
+import pickle
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -149,10 +153,15 @@ _descriptions: dict[Any, osdp.description.ModelDescription] = {}
 
 
 def described(s: Setting, model: nn.Module) -> osdp.description.ModelDescription:
-    """Once per kind of model: it takes longer than a case."""
+    """Once per kind of model, for all processes: it takes longer than a case."""
     kind = tuple((name, p.shape, p.requires_grad) for name, p in model.named_parameters())
-    key = (kind, getattr(model, "checkpointing", None))
+    key = (kind, getattr(model, "checkpointing", None), s.world)
     if key not in _descriptions:
-        sample = torch.zeros(SAMPLES // s.world, LENGTH, dtype=torch.long)
-        _descriptions[key] = osdp.describe(model, sample)
+        file = Path(os.environ["CASES_DESCRIPTIONS"], hashlib.sha256(repr(key).encode()).hexdigest())
+        if not file.exists():
+            sample = torch.zeros(SAMPLES // s.world, LENGTH, dtype=torch.long)
+            made = file.with_name(f"{file.name}.{os.getpid()}")  # then renamed: other ranks read it, too
+            made.write_bytes(pickle.dumps(osdp.describe(model, sample)))
+            made.replace(file)
+        _descriptions[key] = pickle.loads(file.read_bytes())
     return _descriptions[key]

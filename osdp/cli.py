@@ -1,4 +1,4 @@
-"""The command line: `osdp search`, `explain`, `diff`, `frontier`, `profile` and `upgrade`."""
+"""The command line: `osdp search`, `explain`, `diff`, `frontier`, `simulate`, `profile` and `upgrade`."""
 
 from __future__ import annotations
 
@@ -111,6 +111,19 @@ def _parser() -> argparse.ArgumentParser:
     frontier.add_argument("--plot", metavar="FILE.png", help="draw them (needs matplotlib)")
     frontier.set_defaults(command=_frontier)
 
+    simulate = commands.add_parser("simulate", help="play a step of a plan: what runs when, and the memory")
+    simulate.add_argument("plan", metavar="PLAN.json")
+    simulate.add_argument(
+        "--hardware", metavar="NAME|FILE", help="on another machine than the plan's, or where it has none"
+    )
+    simulate.add_argument(
+        "--world-size", type=_count, metavar="N", help="on so many ranks; default: the plan's"
+    )
+    simulate.add_argument("--json", action="store_true", help="print events and memory as JSON")
+    simulate.add_argument("--trace", metavar="FILE.json", help="write them for https://ui.perfetto.dev")
+    simulate.add_argument("--plot", metavar="FILE.svg", help="draw them (needs matplotlib)")
+    simulate.set_defaults(command=_simulate)
+
     profile = commands.add_parser("profile", help="measure this machine; also under torchrun")
     profile.add_argument(
         "-o", "--output", metavar="FILE", help="write the figures there; default: print them"
@@ -217,6 +230,20 @@ def _frontier(arguments: argparse.Namespace) -> None:
         print(json.dumps([dataclasses.asdict(point) for point in found.points], indent=1))
     else:
         _show(table(found))
+
+
+def _simulate(arguments: argparse.Namespace) -> None:
+    from osdp.plan import Plan
+
+    step = Plan.load(arguments.plan).simulate(arguments.hardware, arguments.world_size)
+    if arguments.trace:
+        step.save_trace(arguments.trace)
+    if arguments.plot:
+        step.plot().savefig(arguments.plot)
+    if arguments.json:
+        print(step.to_json())
+    else:
+        _show(step)
 
 
 def _show(renderable: Any) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from osdp import serial
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 # One thing at a time runs on each. "reductions": where a plan has separate_reductions; else they are communication.
 RESOURCES = ("computation", "communication", "reductions", "between hosts")
@@ -27,7 +30,7 @@ class TimelineEvent:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One training step of one rank; all ranks do the same. Printable.
+    """One training step of one rank; all ranks do the same. Printable; `rich.print` also draws it.
 
     At every moment it computes, communicates, or both: step_time_s is compute_s + communication_s - overlap_s +
     optimizer_s, each as long as it takes beside the other. Where two things are communicated at once, that time
@@ -81,6 +84,22 @@ class Timeline:
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """Write `chrome_trace` to `path`: whole or not at all."""
         serial.save_text(path, json.dumps(self.chrome_trace()))
+
+    def plot(self) -> Any:
+        """A matplotlib Figure of what runs when and of the memory: `osdp.timeline_picture.plot`.
+
+        >>> plan.simulate().plot().savefig("step.svg")
+        """
+        from osdp.timeline_picture import plot
+
+        return plot(self)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from osdp.timeline_picture import in_terminal
+
+        yield in_terminal(self, options.max_width)
+        yield ""
+        yield str(self)
 
     def __str__(self) -> str:
         from osdp.figures import format_seconds

@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 #include <stddef.h>
 
-enum { SMALLEST = 64 * 1024 };
+enum { SMALLEST = 1024 };
 
 void *__libc_malloc(size_t);
 void *__libc_calloc(size_t, size_t);

@@ -1,13 +1,14 @@
 """How true predictions are: random plans and searched ones over five models, played and measured.
 
     python benchmarks/truth.py --json results/truth.json [--settings one-host ...] [--models "deep GPT" ...]
-                               [--plans 40] [--steps 7] [--minutes 120]
+                               [--plans 40] [--steps 7] [--minutes 120] [--peaks]
 
 For each setting (2 ranks on one host, or on two with 1 or 4 Gb/s between them, which needs root and iproute2) and
 model, the machine is profiled on the bare model, and each plan's step is played on that profile and measured in turns
 with the bare model's (every rank by itself, without communication or optimizer), so that the machine's own spread
 stands beside each figure. Peaks are of the live heap (heap_peak.c), over what the process held before the model. A
-run that was stopped goes on where it was: what --json holds is not measured again.
+run that was stopped goes on where it was: what --json holds is not measured again. With --peaks nothing is timed, so
+that other work on the machine does not matter: few steps, a minute a model.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "two-hosts-4gbit": {"hosts": 2, "rate": "4gbit"},
 }
 LIMITS = 5
+PEAK_STEPS = 3
 
 
 def measure(name: str, count: str, steps: str) -> dict[str, Any]:
@@ -45,7 +47,8 @@ def measure(name: str, count: str, steps: str) -> dict[str, Any]:
     sample = subject.batch(generator)
     bare = subject.make()
     description = osdp.describe(bare, *sample)
-    hardware = osdp.profile(bare, *sample, seconds=6)
+    times = int(steps) > 0
+    hardware = osdp.profile(bare, *sample, seconds=6 if times else 1)
     batch_size = sample[0].shape[0]
     alone_s = sum(hardware.gamma_s.values()) * batch_size + sum(hardware.gamma_fixed_s.values())
     plans = {f"searched {i}": p for i, p in enumerate(searched(description, hardware, batch_size))}
@@ -66,14 +69,19 @@ def measure(name: str, count: str, steps: str) -> dict[str, Any]:
         before = heap.live()
         model = osdp.fully_shard(subject.make(), plan)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-        for _ in range(3):
-            step_s(bare, None), step_s(model, optimizer)
+        for _ in range(3):  # until the optimizer has its state and the order of units is known
+            if times:
+                step_s(bare, None)
+            step_s(model, optimizer)
         beside, own, peak = [], [], 0
-        for _ in range(int(steps)):
-            beside.append(step_s(bare, None))
+        for _ in range(int(steps) or PEAK_STEPS):
+            if times:
+                beside.append(step_s(bare, None))
             heap.restart()
             own.append(step_s(model, optimizer))
             peak = max(peak, heap.peak() - before)
+        if not times:
+            own.clear()
         largest = torch.tensor([peak])
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         return {"bare_s": beside, "step_s": own, "peak_bytes": int(largest)}
@@ -113,12 +121,14 @@ def main() -> int:
     parser.add_argument("--plans", type=int, default=40)
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--minutes", type=float, default=120)
+    parser.add_argument("--peaks", action="store_true")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     end = time.monotonic() + 60 * given.minutes
     found: dict[str, Any] = {}
     if given.json and given.json.exists():
         found = json.loads(given.json.read_text())
+    steps = 0 if given.peaks else given.steps
     for setting in given.settings:
         for name in given.models:
             key = f"{setting}, {name}"
@@ -126,9 +136,7 @@ def main() -> int:
                 continue
             left = max(60.0, end - time.monotonic())
             where = SETTINGS[setting]
-            found[key] = run_ranks(
-                __file__, [name, str(given.plans), str(given.steps)], 2, **where, seconds=left
-            )
+            found[key] = run_ranks(__file__, [name, str(given.plans), str(steps)], 2, **where, seconds=left)
             print(f"{key}: {machine_line(found[key]['machine'])}", flush=True)
             if given.json:
                 given.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -199,7 +199,7 @@ def make_request(
         batches=list(batches),
         recompute=[RECOMPUTE_CODES.index(r) for r in space.recompute],
         least_transient_bytes=least_transient_bytes,
-        buffers=2 + prefetch,
+        buffers=1 + prefetch,
         find_smallest=find_smallest,
         depth_first=method != "exact",
         smallest_first=method == "dfs-smallest-first",
@@ -308,6 +308,8 @@ def _operator(
     op.block = -1 if o.block is None else block_index[o.block]
     op.saved_bytes_per_sample = o.saved_bytes_per_sample
     op.saved_bytes_fixed = o.saved_bytes_fixed
+    op.work_bytes_per_sample = o.work_bytes_per_sample
+    op.work_bytes_fixed = o.work_bytes_fixed
     op.compute_s_per_sample, op.compute_s_fixed, op.recompute_s_per_sample = compute_s(o, hardware, dtype)
     return op
 
@@ -323,5 +325,7 @@ def signature(o: Operator) -> object:
         o.split_shape,
         o.saved_bytes_per_sample,
         o.saved_bytes_fixed,
+        o.work_bytes_per_sample,
+        o.work_bytes_fixed,
         o.flops_per_sample,
     )

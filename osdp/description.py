@@ -51,6 +51,9 @@ class Operator:
     saved_bytes_per_sample: int  # activations kept for backward, attributed once where storage is shared
     saved_bytes_fixed: int  # the part that does not grow with the batch
     flops_per_sample: int  # forward only; backward counts twice that
+    # Beside what is saved, while its backward or forward runs: gradients of activations, what kernels make and drop.
+    work_bytes_per_sample: int = 0
+    work_bytes_fixed: int = 0
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from osdp.errors import DescribeError
 from osdp.generators import generators_kept
+from osdp.live_bytes import LiveBytes
 from osdp.nested import map_tensors, tensors_in
 from osdp.untouched import untouched
 from osdp.values import KnownValues, ValuesLostError
@@ -86,7 +87,7 @@ def _trace_fakes(
         watcher = Watcher(_copy(model, replaced), original=model, call=known.call)
         try:
             with fakes.mode:
-                return _watch(watcher, sample_args, sample_kwargs)
+                return _follow(watcher, sample_args, sample_kwargs)
         except ValuesLostError:
             raise
         except Exception as error:
@@ -102,14 +103,28 @@ def _trace_for_real(model: nn.Module, args: Any, kwargs: Any) -> Trace:
     with generators_kept(next(model.parameters()).device), untouched(model):
         watcher = Watcher(model)
         try:
-            return _watch(watcher, args, kwargs)
+            _watch(watcher, args, kwargs)
         except Exception as error:
             raise _forward_failed(watcher, error) from error
+        return watcher.trace
 
 
-def _watch(watcher: Watcher, args: Any, kwargs: Any) -> Trace:
+def _watch(watcher: Watcher, args: Any, kwargs: Any) -> Any:
+    """What the model returns."""
     with torch.enable_grad(), _batch_norms_alone(), watcher:
-        watcher.model(*args, **kwargs)
+        return watcher.model(*args, **kwargs)
+
+
+def _follow(watcher: Watcher, args: Any, kwargs: Any) -> Trace:
+    """On fakes: also its memory, through forward and backward."""
+    live = LiveBytes(watcher.model, lambda: watcher.running)
+    with live:
+        output = _watch(watcher, args, kwargs)
+        try:
+            live.run_backward(output)
+        except Exception:  # an operator whose backward has no fake kernel: its work stays unknown
+            return watcher.trace
+    watcher.trace.moments = (live.forward, live.backward)
     return watcher.trace
 
 

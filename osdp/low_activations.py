@@ -47,6 +47,8 @@ def with_low_activations(
                 o,
                 saved_bytes_per_sample=saved[o.name].saved_bytes_per_sample,
                 saved_bytes_fixed=saved[o.name].saved_bytes_fixed,
+                work_bytes_per_sample=saved[o.name].work_bytes_per_sample,
+                work_bytes_fixed=saved[o.name].work_bytes_fixed,
             )
             for o in description.operators
         ),

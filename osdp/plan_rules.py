@@ -140,7 +140,14 @@ def _description_problems(description: ModelDescription) -> Iterator[tuple[str, 
         yield from _sizes(
             f"{where}.",
             operator,
-            ("parameter_bytes", "buffer_bytes", "saved_bytes_per_sample", "saved_bytes_fixed"),
+            (
+                "parameter_bytes",
+                "buffer_bytes",
+                "saved_bytes_per_sample",
+                "saved_bytes_fixed",
+                "work_bytes_per_sample",
+                "work_bytes_fixed",
+            ),
         )
         yield from _sizes(f"{where}.", operator, ("calls",), 10**6)
         yield from _sizes(f"{where}.", operator, ("flops_per_sample",), 2**63 - 1)

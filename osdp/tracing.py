@@ -16,6 +16,7 @@ from osdp.compiled import not_compiled
 from osdp.description import Block, ModelDescription, Operator, Parameter
 from osdp.errors import DescribeError, ShardingError
 from osdp.faking import FakeParameters, trace
+from osdp.live_bytes import work_of
 from osdp.nested import batch_of, tensors_in, with_batch
 from osdp.subclasses import refuse_tensor_subclasses
 from osdp.watching import Trace
@@ -165,14 +166,16 @@ def _assemble(
             order.setdefault(owner)
     operators: list[Operator] = []
     buffers = _buffer_bytes(owners)
+    works = _works(watched, owners, list(order)) if watched is not None else {}
     for name in order:
         parameters = owners.owned.get(name, [])
         traced = bool(places.get(name)) if parameters else True
         gather_at = (places.get(name) or (owners.fallback(name),)) if parameters else ()
-        per_sample = fixed = flops = 0
+        per_sample = fixed = flops = work_per_sample = work_fixed = 0
         if watched is not None:
             per_sample, fixed = watched.parts(lambda t, name=name: t.saved_bytes.get(name, 0))  # type: ignore[misc]
             flops = watched.per_sample(lambda t, name=name: t.flops.get(name, 0))  # type: ignore[misc]
+            work_per_sample, work_fixed = watched.parts(lambda t, name=name: works[t].get(name, 0))  # type: ignore[misc]
         if not parameters and not (per_sample or fixed or flops):
             continue
         calls = sum(first.calls.get(m, 0) for m in gather_at or (name,)) if first else 1
@@ -192,6 +195,8 @@ def _assemble(
                 saved_bytes_per_sample=per_sample,
                 saved_bytes_fixed=fixed,
                 flops_per_sample=flops,
+                work_bytes_per_sample=work_per_sample,
+                work_bytes_fixed=work_fixed,
             )
         )
     if operators and any(buffers.values()):  # of modules that are no operators
@@ -208,6 +213,22 @@ def _assemble(
         input_bytes_per_sample=input_bytes,
         output_bytes_per_sample=_output_bytes(watched) if watched else 0,
     )
+
+
+def _works(watched: Watched, owners: Ownership, order: list[str]) -> dict[Trace, dict[str, int]]:
+    """Of each trace, the work of those in `order` that will be operators."""
+    traces = [t for t in (watched.first, watched.second) if t is not None]
+    amounts = [t.saved_bytes for t in traces] + [t.flops for t in traces]
+    names = [name for name in order if name in owners.owned or any(a.get(name) for a in amounts)]
+    modules = {name: i for i, name in enumerate(names)}
+    parameters = {p: modules[owner] for owner, owned in owners.owned.items() for p in owned}
+    found = {}
+    for t in traces:
+        saved = [t.saved_bytes.get(name, 0) for name in names]
+        found[t] = dict(
+            zip(names, work_of(*t.moments, saved, modules, parameters, t.output_bytes), strict=True)
+        )
+    return found
 
 
 def _buffer_bytes(owners: Ownership) -> dict[str, int]:

@@ -55,6 +55,12 @@ def _description_1(old: Document) -> Document:
     return {"output_bytes_per_sample": 0, **old}
 
 
+def _description_2(old: Document) -> Document:
+    """what early files lack: the bytes that operators take while they run"""
+    work = {"work_bytes_per_sample": 0, "work_bytes_fixed": 0}
+    return {**old, "operators": [{**work, **operator} for operator in old["operators"]]}
+
+
 def _plan_1(old: Document) -> Document:
     """what early files lack: in description and hardware, and the share that choosing by replay may cost"""
     steps: dict[str, Step] = {
@@ -96,12 +102,17 @@ def _plan_4(old: Document) -> Document:
     return {"separate_reductions": False, **old}
 
 
+def _plan_5(old: Document) -> Document:
+    """what early files lack: in the description"""
+    return {**old, "description": _description_2(old["description"])}
+
+
 # Kind -> its steps; the first one leads from version 1 to 2.
 STEPS: Mapping[str, tuple[Step, ...]] = {
     "checkpoint": (_checkpoint_1,),
-    "description": (_description_1,),
+    "description": (_description_1, _description_2),
     "hardware": (_hardware_1, _hardware_2),
-    "plan": (_plan_1, _plan_2, _plan_3, _plan_4),
+    "plan": (_plan_1, _plan_2, _plan_3, _plan_4, _plan_5),
 }
 
 
@@ -124,7 +135,11 @@ def upgraded(kind: str, document: Document, version: int) -> Document:
 
 
 def what_changed(old: Any, new: Any, path: str = "") -> list[str]:
-    """The fields in which two documents differ: "added searched.replay", "removed ...", "changed ..."."""
+    """The fields in which two documents differ: "added searched.replay", "removed ...", "changed ...". [] stands for the
+    items of a list."""
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        items = (what_changed(a, b, f"{path}[]") for a, b in zip(old, new, strict=True))
+        return list(dict.fromkeys(line for lines in items for line in lines))
     if isinstance(old, dict) and isinstance(new, dict):
         inside = f"{path}." if path else ""
         return [

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from osdp.blocks import recomputable_blocks
 from osdp.flops import flops_of
+from osdp.live_bytes import Moment
 from osdp.nested import map_tensors, tensors_held, tensors_in
 from osdp.workspaces import hidden_workspace_bytes
 
@@ -39,6 +40,10 @@ class Trace:
         self.flops: dict[str, int] = {}
         self.input_bytes: dict[str, int] = {}  # block -> bytes of the tensors it was called with
         self.output_bytes = 0  # that the model returned, beside what is saved anyway
+        self.moments: tuple[list[Moment], list[Moment]] = (
+            [],
+            [],
+        )  # of forward and backward, where they were followed
 
     def readers(self, parameters: Sequence[str]) -> tuple[str, ...]:
         """The innermost modules that read any of `parameters`, in order of first read.

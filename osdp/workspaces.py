@@ -1,4 +1,4 @@
-"""Memory that CPU kernels keep for backward and that fake tensors do not show."""
+"""Memory that CPU kernels keep for backward, or take while they run, and that fake tensors do not show."""
 
 from __future__ import annotations
 
@@ -24,3 +24,29 @@ def hidden_workspace_bytes(func: Any, args: Any, out: Any) -> int:
     values = int(batch) * int(hidden_size) * (15.125 * int(steps) + 10)
     size = int(values) * int(sequence.element_size())
     return (-(-size // _PAGE_BYTES) + 3) * _PAGE_BYTES
+
+
+def scratch_bytes(func: Any, args: Any) -> int:
+    """Bytes that the ATen call takes while it runs, beside what it returns.
+
+    Convolutions: oneDNN computes on copies in a layout of its own. Measured (fp32, 3 to 512 channels, kernels of 1 to 3,
+    strides of 1 and 2): within 16 KiB of this, but for 0.2 MB more in backward with few channels.
+    """
+    packet = getattr(func, "overloadpacket", None)
+    if packet is torch.ops.aten.convolution and not _is_product(args[1], args[3]):
+        given, weight = args[:2]
+        return _bytes(given) + _bytes(weight) + 4 * _PAGE_BYTES
+    if packet is torch.ops.aten.convolution_backward and not _is_product(args[2], args[4]):
+        # The gradient of the input, from the result's and the weight; that of the weight, and then its copy.
+        result, given, weight = args[:3]
+        return max(_bytes(given) + _bytes(result), _bytes(weight)) + 4 * _PAGE_BYTES
+    return 0
+
+
+def _is_product(weight: torch.Tensor, stride: Any) -> bool:
+    """A convolution that is one matrix product, on what it is given as it lies."""
+    return all(n == 1 for n in weight.shape[2:]) and all(s == 1 for s in stride)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return int(tensor.numel()) * int(tensor.element_size())

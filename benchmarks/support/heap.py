@@ -13,7 +13,7 @@ class Heap:
             getattr(self._library, name).restype = ctypes.c_longlong
 
     def live(self) -> int:
-        """Bytes in blocks of at least 64 KiB that are live now, after a garbage collection."""
+        """Bytes in blocks of at least 1 KiB that are live now, after a garbage collection."""
         gc.collect()
         return int(self._library.heap_peak_live())
 

@@ -51,31 +51,41 @@ def regret(rows: Sequence[Row]) -> float:
 
 
 def summary(found: Mapping[str, Any]) -> dict[str, float]:
-    rows, alone_s = found["rows"], found["alone_s"]
+    timed = any(r["step_s"] for r in found["rows"])
+    return {**(time_summary(found["rows"], found["alone_s"]) if timed else {}), **peak_summary(found["rows"])}
+
+
+def time_summary(rows: Sequence[Row], alone_s: float) -> dict[str, float]:
     times = [abs(time_error(r, alone_s)) for r in rows]
-    peaks = [abs(peak_error(r)) for r in rows]
-    certified = [certified_error(r) for r in rows if r["certified_bytes"]]
     return {
         "time, mean": fmean(times),
         "worst": max(times),
         "spread": median(spread(r) for r in rows),
+        "regret": regret(rows),
+    }
+
+
+def peak_summary(rows: Sequence[Row]) -> dict[str, float]:
+    peaks = [abs(peak_error(r)) for r in rows]
+    certified = [certified_error(r) for r in rows if r["certified_bytes"]]
+    return {
         "peak, mean": fmean(peaks),
         "peak, worst": max(peaks),
         "certified, least": min(certified),
         "certified, most": max(certified),
-        "regret": regret(rows),
     }
 
 
 def show(found: Mapping[str, Any]) -> None:
     table = Table(title="played or certified over measured, less 1", title_justify="left")
     table.add_column("")
-    columns: list[str] = []
-    for key, each in found.items():
-        row = summary(each)
-        if not columns:
-            columns = list(row)
-            for column in columns:
-                table.add_column(column, justify="right")
-        table.add_row(key, *(f"{row[c]:+.1%}" if "certified" in c else f"{row[c]:.1%}" for c in columns))
+    rows = {key: summary(each) for key, each in found.items()}
+    columns = list(dict.fromkeys(c for row in rows.values() for c in row))
+    for column in columns:
+        table.add_column(column, justify="right")
+    for key, row in rows.items():
+        figures = (
+            f"{row[c]:+.1%}" if "certified" in c else f"{row[c]:.1%}" if c in row else "" for c in columns
+        )
+        table.add_row(key, *figures)
     Console(width=150).print(table)

@@ -108,9 +108,10 @@ py::dict candidate_dict(const Candidate& c) {
   return py::dict("mode"_a = static_cast<int>(c.mode), "granularity"_a = c.granularity,
                   "sharded_slices"_a = c.sharded_slices, "split"_a = static_cast<int>(c.split),
                   "state_bytes"_a = c.state_bytes, "gradient_bytes"_a = c.gradient_bytes,
-                  "whole_gradient_bytes"_a = c.whole_gradient_bytes, "gathered_bytes"_a = c.gathered_bytes,
-                  "held_bytes"_a = c.held_bytes, "transient_bytes"_a = c.transient_bytes,
-                  "communication_ps"_a = c.communication_ps, "optimizer_ps"_a = c.optimizer_ps);
+                  "whole_gradient_bytes"_a = c.whole_gradient_bytes, "own_bytes"_a = c.own_bytes,
+                  "gathered_bytes"_a = c.gathered_bytes, "held_bytes"_a = c.held_bytes,
+                  "transient_bytes"_a = c.transient_bytes, "communication_ps"_a = c.communication_ps,
+                  "optimizer_ps"_a = c.optimizer_ps);
 }
 
 py::list candidate_list(const std::vector<Candidate>& list) {
@@ -203,6 +204,8 @@ void bind_schedule(py::module_& m) {
       .def_readwrite("block", &Operator::block)
       .def_readwrite("saved_bytes_per_sample", &Operator::saved_bytes_per_sample)
       .def_readwrite("saved_bytes_fixed", &Operator::saved_bytes_fixed)
+      .def_readwrite("work_bytes_per_sample", &Operator::work_bytes_per_sample)
+      .def_readwrite("work_bytes_fixed", &Operator::work_bytes_fixed)
       .def_readwrite("compute_s_per_sample", &Operator::compute_s_per_sample)
       .def_readwrite("compute_s_fixed", &Operator::compute_s_fixed)
       .def_readwrite("recompute_s_per_sample", &Operator::recompute_s_per_sample);

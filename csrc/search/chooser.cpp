@@ -30,7 +30,7 @@ Chooser::Chooser(const Model& model, const Request& request, const Kinds& kinds,
           o.after = o.before = all[c].state_bytes;
           if (!paper_) {
             o.before += all[c].gathered_bytes - (batch.accumulation > 1 ? 0 : all[c].gradient_bytes);
-            o.own = all[c].whole_gradient_bytes;
+            o.own = all[c].own_bytes;
             if (r == Recompute::Hold) o.held = all[c].held_bytes;
           }
           const auto no_worse = [](const Option& a, const Option& b) {
@@ -46,7 +46,7 @@ Chooser::Chooser(const Model& model, const Request& request, const Kinds& kinds,
                                     static_cast<double>(o.after) + static_cast<double>(o.held));
         }
         possible_ &= all.empty() || !options.empty();
-        most += static_cast<double>(slot.saved(batch.size)) +
+        most += static_cast<double>(slot.saved(batch.size)) + static_cast<double>(slot.work(batch.size)) +
                 static_cast<double>(Linear{0, kind.input_bytes_per_sample}(batch.size));
         most_ += most * static_cast<double>(kind.instances.size());
       }
@@ -95,8 +95,9 @@ Cost Chooser::choose(const std::vector<Price>& prices, bool with_time, Decision&
           const Cost here = over(i, i + 1), before = over(i, n), after = paper_ ? Cost(0) : over(0, i);
           const Cost inside = over(i, end);
           const int64_t saved = kind.slots[p].saved(batch_.size);
-          cost += inside * Cost(saved);
-          mean += static_cast<double>(saved) * static_cast<double>(end - i);
+          const int64_t work = paper_ ? 0 : kind.slots[p].work(batch_.size);
+          cost += inside * Cost(saved) + here * Cost(work);
+          mean += static_cast<double>(saved) * static_cast<double>(end - i) + static_cast<double>(work);
           Cost lowest = 0;
           double lowest_mean = 0;
           for (const Option& o : way.slots[p]) {

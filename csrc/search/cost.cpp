@@ -31,7 +31,7 @@ class Pricer {
   Candidate no_shard() const {
     Candidate c;
     for (const Tensor& t : op_.tensors) c.state_bytes += t.bytes() * copies(t) + t.copy_bytes();
-    c.gradient_bytes = c.whole_gradient_bytes = trainable_bytes_;
+    c.gradient_bytes = c.whole_gradient_bytes = c.own_bytes = trainable_bytes_;
     // The sum that autograd keeps, and, where a reader's gradient is added to it, the new sum.
     if (again()) c.gathered_bytes = 2 * compute_gradient_bytes_;
     return finish(c, all_reduce(reduce_bytes_), trainable_bytes_);
@@ -109,6 +109,8 @@ class Pricer {
     }
     c.gradient_bytes = updated, c.whole_gradient_bytes = kept_whole;
     c.transient_bytes = device_.ranks > 1 ? std::max(gathered, weight.trainable ? sent : 0) : 0;
+    // The first slice makes room for the gradients that this rank keeps of all of them.
+    c.own_bytes = updated + (weight.trainable ? std::max(gathered, sent) : 0);
     const double seconds =
         static_cast<double>(sharded) *
             (gathers(true) * gather(gathered) + (weight.trainable ? reduce_scatter(sent) : 0)) +
@@ -181,6 +183,7 @@ class Pricer {
     c.gradient_bytes = updated;
     // The parameters, or the gradients on their way.
     c.transient_bytes = device_.ranks > 1 ? std::max(compute_bytes_, reduce_bytes_) : 0;
+    c.own_bytes = std::max(compute_gradient_bytes_, reduce_bytes_);
     return updated;
   }
 
@@ -218,20 +221,27 @@ int64_t picoseconds(double seconds, const std::string& where) {
 
 // Note [Averaging]
 // The lane averages one bucket at a time: neighbours of at most bucket_bytes together, or one larger
-// operator. Gradients in the dtype that they are kept in are averaged where they lie; small ones through a
-// flat copy of their bucket. Under mixed precision there is always a copy, in the reduce dtype. From the
-// second micro-batch on, the gradient that was just made exists beside the sum of the earlier ones until it
-// is copied: in the compute dtype, or, of the whole slices of a split weight, in the parameter's own.
+// operator. Gradients in the dtype that they are kept in are averaged where they lie; small tensors through a
+// flat copy of those in their bucket. Under mixed precision there is always a copy, in the reduce dtype. From
+// the second micro-batch on, the gradient that was just made exists beside the sum of the earlier ones until
+// it is copied: in the compute dtype, or, of the whole slices of a split weight, in the parameter's own.
 int64_t averaging_bytes(const std::vector<Operator>& operators, const Device& device, const Space& space,
                         bool accumulates) {
   using int128 = __int128;
   if (space.cost == Cost::Paper || device.ranks == 1) return 0;
-  int128 trainable = 0;
-  for (const Operator& op : operators)
-    for (const Tensor& t : op.tensors) trainable += t.trainable ? t.bytes() : 0;
+  int128 trainable = 0, small = 0, largest = 0;  // small tensors, of all operators and of one
+  for (const Operator& op : operators) {
+    int128 own = 0;
+    for (const Tensor& t : op.tensors) {
+      if (!t.trainable) continue;
+      trainable += t.bytes();
+      if (t.bytes() <= kSmallTensorBytes) own += t.bytes();
+    }
+    small += own, largest = std::max(largest, own);
+  }
   const int128 bucket = std::min<int128>(trainable, space.bucket_bytes);
   const bool whole = std::find(space.modes.begin(), space.modes.end(), Mode::NoShard) != space.modes.end();
-  int128 most = bucket;
+  int128 most = std::max(largest, std::min(bucket, small));
   for (const Operator& op : operators) {
     int128 own = 0, copied = 0;
     bool shardable = false, mixed = false;
@@ -250,14 +260,38 @@ int64_t averaging_bytes(const std::vector<Operator>& operators, const Device& de
   return static_cast<int64_t>(std::min<int128>(most, kLargestSum));
 }
 
+namespace {
+
+// Whether every rank holds it in full, whatever is chosen.
+bool is_whole(const Operator& op, const Device& device) {
+  const auto has_rows = [](const Tensor& t) { return t.shardable && t.bytes() > 0; };
+  return device.ranks == 1 || std::none_of(op.tensors.begin(), op.tensors.end(), has_rows);
+}
+
+}  // namespace
+
+Candidate candidate_of(const Operator& op, const Device& device, const Space& space, Recompute recompute,
+                       Mode mode, int64_t granularity, int64_t sharded, Split split) {
+  validate(op);
+  const Pricer price(op, device, space, recompute);
+  if (mode == Mode::NoShard || is_whole(op, device)) return price.no_shard();
+  if (mode == Mode::ShardGradOp) return price.shard_grad_op();
+  if (mode == Mode::HybridShard && device.hosts > 1) return price.hybrid_shard();
+  if (granularity == 1) return price.full_shard();  // also HYBRID_SHARD on one host
+  const int64_t length = split == Split::Out ? op.out_features : split == Split::In ? op.in_features : 0;
+  if (op.split_tensor < 0 || length == 0 || length % granularity != 0 || sharded > granularity) {
+    throw InvalidProblem("operator '" + op.name + "' cannot be computed in " + std::to_string(granularity) +
+                         " slices as the plan says");
+  }
+  return price.sliced(granularity, sharded, split);
+}
+
 std::vector<Candidate> candidates(const Operator& op, const Device& device, const Space& space,
                                   Recompute recompute) {
   validate(op);
   if (op.tensors.empty()) return {};
-  bool shardable = false, anything = false;
-  for (const Tensor& t : op.tensors) shardable |= t.shardable && t.bytes() > 0, anything |= t.bytes() > 0;
   const Pricer price(op, device, space, recompute);
-  const bool alone = device.ranks == 1 || !shardable || !anything;
+  const bool alone = is_whole(op, device);
   std::vector<Candidate> found;
   const auto allowed = [&](Mode m) {
     for (Mode x : space.modes) {

@@ -47,8 +47,9 @@ struct Operator {
   int64_t places = 1;                         // those modules: more than one where parameters are tied
   int block = -1;                             // index of the recomputable block it is in, or -1
   int64_t saved_bytes_per_sample = 0, saved_bytes_fixed = 0;
-  double compute_s_per_sample = 0, compute_s_fixed = 0;  // forward and backward
-  double recompute_s_per_sample = 0;                     // forward
+  int64_t work_bytes_per_sample = 0, work_bytes_fixed = 0;  // see Note [Work]
+  double compute_s_per_sample = 0, compute_s_fixed = 0;     // forward and backward
+  double recompute_s_per_sample = 0;                        // forward
 };
 
 // A ring collective on S bytes over N ranks takes steps * (alpha + S/N beta), steps = N-1 or 2(N-1)
@@ -67,6 +68,9 @@ struct Device {
   double optimizer_s_per_byte = 0;
 };
 
+// Smaller tensors travel together, through a copy (csrc/runtime/collectives.hpp: kSmallBytes).
+inline constexpr int64_t kSmallTensorBytes = 64 << 10;
+
 // What the search may choose from, and what the training step is like.
 struct Space {
   Cost cost = Cost::Osdp;
@@ -82,10 +86,11 @@ struct Candidate {
   Mode mode = Mode::NoShard;
   int64_t granularity = 1, sharded_slices = 0;
   Split split = Split::None;
-  int64_t state_bytes = 0;     // parameters, gradients and optimizer state on the fullest rank
-  int64_t gradient_bytes = 0;  // of state_bytes: what is there only once backward has made it
-  int64_t whole_gradient_bytes =
-      0;                         // of gradient_bytes: made in place, while the activations are still there
+  int64_t state_bytes = 0;           // parameters, gradients and optimizer state on the fullest rank
+  int64_t gradient_bytes = 0;        // of state_bytes: what is there only once backward has made it
+  int64_t whole_gradient_bytes = 0;  // of gradient_bytes: made in place by the operator's backward
+  // In the operator's own phase only: the gradient that its backward makes, in place or to be reduced.
+  int64_t own_bytes = 0;
   int64_t gathered_bytes = 0;    // kept gathered from forward to backward
   int64_t held_bytes = 0;        // kept from a block's recomputation to its backward (Recompute::Hold)
   int64_t transient_bytes = 0;   // the largest full tensor that exists only while it is used
@@ -97,8 +102,12 @@ struct Candidate {
 std::vector<Candidate> candidates(const Operator& op, const Device& device, const Space& space,
                                   Recompute recompute);
 
-// Memory for averaging the gradients of what every rank holds in full: at least one bucket. See Note
-// [Averaging].
+// What one choice costs, also one that a search would not consider: `sharded` of `granularity` slices. The
+// operator has parameters. Throws InvalidProblem where it cannot be computed in such slices.
+Candidate candidate_of(const Operator& op, const Device& device, const Space& space, Recompute recompute,
+                       Mode mode, int64_t granularity, int64_t sharded, Split split);
+
+// Memory for averaging the gradients of what every rank holds in full. See Note [Averaging].
 int64_t averaging_bytes(const std::vector<Operator>& operators, const Device& device, const Space& space,
                         bool accumulates);
 

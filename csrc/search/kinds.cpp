@@ -22,6 +22,8 @@ std::vector<int64_t> signature(const Operator& op) {
                            op.places,
                            op.saved_bytes_per_sample,
                            op.saved_bytes_fixed,
+                           op.work_bytes_per_sample,
+                           op.work_bytes_fixed,
                            picoseconds(op.recompute_s_per_sample, "operator '" + op.name + "'")};
   for (const Tensor& t : op.tensors) {
     key.insert(key.end(),
@@ -40,6 +42,7 @@ Kind make_kind(const Model& model, const Request& request, const std::vector<int
     const Operator& op = model.operators[i];
     Slot& slot = kind.slots.emplace_back();
     slot.saved = {op.saved_bytes_fixed, op.saved_bytes_per_sample};
+    slot.work = {op.work_bytes_fixed, op.work_bytes_per_sample};
     for (Recompute r : kind.ways) {
       auto& list = slot.candidates[static_cast<int>(r)];
       list = candidates(op, request.device, request.space, r);
@@ -72,14 +75,14 @@ class Totals {
         int64_t bytes = 0, communication = 0, optimizer = 0;
         for (const auto& list : slot.candidates) {
           for (const Candidate& c : list) {
-            bytes = std::max(bytes, c.state_bytes + c.whole_gradient_bytes + c.gathered_bytes + c.held_bytes);
+            bytes = std::max(bytes, c.state_bytes + c.own_bytes + c.gathered_bytes + c.held_bytes);
             communication = std::max(communication, c.communication_ps);
             optimizer = std::max(optimizer, c.optimizer_ps);
             transient = std::max(transient, c.transient_bytes);
           }
         }
-        bytes_ += count * (slot.saved.fixed + static_cast<int128>(bytes));
-        bytes_per_sample_ += count * slot.saved.per_sample;
+        bytes_ += count * (slot.saved.fixed + slot.work.fixed + static_cast<int128>(bytes));
+        bytes_per_sample_ += count * (static_cast<int128>(slot.saved.per_sample) + slot.work.per_sample);
         once_ += count * communication, optimizer_ += count * optimizer;
       }
     }

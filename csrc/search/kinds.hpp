@@ -16,6 +16,7 @@ struct Linear {
 
 struct Slot {
   Linear saved;  // activations kept for backward
+  Linear work;   // in its own phase only: Note [Work]
   // Per Recompute: the same choices in the same order, at that recomputation's cost. Empty: no parameters.
   std::vector<Candidate> candidates[3];
 };

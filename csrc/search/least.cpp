@@ -174,11 +174,11 @@ Kinds leanest(const Kinds& kinds, int64_t accumulation) {
         for (size_t b = 0; b < all.size() && !out; ++b) {
           const Candidate &x = all[a], &y = all[b];
           const bool no_worse = y.state_bytes <= x.state_bytes && before(y) <= before(x) &&
-                                before(y) + y.whole_gradient_bytes <= before(x) + x.whole_gradient_bytes &&
+                                before(y) + y.own_bytes <= before(x) + x.own_bytes &&
                                 y.held_bytes <= x.held_bytes && y.transient_bytes <= x.transient_bytes;
           const bool equal = y.state_bytes == x.state_bytes && before(y) == before(x) &&
-                             y.whole_gradient_bytes == x.whole_gradient_bytes &&
-                             y.held_bytes == x.held_bytes && y.transient_bytes == x.transient_bytes;
+                             y.own_bytes == x.own_bytes && y.held_bytes == x.held_bytes &&
+                             y.transient_bytes == x.transient_bytes;
           out = a != b && no_worse && (!equal || b < a);
         }
         if (!out) kept.push_back(a);

@@ -24,6 +24,13 @@ struct Batch {
   int64_t samples() const { return size * accumulation; }
 };
 
+// Note [Reserve]
+// A step gathers a unit, uses it, makes its gradient and reduces it. The gradient that is being made counts
+// in its operator's own phase (Candidate::own_bytes). All else that is large and exists only for a while is
+// the lane's: parameters in use and those that are gathered ahead, which have the memory of 1 + `prefetch`
+// units of the largest size; and gradients that leave, which are of units that were in this sum, since a
+// gather begins when the reduction submitted before it has ended. So `buffers` is 1 + prefetch, in every
+// phase.
 struct Request {
   Device device;
   Space space;
@@ -31,7 +38,7 @@ struct Request {
   std::vector<Batch> batches;         // empty: every size from 1 to the largest that fits, one micro-batch
   std::vector<Recompute> recompute;   // what may be done with a block; never empty
   int64_t least_transient_bytes = 0;  // units are at least this large
-  int64_t buffers = 3;                // full tensors that exist at one time: in use, being made, in flight
+  int64_t buffers = 2;                // full tensors beside the one being made: Note [Reserve]
   bool find_smallest = true;          // where nothing fits: search for the least limit that works
   bool depth_first = false;           // the paper's search in place of the exact one (Cost::Paper only)
   bool smallest_first = false;        // of it: the smallest options first (solve_dfs)

@@ -120,13 +120,14 @@ class Checker {
       for (Recompute r : ways) {
         for (const Candidate& c : costs_[static_cast<int>(r)][i]) {
           longest = std::max(longest, step_time(c));
-          most = std::max<int128>(most, static_cast<int128>(c.state_bytes) + c.gathered_bytes + c.held_bytes +
-                                            c.whole_gradient_bytes);
+          most = std::max<int128>(
+              most, static_cast<int128>(c.state_bytes) + c.gathered_bytes + c.held_bytes + c.own_bytes);
         }
       }
       time += longest;
-      bytes +=
-          most + static_cast<int128>(op.saved_bytes_per_sample) * plan_.batch.size + op.saved_bytes_fixed;
+      bytes += most +
+               static_cast<int128>(op.saved_bytes_per_sample + op.work_bytes_per_sample) * plan_.batch.size +
+               op.saved_bytes_fixed + op.work_bytes_fixed;
     }
     if (time > kLargestSum || bytes > kLargestSum)
       throw InvalidProblem("a total of one step of this batch overflows 2^61 (bytes or ps)");
@@ -175,7 +176,10 @@ class Checker {
     if (static_cast<int>(i) > phase) return state;  // its backward has been
     int128 sum = c == nullptr ? 0 : state - c->gradient_bytes + c->gathered_bytes;
     if (c != nullptr && plan_.batch.accumulation > 1) sum += c->gradient_bytes;
-    if (c != nullptr && static_cast<int>(i) == phase) sum += c->whole_gradient_bytes;
+    if (static_cast<int>(i) == phase) {
+      sum += static_cast<int128>(op.work_bytes_per_sample) * plan_.batch.size + op.work_bytes_fixed;
+      if (c != nullptr) sum += c->own_bytes;
+    }
     const auto inside = [&] {
       const auto& m = members_[op.block];
       return static_cast<int>(m.front()) <= phase && phase <= static_cast<int>(m.back());

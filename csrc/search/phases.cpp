@@ -44,6 +44,9 @@ Linear kept_in(int relation, const Kind& kind, Recompute way) {
     if (relation >= 0 && p > slot_of(relation)) break;
     kept.fixed += kind.slots[p].saved.fixed;
     kept.per_sample += kind.slots[p].saved.per_sample;
+    if (relation != inside(p, true)) continue;
+    kept.fixed += kind.slots[p].work.fixed;
+    kept.per_sample += kind.slots[p].work.per_sample;
   }
   return kept;
 }
@@ -82,6 +85,7 @@ std::vector<int64_t> phase_bytes(const Model& model, const Request& request, con
       for (size_t p = 0; p < operators.size(); ++p) {
         const int i = operators[p];
         const int64_t saved = kind.slots[p].saved(batch.size);
+        own[i] = kind.slots[p].work(batch.size);
         kept += saved;
         (way == Recompute::None ? before[i] : again) += saved;
         if (decision.choices[i] >= 0) {
@@ -90,7 +94,7 @@ std::vector<int64_t> phase_bytes(const Model& model, const Request& request, con
           before[i] += c.state_bytes - c.gradient_bytes + c.gathered_bytes;
           if (accumulates) before[i] += c.gradient_bytes;
           if (way == Recompute::Hold) again += c.held_bytes;
-          own[i] = c.whole_gradient_bytes;
+          own[i] += c.own_bytes;
         }
         if (way == Recompute::None) continue;
         const int until = p + 1 < operators.size() ? operators[p + 1] : i + 1;

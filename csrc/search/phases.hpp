@@ -4,12 +4,17 @@
 //   i > j  its backward has been: parameters, optimizer state, gradient;
 //   i < j  its backward is to come: parameters, optimizer state, what it keeps gathered (SHARD_GRAD_OP) and,
 //          unless its block is recomputed, its activations; with several micro-batches also the gradient;
-//   i = j  the same, and the gradient that is made in place (NO_SHARD);
+//   i = j  the same, the gradient that its backward makes, and its work (Note [Work]);
 //   in the recomputed block of j, up to j: also activations, and with Recompute::Hold the gathered
 //   parameters; of each recomputed block whose backward is not over: its input.
-// Beside these, in every phase: the model's input and buffers, a bucket of gradients, the transients'
-// reserve. The end of forward has no more than the phase of the last operator, the optimizer's step no more
-// than that of the first.
+// Beside these, in every phase: the model's input and buffers, small gradients on their way, the transients'
+// reserve (Note [Reserve]). The end of forward has no more than the phase of the last operator, the
+// optimizer's step no more than that of the first.
+//
+// Note [Work]
+// Beside what operators have saved, backward has gradients of activations, and what kernels make and drop. So
+// an operator has `work`: the most by which a step of the bare model exceeds, while its backward (or its
+// forward) runs, what the operators up to it have saved. Gradients of parameters are not in it.
 //
 // A phase's memory is a sum over operators, so a few phases make a few linear constraints (rows). A plan that
 // is best under some of the rows and keeps all of them is best under all: rows are added as plans break them.
@@ -44,7 +49,7 @@ inline int64_t held_in(int relation, int slot, Recompute way, const Candidate& c
   if (relation >= 0 && slot > slot_of(relation)) return c.state_bytes;
   int64_t bytes = c.state_bytes - c.gradient_bytes + c.gathered_bytes;
   if (accumulates) bytes += c.gradient_bytes;
-  if (relation == inside(slot, true)) bytes += c.whole_gradient_bytes;
+  if (relation == inside(slot, true)) bytes += c.own_bytes;
   if (relation >= 0 && way == Recompute::Hold) bytes += c.held_bytes;
   return bytes;
 }

@@ -22,7 +22,7 @@ std::vector<SlotOption> slot_options(const std::vector<Candidate>& candidates, R
     if (!memory_alone) o.time = batch.accumulation * x.communication_ps + x.optimizer_ps;
     o.after = x.state_bytes;
     o.before = x.state_bytes + x.gathered_bytes - (batch.accumulation > 1 ? 0 : x.gradient_bytes);
-    o.own = x.whole_gradient_bytes;
+    o.own = x.own_bytes;
     if (way == Recompute::Hold) o.held = x.held_bytes;
     if (std::any_of(options.begin(), options.end(), [&](const SlotOption& y) { return no_worse(y, o); }))
       continue;
@@ -46,7 +46,9 @@ Series::Series(const Model& model, const Request& request, const Kinds& kinds, B
   for (size_t k = 0; k < kinds.kinds.size(); ++k) {
     const Kind& kind = kinds.kinds[k];
     auto& saved = saved_.emplace_back();
-    for (const Slot& slot : kind.slots) saved.push_back(slot.saved(batch.size));
+    auto& work = work_.emplace_back();
+    for (const Slot& slot : kind.slots)
+      saved.push_back(slot.saved(batch.size)), work.push_back(slot.work(batch.size));
     auto& ways = ways_.emplace_back();
     for (Recompute r : kind.ways) {
       Way& way = ways.emplace_back();

@@ -64,6 +64,7 @@ class Series {
   const std::vector<Segment>& segments() const { return segments_; }
   const std::vector<Way>& ways(size_t kind) const { return ways_[kind]; }
   int64_t saved(size_t kind, size_t slot) const { return saved_[kind][slot]; }
+  int64_t work(size_t kind, size_t slot) const { return work_[kind][slot]; }
   size_t kinds() const { return ways_.size(); }
   size_t operators() const { return operators_; }
   int64_t fixed_ps() const { return fixed_ps_; }
@@ -78,8 +79,8 @@ class Series {
   bool possible_ = true;
   int64_t fixed_ps_ = 0, limit_ = 0, reserved_ = 0;
   std::vector<Segment> segments_;
-  std::vector<std::vector<Way>> ways_;       // by kind
-  std::vector<std::vector<int64_t>> saved_;  // by kind and slot, bytes
+  std::vector<std::vector<Way>> ways_;              // by kind
+  std::vector<std::vector<int64_t>> saved_, work_;  // by kind and slot, bytes
 };
 
 }  // namespace osdp::search

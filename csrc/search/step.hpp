@@ -24,12 +24,14 @@ struct LaneTime {
 struct StepOperator {
   std::string name;
   int64_t forward_ps = 0, backward_ps = 0;
-  int64_t resident_bytes = 0;        // parameters and optimizer state on this rank, all the time
-  int64_t saved_bytes = 0;           // activations, from its forward to its backward
-  int64_t whole_gradient_bytes = 0;  // of what every rank holds in full: made in place
-  int64_t full_gradient_bytes = 0;   // of what is sharded, but for slices: until the unit's reduction is over
-  int64_t parts = 1;                 // it is computed in so many slices, the sharded ones last
-  int block = -1;                    // the recomputed block that it is in, or -1
+  int64_t resident_bytes = 0;  // parameters and optimizer state on this rank, all the time
+  int64_t saved_bytes = 0;     // activations, from its forward to its backward
+  int64_t whole_gradient_bytes =
+      0;  // from its backward on: of what every rank holds in full, and of all slices
+  int64_t full_gradient_bytes = 0;  // of what is sharded, but for slices: until the unit's reduction is over
+  int64_t parts = 1;                // it is computed in so many slices, the sharded ones last
+  int block = -1;                   // the recomputed block that it is in, or -1
+  int64_t work_bytes = 0;           // while its backward runs: Note [Work] in phases.hpp
 };
 
 // A recomputed block: neighbouring operators.

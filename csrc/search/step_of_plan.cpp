@@ -60,6 +60,7 @@ class Builder {
         request_(request),
         plan_(plan),
         links_(request.device, delay),
+        modes_(model.operators.size(), Mode::NoShard),
         kept_gradients_(model.operators.size()) {
     validate(model);
     validate(request);
@@ -87,25 +88,10 @@ class Builder {
     return Linear{fixed, per_sample}(plan_.batch.size);
   }
 
-  static bool same(const Candidate& c, const PlainPlan::Choice& choice) {
-    return c.mode == choice.mode && c.granularity == choice.granularity && c.split == choice.split &&
-           (c.mode == Mode::NoShard || c.sharded_slices == choice.sharded_slices);
-  }
-
   void add_operator(size_t i) {
     const Operator& op = model_.operators[i];
     const std::string where = "operator '" + op.name + "'";
     const Recompute way = op.block < 0 ? Recompute::None : plan_.blocks[op.block];
-    const Candidate* chosen = nullptr;
-    Space space = request_.space;  // this choice's candidates only
-    space.modes = {plan_.choices[i].mode, Mode::NoShard};
-    space.granularities = {plan_.choices[i].granularity};
-    const std::vector<Candidate> list = candidates(op, request_.device, space, way);
-    for (const Candidate& c : list) {
-      if (same(c, plan_.choices[i])) chosen = &c;
-    }
-    if (chosen == nullptr && !list.empty())
-      throw InvalidProblem(where + " cannot be treated as the plan says");
     StepOperator& o = step_.operators.emplace_back();
     o.name = op.name;
     o.block = way == Recompute::None ? -1 : op.block;
@@ -115,10 +101,15 @@ class Builder {
     o.forward_ps = std::min(forward, both);
     o.backward_ps = both - o.forward_ps;
     o.saved_bytes = of_batch(op.saved_bytes_fixed, op.saved_bytes_per_sample);
-    if (chosen == nullptr) return;
-    const Candidate& c = *chosen;
+    o.work_bytes = of_batch(op.work_bytes_fixed, op.work_bytes_per_sample);
+    if (op.tensors.empty()) return;
+    const PlainPlan::Choice& choice = plan_.choices[i];
+    const Candidate c = candidate_of(op, request_.device, request_.space, way, choice.mode,
+                                     choice.granularity, choice.sharded_slices, choice.split);
+    modes_[i] = c.mode;
     o.resident_bytes = c.state_bytes - c.gradient_bytes;
-    o.whole_gradient_bytes = c.whole_gradient_bytes;
+    // The first slice makes room for the gradients that this rank keeps of all of them.
+    o.whole_gradient_bytes = c.granularity > 1 ? c.gradient_bytes : c.whole_gradient_bytes;
     o.parts = c.granularity;
     if (c.granularity > 1) {  // each further slice launches three products more, one of them in forward
       const int64_t launches =
@@ -126,7 +117,7 @@ class Builder {
       o.forward_ps += launches / 3;
       o.backward_ps += launches - launches / 3;
     }
-    kept_gradients_[i] = c.gradient_bytes - c.whole_gradient_bytes;
+    kept_gradients_[i] = c.gradient_bytes - o.whole_gradient_bytes;
     step_.optimizer_ps = Linear{step_.optimizer_ps, c.optimizer_ps}(1);
   }
 
@@ -140,10 +131,11 @@ class Builder {
     const auto first = static_cast<size_t>(unit.operators.front());
     if (model_.operators[first].tensors.empty())
       throw InvalidProblem("unit '" + unit.name + "' begins with an operator that has no parameters");
-    const PlainPlan::Choice& choice = plan_.choices[first];
-    if (choice.granularity > 1) return add_slices(unit);
+    if (step_.operators[first].parts > 1) return add_slices(unit);
+    Mode mode = Mode::NoShard;  // unless any of it is sharded
     int128 all = 0, sent = 0, made = 0, kept = 0;
     for (int i : unit.operators) {
+      if (modes_[i] != Mode::NoShard) mode = modes_[i];
       StepOperator& o = step_.operators[i];
       int64_t gradients = 0;  // as they are made, or as they are sent: whichever needs more
       for (const Tensor& t : model_.operators[i].tensors) {
@@ -156,27 +148,41 @@ class Builder {
     }
     if (std::max({all, sent, made, kept}) > kLargestSum)
       throw InvalidProblem("unit '" + unit.name + "': more than 2^61 bytes");
-    if (choice.mode == Mode::NoShard)
-      return add_bucket(unit.name, unit.operators, static_cast<int64_t>(sent));
+    if (mode == Mode::NoShard) return add_bucket(unit.name, unit.operators);
     StepUnit& u = step_.units.emplace_back();
     u.name = unit.name;
     u.members = unit.operators;
     u.calls = unit.calls;
     u.repeats = unit.repeats;
-    u.keeps = choice.mode == Mode::ShardGradOp;
-    u.gather = links_.gather(static_cast<int64_t>(all), choice.mode);
-    u.reduce = links_.reduce(static_cast<int64_t>(sent), choice.mode);
-    u.average = links_.average(static_cast<int64_t>(sent), choice.mode);
+    u.keeps = mode == Mode::ShardGradOp;
+    u.gather = links_.gather(static_cast<int64_t>(all), mode);
+    u.reduce = links_.reduce(static_cast<int64_t>(sent), mode);
+    u.average = links_.average(static_cast<int64_t>(sent), mode);
     u.full_bytes = static_cast<int64_t>(all);
     u.gradient_bytes = static_cast<int64_t>(made);
     u.kept_gradient_bytes = static_cast<int64_t>(kept);
   }
 
-  void add_bucket(const std::string& name, const std::vector<int>& members, int64_t bytes) {
-    if (bytes == 0) return;
-    // Gradients of more than a bucket are reduced where they lie.
-    const int64_t buffer = bytes <= request_.space.bucket_bytes ? bytes : 0;
-    step_.buckets.push_back({name, members, links_.all_reduce(bytes), buffer});
+  // Of operators that every rank holds in full.
+  void add_bucket(const std::string& name, const std::vector<int>& members) {
+    std::vector<const Tensor*> tensors;
+    for (int i : members) {
+      for (const Tensor& t : model_.operators[i].tensors)
+        if (t.trainable) tensors.push_back(&t);
+    }
+    int64_t sent = 0, small = 0;
+    bool mixed = false;
+    for (const Tensor* t : tensors) {
+      sent += t->reduce_bytes();
+      if (t->bytes() <= kSmallTensorBytes && tensors.size() > 1) small += t->bytes();
+      mixed |= t->compute_bytes() != t->bytes() || t->reduce_bytes() != t->bytes();
+    }
+    add_bucket(name, members, sent, mixed ? sent : small);
+  }
+
+  // `copied`: of the bytes that are sent, see Note [Averaging] in cost.cpp.
+  void add_bucket(const std::string& name, const std::vector<int>& members, int64_t bytes, int64_t copied) {
+    if (bytes > 0) step_.buckets.push_back({name, members, links_.all_reduce(bytes), copied});
   }
 
   // The slices that are sharded, each a unit; the others, and the other parameters, in buckets of their own.
@@ -197,12 +203,12 @@ class Builder {
       u.full_bytes = slice;
       if (weight.trainable)
         u.reduce = links_.reduce(sent, choice.mode), u.gradient_bytes = std::max(slice, sent);
-      u.kept_gradient_bytes = kept_gradients_[i] / choice.sharded_slices;
     }
     int64_t others = 0;
     for (const Tensor& t : op.tensors) others += t.trainable && &t != &weight ? t.reduce_bytes() : 0;
-    add_bucket(unit.name + " bias", {i}, others);
-    if (weight.trainable) add_bucket(unit.name, {i}, whole * sent);
+    const bool mixed = weight.compute_bytes() != weight.bytes() || weight.reduce_bytes() != weight.bytes();
+    add_bucket(unit.name + " bias", {i}, others, mixed ? others : 0);
+    if (weight.trainable) add_bucket(unit.name, {i}, whole * sent, mixed ? whole * sent : 0);
   }
 
   const Model& model_;
@@ -210,6 +216,7 @@ class Builder {
   const PlainPlan& plan_;
   const Links links_;
   Step step_;
+  std::vector<Mode> modes_;              // by operator: as it is treated
   std::vector<int64_t> kept_gradients_;  // by operator: this rank's part
 };
 

@@ -36,7 +36,8 @@ void check(const Step& step) {
   check_bytes("the model's input", {step.held_bytes});
   for (const StepBlock& b : step.blocks) check_bytes("a block's input", {b.input_bytes});
   for (const StepOperator& o : step.operators) {
-    check_bytes(o.name, {o.resident_bytes, o.saved_bytes, o.whole_gradient_bytes, o.full_gradient_bytes});
+    check_bytes(o.name, {o.resident_bytes, o.saved_bytes, o.work_bytes, o.whole_gradient_bytes,
+                         o.full_gradient_bytes});
     if (std::min(o.forward_ps, o.backward_ps) < 0 || std::max(o.forward_ps, o.backward_ps) > kLargestSum ||
         o.parts < 1) {
       throw InvalidProblem("operator '" + o.name + "': a time that is none, or no parts");
@@ -217,8 +218,9 @@ class Writer {
       const StepOperator& o = step_.operators[i];
       for (auto u = ends_[i].rbegin(); u != ends_[i].rend(); ++u) use(*u);
       if (o.block >= 0 && block_end_[o.block] == i) recompute(o.block);
-      memory(o.whole_gradient_bytes);
+      memory(o.whole_gradient_bytes + o.work_bytes);
       backward_of(i);
+      memory(-o.work_bytes);
       for (int u : completes_[i]) complete(u);
       if (accumulates_) memory(-o.whole_gradient_bytes);  // added to the earlier micro-batches' sum
       for (int b : fills_[i]) add(Kind::ReduceBucket, b);

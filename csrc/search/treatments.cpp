@@ -27,7 +27,8 @@ WayCost cost_of(const Series& series, const Series::Segment& segment, const Seri
     const size_t i = segment.first + p;
     const double here = prices.of(i, i + 1), from = prices.from(i), before = prices.before(i);
     const double inside = again ? prices.of(i, segment.end) : from;
-    cost.all += inside * static_cast<double>(series.saved(segment.kind, p));
+    cost.all += inside * static_cast<double>(series.saved(segment.kind, p)) +
+                here * static_cast<double>(series.work(segment.kind, p));
     auto& extra = cost.extra.emplace_back();
     double least = std::numeric_limits<double>::infinity();
     for (const SlotOption& o : way.slots[p]) {
@@ -82,7 +83,7 @@ bool add_way(const Series& series, const Series::Segment& segment, const Series:
   start.before = start.now = way.input;
   start.peak = -kLargestSum;
   for (size_t p = 0; p < way.slots.size(); ++p) {
-    const int64_t saved = series.saved(segment.kind, p);
+    const int64_t saved = series.saved(segment.kind, p), work = series.work(segment.kind, p);
     auto& extras = cost.extra[p];
     if (extras.empty()) extras.push_back({0, &kWithout});
     std::sort(extras.begin(), extras.end(),
@@ -95,7 +96,7 @@ bool add_way(const Series& series, const Series::Segment& segment, const Series:
         if (x.extra + extra > allowance) break;
         const int64_t now = x.now + o->before + saved + o->held;
         next.push_back({x.time + o->time, x.before + o->before + (again ? 0 : saved), x.after + o->after,
-                        std::max(x.peak + o->after, now + o->own), now, x.extra + extra,
+                        std::max(x.peak + o->after, now + o->own + work), now, x.extra + extra,
                         static_cast<uint32_t>(n), o->candidate});
       }
       if (next.size() > 16 * most || watch.spent(static_cast<int64_t>(5 * extras.size()))) return false;

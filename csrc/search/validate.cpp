@@ -56,6 +56,8 @@ void validate(const Operator& op) {
     throw InvalidProblem(where + ": negative activations");
   if (op.saved_bytes_per_sample > kMostBytes || op.saved_bytes_fixed > kMostBytes)
     throw InvalidProblem(where + ": more than 2^50 bytes of activations");
+  within(op.work_bytes_per_sample, 0, kMostBytes, where + ": its work in bytes per sample");
+  within(op.work_bytes_fixed, 0, kMostBytes, where + ": its work in bytes");
   within(op.calls, 1, 1000000, where + ": calls");
   within(op.places, 1, 1000000, where + ": places");
   if (op.split_tensor == -1) return;

@@ -41,6 +41,7 @@ inline Model random_model(Random& r, int64_t operators) {
     op.calls = r() % 4 == 0 ? 2 : 1;
     op.places = r() % 2 == 0 ? op.calls : 1;  // tied
     op.saved_bytes_per_sample = draw(r, 0, 60), op.saved_bytes_fixed = draw(r, 0, 9);
+    if (r() % 2 == 0) op.work_bytes_per_sample = draw(r, 0, 90), op.work_bytes_fixed = draw(r, 0, 20);
     op.compute_s_per_sample = 1e-9 * static_cast<double>(draw(r, 0, 50));
     op.recompute_s_per_sample = op.compute_s_per_sample / 3;
     shapes.push_back(op);
@@ -111,6 +112,7 @@ inline void enlarge(Random& r, Model& model) {
     }
     if (op.split_tensor >= 0) op.in_features = op.tensors[static_cast<size_t>(op.split_tensor)].row_bytes / 4;
     op.saved_bytes_per_sample *= 1000, op.saved_bytes_fixed *= 1000;
+    op.work_bytes_per_sample *= 1000, op.work_bytes_fixed *= 1000;
   }
   for (auto& block : model.blocks) block.input_bytes_per_sample *= 1000;
 }
@@ -170,11 +172,19 @@ inline const Candidate* choice_of(const Where& w, const Decision& d, size_t i) {
 // The memory of every phase but for the transients' reserve, by definition and without any sharing of work.
 inline std::vector<int64_t> plain_phases(const Model& model, const Request& request, const Kinds& kinds,
                                          const Decision& d, Batch batch) {
-  int64_t trained = 0;
-  for (const Operator& op : model.operators)
-    for (const Tensor& t : op.tensors) trained += t.trainable ? t.rows * t.row_bytes : 0;
+  int64_t trained = 0, small = 0, small_of_one = 0;
+  for (const Operator& op : model.operators) {
+    int64_t of_this = 0;
+    for (const Tensor& t : op.tensors) {
+      const int64_t bytes = t.trainable ? t.rows * t.row_bytes : 0;
+      trained += bytes;
+      of_this += bytes <= 65536 ? bytes : 0;
+    }
+    small += of_this, small_of_one = std::max(small_of_one, of_this);
+  }
   const int64_t together = std::min(trained, request.space.bucket_bytes);
-  int64_t bucket = together;  // what is averaged together, or the most that is copied to be averaged
+  // Small ones that are averaged together, or the most that is copied to be averaged.
+  int64_t bucket = std::max(small_of_one, std::min(together, small));
   for (const Operator& op : model.operators) {
     int64_t own = 0, copy = 0;
     bool whole = false, mixed = false, shardable = false;
@@ -210,11 +220,13 @@ inline std::vector<int64_t> plain_phases(const Model& model, const Request& requ
         if (!over) {
           if (batch.accumulation == 1) sum -= c->gradient_bytes;
           sum += c->gathered_bytes;
-          if (i == j) sum += c->whole_gradient_bytes;
+          if (i == j) sum += c->own_bytes;
           if (same && way_of(where[i], d) == Recompute::Hold) sum += c->held_bytes;
         }
       }
       if (!over && (!again || same)) sum += where[i].slot->saved(batch.size);
+      if (i == j)
+        sum += model.operators[i].work_bytes_fixed + batch.size * model.operators[i].work_bytes_per_sample;
       const bool first = where[i].place == 0;
       if (first && again && i <= j) sum += where[i].kind->input_bytes_per_sample * batch.size;
     }

@@ -273,6 +273,7 @@ Step random_step(std::mt19937_64& r) {
   for (int i = 0; i < n; ++i) {
     StepOperator& o = s.operators[i];
     o.forward_ps = upto(1000), o.backward_ps = upto(2000), o.saved_bytes = upto(1000);
+    o.work_bytes = upto(700);
     const int64_t bytes = 2 * upto(500);
     switch (upto(4)) {
       case 0:

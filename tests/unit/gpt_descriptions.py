@@ -14,6 +14,7 @@ def operator(
     block: str | None = None,
     split: tuple[int, int] | None = None,
     saved: int = 0,
+    work: int = 0,
     flops: int = 0,
     trainable: bool = True,
     calls: int = 1,
@@ -33,6 +34,7 @@ def operator(
         saved_bytes_per_sample=saved,
         saved_bytes_fixed=0,
         flops_per_sample=flops,
+        work_bytes_per_sample=work,
     )
 
 
@@ -44,6 +46,7 @@ def linear(name: str, out: int, in_: int, tokens: int, block: str | None = None)
         block=block,
         split=(out, in_),
         saved=4 * tokens * in_,
+        work=4 * tokens * (out + in_),
         flops=2 * tokens * out * in_,
     )
 

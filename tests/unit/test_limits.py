@@ -92,8 +92,11 @@ def peak_of(description: ModelDescription, whole: tuple[bool, ...], half: bool) 
     trained = [o.parameters[0].trainable for o in operators]
     always = description.input_bytes_per_sample + sum(o.buffer_bytes for o in operators)
     averaged = max((c for c, t in zip(computed, trained, strict=True) if t and half), default=0)
-    always += max(averaged, min(4 * 2**20, sum(p for p, t in zip(own, trained, strict=True) if t)))
-    always += 3 * max((c for c, w in zip(computed, whole, strict=True) if not w), default=0)
+    gradients = [p for p, t in zip(own, trained, strict=True) if t]
+    bucket = min(4 * 2**20, sum(gradients))
+    small = min(bucket, sum(p for p in gradients if p <= 64 * 2**10))
+    always += max(averaged, small, (bucket + 1) // 2 if half else 0)
+    always += 2 * max((c for c, w in zip(computed, whole, strict=True) if not w), default=0)
     phases = []
     for j in range(len(operators)):
         held = always
@@ -105,8 +108,8 @@ def peak_of(description: ModelDescription, whole: tuple[bool, ...], half: bool) 
             if i > j:
                 continue
             held += o.saved_bytes_per_sample - gradient
-            if i == j and whole[i]:
-                held += gradient
+            if i == j and trained[i]:
+                held += gradient if whole[i] else computed[i]
             if o.calls > 1:
                 summed = computed[i] if trained[i] else 0
                 held += 2 * summed + (0 if whole[i] else computed[i])

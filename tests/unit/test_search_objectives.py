@@ -155,7 +155,7 @@ def test_search_again_is_the_same_search():
 
 
 def test_a_frontier_rises_from_the_least_to_what_gains_nothing():
-    plan = osdp.search(gpt(3, 128), memory="24MiB", batch_size=4, **HERE)
+    plan = osdp.search(gpt(3, 128), memory="20MiB", batch_size=4, **HERE)
     points = plan.frontier(points=6).points
     assert len(points) >= 5
     for a, b in itertools.pairwise(points):

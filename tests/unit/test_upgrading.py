@@ -65,6 +65,7 @@ def test_what_an_old_file_lacks_has_the_value_that_it_had_then() -> None:
     assert old.hardware == hardware
     assert old.searched is not None and old.searched.replay == 0.0
     assert old.description.output_bytes_per_sample == 0
+    assert all(o.work_bytes_per_sample == o.work_bytes_fixed == 0 for o in old.description.operators)
 
 
 def test_what_every_version_had_may_not_lack() -> None:
@@ -113,12 +114,15 @@ def test_upgrade_rewrites_a_file_in_place_and_says_what_changed(tmp_path: Path, 
     before = Plan.load(path)
     assert main(["upgrade", str(path)]) == 0
     said = capsys.readouterr().out
-    added = "added description.output_bytes_per_sample, added separate_reductions"
-    assert said == f"{path}: plan, version 1 to 5: {added}\n"
-    assert json.loads(path.read_text())["version"] == 5
+    added = (
+        "added description.operators[].work_bytes_per_sample, added description.operators[].work_bytes_fixed, "
+        "added description.output_bytes_per_sample, added separate_reductions"
+    )
+    assert said == f"{path}: plan, version 1 to 6: {added}\n"
+    assert json.loads(path.read_text())["version"] == 6
     assert Plan.load(path) == before and stat.S_IMODE(path.stat().st_mode) == 0o640
     assert main(["upgrade", str(path)]) == 0
-    assert capsys.readouterr().out == f"{path}: plan, version 5: up to date\n"
+    assert capsys.readouterr().out == f"{path}: plan, version 6: up to date\n"
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
 
 

@@ -47,6 +47,7 @@ class LaneGroup:
         """Collective, with the same new name on all ranks."""
         self.name = name
         self.device = device
+        self.communicator_bytes = 0  # that it was seen to take on its device, beside tensors
         self._rank = dist.get_rank(group)
         self._parts: dict[tuple[str, tuple[tuple[int, ...], ...]], str] = {}
         self._made: list[tuple[str, dist.ProcessGroup]] = []

@@ -17,7 +17,7 @@ from osdp.clock import synchronize
 from osdp.device_statistics import DeviceStatistics
 from osdp.fitting import fit
 from osdp.hardware import Collective
-from osdp.lane_group import lane_group
+from osdp.lane_group import LaneGroup, lane_group
 
 SIZES = (2**12, 2**15, 2**18, 2**20, 2**22)  # bytes of the full tensor: from all latency to mostly transfer
 LARGE_SIZES = (2**24, 2**26, 2**28)  # where an accelerator's links come to their rate
@@ -156,10 +156,15 @@ def free_bytes(device: torch.device) -> int:
     return told[0] if told is not None else 2**30
 
 
-def lane_collectives(device: torch.device, group: dist.ProcessGroup | None) -> _C.Collectives:
-    """The collectives of `group` (None: the default one) as the runtime does them."""
+def lane_of(group: dist.ProcessGroup | None, device: torch.device) -> LaneGroup:
+    """The runtime's group beside `group` (None: the default one)."""
     assert group is not None or dist.group.WORLD is not None
-    return lane_group(group or dist.group.WORLD, device).collectives  # type: ignore[arg-type]
+    return lane_group(group or dist.group.WORLD, device)  # type: ignore[arg-type]
+
+
+def lane_collectives(device: torch.device, group: dist.ProcessGroup | None) -> _C.Collectives:
+    """The collectives of `group` as the runtime does them."""
+    return lane_of(group, device).collectives
 
 
 def measure_rates(device: torch.device, seconds: float) -> dict[str, float]:

@@ -9,6 +9,7 @@ import torch
 from osdp.clock import synchronize
 from osdp.device_statistics import DeviceStatistics
 from osdp.hardware import DeviceMemory
+from osdp.lane_group import LaneGroup
 
 _LARGE = 2**21  # bytes of a tensor that the allocator cuts from a large block
 
@@ -28,9 +29,10 @@ class MemoryProbe:
         self._before = self._in_use_beside()
         self._communicator = 0
 
-    def communicated(self) -> None:
-        """The first collectives of a communicator have just run."""
-        self._communicator = max(0, self._in_use_beside() - self._before)
+    def communicated(self, lane: LaneGroup) -> None:
+        """Collectives of this group have just run: the first ones, unless an earlier probe has seen those."""
+        grown = max(0, self._in_use_beside() - self._before)
+        lane.communicator_bytes = self._communicator = max(grown, lane.communicator_bytes)
 
     def found(self, step: Callable[[], object] | None, communicators: int) -> DeviceMemory:
         """At the end of a profile, when all kernels that a step needs have been loaded. `communicators`: those that were

@@ -24,6 +24,7 @@ from osdp.hardware import DeviceMemory, Hardware
 from osdp.measuring import (
     collective_sizes,
     device_memory,
+    lane_of,
     measure_collectives,
     measure_optimizer,
     measure_rates,
@@ -113,7 +114,8 @@ def _profile(
     try:
         sizes = collective_sizes(device, ranks.group, ranks.world_size, seconds * 0.2)
         costs = measure_collectives(device, ranks.group, ranks.world_size, seconds * 0.2, sizes)
-        probe.communicated()
+        if ranks.world_size > 1:
+            probe.communicated(lane_of(ranks.group, device))
     except OSDPError:
         raise
     except Exception as error:  # every rank's collectives fail when one's do

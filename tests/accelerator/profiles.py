@@ -58,6 +58,9 @@ def profile_model(s: Setting) -> None:
     assert sum(hardware.gamma_s.values()) + sum(hardware.gamma_fixed_s.values()) > 0
     assert sum(hardware.recompute_s.values()) > 0
     assert all(p.grad is None for p in model.parameters())
+    if s.device.type == "ordered":  # also of a communicator that an earlier profile has seen come
+        for again in (hardware.device_memory, osdp.profile(seconds=0.3).device_memory):
+            assert (again.context_bytes, again.communicator_bytes) == (64 * MIB, 8 * MIB), again
     description = described(s, s.model())
     for precision in ("fp32", "bf16"):
         plan = osdp.search(

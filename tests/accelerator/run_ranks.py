@@ -7,6 +7,7 @@ python run_ranks.py [--world 2] [--device ordered:check] [--backend gloo] [CASE.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import multiprocessing
 import os
@@ -49,8 +50,13 @@ def _lines(file: Path) -> list[str]:
     return [line for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
-_descriptions = tempfile.TemporaryDirectory(prefix="osdp-descriptions-")  # see training.described
 _asking = threading.Lock()  # of several threads that ask for the end of one process, one is told it
+
+
+@functools.cache
+def _descriptions() -> tempfile.TemporaryDirectory[str]:
+    """Where ranks keep what training.described has found out, until this process ends."""
+    return tempfile.TemporaryDirectory(prefix="osdp-descriptions-")
 
 
 def _exit_codes(ranks: list[Any]) -> list[int | None]:
@@ -71,7 +77,9 @@ def _run(
     if not backend:
         backend = "cpu:gloo,ordered:ordered" if device.startswith("ordered") else "gloo"
     with tempfile.TemporaryDirectory(prefix="osdp-cases-") as folder:
-        environment = {"OMP_NUM_THREADS": "1", "CASES_DESCRIPTIONS": _descriptions.name, **environment}
+        with _asking:
+            kept = _descriptions().name
+        environment = {"OMP_NUM_THREADS": "1", "CASES_DESCRIPTIONS": kept, **environment}
         given = (world, device, backend, Path(folder), names)
         # Forked where that is certain to be harmless: a driver of CUDA must not have been asked for anything before.
         context = multiprocessing.get_context("spawn") if device == "cuda" else server()

@@ -215,6 +215,7 @@ void Runtime::finish_backward() {
   const bool averaged = !reductions_.empty() || buckets_.launched();
   for (const Ticket& ticket : reductions_) ticket.wait();
   reductions_.clear();
+  leaving_.clear();
   if (columns_) columns_->wait_all();
   buckets_.wait_all();
   await_host_memory();
@@ -274,6 +275,7 @@ void Runtime::abort() noexcept {
       }
     }
     reductions_.clear();
+    leaving_.clear();
     if (columns_) columns_->forget();
     backward_range_.end();
     replicas_.forget();

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <chrono>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -180,6 +181,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void use(Unit& unit);               // any -> Gathered, and the next one of the order -> Gathering
   void release(Unit& unit) noexcept;  // any -> Sharded
   void reduce(Unit& unit);            // pending gradients -> the lane
+  void await_room(size_t bytes);      // for a gradient that leaves
   void keep_unreduced(Unit& unit);    // pending gradients -> unsynced (no_sync)
   void add_pending(Slot& slot, at::Tensor gradient);
   at::Tensor& split_gradient(Parameter& param);
@@ -250,9 +252,14 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::vector<Frame> stack_;        // forward calls under way
   std::vector<Parameter*> inside_;  // parameters that are inside
   std::vector<Ticket> reductions_;  // of this backward
-  int64_t epoch_ = 0;               // counts outermost forwards: what was gathered in an earlier one is stale
-  bool grad_forward_ = false;       // the outermost forward records a graph
-  bool root_forward_ = false;       // the outermost forward is the model's, not a submodule's by itself
+  struct Leaving {
+    Ticket reduction;
+    size_t bytes;
+  };
+  std::deque<Leaving> leaving_;  // see Note [Gradients that leave]
+  int64_t epoch_ = 0;            // counts outermost forwards: what was gathered in an earlier one is stale
+  bool grad_forward_ = false;    // the outermost forward records a graph
+  bool root_forward_ = false;    // the outermost forward is the model's, not a submodule's by itself
   bool backward_ = false;
   bool creates_graph_ = false;   // this backward; see Note [Backward of a backward]
   bool kept_unreduced_ = false;  // the last backward was under no_sync

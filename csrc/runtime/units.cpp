@@ -324,6 +324,24 @@ void Runtime::keep_unreduced(Unit& unit) {
     if (slot.pending.defined()) slot.unsynced = std::move(slot.pending), slot.pending = at::Tensor();
 }
 
+// Note [Gradients that leave]
+// On the CPU a gather waits on the lane for the reductions before it, and the computation for the gather: so
+// gradients of FULL_SHARD units cannot pile up where the lane is late. SHARD_GRAD_OP gathers nothing in
+// backward. So a gradient is given to the lane only when it, those that are leaving, and what is gathered for
+// a time fit what a plan reserves (Note [Reserve] in search/model.hpp), or when it is the only one. On
+// streams the computation waits for the reduction before (Note [Memory that two streams use]).
+void Runtime::await_room(size_t bytes) {
+  while (!leaving_.empty() && leaving_.front().reduction.done()) leaving_.pop_front();
+  size_t held = bytes;
+  for (const Leaving& gradient : leaving_) held += gradient.bytes;
+  for (const auto& unit : units_)
+    if (unit->state != Unit::State::Sharded && unit->mode != Mode::ShardGradOp) held += unit->bytes();
+  for (; !leaving_.empty() && held > depth_.bytes; leaving_.pop_front()) {
+    leaving_.front().reduction.wait();
+    held -= leaving_.front().bytes;
+  }
+}
+
 void Runtime::reduce(Unit& unit) {
   auto reductions = std::make_shared<std::vector<Reduction>>();
   const bool again = unit.reduced == backward_count_;
@@ -352,6 +370,8 @@ void Runtime::reduce(Unit& unit) {
   if (reductions_lane_->keeps()) {
     if (!reductions_.empty()) reductions_.back().wait();
     if (columns && own_memory) columns->make_room();
+  } else {
+    await_room(unit.bytes());
   }
   const TaskNamePtr average = columns ? unit.averages.of(unit.parts, accumulates_) : nullptr;
   const auto task = [sharing = *unit.sharing, reductions, columns, own_memory, average] {
@@ -363,6 +383,7 @@ void Runtime::reduce(Unit& unit) {
   };
   reductions_.push_back(
       reductions_lane_->submit(unit.reductions.of(unit.parts, accumulates_), task, std::move(head)));
+  if (!reductions_lane_->keeps()) leaving_.push_back({reductions_.back(), unit.bytes()});
 }
 
 size_t Runtime::copied_bytes() const {

@@ -100,8 +100,7 @@ class Player {
       case Kind::Release:
         return release(i.what);
       case Kind::Reduce:
-        reduce(i);
-        return true;
+        return reduce(i);
       case Kind::ReduceBucket: {
         const StepBucket& b = step_.buckets[i.what];
         if (b.reduce.alone_ps > 0)
@@ -164,11 +163,22 @@ class Player {
     return true;
   }
 
-  void reduce(const Instruction& i) {
+  // False: it must wait until what leaves fits the reserve (csrc/runtime/units.cpp, Note [Gradients that
+  // leave]).
+  bool reduce(const Instruction& i) {
     const StepUnit& u = step_.units[i.what];
+    if (!step_.lanes.enqueue && leaving_bytes_ > 0) {
+      int128 held = leaving_bytes_ + u.full_bytes;
+      for (size_t other = 0; other < units_.size(); ++other)
+        if (units_[other].state != State::Sharded && !step_.units[other].keeps)
+          held += step_.units[other].full_bytes;
+      if (held > (1 + static_cast<int128>(step_.prefetch)) * largest_bytes_) return false;
+    }
+    leaving_bytes_ += u.full_bytes;
     submit(reductions_, {StepEvent::Kind::Reduce, i.phase, i.what}, u.reduce, u.kept_gradient_bytes,
            -u.gradient_bytes - (i.adds ? u.kept_gradient_bytes : 0));
     last_reduction_ = reductions_.submitted;
+    return true;
   }
 
   // --- the lanes
@@ -196,6 +206,7 @@ class Player {
     event.end_ps = now_;
     note_memory(lane.tasks.front().ends_bytes);
     result_.events.push_back(event);
+    if (event.kind == StepEvent::Kind::Reduce) leaving_bytes_ -= step_.units[event.what].full_bytes;
     if (event.kind == StepEvent::Kind::Reduce && step_.units[event.what].average.alone_ps > 0)
       submit(lanes_[kBetweenHosts], {StepEvent::Kind::Average, event.phase, event.what},
              step_.units[event.what].average, 0, 0);
@@ -290,6 +301,7 @@ class Player {
   int64_t left_ps_ = 0;  // of the computation under way
   bool asked_ = false;   // the unit of the instruction under way was asked for
   int64_t now_ = 0, held_ = 0, largest_bytes_ = 0;
+  int64_t leaving_bytes_ = 0;  // of units whose reductions are submitted and not over
   bool all_kept_ = true;
   int64_t last_reduction_ = 0;  // of that lane's tasks
 };

@@ -229,6 +229,23 @@ void reductions_of_their_own_lane() {
   CHECK_EQ(play(s).step_ps, 175);
 }
 
+void gradients_that_leave_fit_the_reserve() {
+  // Four units that backward does not gather, whose reductions take 100 each, and 20 to compute. The memory
+  // of two may leave: reductions from 85 on (forward 0-5, 5-45; backward 3 45-65, reduction 65-165), 2 is
+  // given at 85, 1 at 165, when the first is over, 0 at 265.
+  Step s = chain(4, 10, 20);
+  for (int i = 0; i < 4; ++i) shard(s, i, 5, 100, 100);
+  for (StepUnit& u : s.units) u.keeps = true;
+  const PlayedStep p = play(s);
+  int64_t most = 0, computed = 0;
+  for (const MemoryPoint& m : p.memory) most = std::max(most, m.bytes);
+  for (const StepEvent& e : p.events)
+    if (e.kind == StepEvent::Kind::Compute) computed = e.end_ps;
+  CHECK_EQ(p.step_ps, 65 + 4 * 100);
+  CHECK_EQ(computed, 185);
+  CHECK_EQ(most, p.peak_bytes);
+}
+
 void averages_between_hosts() {
   // As in two_units_by_hand; the average of unit 1 52-72, of unit 0 72-92.
   Step s = two_units();
@@ -424,6 +441,7 @@ int main() {
   small_ones_come_earlier();
   kept_ones_come_at_once();
   reductions_of_their_own_lane();
+  gradients_that_leave_fit_the_reserve();
   averages_between_hosts();
   nonsense();
   properties();

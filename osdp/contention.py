@@ -6,7 +6,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from osdp.contention_by_events import measure_by_events
 from osdp.fitting import fit
 from osdp.hardware import Collective
-from osdp.measuring import lane_collectives
+from osdp.measuring import COLD, Rotation, lane_collectives
 
 SIZES = (2**14, 2**18, 2**20, 2**22)  # bytes: one message of the ring, a segment, and several
 MOST_QUEUED = 2000  # rounds of all sizes that wait on the lane at one time
@@ -50,10 +50,10 @@ def measure_contention(
     the differences of the medians is the delay of a ring's step.
     """
     # Note [What communication takes away]
-    # On a CPU, the lane and the backend's threads need a processor: their seconds of it (the process's less this
-    # thread's, while this thread waits) per second of communication. Computation loses them as far as the cores are
-    # taken by computing threads. Timing a step beside communication would say the same with more noise: what is lost
-    # is small against the time that the collectives then take.
+    # On a CPU, the lane and the backend's threads need a processor, as far as computing threads take all cores; and the
+    # memory that they move drives the computation's out of caches. So what these threads use of the processor beside `step`,
+    # and what the computing thread uses more of it than alone, over what the collectives that ended meanwhile take alone,
+    # is what a second of communication takes away. Seconds of the processor, since time that passes has more noise.
     if world == 1:
         return Contention(Collective(0.0, 0.0), 0.0)
     if device.type != "cpu":
@@ -61,50 +61,72 @@ def measure_contention(
         return Contention(*measure_by_events(device, group, world, large, seconds, step))
     bench = _Bench(device, group)
     compute = step or bench.products
-    alone, beside = _Times(), _Times()
-    bench.communicate(1, alone)  # makes connections
-    alone, begin = _Times(), time.perf_counter()
-    bench.communicate(3, alone)
+    bench.communicate(1)  # makes connections
+    alone: list[list[float]] = [[] for _ in SIZES]  # seconds of each all-reduce, by size
+    beside: list[list[float]] = [[] for _ in SIZES]
+    ended = [0] * len(SIZES)  # beside computation
+    processor_s = 0.0
+    alone_s: list[float] = []  # of the processor, by the computing thread
+    beside_s: list[float] = []
+    begin = time.perf_counter()
     _timed(compute)
     step_s = bench.mean([_timed(compute)])[0]
-    rounds = 1
-    end = begin + seconds
+    rounds, end = 1, begin + seconds
     for n in range(20):
-        bench.communicate(3, alone)
-        took = bench.mean([bench.communicate(rounds, beside, compute)])[0]
+        _add(alone, bench.communicate(3))
+        bench.meet()
+        thread_s = time.thread_time()
+        compute()
+        alone_s.append(time.thread_time() - thread_s)
+        trial = bench.communicate(rounds, compute)
         # As many as last a little longer than the step.
-        rounds = min(max(rounds, int(1.2 * rounds * step_s / max(took, 1e-6)) + 1), MOST_QUEUED)
+        took = bench.mean([trial.passed_s])[0]
+        rounds = min(max(rounds, int(1.5 * rounds * step_s / max(took, 1e-6)) + 1), MOST_QUEUED)
         if n == 0:
-            beside = _Times()  # that was to find their number
-        elif n >= 2 and bench.mean([time.perf_counter() - end])[0] > 0:
+            continue  # that was to find their number
+        _add(beside, trial)
+        ended = [before + len(more) for before, more in zip(ended, trial.seconds, strict=True)]
+        processor_s += trial.processor_s
+        beside_s.append(trial.thread_s)
+        if n >= 3 and bench.mean([time.perf_counter() - end])[0] > 0:
             break
+    lasting = [statistics.median(seconds) for seconds in alone]
     differences = [
-        statistics.median(with_) - statistics.median(without)
-        for with_, without in zip(beside.seconds, alone.seconds, strict=True)
+        statistics.median(with_) - without if with_ else 0.0
+        for with_, without in zip(beside, lasting, strict=True)
     ]
     parts = [max(1, size // 4 // world) * 4 for size in SIZES]
     steps = 2 * (world - 1)  # of an all-reduce's ring
     delay = fit(parts, [max(0.0, d) / steps for d in bench.mean(differences)])
     cores = len(os.sched_getaffinity(0))
     busy = min(1.0, ranks_on_host * torch.get_num_threads() / cores)
-    stolen = alone.processor_s / max(alone.passed_s, 1e-9) * busy
-    return Contention(delay, min(max(0.0, bench.mean([stolen])[0]), 100.0))
+    covered_s = sum(s * n for s, n in zip(lasting, ended, strict=True))
+    slower_s = len(beside_s) * (statistics.median(beside_s) - statistics.median(alone_s))
+    lost_s = processor_s * busy + max(0.0, slower_s)
+    stolen = bench.mean([lost_s / covered_s if covered_s > 0 else 0.0])[0]
+    return Contention(delay, min(max(0.0, stolen), 100.0))
 
 
 @dataclass
-class _Times:
-    seconds: list[list[float]] = field(
-        default_factory=lambda: [[] for _ in SIZES]
-    )  # of each all-reduce, by size
-    passed_s: float = 0.0
-    processor_s: float = 0.0  # of other threads than this one
+class _Trial:
+    """Rounds of all-reduces, of which those are noted that ended before the computation did."""
+
+    seconds: list[list[float]]  # by size
+    processor_s: float  # of other threads than this one, until then
+    thread_s: float  # of this one
+    passed_s: float
+
+
+def _add(seconds: list[list[float]], trial: _Trial) -> None:
+    for all_, more in zip(seconds, trial.seconds, strict=True):
+        all_ += more
 
 
 class _Bench:
     def __init__(self, device: torch.device, group: dist.ProcessGroup | None) -> None:
         self._device = device
         self._ours = lane_collectives(device, group)
-        self._tensors = [torch.zeros(size // 4, device=device) for size in SIZES]
+        self._tensors = Rotation(COLD, device)
         self._matrix = torch.randn(512, 512, device=device)
 
     def mean(self, values: Sequence[float]) -> list[float]:
@@ -113,31 +135,37 @@ class _Bench:
         self._ours.all_reduce_mean([table])
         return [float(x) for x in table.tolist()]
 
+    def meet(self) -> None:
+        self._ours.all_reduce_mean([torch.zeros(1, device=self._device)])
+
     def products(self) -> None:
         for _ in range(16):
             torch.mm(self._matrix, self._matrix)
 
-    def communicate(self, rounds: int, into: _Times, compute: Callable[[], object] | None = None) -> float:
-        """`rounds` of all-reduces of all sizes, waited for, or beside one `compute`; returns their seconds.
-
-        Those that ended after `compute` did are not noted, but for the first round.
-        """
-        self._ours.all_reduce_mean([torch.zeros(1, device=self._device)])  # a barrier
-        begin, processor = time.perf_counter(), time.process_time() - time.thread_time()
-        tickets = [self._ours.submit_all_reduce_mean([t]) for _ in range(rounds) for t in self._tensors]
+    def communicate(self, rounds: int, compute: Callable[[], object] | None = None) -> _Trial:
+        """`rounds` of all-reduces of all sizes, waited for, or beside one `compute`."""
+        self.meet()
+        begin, processor_s, thread_s = time.perf_counter(), _others(), time.thread_time()
+        tickets = [
+            self._ours.submit_all_reduce_mean([self._tensors.next(size // 4)])
+            for _ in range(rounds)
+            for size in SIZES
+        ]
+        ended = len(tickets)
         if compute is not None:
             compute()
-            into.passed_s += time.perf_counter() - begin
+            processor_s, thread_s = _others() - processor_s, time.thread_time() - thread_s
             ended = sum(ticket.done for ticket in tickets)
-            tickets[-1].wait()
-        else:
-            tickets[-1].wait()
-            into.passed_s += time.perf_counter() - begin
-            ended = len(tickets)
-        into.processor_s += time.process_time() - time.thread_time() - processor
-        for i, ticket in enumerate(tickets[: max(ended, len(SIZES))]):
-            into.seconds[i % len(SIZES)].append(ticket.seconds)
-        return time.perf_counter() - begin
+        tickets[-1].wait()
+        seconds: list[list[float]] = [[] for _ in SIZES]
+        for i, ticket in enumerate(tickets[:ended]):
+            seconds[i % len(SIZES)].append(ticket.seconds)
+        return _Trial(seconds, processor_s, thread_s, time.perf_counter() - begin)
+
+
+def _others() -> float:
+    """Seconds of the processor that other threads of this process have used."""
+    return time.process_time() - time.thread_time()
 
 
 def _timed(job: Callable[[], object]) -> float:

@@ -59,7 +59,7 @@ def measure_collectives(
     jobs: list[tuple[int, int, Callable[[], object]]] = []
     first = torch.zeros(_FIRST // 4, device=device)
     pool = max(max(sizes) + 4 * world, COLD if device.type == "cpu" else 0)
-    parts, wholes = _Rotation(pool, device), _Rotation(pool, device)
+    parts, wholes = Rotation(pool, device), Rotation(pool, device)
     for size in sizes:
         part = max(1, size // 4 // world)
         whole = part * world
@@ -106,7 +106,7 @@ def measure_collectives(
     return costs[0], costs[1], costs[2]
 
 
-class _Rotation:
+class Rotation:
     """Pieces of one tensor, one behind the other and from the beginning again: see Note [Memory that no cache holds]."""
 
     def __init__(self, size: int, device: torch.device) -> None:

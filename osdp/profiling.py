@@ -137,7 +137,7 @@ def _profile(
         kinds_of = {o.name: _likeness(o) for o in description.operators}
 
         def measure_operators() -> Gamma:
-            return measure_gamma(subject, args, kwargs, kinds_of, device, seconds * 0.45)
+            return measure_gamma(subject, args, kwargs, kinds_of, device, seconds * 0.35)
 
         mine = each(ranks, "timing the model's operators", measure_operators)
         gamma = Gamma(*(_mean(ranks, part) for part in asdict(mine).values()))
@@ -145,7 +145,7 @@ def _profile(
     on_host = max(hosts.count(h) for h in hosts)
     try:
         contention = measure_contention(
-            device, ranks.group, ranks.world_size, on_host, seconds * 0.15, step, sizes
+            device, ranks.group, ranks.world_size, on_host, seconds * 0.25, step, sizes
         )
     except OSDPError:
         raise

@@ -111,7 +111,7 @@ def make_model(
     """The description with this machine's computing times. Raises InvalidProblemError naming the operator.
 
     `whole`: patterns of what is NO_SHARD for sure (`osdp.whole`). `beside_tensors`: bytes that the device holds all the
-    time (`bytes_beside_tensors`).
+    time (`beside_tensors`, in all).
     """
     block_index = {b.name: i for i, b in enumerate(description.blocks)}
     named = whole_operators(description, whole)
@@ -144,18 +144,6 @@ def beside_tensors(
         state=state,
         separate_reductions=separate_reductions,
     )
-
-
-def bytes_beside_tensors(
-    description: ModelDescription,
-    hardware: Hardware,
-    ranks: int,
-    hosts: int,
-    optimizer: str,
-    separate_reductions: bool,
-) -> int:
-    terms = beside_tensors(description, hardware, ranks, hosts, optimizer, separate_reductions)
-    return sum(t.bytes for t in terms)
 
 
 def make_request(

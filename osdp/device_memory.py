@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from osdp.description import ModelDescription
@@ -26,6 +27,11 @@ class Term:
     name: str
     bytes: int
     why: str
+
+
+def total(terms: Iterable[Term]) -> int:
+    """Their bytes."""
+    return sum(term.bytes for term in terms)
 
 
 def memory_terms(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from osdp.costing import beside_tensors
-from osdp.device_memory import Term
+from osdp.device_memory import Term, total
 from osdp.plan import Plan, Prediction
 
 
@@ -62,7 +62,7 @@ def memory_parts(plan: Plan) -> list[tuple[str, int]]:
     """
     assert plan.predicted is not None
     peak = plan.predicted.peak_memory_bytes
-    device = sum(term.bytes for term in device_terms(plan))
+    device = total(device_terms(plan))
     states = min(peak - device, sum(p.state_bytes for p in plan.predicted.operators.values()))
     parts = [("model state", states), ("activations and buffers", peak - states - device)]
     return [*parts, ("device", device)] if device else parts

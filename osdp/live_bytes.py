@@ -53,6 +53,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ] = []  # (storage or -1, bytes come or gone, module, completed)
         self._known: dict[int, int] = {}  # live storages -> their number in the log
         self._count = 0
+        self._live_before = 0  # bytes, when the log begins
         self._left_out: set[int] = set()  # numbers
         self._anyway = {_storage(t) for t in (*model.parameters(), *model.buffers())}
         self._in_backward = False
@@ -125,8 +126,6 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live_before = live
         self._log.clear()
         return moments
-
-    _live_before = 0
 
     def _now(self) -> str:
         if not self._in_backward:

@@ -110,9 +110,8 @@ class Rotation:
     """Pieces of one tensor, one behind the other and from the beginning again: see Note [Memory that no cache holds]."""
 
     def __init__(self, size: int, device: torch.device) -> None:
-        self._all = torch.ones(
-            size // 4, device=device
-        )  # not zeros, which have no memory until they are written
+        # Not zeros, which have no memory until they are written.
+        self._all = torch.ones(size // 4, device=device)
         self._at = 0
 
     def next(self, elements: int) -> torch.Tensor:

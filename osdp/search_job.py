@@ -12,12 +12,13 @@ from osdp.assembling import Assembly
 from osdp.costing import (
     MOST_BATCH,
     Space,
-    bytes_beside_tensors,
+    beside_tensors,
     least_transient,
     make_model,
     make_request,
 )
 from osdp.description import ModelDescription
+from osdp.device_memory import total
 from osdp.errors import InfeasibleError
 from osdp.hardware import Hardware
 from osdp.plan import Plan
@@ -140,13 +141,15 @@ class SearchJob:
         find_smallest: bool = False,
         time_limit_s: float | None = None,
     ) -> tuple[_search.Model, dict[str, Any]]:
-        beside = bytes_beside_tensors(
-            self.description,
-            self.machine,
-            self.ranks,
-            self.searched.hosts,
-            self.optimizer,
-            self.separate_reductions,
+        beside = total(
+            beside_tensors(
+                self.description,
+                self.machine,
+                self.ranks,
+                self.searched.hosts,
+                self.optimizer,
+                self.separate_reductions,
+            )
         )
         model = make_model(self.description, self.machine, self.precision, self.searched.whole, beside)
         # A little time there always is, for a first plan.

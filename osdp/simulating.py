@@ -11,12 +11,13 @@ from osdp.choice import MODES, Choice
 from osdp.costing import (
     RECOMPUTE_CODES,
     SPLIT_CODES,
-    bytes_beside_tensors,
+    beside_tensors,
     choose_space,
     make_model,
     make_request,
 )
 from osdp.description import ModelDescription, Operator
+from osdp.device_memory import total
 from osdp.errors import InvalidProblemError, PlanMismatchError
 from osdp.hardware import Hardware
 from osdp.plan import Plan
@@ -52,8 +53,8 @@ def simulate(
         method="exact",
         hosts=hosts,
     )
-    beside = bytes_beside_tensors(
-        plan.description, machine, ranks, hosts, plan.optimizer, plan.separate_reductions
+    beside = total(
+        beside_tensors(plan.description, machine, ranks, hosts, plan.optimizer, plan.separate_reductions)
     )
     try:
         played = play(

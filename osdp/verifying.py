@@ -11,12 +11,13 @@ from osdp.assembling import Assembly
 from osdp.certificate import Certificate
 from osdp.costing import (
     RECOMPUTE_CODES,
-    bytes_beside_tensors,
+    beside_tensors,
     choose_space,
     least_transient,
     make_model,
     make_request,
 )
+from osdp.device_memory import total
 from osdp.errors import InfeasibleError, InvalidProblemError, PlanMismatchError
 from osdp.hardware import check_hardware
 from osdp.plan import Plan
@@ -105,8 +106,15 @@ def _assembly(plan: Plan, s: Searched) -> Assembly:
         hosts=s.hosts,
         prefetch=plan.prefetch,
     )
-    beside = bytes_beside_tensors(
-        plan.description, plan.hardware, plan.world_size, s.hosts, plan.optimizer, plan.separate_reductions
+    beside = total(
+        beside_tensors(
+            plan.description,
+            plan.hardware,
+            plan.world_size,
+            s.hosts,
+            plan.optimizer,
+            plan.separate_reductions,
+        )
     )
     return Assembly(
         plan.description,

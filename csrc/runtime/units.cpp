@@ -332,6 +332,7 @@ void Runtime::keep_unreduced(Unit& unit) {
 // streams the computation waits for the reduction before (Note [Memory that two streams use]).
 void Runtime::await_room(size_t bytes) {
   while (!leaving_.empty() && leaving_.front().reduction.done()) leaving_.pop_front();
+  if (leaving_.empty()) return;
   size_t held = bytes;
   for (const Leaving& gradient : leaving_) held += gradient.bytes;
   for (const auto& unit : units_)

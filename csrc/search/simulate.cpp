@@ -137,11 +137,13 @@ class Player {
       const int next = program_.order[i.position + static_cast<size_t>(ahead)];
       if (next < 0) break;
       sum += step_.units[next].full_bytes;
-      if (!kept && ahead > step_.prefetch && sum > (1 + static_cast<int128>(step_.prefetch)) * largest_bytes_)
-        break;
+      if (!kept && ahead > step_.prefetch && sum > reserve()) break;
       if (units_[next].state == State::Sharded) gather(next, i.phase);
     }
   }
+
+  // Bytes of what is gathered for a time and of gradients that leave.
+  int128 reserve() const { return (1 + static_cast<int128>(step_.prefetch)) * largest_bytes_; }
 
   bool arrived(int unit) {
     Unit& u = units_[unit];
@@ -172,7 +174,7 @@ class Player {
       for (size_t other = 0; other < units_.size(); ++other)
         if (units_[other].state != State::Sharded && !step_.units[other].keeps)
           held += step_.units[other].full_bytes;
-      if (held > (1 + static_cast<int128>(step_.prefetch)) * largest_bytes_) return false;
+      if (held > reserve()) return false;
     }
     leaving_bytes_ += u.full_bytes;
     submit(reductions_, {StepEvent::Kind::Reduce, i.phase, i.what}, u.reduce, u.kept_gradient_bytes,
@@ -206,10 +208,12 @@ class Player {
     event.end_ps = now_;
     note_memory(lane.tasks.front().ends_bytes);
     result_.events.push_back(event);
-    if (event.kind == StepEvent::Kind::Reduce) leaving_bytes_ -= step_.units[event.what].full_bytes;
-    if (event.kind == StepEvent::Kind::Reduce && step_.units[event.what].average.alone_ps > 0)
-      submit(lanes_[kBetweenHosts], {StepEvent::Kind::Average, event.phase, event.what},
-             step_.units[event.what].average, 0, 0);
+    if (event.kind == StepEvent::Kind::Reduce) {
+      const StepUnit& u = step_.units[event.what];
+      leaving_bytes_ -= u.full_bytes;
+      if (u.average.alone_ps > 0)
+        submit(lanes_[kBetweenHosts], {StepEvent::Kind::Average, event.phase, event.what}, u.average, 0, 0);
+    }
     lane.tasks.pop_front();
     ++lane.done;
   }

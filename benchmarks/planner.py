@@ -29,36 +29,36 @@ TOKENS = 512
 VOCABULARY = 50257
 
 
-def transformer(widths: list[int]) -> ModelDescription:
+def transformer(widths: list[int], tokens: int = TOKENS, vocabulary: int = VOCABULARY) -> ModelDescription:
     """A GPT of one block per width; neighbours of different widths are joined by a linear layer."""
     first, last = widths[0], widths[-1]
     operators = [
-        operator("wte", "Embedding", {"weight": (VOCABULARY, first)}, saved=8 * TOKENS),
-        operator("wpe", "Embedding", {"weight": (TOKENS, first)}),
+        operator("wte", "Embedding", {"weight": (vocabulary, first)}, saved=8 * tokens),
+        operator("wpe", "Embedding", {"weight": (tokens, first)}),
     ]
     blocks = []
     for i, h in enumerate(widths):
         if i and widths[i - 1] != h:
-            operators.append(linear(f"join.{i}", h, widths[i - 1], TOKENS))
+            operators.append(linear(f"join.{i}", h, widths[i - 1], tokens))
         b = f"h.{i}"
-        row = 4 * TOKENS * h
+        row = 4 * tokens * h
         blocks.append(Block(b, row))
         norm: dict[str, tuple[int, ...]] = {"weight": (h,), "bias": (h,)}
         operators += [
             operator(f"{b}.ln_1", "LayerNorm", norm, saved=row, block=b),
-            linear(f"{b}.attn.qkv", 3 * h, h, TOKENS, b),
-            operator(f"{b}.attn", "Attention", {}, saved=4 * row, flops=4 * TOKENS**2 * h, block=b),
-            linear(f"{b}.attn.proj", h, h, TOKENS, b),
+            linear(f"{b}.attn.qkv", 3 * h, h, tokens, b),
+            operator(f"{b}.attn", "Attention", {}, saved=4 * row, flops=4 * tokens**2 * h, block=b),
+            linear(f"{b}.attn.proj", h, h, tokens, b),
             operator(f"{b}.ln_2", "LayerNorm", norm, saved=row, block=b),
-            linear(f"{b}.mlp.fc", 4 * h, h, TOKENS, b),
+            linear(f"{b}.mlp.fc", 4 * h, h, tokens, b),
             operator(f"{b}.mlp.act", "GELU", {}, saved=4 * row, block=b),
-            linear(f"{b}.mlp.proj", h, 4 * h, TOKENS, b),
+            linear(f"{b}.mlp.proj", h, 4 * h, tokens, b),
         ]
     operators += [
-        operator("ln_f", "LayerNorm", {"weight": (last,), "bias": (last,)}, saved=4 * TOKENS * last),
-        linear("head", VOCABULARY, last, TOKENS),
+        operator("ln_f", "LayerNorm", {"weight": (last,), "bias": (last,)}, saved=4 * tokens * last),
+        linear("head", vocabulary, last, tokens),
     ]
-    return ModelDescription("GPT", tuple(operators), tuple(blocks), 1, 8 * TOKENS)
+    return ModelDescription("GPT", tuple(operators), tuple(blocks), 1, 8 * tokens)
 
 
 def families() -> dict[str, ModelDescription]:

@@ -23,7 +23,8 @@ function(osdp_module name)
 endfunction()
 
 if(EXISTS ${CMAKE_SOURCE_DIR}/csrc/bindings/search.cpp)
-  osdp_module(_search csrc/bindings/search.cpp csrc/bindings/json.cpp csrc/bindings/simulate.cpp)
+  osdp_module(_search csrc/bindings/search.cpp csrc/bindings/json.cpp csrc/bindings/simulate.cpp
+              csrc/bindings/rehearsal.cpp)
   target_link_libraries(_search PRIVATE osdp_search osdp_json)
 endif()
 
@@ -32,7 +33,7 @@ list(TRANSFORM COMM PREPEND ${CMAKE_SOURCE_DIR}/ OUTPUT_VARIABLE COMM_PATHS)
 list(REMOVE_ITEM CORE_SOURCES ${COMM_PATHS})
 target_compile_definitions(osdp_comm PUBLIC _GLIBCXX_USE_CXX11_ABI=${TORCH_ABI})
 file(GLOB CORE_BINDINGS CONFIGURE_DEPENDS csrc/bindings/*.cpp)
-list(FILTER CORE_BINDINGS EXCLUDE REGEX "bindings/(search|json|simulate).cpp$")
+list(FILTER CORE_BINDINGS EXCLUDE REGEX "bindings/(search|json|simulate|rehearsal).cpp$")
 if(CORE_BINDINGS)
   osdp_module(_C ${CORE_SOURCES} ${CORE_BINDINGS})
   # torch's headers take most of a file's compile time: parsed once for several files.

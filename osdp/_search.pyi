@@ -17,6 +17,8 @@ __all__: list[str] = [
     "JsonShape",
     "Model",
     "Operator",
+    "Place",
+    "Rehearsal",
     "Request",
     "Tensor",
     "built_with",
@@ -25,6 +27,7 @@ __all__: list[str] = [
     "check_plan",
     "check_table",
     "find_json",
+    "group_units",
     "plan_lower_bound",
     "proven_lower_bound",
     "read_json",
@@ -196,6 +199,64 @@ class JsonReader:
         The version that the file's header says.
         """
 
+class Place:
+    @typing.overload
+    def __init__(self) -> None:
+        """
+        Of an operator without parameters.
+        """
+    @typing.overload
+    def __init__(
+        self,
+        *,
+        bytes: typing.SupportsInt | typing.SupportsIndex,
+        gathered_bytes: typing.SupportsInt | typing.SupportsIndex,
+        dtype: typing.SupportsInt | typing.SupportsIndex,
+        mixed: bool,
+        block: typing.SupportsInt | typing.SupportsIndex,
+        gathered_at: typing.SupportsInt | typing.SupportsIndex,
+        modules: typing.SupportsInt | typing.SupportsIndex,
+        traced: bool,
+        calls: collections.abc.Sequence[
+            tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]
+        ],
+        repeats: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None: ...
+
+class Rehearsal:
+    def __init__(
+        self,
+        model: Model,
+        request: Request,
+        *,
+        places: collections.abc.Sequence[Place],
+        small_unit_bytes: typing.SupportsInt | typing.SupportsIndex,
+        prefetch: typing.SupportsInt | typing.SupportsIndex,
+        lanes: tuple[bool, bool],
+        delay: tuple[
+            typing.SupportsFloat | typing.SupportsIndex, typing.SupportsFloat | typing.SupportsIndex
+        ],
+        stolen_permille: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None: ...
+    def peak_bytes(
+        self,
+        batch: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
+        choices: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        blocks: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    ) -> int:
+        """
+        What the limit is held against.
+        """
+    def step_ps(
+        self,
+        batch: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
+        choices: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        blocks: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    ) -> int:
+        """
+        Of a whole step, played.
+        """
+
 class InvalidProblem(ValueError):
     pass
 
@@ -258,6 +319,15 @@ def find_json(text: bytes, limits: JsonLimits, path: str) -> tuple[int, int]:
     Line and column of the field that a path names.
     """
 
+def group_units(
+    places: collections.abc.Sequence[Place],
+    choices: collections.abc.Sequence[
+        tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]
+    ],
+    bucket_bytes: typing.SupportsInt | typing.SupportsIndex,
+    small: typing.SupportsInt | typing.SupportsIndex,
+    most: typing.SupportsInt | typing.SupportsIndex,
+) -> list[list[int]]: ...
 def plan_lower_bound(
     model: Model,
     request: Request,

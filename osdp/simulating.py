@@ -16,7 +16,7 @@ from osdp.costing import (
     make_model,
     make_request,
 )
-from osdp.description import ModelDescription, Operator
+from osdp.description import ModelDescription
 from osdp.device_memory import total
 from osdp.errors import InvalidProblemError, PlanMismatchError
 from osdp.hardware import Hardware
@@ -146,23 +146,27 @@ def plain_choice(choice: Choice | None) -> tuple[int, int, int, int]:
 def planned_units(description: ModelDescription, units: Sequence[Sequence[str]]) -> list[Unit]:
     """The plan's units as the simulator takes them: when the modules' calls that gather them begin and end."""
     index = {o.name: i for i, o in enumerate(description.operators)}
-    spans = _spans(description)
+    calls_of = gathering_calls(description)
     result: list[Unit] = []
     for unit in units:
-        members = sorted(index[name] for name in unit)
-        calls: set[tuple[int, int]] = set()
-        repeats = 1
-        for i in members:
-            o = description.operators[i]
-            calls |= {spans.get(place, (i, i)) for place in o.gather_at} or {(i, i)}
-            repeats = max(repeats, _repeats(o))
-        result.append((unit[0], members, sorted(calls), repeats))
+        found = [calls_of[name] for name in unit]
+        calls = sorted({span for spans, _ in found for span in spans})
+        result.append((unit[0], sorted(index[name] for name in unit), calls, max(n for _, n in found)))
     return result
 
 
-def _repeats(o: Operator) -> int:
-    """Calls of each gathering module in one forward."""
-    return o.calls // max(1, len(o.gather_at))
+def gathering_calls(description: ModelDescription) -> dict[str, tuple[list[tuple[int, int]], int]]:
+    """By operator: the first and the last operator of each call that gathers it, and how often each of these modules is
+    called in one forward.
+    """
+    spans = _spans(description)
+    return {
+        o.name: (
+            [spans.get(place, (i, i)) for place in o.gather_at] or [(i, i)],
+            max(1, o.calls // max(1, len(o.gather_at))),
+        )
+        for i, o in enumerate(description.operators)
+    }
 
 
 def _spans(description: ModelDescription) -> dict[str, tuple[int, int]]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from osdp import _search
+from osdp.choice import MODES, Choice
 from osdp.description import ModelDescription, Operator
 from osdp.hardware import Hardware
-
-if TYPE_CHECKING:
-    from osdp.choice import Choice
 
 BUCKET_BYTES = 4 * 2**20  # of NO_SHARD gradients that are all-reduced together
 SMALL_BYTES = 256 * 2**10  # a gather of less is mostly latency, on any machine
@@ -39,67 +37,55 @@ def group_units(
     """The units of a plan: every operator that has parameters once, in the order of each unit's first
     operator.
 
-    NO_SHARD operators of one dtype fill buckets of at most 4 MiB; nothing gathers them, so what stands between them
-    and which block they are in does not matter. Sharded ones join their neighbour (NO_SHARD operators in between do
-    not part them) when mode, dtype and block are equal, one of the two is below `small` bytes (see
-    `small_unit_bytes`) and together they have at most `most`: by default 1 MiB or the largest operator, which bounds
-    the transient memory anyway. `sizes`: of each operator gathered; by default its parameters'. Untraced operators
-    that are gathered at the same module are one unit, since all of them are gathered there. Split operators, those
-    with several gathering modules and those of mixed dtypes are units of their own.
+    Which operators travel together says csrc/search/grouping.hpp: neighbours of one mode, dtype and block, one of which
+    is below `small` bytes (see `small_unit_bytes`) and that have together at most `most`: by default 1 MiB or the
+    largest operator, which bounds the transient memory anyway. `sizes`: of each operator gathered; by default its
+    parameters'.
     """
-    # Note [Order of units]
-    # A unit's operators keep execution order, and units are ordered by their first operator, so that the
-    # order of collectives that a plan implies is the same on every rank without anyone having to sort.
-    units: list[list[str]] = []
-    buckets: dict[str, tuple[list[str], int]] = {}  # dtype -> the open NO_SHARD bucket
-    untraced: dict[tuple[object, ...], list[str]] = {}
-    open_key: tuple[object, ...] | None = None  # of the last sharded unit, while it may still grow
-    open_bytes = 0
-    last_sharded: list[str] = []
+    operators = description.operators
     if most is None:
-        most = max([MERGED_BYTES, *(o.parameter_bytes for o in description.operators)])
+        most = max([MERGED_BYTES, *(o.parameter_bytes for o in operators)])
+    shardings = [
+        (MODES.index(choices[o.name].mode), choices[o.name].granularity) if o.parameters else (0, 1)
+        for o in operators
+    ]
+    units = _search.group_units(places_of(description, sizes), shardings, BUCKET_BYTES, small, most)
+    return tuple(tuple(operators[i].name for i in unit) for unit in units)
 
-    def begin(name: str) -> list[str]:
-        units.append([name])
-        return units[-1]
 
-    for operator in description.operators:
-        if not operator.parameters:
+def places_of(
+    description: ModelDescription,
+    sizes: Mapping[str, int] | None = None,
+    calls: Mapping[str, tuple[list[tuple[int, int]], int]] | None = None,
+) -> list[_search.Place]:
+    """By operator: what decides with whom it travels. `calls`: when it is gathered (`osdp.simulating`)."""
+    codes: dict[object, int] = {}
+
+    def code(what: object) -> int:
+        return codes.setdefault(what, len(codes))
+
+    places = []
+    for o in description.operators:
+        if not o.parameters:
+            places.append(_search.Place())
             continue
-        choice = choices[operator.name]
-        size = operator.parameter_bytes
-        dtypes = {p.dtype for p in operator.parameters}
-        alone = choice.granularity > 1 or len(dtypes) > 1
-        key = (choice.mode, *sorted(dtypes), operator.block)
-        if choice.mode == "NO_SHARD":
-            dtype = next(iter(dtypes))
-            bucket, filled = buckets.get(dtype, ([], BUCKET_BYTES))
-            if alone:
-                begin(operator.name)
-            elif bucket and filled + size <= BUCKET_BYTES:
-                bucket.append(operator.name)
-                buckets[dtype] = (bucket, filled + size)
-            else:
-                buckets[dtype] = (begin(operator.name), size)
-        elif alone or len(operator.gather_at) > 1:
-            begin(operator.name)
-            open_key = None
-        elif not operator.traced:
-            place = (*key, operator.gather_at)
-            if place in untraced:
-                untraced[place].append(operator.name)
-            else:
-                untraced[place] = begin(operator.name)
-            open_key = None
-        else:
-            gathered = size if sizes is None else sizes[operator.name]
-            if key == open_key and min(open_bytes, gathered) < small and open_bytes + gathered <= most:
-                last_sharded.append(operator.name)
-                open_bytes += gathered
-            else:
-                last_sharded = begin(operator.name)
-                open_key, open_bytes = key, gathered
-    return tuple(tuple(unit) for unit in units)
+        dtypes = operator_dtypes(o)
+        spans, repeats = calls[o.name] if calls is not None else ([], 1)
+        places.append(
+            _search.Place(
+                bytes=o.parameter_bytes,
+                gathered_bytes=o.parameter_bytes if sizes is None else sizes[o.name],
+                dtype=code(dtypes),
+                mixed=len(dtypes) > 1,
+                block=code(o.block),
+                gathered_at=code(o.gather_at),
+                modules=len(o.gather_at),
+                traced=o.traced,
+                calls=spans,
+                repeats=repeats,
+            )
+        )
+    return places
 
 
 def operator_dtypes(operator: Operator) -> tuple[str, ...]:

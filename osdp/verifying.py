@@ -53,10 +53,10 @@ def verify(plan: Plan, *, search: bool = False) -> str:
             return f"{where}: {why}"
         for why in _disagreements(plan, c, s):
             return why
-        assembly = _assembly(plan, s)
+        assembly = assembly_of(plan, s)
         if wrong := _check_certificate(plan, c, assembly):
             return wrong
-        for why in _differences("", plan, assembly.plan(_found(plan, c, assembly))):
+        for why in _differences("", plan, assembly.plan(found_of(plan, c, assembly))):
             return why
         return _search_again(plan, c) if search else ""
     except (_search.InvalidProblem, InvalidProblemError) as e:
@@ -89,7 +89,7 @@ def _disagreements(plan: Plan, c: Certificate, s: Searched) -> Iterator[str]:
         yield "the search's bound does not agree with the time"
 
 
-def _assembly(plan: Plan, s: Searched) -> Assembly:
+def assembly_of(plan: Plan, s: Searched) -> Assembly:
     """What the search was asked, made anew from the plan."""
     assert plan.hardware is not None and plan.world_size is not None and plan.memory_limit_bytes is not None
     space = choose_space(s.modes, s.granularity or 1, s.checkpoint, plan.cost, s.hosts)
@@ -154,7 +154,7 @@ def _check_certificate(plan: Plan, c: Certificate, assembly: Assembly) -> str:
     return ""
 
 
-def _found(plan: Plan, c: Certificate, assembly: Assembly) -> dict[str, Any]:
+def found_of(plan: Plan, c: Certificate, assembly: Assembly) -> dict[str, Any]:
     """The plan's decisions as the search would have found them (`_search.schedule`)."""
     blocks = _blocks(plan)
     block_index = {b.name: i for i, b in enumerate(plan.description.blocks)}

@@ -271,13 +271,15 @@ void bind_schedule(py::module_& m) {
 
 }  // namespace
 
-void bind_json(py::module_& m);      // bindings/json.cpp
-void bind_simulate(py::module_& m);  // bindings/simulate.cpp
+void bind_json(py::module_& m);       // bindings/json.cpp
+void bind_simulate(py::module_& m);   // bindings/simulate.cpp
+void bind_rehearsal(py::module_& m);  // bindings/rehearsal.cpp
 
 PYBIND11_MODULE(_search, m) {
   bind_schedule(m);
   bind_json(m);
   bind_simulate(m);
+  bind_rehearsal(m);
   m.doc() = "The planner's search (csrc/search). Use osdp.solve and osdp.search.";
   py::register_exception<InvalidProblem>(m, "InvalidProblem", PyExc_ValueError);
   m.def(

@@ -1,0 +1,39 @@
+"""What csrc/search/rehearsal needs to play the plans of one problem."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from osdp import _search
+from osdp.costing import gathered_bytes
+from osdp.description import ModelDescription
+from osdp.hardware import Hardware
+from osdp.simulating import gathering_calls
+from osdp.units import places_of
+
+
+def rehearsal(
+    description: ModelDescription,
+    hardware: Hardware,
+    model: _search.Model,
+    request: _search.Request,
+    *,
+    precision: str,
+    small_unit_bytes: int,
+    prefetch: int,
+    separate_reductions: bool,
+) -> _search.Rehearsal:
+    """Plays plans of `model`, which `request` describes, as `osdp.simulating.play` would."""
+    delay = hardware.communication_delay
+    enqueue = hardware.device != "cpu"  # its lanes are streams
+    sizes: Mapping[str, int] = {o.name: gathered_bytes(o, precision) for o in description.operators}
+    return _search.Rehearsal(
+        model,
+        request,
+        places=places_of(description, sizes, gathering_calls(description)),
+        small_unit_bytes=small_unit_bytes,
+        prefetch=prefetch,
+        lanes=(separate_reductions and enqueue, enqueue),
+        delay=(delay.alpha_s, delay.beta_s_per_byte),
+        stolen_permille=round(hardware.stolen_computation * 1000),
+    )

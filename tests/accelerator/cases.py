@@ -31,6 +31,8 @@ ONE_OF_EACH = [
     "offloaded_hybrid",
     "exception_in_backward",
 ]
+# What the lane for reductions is given: gradients of units, buckets and slices, of lines, and of host memory.
+REDUCTIONS = ["full_shard", "no_shard", "slices_in", "accumulate", "bf16", "hybrid_bf16", "offloaded_hybrid"]
 
 
 def case(function: Callable[[Setting], None]) -> Callable[[Setting], None]:

@@ -9,6 +9,7 @@ from typing import Any
 import cases
 import ordered_device
 import pytest
+import run_rank
 import run_ranks
 
 Told = dict[str, list[dict[str, Any]]]
@@ -20,20 +21,47 @@ def _device() -> None:
 
 
 @pytest.fixture(scope="session")
-def delayed(_device: None) -> Iterator[dict[str, Future[Told]]]:
+def _pool(_device: None) -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
+def delayed(_pool: ThreadPoolExecutor) -> dict[str, Future[Told]]:
     """What two ranks told of some cases on streams that run late, by seed and longest delay of an operator in us."""
-    with ThreadPoolExecutor() as pool:
-        yield {
-            how: pool.submit(run_ranks.run_cases, cases.ONE_OF_EACH, f"ordered:async:{how}", timeout_s=300)
-            for how in ("1:100", "2:200", "3:400")
-        }
+    return {
+        how: _pool.submit(run_ranks.run_cases, cases.ONE_OF_EACH, f"ordered:async:{how}", timeout_s=300)
+        for how in ("1:100", "2:200", "3:400")
+    }
+
+
+@pytest.fixture(scope="session")
+def delayed_reductions(_pool: ThreadPoolExecutor) -> Future[Told]:
+    """The same of reductions on a lane of their own."""
+    device = "ordered:async:2:200"
+    return _pool.submit(run_ranks.run_cases, cases.REDUCTIONS, device, timeout_s=300, SEPARATE_REDUCTIONS="1")
+
+
+@pytest.fixture(scope="session")
+def delayed_offload(_pool: ThreadPoolExecutor) -> Future[Told]:
+    """The same of offload, and then without the host's wait for the device."""
+
+    def run() -> Told:
+        right = run_ranks.run_cases(["offloaded"], "ordered:async:1:1000")
+        (site,) = (s for s in right["offloaded"][0]["sites"] if s.startswith(run_rank.OF_THE_HOST))
+        wrong = run_ranks.run_cases([f"offloaded{run_rank.WITHOUT}{site}"], "ordered:async:1:1000")
+        return right | wrong
+
+    return _pool.submit(run)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _begun(_device: None, request: pytest.FixtureRequest) -> None:
-    """Delayed streams wait more than they compute: if a test asks for them, they begin with the session."""
-    if any("delayed" in getattr(item, "fixturenames", ()) for item in request.session.items):
-        request.getfixturevalue("delayed")
+    """Delayed streams wait more than they compute: what tests ask for of them begins with the session."""
+    asked = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
+    for name in ("delayed", "delayed_reductions", "delayed_offload"):
+        if name in asked:
+            request.getfixturevalue(name)
 
 
 @pytest.fixture(scope="session")

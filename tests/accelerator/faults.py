@@ -20,17 +20,21 @@ import osdp
 FAULTS: dict[str, Callable[[Setting], None]] = {}
 
 
+def timeout_s() -> float:
+    """The process group's."""
+    return float(os.environ.get("FAULT_TIMEOUT_S", "300"))
+
+
 def fault(function: Callable[[Setting, nn.Module], None]) -> None:
     def case(s: Setting) -> None:
         if s.device.type == "cpu":
             return
         dist.all_reduce(torch.zeros(1))  # all have begun
-        seconds = float(os.environ.get("FAULT_TIMEOUT_S", "300"))
         model = s.model()
         # Nothing is gathered ahead, in the order of an earlier step: in any order of the blocks the k-th collectives
         # are of one size.
         plan = dataclasses.replace(plan_of(s, model), prefetch=0)
-        group = dist.new_group(timeout=timedelta(seconds=seconds))
+        group = dist.new_group(timeout=timedelta(seconds=timeout_s()))
         model = osdp.fully_shard(model.to(s.device), plan, process_group=group)
         train(s, model, count=2)
         s.close()
@@ -56,7 +60,7 @@ def dies(s: Setting, model: nn.Module) -> None:
 
 @fault
 def stays_away(s: Setting, model: nn.Module) -> None:
-    time.sleep(11)
+    time.sleep(2 * timeout_s())
 
 
 class OtherWay(nn.ModuleList):

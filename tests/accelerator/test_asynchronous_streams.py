@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import run_ranks
-from cases import ONE_OF_EACH
+from cases import ONE_OF_EACH, REDUCTIONS
 
 Told = dict[str, list[dict[str, Any]]]
 
@@ -40,14 +40,10 @@ def test_streams_that_run_late_change_no_bit(checked: Told, delayed: dict[str, F
             assert [r["losses"] for r in ranks] == [r["losses"] for r in checked[name]], name
 
 
-# What the lane for reductions is given: gradients of units, buckets and slices, of lines, and of host memory.
-REDUCTIONS = ["full_shard", "no_shard", "slices_in", "accumulate", "bf16", "hybrid_bf16", "offloaded_hybrid"]
-
-
-def test_reductions_on_a_lane_of_their_own(checked: Told) -> None:
+def test_reductions_on_a_lane_of_their_own(checked: Told, delayed_reductions: Future[Told]) -> None:
     apart = run_ranks.run_cases(REDUCTIONS, "ordered:check", timeout_s=300, SEPARATE_REDUCTIONS="1")
     judge(apart, 1e-6)
-    late = run_ranks.run_cases(REDUCTIONS, "ordered:async:2:200", timeout_s=300, SEPARATE_REDUCTIONS="1")
+    late = delayed_reductions.result()
     in_order(late)
     for name, ranks in apart.items():
         for rank, each in enumerate(ranks):

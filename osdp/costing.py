@@ -187,7 +187,7 @@ def make_request(
         batches=list(batches),
         recompute=[RECOMPUTE_CODES.index(r) for r in space.recompute],
         least_transient_bytes=least_transient_bytes,
-        buffers=1 + prefetch,
+        buffers=1 + prefetch + (hardware.device != "cpu"),  # Note [Reserve] in csrc/search/model.hpp
         find_smallest=find_smallest,
         depth_first=method != "exact",
         smallest_first=method == "dfs-smallest-first",

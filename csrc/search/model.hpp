@@ -28,9 +28,11 @@ struct Batch {
 // A step gathers a unit, uses it, makes its gradient and reduces it. The gradient that is being made counts
 // in its operator's own phase (Candidate::own_bytes). All else that is large and exists only for a while is
 // the lane's: parameters in use and those that are gathered ahead, which have the memory of 1 + `prefetch`
-// units of the largest size; and gradients that leave, which are of units that were in this sum, since a
-// gather begins when the reduction submitted before it has ended. So `buffers` is 1 + prefetch, in every
-// phase.
+// units of the largest size; and gradients that leave. A lane that is a thread begins a gather when the
+// reduction submitted before it has ended, so those are of units that were in this sum, and `buffers` is
+// 1 + prefetch. On streams a gather has its memory when it is submitted, and the gradient before is kept
+// until computation has waited for its reduction (csrc/runtime/lane.hpp, Note [Memory that two streams use]):
+// one more. In every phase.
 struct Request {
   Device device;
   Space space;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <deque>
+#include <utility>
 
 #include "search/problem.hpp"
 
@@ -109,9 +110,9 @@ class Player {
         return true;
       }
       case Kind::AwaitReduction:
-        return reductions_.done >= last_reduction_;
+        return reductions_.done >= last_reduction_ && free_reduced();
       case Kind::AwaitCommunication:
-        return !communicating();
+        return !communicating() && free_reduced();
     }
     return true;
   }
@@ -177,15 +178,25 @@ class Player {
       if (held > reserve()) return false;
     }
     leaving_bytes_ += u.full_bytes;
-    submit(reductions_, {StepEvent::Kind::Reduce, i.phase, i.what}, u.reduce, u.kept_gradient_bytes,
-           -u.gradient_bytes - (i.adds ? u.kept_gradient_bytes : 0));
+    int64_t freed = u.gradient_bytes + (i.adds ? u.kept_gradient_bytes : 0);
+    if (step_.lanes.enqueue) reduced_bytes_ += std::exchange(freed, 0);
+    submit(reductions_, {StepEvent::Kind::Reduce, i.phase, i.what}, u.reduce, u.kept_gradient_bytes, -freed);
     last_reduction_ = reductions_.submitted;
+    return true;
+  }
+
+  // What streams have reduced is kept until computation has waited for it.
+  bool free_reduced() {
+    note_memory(-std::exchange(reduced_bytes_, 0));
     return true;
   }
 
   // --- the lanes
 
   void submit(Lane& lane, StepEvent event, const LaneTime& time, int64_t begins_bytes, int64_t ends_bytes) {
+    // On streams memory is given out at once; that of buckets is the lane's own, for one after the other.
+    if (step_.lanes.enqueue && event.kind != StepEvent::Kind::ReduceBucket)
+      note_memory(std::exchange(begins_bytes, 0));
     lane.tasks.push_back({event, time, begins_bytes, ends_bytes, time.alone_ps, false});
     ++lane.submitted;
   }
@@ -306,6 +317,7 @@ class Player {
   bool asked_ = false;   // the unit of the instruction under way was asked for
   int64_t now_ = 0, held_ = 0, largest_bytes_ = 0;
   int64_t leaving_bytes_ = 0;  // of units whose reductions are submitted and not over
+  int64_t reduced_bytes_ = 0;  // on streams: what the end of their wait frees
   bool all_kept_ = true;
   int64_t last_reduction_ = 0;  // of that lane's tasks
 };

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 from training import Setting, sgd
 
 import osdp
+from osdp.hardware import DeviceMemory, Hardware
 
 SIDE, LAYERS = 512, 6
 MATRIX = 4 * SIDE * SIDE
@@ -65,6 +67,30 @@ def measured(mode: str, **sharding: Any) -> Callable[[Setting], None]:
     return run
 
 
+def searched(s: Setting) -> None:
+    """A plan's certified peak beside all that a step and the optimizer take, from before the model is there."""
+    torch.manual_seed(7)
+    model = nn.Sequential(*(nn.Linear(SIDE, SIDE, bias=False) for _ in range(LAYERS)))
+    hardware = dataclasses.replace(Hardware.load("a100-8"), device_memory=DeviceMemory())
+    plan = osdp.search(
+        osdp.describe(model, torch.zeros(2, SIDE)), memory="1GiB", world_size=s.world, hardware=hardware,
+        batch_size=2, optimizer="sgd-momentum", modes="FULL_SHARD", granularity=1,
+    )  # fmt: skip
+    assert plan.certificate is not None
+    with s.counting():
+        model = osdp.fully_shard(model.to(s.device), plan)
+        optimizer = sgd(model.parameters())
+        x = torch.randn(2, SIDE, generator=torch.Generator().manual_seed(s.rank)).to(s.device)
+        for _ in range(3):
+            loss = model(x).square().mean()
+            s.tell(loss)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    s.counts["certified"] = plan.certificate.memory_bytes
+    assert plan.simulate().peak_memory_bytes <= plan.certificate.memory_bytes
+
+
 BF16 = torch.bfloat16
 GROUPS = {"allocate_memory_from_process_group_for_comm": True}
 MEMORY |= {
@@ -77,5 +103,6 @@ MEMORY |= {
     "memory of the group": measured("FULL_SHARD", **GROUPS),
     "memory of the group, GPT": trained("FULL_SHARD", **GROUPS),
     "memory of the group, hybrid": trained("HYBRID_SHARD", **GROUPS),
+    "memory searched": searched,
     "memory offload": measured("FULL_SHARD", cpu_offload=True),
 }

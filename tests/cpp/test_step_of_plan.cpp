@@ -109,7 +109,8 @@ void curve_stays_below_the_certified_peak() {
     Request req = request(2 + upto(2));
     req.recompute = {Recompute::None, Recompute::Hold, Recompute::Regather};
     const int64_t prefetch = upto(2);
-    req.buffers = 1 + prefetch;
+    const Lanes lanes{.separate_reductions = n % 4 == 3, .enqueue = n % 4 > 1};
+    req.buffers = 1 + prefetch + lanes.enqueue;
     // All latency, or all bytes; computation short or long.
     for (Collective* c : {&req.device.all_gather, &req.device.reduce_scatter, &req.device.all_reduce}) {
       *c = {static_cast<double>(upto(3)) * 1e-5, static_cast<double>(upto(3)) * 1e-7};
@@ -156,7 +157,7 @@ void curve_stays_below_the_certified_peak() {
     }
     const auto phases = phase_bytes(model, req, kinds, decision, plan.batch);
     const int64_t certified = *std::max_element(phases.begin(), phases.end()) + req.reserve_bytes(transient);
-    const Step step = step_of(model, req, plan, units, prefetch, {1e-5, 1e-8});
+    const Step step = step_of(model, req, plan, units, prefetch, {1e-5, 1e-8}, lanes);
     const PlayedStep played = play(step, upto(1000));
     CHECK(played.peak_bytes <= certified);
     CHECK(played.peak_bytes >= state_of(step));

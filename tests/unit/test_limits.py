@@ -85,7 +85,7 @@ def read_again(r: random.Random) -> ModelDescription:
 
 
 def peak_of(description: ModelDescription, whole: tuple[bool, ...], half: bool) -> int:
-    """Bytes of the largest phase of batch 1 on 2 ranks with AdamW, as docs/search.md says. `half`: bf16."""
+    """Bytes of the largest phase of batch 1 on 2 GPUs with AdamW, as docs/search.md says. `half`: bf16."""
     operators = description.operators
     own = [4 * o.parameters[0].elements for o in operators]
     computed = [p // 2 if half else p for p in own]
@@ -96,7 +96,7 @@ def peak_of(description: ModelDescription, whole: tuple[bool, ...], half: bool) 
     bucket = min(4 * 2**20, sum(gradients))
     small = min(bucket, sum(p for p in gradients if p <= 64 * 2**10))
     always += max(averaged, small, (bucket + 1) // 2 if half else 0)
-    always += 2 * max((c for c, w in zip(computed, whole, strict=True) if not w), default=0)
+    always += 3 * max((c for c, w in zip(computed, whole, strict=True) if not w), default=0)
     phases = []
     for j in range(len(operators)):
         held = always

@@ -80,6 +80,7 @@ def brute_force(description, hardware, limit, world_size, space, batches):
         cost="osdp",
         method="exact",
     )
+    buffers = 2 if hardware.device == "cpu" else 3
     operators, n = description.operators, len(description.operators)
     trainable = sum(o.parameter_bytes for o in operators if o.parameters and o.parameters[0].trainable)
     best = None
@@ -108,7 +109,7 @@ def brute_force(description, hardware, limit, world_size, space, batches):
             for o, (both, fixed, forward) in zip(operators, compute, strict=True):
                 time += times * (b * round(both * 1e12) + round(fixed * 1e12))
                 time += times * b * round(forward * 1e12) * (way.get(o.block) is not None)
-            ok = memory.max(axis=1) + 2 * transient <= limit
+            ok = memory.max(axis=1) + buffers * transient <= limit
             if not ok.any():
                 continue
             fits = True
@@ -132,6 +133,7 @@ def test_search_is_the_best_of_all_plans(seed):
         all_reduce=Collective(3e-7, 2.5e-9),
         flops_per_s=1e11,
         optimizer_s_per_byte=1e-9,
+        device="cuda" if seed % 2 else "cpu",
     )
     space = choose_space("auto", (2,), "auto", "osdp")
     arguments = dict(memory=limit, world_size=ranks, hardware=hardware, granularity=(2,), replay=0)

@@ -75,7 +75,7 @@ def test_the_curve_stays_below_the_certified_peak(memory, changes):
     step = plan.simulate()
     assert max(size for _, size in step.memory) == step.peak_memory_bytes <= plan.certificate.memory_bytes
     # The certified peak reserves the largest buffers in all phases, and no more than that is between the two.
-    reserve = 2 * max(o.transient_bytes for o in plan.predicted.operators.values())
+    reserve = 3 * max(o.transient_bytes for o in plan.predicted.operators.values())
     bucket = 4 * 2**20
     assert step.peak_memory_bytes >= plan.certificate.memory_bytes - reserve - bucket
     assert step.memory[0][0] == 0 and step.memory[-1][1] < step.peak_memory_bytes

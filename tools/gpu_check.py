@@ -1,4 +1,5 @@
-"""Everything that needs a GPU, in one command: build, training over NCCL and gloo, and a step beside FSDP2.
+"""Everything that needs a GPU, in one command: build, training over NCCL and gloo, profiling, a step beside FSDP2 and one
+beside its prediction.
 
     python tools/gpu_check.py [--minutes 9]         (make gpu-check)
 
@@ -93,9 +94,17 @@ def build(check: Check) -> bool:
     return not found.returncode
 
 
-def training(check: Check, what: str, world: int, backend: str, cases: list[str], **environment: str) -> None:
+def run_cases(
+    check: Check,
+    what: str,
+    world: int,
+    backend: str,
+    cases: list[str],
+    right: str = "ways of training as on the CPU",
+    **environment: str,
+) -> None:
     """Every case on the GPU, its losses beside the CPU's."""
-    out = BUILD / f"{backend.rpartition(':')[2]}-{world}.json"
+    out = BUILD / "cases.json"
     out.unlink(missing_ok=True)
     done = check.run(
         150, sys.executable, ROOT / "tests/accelerator/run_ranks.py", "--device", "cuda", "--world", str(world),
@@ -118,7 +127,7 @@ def training(check: Check, what: str, world: int, backend: str, cases: list[str]
                 f"   {name}: {wrong[name]}\n{next((r.get('trace', '') for r in ranks if 'error' in r), '')[-2500:]}"
             )
     check.result[what] = {name: wrong.get(name, "equal") for name in told}
-    check.row(what, f"{len(told) - len(wrong)} of {len(told)} ways of training as on the CPU", not wrong)
+    check.row(what, f"{len(told) - len(wrong)} of {len(told)} {right}", not wrong)
 
 
 def _reports(done: subprocess.CompletedProcess[str]) -> bool:
@@ -170,10 +179,38 @@ def step(check: Check, world: int, **size: int) -> None:
     check.result.setdefault("steps", []).extend(found)
 
 
+def prediction(check: Check, world: int) -> None:
+    """The profile, and the step that it predicts. What cannot be had is told, and the rest goes on."""
+    done = check.run(
+        150, sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}",
+        ROOT / "benchmarks/support/gpu_prediction.py",
+    )  # fmt: skip
+    line = next((text for text in done.stdout.splitlines() if text.startswith("{")), None)
+    if line is None:
+        return check.row("a step beside its prediction", (done.stdout + done.stderr)[-3000:], False)
+    row = json.loads(line)
+    check.result["prediction"] = row
+    rates = ", ".join(f"{name} {rate / 1e12:.0f}" for name, rate in row["profile"]["flops_per_s"].items())
+    check.row("profile", f"TFLOP/s: {rates}; {', '.join(row['modes'])}")
+    for name, unit, scale in (
+        ("step_s", "ms", 1e-3),
+        ("allocated_bytes", "GiB", 2**30),
+        ("reserved_bytes", "GiB", 2**30),
+    ):
+        said, found = row["predicted"][name], row["measured"][name]
+        beside = f"{said / scale:.1f} {unit} predicted" if said else "not predicted"
+        beside += f", {found / scale:.1f} measured" if found else ", not measured"
+        if said and found:
+            beside += f" ({(said - found) / found:+.1%})"
+        check.row(f"prediction, {name.rpartition('_')[0]}", beside)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=9.0)
-    parser.add_argument("--only", nargs="*", default=[], help="of: nccl gloo sanitizer step")
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="of: nccl profile gloo sanitizer step prediction"
+    )
     a = parser.parse_args()
     import torch
 
@@ -186,18 +223,26 @@ def main() -> int:
     check.row("machine", f"{torch.cuda.device_count()} x {gpu}, torch {torch.__version__}")
     if not build(check):
         return 1
-    wanted = a.only or ["nccl", "gloo", "sanitizer", "step"]
+    wanted = a.only or ["nccl", "profile", "gloo", "sanitizer", "step", "prediction"]
     listed = check.run(30, sys.executable, "-c", "import cases; print(*cases.CASES)").stdout.split()
     if "nccl" in wanted:
-        training(
+        run_cases(
             check, "NCCL, 1 rank that shards alone", 1, "cpu:gloo,cuda:nccl", listed, OSDP_SHARD_ALONE="1"
         )
+    if "profile" in wanted:
+        alone = ["profile", "profile_model", "unused_memory", "report_of_memory", "contention"]
+        what = "profiling, 1 rank that calls NCCL alone"
+        run_cases(
+            check, what, 1, "cpu:gloo,cuda:nccl", alone, "cases as they should be", OSDP_SHARD_ALONE="1"
+        )
     if "gloo" in wanted:
-        training(check, "gloo with CUDA tensors, 2 ranks", 2, "cpu:gloo,cuda:gloo", listed)
+        run_cases(check, "gloo with CUDA tensors, 2 ranks", 2, "cpu:gloo,cuda:gloo", listed)
     if "sanitizer" in wanted:
         sanitizer(check)
     if "step" in wanted:
         step(check, torch.cuda.device_count(), layers=24, width=2048, batch=4, length=1024)
+    if "prediction" in wanted:
+        prediction(check, torch.cuda.device_count())
     name = re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
     file = ROOT / "benchmarks" / "results" / f"gpu-{name}.json"
     facts = {"gpu": gpu, "count": torch.cuda.device_count(), "torch": torch.__version__, **check.result}

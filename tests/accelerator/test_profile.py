@@ -17,3 +17,9 @@ def test_a_profile_finds_every_figure_and_every_access_is_ordered() -> None:
 
 def test_contention_is_judged_by_collectives_that_were_in_flight_while_computing() -> None:
     in_order(run_ranks.run_cases(["contention"], "ordered:async:3:100"))
+
+
+def test_one_rank_that_calls_its_backend_alone() -> None:
+    """What a machine with one accelerator can run of it."""
+    alone = ["profile", "report_of_memory", "prediction"]
+    judge(run_ranks.run_cases(alone, "ordered:check", world=1, OSDP_SHARD_ALONE="1"), 1e-6)

@@ -48,7 +48,7 @@ def measure(name: str, count: str, steps: str) -> dict[str, Any]:
     bare = subject.make()
     description = osdp.describe(bare, *sample)
     times = int(steps) > 0
-    hardware = osdp.profile(bare, *sample, seconds=6 if times else 1)
+    hardware = osdp.profile(bare, *sample, seconds=10 if times else 1)
     batch_size = sample[0].shape[0]
     alone_s = sum(hardware.gamma_s.values()) * batch_size + sum(hardware.gamma_fixed_s.values())
     plans = {f"searched {i}": p for i, p in enumerate(searched(description, hardware, batch_size))}

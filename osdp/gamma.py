@@ -73,13 +73,13 @@ def measure_gamma(
                 if count >= first:  # those before pay for warming up
                     whole[b].append(times)
                     parts[b].append(detail)
-    return _combine(operators, {b: whole[b] for b in samples}, {b: parts[b] for b in samples})
+    return _combine(operators, batch, {b: whole[b] for b in samples}, {b: parts[b] for b in samples})
 
 
 def enqueue_step(model: nn.Module, args: Any, kwargs: Any) -> None:
     """A forward and a backward, which nobody waits for; gradients stay as they are."""
     with torch.enable_grad():
-        _backward(model, _differentiable(model(*args, **kwargs)))
+        _backward(model, differentiable(model(*args, **kwargs)))
 
 
 def run_step(model: nn.Module, args: Any, kwargs: Any, device: torch.device) -> tuple[float, float]:
@@ -87,7 +87,7 @@ def run_step(model: nn.Module, args: Any, kwargs: Any, device: torch.device) -> 
     synchronize(device)
     begin = time.perf_counter()
     with torch.enable_grad():
-        outputs = _differentiable(model(*args, **kwargs))
+        outputs = differentiable(model(*args, **kwargs))
     synchronize(device)
     between = time.perf_counter()
     _backward(model, outputs)
@@ -102,7 +102,7 @@ def _detailed_step(
     watch = _StepWatch(model, device, operators)
     try:
         with torch.enable_grad():
-            outputs = _differentiable(model(*args, **kwargs))
+            outputs = differentiable(model(*args, **kwargs))
         forward = watch.seconds()
         watch.watch_backward()
         _backward(model, outputs)
@@ -111,7 +111,7 @@ def _detailed_step(
         watch.remove()
 
 
-def _differentiable(outputs: Any) -> list[torch.Tensor]:
+def differentiable(outputs: Any) -> list[torch.Tensor]:
     found = [t for t in tensors_in(outputs) if t.requires_grad]
     if not found:
         raise RuntimeError(
@@ -203,6 +203,7 @@ class _StepWatch:
 
 def _combine(
     alike: Mapping[str, Hashable],
+    batch: int,
     whole: Mapping[int, list[tuple[float, float]]],
     parts: Mapping[int, list[tuple[dict[str, float], dict[str, float]]]],
 ) -> Gamma:
@@ -223,7 +224,8 @@ def _combine(
     return Gamma(
         per_sample_s=_scaled(slopes, per_sample),
         fixed_s=_scaled(offsets if any(offsets.values()) else both[large], fixed),
-        forward_s={n: t / large for n, t in forward[large].items()},
+        # At the sample's own size, since a forward of half or twice the batch does not take half or twice as long.
+        forward_s={n: t / batch for n, t in forward[batch].items()},
     )
 
 

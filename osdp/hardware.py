@@ -71,7 +71,7 @@ class Hardware:
     gamma_fixed_s: Mapping[str, float] = field(default_factory=dict)
     recompute_s: Mapping[str, float] = field(default_factory=dict)
     # Beside computation: what one step of a ring takes longer than alone, and how many seconds of computation a second
-    # of communication (as long as it is alone) takes away.
+    # of transfer (as long as it is alone; latency takes none) takes away.
     communication_delay: Collective = Collective(0.0, 0.0)
     stolen_computation: Annotated[float, AtLeast(0)] = 0.0
     # The same as `flops_per_s` in other dtypes: "bfloat16", "float16", "tf32" (fp32 rounded in tensor cores).

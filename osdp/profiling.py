@@ -7,7 +7,7 @@ import json
 import platform
 import socket
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 import torch
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from osdp.backends import backend_of
-from osdp.contention import measure_contention
+from osdp.contention import Contention, measure_contention
 from osdp.description import ModelDescription, Operator
 from osdp.errors import OSDPError, ProfileError
 from osdp.gamma import Gamma, enqueue_step, measure_gamma
@@ -32,6 +32,7 @@ from osdp.measuring import (
 from osdp.measuring_memory import MemoryProbe
 from osdp.together import Together
 from osdp.tracing import describe
+from osdp.trials import Trial, fitted, take_trials
 from osdp.untouched import untouched
 
 T = TypeVar("T")
@@ -49,9 +50,10 @@ def profile(
 
     With a real model and a sample (`args`, `kwargs`, as for `describe`) the operators' times (gamma) are
     measured, on all ranks at once; they add up to the whole forward and backward, without a loss that is
-    computed outside the model. With a description, a model on the meta device, or nothing, there is no gamma: `search`
-    takes the operators' flops, at the rate of the dtype that they compute in. Without a process group, or with
-    one rank, collectives cost nothing.
+    computed outside the model; and copies of the model are trained for some steps, sharded (osdp/trials.py), which
+    tells what communication costs beside computation. With a description, a model on the meta device, or nothing,
+    there is no gamma: `search` takes the operators' flops, at the rate of the dtype that they compute in. Without a
+    process group, or with one rank, collectives cost nothing.
     The model stays as it is; profile it before it is sharded.
 
     Raises ProfileError on every rank when something fails on any of them.
@@ -137,27 +139,31 @@ def _profile(
         kinds_of = {o.name: _likeness(o) for o in description.operators}
 
         def measure_operators() -> Gamma:
-            return measure_gamma(subject, args, kwargs, kinds_of, device, seconds * 0.35)
+            return measure_gamma(subject, args, kwargs, kinds_of, device, seconds * 0.25)
 
         mine = each(ranks, "timing the model's operators", measure_operators)
         gamma = Gamma(*(_mean(ranks, part) for part in asdict(mine).values()))
     step = _step_of(subject, args, kwargs, device) if real and isinstance(subject, nn.Module) else None
     on_host = max(hosts.count(h) for h in hosts)
-    try:
-        contention = measure_contention(
-            device, ranks.group, ranks.world_size, on_host, seconds * 0.25, step, sizes
-        )
-    except OSDPError:
-        raise
-    except Exception as error:
-        raise ProfileError(
-            f"a collective beside computation failed while it was measured: {type(error).__name__}: {error}"
-        ) from error
+
+    def contend() -> Contention:
+        try:
+            return measure_contention(
+                device, ranks.group, ranks.world_size, on_host, seconds * 0.25, step, sizes
+            )
+        except OSDPError:
+            raise
+        except Exception as error:
+            raise ProfileError(
+                f"a collective beside computation failed while it was measured: {type(error).__name__}: {error}"
+            ) from error
+
+    contention = None if real and device.type == "cpu" and ranks.world_size > 1 else contend()
     made = 0 if ranks.world_size == 1 else 1 if _exchanges_on_host(ranks) else 2
     mine_memory = each(ranks, "reading what its memory holds beside tensors", lambda: probe.found(step, made))
     memory = DeviceMemory(**_most(ranks, asdict(mine_memory)))
     backend = dist.get_backend(ranks.group) if ranks.world_size > 1 else "no collectives"
-    mine_text = Hardware(
+    measured = Hardware(
         name=f"{ranks.world_size} x {_device_name(device)}",
         source=f"measured by osdp.profile on {datetime.date.today()}: {ranks.world_size} ranks on "
         f"{len(set(hosts))} hosts, {backend}, torch {torch.__version__}",
@@ -170,15 +176,47 @@ def _profile(
         flops_per_s=rates.pop("float32"),
         flops_per_s_by_dtype=rates,
         optimizer_s_per_byte=optimizer_s_per_byte,
-        exposed_communication=contention.exposed,
-        communication_delay=contention.delay,
-        stolen_computation=contention.stolen,
         gamma_s=gamma.per_sample_s,
         gamma_fixed_s=gamma.fixed_s,
         recompute_s=gamma.forward_s,
         device_memory=memory,
-    ).dumps()
-    return Hardware.loads(ranks.all(mine_text)[0])  # rank 0's, to the last digit
+    )
+    trials: list[Trial] = []
+    if real and ranks.world_size > 1:
+        assert isinstance(subject, nn.Module) and description is not None
+        measured = Hardware.loads(ranks.all(measured.dumps())[0])
+        trials = _take_trials(ranks, subject, args, kwargs, description, measured, seconds * 0.35)
+    if not trials and contention is None:
+        contention = contend()
+    if contention is not None:
+        measured = replace(
+            measured,
+            exposed_communication=contention.exposed,
+            communication_delay=contention.delay,
+            stolen_computation=contention.stolen,
+        )
+    if trials:
+        measured = each(ranks, "fitting trial steps", lambda: fitted(measured, trials, ranks.world_size))
+    return Hardware.loads(ranks.all(measured.dumps())[0])  # rank 0's, to the last digit
+
+
+def _take_trials(
+    ranks: Together,
+    model: nn.Module,
+    args: Any,
+    kwargs: Any,
+    description: ModelDescription,
+    hardware: Hardware,
+    seconds: float,
+) -> list[Trial]:
+    try:
+        return take_trials(ranks, model, args, kwargs, description, hardware, seconds)
+    except OSDPError:
+        raise
+    except Exception as error:
+        raise ProfileError(
+            f"rank {ranks.rank}: a trial step of the sharded model failed: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _step_of(model: nn.Module, args: Any, kwargs: Any, device: torch.device) -> Callable[[], object]:

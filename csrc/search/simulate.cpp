@@ -231,6 +231,12 @@ class Player {
 
   // --- time
 
+  // Of computation, for each second of the task's time alone: its latency is a wait, and takes nothing.
+  int64_t stolen_permille(const Task& task) const {
+    return static_cast<int64_t>(static_cast<int128>(stolen_permille_) * task.time.transfer_ps /
+                                std::max<int64_t>(task.time.alone_ps, 1));
+  }
+
   // How many times as long as alone a task takes now, in thousandths.
   int64_t slowdown(const Task& task) const {
     const auto ratio = [](int128 a, int128 b) { return b == 0 ? 1000 : (a * 1000 + b - 1) / b; };
@@ -241,7 +247,7 @@ class Player {
     int128 factor = 1000;
     // What it steals it must have time for: no less than all of computation's.
     if (computing())
-      factor = std::max<int128>(ratio(task.time.beside_ps, task.time.alone_ps), stolen_permille_);
+      factor = std::max<int128>(ratio(task.time.beside_ps, task.time.alone_ps), stolen_permille(task));
     return static_cast<int64_t>(
         std::clamp<int128>(factor * std::max<int128>(busy, 1000) / 1000, 1000, kLargestSum));
   }
@@ -255,7 +261,7 @@ class Player {
       if (lanes_[l].tasks.empty()) continue;
       const Task& task = lanes_[l].tasks.front();
       slow[l] = slowdown(task);
-      share -= scaled_up(stolen_permille_, kWhole, slow[l]);
+      share -= scaled_up(stolen_permille(task), kWhole, slow[l]);
       const int128 until = scaled_up(task.left_ps, slow[l], 1000);
       passed = passed < 0 ? until : std::min(passed, until);
     }

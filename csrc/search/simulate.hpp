@@ -8,8 +8,9 @@
 // all.
 //   While both run, they hinder each other, and differently: communication mostly waits (for a core, on a
 // CPU), so each task has a time alone and a time beside computation; what it takes away from computation
-// meanwhile does not grow with that wait: it is a share of its time alone (`stolen`). A task of a s alone and
-// b s beside, wholly beside computation, lasts b, in which b - a stolen s of computation get done. With one
+// meanwhile does not grow with that wait, nor with its latency, which is a wait too: it is `stolen` times
+// what it transfers alone. A task that transfers for t s and lasts b s beside computation lets b - t stolen s
+// of computation get done, and lasts longer where that would be less than nothing. With one
 // lane and where nothing is hindered, the step takes no less than the longer of the two by itself, no more
 // than both one after the other, and no less when anything takes longer.
 //   Tasks of two lanes share a link: each keeps it busy for a part of its time (transfer_ps of alone_ps).
@@ -43,7 +44,7 @@ struct PlayedStep {
   std::vector<MemoryPoint> memory;
 };
 
-// `stolen_permille`: seconds of computation that a second of communication (alone) takes away when it runs
+// `stolen_permille`: seconds of computation that a second of transfer (alone) takes away when it runs
 // beside computation, in thousandths. Throws InvalidProblem where `step` does not fit together or a time
 // overflows.
 PlayedStep play(const Step& step, int64_t stolen_permille = 0);

@@ -81,13 +81,19 @@ void contention_by_hand() {
   // Reduction 0: 79.
   Step s = two_units();
   s.optimizer_ps = 0;
-  for (StepUnit& u : s.units) u.gather.beside_ps = 10, u.reduce.beside_ps = 14;
+  for (StepUnit& u : s.units) {
+    u.gather.beside_ps = 10, u.reduce.beside_ps = 14;
+    u.gather.transfer_ps = 5, u.reduce.transfer_ps = 7;
+  }
   const PlayedStep p = play(s, 400);
   CHECK_EQ(p.step_ps, 79);
   CHECK_EQ(p.both_ps, 10 + 10 + 14);
   // All of its time lost: one after the other, but for gather 0, which waits for nothing of that.
   for (StepUnit& u : s.units) u.gather.beside_ps = 5, u.reduce.beside_ps = 7;
   CHECK_EQ(play(s, 1000).step_ps, 60 + 3 * 5 + 2 * 7);
+  // All of it latency: nothing is lost.
+  for (StepUnit& u : s.units) u.gather.transfer_ps = u.reduce.transfer_ps = 0;
+  CHECK_EQ(play(s, 1000).step_ps, play(two_units()).step_ps - 3);
   s.units[0].gather.beside_ps = 4;
   CHECK_THROWS(play(s), InvalidProblem, "shorter");
   CHECK_THROWS(play(two_units(), -1), InvalidProblem, "steals");
@@ -249,7 +255,10 @@ void gradients_that_leave_fit_the_reserve() {
 void averages_between_hosts() {
   // As in two_units_by_hand; the average of unit 1 52-72, of unit 0 72-92.
   Step s = two_units();
-  for (StepUnit& u : s.units) u.average = {20, 20, 20, Link::BetweenHosts};
+  for (StepUnit& u : s.units) {
+    u.average = {20, 20, 20, Link::BetweenHosts};
+    u.gather.transfer_ps = 5, u.reduce.transfer_ps = 7;
+  }
   const PlayedStep p = play(s);
   CHECK_EQ(p.step_ps, 92 + 3);
   CHECK_EQ(p.only_communicating_ps, 5 + (92 - 65));
@@ -368,7 +377,10 @@ void properties() {
     CHECK(play(slower).step_ps >= p.step_ps);
     // Hindered, it is still not slower than one after the other, unless more is lost than that takes.
     Step hindered = s;
-    const auto hinder = [&](LaneTime& t) { t.beside_ps = t.alone_ps * static_cast<int64_t>(1 + r() % 5); };
+    const auto hinder = [&](LaneTime& t) {
+      t.beside_ps = t.alone_ps * static_cast<int64_t>(1 + r() % 5);
+      t.transfer_ps = static_cast<int64_t>(r() % static_cast<uint64_t>(t.alone_ps + 1));
+    };
     for (StepUnit& u : hindered.units) hinder(u.gather), hinder(u.reduce);
     for (StepBucket& b : hindered.buckets) hinder(b.reduce);
     const PlayedStep contended = play(hindered, static_cast<int64_t>(r() % 1001));

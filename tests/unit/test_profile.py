@@ -74,10 +74,13 @@ def test_parts_are_scaled_to_the_whole_and_split_by_batch_size() -> None:
         2: [({"a": 0.1, "b": 0.3}, {"a": 0.6, "b": 0.6})] * 3,
         4: [({"a": 0.2, "b": 0.4}, {"a": 1.2, "b": 0.6})] * 3,
     }
-    found: Gamma = gamma._combine({"a": 1, "b": 2}, whole, part)
+    found: Gamma = gamma._combine({"a": 1, "b": 2}, 4, whole, part)
     assert sum(found.per_sample_s.values()) == pytest.approx(1.0)
     assert sum(found.fixed_s.values()) == pytest.approx(2.0)
     assert sum(found.forward_s.values()) == pytest.approx(1.5 / 4)
+    # At the sample's own size, whichever that is.
+    at_two = gamma._combine({"a": 1, "b": 2}, 2, whole, part)
+    assert sum(at_two.forward_s.values()) == pytest.approx(1.0 / 2)
     assert found.per_sample_s["a"] > found.per_sample_s["b"] and found.fixed_s["b"] > found.fixed_s["a"]
 
 

@@ -56,11 +56,16 @@ def test_slower_beside_each_other():
     plan = osdp.search(gpt(2, 128), memory="1GiB", modes="FULL_SHARD", batch_size=4, **HERE)
     alone = plan.simulate()
     late = plan.simulate(machine(communication_delay=Collective(1e-5, 1e-10)))
-    robbed = plan.simulate(machine(stolen_computation=0.5))
+    no_latency = dict.fromkeys(("all_gather", "reduce_scatter", "all_reduce"), Collective(0.0, 1e-9))
+    free, robbed = (plan.simulate(machine(stolen_computation=s, **no_latency)) for s in (0.0, 0.5))
     assert late.step_time_s > alone.step_time_s and late.communication_s > alone.communication_s
-    assert robbed.step_time_s >= alone.step_time_s and alone.overlap_s > 0
+    assert robbed.step_time_s >= free.step_time_s and free.overlap_s > 0
     # Half of each second beside computation is lost to it; that may make more of the communication run beside it.
-    assert robbed.compute_s >= alone.compute_s + alone.overlap_s / 2
+    assert robbed.compute_s >= free.compute_s + free.overlap_s / 2
+    # Latency takes nothing away.
+    waits = dict.fromkeys(no_latency, Collective(1e-4, 0.0))
+    waiting, robbed = (plan.simulate(machine(stolen_computation=s, **waits)) for s in (0.0, 0.5))
+    assert robbed.step_time_s == waiting.step_time_s
 
 
 @pytest.mark.parametrize("memory", ["17MiB", "20MiB", "40MiB", "80MiB"])

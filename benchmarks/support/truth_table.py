@@ -57,10 +57,12 @@ def summary(found: Mapping[str, Any]) -> dict[str, float]:
 
 def time_summary(rows: Sequence[Row], alone_s: float) -> dict[str, float]:
     times = [abs(time_error(r, alone_s)) for r in rows]
+    spreads = [spread(r) for r in rows]
     return {
         "time, mean": fmean(times),
         "worst": max(times),
-        "spread": median(spread(r) for r in rows),
+        "spread": median(spreads),
+        "within 5% or spread": fmean(t <= max(0.05, s) for t, s in zip(times, spreads, strict=True)),
         "regret": regret(rows),
     }
 

@@ -29,6 +29,7 @@ __all__: list[str] = [
     "find_json",
     "group_units",
     "plan_lower_bound",
+    "polish",
     "proven_lower_bound",
     "read_json",
     "schedule",
@@ -238,6 +239,15 @@ class Rehearsal:
         ],
         stolen_permille: typing.SupportsInt | typing.SupportsIndex,
     ) -> None: ...
+    def objective_ps(
+        self,
+        batch: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
+        choices: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        blocks: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    ) -> int:
+        """
+        Of a whole step, by the objective.
+        """
     def peak_bytes(
         self,
         batch: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
@@ -346,6 +356,21 @@ def plan_lower_bound(
     ],
     denominator: typing.SupportsInt | typing.SupportsIndex,
 ) -> int: ...
+def polish(
+    rehearsal: Rehearsal,
+    seeds: collections.abc.Sequence[
+        tuple[
+            tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
+            collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+            collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        ]
+    ],
+    plays: typing.SupportsInt | typing.SupportsIndex,
+) -> dict:
+    """
+    The fastest plan, played, that a local search comes to; `seeds`: batch, choices and blocks.
+    """
+
 def proven_lower_bound(
     options: collections.abc.Sequence[
         collections.abc.Sequence[
@@ -361,7 +386,10 @@ def read_json(text: bytes, limits: JsonLimits) -> typing.Any:
     """
 
 def schedule(
-    model: Model, request: Request, time_limit_s: typing.SupportsFloat | typing.SupportsIndex
+    model: Model,
+    request: Request,
+    time_limit_s: typing.SupportsFloat | typing.SupportsIndex,
+    gap: typing.SupportsFloat | typing.SupportsIndex = 0.0,
 ) -> dict: ...
 def simulate(
     model: Model,

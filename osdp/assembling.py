@@ -39,7 +39,8 @@ class Assembly:
     searched: Searched
     limit_bytes: int
     model: _search.Model
-    request: _search.Request
+    request: _search.Request  # of the objective that was searched
+    as_shown: _search.Request  # figures of single operators: with what the hardware says of communication
     _candidates: dict[object, list[dict[str, Any]]] = field(default_factory=dict)  # of what is alike
 
     def played(self, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,7 +125,7 @@ class Assembly:
             key = (signature(o), how, o.name in whole)
             if key not in self._candidates:
                 code = RECOMPUTE_CODES.index(how)
-                self._candidates[key] = _search.candidates(self.model, self.request, i, code)
+                self._candidates[key] = _search.candidates(self.model, self.as_shown, i, code)
             candidates.append(self._candidates[key])
             choices[o.name] = choice_of(candidates[-1][picked])
         return choices, candidates

@@ -160,8 +160,11 @@ def make_request(
     hosts: int = 1,
     prefetch: int = 1,
     find_smallest: bool = True,
+    exposed: float | None = None,
 ) -> _search.Request:
-    """What to search for. `batches`: (size per rank, micro-batches per step); empty: every size that fits."""
+    """What to search for. `batches`: (size per rank, micro-batches per step); empty: every size that fits. `exposed`: how
+    much longer the objective takes a step to be for each second of communication; None: the hardware's.
+    """
     if optimizer not in OPTIMIZER_STATE:
         raise InvalidProblemError(f"optimizer is {optimizer!r}; known are {', '.join(OPTIMIZER_STATE)}")
     # Where the links between hosts were not measured, all links are taken to be alike.
@@ -180,7 +183,7 @@ def make_request(
             (c.alpha_s, c.beta_s_per_byte)
             for c in (hardware.all_gather, hardware.reduce_scatter, hardware.all_reduce, between)
         ],
-        exposed=hardware.exposed_communication,
+        exposed=hardware.exposed_communication if exposed is None else exposed,
         hosts=hosts,
         optimizer_s_per_byte=hardware.optimizer_s_per_byte,
         limit_bytes=limit_bytes,

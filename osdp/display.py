@@ -224,7 +224,7 @@ def proof_line(plan: Plan) -> str:
         return "no plan in this search space is faster under this limit (certificate attached)"
     if c.proven:
         return (
-            f"the proven optimum of the objective is {c.gap:.2%} faster, but not when its step is played: there this "
-            "plan is the fastest (certificate attached)"
+            f"the proven optimum of the objective is {c.gap:.2%} faster, but not when its step is played: of the "
+            "plans played this one is the fastest (certificate attached)"
         )
     return f"no plan in this search space is more than {c.gap:.2%} faster (certificate attached)"

@@ -22,7 +22,7 @@ from osdp.device_memory import total
 from osdp.errors import InfeasibleError
 from osdp.hardware import Hardware
 from osdp.plan import Plan
-from osdp.replaying import best_by_replay
+from osdp.replaying import best_by_playing
 from osdp.searched import Searched
 from osdp.sizes import format_bytes
 
@@ -44,27 +44,30 @@ class SearchJob:
     separate_reductions: bool
     searched: Searched
     began_s: float = dataclasses.field(default_factory=time.monotonic)
+    _made: list[_search.Model] = dataclasses.field(
+        default_factory=list
+    )  # one for all that are `at` something
 
     def plan(self, limit: int, batches: Sequence[tuple[int, int]]) -> Plan:
         """The plan, or InfeasibleError with the smallest limit that works and its plan."""
-        model, found = self._run(limit, batches, find_smallest=True)
+        job, found = best_by_playing(self, limit, batches, find_smallest=True)
         if found["feasible"]:
-            return self._plan(limit, model, found)
+            return job.assembly(limit).plan(found)
         least = found["smallest_limit"]
         if least <= limit:
             raise InfeasibleError(
                 f"method={self.searched.method!r} found no plan that fits {format_bytes(limit)} in "
-                f"{self._limit_s():g} s: give it a larger time_limit"
+                f"{self.limit_s():g} s: give it a larger time_limit"
                 + (", or use method='exact'" if self.searched.method != "exact" else "")
                 + (" or 'dfs-smallest-first'" if self.searched.method == "dfs" else "")
             )
         smallest = batches or [(1, 1)]
         exact = dataclasses.replace(self, searched=dataclasses.replace(self.searched, method="exact"))
         # Some plan that fits is found at once; this one is for a message.
-        model, found = exact._run(least, smallest, time_limit_s=FIRST_PLAN_S)
+        found = exact.run(least, smallest, time_limit_s=FIRST_PLAN_S)
         if not found["feasible"]:
-            model, found = exact._run(least, smallest)
-        nearest = exact._plan(least, model, found)
+            found = exact.run(least, smallest)
+        nearest = exact.assembly(least).plan(found)
         raise InfeasibleError(
             f"no plan fits {format_bytes(limit)}; the smallest that fits is {format_bytes(least)}: "
             + _summary(nearest),
@@ -77,34 +80,34 @@ class SearchJob:
         time runs out, of the smallest limit by then.
         """
 
-        def fast_enough(limit: int) -> tuple[_search.Model, Mapping[str, Any]] | None:
-            model, found = self._run(limit, batches)
-            if not found["feasible"]:
+        def fast_enough(limit: int) -> tuple[SearchJob, Mapping[str, Any]] | None:
+            job, best = best_by_playing(self, limit, batches)
+            if not best["feasible"]:
                 return None
-            assembly = self._assembly(limit, model)
-            best = best_by_replay(assembly, found, self._replay_s())
             samples = self.ranks * best["batch_size"] * best["accumulation"]
-            return (model, best) if samples >= at_least * assembly.step_ps(best) * 1e-12 else None
+            step_s = job.assembly(limit).step_ps(best) * 1e-12
+            return (job, best) if samples >= at_least * step_s else None
 
         known = fast_enough(limit)
         if known is None:
-            best = self.plan(limit, batches)
-            assert best.predicted is not None
+            fastest = self.plan(limit, batches)
+            assert fastest.predicted is not None
             raise InfeasibleError(
                 f"no plan that fits {format_bytes(limit)} gives {at_least:g} samples/s; "
-                f"the best gives {best.predicted.throughput:g}",
+                f"the best gives {fastest.predicted.throughput:g}",
                 None,
-                best,
+                fastest,
             )
         low, high = 0, int(known[1]["peak_bytes"])
-        while high - low > 1 and self._left_s() > 0:
+        while high - low > 1 and self.left_s() > 0:
             middle = (low + high) // 2
             less = fast_enough(middle)
             if less is None:
                 low = middle
             else:
                 known, high = less, max(low + 1, min(middle, int(less[1]["peak_bytes"])))
-        return self._assembly(high, known[0]).plan(known[1])
+        job, best = known
+        return job.assembly(high).plan(best)
 
     def largest_batch(self, limit: int, batches: Sequence[tuple[int, int]]) -> tuple[int, int]:
         """The largest size per rank that fits; the smallest where none does; where time runs out, the largest that
@@ -113,36 +116,45 @@ class SearchJob:
 
         def fits(batch: tuple[int, int]) -> bool:
             # Any plan will do, and the first one is known at once.
-            return self._left_s() > 0 and any(
-                self._run(limit, [batch], time_limit_s=s)[1]["feasible"] for s in (FIRST_PLAN_S, None)
+            return self.left_s() > 0 and any(
+                self.run(limit, [batch], time_limit_s=s)["feasible"] for s in (FIRST_PLAN_S, None)
             )
 
         if batches:
             return next((b for b in sorted(batches, reverse=True) if fits(b)), min(batches))
         return (_last_true(lambda b: fits((b, 1)), MOST_BATCH), 1)
 
-    def _limit_s(self) -> float:
+    def limit_s(self) -> float:
         """Of the whole job; 0: none."""
         default = DEFAULT_TIME_LIMIT_S if self.searched.method == "exact" else 0.0
         return self.searched.time_limit_s or default
 
-    def _left_s(self) -> float:
-        limit = self._limit_s()
+    def left_s(self) -> float:
+        limit = self.limit_s()
         return limit - (time.monotonic() - self.began_s) if limit else float("inf")
 
-    def _replay_s(self) -> float:
-        """What is left of the time, and a twentieth of it where the search took all."""
-        return max(self._left_s(), 0.05 * self._limit_s())
+    def at(self, exposed: float) -> SearchJob:
+        """The same with another objective."""
+        return dataclasses.replace(self, searched=dataclasses.replace(self.searched, exposed=exposed))
 
-    def _run(
+    def run(
         self,
         limit: int,
         batches: Sequence[tuple[int, int]],
         find_smallest: bool = False,
         time_limit_s: float | None = None,
-    ) -> tuple[_search.Model, dict[str, Any]]:
-        beside = total(
-            beside_tensors(
+        gap: float = 0.0,
+    ) -> dict[str, Any]:
+        """What the search finds; it ends where the best plan is known but for the share `gap`."""
+        # A little time there always is, for a first plan.
+        seconds = min(time_limit_s or float("inf"), max(self.left_s(), 0.01 * self.limit_s()))
+        seconds = seconds if seconds < float("inf") else 0.0  # 0: no limit
+        return _search.schedule(self.model, self.request(limit, batches, find_smallest), seconds, gap)
+
+    @property
+    def model(self) -> _search.Model:
+        if not self._made:
+            terms = beside_tensors(
                 self.description,
                 self.machine,
                 self.ranks,
@@ -150,15 +162,13 @@ class SearchJob:
                 self.optimizer,
                 self.separate_reductions,
             )
-        )
-        model = make_model(self.description, self.machine, self.precision, self.searched.whole, beside)
-        # A little time there always is, for a first plan.
-        seconds = min(time_limit_s or float("inf"), max(self._left_s(), 0.01 * self._limit_s()))
-        seconds = seconds if seconds < float("inf") else 0.0  # 0: no limit
-        return model, _search.schedule(model, self._request(limit, batches, find_smallest), seconds)
+            self._made.append(
+                make_model(self.description, self.machine, self.precision, self.searched.whole, total(terms))
+            )
+        return self._made[0]
 
-    def _request(
-        self, limit: int, batches: Sequence[tuple[int, int]], find_smallest: bool = False
+    def request(
+        self, limit: int, batches: Sequence[tuple[int, int]] = (), find_smallest: bool = False
     ) -> _search.Request:
         return make_request(
             self.machine,
@@ -173,13 +183,10 @@ class SearchJob:
             hosts=self.searched.hosts,
             prefetch=self.searched.prefetch,
             find_smallest=find_smallest,
+            exposed=self.searched.exposed,
         )
 
-    def _plan(self, limit: int, model: _search.Model, found: Mapping[str, Any]) -> Plan:
-        assembly = self._assembly(limit, model)
-        return assembly.plan(best_by_replay(assembly, found, self._replay_s()))
-
-    def _assembly(self, limit: int, model: _search.Model) -> Assembly:
+    def assembly(self, limit: int) -> Assembly:
         return Assembly(
             self.description,
             self.machine,
@@ -190,8 +197,9 @@ class SearchJob:
             self.separate_reductions,
             self.searched,
             limit,
-            model,
-            self._request(limit, ()),
+            self.model,
+            self.request(limit),
+            self.at(self.machine.exposed_communication).request(limit),
         )
 
 

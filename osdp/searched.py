@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from osdp.schema import AtLeast
 
 COSTS = ("osdp", "paper")
 METHODS = ("exact", "dfs", "dfs-smallest-first")
@@ -29,4 +32,7 @@ class Searched:
     time_limit_s: float | None = None
     whole: tuple[str, ...] = ()  # patterns of what is NO_SHARD for sure
     small_unit_bytes: int = 256 * 2**10  # neighbours join units of less (osdp.units.small_unit_bytes)
-    replay: float = 0.01  # share that a plan chosen by replay may be worse than the best by the objective
+    replay: float = 0.5  # share that a plan chosen by playing may be worse than the best by the objective
+    exposed: Annotated[float, AtLeast(0)] = (
+        1.0  # how much longer a second of communication makes the objective's step
+    )

@@ -61,7 +61,7 @@ def search(
     objective: str = "throughput",
     at_least: float | None = None,
     whole: str | Sequence[str] = (),
-    replay: float = 0.01,
+    replay: float = 0.5,
 ) -> Plan:
     """The plan with the best throughput whose predicted peak memory per rank is at most `memory`.
 
@@ -90,8 +90,9 @@ def search(
     `objective="memory"`: the smallest memory, at most `memory`, whose best plan gives `at_least` samples/s
     over all ranks. `objective="batch"`: the largest batch that fits, and the fastest plan for it.
 
-    The best few plans are played event by event (`Plan.simulate`); the fastest of those whose objective is worse
-    than the best by at most the share `replay` is taken. 0: the objective alone decides.
+    The best plans of several objectives, which weigh communication differently, are played event by event
+    (`Plan.simulate`) and polished; the fastest is taken whose objective is worse than the best by at most the share
+    `replay`. 0: the objective with the hardware's `exposed_communication` alone decides.
 
     Raises InfeasibleError with the smallest limit that works and its plan, InvalidProblemError for what cannot
     mean anything. After `time_limit` seconds (10 where it is None; no limit for the paper's search), for everything
@@ -158,6 +159,7 @@ def search(
             time_limit_s=time_limit,
             whole=patterns_of(whole),
             replay=replay,
+            exposed=machine.exposed_communication,
         ),
     )
     try:

@@ -107,12 +107,21 @@ def _plan_5(old: Document) -> Document:
     return {**old, "description": _description_2(old["description"])}
 
 
+def _plan_6(old: Document) -> Document:
+    """what early files lack: the share of communication in the objective, which was the hardware's"""
+    searched, hardware = old["searched"], old["hardware"]
+    if searched:
+        exposed = hardware["exposed_communication"] if hardware else 1.0
+        searched = {"exposed": exposed, **searched}
+    return {**old, "searched": searched}
+
+
 # Kind -> its steps; the first one leads from version 1 to 2.
 STEPS: Mapping[str, tuple[Step, ...]] = {
     "checkpoint": (_checkpoint_1,),
     "description": (_description_1, _description_2),
     "hardware": (_hardware_1, _hardware_2),
-    "plan": (_plan_1, _plan_2, _plan_3, _plan_4, _plan_5),
+    "plan": (_plan_1, _plan_2, _plan_3, _plan_4, _plan_5, _plan_6),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from osdp import _search
@@ -93,19 +93,24 @@ def assembly_of(plan: Plan, s: Searched) -> Assembly:
     """What the search was asked, made anew from the plan."""
     assert plan.hardware is not None and plan.world_size is not None and plan.memory_limit_bytes is not None
     space = choose_space(s.modes, s.granularity or 1, s.checkpoint, plan.cost, s.hosts)
-    request = make_request(
-        plan.hardware,
-        space,
-        world_size=plan.world_size,
-        limit_bytes=plan.memory_limit_bytes,
-        batches=(),
-        optimizer=plan.optimizer,
-        cost=plan.cost,
-        method="exact",
-        least_transient_bytes=least_transient(plan.description, plan.precision),
-        hosts=s.hosts,
-        prefetch=plan.prefetch,
-    )
+
+    def request(exposed: float | None) -> _search.Request:
+        assert plan.hardware is not None and plan.world_size is not None
+        return make_request(
+            plan.hardware,
+            space,
+            world_size=plan.world_size,
+            limit_bytes=plan.memory_limit_bytes or 0,
+            batches=(),
+            optimizer=plan.optimizer,
+            cost=plan.cost,
+            method="exact",
+            least_transient_bytes=least_transient(plan.description, plan.precision),
+            hosts=s.hosts,
+            prefetch=plan.prefetch,
+            exposed=exposed,
+        )
+
     beside = total(
         beside_tensors(
             plan.description,
@@ -127,7 +132,8 @@ def assembly_of(plan: Plan, s: Searched) -> Assembly:
         s,
         plan.memory_limit_bytes,
         make_model(plan.description, plan.hardware, plan.precision, s.whole, beside),
-        request,
+        request(s.exposed),
+        request(None),
     )
 
 
@@ -214,6 +220,8 @@ def _search_again(plan: Plan, c: Certificate) -> str:
     }  # under the limit that objective="memory" found
     if plan.searched.objective == "batch":
         objective["batch_size"] = plan.batch_size
+    assert plan.hardware is not None
+    objective["hardware"] = replace(plan.hardware, exposed_communication=plan.searched.exposed)
     try:
         best = search_again(plan, plan.memory_limit_bytes, **{**objective, "replay": 0.0})
     except InfeasibleError as e:

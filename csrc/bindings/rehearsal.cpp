@@ -1,10 +1,10 @@
 // Bindings of units (csrc/search/grouping.hpp) and of playing many plans (csrc/search/rehearsal.hpp), in
 // osdp._search.
-#include "search/rehearsal.hpp"
-
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "bindings/found.hpp"
+#include "search/polish.hpp"
 #include "search/problem.hpp"
 
 namespace py = pybind11;
@@ -67,6 +67,15 @@ void bind_rehearsal(py::module_& m) {
           },
           "batch"_a, "choices"_a, "blocks"_a, "Of a whole step, played.")
       .def(
+          "objective_ps",
+          [](const Rehearsal& r, std::pair<int64_t, int64_t> batch, std::vector<int> choices,
+             const std::vector<int>& blocks) {
+            const Candidacy plan = candidacy(batch, std::move(choices), blocks);
+            r.check(plan);
+            return r.objective_ps(plan);
+          },
+          "batch"_a, "choices"_a, "blocks"_a, "Of a whole step, by the objective.")
+      .def(
           "peak_bytes",
           [](const Rehearsal& r, std::pair<int64_t, int64_t> batch, std::vector<int> choices,
              const std::vector<int>& blocks) {
@@ -75,4 +84,23 @@ void bind_rehearsal(py::module_& m) {
             return r.peak_bytes(plan);
           },
           "batch"_a, "choices"_a, "blocks"_a, "What the limit is held against.");
+  m.def(
+      "polish",
+      [](Rehearsal& r,
+         const std::vector<std::tuple<std::pair<int64_t, int64_t>, std::vector<int>, std::vector<int>>>&
+             seeds,
+         int64_t plays) {
+        std::vector<Candidacy> plans;
+        for (const auto& [batch, choices, blocks] : seeds) plans.push_back(candidacy(batch, choices, blocks));
+        const Polished best = [&] {
+          py::gil_scoped_release release;
+          return polish(r, plans, plays);
+        }();
+        py::dict found = found_dict(best.plan);
+        found["played_ps"] = best.played_ps;
+        found["seed"] = best.seed;
+        return found;
+      },
+      "rehearsal"_a, "seeds"_a, "plays"_a,
+      "The fastest plan, played, that a local search comes to; `seeds`: batch, choices and blocks.");
 }

@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "bindings/found.hpp"
 #include "bindings/plain_plan.hpp"
 #include "search/bound.hpp"
 #include "search/bound_check.hpp"
@@ -43,12 +44,13 @@ Budget make_budget(double time_limit_s, double gap = 0, int64_t state_bytes = 0)
           gap, state_bytes};
 }
 
-// After Ctrl-C the best so far is the answer, where there is one. Other exceptions of signal handlers go on.
-void end_of_search(bool found) {
-  if (PyErr_Occurred() == nullptr) return;
+// Whether there was a Ctrl-C: the best so far is the answer, where there is one. Other exceptions of signal
+// handlers go on.
+bool end_of_search(bool found) {
+  if (PyErr_Occurred() == nullptr) return false;
   if (found && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) != 0) {
     PyErr_Clear();
-    return;
+    return true;
   }
   throw py::error_already_set();
 }
@@ -120,39 +122,27 @@ py::list candidate_list(const std::vector<Candidate>& list) {
   return row;
 }
 
-std::vector<int> codes(const std::vector<Recompute>& ways) {
-  std::vector<int> out;
-  for (Recompute r : ways) out.push_back(static_cast<int>(r));
-  return out;
-}
-
-py::dict found_dict(const Found& f) {
-  return py::dict("batch_size"_a = f.batch.size, "accumulation"_a = f.batch.accumulation,
-                  "transient_bytes"_a = f.transient_bytes, "blocks"_a = codes(f.decision.ways),
-                  "choices"_a = f.decision.choices, "step_ps"_a = f.step_ps, "peak_bytes"_a = f.peak_bytes);
-}
-
 constexpr int64_t kStateBytes = int64_t{256} << 20;  // of each knapsack that it solves
 
-py::dict run_schedule(const Model& model, const Request& request, double time_limit_s) {
+py::dict run_schedule(const Model& model, const Request& request, double time_limit_s, double gap) {
   Schedule s;
   {
     py::gil_scoped_release release;
-    s = schedule(model, request, make_budget(time_limit_s, 0, kStateBytes));
+    s = schedule(model, request, make_budget(time_limit_s, gap, kStateBytes));
   }
-  end_of_search(s.feasible);
+  const bool interrupted = end_of_search(s.feasible);
   py::list runners_up;
   for (const Found& f : s.runners_up) runners_up.append(found_dict(f));
   std::vector<std::pair<int, double>> prices;
   for (const RowPrice& p : s.prices) prices.emplace_back(p.phase, p.ps_per_byte);
-  return py::dict("feasible"_a = s.feasible, "optimal"_a = s.optimal, "batch_size"_a = s.batch.size,
-                  "accumulation"_a = s.batch.accumulation, "blocks"_a = codes(s.decision.ways),
-                  "choices"_a = s.decision.choices, "transient_bytes"_a = s.transient_bytes,
-                  "step_ps"_a = s.step_ps, "peak_bytes"_a = s.peak_bytes, "phases"_a = s.phases,
-                  "prices"_a = prices, "runners_up"_a = runners_up,
-                  "smallest_limit"_a = s.smallest_limit_bytes, "regions"_a = s.regions, "leaves"_a = s.leaves,
-                  "nodes"_a = s.nodes, "rows"_a = s.rows, "seconds"_a = s.seconds,
-                  "lower_bound_s_per_sample"_a = s.lower_bound_s_per_sample);
+  return py::dict("feasible"_a = s.feasible, "interrupted"_a = interrupted, "optimal"_a = s.optimal,
+                  "batch_size"_a = s.batch.size, "accumulation"_a = s.batch.accumulation,
+                  "blocks"_a = codes(s.decision.ways), "choices"_a = s.decision.choices,
+                  "transient_bytes"_a = s.transient_bytes, "step_ps"_a = s.step_ps,
+                  "peak_bytes"_a = s.peak_bytes, "phases"_a = s.phases, "prices"_a = prices,
+                  "runners_up"_a = runners_up, "smallest_limit"_a = s.smallest_limit_bytes,
+                  "regions"_a = s.regions, "leaves"_a = s.leaves, "nodes"_a = s.nodes, "rows"_a = s.rows,
+                  "seconds"_a = s.seconds, "lower_bound_s_per_sample"_a = s.lower_bound_s_per_sample);
 }
 
 std::vector<PhasePrice> phase_prices(const std::vector<std::pair<int, int64_t>>& prices) {
@@ -258,7 +248,7 @@ void bind_schedule(py::module_& m) {
            "bucket_bytes"_a, "slice_overhead_s"_a, "ranks"_a, "hosts"_a, "collectives"_a, "exposed"_a,
            "optimizer_s_per_byte"_a, "limit_bytes"_a, "batches"_a, "recompute"_a, "least_transient_bytes"_a,
            "buffers"_a, "find_smallest"_a, "depth_first"_a, "smallest_first"_a);
-  m.def("schedule", &run_schedule, "model"_a, "request"_a, "time_limit_s"_a);
+  m.def("schedule", &run_schedule, "model"_a, "request"_a, "time_limit_s"_a, "gap"_a = 0.0);
   m.def(
       "candidates",
       [](const Model& model, const Request& request, int operator_, int recompute) {

@@ -58,6 +58,7 @@ void Scheduler::go_on() {
   while (!waiting_.empty() && !watch_.stopped()) {
     Waiting top = waiting_.top();
     if (useless(top) || (any_ && best_.feasible)) break;
+    if (budget_.gap > 0 && best_.feasible && apart(top) <= budget_.gap) break;
     waiting_.pop();
     if (top.rows != rows_.size()) {
       top.box = everything(table(top.lo.accumulation));

@@ -340,7 +340,7 @@ def damaged(plan: Plan, *where: Any, value: Any) -> str:
         (("description", "operators", 0, "parameter_bytes"), -1, "description.operators[0].parameter_bytes"),
         (("description", "operators", 0, "parameters"), 3, "description.operators[0].parameters"),
         (("description",), None, "description"),
-        (("version",), 7, "version"),
+        (("version",), 8, "version"),
         (("version",), True, "version"),
         (("version",), 0, "version"),
         (("osdp",), "hardware", "osdp"),

@@ -287,6 +287,7 @@ def test_little_memory_shards_much_memory_does_not():
             hardware=machine(),
             batch_size=1,
             modes=("NO_SHARD", "FULL_SHARD"),
+            replay=0,
         )
         modes[memory] = sum(c.mode == "FULL_SHARD" for c in plan.choices.values())
         assert plan.predicted.peak_memory_bytes <= plan.memory_limit_bytes
@@ -327,7 +328,9 @@ def test_the_batch_is_the_best_per_sample():
     best = plan.certificate.time_ps / plan.batch_size
     for b in itertools.count(1):
         try:
-            p = osdp.search(description, memory="16MiB", world_size=4, hardware=machine(4), batch_size=b)
+            p = osdp.search(
+                description, memory="16MiB", world_size=4, hardware=machine(4), batch_size=b, replay=0
+            )
         except osdp.InfeasibleError:
             break
         assert p.certificate.time_ps / b >= best

@@ -9,9 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 import osdp
-from osdp import _search, search_job
+from osdp import _search, replaying, search_job
 from osdp.description import ModelDescription
-from osdp.replaying import best_by_replay
 from osdp.searching import verify
 from tests.unit.gpt_descriptions import gpt, machine, operator
 
@@ -29,9 +28,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     moments = [time.monotonic()]
     schedule = _search.schedule
 
-    def slow(model: _search.Model, request: _search.Request, seconds: float) -> dict[str, object]:
+    def slow(model: _search.Model, request: _search.Request, seconds: float, gap: float) -> dict[str, object]:
         moments.append(moments[-1] + seconds)
-        return dict(schedule(model, request, 2.0))
+        return dict(schedule(model, request, 2.0, gap))
 
     monkeypatch.setattr(search_job, "time", SimpleNamespace(monotonic=lambda: moments[-1]))
     monkeypatch.setattr(search_job, "_search", SimpleNamespace(**{**vars(_search), "schedule": slow}))
@@ -52,16 +51,23 @@ def test_the_time_limit_is_for_all_searches_of_an_objective(
     assert 0.9 * limit < clock[-1] - clock[0] <= 1.05 * limit
 
 
-def test_no_time_is_left_for_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = []
-    assembly = SimpleNamespace(
-        cost="osdp", searched=SimpleNamespace(replay=0.5), played=lambda plan: played.append(plan) or plan
-    )
-    found = {"step_ps": 100, "batch_size": 1, "accumulation": 1, "optimal": True}
-    others = [{**found, "step_ps": ps} for ps in (99, 98)]
-    found["runners_up"] = others
-    assert best_by_replay(assembly, found, 0.0) is found and len(played) == 1
-    assert best_by_replay(assembly, found, 60.0)["step_ps"] == 98 and len(played) == 4
+def test_no_plan_is_polished_where_the_time_is_over(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    polish, polished = _search.polish, []
+
+    def noted(*arguments: object) -> dict[str, object]:
+        polished.append(clock[-1])
+        clock.append(clock[-1] + 100)
+        return dict(polish(*arguments))
+
+    monkeypatch.setattr(replaying, "_search", SimpleNamespace(**{**vars(_search), "polish": noted}))
+    osdp.search(gpt(2, 128), memory="24MiB", **HERE)
+    assert len(polished) == 1
+    clock.append(time.monotonic())
+    # The first limit takes all the time, and more: the smaller ones are not looked at.
+    plan = osdp.search(gpt(2, 128), memory="24MiB", objective="memory", at_least=1.0, **HERE)
+    assert len(polished) == 2 and verify(plan) == ""
 
 
 def test_equal_micro_batches_are_played_once() -> None:
@@ -102,7 +108,8 @@ def test_a_plan_that_the_replay_passes_over_the_optimum_for_says_both() -> None:
             break
     assert 0 < c.gap <= 0.02 and verify(plan) == ""
     assert f"the proven optimum of the objective is {c.gap:.2%} faster" in " ".join(str(plan).split())
-    best = osdp.search(gpt(4, 256), memory=f"{memory}MiB", replay=0, **HERE)
+    same = dataclasses.replace(HERE["hardware"], exposed_communication=plan.searched.exposed)
+    best = osdp.search(gpt(4, 256), memory=f"{memory}MiB", replay=0, world_size=8, hardware=same)
     exact = best.certificate
     per_sample = [ps / p.batch_size for ps, p in ((c.search_bound_ps, plan), (exact.time_ps, best))]
     assert exact.optimal and per_sample[0] == pytest.approx(per_sample[1], rel=1e-9)

@@ -112,6 +112,7 @@ INPUTS = (
     "searched.hosts",
     "searched.objective",
     "searched.at_least",
+    "searched.exposed",
 )
 PROOFS = ("certificate.prices[].phase", "certificate.prices[].numerator", "certificate.price_denominator")
 

@@ -1,0 +1,135 @@
+// Local search on the played step: what it returns fits, is no slower than any seed, comes of a bounded
+// number of plays, and is the same again; where the better plan is one change away, it is found.
+#include "search/polish.hpp"
+
+#include "check.hpp"
+#include "random_model.hpp"
+
+using namespace osdp::search;
+
+namespace {
+
+Request request(int64_t ranks, int64_t limit) {
+  Request r;
+  r.device.ranks = ranks;
+  r.device.all_gather = r.device.reduce_scatter = r.device.all_reduce = {1e-9, 1e-10};
+  r.space.modes = {Mode::NoShard, Mode::ShardGradOp, Mode::FullShard};
+  r.space.granularities = {2};
+  r.space.bucket_bytes = 100;
+  r.recompute = {Recompute::None, Recompute::Hold, Recompute::Regather};
+  r.limit_bytes = limit;
+  return r;
+}
+
+Manner manner(const Model& model) {
+  Manner m;
+  m.small_unit_bytes = 64;
+  m.stolen_permille = 200;
+  for (int i = 0; i < static_cast<int>(model.operators.size()); ++i) {
+    const Operator& op = model.operators[i];
+    Place& p = m.places.emplace_back();
+    p.parameters = !op.tensors.empty();
+    for (const Tensor& t : op.tensors) p.bytes += t.bytes();
+    p.gathered_bytes = p.bytes;
+    p.block = op.block;
+    p.gathered_at = i;
+    p.calls = {{i, i}};
+  }
+  return m;
+}
+
+// All blocks one way, the same choice everywhere where it is there.
+Candidacy uniform(const Rehearsal& r, Batch batch, Recompute way, size_t choice) {
+  Candidacy plan{batch, {}};
+  plan.decision.ways.assign(r.model().blocks.size(), way);
+  for (int i = 0; i < static_cast<int>(r.model().operators.size()); ++i) {
+    const size_t n = r.candidates(i, r.way_of(i, plan.decision)).size();
+    plan.decision.choices.push_back(static_cast<int>(std::min(choice, n - 1)));
+    if (n == 0) plan.decision.choices.back() = -1;
+  }
+  return plan;
+}
+
+void a_polished_plan_fits_and_is_no_slower() {
+  Random dice(7);
+  int faster = 0;
+  for (int n = 0; n < 300; ++n) {
+    const Model model = random_model(dice, 12);
+    Request wide = request(4, int64_t{1} << 40);
+    std::vector<Candidacy> seeds;
+    {
+      Rehearsal all(model, wide, manner(model));
+      const Batch batch{draw(dice, 1, 4), draw(dice, 1, 3)};
+      for (const Recompute way : wide.recompute)
+        for (size_t choice = 0; choice < 4; ++choice) seeds.push_back(uniform(all, batch, way, choice));
+      int64_t least = kLargestSum, most = 0;
+      for (const Candidacy& s : seeds)
+        least = std::min(least, all.peak_bytes(s)), most = std::max(most, all.peak_bytes(s));
+      wide.limit_bytes = draw(dice, least, most);
+    }
+    Rehearsal r(model, wide, manner(model));
+    int128 best = 0;
+    for (const Candidacy& s : seeds)
+      if (r.peak_bytes(s) <= wide.limit_bytes && (best == 0 || r.step_ps(s) < best)) best = r.step_ps(s);
+    const int64_t before = r.plays(), plays = draw(dice, 12, 60);
+    const Polished p = polish(r, seeds, plays);
+    CHECK(r.plays() - before <= plays);
+    CHECK(p.played_ps <= best);
+    faster += p.played_ps < best;
+    const Candidacy plan{p.plan.batch, p.plan.decision};
+    r.check(plan);
+    CHECK_EQ(r.step_ps(plan), p.played_ps);
+    CHECK_EQ(r.peak_bytes(plan), p.plan.peak_bytes);
+    CHECK(p.plan.peak_bytes <= wide.limit_bytes);
+    CHECK_EQ(r.objective_ps(plan), p.plan.step_ps);
+    CHECK_EQ(largest_transient(r.kinds(), p.plan.decision), p.plan.transient_bytes);
+    const Polished again = polish(r, seeds, plays);
+    CHECK_EQ(again.played_ps, p.played_ps);
+    CHECK(again.plan.decision.choices == p.plan.decision.choices);
+    CHECK(again.plan.decision.ways == p.plan.decision.ways);
+  }
+  CHECK(faster > 100);
+}
+
+// Memory is no limit: nothing need be computed twice, or gathered.
+void recomputation_and_gathers_that_nothing_asks_for_go() {
+  Model model;
+  for (int i = 0; i < 8; ++i) {
+    Operator op;
+    op.name = "op" + std::to_string(i);
+    op.tensors = {{16, 64}};
+    op.block = i / 2;
+    op.saved_bytes_per_sample = 50;
+    op.compute_s_per_sample = 3e-6, op.recompute_s_per_sample = 1e-6;
+    model.operators.push_back(op);
+  }
+  for (int b = 0; b < 4; ++b) model.blocks.push_back({"block" + std::to_string(b), 10});
+  const Request ample = request(4, int64_t{1} << 40);
+  Rehearsal r(model, ample, manner(model));
+  const Polished p = polish(r, {uniform(r, {2, 1}, Recompute::Regather, 2)}, 100);
+  for (const Recompute way : p.plan.decision.ways) CHECK(way == Recompute::None);
+  // Nothing is faster than computing alone, and what cannot be hidden: the last reduction.
+  CHECK(p.played_ps < 8 * 2 * 3000000 + 4 * 1000000);
+}
+
+void what_is_no_plan_is_refused() {
+  Random dice(1);
+  const Model model = random_model(dice, 6);
+  const Request none = request(4, 0);
+  Rehearsal r(model, none, manner(model));
+  const Candidacy seed = uniform(r, {1, 1}, Recompute::None, 0);
+  CHECK_THROWS(polish(r, {seed}, 10), InvalidProblem, "keeps the limit");
+  CHECK_THROWS(polish(r, {}, 10), InvalidProblem, "keeps the limit");
+  Candidacy wrong = seed;
+  wrong.decision.choices.pop_back();
+  CHECK_THROWS(polish(r, {wrong}, 10), InvalidProblem, "none of this problem");
+}
+
+}  // namespace
+
+int main() {
+  a_polished_plan_fits_and_is_no_slower();
+  recomputation_and_gathers_that_nothing_asks_for_go();
+  what_is_no_plan_is_refused();
+  return report("test_polish");
+}

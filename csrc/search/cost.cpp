@@ -219,15 +219,40 @@ int64_t picoseconds(double seconds, const std::string& where) {
   return std::llround(seconds * 1e12);
 }
 
+namespace {
+
+using int128 = __int128;
+
+// Of one operator's sharded gradient, where any mode shards it.
+int128 largest_part(const std::vector<Operator>& operators, const Device& device, const Space& space) {
+  int64_t ranks = 0;  // that share it; the fewest
+  for (Mode mode : space.modes) {
+    if (mode == Mode::NoShard) continue;
+    const int64_t sharing = mode == Mode::HybridShard ? device.ranks / device.hosts : device.ranks;
+    ranks = ranks == 0 ? sharing : std::min(ranks, sharing);
+  }
+  int128 largest = 0;
+  for (const Operator& op : operators) {
+    int128 part = 0;
+    for (const Tensor& t : op.tensors)
+      if (ranks > 0 && t.trainable && t.shardable)
+        part += static_cast<int128>(ceil_div(t.rows, ranks)) * t.row_bytes;
+    largest = std::max(largest, part);
+  }
+  return largest;
+}
+
+}  // namespace
+
 // Note [Averaging]
 // The lane averages one bucket at a time: neighbours of at most bucket_bytes together, or one larger
 // operator. Gradients in the dtype that they are kept in are averaged where they lie; small tensors through a
 // flat copy of those in their bucket. Under mixed precision there is always a copy, in the reduce dtype. From
 // the second micro-batch on, the gradient that was just made exists beside the sum of the earlier ones until
-// it is copied: in the compute dtype, or, of the whole slices of a split weight, in the parameter's own.
+// it is copied: in the compute dtype, or, of the whole slices of a split weight, in the parameter's own. And
+// so does this rank's part of a sharded gradient, from its reduction until it is added to the sum's.
 int64_t averaging_bytes(const std::vector<Operator>& operators, const Device& device, const Space& space,
                         bool accumulates) {
-  using int128 = __int128;
   if (space.cost == Cost::Paper || device.ranks == 1) return 0;
   int128 trainable = 0, small = 0, largest = 0;  // small tensors, of all operators and of one
   for (const Operator& op : operators) {
@@ -257,6 +282,7 @@ int64_t averaging_bytes(const std::vector<Operator>& operators, const Device& de
     most = std::max(most, copied);
     if (own > 0) most = std::max(most, (bucket * copied + own - 1) / own);
   }
+  if (accumulates) most += largest_part(operators, device, space);
   return static_cast<int64_t>(std::min<int128>(most, kLargestSum));
 }
 

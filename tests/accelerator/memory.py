@@ -67,28 +67,37 @@ def measured(mode: str, **sharding: Any) -> Callable[[Setting], None]:
     return run
 
 
-def searched(s: Setting) -> None:
+def searched(mode: str, micro_batches: int = 1, **searching: Any) -> Callable[[Setting], None]:
     """A plan's certified peak beside all that a step and the optimizer take, from before the model is there."""
-    torch.manual_seed(7)
-    model = nn.Sequential(*(nn.Linear(SIDE, SIDE, bias=False) for _ in range(LAYERS)))
-    hardware = dataclasses.replace(Hardware.load("a100-8"), device_memory=DeviceMemory())
-    plan = osdp.search(
-        osdp.describe(model, torch.zeros(2, SIDE)), memory="1GiB", world_size=s.world, hardware=hardware,
-        batch_size=2, optimizer="sgd-momentum", modes="FULL_SHARD", granularity=1,
-    )  # fmt: skip
-    assert plan.certificate is not None
-    with s.counting():
-        model = osdp.fully_shard(model.to(s.device), plan)
-        optimizer = sgd(model.parameters())
-        x = torch.randn(2, SIDE, generator=torch.Generator().manual_seed(s.rank)).to(s.device)
-        for _ in range(3):
-            loss = model(x).square().mean()
-            s.tell(loss)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    s.counts["certified"] = plan.certificate.memory_bytes
-    assert plan.simulate().peak_memory_bytes <= plan.certificate.memory_bytes
+
+    def run(s: Setting) -> None:
+        torch.manual_seed(7)
+        model = nn.Sequential(*(nn.Linear(SIDE, SIDE, bias=False) for _ in range(LAYERS)))
+        hardware = dataclasses.replace(Hardware.load("a100-8"), device_memory=DeviceMemory())
+        plan = osdp.search(
+            osdp.describe(model, torch.zeros(2, SIDE)), memory="1GiB", world_size=s.world, hardware=hardware,
+            batch_size=2, global_batch_size=2 * s.world * micro_batches, optimizer="sgd-momentum", modes=mode,
+            granularity=1, **searching,
+        )  # fmt: skip
+        assert plan.certificate is not None and plan.accumulation == micro_batches
+        options: dict[str, Any] = {}
+        if plan.precision != "fp32":
+            options["mixed_precision"] = osdp.MixedPrecision(param_dtype=BF16)
+        with s.counting():
+            model = osdp.fully_shard(model.to(s.device), plan, **options)
+            optimizer = sgd(model.parameters())
+            x = torch.randn(2, SIDE, generator=torch.Generator().manual_seed(s.rank)).to(s.device)
+            for _ in range(3):
+                for _ in range(micro_batches):
+                    loss = model(x).float().square().mean()
+                    s.tell(loss)
+                    loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        s.counts["certified"] = plan.certificate.memory_bytes
+        assert plan.simulate().peak_memory_bytes <= plan.certificate.memory_bytes
+
+    return run
 
 
 BF16 = torch.bfloat16
@@ -103,6 +112,8 @@ MEMORY |= {
     "memory of the group": measured("FULL_SHARD", **GROUPS),
     "memory of the group, GPT": trained("FULL_SHARD", **GROUPS),
     "memory of the group, hybrid": trained("HYBRID_SHARD", **GROUPS),
-    "memory searched": searched,
+    "memory searched": searched("FULL_SHARD"),
+    "memory searched, accumulated": searched("FULL_SHARD", 3),
+    "memory searched, bf16": searched("FULL_SHARD", 3, precision="bf16"),
     "memory offload": measured("FULL_SHARD", cpu_offload=True),
 }

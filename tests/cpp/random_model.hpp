@@ -203,6 +203,17 @@ inline std::vector<int64_t> plain_phases(const Model& model, const Request& requ
     bucket = std::max(bucket, copy);
     if (own > 0) bucket = std::max(bucket, (together * copy + own - 1) / own);
   }
+  // A rank's part of the largest sharded gradient, beside that of earlier micro-batches.
+  int64_t part = 0;
+  for (const Operator& op : model.operators) {
+    int64_t of_this = 0;
+    for (const Tensor& t : op.tensors) {
+      const int64_t rows = (t.rows + request.device.ranks - 1) / request.device.ranks;
+      of_this += t.trainable && t.shardable ? rows * t.row_bytes : 0;
+    }
+    part = std::max(part, of_this);
+  }
+  bucket += batch.accumulation > 1 ? part : 0;
   if (request.device.ranks == 1) bucket = 0;
   const auto where = find_places(model, kinds);
   const size_t n = model.operators.size();

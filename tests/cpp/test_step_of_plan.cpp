@@ -139,7 +139,7 @@ void curve_stays_below_the_certified_peak() {
     Decision decision;
     decision.ways = {static_cast<Recompute>(upto(2))};
     PlainPlan plan;
-    plan.batch = {1 + upto(3), 1};
+    plan.batch = {1 + upto(3), 1 + upto(1)};
     plan.blocks = decision.ways;
     int64_t transient = 0;
     std::vector<PlannedUnit> units;

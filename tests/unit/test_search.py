@@ -83,6 +83,9 @@ def brute_force(description, hardware, limit, world_size, space, batches):
     buffers = 2 if hardware.device == "cpu" else 3
     operators, n = description.operators, len(description.operators)
     trainable = sum(o.parameter_bytes for o in operators if o.parameters and o.parameters[0].trainable)
+    part = max(sum(
+        -(-p.shape[0] // world_size) * 4 * p.elements // p.shape[0] for p in o.parameters if p.trainable and p.shape
+    ) for o in operators)  # fmt: skip
     best = None
     for b, times in batches or ((b, 1) for b in itertools.count(1)):
         fits = False
@@ -101,7 +104,9 @@ def brute_force(description, hardware, limit, world_size, space, batches):
                 time = (time[:, None] + np.array(step)[None]).reshape(-1)
                 sizes = np.array([c["transient_bytes"] for c in options])
                 transient = np.maximum(transient[:, None], sizes[None]).reshape(-1)
-            memory += b * description.input_bytes_per_sample + min(BUCKET_BYTES, trainable)
+            memory += (
+                b * description.input_bytes_per_sample + min(BUCKET_BYTES, trainable) + (times > 1) * part
+            )
             for block in description.blocks:
                 first = next(i for i, o in enumerate(operators) if o.block == block.name)
                 if way[block.name] is not None:

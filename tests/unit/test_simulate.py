@@ -103,6 +103,19 @@ def test_the_certified_peak_counts_tied_parameters_that_are_held(memory):
         assert step.peak_memory_bytes <= plan.certificate.memory_bytes and verify(plan) == ""
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_certified_peak_counts_a_reduced_part_beside_that_of_earlier_micro_batches(device, precision):
+    none = dict(saved_bytes_per_sample=0, work_bytes_per_sample=0)
+    operators = tuple(dataclasses.replace(linear(f"l.{i}", 512, 512, 1), **none) for i in range(6))
+    plan = osdp.search(
+        ModelDescription("Six", operators, (), 1, 0), memory="1GiB", world_size=2,
+        hardware=machine(2, device=device), batch_size=1, global_batch_size=4, modes="FULL_SHARD",
+        granularity=1, precision=precision,
+    )  # fmt: skip
+    assert plan.simulate().peak_memory_bytes <= plan.certificate.memory_bytes
+
+
 def test_one_rank_communicates_nothing():
     plan = osdp.search(gpt(2, 64), memory="64MiB", world_size=1, hardware=machine(1), batch_size=2)
     step = plan.simulate()

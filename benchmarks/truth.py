@@ -7,7 +7,8 @@ For each setting (2 ranks on one host, or on two with 1 or 4 Gb/s between them, 
 model, the machine is profiled on the bare model, and each plan's step is played on that profile and measured in turns
 with the bare model's (every rank by itself, without communication or optimizer), so that the machine's own spread
 stands beside each figure. Peaks are of the live heap (heap_peak.c), over what the process held before the model. A
-run that was stopped goes on where it was: what --json holds is not measured again. With --peaks nothing is timed, so
+run that was stopped goes on where it was: what --json holds is not measured again, but on another machine (processor,
+cores, torch) it is refused. With --peaks nothing is timed, so
 that other work on the machine does not matter: few steps, a minute a model.
 """
 
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from support.launch import as_rank, run_ranks
-from support.machine import machine, machine_line
+from support.machine import another_machine, machine, machine_line
 from support.truth_table import show
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -115,6 +116,8 @@ def searched(description: Any, hardware: Any, batch_size: int) -> list[Any]:
 def main() -> int:
     from support.five_models import SUBJECTS
 
+    from osdp.serial import save_text
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--models", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
@@ -128,6 +131,10 @@ def main() -> int:
     found: dict[str, Any] = {}
     if given.json and given.json.exists():
         found = json.loads(given.json.read_text())
+        if other := another_machine(found):
+            parser.error(
+                f"{given.json} was measured on another machine: {other}. Give another file, or delete this one"
+            )
     steps = 0 if given.peaks else given.steps
     for setting in given.settings:
         for name in given.models:
@@ -139,7 +146,7 @@ def main() -> int:
             found[key] = run_ranks(__file__, [name, str(given.plans), str(steps)], 2, **where, seconds=left)
             print(f"{key}: {machine_line(found[key]['machine'])}", flush=True)
             if given.json:
-                given.json.write_text(json.dumps(found, indent=1) + "\n")
+                save_text(given.json, json.dumps(found, indent=1) + "\n")
     show(found)
     return 0
 

@@ -26,6 +26,7 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import osdp
+from osdp.reporting import Report
 
 
 def measure(model: nn.Module, sample: tuple[Tensor, Tensor]) -> osdp.Hardware:
@@ -58,6 +59,26 @@ def show_side_by_side(theirs: list[float], ours: list[float]) -> None:
     for step, (a, b) in enumerate(pairs, start=1):
         say(f"{step:4}   {a:23.6f}   {b:10.6f}   {abs(a - b):.1e}")
     say(f"largest difference over {len(pairs)} steps: {max(abs(a - b) for a, b in pairs):.1e}")
+
+
+def show_machine(report: Report) -> None:
+    """The step as predicted when the machine was profiled, and for the machine as it is now."""
+    if report.drift is None or report.drift.bare_step is None or report.predicted_step_time_now_s is None:
+        return
+    say(f"\nthe model alone, forward and backward: {report.drift.bare_step}")
+    then_s, now_s, measured_s = (
+        report.predicted_step_time_s,
+        report.predicted_step_time_now_s,
+        report.measured_step_time_s,
+    )
+    steps = {
+        "for the machine as profiled": then_s,
+        "for the machine as it is now": now_s,
+        "measured": measured_s,
+    }
+    say(
+        "a step: " + ", ".join(f"{seconds * 1e3:.1f} ms {what}" for what, seconds in steps.items() if seconds)
+    )
 
 
 def record_timeline(model: nn.Module, data: tuple[Tensor, Tensor], file: Path) -> None:
@@ -104,6 +125,7 @@ def main(settings: Settings) -> None:
 
     steps = max(settings.compare, min(settings.steps, int(settings.seconds / step_time)))
     title(f"train: {steps} steps under the plan, about {steps * step_time:.0f} s")
+    bare_s = osdp.bare_step_s(model, *sample)  # the machine's speed may have changed since it was profiled
     osdp.fully_shard(model, plan)
     optimizer = make_optimizer(model, settings)
     losses = train(
@@ -112,12 +134,14 @@ def main(settings: Settings) -> None:
         text,
         settings,
         steps=steps,
-        peak_memory=lambda: osdp.report(model).measured_peak_memory_bytes,
+        peak_memory=lambda: osdp.report(model, machine=False).measured_peak_memory_bytes,
     )
     show_side_by_side(expected, losses)
 
     title("report: what was predicted, and what was measured")
-    say(str(osdp.report(model)))
+    report = osdp.report(model, bare_step_s=bare_s)
+    say(str(report))
+    show_machine(report)
 
     title("checkpoint")
     record_timeline(model, batch(text, settings, steps), out / f"timeline-rank{rank}.json")

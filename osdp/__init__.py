@@ -14,6 +14,7 @@ from osdp.errors import (
     GradientError,
     InfeasibleError,
     InvalidProblemError,
+    MachineMismatchWarning,
     OrderError,
     OSDPError,
     OutOfMemoryError,
@@ -53,6 +54,7 @@ _PUBLIC = {
     "register_forward_method": "methods",
     "FullyShardedDataParallel": "fsdp",
     "report": "reporting",
+    "bare_step_s": "bare_step",
     "save": "checkpoint",
     "load": "checkpoint",
 }
@@ -65,6 +67,7 @@ __all__ = [
     "GradientError",
     "InfeasibleError",
     "InvalidProblemError",
+    "MachineMismatchWarning",
     "OSDPError",
     "OrderError",
     "OutOfMemoryError",

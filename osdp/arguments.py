@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any
 
 from osdp.description import ModelDescription
-from osdp.errors import InvalidProblemError
+from osdp.errors import InvalidProblemError, MachineMismatchWarning
 from osdp.hardware import DeviceMemory, Hardware, check_hardware
 from osdp.plan_rules import check_description
 
@@ -115,6 +116,28 @@ def ranks_of(world_size: int | None, hardware: Hardware) -> int:
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size()
     return hardware.world_size
+
+
+def check_measured_ranks(hardware: Hardware, ranks: int) -> None:
+    """Raise InvalidProblemError where collectives would cost nothing because one rank has none; warn where what fewer ranks
+    were measured at is carried on to more.
+    """
+    if hardware.world_size >= ranks:
+        return
+    collectives = (hardware.all_gather, hardware.reduce_scatter, hardware.all_reduce)
+    if hardware.world_size == 1 and all(c.alpha_s == c.beta_s_per_byte == 0 for c in collectives):
+        raise InvalidProblemError(
+            f"hardware {hardware.name!r} was measured on one rank, where no collective costs anything, and the search "
+            f"is for {ranks}: profile with the ranks that will train (osdp profile under torchrun, or osdp.profile "
+            "in the training script)"
+        )
+    if hardware.measured is not None:
+        warnings.warn(
+            f"hardware {hardware.name!r} was measured on {hardware.world_size} ranks, and the search is for {ranks}: what "
+            "collectives cost on so many is carried on along a ring; links that were not measured count as those that were",
+            MachineMismatchWarning,
+            stacklevel=3,
+        )
 
 
 def one_of(what: str, value: object, allowed: Sequence[str]) -> None:

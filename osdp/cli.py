@@ -119,6 +119,11 @@ def _parser() -> argparse.ArgumentParser:
     simulate.add_argument(
         "--world-size", type=_count, metavar="N", help="on so many ranks; default: the plan's"
     )
+    simulate.add_argument(
+        "--measured",
+        metavar="FILE.json",
+        help="beside a step that torch.profiler recorded (export_chrome_trace)",
+    )
     simulate.add_argument("--json", action="store_true", help="print events and memory as JSON")
     simulate.add_argument("--trace", metavar="FILE.json", help="write them for https://ui.perfetto.dev")
     simulate.add_argument("--plot", metavar="FILE.svg", help="draw them (needs matplotlib)")
@@ -234,16 +239,19 @@ def _frontier(arguments: argparse.Namespace) -> None:
 
 def _simulate(arguments: argparse.Namespace) -> None:
     from osdp.plan import Plan
+    from osdp.timeline import Timeline
 
     step = Plan.load(arguments.plan).simulate(arguments.hardware, arguments.world_size)
+    measured = Timeline.of_trace(arguments.measured) if arguments.measured else None
     if arguments.trace:
-        step.save_trace(arguments.trace)
+        step.save_trace(arguments.trace, measured)
     if arguments.plot:
-        step.plot().savefig(arguments.plot)
+        step.plot(measured).savefig(arguments.plot)
+    shown = step if measured is None else step.beside(measured)
     if arguments.json:
-        print(step.to_json())
+        print(shown.to_json())
     else:
-        _show(step)
+        _show(shown)
 
 
 def _show(renderable: Any) -> None:

@@ -53,6 +53,10 @@ class ProfileError(OSDPError):
     """The machine could not be measured."""
 
 
+class MachineMismatchWarning(UserWarning):
+    """A plan's predictions are of another machine than the one that trains; the message says what differs."""
+
+
 class PlanMismatchError(OSDPError):
     """A plan that was made for another model, world size or precision than it is applied to."""
 

@@ -46,6 +46,20 @@ class DeviceMemory:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What `osdp.profile` measured on, and two fixed jobs: whoever trains later finds out whether the machine is another,
+    or another speed (`osdp.machine`).
+    """
+
+    processor: str  # model of the CPU or accelerator
+    cores: Annotated[int, AtLeast(1)]  # of the CPU, that a rank may run on
+    threads: Annotated[int, AtLeast(1)]  # in which torch computed on each rank
+    torch: str  # its version
+    product_s: Annotated[float, AtLeast(0, strictly=True)]  # of a matrix product, all ranks at once
+    copy_s: Annotated[float, AtLeast(0, strictly=True)]  # of a copy from memory to memory, likewise
+
+
+@dataclass(frozen=True)
 class Hardware:
     """One machine, as measured (`osdp.profile`) or from public figures (`Hardware.load("rtx-titan-8")`)."""
 
@@ -80,6 +94,7 @@ class Hardware:
         default_factory=dict
     )
     device_memory: DeviceMemory = DeviceMemory()
+    measured: Measured | None = None  # None: from public figures, or of an older profile
 
     def dumps(self) -> str:
         """The hardware as JSON text; `Hardware.loads` gives an equal one back."""
@@ -130,6 +145,8 @@ def _problems(hardware: Hardware) -> Iterator[tuple[str, str]]:
             seconds |= {f"{name}.alpha_s": link.alpha_s, f"{name}.beta_s_per_byte": link.beta_s_per_byte}
     for table in ("gamma_s", "gamma_fixed_s", "recompute_s"):
         seconds |= {f"{table}.{name}": value for name, value in getattr(hardware, table).items()}
+    if hardware.measured is not None:
+        seconds |= {f"measured.{job}": getattr(hardware.measured, job) for job in ("product_s", "copy_s")}
     for name, value in seconds.items():
         if not 0 <= value < 1e6:
             yield name, f"must be at least 0 and less than 1e6 seconds, is {value}"

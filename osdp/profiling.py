@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import platform
 import socket
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -21,6 +20,7 @@ from osdp.errors import OSDPError, ProfileError
 from osdp.gamma import Gamma, enqueue_step, measure_gamma
 from osdp.generators import generators_kept
 from osdp.hardware import DeviceMemory, Hardware
+from osdp.machine import measure_probe, measured_here, processor_of
 from osdp.measuring import (
     collective_sizes,
     device_memory,
@@ -126,12 +126,15 @@ def _profile(
         ) from error
 
     def measure_locally() -> dict[str, float]:
+        product_s, copy_s = measure_probe(device)  # first: the ranks have just met
         with generators_kept(device), torch.enable_grad():
             rates = {name: 1 / rate for name, rate in measure_rates(device, seconds * 0.1).items()}
-            return {**rates, "optimizer": measure_optimizer(device, seconds * 0.1)}
+            optimizer_s = measure_optimizer(device, seconds * 0.1)
+        return {**rates, "optimizer": optimizer_s, "product": product_s, "copy": copy_s}
 
     local = _mean(ranks, each(ranks, "timing matrix products and the optimizer", measure_locally))
     optimizer_s_per_byte = local.pop("optimizer")
+    here = measured_here(device, local.pop("product"), local.pop("copy"))
     rates = {dtype: 1 / seconds_per_flop for dtype, seconds_per_flop in local.items()}
     gamma = Gamma({}, {}, {})
     if real:
@@ -164,7 +167,7 @@ def _profile(
     memory = DeviceMemory(**_most(ranks, asdict(mine_memory)))
     backend = dist.get_backend(ranks.group) if ranks.world_size > 1 else "no collectives"
     measured = Hardware(
-        name=f"{ranks.world_size} x {_device_name(device)}",
+        name=f"{ranks.world_size} x {processor_of(device)}",
         source=f"measured by osdp.profile on {datetime.date.today()}: {ranks.world_size} ranks on "
         f"{len(set(hosts))} hosts, {backend}, torch {torch.__version__}",
         device=device.type,
@@ -180,6 +183,7 @@ def _profile(
         gamma_fixed_s=gamma.fixed_s,
         recompute_s=gamma.forward_s,
         device_memory=memory,
+        measured=here,
     )
     trials: list[Trial] = []
     if real and ranks.world_size > 1:
@@ -273,11 +277,3 @@ def _group_device(ranks: Together) -> torch.device:
     ):
         return torch.device("cpu")
     return torch.device(accelerator.type, torch.accelerator.current_device_index())
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return str(torch.cuda.get_device_name(device))
-    if device.type != "cpu":
-        return device.type
-    return platform.processor() or platform.machine() or device.type

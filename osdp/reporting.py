@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from torch import nn
 
 from osdp import _C
 from osdp.device_statistics import DeviceStatistics
+from osdp.drift import Drift, drift_of, step_now_s
 from osdp.errors import ShardingError
 from osdp.figures import device_terms
 from osdp.sharding import Sharded, runtime_of
@@ -34,16 +35,24 @@ class Report:
     # communicators), and what it has reserved.
     predicted_reserved_bytes: int | None = None
     measured_reserved_bytes: int | None = None
+    # What has become of the machine since it was profiled, and the step that is predicted for it as it is; None where
+    # there is no profile of this device to compare with, or nobody asked.
+    drift: Drift | None = None
+    predicted_step_time_now_s: float | None = None
 
     def __str__(self) -> str:
-        rows = [
+        changed = self.drift is not None and self.drift.changed
+        rows: list[tuple[str, Callable[[float], str], float | None, float | None]] = [
             ("step time", _milliseconds, self.predicted_step_time_s, self.measured_step_time_s),
-            ("peak memory", format_bytes, self.predicted_peak_memory_bytes, self.measured_peak_memory_bytes),
+            *(
+                [("  as it is", _milliseconds, self.predicted_step_time_now_s, self.measured_step_time_s)]
+                if changed
+                else []
+            ),
+            ("peak memory", _bytes, self.predicted_peak_memory_bytes, self.measured_peak_memory_bytes),
         ]
         if self.measured_reserved_bytes is not None:
-            rows.append(
-                ("reserved", format_bytes, self.predicted_reserved_bytes, self.measured_reserved_bytes)
-            )
+            rows.append(("reserved", _bytes, self.predicted_reserved_bytes, self.measured_reserved_bytes))
         lines = [f"{'':14}{'predicted':>12}{'measured':>12}{'error':>9}"]
         for name, show, predicted, measured in rows:
             error = f"{(predicted - measured) / measured:+.1%}" if predicted and measured else ""
@@ -51,10 +60,12 @@ class Report:
                 f"{name:14}{show(predicted) if predicted else '-':>12}{show(measured) if measured else '-':>12}{error:>9}"
             )
         lines.append(f"({self.steps} steps)")
+        if changed:
+            lines.append(f"The machine has changed since it was profiled: {self.drift}.")
         return "\n".join(lines)
 
 
-def report(model: nn.Module) -> Report:
+def report(model: nn.Module, *, bare_step_s: float | None = None, machine: bool = True) -> Report:
     """Predicted beside measured for a sharded model, after some training steps; of this rank.
 
     Step time is from one training forward to the next (data loading and the optimizer included), the median without the
@@ -62,19 +73,30 @@ def report(model: nn.Module) -> Report:
     accelerator it is what its caching allocator has given out at most, with what that takes of the prediction (no context,
     no communicators, nothing unused), and beside it, where the device can tell, what the allocator has reserved.
 
+    With `machine`, and a plan whose hardware `osdp.profile` measured, the two fixed jobs of the profile are timed again (a
+    third of a second), and where the machine is faster or slower than then by more than 15%, the report says so and gives
+    the prediction for the machine as it is. The profile had all ranks at it at once, so let all of them report. With
+    `bare_step_s` (`osdp.bare_step_s`, measured before the model was sharded, with plan.batch_size samples) computation is
+    compared on the model itself, not on the two jobs.
+
     >>> print(osdp.report(model))
     """
     sharded = runtime_of(model)
     times = sharded.runtime.step_seconds[WARM_UP:]
     predicted = sharded.plan.predicted
+    peak = _peak(model)  # before anything is measured
+    reserved = DeviceStatistics(sharded.device).peak_reserved()
+    drift = drift_of(sharded.plan, sharded.device, bare_step_s) if machine else None
     return Report(
         predicted_step_time_s=predicted.step_time_s if predicted else None,
         measured_step_time_s=statistics.median(times) if times else None,
         predicted_peak_memory_bytes=_predicted_without(sharded, _NOT_ALLOCATED),
-        measured_peak_memory_bytes=_peak(model),
+        measured_peak_memory_bytes=peak,
         steps=len(sharded.runtime.step_seconds),
         predicted_reserved_bytes=_predicted_without(sharded, _NOT_RESERVED),
-        measured_reserved_bytes=DeviceStatistics(sharded.device).peak_reserved(),
+        measured_reserved_bytes=reserved,
+        drift=drift,
+        predicted_step_time_now_s=step_now_s(sharded.plan, drift) if drift is not None else None,
     )
 
 
@@ -84,6 +106,10 @@ def _predicted_without(sharded: Sharded, terms: Collection[str]) -> int | None:
     if plan.predicted is None:
         return None
     return plan.predicted.peak_memory_bytes - sum(t.bytes for t in device_terms(plan) if t.name in terms)
+
+
+def _bytes(size: float) -> str:
+    return format_bytes(int(size))
 
 
 def _milliseconds(seconds: float) -> str:

@@ -11,6 +11,7 @@ from osdp.arguments import (
     DEFAULT_HARDWARE,
     batches_of,
     check_batch_matters,
+    check_measured_ranks,
     check_time_limit,
     description_of,
     integer,
@@ -124,6 +125,7 @@ def search(
         description = with_low_activations(description, model_or_desc, sample, precision)
     whole_operators(description, patterns_of(whole))  # names that the model does not have are refused first
     ranks = ranks_of(world_size, machine)
+    check_measured_ranks(machine, ranks)
     if memory is None and machine.memory_bytes is None:
         raise InvalidProblemError(f"memory is not given, and hardware {machine.name!r} does not state it")
     limit = parse_bytes(memory if memory is not None else machine.memory_bytes or 0)

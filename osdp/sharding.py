@@ -25,6 +25,7 @@ from osdp.compiled import compiled_modules, install_call, outside, unwrapped
 from osdp.covers import Cover, covers
 from osdp.errors import InvalidProblemError, PlanMismatchError, ProcessGroupError, ShardingError
 from osdp.lane_group import LaneGroup, lane_group
+from osdp.machine import warn_of_another_machine
 from osdp.meta_init import InitFunction
 from osdp.methods import watch_methods
 from osdp.offload import wants_offload
@@ -182,6 +183,7 @@ def fully_shard(
     grid = agreed_grid(together, plan, grid, ranks_per_host)
     place = survey(together, model, group, device_id, offload, initialise)
     offload = offload_module.rests_apart(offload, place.device)
+    warn_of_another_machine(plan.hardware, place.device, together.world_size)
     was = AsItWas(model)
     try:
         apart = place.elsewhere or offload

@@ -55,14 +55,29 @@ class Timeline:
         """All of it as JSON text."""
         return json.dumps(asdict(self))
 
-    def chrome_trace(self) -> dict[str, Any]:
+    @staticmethod
+    def of_trace(path: str | os.PathLike[str]) -> Timeline:
+        """A training step as torch.profiler recorded it, from the file of its `export_chrome_trace`: `osdp.recorded`."""
+        from osdp.recorded import read_trace
+
+        return read_trace(path)
+
+    def chrome_trace(self, measured: Timeline | None = None) -> dict[str, Any]:
         """In Chrome's trace format, which https://ui.perfetto.dev and chrome://tracing show: a track per resource and
-        the memory as a counter.
+        the memory as a counter; what was measured, if given, as a second process.
         """
+        trace = self._trace(0)
+        if measured is not None:
+            for pid, what in enumerate(("predicted", "measured")):
+                trace.append({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": what}})
+            trace += measured._trace(1)
+        return {"traceEvents": trace, "displayTimeUnit": "ms"}
+
+    def _trace(self, pid: int) -> list[dict[str, Any]]:
         used = {e.resource for e in self.events}
         rows = {name: row for row, name in enumerate(RESOURCES, 1) if name in used}
         trace: list[dict[str, Any]] = [
-            {"ph": "M", "name": "thread_name", "pid": 0, "tid": row, "args": {"name": name}}
+            {"ph": "M", "name": "thread_name", "pid": pid, "tid": row, "args": {"name": name}}
             for name, row in rows.items()
         ]
         for e in self.events:
@@ -71,28 +86,34 @@ class Timeline:
                     "ph": "X",
                     "name": e.name or "(root)" if e.resource == "computation" else f"{e.name} {e.action}",
                     "cat": e.phase,
-                    "pid": 0,
+                    "pid": pid,
                     "tid": rows[e.resource],
                     "ts": e.begin_s * 1e6,
                     "dur": (e.end_s - e.begin_s) * 1e6,
                 }
             )
         for moment, size in self.memory:
-            trace.append({"ph": "C", "name": "memory", "pid": 0, "ts": moment * 1e6, "args": {"bytes": size}})
-        return {"traceEvents": trace, "displayTimeUnit": "ms"}
+            trace.append(
+                {"ph": "C", "name": "memory", "pid": pid, "ts": moment * 1e6, "args": {"bytes": size}}
+            )
+        return trace
 
-    def save_trace(self, path: str | os.PathLike[str]) -> None:
+    def save_trace(self, path: str | os.PathLike[str], measured: Timeline | None = None) -> None:
         """Write `chrome_trace` to `path`: whole or not at all."""
-        serial.save_text(path, json.dumps(self.chrome_trace()))
+        serial.save_text(path, json.dumps(self.chrome_trace(measured)))
 
-    def plot(self) -> Any:
-        """A matplotlib Figure of what runs when and of the memory: `osdp.timeline_picture.plot`.
+    def plot(self, measured: Timeline | None = None) -> Any:
+        """A matplotlib Figure of what runs when and of the memory, beside what was measured: `osdp.timeline_picture.plot`.
 
-        >>> plan.simulate().plot().savefig("step.svg")
+        >>> plan.simulate().plot(osdp.Timeline.of_trace("recorded.json")).savefig("step.svg")
         """
         from osdp.timeline_picture import plot
 
-        return plot(self)
+        return plot(self, measured)
+
+    def beside(self, measured: Timeline) -> Beside:
+        """This step and the measured one, to print or to show in a terminal."""
+        return Beside(self, measured)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from osdp.timeline_picture import in_terminal
@@ -101,17 +122,59 @@ class Timeline:
         yield ""
         yield str(self)
 
-    def __str__(self) -> str:
-        from osdp.figures import format_seconds
-        from osdp.sizes import format_bytes
-
-        parts = {
+    def parts(self) -> dict[str, float]:
+        """Seconds of the step and of its parts, by name."""
+        return {
             "step": self.step_time_s,
             "computation": self.compute_s,
             "communication": self.communication_s,
             "of it beside computation": self.overlap_s,
             "optimizer": self.optimizer_s,
         }
-        lines = [f"{name:26}{format_seconds(seconds):>10}" for name, seconds in parts.items()]
+
+    def __str__(self) -> str:
+        from osdp.figures import format_seconds
+        from osdp.sizes import format_bytes
+
+        lines = [f"{name:26}{format_seconds(seconds):>10}" for name, seconds in self.parts().items()]
         lines.append(f"{'peak memory':26}{format_bytes(self.peak_memory_bytes):>10}")
         return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A predicted step and a measured one. Printable; `rich.print` also draws both, on one scale."""
+
+    predicted: Timeline
+    measured: Timeline
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from osdp.timeline_picture import in_terminal
+
+        longest_s = max(self.predicted.step_time_s, self.measured.step_time_s)
+        for what, step in (("predicted", self.predicted), ("measured", self.measured)):
+            yield what
+            yield in_terminal(step, options.max_width, longest_s)
+            yield ""
+        yield str(self)
+
+    def __str__(self) -> str:
+        from osdp.figures import format_seconds
+        from osdp.sizes import format_bytes
+
+        measured = self.measured.parts()
+        lines = [f"{'':26}{'predicted':>12}{'measured':>12}"]
+        for name, seconds in self.predicted.parts().items():
+            lines.append(f"{name:26}{format_seconds(seconds):>12}{format_seconds(measured[name]):>12}")
+        grown = [_grown_bytes(step) for step in (self.predicted, self.measured)]
+        shown = [format_bytes(size) if size is not None else "-" for size in grown]
+        lines.append(f"{'memory above the beginning':26}{shown[0]:>12}{shown[1]:>12}")
+        return "\n".join(lines)
+
+
+def _grown_bytes(step: Timeline) -> int | None:
+    """The peak above what is held when the step begins; None where no memory was recorded."""
+    return step.peak_memory_bytes - step.memory[0][1] if step.memory else None

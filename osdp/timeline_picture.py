@@ -47,6 +47,8 @@ def busy(events: list[TimelineEvent], step_s: float, cells: int) -> list[tuple[f
 def most_held(timeline: Timeline, cells: int) -> list[int]:
     """For each of so many equal parts of the step: the most bytes that are held in it."""
     most = [0] * cells
+    if not timeline.memory:  # of a step that was recorded without it
+        return most
     cell_s = timeline.step_time_s / cells
     ends = [*(moment for moment, _ in timeline.memory[1:]), timeline.step_time_s]
     for (begin, size), end in zip(timeline.memory, ends, strict=True):
@@ -55,9 +57,12 @@ def most_held(timeline: Timeline, cells: int) -> list[int]:
     return most
 
 
-def in_terminal(timeline: Timeline, width: int = 100) -> Group:
-    """A line per resource, darker where more of the time something runs; below, the memory, of its peak."""
-    cells = max(10, width - _LABEL - 1)
+def in_terminal(timeline: Timeline, width: int = 100, longest_s: float | None = None) -> Group:
+    """A line per resource, darker where more of the time something runs; below, the memory, of its peak. As wide as
+    a step of `longest_s` would need, where that is given, on a line of `width`.
+    """
+    share_of_line = timeline.step_time_s / longest_s if longest_s else 1.0
+    cells = max(10, round((width - _LABEL - 1) * share_of_line))
     lines = []
     for name, events in rows(timeline).items():
         line = Text(f"{name:{_LABEL}}", no_wrap=True)
@@ -79,16 +84,25 @@ def in_terminal(timeline: Timeline, width: int = 100) -> Group:
     return Group(*lines, legend)
 
 
-def plot(timeline: Timeline) -> Any:
-    """A matplotlib Figure: the resources, and below them the memory. Raises InvalidProblemError without matplotlib."""
+def plot(timeline: Timeline, measured: Timeline | None = None) -> Any:
+    """A matplotlib Figure: the resources, and below them the memory; of a measured step a row under each of the predicted,
+    and its memory as a line, from what is predicted to be held when the step begins. Raises InvalidProblemError without
+    matplotlib.
+    """
     if importlib.util.find_spec("matplotlib") is None:
         raise InvalidProblemError("a picture of a time line needs matplotlib: pip install 'osdp[plot]'")
     import matplotlib.pyplot as plt  # type: ignore[import-not-found, unused-ignore]
 
+    steps = {"": timeline} if measured is None else {", predicted": timeline, ", measured": measured}
+    used = {
+        f"{name}{what}": rows(step)[name]
+        for name in RESOURCES
+        for what, step in steps.items()
+        if name in rows(step)
+    }
     figure, (above, below) = plt.subplots(
-        2, 1, sharex=True, figsize=(10, 4), layout="constrained", height_ratios=(2, 1)
+        2, 1, sharex=True, figsize=(10, 2.5 + 0.5 * len(used)), layout="constrained", height_ratios=(2, 1)
     )
-    used = rows(timeline)
     for row, events in enumerate(used.values()):
         above.broken_barh(
             [(e.begin_s * 1e3, (e.end_s - e.begin_s) * 1e3) for e in events],
@@ -98,13 +112,31 @@ def plot(timeline: Timeline) -> Any:
             linewidth=0.2,
         )
     above.set_yticks([-row for row in range(len(used))], list(used))
-    for phase in dict.fromkeys(e.phase for e in timeline.events):
+    for phase in dict.fromkeys(e.phase for step in steps.values() for e in step.events):
         above.plot([], [], color=_COLOURS.get(phase, "#888888"), linewidth=6, label=phase)
     above.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
-    moments = [*(moment * 1e3 for moment, _ in timeline.memory), timeline.step_time_s * 1e3]
-    sizes = [size / 2**20 for _, size in timeline.memory]
-    below.fill_between(moments, [*sizes, sizes[-1]], step="post", color=_MEMORY_COLOUR, alpha=0.5)
+    moments, sizes = _curve(timeline)
+    below.fill_between(moments, sizes, step="post", color=_MEMORY_COLOUR, alpha=0.5, label="predicted")
+    if measured is not None and measured.memory:
+        moments, grown = _curve(measured)
+        begun = timeline.memory[0][1] / 2**20
+        below.step(
+            moments,
+            [begun + size for size in grown],
+            where="post",
+            color="black",
+            linewidth=0.8,
+            label="measured",
+        )
+        below.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     below.set_ylabel("memory (MiB)")
     below.set_ylim(bottom=0)
     below.set_xlabel("time (ms)")
     return figure
+
+
+def _curve(timeline: Timeline) -> tuple[list[float], list[float]]:
+    """Milliseconds and MiB, to the step's end."""
+    moments = [*(moment * 1e3 for moment, _ in timeline.memory), timeline.step_time_s * 1e3]
+    sizes = [size / 2**20 for _, size in timeline.memory]
+    return moments, [*sizes, sizes[-1]]

@@ -50,6 +50,11 @@ def _hardware_2(old: Document) -> Document:
     return {"flops_per_s_by_dtype": {}, "device_memory": none, **old}
 
 
+def _hardware_3(old: Document) -> Document:
+    """what early files lack: what a profile measured on"""
+    return {"measured": None, **old}
+
+
 def _description_1(old: Document) -> Document:
     """what early files lack: the bytes of what the model returns"""
     return {"output_bytes_per_sample": 0, **old}
@@ -116,12 +121,18 @@ def _plan_6(old: Document) -> Document:
     return {**old, "searched": searched}
 
 
+def _plan_7(old: Document) -> Document:
+    """what early files lack: in hardware"""
+    hardware = old["hardware"]
+    return {**old, "hardware": hardware and _hardware_3(hardware)}
+
+
 # Kind -> its steps; the first one leads from version 1 to 2.
 STEPS: Mapping[str, tuple[Step, ...]] = {
     "checkpoint": (_checkpoint_1,),
     "description": (_description_1, _description_2),
-    "hardware": (_hardware_1, _hardware_2),
-    "plan": (_plan_1, _plan_2, _plan_3, _plan_4, _plan_5, _plan_6),
+    "hardware": (_hardware_1, _hardware_2, _hardware_3),
+    "plan": (_plan_1, _plan_2, _plan_3, _plan_4, _plan_5, _plan_6, _plan_7),
 }
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 
 def machine() -> dict[str, object]:
@@ -20,6 +22,17 @@ def machine() -> dict[str, object]:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
+
+
+def another_machine(found: Mapping[str, Any]) -> str:
+    """What of this machine differs from the one that stored results were measured on; "" where nothing does."""
+    here = machine()
+    for name, result in found.items():
+        then = result.get("machine", {})
+        for what in ("processor", "cores", "torch"):
+            if then.get(what) != here[what]:
+                return f"{what} was {then.get(what)} at {name!r}, and is {here[what]} here"
+    return ""
 
 
 def machine_line(m: dict[str, object]) -> str:

@@ -1,13 +1,19 @@
-"""What the profiler's timeline of a step says: units and phases by name."""
+"""What the profiler's timeline of a step says: units and phases by name, and as a time line beside the predicted one."""
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+
+import pytest
 import torch
 from harness import Member
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import osdp
+from osdp.hardware import Hardware
+from osdp.timeline import Timeline
 
 
 def recorded(me: Member) -> None:
@@ -27,3 +33,43 @@ def recorded(me: Member) -> None:
 
 def test_phases_are_named(ranks):
     ranks(recorded, world=2)
+
+
+def recorded_and_read(me: Member, directory: str) -> None:
+    """A whole step, written by the profiler and read again: it does what the simulator plays."""
+    layers = [nn.Linear(64, 64) for _ in range(3)]
+    model, x = nn.Sequential(*layers), torch.randn(4, 64)
+    plan = osdp.Plan.uniform(osdp.describe(model, x), "FULL_SHARD")
+    plan = dataclasses.replace(plan, units=tuple((name,) for name in plan.choices))
+    osdp.fully_shard(model, plan, me.group)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recording:
+        step()
+    path = Path(directory) / f"rank{me.rank}.json"
+    recording.export_chrome_trace(str(path))
+    measured = Timeline.of_trace(path)
+    played = plan.simulate(Hardware.load("a100-8"), me.world)
+    for resource, phases in (
+        ("computation", {"forward", "backward", "optimizer"}),
+        ("communication", {"forward", "backward"}),
+    ):
+        assert phases <= {e.phase for e in measured.events if e.resource == resource}, measured.events
+    for action in ("gather", "reduce"):
+        counts = [sorted(e.name for e in t.events if e.action == action) for t in (played, measured)]
+        assert counts[0] == counts[1], counts
+    assert 0 < measured.compute_s < measured.step_time_s
+    assert measured.optimizer_s > 0 and measured.communication_s > 0
+    largest = 64 * 64 * 4
+    assert measured.peak_memory_bytes >= largest, "a gathered layer at least"
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_recorded_step_does_what_is_played(ranks, tmp_path, world):
+    ranks(recorded_and_read, str(tmp_path), world=world)

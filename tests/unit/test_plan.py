@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import osdp
-from osdp import serial
+from osdp import serial, upgrading
 from osdp.description import ModelDescription, Operator, Parameter
 from osdp.errors import FormatError, InvalidProblemError, PlanMismatchError
 from osdp.hardware import Collective, Hardware
@@ -340,7 +340,7 @@ def damaged(plan: Plan, *where: Any, value: Any) -> str:
         (("description", "operators", 0, "parameter_bytes"), -1, "description.operators[0].parameter_bytes"),
         (("description", "operators", 0, "parameters"), 3, "description.operators[0].parameters"),
         (("description",), None, "description"),
-        (("version",), 8, "version"),
+        (("version",), upgrading.newest("plan") + 1, "version"),
         (("version",), True, "version"),
         (("version",), 0, "version"),
         (("osdp",), "hardware", "osdp"),

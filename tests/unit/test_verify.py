@@ -15,7 +15,7 @@ import pytest
 
 import osdp
 from osdp.description import Parameter
-from osdp.hardware import Collective, DeviceMemory
+from osdp.hardware import Collective, DeviceMemory, Measured
 from osdp.plan import MODES, RECOMPUTE, SPLITS, Plan
 from osdp.precision import PRECISIONS
 from osdp.searched import COSTS, METHODS, OBJECTIVES
@@ -39,6 +39,14 @@ NOTHING = {
         "hardware.name",
         "hardware.source",
         "hardware.device",
+    ),
+    "what the profile measured on, with which `fully_shard` and `osdp.report` compare": (
+        "hardware.measured.processor",
+        "hardware.measured.cores",
+        "hardware.measured.threads",
+        "hardware.measured.torch",
+        "hardware.measured.product_s",
+        "hardware.measured.copy_s",
     ),
     "for a person, in words": ("predicted.operators.*.reason",),
     "how the search went about it; no figure depends on it": (
@@ -166,6 +174,7 @@ def plans() -> dict[str, Plan]:
         exposed_communication=0.75,
         flops_per_s_by_dtype={"bfloat16": 3e13},
         device_memory=DeviceMemory(4096, 1024, 512, 64, 2048, 8192, 1000),
+        measured=Measured("a processor", 2, 1, "2.13.0", 2e-3, 1.6e-2),
     )
     small = gpt(2, 64)
     frozen = operator("frozen", "Embedding", {"weight": (64, 64)}, trainable=False)

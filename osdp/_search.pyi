@@ -145,6 +145,7 @@ class Request:
         find_smallest: bool,
         depth_first: bool,
         smallest_first: bool,
+        cost_version: typing.SupportsInt | typing.SupportsIndex,
     ) -> None: ...
 
 class JsonError(ValueError):

@@ -13,6 +13,7 @@ from osdp.device_memory import Term, memory_terms
 from osdp.errors import InvalidProblemError
 from osdp.hardware import Collective, Hardware
 from osdp.precision import PRECISIONS
+from osdp.searched import COST_VERSION
 from osdp.units import BUCKET_BYTES
 from osdp.whole import whole_operators
 
@@ -107,6 +108,7 @@ def make_model(
     precision: str = "fp32",
     whole: Sequence[str] = (),
     beside_tensors: int = 0,
+    cost_version: int = COST_VERSION,
 ) -> _search.Model:
     """The description with this machine's computing times. Raises InvalidProblemError naming the operator.
 
@@ -122,7 +124,7 @@ def make_model(
     ]
     blocks = [(b.name, b.input_bytes_per_sample) for b in description.blocks]
     held = description.input_bytes_per_sample + description.output_bytes_per_sample
-    buffers = sum(o.buffer_bytes for o in description.operators)
+    buffers = sum(o.buffer_bytes for o in description.operators) if cost_version > 1 else 0
     return _search.Model(operators, blocks, held, buffers + beside_tensors)
 
 
@@ -161,6 +163,7 @@ def make_request(
     prefetch: int = 1,
     find_smallest: bool = True,
     exposed: float | None = None,
+    cost_version: int = COST_VERSION,
 ) -> _search.Request:
     """What to search for. `batches`: (size per rank, micro-batches per step); empty: every size that fits. `exposed`: how
     much longer the objective takes a step to be for each second of communication; None: the hardware's.
@@ -190,18 +193,31 @@ def make_request(
         batches=list(batches),
         recompute=[RECOMPUTE_CODES.index(r) for r in space.recompute],
         least_transient_bytes=least_transient_bytes,
-        buffers=1 + prefetch + (hardware.device != "cpu"),  # Note [Reserve] in csrc/search/model.hpp
+        buffers=_buffers(prefetch, hardware.device, cost_version),
         find_smallest=find_smallest,
         depth_first=method != "exact",
         smallest_first=method == "dfs-smallest-first",
+        cost_version=cost_version,
     )
 
 
-def least_transient(description: ModelDescription, precision: str = "fp32") -> int:
+def _buffers(prefetch: int, device: str, cost_version: int) -> int:
+    """Full tensors that room is reserved for: Note [Reserve] in csrc/search/model.hpp."""
+    if cost_version < 3:
+        return 2 + prefetch
+    return 1 + prefetch + (device != "cpu" and cost_version > 3)
+
+
+def least_transient(
+    description: ModelDescription, precision: str = "fp32", cost_version: int = COST_VERSION
+) -> int:
     """Bytes of the largest unit that a plan has whatever it chooses, for which room is reserved: untraced operators
     that share their gathering modules.
     """
     together: dict[object, int] = {}
+    if cost_version == 1:
+        tied = [o for o in description.operators if o.parameters and o.traced and len(o.gather_at) > 1]
+        together = {o.name: gathered_bytes(o, precision) for o in tied}
     for o in description.operators:
         if o.parameters and not o.traced:
             together[o.gather_at] = together.get(o.gather_at, 0) + gathered_bytes(o, precision)

@@ -10,7 +10,7 @@ from osdp.choice import MODES, RECOMPUTE, SPLITS, Choice, split_length
 from osdp.description import ModelDescription, Operator
 from osdp.errors import InvalidProblemError, PlanMismatchError
 from osdp.precision import PRECISIONS
-from osdp.searched import COSTS, METHODS, OBJECTIVES
+from osdp.searched import COST_VERSION, COSTS, METHODS, OBJECTIVES
 from osdp.units import operator_dtypes
 
 if TYPE_CHECKING:
@@ -57,6 +57,9 @@ def problems(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.prefetch < 0:
         yield "prefetch", f"must not be negative, is {plan.prefetch}"
     yield from _word_problems(plan)
+    if plan.searched is not None and plan.searched.cost_version > COST_VERSION:
+        found = plan.searched.cost_version
+        yield "searched.cost_version", f"must be at most {COST_VERSION}, is {found}: use a newer osdp"
     if plan.certificate is not None:
         if plan.certificate.price_denominator < 1:
             yield "certificate.price_denominator", "must be at least 1"

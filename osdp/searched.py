@@ -11,6 +11,18 @@ COSTS = ("osdp", "paper")
 METHODS = ("exact", "dfs", "dfs-smallest-first")
 OBJECTIVES = ("throughput", "memory", "batch")
 
+# Note [Cost versions]
+# What a plan's certificate and prediction count, by version. `osdp.verify` checks a plan by its own version, so who changes
+# what the search counts (csrc/search/cost.hpp, model.hpp) raises this, and keeps what older plans are checked by. Who
+# changes what the simulator plays raises it too: of older plans the played times are not compared.
+#   1: the first. No buffers of modules, no copies that mixed precision averages, no parameters that one module reads several
+#      times; room is reserved for tied parameters whatever is chosen.
+#   2: these too; files before version 4 do not say which of the two they are of, so either will do (`Searched.costs`).
+#   3: operators' work, and the gradient being made, in their own phase; a reserve of 1 + prefetch units, not 2 + prefetch.
+#   4: on accelerators, 2 + prefetch again: the gradient that leaves while the next parameters arrive.
+#   5: with several micro-batches, the part of a gradient that is added to that of the earlier ones.
+COST_VERSION = 5
+
 
 @dataclass(frozen=True)
 class Searched:
@@ -36,3 +48,8 @@ class Searched:
     exposed: Annotated[float, AtLeast(0)] = (
         1.0  # how much longer a second of communication makes the objective's step
     )
+    cost_version: Annotated[int, AtLeast(1)] = COST_VERSION  # Note [Cost versions]
+
+    def costs(self) -> tuple[int, ...]:
+        """The cost versions that the plan may be of."""
+        return (1, 2) if self.cost_version == 1 else (self.cost_version,)

@@ -94,10 +94,10 @@ def _plan_2(old: Document) -> Document:
 
 
 def _plan_3(old: Document) -> Document:
-    """what early files lack: in hardware, and what units the search joined"""
+    """what early files lack: in hardware, what units the search joined, and which costs it had (of 1, or of 2)"""
     steps: dict[str, Step] = {
         "hardware": _hardware_2,
-        "searched": lambda searched: {"small_unit_bytes": 256 * 2**10, **searched},
+        "searched": lambda searched: {"small_unit_bytes": 256 * 2**10, "cost_version": 1, **searched},
     }
     return {name: steps[name](value) if name in steps and value else value for name, value in old.items()}
 
@@ -108,23 +108,33 @@ def _plan_4(old: Document) -> Document:
 
 
 def _plan_5(old: Document) -> Document:
-    """what early files lack: in the description"""
-    return {**old, "description": _description_2(old["description"])}
+    """what early files lack: in the description, and which costs the search had"""
+    searched = old["searched"] and {"cost_version": 2, **old["searched"]}
+    return {**old, "description": _description_2(old["description"]), "searched": searched}
 
 
 def _plan_6(old: Document) -> Document:
-    """what early files lack: the share of communication in the objective, which was the hardware's"""
+    """what early files lack: the share of communication in the objective, which was the hardware's, and which costs the
+    search had"""
     searched, hardware = old["searched"], old["hardware"]
     if searched:
         exposed = hardware["exposed_communication"] if hardware else 1.0
-        searched = {"exposed": exposed, **searched}
+        searched = {"exposed": exposed, "cost_version": 3, **searched}
     return {**old, "searched": searched}
 
 
 def _plan_7(old: Document) -> Document:
-    """what early files lack: in hardware"""
-    hardware = old["hardware"]
-    return {**old, "hardware": hardware and _hardware_3(hardware)}
+    """what early files lack: in hardware, and which costs the search had"""
+    steps: dict[str, Step] = {
+        "hardware": _hardware_3,
+        "searched": lambda searched: {"cost_version": 4, **searched},
+    }
+    return {name: steps[name](value) if name in steps and value else value for name, value in old.items()}
+
+
+def _plan_8(old: Document) -> Document:
+    """what early files lack: which costs the search had"""
+    return {**old, "searched": old["searched"] and {"cost_version": 5, **old["searched"]}}
 
 
 # Kind -> its steps; the first one leads from version 1 to 2.
@@ -132,7 +142,7 @@ STEPS: Mapping[str, tuple[Step, ...]] = {
     "checkpoint": (_checkpoint_1,),
     "description": (_description_1, _description_2),
     "hardware": (_hardware_1, _hardware_2, _hardware_3),
-    "plan": (_plan_1, _plan_2, _plan_3, _plan_4, _plan_5, _plan_6, _plan_7),
+    "plan": (_plan_1, _plan_2, _plan_3, _plan_4, _plan_5, _plan_6, _plan_7, _plan_8),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from osdp.errors import InfeasibleError, InvalidProblemError, PlanMismatchError
 from osdp.hardware import check_hardware
 from osdp.plan import Plan
 from osdp.plan_rules import problems
-from osdp.searched import Searched
+from osdp.searched import COST_VERSION, Searched
 from osdp.simulating import plain_choice
 
 
@@ -40,7 +40,11 @@ def verify(plan: Plan, *, search: bool = False) -> str:
     they are what the search said. `search=True` searches again with the same arguments, for about as long, and
     compares. docs/plan.md lists field by field what is checked.
 
-    Raises PlanMismatchError for a plan without certificate, hardware or the arguments of its search.
+    A plan of an older OSDP is checked by the costs of its time (`searched.cost_version`); what the simulator of then played
+    (`predicted.step_time_s` and its parts) is not compared.
+
+    Raises PlanMismatchError for a plan without certificate, hardware or the arguments of its search, and with `search`
+    where its costs are of an older version.
     """
     c, s = plan.certificate, plan.searched
     if c is None or s is None or plan.hardware is None or plan.world_size is None:
@@ -53,14 +57,26 @@ def verify(plan: Plan, *, search: bool = False) -> str:
             return f"{where}: {why}"
         for why in _disagreements(plan, c, s):
             return why
-        assembly = assembly_of(plan, s)
-        if wrong := _check_certificate(plan, c, assembly):
-            return wrong
-        for why in _differences("", plan, assembly.plan(found_of(plan, c, assembly))):
-            return why
+        wrong = [_check_costs(plan, c, s, version) for version in s.costs()]
+        if all(wrong):
+            return wrong[-1]
+        if search and s.cost_version < COST_VERSION:
+            raise PlanMismatchError(
+                f"the plan's costs are of version {s.cost_version}, a search's today of {COST_VERSION}: what the "
+                "certificate proves holds, but no search of today can repeat it"
+            )
         return _search_again(plan, c) if search else ""
     except (_search.InvalidProblem, InvalidProblemError) as e:
         return str(e)
+
+
+def _check_costs(plan: Plan, c: Certificate, s: Searched, cost_version: int) -> str:
+    """What of the plan is false of the costs of that version."""
+    assembly = assembly_of(plan, s, cost_version)
+    if wrong := _check_certificate(plan, c, assembly):
+        return wrong
+    but = _PLAYED if cost_version < COST_VERSION else ()
+    return next(_differences("", plan, assembly.plan(found_of(plan, c, assembly)), but), "")
 
 
 def _disagreements(plan: Plan, c: Certificate, s: Searched) -> Iterator[str]:
@@ -89,8 +105,8 @@ def _disagreements(plan: Plan, c: Certificate, s: Searched) -> Iterator[str]:
         yield "the search's bound does not agree with the time"
 
 
-def assembly_of(plan: Plan, s: Searched) -> Assembly:
-    """What the search was asked, made anew from the plan."""
+def assembly_of(plan: Plan, s: Searched, cost_version: int = COST_VERSION) -> Assembly:
+    """What the search was asked, made anew from the plan; with the costs of that version."""
     assert plan.hardware is not None and plan.world_size is not None and plan.memory_limit_bytes is not None
     space = choose_space(s.modes, s.granularity or 1, s.checkpoint, plan.cost, s.hosts)
 
@@ -105,10 +121,11 @@ def assembly_of(plan: Plan, s: Searched) -> Assembly:
             optimizer=plan.optimizer,
             cost=plan.cost,
             method="exact",
-            least_transient_bytes=least_transient(plan.description, plan.precision),
+            least_transient_bytes=least_transient(plan.description, plan.precision, cost_version),
             hosts=s.hosts,
             prefetch=plan.prefetch,
             exposed=exposed,
+            cost_version=cost_version,
         )
 
     beside = total(
@@ -131,7 +148,7 @@ def assembly_of(plan: Plan, s: Searched) -> Assembly:
         plan.separate_reductions,
         s,
         plan.memory_limit_bytes,
-        make_model(plan.description, plan.hardware, plan.precision, s.whole, beside),
+        make_model(plan.description, plan.hardware, plan.precision, s.whole, beside, cost_version),
         request(s.exposed),
         request(None),
     )
@@ -194,18 +211,25 @@ def found_of(plan: Plan, c: Certificate, assembly: Assembly) -> dict[str, Any]:
 
 # Words for a person, and what `_check_certificate` has checked.
 _NOT_COMPARED = ("reason", "certificate")
+# As the simulator of the plan's time played it.
+_PLAYED = tuple(
+    f"predicted.{what}"
+    for what in ("step_time_s", "throughput", "communication_s", "compute_s", "optimizer_s")
+)
 
 
-def _differences(path: str, said: Any, made: Any) -> Iterator[str]:
-    """Where what a plan says is not what its decisions make."""
+def _differences(path: str, said: Any, made: Any, but: Collection[str] = ()) -> Iterator[str]:
+    """Where what a plan says is not what its decisions make; `but` for these fields."""
+    if path in but:
+        return
     if is_dataclass(said) and type(said) is type(made):
         for f in fields(said):
             if f.name not in _NOT_COMPARED:
                 inner = f"{path}.{f.name}" if path else f.name
-                yield from _differences(inner, getattr(said, f.name), getattr(made, f.name))
+                yield from _differences(inner, getattr(said, f.name), getattr(made, f.name), but)
     elif isinstance(said, Mapping) and isinstance(made, Mapping) and said.keys() == made.keys():
         for key in said:
-            yield from _differences(f"{path}.{key}", said[key], made[key])
+            yield from _differences(f"{path}.{key}", said[key], made[key], but)
     elif said != made:
         yield f"{path} is {said!r:.200}, but these decisions make it {made!r:.200}"
 

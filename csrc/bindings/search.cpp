@@ -218,7 +218,7 @@ void bind_schedule(py::module_& m) {
                        double optimizer_s_per_byte, int64_t limit_bytes,
                        const std::vector<std::pair<int64_t, int64_t>>& batches,
                        const std::vector<int>& recompute, int64_t least_transient_bytes, int64_t buffers,
-                       bool find_smallest, bool depth_first, bool smallest_first) {
+                       bool find_smallest, bool depth_first, bool smallest_first, int64_t cost_version) {
              Request r;
              r.space.cost = cost == "paper" ? Cost::Paper : Cost::Osdp;
              for (int mode : modes) r.space.modes.push_back(static_cast<Mode>(mode));
@@ -242,12 +242,13 @@ void bind_schedule(py::module_& m) {
              r.find_smallest = find_smallest;
              r.depth_first = depth_first;
              r.smallest_first = smallest_first;
+             r.space.cost_version = cost_version;
              return r;
            }),
            py::kw_only(), "cost"_a, "modes"_a, "granularities"_a, "optimizer_bytes_per_parameter_byte"_a,
            "bucket_bytes"_a, "slice_overhead_s"_a, "ranks"_a, "hosts"_a, "collectives"_a, "exposed"_a,
            "optimizer_s_per_byte"_a, "limit_bytes"_a, "batches"_a, "recompute"_a, "least_transient_bytes"_a,
-           "buffers"_a, "find_smallest"_a, "depth_first"_a, "smallest_first"_a);
+           "buffers"_a, "find_smallest"_a, "depth_first"_a, "smallest_first"_a, "cost_version"_a);
   m.def("schedule", &run_schedule, "model"_a, "request"_a, "time_limit_s"_a, "gap"_a = 0.0);
   m.def(
       "candidates",

@@ -33,7 +33,7 @@ class Pricer {
     for (const Tensor& t : op_.tensors) c.state_bytes += t.bytes() * copies(t) + t.copy_bytes();
     c.gradient_bytes = c.whole_gradient_bytes = c.own_bytes = trainable_bytes_;
     // The sum that autograd keeps, and, where a reader's gradient is added to it, the new sum.
-    if (again()) c.gathered_bytes = 2 * compute_gradient_bytes_;
+    if (again()) c.gathered_bytes = (space_.cost_version < 2 ? 1 : 2) * compute_gradient_bytes_;
     return finish(c, all_reduce(reduce_bytes_), trainable_bytes_);
   }
 
@@ -126,11 +126,12 @@ class Pricer {
   // first call's is added. So these are there beside what is gathered and made meanwhile, and not instead of
   // it. They are a unit like any other, too: it is gathered ahead, and units are gathered as far ahead as the
   // largest is large.
-  bool again() const { return (op_.places > 1 || op_.calls > 1) && !paper(); }
+  bool again() const { return (op_.places > 1 || (op_.calls > 1 && space_.cost_version > 1)) && !paper(); }
   void keep_again(Candidate& c) const {
     if (!again()) return;
     c.gathered_bytes = compute_bytes_ + 2 * compute_gradient_bytes_;
     c.held_bytes = 0;
+    if (space_.cost_version < 2) c.transient_bytes = 0;
   }
   bool paper() const { return space_.cost == Cost::Paper; }
   // Parameter, gradient and optimizer state, in units of the parameter's bytes.
@@ -195,6 +196,7 @@ class Pricer {
     } else {
       c.optimizer_ps = picoseconds(static_cast<double>(updated_bytes) * device_.optimizer_s_per_byte, where);
     }
+    if (space_.cost_version < 3) c.own_bytes = c.whole_gradient_bytes;
     return c;
   }
 
@@ -266,7 +268,8 @@ int64_t averaging_bytes(const std::vector<Operator>& operators, const Device& de
   }
   const int128 bucket = std::min<int128>(trainable, space.bucket_bytes);
   const bool whole = std::find(space.modes.begin(), space.modes.end(), Mode::NoShard) != space.modes.end();
-  int128 most = std::max(largest, std::min(bucket, small));
+  if (space.cost_version < 2) return static_cast<int64_t>(std::min<int128>(bucket, kLargestSum));
+  int128 most = space.cost_version < 3 ? bucket : std::max(largest, std::min(bucket, small));
   for (const Operator& op : operators) {
     int128 own = 0, copied = 0;
     bool shardable = false, mixed = false;
@@ -282,7 +285,7 @@ int64_t averaging_bytes(const std::vector<Operator>& operators, const Device& de
     most = std::max(most, copied);
     if (own > 0) most = std::max(most, (bucket * copied + own - 1) / own);
   }
-  if (accumulates) most += largest_part(operators, device, space);
+  if (accumulates && space.cost_version > 4) most += largest_part(operators, device, space);
   return static_cast<int64_t>(std::min<int128>(most, kLargestSum));
 }
 

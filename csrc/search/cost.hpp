@@ -71,6 +71,17 @@ struct Device {
 // Smaller tensors travel together, through a copy (csrc/runtime/collectives.hpp: kSmallBytes).
 inline constexpr int64_t kSmallTensorBytes = 64 << 10;
 
+// Note [Versions of the costs]
+// A certificate proves what it proves of the costs that the search had. Plans are kept for years, so older
+// versions are still computed, to check them by (osdp/searched.py says what each version counts):
+//   4: nothing was added for the sum of several micro-batches.
+//   3: on accelerators the reserve had one unit less.
+//   2: the gradient that a backward makes was in the reserve, not in its operator's phase, unless it is made
+//      in place; of small tensors all of a bucket counted as copied.
+//   1: nor were the copies of mixed precision counted, nor parameters that one module reads several times;
+//      tied ones were no transient.
+inline constexpr int64_t kCostVersion = 5;
+
 // What the search may choose from, and what the training step is like.
 struct Space {
   Cost cost = Cost::Osdp;
@@ -79,6 +90,7 @@ struct Space {
   int64_t optimizer_bytes_per_parameter_byte = 2;  // AdamW: two moments
   int64_t bucket_bytes = int64_t{4} << 20;         // NO_SHARD gradients reduced together
   double slice_overhead_s = 0;                     // of each further slice of a split operator, per step
+  int64_t cost_version = kCostVersion;
 };
 
 // One way to treat one operator.

@@ -17,6 +17,7 @@ from osdp.description import ModelDescription
 from osdp.errors import FormatError
 from osdp.hardware import Collective, Hardware, known_machines
 from osdp.plan import Plan
+from osdp.verifying import verify
 
 # KIND-VERSION.json, as an OSDP of that time wrote it; KIND-1-first.json by the first that had the kind, before some
 # fields. What loads once loads for ever: a change that breaks one of these needs a step in osdp/upgrading.py.
@@ -51,6 +52,11 @@ def test_a_file_of_every_version_loads_and_says_the_same(name: str) -> None:
     lost = [c for c in upgrading.what_changed(document(name), again) if not c.startswith("added ")]
     assert lost == ([] if again["version"] == document(name)["version"] else ["changed version"])
     assert serial.loads(kind, type(value), serial.dumps(kind, value)) == value
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n.startswith("plan-") and "first" not in n])
+def test_a_plan_of_every_version_verifies(name: str) -> None:
+    assert verify(Plan.load(FILES / name)) == ""
 
 
 def test_what_an_old_file_lacks_has_the_value_that_it_had_then() -> None:
@@ -119,11 +125,11 @@ def test_upgrade_rewrites_a_file_in_place_and_says_what_changed(tmp_path: Path, 
         "added description.operators[].work_bytes_per_sample, added description.operators[].work_bytes_fixed, "
         "added description.output_bytes_per_sample, added separate_reductions"
     )
-    assert said == f"{path}: plan, version 1 to 8: {added}\n"
-    assert json.loads(path.read_text())["version"] == 8
+    assert said == f"{path}: plan, version 1 to 9: {added}\n"
+    assert json.loads(path.read_text())["version"] == 9
     assert Plan.load(path) == before and stat.S_IMODE(path.stat().st_mode) == 0o640
     assert main(["upgrade", str(path)]) == 0
-    assert capsys.readouterr().out == f"{path}: plan, version 8: up to date\n"
+    assert capsys.readouterr().out == f"{path}: plan, version 9: up to date\n"
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
 
 

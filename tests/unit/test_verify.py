@@ -7,18 +7,19 @@ import random
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import osdp
+from osdp import search_job
 from osdp.description import Parameter
 from osdp.hardware import Collective, DeviceMemory, Measured
 from osdp.plan import MODES, RECOMPUTE, SPLITS, Plan
 from osdp.precision import PRECISIONS
-from osdp.searched import COSTS, METHODS, OBJECTIVES
+from osdp.searched import COST_VERSION, COSTS, METHODS, OBJECTIVES
 from tests.unit.gpt_descriptions import gpt, machine, operator
 
 PAGE = Path(__file__).parents[2] / "docs" / "plan.md"
@@ -121,6 +122,7 @@ INPUTS = (
     "searched.objective",
     "searched.at_least",
     "searched.exposed",
+    "searched.cost_version",
 )
 PROOFS = ("certificate.prices[].phase", "certificate.prices[].numerator", "certificate.price_denominator")
 
@@ -381,3 +383,37 @@ def test_the_searchs_own_claims_are_checked_by_searching_again(name):
     assert osdp.verify(worse) == ""
     if c.optimal:
         assert "a plan of batch" in osdp.verify(worse, search=True)
+
+
+@pytest.mark.parametrize("version", range(1, COST_VERSION))
+def test_a_plan_is_checked_by_the_costs_that_its_search_counted(version, monkeypatch):
+    """A search of today that counts as one of then: its plan holds for that version, and not for today's."""
+    of_then = {"cost_version": version}
+    for name in ("make_model", "make_request", "least_transient"):
+        monkeypatch.setattr(search_job, name, partial(getattr(search_job, name), **of_then))
+    description = gpt(2, 128)
+    buffers = dataclasses.replace(description.operators[0], buffer_bytes=4096)
+    description = dataclasses.replace(description, operators=(buffers, *description.operators[1:]))
+    hardware = dataclasses.replace(machine(4), device="cuda")
+    plan = osdp.search(
+        description, memory="1GiB", world_size=4, hardware=hardware, modes="FULL_SHARD", global_batch_size=32, batch_size=4,
+        checkpoint=False,
+    )  # fmt: skip
+    then = dataclasses.replace(plan, searched=dataclasses.replace(plan.searched, **of_then))
+    monkeypatch.undo()
+    assert osdp.verify(Plan.loads(then.dumps())) == ""
+    assert "the largest phase holds" in osdp.verify(plan)
+    with pytest.raises(
+        osdp.PlanMismatchError, match=f"version {version}, a search's today of {COST_VERSION}"
+    ):
+        osdp.verify(then, search=True)
+
+
+def test_a_plan_of_costs_that_are_yet_to_come_is_refused():
+    plan = next(iter(plans().values()))
+    newer = dataclasses.replace(
+        plan, searched=dataclasses.replace(plan.searched, cost_version=COST_VERSION + 1)
+    )
+    with pytest.raises(osdp.FormatError, match="use a newer osdp") as caught:
+        Plan.loads(newer.dumps())
+    assert caught.value.field == "searched.cost_version"

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import statistics
 import sys
@@ -33,6 +32,7 @@ import osdp
 from osdp.arguments import batches_of
 from osdp.errors import InfeasibleError
 from osdp.rehearsing import rehearsal
+from osdp.serial import save_text
 from osdp.simulating import plain_choice
 from osdp.verifying import assembly_of
 
@@ -185,11 +185,8 @@ def table(results: dict[str, Any]) -> str:
 
 
 def store(path: Path | None, results: dict[str, Any]) -> None:
-    if path is None:
-        return
-    beside = path.with_name(f".{path.name}.new")
-    beside.write_text(json.dumps(results, indent=1) + "\n")
-    os.replace(beside, path)
+    if path is not None:
+        save_text(path, json.dumps(results, indent=1) + "\n")
 
 
 def main() -> None:

@@ -61,7 +61,7 @@ def measure(rounds: str, steps: str) -> dict[str, Any]:
     rows = []
     for _ in range(int(rounds)):
         hardware = osdp.profile(bare, *sample, seconds=6)
-        compute = sum(hardware.gamma_s.values()) * sample[0].shape[0] + sum(hardware.gamma_fixed_s.values())
+        compute = hardware.bare_step_s(sample[0].shape[0])
         times: dict[str, list[float]] = {name: [] for name in models}
         for _ in range(int(steps)):
             for name in models:

@@ -51,7 +51,7 @@ def measure(name: str, count: str, steps: str) -> dict[str, Any]:
     times = int(steps) > 0
     hardware = osdp.profile(bare, *sample, seconds=10 if times else 1)
     batch_size = sample[0].shape[0]
-    alone_s = sum(hardware.gamma_s.values()) * batch_size + sum(hardware.gamma_fixed_s.values())
+    alone_s = hardware.bare_step_s(batch_size)
     plans = {f"searched {i}": p for i, p in enumerate(searched(description, hardware, batch_size))}
     plans |= {f"random {i}": p for i, p in enumerate(random_plans(description, batch_size, int(count), 15))}
     heap = Heap()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -39,6 +40,15 @@ class Timeline:
                 passed = after - before
             result[owner] = result.get(owner, 0.0) + passed
         return result
+
+
+def timed(job: Callable[[], object], device: torch.device) -> float:
+    """Seconds until `device` has done all of it."""
+    synchronize(device)
+    begin = time.perf_counter()
+    job()
+    synchronize(device)
+    return time.perf_counter() - begin
 
 
 def synchronize(device: torch.device) -> None:

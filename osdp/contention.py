@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -11,10 +10,12 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from osdp.clock import timed
 from osdp.contention_by_events import measure_by_events
 from osdp.fitting import fit
 from osdp.hardware import Collective
-from osdp.measuring import COLD, Rotation, lane_collectives
+from osdp.machine import cores
+from osdp.measuring import COLD, Rotation, lane_collectives, meet
 
 SIZES = (2**14, 2**18, 2**20, 2**22)  # bytes: one message of the ring, a segment, and several
 MOST_QUEUED = 2000  # rounds of all sizes that wait on the lane at one time
@@ -69,12 +70,12 @@ def measure_contention(
     alone_s: list[float] = []  # of the processor, by the computing thread
     beside_s: list[float] = []
     begin = time.perf_counter()
-    _timed(compute)
-    step_s = bench.mean([_timed(compute)])[0]
+    timed(compute, device)
+    step_s = bench.mean([timed(compute, device)])[0]
     rounds, end = 1, begin + seconds
     for n in range(20):
         _add(alone, bench.communicate(3))
-        bench.meet()
+        meet(bench.ours, device)
         thread_s = time.thread_time()
         compute()
         alone_s.append(time.thread_time() - thread_s)
@@ -98,8 +99,7 @@ def measure_contention(
     parts = [max(1, size // 4 // world) * 4 for size in SIZES]
     steps = 2 * (world - 1)  # of an all-reduce's ring
     delay = fit(parts, [max(0.0, d) / steps for d in bench.mean(differences)])
-    cores = len(os.sched_getaffinity(0))
-    busy = min(1.0, ranks_on_host * torch.get_num_threads() / cores)
+    busy = min(1.0, ranks_on_host * torch.get_num_threads() / cores())
     covered_s = sum(s * n for s, n in zip(lasting, ended, strict=True))
     slower_s = len(beside_s) * (statistics.median(beside_s) - statistics.median(alone_s))
     lost_s = processor_s * busy + max(0.0, slower_s)
@@ -125,18 +125,15 @@ def _add(seconds: list[list[float]], trial: _Trial) -> None:
 class _Bench:
     def __init__(self, device: torch.device, group: dist.ProcessGroup | None) -> None:
         self._device = device
-        self._ours = lane_collectives(device, group)
+        self.ours = lane_collectives(device, group)
         self._tensors = Rotation(COLD, device)
         self._matrix = torch.randn(512, 512, device=device)
 
     def mean(self, values: Sequence[float]) -> list[float]:
         """Over ranks: the same on all of them."""
         table = torch.tensor(values, dtype=torch.float64, device=self._device)
-        self._ours.all_reduce_mean([table])
+        self.ours.all_reduce_mean([table])
         return [float(x) for x in table.tolist()]
-
-    def meet(self) -> None:
-        self._ours.all_reduce_mean([torch.zeros(1, device=self._device)])
 
     def products(self) -> None:
         for _ in range(16):
@@ -144,10 +141,10 @@ class _Bench:
 
     def communicate(self, rounds: int, compute: Callable[[], object] | None = None) -> _Trial:
         """`rounds` of all-reduces of all sizes, waited for, or beside one `compute`."""
-        self.meet()
+        meet(self.ours, self._device)
         begin, processor_s, thread_s = time.perf_counter(), _others(), time.thread_time()
         tickets = [
-            self._ours.submit_all_reduce_mean([self._tensors.next(size // 4)])
+            self.ours.submit_all_reduce_mean([self._tensors.next(size // 4)])
             for _ in range(rounds)
             for size in SIZES
         ]
@@ -166,9 +163,3 @@ class _Bench:
 def _others() -> float:
     """Seconds of the processor that other threads of this process have used."""
     return time.process_time() - time.thread_time()
-
-
-def _timed(job: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    job()
-    return time.perf_counter() - begin

@@ -66,20 +66,12 @@ def drift_of(plan: Plan, device: torch.device, bare_step_s: float | None) -> Dri
     if hardware is None or hardware.measured is None or hardware.device != device.type:
         return None
     product_s, copy_s = measure_probe(device)
-    bare_then_s = bare_step_of(plan)
+    bare_then_s = hardware.bare_step_s(plan.batch_size)
     return Drift(
         product=Span(hardware.measured.product_s, product_s),
         copy=Span(hardware.measured.copy_s, copy_s),
         bare_step=None if bare_step_s is None or not bare_then_s else Span(bare_then_s, bare_step_s),
     )
-
-
-def bare_step_of(plan: Plan) -> float:
-    """Seconds of a forward and a backward as profiled; 0.0 where the model was not."""
-    if plan.hardware is None:
-        return 0.0
-    per_sample, fixed = plan.hardware.gamma_s, plan.hardware.gamma_fixed_s
-    return sum(per_sample.values()) * plan.batch_size + sum(fixed.values())
 
 
 def step_now_s(plan: Plan, drift: Drift) -> float | None:

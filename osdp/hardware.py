@@ -96,6 +96,10 @@ class Hardware:
     device_memory: DeviceMemory = DeviceMemory()
     measured: Measured | None = None  # None: from public figures, or of an older profile
 
+    def bare_step_s(self, batch_size: int) -> float:
+        """Seconds of a forward and a backward of the model that was profiled, alone on one rank; 0.0 where none was."""
+        return sum(self.gamma_s.values()) * batch_size + sum(self.gamma_fixed_s.values())
+
     def dumps(self) -> str:
         """The hardware as JSON text; `Hardware.loads` gives an equal one back."""
         return serial.dumps("hardware", self)

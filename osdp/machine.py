@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import statistics
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from osdp.clock import synchronize
+from osdp.clock import timed
 from osdp.errors import MachineMismatchWarning
 from osdp.hardware import Hardware, Measured
 
@@ -61,7 +60,7 @@ def measured_here(device: torch.device, product_s: float, copy_s: float) -> Meas
     """What a profile keeps of the machine that it was measured on."""
     return Measured(
         processor=processor_of(device)[:200],
-        cores=_cores(),
+        cores=cores(),
         threads=torch.get_num_threads(),
         torch=str(torch.__version__),
         product_s=product_s,
@@ -97,7 +96,8 @@ def warn_of_another_machine(hardware: Hardware | None, device: torch.device, ran
         )
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Processors that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -109,11 +109,4 @@ def _memory(elements: int, device: torch.device) -> torch.Tensor:
 
 
 def _median_s(job: Callable[[], object], device: torch.device) -> float:
-    times: list[float] = []
-    for _ in range(_REPEATS):
-        synchronize(device)
-        begin = time.perf_counter()
-        job()
-        synchronize(device)
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times)
+    return statistics.median(timed(job, device) for _ in range(_REPEATS))

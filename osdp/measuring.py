@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from osdp import _C
-from osdp.clock import synchronize
+from osdp.clock import synchronize, timed
 from osdp.device_statistics import DeviceStatistics
 from osdp.fitting import fit
 from osdp.hardware import Collective
@@ -73,7 +73,7 @@ def measure_collectives(
     def run_round() -> list[float]:
         times = []
         for _, repeats, job in jobs:
-            meet()  # else the time of a rank that comes early is the other's delay
+            meet(ours, device)  # else the time of a rank that comes early is the other's delay
             ours.all_reduce_mean([first])
             synchronize(device)
             begin = time.perf_counter()
@@ -82,10 +82,6 @@ def measure_collectives(
             synchronize(device)
             times.append((time.perf_counter() - begin) / repeats)
         return times
-
-    def meet() -> None:
-        ours.all_reduce_mean([torch.zeros(1, device=device)])
-        synchronize(device)
 
     for _ in range(warm_ups(device)):  # connections are made on first use
         for _, _, job in jobs:
@@ -104,6 +100,12 @@ def measure_collectives(
         steps = (world - 1) * (2 if kind == 2 else 1)
         costs.append(fit(sent, [t / steps for t, (k, _, _) in zip(mean, jobs, strict=True) if k == kind]))
     return costs[0], costs[1], costs[2]
+
+
+def meet(lane: _C.Collectives, device: torch.device) -> None:
+    """All ranks of `lane` wait for each other."""
+    lane.all_reduce_mean([torch.zeros(1, device=device)])
+    synchronize(device)
 
 
 class Rotation:
@@ -264,11 +266,7 @@ def _median_time(device: torch.device, job: Callable[[], object], seconds: float
     times: list[float] = []
     end = time.perf_counter() + seconds
     while len(times) < min(3, at_most) or (len(times) < at_most and time.perf_counter() < end):
-        synchronize(device)
-        begin = time.perf_counter()
-        job()
-        synchronize(device)
-        times.append(time.perf_counter() - begin)
+        times.append(timed(job, device))
     return statistics.median(times)
 
 

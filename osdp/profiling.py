@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
@@ -84,6 +85,17 @@ def each(ranks: Together, what: str, job: Callable[[], T]) -> T:
     return result  # type: ignore[return-value]
 
 
+@contextmanager
+def failing_as(what: str) -> Iterator[None]:
+    """What communicates: every rank's fails when one's does, by an OSDPError that goes on, or as a ProfileError."""
+    try:
+        yield
+    except OSDPError:
+        raise
+    except Exception as error:
+        raise ProfileError(f"{what}: {type(error).__name__}: {error}") from error
+
+
 def _profile(
     ranks: Together, subject: nn.Module | ModelDescription | None, args: Any, kwargs: Any, seconds: float
 ) -> Hardware:
@@ -113,17 +125,11 @@ def _profile(
         )
     hosts = ranks.all(socket.gethostname())
     probe = MemoryProbe(device)
-    try:
+    with failing_as("a collective failed while it was measured"):
         sizes = collective_sizes(device, ranks.group, ranks.world_size, seconds * 0.2)
         costs = measure_collectives(device, ranks.group, ranks.world_size, seconds * 0.2, sizes)
         if ranks.world_size > 1:
             probe.communicated(lane_of(ranks.group, device))
-    except OSDPError:
-        raise
-    except Exception as error:  # every rank's collectives fail when one's do
-        raise ProfileError(
-            f"a collective failed while it was measured: {type(error).__name__}: {error}"
-        ) from error
 
     def measure_locally() -> dict[str, float]:
         product_s, copy_s = measure_probe(device)  # first: the ranks have just met
@@ -150,16 +156,10 @@ def _profile(
     on_host = max(hosts.count(h) for h in hosts)
 
     def contend() -> Contention:
-        try:
+        with failing_as("a collective beside computation failed while it was measured"):
             return measure_contention(
                 device, ranks.group, ranks.world_size, on_host, seconds * 0.25, step, sizes
             )
-        except OSDPError:
-            raise
-        except Exception as error:
-            raise ProfileError(
-                f"a collective beside computation failed while it was measured: {type(error).__name__}: {error}"
-            ) from error
 
     contention = None if real and device.type == "cpu" and ranks.world_size > 1 else contend()
     made = 0 if ranks.world_size == 1 else 1 if _exchanges_on_host(ranks) else 2
@@ -188,8 +188,9 @@ def _profile(
     trials: list[Trial] = []
     if real and ranks.world_size > 1:
         assert isinstance(subject, nn.Module) and description is not None
-        measured = Hardware.loads(ranks.all(measured.dumps())[0])
-        trials = _take_trials(ranks, subject, args, kwargs, description, measured, seconds * 0.35)
+        measured = Hardware.loads(ranks.first(measured.dumps))
+        with failing_as(f"rank {ranks.rank}: a trial step of the sharded model failed"):
+            trials = take_trials(ranks, subject, args, kwargs, description, measured, seconds * 0.35)
     if not trials and contention is None:
         contention = contend()
     if contention is not None:
@@ -200,27 +201,12 @@ def _profile(
             stolen_computation=contention.stolen,
         )
     if trials:
-        measured = each(ranks, "fitting trial steps", lambda: fitted(measured, trials, ranks.world_size))
-    return Hardware.loads(ranks.all(measured.dumps())[0])  # rank 0's, to the last digit
 
+        def fit() -> Hardware:  # rank 0's is everybody's
+            return fitted(measured, trials, ranks.world_size) if ranks.rank == 0 else measured
 
-def _take_trials(
-    ranks: Together,
-    model: nn.Module,
-    args: Any,
-    kwargs: Any,
-    description: ModelDescription,
-    hardware: Hardware,
-    seconds: float,
-) -> list[Trial]:
-    try:
-        return take_trials(ranks, model, args, kwargs, description, hardware, seconds)
-    except OSDPError:
-        raise
-    except Exception as error:
-        raise ProfileError(
-            f"rank {ranks.rank}: a trial step of the sharded model failed: {type(error).__name__}: {error}"
-        ) from error
+        measured = each(ranks, "fitting trial steps", fit)
+    return Hardware.loads(ranks.first(measured.dumps))  # rank 0's, to the last digit
 
 
 def _step_of(model: nn.Module, args: Any, kwargs: Any, device: torch.device) -> Callable[[], object]:

@@ -8,7 +8,7 @@ from osdp import _search
 from osdp.costing import gathered_bytes
 from osdp.description import ModelDescription
 from osdp.hardware import Hardware
-from osdp.simulating import gathering_calls
+from osdp.simulating import gathering_calls, lanes_of
 from osdp.units import places_of
 
 
@@ -24,8 +24,6 @@ def rehearsal(
     separate_reductions: bool,
 ) -> _search.Rehearsal:
     """Plays plans of `model`, which `request` describes, as `osdp.simulating.play` would."""
-    delay = hardware.communication_delay
-    enqueue = hardware.device != "cpu"  # its lanes are streams
     sizes: Mapping[str, int] = {o.name: gathered_bytes(o, precision) for o in description.operators}
     return _search.Rehearsal(
         model,
@@ -33,7 +31,5 @@ def rehearsal(
         places=places_of(description, sizes, gathering_calls(description)),
         small_unit_bytes=small_unit_bytes,
         prefetch=prefetch,
-        lanes=(separate_reductions and enqueue, enqueue),
-        delay=(delay.alpha_s, delay.beta_s_per_byte),
-        stolen_permille=round(hardware.stolen_computation * 1000),
+        **lanes_of(hardware, separate_reductions),
     )

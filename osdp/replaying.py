@@ -39,8 +39,6 @@ PLAYED_OPERATORS = 40_000  # bounds the polishing: operators of all steps that i
 FEWEST_PLAYS = 24
 OVERTIME = 0.05  # of the job's time, for the polishing where the searches took all
 
-DECISIONS = ("batch_size", "accumulation", "transient_bytes", "blocks", "choices", "peak_bytes")
-
 Found = Mapping[str, Any]
 
 

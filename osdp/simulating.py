@@ -106,8 +106,7 @@ def play(
     peak_bytes; with `timeline` also events and memory. `blocks`: RECOMPUTE_CODES by block; `batch`: size per rank,
     micro-batches.
     """
-    delay = hardware.communication_delay
-    enqueue = hardware.device != "cpu"  # its lanes are streams
+    how = lanes_of(hardware, separate_reductions)
 
     def played(accumulation: int) -> dict[str, Any]:
         return dict(
@@ -119,10 +118,8 @@ def play(
                 list(blocks),
                 planned_units(description, units),
                 prefetch,
-                (separate_reductions and enqueue, enqueue),
-                (delay.alpha_s, delay.beta_s_per_byte),
-                round(hardware.stolen_computation * 1000),
-                timeline,
+                timeline=timeline,
+                **how,
             )
         )
 
@@ -133,6 +130,17 @@ def play(
     one, two = played(1), played(2)
     lasting = ("step_ps", "only_computing_ps", "both_ps", "only_communicating_ps")
     return {**two, **{part: two[part] + (batch[1] - 2) * (two[part] - one[part]) for part in lasting}}
+
+
+def lanes_of(hardware: Hardware, separate_reductions: bool) -> dict[str, Any]:
+    """What the core's player wants to know of the lanes: which there are, and what computing beside them costs."""
+    delay = hardware.communication_delay
+    enqueue = hardware.device != "cpu"  # its lanes are streams
+    return {
+        "lanes": (separate_reductions and enqueue, enqueue),
+        "delay": (delay.alpha_s, delay.beta_s_per_byte),
+        "stolen_permille": round(hardware.stolen_computation * 1000),
+    }
 
 
 def plain_choice(choice: Choice | None) -> tuple[int, int, int, int]:

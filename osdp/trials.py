@@ -30,7 +30,7 @@ from osdp.errors import OSDPError
 from osdp.gamma import differentiable, run_step
 from osdp.generators import generators_kept
 from osdp.hardware import Collective, Hardware
-from osdp.measuring import lane_collectives
+from osdp.measuring import lane_collectives, meet
 from osdp.nested import batch_of
 from osdp.plan import Plan
 from osdp.together import Together
@@ -86,7 +86,7 @@ def fitted(hardware: Hardware, trials: list[Trial], world_size: int) -> Hardware
     """`hardware` with what the trials say, which are not none: see Note [What trial steps are for]."""
     batch_size = trials[0].plan.batch_size
     forward, backward = (statistics.median(t.bare_s[i] for t in trials) for i in (0, 1))
-    alone = sum(hardware.gamma_s.values()) * batch_size + sum(hardware.gamma_fixed_s.values())
+    alone = hardware.bare_step_s(batch_size)
     alone_forward = sum(hardware.recompute_s.values()) * batch_size
     scale = (forward + backward) / alone if alone > 0 else 1.0
     here = replace(
@@ -158,14 +158,10 @@ def _turns(
     # The weights stay what they are, so that numbers stay normal ones.
     optimizer = torch.optim.AdamW(trainable, lr=0.0, weight_decay=0.0, fused=True)
 
-    def meet() -> None:
-        lane.all_reduce_mean([torch.zeros(1, device=device)])
-        synchronize(device)
-
     def turn() -> Turn:
-        meet()
+        meet(lane, device)
         bare = run_step(model, args, kwargs, device)
-        meet()
+        meet(lane, device)
         begin = time.perf_counter()
         with torch.enable_grad():
             outputs = differentiable(sharded(*args, **kwargs))

@@ -20,6 +20,17 @@ Candidacy candidacy(std::pair<int64_t, int64_t> batch, std::vector<int> choices,
   return plan;
 }
 
+// `method` of the plan that Python gives, which is checked first.
+template <typename Method>
+auto of_plan(Method method) {
+  return [method](Rehearsal& r, std::pair<int64_t, int64_t> batch, std::vector<int> choices,
+                  const std::vector<int>& blocks) {
+    const Candidacy plan = candidacy(batch, std::move(choices), blocks);
+    r.check(plan);
+    return (r.*method)(plan);
+  };
+}
+
 Place make_place(int64_t bytes, int64_t gathered_bytes, int dtype, bool mixed, int block, int gathered_at,
                  int64_t modules, bool traced, const std::vector<std::pair<int, int>>& calls,
                  int64_t repeats) {
@@ -57,33 +68,12 @@ void bind_rehearsal(py::module_& m) {
            }),
            py::keep_alive<1, 2>(), py::keep_alive<1, 3>(), "model"_a, "request"_a, py::kw_only(), "places"_a,
            "small_unit_bytes"_a, "prefetch"_a, "lanes"_a, "delay"_a, "stolen_permille"_a)
-      .def(
-          "step_ps",
-          [](Rehearsal& r, std::pair<int64_t, int64_t> batch, std::vector<int> choices,
-             const std::vector<int>& blocks) {
-            const Candidacy plan = candidacy(batch, std::move(choices), blocks);
-            r.check(plan);
-            return r.step_ps(plan);
-          },
-          "batch"_a, "choices"_a, "blocks"_a, "Of a whole step, played.")
-      .def(
-          "objective_ps",
-          [](const Rehearsal& r, std::pair<int64_t, int64_t> batch, std::vector<int> choices,
-             const std::vector<int>& blocks) {
-            const Candidacy plan = candidacy(batch, std::move(choices), blocks);
-            r.check(plan);
-            return r.objective_ps(plan);
-          },
-          "batch"_a, "choices"_a, "blocks"_a, "Of a whole step, by the objective.")
-      .def(
-          "peak_bytes",
-          [](const Rehearsal& r, std::pair<int64_t, int64_t> batch, std::vector<int> choices,
-             const std::vector<int>& blocks) {
-            const Candidacy plan = candidacy(batch, std::move(choices), blocks);
-            r.check(plan);
-            return r.peak_bytes(plan);
-          },
-          "batch"_a, "choices"_a, "blocks"_a, "What the limit is held against.");
+      .def("step_ps", of_plan(&Rehearsal::step_ps), "batch"_a, "choices"_a, "blocks"_a,
+           "Of a whole step, played.")
+      .def("objective_ps", of_plan(&Rehearsal::objective_ps), "batch"_a, "choices"_a, "blocks"_a,
+           "Of a whole step, by the objective.")
+      .def("peak_bytes", of_plan(&Rehearsal::peak_bytes), "batch"_a, "choices"_a, "blocks"_a,
+           "What the limit is held against.");
   m.def(
       "polish",
       [](Rehearsal& r,

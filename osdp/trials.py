@@ -116,8 +116,7 @@ def fitted(hardware: Hardware, trials: list[Trial], world_size: int) -> Hardware
 
 def _fits(plan: Plan, description: ModelDescription, hardware: Hardware, world_size: int) -> bool:
     """Whether training with it fits beside the model and the gradients of its bare step."""
-    model = sum(p.elements * 4 for o in description.operators for p in o.parameters)
-    needed = plan.simulate(hardware, world_size).peak_memory_bytes + 2 * model
+    needed = plan.simulate(hardware, world_size).peak_memory_bytes + 2 * description.parameter_bytes
     return hardware.memory_bytes is None or needed <= hardware.memory_bytes
 
 

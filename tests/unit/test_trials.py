@@ -8,7 +8,7 @@ import pytest
 
 import osdp
 from osdp.hardware import Collective, Hardware
-from osdp.trials import MODES, Trial, fitted
+from osdp.trials import MODES, Trial, _fits, fitted
 
 from .gpt_descriptions import gpt
 
@@ -75,3 +75,23 @@ def test_steps_that_are_faster_than_nothing_stolen_steal_nothing() -> None:
     trials = [replace(t, step=t.step / 2) for t in trials_on(truth, description)]
     found = fitted(truth, trials, 2)
     assert found.stolen_computation == 0.0 and found.exposed_communication == 1.0
+
+
+@pytest.mark.parametrize(("dtype", "itemsize"), [("float32", 4), ("bfloat16", 2), ("float64", 8)])
+def test_a_mode_is_tried_where_it_fits_beside_the_model_in_its_own_dtype(dtype: str, itemsize: int) -> None:
+    description = gpt(2, 64)
+    operators = tuple(
+        replace(
+            o,
+            parameters=tuple(replace(p, dtype=dtype) for p in o.parameters),
+            parameter_bytes=sum(itemsize * p.elements for p in o.parameters),
+        )
+        for o in description.operators
+    )
+    description = replace(description, operators=operators)
+    here = true_machine(description)
+    plan = replace(osdp.Plan.uniform(description, "NO_SHARD"), batch_size=BATCH)
+    elements = sum(p.elements for p in description.parameters)
+    needed = plan.simulate(here, 2).peak_memory_bytes + 2 * itemsize * elements
+    assert _fits(plan, description, replace(here, memory_bytes=needed), 2)
+    assert not _fits(plan, description, replace(here, memory_bytes=needed - 1), 2)

@@ -21,7 +21,8 @@ OBJECTIVES = ("throughput", "memory", "batch")
 #   3: operators' work, and the gradient being made, in their own phase; a reserve of 1 + prefetch units, not 2 + prefetch.
 #   4: on accelerators, 2 + prefetch again: the gradient that leaves while the next parameters arrive.
 #   5: with several micro-batches, the part of a gradient that is added to that of the earlier ones.
-COST_VERSION = 5
+#   6: with one, under mixed precision, the gradient that completes a NO_SHARD bucket.
+COST_VERSION = 6
 
 
 @dataclass(frozen=True)

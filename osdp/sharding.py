@@ -155,8 +155,8 @@ def fully_shard(
 
     `allocate_memory_from_process_group_for_comm`, as FSDP2's setter of that name: parameters are gathered, and gradients
     reduced, in memory that the process group's backend allocates (NCCL: registered with its communicator, so that a switch
-    with SHARP can read and sum it). Means are then sums that are divided afterwards, and a gradient is copied there first:
-    one full-size tensor more. See docs/accelerators.md. ProcessGroupError where the backend has no such memory.
+    with SHARP can read and sum it). Means are then sums that are divided afterwards, and a gradient is copied there
+    first. See docs/accelerators.md. ProcessGroupError where the backend has no such memory.
 
     Raises, on all ranks and with nothing changed: ProcessGroupError without a usable group, PlanMismatchError when the
     plan is for another model, world size or number of hosts, DisagreementError when ranks hold different things,

@@ -4,10 +4,11 @@
 // A backend may send from and receive into memory of its own without copies of its own: NCCL's is registered
 // with the communicator (ncclMemAlloc), so that a switch can read it, and sum. If asked to
 // (fully_shard(allocate_memory_from_process_group_for_comm=True)), what is gathered is allocated there, and
-// what is reduced: a gradient that autograd has made elsewhere is copied there first, so one full-size tensor
-// more exists. Such a pool too knows streams: Note [Memory that two streams use] holds for it. Only sums are
-// reduced without a copy, so means are sums that are divided then (Note [Averages in half]). With
-// HYBRID_SHARD the pool is that of the line.
+// what is reduced: a gradient that autograd has made elsewhere is copied there first. The stream that made it
+// copies it, not the lane's, which would keep both: so no more full-size tensors exist than without. Such a
+// pool too knows streams: Note [Memory that two streams use] holds for it. Only sums are reduced without a
+// copy, so means are sums that are divided then (Note [Averages in half]). With HYBRID_SHARD the pool is that
+// of the line.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,6 +1,7 @@
 #include "runtime/buckets.hpp"
 
 #include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
 
 #include <set>
 #include <utility>
@@ -162,9 +163,15 @@ void Buckets::launch_mixed(Bucket& bucket) {
   const at::ScalarType reduce = bucket.items[0]->param->reduce_dtype();
   // One gradient is averaged while the next is made, not more: see Note [Averaging] in search/cost.cpp.
   if (!tickets_.empty()) tickets_.back().wait();
-  tickets_.push_back(lane_->submit(
-      bucket.names.of(bucket.parts, accumulates_),
-      [gradients, reduce, collectives = collectives_] { average(*collectives, reduce, *gradients); }));
+  // What a stream's lane reads is kept until computation has waited for it: so the gradients themselves are
+  // not given to it, and are free again once they are copied.
+  const at::NoGradGuard no_grad;
+  at::Tensor copy = lane_->keeps() ? joined(collectives_->world(), reduce, *gradients) : at::Tensor();
+  const auto task = [gradients, reduce, copy = std::move(copy), collectives = collectives_] {
+    average(*collectives, copy.defined() ? copy : joined(collectives->world(), reduce, *gradients),
+            *gradients);
+  };
+  tickets_.push_back(lane_->submit(bucket.names.of(bucket.parts, accumulates_), task));
   for (BucketItem* item : launched) item->in_flight = tickets_.back();
 }
 

@@ -30,29 +30,37 @@ double headroom_of(at::ScalarType reduce, int64_t world) {
   return std::exp2(-std::ceil(std::log2(static_cast<double>(world)) / 2));
 }
 
-void average(Collectives& collectives, at::ScalarType reduce, std::vector<Averaged>& gradients) {
+at::Tensor joined(int64_t world, at::ScalarType reduce, std::vector<Averaged>& gradients) {
   int64_t elements = 0;
   std::vector<int64_t> counts;
   for (const Averaged& a : gradients) elements += counts.emplace_back(a.gradient.numel());
-  const double headroom = headroom_of(reduce, collectives.world());
-  at::Tensor flat = Lane::empty({elements}, gradients[0].gradient.options().dtype(reduce));
+  at::Tensor flat = at::empty({elements}, gradients[0].gradient.options().dtype(reduce));
   const Tensors parts = flat.split_with_sizes(counts);
-  Batch there, back;
+  Batch there;
   for (size_t i = 0; i < gradients.size(); ++i) {
-    Averaged& a = gradients[i];
-    there.set(parts[i], a.gradient);
-    if (!a.replaces) Lane::keep(std::exchange(a.gradient, at::Tensor()));
+    there.set(parts[i], gradients[i].gradient);
+    if (!gradients[i].replaces) gradients[i].gradient.reset();
   }
-  there.scale(flat, headroom);
+  there.scale(flat, headroom_of(reduce, world));
   there.run();
-  collectives.all_reduce_mean({flat});
-  for (size_t i = 0; i < gradients.size(); ++i) {
-    Averaged& a = gradients[i];
-    const at::Tensor mean = parts[i].view(a.kept.defined() ? a.kept.sizes() : a.param->full_sizes());
+  return flat;
+}
+
+void average(Collectives& collectives, const at::Tensor& joined, std::vector<Averaged>& gradients) {
+  const double headroom = headroom_of(joined.scalar_type(), collectives.world());
+  Lane::keep(joined);
+  collectives.all_reduce_mean({joined});
+  Batch back;
+  int64_t at = 0;
+  for (Averaged& a : gradients) {
+    const at::IntArrayRef sizes = a.kept.defined() ? a.kept.sizes() : a.param->full_sizes();
+    const int64_t elements = c10::multiply_integers(sizes);
+    const at::Tensor mean = joined.narrow(0, at, elements).view(sizes);
+    at += elements;
     if (a.kept.defined() && !a.replaces) {
       back.add(a.kept, mean, 1.0 / headroom);
     } else {
-      // Its own memory: `flat` must not live as long as one of the gradients.
+      // Its own memory: `joined` must not live as long as one of the gradients.
       if (!a.kept.defined())
         a.kept = a.param->local_grad() =
             Lane::empty(mean.sizes(), mean.options().dtype(a.param->own_dtype()));

@@ -40,8 +40,10 @@ struct Averaged {
   bool replaces;        // the mean replaces `kept` (which is `gradient`), else it is added
 };
 
-// Averages them over the ranks in dtype `reduce`, together. On the lane.
-void average(Collectives& collectives, at::ScalarType reduce, std::vector<Averaged>& gradients);
+// All of them in one tensor in dtype `reduce`, with headroom. Lets go of those that nobody keeps.
+at::Tensor joined(int64_t world, at::ScalarType reduce, std::vector<Averaged>& gradients);
+// Averages what was joined over the ranks, and delivers the means. On the lane.
+void average(Collectives& collectives, const at::Tensor& joined, std::vector<Averaged>& gradients);
 
 // A parameter that every rank holds in full, while it is inside.
 class WholeCopy {

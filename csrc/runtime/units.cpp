@@ -1,5 +1,6 @@
 // Gather, release and reduce: what happens to a unit's memory.
 #include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <utility>
@@ -146,8 +147,22 @@ at::Tensor rows_of(const Reduction& r) {
   return r.gradient.reshape({range.rows, range.row_elements});
 }
 
-// Full gradients travel in the reduce dtype, flat, world chunks long, and with headroom (see headroom_of);
-// from the backend's memory, if that is used.
+// Large gradients into the backend's memory, as they travel but for headroom. By the stream that made them,
+// which has the memory that autograd made them in free again at once: see Note [Memory of the backend].
+void bring(const Collectives& collectives, std::vector<Reduction>& reductions) {
+  const at::NoGradGuard no_grad;
+  Batch batch;
+  for (Reduction& r : reductions) {
+    if (r.slot->bytes() <= kSmallBytes) continue;
+    const auto options = r.gradient.options().dtype(r.slot->owner().reduce_dtype());
+    const at::Tensor there = collectives.empty(r.slot->padded().numel(), options);
+    pad_into(batch, there, r.gradient);
+    r.gradient = there;
+  }
+  batch.run();
+}
+
+// Full gradients travel in the reduce dtype, flat, world chunks long, and with headroom (see headroom_of).
 Means reduce_now(const Sharing& sharing, std::vector<Reduction>& reductions) {
   const int64_t world = sharing.world();
   Tensors outputs(reductions.size()), sent_outputs, sent_inputs;
@@ -162,7 +177,7 @@ Means reduce_now(const Sharing& sharing, std::vector<Reduction>& reductions) {
     }
     const double headroom = headroom_of(dtype, sharing.total());
     const auto options = r.gradient.options().dtype(dtype);
-    if (is_padded(r) && !(sharing.reduce->memory() && r.slot->bytes() > kSmallBytes)) {
+    if (is_padded(r)) {
       sent_inputs.push_back(r.gradient.view({-1}));
       batch.scale(sent_inputs.back(), headroom);
     } else {
@@ -371,6 +386,7 @@ void Runtime::reduce(Unit& unit) {
   if (reductions_lane_->keeps()) {
     if (!reductions_.empty()) reductions_.back().wait();
     if (columns && own_memory) columns->make_room();
+    if (unit.sharing->reduce->memory()) bring(*unit.sharing->reduce, *reductions);
   } else {
     await_room(unit.bytes());
   }

@@ -252,7 +252,9 @@ int128 largest_part(const std::vector<Operator>& operators, const Device& device
 // flat copy of those in their bucket. Under mixed precision there is always a copy, in the reduce dtype. From
 // the second micro-batch on, the gradient that was just made exists beside the sum of the earlier ones until
 // it is copied: in the compute dtype, or, of the whole slices of a split weight, in the parameter's own. And
-// so does this rank's part of a sharded gradient, from its reduction until it is added to the sum's.
+// so does this rank's part of a sharded gradient, from its reduction until it is added to the sum's. In every
+// micro-batch autograd holds the gradient that completes a bucket, beside the copy and the means, until the
+// hook that sends the bucket has returned.
 int64_t averaging_bytes(const std::vector<Operator>& operators, const Device& device, const Space& space,
                         bool accumulates) {
   if (space.cost == Cost::Paper || device.ranks == 1) return 0;
@@ -270,22 +272,26 @@ int64_t averaging_bytes(const std::vector<Operator>& operators, const Device& de
   const bool whole = std::find(space.modes.begin(), space.modes.end(), Mode::NoShard) != space.modes.end();
   if (space.cost_version < 2) return static_cast<int64_t>(std::min<int128>(bucket, kLargestSum));
   int128 most = space.cost_version < 3 ? bucket : std::max(largest, std::min(bucket, small));
+  int128 completing = 0;  // a bucket under mixed precision
   for (const Operator& op : operators) {
-    int128 own = 0, copied = 0;
+    int128 own = 0, copied = 0, made = 0;
     bool shardable = false, mixed = false;
     for (const Tensor& t : op.tensors) {
       shardable |= t.shardable && t.bytes() > 0;
       if (!t.trainable) continue;
       const bool split = op.split_tensor >= 0 && &t == &op.tensors[op.split_tensor];
       own += t.bytes(), copied += t.reduce_bytes();
+      made = std::max<int128>(made, t.compute_bytes());
       if (accumulates) copied += split && !space.granularities.empty() ? t.bytes() : t.compute_bytes();
       mixed |= t.compute_bytes() != t.bytes() || t.reduce_bytes() != t.bytes();
     }
     if (!mixed || (!whole && shardable)) continue;
+    completing = std::max(completing, made);
     most = std::max(most, copied);
     if (own > 0) most = std::max(most, (bucket * copied + own - 1) / own);
   }
   if (accumulates && space.cost_version > 4) most += largest_part(operators, device, space);
+  if (!accumulates && space.cost_version > 5) most += completing;
   return static_cast<int64_t>(std::min<int128>(most, kLargestSum));
 }
 

@@ -74,13 +74,14 @@ inline constexpr int64_t kSmallTensorBytes = 64 << 10;
 // Note [Versions of the costs]
 // A certificate proves what it proves of the costs that the search had. Plans are kept for years, so older
 // versions are still computed, to check them by (osdp/searched.py says what each version counts):
+//   5: nor the gradient that completes a bucket under mixed precision.
 //   4: nothing was added for the sum of several micro-batches.
 //   3: on accelerators the reserve had one unit less.
 //   2: the gradient that a backward makes was in the reserve, not in its operator's phase, unless it is made
 //      in place; of small tensors all of a bucket counted as copied.
 //   1: nor were the copies of mixed precision counted, nor parameters that one module reads several times;
 //      tied ones were no transient.
-inline constexpr int64_t kCostVersion = 5;
+inline constexpr int64_t kCostVersion = 6;
 
 // What the search may choose from, and what the training step is like.
 struct Space {

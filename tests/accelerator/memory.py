@@ -67,7 +67,9 @@ def measured(mode: str, **sharding: Any) -> Callable[[Setting], None]:
     return run
 
 
-def searched(mode: str, micro_batches: int = 1, **searching: Any) -> Callable[[Setting], None]:
+def searched(
+    mode: str, micro_batches: int = 1, of_group: bool = False, **searching: Any
+) -> Callable[[Setting], None]:
     """A plan's certified peak beside all that a step and the optimizer take, from before the model is there."""
 
     def run(s: Setting) -> None:
@@ -80,9 +82,7 @@ def searched(mode: str, micro_batches: int = 1, **searching: Any) -> Callable[[S
             granularity=1, **searching,
         )  # fmt: skip
         assert plan.certificate is not None and plan.accumulation == micro_batches
-        options: dict[str, Any] = {}
-        if plan.precision != "fp32":
-            options["mixed_precision"] = osdp.MixedPrecision(param_dtype=BF16)
+        options = of_the_group(s, GROUPS if of_group else {})
         with s.counting():
             model = osdp.fully_shard(model.to(s.device), plan, **options)
             optimizer = sgd(model.parameters())
@@ -115,5 +115,9 @@ MEMORY |= {
     "memory searched": searched("FULL_SHARD"),
     "memory searched, accumulated": searched("FULL_SHARD", 3),
     "memory searched, bf16": searched("FULL_SHARD", 3, precision="bf16"),
+    "memory searched, of the group": searched("FULL_SHARD", of_group=True),
+    "memory searched, whole, bf16": searched("NO_SHARD", precision="bf16"),
+    "memory searched, whole, bf16, accumulated": searched("NO_SHARD", 3, precision="bf16"),
+    "memory searched, whole, wide": searched("NO_SHARD", precision="bf16-reduce-fp32"),
     "memory offload": measured("FULL_SHARD", cpu_offload=True),
 }

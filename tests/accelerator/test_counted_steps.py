@@ -14,7 +14,7 @@ from test_asynchronous_streams import Told, judge
 PAIRS = ["FULL_SHARD", "NO_SHARD", "bf16", "offload"]
 ASKED = "osdp error asked for"
 IN_MEMORY = ["memory FULL_SHARD", "memory wide", "memory offload"]
-SEARCHED = ["memory searched", "memory searched, accumulated", "memory searched, bf16"]
+SEARCHED = [name for name in memory.MEMORY if name.startswith("memory searched")]
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,11 @@ def test_full_size_tensors_come_from_the_pool_of_the_stream_that_computes(counte
 
 
 def test_a_searched_plan_takes_no_more_than_its_certified_peak(counted: Told) -> None:
-    """And nearly that: four full-size tensors, and a reduced shard beside that of earlier micro-batches."""
+    """And nearly that: four full-size tensors, and a reduced shard beside that of earlier micro-batches; of what every
+    rank holds whole, a bucket in the dtype that it is averaged in, and the gradient that completes it. The backend's memory
+    takes no more than the device's."""
     for name, found in zip(SEARCHED, counts(counted, *SEARCHED), strict=True):
-        taken = sum(found["pools"].values())
-        assert found["certified"] - memory.MATRIX < taken <= found["certified"], (name, found)
+        taken = found["peak_bytes"]
+        # With micro-batches the gradient that is being made is counted in both dtypes.
+        less = memory.MATRIX * (1.125 if "whole" in name and "accumulated" in name else 1)
+        assert found["certified"] - less < taken <= found["certified"], (name, found)

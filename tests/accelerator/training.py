@@ -95,7 +95,7 @@ class Setting:
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
         """Of what runs inside, on the ordered device: operators, collectives, events that are made, host synchronisations
-        by cause, and how far every pool's live bytes rise above what they were."""
+        by cause, and how far live bytes rise above what they were: of all pools together, and of each."""
         if self.device.type != "ordered":
             yield
             return
@@ -107,6 +107,7 @@ class Setting:
         after = ordered_device.stats()
         for key in ("operators", "collectives", "events"):
             self.counts[key] = after[key] - before[key]
+        self.counts["peak_bytes"] = after["peak_bytes"] - before["live_bytes"]
         for name, pool in after["pools"].items():
             live = before["pools"].get(name, {"live": 0})["live"]
             self.counts.setdefault("pools", {})[name] = pool["peak"] - live

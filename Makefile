@@ -41,7 +41,7 @@ PY_FILES := osdp tests examples benchmarks tools
 
 .PHONY: help
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{ printf "  make %-16s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{ printf "  make %-20s %s\n", $$1, $$2 }'
 
 .PHONY: demo
 demo: build  ## train a GPT on 2 ranks: describe, profile, search, shard, train, checkpoint (about 4 minutes)
@@ -128,6 +128,10 @@ gpu-check:  ## on a machine with a GPU, with the torch that its Python has: ever
 test-python: build  ## the Python tests: one process, then several ranks
 	@echo "== Python tests"
 	@$(PY) -m pytest
+
+.PHONY: test-accelerator-all
+test-accelerator-all: build  ## all ways of training on the ordered device, 2 and 4 ranks, delayed streams (15 minutes); CI runs a part
+	@OMP_NUM_THREADS=1 $(PY) tests/accelerator/all_cases.py $(ARGS)
 
 # An environment with nothing in it but what the wheel asks for.
 BARE := build/bare

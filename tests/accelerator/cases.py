@@ -42,7 +42,7 @@ def case(function: Callable[[Setting], None]) -> Callable[[Setting], None]:
 
 def plan_of(s: Setting, model: nn.Module, mode: str = "FULL_SHARD", apart: bool = True) -> osdp.Plan:
     """`apart`: every operator a unit of its own; small models would otherwise be one unit altogether."""
-    plan = osdp.Plan.uniform(described(s, model), mode)
+    plan = osdp.Plan.uniform(described(model), mode)
     plan = dataclasses.replace(plan, separate_reductions=SEPARATE_REDUCTIONS)
     return dataclasses.replace(plan, units=tuple((name,) for name in plan.choices)) if apart else plan
 
@@ -224,7 +224,7 @@ def unevenly(s: Setting, **sharding: Any) -> None:
     """Large and small tensors of which the last rank has fewer rows; a micro-batch is added to the one before."""
     torch.default_generator.manual_seed(7)
     model: nn.Module = nn.Sequential(nn.Linear(64, 301), nn.Tanh(), nn.Linear(301, 5))
-    plan = osdp.Plan.uniform(osdp.describe(model, torch.zeros(2, 64)), "FULL_SHARD")
+    plan = osdp.Plan.uniform(described(model, torch.zeros(2, 64)), "FULL_SHARD")
     if not sharding.get("cpu_offload"):
         model = model.to(s.device)
     model = osdp.fully_shard(model, plan, device_id=s.device, **sharding)
@@ -272,7 +272,7 @@ def fp16_least_gradients(s: Setting) -> None:
     size = 2.0**-24 * s.world
     for mode in FEW:
         model: nn.Module = nn.Sequential(nn.Linear(32, 32, bias=False))
-        plan = osdp.Plan.uniform(osdp.describe(model, torch.zeros(1, 32)), mode)
+        plan = osdp.Plan.uniform(described(model, torch.zeros(1, 32)), mode)
         model = osdp.fully_shard(model.to(s.device), plan, mixed_precision=FP16)
         (model(torch.ones(1, 32, device=s.device)).float().sum() * size).backward()
         gradient = next(model.parameters()).grad

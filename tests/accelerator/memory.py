@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from cases import accumulated, sharded
 from torch import nn
-from training import Setting, sgd
+from training import Setting, described, sgd
 
 import osdp
 from osdp.hardware import DeviceMemory, Hardware
@@ -45,7 +45,7 @@ def measured(mode: str, **sharding: Any) -> Callable[[Setting], None]:
         model = nn.Sequential(*(nn.Linear(SIDE, SIDE, bias=False) for _ in range(LAYERS)))
         sample = torch.zeros(2, SIDE)
         options = of_the_group(s, sharding)
-        plan = osdp.Plan.uniform(osdp.describe(model, sample), mode)
+        plan = osdp.Plan.uniform(described(model, sample), mode)
         if not sharding.get("cpu_offload"):
             model = model.to(s.device)
         model = osdp.fully_shard(model, plan, device_id=s.device, **options)
@@ -77,7 +77,7 @@ def searched(
         model = nn.Sequential(*(nn.Linear(SIDE, SIDE, bias=False) for _ in range(LAYERS)))
         hardware = dataclasses.replace(Hardware.load("a100-8"), device_memory=DeviceMemory())
         plan = osdp.search(
-            osdp.describe(model, torch.zeros(2, SIDE)), memory="1GiB", world_size=s.world, hardware=hardware,
+            described(model, torch.zeros(2, SIDE)), memory="1GiB", world_size=s.world, hardware=hardware,
             batch_size=2, global_batch_size=2 * s.world * micro_batches, optimizer="sgd-momentum", modes=mode,
             granularity=1, **searching,
         )  # fmt: skip

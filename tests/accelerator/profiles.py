@@ -72,7 +72,7 @@ def profile_model(s: Setting) -> None:
         s.device.type == "ordered"
     ):  # in CI also of a communicator that an earlier profile, the case's before, has seen come
         assert (m.context_bytes, m.communicator_bytes) == (64 * MIB, 8 * MIB if s.world > 1 else 0), m
-    description = described(s, s.model())
+    description = described(s.model())
     for precision in ("fp32", "bf16"):
         plan = osdp.search(
             description, memory="1GiB", world_size=s.world, hardware=hardware, precision=precision
@@ -113,7 +113,7 @@ def report_of_memory(s: Setting) -> None:
     m = dataclasses.replace(figures.device_memory, unused_bytes=5 * MIB)
     model = s.model().to(s.device)
     plan = osdp.search(
-        described(s, s.model()), memory="8GiB", world_size=s.world, batch_size=SAMPLES // s.world,
+        described(s.model()), memory="8GiB", world_size=s.world, batch_size=SAMPLES // s.world,
         hardware=dataclasses.replace(figures, device_memory=m), modes="FULL_SHARD", checkpoint=False, replay=0,
     )  # fmt: skip
     assert plan.predicted is not None

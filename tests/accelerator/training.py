@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import pickle
@@ -153,16 +154,17 @@ def train(s: Setting, model: nn.Module, count: int = 3, first: int = 0) -> None:
 _descriptions: dict[Any, osdp.description.ModelDescription] = {}
 
 
-def described(s: Setting, model: nn.Module) -> osdp.description.ModelDescription:
-    """Once per kind of model, for all processes: it takes longer than a case."""
+def described(model: nn.Module, sample: torch.Tensor | None = None) -> osdp.description.ModelDescription:
+    """Once per kind of model and sample, for all processes: it takes longer than a case."""
+    if sample is None:
+        sample = torch.zeros(2, LENGTH, dtype=torch.long)
     kind = tuple((name, p.shape, p.requires_grad) for name, p in model.named_parameters())
-    key = (kind, getattr(model, "checkpointing", None), s.world)
+    key = (kind, getattr(model, "checkpointing", None), sample.shape, sample.dtype)
     if key not in _descriptions:
         file = Path(os.environ["CASES_DESCRIPTIONS"], hashlib.sha256(repr(key).encode()).hexdigest())
-        if not file.exists():
-            sample = torch.zeros(SAMPLES // s.world, LENGTH, dtype=torch.long)
-            made = file.with_name(f"{file.name}.{os.getpid()}")  # then renamed: other ranks read it, too
-            made.write_bytes(pickle.dumps(osdp.describe(model, sample)))
-            made.replace(file)
+        with open(f"{file}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the others wait for the first
+            if not file.exists():
+                file.write_bytes(pickle.dumps(osdp.describe(model, sample)))
         _descriptions[key] = pickle.loads(file.read_bytes())
     return _descriptions[key]

@@ -29,12 +29,12 @@ from support.machine import machine, machine_line
 from support.random_instances import Instance, instance
 
 import osdp
-from osdp.arguments import batches_of
+from osdp.base.json_files import save_text
 from osdp.errors import InfeasibleError
-from osdp.rehearsing import rehearsal
-from osdp.serial import save_text
-from osdp.simulating import plain_choice
-from osdp.verifying import assembly_of
+from osdp.planning.arguments import batches_of
+from osdp.planning.rehearsal import rehearsal
+from osdp.planning.simulate import plain_choice
+from osdp.planning.verify import assembly_of
 
 EXPOSURES = (0.0, 0.03, 0.1, 0.3, 0.6, 1.5, 3.0, 10.0, 100.0)
 LIMITS = 8

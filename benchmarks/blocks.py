@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from support.machine import machine
 
 import osdp
-from osdp.description import ModelDescription
-from osdp.hardware import Collective, Hardware
+from osdp.description.model_description import ModelDescription
+from osdp.hardware.hardware import Collective, Hardware
 from tests.unit.gpt_descriptions import operator
 
 BLOCKS = json.loads((Path(__file__).parent.parent / "tests/data/rtx_titan_8gpu_blocks.json").read_text())[

@@ -20,9 +20,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from osdp import _search
-from osdp.costing import choose_space, make_model, make_request
-from osdp.description import Block, ModelDescription
-from osdp.hardware import Hardware
+from osdp.description.model_description import Block, ModelDescription
+from osdp.hardware.hardware import Hardware
+from osdp.planning.core_inputs import choose_space, make_model, make_request
 from tests.unit.gpt_descriptions import linear, operator
 
 TOKENS = 512

@@ -29,7 +29,7 @@ import numpy as np
 from support import solvers
 
 import osdp
-from osdp.solving import check_solution
+from osdp.planning.solve import check_solution
 
 ROOT = Path(__file__).parent.parent
 INSTANCES = ROOT / "tests" / "data" / "search_instances.json"

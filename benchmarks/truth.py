@@ -116,7 +116,7 @@ def searched(description: Any, hardware: Any, batch_size: int) -> list[Any]:
 def main() -> int:
     from support.five_models import SUBJECTS
 
-    from osdp.serial import save_text
+    from osdp.base.json_files import save_text
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))

@@ -43,7 +43,7 @@ if(CORE_BINDINGS)
   target_compile_definitions(_C PRIVATE USE_C10D_GLOO)
 endif()
 
-# What the extension was compiled against, for osdp/built_with.py: in the module that loads with any torch.
+# What the extension was compiled against, for osdp/base/built_with.py: in the module that loads with any torch.
 if(TARGET _search)
   set_source_files_properties(csrc/bindings/search.cpp PROPERTIES COMPILE_DEFINITIONS
                               "OSDP_TORCH_VERSION=\"${TORCH_VERSION}\"")

@@ -26,7 +26,7 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import osdp
-from osdp.reporting import Report
+from osdp.sharding.report import Report
 
 
 def measure(model: nn.Module, sample: tuple[Tensor, Tensor]) -> osdp.Hardware:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from osdp.built_with import check_torch
+from osdp.base.built_with import check_torch
 from osdp.errors import (
     BuildError,
     DescribeError,
@@ -27,7 +27,7 @@ from osdp.errors import (
 )
 
 if TYPE_CHECKING:
-    from osdp.description import ModelDescription as ModelDescription
+    from osdp.description.model_description import ModelDescription as ModelDescription
 
 __version__ = "0.1.0"
 
@@ -35,28 +35,28 @@ check_torch()
 
 # Public name -> the module that holds it. Loaded on first use: a notebook that only searches never loads the runtime.
 _PUBLIC = {
-    "ModelDescription": "description",
-    "Hardware": "hardware",
-    "Plan": "plan",
-    "Choice": "plan",
-    "describe": "tracing",
-    "profile": "profiling",
-    "search": "searching",
-    "solve": "searching",
-    "verify": "searching",
-    "frontier": "frontiers",
-    "fully_shard": "sharding",
-    "MixedPrecision": "precision",
-    "ShardedGradScaler": "scaler",
-    "no_sync": "sharding",
-    "clip_grad_norm_": "sharding",
-    "summon_full_params": "sharding",
-    "register_forward_method": "methods",
-    "FullyShardedDataParallel": "fsdp",
-    "report": "reporting",
-    "bare_step_s": "bare_step",
-    "save": "checkpoint",
-    "load": "checkpoint",
+    "ModelDescription": "description.model_description",
+    "Hardware": "hardware.hardware",
+    "Plan": "plan.plan",
+    "Choice": "plan.plan",
+    "describe": "description.describe",
+    "profile": "profiling.profile",
+    "search": "planning.search",
+    "solve": "planning.search",
+    "verify": "planning.search",
+    "frontier": "planning.frontier",
+    "fully_shard": "sharding.fully_shard",
+    "MixedPrecision": "sharding.mixed_precision",
+    "ShardedGradScaler": "sharding.grad_scaler",
+    "no_sync": "sharding.fully_shard",
+    "clip_grad_norm_": "sharding.fully_shard",
+    "summon_full_params": "sharding.fully_shard",
+    "register_forward_method": "sharding.forward_methods",
+    "FullyShardedDataParallel": "fsdp.drop_in",
+    "report": "sharding.report",
+    "bare_step_s": "profiling.bare_step",
+    "save": "checkpoint.save_load",
+    "load": "checkpoint.save_load",
 }
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from osdp.plan import Plan
+    from osdp.plan.plan import Plan
 
 
 class OSDPError(RuntimeError):

@@ -9,10 +9,10 @@ import json
 import sys
 from pathlib import Path
 
-from osdp.description import ModelDescription
-from osdp.hardware import Hardware
-from osdp.plan import Plan
-from osdp.schema import json_schema
+from osdp.base.schema import json_schema
+from osdp.description.model_description import ModelDescription
+from osdp.hardware.hardware import Hardware
+from osdp.plan.plan import Plan
 
 KINDS: dict[str, type] = {"plan": Plan, "description": ModelDescription, "hardware": Hardware}
 DOCS = Path(__file__).resolve().parent.parent / "docs"

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import nn
 
 import osdp
-from osdp.device_statistics import DeviceStatistics
+from osdp.hardware.device_statistics import DeviceStatistics
 
 WARM_UP = 3
 

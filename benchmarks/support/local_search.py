@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from osdp import _search
-from osdp.costing import signature
-from osdp.description import ModelDescription
+from osdp.description.model_description import ModelDescription
+from osdp.planning.core_inputs import signature
 
 Candidate = tuple[int, int, int, int]  # mode, granularity, sharded slices, split
 STALE = 150  # plays without a faster plan, after which it begins elsewhere

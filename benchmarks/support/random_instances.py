@@ -10,7 +10,7 @@ from planner import transformer
 
 import osdp
 from osdp.errors import InfeasibleError
-from osdp.hardware import Collective, Hardware, known_machines
+from osdp.hardware.hardware import Collective, Hardware, known_machines
 
 AMPLE = 2**45  # bytes: memory that is no limit
 

@@ -11,7 +11,7 @@ import osdp
 MODES = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD")
 
 
-def sliced(operator: osdp.description.Operator, dice: random.Random) -> osdp.Choice | None:
+def sliced(operator: osdp.description.model_description.Operator, dice: random.Random) -> osdp.Choice | None:
     """None where the operator cannot be computed in slices. Only along the output: others cannot always be played."""
     allowed = [g for g in (2, 4, 8) if operator.split_shape and operator.split_shape[0] % g == 0]
     if not allowed:

@@ -85,9 +85,9 @@ class Tensors {
   }
 };
 
-// See Note [A module tree that changes] in osdp/tree.py. `registrations` counts modules, parameters and named
-// buffers that were registered anywhere in this process; `look` compares a model's tree with what its runtime
-// knows. Both belong to whoever holds the GIL.
+// See Note [A module tree that changes] in module_tree.py. `registrations` counts modules, parameters and
+// named buffers that were registered anywhere in this process; `look` compares a model's tree with what its
+// runtime knows. Both belong to whoever holds the GIL.
 struct TreeWatch {
   uint64_t registrations = 0;
   py::object look;
@@ -209,11 +209,12 @@ struct CallHook {
   // What is thrown deep inside torch, as by a read of memory that is not there, Python sees as a
   // RuntimeError, whoever wrote its text. A module's call that failed calls its hooks, and then raises the
   // exception that is being handled: so the hook puts one of our class in its place. For backward see
-  // osdp/typed_errors.py.
+  // osdp/sharding/torch_patches/autograd_errors.py.
   static void retype() {
     const py::object error = exception();
     if (reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())) != PyExc_RuntimeError) return;
-    const py::object typed = py::module_::import("osdp.typed_errors").attr("typed")(error);
+    const py::object typed =
+        py::module_::import("osdp.sharding.torch_patches.autograd_errors").attr("typed")(error);
     if (!typed.is_none()) PyErr_SetHandledException(typed.ptr());
   }
 

@@ -1,4 +1,4 @@
-// Bindings of csrc/search: osdp._search. Integers in, dictionaries out; osdp/searching.py gives them names
+// Bindings of csrc/search: osdp._search. Integers in, dictionaries out; search.py gives them names
 // and types.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

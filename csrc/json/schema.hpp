@@ -1,6 +1,6 @@
 // What a file of one kind must look like, and the check that it does.
 //
-// A Schema is a list of shapes that refer to each other by index; osdp/schema.py makes it from the
+// A Schema is a list of shapes that refer to each other by index; osdp/base/schema.py makes it from the
 // dataclasses, and docs/*.schema.json says the same as JSON Schema.
 #pragma once
 
@@ -35,7 +35,7 @@ struct Schema {
 void validate(const Schema& schema);
 
 // The version that the document's header says, from 1 to the schema's. Throws Error where it is another kind
-// of file, or newer. An older one has other fields: it is upgraded (osdp/upgrading.py) before it is checked.
+// of file, or newer. An older one has other fields: it is upgraded (file_versions.py) before it is checked.
 int64_t version_of(const Document& document, const Schema& schema);
 
 // Throws Error, naming the first field that does not fit `schema`: another kind of file, another version, an

@@ -1,6 +1,6 @@
 // The schemas of osdp's operators. Kernels: split_linear.cpp; autograd and autocast:
 // split_linear_autograd.cpp; shapes for FakeTensor, meta tensors and compile (dynamic sizes included):
-// osdp/ops.py.
+// osdp/sharding/split_linear.py.
 //
 // `out_features` and `in_features` are arguments since `weight` may be a shard, from which they cannot be
 // read. `split`: 0 slices the output dimension, 1 the input dimension. `source`: an id of register_source, or
@@ -8,7 +8,7 @@
 #include <torch/library.h>
 
 TORCH_LIBRARY(osdp, m) {
-  m.set_python_module("osdp.ops");
+  m.set_python_module("osdp.sharding.split_linear");
   m.def(
       "split_linear(Tensor x, Tensor weight, Tensor? bias, int out_features, int in_features, int "
       "granularity, "

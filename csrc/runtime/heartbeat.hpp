@@ -27,7 +27,7 @@ namespace osdp::runtime {
 
 class Heartbeat {
  public:
-  // Added to the timeout of the backend by whoever makes the group (osdp/lane_group.py), so that the verdict,
+  // Added to the timeout of the backend by whoever makes the group (process_groups.py), so that the verdict,
   // which knows more, comes first.
   static constexpr double kMargin_s = 0.5;
 

@@ -21,7 +21,7 @@ class Runtime;
 // called backward gets the exception and goes on, while the other still destroys the graph task, and with it
 // the guard that puts the model back. Parameters are inside until then: zero_grad would miss their gradients,
 // and a forward would take the backward to be under way still. So backward's exception is held back until
-// every guard has done its work (osdp/backward_errors.py), and a forward waits for it too.
+// every guard has done its work (backward_errors.py), and a forward waits for it too.
 class BackwardEnd {
  public:
   void tell() {

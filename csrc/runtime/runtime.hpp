@@ -69,7 +69,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // Which parameters the model lacks now: their gradients count in no norm, and nothing is asked of them.
   void set_absent(const std::vector<int64_t>& indices);
   // The number of registrations of modules and parameters that the model's tree was last compared after, and
-  // the model's forwards since the runtime was made. See Note [A module tree that changes] in osdp/tree.py.
+  // the model's forwards since the runtime was made. See Note [A module tree that changes] in module_tree.py.
   uint64_t tree_seen = 0;
   uint64_t root_calls = 0;
 

@@ -73,7 +73,7 @@ inline constexpr int64_t kSmallTensorBytes = 64 << 10;
 
 // Note [Versions of the costs]
 // A certificate proves what it proves of the costs that the search had. Plans are kept for years, so older
-// versions are still computed, to check them by (osdp/searched.py says what each version counts):
+// versions are still computed, to check them by (osdp/plan/searched.py says what each version counts):
 //   5: nor the gradient that completes a bucket under mixed precision.
 //   4: nothing was added for the sum of several micro-batches.
 //   3: on accelerators the reserve had one unit less.

@@ -12,7 +12,7 @@ from torch import nn
 from training import Setting, described, sgd
 
 import osdp
-from osdp.hardware import DeviceMemory, Hardware
+from osdp.hardware.hardware import DeviceMemory, Hardware
 
 SIDE, LAYERS = 512, 6
 MATRIX = 4 * SIDE * SIDE

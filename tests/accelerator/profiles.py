@@ -13,11 +13,11 @@ import torch
 from training import SAMPLES, Setting, described, train
 
 import osdp
-from osdp.contention_by_events import Judgement, Trials, measure_by_events
-from osdp.hardware import DeviceMemory, Hardware
-from osdp.measuring import SIZES, collective_sizes, products
-from osdp.measuring_memory import MemoryProbe
-from osdp.sizes import format_bytes
+from osdp.base.byte_sizes import format_bytes
+from osdp.hardware.hardware import DeviceMemory, Hardware
+from osdp.profiling.device_memory import MemoryProbe
+from osdp.profiling.machine_speed import SIZES, collective_sizes, products
+from osdp.profiling.overlap_by_events import Judgement, Trials, measure_by_events
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "support"))
 import gpu_prediction

@@ -151,10 +151,10 @@ def train(s: Setting, model: nn.Module, count: int = 3, first: int = 0) -> None:
         pass
 
 
-_descriptions: dict[Any, osdp.description.ModelDescription] = {}
+_descriptions: dict[Any, osdp.ModelDescription] = {}
 
 
-def described(model: nn.Module, sample: torch.Tensor | None = None) -> osdp.description.ModelDescription:
+def described(model: nn.Module, sample: torch.Tensor | None = None) -> osdp.ModelDescription:
     """Once per kind of model and sample, for all processes: it takes longer than a case."""
     if sample is None:
         sample = torch.zeros(2, LENGTH, dtype=torch.long)

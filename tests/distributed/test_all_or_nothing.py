@@ -13,7 +13,7 @@ from support.pair import naming
 from torch import nn
 
 import osdp
-from osdp import sharding
+from osdp.sharding import fully_shard
 
 STEPS = (
     "_units",
@@ -113,7 +113,7 @@ def fails(me: Member) -> None:
             with naming(f"{step}, {when}"):
                 before = picture(model)
                 owner, _, name = step.rpartition(".")
-                holder = getattr(sharding, owner) if owner else sharding
+                holder = getattr(fully_shard, owner) if owner else fully_shard
                 real = getattr(holder, name)
 
                 failing = failing_at(real, when)
@@ -135,9 +135,9 @@ def fails(me: Member) -> None:
 def fails_before_lines_are_used(me: Member) -> None:
     model = Net(seed=me.rank)
     plan = osdp.Plan.uniform(osdp.describe(model, torch.randn(4, 8)), "HYBRID_SHARD")
-    failing = failing_at(sharding._units, "before") if me.rank == me.world - 1 else sharding._units
+    failing = failing_at(fully_shard._units, "before") if me.rank == me.world - 1 else fully_shard._units
     with (
-        mock.patch.object(sharding, "_units", failing),
+        mock.patch.object(fully_shard, "_units", failing),
         pytest.raises((MemoryError, osdp.OSDPError), match="injected"),
     ):
         osdp.fully_shard(model, plan, me.group, ranks_per_host=2)

@@ -16,7 +16,7 @@ from support import blocks, plans
 from support.pair import SEED, Pair, adamw, close, naming
 
 import osdp
-from osdp import checkpoint_places, checkpoint_storage
+from osdp.checkpoint import dcp_planners, places
 
 PLANS: dict[str, Callable[[osdp.ModelDescription], osdp.Plan] | str] = {
     "NO_SHARD": "NO_SHARD",
@@ -172,7 +172,7 @@ def save_and_die(me: Member, target: Path, where: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     if where == "writing" and me.rank == me.world - 1:
-        checkpoint_storage.BoxWriter.boxes = die  # type: ignore[assignment]
+        dcp_planners.BoxWriter.boxes = die  # type: ignore[assignment]
     if where == "renaming" and me.rank == 0:
         rename = Path.rename
         Path.rename = lambda self, to: die() if to == target else rename(self, to)  # type: ignore[assignment,return-value]
@@ -207,14 +207,14 @@ def see_different_ones(me: Member, here: Path) -> None:
         osdp.load(model, None, here / str(me.rank), process_group=me.group)
     assert all(bool((value == 5.0).all()) for value in model.state_dict().values())
     if me.rank == 1:
-        real = checkpoint_places.partial_path
-        osdp.checkpoint.partial_path = lambda target, token: real(here / "elsewhere" / "new", token)  # type: ignore[attr-defined]
+        real = places.partial_path
+        osdp.checkpoint.save_load.partial_path = lambda target, token: real(here / "elsewhere" / "new", token)  # type: ignore[attr-defined]
     try:
         with pytest.raises(osdp.OSDPError, match="file system that all ranks share"):
             osdp.save(model, None, here / "new", process_group=me.group)
     finally:
         if me.rank == 1:
-            osdp.checkpoint.partial_path = real  # type: ignore[attr-defined]
+            osdp.checkpoint.save_load.partial_path = real  # type: ignore[attr-defined]
 
 
 @pytest.mark.outcome("`osdp.save` or `load` where ranks see different disks under one name", osdp.FormatError)

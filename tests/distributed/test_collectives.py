@@ -14,7 +14,7 @@ from harness import Member
 from support.pair import naming
 
 from osdp import _C
-from osdp.backends import make_group
+from osdp.ranks.backends import make_group
 
 CPU = torch.device("cpu")
 SEGMENT = 256 * 1024 // 4  # elements of fp32 in one message over gloo

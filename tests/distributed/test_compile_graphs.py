@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 import osdp
-from osdp.sharding import runtime_of
+from osdp.sharding.fully_shard import runtime_of
 
 
 class Straight(blocks.Blocks):
@@ -38,7 +38,7 @@ PLANS = {
 }
 
 
-def described() -> osdp.description.ModelDescription:
+def described() -> osdp.ModelDescription:
     return osdp.describe(LOAD.model(7, torch.float64), *LOAD.data(0, 2, torch.float64)[0])
 
 

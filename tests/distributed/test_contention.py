@@ -10,8 +10,8 @@ import torch.distributed as dist
 from harness import Member
 
 from osdp import _C
-from osdp.contention import measure_contention
-from osdp.measuring import lane_collectives
+from osdp.profiling.machine_speed import lane_collectives
+from osdp.profiling.overlap import measure_contention
 
 CPU = torch.device("cpu")
 

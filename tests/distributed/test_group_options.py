@@ -10,8 +10,8 @@ from support import deaths, recording
 from torch.distributed.distributed_c10d import _world
 
 import osdp
-from osdp.backends import forget_group, make_group
-from osdp.lane_group import lane_group
+from osdp.ranks.backends import forget_group, make_group
+from osdp.ranks.process_groups import lane_group
 
 
 def colors_of(me: Member, made: recording.Recording) -> list[int]:

@@ -18,8 +18,8 @@ from support.workload import Workload, vectors
 from torch import nn
 
 import osdp
-from osdp.description import ModelDescription
-from osdp.sharding import runtime_of
+from osdp.description.model_description import ModelDescription
+from osdp.sharding.fully_shard import runtime_of
 
 
 def hybrid(description: ModelDescription) -> osdp.Plan:

@@ -19,10 +19,10 @@ from support.workload import Workload, vectors
 from torch import nn
 
 import osdp
-from osdp.lane_group import lane_group
+from osdp.ranks.process_groups import lane_group
 
 
-def everything(description: osdp.description.ModelDescription) -> dict[str, osdp.Plan]:
+def everything(description: osdp.ModelDescription) -> dict[str, osdp.Plan]:
     found = plans.everything(description, 2)
     return {**found, **{f"{k}, 3 ahead": replace(p, prefetch=3) for k, p in found.items()}}
 

@@ -15,7 +15,7 @@ from support.pair import SEED, adamw, close, naming
 from torch import nn
 
 import osdp
-from osdp.sharding import runtime_of
+from osdp.sharding.fully_shard import runtime_of
 
 
 class Mixed(nn.Module):
@@ -354,14 +354,17 @@ def peak(me: Member) -> tuple[int, int]:
     _C.memory_meter_install()
     before = _C.memory_live_bytes()
     _C.memory_reset_peak()
-    from osdp import sharding
+    from osdp.sharding import fully_shard
 
     measured: list[int] = []
-    rest, sharding._measure_rest = sharding._measure_rest, lambda *_: measured.append(_C.memory_peak_bytes())
+    rest, fully_shard._measure_rest = (
+        fully_shard._measure_rest,
+        lambda *_: measured.append(_C.memory_peak_bytes()),
+    )
     try:
         osdp.fully_shard(model, plan, process_group=me.group)
     finally:
-        sharding._measure_rest = rest
+        fully_shard._measure_rest = rest
     assert runtime_of(model).gathered_bytes() == 0
     return measured[0] - before, full
 

@@ -15,10 +15,10 @@ from torch import nn
 from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, OffloadPolicy
 
 import osdp
-from osdp import offload
-from osdp.placing import survey
-from osdp.sharding import runtime_of
-from osdp.together import Together
+from osdp.ranks.rank_group import Together
+from osdp.sharding import cpu_offload as offload
+from osdp.sharding.fully_shard import runtime_of
+from osdp.sharding.materialize import survey
 
 
 def hybrid_too(description: osdp.ModelDescription) -> osdp.Plan:

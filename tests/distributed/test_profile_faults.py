@@ -15,8 +15,8 @@ from harness import Member
 from harness.doomed import run_doomed
 
 import osdp
-from osdp import profiling
-from osdp.hardware import Hardware
+from osdp.hardware.hardware import Hardware
+from osdp.profiling import profile
 
 TIMEOUT_S = 5.0
 SLACK_S = 5.0
@@ -26,14 +26,14 @@ OLD = "what an earlier profile left"
 
 
 def killed_in(name: str, after_s: float) -> None:
-    """This process is killed so long after `osdp.profiling` has begun with that part."""
-    part = getattr(profiling, name)
+    """This process is killed so long after `osdp.profiling.profile` has begun with that part."""
+    part = getattr(profile, name)
 
     def doomed(*args: object, **kwargs: object) -> object:
         threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
         return part(*args, **kwargs)
 
-    setattr(profiling, name, doomed)
+    setattr(profile, name, doomed)
 
 
 def profiles_to(me: Member, path: str, doom: str) -> tuple[str, str, float]:

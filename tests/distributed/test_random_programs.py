@@ -33,7 +33,7 @@ class Script:
         self.pair = Pair(me, workload, self.plan, optimizer=self.optimizer, **options)
         self.micro = 0
 
-    def plan(self, description: osdp.description.ModelDescription) -> osdp.Plan:
+    def plan(self, description: osdp.ModelDescription) -> osdp.Plan:
         plan = plans.mixture(description, self.dice.randrange(1000))
         if self.hybrid:
             whole = [

@@ -10,9 +10,10 @@ from harness import Member
 from torch import nn
 
 import osdp
-from osdp import drift, machine
-from osdp.hardware import Collective, Hardware
-from osdp.sharding import runtime_of
+from osdp.hardware import this_machine
+from osdp.hardware.hardware import Collective, Hardware
+from osdp.sharding import drift
+from osdp.sharding.fully_shard import runtime_of
 
 LINK = Collective(1e-5, 1e-10)
 
@@ -35,8 +36,8 @@ def trained(me: Member, hardware: Hardware) -> tuple[nn.Module, list[str]]:
 
 def profiled_then(me: Member, factor: float, **changes: object) -> Hardware:
     """A profile of this machine, as if its jobs had taken so much longer then."""
-    product_s, copy_s = me.everywhere(machine.measure_probe(torch.device("cpu")))[0]
-    here = machine.measured_here(torch.device("cpu"), product_s * factor, copy_s * factor)
+    product_s, copy_s = me.everywhere(this_machine.measure_probe(torch.device("cpu")))[0]
+    here = this_machine.measured_here(torch.device("cpu"), product_s * factor, copy_s * factor)
     return Hardware(
         "then", "made for this test", "cpu", me.world, 2**30, LINK, LINK, LINK, 1e10, 1e-9,
         measured=dataclasses.replace(here, **changes),

@@ -12,8 +12,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import osdp
-from osdp.hardware import Hardware
-from osdp.timeline import Timeline
+from osdp.hardware.hardware import Hardware
+from osdp.plan.timeline import Timeline
 
 
 def recorded(me: Member) -> None:

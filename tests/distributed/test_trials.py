@@ -13,8 +13,8 @@ from harness.doomed import run_doomed
 from torch import nn
 
 import osdp
-from osdp import profiling
-from osdp.trials import MODES
+from osdp.profiling import profile
+from osdp.profiling.trial_steps import MODES
 
 
 class Net(nn.Module):
@@ -68,14 +68,14 @@ TOKENS = torch.arange(40).reshape(40)
 def tried_modes(me: Member, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Makes take_trials say which modes it tried."""
     found: list[str] = []
-    real = profiling.take_trials
+    real = profile.take_trials
 
     def noted(*args: Any) -> Any:
         trials = real(*args)
         found.extend(next(iter(t.plan.choices.values())).mode for t in trials)
         return trials
 
-    monkeypatch.setattr(profiling, "take_trials", noted)
+    monkeypatch.setattr(profile, "take_trials", noted)
     return found
 
 
@@ -124,7 +124,7 @@ def no_room(me: Member) -> None:
     for room, expected in ((sharded, list(MODES[:2])), (sharded - 1, [])):
         with pytest.MonkeyPatch.context() as patch:
             modes = tried_modes(me, patch)
-            patch.setattr(profiling, "device_memory", lambda *_, room=room: room)
+            patch.setattr(profile, "device_memory", lambda *_, room=room: room)
             osdp.profile(model, TOKENS, group=me.group, seconds=0.2)
         assert modes == expected
 

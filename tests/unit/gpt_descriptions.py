@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from osdp.description import Block, ModelDescription, Operator, Parameter
-from osdp.hardware import Collective, Hardware
+from osdp.description.model_description import Block, ModelDescription, Operator, Parameter
+from osdp.hardware.hardware import Collective, Hardware
 
 
 def operator(

@@ -7,7 +7,7 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
-from osdp import ops
+from osdp.sharding import split_linear
 
 torch.set_num_threads(1)  # these tensors are tiny: waking a second thread costs more than it does
 
@@ -39,7 +39,7 @@ class TensorSource:
         self.most_held = 0
         self.acquired: dict[int, int] = defaultdict(int)
         self.fail_at: tuple[str, int] | None = None
-        self.id = ops.register_source(self)
+        self.id = split_linear.register_source(self)
 
     def _event(self, name: str, index: int, *more: int) -> None:
         self.events.append((name, index, *more))
@@ -72,4 +72,4 @@ class TensorSource:
         return torch.cat([self.grads[i] for i in range(len(self.slices))], 0 if self.split == "out" else 1)
 
     def close(self) -> None:
-        ops.unregister_source(self.id)
+        split_linear.unregister_source(self.id)

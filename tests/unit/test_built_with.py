@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import osdp
-from osdp import _search, built_with
+from osdp import _search
+from osdp.base import built_with
 
 MINOR = ".".join(torch.__version__.split(".")[:2])
 

@@ -23,18 +23,20 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import Metadata
 
-import osdp.checkpoint
-import osdp.checkpoint_places
-import osdp.checkpoint_state
-from osdp import FormatError, ShardingError, cli, upgrading
-from osdp.checkpoint import load, save
-from osdp.checkpoint_folder import Folder
-from osdp.checkpoint_places import Partial
-from osdp.checkpoint_reading import check, fill, readings
-from osdp.checkpoint_state import State
-from osdp.checkpoint_storage import BoxWriter, ChunkSavePlanner
-from osdp.manifest import Manifest, read_manifest
-from osdp.pieces import WholePiece, chunks
+import osdp.checkpoint.model_state
+import osdp.checkpoint.places
+import osdp.checkpoint.save_load
+from osdp import FormatError, ShardingError
+from osdp.base import file_versions
+from osdp.checkpoint.dcp_planners import BoxWriter, ChunkSavePlanner
+from osdp.checkpoint.folder import Folder
+from osdp.checkpoint.manifest import Manifest, read_manifest
+from osdp.checkpoint.model_state import State
+from osdp.checkpoint.places import Partial
+from osdp.checkpoint.reading import check, fill, readings
+from osdp.checkpoint.save_load import load, save
+from osdp.checkpoint.shard_boxes import WholePiece, chunks
+from osdp.cli import main
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +176,7 @@ def assert_same(rank: FakeRank, expected: FakeRank) -> None:
 def test_every_layout_reads_what_every_other_wrote(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer_layout: str, reader_layout: str, reader_world: int
 ) -> None:
-    monkeypatch.setattr(osdp.checkpoint_state, "CHUNK_BYTES", 100)  # several boxes per piece
+    monkeypatch.setattr(osdp.checkpoint.model_state, "CHUNK_BYTES", 100)  # several boxes per piece
     full, states = example()
     group = ranks(full, states, LAYOUTS[writer_layout], 2)
     manifest = write(tmp_path, group)
@@ -712,7 +714,7 @@ def as_it_was(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1, 0.0]
 
 
-@pytest.mark.parametrize("version", range(1, upgrading.newest("checkpoint") + 1))
+@pytest.mark.parametrize("version", range(1, file_versions.newest("checkpoint") + 1))
 def test_a_checkpoint_of_every_version_loads(version: int) -> None:
     model, optimizer = trained(seed=3)
     load(model, optimizer, FILES / f"checkpoint-{version}")
@@ -726,7 +728,7 @@ def test_a_checkpoint_of_version_1_loads_and_is_upgraded_in_place(tmp_path: Path
         model, optimizer = trained(seed=3)
         load(model, optimizer, path)
         as_it_was(model, optimizer)
-        assert cli.main(["upgrade", str(tmp_path)]) == 0
+        assert main.main(["upgrade", str(tmp_path)]) == 0
     first, second = capsys.readouterr().out.splitlines()  # type: ignore[attr-defined]
     assert first.startswith(f"{path}: checkpoint, version 1 to 2: added ") and second.endswith("up to date")
     assert all(box.crc32 is not None for _, box in read_manifest(Folder(path)).all_boxes())
@@ -855,7 +857,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, step: int, living: list[Partial]) -
 
         return call
 
-    places = osdp.checkpoint_places
+    places = osdp.checkpoint.places
     monkeypatch.setattr(Partial, "__init__", noted)
     monkeypatch.setattr(Path, "rename", before("rename", Path.rename))
     monkeypatch.setattr(places.Path, "unlink", before("unlink", Path.unlink))
@@ -962,13 +964,13 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(filled(1.0), None, tmp_path / "last")
-    real = osdp.checkpoint.fill
+    real = osdp.checkpoint.save_load.fill
 
     def late(*args: object) -> None:
         save(filled(2.0), None, tmp_path / "last")
         real(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(osdp.checkpoint, "fill", late)
+    monkeypatch.setattr(osdp.checkpoint.save_load, "fill", late)
     assert loaded(tmp_path / "last") == 1.0
     monkeypatch.undo()
     assert loaded(tmp_path / "last") == 2.0

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from osdp.cli import main
-from osdp.description import ModelDescription
+from osdp.cli.main import main
+from osdp.description.model_description import ModelDescription
 from osdp.errors import InfeasibleError
-from osdp.hardware import Hardware
-from osdp.plan import Choice, Plan
+from osdp.hardware.hardware import Hardware
+from osdp.plan.plan import Choice, Plan
 
 MODELS = """
 import torch
@@ -72,9 +72,9 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             raise InfeasibleError("no plan fits 64 B;\nthe smallest that fits is 1.00 KiB", 1024)
         return Plan.uniform(description)
 
-    stub = types.ModuleType("osdp.searching")
+    stub = types.ModuleType("osdp.planning.search")
     stub.search = search  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "osdp.searching", stub)
+    monkeypatch.setitem(sys.modules, "osdp.planning.search", stub)
     return asked
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from osdp.contention_by_events import Judgement, Trial
+from osdp.profiling.overlap_by_events import Judgement, Trial
 
 
 def test_only_what_was_beside_computation_counts() -> None:

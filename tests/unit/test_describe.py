@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import osdp
-from osdp.description import ModelDescription, Operator
-from osdp.watching import Watcher
+from osdp.description.forward_tracer import Watcher
+from osdp.description.model_description import ModelDescription, Operator
 
 from .nasty_models import GPT, ConvNet, ReadByParent, Scaled, Structured, Twice, Wrapped
 
@@ -447,7 +447,7 @@ def test_tensors_kept_in_containers_and_made_from_parameters() -> None:
 
 def test_a_sharded_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(2, 2)
-    runtime = types.ModuleType("osdp.sharding")
+    runtime = types.ModuleType("osdp.sharding.fully_shard")
     sharded: list[nn.Module] = []
 
     def runtime_of(asked: nn.Module) -> object:
@@ -456,7 +456,7 @@ def test_a_sharded_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         raise osdp.ShardingError("not sharded")
 
     runtime.runtime_of = runtime_of  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "osdp.sharding", runtime)
+    monkeypatch.setitem(sys.modules, "osdp.sharding.fully_shard", runtime)
     osdp.describe(model)
     sharded.append(model)
     with pytest.raises(osdp.DescribeError, match=r"before osdp\.fully_shard"):

@@ -17,7 +17,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before the import: it must not ask the net
 import transformers as hf
 
 import osdp
-from osdp.description import ModelDescription
+from osdp.description.model_description import ModelDescription
 
 from .real_forward import live_bytes, saved_bytes
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import osdp
-from osdp.description import ModelDescription
+from osdp.description.model_description import ModelDescription
 
 from .real_forward import saved_bytes
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import osdp
-from osdp.description import ModelDescription
-from osdp.display import show
-from osdp.figures import cells, format_count, format_seconds, step_parts
-from osdp.grouping import ranged, rows, sections
-from osdp.notebook import html
-from osdp.plan import Certificate, Choice, OperatorPrediction, PhasePrice, Plan, Prediction
+from osdp.description.model_description import ModelDescription
+from osdp.plan.plan import Certificate, Choice, OperatorPrediction, PhasePrice, Plan, Prediction
+from osdp.show.notebook import html
+from osdp.show.plan_figures import cells, format_count, format_seconds, step_parts
+from osdp.show.table_rows import ranged, rows, sections
+from osdp.show.terminal import show
 
 from .nasty_models import GPT
 

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 import osdp
-from osdp import machine
-from osdp.drift import Drift, Span, as_it_is, drift_of, step_now_s
 from osdp.errors import FormatError
-from osdp.hardware import Hardware, Measured
-from osdp.reporting import Report
+from osdp.hardware import this_machine
+from osdp.hardware.hardware import Hardware, Measured
+from osdp.sharding.drift import Drift, Span, as_it_is, drift_of, step_now_s
+from osdp.sharding.report import Report
 from tests.unit.gpt_descriptions import gpt
 from tests.unit.gpt_descriptions import machine as machine_of
 
@@ -98,7 +98,7 @@ def test_nothing_to_compare_with():
 @pytest.mark.parametrize("factor", [0.1, 10.0])
 def test_a_profile_of_a_faster_or_slower_machine_is_noticed(factor: float):
     """Really measured: a profile that claims this machine's jobs took so much longer or shorter."""
-    product_s, copy_s = machine.measure_probe(CPU)
+    product_s, copy_s = this_machine.measure_probe(CPU)
     claimed = dataclasses.replace(HERE, product_s=product_s * factor, copy_s=copy_s * factor)
     found = drift_of(plan(measured=claimed), CPU, None)
     assert found is not None and found.changed
@@ -129,7 +129,7 @@ def test_the_jobs_take_no_memory_that_the_peak_counts():
 
     _C.memory_meter_install()
     before = _C.memory_peak_bytes()
-    machine.measure_probe(CPU)
+    this_machine.measure_probe(CPU)
     assert _C.memory_peak_bytes() == before
 
 
@@ -146,20 +146,20 @@ def test_a_file_that_claims_nonsense_is_refused(field: str, value: object):
 
 def test_another_machine_is_said_in_a_warning(monkeypatch, recwarn):
     device = torch.device("cpu")
-    here = dataclasses.replace(plan().hardware, measured=machine.measured_here(device, 1.0, 1.0))
-    machine.warn_of_another_machine(here, device, 4)
-    machine.warn_of_another_machine(None, device, 4)
+    here = dataclasses.replace(plan().hardware, measured=this_machine.measured_here(device, 1.0, 1.0))
+    this_machine.warn_of_another_machine(here, device, 4)
+    this_machine.warn_of_another_machine(None, device, 4)
     assert not recwarn.list
     others = {"processor": "another", "cores": 999, "threads": 999, "torch": "1.0"}
     for field, value in others.items():
         other = dataclasses.replace(here, measured=dataclasses.replace(here.measured, **{field: value}))
         with pytest.warns(osdp.MachineMismatchWarning, match=f"{field} .*, not {value}"):
-            machine.warn_of_another_machine(other, device, 4)
+            this_machine.warn_of_another_machine(other, device, 4)
     with pytest.warns(osdp.MachineMismatchWarning, match="ranks 2, not 4"):
-        machine.warn_of_another_machine(here, device, 2)
+        this_machine.warn_of_another_machine(here, device, 2)
     with pytest.warns(osdp.MachineMismatchWarning, match="device cpu, not cuda"):
-        machine.warn_of_another_machine(Hardware.load("a100-8"), device, 8)
+        this_machine.warn_of_another_machine(Hardware.load("a100-8"), device, 8)
     monkeypatch.setenv("LOCAL_RANK", "1")  # a host says it once
     recwarn.clear()
-    machine.warn_of_another_machine(Hardware.load("a100-8"), device, 8)
+    this_machine.warn_of_another_machine(Hardware.load("a100-8"), device, 8)
     assert not recwarn.list

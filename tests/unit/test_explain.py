@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import osdp
-import osdp.sizes
-from osdp.description import ModelDescription
-from osdp.plan import Choice, Plan
-from osdp.searching import search_again
+import osdp.base.byte_sizes
+from osdp.description.model_description import ModelDescription
+from osdp.plan.plan import Choice, Plan
+from osdp.planning.search import search_again
 
 from .nasty_models import GPT
 
@@ -121,7 +121,7 @@ def test_recomputation_says_what_it_saves(description: ModelDescription) -> None
     inside = [o for o in description.operators if o.block == "blocks.0"]
     saved = sum(4 * o.saved_bytes_per_sample + o.saved_bytes_fixed for o in inside)
     saved -= 4 * description.blocks[0].input_bytes_per_sample
-    assert osdp.sizes.format_bytes(saved) in line and "4 x" in line
+    assert osdp.base.byte_sizes.format_bytes(saved) in line and "4 x" in line
 
 
 def test_a_changed_plan_does_not_claim_a_price(plan: Plan) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import osdp
-from osdp.description import ModelDescription
+from osdp.description.model_description import ModelDescription
 from osdp.errors import FormatError, InvalidProblemError
-from osdp.fitting import fit
-from osdp.hardware import Collective, Hardware, known_machines
-from osdp.measuring import SIZES
+from osdp.hardware.alpha_beta_fit import fit
+from osdp.hardware.hardware import Collective, Hardware, known_machines
+from osdp.profiling.machine_speed import SIZES
 
 from .gpt_descriptions import operator
 

@@ -9,11 +9,12 @@ import random
 import pytest
 
 import osdp
-from osdp import _search, serial
-from osdp.costing import Space, make_model, make_request
-from osdp.description import ModelDescription
-from osdp.plan import validate
-from osdp.searching import search_again, verify
+from osdp import _search
+from osdp.base import json_files
+from osdp.description.model_description import ModelDescription
+from osdp.plan.plan import validate
+from osdp.planning.core_inputs import Space, make_model, make_request
+from osdp.planning.search import search_again, verify
 from tests.unit.gpt_descriptions import gpt, machine, operator
 
 MIB, GIB = 2**20, 2**30
@@ -162,7 +163,7 @@ def test_a_plan_over_its_own_limit_is_refused() -> None:
     with pytest.raises(osdp.InvalidProblemError, match=f"{peak} bytes are over the plan's memory limit"):
         validate(broken)
     with pytest.raises(osdp.FormatError, match="over the plan's memory limit"):
-        osdp.Plan.loads(serial.dumps("plan", broken))
+        osdp.Plan.loads(json_files.dumps("plan", broken))
     more = dataclasses.replace(plan.certificate, memory_bytes=plan.memory_limit_bytes + 1)
     with pytest.raises(osdp.InvalidProblemError, match=r"certificate\.memory_bytes"):
         validate(dataclasses.replace(plan, certificate=more))

@@ -8,7 +8,7 @@ import warnings
 import pytest
 
 import osdp
-from osdp.hardware import Collective, Measured
+from osdp.hardware.hardware import Collective, Measured
 from tests.unit.gpt_descriptions import gpt, machine
 
 MEASURED = Measured("a processor", 2, 1, "2.13.0", product_s=2e-3, copy_s=16e-3)

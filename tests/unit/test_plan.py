@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import osdp
-from osdp import serial, upgrading
-from osdp.description import ModelDescription, Operator, Parameter
+from osdp.base import file_versions, json_files
+from osdp.description.model_description import ModelDescription, Operator, Parameter
 from osdp.errors import FormatError, InvalidProblemError, PlanMismatchError
-from osdp.hardware import Collective, Hardware
-from osdp.plan import (
+from osdp.hardware.hardware import Collective, Hardware
+from osdp.plan.plan import (
     Certificate,
     Choice,
     OperatorPrediction,
@@ -30,7 +30,7 @@ from osdp.plan import (
     group_units,
     validate,
 )
-from osdp.units import small_unit_bytes
+from osdp.plan.unit_grouping import small_unit_bytes
 
 from .nasty_models import GPT, Scaled
 
@@ -340,7 +340,7 @@ def damaged(plan: Plan, *where: Any, value: Any) -> str:
         (("description", "operators", 0, "parameter_bytes"), -1, "description.operators[0].parameter_bytes"),
         (("description", "operators", 0, "parameters"), 3, "description.operators[0].parameters"),
         (("description",), None, "description"),
-        (("version",), upgrading.newest("plan") + 1, "version"),
+        (("version",), file_versions.newest("plan") + 1, "version"),
         (("version",), True, "version"),
         (("version",), 0, "version"),
         (("osdp",), "hardware", "osdp"),
@@ -411,7 +411,7 @@ def test_a_file_that_is_too_large_or_not_text_is_refused(
     path.write_bytes(b"\xff\xfe{}")
     with pytest.raises(FormatError, match="UTF-8"):
         Plan.load(path)
-    monkeypatch.setattr(serial, "MAX_FILE_BYTES", 3)
+    monkeypatch.setattr(json_files, "MAX_FILE_BYTES", 3)
     path.write_text("{  }")
     with pytest.raises(FormatError, match="larger"):
         Plan.load(path)

@@ -8,8 +8,8 @@ import matplotlib
 import pytest
 
 from osdp.errors import InvalidProblemError
-from osdp.frontiers import Frontier, FrontierPoint
-from osdp.plotting import labelled
+from osdp.planning.frontier import Frontier, FrontierPoint
+from osdp.show.frontier_plot import labelled
 
 matplotlib.use("Agg")
 

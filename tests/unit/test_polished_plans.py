@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import osdp
-from osdp import replaying
-from osdp.hardware import Hardware
-from osdp.plan import Plan
-from osdp.searching import verify
+from osdp.hardware.hardware import Hardware
+from osdp.plan.plan import Plan
+from osdp.planning import runner_up_selection
+from osdp.planning.search import verify
 from tests.unit.gpt_descriptions import gpt, machine
 
 FILES = Path(__file__).parents[1] / "data" / "files"
@@ -34,7 +34,7 @@ def searched(hardware: Hardware, memory: str = "24MiB", **arguments: object) -> 
 def test_no_objective_alone_finds_a_plan_that_plays_faster(hardware: Hardware, memory: str) -> None:
     plan = searched(hardware, memory)
     assert verify(plan) == "" and verify(plan, search=True) == ""
-    for share, _ in replaying.OBJECTIVES:
+    for share, _ in runner_up_selection.OBJECTIVES:
         other = dataclasses.replace(hardware, exposed_communication=share)
         alone = searched(other, memory, replay=0)
         assert alone.certificate.optimal
@@ -76,6 +76,6 @@ def test_of_older_plans_the_share_is_the_hardwares() -> None:
 
 
 def test_a_search_of_the_objective_alone_plays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replaying, "rehearsal", None)
+    monkeypatch.setattr(runner_up_selection, "rehearsal", None)
     plan = searched(HIDING, replay=0)
     assert plan.certificate.optimal and plan.searched.exposed == HIDING.exposed_communication

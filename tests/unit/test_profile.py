@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 import osdp
-from osdp import gamma
-from osdp.costing import compute_s
-from osdp.gamma import Gamma, measure_gamma
-from osdp.hardware import Collective, DeviceMemory, Hardware
+from osdp.hardware.hardware import Collective, DeviceMemory, Hardware
+from osdp.planning.core_inputs import compute_s
+from osdp.profiling import operator_times
+from osdp.profiling.operator_times import Gamma, measure_gamma
 
 from .nasty_models import GPT, ConvNet, Twice
 
@@ -74,12 +74,12 @@ def test_parts_are_scaled_to_the_whole_and_split_by_batch_size() -> None:
         2: [({"a": 0.1, "b": 0.3}, {"a": 0.6, "b": 0.6})] * 3,
         4: [({"a": 0.2, "b": 0.4}, {"a": 1.2, "b": 0.6})] * 3,
     }
-    found: Gamma = gamma._combine({"a": 1, "b": 2}, 4, whole, part)
+    found: Gamma = operator_times._combine({"a": 1, "b": 2}, 4, whole, part)
     assert sum(found.per_sample_s.values()) == pytest.approx(1.0)
     assert sum(found.fixed_s.values()) == pytest.approx(2.0)
     assert sum(found.forward_s.values()) == pytest.approx(1.5 / 4)
     # At the sample's own size, whichever that is.
-    at_two = gamma._combine({"a": 1, "b": 2}, 2, whole, part)
+    at_two = operator_times._combine({"a": 1, "b": 2}, 2, whole, part)
     assert sum(at_two.forward_s.values()) == pytest.approx(1.0 / 2)
     assert found.per_sample_s["a"] > found.per_sample_s["b"] and found.fixed_s["b"] > found.fixed_s["a"]
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 import osdp
-from osdp.hardware import Collective
-from osdp.rehearsing import rehearsal
-from osdp.verifying import assembly_of, found_of
+from osdp.hardware.hardware import Collective
+from osdp.planning.rehearsal import rehearsal
+from osdp.planning.verify import assembly_of, found_of
 from tests.unit.gpt_descriptions import gpt, machine
 
 

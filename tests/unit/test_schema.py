@@ -19,12 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import osdp
-from osdp import serial, upgrading
-from osdp.description import ModelDescription
+from osdp.base import file_versions, json_files
+from osdp.base.schema import shape_of
+from osdp.description.model_description import ModelDescription
 from osdp.errors import FormatError
-from osdp.hardware import Hardware, known_machines
-from osdp.plan import Plan
-from osdp.schema import shape_of
+from osdp.hardware.hardware import Hardware, known_machines
+from osdp.plan.plan import Plan
 
 from .nasty_models import GPT
 from .test_plan import full_plan
@@ -70,7 +70,7 @@ def test_whatever_is_saved_fits_its_schema(plans: list[Plan]) -> None:
     for plan in plans:
         VALIDATORS["plan"].validate(json.loads(plan.dumps()))
         assert Plan.loads(plan.dumps()) == plan
-    VALIDATORS["description"].validate(json.loads(serial.dumps("description", plans[0].description)))
+    VALIDATORS["description"].validate(json.loads(json_files.dumps("description", plans[0].description)))
     for name in known_machines():
         VALIDATORS["hardware"].validate(json.loads(Hardware.load(name).dumps()))
 
@@ -122,11 +122,11 @@ def mutate(data: Any, draw: Callable[[Any], Any]) -> Any:
 def read(kind: str, text: str) -> bool:
     """Whether the reader takes it as of the newest version, rules that no schema can state left out."""
     try:
-        serial.loads(kind, CLASSES[kind], text)
+        json_files.loads(kind, CLASSES[kind], text)
     except FormatError as error:
         assert error.line is not None and error.line >= 1 and error.column is not None
         return False
-    return bool(json.loads(text)["version"] == upgrading.newest(kind))
+    return bool(json.loads(text)["version"] == file_versions.newest(kind))
 
 
 @settings(max_examples=300, deadline=None)
@@ -208,7 +208,7 @@ JSON = st.recursive(
 @given(JSON, st.booleans(), st.sampled_from([None, 1]))
 def test_any_value_comes_back_as_python_wrote_it(value: Any, ascii_only: bool, indent: int | None) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
-    again = serial.parse(text)
+    again = json_files.parse(text)
     assert again == value and json.dumps(again) == json.dumps(value)  # 1 and 1.0, -0.0 and 0.0 are told apart
 
 
@@ -227,11 +227,11 @@ def test_damaged_text_is_refused_where_python_refuses_it(value: Any, data: st.Da
         halves = any("\ud800" <= c <= "\udfff" for c in json.dumps(expected, ensure_ascii=False))
     except ValueError:
         with pytest.raises(FormatError):
-            serial.parse(text)
+            json_files.parse(text)
         return
     if halves or any(isinstance(x, int) and not -(2**63) <= x < 2**63 for x in numbers(expected)):
         return
-    assert json.dumps(serial.parse(text)) == expected_text
+    assert json.dumps(json_files.parse(text)) == expected_text
 
 
 def numbers(value: Any) -> Iterator[Any]:

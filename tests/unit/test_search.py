@@ -11,12 +11,12 @@ import pytest
 
 import osdp
 from osdp import _search
-from osdp.costing import choose_space, compute_s, make_model, make_request
-from osdp.description import ModelDescription
-from osdp.hardware import Collective
-from osdp.plan import MODES
-from osdp.searching import verify
-from osdp.units import BUCKET_BYTES
+from osdp.description.model_description import ModelDescription
+from osdp.hardware.hardware import Collective
+from osdp.plan.plan import MODES
+from osdp.plan.unit_grouping import BUCKET_BYTES
+from osdp.planning.core_inputs import choose_space, compute_s, make_model, make_request
+from osdp.planning.search import verify
 from tests.unit.gpt_descriptions import gpt, linear, machine, operator
 
 DATA = Path(__file__).parent.parent / "data"
@@ -38,7 +38,7 @@ def tiny(seed: int) -> tuple[ModelDescription, int]:
                 operator(f"h.{i}.ln", "LayerNorm", norm, block=f"h.{i}", saved=r.randint(0, 3000))
             )
     operators.append(operator("act", "GELU", {}, saved=r.randint(0, 2000), flops=1000))
-    from osdp.description import Block
+    from osdp.description.model_description import Block
 
     names = tuple(Block(name, size) for name, size in blocks)
     return ModelDescription("Tiny", tuple(operators), names, 1, 64), r.randint(8_000, 60_000)

@@ -6,8 +6,8 @@ import signal
 import pytest
 
 import osdp
-from osdp.hardware import Collective
-from osdp.searching import search_again, verify
+from osdp.hardware.hardware import Collective
+from osdp.planning.search import search_again, verify
 from tests.unit.gpt_descriptions import gpt, machine
 
 HERE = dict(world_size=8, hardware=machine())
@@ -57,8 +57,8 @@ def test_hybrid_shard_is_chosen_where_links_between_hosts_are_slow():
 
 def test_hybrid_shard_holds_a_hosts_share_and_pays_both_links():
     from osdp import _search
-    from osdp.costing import choose_space, make_model, make_request
-    from osdp.description import ModelDescription
+    from osdp.description.model_description import ModelDescription
+    from osdp.planning.core_inputs import choose_space, make_model, make_request
     from tests.unit.gpt_descriptions import operator
 
     hardware = machine(

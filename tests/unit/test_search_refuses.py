@@ -8,8 +8,8 @@ from torch import nn
 
 import osdp
 from osdp import _search
-from osdp.costing import choose_space, make_model, make_request
-from osdp.description import Block, ModelDescription
+from osdp.description.model_description import Block, ModelDescription
+from osdp.planning.core_inputs import choose_space, make_model, make_request
 from tests.unit.gpt_descriptions import gpt, linear, machine, operator
 
 HERE = dict(memory="64MiB", world_size=4, hardware=machine(4))
@@ -130,13 +130,13 @@ def test_a_description_that_means_nothing_is_refused(change, says):
     [
         {"optimizer_s_per_byte": float("nan")},
         {"exposed_communication": float("inf")},
-        {"all_gather": osdp.hardware.Collective(-1.0, 0.0)},
-        {"between_hosts": osdp.hardware.Collective(float("nan"), 0.0)},
+        {"all_gather": osdp.hardware.hardware.Collective(-1.0, 0.0)},
+        {"between_hosts": osdp.hardware.hardware.Collective(float("nan"), 0.0)},
         {"flops_per_s": float("nan")},
         {"gamma_s": {"h.0.mlp.fc": float("nan")}},
         {"recompute_s": {"h.0.mlp.fc": -1.0}},
         {"stolen_computation": float("nan")},
-        {"communication_delay": osdp.hardware.Collective(0.0, float("inf"))},
+        {"communication_delay": osdp.hardware.hardware.Collective(0.0, float("inf"))},
     ],
 )
 def test_hardware_that_means_nothing_is_refused(change):

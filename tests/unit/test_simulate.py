@@ -8,9 +8,9 @@ import json
 import pytest
 
 import osdp
-from osdp.description import ModelDescription
-from osdp.hardware import Collective
-from osdp.searching import verify
+from osdp.description.model_description import ModelDescription
+from osdp.hardware.hardware import Collective
+from osdp.planning.search import verify
 from tests.unit.gpt_descriptions import gpt, linear, machine, operator
 
 HERE = dict(world_size=8, hardware=machine())

@@ -1,7 +1,7 @@
 import pytest
 
+from osdp.base.byte_sizes import format_bytes, parse_bytes
 from osdp.errors import InvalidProblemError
-from osdp.sizes import format_bytes, parse_bytes
 
 
 @pytest.mark.parametrize(

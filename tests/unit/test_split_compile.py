@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
-from osdp.ops import SPLITS, SplitCall, split_linear
+from osdp.sharding.split_linear import SPLITS, SplitCall, split_linear
 
 from .split_helpers import TensorSource, stacked
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from osdp.ops import split_linear
+from osdp.sharding.split_linear import split_linear
 
 from .split_helpers import DTYPES, TensorSource, stacked
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from osdp.ops import split_linear
+from osdp.sharding.split_linear import split_linear
 
 from .split_helpers import TensorSource
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from osdp.ops import SplitCall, register_source, split_linear, unregister_source
+from osdp.sharding.split_linear import SplitCall, register_source, split_linear, unregister_source
 
 from .split_helpers import TensorSource
 

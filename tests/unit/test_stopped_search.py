@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from osdp import _search
-from osdp.costing import choose_space, make_model, make_request
-from osdp.hardware import Hardware
+from osdp.hardware.hardware import Hardware
+from osdp.planning.core_inputs import choose_space, make_model, make_request
 
 PLANNER = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "planner.py"))
 

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 import osdp
-from osdp import _search, replaying, search_job
-from osdp.description import ModelDescription
-from osdp.searching import verify
+from osdp import _search
+from osdp.description.model_description import ModelDescription
+from osdp.planning import runner_up_selection, search_job
+from osdp.planning.search import verify
 from tests.unit.gpt_descriptions import gpt, machine, operator
 
 HERE = dict(world_size=8, hardware=machine())
@@ -61,7 +62,7 @@ def test_no_plan_is_polished_where_the_time_is_over(
         clock.append(clock[-1] + 100)
         return dict(polish(*arguments))
 
-    monkeypatch.setattr(replaying, "_search", SimpleNamespace(**{**vars(_search), "polish": noted}))
+    monkeypatch.setattr(runner_up_selection, "_search", SimpleNamespace(**{**vars(_search), "polish": noted}))
     osdp.search(gpt(2, 128), memory="24MiB", **HERE)
     assert len(polished) == 1
     clock.append(time.monotonic())
@@ -82,7 +83,7 @@ def test_equal_micro_batches_are_played_once() -> None:
 
 def test_solve_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    from osdp import solving
+    from osdp.planning import solve as solving
 
     solve = _search.solve
 

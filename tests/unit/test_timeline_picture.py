@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import osdp
-from osdp.cli import main
-from osdp.display import plain
-from osdp.timeline import Timeline, TimelineEvent
-from osdp.timeline_picture import busy, most_held, rows
+from osdp.cli.main import main
+from osdp.plan.timeline import Timeline, TimelineEvent
+from osdp.show.terminal import plain
+from osdp.show.timeline_plot import busy, most_held, rows
 from tests.unit.gpt_descriptions import gpt, machine
 
 # 10 s: computes 0-4 and 5-10, of which the last 2 s are the optimizer; communicates 4-5.5.

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 import osdp
-from osdp.hardware import Collective, Hardware
-from osdp.trials import MODES, Trial, _fits, fitted
+from osdp.hardware.hardware import Collective, Hardware
+from osdp.profiling.trial_steps import MODES, Trial, _fits, fitted
 
 from .gpt_descriptions import gpt
 

@@ -11,16 +11,17 @@ from typing import Any
 
 import pytest
 
-from osdp import serial, upgrading
-from osdp.cli import main
-from osdp.description import ModelDescription
+import osdp
+from osdp.base import file_versions, json_files
+from osdp.cli.main import main
+from osdp.description.model_description import ModelDescription
 from osdp.errors import FormatError
-from osdp.hardware import Collective, Hardware, known_machines
-from osdp.plan import Plan
-from osdp.verifying import verify
+from osdp.hardware.hardware import Collective, Hardware, known_machines
+from osdp.plan.plan import Plan
+from osdp.planning.verify import verify
 
 # KIND-VERSION.json, as an OSDP of that time wrote it; KIND-1-first.json by the first that had the kind, before some
-# fields. What loads once loads for ever: a change that breaks one of these needs a step in osdp/upgrading.py.
+# fields. What loads once loads for ever: a change that breaks one of these needs a step in osdp/base/file_versions.py.
 FILES = Path(__file__).parents[1] / "data" / "files"
 LOAD: dict[str, Callable[[Any], Any]] = {
     "plan": Plan.load,
@@ -35,9 +36,9 @@ def document(name: str) -> Any:
 
 
 def test_there_is_a_file_of_every_version_of_every_kind() -> None:
-    assert set(LOAD) <= set(upgrading.STEPS)
+    assert set(LOAD) <= set(file_versions.STEPS)
     for kind in LOAD:
-        assert {f"{kind}-{n}.json" for n in range(1, upgrading.newest(kind) + 1)} <= set(NAMES)
+        assert {f"{kind}-{n}.json" for n in range(1, file_versions.newest(kind) + 1)} <= set(NAMES)
     for name in NAMES:
         kind, version = name.removesuffix(".json").split("-")[:2]
         assert (document(name)["osdp"], document(name)["version"]) == (kind, int(version))
@@ -47,11 +48,11 @@ def test_there_is_a_file_of_every_version_of_every_kind() -> None:
 def test_a_file_of_every_version_loads_and_says_the_same(name: str) -> None:
     kind = name.partition("-")[0]
     value = LOAD[kind](FILES / name)
-    again = json.loads(serial.dumps(kind, value))
-    assert again["version"] == upgrading.newest(kind)
-    lost = [c for c in upgrading.what_changed(document(name), again) if not c.startswith("added ")]
+    again = json.loads(json_files.dumps(kind, value))
+    assert again["version"] == file_versions.newest(kind)
+    lost = [c for c in file_versions.what_changed(document(name), again) if not c.startswith("added ")]
     assert lost == ([] if again["version"] == document(name)["version"] else ["changed version"])
-    assert serial.loads(kind, type(value), serial.dumps(kind, value)) == value
+    assert json_files.loads(kind, type(value), json_files.dumps(kind, value)) == value
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n.startswith("plan-") and "first" not in n])
@@ -84,7 +85,7 @@ def test_what_every_version_had_may_not_lack() -> None:
         old = document(name)
         del old[field]
         with pytest.raises(FormatError, match=field):
-            serial.loads(old["osdp"], {"plan": Plan, "hardware": Hardware}[old["osdp"]], json.dumps(old))
+            json_files.loads(old["osdp"], {"plan": Plan, "hardware": Hardware}[old["osdp"]], json.dumps(old))
 
 
 def test_an_error_in_an_old_file_says_the_line_of_that_file() -> None:
@@ -101,7 +102,7 @@ def test_an_error_in_an_old_file_says_the_line_of_that_file() -> None:
 
 @pytest.mark.parametrize("kind", LOAD)
 def test_a_newer_version_is_refused_and_not_touched(tmp_path: Path, kind: str, capsys: Any) -> None:
-    new = document(f"{kind}-{upgrading.newest(kind)}.json")
+    new = document(f"{kind}-{file_versions.newest(kind)}.json")
     new["version"] += 1
     new["invented_later"] = 1
     path = tmp_path / "new.json"
@@ -159,9 +160,11 @@ def test_upgrade_refuses_what_is_not_osdp_s(tmp_path: Path, capsys: Any) -> None
 
 
 def test_known_machines_are_of_the_newest_version() -> None:
-    folder = Path(serial.__file__).parent / "hardware_data"
+    folder = Path(osdp.__file__).parent / "hardware" / "machines"
     for name in known_machines():
-        assert json.loads((folder / f"{name}.json").read_text())["version"] == upgrading.newest("hardware")
+        assert json.loads((folder / f"{name}.json").read_text())["version"] == file_versions.newest(
+            "hardware"
+        )
 
 
 def test_a_link_stays_one_and_what_is_no_file_is_written_to(tmp_path: Path) -> None:

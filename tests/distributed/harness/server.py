@@ -14,7 +14,7 @@ PRELOAD = [
     "torch._subclasses.fake_tensor",
     "torch.testing",
     "sympy",
-    "osdp.sharding",
+    "osdp.sharding.fully_shard",
 ]
 
 

@@ -15,7 +15,7 @@ from harness.doomed import Ending
 from torch import nn
 
 import osdp
-from osdp.together import Together
+from osdp.ranks.rank_group import Together
 from support import plans
 
 

@@ -15,11 +15,11 @@ from harness import Member
 from torch import nn
 
 import osdp
-from osdp.sharding import runtime_of
+from osdp.sharding.fully_shard import runtime_of
 from support.workload import Batch, Workload
 
 SEED = 7
-MakePlan = Callable[[osdp.description.ModelDescription], osdp.Plan]
+MakePlan = Callable[[osdp.ModelDescription], osdp.Plan]
 MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import random
 
 import osdp
-from osdp.description import ModelDescription, Operator
+from osdp.description.model_description import ModelDescription, Operator
 
 MODES = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD")
 

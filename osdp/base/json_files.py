@@ -1,0 +1,190 @@
+"""Strict JSON for the value types: what is written is read back equal; anything else is refused by name.
+
+A file is `{"osdp": KIND, "version": N, ...the dataclass's fields}`; older versions are upgraded when they are read
+(osdp/base/file_versions.py). Reading (csrc/json) follows the dataclasses'
+annotations (osdp/base/schema.py) and nothing else: no eval, no pickle, no unknown or missing or repeated fields, no
+bool where an int belongs, caps on everything that could grow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from osdp import _search
+from osdp.base import file_versions, schema
+from osdp.errors import FormatError
+
+T = TypeVar("T")
+Rules = Callable[[Any], Iterable[tuple[str, str]]]  # a value's (field, what is wrong), beyond its types
+
+MAX_FILE_BYTES = 64 * 2**20
+MAX_DEPTH = 32
+MAX_VALUES = 8 * 2**20  # numbers, texts, names, lists and objects together
+
+
+def dumps(kind: str, value: object) -> str:
+    """The text of `value`, a dataclass of ours. Raises FormatError for a number that is not finite."""
+    return _pretty({"osdp": kind, "version": file_versions.newest(kind), **_encode(value, "")}, 3) + "\n"
+
+
+def loads(
+    kind: str,
+    cls: type[T],
+    text: str | bytes,
+    rules: Rules | None = None,
+    limits: _search.JsonLimits | None = None,
+) -> T:
+    """The `cls` that `dumps(kind, ...)` wrote as `text`, if it keeps `rules`. `limits`: other caps than usual.
+
+    Raises FormatError that names line, column and field.
+    """
+    raw, limits = _bytes(text), limits or _limits()
+    value: T = _read(kind, cls, raw, limits)
+    for field, why in rules(value) if rules else ():
+        line, column = _search.find_json(raw, limits, field)
+        raise FormatError(f"line {line}, column {column}: {field}: {why}", field, line, column)
+    return value
+
+
+def version(kind: str, cls: type[Any], text: bytes, limits: _search.JsonLimits) -> int:
+    """What the header of a file of `kind` says. FormatError where it is none, or newer."""
+    try:
+        return schema.reader(kind, cls).version(text, limits)
+    except _search.JsonError as error:
+        raise _refused(error) from None
+
+
+def _read(kind: str, cls: type[T], raw: bytes, limits: _search.JsonLimits) -> T:
+    reader = schema.reader(kind, cls)
+    try:
+        version, value = reader.read(raw, limits)
+    except _search.JsonError as error:
+        raise _refused(error) from None
+    if version == file_versions.newest(kind):
+        return value  # type: ignore[no-any-return]
+    try:
+        document = file_versions.upgraded(kind, value, version)
+        return reader.read(_bytes(json.dumps(document)), limits)[1]  # type: ignore[no-any-return]
+    except _search.JsonError as error:  # its line is one of the upgraded text
+        message, field, *_ = error.args
+        why = message.partition(": ")[2]
+    except FormatError as error:
+        why, field = str(error), error.field
+    line, column = _search.find_json(raw, limits, field)
+    raise FormatError(f"line {line}, column {column}: {why}", field, line, column)
+
+
+def parse(text: str | bytes) -> Any:
+    """Any JSON text, read as strictly, as dictionaries, lists, numbers and text. Raises FormatError."""
+    try:
+        return _search.read_json(_bytes(text), _limits())
+    except _search.JsonError as error:
+        raise _refused(error) from None
+
+
+def _bytes(text: str | bytes) -> bytes:
+    # Halves of surrogate pairs, which only a str can hold, become bytes that the reader refuses.
+    return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+
+
+def _limits() -> _search.JsonLimits:
+    return _search.JsonLimits(
+        bytes=MAX_FILE_BYTES, depth=MAX_DEPTH, values=MAX_VALUES, text_characters=schema.MAX_TEXT
+    )
+
+
+def _refused(error: Exception) -> FormatError:
+    message, field, line, column = error.args
+    return FormatError(message, field, line, column)
+
+
+def save_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write `text` so that `path` holds either the old content or all of the new one, also after a crash.
+
+    A symbolic link stays one: the file that it leads to is replaced. What is no file (/dev/stdout, a pipe) is written to.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        Path(path).write_text(text, encoding="utf-8")
+        return
+    target = Path(os.path.realpath(path))
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name:.80}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp's 0600 would hide the plan from the other users of a cluster.
+        os.chmod(temporary, _mode(target))
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _mode(target: Path) -> int:
+    """That of the file that is replaced, or what a new file gets."""
+    with contextlib.suppress(FileNotFoundError):
+        return target.stat().st_mode & 0o777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
+def load_bytes(path: str | os.PathLike[str]) -> bytes:
+    """A file of at most 64 MiB. Raises FormatError where it is larger, OSError as usual."""
+    with open(path, "rb") as file:
+        raw = file.read(MAX_FILE_BYTES + 1)
+    if len(raw) > MAX_FILE_BYTES:
+        raise FormatError(
+            f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB; this is not a file that osdp wrote"
+        )
+    return raw
+
+
+def load_file(path: str | os.PathLike[str], kind: str, cls: type[T], rules: Rules | None = None) -> T:
+    """`loads` of a file; a FormatError's message begins with the path."""
+    raw = load_bytes(path)
+    try:
+        return loads(kind, cls, raw, rules)
+    except FormatError as error:
+        raise FormatError(f"{path}: {error}", error.field, error.line, error.column) from None
+
+
+def _pretty(data: Any, levels: int, indent: str = "") -> str:
+    """JSON with a line for each item; what holds only single values, or lies below `levels`, is one line.
+
+    For people who read or compare such files, and much faster than json's own indentation.
+    """
+    items = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
+    if levels == 0 or (indent and not any(isinstance(item, (dict, list)) for item in items)):
+        return json.dumps(data, allow_nan=False)
+    inner = indent + " "
+    if isinstance(data, list):
+        lines = [f"{inner}{_pretty(item, levels - 1, inner)}" for item in data]
+        return "[\n" + ",\n".join(lines) + f"\n{indent}]"
+    lines = [f"{inner}{json.dumps(key)}: {_pretty(item, levels - 1, inner)}" for key, item in data.items()]
+    return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
+
+
+def _encode(value: Any, path: str) -> Any:
+    if is_dataclass(value):
+        return {f.name: _encode(getattr(value, f.name), _join(path, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _encode(item, _join(path, key)) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_encode(item, f"{path}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise FormatError(f"{path}: {value} cannot be written: numbers must be finite", path)
+    return value
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

@@ -1,0 +1,1 @@
+"""Checkpoints that fit any world size and any plan."""

@@ -1,0 +1,152 @@
+"""Planner and writer for torch.distributed.checkpoint (DCP): boxes of full tensors, written once.
+
+Built on DCP's public planner interface, so the files are ordinary DCP files, which
+`torch.distributed.checkpoint.format_utils` reads. OSDP reads them itself (osdp/checkpoint/reading.py), by its own table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from osdp.checkpoint.file_boxes import Box, tile
+from osdp.checkpoint.folder import Folder
+from osdp.checkpoint.manifest import TensorEntry
+from osdp.checkpoint.shard_boxes import Chunk, elements
+from osdp.errors import FormatError
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensors:
+    """What one rank has to write or fill: for every key the full tensor's entry, and this rank's boxes of it."""
+
+    entries: Mapping[str, TensorEntry]
+    chunks: Mapping[str, Sequence[Chunk]]
+
+    def find(self, index: MetadataIndex) -> Tensor:
+        for chunk in self.chunks[index.fqn]:
+            if index.offset is not None and chunk.offsets == tuple(index.offset):
+                return chunk.tensor
+        raise KeyError(f"{index.fqn} at {index.offset}")
+
+
+class ChunkSavePlanner(SavePlanner):
+    """Every box is written by one rank: its holder, or for a replicated one the holder with the least to write."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self.tensors = tensors
+
+    def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
+        """Nothing: the tensors came with the constructor; the state dict is empty."""
+
+    def create_local_plan(self) -> SavePlan:
+        return SavePlan([self._item(key, c) for key, held in self.tensors.chunks.items() for c in held])
+
+    def _item(self, key: str, chunk: Chunk) -> WriteItem:
+        offsets = torch.Size(chunk.offsets)
+        return WriteItem(
+            index=MetadataIndex(key, offsets),
+            type=WriteItemType.SHARD,
+            tensor_data=TensorWriteData(
+                chunk=ChunkStorageMetadata(offsets=offsets, sizes=chunk.tensor.shape),
+                properties=TensorProperties(dtype=chunk.tensor.dtype),
+                size=torch.Size(self.tensors.entries[key].shape),
+            ),
+        )
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        holders: dict[MetadataIndex, list[int]] = {}
+        items: dict[MetadataIndex, WriteItem] = {}
+        for rank, plan in enumerate(all_plans):
+            for item in plan.items:
+                first = items.setdefault(item.index, item)
+                if first.tensor_data != item.tensor_data:
+                    raise FormatError(
+                        f"ranks hold different boxes of {item.index.fqn} at {item.index.offset}"
+                    )
+                holders.setdefault(item.index, []).append(rank)
+        load = [0] * len(all_plans)
+        written: list[list[WriteItem]] = [[] for _ in all_plans]
+        metadata: dict[str, TensorStorageMetadata] = {}
+        # The boxes with one holder first: the replicated ones then level the load.
+        for index, ranks in sorted(holders.items(), key=lambda entry: len(entry[1]) > 1):
+            data = items[index].tensor_data
+            assert data is not None
+            owner = min(ranks, key=lambda rank: load[rank])
+            load[owner] += elements(data.chunk.sizes) * data.properties.dtype.itemsize
+            saved = metadata.setdefault(index.fqn, TensorStorageMetadata(data.properties, data.size, []))
+            hint = dataclasses.replace(index, index=len(saved.chunks))
+            written[owner].append(dataclasses.replace(items[index], index=hint))
+            saved.chunks.append(data.chunk)
+        for key, entry in self.tensors.entries.items():
+            held = metadata[key].chunks if key in metadata else []
+            if not tile(entry.shape, ((box.offsets, box.sizes) for box in held)):
+                raise FormatError(
+                    f"the ranks' boxes of {key} are not all of {list(entry.shape)}, each part once", key
+                )
+        plans = [dataclasses.replace(p, items=w) for p, w in zip(all_plans, written, strict=True)]
+        # DCP types this field by its union of tensors and bytes, which a dict of tensors is.
+        return plans, Metadata(dict(metadata))
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        return new_plan
+
+    def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
+        return self.tensors.find(write_item.index)
+
+
+class BoxWriter(FileSystemWriter):
+    """DCP's writer, which tells afterwards where this rank's boxes lie."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.places: dict[str, list[tuple[tuple[int, ...], str, int, int]]] = {}
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        written = super().write_data(plan, planner)
+        for result in written.value():
+            info = result.storage_data
+            place = (tuple(result.index.offset or ()), info.relative_path, info.offset, info.length)
+            self.places.setdefault(result.index.fqn, []).append(place)
+        return written
+
+    def boxes(self, folder: Folder, tensors: Tensors) -> dict[str, tuple[Box, ...]]:
+        """This rank's boxes, with the checksums of what lies in the files."""
+        return {
+            key: tuple(
+                Box(
+                    offsets,
+                    tuple(tensors.find(MetadataIndex(key, torch.Size(offsets))).shape),
+                    file,
+                    begin,
+                    length,
+                    zlib.crc32(folder.read(file, begin, length)),
+                )
+                for offsets, file, begin, length in places
+            )
+            for key, places in self.places.items()
+        }

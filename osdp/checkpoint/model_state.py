@@ -1,0 +1,398 @@
+"""The tensors and values of a model and its optimizer, by name, as boxes of full tensors. See shard_boxes.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from osdp.checkpoint.dcp_planners import Tensors
+from osdp.checkpoint.manifest import Group, Manifest, OptimizerEntry, TensorEntry, model_key, state_key
+from osdp.checkpoint.shard_boxes import Chunk, Piece, WholePiece, chunks, elements
+from osdp.errors import FormatError, ShardingError
+from osdp.ranks.rank_group import Together
+
+if TYPE_CHECKING:
+    from osdp.sharding.fully_shard import Sharded
+
+CHUNK_BYTES = (
+    8 << 20
+)  # the largest box that is written at once, and so what reading needs beside its destination
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class Layout(Protocol):
+    """Which part of every parameter this rank holds: the runtime of a sharded model, or WholeLayout."""
+
+    def names(self) -> Sequence[str]: ...
+    def full_shape(self, name: str) -> tuple[int, ...]: ...
+    def pieces(self, name: str) -> Sequence[Piece]: ...
+
+
+class WholeLayout:
+    """A model that is not sharded: every rank holds all of every parameter."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+
+    def names(self) -> Sequence[str]:
+        return list(self._shapes)
+
+    def full_shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+    def pieces(self, name: str) -> Sequence[Piece]:
+        return [WholePiece(self._shapes[name])]
+
+
+@dataclass
+class State:
+    """A model's and an optimizer's tensors under the names that the checkpoint uses.
+
+    `states[parameter][key]` are the optimizer's tensors: those it has (to save), or fresh ones to be filled (to load),
+    which `install` gives to the optimizer.
+    """
+
+    layout: Layout
+    parameters: Mapping[str, nn.Parameter]
+    buffers: Mapping[str, Tensor]
+    optimizer: Optimizer | None
+    states: dict[str, dict[str, Tensor]]
+    manifest: Manifest
+    writes_buffers: bool = field(default=True)
+    cast: Mapping[str, Tensor] = field(default_factory=dict)  # buffers that the model holds in another dtype
+    options: list[dict[str, Any]] = field(default_factory=list)  # to be given to the optimizer's groups
+
+    @staticmethod
+    def of_save(model: nn.Module, optimizer: Optimizer | None, layout: Layout | None = None) -> State:
+        """What is there. ShardingError where an option or state of the optimizer cannot be described."""
+        state = _of_model(model, layout)
+        if optimizer is None:
+            return state
+        names = _names(state.parameters, optimizer)
+        tensors: dict[str, dict[str, TensorEntry]] = {}
+        values: dict[str, dict[str, Any]] = {}
+        for parameter, name in names.items():
+            for key, value in optimizer.state.get(parameter, {}).items():
+                where = f"the optimizer's state {key!r} of {name}"
+                if isinstance(value, Tensor):
+                    tensors.setdefault(name, {})[key] = _state_entry(
+                        state.layout, name, parameter, value, where
+                    )
+                    state.states.setdefault(name, {})[key] = value
+                else:
+                    values.setdefault(name, {})[key] = _plain(value, where)
+        groups = tuple(
+            Group(
+                tuple(names[p] for p in group["params"]),
+                {
+                    k: _plain(v, f"the optimizer's option {k!r}")
+                    for k, v in group.items()
+                    if k not in _NOT_OPTIONS
+                },
+            )
+            for group in optimizer.param_groups
+        )
+        entry = OptimizerEntry(_kind(optimizer), groups, tensors, values)
+        return replace(state, optimizer=optimizer, manifest=replace(state.manifest, optimizer=entry))
+
+    @staticmethod
+    def of_load(
+        model: nn.Module, optimizer: Optimizer | None, saved: Manifest, layout: Layout | None = None
+    ) -> State:
+        """Where the checkpoint `saved` goes. FormatError naming the first thing that does not match; changes nothing."""
+        state = _of_model(model, layout)
+        _match("parameter", saved.parameters, state.manifest.parameters)
+        _match("buffer", saved.buffers, state.manifest.buffers)
+        if optimizer is None:
+            return state
+        names = _names(state.parameters, optimizer)
+        entry = saved.optimizer
+        if entry is None:
+            raise FormatError(
+                "the checkpoint holds no optimizer; load it with optimizer=None", field="optimizer"
+            )
+        if entry.kind != _kind(optimizer):
+            raise FormatError(
+                f"the checkpoint is of {entry.kind}, the optimizer is {_kind(optimizer)}",
+                field="optimizer.kind",
+            )
+        _match_groups(entry, optimizer, names)
+        options = _options(entry, optimizer, names)
+        by_name = {name: parameter for parameter, name in names.items()}
+        for name, tensors in entry.tensors.items():
+            if name not in by_name:
+                raise FormatError(
+                    f"the checkpoint has a state of {name}, the optimizer has no such parameter", name
+                )
+            for key, tensor in tensors.items():
+                full = tuple(state.layout.full_shape(name))
+                if tensor.shape != full and elements(tensor.shape) != 1:
+                    raise FormatError(
+                        f"the state {key!r} of {name} has shape {list(tensor.shape)}, neither the parameter's {list(full)} "
+                        "nor one number",
+                        name,
+                    )
+                local = by_name[name].shape if tensor.shape == full else tensor.shape
+                device = _state_device(optimizer, by_name[name], len(local))
+                fresh = torch.empty(local, dtype=tensor.torch_dtype, device=device)
+                state.states.setdefault(name, {})[key] = fresh
+        manifest = replace(state.manifest, optimizer=entry)
+        return replace(state, optimizer=optimizer, manifest=manifest, options=options)
+
+    def agree(self, together: Together) -> Manifest:
+        """The manifest of all ranks: the same models, groups and options, and every state that some rank has.
+
+        A rank that holds no row of a parameter may lack its state. Raises ShardingError on all ranks where they differ.
+        """
+        all_manifests = together.all(self.manifest)
+        self.writes_buffers = together.rank == 0
+        first, merged = all_manifests[0], all_manifests[0]
+        for rank, other in enumerate(all_manifests[1:], start=1):
+            if (other.parameters, other.buffers) != (first.parameters, first.buffers):
+                raise ShardingError(f"rank {rank} and rank 0 save different models")
+            if first.optimizer is None or other.optimizer is None:
+                if first.optimizer is not other.optimizer:
+                    raise ShardingError(f"rank {rank} and rank 0: only one of them saves an optimizer")
+                continue
+            assert merged.optimizer is not None
+            mine, theirs = first.optimizer, other.optimizer
+            if (mine.kind, mine.groups) != (theirs.kind, theirs.groups):
+                raise ShardingError(f"rank {rank} and rank 0 save different optimizers, groups or options")
+            tensors = {
+                name: {**theirs.tensors.get(name, {}), **merged.optimizer.tensors.get(name, {})}
+                for name in [*merged.optimizer.tensors, *theirs.tensors]
+            }
+            values = {**theirs.values, **merged.optimizer.values}
+            merged = replace(merged, optimizer=replace(mine, tensors=tensors, values=values))
+        return merged
+
+    def tensors(self, manifest: Manifest, box_bytes: int | None = None) -> Tensors:
+        """This rank's boxes of every tensor of `manifest`, of at most `box_bytes`; by default, CHUNK_BYTES."""
+        limit = CHUNK_BYTES if box_bytes is None else box_bytes
+        held: dict[str, Sequence[Chunk]] = {}
+        for name, parameter in self.parameters.items():
+            pieces = self.layout.pieces(name)
+            held[model_key(name)] = chunks(pieces, parameter, limit)
+            for key, tensor in self.states.get(name, {}).items():
+                shape = tuple(tensor.shape)
+                of_state = pieces if tensor.shape == parameter.shape else [WholePiece(shape)]
+                held[state_key(name, key)] = chunks(of_state, tensor, limit)
+        for name, buffer in self.buffers.items():
+            whole = [WholePiece(tuple(buffer.shape))] if self.writes_buffers else []
+            held[model_key(name)] = chunks(whole, buffer, limit)
+        return Tensors(manifest.tensors(), held)
+
+    def install(self) -> None:
+        """Gives the filled states and the saved options to the optimizer, and cast buffers to the model."""
+        for name, buffer in self.cast.items():
+            buffer.copy_(self.buffers[name])
+        optimizer, entry = self.optimizer, self.manifest.optimizer
+        if optimizer is None or entry is None:
+            return
+        names = _names(self.parameters, optimizer)
+        for group, options in zip(optimizer.param_groups, self.options, strict=True):
+            group.update(options)
+        for parameter, name in names.items():
+            loaded = {**self.states.get(name, {}), **entry.values.get(name, {})}
+            if loaded:
+                optimizer.state[parameter] = loaded
+            else:
+                optimizer.state.pop(parameter, None)
+
+
+_NOT_OPTIONS = ("params", "param_names")
+
+
+def _of_model(model: nn.Module, layout: Layout | None) -> State:
+    layout = layout or layout_of(model)
+    model = unwrapped(model)
+    names = list(layout.names())
+    parameters = dict(model.named_parameters())
+    if sorted(names) != sorted(parameters):
+        extra = sorted(set(names) ^ set(parameters))[0]
+        raise ShardingError(f"the model's parameters changed since it was sharded: {extra}")
+    held = _persistent_buffers(model)
+    own: Mapping[str, torch.dtype] = getattr(layout, "buffer_dtypes", {})
+    buffers = {n: b.to(own.get(n, b.dtype)) for n, b in held.items()}
+    cast = {n: b for n, b in held.items() if buffers[n] is not b}
+    manifest = Manifest(
+        {n: TensorEntry(tuple(layout.full_shape(n)), _dtype(parameters[n])) for n in names},
+        {n: TensorEntry(tuple(b.shape), _dtype(b)) for n, b in buffers.items()},
+        None,
+    )
+    return State(layout, {n: parameters[n] for n in names}, buffers, None, {}, manifest, cast=cast)
+
+
+def layout_of(model: nn.Module) -> Layout:
+    """The runtime of a sharded model, or the layout of one that is not. ShardingError where only a part is sharded."""
+    sharded = sharded_of(model)
+    if sharded is not None:
+        return sharded
+    for name, module in unwrapped(model).named_modules():
+        if sharded_of(module) is not None:
+            raise ShardingError(
+                f"only the submodule {name!r} is sharded: save and load that module by itself"
+            )
+    return WholeLayout(unwrapped(model))
+
+
+def sharded_of(model: nn.Module) -> Sharded | None:
+    from osdp.sharding.fully_shard import runtime_of
+
+    try:
+        return runtime_of(model)
+    except ShardingError:
+        return None
+
+
+def look_at_tree(model: nn.Module) -> None:
+    """Takes in what a sharded model has got since it was sharded. Collective where there is something."""
+    sharded = sharded_of(model)
+    if sharded is not None:
+        sharded.tree.look_between_steps(unwrapped(model))
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside the drop-in class or DistributedDataParallel: its names are those of the checkpoint."""
+    from osdp.fsdp.drop_in import FullyShardedDataParallel
+
+    while isinstance(model, FullyShardedDataParallel | DistributedDataParallel):
+        model = model.module
+    return model
+
+
+def _persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that a state dict has; a shared one once, under its first name."""
+    kept: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set and id(buffer) not in seen:
+                seen.add(id(buffer))
+                kept[f"{prefix}.{name}" if prefix else name] = buffer
+    return kept
+
+
+def _names(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> dict[nn.Parameter, str]:
+    """Parameter -> name, for what the optimizer updates."""
+    by_identity = {id(p): name for name, p in parameters.items()}
+    result: dict[nn.Parameter, str] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) not in by_identity:
+                raise ShardingError(
+                    f"the optimizer updates a parameter of shape {list(parameter.shape)} that is not one of the model's; "
+                    "make the optimizer over model.parameters()"
+                )
+            result[parameter] = by_identity[id(parameter)]
+    return result
+
+
+def _state_entry(layout: Layout, name: str, parameter: Tensor, value: Tensor, where: str) -> TensorEntry:
+    if value.shape == parameter.shape:
+        return TensorEntry(tuple(layout.full_shape(name)), _dtype(value))
+    if value.numel() != 1:
+        raise ShardingError(
+            f"{where} has shape {list(value.shape)}, neither the parameter's {list(parameter.shape)} nor one number: "
+            "it cannot be laid out for other ranks"
+        )
+    return TensorEntry(tuple(value.shape), _dtype(value))
+
+
+def _state_device(optimizer: Optimizer, parameter: Tensor, dims: int) -> torch.device:
+    """Where torch's optimizers keep a state: scalars on the CPU, unless a fused or capturable one reads them."""
+    group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
+    if dims > 0 or group.get("fused") or group.get("capturable"):
+        return parameter.device
+    return torch.device("cpu")
+
+
+def _match(kind: str, saved: Mapping[str, TensorEntry], here: Mapping[str, TensorEntry]) -> None:
+    for name, entry in here.items():
+        found = saved.get(name)
+        if found is None:
+            raise FormatError(f"the checkpoint has no {kind} {name}: it is of another model", field=name)
+        if found != entry:
+            raise FormatError(
+                f"{kind} {name} is {found.dtype} {list(found.shape)} in the checkpoint and "
+                f"{entry.dtype} {list(entry.shape)} in the model",
+                field=name,
+            )
+    for name in saved:
+        if name not in here:
+            raise FormatError(f"the checkpoint has a {kind} {name} that the model lacks", field=name)
+
+
+def _match_groups(entry: OptimizerEntry, optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> None:
+    """Groups may differ, but every group here must find one set of options."""
+    options = {name: group.options for group in entry.groups for name in group.parameters}
+    missing = sorted(set(options) ^ set(names.values()))
+    if missing:
+        which = "the checkpoint's" if missing[0] in options else "this"
+        raise FormatError(f"only {which} optimizer updates {missing[0]}", field=missing[0])
+    for group in optimizer.param_groups:
+        of_group = [names[p] for p in group["params"]]
+        for name in of_group[1:]:
+            if options[name] != options[of_group[0]]:
+                raise FormatError(
+                    f"{of_group[0]} and {name} share a group here, but have different options in the checkpoint: "
+                    f"{options[of_group[0]]} and {options[name]}",
+                    field=name,
+                )
+
+
+def _options(
+    entry: OptimizerEntry, optimizer: Optimizer, names: Mapping[nn.Parameter, str]
+) -> list[dict[str, Any]]:
+    """For each group here the saved options, in the types that it has."""
+    saved = {name: group.options for group in entry.groups for name in group.parameters}
+    result: list[dict[str, Any]] = []
+    for group in optimizer.param_groups:
+        result.append({})
+        for key, value in (saved[names[group["params"][0]]] if group["params"] else {}).items():
+            try:
+                result[-1][key] = _like(group.get(key), value)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise FormatError(
+                    f"the optimizer's option {key!r} cannot be {value!r:.80}: {error}", key
+                ) from None
+    return result
+
+
+def _plain(value: Any, where: str) -> Any:
+    """`value` as JSON can hold it."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    if isinstance(value, list | tuple):
+        return [_plain(v, where) for v in value]
+    if isinstance(value, _PLAIN):
+        return value
+    _refuse(value, where)
+
+
+def _refuse(value: object, where: str) -> NoReturn:
+    raise ShardingError(f"{where} is a {type(value).__name__}, which a checkpoint cannot hold")
+
+
+def _like(current: Any, saved: Any) -> Any:
+    """The saved option in the type that the group has: a tensor stays one, a tuple comes back from JSON's list."""
+    if isinstance(current, Tensor):
+        return torch.full_like(current, saved)
+    if current is not None and isinstance(saved, str) != isinstance(current, str):
+        raise TypeError(f"it is a {type(current).__name__} here")
+    return tuple(saved) if isinstance(saved, list) and not isinstance(current, list) else saved
+
+
+def _kind(optimizer: Optimizer) -> str:
+    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

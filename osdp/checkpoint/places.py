@@ -1,0 +1,173 @@
+"""Where checkpoints lie: the directory under its name, and those beside it that a save makes on the way.
+
+    run/last                            the checkpoint
+    run/last.partial-1a2b3c4d           being written, or what a killed run left; complete once it has a manifest
+    run/last.partial-1a2b3c4d-replaced  the older checkpoint, between the two renames that put the new one in its place
+
+Note [Killed between two renames]
+A directory that is not empty cannot be replaced in one step, so the older checkpoint is renamed away first. A run killed
+between the two leaves nothing under the name and two complete checkpoints beside it. `found` then takes the new one. The
+next save gives it the name, and removes what else was left: what lacks a manifest was never complete, and what has one is
+older than what then stands under the name. A directory that a living run writes is left alone: it holds a lock on a file
+there, which ends with the process however that ends. Where a file system has no such locks, nothing is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import shutil
+from pathlib import Path
+
+from osdp.checkpoint.manifest import FILE_NAME
+from osdp.errors import ShardingError
+
+LOCK_NAME = "saving.lock"
+_LONGEST = 255 - len(".partial-12345678-replaced")
+_NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
+
+
+def resolved(directory: str | os.PathLike[str]) -> Path:
+    """The directory itself, where `directory` is a symbolic link to it. ShardingError for a name that none can have."""
+    try:
+        target = Path(os.path.realpath(directory))
+    except (ValueError, OSError) as error:  # ValueError: a null character
+        raise ShardingError(f"{os.fspath(directory)!r:.200} cannot be a directory's name: {error}") from None
+    if not 0 < len(os.fsencode(target.name)) <= _LONGEST:
+        raise ShardingError(
+            f"{target.name!r:.200} cannot be a checkpoint's name: it should have 1 to {_LONGEST} bytes, so that "
+            "NAME.partial-... can stand beside it"
+        )
+    return target
+
+
+def found(directory: Path) -> Path:
+    """`directory`, or, where no checkpoint stands there, the newest complete one that a killed save left beside it."""
+    target = Path(os.path.realpath(directory))
+    if _complete(target):
+        return target
+    return max((p for p in _beside(target) if _complete(p)), key=_age, default=target)
+
+
+def check_target(target: Path) -> None:
+    """ShardingError where something else than a checkpoint is there, which saving would remove."""
+    if target.exists() and not _complete(target) and (not target.is_dir() or any(target.iterdir())):
+        raise ShardingError(
+            f"{target} exists and is not a checkpoint: it is not replaced. Save to another directory, or remove it."
+        )
+
+
+def recover(target: Path) -> None:
+    """Finishes what killed saves to `target` began: see Note [Killed between two renames]."""
+    dead = [path for path in _beside(target) if not _locked(path)]
+    if not _complete(target):
+        newest = max((path for path in dead if _complete(path)), key=_age, default=None)
+        if newest is None:
+            dead = [path for path in dead if not _complete(path)]
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                target.rmdir()  # an empty directory does not matter
+            newest.rename(target)
+            (target / LOCK_NAME).unlink(missing_ok=True)
+            dead.remove(newest)
+    for path in dead:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+class Partial:
+    """The directory NAME.partial-TOKEN, locked by this process until `complete` or `abandon`."""
+
+    def __init__(self, target: Path, token: str) -> None:
+        self.target = target
+        self.path = partial_path(target, token)
+        self.path.mkdir(parents=True)
+        self._lock = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def complete(self, manifest: bytes) -> None:
+        """Adds the manifest and gives the directory its name. Of two runs that save there at once, the last one stays."""
+        with (self.path / FILE_NAME).open("xb") as file:
+            file.write(manifest)
+            file.flush()
+            os.fsync(file.fileno())
+        _sync(self.path)
+        older = self.path.with_name(f"{self.path.name}-replaced")
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                self.target.rename(older)
+            try:
+                self.path.rename(self.target)
+                break
+            except OSError as error:
+                if error.errno not in _NOT_EMPTY:
+                    with contextlib.suppress(OSError):
+                        older.rename(self.target)
+                    raise
+                shutil.rmtree(older, ignore_errors=True)  # another run's stands there now
+        _sync(self.target.parent)
+        (self.target / LOCK_NAME).unlink(missing_ok=True)
+        self._unlock()
+        shutil.rmtree(older, ignore_errors=True)
+
+    def abandon(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def partial_path(target: Path, token: str) -> Path:
+    return target.with_name(f"{target.name}.partial-{token}")
+
+
+def _beside(target: Path) -> list[Path]:
+    name = re.compile(re.escape(target.name) + r"\.partial-[0-9a-f]{8}(-replaced)?")
+    try:
+        return [
+            p for p in target.parent.iterdir() if name.fullmatch(p.name) and p.is_dir() and not p.is_symlink()
+        ]
+    except OSError:
+        return []
+
+
+def _complete(path: Path) -> bool:
+    return (path / FILE_NAME).is_file()
+
+
+def _age(path: Path) -> tuple[int, bool]:
+    """Larger for what was completed later; a save's new checkpoint before the one that it replaces."""
+    return (path / FILE_NAME).stat().st_mtime_ns, not path.name.endswith("-replaced")
+
+
+def _locked(path: Path) -> bool:
+    """Whether a living run writes there, or, where that cannot be told, may write there."""
+    try:
+        fd = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return not any(path.iterdir())  # empty: a run may be just making it
+    except OSError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+
+
+def _sync(directory: Path) -> None:
+    """Renames in it are on the disk, where the file system can say so."""
+    with contextlib.suppress(OSError):
+        fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

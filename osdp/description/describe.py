@@ -1,0 +1,311 @@
+"""describe: the operators of a model, from one forward on tensors that hold no data."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from osdp.base.tensor_trees import batch_of, tensors_in, with_batch
+from osdp.description.fake_forward import FakeParameters, trace
+from osdp.description.forward_tracer import Trace
+from osdp.description.live_bytes import work_of
+from osdp.description.model_description import Block, ModelDescription, Operator, Parameter
+from osdp.description.recompute_blocks import block_containing, is_callable, recomputable_blocks
+from osdp.description.tensor_subclasses import refuse_tensor_subclasses
+from osdp.errors import DescribeError, ShardingError
+from osdp.sharding.compile_hooks import not_compiled
+
+
+def describe(model: nn.Module, *args: Any, **kwargs: Any) -> ModelDescription:
+    """The operators of `model` in execution order, with their bytes and work.
+
+    `args` and `kwargs` are one sample for the model's forward: real tensors, or meta ones; dimension 0 of the
+    first of them is the batch, and so it is of all others of that length. The forward runs on a copy whose
+    tensors are fake: no weight is read, copied or written, nothing large is allocated, and the model (which may
+    be on the meta device), its buffers, its mode and the random number generators stay as they are. It runs in
+    the model's mode: describe a model for training in `model.train()`. Only a forward that depends on values of
+    tensors, which fake ones do not have, runs for real, and what it changes is put back.
+
+    Saved bytes are those of storages that autograd's saved-tensor hooks see, each once, for the operator that
+    saved it first; parameters, buffers and the sample are there anyway and do not count. What a custom
+    autograd function keeps on its `ctx` without `save_for_backward` is not seen.
+
+    Without a sample nothing is watched: operators come in `named_modules()` order, untraced, with zero
+    activations.
+
+    Raises DescribeError, with the module whose forward failed, and for a sample without a tensor of at least one
+    dimension; ShardingError where the model is sharded already, or has parameters that are no plain tensors (DTensors).
+
+    >>> osdp.describe(model, torch.zeros(4, 128, dtype=torch.long)).parameter_bytes
+    """
+    _refuse_sharded(model)
+    _refuse_uninitialised(model)
+    refuse_tensor_subclasses(model)
+    ownership = Ownership(model)
+    if not ownership.parameters:
+        raise DescribeError(f"{type(model).__name__} has no parameters: there is nothing to shard")
+    if not args and not kwargs:
+        return _assemble(model, ownership, None, 0, 0)
+    if not any(t.dim() > 0 for t in tensors_in((args, kwargs))):
+        raise DescribeError(
+            "the sample holds no tensor whose dimension 0 could be the batch, so nothing would tell what grows with it: "
+            "pass tensors, or tuples, lists, dicts or dataclasses of them"
+        )
+    batch = batch_of((args, kwargs))
+    if batch < 1:
+        raise DescribeError("the sample is empty: dimension 0 of its tensors, the batch, has size 0")
+    with not_compiled(model):
+        first, second, traced = _two_traces(model, (args, kwargs), batch)
+    total = sum(_nbytes(t) for t in _distinct(tensors_in((args, kwargs))))
+    return _assemble(model, ownership, Watched(first, second, traced), batch, total // batch)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What two forwards did: one on `batch` samples, one on twice as many (None: the model refuses those)."""
+
+    first: Trace
+    second: Trace | None
+    batch: int
+
+    def parts(self, amount: Callable[[Trace], int]) -> tuple[int, int]:
+        """What grows with the batch, per sample, and what does not; exact at `batch` and, unless it grows
+        faster than the batch does, at twice that.
+        """
+        whole = amount(self.first)
+        if self.second is None:
+            return self.per_sample(amount), 0
+        per_sample = min(max(0, amount(self.second) - whole), whole) // self.batch
+        return per_sample, whole - per_sample * self.batch
+
+    def per_sample(self, amount: Callable[[Trace], int]) -> int:
+        return -(-amount(self.first) // self.batch)
+
+
+def _two_traces(model: nn.Module, sample: tuple[Any, Any], batch: int) -> tuple[Trace, Trace | None, int]:
+    # Note [Two batch sizes]
+    # What is saved is fixed + batch x per sample, so two forwards tell both parts. A single sample is not one
+    # of the two: with a dimension of 1, tensors are contiguous and expanded ones need no copy, where larger
+    # batches save one more tensor.
+    base = max(batch, 2)
+    fakes = FakeParameters(model)
+    try:
+        first = trace(model, fakes, *(sample if base == batch else with_batch(sample, base)))
+    except DescribeError:
+        if base == batch:
+            raise
+        return trace(model, fakes, *sample), None, batch
+    try:
+        return first, trace(model, fakes, *with_batch(sample, 2 * base)), base
+    except DescribeError:
+        return first, None, base  # the model insists on its batch size: count all as growing with the batch
+
+
+class Ownership:
+    """Which module owns which parameter. Tied parameters belong to the first owner in `named_parameters()`
+    order.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.parameters: dict[str, nn.Parameter] = dict(model.named_parameters())
+        names: dict[int, list[str]] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            names.setdefault(id(parameter), []).append(name)
+        self.aliases: dict[str, tuple[str, ...]] = {
+            name: tuple(other for other in names[id(p)] if other != name)
+            for name, p in self.parameters.items()
+        }
+        self.modules: dict[str, nn.Module] = dict(model.named_modules())
+        self.owned: dict[str, list[str]] = {}  # module name -> its parameters, in named_parameters() order
+        for name in self.parameters:
+            self.owned.setdefault(name.rpartition(".")[0], []).append(name)
+
+    def fallback(self, owner: str) -> str:
+        """Where parameters are gathered whose reader is not known: the nearest callable module around their
+        owner.
+
+        Around all their owners, where they are tied or their module has several names.
+        """
+        names = [name for p in self.owned[owner] for name in (p, *self.aliases[p])]
+        around = [name.split(".")[:-2] for name in names]  # the paths of the owners' parents
+        depth = 0
+        while all(len(path) > depth and path[depth] == around[0][depth] for path in around):
+            depth += 1
+        for length in range(depth, 0, -1):
+            place = ".".join(around[0][:length])
+            if place in self.modules and is_callable(self.modules[place]):
+                return place
+        return ""
+
+
+def _assemble(
+    model: nn.Module,
+    owners: Ownership,
+    watched: Watched | None,
+    batch: int,
+    input_bytes: int,
+) -> ModelDescription:
+    blocks = recomputable_blocks(model)
+    order: dict[str, None] = {}
+    places: dict[str, tuple[str, ...]] = {}  # operator -> gather_at, for those that were read
+    first = watched.first if watched else None
+    if first is not None:
+        place_of = {name: owner for owner, names in owners.owned.items() for name in names}
+        for event in first.order:  # a parameter's name where it was read, else a module's
+            order.setdefault(place_of.get(event, event))
+        for owner, names in owners.owned.items():
+            places[owner] = first.readers(names)
+    for owner in owners.modules:
+        if owner in owners.owned:
+            order.setdefault(owner)
+    operators: list[Operator] = []
+    buffers = _buffer_bytes(owners)
+    works = _works(watched, owners, list(order)) if watched is not None else {}
+    for name in order:
+        parameters = owners.owned.get(name, [])
+        traced = bool(places.get(name)) if parameters else True
+        gather_at = (places.get(name) or (owners.fallback(name),)) if parameters else ()
+        per_sample = fixed = flops = work_per_sample = work_fixed = 0
+        if watched is not None:
+            per_sample, fixed = watched.parts(lambda t, name=name: t.saved_bytes.get(name, 0))  # type: ignore[misc]
+            flops = watched.per_sample(lambda t, name=name: t.flops.get(name, 0))  # type: ignore[misc]
+            work_per_sample, work_fixed = watched.parts(lambda t, name=name: works[t].get(name, 0))  # type: ignore[misc]
+        if not parameters and not (per_sample or fixed or flops):
+            continue
+        calls = sum(first.calls.get(m, 0) for m in gather_at or (name,)) if first else 1
+        homes = {block_containing(blocks, m) for m in gather_at or (name,)}
+        operators.append(
+            Operator(
+                name=name,
+                kind=type(owners.modules[name]).__name__,
+                parameters=tuple(_parameter(owners, p) for p in parameters),
+                gather_at=gather_at,
+                traced=traced,
+                calls=calls,
+                block=homes.pop() if len(homes) == 1 else None,
+                split_shape=_split_shape(owners, name, first),
+                parameter_bytes=sum(_nbytes(owners.parameters[p]) for p in parameters),
+                buffer_bytes=buffers.pop(name),
+                saved_bytes_per_sample=per_sample,
+                saved_bytes_fixed=fixed,
+                flops_per_sample=flops,
+                work_bytes_per_sample=work_per_sample,
+                work_bytes_fixed=work_fixed,
+            )
+        )
+    if operators and any(buffers.values()):  # of modules that are no operators
+        first_bytes = operators[0].buffer_bytes + sum(buffers.values())
+        operators[0] = dataclasses.replace(operators[0], buffer_bytes=first_bytes)
+    return ModelDescription(
+        name=type(model).__name__,
+        operators=tuple(operators),
+        blocks=tuple(
+            Block(b, watched.per_sample(lambda t, b=b: t.input_bytes.get(b, 0)) if watched else 0)  # type: ignore[misc]
+            for b in blocks
+        ),
+        sample_batch=batch,
+        input_bytes_per_sample=input_bytes,
+        output_bytes_per_sample=_output_bytes(watched) if watched else 0,
+    )
+
+
+def _works(watched: Watched, owners: Ownership, order: list[str]) -> dict[Trace, dict[str, int]]:
+    """Of each trace, the work of those in `order` that will be operators."""
+    traces = [t for t in (watched.first, watched.second) if t is not None]
+    amounts = [t.saved_bytes for t in traces] + [t.flops for t in traces]
+    names = [name for name in order if name in owners.owned or any(a.get(name) for a in amounts)]
+    modules = {name: i for i, name in enumerate(names)}
+    parameters = {p: modules[owner] for owner, owned in owners.owned.items() for p in owned}
+    found = {}
+    for t in traces:
+        saved = [t.saved_bytes.get(name, 0) for name in names]
+        found[t] = dict(
+            zip(names, work_of(*t.moments, saved, modules, parameters, t.output_bytes), strict=True)
+        )
+    return found
+
+
+def _buffer_bytes(owners: Ownership) -> dict[str, int]:
+    """By module, what it owns of the buffers' memory; what several share is the first one's."""
+    known: set[int] = set()
+    found = {}
+    for name, module in owners.modules.items():
+        own = {id(b): b for b in module._buffers.values() if b is not None and id(b) not in known}
+        known.update(own)
+        found[name] = sum(map(_nbytes, own.values()))
+    return found
+
+
+def _output_bytes(watched: Watched) -> int:
+    per_sample, fixed = watched.parts(lambda t: t.output_bytes)
+    return per_sample + fixed // watched.batch
+
+
+def _split_shape(owners: Ownership, name: str, trace: Trace | None) -> tuple[int, int] | None:
+    """(out, in) of a plain nn.Linear that alone reads its weight: it can be computed in slices."""
+    module = owners.modules[name]
+    if trace is None or type(module) is not nn.Linear or "forward" in vars(module) or _has_hooks(module):
+        return None
+    weight = f"{name}.weight" if name else "weight"
+    if len(owners.owned.get(name, [])) != len(module._parameters) - (module.bias is None):
+        return None  # the bias, or the weight, belongs to an operator that comes before
+    if any(owners.aliases[p] for p in owners.owned[name]) or trace.readers([weight]) != (name,):
+        return None
+    out_features, in_features = module.weight.shape
+    return (out_features, in_features) if min(out_features, in_features) >= 2 else None
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return any(
+        (
+            module._forward_hooks,
+            module._forward_pre_hooks,
+            module._backward_hooks,
+            module._backward_pre_hooks,
+        )
+    )
+
+
+def _parameter(owners: Ownership, name: str) -> Parameter:
+    p = owners.parameters[name]
+    return Parameter(
+        name, owners.aliases[name], tuple(p.shape), str(p.dtype).removeprefix("torch."), p.requires_grad
+    )
+
+
+def _refuse_sharded(model: nn.Module) -> None:
+    sharding = sys.modules.get(
+        "osdp.sharding.fully_shard"
+    )  # not imported for this: describing needs no runtime
+    if sharding is None:
+        return
+    try:
+        sharding.runtime_of(model)
+    except ShardingError:
+        return
+    raise DescribeError(
+        f"this {type(model).__name__} is sharded: its parameters are this rank's pieces. Describe and profile the "
+        "model before osdp.fully_shard"
+    )
+
+
+def _refuse_uninitialised(model: nn.Module) -> None:
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if nn.parameter.is_lazy(tensor):
+            raise DescribeError(
+                f"{name!r} has no shape yet (a lazy module): run the model once before describing it"
+            )
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _distinct(tensors: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
+    yield from {id(t): t for t in tensors}.values()

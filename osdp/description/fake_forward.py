@@ -1,0 +1,222 @@
+"""One watched forward of a model: on tensors that hold no data or, where its values are asked for, for real."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from osdp.base.module_state import untouched
+from osdp.base.rng_state import generators_kept
+from osdp.base.tensor_trees import map_tensors, tensors_in
+from osdp.description.concrete_tensors import KnownValues, ValuesLostError
+from osdp.description.forward_tracer import Trace, Watcher
+from osdp.description.live_bytes import LiveBytes
+from osdp.errors import DescribeError
+
+# Note [Describing on fake tensors]
+# Fake CPU tensors, not meta ones: the meta device takes other kernels than CPU and CUDA do, which save
+# other tensors for backward. The copy is a deepcopy that is told beforehand what each tensor becomes, so
+# every reference to a parameter (an LSTM's weight list, tied weights, a tensor in a plain attribute)
+# leads to the same fake one.
+
+
+class FakeParameters:
+    """Fake parameters of `model`, and the mode they belong to, for all of its traces: making them is most of
+    the work beside the forward."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.accepted = False  # a forward ran on fakes
+        self.refused = False  # a forward that failed on fakes ran for real
+        with self.mode:
+            self.of = {id(p): _fake_like(p, KnownValues(integers=False)) for p in model.parameters()}
+
+
+def trace(model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any) -> Trace:
+    """What a forward of `model` on a sample does; model, sample and random generators stay as they are.
+
+    Raises DescribeError that names the module whose forward failed.
+    """
+    if fakes.refused:
+        return _trace_for_real(model, args, kwargs)
+    try:
+        result = _trace_known(model, fakes, args, kwargs)
+    except _AsksForValuesError:
+        return _trace_for_real(model, args, kwargs)
+    except DescribeError:
+        # Some operators refuse fake tensors that they would take if they were real. If none has been refused
+        # so far, it may be that; the sample, or this batch size, may also be wrong for the model.
+        if fakes.accepted or _on_meta(model, args, kwargs):
+            raise
+        result = _trace_for_real(model, args, kwargs)
+        fakes.refused = True
+        return result
+    fakes.accepted = True
+    return result
+
+
+def _trace_known(model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any) -> Trace:
+    """On fakes, with as many known values as can be."""
+    for known in (KnownValues(fractions=True), KnownValues()):
+        try:
+            return _trace_fakes(model, fakes, args, kwargs, known)
+        except ValuesLostError:
+            continue
+    return _trace_fakes(model, fakes, args, kwargs, KnownValues(integers=False))
+
+
+class _AsksForValuesError(Exception):
+    """The forward depends on values that fake tensors do not have, and that real ones would."""
+
+
+def _trace_fakes(
+    model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any, known: KnownValues
+) -> Trace:
+    with generators_kept():
+        with fakes.mode:
+            others = (t for t in _all_tensors(model) if id(t) not in fakes.of)
+            replaced = fakes.of | {id(t): _fake_like(t, known) for t in others}
+            sample_args, sample_kwargs = map_tensors(lambda t: _fake(t, known), (args, kwargs))
+        watcher = Watcher(_copy(model, replaced), original=model, call=known.call)
+        try:
+            with fakes.mode:
+                return _follow(watcher, sample_args, sample_kwargs)
+        except ValuesLostError:
+            raise
+        except Exception as error:
+            if not _needs_values(error):
+                raise _forward_failed(watcher, error) from error
+            if _on_meta(model, args, kwargs):
+                raise _values_needed(watcher, error) from error
+            raise _AsksForValuesError from error
+
+
+def _trace_for_real(model: nn.Module, args: Any, kwargs: Any) -> Trace:
+    """For a forward that depends on values of tensors: one real forward, whose traces are undone."""
+    with generators_kept(next(model.parameters()).device), untouched(model):
+        watcher = Watcher(model)
+        try:
+            _watch(watcher, args, kwargs)
+        except Exception as error:
+            raise _forward_failed(watcher, error) from error
+        return watcher.trace
+
+
+def _watch(watcher: Watcher, args: Any, kwargs: Any) -> Any:
+    """What the model returns."""
+    with torch.enable_grad(), _batch_norms_alone(), watcher:
+        return watcher.model(*args, **kwargs)
+
+
+def _follow(watcher: Watcher, args: Any, kwargs: Any) -> Trace:
+    """On fakes: also its memory, through forward and backward."""
+    live = LiveBytes(watcher.model, lambda: watcher.running)
+    with live:
+        output = _watch(watcher, args, kwargs)
+        try:
+            live.run_backward(output)
+        except Exception:  # an operator whose backward has no fake kernel: its work stays unknown
+            return watcher.trace
+    watcher.trace.moments = (live.forward, live.backward)
+    return watcher.trace
+
+
+@contextlib.contextmanager
+def _batch_norms_alone() -> Iterator[None]:
+    """SyncBatchNorm runs as BatchNorm: where there is a process group it takes tensors on a GPU only, not fake ones, and
+    waits for other ranks, which may not be describing."""
+    synchronised = nn.SyncBatchNorm.forward
+    nn.SyncBatchNorm.forward = nn.modules.batchnorm._BatchNorm.forward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.SyncBatchNorm.forward = synchronised  # type: ignore[method-assign]
+
+
+def _needs_values(error: Exception) -> bool:
+    kinds = (
+        fake_tensor.DataDependentOutputException,
+        fake_tensor.DynamicOutputShapeException,
+        fake_tensor.UnsupportedOperatorException,  # an operator of the user's that has no meta kernel
+    )
+    return isinstance(error, kinds) or "FakeTensor" in str(error)
+
+
+def _on_meta(model: nn.Module, args: Any, kwargs: Any) -> bool:
+    return any(t.is_meta for t in (*model.parameters(), *tensors_in((args, kwargs))))
+
+
+def _values_needed(watcher: Watcher, error: Exception) -> DescribeError:
+    return DescribeError(
+        f"the forward of {_failing(watcher, error)} depends on the values of tensors ({_first_line(error)}), and on "
+        "the meta device there are none. Describe the model with weights and a sample on a real device, make "
+        "that module's forward not depend on values (.item(), an if on a tensor, nonzero()), or call "
+        "osdp.describe(model) without a sample"
+    )
+
+
+def _forward_failed(watcher: Watcher, error: Exception) -> DescribeError:
+    return DescribeError(
+        f"the forward of {_failing(watcher, error)} failed while the model was described: "
+        f"{type(error).__name__}: {error}. "
+        "Check that the sample fits the model's forward, or call osdp.describe(model) without a sample"
+    )
+
+
+def _failing(watcher: Watcher, error: Exception) -> str:
+    name = watcher.failed_in(error)
+    kind = type(dict(watcher.model.named_modules()).get(name)).__name__
+    return f"{kind} {name!r}"
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _all_tensors(model: nn.Module) -> Iterator[torch.Tensor]:
+    """Parameters, buffers, and tensors in plain attributes of modules."""
+    for module in model.modules():
+        yield from (t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None)
+        yield from tensors_in([v for v in vars(module).values() if not isinstance(v, nn.Module)])
+
+
+def _fake_like(tensor: torch.Tensor, known: KnownValues) -> torch.Tensor:
+    """A fake parameter for a parameter, with the marks that models leave on them, such as `no_decay`."""
+    fake = _fake(tensor, known)
+    if isinstance(tensor, nn.Parameter):
+        fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+    for attribute, value in vars(tensor).items():
+        if not isinstance(value, torch.Tensor):
+            setattr(fake, attribute, value)
+    return fake
+
+
+def _copy(model: nn.Module, replaced: dict[int, torch.Tensor]) -> nn.Module:
+    """A deep copy of `model` in which tensors are `replaced`, by id, wherever they are referred to."""
+    try:
+        return copy.deepcopy(model, dict(replaced))
+    except Exception as error:
+        raise DescribeError(
+            f"{type(model).__name__} cannot be copied, which describing it with a sample needs: "
+            f"{type(error).__name__}: {error}. Call osdp.describe(model) without a sample"
+        ) from error
+
+
+def _fake(tensor: torch.Tensor, known: KnownValues) -> torch.Tensor:
+    """A fake tensor like `tensor`, or a real copy of one that keeps its values."""
+    if tensor.layout is not torch.strided:
+        raise DescribeError(
+            f"a tensor of layout {tensor.layout} and shape {tuple(tensor.shape)} cannot be described"
+        )
+    if known.keeps_given(tensor):
+        return known.copy(tensor)
+    device = "cpu" if tensor.is_meta else tensor.device
+    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    return fake if isinstance(tensor, nn.Parameter) else fake.requires_grad_(tensor.requires_grad)

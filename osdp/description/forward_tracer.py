@@ -1,0 +1,254 @@
+"""Watcher: what a forward does, module by module: which parameters it reads, what it saves, how much it
+computes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from osdp.base.tensor_trees import map_tensors, tensors_held, tensors_in
+from osdp.description.aten_flops import flops_of
+from osdp.description.aten_workspaces import hidden_workspace_bytes
+from osdp.description.live_bytes import Moment
+from osdp.description.recompute_blocks import recomputable_blocks
+
+_DEVICE = torch.ops.prim.device.default
+
+
+class Trace:
+    """What one forward did. Module names are those of `named_modules()`, parameter names of
+    `named_parameters()`.
+    """
+
+    def __init__(self) -> None:
+        self.order: dict[
+            str, None
+        ] = {}  # parameters as first read, modules as they first saved or computed something
+        self.stacks: dict[
+            str, dict[tuple[str, ...], None]
+        ] = {}  # parameter -> running modules at its reads, distinct
+        self.calls: dict[str, int] = {}
+        self.saved_bytes: dict[str, int] = {}
+        self.flops: dict[str, int] = {}
+        self.input_bytes: dict[str, int] = {}  # block -> bytes of the tensors it was called with
+        self.output_bytes = 0  # that the model returned, beside what is saved anyway
+        self.moments: tuple[list[Moment], list[Moment]] = (
+            [],
+            [],
+        )  # of forward and backward, where they were followed
+
+    def readers(self, parameters: Sequence[str]) -> tuple[str, ...]:
+        """The innermost modules that read any of `parameters`, in order of first read.
+
+        A module whose every read happens inside the call of another reader is left out: the parameters are
+        there.
+        """
+        stacks = list(dict.fromkeys(stack for name in parameters for stack in self.stacks.get(name, ())))
+        innermost = list(dict.fromkeys(stack[-1] for stack in stacks))
+        return tuple(
+            module
+            for module in innermost
+            if any(
+                stack[-1] == module and not any(outer in innermost and outer != module for outer in stack)
+                for stack in stacks
+            )
+        )
+
+
+class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While entered, writes down in `trace` what the forward of `model` does. Enter inside of other dispatch
+    modes.
+
+    `original` is the model that `model` is a copy of: what still leads to its parameters (a closure, say)
+    is taken for the copy's. `call(func, args, kwargs, tensors)` makes the ATen calls. The module that a thing
+    is attributed to is the innermost one running.
+    Parameters, buffers and what the model was called with are not counted as saved: they are there anyway.
+    """
+
+    # Note [Reading is dispatching]
+    # A parameter is read when an operation gets a tensor with its storage: the parameter itself or a view of
+    # it, such as weight.t(). A view counts as a read by itself, since its sizes come from the full parameter,
+    # so a module that hands a view to another one is a reader too. Reading only `weight.shape` or `.device`
+    # is not seen.
+
+    # Note [What blocks share]
+    # An attention mask, rotary tables or an encoder's output go into every block, and the first block that
+    # saves them is no more their owner than the others are: if that block is recomputed, the rest keep them.
+    # So a saved tensor that blocks were called with more than once counts for the caller of the first of
+    # those blocks, where recomputing frees nothing, and for no block's inputs. One that nobody saves exists
+    # only as long as some recomputed block holds it: each such block counts its share.
+
+    def __init__(
+        self, model: nn.Module, original: nn.Module | None = None, call: Callable[..., Any] | None = None
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.trace = Trace()
+        self.model = model
+        self._call = call or (lambda func, args, kwargs, tensors: func(*args, **kwargs))
+        self._stack: list[str] = []
+        self._parameter_of: dict[int, str] = {}
+        self._uncounted: set[int] = set()  # storages that are there anyway
+        # Storages by identity. They are kept alive, so that no identity is used twice.
+        self._saved: dict[int, tuple[str, torch.UntypedStorage]] = {}  # with the module that saved it first
+        self._given: dict[int, _Given] = {}
+        self._returned: dict[int, torch.UntypedStorage] = {}  # what whoever called the model holds
+        self._blocks = set(recomputable_blocks(model))
+        self._failures: list[tuple[BaseException, str]] = []
+        self._copy_of: dict[int, torch.Tensor] = {}  # storage of a tensor of `original` -> the copy's tensor
+        self._exit: ExitStack | None = None
+        for name, parameter in model.named_parameters():
+            self._parameter_of.setdefault(_storage_id(parameter), name)
+        for tensor in [*model.parameters(), *model.buffers()]:
+            self._uncounted.add(_storage_id(tensor))
+        if original is not None:
+            copies = dict(model.named_parameters())
+            for name, parameter in original.named_parameters():
+                self._copy_of[_storage_id(parameter)] = copies[name]
+
+    @property
+    def running(self) -> str:
+        """The innermost module that runs; "" is the root."""
+        return self._stack[-1] if self._stack else ""
+
+    def failed_in(self, error: BaseException) -> str:
+        """The innermost module whose forward raised `error`."""
+        return next((name for raised, name in self._failures if raised is error), "")
+
+    def __enter__(self) -> Watcher:
+        with ExitStack() as stack:
+            for name, module in self.model.named_modules():
+                stack.callback(
+                    module.register_forward_pre_hook(self._begin(name), prepend=True, with_kwargs=True).remove
+                )
+                stack.callback(module.register_forward_hook(self._end(name), always_call=True).remove)
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._save, lambda packed: packed))
+            super().__enter__()  # type: ignore[no-untyped-call]
+            self._exit = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)  # type: ignore[no-untyped-call]
+        assert self._exit is not None
+        self._exit.close()
+        self._attribute()
+
+    def _begin(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            if not name and not self._stack:
+                self._uncounted.update(_storage_id(t) for t in tensors_in((args, kwargs)))
+            if name in self._blocks:
+                self._give(name, (args, kwargs))
+            self._stack.append(name)
+            self.trace.calls[name] = self.trace.calls.get(name, 0) + 1
+
+        return hook
+
+    def _end(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            error = sys.exc_info()[1]  # also runs when the forward raised, innermost module first
+            if error is not None and not any(raised is error for raised, _ in self._failures):
+                self._failures.append((error, name))
+            while self._stack and self._stack.pop() != name:
+                pass
+            if not name and not self._stack and error is None:
+                self._returned = {
+                    _storage_id(t): t.untyped_storage()
+                    for t in tensors_held(output)
+                    if t.layout is torch.strided
+                }
+
+        return hook
+
+    def _give(self, block: str, inputs: Any) -> None:
+        distinct = {_storage_id(t): t for t in tensors_in(inputs) if t.layout is torch.strided}
+        for identity, tensor in distinct.items():
+            if identity not in self._uncounted:
+                given = self._given.setdefault(identity, _Given(tensor.untyped_storage(), self.running, []))
+                given.blocks.append(block)
+
+    def _save(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.layout is not torch.strided:
+            return tensor
+        identity = _storage_id(tensor)
+        if identity not in self._uncounted and identity not in self._saved:
+            storage = tensor.untyped_storage()
+            self._saved[identity] = (self.running, storage)
+            if storage.nbytes():
+                if identity in self._given:  # it may turn out to be the caller's
+                    self.trace.order.setdefault(self._given[identity].caller)
+                self.trace.order.setdefault(self.running)
+        return tensor
+
+    def _attribute(self) -> None:
+        """Fill in the trace's bytes, when all of the forward is known. See Note [What blocks share]."""
+        shared = {identity: given for identity, given in self._given.items() if len(given.blocks) > 1}
+        for identity, (place, storage) in self._saved.items():
+            owner = shared[identity].caller if identity in shared else place
+            self._add(self.trace.saved_bytes, owner, storage.nbytes())
+        for identity, given in self._given.items():
+            if identity not in shared or identity not in self._saved:
+                share = -(-given.storage.nbytes() // len(given.blocks))
+                for block in given.blocks:
+                    self.trace.input_bytes[block] = self.trace.input_bytes.get(block, 0) + share
+        there = self._uncounted | self._saved.keys()
+        self.trace.output_bytes = sum(s.nbytes() for i, s in self._returned.items() if i not in there)
+        self._saved.clear()
+        self._given.clear()
+        self._returned.clear()
+
+    def _add(self, amounts: dict[str, int], module: str, amount: int) -> None:
+        if amount:
+            self.trace.order.setdefault(module)
+            amounts[module] = amounts.get(module, 0) + amount
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is _DEVICE:  # of a fake tensor: asked for more often than all other calls together
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
+        tensors = _tensors_given(args, kwargs)
+        given = [_storage_id(t) for t in tensors]
+        if any(i in self._copy_of for i in given):
+            args, kwargs = map_tensors(lambda t: self._copy_of.get(_storage_id(t), t), (args, kwargs))
+            tensors = _tensors_given(args, kwargs)
+            given = [_storage_id(t) for t in tensors]
+        for identity in given:
+            if name := self._parameter_of.get(identity):
+                self.trace.order.setdefault(name)
+                self.trace.stacks.setdefault(name, {}).setdefault(tuple(self._stack) or ("",))
+        out = self._call(func, args, kwargs, tensors)
+        self._add(self.trace.flops, self.running, flops_of(func, args, kwargs, out))
+        if torch.is_grad_enabled():
+            self._add(self.trace.saved_bytes, self.running, hidden_workspace_bytes(func, args, out))
+        return out
+
+
+class _Given(NamedTuple):
+    """A tensor that blocks are called with."""
+
+    storage: torch.UntypedStorage
+    caller: str  # the module that ran when the first of them was called
+    blocks: list[str]  # one entry a call
+
+
+def _tensors_given(args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors among the arguments of an ATen call, which are flat but for lists."""
+    found: list[torch.Tensor] = []
+    for argument in (*args, *kwargs.values()):
+        if isinstance(argument, torch.Tensor):
+            found.append(argument)
+        elif isinstance(argument, (list, tuple)):
+            found.extend(tensors_in(argument))
+    return found
+
+
+def _storage_id(tensor: torch.Tensor) -> int:
+    """Equal for tensors on one storage; 0 for sparse ones, which have several."""
+    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else 0

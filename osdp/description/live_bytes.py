@@ -1,0 +1,210 @@
+"""LiveBytes: how much memory a forward and its backward have at which moment, beside parameters and their gradients."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from osdp.base.tensor_trees import tensors_held, tensors_in
+from osdp.description.aten_workspaces import scratch_bytes
+
+_DEVICE = torch.ops.prim.device.default
+
+# Note [Live bytes]
+# Every storage that an ATen call makes is noted when it comes and, by a weak reference, when it goes. On fake tensors that
+# costs nothing, and what goes when is what goes in a real step, since autograd's graph holds the same. Gradients of
+# parameters are left out afterwards: how many of them a rank has depends on the plan, and the search counts them.
+#   A moment of backward belongs to the operator whose gradients are the next to be complete, from the end of the model; or,
+# where one without parameters runs that stands behind it, to that. A module that runs functions at its beginning and at its
+# end (a model that adds positions, and then takes the loss) is one operator at one place: names would mislead.
+
+
+class Moment(NamedTuple):
+    """A stretch of a forward or backward in which one module runs and no gradient becomes complete."""
+
+    bytes: int  # the most that was there
+    running: str  # the module
+    completed: str | None  # the parameter whose gradient ended it
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While entered, follows `model`. `running()` names the module whose forward runs. Enter outside of the Watcher.
+
+    `forward` and `backward` are the moments of each, in order.
+    """
+
+    def __init__(self, model: nn.Module, running: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.forward: list[Moment] = []
+        self.backward: list[Moment] = []
+        self._model = model
+        self._running = running
+        self._module_of: dict[int, str] = {}  # autograd node's sequence number -> module
+        self._log: list[
+            tuple[int, int, str, str | None]
+        ] = []  # (storage or -1, bytes come or gone, module, completed)
+        self._known: dict[int, int] = {}  # live storages -> their number in the log
+        self._count = 0
+        self._live_before = 0  # bytes, when the log begins
+        self._left_out: set[int] = set()  # numbers
+        self._anyway = {_storage(t) for t in (*model.parameters(), *model.buffers())}
+        self._in_backward = False
+        self._last = ""
+
+    def run_backward(self, output: Any) -> None:
+        """Of the loss that the model returned; of all that it returned where that is none."""
+        returned = [t for t in tensors_held(output) if t.requires_grad and t.is_floating_point()]
+        losses = [t for t in returned if t.dim() == 0][:1] or returned
+        self.forward = self._moments()
+        if not losses:
+            return
+        self._in_backward = True
+        with ExitStack() as stack:
+            for name, parameter in self._model.named_parameters():
+                if parameter.requires_grad:
+                    tensor: Any = parameter
+                    stack.callback(tensor.register_hook(self._incoming(parameter)).remove)
+                    hook = tensor.register_post_accumulate_grad_hook(self._completed(name))
+                    stack.callback(hook.remove)
+            try:
+                torch.autograd.backward(losses, [torch.ones_like(t) for t in losses])
+            finally:
+                for parameter in self._model.parameters():
+                    parameter.grad = None
+        self.backward = self._moments()
+
+    def _incoming(self, parameter: nn.Parameter) -> Any:
+        def hook(gradient: torch.Tensor) -> None:
+            # What it would become without a copy, were it not for this hook.
+            if gradient.layout is torch.strided and gradient.stride() == parameter.stride():
+                self._leave_out(gradient)
+
+        return hook
+
+    def _completed(self, name: str) -> Any:
+        def hook(parameter: torch.Tensor) -> None:
+            if parameter.grad is not None:
+                self._leave_out(parameter.grad)
+            self._log.append((-1, 0, self._now(), name))
+
+        return hook
+
+    def _leave_out(self, gradient: torch.Tensor) -> None:
+        number = self._known.get(_storage(gradient))
+        if number is not None:
+            self._left_out.add(number)
+
+    def _moments(self) -> list[Moment]:
+        """Of what was logged since the last time; what is live stays so."""
+        moments: list[Moment] = []
+        live = self._live_before
+        most, module = live, None
+        for number, size, running, completed in self._log:
+            if running != module:
+                if module is not None:
+                    moments.append(Moment(most, module, None))
+                module, most = running, live
+            if completed is not None:
+                moments.append(Moment(most, running, completed))
+                most = live
+            elif number not in self._left_out:
+                if number == -2:  # scratch: there and gone
+                    most = max(most, live + size)
+                else:
+                    live += size
+                    most = max(most, live)
+        if module is not None:
+            moments.append(Moment(most, module, None))
+        self._live_before = live
+        self._log.clear()
+        return moments
+
+    def _now(self) -> str:
+        if not self._in_backward:
+            return str(self._running())
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            self._last = self._module_of.get(node._sequence_nr(), self._last)
+        return self._last
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is _DEVICE:
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
+        running = self._now()
+        if not self._in_backward and torch.is_grad_enabled():
+            self._module_of[torch._C._autograd._get_sequence_nr() - 1] = running
+        out = func(*args, **kwargs)
+        self._note(tensors_in(out if isinstance(out, (tuple, list)) else (out,)), running)
+        if scratch := scratch_bytes(func, args):
+            self._log.append((-2, scratch, running, None))
+        return out
+
+    def _note(self, tensors: Iterable[torch.Tensor], running: str) -> None:
+        for tensor in tensors:
+            if tensor.layout is not torch.strided:
+                continue
+            storage = tensor.untyped_storage()
+            identity = int(storage._cdata)
+            if identity in self._known or identity in self._anyway:
+                continue
+            size = storage.nbytes()
+            self._count += 1
+            number = self._known[identity] = self._count
+            self._log.append((number, size, running, None))
+            weakref.finalize(storage, self._gone, identity, number, size).atexit = False
+
+    def _gone(self, identity: int, number: int, size: int) -> None:
+        self._known.pop(identity, None)
+        self._log.append((number, -size, self._now(), None))
+
+
+def work_of(
+    forward: Sequence[Moment],
+    backward: Sequence[Moment],
+    saved: Sequence[int],
+    modules: Mapping[str, int],
+    parameters: Mapping[str, int],
+    held: int,
+) -> list[int]:
+    """By operator, the most that was there in its moments beyond what operators up to it have saved: Note [Live bytes].
+
+    `saved`: bytes by operator, in order. `modules` and `parameters`: name -> its operator. `held`: bytes that count
+    elsewhere.
+    """
+    until = [held + sum_ for sum_ in accumulate(saved)]
+    work = [0] * len(saved)
+
+    def note(at: int, moment: Moment) -> None:
+        work[at] = max(work[at], moment.bytes - until[at])
+
+    at = 0
+    for moment in forward:
+        at = max(at, modules.get(moment.running, 0))
+        note(at, moment)
+    # Operators with parameters, by when the last of their gradients comes.
+    last: dict[int, int] = {}
+    for n, moment in enumerate(backward):
+        if moment.completed is not None:
+            last[parameters[moment.completed]] = n
+    pending = sorted(last)
+    ends = len(saved)  # operators from here on are complete
+    for n, moment in enumerate(backward):
+        while pending and last[pending[-1]] < n:
+            ends = min(ends, pending.pop())
+        at = pending[-1] if pending else 0
+        running = modules.get(moment.running, 0)
+        note(running if at < running < ends else at, moment)
+    return work
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else 0

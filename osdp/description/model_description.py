@@ -1,0 +1,95 @@
+"""ModelDescription: what `describe` tells of a model. Plain values; no tensors, no modules."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from osdp.base import json_files
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter tensor; tied names are one Parameter.
+
+    `name` is its first name in `named_parameters()`, `aliases` the further ones. `shape` is the full,
+    unsharded one.
+    """
+
+    name: str
+    aliases: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str  # "float32", as in str(torch.float32) without "torch."
+    trainable: bool
+
+    @property
+    def elements(self) -> int:
+        n = 1
+        for d in self.shape:
+            n *= d
+        return n
+
+
+@dataclass(frozen=True)
+class Operator:
+    """Parameters decided together, and the module calls that use them.
+
+    Usually what one module owns directly. `name` is that module's name ("" is the root). `parameters` may be
+    empty: a parameter-free module call that costs time or activation memory.
+    """
+
+    name: str
+    kind: str  # the owner's class name: "Linear", "LayerNorm", ...
+    parameters: tuple[Parameter, ...]
+    gather_at: tuple[str, ...]  # modules whose calls gather these parameters, in order; see `describe`
+    traced: bool  # False: no call used them in the traced run; gather_at is then the nearest callable parent
+    calls: int  # calls of the `gather_at` modules in one forward, together
+    block: str | None  # the recomputable block (a key of ModelDescription.blocks) that contains it
+    split_shape: tuple[int, int] | None  # (out, in) where the call can be computed in slices, else None
+    parameter_bytes: int
+    buffer_bytes: int
+    saved_bytes_per_sample: int  # activations kept for backward, attributed once where storage is shared
+    saved_bytes_fixed: int  # the part that does not grow with the batch
+    flops_per_sample: int  # forward only; backward counts twice that
+    # Beside what is saved, while its backward or forward runs: gradients of activations, what kernels make and drop.
+    work_bytes_per_sample: int = 0
+    work_bytes_fixed: int = 0
+
+
+@dataclass(frozen=True)
+class Block:
+    """A module that can be recomputed: what it keeps if it is (its inputs), per sample."""
+
+    name: str
+    input_bytes_per_sample: int
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """The operators of a model in execution order, measured on one sample. Batch is dimension 0, per rank."""
+
+    name: str  # the root module's class name
+    operators: tuple[Operator, ...]
+    blocks: tuple[Block, ...]
+    sample_batch: int  # the batch size of the sample that was traced; 0: described without one
+    input_bytes_per_sample: int
+    # Of what the model returns, beside what is saved anyway: logits, caches. Whoever trains it usually holds them until the
+    # backward is over.
+    output_bytes_per_sample: int = 0
+
+    @property
+    def parameter_bytes(self) -> int:
+        return sum(o.parameter_bytes for o in self.operators)
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return tuple(p for o in self.operators for p in o.parameters)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the description to `path` as JSON: whole or not at all."""
+        json_files.save_text(path, json_files.dumps("description", self))
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> ModelDescription:
+        """The description in `path`. Raises FormatError that names the file and the field."""
+        return json_files.load_file(path, "description", ModelDescription)

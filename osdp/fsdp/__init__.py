@@ -1,0 +1,1 @@
+"""The class that scripts written for FairScale or torch's FSDP construct."""

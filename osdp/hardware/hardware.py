@@ -1,0 +1,171 @@
+"""Hardware: what the search knows of the machine: memory, collectives (alpha, beta), computation (gamma)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Annotated
+
+from osdp.base import json_files
+from osdp.base.schema import AtLeast
+from osdp.errors import InvalidProblemError
+
+MOST_DEVICE_BYTES = 2**50  # so that no sum of them overflows
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Cost of one collective over N ranks on S bytes (S: the full, unsharded size), as the paper's ring model
+    has it.
+
+    all_gather, reduce_scatter: (N-1) * (alpha_s + S/N * beta_s_per_byte); all_reduce: 2(N-1) * (the same), so
+    that alpha is the latency of one ring step and beta the time per byte sent in it.
+    """
+
+    alpha_s: float
+    beta_s_per_byte: float
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes of one device that no tensor has, and that count against a limit: `osdp.planning.device_memory`. All 0 on CPUs.
+
+    The last four are the caching allocator's.
+    """
+
+    context_bytes: Annotated[int, AtLeast(0)] = 0  # of the process: the driver's, with the kernels' code
+    communicator_bytes: Annotated[int, AtLeast(0)] = 0  # buffers of one communicator of all ranks
+    workspace_bytes: Annotated[int, AtLeast(0)] = 0  # of matrix products, for each thread that computes
+    tensor_rounding_bytes: Annotated[int, AtLeast(0)] = 0  # a tensor takes a multiple of this
+    small_block_bytes: Annotated[int, AtLeast(0)] = 0  # small tensors are cut from blocks of this size,
+    large_block_bytes: Annotated[int, AtLeast(0)] = 0  # larger ones from these
+    unused_bytes: Annotated[int, AtLeast(0)] = 0  # reserved, but in no tensor, when a step is largest
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What `osdp.profile` measured on, and two fixed jobs: whoever trains later finds out whether the machine is another,
+    or another speed (`osdp.hardware.this_machine`).
+    """
+
+    processor: str  # model of the CPU or accelerator
+    cores: Annotated[int, AtLeast(1)]  # of the CPU, that a rank may run on
+    threads: Annotated[int, AtLeast(1)]  # in which torch computed on each rank
+    torch: str  # its version
+    product_s: Annotated[float, AtLeast(0, strictly=True)]  # of a matrix product, all ranks at once
+    copy_s: Annotated[float, AtLeast(0, strictly=True)]  # of a copy from memory to memory, likewise
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One machine, as measured (`osdp.profile`) or from public figures (`Hardware.load("rtx-titan-8")`)."""
+
+    name: str
+    source: str  # where the figures come from: "measured 2026-11-21 on ...", or the publication
+    device: str  # "cpu", "cuda"
+    world_size: Annotated[int, AtLeast(1)]
+    memory_bytes: Annotated[int, AtLeast(1)] | None  # of one device; the search's default limit
+    all_gather: Collective
+    reduce_scatter: Collective
+    all_reduce: Collective
+    # Achieved on matrix products in fp32; prices operators that were not measured themselves.
+    flops_per_s: Annotated[float, AtLeast(0, strictly=True)]
+    optimizer_s_per_byte: float  # time of an AdamW step per byte of fp32 parameters that this rank updates
+    # One step of a ring between hosts; None: one host, or not measured.
+    between_hosts: Collective | None = None
+    # How much longer a step gets for each second of communication: 1.0 where nothing overlaps, less where
+    # computation hides it, more where the two hinder each other (CPU cores).
+    exposed_communication: Annotated[float, AtLeast(0)] = 1.0
+    # Operator name -> seconds: forward + backward per sample; the part that does not grow with the batch;
+    # forward alone per sample.
+    gamma_s: Mapping[str, float] = field(default_factory=dict)
+    gamma_fixed_s: Mapping[str, float] = field(default_factory=dict)
+    recompute_s: Mapping[str, float] = field(default_factory=dict)
+    # Beside computation: what one step of a ring takes longer than alone, and how many seconds of computation a second
+    # of transfer (as long as it is alone; latency takes none) takes away.
+    communication_delay: Collective = Collective(0.0, 0.0)
+    stolen_computation: Annotated[float, AtLeast(0)] = 0.0
+    # The same as `flops_per_s` in other dtypes: "bfloat16", "float16", "tf32" (fp32 rounded in tensor cores).
+    # Those that are not here compute at the rate of fp32.
+    flops_per_s_by_dtype: Mapping[str, Annotated[float, AtLeast(0, strictly=True)]] = field(
+        default_factory=dict
+    )
+    device_memory: DeviceMemory = DeviceMemory()
+    measured: Measured | None = None  # None: from public figures, or of an older profile
+
+    def bare_step_s(self, batch_size: int) -> float:
+        """Seconds of a forward and a backward of the model that was profiled, alone on one rank; 0.0 where none was."""
+        return sum(self.gamma_s.values()) * batch_size + sum(self.gamma_fixed_s.values())
+
+    def dumps(self) -> str:
+        """The hardware as JSON text; `Hardware.loads` gives an equal one back."""
+        return json_files.dumps("hardware", self)
+
+    @staticmethod
+    def loads(text: str) -> Hardware:
+        """The hardware of `dumps`. Raises FormatError that names the field."""
+        return json_files.loads("hardware", Hardware, text, _problems)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the figures to `path` as JSON: whole or not at all."""
+        json_files.save_text(path, self.dumps())
+
+    @staticmethod
+    def load(name_or_path: str | os.PathLike[str]) -> Hardware:
+        """A known machine ("rtx-titan-8", "a100-8", "h100-8": `known_machines()`) or the file that `save`
+        wrote.
+
+        Raises FormatError that names the field, and InvalidProblemError for a name that is neither.
+        """
+        name = os.fspath(name_or_path)
+        if name in known_machines():
+            with resources.as_file(resources.files("osdp.hardware") / "machines" / f"{name}.json") as path:
+                return json_files.load_file(path, "hardware", Hardware, _problems)
+        if not Path(name).is_file():
+            raise InvalidProblemError(
+                f"hardware {name!r} is neither a file nor a known machine; "
+                f"known are {', '.join(known_machines())}"
+            )
+        return json_files.load_file(name, "hardware", Hardware, _problems)
+
+
+def known_machines() -> list[str]:
+    """The names that `Hardware.load` knows without a file."""
+    folder = resources.files("osdp.hardware") / "machines"
+    return sorted(file.name.removesuffix(".json") for file in folder.iterdir() if file.name.endswith(".json"))
+
+
+def _problems(hardware: Hardware) -> Iterator[tuple[str, str]]:
+    """What no type says; NaN is none of these numbers."""
+    for name in ("exposed_communication", "stolen_computation"):
+        if not 0 <= getattr(hardware, name) <= 100:
+            yield name, f"must be between 0 and 100, is {getattr(hardware, name)}"
+    seconds = {"optimizer_s_per_byte": hardware.optimizer_s_per_byte}
+    for name in ("all_gather", "reduce_scatter", "all_reduce", "between_hosts", "communication_delay"):
+        if (link := getattr(hardware, name)) is not None:
+            seconds |= {f"{name}.alpha_s": link.alpha_s, f"{name}.beta_s_per_byte": link.beta_s_per_byte}
+    for table in ("gamma_s", "gamma_fixed_s", "recompute_s"):
+        seconds |= {f"{table}.{name}": value for name, value in getattr(hardware, table).items()}
+    if hardware.measured is not None:
+        seconds |= {f"measured.{job}": getattr(hardware.measured, job) for job in ("product_s", "copy_s")}
+    for name, value in seconds.items():
+        if not 0 <= value < 1e6:
+            yield name, f"must be at least 0 and less than 1e6 seconds, is {value}"
+    rates = {"flops_per_s": hardware.flops_per_s}
+    rates |= {f"flops_per_s_by_dtype.{dtype}": rate for dtype, rate in hardware.flops_per_s_by_dtype.items()}
+    for name, rate in rates.items():
+        if not 0 < rate <= 1e30:
+            yield name, f"must be above 0 and at most 1e30, is {rate}"
+    for name, size in asdict(hardware.device_memory).items():
+        if not 0 <= size <= MOST_DEVICE_BYTES:
+            yield f"device_memory.{name}", f"must be between 0 and 2^50, is {size}"
+
+
+def check_hardware(hardware: Hardware) -> Hardware:
+    """`hardware` itself, if its figures mean something; else InvalidProblemError."""
+    for field_, why in _problems(hardware):
+        raise InvalidProblemError(f"hardware {hardware.name!r}: {field_} {why}")
+    return hardware

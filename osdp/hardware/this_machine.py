@@ -1,0 +1,112 @@
+"""The machine under this process: what it is, and how fast it is at this moment."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from osdp.errors import MachineMismatchWarning
+from osdp.hardware.device_timer import timed
+from osdp.hardware.hardware import Hardware, Measured
+
+# Note [Two fixed jobs]
+# A matrix product that stays in a cache and a copy that does not: computation is some of both. `osdp.profile` times them
+# on all ranks at once, `osdp.report` again. They take a few milliseconds each, on memory that torch's allocator, and so
+# the measured peak of a CPU, knows nothing of.
+_PRODUCT = {"cpu": 512, "cuda": 4096}  # rows and columns, by device
+_PRODUCT_ELSEWHERE = 1024
+_COPIED = 2**26  # bytes, as osdp.profiling.machine_speed.COLD
+_REPEATS = 11
+
+
+def processor_of(device: torch.device) -> str:
+    """The model of what computes, such as "AMD EPYC 7763 64-Core Processor"."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    if device.type != "cpu":
+        return device.type
+    told = Path("/proc/cpuinfo")
+    names = (
+        [line for line in told.read_text().splitlines() if line.startswith("model name")]
+        if told.is_file()
+        else []
+    )
+    return (
+        names[0].partition(":")[2].strip() if names else platform.processor() or platform.machine() or "cpu"
+    )
+
+
+def measure_probe(device: torch.device) -> tuple[float, float]:
+    """Seconds of the two fixed jobs, in the median of a few: of the product, of the copy."""
+    size = _PRODUCT.get(device.type, _PRODUCT_ELSEWHERE)
+    a, b, product = (_memory(size * size, device).view(size, size) for _ in range(3))
+    source, copied = (_memory(_COPIED // 4, device) for _ in range(2))
+    with torch.no_grad():
+        jobs: tuple[Callable[[], object], ...] = (
+            lambda: torch.mm(a, b, out=product),
+            lambda: copied.copy_(source),
+        )
+        product_s, copy_s = (_median_s(job, device) for job in jobs)
+    return product_s, copy_s
+
+
+def measured_here(device: torch.device, product_s: float, copy_s: float) -> Measured:
+    """What a profile keeps of the machine that it was measured on."""
+    return Measured(
+        processor=processor_of(device)[:200],
+        cores=cores(),
+        threads=torch.get_num_threads(),
+        torch=str(torch.__version__),
+        product_s=product_s,
+        copy_s=copy_s,
+    )
+
+
+def differences(hardware: Hardware, device: torch.device, ranks: int) -> list[str]:
+    """How this run's machine is not the one that `hardware` says, one phrase each."""
+    pairs: list[tuple[str, object, object]] = [("device", hardware.device, device.type)]
+    then = hardware.measured
+    if then is not None:
+        now = measured_here(device, then.product_s, then.copy_s)
+        pairs += [("ranks", hardware.world_size, ranks)]
+        pairs += [
+            (what, getattr(then, what), getattr(now, what))
+            for what in ("processor", "cores", "threads", "torch")
+        ]
+    return [f"{what} {here}, not {there}" for what, there, here in pairs if here != there]
+
+
+def warn_of_another_machine(hardware: Hardware | None, device: torch.device, ranks: int) -> None:
+    """MachineMismatchWarning where predictions are of another machine than this one; one process of a host says so."""
+    if hardware is None or os.environ.get("LOCAL_RANK", "0") != "0":
+        return
+    if found := differences(hardware, device, ranks):
+        warnings.warn(
+            f"the plan was made for {hardware.name!r}, and this machine is another: {'; '.join(found)}. It trains all "
+            "the same, but its predicted times and memory are those of that machine: run osdp.profile here, and "
+            "osdp.search with what it returns",
+            MachineMismatchWarning,
+            stacklevel=3,
+        )
+
+
+def cores() -> int:
+    """Processors that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _memory(elements: int, device: torch.device) -> torch.Tensor:
+    """Numbers that were written once, so that their pages are there."""
+    if device.type != "cpu":
+        return torch.ones(elements, device=device)
+    return torch.frombuffer(bytearray(4 * elements), dtype=torch.float32).fill_(1.0)
+
+
+def _median_s(job: Callable[[], object], device: torch.device) -> float:
+    return statistics.median(timed(job, device) for _ in range(_REPEATS))

@@ -1,0 +1,49 @@
+"""Choice: how one operator is sharded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from osdp.base.schema import AtLeast, OneOf
+from osdp.description.model_description import Operator
+
+MODES = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD")
+SPLITS = ("out", "in")
+RECOMPUTE = ("hold", "regather")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How one operator is sharded.
+
+    NO_SHARD, SHARD_GRAD_OP: granularity 1. FULL_SHARD: `granularity` slices, of which `sharded_slices`
+    (default: all) are sharded and the rest kept in full on every rank; `split` says along which dimension of
+    the weight: "out" (contiguous rows, no summation) or "in" (columns, outputs summed, as in the paper).
+
+    >>> Choice("FULL_SHARD", granularity=4, sharded_slices=2, split="out")
+    """
+
+    mode: Annotated[str, OneOf(MODES)]
+    granularity: Annotated[int, AtLeast(1)] = 1
+    sharded_slices: Annotated[int, AtLeast(0)] | None = None
+    split: Annotated[str, OneOf(SPLITS)] | None = None
+
+    @property
+    def slices_sharded(self) -> int:
+        """How many of the `granularity` slices are sharded: 0 for NO_SHARD, all of them by default."""
+        if self.mode == "NO_SHARD":
+            return 0
+        return self.granularity if self.sharded_slices is None else self.sharded_slices
+
+    def __str__(self) -> str:
+        if self.granularity == 1:
+            return self.mode
+        return f"{self.mode} {self.slices_sharded}/{self.granularity} slices ({self.split})"
+
+
+def split_length(operator: Operator, split: str) -> int | None:
+    """Length of the dimension that `split` ("out" or "in") cuts; None where the operator must stay whole."""
+    if operator.split_shape is None:
+        return None
+    return operator.split_shape[0 if split == "out" else 1]

@@ -1,0 +1,237 @@
+"""Plan: the decision, as a value. All that passes from deciding (search) to doing (fully_shard)."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+from osdp.base import json_files
+from osdp.base.schema import AtLeast, OneOf
+from osdp.description.model_description import ModelDescription
+from osdp.errors import InvalidProblemError
+from osdp.hardware.hardware import Hardware
+from osdp.plan.certificate import Certificate, PhasePrice
+from osdp.plan.choice import MODES, RECOMPUTE, SPLITS, Choice, split_length
+from osdp.plan.prediction import OperatorPrediction, Prediction
+from osdp.plan.searched import Searched
+from osdp.plan.unit_grouping import group_units
+from osdp.plan.validation import (
+    check_same_model,
+    choice_problems,
+    choices_problems,
+    problems,
+    unknown_name,
+    validate,
+)
+from osdp.plan.whole_operators import patterns_of, whole_operators
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import RenderableType
+
+    from osdp.plan.timeline import Timeline
+    from osdp.planning.frontier import Frontier
+
+__all__ = [
+    "MODES",
+    "RECOMPUTE",
+    "SPLITS",
+    "Certificate",
+    "Choice",
+    "OperatorPrediction",
+    "PhasePrice",
+    "Plan",
+    "Prediction",
+    "Searched",
+    "check_same_model",
+    "group_units",
+    "validate",
+]
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """A choice per operator, recomputation per block, units, and what it was made for."""
+
+    description: ModelDescription
+    hardware: Hardware | None
+    world_size: Annotated[int, AtLeast(1)] | None  # None: any (a plan made by hand)
+    choices: Mapping[str, Choice]  # operator name -> Choice; exactly the operators that have parameters
+    units: tuple[tuple[str, ...], ...]  # gathered and reduced together; one mode each; covers all choices
+    recompute: Mapping[str, Annotated[str, OneOf(RECOMPUTE)]] = field(default_factory=dict)  # by block's name
+    batch_size: Annotated[int, AtLeast(1)] = 1  # per rank
+    optimizer: str = "adamw"
+    precision: str = "fp32"
+    cost: str = "osdp"
+    memory_limit_bytes: int | None = None
+    accumulation: Annotated[int, AtLeast(1)] = 1  # micro-batches of `batch_size` in one optimizer step
+    prefetch: Annotated[int, AtLeast(0)] = 1  # units gathered ahead of the one in use
+    separate_reductions: bool = False  # beside gathers, on a communicator of their own; not on CPUs
+    searched: Searched | None = None  # what it was searched with; None: made by hand
+    predicted: Prediction | None = None
+    certificate: Certificate | None = None
+
+    @staticmethod
+    def uniform(
+        model: torch.nn.Module | ModelDescription,
+        mode: str = "FULL_SHARD",
+        granularity: int = 1,
+        split: str = "out",
+        sharded_slices: int | None = None,
+        *,
+        whole: str | Sequence[str] = (),
+    ) -> Plan:
+        """The plan that treats every operator alike, for any world size; without a prediction.
+
+        `granularity` applies to the operators that can be computed in slices (`split_shape`) and whose
+        dimension it divides; the others stay whole. `whole`: patterns of what is NO_SHARD for sure, as in
+        `osdp.search`. A model, in place of a description, is described without
+        a sample: then nothing is known to be splittable, and parameters are gathered at their module's
+        parent.
+
+        >>> Plan.uniform(osdp.describe(model, tokens), "FULL_SHARD", granularity=4, sharded_slices=2)
+        """
+        if not isinstance(model, ModelDescription):
+            from osdp.description.describe import describe
+
+            model = describe(model)
+        if granularity != 1 and mode != "FULL_SHARD":
+            raise InvalidProblemError(
+                f"granularity {granularity} means FULL_SHARD slices; mode {mode} has none"
+            )
+        for why in choice_problems(Choice(mode, granularity, sharded_slices, split), None):
+            raise InvalidProblemError(f"Plan.uniform: {why}")
+        choices = {}
+        kept = whole_operators(model, patterns_of(whole))
+        for operator in model.operators:
+            if not operator.parameters:
+                continue
+            if operator.name in kept:
+                choices[operator.name] = Choice("NO_SHARD")
+                continue
+            length = split_length(operator, split)
+            sliced = granularity > 1 and length is not None and length % granularity == 0
+            choices[operator.name] = (
+                Choice(mode, granularity, sharded_slices, split) if sliced else Choice(mode)
+            )
+        return Plan(
+            description=model,
+            hardware=None,
+            world_size=None,
+            choices=choices,
+            units=group_units(model, choices),
+        )
+
+    def replace(
+        self,
+        choices: Mapping[str, Choice] | None = None,
+        *,
+        recompute: Mapping[str, str | None] | None = None,
+    ) -> Plan:
+        """This plan with other choices for some operators, and other recomputation (None: no more) for some
+        blocks.
+
+        Units are made anew; prediction and certificate, which belong to the old plan, are dropped. Raises
+        InvalidProblemError for names that the model does not have and choices that it cannot carry out.
+        """
+        for name in choices or {}:
+            if name not in self.choices:
+                raise InvalidProblemError(
+                    f"choices.{name}: {unknown_name('operator with parameters', name, self.choices)}"
+                )
+        merged = {**self.choices, **(choices or {})}
+        blocks: dict[str, str | None] = {**self.recompute, **(recompute or {})}
+        plan = dataclasses.replace(
+            self,
+            choices=merged,
+            recompute={name: how for name, how in blocks.items() if how is not None},
+            predicted=None,
+            certificate=None,
+        )
+        for where, why in choices_problems(plan):
+            raise InvalidProblemError(f"{where}: {why}")
+        plan = dataclasses.replace(plan, units=group_units(self.description, merged))
+        return validate(plan)
+
+    def dumps(self) -> str:
+        """The plan as JSON text, with a schema version; `Plan.loads` gives an equal plan back."""
+        return json_files.dumps("plan", self)
+
+    @staticmethod
+    def loads(text: str) -> Plan:
+        """The plan of `dumps`. Raises FormatError that names line and field."""
+        return json_files.loads("plan", Plan, text, problems)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to `path`: whole or not at all."""
+        json_files.save_text(path, self.dumps())
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Plan:
+        """The plan in `path`. Raises FormatError that names the file, the line and the field."""
+        return json_files.load_file(path, "plan", Plan, problems)
+
+    @property
+    def price_of_memory_s_per_byte(self) -> float:
+        """What one byte more of memory would save per step, to first order; 0.0 where memory is no limit."""
+        c = self.certificate
+        return sum(p.numerator for p in c.prices) / c.price_denominator * 1e-12 if c is not None else 0.0
+
+    def simulate(
+        self, hardware: Hardware | str | os.PathLike[str] | None = None, world_size: int | None = None
+    ) -> Timeline:
+        """One training step of this plan, played event by event: what computes and what communicates when, and the
+        memory held at every moment.
+
+        `hardware` and `world_size`: where the plan has none (it was made by hand). Raises PlanMismatchError where
+        either is missing.
+
+        >>> plan.simulate().save_trace("step.json")  # for https://ui.perfetto.dev
+        """
+        from osdp.planning.simulate import simulate
+
+        return simulate(self, hardware, world_size)
+
+    def frontier(self, points: int = 32, limits: Sequence[int | float | str] | None = None) -> Frontier:
+        """Throughput against the memory limit: see `osdp.frontier`."""
+        from osdp.planning.frontier import frontier
+
+        return frontier(self, points, limits)
+
+    def explain(self, width: int | None = None, search: bool = True) -> str:
+        """The plan for a person: its table, and why: for each group of operators what its choice saves and costs,
+        the price of memory, what the next GiB would buy, and why the batch size is what it is.
+
+        The last two search again under other limits and batch sizes (a few times as long as `osdp.search` took);
+        `search=False` leaves them out. `width`: columns; None: the terminal's.
+        """
+        from osdp.show.explain import explain
+
+        return explain(self, width, search)
+
+    def diff(self, other: Plan) -> str:
+        """What `other` decides differently, one line each; "" where the decisions are equal."""
+        from osdp.show.diff import diff
+
+        return diff(self, other)
+
+    def __str__(self) -> str:
+        from osdp.show.terminal import show
+
+        return show(self)
+
+    def __repr__(self) -> str:
+        return str(self).rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        from osdp.show.notebook import html
+
+        return html(self)
+
+    def __rich__(self) -> RenderableType:
+        from osdp.show.terminal import render
+
+        return render(self)

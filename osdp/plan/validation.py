@@ -1,0 +1,251 @@
+"""The rules that a plan keeps: what a file or a hand may get wrong, and the runtime relies on."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from osdp.description.model_description import ModelDescription, Operator
+from osdp.errors import InvalidProblemError, PlanMismatchError
+from osdp.plan.choice import MODES, RECOMPUTE, SPLITS, Choice, split_length
+from osdp.plan.searched import COST_VERSION, COSTS, METHODS, OBJECTIVES
+from osdp.plan.unit_grouping import operator_dtypes
+from osdp.sharding.mixed_precision import PRECISIONS
+
+if TYPE_CHECKING:
+    from osdp.plan.plan import Plan
+
+
+def validate(plan: Plan) -> Plan:
+    """`plan` itself, if it keeps every rule that the runtime needs; else InvalidProblemError."""
+    for where, why in problems(plan):
+        raise InvalidProblemError(f"{where}: {why}")
+    return plan
+
+
+def check_same_model(plan: Plan, description: ModelDescription) -> None:
+    """Raise PlanMismatchError, naming the first difference, unless the plan was made for these parameters."""
+    planned = {p.name: p for p in plan.description.parameters}
+    found = {p.name: p for p in description.parameters}
+    for name in [*planned, *found]:
+        a, b = planned.get(name), found.get(name)
+        if a is None or b is None:
+            holder = "model" if a is None else "plan"
+            raise PlanMismatchError(
+                f"parameter {name!r} is only in the {holder}: the plan was made for another model"
+            )
+        for what in ("shape", "dtype", "aliases"):
+            if getattr(a, what) != getattr(b, what):
+                raise PlanMismatchError(
+                    f"parameter {name!r}: {what} is {getattr(b, what)} in the model, {getattr(a, what)} "
+                    "in the plan; make a plan for this model"
+                )
+
+
+def problems(plan: Plan) -> Iterator[tuple[str, str]]:
+    """(field, what is wrong) for every rule that `plan` breaks."""
+    yield from _description_problems(plan.description)
+    for name in ("world_size", "batch_size"):
+        value = getattr(plan, name)
+        if value is not None and value < 1:
+            yield name, f"must be at least 1, is {value}"
+    if plan.memory_limit_bytes is not None and plan.memory_limit_bytes < 0:
+        yield "memory_limit_bytes", f"must not be negative, is {plan.memory_limit_bytes}"
+    if plan.accumulation < 1:
+        yield "accumulation", f"must be at least 1, is {plan.accumulation}"
+    if plan.prefetch < 0:
+        yield "prefetch", f"must not be negative, is {plan.prefetch}"
+    yield from _word_problems(plan)
+    if plan.searched is not None and plan.searched.cost_version > COST_VERSION:
+        found = plan.searched.cost_version
+        yield "searched.cost_version", f"must be at most {COST_VERSION}, is {found}: use a newer osdp"
+    if plan.certificate is not None:
+        if plan.certificate.price_denominator < 1:
+            yield "certificate.price_denominator", "must be at least 1"
+        for i, price in enumerate(plan.certificate.prices):
+            if not -1 <= price.phase < len(plan.description.operators):
+                yield f"certificate.prices[{i}].phase", f"{price.phase} is none of the model's operators"
+            if not 0 <= price.numerator <= 2**56:
+                yield f"certificate.prices[{i}].numerator", f"must be from 0 to 2**56, is {price.numerator}"
+    yield from _memory_problems(plan)
+    yield from choices_problems(plan)
+    yield from _unit_problems(plan)
+
+
+def _memory_problems(plan: Plan) -> Iterator[tuple[str, str]]:
+    """A limit is a promise: a plan that is predicted to break its own is none."""
+    limit, found, c = plan.memory_limit_bytes, plan.predicted, plan.certificate
+    if limit is None:
+        return
+    if found is not None and found.peak_memory_bytes > limit:
+        why = f"{found.peak_memory_bytes} bytes are over the plan's memory limit of {limit}"
+        yield "predicted.peak_memory_bytes", why
+    if c is not None and c.memory_bytes > min(limit, c.limit_bytes):
+        why = f"{c.memory_bytes} bytes are over the plan's memory limit of {min(limit, c.limit_bytes)}"
+        yield "certificate.memory_bytes", why
+
+
+def _word_problems(plan: Plan) -> Iterator[tuple[str, str]]:
+    words: list[tuple[str, str, Iterable[str]]] = [
+        ("precision", plan.precision, PRECISIONS),
+        ("cost", plan.cost, COSTS),
+    ]
+    if plan.searched is not None:
+        words += [
+            ("searched.method", plan.searched.method, METHODS),
+            ("searched.objective", plan.searched.objective, OBJECTIVES),
+        ]
+    for where, value, allowed in words:
+        if value not in allowed:
+            yield where, f"{value!r} is none of {', '.join(allowed)}"
+
+
+def check_description(description: ModelDescription) -> ModelDescription:
+    """`description` itself, if it keeps every rule that the search needs; else InvalidProblemError."""
+    for where, why in _description_problems(description):
+        raise InvalidProblemError(f"{where}: {why}")
+    return description
+
+
+MOST = 2**50  # bytes of one operator, or of what it keeps of one sample: no product of two sizes overflows
+
+
+def _sizes(where: str, value: object, names: tuple[str, ...], most: int = MOST) -> Iterator[tuple[str, str]]:
+    for name in names:
+        size = getattr(value, name)
+        if size < 0:
+            yield f"{where}{name}", f"must not be negative, is {size}"
+        elif size > most:
+            yield f"{where}{name}", f"must be at most {most}, is {size}"
+
+
+def _description_problems(description: ModelDescription) -> Iterator[tuple[str, str]]:
+    seen: set[str] = set()
+    blocks = {b.name for b in description.blocks}
+    yield from _sizes(
+        "description.",
+        description,
+        ("sample_batch", "input_bytes_per_sample", "output_bytes_per_sample"),
+    )
+    for i, block in enumerate(description.blocks):
+        yield from _sizes(f"description.blocks[{i}].", block, ("input_bytes_per_sample",))
+    if len(blocks) < len(description.blocks):
+        yield "description.blocks", "have a name twice"
+    owned: set[str] = set()
+    for i, operator in enumerate(description.operators):
+        where = f"description.operators[{i}]"
+        if operator.name in seen:
+            yield f"{where}.name", f"{operator.name!r} is there twice"
+        seen.add(operator.name)
+        if operator.parameters and not operator.gather_at:
+            yield f"{where}.gather_at", "is empty, but the operator has parameters"
+        yield from _sizes(
+            f"{where}.",
+            operator,
+            (
+                "parameter_bytes",
+                "buffer_bytes",
+                "saved_bytes_per_sample",
+                "saved_bytes_fixed",
+                "work_bytes_per_sample",
+                "work_bytes_fixed",
+            ),
+        )
+        yield from _sizes(f"{where}.", operator, ("calls",), 10**6)
+        yield from _sizes(f"{where}.", operator, ("flops_per_sample",), 2**63 - 1)
+        if operator.block is not None and operator.block not in blocks:
+            yield f"{where}.block", unknown_name("block that can be recomputed", operator.block, blocks)
+        if operator.split_shape is not None and not any(
+            sorted(p.shape) == sorted(operator.split_shape) for p in operator.parameters
+        ):
+            yield f"{where}.split_shape", f"{operator.split_shape} is the shape of none of its parameters"
+        for j, parameter in enumerate(operator.parameters):
+            for name in (parameter.name, *parameter.aliases):
+                if name in owned:
+                    yield f"{where}.parameters[{j}].name", f"{name!r} is there twice"
+                owned.add(name)
+            if any(d < 0 for d in parameter.shape):
+                yield f"{where}.parameters[{j}].shape", f"{parameter.shape} has a negative dimension"
+
+
+def choices_problems(plan: Plan) -> Iterator[tuple[str, str]]:
+    operators = {o.name: o for o in plan.description.operators if o.parameters}
+    for name, choice in plan.choices.items():
+        if name not in operators:
+            yield f"choices.{name}", unknown_name("operator with parameters", name, operators)
+            continue
+        for why in choice_problems(choice, operators[name]):
+            yield f"choices.{name}", why
+    for name in operators:
+        if name not in plan.choices:
+            yield f"choices.{name}", "missing: every operator with parameters needs a choice"
+    blocks = {b.name for b in plan.description.blocks}
+    for name, how in plan.recompute.items():
+        if name not in blocks:
+            yield f"recompute.{name}", unknown_name("block that can be recomputed", name, blocks)
+        elif how not in RECOMPUTE:
+            yield f"recompute.{name}", f"{how!r} is none of {', '.join(RECOMPUTE)}"
+
+
+def choice_problems(choice: Choice, operator: Operator | None) -> Iterator[str]:
+    """What is wrong with `choice` by itself, and for `operator` unless that is None."""
+    g, k = choice.granularity, choice.sharded_slices
+    if choice.mode not in MODES:
+        yield f"mode {choice.mode!r} is none of {', '.join(MODES)}"
+    if choice.split is not None and choice.split not in SPLITS:
+        yield f"split {choice.split!r} is none of {', '.join(SPLITS)}"
+    elif isinstance(g, bool) or not isinstance(g, int) or g < 1:
+        yield f"granularity must be a whole number of at least 1, is {g!r}"
+    elif k is not None and (isinstance(k, bool) or not isinstance(k, int) or not 0 <= k <= g):
+        yield f"sharded_slices must be between 0 and the granularity {g}, is {k!r}"
+    elif g == 1:
+        if k == 0 and choice.mode != "NO_SHARD":
+            yield f"sharded_slices is 0 of 1, which is NO_SHARD, but the mode is {choice.mode}"
+    elif choice.mode != "FULL_SHARD":
+        yield f"granularity {g} means FULL_SHARD slices; mode {choice.mode} has none"
+    elif choice.split is None:
+        yield f"granularity {g} needs split='out' or split='in'"
+    elif operator is not None:
+        length = split_length(operator, choice.split)
+        if length is None:
+            yield f"granularity {g}: {operator.kind} {operator.name!r} cannot be computed in slices"
+        elif length % g:
+            yield f"granularity {g} does not divide {length}, the length of the {choice.split!r} dimension"
+
+
+def _unit_problems(plan: Plan) -> Iterator[tuple[str, str]]:
+    operators = {o.name: o for o in plan.description.operators}
+    block_of = {name: o.block if o.block in plan.recompute else None for name, o in operators.items()}
+    seen: set[str] = set()
+    for i, unit in enumerate(plan.units):
+        where = f"units[{i}]"
+        if not unit:
+            yield where, "is empty"
+        known = [name for name in unit if name in plan.choices and name in operators]
+        for name in unit:
+            if name not in plan.choices:
+                yield where, unknown_name("operator with parameters", name, plan.choices)
+            elif name in seen:
+                yield where, f"operator {name!r} is in a unit already"
+            seen.add(name)
+        modes = {plan.choices[name].mode for name in known}
+        if len(modes) > 1:
+            yield where, f"has several modes: {', '.join(sorted(modes))}"
+        if len(unit) == 1:
+            continue
+        if any(plan.choices[name].granularity > 1 for name in known):
+            yield where, "has a split operator, which must be a unit of its own"
+        if len({operator_dtypes(operators[name]) for name in known}) > 1:
+            yield where, "has several dtypes"
+        if modes != {"NO_SHARD"} and len({block_of[name] for name in known}) > 1:
+            yield where, "crosses the edge of a recomputed block"
+    for name in plan.choices:
+        if name not in seen:
+            yield "units", f"operator {name!r} is in no unit"
+
+
+def unknown_name(what: str, name: str, known: Mapping[str, object] | set[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"the model has no {what} {name!r}{hint}"

@@ -1,0 +1,56 @@
+"""Patterns of modules and parameters that every rank holds whole: NO_SHARD, whatever would be faster."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from fnmatch import translate
+
+from osdp.description.model_description import ModelDescription, Operator
+from osdp.errors import InvalidProblemError
+
+
+def patterns_of(whole: str | Sequence[str]) -> tuple[str, ...]:
+    """The argument `whole` as patterns. Raises InvalidProblemError for what is none."""
+    given = (whole,) if isinstance(whole, str) else whole
+    if not isinstance(given, Sequence) or not all(isinstance(p, str) and p for p in given):
+        raise InvalidProblemError(
+            f"whole is {whole!r}; it is patterns of module or parameter names, such as ['head', 'blocks.*.norm']"
+        )
+    return tuple(given)
+
+
+def whole_operators(description: ModelDescription, patterns: Sequence[str]) -> frozenset[str]:
+    """The operators with parameters that a pattern names: their own name, that of a module around them, or a
+    parameter's, tied names too. In a pattern (as a shell has it, case counts) `*` also matches dots.
+
+    Raises InvalidProblemError naming a pattern that matches nothing.
+    """
+    names = {o.name: tuple(_names(o)) for o in description.operators if o.parameters}
+    found: set[str] = set()
+    for pattern in patterns:
+        matches = re.compile(translate(pattern)).match
+        named = {o for o, own in names.items() if any(matches(name) for name in own)}
+        if not named:
+            known = {name for own in names.values() for name in own}
+            near = difflib.get_close_matches(pattern, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise InvalidProblemError(
+                f"whole: {pattern!r} matches no module with parameters and no parameter{hint}"
+            )
+        found |= named
+    return frozenset(found)
+
+
+def _names(o: Operator) -> Iterator[str]:
+    for p in o.parameters:
+        for name in (p.name, *p.aliases):
+            yield name
+            while "." in name:
+                name = name.rpartition(".")[0]
+                yield name
+    name = o.name
+    while name:
+        yield name
+        name = name.rpartition(".")[0]

@@ -1,0 +1,1 @@
+"""From a description and a machine to a plan: search, solve, verify, frontier, simulate."""

@@ -1,0 +1,165 @@
+"""The arguments of search and solve: checked, and "auto" made plain."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+from osdp.description.model_description import ModelDescription
+from osdp.errors import InvalidProblemError, MachineMismatchWarning
+from osdp.hardware.hardware import DeviceMemory, Hardware, check_hardware
+from osdp.plan.validation import check_description
+
+if TYPE_CHECKING:
+    from torch import nn
+
+DEFAULT_HARDWARE = "a100-8"  # what `search` assumes when nothing is known of the machine
+
+
+def batches_of(batch_size: int | str, global_batch_size: int | None, ranks: int) -> list[tuple[int, int]]:
+    """(size per rank, micro-batches per step) to try; empty: every size."""
+    if isinstance(batch_size, str):
+        if batch_size != "auto":
+            raise InvalidProblemError(
+                f"batch_size is {batch_size!r}; it is 'auto' or a number of samples per rank"
+            )
+        size = None
+    else:
+        size = integer(batch_size, "batch_size")
+        if not 1 <= size <= 2**30:
+            raise InvalidProblemError(f"batch_size is {size}; it must be at least 1")
+    if global_batch_size is None:
+        return [] if size is None else [(size, 1)]
+    whole = integer(global_batch_size, "global_batch_size")
+    if not 1 <= whole <= 2**40 or whole % ranks:
+        raise InvalidProblemError(
+            f"global_batch_size is {whole}; it must be a multiple of the world size {ranks}"
+        )
+    share = whole // ranks
+    if size is not None:
+        if share % size:
+            raise InvalidProblemError(
+                f"batch_size {size} does not divide {share}, each rank's share of global_batch_size {whole}"
+            )
+        return [(size, share // size)]
+    if share > 2**24:
+        raise InvalidProblemError(
+            f"global_batch_size is {whole}: {share} samples per rank are more than 2**24"
+        )
+    small = [d for d in range(1, int(share**0.5) + 1) if share % d == 0]
+    return [(d, share // d) for d in sorted({*small, *(share // d for d in small)})]
+
+
+def machine_of(hardware: Hardware | str | os.PathLike[str] | None) -> Hardware:
+    if isinstance(hardware, Hardware):
+        return check_hardware(hardware)
+    if hardware is not None:
+        return Hardware.load(hardware)
+    # Nobody has said that it is one: its speeds are as good as any, but the limit may be for tensors on a CPU.
+    return dataclasses.replace(Hardware.load(DEFAULT_HARDWARE), device_memory=DeviceMemory())
+
+
+def description_of(
+    model: nn.Module | ModelDescription, sample: tuple[Any, ...] | Mapping[str, Any] | None
+) -> ModelDescription:
+    if isinstance(model, ModelDescription):
+        return check_sampled(model)
+    if sample is None or (isinstance(sample, (tuple, Mapping)) and not sample):
+        raise InvalidProblemError(
+            "a model needs a sample, or nothing is known of its activations: osdp.search(model, (inputs,), ...), or "
+            "osdp.describe(model, inputs) first"
+        )
+    from osdp.description.describe import describe
+
+    if isinstance(sample, Mapping):
+        return describe(model, **sample)
+    return describe(model, *(sample if isinstance(sample, tuple) else (sample,)))
+
+
+def check_sampled(description: ModelDescription) -> ModelDescription:
+    """`description` itself, unless it was made without a sample."""
+    if description.sample_batch < 1:
+        raise InvalidProblemError(
+            f"{description.name} was described without a sample, so nothing is known of its activations and every batch "
+            "would seem to fit: osdp.describe(model, inputs)"
+        )
+    return check_description(description)
+
+
+def check_batch_matters(description: ModelDescription, batch_size: int | str) -> None:
+    """Raise InvalidProblemError where the best batch size is asked for, and a larger one takes no more memory."""
+    grows = (
+        description.input_bytes_per_sample,
+        description.output_bytes_per_sample,
+        *(o.saved_bytes_per_sample for o in description.operators),
+    )
+    if isinstance(batch_size, str) and description.operators and not any(grows):
+        raise InvalidProblemError(
+            f"nothing of {description.name}'s memory grows with the batch, so no batch size is the best: its sample has "
+            "no dimension of the batch, or its forward keeps nothing for backward (torch.no_grad, frozen parameters); "
+            "say batch_size="
+        )
+
+
+def ranks_of(world_size: int | None, hardware: Hardware) -> int:
+    if world_size is not None:
+        ranks = integer(world_size, "world_size")
+        if not 1 <= ranks <= 2**24:
+            raise InvalidProblemError(f"world_size is {ranks}; it must be at least 1")
+        return ranks
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return hardware.world_size
+
+
+def check_measured_ranks(hardware: Hardware, ranks: int) -> None:
+    """Raise InvalidProblemError where collectives would cost nothing because one rank has none; warn where what fewer ranks
+    were measured at is carried on to more.
+    """
+    if hardware.world_size >= ranks:
+        return
+    collectives = (hardware.all_gather, hardware.reduce_scatter, hardware.all_reduce)
+    if hardware.world_size == 1 and all(c.alpha_s == c.beta_s_per_byte == 0 for c in collectives):
+        raise InvalidProblemError(
+            f"hardware {hardware.name!r} was measured on one rank, where no collective costs anything, and the search "
+            f"is for {ranks}: profile with the ranks that will train (osdp profile under torchrun, or osdp.profile "
+            "in the training script)"
+        )
+    if hardware.measured is not None:
+        warnings.warn(
+            f"hardware {hardware.name!r} was measured on {hardware.world_size} ranks, and the search is for {ranks}: what "
+            "collectives cost on so many is carried on along a ring; links that were not measured count as those that were",
+            MachineMismatchWarning,
+            stacklevel=3,
+        )
+
+
+def one_of(what: str, value: object, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise InvalidProblemError(f"{what} is {value!r}; it is one of {', '.join(map(repr, allowed))}")
+
+
+def check_time_limit(time_limit: float | None) -> None:
+    if time_limit is not None and not 0 < time_limit < 1e9:
+        raise InvalidProblemError(
+            f"time_limit is {time_limit!r}; it is a positive number of seconds, or None"
+        )
+
+
+def integer(value: object, what: str) -> int:
+    """`value` as an int that fits 64 bits; floats, NaN and bools are refused, not rounded."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidProblemError(f"{what} is {value!r}; it must be an integer") from None
+    if not -(2**63) <= number < 2**63:
+        raise InvalidProblemError(f"{what} is {number}; it overflows 64 bits")
+    return number

@@ -1,0 +1,83 @@
+"""What a device's memory holds beside tensors, term by term; it counts against a plan's limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from osdp.description.model_description import ModelDescription
+from osdp.hardware.hardware import Hardware
+
+# Note [Memory that no tensor has]
+# On an accelerator a limit is about the device, and a device holds more than tensors: the driver's context, buffers of
+# communicators, workspaces of matrix products, and what the caching allocator rounds up and keeps. None of these
+# depends on how operators are sharded, so their sum is held in every phase of every plan, like buffers: search,
+# certificate and prediction count it in one place, and nothing is added to a peak afterwards.
+
+# The caller's thread and autograd's own one for the device have a handle, and a workspace, each.
+_COMPUTING_THREADS = 2
+# A fused optimizer's count of its steps, beside its state of the parameters' size.
+_SMALL_STATES = 1
+
+
+@dataclass(frozen=True)
+class Term:
+    """A part of the memory beside tensors. `why`: in words, where the bytes come from."""
+
+    name: str
+    bytes: int
+    why: str
+
+
+def total(terms: Iterable[Term]) -> int:
+    """Their bytes."""
+    return sum(term.bytes for term in terms)
+
+
+def memory_terms(
+    description: ModelDescription,
+    hardware: Hardware,
+    *,
+    ranks: int,
+    hosts: int = 1,
+    state: int = 2,
+    separate_reductions: bool = False,
+) -> tuple[Term, ...]:
+    """The terms of one rank that are not 0; none on a CPU. `state`: tensors of optimizer state of a parameter."""
+    m = hardware.device_memory
+    levels = 1 if hosts == 1 else 3  # all ranks; inside and between hosts
+    apart = 0 if not separate_reductions else 1 if hosts == 1 else 2  # all ranks; inside hosts
+    groups = 0 if ranks == 1 else 1 + levels + apart
+    pools = 3 if separate_reductions else 2  # the caller's stream's and the lanes' that allocate
+    tensors = sum(
+        2 + state + _SMALL_STATES if p.trainable else 1 for o in description.operators for p in o.parameters
+    )
+    terms = (
+        Term("context", m.context_bytes, "the driver's, with the kernels' code"),
+        Term(
+            "communicators",
+            groups * m.communicator_bytes,
+            f"{groups}: the caller's and OSDP's"
+            + (", and one inside and one between hosts" if hosts > 1 else "")
+            + (", and those of reductions" if apart else ""),
+        ),
+        Term(
+            "workspaces",
+            _COMPUTING_THREADS * m.workspace_bytes,
+            "of matrix products: the caller's thread and autograd's",
+        ),
+        Term(
+            "rounding",
+            tensors * m.tensor_rounding_bytes,
+            f"{tensors} tensors that stay, each up to a multiple of {m.tensor_rounding_bytes} bytes",
+        ),
+        Term(
+            "open blocks",
+            pools * (m.small_block_bytes + m.large_block_bytes),
+            f"of the caching allocator, one of each size for each of {pools} streams",
+        ),
+        Term(
+            "unused", m.unused_bytes, "reserved by the caching allocator when a step is largest, in no tensor"
+        ),
+    )
+    return tuple(term for term in terms if term.bytes)

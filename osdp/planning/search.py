@@ -1,0 +1,205 @@
+"""search: the best plan for a model under a memory limit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from osdp import _search
+from osdp.base.byte_sizes import parse_bytes
+from osdp.description.model_description import ModelDescription
+from osdp.errors import InvalidProblemError, PlanMismatchError
+from osdp.hardware.hardware import Hardware
+from osdp.plan.plan import Plan
+from osdp.plan.searched import COSTS, METHODS, OBJECTIVES, Searched
+from osdp.plan.unit_grouping import small_unit_bytes
+from osdp.plan.whole_operators import patterns_of, whole_operators
+from osdp.planning.arguments import (
+    DEFAULT_HARDWARE,
+    batches_of,
+    check_batch_matters,
+    check_measured_ranks,
+    check_time_limit,
+    description_of,
+    integer,
+    machine_of,
+    one_of,
+    ranks_of,
+)
+from osdp.planning.core_inputs import choose_space
+from osdp.planning.search_job import SearchJob
+from osdp.planning.solve import Solution, check_solution, solve
+from osdp.planning.verify import verify
+from osdp.sharding.mixed_precision import PRECISIONS
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["DEFAULT_HARDWARE", "Solution", "check_solution", "search", "search_again", "solve", "verify"]
+
+
+def search(
+    model_or_desc: nn.Module | ModelDescription,
+    sample: tuple[Any, ...] | Mapping[str, Any] | None = None,
+    memory: int | float | str | None = None,
+    world_size: int | None = None,
+    hardware: Hardware | str | os.PathLike[str] | None = None,
+    batch_size: int | str = "auto",
+    global_batch_size: int | None = None,
+    optimizer: str = "adamw",
+    precision: str = "fp32",
+    granularity: str | int | Sequence[int] = "auto",
+    checkpoint: str | bool | Sequence[str] = "auto",
+    modes: str | Sequence[str] = "auto",
+    cost: str = "osdp",
+    method: str = "exact",
+    time_limit: float | None = None,
+    *,
+    hosts: int = 1,
+    prefetch: int = 1,
+    separate_reductions: bool = False,
+    objective: str = "throughput",
+    at_least: float | None = None,
+    whole: str | Sequence[str] = (),
+    replay: float = 0.5,
+) -> Plan:
+    """The plan with the best throughput whose predicted peak memory per rank is at most `memory`.
+
+    A model is described first, with `sample` (a tuple of its forward's arguments, or a dict of keyword
+    arguments). `memory` is bytes or a string ("8GiB"); left out, the hardware's. `hardware` is a Hardware
+    (measured by `osdp.profile`), the name or file of one, or None for DEFAULT_HARDWARE, as if it
+    held nothing but tensors; `world_size` left out is the process group's, else the hardware's.
+
+    `batch_size` is per rank; "auto" tries every size that fits and takes the best time per sample. With
+    `global_batch_size` the size per rank must divide global / world_size, the rest is gradient accumulation.
+    `granularity`: the numbers of slices to try for split operators, beside 1. `checkpoint`: which
+    recomputation to try ("auto": "none", "hold" and "regather", for each block by itself). `modes`: which of
+    NO_SHARD, SHARD_GRAD_OP, FULL_SHARD and, where `hosts` (over which the ranks are spread evenly) is more than
+    1, HYBRID_SHARD to try. `whole`: patterns ("head", "*.norm?", "blocks.*.weight") of modules or parameters that
+    every rank holds whole (NO_SHARD), for optimizers that need whole matrices; `*` matches dots too, a module's name
+    stands for all in it, and what a pattern names of an operator decides for all of it. `prefetch`: units gathered
+    ahead of the one in use. `separate_reductions`: on accelerators gradients are reduced while parameters are
+    gathered, on a communicator of their own, whose buffers the plan counts; worth it where latency between hosts
+    is most of a collective (docs/accelerators.md). `precision`: "fp32", "tf32" (fp32 products in TF32):
+    everything has the model's dtypes; "bf16", "fp16", "bf16-reduce-fp32", "fp16-reduce-fp32": parameters are
+    gathered and computed with, and gradients averaged, in these; states stay (docs/precision.md).
+    `cost="paper"` is the paper's model, and `method="dfs"`, with it, its search, which may come to no plan for very
+    long where most do not fit; "dfs-smallest-first" is the same with each operator's smallest options tried first.
+    docs/search.md states the objective.
+
+    `objective="memory"`: the smallest memory, at most `memory`, whose best plan gives `at_least` samples/s
+    over all ranks. `objective="batch"`: the largest batch that fits, and the fastest plan for it.
+
+    The best plans of several objectives, which weigh communication differently, are played event by event
+    (`Plan.simulate`) and polished; the fastest is taken whose objective is worse than the best by at most the share
+    `replay`. 0: the objective with the hardware's `exposed_communication` alone decides.
+
+    Raises InfeasibleError with the smallest limit that works and its plan, InvalidProblemError for what cannot
+    mean anything. After `time_limit` seconds (10 where it is None; no limit for the paper's search), for everything
+    that `objective` and `replay` ask too, or Ctrl-C the best plan so far is returned: `plan.certificate.optimal` is
+    False and `plan.certificate.gap` says how much faster another plan might be.
+
+    >>> plan = osdp.search(model, (tokens,), memory="8GiB", world_size=8, hardware="rtx-titan-8")
+    """
+    one_of("cost", cost, COSTS)
+    one_of("method", method, METHODS)
+    one_of("precision", precision, tuple(PRECISIONS))
+    one_of("objective", objective, OBJECTIVES)
+    if method != "exact" and cost != "paper":
+        raise InvalidProblemError(f"method={method!r} is the paper's search: it knows cost='paper' only")
+    if (at_least is not None) != (objective == "memory"):
+        raise InvalidProblemError("objective='memory' and at_least (samples/s) belong together")
+    if at_least is not None and not 0 < at_least < 1e15:
+        raise InvalidProblemError(f"at_least is {at_least}; it is a positive number of samples/s")
+    check_time_limit(time_limit)
+    if isinstance(replay, bool) or not 0 <= replay < 1:
+        raise InvalidProblemError(f"replay is {replay}; it is a share from 0 to less than 1")
+    machine = machine_of(hardware)
+    description = description_of(model_or_desc, sample)
+    check_batch_matters(description, batch_size)
+    if precision != "fp32" and not isinstance(model_or_desc, ModelDescription):
+        from osdp.planning.low_precision import with_low_activations
+
+        assert sample is not None
+        description = with_low_activations(description, model_or_desc, sample, precision)
+    whole_operators(description, patterns_of(whole))  # names that the model does not have are refused first
+    ranks = ranks_of(world_size, machine)
+    check_measured_ranks(machine, ranks)
+    if memory is None and machine.memory_bytes is None:
+        raise InvalidProblemError(f"memory is not given, and hardware {machine.name!r} does not state it")
+    limit = parse_bytes(memory if memory is not None else machine.memory_bytes or 0)
+    if not 1 <= integer(hosts, "hosts") <= ranks or ranks % hosts:
+        raise InvalidProblemError(f"hosts is {hosts}; it must divide the world size {ranks}")
+    if not 0 <= integer(prefetch, "prefetch") <= 64:
+        raise InvalidProblemError(f"prefetch is {prefetch}; it is a number of units from 0 to 64")
+    if not isinstance(separate_reductions, bool):
+        raise InvalidProblemError(f"separate_reductions is {separate_reductions!r}; it is True or False")
+    space = choose_space(modes, granularity, checkpoint, cost, hosts)
+    batches = batches_of(batch_size, global_batch_size, ranks)
+    job = SearchJob(
+        description,
+        machine,
+        ranks,
+        space,
+        optimizer,
+        precision,
+        cost,
+        separate_reductions,
+        Searched(
+            modes=space.modes,
+            granularity=space.granularities,
+            small_unit_bytes=small_unit_bytes(machine, ranks, hosts),
+            checkpoint=tuple(r or "none" for r in space.recompute),
+            batch_size=None if isinstance(batch_size, str) else integer(batch_size, "batch_size"),
+            global_batch_size=global_batch_size,
+            hosts=hosts,
+            prefetch=prefetch,
+            objective=objective,
+            at_least=at_least,
+            method=method,
+            time_limit_s=time_limit,
+            whole=patterns_of(whole),
+            replay=replay,
+            exposed=machine.exposed_communication,
+        ),
+    )
+    try:
+        if objective == "memory":
+            assert at_least is not None
+            return job.least_memory(limit, batches, at_least)
+        if objective == "batch":
+            batches = [job.largest_batch(limit, batches)]
+        return job.plan(limit, batches)
+    except _search.InvalidProblem as e:
+        raise InvalidProblemError(str(e)) from None
+
+
+def search_again(plan: Plan, memory: int | float | str, **changes: Any) -> Plan:
+    """The same search under another memory limit, and with other arguments of `search` where given."""
+    s = plan.searched
+    if s is None:
+        raise PlanMismatchError("the plan was not made by osdp.search: there is no search to repeat")
+    arguments: dict[str, Any] = {
+        "memory": memory,
+        "world_size": plan.world_size,
+        "hardware": plan.hardware,
+        "batch_size": "auto" if s.batch_size is None else s.batch_size,
+        "global_batch_size": s.global_batch_size,
+        "optimizer": plan.optimizer,
+        "precision": plan.precision,
+        "granularity": s.granularity or 1,
+        "checkpoint": s.checkpoint,
+        "modes": s.modes,
+        "cost": plan.cost,
+        "method": s.method,
+        "time_limit": s.time_limit_s,
+        "hosts": s.hosts,
+        "prefetch": s.prefetch,
+        "separate_reductions": plan.separate_reductions,
+        "objective": s.objective,
+        "at_least": s.at_least,
+        "whole": s.whole,
+        "replay": s.replay,
+    }
+    return search(plan.description, **{**arguments, **changes})

@@ -1,0 +1,172 @@
+"""solve: the bare problem behind the search, one option per operator under one memory limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from osdp import _search
+from osdp.base.byte_sizes import parse_bytes
+from osdp.errors import InfeasibleError, InvalidProblemError
+from osdp.plan.searched import METHODS
+from osdp.planning.arguments import check_time_limit, integer, one_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+SOLVE_TIME_LIMIT_S = 10.0
+SOLVE_STATE = "256MiB"
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The best choice of one option per operator. Times and memories are in the units of the options.
+
+    `lower_bound` is what the search proved: `time` where `optimal`, else `time - lower_bound` is the
+    largest possible gap. `multiplier` (numerator, denominator) is the price of memory, time per unit of memory: with
+    it anybody can check the Lagrangian bound `sum(min(t + price * m)) - price * limit`, which is mostly a little
+    below `lower_bound`; `check_solution` checks the rest too. `seconds` and `nodes` say how the search went.
+    """
+
+    choices: tuple[int, ...]
+    time: int
+    memory: int
+    lower_bound: int
+    seconds: float
+    nodes: int
+    optimal: bool
+    multiplier: tuple[int, int]
+
+
+def solve(
+    options: Sequence[Sequence[tuple[int, int]]] | Buffer,
+    limit: int,
+    *,
+    method: str = "exact",
+    time_limit: float | None = None,
+    gap: float = 0.0,
+    names: Sequence[str] = (),
+    state: int | str = SOLVE_STATE,
+) -> Solution:
+    """Choose one (time, memory) per operator: least total time with total memory <= limit.
+
+    options[i] are operator i's options, integers >= 0 (picoseconds and bytes, say); or all of them are one
+    int64 array of shape (operators, options, 2), a NumPy array for example, which is read where it lies.
+    `method="exact"` proves its answer, also among equal and tied options; `method="dfs"` is the paper's
+    depth-first search with its two prunings, exponential in the number of operators; "dfs-smallest-first" tries
+    each operator's options by rising memory, so that it finds a plan at once where there is one. After `time_limit`
+    seconds (10 where it is None; float("inf"): none), after Ctrl-C, where the exact search's lists of partial plans
+    would take more than `state` (bytes or a string), or once the best plan is proven to be within the fraction `gap`
+    of the optimum, the answer is the best so far (`optimal` False; `time - lower_bound` is how far off it may be).
+
+    Raises InfeasibleError (with `smallest_limit`) if nothing fits, InvalidProblemError for numbers that
+    mean nothing.
+
+    >>> solve([[(1, 8), (3, 2)], [(1, 8), (3, 2)]], 10).choices
+    (1, 0)
+    """
+    one_of("method", method, METHODS)
+    seconds = SOLVE_TIME_LIMIT_S if time_limit is None else time_limit
+    if seconds == float("inf"):
+        seconds = 0.0  # none
+    else:
+        check_time_limit(seconds)
+    if not 0 <= gap < 1:
+        raise InvalidProblemError(f"gap is {gap}; it must be a fraction of the time, at least 0 and below 1")
+    bound = integer(limit, "limit")
+    held = parse_bytes(state)
+    if held < 1:
+        raise InvalidProblemError(f"state is {state!r}; a search needs some memory")
+    array = _as_array(options)
+    try:
+        if array is None:
+            table = [_checked(i, o, names) for i, o in enumerate(options)]  # type: ignore[arg-type]
+            s = _search.solve(table, bound, method, seconds, list(names), gap, held)
+        else:
+            s = _search.solve_table(array, bound, method, seconds, list(names), gap, held)
+    except _search.InvalidProblem as e:
+        raise InvalidProblemError(str(e)) from None
+    if s["status"] == "infeasible":
+        least = s["smallest_limit"]
+        raise InfeasibleError(f"no choice fits {limit}; the smallest limit that fits is {least}", least)
+    if not s["choices"]:
+        raise InfeasibleError(
+            f"method={method!r} found no plan that fits {limit} in {seconds:g} s; use method='exact'"
+            + (" or 'dfs-smallest-first'" if method == "dfs" else "")
+        )
+    return Solution(
+        choices=tuple(s["choices"]),
+        time=s["time"],
+        memory=s["memory"],
+        lower_bound=s["lower_bound"],
+        seconds=s["seconds"],
+        nodes=s["nodes"],
+        optimal=s["status"] == "optimal",
+        multiplier=s["multiplier"],
+    )
+
+
+def check_solution(
+    options: Sequence[Sequence[tuple[int, int]]] | Buffer, limit: int, solution: Solution
+) -> str:
+    """Check a solution with code that shares nothing with the search. Empty if it holds, else what is false.
+
+    Checked: the choices exist, cost what the solution says and fit the limit; no choices are faster than
+    `lower_bound`; `optimal` says that this is the time; no other multiplier proves more than this one. What the
+    multiplier leaves open of `lower_bound` is checked by listing partial sums (csrc/search/bound_check.hpp); where
+    these are more than 20 million, the answer says that the bound could not be shown.
+    """
+    if solution.optimal != (solution.lower_bound == solution.time):
+        return f"optimal is {solution.optimal}, but the time is {solution.time} and the lower bound {solution.lower_bound}"
+    claims = (
+        [k if -1 <= integer(k, "a choice") < 2**31 else -1 for k in solution.choices],
+        integer(solution.time, "time"),
+        integer(solution.memory, "memory"),
+        integer(solution.lower_bound, "lower_bound"),
+        (integer(solution.multiplier[0], "multiplier"), integer(solution.multiplier[1], "multiplier")),
+    )
+    array, bound = _as_array(options), integer(limit, "limit")
+    try:
+        if array is not None:
+            return str(_search.check_table(array, bound, *claims))
+        table = [_checked(i, o, ()) for i, o in enumerate(options)]  # type: ignore[arg-type]
+        return str(_search.check(table, bound, *claims))
+    except _search.InvalidProblem as e:
+        raise InvalidProblemError(str(e)) from None
+
+
+def _as_array(options: object) -> memoryview | None:
+    """The memory of an array; None for anything else."""
+    if isinstance(options, (list, tuple)):
+        return None
+    try:
+        array = memoryview(options)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+    if array.ndim != 3 or array.shape is None or array.shape[2] != 2:
+        raise InvalidProblemError(
+            f"options is an array of shape {array.shape}; it must be (operators, options, 2)"
+        )
+    if array.format not in ("l", "q") or array.itemsize != 8:
+        raise InvalidProblemError(f"options is an array of format {array.format!r}; it must be int64")
+    if not array.c_contiguous:
+        raise InvalidProblemError("options is an array with gaps; pass a contiguous one")
+    if array.shape[0] > 0 and array.shape[1] == 0:
+        raise InvalidProblemError("operator 0 has no options")
+    return array
+
+
+def _checked(i: int, options: Sequence[tuple[int, int]], names: Sequence[str]) -> list[tuple[int, int]]:
+    where = f"operator {names[i]!r}" if i < len(names) and names[i] else f"operator {i}"
+    try:
+        return [
+            (integer(t, f"{where}, option {k}: time"), integer(m, f"{where}, option {k}: memory"))
+            for k, (t, m) in enumerate(options)
+        ]
+    except (TypeError, ValueError) as e:
+        if isinstance(e, InvalidProblemError):
+            raise
+        raise InvalidProblemError(
+            f"{where}: options must be (time, memory) pairs; got {options!r:.80}"
+        ) from None

@@ -1,0 +1,265 @@
+"""verify: what a plan says, checked from the plan alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from osdp import _search
+from osdp.errors import InfeasibleError, InvalidProblemError, PlanMismatchError
+from osdp.hardware.hardware import check_hardware
+from osdp.plan.certificate import Certificate
+from osdp.plan.plan import Plan
+from osdp.plan.searched import COST_VERSION, Searched
+from osdp.plan.validation import problems
+from osdp.planning.core_inputs import (
+    RECOMPUTE_CODES,
+    beside_tensors,
+    choose_space,
+    least_transient,
+    make_model,
+    make_request,
+)
+from osdp.planning.device_memory import total
+from osdp.planning.plan_builder import Assembly
+from osdp.planning.simulate import plain_choice
+
+
+def verify(plan: Plan, *, search: bool = False) -> str:
+    """Check all that a plan says from the plan alone. Empty if it holds, else what is false.
+
+    Everything follows from `description`, `hardware` and the other arguments of the search, and from the decisions
+    (`choices`, `recompute`, `batch_size`, `accumulation`): the costs of all choices are computed anew, the
+    certificate is checked by code that shares nothing with the search (csrc/search/phase_certificate.cpp), units and
+    predictions are made anew and compared. It proves: a step of the plan takes and its largest phase holds what the
+    certificate says, that is within the limit, and no plan of this batch size and no larger transients is faster
+    than `lower_bound_ps`.
+
+    `search_bound_ps` and `optimal`, which are about plans of all batch sizes and transients, no multiplier can prove:
+    they are what the search said. `search=True` searches again with the same arguments, for about as long, and
+    compares. docs/plan.md lists field by field what is checked.
+
+    A plan of an older OSDP is checked by the costs of its time (`searched.cost_version`); what the simulator of then played
+    (`predicted.step_time_s` and its parts) is not compared.
+
+    Raises PlanMismatchError for a plan without certificate, hardware or the arguments of its search, and with `search`
+    where its costs are of an older version.
+    """
+    c, s = plan.certificate, plan.searched
+    if c is None or s is None or plan.hardware is None or plan.world_size is None:
+        raise PlanMismatchError(
+            "the plan has no certificate: it was not made by osdp.search, or was changed since"
+        )
+    try:
+        check_hardware(plan.hardware)
+        for where, why in problems(plan):
+            return f"{where}: {why}"
+        for why in _disagreements(plan, c, s):
+            return why
+        wrong = [_check_costs(plan, c, s, version) for version in s.costs()]
+        if all(wrong):
+            return wrong[-1]
+        if search and s.cost_version < COST_VERSION:
+            raise PlanMismatchError(
+                f"the plan's costs are of version {s.cost_version}, a search's today of {COST_VERSION}: what the "
+                "certificate proves holds, but no search of today can repeat it"
+            )
+        return _search_again(plan, c) if search else ""
+    except (_search.InvalidProblem, InvalidProblemError) as e:
+        return str(e)
+
+
+def _check_costs(plan: Plan, c: Certificate, s: Searched, cost_version: int) -> str:
+    """What of the plan is false of the costs of that version."""
+    assembly = assembly_of(plan, s, cost_version)
+    if wrong := _check_certificate(plan, c, assembly):
+        return wrong
+    but = _PLAYED if cost_version < COST_VERSION else ()
+    return next(_differences("", plan, assembly.plan(found_of(plan, c, assembly)), but), "")
+
+
+def _disagreements(plan: Plan, c: Certificate, s: Searched) -> Iterator[str]:
+    """Where what the plan says twice differs."""
+    assert plan.world_size is not None
+    if plan.memory_limit_bytes != c.limit_bytes:
+        yield f"the memory limit is {plan.memory_limit_bytes}, but the certificate is for {c.limit_bytes}"
+    if plan.prefetch != s.prefetch:
+        yield f"prefetch is {plan.prefetch}, but the search was told {s.prefetch}"
+    if s.batch_size is not None and plan.batch_size != s.batch_size:
+        yield f"batch_size is {plan.batch_size}, but the search was told {s.batch_size}"
+    samples = plan.batch_size * plan.accumulation
+    if s.global_batch_size is not None and samples * plan.world_size != s.global_batch_size:
+        yield f"{samples} samples on each of {plan.world_size} ranks are not global_batch_size {s.global_batch_size}"
+    if s.global_batch_size is None and plan.accumulation != 1:
+        yield f"accumulation is {plan.accumulation}, but the search was told no global_batch_size"
+    if (s.at_least is not None) != (s.objective == "memory"):
+        yield f"objective is {s.objective!r}, but at_least is {s.at_least}"
+    if s.at_least is not None and plan.predicted is not None and plan.predicted.throughput < s.at_least:
+        yield f"the throughput is {plan.predicted.throughput}, less than at_least {s.at_least}"
+    if (
+        c.search_bound_ps > c.time_ps
+        or c.optimal != (c.search_bound_ps == c.time_ps)
+        or (c.optimal and not c.proven)
+    ):
+        yield "the search's bound does not agree with the time"
+
+
+def assembly_of(plan: Plan, s: Searched, cost_version: int = COST_VERSION) -> Assembly:
+    """What the search was asked, made anew from the plan; with the costs of that version."""
+    assert plan.hardware is not None and plan.world_size is not None and plan.memory_limit_bytes is not None
+    space = choose_space(s.modes, s.granularity or 1, s.checkpoint, plan.cost, s.hosts)
+
+    def request(exposed: float | None) -> _search.Request:
+        assert plan.hardware is not None and plan.world_size is not None
+        return make_request(
+            plan.hardware,
+            space,
+            world_size=plan.world_size,
+            limit_bytes=plan.memory_limit_bytes or 0,
+            batches=(),
+            optimizer=plan.optimizer,
+            cost=plan.cost,
+            method="exact",
+            least_transient_bytes=least_transient(plan.description, plan.precision, cost_version),
+            hosts=s.hosts,
+            prefetch=plan.prefetch,
+            exposed=exposed,
+            cost_version=cost_version,
+        )
+
+    beside = total(
+        beside_tensors(
+            plan.description,
+            plan.hardware,
+            plan.world_size,
+            s.hosts,
+            plan.optimizer,
+            plan.separate_reductions,
+        )
+    )
+    return Assembly(
+        plan.description,
+        plan.hardware,
+        plan.world_size,
+        plan.optimizer,
+        plan.precision,
+        plan.cost,
+        plan.separate_reductions,
+        s,
+        plan.memory_limit_bytes,
+        make_model(plan.description, plan.hardware, plan.precision, s.whole, beside, cost_version),
+        request(s.exposed),
+        request(None),
+    )
+
+
+def _blocks(plan: Plan) -> list[int]:
+    return [RECOMPUTE_CODES.index(plan.recompute.get(b.name)) for b in plan.description.blocks]
+
+
+def _check_certificate(plan: Plan, c: Certificate, assembly: Assembly) -> str:
+    given = (
+        assembly.model,
+        assembly.request,
+        (plan.batch_size, plan.accumulation),
+        [plain_choice(plan.choices.get(o.name)) for o in plan.description.operators],
+        _blocks(plan),
+    )
+    prices = [(p.phase, p.numerator) for p in c.prices]
+    if wrong := _search.check_plan(
+        *given, c.time_ps, c.memory_bytes, c.lower_bound_ps, prices, c.price_denominator
+    ):
+        return str(wrong)
+    proven = min(_search.plan_lower_bound(*given, prices, c.price_denominator), c.time_ps)
+    if c.lower_bound_ps != proven:
+        return f"the prices prove {proven} ps, but the certificate says {c.lower_bound_ps}"
+    return ""
+
+
+def found_of(plan: Plan, c: Certificate, assembly: Assembly) -> dict[str, Any]:
+    """The plan's decisions as the search would have found them (`_search.schedule`)."""
+    blocks = _blocks(plan)
+    block_index = {b.name: i for i, b in enumerate(plan.description.blocks)}
+    choices, largest = [], 0
+    for i, o in enumerate(plan.description.operators):
+        code = 0 if o.block is None else blocks[block_index[o.block]]
+        candidates = _search.candidates(assembly.model, assembly.request, i, code)
+        wanted = plain_choice(plan.choices.get(o.name))
+        found = [
+            k
+            for k, x in enumerate(candidates)
+            if (x["mode"], x["granularity"], x["sharded_slices"], x["split"]) == wanted
+        ]
+        choices.append(found[0] if candidates else -1)
+        if candidates:
+            largest = max(largest, candidates[found[0]]["transient_bytes"])
+    return {
+        "batch_size": plan.batch_size,
+        "accumulation": plan.accumulation,
+        "transient_bytes": largest,
+        "blocks": blocks,
+        "choices": choices,
+        "step_ps": c.time_ps,
+        "peak_bytes": c.memory_bytes,
+        "prices": [(p.phase, p.numerator / c.price_denominator) for p in c.prices],
+        "optimal": c.optimal,
+        "proven": c.proven,
+        "lower_bound_s_per_sample": 0.0,
+    }
+
+
+# Words for a person, and what `_check_certificate` has checked.
+_NOT_COMPARED = ("reason", "certificate")
+# As the simulator of the plan's time played it.
+_PLAYED = tuple(
+    f"predicted.{what}"
+    for what in ("step_time_s", "throughput", "communication_s", "compute_s", "optimizer_s")
+)
+
+
+def _differences(path: str, said: Any, made: Any, but: Collection[str] = ()) -> Iterator[str]:
+    """Where what a plan says is not what its decisions make; `but` for these fields."""
+    if path in but:
+        return
+    if is_dataclass(said) and type(said) is type(made):
+        for f in fields(said):
+            if f.name not in _NOT_COMPARED:
+                inner = f"{path}.{f.name}" if path else f.name
+                yield from _differences(inner, getattr(said, f.name), getattr(made, f.name), but)
+    elif isinstance(said, Mapping) and isinstance(made, Mapping) and said.keys() == made.keys():
+        for key in said:
+            yield from _differences(f"{path}.{key}", said[key], made[key], but)
+    elif said != made:
+        yield f"{path} is {said!r:.200}, but these decisions make it {made!r:.200}"
+
+
+def _search_again(plan: Plan, c: Certificate) -> str:
+    from osdp.planning.search import search_again
+
+    assert plan.searched is not None and plan.memory_limit_bytes is not None
+    objective: dict[str, Any] = {
+        "objective": "throughput",
+        "at_least": None,
+    }  # under the limit that objective="memory" found
+    if plan.searched.objective == "batch":
+        objective["batch_size"] = plan.batch_size
+    assert plan.hardware is not None
+    objective["hardware"] = replace(plan.hardware, exposed_communication=plan.searched.exposed)
+    try:
+        best = search_again(plan, plan.memory_limit_bytes, **{**objective, "replay": 0.0})
+    except InfeasibleError as e:
+        return f"another search finds no plan: {e}"
+    other = best.certificate
+    assert other is not None
+    samples, others = plan.batch_size * plan.accumulation, best.batch_size * best.accumulation
+    if other.time_ps * samples < c.search_bound_ps * others:
+        return (
+            f"the search's bound is {c.search_bound_ps} ps for {samples} samples, but a plan of batch {others} takes "
+            f"{other.time_ps} ps"
+        )
+    if not c.optimal and other.search_bound_ps * samples < c.search_bound_ps * others and not other.optimal:
+        return "the search's bound could not be proven again in the same time"
+    if c.optimal and not other.optimal:
+        return "that the plan is optimal could not be proven again in the same time"
+    return ""

@@ -1,0 +1,283 @@
+"""How fast this machine is: collectives, matrix products, the optimizer's step."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from osdp import _C
+from osdp.hardware.alpha_beta_fit import fit
+from osdp.hardware.device_statistics import DeviceStatistics
+from osdp.hardware.device_timer import synchronize, timed
+from osdp.hardware.hardware import Collective
+from osdp.ranks.process_groups import LaneGroup, lane_group
+
+SIZES = (2**12, 2**15, 2**18, 2**20, 2**22)  # bytes of the full tensor: from all latency to mostly transfer
+LARGE_SIZES = (2**24, 2**26, 2**28)  # where an accelerator's links come to their rate
+MOST_OPTIMIZED = 2**28  # bytes of parameters that an accelerator's optimizer is timed on
+# Note [Memory that no cache holds]
+# On a CPU, a step comes to a parameter once in each direction, and to its optimizer state once; in between it touches
+# everything else. So it finds little of it in a cache, where reading may be twice as fast or more. What is timed here goes
+# round memory that is larger than caches: each collective takes the next piece, and the optimizer has that much.
+COLD = 2**26  # bytes
+WARM_UPS = (
+    3  # on an accelerator: kernels are loaded, and algorithms chosen, at first use; on a CPU one is enough
+)
+_ROUNDS = (5, 60)  # fewest, most
+# Note [A link's first bytes are fast]
+# Buffers along the way, and links that are shaped, take some hundred KiB at once before they slow down to their rate. A
+# step does not feel this, since its collectives follow each other; a collective by itself does, and a small one is
+# nothing else. So a large one goes before, and each is timed as the mean of several without a pause.
+_FIRST = 2**20  # bytes
+_MOVED, _MOST_REPEATS = 2**21, 64  # bytes of full tensors in all, and no more collectives than this
+
+
+def measure_collectives(
+    device: torch.device,
+    group: dist.ProcessGroup | None,
+    world: int,
+    seconds: float,
+    sizes: Sequence[int] = SIZES,
+) -> tuple[Collective, Collective, Collective]:
+    """all_gather, reduce_scatter, all_reduce of the `world` ranks of `group` (None: the default one), as the
+    runtime does them. Collective; about `seconds` long.
+
+    Several of every size and collective are run in every round, so that a disturbance meets all of them; the median over
+    rounds, averaged over ranks, is fitted.
+    """
+    if world == 1:
+        nothing = Collective(0.0, 0.0)
+        return nothing, nothing, nothing
+    ours = lane_collectives(device, group)
+    jobs: list[tuple[int, int, Callable[[], object]]] = []
+    first = torch.zeros(_FIRST // 4, device=device)
+    pool = max(max(sizes) + 4 * world, COLD if device.type == "cpu" else 0)
+    parts, wholes = Rotation(pool, device), Rotation(pool, device)
+    for size in sizes:
+        part = max(1, size // 4 // world)
+        whole = part * world
+        repeats = min(max(1, _MOVED // size), _MOST_REPEATS)
+        jobs.append((0, repeats, lambda w=whole, p=part: ours.all_gather([wholes.next(w)], [parts.next(p)])))  # type: ignore[misc]
+        jobs.append(
+            (1, repeats, lambda w=whole, p=part: ours.reduce_scatter_mean([parts.next(p)], [wholes.next(w)]))  # type: ignore[misc]
+        )
+        jobs.append((2, repeats, lambda w=whole: ours.all_reduce_mean([wholes.next(w)])))  # type: ignore[misc]
+
+    def run_round() -> list[float]:
+        times = []
+        for _, repeats, job in jobs:
+            meet(ours, device)  # else the time of a rank that comes early is the other's delay
+            ours.all_reduce_mean([first])
+            synchronize(device)
+            begin = time.perf_counter()
+            for _ in range(repeats):
+                job()
+            synchronize(device)
+            times.append((time.perf_counter() - begin) / repeats)
+        return times
+
+    for _ in range(warm_ups(device)):  # connections are made on first use
+        for _, _, job in jobs:
+            job()
+    took = sum(t * repeats for t, (_, repeats, _) in zip(run_round(), jobs, strict=True))
+    rounds = torch.tensor([seconds / max(1e-9, took * 1.5)], device=device)
+    ours.all_reduce_mean([rounds])
+    count = min(max(int(rounds.item()), _ROUNDS[0]), _ROUNDS[1])
+    table = [run_round() for _ in range(count)]
+    medians = torch.tensor([statistics.median(column) for column in zip(*table, strict=True)], device=device)
+    ours.all_reduce_mean([medians])
+    mean = medians.tolist()
+    sent = [max(1, size // 4 // world) * 4 for size in sizes]
+    costs = []
+    for kind in range(3):
+        steps = (world - 1) * (2 if kind == 2 else 1)
+        costs.append(fit(sent, [t / steps for t, (k, _, _) in zip(mean, jobs, strict=True) if k == kind]))
+    return costs[0], costs[1], costs[2]
+
+
+def meet(lane: _C.Collectives, device: torch.device) -> None:
+    """All ranks of `lane` wait for each other."""
+    lane.all_reduce_mean([torch.zeros(1, device=device)])
+    synchronize(device)
+
+
+class Rotation:
+    """Pieces of one tensor, one behind the other and from the beginning again: see Note [Memory that no cache holds]."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        # Not zeros, which have no memory until they are written.
+        self._all = torch.ones(size // 4, device=device)
+        self._at = 0
+
+    def next(self, elements: int) -> torch.Tensor:
+        begin = self._at if self._at + elements <= self._all.numel() else 0
+        self._at = begin + elements
+        return self._all[begin : self._at]
+
+
+def collective_sizes(
+    device: torch.device, group: dist.ProcessGroup | None, world: int, seconds: float
+) -> tuple[int, ...]:
+    """Bytes of the full tensors to measure collectives on, the same on all ranks: SIZES, and on an accelerator of
+    LARGE_SIZES as many as its free memory holds and `seconds` allow to repeat. Collective.
+    """
+    if device.type == "cpu" or world == 1:
+        return SIZES
+    ours = lane_collectives(device, group)
+    rounds = 3 * (warm_ups(device) + 1 + _ROUNDS[0])  # of three collectives
+    sizes = list(SIZES)
+    for size in LARGE_SIZES:
+        tensor = torch.zeros(sizes[-1] // 4, device=device)
+        took = _median_time(device, lambda t=tensor: ours.all_reduce_mean([t]), 0.0, at_most=1)  # type: ignore[misc]
+        # Two tensors of the largest size, and what the backend needs.
+        fits = 6 * size <= free_bytes(device) and took * size / sizes[-1] * rounds <= seconds / 2
+        agreed = torch.tensor([float(fits)], device=device)
+        ours.all_reduce_mean([agreed])
+        if agreed.item() < 1 - 1e-3:  # on some rank it does not
+            break
+        sizes.append(size)
+    return tuple(sizes)
+
+
+def warm_ups(device: torch.device) -> int:
+    """How often something is run before it is timed."""
+    return 1 if device.type == "cpu" else WARM_UPS
+
+
+def free_bytes(device: torch.device) -> int:
+    """What new tensors may take on an accelerator."""
+    told = DeviceStatistics(device).free_and_total()
+    return told[0] if told is not None else 2**30
+
+
+def lane_of(group: dist.ProcessGroup | None, device: torch.device) -> LaneGroup:
+    """The runtime's group beside `group` (None: the default one)."""
+    assert group is not None or dist.group.WORLD is not None
+    return lane_group(group or dist.group.WORLD, device)  # type: ignore[arg-type]
+
+
+def lane_collectives(device: torch.device, group: dist.ProcessGroup | None) -> _C.Collectives:
+    """The collectives of `group` as the runtime does them."""
+    return lane_of(group, device).collectives
+
+
+def measure_rates(device: torch.device, seconds: float) -> dict[str, float]:
+    """Dtype -> floating-point operations per second; those that the device multiplies matrices in ("tf32": on GPUs)."""
+    others = ["bfloat16", "float16", *(["tf32"] if device.type == "cuda" else [])]
+    rates = {"float32": measure_flops(device, seconds / 2)}
+    for name in others:
+        try:
+            rates[name] = measure_flops(device, seconds / 2 / len(others), name)
+        except (RuntimeError, TypeError):  # this device has no such product
+            continue
+    return rates
+
+
+@contextmanager
+def _products_in(device: torch.device, precision: str) -> Iterator[None]:
+    """What fp32 matrices are multiplied in on a GPU: "highest" is fp32, "high" TF32."""
+    before = torch.get_float32_matmul_precision()
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        if device.type == "cuda":
+            torch.set_float32_matmul_precision(before)
+
+
+def measure_flops(device: torch.device, seconds: float, dtype: str = "float32") -> float:
+    """Floating-point operations per second of a square matrix product in `dtype` ("tf32": of fp32 matrices) that takes
+    some milliseconds.
+    """
+    with _products_in(device, "high" if dtype == "tf32" else "highest"):
+        return _measure_flops(device, seconds, getattr(torch, "float32" if dtype == "tf32" else dtype))
+
+
+def products(device: torch.device, at_least_s: float) -> Callable[[], None]:
+    """Enqueues matrix products, in bf16 where the device has them, that take some milliseconds and no less than that."""
+    dtype = torch.bfloat16
+    try:
+        torch.mm(*torch.ones(2, 8, 8, device=device, dtype=dtype).unbind())
+    except (RuntimeError, TypeError):
+        dtype = torch.float32
+    size, took = 256, 0.0
+    while True:
+        matrix = torch.ones(size, size, device=device, dtype=dtype)
+        took = _median_time(device, lambda m=matrix: torch.mm(m, m), 0.0, at_most=1)  # type: ignore[misc]
+        if took > 1e-3 or size >= 8192:
+            break
+        size *= 2
+    count = min(max(1, round(max(at_least_s, 5e-3) / took)), 1000)
+
+    def enqueue() -> None:
+        for _ in range(count):
+            torch.mm(matrix, matrix)
+
+    return enqueue
+
+
+def _measure_flops(device: torch.device, seconds: float, dtype: torch.dtype) -> float:
+    size = 256
+    while True:
+        a, b = torch.randn(2, size, size, device=device).to(dtype).unbind()
+        took = _median_time(device, lambda a=a, b=b: a @ b, seconds / 8, at_most=3)  # type: ignore[misc]
+        if took > 3e-3 or size >= 8192:
+            break
+        size *= 2
+    took = _median_time(device, lambda: a @ b, seconds / 2, at_most=30)
+    return 2 * size**3 / took
+
+
+def measure_optimizer(device: torch.device, seconds: float) -> float:
+    """Seconds of a fused AdamW step per byte of fp32 parameters."""
+    if device.type == "cpu":
+        return _optimizer_time(device, seconds, COLD) / COLD
+    # An accelerator needs as much before launching no longer counts, as far as its memory and the time allow.
+    size = 2**24
+    while True:
+        took = _optimizer_time(device, seconds / 3, size)
+        larger = 4 * size
+        if larger > MOST_OPTIMIZED:
+            return took / size
+        if 4 * larger > free_bytes(device) // 2 or 4 * took * (WARM_UPS + 4) > seconds:
+            return took / size
+        size = larger
+
+
+def _optimizer_time(device: torch.device, seconds: float, size: int) -> float:
+    parameter = torch.zeros(size // 4, device=device, requires_grad=True)
+    parameter.grad = torch.zeros_like(parameter)
+    optimizer = torch.optim.AdamW([parameter], fused=True)
+    optimizer.step()  # makes the state
+    return _median_time(device, optimizer.step, seconds, at_most=50)
+
+
+def _median_time(device: torch.device, job: Callable[[], object], seconds: float, at_most: int) -> float:
+    for _ in range(warm_ups(device)):
+        job()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < min(3, at_most) or (len(times) < at_most and time.perf_counter() < end):
+        times.append(timed(job, device))
+    return statistics.median(times)
+
+
+def device_memory(device: torch.device, ranks_on_host: int) -> int:
+    """Bytes of memory that one rank has: the device's, or its part of the host's (of the container's, if
+    less).
+    """
+    if (told := DeviceStatistics(device).free_and_total()) is not None:
+        return told[1]
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.is_file() and (text := limit.read_text().strip()).isdigit():
+        total = min(total, int(text))
+    return total // ranks_on_host

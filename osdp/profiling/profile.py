@@ -1,0 +1,265 @@
+"""profile: what the search needs to know of this machine, measured on it."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from osdp.base.module_state import untouched
+from osdp.base.rng_state import generators_kept
+from osdp.description.describe import describe
+from osdp.description.model_description import ModelDescription, Operator
+from osdp.errors import OSDPError, ProfileError
+from osdp.hardware.hardware import DeviceMemory, Hardware
+from osdp.hardware.this_machine import measure_probe, measured_here, processor_of
+from osdp.profiling.device_memory import MemoryProbe
+from osdp.profiling.machine_speed import (
+    collective_sizes,
+    device_memory,
+    lane_of,
+    measure_collectives,
+    measure_optimizer,
+    measure_rates,
+)
+from osdp.profiling.operator_times import Gamma, enqueue_step, measure_gamma
+from osdp.profiling.overlap import Contention, measure_contention
+from osdp.profiling.trial_steps import Trial, fitted, take_trials
+from osdp.ranks.backends import backend_of
+from osdp.ranks.rank_group import Together
+
+T = TypeVar("T")
+
+
+def profile(
+    model_or_desc: nn.Module | ModelDescription | None = None,
+    *args: Any,
+    group: dist.ProcessGroup | None = None,
+    seconds: float = 10.0,
+    **kwargs: Any,
+) -> Hardware:
+    """Measure this machine in about `seconds` seconds; collective: every rank of `group` calls it and gets
+    the same.
+
+    With a real model and a sample (`args`, `kwargs`, as for `describe`) the operators' times (gamma) are
+    measured, on all ranks at once; they add up to the whole forward and backward, without a loss that is
+    computed outside the model; and copies of the model are trained for some steps, sharded (trial_steps.py), which
+    tells what communication costs beside computation. With a description, a model on the meta device, or nothing,
+    there is no gamma: `search` takes the operators' flops, at the rate of the dtype that they compute in. Without a
+    process group, or with one rank, collectives cost nothing.
+    The model stays as it is; profile it before it is sharded.
+
+    Raises ProfileError on every rank when something fails on any of them.
+
+    >>> osdp.profile(model, tokens).all_reduce.beta_s_per_byte
+    """
+    ranks = Together(group, "osdp.profile")
+    if ranks.rank < 0:
+        raise ProfileError(
+            "this process is not a rank of the group to profile: only its ranks may call profile"
+        )
+    with torch.no_grad():
+        return _profile(ranks, model_or_desc, args, kwargs, seconds)
+
+
+def each(ranks: Together, what: str, job: Callable[[], T]) -> T:
+    """This rank's `job()`, which must not communicate; the same ProfileError on all ranks where it fails on any."""
+    result: T | None = None
+    cause: Exception | None = None
+    try:
+        result = job()
+    except Exception as error:
+        cause = error
+    reports = ranks.all("" if cause is None else f"{type(cause).__name__}: {cause}")
+    for rank, text in enumerate(reports):
+        if text:
+            raise ProfileError(f"rank {rank} failed while {what}: {text}") from cause
+    return result  # type: ignore[return-value]
+
+
+@contextmanager
+def failing_as(what: str) -> Iterator[None]:
+    """What communicates: every rank's fails when one's does, by an OSDPError that goes on, or as a ProfileError."""
+    try:
+        yield
+    except OSDPError:
+        raise
+    except Exception as error:
+        raise ProfileError(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def _profile(
+    ranks: Together, subject: nn.Module | ModelDescription | None, args: Any, kwargs: Any, seconds: float
+) -> Hardware:
+    def prepare() -> tuple[torch.device, ModelDescription | None]:
+        if not 0 < seconds < 1e6:
+            raise ValueError(f"seconds must be a positive number, is {seconds!r}")
+        if subject is None or isinstance(subject, ModelDescription):
+            return _group_device(ranks), subject
+        if not isinstance(subject, nn.Module):
+            raise TypeError(f"expected a module or a ModelDescription, got {type(subject).__name__}")
+        if not args and not kwargs:
+            raise ValueError(
+                "a model needs a sample to be measured: osdp.profile(model, inputs); osdp.profile() measures the machine"
+            )
+        return _model_device(subject, ranks), describe(subject, *args, **kwargs)
+
+    device, description = each(ranks, "preparing to profile", prepare)
+    real = isinstance(subject, nn.Module) and bool(args or kwargs) and not _on_meta(subject)
+    kinds = ranks.all(
+        json.dumps([str(device.type), real, [o.name for o in description.operators] if description else []])
+    )
+    if len(set(kinds)) > 1:
+        other = next(rank for rank, kind in enumerate(kinds) if kind != kinds[0])
+        raise ProfileError(
+            f"ranks 0 and {other} profile different things: device, kind of model, and operators are "
+            f"{kinds[0][:200]} and {kinds[other][:200]}"
+        )
+    hosts = ranks.all(socket.gethostname())
+    probe = MemoryProbe(device)
+    with failing_as("a collective failed while it was measured"):
+        sizes = collective_sizes(device, ranks.group, ranks.world_size, seconds * 0.2)
+        costs = measure_collectives(device, ranks.group, ranks.world_size, seconds * 0.2, sizes)
+        if ranks.world_size > 1:
+            probe.communicated(lane_of(ranks.group, device))
+
+    def measure_locally() -> dict[str, float]:
+        product_s, copy_s = measure_probe(device)  # first: the ranks have just met
+        with generators_kept(device), torch.enable_grad():
+            rates = {name: 1 / rate for name, rate in measure_rates(device, seconds * 0.1).items()}
+            optimizer_s = measure_optimizer(device, seconds * 0.1)
+        return {**rates, "optimizer": optimizer_s, "product": product_s, "copy": copy_s}
+
+    local = _mean(ranks, each(ranks, "timing matrix products and the optimizer", measure_locally))
+    optimizer_s_per_byte = local.pop("optimizer")
+    here = measured_here(device, local.pop("product"), local.pop("copy"))
+    rates = {dtype: 1 / seconds_per_flop for dtype, seconds_per_flop in local.items()}
+    gamma = Gamma({}, {}, {})
+    if real:
+        assert isinstance(subject, nn.Module) and description is not None
+        kinds_of = {o.name: _likeness(o) for o in description.operators}
+
+        def measure_operators() -> Gamma:
+            return measure_gamma(subject, args, kwargs, kinds_of, device, seconds * 0.25)
+
+        mine = each(ranks, "timing the model's operators", measure_operators)
+        gamma = Gamma(*(_mean(ranks, part) for part in asdict(mine).values()))
+    step = _step_of(subject, args, kwargs, device) if real and isinstance(subject, nn.Module) else None
+    on_host = max(hosts.count(h) for h in hosts)
+
+    def contend() -> Contention:
+        with failing_as("a collective beside computation failed while it was measured"):
+            return measure_contention(
+                device, ranks.group, ranks.world_size, on_host, seconds * 0.25, step, sizes
+            )
+
+    contention = None if real and device.type == "cpu" and ranks.world_size > 1 else contend()
+    made = 0 if ranks.world_size == 1 else 1 if _exchanges_on_host(ranks) else 2
+    mine_memory = each(ranks, "reading what its memory holds beside tensors", lambda: probe.found(step, made))
+    memory = DeviceMemory(**_most(ranks, asdict(mine_memory)))
+    backend = dist.get_backend(ranks.group) if ranks.world_size > 1 else "no collectives"
+    measured = Hardware(
+        name=f"{ranks.world_size} x {processor_of(device)}",
+        source=f"measured by osdp.profile on {datetime.date.today()}: {ranks.world_size} ranks on "
+        f"{len(set(hosts))} hosts, {backend}, torch {torch.__version__}",
+        device=device.type,
+        world_size=ranks.world_size,
+        memory_bytes=device_memory(device, on_host),
+        all_gather=costs[0],
+        reduce_scatter=costs[1],
+        all_reduce=costs[2],
+        flops_per_s=rates.pop("float32"),
+        flops_per_s_by_dtype=rates,
+        optimizer_s_per_byte=optimizer_s_per_byte,
+        gamma_s=gamma.per_sample_s,
+        gamma_fixed_s=gamma.fixed_s,
+        recompute_s=gamma.forward_s,
+        device_memory=memory,
+        measured=here,
+    )
+    trials: list[Trial] = []
+    if real and ranks.world_size > 1:
+        assert isinstance(subject, nn.Module) and description is not None
+        measured = Hardware.loads(ranks.first(measured.dumps))
+        with failing_as(f"rank {ranks.rank}: a trial step of the sharded model failed"):
+            trials = take_trials(ranks, subject, args, kwargs, description, measured, seconds * 0.35)
+    if not trials and contention is None:
+        contention = contend()
+    if contention is not None:
+        measured = replace(
+            measured,
+            exposed_communication=contention.exposed,
+            communication_delay=contention.delay,
+            stolen_computation=contention.stolen,
+        )
+    if trials:
+
+        def fit() -> Hardware:  # rank 0's is everybody's
+            return fitted(measured, trials, ranks.world_size) if ranks.rank == 0 else measured
+
+        measured = each(ranks, "fitting trial steps", fit)
+    return Hardware.loads(ranks.first(measured.dumps))  # rank 0's, to the last digit
+
+
+def _step_of(model: nn.Module, args: Any, kwargs: Any, device: torch.device) -> Callable[[], object]:
+    def step() -> None:
+        with untouched(model), generators_kept(device):
+            enqueue_step(model, args, kwargs)
+
+    return step
+
+
+def _likeness(operator: Operator) -> tuple[object, ...]:
+    """Equal for operators that do the same work."""
+    shapes = tuple((p.shape, p.dtype, p.trainable) for p in operator.parameters)
+    work = (operator.flops_per_sample, operator.saved_bytes_per_sample, operator.saved_bytes_fixed)
+    return (operator.kind, shapes, operator.calls, *work)
+
+
+def _mean(ranks: Together, mine: dict[str, float]) -> dict[str, float]:
+    """The mean over ranks of every entry that all of them have."""
+    tables = [json.loads(text) for text in ranks.all(json.dumps(mine))]
+    names = [name for name in tables[0] if all(name in table for table in tables)]
+    return {name: sum(table[name] for table in tables) / ranks.world_size for name in names}
+
+
+def _most(ranks: Together, mine: dict[str, int]) -> dict[str, int]:
+    """The largest over ranks of every entry."""
+    tables = [json.loads(text) for text in ranks.all(json.dumps(mine))]
+    return {name: max(table[name] for table in tables) for name in mine}
+
+
+def _exchanges_on_host(ranks: Together) -> bool:
+    """Whether what ranks tell each other needs no communicator of the device."""
+    return ranks.group is None or any(d.type == "cpu" for d in ranks.group._device_types)
+
+
+def _on_meta(model: nn.Module) -> bool:
+    return any(p.is_meta for p in model.parameters())
+
+
+def _model_device(model: nn.Module, ranks: Together) -> torch.device:
+    devices = {p.device for p in model.parameters()}
+    if _on_meta(model):
+        return _group_device(ranks)
+    if len(devices) != 1:
+        raise ValueError(f"the model's parameters are on {len(devices)} devices; they must be on one")
+    return devices.pop()
+
+
+def _group_device(ranks: Together) -> torch.device:
+    """The accelerator, where the group's backend for it is one of its own."""
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if accelerator is None or (
+        ranks.world_size > 1 and backend_of(ranks.group, accelerator) in (None, "gloo")
+    ):
+        return torch.device("cpu")
+    return torch.device(accelerator.type, torch.accelerator.current_device_index())

@@ -1,0 +1,201 @@
+"""Trial steps: what a step of the model takes, sharded in each mode, in turns with the bare model's.
+
+Note [What trial steps are for]
+How much of a second of communication a step takes longer depends on what both are busy with: on a CPU they want the same
+cores and drive each other out of caches, and sums of figures that were measured apart miss it by a third. So the model
+itself is trained for some steps, all of it in one mode, and three figures of the profile are fitted to that, all relative
+to the bare steps between them, since a machine's speed may change by half from one minute to the next:
+  the operators' times, scaled to the bare step, and their forwards to its forward;
+  the optimizer's rate, on the tensors of this model;
+  `stolen_computation`, with which the steps, played, take as long as measured. Fitted to forward and backward apart, it
+comes out the same, within what the machine's noise allows to tell.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from osdp.base.module_state import untouched
+from osdp.base.rng_state import generators_kept
+from osdp.base.tensor_trees import batch_of
+from osdp.description.model_description import ModelDescription
+from osdp.errors import OSDPError
+from osdp.hardware.device_timer import synchronize
+from osdp.hardware.hardware import Collective, Hardware
+from osdp.plan.plan import Plan
+from osdp.profiling.machine_speed import lane_collectives, meet
+from osdp.profiling.operator_times import differentiable, run_step
+from osdp.ranks.rank_group import Together
+
+MODES = ("SHARD_GRAD_OP", "FULL_SHARD", "NO_SHARD")  # the last one needs most memory
+WARM_UPS = 2  # steps: then the order of units is known, and the optimizer has its state
+_ROUNDS = (3, 30)  # fewest, most
+_MOST_STOLEN = 10.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Medians over turns, means over ranks. A step is a forward and a backward."""
+
+    plan: Plan
+    bare_s: tuple[float, float]  # forward and backward of the bare model in between
+    step: float  # of the bare model's step
+    optimizer: float  # likewise
+
+
+def take_trials(
+    ranks: Together,
+    model: nn.Module,
+    args: Any,
+    kwargs: Any,
+    description: ModelDescription,
+    hardware: Hardware,
+    seconds: float,
+) -> list[Trial]:
+    """About `seconds` long, no less than 5 steps in each mode. Collective.
+
+    The model stays as it is: copies of it are sharded, one after the other. A mode is left out where a copy would not
+    fit beside the model, or cannot be made or sharded; with none left the list is empty.
+    """
+    device = next(model.parameters()).device
+    batch_size = batch_of((args, kwargs))
+    trials = []
+    for mode in MODES:
+        plan = replace(Plan.uniform(description, mode), batch_size=batch_size)
+        if not _fits(plan, description, hardware, ranks.world_size):
+            continue
+        sharded = _sharded_copy(ranks, model, plan)
+        if sharded is not None:
+            turns = _turns(ranks, model, sharded, args, kwargs, device, seconds / len(MODES))
+            trials.append(_judge(ranks, plan, turns))
+        del sharded
+        gc.collect()  # modules and their hooks know each other
+    return trials
+
+
+def fitted(hardware: Hardware, trials: list[Trial], world_size: int) -> Hardware:
+    """`hardware` with what the trials say, which are not none: see Note [What trial steps are for]."""
+    batch_size = trials[0].plan.batch_size
+    forward, backward = (statistics.median(t.bare_s[i] for t in trials) for i in (0, 1))
+    alone = hardware.bare_step_s(batch_size)
+    alone_forward = sum(hardware.recompute_s.values()) * batch_size
+    scale = (forward + backward) / alone if alone > 0 else 1.0
+    here = replace(
+        hardware,
+        gamma_s=_scaled(hardware.gamma_s, scale),
+        gamma_fixed_s=_scaled(hardware.gamma_fixed_s, scale),
+        recompute_s=_scaled(hardware.recompute_s, forward / alone_forward if alone_forward > 0 else 1.0),
+    )
+    if here.device == "cpu":  # on an accelerator it was measured by events
+        here = replace(here, communication_delay=Collective(0.0, 0.0))
+    played = sum(t.plan.simulate(here, world_size).optimizer_s for t in trials)
+    took = sum(t.optimizer for t in trials) * (forward + backward)
+    if played > 0:
+        here = replace(here, optimizer_s_per_byte=here.optimizer_s_per_byte * took / played)
+    steps_s = sum(t.step for t in trials) * (forward + backward)
+
+    def too_fast(stolen: float) -> bool:
+        lines = [t.plan.simulate(replace(here, stolen_computation=stolen), world_size) for t in trials]
+        return sum(line.step_time_s - line.optimizer_s for line in lines) < steps_s
+
+    low, high = 0.0, _MOST_STOLEN
+    for _ in range(12 if too_fast(low) else 0):
+        middle = (low + high) / 2
+        low, high = (middle, high) if too_fast(middle) else (low, middle)
+    return replace(here, stolen_computation=low, exposed_communication=max(1.0, low))
+
+
+def _fits(plan: Plan, description: ModelDescription, hardware: Hardware, world_size: int) -> bool:
+    """Whether training with it fits beside the model and the gradients of its bare step."""
+    needed = plan.simulate(hardware, world_size).peak_memory_bytes + 2 * description.parameter_bytes
+    return hardware.memory_bytes is None or needed <= hardware.memory_bytes
+
+
+def _sharded_copy(ranks: Together, model: nn.Module, plan: Plan) -> nn.Module | None:
+    """None where any rank cannot make it."""
+    from osdp.sharding.fully_shard import fully_shard
+
+    copied: nn.Module | None = None
+    try:
+        copied = copy.deepcopy(model)
+    except Exception:  # whatever a module's own __deepcopy__ raises
+        copied = None
+    if not all(ranks.all(copied is not None)):
+        return None
+    assert copied is not None
+    sharded: nn.Module | None = None
+    try:
+        sharded = fully_shard(copied, plan, ranks.group)
+    except OSDPError:  # a model that is refused is refused in training too, and there it is said why
+        sharded = None
+    return sharded if all(ranks.all(sharded is not None)) else None
+
+
+Turn = tuple[tuple[float, float], float, float]  # bare forward and backward; sharded step; optimizer
+
+
+def _turns(
+    ranks: Together,
+    model: nn.Module,
+    sharded: nn.Module,
+    args: Any,
+    kwargs: Any,
+    device: torch.device,
+    seconds: float,
+) -> list[Turn]:
+    lane = lane_collectives(device, ranks.group)
+    trainable = [p for p in sharded.parameters() if p.requires_grad]
+    # The weights stay what they are, so that numbers stay normal ones.
+    optimizer = torch.optim.AdamW(trainable, lr=0.0, weight_decay=0.0, fused=True)
+
+    def turn() -> Turn:
+        meet(lane, device)
+        bare = run_step(model, args, kwargs, device)
+        meet(lane, device)
+        begin = time.perf_counter()
+        with torch.enable_grad():
+            outputs = differentiable(sharded(*args, **kwargs))
+            torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
+        synchronize(device)
+        between = time.perf_counter()
+        optimizer.step()
+        synchronize(device)
+        end = time.perf_counter()
+        optimizer.zero_grad(set_to_none=True)
+        return bare, between - begin, end - between
+
+    with untouched(model), generators_kept(device):
+        for _ in range(WARM_UPS):
+            turn()
+        begin = time.perf_counter()
+        turns = [turn()]
+        took = max(ranks.all(time.perf_counter() - begin))
+        count = min(max(int(seconds / took) - WARM_UPS, _ROUNDS[0]), _ROUNDS[1])
+        return turns + [turn() for _ in range(count - 1)]
+
+
+def _judge(ranks: Together, plan: Plan, turns: list[Turn]) -> Trial:
+    bare = [sum(turn[0]) for turn in turns]
+    mine = [
+        statistics.median(turn[0][0] for turn in turns),
+        statistics.median(turn[0][1] for turn in turns),
+        statistics.median(turn[1] / b for turn, b in zip(turns, bare, strict=True)),
+        statistics.median(turn[2] / b for turn, b in zip(turns, bare, strict=True)),
+    ]
+    forward, backward, step, optimizer = (
+        statistics.mean(column) for column in zip(*ranks.all(mine), strict=True)
+    )
+    return Trial(plan, (forward, backward), step, optimizer)
+
+
+def _scaled(times: Mapping[str, float], factor: float) -> dict[str, float]:
+    return {name: t * factor for name, t in times.items()}

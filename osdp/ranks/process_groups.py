@@ -1,0 +1,134 @@
+"""The process group that a sharded model communicates on: one of its own beside each of the caller's.
+
+Note [A group of our own]
+Collectives of the runtime are submitted from hooks, while the caller's own (a loss averaged for the log, a barrier) come
+from his code. On one group the two would interleave, and differently on ranks that run at different speeds. new_group
+cannot make the second group: it must be called by all ranks of the job, and with use_local_synchronization it derives
+the name from the number of groups that this rank happens to have. So the backend is made over the job's store directly
+(`backends.py`).
+
+Note [Names that no one has used]
+A store may outlive the job: torchelastic starts the ranks anew with the store that the last attempt used, and its
+addresses and its failures are still there. So every name has random digits in it, drawn by one rank and told to the others
+by a way on which nothing old can be: the caller's own group, or an answer to a question with random digits (`meeting.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import weakref
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import distributed as dist
+from torch.distributed.distributed_c10d import _world
+
+from osdp import _C
+from osdp.ranks import extension_lifetime
+from osdp.ranks.backends import forget_group, make_group, timeout_of
+from osdp.ranks.rendezvous import PHASE, first_contact, meet
+
+_groups: WeakKeyDictionary[dist.ProcessGroup, dict[torch.device, LaneGroup]] = WeakKeyDictionary()
+_of_ranks: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = (
+    WeakKeyDictionary()
+)
+_times_made: dict[tuple[int, ...], int] = {}
+
+
+class LaneGroup:
+    """The group beside one of the caller's, for one kind of device, with its lanes and heartbeat. See `lane_group`.
+
+    They end with the last reference to this: of the caller's group, and of each model that was sharded on it.
+    """
+
+    def __init__(self, name: str, group: dist.ProcessGroup, device: torch.device, phase: str) -> None:
+        """Collective, with the same new name on all ranks."""
+        self.name = name
+        self.device = device
+        self.communicator_bytes = 0  # that it was seen to take on its device, beside tensors
+        self._rank = dist.get_rank(group)
+        self._parts: dict[tuple[str, tuple[tuple[int, ...], ...]], str] = {}
+        self._made: list[tuple[str, dist.ProcessGroup]] = []
+        weakref.finalize(self, _end, self._made).atexit = False  # there native.py ends all of them
+        extension_lifetime.has_threads()
+        self._make(name, group, range(dist.get_world_size(group)), phase)
+        _C.start_heartbeat(name, device, timeout_of(group, device).total_seconds())
+        self.collectives = _C.Collectives(name, device)
+
+    def part(self, group: dist.ProcessGroup, parts: Sequence[Sequence[int]], purpose: str = "") -> str:
+        """The name of this rank's one of the groups that part the ranks of `group`, whose lane group this is; those of
+        another `purpose` are others.
+
+        Made at the first call; all ranks of `group` must call this alike.
+        """
+        key = (purpose, tuple(map(tuple, parts)))
+        if key not in self._parts:
+            ranks = next(ranks for ranks in key[1] if self._rank in ranks)
+            name = f"{self.name}/{hashlib.sha256(repr((key, ranks)).encode()).hexdigest()[:16]}"
+            _C.set_ranks_of_part(name, ranks)
+            self._make(name, group, ranks, PHASE)
+            # Here, where all of them come: the making of a Runtime may fail on some.
+            first_contact(group, lambda: _C.connect_part(name, self.device), PHASE)
+            self._parts[key] = name
+        return self._parts[key]
+
+    def _make(self, name: str, group: dist.ProcessGroup, ranks: Sequence[int], phase: str) -> None:
+        """`ranks`: of `group`."""
+        of_all = dist.get_process_group_ranks(group)
+        made = first_contact(
+            group,
+            lambda: make_group(name, group, [self.device], [of_all[r] for r in ranks], together=True),
+            phase,
+        )
+        self._made.append((name, made))
+
+
+def _end(made: list[tuple[str, dist.ProcessGroup]]) -> None:
+    if extension_lifetime.is_fork():
+        return
+    for name, group in reversed(made):
+        _C.end_group(name)
+        forget_group(group, name)
+    made.clear()
+
+
+def lane_group(group: dist.ProcessGroup, device: torch.device, phase: str = PHASE) -> LaneGroup:
+    """The group beside `group`. Made at the first call, which is collective. Raises RankError, naming a rank that died or
+    did not come, and the `phase` in which.
+    """
+    for old in [g for g in _groups if g not in _world.pg_map]:  # destroyed
+        del _groups[old]
+    made = _groups.setdefault(group, {})
+    if device not in made:
+        name = first_contact(group, lambda: _agreed_name(group), phase)
+        made[device] = LaneGroup(name, group, device, phase)
+    return made[device]
+
+
+def _agreed_name(group: dist.ProcessGroup) -> str:
+    names: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(names, f"osdp/{group.group_name}/{secrets.token_hex(8)}", group=group)
+    return str(names[0])
+
+
+def group_of_ranks(ranks: Sequence[int]) -> dist.ProcessGroup:
+    """A group of these global ranks, this one among them, for `torch.distributed`'s functions; the default group where
+    they are all. Made at the first call, by those ranks alone (`dist.new_group` needs all ranks of the job).
+    """
+    world = dist.group.WORLD
+    assert world is not None
+    if list(ranks) == dist.get_process_group_ranks(world):
+        return world
+    made = _of_ranks.setdefault(world, {})
+    key = tuple(ranks)
+    if key not in made:
+        # Whoever is in it has made it as often, whatever other groups they were in meanwhile.
+        times = _times_made[key] = _times_made.get(key, 0) + 1
+        name = f"osdp/ranks/{'-'.join(map(str, key))}/{times}"
+        name = f"{name}/{meet(name, key, timeout_of(world, world._device_types[0]))}"
+        made[key] = make_group(name, world, world._device_types, key)
+        _world.tags_to_pg.setdefault("", []).append(made[key])  # found by its ranks, as new_group's are
+    return made[key]

@@ -1,0 +1,92 @@
+"""Together: a step that every rank takes, and that fails on all ranks when it fails on one.
+
+Note [Exchanges on the lane]
+What ranks tell each other here goes over the lane, as a step's collectives do: so a rank that died, hangs or went another
+way is named, with the phase ("osdp.save"), by the heartbeat and within the same times (docs/faults.md).
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import distributed as dist
+
+from osdp import errors
+from osdp.errors import FormatError, OSDPError
+from osdp.ranks.process_groups import lane_group
+from osdp.ranks.rendezvous import first_contact
+
+T = TypeVar("T")
+
+
+class Together:
+    """The ranks of a process group (None: the default group), or one process where torch.distributed is not initialised.
+
+    `phase`: what they do together, for errors; the same on all ranks.
+
+    >>> together = Together()
+    >>> plan = together.do("reading the plan", lambda: osdp.Plan.load(path))  # raises on all ranks, or on none
+    """
+
+    def __init__(self, process_group: dist.ProcessGroup | None = None, phase: str = "an exchange") -> None:
+        self.phase = phase
+        self.alone = process_group is None and not (dist.is_available() and dist.is_initialized())
+        self.group = None if self.alone else process_group or dist.group.WORLD
+        self.rank = 0 if self.alone else dist.get_rank(self.group)
+        self.world_size = 1 if self.alone else dist.get_world_size(self.group)
+
+    def all(self, value: T) -> list[T]:
+        """Every rank's value, in the order of ranks. `value` must be picklable and small."""
+        if self.group is None or self.world_size == 1:
+            return [value]
+        lane = lane_group(self.group, _device_of(self.group), self.phase)
+        mine = pickle.dumps(value)  # pybind11 takes bytes for a std::string
+        return [pickle.loads(told) for told in lane.collectives.all_bytes(self.phase, mine)]  # type: ignore[arg-type]
+
+    def outside(self, work: Callable[[], T]) -> T:
+        """The result of `work`, which communicates over the caller's group by itself. RankError where it fails because of
+        another rank's death.
+        """
+        return work() if self.group is None else first_contact(self.group, work, self.phase)
+
+    def first(self, work: Callable[[], T]) -> T:
+        """Rank 0's result of `work`, on every rank."""
+        return self.all(work() if self.rank == 0 else None)[0]  # type: ignore[return-value]
+
+    def do(self, step: str, work: Callable[[], T]) -> T:
+        """This rank's result of `work`. When it raised on some rank, all ranks raise: that one its own error, the others
+        one of the same OSDP type (OSDPError for any other) that names `step` and the rank.
+
+        `work` must not use collectives that a failing rank would not reach, unless all ranks fail there alike.
+        """
+        error: Exception | None = None
+        try:
+            result = work()
+        except Exception as caught:
+            error = caught
+        described = None if error is None else (type(error).__name__, str(error), getattr(error, "field", ""))
+        failures = [(rank, found) for rank, found in enumerate(self.all(described)) if found is not None]
+        if error is not None:
+            raise error
+        if failures:
+            rank, (kind, message, field) = failures[0]
+            raise _rebuilt(f"{step} failed on rank {rank}: {message}", kind, field)
+        return result
+
+
+def _device_of(group: dist.ProcessGroup) -> torch.device:
+    """Where ranks exchange what is no tensor: in host memory if the group can."""
+    kinds = [device.type for device in group._device_types]
+    if "cpu" in kinds:
+        return torch.device("cpu")
+    return torch.device(kinds[0], torch.accelerator.current_device_index())
+
+
+def _rebuilt(message: str, kind: str, field: str) -> OSDPError:
+    cls = getattr(errors, kind, OSDPError)
+    if not (isinstance(cls, type) and issubclass(cls, OSDPError)):
+        return OSDPError(f"{message} ({kind})")
+    return FormatError(message, field) if cls is FormatError else cls(message)

@@ -1,0 +1,149 @@
+"""torch.compile and units: hooks that gather and release must run outside of what is compiled.
+
+Note [Compiled modules]
+Dynamo looks through a module's call into the modules inside, and their hooks. It cannot compile ours, so it breaks the
+graph at each; and it does not notice a hook that was not there when it compiled (it guards on no hooks at all), so that
+a graph of a model without units would be run on one that has them.
+  Compiled before fully_shard (block.compile(), torch.compile(block)): everything inside is gathered at the compiled
+module's call, around the graph, which stays whole. That is more memory than the plan counts on, unless the block is
+one unit anyway.
+  Compiled afterwards: graphs are broken where units are gathered, and memory is as planned. Each module with hooks has a
+`forward` of its own in its __dict__ (gathering_calls.py), which is what Dynamo does guard on. It is no frame to compile: the
+module's own forward inside of it is, as FSDP2 has it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from osdp.errors import ShardingError
+
+if TYPE_CHECKING:
+    from osdp import _C
+    from osdp.sharding.compile_covers import Cover
+
+_WHY = (
+    "OSDP gathers parameters here, outside of graphs. With fullgraph=True, compile what is one unit of the plan, as a block "
+    "often is (block.compile(fullgraph=True)), not the model."
+)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether the module's call is compiled: by module.compile(), or as what torch.compile(module) returned."""
+    return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """What fully_shard was given: the module inside of torch.compile(model) and of osdp.FullyShardedDataParallel."""
+    model = getattr(model, "_orig_mod") if type(model).__name__ == "OptimizedModule" else model  # noqa: B009
+    return getattr(model, "_osdp_wrapped", model)
+
+
+def compiled_modules(model: nn.Module) -> list[str]:
+    """Names of the outermost compiled modules. Raises ShardingError where that is the model itself."""
+    found: list[str] = []
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{outer}.") for outer in found)
+        if inside or not is_compiled(module):
+            continue
+        if name == "":
+            raise ShardingError(
+                f"{type(model).__name__} is compiled as a whole, and would be gathered as a whole: compile its blocks "
+                "before fully_shard (block.compile()), or the model after it"
+            )
+        found.append(name)
+    return found
+
+
+@contextlib.contextmanager
+def not_compiled(model: nn.Module) -> Iterator[None]:
+    """Within, what is compiled of `model` runs as if it were not."""
+    if not any(is_compiled(module) for module in model.modules()):
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def outside(place: str, compiled: list[str]) -> str:
+    """Where to gather what `place` reads: at the compiled module that it is in, if there is one."""
+    return next((outer for outer in compiled if f"{place}.".startswith(f"{outer}.")), place)
+
+
+def not_a_frame(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Called from what is not compiled, `function` is not compiled either; what it calls is."""
+    from torch._dynamo.eval_frame import skip_code
+
+    skip_code(function.__code__)
+    return function
+
+
+def install_call(module: nn.Module, hook: _C.CallHook, cover: Cover | None = None) -> None:
+    """Have `hook` called before and after each call of `module`, outside of what is compiled of it, or by its cover."""
+    if module._compiled_call_impl is not None:
+        module._compiled_call_impl = _Around(module, hook)
+        return
+    hooks = _Hooks(hook, cover)
+    if cover is not None:
+        hooks.install_under_one_key(module)
+        return
+    module.register_forward_pre_hook(hooks.before, prepend=True, with_kwargs=True)
+    module.register_forward_hook(hooks.after, with_kwargs=True, always_call=True)
+
+
+class _Hooks:
+    """Around the call of one module. An object, since a copy of the module must come across the hook, which refuses."""
+
+    def __init__(self, hook: _C.CallHook, cover: Cover | None) -> None:
+        self.hook, self.cover = hook, cover
+        for function in (_Hooks.before, _Hooks.after):
+            not_a_frame(function)
+
+    def before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            if self.cover is not None and self.cover.gathered:
+                return
+            torch._dynamo.graph_break(msg=_WHY)
+        self.hook.before(module, args, kwargs)
+
+    def after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            if self.cover is not None and self.cover.gathered:
+                return
+            torch._dynamo.graph_break(msg=_WHY)
+        self.hook.after(module, args, kwargs, output)
+
+    def install_under_one_key(self, module: nn.Module) -> None:
+        """As register_forward_pre_hook and register_forward_hook do, but with a key that is the same in every module:
+        Dynamo guards on keys, and would compile each block anew."""
+        key: Any = "osdp"
+        module._forward_pre_hooks[key] = self.before
+        pre_hooks: Any = module._forward_pre_hooks  # an OrderedDict
+        pre_hooks.move_to_end(key, last=False)
+        module._forward_hooks[key] = self.after
+        module._forward_pre_hooks_with_kwargs[key] = module._forward_hooks_with_kwargs[key] = True
+        module._forward_hooks_always_called[key] = True
+
+
+class _Around:
+    """The compiled call of one module, between its hooks."""
+
+    def __init__(self, module: nn.Module, hook: _C.CallHook) -> None:
+        self.module = module
+        self.hook = hook
+        self.compiled: Any = module._compiled_call_impl
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.hook.before(self.module, args, kwargs)
+        try:
+            output = self.compiled(*args, **kwargs)
+        except BaseException:
+            self.hook.after(self.module, args, kwargs, None)
+            raise
+        self.hook.after(self.module, args, kwargs, output)
+        return output

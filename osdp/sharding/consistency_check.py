@@ -1,0 +1,105 @@
+"""Agreement: ranks that shard a model together must hold the same plan, model and versions. Checked in one exchange."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import distributed as dist
+from torch import nn
+
+import osdp
+from osdp.errors import DisagreementError
+from osdp.plan.plan import Plan
+from osdp.ranks.rank_group import Together
+
+_models: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
+
+
+def agree(
+    together: Together,
+    model: nn.Module,
+    plan: object,
+    error: Exception | None,
+    precision: object = None,
+    backend_memory: bool = False,
+) -> int:
+    """Raise on every rank unless all hold the same and none has an `error` of its own.
+
+    A rank that has one raises it; the others, and all where not all have one and facts differ, raise DisagreementError
+    naming the rank and the first difference. Every rank must call this, with its error if it has one, so that none waits
+    for another.
+    Nothing is changed. Cost: one exchange of a few hundred bytes; another of the facts themselves if they differ.
+    Returns the model's number, the same on all ranks and of no other model on the process group.
+    """
+    facts = {
+        **_facts(model, plan),
+        "mixed precision": str(precision),
+        "allocate_memory_from_process_group_for_comm": str(backend_memory),
+    }
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    told = "" if error is None else f"{type(error).__name__}: {error}"
+    group = together.group
+    assert group is not None
+    answers = together.all((digest, told, _models.get(group, 0)))
+    if error is not None and all(text for _, text, _ in answers):
+        raise error  # the same mistake everywhere; what differs may follow from it (parts that are sharded already)
+    if len({digest for digest, _, _ in answers}) > 1:
+        everyone = together.all(json.dumps(facts))
+        first = json.loads(everyone[0])
+        for rank, text in enumerate(everyone):
+            difference = first_difference(first, json.loads(text), "")
+            if difference:
+                raise DisagreementError(
+                    f"rank {rank} differs from rank 0: {difference}. Nothing was sharded; give every rank the same "
+                    "model and the same plan (search on rank 0 and share the file, or let all load it)."
+                ) from error
+    if error is not None:
+        raise error
+    for rank, (_, text, _) in enumerate(answers):
+        if text:
+            raise DisagreementError(
+                f"rank {rank} cannot shard the model: {text}. Nothing was sharded on any rank."
+            )
+    number = _models[group] = 1 + max(made for _, _, made in answers)
+    return number
+
+
+def _facts(model: nn.Module, plan: object) -> dict[str, Any]:
+    return {
+        "osdp version": osdp.__version__,
+        "torch version": torch.__version__,
+        "parameter": {n: tensor_facts(p) for n, p in model.named_parameters()},
+        "buffer": {n: tensor_facts(b) for n, b in model.named_buffers()},
+        "plan": json.loads(plan.dumps()) if isinstance(plan, Plan) else type(plan).__name__,
+    }
+
+
+def tensor_facts(tensor: torch.Tensor) -> dict[str, Any]:
+    return {
+        "shape": list(tensor.shape),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "requires_grad": tensor.requires_grad,
+    }
+
+
+def first_difference(a: Any, b: Any, path: str) -> str:
+    """Where two JSON values differ first, in words; "" where they are equal."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in [*a, *(k for k in b if k not in a)]:
+            where = f"{path}.{key}" if path else key
+            if key not in b or key not in a:
+                return f"{where} is only on {'rank 0' if key in a else 'that rank'}"
+            if found := first_difference(a[key], b[key], where):
+                return found
+        return ""
+    if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        for index, (x, y) in enumerate(zip(a, b, strict=True)):
+            label = repr(x["name"]) if isinstance(x, dict) and "name" in x else index
+            if found := first_difference(x, y, f"{path}[{label}]"):
+                return found
+        return ""
+    return "" if a == b else f"{path} is {b!r} there, {a!r} on rank 0"

@@ -1,0 +1,230 @@
+"""Methods other than forward that read sharded parameters: registered ones work, others are told what to do.
+
+Note [Methods that read parameters]
+Hooks see the calls of modules, not those of `model.loss_of(x)`. Outside of those a sharded parameter is this rank's
+rows, and `F.linear(x, self.head.weight)` would quietly be a narrower matrix. Nothing in such a call tells it from what
+optimizers and moving averages do, except what the parameter meets: they use tensors of the parameter's own shape, a
+model uses activations and indices. So methods whose code names a parameter are watched when they are called from outside
+of forward: where in them a function gets a sharded parameter together with a tensor of another shape, that is an error.
+A free function is not watched.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from osdp.errors import ShardingError
+from osdp.sharding.compile_hooks import unwrapped
+from osdp.sharding.gathering_calls import gathering
+from osdp.sharding.torch_patches.init_functions import refuse_part
+
+if TYPE_CHECKING:
+    from osdp import _C
+    from osdp.sharding.fully_shard import Sharded
+
+Method = Callable[..., Any]
+# They take a matrix or a table and what it is applied to, which may by chance have this rank's shape.
+_DRAWS = re.compile(r"(normal|uniform|random|bernoulli|exponential|cauchy|log_normal|geometric)_")
+_PRODUCTS = re.compile(
+    r"(bi)?linear|matmul|__r?matmul__|(add)?m[mv]|(badd)?bmm|einsum|tensordot|embedding(_bag)?|conv(_transpose)?\dd"
+    r"|(layer|rms|group|batch)_norm"
+)
+
+
+def register_forward_method(module: nn.Module, name: str, reads: Iterable[str] | None = None) -> None:
+    """Have `module.name(...)` gather the parameters that it reads, as forward does (FSDP2: register_fsdp_forward_method).
+
+    `module` is a sharded model or a module in it. `reads`: names, as in `module.named_parameters()`, of the parameters
+    that the method reads by itself; by default those that forward reads by itself, and those that the method's code
+    names as `self.head.weight`. Modules that it calls gather theirs in any case: a method that only calls modules
+    (`generate`) need not be registered. Every rank must call the method. Within it parameters are full or, if not
+    listed, not readable: do not step an optimizer there.
+
+    Raises ShardingError when the module is not part of a sharded model, has no such method or parameter, or the parameter is
+    computed in slices (its full tensor never exists: call its module).
+
+    >>> osdp.register_forward_method(model, "loss_of")
+    >>> model.loss_of(tokens).backward()
+    """
+    module = unwrapped(module)
+    model, sharded, prefix = _part_of(module)
+    method = getattr(module, name, None)
+    if not callable(method) or name in ("forward", "__call__"):
+        raise ShardingError(
+            f"{type(module).__name__} has no method {name!r} to register (forward needs no registration)"
+        )
+    method = getattr(method, "_osdp_method", method)  # watched or registered until now
+    parameters = {id(p): n for n, p in model.named_parameters()}
+    label = f"{prefix}.{name}()" if prefix else f"{name}()"
+    chosen = _chosen(module, method, reads, label) | _read_by_forward(sharded, prefix, parameters)
+    if split := [parameters[i] for i in chosen if parameters[i] in sharded.split_names]:
+        raise ShardingError(
+            f"{label} reads '{split[0]}', which is computed in slices: its full tensor never exists. Call its "
+            "module instead, or give the operator granularity 1 in the plan"
+        )
+    hook = sharded.runtime.add_call(
+        label, sorted(sharded.index[parameters[i]] for i in chosen), False, False, True
+    )
+    registered = gathering(module, method, hook, sharded.policy if prefix == "" else None)
+    registered._osdp_method = method  # type: ignore[attr-defined]
+    setattr(module, name, registered)
+
+
+def _part_of(module: nn.Module) -> tuple[nn.Module, Sharded, str]:
+    """The sharded model that contains `module`, what is known of it, and the module's name there."""
+    from osdp.sharding.fully_shard import sharded_models
+
+    for model, sharded in sharded_models():
+        for name, part in model.named_modules():
+            if part is module:
+                return model, sharded, name
+    raise ShardingError(
+        f"{type(module).__name__} is not part of a sharded model: call osdp.fully_shard(model, plan) first"
+    )
+
+
+def _chosen(module: nn.Module, method: Method, reads: Iterable[str] | None, label: str) -> set[int]:
+    if reads is None:
+        return {id(p) for p in _named_in(module, getattr(method, "__func__", method), set())}
+    own = dict(module.named_parameters(remove_duplicate=False))
+    reads = [reads] if isinstance(reads, str) else list(reads)
+    if unknown := [r for r in reads if r not in own]:
+        raise ShardingError(
+            f"{label} is said to read {unknown[0]!r}, which is no parameter of {type(module).__name__}"
+        )
+    return {id(own[r]) for r in reads}
+
+
+def _read_by_forward(sharded: Sharded, prefix: str, parameters: dict[int, str]) -> set[int]:
+    here = {p.name for o in sharded.plan.description.operators if prefix in o.gather_at for p in o.parameters}
+    here -= sharded.split_names  # asked for slice by slice
+    return {i for i, name in parameters.items() if name in here}
+
+
+# --- what a method's code names
+
+
+def _code(function: object) -> CodeType | None:
+    return function.__code__ if isinstance(function, FunctionType) else None
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """It, and the functions and comprehensions written in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _named_in(module: nn.Module, function: object, seen: set[object]) -> Iterator[nn.Parameter]:
+    """Parameters that the code spells out, `self.head.weight`; also in methods of `self` that it calls."""
+    whole = _code(function)
+    if whole is None or function in seen or not whole.co_varnames:
+        return
+    seen.add(function)
+    me = whole.co_varnames[0]
+    for code in _codes(whole):
+        at: object = None  # what the instruction before has loaded, if it is `self` or a part of it
+        for instruction in dis.get_instructions(code):
+            loaded = instruction.argval[-1] if isinstance(instruction.argval, tuple) else instruction.argval
+            if instruction.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and loaded == me:
+                at = module
+            elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(at, nn.Module):
+                owner, at = at, at._modules.get(loaded)
+                parameter = owner._parameters.get(loaded)
+                if parameter is not None:
+                    yield parameter
+                elif owner is module and at is None:
+                    yield from _named_in(module, getattr(type(module), loaded, None), seen)
+            else:
+                at = None
+
+
+def watch_methods(model: nn.Module, sharded: Sharded) -> None:
+    """Have methods whose code names a sharded parameter ("weight") tell when it is used as if it were whole."""
+    cut = {name: p for name, p in model.named_parameters() if not sharded.is_whole(name)}
+    leaves = {name.rpartition(".")[2] for name in cut}
+    for path, module in model.named_modules():
+        if any(map(sharded.tree.is_sharded, module.parameters())):
+            label = f"{path}.apply" if path else "apply"
+            module.apply = _watched(module.apply, _Watch(label, cut, sharded.runtime))
+        for name, function in _methods(type(module)).items():
+            names = {n for code in _codes(function.__code__) for n in code.co_names}
+            if name in module.__dict__ or not names & leaves:
+                continue
+            label = f"{path}.{name}" if path else name
+            setattr(module, name, _watched(getattr(module, name), _Watch(label, cut, sharded.runtime)))
+
+
+def _methods(kind: type) -> dict[str, FunctionType]:
+    """Functions that a class of somebody else's than torch adds to what nn.Module has."""
+    found: dict[str, FunctionType] = {}
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] in ("torch", "builtins"):
+            continue
+        for name, value in vars(base).items():
+            if isinstance(value, FunctionType) and not hasattr(nn.Module, name):
+                found.setdefault(name, value)
+    return found
+
+
+def _watched(method: Method, watch: _Watch) -> Method:
+    @functools.wraps(method)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or watch.runtime.in_pass or watch.runtime.summoned:
+            return method(*args, **kwargs)
+        with watch:
+            return method(*args, **kwargs)
+
+    watched._osdp_method = method  # type: ignore[attr-defined]
+    return watched
+
+
+class _Watch(TorchFunctionMode):
+    """Raises where a function gets a part of a parameter together with what a whole one would meet."""
+
+    def __init__(self, label: str, cut: dict[str, nn.Parameter], runtime: _C.Runtime) -> None:
+        super().__init__()
+        self.label, self.cut, self.runtime = label, cut, runtime
+        self.names: dict[int, str] = {}  # of parameters by the storage of this rank's part: views have it too
+
+    def __enter__(self) -> Any:
+        self.names = {p.untyped_storage()._cdata: name for name, p in self.cut.items()}
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not (self.runtime.in_pass or self.runtime.summoned):
+            self._check(func, [*args, *kwargs.values()])
+        return func(*args, **kwargs)
+
+    def _check(self, func: Any, values: list[Any]) -> None:
+        if values and isinstance(values[0], Tensor) and _DRAWS.fullmatch(getattr(func, "__name__", "")):
+            refuse_part(values[0], f"{func.__name__}() in {self.label}()")
+        given = [t for value in values for t in (value if isinstance(value, (list, tuple)) else (value,))]
+        tensors = [t for t in given if isinstance(t, Tensor) and t.layout is torch.strided]
+        if len(tensors) < 2:
+            return
+        parts = {
+            i: name for i, t in enumerate(tensors) if (name := self.names.get(t.untyped_storage()._cdata))
+        }
+        for i, name in parts.items():
+            others = [t for j, t in enumerate(tensors) if j not in parts and t.numel() > 1]
+            product = _PRODUCTS.fullmatch(getattr(func, "__name__", ""))
+            if product or any(t.shape != tensors[i].shape for t in others):
+                method = self.label.rpartition(".")[2]
+                register = f"osdp.register_forward_method(model, '{method}') makes the method gather what it reads; or call"
+                raise ShardingError(
+                    f"{self.label}() uses parameter '{name}' outside of forward, where it is this rank's part, "
+                    f"{tuple(self.cut[name].shape)}. {'Call' if method == 'apply' else register} it inside "
+                    "osdp.summon_full_params(model), or from forward"
+                )

@@ -1,0 +1,560 @@
+"""fully_shard: puts a plan into effect on a model. Everything a training step does from then on is C++ (csrc/runtime)."""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from osdp import _C
+from osdp.description.describe import describe
+from osdp.errors import InvalidProblemError, PlanMismatchError, ProcessGroupError, ShardingError
+from osdp.hardware.this_machine import warn_of_another_machine
+from osdp.plan.plan import SPLITS, Plan, check_same_model, validate
+from osdp.ranks.backends import backend_of
+from osdp.ranks.process_groups import LaneGroup, lane_group
+from osdp.ranks.rank_group import Together
+from osdp.sharding import cpu_offload as offload_module
+from osdp.sharding import split_linear
+from osdp.sharding.compile_covers import Cover, covers
+from osdp.sharding.compile_hooks import compiled_modules, install_call, outside, unwrapped
+from osdp.sharding.consistency_check import agree
+from osdp.sharding.cpu_offload import wants_offload
+from osdp.sharding.forward_methods import watch_methods
+from osdp.sharding.gathering_calls import cover_forward, route_forward
+from osdp.sharding.hybrid_mesh import GroupLike, RankGrid, agreed_grid, model_ranks
+from osdp.sharding.materialize import Placing, survey
+from osdp.sharding.meta_init import InitFunction
+from osdp.sharding.mixed_precision import (
+    MixedPrecision,
+    chosen_precision,
+    install_precision,
+    parameter_dtypes,
+)
+from osdp.sharding.module_tree import Tree
+from osdp.sharding.rollback import AsItWas
+from osdp.sharding.state_dict import show_full_state
+from osdp.sharding.torch_patches.install import install_torch_tools
+from osdp.sharding.torch_patches.other_parallels import refuse_others
+
+
+class Sharded:
+    """What is known of a sharded model: its plan, and the C++ runtime by parameter names. See `runtime_of`."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        names: Sequence[str],
+        runtime: _C.Runtime,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        grid: RankGrid | None = None,
+        policy: MixedPrecision | None = None,
+    ) -> None:
+        self.plan = plan
+        self.group = group
+        self.lane: LaneGroup | None = None  # lives as long as this does
+        self.device = device  # that computes
+        self.grid = grid  # of its HYBRID_SHARD parameters; None where there are none
+        self.runtime = runtime
+        self.policy = policy
+        self.tree: Tree  # what is known of the model's modules
+        self.shown: WeakSet[nn.Module] = WeakSet()  # modules whose state dicts show full parameters
+        self.split_names = frozenset(_splits(plan))  # weights that are computed in slices
+        self.index = {name: i for i, name in enumerate(names)}
+        self.buffer_dtypes: dict[
+            str, torch.dtype
+        ] = {}  # of buffers that mixed precision has cast: what they were
+        self.resting_bytes = 0  # live CPU bytes right after sharding, as the meter counts them
+        self.local_bytes = 0  # of which parameters and buffers that this rank holds
+
+    def names(self) -> list[str]:
+        """Parameter names, as in `named_parameters()` of the unwrapped model."""
+        return list(self.index)
+
+    def pieces(self, name: str) -> list[_C.Piece]:
+        """The boxes of the full parameter that this rank holds: global_offsets, sizes, replicated, view(local)."""
+        return self.runtime.pieces(self.index[name])
+
+    def full_shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.runtime.full_shape(self.index[name]))
+
+    def is_whole(self, name: str) -> bool:
+        """Whether this rank holds the parameter as the unwrapped model does."""
+        pieces = self.pieces(name)
+        return len(pieces) == 1 and pieces[0].replicated
+
+    def gather_whole(self, name: str, local: Tensor) -> Tensor:
+        """The full tensor of which `local` is this rank's part: the parameter, its gradient, optimizer state. Collective."""
+        return self.runtime.gather_whole(self.index[name], local.detach())
+
+    def take_local(self, name: str, full: Tensor) -> Tensor:
+        return self.runtime.take_local(self.index[name], full.detach())
+
+    def gathered_bytes(self) -> int:
+        """Bytes of full parameters that exist at this moment; 0 between steps (except where kept for a backward)."""
+        return self.runtime.gathered_bytes()
+
+
+_sharded: WeakKeyDictionary[nn.Module, Sharded] = WeakKeyDictionary()
+
+
+def sharded_models() -> list[tuple[nn.Module, Sharded]]:
+    return list(_sharded.items())
+
+
+def runtime_of(model: nn.Module) -> Sharded:
+    """The Sharded of a model given to `fully_shard`, or wrapped. Raises ShardingError where it is neither."""
+    found = _sharded.get(unwrapped(model))
+    if found is None:
+        raise ShardingError(
+            f"{type(model).__name__} is not sharded: call osdp.fully_shard(model, plan) first"
+        )
+    return found
+
+
+def fully_shard(
+    model: nn.Module,
+    plan: Plan,
+    process_group: GroupLike | None = None,
+    *,
+    device_mesh: DeviceMesh | None = None,
+    ranks_per_host: int | None = None,
+    device_id: int | str | torch.device | None = None,
+    param_init_fn: InitFunction | None = None,
+    initialise: bool = True,
+    cpu_offload: object = False,
+    mixed_precision: MixedPrecision | object | None = None,
+    allocate_memory_from_process_group_for_comm: bool = False,
+) -> nn.Module:
+    """Shard `model` in place as `plan` says, and return it. Collective over `process_group` (default: all ranks).
+
+    Class, names and parameter objects stay; outside of forward and backward a sharded parameter is this rank's rows, so
+    optimizers are made afterwards, as usual. Rank 0's parameters and buffers count. Blocks in `plan.recompute` are
+    recomputed in backward. `state_dict()` and `load_state_dict()` keep speaking of full tensors (collective).
+
+    HYBRID_SHARD parameters are sharded inside a line of ranks, and each line holds a copy: `device_mesh` (2-D, replicate x
+    shard) or `process_group=(shard group, replicate group)` says which ranks make a line; else it is the ranks of a host,
+    which are `ranks_per_host` consecutive ones, or those that find the same host name (see hybrid_mesh.py). The other
+    modes shard over all ranks of mesh or groups. A 1-D mesh is its process group.
+
+    A model built under `torch.device("meta")` is initialised here, a few modules at a time, by their `reset_parameters` or
+    by `param_init_fn(module)`, which is called, as in FSDP1, for each module that holds parameters or buffers itself; no
+    rank ever has all of it (see meta_init.py). With `initialise=False` it is left full of NaN for `osdp.load` or
+    `load_state_dict`. Where rank 0 has values and others are on the meta device, they receive their rows of them.
+    With `cpu_offload` (True, or what FSDP1 and FSDP2 take) shards, their gradients and so the optimizer's state rest in
+    host memory; what is not sharded, and slices, stay on the device (see osdp/sharding/cpu_offload.py).
+    `device_id`: the device to train on, by default the one that the model is on (from the meta device: the current
+    accelerator, if the process group communicates there).
+
+    `mixed_precision`: an osdp.MixedPrecision, or whatever osdp.sharding.mixed_precision.as_mixed_precision takes; None: what
+    `plan.precision` says. What a rank keeps, and state dicts, stay in the model's dtypes.
+
+    `allocate_memory_from_process_group_for_comm`, as FSDP2's setter of that name: parameters are gathered, and gradients
+    reduced, in memory that the process group's backend allocates (NCCL: registered with its communicator, so that a switch
+    with SHARP can read and sum it). Means are then sums that are divided afterwards, and a gradient is copied there
+    first. See docs/accelerators.md. ProcessGroupError where the backend has no such memory.
+
+    Raises, on all ranks and with nothing changed: ProcessGroupError without a usable group, PlanMismatchError when the
+    plan is for another model, world size or number of hosts, DisagreementError when ranks hold different things,
+    ShardingError when the model is sharded already, or a module on the meta device cannot be initialised.
+
+    >>> model = osdp.fully_shard(model, osdp.search(model, (tokens,), memory="8GiB", world_size=2))
+    >>> optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    """
+    _need_process_group()
+    given, grid = model_ranks(process_group, device_mesh)
+    group = _usable_group(given)
+    together = Together(group, "osdp.fully_shard")
+    error: Exception | None = None
+    offload = False
+    policy: MixedPrecision | None = None
+    try:
+        offload = wants_offload(cpu_offload)
+        _check(model, plan, together.world_size)
+        policy = chosen_precision(mixed_precision, plan)
+    except Exception as caught:
+        error = caught
+    backend_memory = allocate_memory_from_process_group_for_comm
+    number = agree(together, model, plan, error, policy, backend_memory)
+    grid = agreed_grid(together, plan, grid, ranks_per_host)
+    place = survey(together, model, group, device_id, offload, initialise)
+    offload = offload_module.rests_apart(offload, place.device)
+    warn_of_another_machine(plan.hardware, place.device, together.world_size)
+    was = AsItWas(model)
+    try:
+        apart = place.elsewhere or offload
+        placing = Placing(model, together, place.device, param_init_fn, initialise) if apart else None
+        runtime = _cut(
+            model, plan, number, together, grid, place.device, policy, placing, was, offload, backend_memory
+        )
+        sharded = together.do(
+            "sharding the model",
+            lambda: _install(model, plan, runtime, group, place.device, grid, policy),
+        )
+    except BaseException as caught:
+        was.put_back()
+        traceback.clear_frames(caught.__traceback__)  # they hold the runtime, and it the hooks on gradients
+        raise
+    was.let_go()
+    del was, placing  # the full values
+    _sharded[model] = sharded
+    _measure_rest(model, sharded)
+    return model
+
+
+def _cut(
+    model: nn.Module,
+    plan: Plan,
+    number: int,
+    together: Together,
+    grid: RankGrid | None,
+    device: torch.device,
+    policy: MixedPrecision | None,
+    placing: Placing | None,
+    was: AsItWas,
+    offload: bool,
+    backend_memory: bool,
+) -> _C.Runtime:
+    """Parameters become this rank's part of rank 0's. Collective; see Note [All or nothing]."""
+    group = together.group
+    assert group is not None
+    install_torch_tools()
+    if device.type == "cpu":
+        _C.memory_meter_install()
+    lane = lane_group(group, device)
+    collectives = lane.collectives
+    names = [name for name, _ in model.named_parameters()]
+    splits = _splits(plan)
+    dtypes = parameter_dtypes(model, policy)
+    parts = _parts(grid, group, lane, plan.separate_reductions and device.type != "cpu")
+    if backend_memory:
+        together.do(
+            "looking for the backend's memory", lambda: _need_backend_memory(collectives, group, device)
+        )
+        collectives.all_reduce_mean([torch.zeros(1, device=device)])  # the pool is its communicator's
+
+    def runtime_of_parts() -> _C.Runtime:
+        index = {name: i for i, name in enumerate(names)}
+        params = [_spec(n, p, splits.get(n), placing, dtypes, offload) for n, p in model.named_parameters()]
+        units = _units(plan, index, splits)
+        was.runtime = _C.Runtime(
+            lane.name, device, params, units, number, backend_memory=backend_memory, **parts
+        )
+        return was.runtime
+
+    runtime = together.do("sharding the parameters", runtime_of_parts)
+    runtime.prefetch = plan.prefetch
+    if plan.predicted is not None:
+        runtime.set_budget(
+            f"The plan predicted a peak of {plan.predicted.peak_memory_bytes / 2**20:.1f} MiB. "
+        )
+    if placing is None:
+        together.do("receiving rank 0's parameters", lambda: was.make_room(together.rank))
+        was.share_values(runtime, collectives)
+    else:
+        placing.fill(runtime, collectives)
+        placing.commit()
+    return runtime
+
+
+def _install(
+    model: nn.Module,
+    plan: Plan,
+    runtime: _C.Runtime,
+    group: dist.ProcessGroup,
+    device: torch.device,
+    grid: RankGrid | None,
+    policy: MixedPrecision | None,
+) -> Sharded:
+    """What makes the model's calls gather, compute and keep what the plan says."""
+    names = [name for name, _ in model.named_parameters()]
+    sharded = Sharded(plan, names, runtime, group, device, grid, policy)
+    sharded.lane = lane_group(group, device)
+    mixed = parameter_dtypes(model, policy)
+    calls, covering = _install_calls(model, plan, sharded.index, runtime, mixed)
+    if sharded.policy is not None:
+        sharded.buffer_dtypes = install_precision(model, sharded.policy)
+    _install_splits(model, plan, sharded.index, runtime)
+    _install_recomputation(model, plan)
+    for module, hook, covers_it in covering:
+        cover_forward(module, hook, covers_it)
+    for module, hook, cover in calls:
+        route_forward(module, hook, policy if module is model else None, cover)
+    sharded.tree = Tree(model, sharded, sharded.lane.collectives)
+    show_full_state(model, sharded)
+    watch_methods(model, sharded)
+    return sharded
+
+
+@contextmanager
+def no_sync(model: nn.Module) -> Iterator[None]:
+    """Within, backward keeps each rank's own full gradients and communicates none; the first backward after reduces all.
+
+    Costs a full gradient per parameter. Accumulating without it keeps only shards, and reduces every micro-batch.
+    """
+    runtime = runtime_of(model).runtime
+    before, runtime.sync = runtime.sync, False
+    try:
+        yield
+    finally:
+        runtime.sync = before
+
+
+def clip_grad_norm_(
+    model: nn.Module, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+) -> Tensor:
+    """Scale all gradients so that their norm, over all ranks' parts, is at most `max_norm`; return the norm before.
+
+    The same on every rank; one all-reduce of two numbers. torch.nn.utils.clip_grad_norm_ gives the same.
+    """
+    sharded = runtime_of(model)
+    if sharded.runtime.tree_changed:  # what the model has lost since its last forward does not count
+        sharded.tree.look_between_steps(unwrapped(model))
+    return sharded.runtime.clip_grad_norm(float(max_norm), float(norm_type), error_if_nonfinite)
+
+
+@contextmanager
+def summon_full_params(model: nn.Module, with_grads: bool = False, writeback: bool = True) -> Iterator[None]:
+    """Within, parameters (and gradients, `with_grads`) are full on every rank. Collective; needs memory for all of them.
+
+    With `writeback`, what was changed is kept: each rank its own rows, so change them alike on all ranks.
+    """
+    runtime = runtime_of(model).runtime
+    runtime.summon(with_grads)
+    try:
+        yield
+    finally:
+        runtime.unsummon(writeback)
+
+
+def _spec(
+    name: str,
+    parameter: nn.Parameter,
+    split: _C.SplitSpec | None,
+    placing: Placing | None,
+    dtypes: Mapping[str, tuple[torch.dtype | None, torch.dtype | None]],
+    offload: bool,
+) -> _C.ParamSpec:
+    compute, reduce = dtypes.get(name, (None, None))
+    if placing is None:
+        return _C.ParamSpec(name, parameter, split, None, compute, reduce)
+    shape = list(parameter.shape)
+    return _C.ParamSpec(name, placing.stand_in(name), split, shape, compute, reduce, offload)
+
+
+def _parts(
+    grid: RankGrid | None, group: dist.ProcessGroup, lane: LaneGroup, separate_reductions: bool
+) -> dict[str, str]:
+    """The groups that the runtime needs beside the lane's, which every rank makes in this order."""
+    parts = {}
+    if grid is not None:
+        parts["shard_group"] = lane.part(group, grid.lines)
+        parts["replicate_group"] = lane.part(group, grid.columns)
+    if separate_reductions:
+        parts["reductions_group"] = lane.part(group, [range(dist.get_world_size(group))], "reductions")
+        if grid is not None:
+            parts["shard_reductions_group"] = lane.part(group, grid.lines, "reductions")
+    return parts
+
+
+def _need_backend_memory(collectives: _C.Collectives, group: dist.ProcessGroup, device: torch.device) -> None:
+    if not collectives.has_memory:
+        raise ProcessGroupError(
+            f"allocate_memory_from_process_group_for_comm: backend {backend_of(group, device)!r} allocates no tensors on "
+            f"{device}. Leave it out, or use nccl on GPUs whose driver supports multicast"
+        )
+
+
+def _need_process_group() -> None:
+    if not dist.is_available() or not dist.is_initialized():
+        raise ProcessGroupError(
+            "no process group: start the script with torchrun and call torch.distributed.init_process_group() first "
+            "(one process alone needs it too, with world_size=1)"
+        )
+
+
+def _usable_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    group = group if group is not None else dist.group.WORLD
+    if group is None or not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
+        raise ProcessGroupError(
+            "this process is not a rank of the given process group: only its ranks may shard the model"
+        )
+    return group
+
+
+def _check(model: nn.Module, plan: Plan, world_size: int) -> None:
+    if not isinstance(plan, Plan):
+        raise InvalidProblemError(
+            f"plan is a {type(plan).__name__}, not an osdp.Plan: make one with osdp.search(...), "
+            "osdp.Plan.uniform(...) or osdp.Plan.load(path)"
+        )
+    validate(plan)
+    refuse_twice(model)
+    if plan.world_size not in (None, world_size):
+        raise PlanMismatchError(
+            f"the plan was made for {plan.world_size} ranks, the process group has {world_size}: "
+            f"search again with world_size={world_size}"
+        )
+    compiled_modules(model)  # refuses
+    refuse_others(model)
+    check_same_model(plan, describe(model))
+    if with_gradient := [name for name, p in model.named_parameters() if p.grad is not None]:
+        raise ShardingError(
+            f"parameter '{with_gradient[0]}' has a gradient already (of {len(with_gradient)} that have): it is this rank's "
+            "own, and full. Call model.zero_grad() before fully_shard, and make it anew after"
+        )
+    devices = {p.device for p in model.parameters() if not p.is_meta}
+    if len(devices) > 1:
+        raise ShardingError(
+            f"parameters are on several devices: {sorted(map(str, devices))}; move them to one"
+        )
+
+
+def refuse_twice(model: nn.Module) -> None:
+    """Raises ShardingError where a part of the model, or all of it, is sharded already."""
+    for name, module in model.named_modules():
+        if module in _sharded:
+            what = f"'{name}', a {type(module).__name__} inside the model," if name else type(module).__name__
+            raise ShardingError(
+                f"{what} is sharded already: shard the outermost model alone, once. Wrapping its parts too, as FSDP "
+                "needs, is not needed: the plan says what is gathered together"
+            )
+
+
+def _states(model: nn.Module) -> list[Tensor]:
+    return [t.detach() for t in [*model.parameters(), *model.buffers()]]
+
+
+def _splits(plan: Plan) -> dict[str, _C.SplitSpec]:
+    """Weight name -> how it is cut, of the operators that the plan computes in slices."""
+    return {
+        _joined(name, "weight"): _C.SplitSpec(
+            choice.granularity, choice.slices_sharded, SPLITS.index(choice.split or "out")
+        )
+        for name, choice in plan.choices.items()
+        if choice.granularity > 1
+    }
+
+
+def _joined(module: str, parameter: str) -> str:
+    return f"{module}.{parameter}" if module else parameter
+
+
+def _units(plan: Plan, index: dict[str, int], splits: dict[str, _C.SplitSpec]) -> list[_C.UnitSpec]:
+    operators = {o.name: o for o in plan.description.operators}
+    units = []
+    for members in plan.units:
+        mode = getattr(_C.Mode, plan.choices[members[0]].mode)
+        label = members[0] if len(members) == 1 else f"{members[0]} .. {members[-1]}"
+        names = [p.name for member in members for p in operators[member].parameters]
+        split = [n for n in names if n in splits]
+        units.append(_C.UnitSpec(label, mode, [index[n] for n in (split or names)]))
+        # The bias of a split layer is a few rows beside its weight: not worth a gather of its own.
+        if split and (rest := [index[n] for n in names if n not in splits]):
+            units.append(_C.UnitSpec(f"{label} bias", _C.Mode.NO_SHARD, rest))
+    return units
+
+
+def _install_calls(
+    model: nn.Module, plan: Plan, index: dict[str, int], runtime: _C.Runtime, mixed: Collection[str]
+) -> tuple[list[tuple[nn.Module, _C.CallHook, Cover | None]], list[tuple[nn.Module, _C.CallHook, Cover]]]:
+    """Modules, their hooks and what covers them; and the covers. `mixed`: parameters of other dtypes in a call than
+    between calls."""
+    compiled = compiled_modules(model)
+    params_at: dict[str, list[int]] = {"": []}
+    units_at: dict[str, set[int]] = {}
+    unit_of = {member: i for i, members in enumerate(plan.units) for member in members}
+    for operator in plan.description.operators:
+        choice = plan.choices.get(operator.name)
+        if choice is None:
+            continue
+        called = [p.name for p in operator.parameters if choice.mode != "NO_SHARD" or p.name in mixed]
+        places = {outside(place, compiled): None for place in operator.gather_at if called}
+        for place in places:
+            params_at.setdefault(place, []).extend(index[name] for name in called)
+            units = units_at.setdefault(place, set())
+            units |= {unit_of[operator.name]} if choice.mode != "NO_SHARD" else set()
+    held = [name for name, how in plan.recompute.items() if how == "hold"]
+    names = list(index)
+
+    def add(name: str, params: list[int], hold: bool, method: bool) -> _C.CallHook:
+        hook = runtime.add_call(name, params, name == "", hold, method=method)
+        for i in params if name else range(len(names)):
+            owner, _, leaf = names[i].rpartition(".")
+            hook.hold(model.get_submodule(owner)._parameters, leaf, model.get_parameter(names[i]), i)
+        return hook
+
+    calls = []
+    covering = []
+    cover_of: dict[str, Cover] = {}
+    elsewhere = _owners_not_called(model, params_at, compiled)
+    for name, inside in covers(model, units_at).items():
+        hook = add(name, [i for place in inside for i in params_at[place]], False, True)
+        covering.append((model.get_submodule(name), hook, Cover()))
+        cover_of |= dict.fromkeys(inside, covering[-1][2])
+    for name, params in [*params_at.items(), *elsewhere.items()]:
+        hold = any(name == block or name.startswith(f"{block}.") for block in held)
+        hook = add(name, params, hold, name in elsewhere)
+        module = model.get_submodule(name)
+        install_call(module, hook, cover_of.get(name))
+        calls.append((module, hook, cover_of.get(name)))
+    return calls, covering
+
+
+def _owners_not_called(
+    model: nn.Module, params_at: dict[str, list[int]], compiled: list[str]
+) -> dict[str, list[int]]:
+    """Modules whose parameters others read, in the model's forward: they are not called there, but may be by themselves."""
+    index = {id(p): i for i, p in enumerate(model.parameters())}
+    gathered = {i for params in params_at.values() for i in params}
+    found: dict[str, list[int]] = {}
+    for name, module in model.named_modules():
+        own = {index[id(p)] for p in module._parameters.values() if p is not None} & gathered
+        if own and name not in params_at and outside(name, compiled) == name:
+            found[name] = sorted(own)
+    return found
+
+
+def _install_splits(model: nn.Module, plan: Plan, index: dict[str, int], runtime: _C.Runtime) -> None:
+    for name, choice in plan.choices.items():
+        if choice.granularity == 1:
+            continue
+        linear = model.get_submodule(name)
+        assert isinstance(linear, nn.Linear)  # describe gives a split_shape to nothing else
+        source = runtime.source_of(index[_joined(name, "weight")])
+        # The call is replaced, not the module: hooks, class, names and parameters stay.
+        linear.forward = split_linear.SplitCall(  # type: ignore[method-assign]
+            linear.weight,
+            linear.bias,
+            linear.out_features,
+            linear.in_features,
+            choice.granularity,
+            choice.split,
+            source,
+        )
+
+
+def _install_recomputation(model: nn.Module, plan: Plan) -> None:
+    for name in plan.recompute:
+        block = model.get_submodule(name)
+        block.forward = functools.partial(_recomputed, block.forward)
+
+
+def _recomputed(forward: Any, *args: Any, **kwargs: Any) -> Any:
+    return torch.utils.checkpoint.checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+
+def _measure_rest(model: nn.Module, sharded: Sharded) -> None:
+    sharded.local_bytes = sum(t.numel() * t.element_size() for t in _states(model))
+    sharded.resting_bytes = _C.memory_live_bytes()
+    _C.memory_reset_peak()

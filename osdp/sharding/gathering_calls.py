@@ -1,0 +1,71 @@
+"""Functions that gather what they read, as a module's call does: registered methods, and `forward` called by itself.
+
+Note [Forward called by itself]
+`model.forward(x)`, or `self.block.forward(x)` in a parent, passes torch's hooks by, and ours with them: parameters would
+be this rank's rows, which is silently wrong where they broadcast. So each module that gathers has a `forward` of its own
+in its __dict__. Called by the module's __call__ it goes straight to what was there; else it gathers before and releases
+after. The user's own hooks are passed by as ever. `super().forward(x)` reaches the class's function, within a call. What
+was taken before fully_shard (`f = model.forward`) reaches it from outside, and nothing can tell.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from osdp import _C
+from osdp.sharding.compile_covers import Cover
+from osdp.sharding.compile_hooks import not_a_frame
+from osdp.sharding.mixed_precision import MixedPrecision, cast_floats
+
+Function = Callable[..., Any]
+
+
+def gathering(
+    module: nn.Module, function: Function, hook: _C.CallHook, policy: MixedPrecision | None
+) -> Function:
+    """`function` between a call's hooks. `policy`: the mixed precision of a whole model's arguments and results."""
+    inputs = policy.param_dtype if policy is not None and policy.cast_forward_inputs else None
+    outputs = policy.output_dtype if policy is not None else None
+
+    @functools.wraps(function)
+    def gathering(*args: Any, **kwargs: Any) -> Any:
+        if inputs is not None:
+            args, kwargs = cast_floats(args, inputs), cast_floats(kwargs, inputs)
+        hook.before(module, args, kwargs)
+        try:
+            output = function(*args, **kwargs)
+        except BaseException:
+            hook.after(module, args, kwargs, None)
+            raise
+        hook.after(module, args, kwargs, output)
+        return output if outputs is None else cast_floats(output, outputs)
+
+    return gathering
+
+
+def route_forward(
+    module: nn.Module, hook: _C.CallHook, policy: MixedPrecision | None, cover: Cover | None = None
+) -> None:
+    """Have `module.forward(...)` gather as `module(...)` does."""
+    forward: Function = module.forward
+    alone = gathering(module, forward, hook, policy)
+
+    @functools.wraps(forward)
+    def routed(*args: Any, **kwargs: Any) -> Any:
+        covered = cover is not None and cover.gathered and torch.compiler.is_compiling()
+        if covered or hook.begins_forward():
+            return forward(*args, **kwargs)
+        return alone(*args, **kwargs)
+
+    module.forward = not_a_frame(routed)
+
+
+def cover_forward(module: nn.Module, hook: _C.CallHook, cover: Cover) -> None:
+    """Have `module.forward(...)` gather for the modules that it covers."""
+    forward: Function = module.forward
+    module.forward = cover.around(forward, not_a_frame(gathering(module, forward, hook, None)))

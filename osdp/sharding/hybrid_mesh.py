@@ -1,0 +1,190 @@
+"""RankGrid: which ranks hold one copy of a HYBRID_SHARD parameter together, and which hold the same part of it.
+
+    4 ranks on 2 hosts        a parameter of 8 rows
+      line 0: ranks 0, 1        rank 0 rows 0-3, rank 1 rows 4-7
+      line 1: ranks 2, 3        rank 2 rows 0-3, rank 3 rows 4-7     columns: ranks 0, 2 and ranks 1, 3
+
+A line is usually the ranks of a host, which gather over fast links; only gradients' shards cross between lines. The grid
+comes from a 2-D DeviceMesh (replicate x shard), from a pair of process groups (shard, replicate), or from the hosts that
+the ranks find themselves on.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from osdp import _C
+from osdp.errors import DisagreementError, InvalidProblemError, PlanMismatchError, ProcessGroupError
+from osdp.plan.plan import Plan
+from osdp.ranks.process_groups import group_of_ranks
+from osdp.ranks.rank_group import Together
+
+RANKS_PER_HOST = "OSDP_RANKS_PER_HOST"  # environment: says it, instead of the hosts' names
+
+GroupLike = dist.ProcessGroup | tuple[dist.ProcessGroup, dist.ProcessGroup] | DeviceMesh
+
+
+@dataclass(frozen=True)
+class RankGrid:
+    """`lines`: per copy, the ranks of the model's process group that hold it, in the order of the rows they hold."""
+
+    lines: tuple[tuple[int, ...], ...]
+
+    def line_of(self, rank: int) -> tuple[int, ...]:
+        return next(line for line in self.lines if rank in line)
+
+    @property
+    def columns(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(zip(*self.lines, strict=True))
+
+    def column_of(self, rank: int) -> tuple[int, ...]:
+        return next(column for column in self.columns if rank in column)
+
+
+def model_ranks(
+    process_group: GroupLike | None, device_mesh: DeviceMesh | None
+) -> tuple[dist.ProcessGroup | None, RankGrid | None]:
+    """The process group of all ranks of a model (None: the default one), and their grid where one was given.
+
+    Collective where the ranks of a mesh or of a pair of groups are not all that there are, or a pair is given. Raises
+    ProcessGroupError for groups and meshes that cannot be one.
+    """
+    if device_mesh is not None and process_group is not None:
+        raise ProcessGroupError("give process_group= or device_mesh=, not both")
+    given = device_mesh if device_mesh is not None else process_group
+    if isinstance(given, DeviceMesh):
+        return _of_mesh(given)
+    if isinstance(given, tuple):
+        return _of_pair(given)
+    return given, None
+
+
+def agreed_grid(
+    together: Together, plan: Plan, given: RankGrid | None, ranks_per_host: int | None = None
+) -> RankGrid | None:
+    """The grid for the HYBRID_SHARD operators of `plan`, the same on every rank; None where it has none. Collective.
+
+    `given`: from the caller's mesh or groups. Else each host is a line: `ranks_per_host` consecutive ranks, or so many as
+    OSDP_RANKS_PER_HOST says, or those that find the same host name, boot and network namespace. One host: one line, which
+    is FULL_SHARD.
+
+    Raises, on all ranks: DisagreementError where ranks were told different things, ProcessGroupError where hosts hold
+    different numbers of ranks, PlanMismatchError where the plan was searched for another number of hosts.
+    """
+    if not any(choice.mode == "HYBRID_SHARD" for choice in plan.choices.values()):
+        return None
+    grid = given_or_found(together, given, ranks_per_host)
+    wanted = plan.searched.hosts if plan.searched is not None else 1
+    if wanted not in (1, len(grid.lines)):
+        raise PlanMismatchError(
+            f"the plan was searched for {wanted} hosts, and the {together.world_size} ranks stand on {len(grid.lines)}: "
+            f"search with hosts={len(grid.lines)}, or say which ranks share a host with device_mesh=, ranks_per_host= "
+            f"or the environment's {RANKS_PER_HOST}"
+        )
+    return grid
+
+
+def given_or_found(together: Together, given: RankGrid | None, ranks_per_host: int | None) -> RankGrid:
+    """See `agreed_grid`, which this is without a plan."""
+    told = (given, _ranks_per_host(ranks_per_host))
+    answers = together.all((told, _host()))
+    for rank, (theirs, _) in enumerate(answers):
+        if theirs != answers[0][0]:
+            raise DisagreementError(
+                f"rank {rank} was told other hosts than rank 0: {_said(*theirs)} there, {_said(*answers[0][0])} on rank 0"
+            )
+    if given is not None:
+        return given
+    if told[1] is not None:
+        return _consecutive(together.world_size, told[1])
+    return _by_host([host for _, host in answers])
+
+
+def _ranks_per_host(argument: int | None) -> int | str | None:
+    """What was said: a number; text where the environment holds something else, which all ranks must refuse alike."""
+    if argument is not None:
+        return argument
+    text = os.environ.get(RANKS_PER_HOST, "").strip()
+    return int(text) if text.isdigit() else text or None
+
+
+def _consecutive(ranks: int, size: int | str) -> RankGrid:
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1 or ranks % size:
+        raise InvalidProblemError(
+            f"ranks_per_host is {size!r}; it must be a whole number that divides the {ranks} ranks"
+        )
+    return RankGrid(tuple(tuple(range(i, i + size)) for i in range(0, ranks, size)))
+
+
+def _by_host(hosts: Sequence[tuple[str, str]]) -> RankGrid:
+    lines: dict[tuple[str, str], list[int]] = {}
+    for rank, host in enumerate(hosts):
+        lines.setdefault(host, []).append(rank)
+    if len({len(line) for line in lines.values()}) > 1:
+        counts = ", ".join(f"{name}: {len(line)}" for (name, _), line in lines.items())
+        raise ProcessGroupError(
+            f"HYBRID_SHARD needs as many ranks on each host; found {counts}. Start as many on each, or say which ranks "
+            "hold a copy together with device_mesh= or ranks_per_host="
+        )
+    return RankGrid(tuple(tuple(line) for line in lines.values()))
+
+
+def _host() -> tuple[str, str]:
+    """Its name, and what tells it from others of that name: machine, boot, network."""
+    return socket.gethostname(), _C.host_identity()
+
+
+def _said(given: RankGrid | None, ranks_per_host: int | str | None) -> str:
+    if given is not None:
+        return f"the lines {[list(line) for line in given.lines]}"
+    return "nothing" if ranks_per_host is None else f"{ranks_per_host} ranks per host"
+
+
+def _of_mesh(mesh: DeviceMesh) -> tuple[dist.ProcessGroup, RankGrid | None]:
+    if mesh.ndim == 1:
+        return mesh.get_group(), None
+    if mesh.ndim != 2:
+        raise ProcessGroupError(
+            f"the device mesh has {mesh.ndim} dimensions; give one with 1 (all ranks shard) or 2 (replicate x shard), "
+            "such as mesh['replicate', 'shard']"
+        )
+    return _of_lines(mesh.mesh.tolist())
+
+
+def _of_pair(groups: tuple[dist.ProcessGroup, ...]) -> tuple[dist.ProcessGroup, RankGrid]:
+    if len(groups) != 2 or not all(
+        isinstance(g, dist.ProcessGroup) and dist.get_rank(g) >= 0 for g in groups
+    ):
+        raise ProcessGroupError(
+            "process_group is a tuple, but not of two process groups that this process is a rank of: "
+            "(those it shards with, those that hold the same shard)"
+        )
+    shard, replicate = groups
+    mine = dist.get_process_group_ranks(shard), dist.get_process_group_ranks(replicate)
+    # Each rank of the line tells the column that it is in: the whole grid, if they fit together.
+    columns = [column for _, column in Together(shard).all(mine)]
+    lines = [line for line, _ in Together(replicate).all(mine)]
+    if [list(line) for line in zip(*columns, strict=False)] != lines:
+        raise ProcessGroupError(
+            f"the shard group {mine[0]} and the replicate group {mine[1]} do not make a grid: the shard groups of the "
+            f"latter's ranks are {lines}, the replicate groups of the former's {columns}"
+        )
+    return _of_lines(lines)
+
+
+def _of_lines(lines: Sequence[Sequence[int]]) -> tuple[dist.ProcessGroup, RankGrid]:
+    """From global ranks."""
+    ranks = sorted(rank for line in lines for rank in line)
+    if dist.get_rank() not in ranks:
+        raise ProcessGroupError(
+            f"this process, rank {dist.get_rank()}, is not one of the given ranks {ranks}"
+        )
+    group = group_of_ranks(ranks)
+    place = {rank: i for i, rank in enumerate(dist.get_process_group_ranks(group))}
+    return group, RankGrid(tuple(tuple(place[rank] for rank in line) for line in lines))

@@ -1,0 +1,215 @@
+"""Placing: parameters that become shards one at a time, since their full values are not here, or not on this device.
+
+Rank 0 may have them and the others only shapes (the meta device); all may have only shapes, and initialise; or all may have
+them on another device than the one they train on. Either way the runtime first makes memory for every rank's rows, then one
+full value after another is made or received, cut, and let go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from osdp import _C
+from osdp.errors import DisagreementError, InvalidProblemError
+from osdp.ranks.rank_group import Together
+from osdp.sharding.meta_init import InitFunction, Turn, own_tensors, run_turn, turns_of
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Where a model's tensors go, and whether any of any rank lies elsewhere now."""
+
+    device: torch.device
+    elsewhere: bool
+
+
+def survey(
+    together: Together,
+    model: nn.Module,
+    group: dist.ProcessGroup,
+    device_id: int | str | torch.device | None = None,
+    offload: bool = False,
+    initialise: bool = True,
+) -> Survey:
+    """The device that the model trains on: `device_id`; else where its tensors are; from the meta device (and, with
+    `offload`, from the host), the current accelerator, if `group` communicates there, else the CPU. Collective.
+
+    Raises DisagreementError where ranks were told different things, have values on different kinds of devices, or rank 0,
+    whose values count, lacks one that another rank has.
+    """
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    wanted = None if device_id is None else _device(device_id)
+    real = {t.device for t in tensors.values() if not t.is_meta}
+    missing = sorted(name for name, t in tensors.items() if t.is_meta)
+    moves = wanted is not None and real not in (set(), {wanted})
+    told = {"device_id": wanted and wanted.type, "cpu_offload": offload, "initialise": initialise}
+    answers = together.all((told, sorted({d.type for d in real}), missing, moves))
+    for rank, (theirs, kinds, lacking, _) in enumerate(answers):
+        for option, value in theirs.items():
+            if value != answers[0][0][option]:
+                raise DisagreementError(
+                    f"rank {rank} was told {option}={value}, rank 0 {option}={answers[0][0][option]}"
+                )
+        if wanted is None and kinds and answers[0][1] and kinds != answers[0][1]:
+            raise DisagreementError(
+                f"rank {rank} has the model on {', '.join(kinds)}, rank 0 on {', '.join(answers[0][1])}"
+            )
+        if only := set(answers[0][2]) - set(lacking):
+            raise DisagreementError(
+                f"rank 0 has {min(only)!r} on the meta device, and rank {rank} has its value: build the model alike on all "
+                "ranks, or with values on rank 0, whose values count"
+            )
+    known = next((kinds[0] for _, kinds, _, _ in answers if kinds), None)
+    if wanted is None and (known is None or (offload and known == "cpu")):
+        wanted = _accelerator(group)
+    device = wanted or next(iter(real), _device(known or "cpu"))
+    moved = any(moves or lacking or kinds not in ([], [device.type]) for _, kinds, lacking, moves in answers)
+    return Survey(device, moved)
+
+
+def _accelerator(group: dist.ProcessGroup) -> torch.device:
+    current = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if current is None or current.type not in {d.type for d in group._device_types}:
+        return torch.device("cpu")
+    return _device(current)
+
+
+def _device(given: int | str | torch.device) -> torch.device:
+    """With its index, where it has one."""
+    if isinstance(given, int):
+        kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        if kind is None:
+            raise InvalidProblemError(f"device_id is {given}, and there is no accelerator here")
+        return torch.device(kind.type, given)
+    device = torch.device(given)
+    if device.type == "meta":
+        raise InvalidProblemError("device_id is the meta device, where nothing can train")
+    if device.type == "cpu" or device.index is not None:
+        return torch.device("cpu") if device.type == "cpu" else device
+    return torch.device(device.type, torch.accelerator.current_device_index())
+
+
+class Placing:
+    """Of one model: `spec` for the runtime, then `fill`, then `commit`. Values that are here already are only read."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        together: Together,
+        device: torch.device,
+        init: InitFunction | None = None,
+        initialise: bool = True,
+    ) -> None:
+        """Collective. Raises ShardingError on all ranks, with nothing changed, where a module cannot be initialised."""
+        self.model, self.together, self.device, self.init = model, together, device, init
+        self.initialise = initialise
+        self.parameters = dict(model.named_parameters())
+        self.buffers = dict(model.named_buffers())
+        # What rank 0 has no value of is initialised, by all; the rest is rank 0's.
+        first = together.first(lambda: {n for n, t in self._tensors().items() if t.is_meta})
+        self.initialised = {id(t) for n, t in self._tensors().items() if n in first}
+        self.turns: list[Turn] = []
+        if first:
+            self.turns = together.do(
+                "initialising the model", lambda: turns_of(model, init, only_unsaved=not initialise)
+            )
+        self.stand_ins: dict[int, nn.Parameter] = {}
+        self.values: dict[int, Tensor] = {}  # real parameters' data, until it is placed
+        self.new_buffers: dict[int, Tensor] = {}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        return {**self.parameters, **self.buffers}
+
+    def stand_in(self, name: str) -> nn.Parameter:
+        """What takes the parameter's place, without memory yet: the parameter itself, unless it is on the meta device."""
+        parameter = self.parameters[name]
+        empty = torch.empty(0, dtype=parameter.dtype, device=self.device)
+        if parameter.is_meta:
+            stand_in = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+            stand_in.__dict__.update(parameter.__dict__)
+        else:
+            self.values[id(parameter)] = parameter.data
+            parameter.data, parameter.grad = empty, None
+            stand_in = parameter
+        self.stand_ins[id(parameter)] = stand_in
+        return stand_in
+
+    def fill(self, runtime: _C.Runtime, collectives: _C.Collectives) -> None:
+        """Gives every rank its part of everything. Collective; raises on all ranks alike."""
+        index = {id(p): i for i, p in enumerate(self.parameters.values())}
+
+        def take(tensor: Tensor, full: Tensor) -> None:
+            if id(tensor) in index:
+                local = self.stand_ins[id(tensor)].detach()
+                local.copy_(runtime.take_local(index[id(tensor)], full))
+            else:
+                self.new_buffers[id(tensor)] = full
+
+        filled: set[int] = set()
+        for turn in self.turns:
+            made = self._made(turn, collectives, filled)
+            collectives.broadcast(list(made.values()))
+            by_id = {id(t): t for _, module in turn.modules for _, t in own_tensors(module)}
+            for key, full in made.items():
+                take(by_id[key], full)
+            filled |= set(by_id)
+            del made
+        for tensor in self._tensors().values():
+            if id(tensor) in self.initialised:
+                if id(tensor) not in filled:
+                    self._leave_to_be_loaded(tensor)
+                continue
+            full = self._value_of(tensor)
+            collectives.broadcast([full])
+            take(tensor, full)
+
+    def commit(self) -> None:
+        """The model holds what was placed. Parameters from the meta device are new objects; ties stay."""
+        for module in self.model.modules():
+            for key, parameter in list(module._parameters.items()):
+                if parameter is not None and parameter.is_meta:
+                    setattr(module, key, self.stand_ins[id(parameter)])  # LSTMs keep lists of theirs
+            for key, buffer in list(module._buffers.items()):
+                if buffer is not None and id(buffer) in self.new_buffers:
+                    module._buffers[key] = self.new_buffers[id(buffer)]
+
+    def _made(self, turn: Turn, collectives: _C.Collectives, filled: set[int]) -> dict[int, Tensor]:
+        made: dict[int, Tensor] = {}
+        error: Exception | None = None
+        try:
+            made = run_turn(turn, self.init, self.device, filled)
+        except Exception as caught:
+            error = caught
+        failed = torch.tensor([float(error is not None)], device=self.device)
+        collectives.all_reduce_mean([failed])
+        if failed.item() > 0:  # all ranks come here
+            self.together.do("initialising the model", _raising(error))
+        return made
+
+    def _value_of(self, tensor: Tensor) -> Tensor:
+        value = self.values.pop(id(tensor), tensor)
+        if tensor.is_meta or self.together.rank != 0:
+            return torch.empty_like(value, device=self.device, requires_grad=False)
+        return value.detach().to(self.device)
+
+    def _leave_to_be_loaded(self, tensor: Tensor) -> None:
+        if id(tensor) in self.stand_ins:
+            fresh = self.stand_ins[id(tensor)].detach()
+        else:
+            fresh = torch.empty_like(tensor, device=self.device)
+            self.new_buffers[id(tensor)] = fresh
+        number = fresh.is_floating_point() or fresh.is_complex()
+        fresh.fill_(torch.nan if number else 0)  # so that a load that was forgotten shows
+
+
+def _raising(error: Exception | None) -> Callable[[], None]:
+    def work() -> None:
+        if error is not None:
+            raise error
+
+    return work

@@ -1,0 +1,266 @@
+"""The values of a model that was built on the meta device, made a few modules at a time.
+
+    with torch.device("meta"):
+        model = Model()                     # no memory
+    osdp.fully_shard(model, plan)           # every module's reset_parameters() runs, on one module's memory at a time
+
+Note [Initialisation piece by piece]
+Modules take their turn children first, in the order of `named_modules`, as constructors run. In its turn a module's own
+parameters and buffers get memory, its `reset_parameters` (or `_reset_parameters`, or the caller's `param_init_fn`) fills
+them, rank 0's values are sent to all, each rank keeps its rows, and the memory goes. The order and the random numbers drawn
+depend on the model alone: any plan on any number of ranks gives the same values. All ranks run it, although rank 0's values
+count, so that their random generators stay in step.
+
+A module whose reset also writes to modules below it (MultiheadAttention; a container that initialises its layers) must
+find those with memory. Which ones do is found by running each reset first on the meta device, where it costs nothing, and
+watching what it writes to. Such a module and all below it are one turn, of the memory of all of them.
+
+A tied parameter is filled by the first module that holds it; later ones get scratch memory in its place. What a reset
+leaves unwritten would be garbage, so memory is handed out full of NaN, and what is still so afterwards is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from osdp.base.rng_state import generators_kept
+from osdp.errors import ShardingError
+
+InitFunction = Callable[[nn.Module], Any]
+_METHODS = ("reset_parameters", "_reset_parameters")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Modules that are initialised with memory at the same time, children first; names as in `named_modules`."""
+
+    modules: tuple[tuple[str, nn.Module], ...]
+
+
+def own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Its parameters and buffers that lie on the meta device, by the name it knows them by."""
+    for key, tensor in (*module._parameters.items(), *module._buffers.items()):
+        if tensor is not None and tensor.is_meta:
+            yield key, tensor
+
+
+def turns_of(model: nn.Module, init: InitFunction | None, only_unsaved: bool = False) -> list[Turn]:
+    """In the order that they are taken. `only_unsaved`: only modules with buffers that no checkpoint has.
+
+    Raises ShardingError naming a module that cannot be initialised: one that holds tensors on the meta device and has no
+    `reset_parameters`, where there is no `init`.
+    """
+    order = list(_children_first(model, "", set()))
+    joined = {id(module): position for position, (_, module) in enumerate(order)}
+    filled: set[int] = set()
+    for position, (name, module) in enumerate(order):
+        own = [(key, t) for key, t in own_tensors(module) if id(t) not in filled]
+        if own and init is None and _reset_of(module) is None and _wanted(module, only_unsaved):
+            key, tensor = own[0]
+            kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
+            raise ShardingError(
+                f"module {name!r} ({type(module).__name__}) has {kind} {key!r} on the meta device and no reset_parameters "
+                "that could fill it: give it one, pass param_init_fn= to initialise modules, or build this module outside "
+                "of torch.device('meta')"
+            )
+        filled |= {id(t) for _, t in own}
+        if init is None and _writes_below(module):
+            for below in module.modules():
+                joined[id(below)] = position
+    groups: dict[int, list[tuple[str, nn.Module]]] = {}
+    for name, module in order:
+        groups.setdefault(joined[id(module)], []).append((name, module))
+    turns, filled = [], set()
+    for _, members in sorted(groups.items()):
+        due = {
+            id(t) for _, module in members if _wanted(module, only_unsaved) for _, t in own_tensors(module)
+        }
+        if due - filled:
+            turns.append(Turn(tuple(members)))
+            filled |= {id(t) for _, module in members for _, t in own_tensors(module)}
+    return turns
+
+
+def run_turn(
+    turn: Turn, init: InitFunction | None, device: torch.device, filled: set[int]
+) -> dict[int, Tensor]:
+    """The values that the turn makes, on `device`, by the id of the tensors on the meta device that they are for.
+
+    `filled`: ids of those that have values already. The modules are left as they were. Raises ShardingError naming the
+    module that failed, or left a tensor unwritten.
+    """
+    made: dict[int, Tensor] = {}
+    versions: dict[int, int] = {}
+    was = _held(module for _, module in turn.modules)
+    meta = {(id(module), key): t for _, module in turn.modules for key, t in own_tensors(module)}
+    try:
+        due = {
+            id(module)
+            for _, module in turn.modules
+            if any(id(t) not in filled for _, t in own_tensors(module))
+        }
+        for _, module in turn.modules:
+            for key, tensor in list(own_tensors(module)):
+                if id(tensor) not in made:
+                    made[id(tensor)] = _with_memory(tensor, device)
+                    versions[id(tensor)] = made[id(tensor)]._version
+                _put(module, key, made[id(tensor)])
+        for name, module in turn.modules:
+            container = not _items(module) and init is None and _reset_of(module) is not None
+            if id(module) in due or container:
+                _run(name, module, init)
+        result: dict[int, Tensor] = {}
+        for name, module in turn.modules:
+            for key, tensor in _items(module):
+                wanted = meta.get((id(module), key))
+                if wanted is None or id(wanted) in filled:
+                    continue
+                where = f"{name}.{key}" if name else key
+                _check(where, module, tensor, wanted, device, versions[id(wanted)])
+                result[id(wanted)] = tensor.detach()
+        return result
+    finally:
+        _put_back(was)
+
+
+Held = tuple[nn.Module, dict[str, nn.Parameter | None], dict[str, Tensor | None]]
+
+
+def _held(modules: Iterable[nn.Module]) -> list[Held]:
+    return [(module, dict(module._parameters), dict(module._buffers)) for module in modules]
+
+
+def _put_back(was: list[Held]) -> None:
+    """Modules hold again what they held at `_held`."""
+    for module, parameters, buffers in was:
+        module._parameters.clear()
+        module._parameters.update(parameters)
+        module._buffers.clear()
+        module._buffers.update(buffers)
+
+
+def _children_first(module: nn.Module, name: str, seen: set[int]) -> Iterator[tuple[str, nn.Module]]:
+    seen.add(id(module))
+    for key, child in module.named_children():
+        if id(child) not in seen:
+            yield from _children_first(child, f"{name}.{key}" if name else key, seen)
+    yield name, module
+
+
+def _wanted(module: nn.Module, only_unsaved: bool) -> bool:
+    return not only_unsaved or any(
+        key in module._non_persistent_buffers_set for key, _ in own_tensors(module)
+    )
+
+
+def _reset_of(module: nn.Module) -> Callable[[], Any] | None:
+    found = (getattr(module, method, None) for method in _METHODS)
+    return next((reset for reset in found if callable(reset)), None)
+
+
+def _run(name: str, module: nn.Module, init: InitFunction | None) -> None:
+    reset = _reset_of(module)
+    what = "param_init_fn" if init is not None else "reset_parameters"
+    try:
+        with torch.no_grad():
+            if init is not None:
+                init(module)
+            elif reset is not None:
+                reset()
+    except Exception as error:
+        raise ShardingError(
+            f"{what} of module {name!r} ({type(module).__name__}) failed: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _items(module: nn.Module) -> list[tuple[str, Tensor]]:
+    found = (*module._parameters.items(), *module._buffers.items())
+    return [(key, tensor) for key, tensor in found if tensor is not None]
+
+
+def _put(module: nn.Module, key: str, tensor: Tensor) -> None:
+    if key in module._parameters:
+        assert isinstance(tensor, nn.Parameter)
+        module._parameters[key] = tensor
+    else:
+        module._buffers[key] = tensor
+
+
+def _with_memory(tensor: Tensor, device: torch.device) -> Tensor:
+    fresh = torch.empty_like(tensor, device=device, requires_grad=False)
+    if tensor.is_floating_point() or tensor.is_complex():
+        fresh.fill_(torch.nan)
+    if isinstance(tensor, nn.Parameter):
+        fresh = nn.Parameter(fresh, requires_grad=tensor.requires_grad)
+        fresh.__dict__.update(tensor.__dict__)
+    return fresh
+
+
+def _check(
+    where: str, module: nn.Module, got: Tensor, wanted: Tensor, device: torch.device, version: int
+) -> None:
+    for what in ("shape", "dtype"):
+        if getattr(got, what) != getattr(wanted, what):
+            raise ShardingError(
+                f"initialising {where} changed its {what} from {getattr(wanted, what)} to {getattr(got, what)}"
+            )
+    if got.device.type != device.type:
+        raise ShardingError(f"initialising {where} left it on {got.device}; it should be on {device}")
+    if got.is_floating_point() or got.is_complex():
+        unwritten = bool(got.isnan().any())
+    else:
+        unwritten = got._version == version and got.numel() > 0
+    if unwritten:
+        raise ShardingError(
+            f"initialising module {type(module).__name__} left {where} unwritten: its reset_parameters, or "
+            "param_init_fn, must fill every parameter and buffer that was made on the meta device"
+        )
+
+
+class _Written(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The storages that operators write to."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.storages: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            for tensor in value if isinstance(value, list | tuple) else [value]:
+                if written and isinstance(tensor, Tensor):
+                    self.storages.add(tensor.untyped_storage()._cdata)
+        return func(*args, **(kwargs or {}))
+
+
+def _writes_below(module: nn.Module) -> bool:
+    """Whether its reset, run on the meta device, writes to tensors of modules below it. True where it fails there."""
+    reset = _reset_of(module)
+    everything = list(module.modules())
+    below = [t for each in everything if each is not module for _, t in own_tensors(each)]
+    if reset is None or not below:
+        return False
+    was = _held(everything)
+    watch = _Written()
+    try:
+        with torch.no_grad(), generators_kept(), watch:
+            reset()
+        replaced = any(
+            now.get(key) is not tensor
+            for each, parameters, buffers in was
+            if each is not module
+            for now, then in ((each._parameters, parameters), (each._buffers, buffers))
+            for key, tensor in then.items()
+        )
+    except Exception:  # it needs values; then it runs with all of them
+        replaced = True
+    finally:
+        _put_back(was)
+    own = {t.untyped_storage()._cdata for _, t in own_tensors(module)}
+    return replaced or any(s in watch.storages for s in {t.untyped_storage()._cdata for t in below} - own)

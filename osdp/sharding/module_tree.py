@@ -1,0 +1,263 @@
+"""What a model gets after fully_shard, a new head or adapters, is taken in; what cannot be is refused by name.
+
+Note [A module tree that changes]
+A parameter that the runtime does not know has its gradient averaged by nobody, and ranks drift apart. torch tells of
+registrations (`model.head = nn.Linear(...)`, register_parameter, add_module) by global hooks, and ours count them
+(csrc/bindings/runtime.cpp). Where the count is another than at the last look, the next outermost call first compares
+the tree with what is known. What is new is taken in as at fully_shard: ranks must have added the same, rank 0's values
+count, and the runtime holds it as NO_SHARD: in full on every rank, which the plan did not count on. State dicts, save
+and load compare too. A step in which nothing was registered compares two numbers.
+  Nobody tells of a direct write (`module._parameters[name] = p`; ModuleList.insert of a module made before). It is seen
+in the model's first forwards, in every 100th, and by state dicts and save. By then ranks may have trained the parameter
+each for itself, so that is an error. So is a parameter made within a forward, which has used this rank's own values.
+  Buffers stay local after fully_shard, as in FSDP, so those made within a forward (caches) are left alone, and so is a
+new tensor under a known name. A new name that was given between steps gets rank 0's values.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+
+from osdp import _C
+from osdp.errors import DisagreementError, ShardingError
+from osdp.ranks.rank_group import Together
+from osdp.sharding.compile_hooks import compiled_modules, install_call, is_compiled, outside
+from osdp.sharding.consistency_check import first_difference, tensor_facts
+from osdp.sharding.mixed_precision import cast_buffers, parameter_dtypes
+from osdp.sharding.state_dict import show_full_parameters
+
+if TYPE_CHECKING:
+    from osdp.sharding.fully_shard import Sharded
+
+
+@functools.cache
+def watch_registrations() -> None:
+    """Once per process: installs torch's hooks."""
+    register_module_parameter_registration_hook(_C.count_registration)
+    register_module_module_registration_hook(_C.count_registration)
+    register_module_buffer_registration_hook(_buffer_registered)
+    disable: Any = torch.compiler.disable  # it runs within calls that may be compiled
+    _C.watch_tree(disable(_look))
+
+
+def _buffer_registered(module: nn.Module, name: str, buffer: Tensor | None) -> None:
+    if name not in module._buffers:  # else a new tensor in its place, as forwards do
+        _C.count_registration(module, name, buffer)
+
+
+def _look(runtime: _C.Runtime, when: str) -> None:
+    from osdp.sharding.fully_shard import sharded_models
+
+    for model, sharded in sharded_models():
+        if sharded.runtime is runtime:
+            sharded.tree.look(model, when)
+
+
+class Tree:
+    """The parameters and buffers of a sharded model when it was last looked at."""
+
+    def __init__(self, model: nn.Module, sharded: Sharded, collectives: _C.Collectives) -> None:
+        self.sharded = sharded
+        self.collectives = collectives
+        self.known: list[nn.Parameter] = list(model.parameters())  # in the order of the runtime's indices
+        self.index = {id(p): i for i, p in enumerate(self.known)}
+        self.buffers: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
+        # Where sharded parameters were registered when the model was sharded: module -> {key: parameter}.
+        self.homes: WeakKeyDictionary[nn.Module, dict[str, nn.Parameter]] = WeakKeyDictionary()
+        for module in model.modules():
+            self.buffers[module] = set(module._buffers)
+            own = ((k, p) for k, p in module._parameters.items() if p is not None)
+            self.homes[module] = {k: p for k, p in own if self.is_sharded(p)}
+        # Their calls hold the parameters themselves.
+        self.sliced: WeakKeyDictionary[nn.Module, dict[str, nn.Parameter | None]] = WeakKeyDictionary()
+        for name in sharded.split_names:
+            module = model.get_submodule(name.rpartition(".")[0])
+            self.sliced[module] = dict(module._parameters)
+        sharded.runtime.saw_tree()
+
+    def is_sharded(self, parameter: Tensor) -> bool:
+        index = self.index.get(id(parameter))
+        if index is None:
+            return False
+        pieces = self.sharded.runtime.pieces(index)
+        return len(pieces) > 1 or not pieces[0].replicated
+
+    def look_between_steps(self, model: nn.Module) -> None:
+        """Before a state dict or a checkpoint. Collective where something was added."""
+        runtime = self.sharded.runtime
+        if not runtime.summoned and not runtime.in_pass:
+            self.look(model, "registered" if runtime.tree_changed else "")
+
+    def look(self, model: nn.Module, when: str) -> None:
+        """Compares. `when`: "registered" since the last look, before a call; "forward": within the one that has just
+        ended; "": nothing was."""
+        found = dict(model.named_parameters())
+        if not all(isinstance(p, nn.Parameter) for p in found.values()):
+            return  # torch.func.functional_call has put them there, for the time of a call
+        new = {name: p for name, p in found.items() if id(p) not in self.index}
+        if when == "forward":
+            _refuse_within_forward(new)
+            self._know_buffers(model)
+            return
+        buffers = {name: b for name, b in self._new_buffers(model) if b is not None}
+        errors = [*self._reparametrised(model), *_unusable(new, self.sharded.device, told=when != "")]
+        if new or buffers:
+            self._agree({**new, **buffers}, errors)
+        if errors:
+            raise ShardingError(errors[0])
+        if new or buffers:
+            self._take_in(model, new, buffers)
+        here = {self.index[id(p)]: name for name, p in found.items()}
+        self.sharded.index = {name: i for i, name in here.items()}
+        self.sharded.runtime.set_absent(sorted(set(range(len(self.known))) - set(here)))
+        show_full_parameters(model, self.sharded)
+        self._know_buffers(model)
+        self.sharded.runtime.saw_tree()
+
+    def _new_buffers(self, model: nn.Module) -> Iterator[tuple[str, Tensor | None]]:
+        for prefix, module in model.named_modules():
+            names = module._buffers.keys() - self.buffers.get(module, set())
+            yield from ((f"{prefix}.{n}" if prefix else n, module._buffers[n]) for n in sorted(names))
+
+    def _know_buffers(self, model: nn.Module) -> None:
+        for module in model.modules():
+            self.buffers.setdefault(module, set()).update(module._buffers)
+
+    def _reparametrised(self, model: nn.Module) -> Iterator[str]:
+        """What was made of this rank's part of a parameter, and stands where the parameter stood."""
+        for prefix, module in model.named_modules():
+            for key, held in self.sliced.get(module, {}).items():
+                if module._parameters.get(key) is not held:
+                    yield (
+                        f"{prefix!r} is computed in slices of the parameters that it had, and its {key} was replaced: "
+                        "replace the module, or give the operator granularity 1 in the plan"
+                    )
+            for key, parameter in self.homes.get(module, {}).items():
+                now = module._parameters.get(key)
+                if now is parameter:
+                    continue
+                name, whole = (f"{prefix}.{key}" if prefix else key), self._full_shape(parameter)
+                if parameter.shape != whole and _made_of_a_part(module, key):
+                    yield (
+                        f"{name!r} was pruned, normalised or parametrised after fully_shard, when it was this rank's part, "
+                        f"{list(parameter.shape)} of {list(whole)}: do it before fully_shard"
+                    )
+                elif now is not None and now.shape == parameter.shape != whole:
+                    yield (
+                        f"{name!r} was replaced by a parameter of the shape of this rank's part, {list(now.shape)}: the "
+                        f"whole one is {list(whole)}. Replace it by one of that shape, or before fully_shard"
+                    )
+
+    def _full_shape(self, parameter: nn.Parameter) -> torch.Size:
+        return torch.Size(self.sharded.runtime.full_shape(self.index[id(parameter)]))
+
+    def _agree(self, added: dict[str, Tensor], errors: list[str]) -> None:
+        """Raises on all ranks where they have added different things, or one has an error. Collective."""
+        together = Together(self.sharded.group)
+        told = json.dumps({"parameter or buffer": {n: tensor_facts(t) for n, t in added.items()}, "": errors})
+        digest = hashlib.sha256(told.encode()).digest()
+        device = self.sharded.device
+        mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(device)
+        theirs = torch.empty(together.world_size * len(digest), dtype=torch.uint8, device=device)
+        label = f"taking in {next(iter(added))!r}, added after fully_shard"
+        self.collectives.all_gather([theirs], [mine], label)
+        if bool((theirs.view(together.world_size, -1) == mine).all()):
+            return
+        everyone = [json.loads(text) for text in together.all(told)]
+        for rank, facts in enumerate(everyone):
+            if facts[""] and not errors:
+                raise ShardingError(f"rank {rank}: {facts[''][0]}")
+            if difference := first_difference({**everyone[0], "": []}, {**facts, "": []}, ""):
+                raise DisagreementError(
+                    f"rank {rank} and rank 0 added different things to the model after fully_shard: {difference}. Give "
+                    "every rank the same model"
+                )
+
+    def _take_in(self, model: nn.Module, new: dict[str, nn.Parameter], buffers: dict[str, Tensor]) -> None:
+        sharded = self.sharded
+        self.collectives.broadcast([t.detach() for t in [*new.values(), *buffers.values()]])
+        if sharded.policy is not None and sharded.policy.buffer_dtype is not None:
+            fresh = {id(b) for b in buffers.values()}
+            sharded.buffer_dtypes |= cast_buffers(model, sharded.policy, fresh)
+        if not new:
+            return
+        dtypes = parameter_dtypes(model, sharded.policy)
+        specs = [
+            _C.ParamSpec(name, p, None, None, *dtypes.get(name, (None, None))) for name, p in new.items()
+        ]
+        label = f"{next(iter(new))} and what else was added"
+        sharded.runtime.join(label, specs)
+        for p in new.values():
+            self.index[id(p)] = len(self.known)
+            self.known.append(p)
+        _install_copies(model, sharded, {name: self.index[id(new[name])] for name in new if name in dtypes})
+        if sharded.runtime.rank == 0:
+            more = f" and {len(new) - 1} more parameters were" if len(new) > 1 else " was"
+            warnings.warn(
+                f"OSDP: {next(iter(new))!r}{more} added after fully_shard: every rank holds all of it (NO_SHARD), which "
+                "the plan does not count on. Add it before fully_shard to have it planned.",
+                stacklevel=3,
+            )
+
+
+def _install_copies(model: nn.Module, sharded: Sharded, mixed: dict[str, int]) -> None:
+    """Calls of modules by themselves make the copies that they compute with; the model's call makes all."""
+    compiled = [] if is_compiled(model) else compiled_modules(model)
+    at: dict[str, list[int]] = {}
+    for name, index in mixed.items():
+        at.setdefault(outside(name.rpartition(".")[0], compiled), []).append(index)
+    for place, params in at.items():
+        if place:
+            hook = sharded.runtime.add_call(place, params, False, False)
+            install_call(model.get_submodule(place), hook)
+
+
+def _made_of_a_part(module: nn.Module, key: str) -> bool:
+    """torch's ways: prune and spectral_norm leave weight_orig, weight_norm weight_g, and parametrize a list that keeps
+    the parameter, except where it has a right_inverse to make others of it."""
+    if any(name.startswith(f"{key}_") for name in [*module._parameters, *module._buffers]):
+        return True
+    parametrizations: Any = module._modules.get("parametrizations")
+    made = parametrizations[key] if parametrizations is not None and key in parametrizations else ()
+    return any(hasattr(p, "right_inverse") for p in made)
+
+
+def _unusable(new: dict[str, nn.Parameter], device: torch.device, told: bool) -> Iterator[str]:
+    for name, parameter in new.items():
+        if parameter.device != device:
+            yield (
+                f"{name!r} was added after fully_shard on {parameter.device}, the model is on {device}: add it there"
+            )
+        elif parameter.grad is not None:
+            yield (
+                f"{name!r} was added after fully_shard and has a gradient already, which is not averaged over ranks: "
+                "call the model (which takes it in) before a backward, or set it to None"
+            )
+        elif not told:
+            yield (
+                f"{name!r} was put into the model after fully_shard without being registered (module._parameters[...] = "
+                "..., ModuleList.insert), so that ranks may have trained it each for itself: use setattr, "
+                "register_parameter or add_module, or add it before fully_shard"
+            )
+
+
+def _refuse_within_forward(new: dict[str, nn.Parameter]) -> None:
+    if new:
+        raise ShardingError(
+            f"{next(iter(new))!r} was made within a forward, with values of this rank's own: call the model once before "
+            "fully_shard, so that it has all its parameters"
+        )

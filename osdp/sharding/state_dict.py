@@ -1,0 +1,115 @@
+"""state_dict and load_state_dict of a sharded model speak of full tensors, under the unwrapped model's names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from osdp.errors import ShardingError
+
+if TYPE_CHECKING:
+    from osdp.sharding.fully_shard import Sharded
+
+
+def show_full_state(model: nn.Module, sharded: Sharded) -> None:
+    """Install the hooks. They sit on the modules that own sharded parameters, so that a submodule's state dict is full
+    too; what the model has got since is looked for at the model's own.
+
+    state_dict() is collective (every rank gathers each parameter in turn) and makes full tensors on every rank;
+    load_state_dict() is local: each rank takes its part.
+    """
+    model.register_state_dict_pre_hook(_Beginning(sharded))  # type: ignore[no-untyped-call]
+    model.register_load_state_dict_pre_hook(_Assigning(sharded))  # type: ignore[no-untyped-call]
+    show_full_parameters(model, sharded)
+
+
+def show_full_parameters(model: nn.Module, sharded: Sharded) -> None:
+    """On modules that have none yet."""
+    for module in model.modules():
+        if module not in sharded.shown and any(_sharded_in(module, sharded)):
+            module.register_state_dict_post_hook(_Saving(sharded))  # type: ignore[no-untyped-call]
+            module.register_load_state_dict_pre_hook(_Loading(sharded))  # type: ignore[no-untyped-call]
+            sharded.shown.add(module)
+
+
+def _sharded_in(module: nn.Module, sharded: Sharded) -> Iterator[tuple[str, nn.Parameter, int]]:
+    """Its sharded parameters by every name that it has for them, with their indices."""
+    for key, parameter in module._parameters.items():
+        if parameter is not None and sharded.tree.is_sharded(parameter):
+            yield key, parameter, sharded.tree.index[id(parameter)]
+
+
+class _Beginning:
+    def __init__(self, sharded: Sharded) -> None:
+        self.sharded = sharded
+
+    def __call__(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
+        self.sharded.tree.look_between_steps(module)
+
+
+class _Saving:
+    def __init__(self, sharded: Sharded) -> None:
+        self.sharded = sharded
+
+    def __call__(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        runtime = self.sharded.runtime
+        for key, parameter, index in _sharded_in(module, self.sharded):
+            if prefix + key in state:
+                # Inside summon_full_params the parameter is full already.
+                full = runtime.summoned and list(parameter.shape) == runtime.full_shape(index)
+                local = parameter.detach()
+                state[prefix + key] = local.clone() if full else runtime.gather_whole(index, local)
+
+
+class _Assigning:
+    def __init__(self, sharded: Sharded) -> None:
+        self.sharded = sharded
+
+    def __call__(self, module: nn.Module, state: Any, prefix: str, metadata: dict[str, Any], *_: Any) -> None:
+        tree = self.sharded.tree
+        if metadata.get("assign_to_params_buffers", False) and any(map(tree.is_sharded, module.parameters())):
+            raise ShardingError(
+                "load_state_dict(assign=True) would replace the sharded parameters; load with assign=False"
+            )
+        if self.sharded.runtime.tree_changed:
+            show_full_parameters(module, self.sharded)
+
+
+class _Loading:
+    def __init__(self, sharded: Sharded) -> None:
+        self.sharded = sharded
+
+    def __call__(
+        self,
+        module: nn.Module,
+        state: dict[str, Any],
+        prefix: str,
+        metadata: dict[str, Any],
+        strict: bool,
+        missing: list[str],
+        unexpected: list[str],
+        errors: list[str],
+    ) -> None:
+        runtime = self.sharded.runtime
+        if metadata.get("assign_to_params_buffers", False):
+            raise ShardingError(
+                "load_state_dict(assign=True) would replace the sharded parameters; load with assign=False"
+            )
+        if runtime.summoned:
+            return
+        for key, _, index in _sharded_in(module, self.sharded):
+            full = state.get(prefix + key)
+            if full is None:
+                continue
+            wanted = tuple(runtime.full_shape(index))
+            if not isinstance(full, Tensor) or tuple(full.shape) != wanted:
+                # Taken out, so that a tensor of by chance this rank's local shape is not loaded as if it were full.
+                del state[prefix + key]
+                found = tuple(full.shape) if isinstance(full, Tensor) else type(full).__name__
+                errors.append(
+                    f"size mismatch for {prefix + key}: {found} in the state dict, {wanted} in the model."
+                )
+            else:
+                state[prefix + key] = runtime.take_local(index, full.detach())

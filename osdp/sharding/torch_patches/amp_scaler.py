@@ -1,0 +1,47 @@
+"""torch.amp.GradScaler with sharded models: an infinity that one rank holds skips the step on all.
+
+torch's scaler looks for infinities in the gradients that this rank has. Of sharded parameters these are its rows: one rank
+would skip a step that the others take, and the ranks would drift apart. What it has found is exchanged by one all-reduce
+of one number per model and step, on the caller's process group. torch's and OSDP's ShardedGradScaler do that themselves.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch import distributed as dist
+from torch.amp import grad_scaler
+from torch.optim import Optimizer
+
+from osdp.sharding.torch_patches.sharded_parameters import cut_parameters
+
+
+@functools.cache
+def install_scaler() -> None:
+    """Once per process."""
+    scaler = grad_scaler.GradScaler
+    if not hasattr(scaler, "_unscale_grads_"):
+        warnings.warn(
+            "OSDP does not know this torch's GradScaler, which could skip a step on one rank only: use "
+            "osdp.ShardedGradScaler.",
+            stacklevel=2,
+        )
+        return
+    scaler._unscale_grads_ = _agreeing(scaler._unscale_grads_)  # type: ignore[method-assign]
+
+
+def _agreeing(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def unscale(self: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> dict[Any, Tensor]:
+        found: dict[Any, Tensor] = original(self, optimizer, *args, **kwargs)
+        cut = cut_parameters(p for group in optimizer.param_groups for p in group["params"])
+        for group in {c.sharded.group: None for c in cut.values()}:
+            for infinite in found.values():
+                dist.all_reduce(infinite, dist.ReduceOp.MAX, group=group)
+        return found
+
+    return unscale

@@ -1,0 +1,192 @@
+"""Optimizers that step on shards: those whose step of a matrix is not the step of its rows are refused.
+
+Note [Is an optimizer element-wise]
+AdamW's step of a matrix is the steps of its halves put together, so it may be given rows. Muon's (which orthogonalises the
+matrix), Adafactor's, LBFGS's, LARS's or SAM's (which take norms) is not: on shards each rank would quietly do something
+else. Names of classes do not tell, since anybody may write one; behaviour does. Before the first step of an optimizer
+that holds shards, an optimizer of its class and options steps small tensors of the same dimensions as a whole, and two
+more step their two halves; where these differ, it is refused, with nothing changed. torch's own element-wise ones are known
+and not tried. After that a step costs one look into a dictionary.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from osdp.errors import ShardingError
+from osdp.sharding.torch_patches.optimizer_options import OptionCheck
+from osdp.sharding.torch_patches.sharded_parameters import CutParameter, cut_parameters, models_sharded
+
+STEPS = 3
+TOLERANCE = 1e-5  # of the step; element-wise ones differ by rounding, if at all
+_NAMES = (
+    *("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD"),
+    *("NAdam", "RAdam", "RMSprop", "Rprop", "SGD", "SparseAdam"),
+)
+_ELEMENT_WISE = frozenset(getattr(torch.optim, name) for name in _NAMES if hasattr(torch.optim, name))
+# Of an optimizer: how many parameters it and how many sharded models there were when it was looked at, and what its options
+# are checked by; None where it holds no shards.
+_checked: WeakKeyDictionary[Optimizer, tuple[tuple[int, int], OptionCheck | None]] = WeakKeyDictionary()
+
+
+def check_before_step(optimizer: Optimizer) -> None:
+    """ShardingError where it holds shards and is not element-wise, DisagreementError where its options differ by rank."""
+    seen = sum(len(group["params"]) for group in optimizer.param_groups), models_sharded()
+    known = _checked.get(optimizer)
+    if known is None or known[0] != seen:
+        cut = cut_parameters(p for group in optimizer.param_groups for p in group["params"])
+        if type(optimizer) not in _ELEMENT_WISE:
+            check_optimizer(optimizer, cut)
+        models = list({id(c.sharded): c.sharded for c in cut.values()}.values())
+        check = known and known[1]
+        # Kept where it can be: when a model is collected differs by rank, and what a check sends must not.
+        if check is None or check.models != models:
+            check = OptionCheck(models) if models else None
+        known = _checked[optimizer] = seen, check
+    if known[1] is not None:
+        known[1].before_step(optimizer)
+
+
+def check_optimizer(optimizer: Optimizer, cut: dict[int, CutParameter]) -> None:
+    """Raises ShardingError where the optimizer holds shards, which are `cut`, and is not element-wise."""
+    if not cut:
+        return
+    kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+    first = next(iter(cut.values()))
+    if any(base.__name__ == "ZeroRedundancyOptimizer" for base in type(optimizer).__mro__):
+        raise ShardingError(
+            f"rank {first.rank}: {kind} deals parameters out to ranks and broadcasts them, and '{first.name}' is this "
+            "rank's rows, which would overwrite those of the other ranks. OSDP shards the optimizer's state by itself: use "
+            "the inner optimizer."
+        )
+    try:
+        with torch.random.fork_rng(devices=[]):
+            difference = step_difference(optimizer, cut)
+    except Exception as error:
+        warnings.warn(
+            f"rank {first.rank}: OSDP cannot tell whether {kind} is element-wise ({type(error).__name__}: {error}). It "
+            f"steps on this rank's rows of '{first.name}' and {len(cut) - 1} more: if it needs whole matrices or a norm, "
+            f"give their operators NO_SHARD ({first.advice}).",
+            stacklevel=2,
+        )
+        return
+    if difference is not None:
+        raise ShardingError(
+            f"rank {first.rank}: {kind} needs whole tensors: its step of a tensor is not the steps of its rows (they "
+            f"differ by {difference:.2g} of the step), and each rank holds rows of '{first.name}' and {len(cut) - 1} more "
+            f"of its parameters. Nothing was changed. Give their operators NO_SHARD ({first.advice}), or use an "
+            "element-wise optimizer for them."
+        )
+
+
+def step_difference(optimizer: Optimizer, cut: dict[int, CutParameter]) -> float | None:
+    """How far steps of halves are from the step of the whole, relative to it; None where they agree."""
+    whole, upper, lower = (_Trial(optimizer, cut, part) for part in (slice(None), slice(0, 3), slice(3, 6)))
+    for _ in range(STEPS):
+        for trial in (whole, upper, lower):
+            trial.step()
+        for w, u, low, start in zip(whole.params, upper.params, lower.params, whole.start, strict=True):
+            step = (w.detach() - start).norm()
+            apart = (torch.cat([u.detach(), low.detach()]) - w.detach()).norm()
+            if not apart <= TOLERANCE * step + 1e-6 * start.norm():
+                return float(apart / step)
+    return None
+
+
+class _Trial:
+    """An optimizer like the given one over small tensors: rows `part` of six."""
+
+    def __init__(self, optimizer: Optimizer, cut: dict[int, CutParameter], part: slice) -> None:
+        device = next(p.device for g in optimizer.param_groups for p in g["params"] if id(p) in cut)
+        generator = torch.Generator().manual_seed(0)
+        self.params: list[nn.Parameter] = []
+        self.start: list[Tensor] = []
+        self.targets: list[Tensor] = []
+        self.curvatures: list[Tensor] = []
+        replaced: list[list[nn.Parameter]] = []
+        for group in optimizer.param_groups:
+            # In low precision rounding would hide a difference.
+            shapes = {
+                (len(c.full_shape), torch.promote_types(p.dtype, torch.float32))
+                for p in group["params"]
+                if (c := cut.get(id(p)))
+            }
+            replaced.append([])
+            for dims, dtype in sorted(shapes, key=str):
+                size = (6, 4, 2, 2, *(1,) * dims)[:dims]
+                # The halves are of other magnitudes, so that norms of them differ.
+                scale = torch.tensor([1.0, 1.0, 1.0, 5.0, 5.0, 5.0]).view(6, *(1,) * (dims - 1))
+                start, target = (torch.randn(size, generator=generator) * scale for _ in range(2))
+                curvature = 30 ** (2 * torch.rand(size, generator=generator) - 1)
+                self.start.append(start.to(device, dtype)[part])
+                self.targets.append(target.to(device, dtype)[part])
+                self.curvatures.append(curvature.to(device, dtype)[part])
+                self.params.append(nn.Parameter(self.start[-1].clone()))
+                replaced[-1].append(self.params[-1])
+        self.optimizer = _like(optimizer, replaced)
+        step = type(self.optimizer).step
+        # Hooks of the script are for its own optimizers.
+        self._step: Callable[..., Any] = getattr(step, "__wrapped__", step)
+        self._takes_closure = "closure" in inspect.signature(step).parameters
+
+    def loss(self) -> Tensor:
+        """A sum over elements: its gradient at an element depends on that alone."""
+        total = torch.zeros(())
+        for parameter, target, curvature in zip(self.params, self.targets, self.curvatures, strict=True):
+            apart = parameter.detach() - target
+            parameter.grad = curvature * apart
+            total += (0.5 * parameter.grad * apart).sum().cpu()
+        return total
+
+    def step(self) -> None:
+        self.loss()
+        if self._takes_closure:
+            self._step(self.optimizer, self.loss)
+        else:
+            self._step(self.optimizer)
+
+
+def _like(optimizer: Optimizer, replaced: list[list[nn.Parameter]]) -> Optimizer:
+    """An optimizer of the class and options, over other parameters, that has not stepped yet."""
+    groups = []
+    for group, params in zip(optimizer.param_groups, replaced, strict=True):
+        if params:
+            options = {k: copy.deepcopy(v) for k, v in group.items() if k not in ("params", "param_names")}
+            if "lr" in options:  # a schedule that warms up begins with 0
+                lr = options["lr"]
+                options["lr"] = torch.full_like(lr, 0.1) if isinstance(lr, Tensor) else 0.1
+            groups.append({**options, "params": params})
+    names = inspect.signature(type(optimizer).__init__).parameters
+    try:
+        options = {k: v for k, v in optimizer.defaults.items() if k in names}
+        return type(optimizer)(groups, **options)
+    except Exception:
+        return _copied(optimizer, replaced, groups)
+
+
+def _copied(
+    optimizer: Optimizer, replaced: list[list[nn.Parameter]], groups: list[dict[str, Any]]
+) -> Optimizer:
+    """Where the constructor asks for more than its options: a copy, in which optimizers inside are replaced alike."""
+    made = object.__new__(type(optimizer))
+    for key, value in vars(optimizer).items():
+        if key == "param_groups":
+            value = groups
+        elif key == "state":
+            value = defaultdict(dict)
+        elif isinstance(value, Optimizer):
+            value = _copied(value, replaced, groups)
+        elif not callable(value):
+            value = copy.copy(value)
+        setattr(made, key, value)
+    return made

@@ -1,0 +1,68 @@
+"""Options of an optimizer that differ by rank (a schedule fed with one rank's loss): told within a few steps.
+
+Note [A digest of the options]
+Each rank steps its own rows: with another learning rate on each, no value differs that two ranks hold. In the first steps
+of an optimizer and in every 100th, each rank sends a digest of its groups' options with the model's own communication; the
+next step compares, when the answer has long come. So an error comes one step late, and a step costs nothing between.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.optim import Optimizer
+
+from osdp import _C
+from osdp.errors import DisagreementError
+from osdp.ranks.process_groups import lane_group
+
+if TYPE_CHECKING:
+    from osdp.sharding.fully_shard import Sharded
+
+FIRST, EVERY = 3, 100
+
+
+class OptionCheck:
+    """Of one optimizer, which steps on parameters of these sharded models."""
+
+    def __init__(self, models: list[Sharded]) -> None:
+        self.models = models
+        self._lanes = [(m, lane_group(m.group, m.device).collectives) for m in models if m.runtime.world > 1]
+        self._steps = 0
+        self._told: list[tuple[Sharded, _C.Ticket, Tensor, float, str]] = []
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Raises DisagreementError where the last digest differed."""
+        told, self._told = self._told, []
+        for model, ticket, mean, own, options in told:
+            ticket.wait()
+            given = float(mean)
+            ticket.wait()  # a fault ends the wait for the device too, and then this tells it
+            if abs(given - own) > 0.25:
+                raise DisagreementError(
+                    f"rank {dist.get_rank(model.group)}: in the step before, the options of "
+                    f"{type(optimizer).__name__} differed between ranks; here they were {options}. Each rank then "
+                    "moves its rows of the parameters differently. Feed schedules the same loss on every rank (its mean: "
+                    "torch.distributed.all_reduce), and load a checkpoint of before."
+                )
+        step, self._steps = self._steps, self._steps + 1
+        if not self._lanes or (step >= FIRST and step % EVERY):
+            return
+        options = str([_plain(group) for group in optimizer.param_groups])
+        own = float(zlib.crc32(options.encode()))
+        for model, lane in self._lanes:
+            mean = torch.tensor([own], dtype=torch.float64, device=model.device)
+            ticket = lane.submit_all_reduce_mean([mean])
+            self._told.append((model, ticket, mean, own, options))
+
+
+def _plain(group: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: value.tolist() if isinstance(value, Tensor) else value
+        for key, value in group.items()
+        if key not in ("params", "param_names") and not callable(value)
+    }

@@ -1,0 +1,204 @@
+"""Optimizer state dicts: states of sharded parameters are DTensors in them, so that torch's tools see the whole tensor.
+
+Note [DTensors at the border]
+Inside, parameters and states are plain tensors of this rank's rows: an optimizer steps on them at full speed (the figures
+are in docs/dtensor.md). torch.distributed.checkpoint, `get_optimizer_state_dict` and their like must know what the rows are
+rows of: `Optimizer.state_dict()` shows them as DTensors, which share the rows' memory, and `load_state_dict()` takes
+DTensors, or the full tensors of one process, apart again. Both are replaced on the class, so that optimizers made before
+the model was sharded are served too. The rows are DTensor's own: ceil(rows / ranks) each, along the same dimension; of
+HYBRID_SHARD the mesh has two dimensions. A split weight lies here slice by slice, which no placement describes: its states
+are gathered and shown as `Shard(0)` of the ordinary layout, which is collective.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+
+from osdp.errors import ShardingError
+from osdp.ranks.process_groups import group_of_ranks
+from osdp.sharding.torch_patches.sharded_parameters import CutParameter, cut_parameters
+
+Value = Any
+_RANK = "_osdp_rank"  # of a DTensor: whose rows it holds; travels with it into a user's own file
+_meshes: WeakKeyDictionary[object, dict[bool, DeviceMesh]] = WeakKeyDictionary()
+
+
+@functools.cache
+def install_optimizer_state() -> None:
+    """Once per process."""
+    Optimizer.state_dict = _showing(Optimizer.state_dict)  # type: ignore[method-assign]
+    Optimizer.load_state_dict = _taking_apart(Optimizer.load_state_dict)  # type: ignore[method-assign]
+
+
+def _showing(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    @functools.wraps(original)
+    def state_dict(self: Optimizer) -> dict[str, Any]:
+        shown = original(self)
+        cut = _cut_of(self)
+        if not cut:
+            return shown
+        places = dict(zip(_indices(shown["param_groups"]), _parameters(self), strict=True))
+        states: dict[Any, Any] = {}
+        for key, state in shown["state"].items():
+            parameter = cut.get(id(places.get(key)))
+            states[key] = state if parameter is None else _map(state, _Shown(self, parameter))
+        return {**shown, "state": states}
+
+    return state_dict
+
+
+def _taking_apart(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def load_state_dict(self: Optimizer, state_dict: dict[str, Any]) -> None:
+        cut = _cut_of(self)
+        if cut and "state" in state_dict and "param_groups" in state_dict:
+            # A wrong number of parameters is told by torch.
+            places = dict(zip(_indices(state_dict["param_groups"]), _parameters(self), strict=False))
+            states = {}
+            for key, state in state_dict["state"].items():
+                parameter = cut.get(id(places.get(key)))
+                states[key] = state if parameter is None else _map(state, _Local(self, parameter))
+            state_dict = {**state_dict, "state": states}
+        original(self, state_dict)
+
+    return load_state_dict
+
+
+def _cut_of(optimizer: Optimizer) -> dict[int, CutParameter]:
+    return cut_parameters(_parameters(optimizer))
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[nn.Parameter]:
+    return (p for group in optimizer.param_groups for p in group["params"])
+
+
+def _indices(groups: list[dict[str, Any]]) -> Iterator[Any]:
+    return (index for group in groups for index in group["params"])
+
+
+def _map(value: Value, function: Callable[[Tensor, str], Tensor], key: str = "") -> Value:
+    """`value` with every tensor replaced; `key`: the innermost name it has in the state."""
+    if isinstance(value, Tensor):
+        return function(value, key)
+    if isinstance(value, dict):
+        return {k: _map(v, function, str(k)) for k, v in value.items()}
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        return type(value)(_map(v, function, key) for v in value)
+    return value
+
+
+class _OfParameter:
+    """Makes one tensor of a parameter's state into another."""
+
+    def __init__(self, optimizer: Optimizer, parameter: CutParameter) -> None:
+        self.kind, self.parameter = type(optimizer).__name__, parameter
+
+
+class _Shown(_OfParameter):
+    """This rank's rows as a DTensor of the full shape."""
+
+    def __call__(self, value: Tensor, key: str) -> Tensor:
+        from torch.distributed.tensor import DTensor
+
+        parameter = self.parameter
+        if isinstance(value, DTensor):
+            return value
+        if tuple(value.shape) != parameter.local_shape:
+            if value.numel() == 1:
+                return value
+            raise ShardingError(
+                f"rank {parameter.rank}: the state {key!r} that {self.kind} keeps of '{parameter.name}' has shape "
+                f"{list(value.shape)}, neither this rank's part {list(parameter.local_shape)} of the parameter nor one "
+                "number: it cannot be shown as a part of a full tensor. Give the operator NO_SHARD "
+                f"({parameter.advice})."
+            )
+        mesh = _mesh(parameter)
+        full = torch.empty(parameter.full_shape, device="meta")
+        rows = value.detach()
+        if parameter.split:
+            rows = _rows(parameter.sharded.gather_whole(parameter.name, rows), mesh)
+        shown = DTensor.from_local(
+            rows, mesh, _placements(parameter), run_check=False, shape=full.shape, stride=full.stride()
+        )
+        setattr(shown, _RANK, (parameter.rank, parameter.world))
+        return shown
+
+
+class _Local(_OfParameter):
+    """This rank's part of what a state dict holds: a DTensor, or a full tensor."""
+
+    def __call__(self, value: Tensor, key: str) -> Tensor:
+        from torch.distributed.tensor import DTensor
+
+        parameter = self.parameter
+        what = f"rank {parameter.rank}: the state {key!r} of '{parameter.name}' in the {self.kind} state dict"
+        instead = (
+            "osdp.save and osdp.load, torch.distributed.checkpoint, or get_optimizer_state_dict with "
+            "full_state_dict=True go from any ranks to any others"
+        )
+        if tuple(value.shape) == parameter.full_shape:
+            if not isinstance(value, DTensor):
+                return parameter.sharded.take_local(parameter.name, value)
+            here = (parameter.rank, parameter.world)
+            of_rank = getattr(value, _RANK, here)
+            if of_rank != here or value.device_mesh != _mesh(parameter):
+                raise ShardingError(
+                    f"{what} holds the rows of rank {of_rank[0]} of {value.device_mesh.size()}, and this is rank "
+                    f"{here[0]} of {here[1]}: a file written by torch.save(optimizer.state_dict()) holds one rank's "
+                    f"rows, and is for that rank alone. {instead}."
+                )
+            if parameter.split:
+                return parameter.sharded.take_local(parameter.name, value.full_tensor())
+            local = value.redistribute(value.device_mesh, _placements(parameter)).to_local()
+            if tuple(local.shape) == parameter.local_shape:
+                return local
+        elif value.numel() == 1:
+            return value
+        raise ShardingError(
+            f"{what} has shape {list(value.shape)}, and the whole parameter has {list(parameter.full_shape)}: which "
+            f"part of it that is cannot be told. {instead}."
+        )
+
+
+def _placements(parameter: CutParameter) -> list[Any]:
+    from torch.distributed.tensor import Replicate, Shard
+
+    rows = Shard(parameter.dim)
+    return [Replicate(), rows] if parameter.hybrid else [rows]
+
+
+def _mesh(parameter: CutParameter) -> DeviceMesh:
+    """The ranks that hold the parameter; made when first asked for, with HYBRID_SHARD by the ranks of line and column."""
+    sharded = parameter.sharded
+    made = _meshes.setdefault(sharded, {})
+    if parameter.hybrid not in made:
+        kind = sharded.device.type
+        if not parameter.hybrid:
+            made[False] = DeviceMesh.from_group(sharded.group, kind)
+        else:
+            grid, rank = sharded.grid, dist.get_rank(sharded.group)
+            assert grid is not None
+            ranks = dist.get_process_group_ranks(sharded.group)
+            lines = [[ranks[r] for r in line] for line in grid.lines]
+            groups = [
+                group_of_ranks([ranks[r] for r in part])
+                for part in (grid.column_of(rank), grid.line_of(rank))
+            ]
+            made[True] = DeviceMesh.from_group(groups, kind, lines, mesh_dim_names=("replicate", "shard"))
+    return made[parameter.hybrid]
+
+
+def _rows(full: Tensor, mesh: DeviceMesh) -> Tensor:
+    """This rank's rows as Shard(0) has them."""
+    chunk = -(-full.shape[0] // mesh.size())
+    begin = min(chunk * mesh.get_local_rank(), full.shape[0])
+    return full[begin : begin + chunk].clone()

@@ -1,0 +1,39 @@
+"""Before a step of an optimizer: what cannot mean what it does in one process is told, with nothing changed."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from osdp.errors import ShardingError
+from osdp.sharding.torch_patches.elementwise_probe import check_before_step
+
+
+@functools.cache
+def watch_steps() -> None:
+    """Once per process: `Optimizer.step` of any class calls this first."""
+    register_optimizer_step_pre_hook(_before_step)
+
+
+def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    _refuse_unreduced(optimizer)
+    check_before_step(optimizer)
+
+
+def _refuse_unreduced(optimizer: Optimizer) -> None:
+    from osdp.sharding.fully_shard import sharded_models
+
+    for model, sharded in sharded_models():
+        index = sharded.runtime.unreduced()
+        if index is None:  # mostly: parameters are looked through only to tell of an error
+            continue
+        stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if any(id(p) in stepped for p in model.parameters()):
+            raise ShardingError(
+                f"rank {sharded.runtime.rank}: {type(optimizer).__name__}.step() with gradients that osdp.no_sync has kept "
+                f"and no backward has averaged yet (parameter {sharded.names()[index]!r}): ranks would step apart. Run the "
+                "last micro-batch's backward outside of no_sync, then step"
+            )

@@ -1,0 +1,154 @@
+"""Other data parallels around a sharded model, or inside one: refused before they change anything.
+
+Note [Two data parallels]
+DistributedDataParallel broadcasts rank 0's parameters when it is made: of a sharded model those are rank 0's rows, which
+would overwrite everybody's. FSDP would shard each rank's rows once more. torch calls a hook when a module becomes part of
+another, which these do before they communicate (`replicate` at its first forward, with a list of bare parameters); FSDP1
+flattens parameters before, so its constructor asks first. The other way round, `fully_shard` looks for data parallels around
+the model among the objects that Python knows of, and inside it, where `replicate` leaves a mark on the module.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn
+
+from torch import distributed as dist
+from torch import nn
+from torch.distributed._composable.contract import _get_registry
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp._fully_shard import _fully_shard as fsdp2
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from osdp.errors import ShardingError
+
+_WRAPPERS = (DistributedDataParallel, DataParallel, FullyShardedDataParallel)
+
+
+@functools.cache
+def install_refusals() -> None:
+    """Once per process."""
+    register_module_module_registration_hook(_registered)
+    asking = _asking_first("FullyShardedDataParallel", FullyShardedDataParallel.__init__, 1)
+    FullyShardedDataParallel.__init__ = asking  # type: ignore[method-assign]
+    for what, module in (("torch's fully_shard", fsdp2), ("torch's replicate", _replicate_with_fsdp())):
+        if hasattr(module, "_validate_module"):  # the first thing that they call
+            setattr(module, "_validate_module", _asking_first(what, module._validate_module, 0))  # noqa: B010
+
+
+def _replicate_with_fsdp() -> Any:
+    try:
+        return importlib.import_module("torch.distributed._composable.replicate_with_fsdp")
+    except ImportError:  # of an older torch
+        return None
+
+
+def _registered(module: nn.Module, name: str, part: nn.Module | None) -> None:
+    if isinstance(module, _WRAPPERS) and isinstance(part, nn.Module):
+        _refuse_around(type(module).__name__, part)
+
+
+def _asking_first(what: str, original: Callable[..., Any], place: int) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def asking(*args: Any, **kwargs: Any) -> Any:
+        given = args[place] if len(args) > place else kwargs.get("module")
+        for module in given if isinstance(given, list | tuple) else [given]:
+            if isinstance(module, nn.Module):
+                _refuse_around(what, module)
+        return original(*args, **kwargs)
+
+    return asking
+
+
+def _refuse_around(what: str, part: nn.Module) -> None:
+    for name, module in part.named_modules():
+        sharded = _sharded(module)
+        if sharded is None:
+            continue
+        ignored = getattr(part, "_ddp_params_and_buffers_to_ignore", ())
+        if what == "DistributedDataParallel" and all(
+            (f"{name}.{n}" if name else n) in ignored for n in sharded.names()
+        ):
+            return
+        _refuse(what, f"the module '{name}' in it, which is" if name else "a model that is")
+    if type(part) is nn.ParameterList and (held := _sharded_parameter(part)) is not None:
+        _refuse(
+            what.replace("DistributedDataParallel", "torch's replicate"),
+            f"parameter '{held}' of a model that is",
+        )
+
+
+def _refuse(what: str, around: str) -> NoReturn:
+    raise ShardingError(
+        f"{_rank()}{what} around {around} sharded by OSDP: each rank holds its own rows of the parameters, which "
+        f"{what} would take for all of them. OSDP averages gradients by itself: leave {what} out, or shard the "
+        "outermost model with osdp.fully_shard instead."
+    )
+
+
+def _sharded_parameter(part: nn.Module) -> str | None:
+    if "osdp.sharding.fully_shard" not in sys.modules:
+        return None
+    from osdp.sharding.fully_shard import sharded_models
+
+    given = {id(p) for p in part.parameters()}
+    for model, _ in sharded_models():
+        for name, p in model.named_parameters():
+            if id(p) in given:
+                return name
+    return None
+
+
+def refuse_others(model: nn.Module) -> None:
+    """Raises ShardingError where a data parallel is around a part of the model, or in it."""
+    for name, module in model.named_modules():
+        kind = type(module)
+        place = f"'{name}'" if name else "the model itself"
+        if "replicate" in (_get_registry(module) or ()):
+            _refuse_inside(f"{place} is under torch's replicate already")
+        if isinstance(module, _WRAPPERS) or any(base.__name__ == "FSDPModule" for base in kind.__mro__):
+            what = "torch's fully_shard" if not isinstance(module, _WRAPPERS) else kind.__name__
+            _refuse_inside(f"{place} is under {what} already")
+    if _holder(model) is not None:
+        gc.collect()  # one that was let go of may only not have been collected yet
+        if (holder := _holder(model)) is not None:
+            _refuse_inside(f"a part of the model is in a {type(holder).__name__} already")
+
+
+def _holder(model: nn.Module) -> nn.Module | None:
+    """A data parallel around the model or a part of it."""
+    parts = set(model.modules())
+    kinds = {id(kind) for kind in _with_subclasses(_WRAPPERS)}
+    for found in gc.get_objects():  # a million: asking whether each is an instance takes ten times as long
+        if id(type(found)) not in kinds or "_modules" not in vars(found) or found in parts:
+            continue
+        holder: nn.Module = found
+        if not parts.isdisjoint(holder.modules()):
+            return holder
+    return None
+
+
+def _with_subclasses(classes: Iterable[type]) -> set[type]:
+    return {each for kind in classes for each in (kind, *_with_subclasses(kind.__subclasses__()))}
+
+
+def _refuse_inside(what: str) -> NoReturn:
+    raise ShardingError(
+        f"{_rank()}{what}, which averages or shards the same gradients by itself. Give osdp.fully_shard the plain model "
+        "(of a wrapper its .module, before it is wrapped)."
+    )
+
+
+def _sharded(module: nn.Module) -> Any:
+    from osdp.checkpoint.model_state import sharded_of
+
+    return sharded_of(module) if "osdp.sharding.fully_shard" in sys.modules else None
+
+
+def _rank() -> str:
+    return f"rank {dist.get_rank()}: " if dist.is_initialized() else ""

@@ -1,0 +1,1 @@
+"""Plans for people: in terminals and notebooks, as pictures and in words."""

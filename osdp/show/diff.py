@@ -1,0 +1,66 @@
+"""diff: what another plan decides differently, a line for each row of operators."""
+
+from __future__ import annotations
+
+from osdp.base.byte_sizes import format_bytes
+from osdp.plan.plan import Plan
+from osdp.show.plan_figures import format_seconds
+from osdp.show.table_rows import NUMBER, ranged, runs
+
+_SETTINGS = (
+    "world_size", "batch_size", "accumulation", "prefetch", "separate_reductions", "optimizer", "precision", "cost",
+    "memory_limit_bytes",
+)  # fmt: skip
+
+
+def diff(plan: Plan, other: Plan) -> str:
+    """What `other` decides differently; "" where they decide the same.
+
+    blocks.0-11.mlp.fc (12 operators): FULL_SHARD -> NO_SHARD
+    """
+    lines = []
+    for name in _SETTINGS:
+        before, after = getattr(plan, name), getattr(other, name)
+        if before != after:
+            lines.append(f"{name}: {_setting(name, before)} -> {_setting(name, after)}")
+    machines = [p.hardware.name if p.hardware else "none" for p in (plan, other)]
+    if machines[0] != machines[1]:
+        lines.append(f"hardware: {machines[0]} -> {machines[1]}")
+    changes: dict[tuple[str, str, str], list[str]] = {}
+    for name in dict.fromkeys([*plan.choices, *other.choices]):
+        was, now = (str(p.choices.get(name, "absent")) for p in (plan, other))
+        if was != now:
+            changes.setdefault((NUMBER.sub("*", name), was, now), []).append(name)
+    for (_, was, now), names in changes.items():
+        for run in runs(names):
+            count = f" ({len(run)} operators)" if len(run) > 1 else ""
+            lines.append(f"{ranged(run) or '(model)'}{count}: {was} -> {now}")
+    recomputed: dict[tuple[str, str, str], list[str]] = {}
+    for name in dict.fromkeys([*plan.recompute, *other.recompute]):
+        was, now = (p.recompute.get(name, "keep") for p in (plan, other))
+        if was != now:
+            recomputed.setdefault((NUMBER.sub("*", name), was, now), []).append(name)
+    for (_, was, now), names in recomputed.items():
+        for run in runs(names):
+            count = f" ({len(run)} blocks)" if len(run) > 1 else ""
+            lines.append(f"{ranged(run)}{count}: activations {was} -> {now}")
+    if not lines and plan.units != other.units:
+        lines.append(f"units: {len(plan.units)} -> {len(other.units)}, grouped differently")
+    if plan.predicted and other.predicted and lines:
+        a, b = plan.predicted, other.predicted
+        lines += [
+            f"step time: {format_seconds(a.step_time_s)} -> {format_seconds(b.step_time_s)}",
+            f"throughput: {a.throughput:.4g} -> {b.throughput:.4g} samples/s{_percent(a.throughput, b.throughput)}",
+            f"peak memory: {format_bytes(a.peak_memory_bytes)} -> {format_bytes(b.peak_memory_bytes)}",
+        ]
+    return "".join(line + "\n" for line in lines)
+
+
+def _percent(before: float, after: float) -> str:
+    return f" ({after / before - 1:+.1%})" if before > 0 else ""
+
+
+def _setting(name: str, value: object) -> str:
+    if value is None:
+        return "any" if name == "world_size" else "none"
+    return format_bytes(value) if name.endswith("_bytes") and isinstance(value, int) else str(value)

@@ -1,0 +1,209 @@
+"""explain: why a plan is as it is, in words and figures that a person can check by searching again."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from osdp.base.byte_sizes import format_bytes
+from osdp.errors import InfeasibleError
+from osdp.plan.plan import Plan
+from osdp.planning.core_inputs import compute_s, computing_dtypes
+from osdp.show.plan_figures import device_terms, format_seconds
+from osdp.show.table_rows import Row, Section, ranged, sections
+from osdp.show.terminal import MODE_STYLES, RECOMPUTED, plain, render, row_name
+
+GIB = 2**30
+
+
+def explain(plan: Plan, width: int | None = None, search: bool = True) -> str:
+    """The plan's table and its reasons, as text: `Plan.explain`."""
+    return plain(explained(plan, search), width)
+
+
+def explained(plan: Plan, search: bool = True) -> RenderableType:
+    """The same for a rich console."""
+    parts: list[RenderableType] = [render(plan)]
+    if plan.predicted is not None:
+        parts += [
+            Text("\nWhy each choice (figures of one operator, for one step)", style="bold"),
+            _choices(plan),
+        ]
+        parts += _paragraphs(plan, search)
+    return Group(*parts)
+
+
+def _paragraphs(plan: Plan, search: bool) -> list[RenderableType]:
+    paragraphs = [("Price of memory", [price(plan)])]
+    if lines := device_lines(plan):
+        paragraphs.insert(
+            0, ("Memory of the device that no tensor has, which counts against the limit", lines)
+        )
+    if search and plan.searched is not None and plan.memory_limit_bytes is not None:
+        if plan.searched.objective == "memory":
+            least = f"The least memory that gives {plan.searched.at_least:.4g} samples/s was asked for."
+            paragraphs.append(("Why so little memory", [least]))
+        else:
+            paragraphs.append((f"The next {format_bytes(GIB)}", [next_gib(plan)]))
+        paragraphs.append((f"Why a batch of {plan.batch_size}", batch_reasons(plan)))
+    found: list[RenderableType] = []
+    for title, lines in paragraphs:
+        found += [Text(f"\n{title}", style="bold"), *(Padding(Text(line), (0, 0, 0, 2)) for line in lines)]
+    return found
+
+
+def _choices(plan: Plan) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(overflow="fold", max_width=36)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for section in sections(plan):
+        if section.recompute:
+            table.add_row(
+                f"  {ranged(section.blocks)}",
+                f"{len(section.blocks)} x",
+                "recomputed",
+                recompute_reason(plan, section),
+            )
+        for row in section.rows:
+            if row.choice is None or row.predicted is None:
+                continue
+            table.add_row(
+                f"  {_full_name(section, row)}",
+                f"{len(row.names)} x" if len(row.names) > 1 else "",
+                Text(row.choice.mode, style=MODE_STYLES.get(row.choice.mode, "")),
+                row.predicted.reason,
+            )
+    return table
+
+
+def _full_name(section: Section, row: Row) -> str:
+    return row_name(section, row) if section.blocks and not section.part(row) else row.label
+
+
+def recompute_reason(plan: Plan, section: Section) -> str:
+    """What recomputing one block of the section saves and costs."""
+    block = next(b for b in plan.description.blocks if b.name == section.blocks[0])
+    inside = [o for o in plan.description.operators if o.block == block.name]
+    saved = sum(plan.batch_size * o.saved_bytes_per_sample + o.saved_bytes_fixed for o in inside)
+    saved -= plan.batch_size * block.input_bytes_per_sample
+    how = RECOMPUTED[section.recompute or "hold"].partition(", ")[2]
+    cost = ""
+    if plan.hardware is not None:
+        dtypes = computing_dtypes(plan.description, plan.precision)
+        again = sum(compute_s(o, plan.hardware, dtypes[o.name])[2] for o in inside)
+        again *= plan.batch_size * plan.accumulation
+        cost = f" and costs {format_seconds(again)} of computation"
+    return f"saves {format_bytes(saved)} of activations{cost}; {how}"
+
+
+def device_lines(plan: Plan) -> list[str]:
+    """What the device holds beside tensors, a line for each part; none on a CPU."""
+    return [f"{term.name}: {format_bytes(term.bytes)} ({term.why})" for term in device_terms(plan)]
+
+
+def price(plan: Plan) -> str:
+    """What memory is worth at this limit, to first order."""
+    if plan.certificate is None:
+        return "unknown: the plan was not searched, or was changed since."
+    ms = plan.price_of_memory_s_per_byte * GIB * 1e3
+    if ms <= 0:
+        return "0 ms per GiB: at this batch size memory is no limit; every operator has its fastest choice."
+    step = plan.predicted.step_time_s * 1e3 if plan.predicted else 0.0
+    share = f", {ms / step:.2%} of a step" if step else ""
+    return (
+        f"{ms:.4g} ms per GiB{share}: at this limit and batch size, a choice that saves memory for less than "
+        "that is taken, and one that costs more is not."
+    )
+
+
+def next_gib(plan: Plan) -> str:
+    """What the same search finds with 1 GiB more."""
+    assert plan.memory_limit_bytes is not None and plan.predicted is not None
+    from osdp.planning.search import search_again
+
+    richer = search_again(plan, plan.memory_limit_bytes + GIB)
+    assert richer.predicted is not None
+    before, after = plan.predicted.throughput, richer.predicted.throughput
+    changed = sum(richer.choices[name] != choice for name, choice in plan.choices.items())
+    if plan.searched is not None and plan.searched.objective == "batch":
+        return f"fits a batch of {richer.batch_size} in place of {plan.batch_size}."
+    ways = []
+    if richer.batch_size != plan.batch_size:
+        ways.append(f"batch {richer.batch_size} in place of {plan.batch_size}")
+    if changed:
+        ways.append(f"{changed} of {len(plan.choices)} operators chosen otherwise")
+    if richer.recompute != plan.recompute:
+        ways.append(f"{len(richer.recompute)} blocks recomputed in place of {len(plan.recompute)}")
+    if after <= before * (1 + 1e-9):
+        return "buys nothing: no plan is faster with it."
+    how = ", ".join(ways) or "other units"
+    return f"buys {after / before - 1:.2%}: {after:.4g} samples/s in place of {before:.4g} ({how})."
+
+
+def batch_reasons(plan: Plan) -> list[str]:
+    """The plan's batch size against its neighbours, each searched for."""
+    searched = plan.searched
+    assert searched is not None and plan.memory_limit_bytes is not None
+    if searched.batch_size is not None:
+        return ["It was asked for."]
+    if searched.objective == "batch":
+        return [
+            f"The largest batch was asked for. With {plan.batch_size + 1}: {_with_batch(plan, plan.batch_size + 1)}"
+        ]
+    smaller, larger = _neighbours(plan)
+    lines = [f"With {plan.batch_size}: {_throughput(plan)}."]
+    if smaller is not None:
+        lines.append(f"With {smaller}: {_with_batch(plan, smaller)}")
+    if larger is not None:
+        lines.append(f"With {larger}: {_with_batch(plan, larger)}")
+    else:
+        lines.append("It is all of each rank's share of the global batch.")
+    return lines
+
+
+def _with_batch(plan: Plan, size: int) -> str:
+    from osdp.planning.search import search_again
+
+    assert plan.memory_limit_bytes is not None and plan.predicted is not None
+    try:
+        other = search_again(
+            plan, plan.memory_limit_bytes, batch_size=size, objective="throughput", at_least=None
+        )
+    except InfeasibleError as error:
+        needs = f"; it needs {format_bytes(error.smallest_limit)}" if error.smallest_limit else ""
+        return f"nothing fits{needs}."
+    assert other.predicted is not None
+    change = other.predicted.throughput / plan.predicted.throughput - 1
+    percent = f"{change:+.2%}" if abs(change) >= 5e-5 else "the same"
+    return f"{_throughput(other)} ({percent}){_more_sharded(plan, other)}."
+
+
+def _more_sharded(plan: Plan, other: Plan) -> str:
+    def held(p: Plan) -> int:
+        return sum(x.state_bytes for x in p.predicted.operators.values()) if p.predicted else 0
+
+    if len(other.recompute) != len(plan.recompute):
+        return f", with {len(other.recompute)} blocks recomputed in place of {len(plan.recompute)}"
+    less = held(plan) - held(other)
+    if less == 0:
+        return ""
+    return f", with {format_bytes(abs(less))} {'less' if less > 0 else 'more'} of parameters and state on each rank"
+
+
+def _throughput(plan: Plan) -> str:
+    assert plan.predicted is not None
+    return f"{plan.predicted.throughput:.4g} samples/s"
+
+
+def _neighbours(plan: Plan) -> tuple[int | None, int | None]:
+    """The next smaller and larger size that the search might have taken."""
+    b = plan.batch_size
+    if plan.searched is None or plan.searched.global_batch_size is None or plan.world_size is None:
+        return (b - 1 if b > 1 else None), b + 1
+    share = plan.searched.global_batch_size // plan.world_size
+    sizes = [d for d in range(1, share + 1) if share % d == 0] if share <= 2**20 else [b]
+    return max((d for d in sizes if d < b), default=None), min((d for d in sizes if d > b), default=None)

@@ -1,0 +1,87 @@
+"""Numbers for people, and the parts of a plan's predicted memory and time that its pictures are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from osdp.plan.plan import Plan, Prediction
+from osdp.planning.core_inputs import beside_tensors
+from osdp.planning.device_memory import Term, total
+
+
+def format_count(count: int) -> str:
+    """1234567 -> "1.23 M"."""
+    for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if count >= size:
+            return f"{count / size:.3g} {unit}" if count < 999.5 * size else f"{count / size:.0f} {unit}"
+    return str(count)
+
+
+def format_seconds(seconds: float) -> str:
+    """0.00123 -> "1.23 ms"."""
+    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+        if seconds >= 0.9995 * size:
+            return (
+                f"{seconds / size:.3g} {unit}" if seconds < 999.5 * size else f"{seconds / size:.0f} {unit}"
+            )
+    return f"{seconds * 1e9:.3g} ns" if seconds else "0 s"
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """A step's time in parts that add up to it."""
+
+    compute_s: float  # while nothing is communicated
+    overlap_s: float  # computation and communication at the same time
+    communication_s: float  # while nothing is computed
+    optimizer_s: float
+
+    @property
+    def parts(self) -> list[tuple[str, float]]:
+        return [
+            ("computation", self.compute_s),
+            ("both at once", self.overlap_s),
+            ("communication", self.communication_s),
+            ("optimizer", self.optimizer_s),
+        ]
+
+
+def step_parts(p: Prediction) -> StepParts:
+    """What overlaps is what the parts' sum exceeds the step by."""
+    hidden = p.communication_s + p.compute_s + p.optimizer_s - p.step_time_s
+    if hidden < 1e-6 * p.step_time_s:  # rounding
+        hidden = 0.0
+    hidden = min(hidden, p.communication_s, p.compute_s)
+    return StepParts(p.compute_s - hidden, hidden, p.communication_s - hidden, p.optimizer_s)
+
+
+def memory_parts(plan: Plan) -> list[tuple[str, int]]:
+    """The predicted peak in parts: parameters, gradients and optimizer state that stay, what a step adds, and, on
+    accelerators, what the device holds beside tensors.
+    """
+    assert plan.predicted is not None
+    peak = plan.predicted.peak_memory_bytes
+    device = total(device_terms(plan))
+    states = min(peak - device, sum(p.state_bytes for p in plan.predicted.operators.values()))
+    parts = [("model state", states), ("activations and buffers", peak - states - device)]
+    return [*parts, ("device", device)] if device else parts
+
+
+def device_terms(plan: Plan) -> tuple[Term, ...]:
+    """What of the plan's predicted peak no tensor has; nothing under cost="paper", which knows of no such memory."""
+    if plan.hardware is None or plan.world_size is None or plan.cost != "osdp":
+        return ()
+    hosts = plan.searched.hosts if plan.searched is not None else 1
+    return beside_tensors(
+        plan.description, plan.hardware, plan.world_size, hosts, plan.optimizer, plan.separate_reductions
+    )
+
+
+def cells(parts: list[float], whole: float, width: int) -> list[int]:
+    """How many of `width` cells each part of `whole` gets; rounded so that they never add up to more."""
+    edges, total = [0], 0.0
+    for part in parts:
+        total += part
+        edges.append(min(width, round(width * total / whole)) if whole > 0 else 0)
+    return [b - a for a, b in pairwise(edges)]

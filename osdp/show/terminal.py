@@ -1,0 +1,230 @@
+"""A plan in a terminal: a table grouped by equal blocks, memory against the limit, the step's time, the proof."""
+
+from __future__ import annotations
+
+import shutil
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from osdp.base.byte_sizes import format_bytes
+from osdp.plan.plan import Choice, Plan
+from osdp.show.plan_figures import cells, format_count, format_seconds, memory_parts, step_parts
+from osdp.show.table_rows import Row, Section, ranged, sections
+
+MODE_STYLES = {
+    "NO_SHARD": "green",
+    "SHARD_GRAD_OP": "yellow",
+    "FULL_SHARD": "cyan",
+    "HYBRID_SHARD": "magenta",
+}
+RECOMPUTED = {
+    "hold": "recomputed, parameters held for it",
+    "regather": "recomputed, parameters gathered again",
+}
+_BAR_CELLS = 40
+_SHADES = ("█", "▓", "▒", "•")  # told apart without colour
+_PART_STYLES = ("green", "yellow", "red", "blue")
+
+
+_WIDE = 96  # columns from which memory and time are shown in parts
+
+
+class View:
+    """A plan for a rich console: narrow ones are shown fewer columns."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield headline(self.plan)
+        yield _table(self.plan, wide=options.max_width >= _WIDE)
+        yield from _bars(self.plan, options.max_width - 13)
+
+
+def render(plan: Plan) -> RenderableType:
+    """The plan for a rich console."""
+    return View(plan)
+
+
+def show(plan: Plan, width: int | None = None) -> str:
+    """The plan as plain text of at most `width` columns; None: the terminal's, 100 where there is none."""
+    return plain(render(plan), width)
+
+
+def plain(renderable: RenderableType, width: int | None = None) -> str:
+    """Anything for a rich console as text without colours."""
+    columns = width or min(140, shutil.get_terminal_size((100, 24)).columns)
+    console = Console(
+        width=columns,
+        color_system=None,
+        force_terminal=False,
+        force_jupyter=False,
+        record=False,
+        legacy_windows=False,
+        no_color=True,
+    )
+    with console.capture() as capture:
+        console.print(renderable)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+
+
+def facts(plan: Plan) -> list[str]:
+    """What the plan is for, and what holds for all of it."""
+    parameters = sum(p.elements for p in plan.description.parameters)
+    ranks = "any number of ranks" if plan.world_size is None else f"{plan.world_size} ranks"
+    micro = f" x {plan.accumulation} micro-batches" if plan.accumulation > 1 else ""
+    return [
+        f"{format_count(parameters)} parameters ({format_bytes(plan.description.parameter_bytes)})",
+        ranks + (f" of {plan.hardware.name}" if plan.hardware else ""),
+        f"batch {plan.batch_size}{micro} per rank",
+        f"{plan.optimizer}, {plan.precision}",
+        f"{len(plan.units)} units",
+    ]
+
+
+def headline(plan: Plan) -> Text:
+    return Text(f"{plan.description.name}: {', '.join(facts(plan))}", style="bold")
+
+
+def slices(choice: Choice | None) -> str:
+    """ "1/4 in": of four slices along the inputs one is sharded."""
+    if choice is None or choice.granularity == 1:
+        return ""
+    return f"{choice.slices_sharded}/{choice.granularity} {choice.split}"
+
+
+def _table(plan: Plan, wide: bool) -> Table:
+    predicted = plan.predicted is not None and bool(plan.predicted.operators)
+    sliced = any(choice.granularity > 1 for choice in plan.choices.values())
+    figures = ("state", "saved", "comm.", "compute") if wide else ("memory", "time")
+    table = Table(show_edge=False, pad_edge=False, box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("operator", overflow="fold")
+    table.add_column("parameters", justify="right", no_wrap=True)
+    table.add_column("mode", no_wrap=True)
+    if sliced:
+        table.add_column("slices", no_wrap=True)
+    for name in figures if predicted else ():
+        table.add_column(name, justify="right", no_wrap=True)
+    for section in sections(plan):
+        if section.blocks:
+            count = f"{len(section.blocks)} equal" if len(section.blocks) > 1 else "block"
+            how = f"recompute: {section.recompute}" if section.recompute else ""
+            table.add_row(ranged(section.blocks), count, Text(how, style="not bold italic"), style="bold")
+        for row in section.rows:
+            cells = [Text(("  " if section.blocks else "") + row_name(section, row)), Text(row_count(row))]
+            mode = row.choice.mode if row.choice else "-"
+            cells.append(Text(mode, style=MODE_STYLES.get(mode, "")))
+            if sliced:
+                cells.append(Text(slices(row.choice)))
+            if predicted:
+                cells += [Text(text) for text in row_figures(row, wide)]
+            table.add_row(*cells)
+    return table
+
+
+def block_title(section: Section) -> str:
+    """ "blocks.0-11: 12 equal blocks"."""
+    count = len(section.blocks)
+    return ranged(section.blocks) + (f": {count} equal blocks" if count > 1 else "")
+
+
+def row_name(section: Section, row: Row) -> str:
+    """The operator's name inside its block, and which of the blocks where not all choose alike."""
+    part = section.part(row)
+    return f"{row.place} [{part}]" if part else row.place
+
+
+def row_count(row: Row) -> str:
+    count = f"{len(row.names)} x " if len(row.names) > 1 else ""
+    return count + format_count(row.elements) if row.elements else "-"
+
+
+def row_figures(row: Row, wide: bool = True) -> list[str]:
+    """State, saved activations, communication and computation, of all the row's operators in one step; if not `wide`,
+    memory and time only.
+    """
+    p = row.predicted
+    if p is None:
+        return ["-"] * (4 if wide else 2)
+    if not wide:
+        return [_bytes(p.state_bytes + p.saved_bytes), _seconds(p.communication_s + p.compute_s)]
+    return [_bytes(p.state_bytes), _bytes(p.saved_bytes), _seconds(p.communication_s), _seconds(p.compute_s)]
+
+
+def _bytes(size: int) -> str:
+    return format_bytes(size) if size else "-"
+
+
+def _seconds(seconds: float) -> str:
+    return format_seconds(seconds) if seconds else "-"
+
+
+def _bars(plan: Plan, width: int) -> list[RenderableType]:
+    if plan.predicted is None:
+        return []
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row("", "")
+    peak, limit = plan.predicted.peak_memory_bytes, plan.memory_limit_bytes
+    memory = memory_parts(plan)
+    grid.add_row("peak memory", _bar([float(size) for _, size in memory], float(limit or peak)))
+    grid.add_row("", memory_line(plan))
+    grid.add_row("", _legend([(name, format_bytes(size)) for name, size in memory], width))
+    parts = step_parts(plan.predicted).parts
+    grid.add_row("step time", _bar([seconds for _, seconds in parts], plan.predicted.step_time_s))
+    grid.add_row("", time_line(plan))
+    grid.add_row("", _legend([(name, format_seconds(seconds)) for name, seconds in parts], width))
+    if plan.certificate is not None:
+        grid.add_row("proof", proof_line(plan))
+    return [grid]
+
+
+def _bar(parts: list[float], whole: float) -> Text:
+    bar = Text()
+    counts = cells(parts, whole, _BAR_CELLS)
+    for count, shade, style in zip(counts, _SHADES, _PART_STYLES, strict=False):
+        bar.append(shade * count, style)
+    return bar.append("░" * (_BAR_CELLS - sum(counts)), "dim")
+
+
+def _legend(parts: list[tuple[str, str]], width: int) -> Text:
+    """In one line, or in pairs where `width` columns are too few for that."""
+    one_line = sum(len(name) + len(value) + 5 for name, value in parts) <= width
+    text = Text()
+    for i, ((name, value), shade, style) in enumerate(zip(parts, _SHADES, _PART_STYLES, strict=False)):
+        text.append("" if i == 0 else "  " if one_line or i % 2 else "\n")
+        text.append(shade, style).append(f" {name} {value}")
+    return text
+
+
+def memory_line(plan: Plan) -> str:
+    """Peak and limit in words."""
+    assert plan.predicted is not None
+    peak, limit = plan.predicted.peak_memory_bytes, plan.memory_limit_bytes
+    if not limit:
+        return f"{format_bytes(peak)} per rank, no limit"
+    return f"{format_bytes(peak)} of {format_bytes(limit)} per rank ({peak / limit:.0%})"
+
+
+def time_line(plan: Plan) -> str:
+    """Time and throughput in words."""
+    p = plan.predicted
+    assert p is not None
+    return f"{format_seconds(p.step_time_s)} a step, {p.throughput:.4g} samples/s over all ranks"
+
+
+def proof_line(plan: Plan) -> str:
+    """What the certificate says."""
+    c = plan.certificate
+    assert c is not None
+    if c.optimal:
+        return "no plan in this search space is faster under this limit (certificate attached)"
+    if c.proven:
+        return (
+            f"the proven optimum of the objective is {c.gap:.2%} faster, but not when its step is played: of the "
+            "plans played this one is the fastest (certificate attached)"
+        )
+    return f"no plan in this search space is more than {c.gap:.2%} faster (certificate attached)"

@@ -57,21 +57,31 @@ def delayed_offload(_pool: ThreadPoolExecutor) -> Future[Told]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _begun(_device: None, request: pytest.FixtureRequest) -> None:
-    """Delayed streams wait more than they compute: what tests ask for of them begins with the session."""
+    """Ranks wait for each other, and delayed streams wait more than they compute: what is long begins with the session."""
     asked = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
-    for name in ("delayed", "delayed_reductions", "delayed_offload"):
+    for name in ("_checked", "_among_four", "delayed", "delayed_reductions", "delayed_offload"):
         if name in asked:
             request.getfixturevalue(name)
 
 
 @pytest.fixture(scope="session")
-def checked(_device: None) -> Told:
-    """What two ranks told of every case, in check mode and on the CPU."""
-    return run_ranks.run_cases(list(cases.CASES), "ordered:check", timeout_s=300)
+def _checked(_pool: ThreadPoolExecutor) -> Future[Told]:
+    return _pool.submit(run_ranks.run_cases, list(cases.CASES), "ordered:check", timeout_s=300)
 
 
 @pytest.fixture(scope="session")
-def among_four(_device: None) -> Told:
-    """The same of four ranks, and some cases."""
+def checked(_checked: Future[Told]) -> Told:
+    """What two ranks told of every case, in check mode and on the CPU."""
+    return _checked.result()
+
+
+@pytest.fixture(scope="session")
+def _among_four(_pool: ThreadPoolExecutor) -> Future[Told]:
     names = [*cases.ONE_OF_EACH, "hybrid_accumulate", "memory HYBRID_SHARD", "memory of the group, hybrid"]
-    return run_ranks.run_cases(names, "ordered:check", world=4, timeout_s=300)
+    return _pool.submit(run_ranks.run_cases, names, "ordered:check", world=4, timeout_s=300)
+
+
+@pytest.fixture(scope="session")
+def among_four(_among_four: Future[Told]) -> Told:
+    """The same of four ranks, and some cases."""
+    return _among_four.result()

@@ -42,7 +42,6 @@ bool Scheduler::go_on_in_cell(Waiting w) {
   if (!found.complete) {
     const std::vector<double> prices = std::move(cell.prices);
     cells_.erase(at);
-    if (!watch_.stopped()) shake(w, chooser(w), prices);
     const bool added = !watch_.stopped() && add_rows(prices);
     waiting_.push(std::move(w));
     if (added) gather();
@@ -87,20 +86,9 @@ void Scheduler::solve(const Waiting& w) {
     if (leaf.status == Status::Feasible) give_up(w, bound);
     return;
   }
-  const int row = broken_;
   give_up(w, bound);
-  mend(leaf.decision, w);
-  // A plan that fits, not always the best: the same under a limit that is lower by what was too much.
-  Region tighter = region(w);
-  for (int attempt = 0; attempt < 4 && !best_.feasible && !watch_.stopped(); ++attempt) {
-    tighter.reserved_bytes += excess_;
-    const Bounded again = relax(kinds_, t, request_, tighter, choices, w.prices, 1e300);
-    if (!again.feasible) break;
-    const Leaf other = solve_leaf(kinds_, t, request_, tighter, again, model_, cutoff, watch_, rest);
-    if (other.decision.choices.empty() || accept(other, w.lo)) break;
-  }
-  if (rows_.size() < kMostRows && std::find(rows_.begin(), rows_.end(), row) == rows_.end()) {
-    rows_.push_back(row);
+  if (rows_.size() < kMostRows && std::find(rows_.begin(), rows_.end(), broken_) == rows_.end()) {
+    rows_.push_back(broken_);
     gather();
   }
 }

@@ -242,16 +242,6 @@ void Chooser::quicken(Decision& decision, std::vector<int64_t>& phases, int64_t 
   }
 }
 
-void Chooser::shrink(Decision& decision, size_t first, size_t end) const {
-  for (const Place& p : places(decision)) {
-    if (p.op < first || p.op >= end) continue;
-    const auto size = [](const Option& o) { return o.before + o.own + o.after + o.held; };
-    const auto least = std::min_element(p.options->begin(), p.options->end(),
-                                        [&](const Option& a, const Option& b) { return size(a) < size(b); });
-    decision.choices[p.op] = least->candidate;
-  }
-}
-
 bool Chooser::repair(Decision& decision, std::vector<int64_t>& phases, int64_t limit) const {
   std::vector<Place> all = places(decision);
   for (int turn = 0; turn < 100; ++turn) {

@@ -33,9 +33,6 @@ class Chooser {
   void quicken(Decision& decision, std::vector<int64_t>& phases, int64_t limit,
                const std::vector<double>& prices) const;
 
-  // Operators `first` to `end` - 1 take their smallest options.
-  void shrink(Decision& decision, size_t first, size_t end) const;
-
   // Makes operators of a plan smaller until every phase is within the limit, those first that lose the least
   // time for it. False where that does not succeed.
   bool repair(Decision& decision, std::vector<int64_t>& phases, int64_t limit) const;

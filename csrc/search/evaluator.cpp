@@ -122,7 +122,7 @@ Evaluator::Evaluator(const Kinds& kinds, const Table& table, const Request& requ
   const Linear& held_bytes = kinds.held_bytes(region.hi.accumulation);
   const double held = held_bytes.at(static_cast<double>(region.lo.size));
   for (size_t j = 0; j < rows_; ++j) {
-    limit_[j] = static_cast<double>(request.limit_bytes - region.reserved_bytes - lean) - held;
+    limit_[j] = static_cast<double>(request.limit_bytes - lean) - held;
   }
   for (const int64_t size : {region.lo.size, region.hi.size}) {
     if (!ends_.empty() && size == ends_[0].size) continue;

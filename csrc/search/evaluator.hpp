@@ -8,7 +8,6 @@ namespace osdp::search {
 struct Region {
   Batch lo, hi;                // accumulation equal
   size_t lean = 0, large = 0;  // largest transients, as indices of Kinds::transients
-  int64_t reserved_bytes = 0;  // off the limit, beside the transients' reserve
   Box box;
   double tolerance = 1e-11;  // how near to the best bound is near enough, as a share of it
 };

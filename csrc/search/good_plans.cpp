@@ -63,54 +63,6 @@ void Scheduler::dive(const Waiting& w) {
   fit(best_.decision, one, this->chooser(one), prices);
 }
 
-// Changes the best plan at random, if it is of this batch: the recomputation of one or two blocks, or the
-// choices of some operators, which are made small. What is too large then is repaired, what memory is free is
-// used, and what is no slower is kept. The same numbers every time.
-void Scheduler::shake(const Waiting& w, const Chooser& chooser, const std::vector<double>& prices) {
-  constexpr int kTurns = 400, kPatience = 120;
-  if (!best_.feasible || best_.batch.size != w.lo.size || best_.batch.accumulation != w.lo.accumulation ||
-      best_.transient_bytes > kinds_.transients[w.large]) {
-    return;
-  }
-  const int64_t limit = room(w);
-  uint64_t state = 88172645463325252;  // xorshift
-  const auto random = [&](size_t n) {
-    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
-    return static_cast<size_t>(state % n);
-  };
-  std::vector<std::pair<const Kind*, size_t>> blocks;
-  for (const Kind& kind : kinds_.kinds) {
-    for (size_t m = 0; kind.ways.size() > 1 && m < kind.instances.size(); ++m) blocks.push_back({&kind, m});
-  }
-  Decision now = best_.decision;
-  int64_t time = best_.step_ps;
-  int idle = 0;
-  for (int turn = 0; turn < kTurns && idle < kPatience && !watch_.stopped(); ++turn, ++idle) {
-    Decision next = now;
-    if (!blocks.empty() && random(2) == 0) {
-      for (size_t change = 1 + random(2); change-- > 0;) {
-        const auto& [kind, m] = blocks[random(blocks.size())];
-        next.ways[kind->blocks[m]] = kind->ways[random(kind->ways.size())];
-      }
-    } else {
-      const size_t first = random(next.choices.size());
-      chooser.shrink(next, first, std::min(next.choices.size(), first + 1 + random(24)));
-    }
-    std::vector<int64_t> phases = phase_bytes(model_, request_, kinds_, next, w.lo);
-    watch_.spent(static_cast<int64_t>(1000 * phases.size()));
-    if (!chooser.repair(next, phases, limit)) continue;
-    std::vector<double> noisy = prices;
-    for (double& p : noisy) p *= 0.5 + static_cast<double>(random(1000)) / 1000;
-    chooser.quicken(next, phases, limit, noisy);
-    const int64_t after = step_ps(kinds_, next, w.lo);
-    if (after > time) continue;
-    if (after < time) idle = 0;
-    time = after;
-    now = std::move(next);
-  }
-  offer(now, w.lo);
-}
-
 // Where no plan near the bound is known: the one of this batch and transient that needs the least memory,
 // made faster with what it leaves. False where not even that one fits.
 bool Scheduler::least_plan(const Waiting& w, const std::vector<double>& prices) {
@@ -131,11 +83,6 @@ bool Scheduler::fit(Decision decision, const Waiting& w, const Chooser& chooser,
   chooser.quicken(decision, phases, room(w), prices);
   offer(decision, w.lo);
   return true;
-}
-
-// The plan of a leaf that is too large in some phase.
-void Scheduler::mend(Decision decision, const Waiting& w) {
-  if (!any_ && !near(w) && !watch_.stopped()) fit(std::move(decision), w, chooser(w), phase_prices(w));
 }
 
 }  // namespace osdp::search

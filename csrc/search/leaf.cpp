@@ -21,7 +21,7 @@ class LeafSolver {
       : kinds_(kinds), table_(table) {
     const int64_t transient = kinds.transients[region.large];
     int128 fixed = static_cast<int128>(region.hi.accumulation) * kinds.compute_ps(region.hi.size);
-    std::vector<int128> left(table.rows, static_cast<int128>(request.limit_bytes) - region.reserved_bytes -
+    std::vector<int128> left(table.rows, static_cast<int128>(request.limit_bytes) -
                                              request.reserve_bytes(transient) - kinds.held_bytes(region.hi));
     for (size_t g = 0; g < table.groups.size(); ++g) {
       const auto& entry = table.entries[g];
@@ -83,30 +83,8 @@ class LeafSolver {
     return s;
   }
 
-  // A plan within all rows, not always the best: one row's limit is lowered by what others are broken by.
-  bool repair(size_t row, const Budget& budget, int64_t& time) {
-    const int64_t given = left_[row];
-    bool found = false;
-    for (int attempt = 0; attempt < 8 && !found; ++attempt) {
-      const Solution s = one(row, budget);
-      if (s.status == Status::Infeasible || s.choices.empty()) break;
-      const int64_t lowered = left_[row];
-      left_[row] = given;
-      const int64_t over = worst_excess();
-      found = over <= 0;
-      time = s.time_ps;
-      left_[row] = lowered - std::max<int64_t>(over, 0);
-      if (left_[row] < 0) break;
-    }
-    left_[row] = given;
-    return found;
-  }
-
-  bool keeps_all_rows() const { return worst_excess() <= 0; }
-
- private:
-  int64_t worst_excess() const {
-    int128 worst = -kLargestSum;
+  // Whether the choices that `one` counted keep every row's limit.
+  bool keeps_all_rows() const {
     for (size_t j = 0; j < table_.rows; ++j) {
       int128 sum = 0;
       for (size_t n = 0; n < alike_.size(); ++n) {
@@ -114,12 +92,11 @@ class LeafSolver {
           sum += static_cast<int128>(counts_[n][k]) * bytes(alike_[n], alike_[n].options[k], j);
         }
       }
-      worst = std::max(worst, sum - left_[j]);
+      if (sum > left_[j]) return false;
     }
-    return static_cast<int64_t>(worst);
+    return true;
   }
 
- public:
   SeveralSolution several(const Prices& prices, int64_t cutoff, Stopwatch& watch) {
     SeveralRows problem;
     problem.limits = left_;
@@ -258,11 +235,7 @@ Leaf solve_leaf(const Kinds& kinds, const Table& table, const Request& request, 
     leaf.status = t.status;
     leaf.lower_bound_ps = std::max(leaf.lower_bound_ps, solver.fixed_ps() + t.lower_bound_ps);
     leaf.time_ps = solver.fixed_ps() + t.time_ps;
-    if (t.counts.empty()) {
-      int64_t time = 0;
-      if (t.status == Status::Infeasible || !solver.repair(bounded.row, budget, time)) return leaf;
-      leaf.time_ps = solver.fixed_ps() + time;
-    }
+    if (t.counts.empty()) return leaf;
   }
   leaf.decision = solver.decide(region, model);
   return leaf;

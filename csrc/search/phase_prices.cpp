@@ -71,7 +71,6 @@ bool Scheduler::price_phases(Waiting& w) {
   }
   w.bound = std::max(w.bound, bound);
   if (make_cell(w, best)) return false;
-  shake(w, chooser, best);
   return add_rows(best);
 }
 

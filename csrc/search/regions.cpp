@@ -25,7 +25,7 @@ Cheapest& Scheduler::cheapest(int64_t accumulation) {
 
 Region Scheduler::region(const Waiting& w) const {
   const bool rough = w.lo.size < w.hi.size || !alike(w.lean, w.large);
-  return {w.lo, w.hi, w.lean, w.large, 0, w.box, rough ? kRough : kFine};
+  return {w.lo, w.hi, w.lean, w.large, w.box, rough ? kRough : kFine};
 }
 
 // Transients for which nearly the same is reserved. They are only told apart where it matters.

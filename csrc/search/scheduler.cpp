@@ -38,7 +38,6 @@ bool Scheduler::accept(const Leaf& leaf, Batch batch) {
   const auto worst = std::max_element(phases.begin(), phases.end());
   if (*worst > request_.limit_bytes) {
     broken_ = static_cast<int>(worst - phases.begin());
-    excess_ = *worst - request_.limit_bytes;
     return false;
   }
   const Found found{batch, used, leaf.decision, leaf.time_ps, *worst};
@@ -103,7 +102,7 @@ void Scheduler::finish() {
     while (t + 1 < kinds_.transients.size() && kinds_.transients[t] < best_.transient_bytes) ++t;
     const int64_t accumulation = best_.batch.accumulation;
     const Bounded b = relax(kinds_, table(accumulation), request_,
-                            {best_.batch, best_.batch, t, t, 0, everything(table(accumulation))},
+                            {best_.batch, best_.batch, t, t, everything(table(accumulation))},
                             cheapest(accumulation), {}, 1e300);
     for (size_t j = 0; j < rows_.size(); ++j) {
       if (b.prices[j] > 1e-9) best_.prices.push_back({rows_[j], b.prices[j]});

@@ -65,7 +65,7 @@ class Scheduler {
  private:
   void first_rows();
   void go_on();
-  // False where a phase is over the limit: broken_, by excess_.
+  // False where a phase is over the limit: broken_.
   bool accept(const Leaf& leaf, Batch batch);
   void finish();
 
@@ -105,8 +105,6 @@ class Scheduler {
   // Plans that prove nothing (good_plans.cpp).
   void round(const Waiting& w);
   void dive(const Waiting& w);
-  void shake(const Waiting& w, const Chooser& chooser, const std::vector<double>& prices);
-  void mend(Decision decision, const Waiting& w);
   bool least_plan(const Waiting& w, const std::vector<double>& prices);
   bool fit(Decision decision, const Waiting& w, const Chooser& chooser, const std::vector<double>& prices);
   // Of a region of one batch and transients that are alike; bytes that the limit leaves each of its plans,
@@ -143,7 +141,6 @@ class Scheduler {
   RunnersUp found_;
   int64_t number_ = 0;
   int broken_ = 0;  // by the last plan that accept() refused
-  int64_t excess_ = 0;
   std::map<CellKey, Cell> cells_;
   int64_t next_dive_ = 64;         // regions
   bool boxed_ = false;             // regions of several batches were cut by recomputation

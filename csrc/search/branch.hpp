@@ -16,7 +16,7 @@ Solution solve_dfs(const ProblemView& problem, const Budget& budget = {}, bool s
 struct Tuning {
   size_t beam = 500;               // partial sums kept by the first pass, which only looks for good plans
   size_t chunk = size_t{1} << 20;  // partial sums searched together, of 32 bytes each
-  int64_t quick_nodes = 10000;     // a round of more partial sums waits until levels have been tried
+  size_t long_list = 1000;         // partial sums from which on groups may go to the middle
 };
 
 // The proven optimum, usually in well under a millisecond; see Note [Exact search] in exact.cpp. Stopped

@@ -10,12 +10,9 @@
 // 5. Rounds (round): first only plans up to a small distance above the bound, then wider. A round that ends
 //    proves the bound up to its distance, so the work is about what the true gap needs, however bad the first
 //    incumbent was.
-// 6. When a round does not end soon: where what is left lies on few lines of a lattice, the plans on them are
-//    looked up (levels). Else the rounds go on.
 #include "search/branch.hpp"
 #include "search/context.hpp"
 #include "search/lattice.hpp"
-#include "search/levels.hpp"
 #include "search/round.hpp"
 
 namespace osdp::search {
@@ -27,7 +24,6 @@ void close_gap(Context& c) {
   c.raise_bound(lattice_bound(lattice, c.limit_bytes, c.bound_ps, c.relaxed.multiplier));
   if (c.good_enough()) return;
   c.reduced = reduced_costs(c.groups, c.relaxed.multiplier);
-  bool tried_levels = false;
   for (int shift = 8; !c.good_enough() && shift >= 0; shift -= 2) {
     // The first distance is of the gap before the beam: what the beam found makes it exact at once, mostly.
     const int64_t threshold =
@@ -38,16 +34,7 @@ void close_gap(Context& c) {
       c.raise_bound(c.bound_ps);
       if (c.good_enough()) return;
     }
-    bool complete = false;
-    if (!tried_levels) {
-      complete = search_round(c, threshold, c.tuning.chunk, false, c.tuning.quick_nodes);
-      if (!complete && !c.watch.stopped()) {
-        tried_levels = true;
-        if (search_levels(c)) c.raise_bound(c.best.time_ps);
-        if (c.watch.stopped() || c.good_enough()) return;
-      }
-    }
-    if (!complete && !search_round(c, threshold, c.tuning.chunk, false)) return;
+    if (!search_round(c, threshold, c.tuning.chunk, false)) return;
     c.raise_bound(std::min(c.best.time_ps, threshold + 1));
   }
 }

@@ -79,7 +79,7 @@ struct Statistics {
   int64_t options_left = 0;  // options that are not dominated, over all kinds
   int64_t largest_list = 0;  // most partial plans held at once
   int64_t rounds = 0;        // passes of the exact search
-  int64_t lines = 0;         // lattice lines that were searched
+  int64_t matched = 0;       // groups that were added to the middle: Note [Three lists] in round.cpp
   double seconds = 0;
 };
 

@@ -1,10 +1,11 @@
-// Note [Two lists]
-// Partial sums over groups, one item each, are kept in lists without the dominated ones. Two such lists are
-// grown over disjoint groups, the most decided ones first, always the shorter one next; the most critical
-// group is in neither. Matching the two is one linear scan per item of that group (the most memory that still
-// fits is the least time). A list that would grow beyond its cap is cut into chunks, least reduced cost
-// first, which are searched depth-first: memory is bounded, the search stays exact, and the first chunks find
-// good plans.
+// Note [Three lists]
+// Partial sums over groups, one item each, are kept in lists without the dominated ones. Two such lists, head
+// and tail, are grown over disjoint groups, the most decided ones first, always the shorter one next. A third
+// one, the middle, has the most critical group; of the others it takes the most critical one left whenever
+// the scans that this adds cost less than growing head and tail by it. Matching head and tail is one linear
+// scan per sum of the middle (the most memory that still fits is the least time). A list that would grow
+// beyond its cap is cut into chunks, least reduced cost first, which are searched depth-first: memory is
+// bounded, the search stays exact, and the first chunks find good plans.
 #include "search/round.hpp"
 
 #include "search/items.hpp"
@@ -14,38 +15,35 @@ namespace {
 
 class Round {
  public:
-  Round(Context& context, int64_t threshold_ps, size_t cap, bool beam, int64_t most_nodes)
-      : context_(context),
-        threshold_(threshold_ps),
-        cap_(cap),
-        beam_(beam),
-        last_node_(most_nodes == 0 ? kLargestSum : context.statistics.nodes + most_nodes) {}
+  Round(Context& context, int64_t threshold_ps, size_t cap, bool beam)
+      : context_(context), threshold_(threshold_ps), cap_(cap), beam_(beam) {}
   bool run();
 
  private:
   void keep_cheapest(std::vector<Sum>& list);
   void extend(const std::vector<Sum>& from, const Items& items, std::vector<Sum>& to);
   void descend(const std::vector<Sum>& head, size_t next);
+  using Lists = std::vector<std::vector<Sum>>;  // [j]: sums over the first j groups of an order
+  void grow(Lists& lists, std::vector<size_t>& order, size_t group);
+  bool middle_is_cheaper(size_t head, size_t tail, size_t next, size_t end) const;
   void match(const std::vector<Sum>& head);
-  void accept(size_t head, size_t tail, size_t last);
+  void accept(size_t head, size_t tail, size_t middle);
 
   // Plans worth finding: at most this much reduced cost above the relaxation.
   int64_t allowance() const {
     return std::min(threshold_ - context_.relaxed.lower_bound_ps, context_.allowance());
   }
 
-  bool stopped() const { return context_.watch.stopped() || context_.statistics.nodes > last_node_; }
+  bool stopped() const { return context_.watch.stopped(); }
 
   Context& context_;
   const int64_t threshold_;  // plans up to this time are looked for
   const size_t cap_;         // longest list that is not cut into chunks
   const bool beam_;
-  const int64_t last_node_;  // beyond this the round is given up
 
   OpenGroups groups_;
-  std::vector<size_t> head_order_, tail_order_;  // indices into groups_.open
-  const Items* last_ = nullptr;                  // the most critical group: in neither list
-  std::vector<std::vector<Sum>> tail_lists_;     // tail_lists_[j]: sums over the first j tail groups
+  std::vector<size_t> head_order_, tail_order_, middle_order_;  // indices into groups_.open
+  Lists tail_lists_, middle_lists_;
   std::vector<const std::vector<Sum>*> head_lists_;
   std::vector<Sum> scratch_;
   size_t held_ = 0;  // sums in all lists but the one that is being made
@@ -75,15 +73,15 @@ void Round::extend(const std::vector<Sum>& from, const Items& items, std::vector
       std::max(context_.statistics.largest_list, static_cast<int64_t>(to.size()));
 }
 
-// For each item of the last group, the best partner of each head sum in one pass: heads by rising memory,
+// For each sum of the middle, the best partner of each head sum in one pass: heads by rising memory,
 // tails by falling memory.
 void Round::match(const std::vector<Sum>& head) {
   const auto& tail = tail_lists_.back();
-  for (size_t i = 0; i < last_->sums.size(); ++i) {
-    const Sum& item = last_->sums[i];
-    const int64_t room = context_.limit_bytes - groups_.base.memory - item.memory;
+  const auto& middle = middle_lists_.back();
+  for (size_t i = 0; i < middle.size(); ++i) {
+    const int64_t room = context_.limit_bytes - groups_.base.memory - middle[i].memory;
     const int64_t worth =
-        context_.best.time_ps - groups_.base.time - item.time;  // sums below this are better plans
+        context_.best.time_ps - groups_.base.time - middle[i].time;  // sums below this are better plans
     int64_t least = worth;
     size_t t = tail.size(), head_found = 0, tail_found = 0;
     for (size_t h = 0; h < head.size() && t > 0; ++h) {
@@ -93,15 +91,15 @@ void Round::match(const std::vector<Sum>& head) {
       if (time < least) least = time, head_found = h, tail_found = t - 1;
     }
     if (least < worth) {
-      context_.best.time_ps = groups_.base.time + item.time + least;
+      context_.best.time_ps = groups_.base.time + middle[i].time + least;
       accept(head_found, tail_found, i);
     }
     if (context_.watch.spent(static_cast<int64_t>(head.size() + tail.size()))) return;
   }
 }
 
-// Walks the parents of both halves and writes the incumbent's counts.
-void Round::accept(size_t head, size_t tail, size_t last) {
+// Walks the parents of the three sums and writes the incumbent's counts.
+void Round::accept(size_t head, size_t tail, size_t middle) {
   Incumbent& best = context_.best;
   for (auto& counts : best.counts) std::fill(counts.begin(), counts.end(), 0);
   best.memory_bytes = groups_.base.memory;
@@ -110,17 +108,17 @@ void Round::accept(size_t head, size_t tail, size_t last) {
     best.memory_bytes += items.sums[i].memory;
     take(items, i, best.counts);
   };
-  add(*last_, last);
-  for (size_t j = head_lists_.size() - 1; j > 0; --j) {
-    const Sum& s = (*head_lists_[j])[head];
-    add(groups_.open[head_order_[j - 1]], s.item);
-    head = s.parent;
-  }
-  for (size_t j = tail_lists_.size() - 1; j > 0; --j) {
-    const Sum& s = tail_lists_[j][tail];
-    add(groups_.open[tail_order_[j - 1]], s.item);
-    tail = s.parent;
-  }
+  const auto walk = [&](const std::vector<size_t>& order, const auto& list_of, size_t lists, size_t at) {
+    for (size_t j = lists - 1; j > 0; --j) {
+      const Sum& s = list_of(j)[at];
+      add(groups_.open[order[j - 1]], s.item);
+      at = s.parent;
+    }
+  };
+  const auto stored = [](const Lists& lists) { return [&](size_t j) -> const auto& { return lists[j]; }; };
+  walk(middle_order_, stored(middle_lists_), middle_lists_.size(), middle);
+  walk(head_order_, [&](size_t j) -> const auto& { return *head_lists_[j]; }, head_lists_.size(), head);
+  walk(tail_order_, stored(tail_lists_), tail_lists_.size(), tail);
 }
 
 // Extends `head`, a list over the first `next` head groups, by the others, in chunks of at most cap_ sums.
@@ -168,42 +166,60 @@ void Round::keep_cheapest(std::vector<Sum>& list) {
   std::sort(list.begin(), list.end(), by_memory);
 }
 
+void Round::grow(Lists& lists, std::vector<size_t>& order, size_t group) {
+  order.push_back(group);
+  std::vector<Sum> list;
+  extend(lists.back(), groups_.open[group], list);
+  if (beam_) keep_cheapest(list);
+  list.shrink_to_fit();
+  held_ += list.size();
+  lists.push_back(std::move(list));
+}
+
+// Whether the last of the groups `next` to `end` - 1 had better go to the middle: more scans of head and
+// tail, against sums that are made and sorted for each of these groups.
+bool Round::middle_is_cheaper(size_t head, size_t tail, size_t next, size_t end) const {
+  constexpr double kSort = 4;  // making and sorting a sum, in steps of a scan
+  const size_t shorter = std::min(head, tail);
+  if (shorter < context_.tuning.long_list) return false;
+  const auto items = [&](size_t group) { return static_cast<double>(groups_.open[group].sums.size()); };
+  return static_cast<double>(middle_lists_.back().size()) * items(end - 1) *
+             static_cast<double>(head + tail) <
+         kSort * static_cast<double>(shorter) * items(next) * static_cast<double>(end - next);
+}
+
 // False when stopped.
 bool Round::run() {
   if (!open_groups(context_, allowance(), groups_)) return false;
-  size_t lists = groups_.open.size();
-  Items nothing;  // where no group is open
-  nothing.sums.resize(1);
-  nothing.counts.resize(1);
-  last_ = lists == 0 ? &nothing : &groups_.open[--lists];
-  tail_lists_.emplace_back(1);
-  std::vector<std::vector<Sum>> head_storage(1, std::vector<Sum>(1));
-  size_t next = 0;
-  while (next < lists && std::min(head_storage.back().size(), tail_lists_.back().size()) <= cap_) {
-    const bool to_tail = tail_lists_.back().size() <= head_storage.back().size();
-    auto& grown = to_tail ? tail_lists_ : head_storage;
-    (to_tail ? tail_order_ : head_order_).push_back(next);
-    std::vector<Sum> list;
-    extend(grown.back(), groups_.open[next], list);
-    if (beam_) keep_cheapest(list);
-    list.shrink_to_fit();
-    held_ += list.size();
-    grown.push_back(std::move(list));
-    ++next;
-    if (stopped()) return false;
+  size_t next = 0, end = groups_.open.size();  // of the groups that are in no list
+  Lists head_lists(1, std::vector<Sum>(1));
+  tail_lists_ = middle_lists_ = head_lists;
+  if (next < end) grow(middle_lists_, middle_order_, --end);
+  while (next < end && !stopped()) {
+    const size_t head = head_lists.back().size(), tail = tail_lists_.back().size();
+    if (std::min(head, tail) > cap_) break;
+    if (middle_is_cheaper(head, tail, next, end)) {
+      grow(middle_lists_, middle_order_, --end);
+      ++context_.statistics.matched;
+    } else if (tail <= head) {
+      grow(tail_lists_, tail_order_, next++);
+    } else {
+      grow(head_lists, head_order_, next++);
+    }
   }
+  if (stopped()) return false;
   const size_t built = head_order_.size();
-  for (; next < lists; ++next) head_order_.push_back(next);
-  for (size_t j = 0; j < built; ++j) head_lists_.push_back(&head_storage[j]);
-  descend(head_storage[built], built);
+  for (; next < end; ++next) head_order_.push_back(next);
+  for (size_t j = 0; j < built; ++j) head_lists_.push_back(&head_lists[j]);
+  descend(head_lists[built], built);
   return !stopped();
 }
 
 }  // namespace
 
-bool search_round(Context& context, int64_t threshold_ps, size_t cap, bool beam, int64_t most_nodes) {
+bool search_round(Context& context, int64_t threshold_ps, size_t cap, bool beam) {
   context.statistics.rounds++;
-  return Round(context, threshold_ps, cap, beam, most_nodes).run();
+  return Round(context, threshold_ps, cap, beam).run();
 }
 
 }  // namespace osdp::search

@@ -6,8 +6,8 @@
 namespace osdp::search {
 
 // Improves context.best. True if complete: then no plan of time <= threshold_ps is faster than the incumbent.
-// False when the watch has stopped, or after about `most_nodes` partial sums (0: no such limit). `beam`:
-// lists are cut to `cap` sums, not into chunks; that finds plans and proves nothing.
-bool search_round(Context& context, int64_t threshold_ps, size_t cap, bool beam, int64_t most_nodes = 0);
+// False when the watch has stopped. `beam`: lists are cut to `cap` sums, not into chunks; that finds plans
+// and proves nothing.
+bool search_round(Context& context, int64_t threshold_ps, size_t cap, bool beam);
 
 }  // namespace osdp::search

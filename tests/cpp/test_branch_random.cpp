@@ -1,6 +1,6 @@
 // solve_exact and solve_dfs against brute force on many small random problems: ties, equal operators,
 // collinear options, limits on an exact sum, limits nothing fits. Also with lists so short that they are cut
-// into chunks, and with the search by lattice lines wherever it can be.
+// into chunks, and with groups in the middle list wherever that may be.
 //
 //   test_branch_random [problems]     120,000 without the argument
 #include <chrono>
@@ -90,15 +90,15 @@ Problem random_problem(Random& r) {
 int main(int argc, char** argv) {
   Random r(20230501);
   const int64_t problems = argc > 1 ? std::atoll(argv[1]) : 120000;
-  int64_t infeasible = 0, tight = 0, wrong = 0, by_lines = 0;
+  int64_t infeasible = 0, tight = 0, wrong = 0, in_middle = 0;
   const auto start = std::chrono::steady_clock::now();
   for (int64_t i = 0; i < problems && wrong < 5; ++i) {
     const Problem p = random_problem(r);
     const int failed_before = failures;
     const int64_t best = brute_force(p);
     const Solution exact = solve_exact(p), dfs = solve_dfs(p), cramped = solve_exact(p, {}, {2, 2});
-    const Solution lines = solve_exact(p, {}, {1, size_t{1} << 20, 1});
-    for (const Solution* s : {&exact, &dfs, &cramped, &lines}) {
+    const Solution middle = solve_exact(p, {}, {1, size_t{1} << 20, 1});
+    for (const Solution* s : {&exact, &dfs, &cramped, &middle}) {
       CHECK_EQ(static_cast<int>(s->status),
                static_cast<int>(best < 0 ? Status::Infeasible : Status::Optimal));
       if (best < 0) {
@@ -116,8 +116,8 @@ int main(int argc, char** argv) {
     CHECK(bound <= best);
     CHECK_EQ(check(p, exact.choices, {exact.time_ps, exact.memory_bytes, bound, exact.multiplier}), "");
     tight += exact.memory_bytes == p.limit_bytes;
-    by_lines += lines.statistics.lines > 0;
-    for (const Solution* s : {&cramped, &lines}) {
+    in_middle += middle.statistics.matched > 0;
+    for (const Solution* s : {&cramped, &middle}) {
       CHECK_EQ(check(p, s->choices, {best, s->memory_bytes, bound, exact.multiplier}), "");
     }
     if (failures > failed_before) {
@@ -131,12 +131,13 @@ int main(int argc, char** argv) {
   }
   CHECK(infeasible > problems / 1000);
   CHECK(tight > problems / 100);
-  CHECK(by_lines > problems / 100);
+  CHECK(in_middle > problems / 100);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   std::printf(
-      "%lld problems, %lld infeasible, %lld with no byte left, %lld by lattice lines, %lld disagreements, "
+      "%lld problems, %lld infeasible, %lld with no byte left, %lld with groups in the middle, %lld "
+      "disagreements, "
       "%.1f s\n",
       static_cast<long long>(problems), static_cast<long long>(infeasible), static_cast<long long>(tight),
-      static_cast<long long>(by_lines), static_cast<long long>(wrong), seconds);
+      static_cast<long long>(in_middle), static_cast<long long>(wrong), seconds);
   return report("test_branch_random");
 }

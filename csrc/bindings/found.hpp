@@ -4,7 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "search/runners_up.hpp"
+#include "search/branch/runners_up.hpp"
 
 inline std::vector<int> codes(const std::vector<osdp::search::Recompute>& ways) {
   std::vector<int> out;

@@ -1,11 +1,11 @@
-// Bindings of units (csrc/search/grouping.hpp) and of playing many plans (csrc/search/rehearsal.hpp), in
-// osdp._search.
+// Bindings of units (csrc/search/simulate/unit_grouping.hpp) and of playing many plans
+// (csrc/search/heuristics/rehearsal.hpp), in osdp._search.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include "bindings/found.hpp"
-#include "search/polish.hpp"
-#include "search/problem.hpp"
+#include "search/heuristics/polish.hpp"
+#include "search/problem/problem.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;

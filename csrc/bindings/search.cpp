@@ -5,12 +5,12 @@
 
 #include "bindings/found.hpp"
 #include "bindings/plain_plan.hpp"
-#include "search/bound.hpp"
-#include "search/bound_check.hpp"
-#include "search/branch.hpp"
-#include "search/certificate.hpp"
-#include "search/phase_certificate.hpp"
-#include "search/schedule.hpp"
+#include "search/branch/schedule.hpp"
+#include "search/certificate/knapsack_certificate.hpp"
+#include "search/certificate/lower_bound_check.hpp"
+#include "search/certificate/plan_certificate.hpp"
+#include "search/knapsack/hull_bound.hpp"
+#include "search/knapsack/solve.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;

@@ -1,10 +1,10 @@
-// Bindings of the simulator (csrc/search/simulate.hpp), in osdp._search.
+// Bindings of the simulator (csrc/search/simulate/simulate.hpp), in osdp._search.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include "bindings/plain_plan.hpp"
-#include "search/simulate.hpp"
-#include "search/step_of_plan.hpp"
+#include "search/simulate/simulate.hpp"
+#include "search/simulate/step_of_plan.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;

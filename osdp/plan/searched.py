@@ -13,8 +13,8 @@ OBJECTIVES = ("throughput", "memory", "batch")
 
 # Note [Cost versions]
 # What a plan's certificate and prediction count, by version. `osdp.verify` checks a plan by its own version, so who changes
-# what the search counts (csrc/search/cost.hpp, model.hpp) raises this, and keeps what older plans are checked by. Who
-# changes what the simulator plays raises it too: of older plans the played times are not compared.
+# what the search counts (csrc/search/problem) raises this, and keeps what older plans are checked by. Who changes
+# what the simulator plays raises it too: of older plans the played times are not compared.
 #   1: the first. No buffers of modules, no copies that mixed precision averages, no parameters that one module reads several
 #      times; room is reserved for tied parameters whatever is chosen.
 #   2: these too; files before version 4 do not say which of the two they are of, so either will do (`Searched.costs`).

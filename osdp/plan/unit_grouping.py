@@ -37,10 +37,10 @@ def group_units(
     """The units of a plan: every operator that has parameters once, in the order of each unit's first
     operator.
 
-    Which operators travel together says csrc/search/grouping.hpp: neighbours of one mode, dtype and block, one of which
-    is below `small` bytes (see `small_unit_bytes`) and that have together at most `most`: by default 1 MiB or the
-    largest operator, which bounds the transient memory anyway. `sizes`: of each operator gathered; by default its
-    parameters'.
+    Which operators travel together says csrc/search/simulate/unit_grouping.hpp: neighbours of one mode, dtype and block,
+    one of which is below `small` bytes (see `small_unit_bytes`) and that have together at most `most`: by default
+    1 MiB or the largest operator, which bounds the transient memory anyway. `sizes`: of each operator gathered;
+    by default its parameters'.
     """
     operators = description.operators
     if most is None:

@@ -16,7 +16,7 @@ PS = 1e-12
 
 
 def choice_of(candidate: Mapping[str, Any]) -> Choice:
-    """The Choice that a candidate of the core (csrc/search/cost.hpp: Candidate) stands for."""
+    """The Choice that a candidate of the core (csrc/search/problem/cost.hpp: Candidate) stands for."""
     mode, g, k = MODES[candidate["mode"]], candidate["granularity"], candidate["sharded_slices"]
     if g == 1:
         return Choice(mode)

@@ -1,4 +1,4 @@
-"""A model, a machine and a wish, as the planner's C++ core takes them (csrc/search/schedule.hpp)."""
+"""A model, a machine and a wish, as the planner's C++ core takes them (csrc/search/branch/schedule.hpp)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from osdp.sharding.mixed_precision import PRECISIONS
 # State that the optimizer keeps, in units of the parameters' bytes.
 OPTIMIZER_STATE = {"adamw": 2, "adam": 2, "sgd": 0, "sgd-momentum": 1, "rmsprop": 1, "adagrad": 1}
 GRANULARITIES = (2, 4, 8, 16)
-MOST_BATCH = 2**16  # csrc/search/model.hpp: kMostBatch
-SPLIT_CODES = (None, "out", "in")  # csrc/search/cost.hpp: enum Split
+MOST_BATCH = 2**16  # csrc/search/problem/model.hpp: kMostBatch
+SPLIT_CODES = (None, "out", "in")  # csrc/search/problem/cost.hpp: enum Split
 RECOMPUTE_CODES = (None, *RECOMPUTE)  # enum Recompute
 
 # Each further slice of a split operator is three more matrix products in a step (forward, gradient of the
@@ -202,7 +202,7 @@ def make_request(
 
 
 def _buffers(prefetch: int, device: str, cost_version: int) -> int:
-    """Full tensors that room is reserved for: Note [Reserve] in csrc/search/model.hpp."""
+    """Full tensors that room is reserved for: Note [Reserve] in csrc/search/problem/model.hpp."""
     if cost_version < 3:
         return 2 + prefetch
     return 1 + prefetch + (device != "cpu" and cost_version > 3)

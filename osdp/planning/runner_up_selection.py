@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # communication, computation does. So a few objectives are searched that take a second of communication for these shares
 # of what it shows on the machine, and their plans are played; the share of the plan that plays best is the problem's.
 # Its objective is searched to the end: that is what the certificate is about. The plans found so far are then polished
-# on the simulator (csrc/search/polish.hpp), and the fastest is returned. How much worse its objective is than the
+# on the simulator (csrc/search/heuristics/polish.hpp), and the fastest is returned. How much worse its objective is than the
 # optimum is the certificate's gap.
 # Times the hardware's share, and times the limit: plans that leave room are polished, too.
 OBJECTIVES = (

@@ -114,8 +114,9 @@ def check_solution(
 
     Checked: the choices exist, cost what the solution says and fit the limit; no choices are faster than
     `lower_bound`; `optimal` says that this is the time; no other multiplier proves more than this one. What the
-    multiplier leaves open of `lower_bound` is checked by listing partial sums (csrc/search/bound_check.hpp); where
-    these are more than 20 million, the answer says that the bound could not be shown.
+    multiplier leaves open of `lower_bound` is checked by listing partial sums
+    (csrc/search/certificate/lower_bound_check.hpp); where these are more than 20 million, the answer says that the bound
+    could not be shown.
     """
     if solution.optimal != (solution.lower_bound == solution.time):
         return f"optimal is {solution.optimal}, but the time is {solution.time} and the lower bound {solution.lower_bound}"

@@ -31,8 +31,9 @@ def verify(plan: Plan, *, search: bool = False) -> str:
 
     Everything follows from `description`, `hardware` and the other arguments of the search, and from the decisions
     (`choices`, `recompute`, `batch_size`, `accumulation`): the costs of all choices are computed anew, the
-    certificate is checked by code that shares nothing with the search (csrc/search/phase_certificate.cpp), units and
-    predictions are made anew and compared. It proves: a step of the plan takes and its largest phase holds what the
+    certificate is checked by code that shares nothing with the search
+    (csrc/search/certificate/plan_certificate.cpp), units and predictions are made anew and compared. It proves:
+    a step of the plan takes and its largest phase holds what the
     certificate says, that is within the limit, and no plan of this batch size and no larger transients is faster
     than `lower_bound_ps`.
 

@@ -6,8 +6,8 @@
 #include <functional>
 #include <random>
 
-#include "search/phases.hpp"
-#include "search/problem.hpp"
+#include "search/problem/phases.hpp"
+#include "search/problem/problem.hpp"
 
 namespace osdp::search {
 

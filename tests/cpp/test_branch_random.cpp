@@ -8,8 +8,8 @@
 #include <random>
 
 #include "check.hpp"
-#include "search/branch.hpp"
-#include "search/certificate.hpp"
+#include "search/certificate/knapsack_certificate.hpp"
+#include "search/knapsack/solve.hpp"
 
 using namespace osdp::search;
 

@@ -1,7 +1,7 @@
 // Prices and weights of all phases, and what is done to plans, on every plan of small random models.
 #include "check.hpp"
 #include "random_model.hpp"
-#include "search/chooser.hpp"
+#include "search/bounds/pricing.hpp"
 
 using namespace osdp::search;
 

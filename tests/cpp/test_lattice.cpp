@@ -3,8 +3,8 @@
 #include <set>
 
 #include "check.hpp"
-#include "search/bound.hpp"
-#include "search/lattice.hpp"
+#include "search/knapsack/hull_bound.hpp"
+#include "search/knapsack/lattice_bound.hpp"
 
 using namespace osdp::search;
 

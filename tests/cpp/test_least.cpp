@@ -1,8 +1,8 @@
 // The least memory, to the byte, against every plan of every transient and batch asked for.
 #include "check.hpp"
 #include "random_model.hpp"
-#include "search/least.hpp"
-#include "search/schedule.hpp"
+#include "search/branch/schedule.hpp"
+#include "search/labels/min_memory_bound.hpp"
 
 using namespace osdp::search;
 

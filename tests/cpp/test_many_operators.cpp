@@ -1,7 +1,7 @@
 // Thousands of operators of which no two are alike: a plan that fits is known at once, and better ones
 // follow.
 #include "check.hpp"
-#include "search/schedule.hpp"
+#include "search/branch/schedule.hpp"
 
 using namespace osdp::search;
 

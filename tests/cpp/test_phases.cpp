@@ -1,9 +1,9 @@
 // Phases, cohorts' rows and the time of a step against their definitions, on random plans of random models.
 #include "check.hpp"
 #include "random_model.hpp"
-#include "search/chooser.hpp"
-#include "search/series.hpp"
-#include "search/treatments.hpp"
+#include "search/bounds/pricing.hpp"
+#include "search/labels/block_columns.hpp"
+#include "search/labels/chain_resources.hpp"
 
 using namespace osdp::search;
 

@@ -1,6 +1,6 @@
 // Local search on the played step: what it returns fits, is no slower than any seed, comes of a bounded
 // number of plays, and is the same again; where the better plan is one change away, it is found.
-#include "search/polish.hpp"
+#include "search/heuristics/polish.hpp"
 
 #include "check.hpp"
 #include "random_model.hpp"

@@ -3,9 +3,9 @@
 #include <limits>
 
 #include "check.hpp"
-#include "search/bound.hpp"
-#include "search/branch.hpp"
-#include "search/schedule.hpp"
+#include "search/branch/schedule.hpp"
+#include "search/knapsack/hull_bound.hpp"
+#include "search/knapsack/solve.hpp"
 
 using namespace osdp::search;
 

@@ -1,6 +1,6 @@
 // The best few different plans: which of them are kept, in which order.
 #include "check.hpp"
-#include "search/runners_up.hpp"
+#include "search/branch/runners_up.hpp"
 
 using namespace osdp::search;
 

@@ -1,7 +1,7 @@
 // The whole search against every plan of every batch of small random models: the proven optimum per sample.
 #include "check.hpp"
 #include "random_model.hpp"
-#include "search/schedule.hpp"
+#include "search/branch/schedule.hpp"
 
 using namespace osdp::search;
 

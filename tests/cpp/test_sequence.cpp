@@ -2,7 +2,7 @@
 // batch, one transient, many phases that bind, prices good and bad.
 #include "check.hpp"
 #include "random_model.hpp"
-#include "search/sequence.hpp"
+#include "search/labels/label_setting.hpp"
 
 using namespace osdp::search;
 

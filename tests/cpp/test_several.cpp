@@ -1,7 +1,7 @@
 // The knapsack with several memory limits against brute force: random prices, cutoffs, equal operators, ties.
 #include "check.hpp"
 #include "random_model.hpp"
-#include "search/several.hpp"
+#include "search/knapsack/multi_constraint_knapsack.hpp"
 
 using namespace osdp::search;
 

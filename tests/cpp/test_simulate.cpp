@@ -1,12 +1,12 @@
 // A step played event by event: small ones worked out by hand, and what must hold of any.
-#include "search/simulate.hpp"
+#include "search/simulate/simulate.hpp"
 
 #include <algorithm>
 #include <array>
 #include <random>
 
 #include "check.hpp"
-#include "search/problem.hpp"
+#include "search/problem/problem.hpp"
 
 using namespace osdp::search;
 

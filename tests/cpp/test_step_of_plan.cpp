@@ -1,13 +1,13 @@
 // The step that a plan makes: costs of whole units, and a memory curve that stays below the certified peak.
-#include "search/step_of_plan.hpp"
+#include "search/simulate/step_of_plan.hpp"
 
 #include <algorithm>
 #include <random>
 
 #include "check.hpp"
-#include "search/phases.hpp"
-#include "search/problem.hpp"
-#include "search/simulate.hpp"
+#include "search/problem/phases.hpp"
+#include "search/problem/problem.hpp"
+#include "search/simulate/simulate.hpp"
 
 using namespace osdp::search;
 

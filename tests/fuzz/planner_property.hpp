@@ -9,10 +9,10 @@
 #include <stdexcept>
 
 #include "planner_request.hpp"
-#include "search/branch.hpp"
-#include "search/certificate.hpp"
-#include "search/phase_certificate.hpp"
-#include "search/schedule.hpp"
+#include "search/branch/schedule.hpp"
+#include "search/certificate/knapsack_certificate.hpp"
+#include "search/certificate/plan_certificate.hpp"
+#include "search/knapsack/solve.hpp"
 
 namespace osdp::search {
 

@@ -7,9 +7,9 @@
 #include <limits>
 #include <span>
 
-#include "search/problem.hpp"
-#include "search/simulate.hpp"
-#include "search/step_of_plan.hpp"
+#include "search/problem/problem.hpp"
+#include "search/simulate/simulate.hpp"
+#include "search/simulate/step_of_plan.hpp"
 
 namespace osdp::search {
 

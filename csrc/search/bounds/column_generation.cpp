@@ -1,0 +1,138 @@
+#include "search/bounds/column_generation.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "search/bounds/master_problem.hpp"
+
+namespace osdp::search {
+
+std::vector<int> whole_ways(const Table& table, const Box& box, const std::vector<double>& mixed) {
+  std::vector<int> whole(mixed.size());
+  for (const auto& entry : table.entries) {
+    const size_t n = entry.ways.size();
+    int left = entry.count;
+    for (size_t w = entry.first_way; w < entry.first_way + n; ++w) {
+      whole[w] = std::clamp(static_cast<int>(std::floor(mixed[w] + 1e-9)), box.lo[w], box.hi[w]);
+      left -= whole[w];
+    }
+    while (left != 0) {
+      const int step = left > 0 ? 1 : -1;
+      size_t best = entry.first_way + n;
+      for (size_t w = entry.first_way; w < entry.first_way + n; ++w) {
+        if (whole[w] + step < box.lo[w] || whole[w] + step > box.hi[w]) continue;
+        if (best == entry.first_way + n || step * (mixed[w] - whole[w]) > step * (mixed[best] - whole[best]))
+          best = w;
+      }
+      whole[best] += step;
+      left -= step;
+    }
+  }
+  return whole;
+}
+
+namespace {
+
+// A point counts as the plan that it is, not scaled.
+Mixture mixture_of(const std::vector<std::pair<double, const Point*>>& points, const Kinds& kinds) {
+  Mixture m;
+  double sum = 0;
+  const auto transient = [&](const Point* p) { return static_cast<double>(kinds.transients[p->transient]); };
+  for (const auto& [weight, p] : points) sum += weight * p->scale;
+  if (!(sum > 0)) sum = 1;
+  for (const auto& [weight, p] : points) {
+    const double share = weight * p->scale / sum;
+    m.size += share * static_cast<double>(p->size);
+    m.transient += share * transient(p);
+    m.ways.resize(p->ways.size(), 0);
+    for (size_t w = 0; w < m.ways.size(); ++w) m.ways[w] += share * p->ways[w];
+  }
+  for (const auto& [weight, p] : points) {
+    const double share = weight * p->scale / sum;
+    m.size_apart += share * std::abs(static_cast<double>(p->size) - m.size);
+    m.transient_apart += share * std::abs(transient(p) - m.transient);
+  }
+  return m;
+}
+
+}  // namespace
+
+Bounded relax(const Kinds& kinds, const Table& table, const Request& request, const Region& region,
+              Cheapest& cheapest, const Prices& guess, double enough) {
+  Evaluator evaluate(kinds, table, request, region, cheapest);
+  const size_t rows = table.rows;
+  Bounded best;
+  Prices limit{};
+  for (size_t j = 0; j < rows; ++j) limit[j] = evaluate.limit(j);
+  double magnitude = 0;
+  const auto bound = [&](const Point& p, const Prices& prices) {
+    double value = p.time, size = p.time;
+    for (size_t j = 0; j < rows; ++j) {
+      value += prices[j] * (p.bytes[j] - limit[j]);
+      size += prices[j] * (p.bytes[j] + std::abs(limit[j]));
+    }
+    if (!best.feasible || value > best.time) {
+      best.feasible = true;
+      best.time = value;
+      best.prices = prices;
+      magnitude = size;
+    }
+    return value;
+  };
+  // 2 ps per operator: options that mixtures are as good as, but for rounding (Table::Options::corner).
+  double operators = 0;
+  for (const auto& entry : table.entries) {
+    size_t slots = 0;
+    for (const auto& way : entry.ways) slots = std::max(slots, way.slots.size());
+    operators += static_cast<double>(slots) * entry.count;
+  }
+  const auto done = [&]() -> Bounded& {
+    for (size_t j = 1; j < rows; ++j) {
+      if (best.prices[j] > best.prices[best.row]) best.row = j;
+    }
+    const double scale = static_cast<double>(region.hi.size) / static_cast<double>(region.lo.size);
+    best.error = 1 + 2 * operators * static_cast<double>(region.hi.accumulation) * scale + 4e-14 * magnitude;
+    return best;
+  };
+  Point point;
+  evaluate.at(guess, 1, point);
+  bound(point, guess);
+  best.mixture = mixture_of({{1.0, &point}}, kinds);
+  if (best.time > enough + 1e-9 * std::abs(enough)) return done();
+  for (double penalty = 8 * std::max(point.time, 1.0);; penalty *= 64) {
+    Master master(rows, point, limit, penalty);
+    Prices prices;
+    for (int turn = 0; turn < 120; ++turn) {
+      const double upper = master.duals(prices);
+      evaluate.at(prices, 1, point);
+      const double value = bound(point, prices);
+      if (best.time > enough + 1e-9 * std::abs(enough)) break;
+      const double near = region.tolerance * std::abs(upper);
+      if (value >= upper - near - 1e-11 * std::abs(value) || best.time >= upper - near) {
+        break;
+      }
+      master.add(point);
+    }
+    best.mixture = mixture_of(master.weights(), kinds);
+    if (best.time > enough + 1e-9 * std::abs(enough) || !master.exceeds()) return done();
+    // Do the prices show that nothing keeps the rows? They count for memory alone.
+    Point least;
+    double over = 0, size = 0;
+    evaluate.at(prices, 0, least);
+    for (size_t j = 0; j < rows; ++j) {
+      over += prices[j] * (least.bytes[j] - limit[j]);
+      size += prices[j] * (least.bytes[j] + std::abs(limit[j]));
+    }
+    if (over > 1e-13 * size) return {};
+    for (size_t j = 0; j < rows; ++j) {
+      Prices alone{};
+      alone[j] = 1;
+      evaluate.at(alone, 0, least);
+      if (least.bytes[j] > limit[j]) return {};
+    }
+    if (penalty > 1e30) return done();
+    point = least;
+  }
+}
+
+}  // namespace osdp::search

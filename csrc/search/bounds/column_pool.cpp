@@ -1,0 +1,119 @@
+#include "search/bounds/column_pool.hpp"
+
+#include <algorithm>
+
+#include "search/problem/problem.hpp"
+
+namespace osdp::search {
+namespace {
+
+struct Line {
+  int candidate;
+  int64_t transient, time;
+  std::array<int64_t, kMostRows> bytes;
+};
+
+// Whether `a` is a number of sharded slices between one and all, and no better than mixing these two.
+bool between(const std::vector<Line>& lines, const std::vector<Candidate>& all, size_t a, size_t rows,
+             int64_t accumulation) {
+  const Candidate& c = all[a];
+  if (c.granularity < 3 || c.sharded_slices == 1 || c.sharded_slices == c.granularity) return false;
+  const size_t none = all.size();
+  size_t first = none, last = none;
+  for (size_t b = 0; b < all.size(); ++b) {
+    if (all[b].granularity != c.granularity || all[b].split != c.split) continue;
+    if (all[b].sharded_slices == 1) first = b;
+    if (all[b].sharded_slices == c.granularity) last = b;
+  }
+  if (first == none || last == none) return false;
+  const int128 n = c.granularity - 1, k = c.sharded_slices - 1;
+  const Line &x = lines[first], &y = lines[last], &z = lines[a];
+  if (n * z.time < (n - k) * x.time + k * y.time - 2 * n * accumulation) return false;
+  for (size_t j = 0; j < rows; ++j) {
+    if (n * z.bytes[j] < (n - k) * x.bytes[j] + k * y.bytes[j]) return false;
+  }
+  return true;
+}
+
+// Whether `Hold` is never worse than `Regather` in these rows: no row stands inside such a block, so what it
+// holds is in none of them. (Should it break a phase, that phase becomes a row.)
+bool hold_is_free(const Cohort& cohort) {
+  return std::none_of(cohort.relation.begin(), cohort.relation.end(), [](int r) { return r >= 0; });
+}
+
+}  // namespace
+
+Table make_table(const Kinds& kinds, const std::vector<int>& rows, int64_t accumulation) {
+  Table table;
+  table.rows = rows.size();
+  table.groups = make_cohorts(kinds, rows);
+  for (const Cohort& group : table.groups) {
+    const Kind& kind = kinds.kinds[group.kind];
+    auto& entry = table.entries.emplace_back();
+    entry.count = static_cast<int>(group.instances.size());
+    entry.first_way = table.ways;
+    const auto allowed = [&](Recompute r) {
+      return std::find(kind.ways.begin(), kind.ways.end(), r) != kind.ways.end();
+    };
+    for (Recompute r : kind.ways) {
+      if (r == Recompute::Regather && allowed(Recompute::Hold) && hold_is_free(group)) continue;
+      ++table.ways;
+      auto& way = entry.ways.emplace_back();
+      way.way = r;
+      if (r != Recompute::None) way.time_per_sample = kind.recompute_ps_per_sample;
+      for (int relation : group.relation) way.kept.push_back(kept_in(relation, kind, r));
+      for (size_t p = 0; p < kind.slots.size(); ++p) {
+        const auto& all = kind.slots[p].candidates[static_cast<int>(r)];
+        if (all.empty()) continue;
+        std::vector<Line> lines;
+        for (size_t c = 0; c < all.size(); ++c) {
+          Line line{static_cast<int>(c),
+                    all[c].transient_bytes,
+                    accumulation * all[c].communication_ps + all[c].optimizer_ps,
+                    {}};
+          for (size_t j = 0; j < rows.size(); ++j) {
+            line.bytes[j] = held_in(group.relation[j], static_cast<int>(p), r, all[c], accumulation > 1);
+          }
+          lines.push_back(line);
+        }
+        auto& options = way.slots.emplace_back();
+        for (size_t a = 0; a < lines.size(); ++a) {
+          bool dominated = false;
+          for (size_t b = 0; b < lines.size() && !dominated; ++b) {
+            const Line &x = lines[a], &y = lines[b];
+            if (a == b || y.time > x.time || y.transient > x.transient) continue;
+            bool no_better = true;
+            bool equal = y.time == x.time && y.transient == x.transient;
+            for (size_t j = 0; j < rows.size() && no_better; ++j) {
+              no_better &= y.bytes[j] <= x.bytes[j];
+              equal &= y.bytes[j] == x.bytes[j];
+            }
+            dominated = no_better && (!equal || b < a);
+          }
+          if (dominated) continue;
+          options.candidate.push_back(lines[a].candidate);
+          options.transient.push_back(lines[a].transient);
+          options.time.push_back(static_cast<double>(lines[a].time));
+          options.corner.push_back(!between(lines, all, a, rows.size(), accumulation));
+        }
+        for (size_t j = 0; j < rows.size(); ++j) {
+          for (int c : options.candidate) options.bytes.push_back(static_cast<double>(lines[c].bytes[j]));
+        }
+      }
+    }
+  }
+  return table;
+}
+
+Box everything(const Table& table) {
+  Box box;
+  for (const auto& entry : table.entries) {
+    for (size_t w = 0; w < entry.ways.size(); ++w) {
+      box.lo.push_back(entry.ways.size() == 1 ? entry.count : 0);
+      box.hi.push_back(entry.count);
+    }
+  }
+  return box;
+}
+
+}  // namespace osdp::search

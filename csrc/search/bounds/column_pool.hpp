@@ -1,0 +1,46 @@
+// What every group of equal instances can choose from under a few rows, and which of it a region allows.
+#pragma once
+
+#include <array>
+
+#include "search/problem/phases.hpp"
+
+namespace osdp::search {
+
+inline constexpr size_t kMostRows = 24;
+using Prices = std::array<double, kMostRows>;  // picoseconds per byte, by row
+
+// The options of every group under some rows and one number of micro-batches, without the dominated ones.
+struct Table {
+  struct Options {
+    std::vector<int> candidate;  // index into the slot's candidates
+    std::vector<int64_t> transient;
+    std::vector<double> time;
+    std::vector<double> bytes;  // [row][option]
+    std::vector<char> corner;   // 0: a mixture of two others is no worse, so no price likes it best
+  };
+  struct Way {
+    Recompute way;
+    std::vector<Options> slots;
+    std::vector<Linear> kept;  // by row
+    int64_t time_per_sample = 0;
+  };
+  struct Entry {
+    int count = 0;  // instances
+    size_t first_way = 0;
+    std::vector<Way> ways;
+  };
+  size_t rows = 0;
+  std::vector<Cohort> groups;
+  std::vector<Entry> entries;  // beside groups
+  size_t ways = 0;             // over all groups
+};
+Table make_table(const Kinds& kinds, const std::vector<int>& rows, int64_t accumulation);
+
+// How many instances of each group are treated each way: between lo and hi, by Entry::first_way + index.
+struct Box {
+  std::vector<int> lo, hi;
+};
+Box everything(const Table& table);
+
+}  // namespace osdp::search

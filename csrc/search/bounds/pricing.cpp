@@ -1,0 +1,290 @@
+#include "search/bounds/pricing.hpp"
+
+#include <algorithm>
+
+namespace osdp::search {
+
+Chooser::Chooser(const Model& model, const Request& request, const Kinds& kinds, Batch batch,
+                 int64_t largest_transient, bool memory_alone)
+    : kinds_(kinds),
+      batch_(batch),
+      paper_(request.paper()),
+      operators_(model.operators.size()),
+      phases_(paper_ ? 1 : operators_),
+      blocks_(model.blocks.size()) {
+  for (const Kind& kind : kinds.kinds) {
+    auto& ways = ways_.emplace_back();
+    for (Recompute r : kind.ways) {
+      Way& way = ways.emplace_back();
+      way.way = r;
+      if (r != Recompute::None) way.time = batch.samples() * kind.recompute_ps_per_sample;
+      for (const Slot& slot : kind.slots) {
+        auto& options = way.slots.emplace_back();
+        double most = 0;
+        const auto& all = slot.candidates[static_cast<int>(r)];
+        for (size_t c = 0; c < all.size(); ++c) {
+          if (all[c].transient_bytes > largest_transient) continue;
+          Option o;
+          o.candidate = static_cast<int>(c);
+          if (!memory_alone) o.time = batch.accumulation * all[c].communication_ps + all[c].optimizer_ps;
+          o.after = o.before = all[c].state_bytes;
+          if (!paper_) {
+            o.before += all[c].gathered_bytes - (batch.accumulation > 1 ? 0 : all[c].gradient_bytes);
+            o.own = all[c].own_bytes;
+            if (r == Recompute::Hold) o.held = all[c].held_bytes;
+          }
+          const auto no_worse = [](const Option& a, const Option& b) {
+            return a.time <= b.time && a.before <= b.before && a.before + a.own <= b.before + b.own &&
+                   a.after <= b.after && a.held <= b.held;
+          };
+          if (std::any_of(options.begin(), options.end(), [&](const Option& x) { return no_worse(x, o); })) {
+            continue;
+          }
+          std::erase_if(options, [&](const Option& x) { return no_worse(o, x); });
+          options.push_back(o);
+          most = std::max(most, static_cast<double>(o.before) + static_cast<double>(o.own) +
+                                    static_cast<double>(o.after) + static_cast<double>(o.held));
+        }
+        possible_ &= all.empty() || !options.empty();
+        most += static_cast<double>(slot.saved(batch.size)) + static_cast<double>(slot.work(batch.size)) +
+                static_cast<double>(Linear{0, kind.input_bytes_per_sample}(batch.size));
+        most_ += most * static_cast<double>(kind.instances.size());
+      }
+    }
+  }
+}
+
+// Prices are summed from the left: of phases a to b - 1 together they are sums[b] - sums[a].
+template <typename Price, typename Cost>
+Cost Chooser::choose(const std::vector<Price>& prices, bool with_time, Decision& decision) const {
+  std::vector<Cost> sums(operators_ + 1, 0);
+  for (size_t j = 0; j < operators_; ++j) sums[j + 1] = sums[j] + Cost(paper_ ? prices[0] : prices[j]);
+  const auto over = [&](size_t a, size_t b) -> Cost { return paper_ ? Cost(prices[0]) : sums[b] - sums[a]; };
+  const size_t n = operators_;
+  decision.choices.assign(n, -1);
+  decision.ways.assign(blocks_, Recompute::None);
+  Cost total = 0;
+  std::vector<int> picked, best_picked;
+  for (size_t k = 0; k < kinds_.kinds.size(); ++k) {
+    const Kind& kind = kinds_.kinds[k];
+    const Way* best = nullptr;
+    Cost least = 0;
+    for (size_t m = 0; m < kind.instances.size(); ++m) {
+      const auto& at = kind.instances[m];
+      // Neighbours with no price between them choose alike.
+      if (m > 0 && (paper_ || over(kind.instances[m - 1].front(), at.back() + 1) == 0)) {
+        total += least;
+        for (size_t p = 0; p < at.size(); ++p) decision.choices[at[p]] = best_picked[p];
+        if (kind.block) decision.ways[kind.blocks[m]] = best->way;
+        continue;
+      }
+      best = nullptr;
+      double least_mean = 0;
+      for (const Way& way : ways_[k]) {
+        const bool again = way.way != Recompute::None;
+        Cost cost = with_time ? Cost(way.time) : Cost(0);
+        double mean = 0;  // bytes, summed over all phases
+        if (again) {
+          const int64_t input = Linear{0, kind.input_bytes_per_sample}(batch_.size);
+          cost += over(at.front(), n) * Cost(input);
+          mean += static_cast<double>(input) * static_cast<double>(n - at.front());
+        }
+        picked.assign(at.size(), -1);
+        for (size_t p = 0; p < at.size(); ++p) {
+          const size_t i = at[p], end = again ? static_cast<size_t>(at.back()) + 1 : n;
+          const Cost here = over(i, i + 1), before = over(i, n), after = paper_ ? Cost(0) : over(0, i);
+          const Cost inside = over(i, end);
+          const int64_t saved = kind.slots[p].saved(batch_.size);
+          const int64_t work = paper_ ? 0 : kind.slots[p].work(batch_.size);
+          cost += inside * Cost(saved) + here * Cost(work);
+          mean += static_cast<double>(saved) * static_cast<double>(end - i) + static_cast<double>(work);
+          Cost lowest = 0;
+          double lowest_mean = 0;
+          for (const Option& o : way.slots[p]) {
+            const Cost c = (with_time ? Cost(o.time) : Cost(0)) + before * Cost(o.before) +
+                           here * Cost(o.own) + after * Cost(o.after) + inside * Cost(o.held);
+            const double size = static_cast<double>(o.before) * static_cast<double>(n - i) +
+                                static_cast<double>(o.after) * static_cast<double>(i) +
+                                static_cast<double>(o.own) +
+                                static_cast<double>(o.held) * static_cast<double>(end - i);
+            if (picked[p] < 0 || c < lowest || (c == lowest && size < lowest_mean)) {
+              picked[p] = o.candidate, lowest = c, lowest_mean = size;
+            }
+          }
+          cost += lowest;
+          mean += lowest_mean;
+        }
+        if (best == nullptr || cost < least || (cost == least && mean < least_mean)) {
+          best = &way, least = cost, least_mean = mean;
+          best_picked = picked;
+        }
+      }
+      total += least;
+      for (size_t p = 0; p < at.size(); ++p) decision.choices[at[p]] = best_picked[p];
+      if (kind.block) decision.ways[kind.blocks[m]] = best->way;
+    }
+  }
+  return total;
+}
+
+int128 Chooser::least(const std::vector<int64_t>& weights, Decision& decision) const {
+  int128 sum = 0;
+  for (int64_t w : weights) sum += w;
+  const int128 held = sum * kinds_.held_bytes(batch_);
+  if (static_cast<double>(sum) * most_ < static_cast<double>(kLargestSum)) {
+    return choose<int64_t, int64_t>(weights, false, decision) + held;
+  }
+  return choose<int64_t, int128>(weights, false, decision) + held;
+}
+
+double Chooser::cheapest(const std::vector<double>& prices, double limit, Decision& decision) const {
+  double sum = 0;
+  for (double p : prices) sum += p;
+  const double cost =
+      choose<double, double>(prices, true, decision) +
+      static_cast<double>(batch_.accumulation) * static_cast<double>(kinds_.compute_ps(batch_.size));
+  const double held = sum * static_cast<double>(kinds_.held_bytes(batch_)), most = sum * limit;
+  return cost + held - most - 1 - 1e-12 * (cost + held + most);
+}
+
+// One operator where it stands, with its options under the plan's recomputation. What it holds counts in
+// phases before `op`, at `op`, up to `end`, and behind differently, see Note [Phases].
+struct Chooser::Place {
+  size_t op, end;
+  const std::vector<Option>* options;
+  const Option* now;
+
+  int64_t bytes(const Option& o, size_t phase, bool paper) const {
+    if (paper || phase < op) return o.after;
+    return o.before + (phase == op ? o.own : 0) + (phase < end ? o.held : 0);
+  }
+  void change(const Option& o, std::vector<int64_t>& phases, Decision& decision, bool paper) {
+    for (size_t j = 0; j < phases.size(); ++j) phases[j] += bytes(o, j, paper) - bytes(*now, j, paper);
+    now = &o;
+    decision.choices[op] = o.candidate;
+  }
+};
+
+std::vector<Chooser::Place> Chooser::places(const Decision& decision) const {
+  std::vector<Place> found;
+  for (size_t k = 0; k < kinds_.kinds.size(); ++k) {
+    const Kind& kind = kinds_.kinds[k];
+    for (size_t m = 0; m < kind.instances.size(); ++m) {
+      const auto& at = kind.instances[m];
+      const Recompute r = kind.block ? decision.ways[kind.blocks[m]] : Recompute::None;
+      const auto way =
+          std::find_if(ways_[k].begin(), ways_[k].end(), [&](const Way& w) { return w.way == r; });
+      if (way == ways_[k].end()) continue;
+      for (size_t p = 0; p < at.size(); ++p) {
+        const size_t i = at[p];
+        const auto& options = way->slots[p];
+        const auto now = std::find_if(options.begin(), options.end(),
+                                      [&](const Option& o) { return o.candidate == decision.choices[i]; });
+        if (now == options.end()) continue;
+        const size_t end = r == Recompute::None ? i : static_cast<size_t>(at.back()) + 1;
+        found.push_back({i, end, &options, &*now});
+      }
+    }
+  }
+  return found;
+}
+
+void Chooser::quicken(Decision& decision, std::vector<int64_t>& phases, int64_t limit,
+                      const std::vector<double>& prices) const {
+  struct Move {
+    double worth;
+    Place* place;
+    const Option *from, *to;
+  };
+  std::vector<Place> all = places(decision);
+  std::vector<double> sums(phases_ + 1, 0);
+  for (size_t j = 0; j < phases_; ++j) sums[j + 1] = sums[j] + prices[j];
+  std::vector<Move> moves;
+  for (Place& p : all) {
+    const size_t i = paper_ ? 0 : p.op, end = std::max(p.end, p.op);
+    const auto price = [&](const Option& o) {
+      if (paper_) return prices[0] * static_cast<double>(o.after);
+      return sums[i] * static_cast<double>(o.after) +
+             (sums[phases_] - sums[i]) * static_cast<double>(o.before) +
+             prices[i] * static_cast<double>(o.own) + (sums[end] - sums[i]) * static_cast<double>(o.held);
+    };
+    for (const Option& o : *p.options) {
+      if (o.time >= p.now->time) continue;
+      const double faster = static_cast<double>(p.now->time - o.time);
+      moves.push_back({faster / std::max(1e-3 * faster, price(o) - price(*p.now)), &p, p.now, &o});
+    }
+  }
+  std::stable_sort(moves.begin(), moves.end(),
+                   [](const Move& a, const Move& b) { return a.worth > b.worth; });
+  // The largest phase to the left and to the right of each.
+  std::vector<int64_t> left(phases_ + 1, -kLargestSum), right(phases_ + 1, -kLargestSum);
+  const auto refresh = [&] {
+    for (size_t j = 0; j < phases_; ++j) left[j + 1] = std::max(left[j], phases[j]);
+    for (size_t j = phases_; j-- > 0;) right[j] = std::max(right[j + 1], phases[j]);
+  };
+  refresh();
+  for (const Move& v : moves) {
+    Place& p = *v.place;
+    if (p.now == v.to || p.now->time <= v.to->time) continue;
+    if (paper_) {
+      if (phases[0] + v.to->after - p.now->after > limit) continue;
+    } else {
+      if (left[p.op] + v.to->after - p.now->after > limit) continue;
+      if (right[p.op] + v.to->before - p.now->before > limit) continue;
+      bool fits = true;
+      for (size_t j = p.op; j < std::max(p.end, p.op + 1) && fits; ++j) {
+        fits = phases[j] + p.bytes(*v.to, j, false) - p.bytes(*p.now, j, false) <= limit;
+      }
+      if (!fits) continue;
+    }
+    p.change(*v.to, phases, decision, paper_);
+    refresh();
+  }
+}
+
+bool Chooser::repair(Decision& decision, std::vector<int64_t>& phases, int64_t limit) const {
+  std::vector<Place> all = places(decision);
+  for (int turn = 0; turn < 100; ++turn) {
+    const auto worst = std::max_element(phases.begin(), phases.end());
+    if (*worst <= limit) return true;
+    const auto j = static_cast<size_t>(worst - phases.begin());
+    const int64_t over = *worst - limit;
+    Place* place = nullptr;
+    const Option* to = nullptr;
+    double least = 0;
+    for (Place& p : all) {
+      const int64_t bytes = p.bytes(*p.now, j, paper_);
+      for (const Option& o : *p.options) {
+        const int64_t saved = bytes - p.bytes(o, j, paper_);
+        if (saved <= 0) continue;
+        // More than is needed is of no use.
+        const double cost =
+            static_cast<double>(o.time - p.now->time) / static_cast<double>(std::min(saved, over));
+        if (to == nullptr || cost < least) place = &p, to = &o, least = cost;
+      }
+    }
+    if (to == nullptr) return false;
+    place->change(*to, phases, decision, paper_);
+  }
+  return false;
+}
+
+int64_t step_ps(const Kinds& kinds, const Decision& decision, Batch batch) {
+  int128 sum = static_cast<int128>(batch.accumulation) * kinds.compute_ps(batch.size);
+  for (const Kind& kind : kinds.kinds) {
+    for (size_t m = 0; m < kind.instances.size(); ++m) {
+      const Recompute way = kind.block ? decision.ways[kind.blocks[m]] : Recompute::None;
+      if (way != Recompute::None) sum += static_cast<int128>(batch.samples()) * kind.recompute_ps_per_sample;
+      for (size_t p = 0; p < kind.slots.size(); ++p) {
+        const int choice = decision.choices[kind.instances[m][p]];
+        if (choice < 0) continue;
+        const Candidate& c = kind.slots[p].candidates[static_cast<int>(way)][choice];
+        sum += static_cast<int128>(batch.accumulation) * c.communication_ps + c.optimizer_ps;
+      }
+    }
+  }
+  if (sum > kLargestSum) throw InvalidProblem("the time of one step overflows 2^61");
+  return static_cast<int64_t>(sum);
+}
+
+}  // namespace osdp::search

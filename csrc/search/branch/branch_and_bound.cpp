@@ -1,0 +1,129 @@
+// Note [Branch and bound over everything]
+// A region is an interval of batch sizes, an interval of largest transients, and a box of how many instances
+// of each group of blocks are treated each way. Its relaxation bounds the time per sample of every plan in it
+// (Note [Regions] in bounds/region_pricing.cpp). Regions wait in a heap by that bound; the lowest is cut
+// between the plans that its relaxation mixes, until it is one batch and one transient; then around the
+// recomputation that its relaxation likes best, or, when that is fixed too, it is solved exactly
+// (branch/fixed_node.hpp). The search ends when the lowest bound is not below the best plan.
+//
+// Only some phases are rows. When a leaf's plan breaks another phase, that one becomes a row: with fewer rows
+// a relaxation was searched, so all bounds hold. Which instances are alike changes with the rows, so the
+// boxes of one batch and transient become one again, which is bounded anew when its turn comes; where boxes
+// are of several batches or transients, the search begins again.
+#include "search/branch/branch_and_bound.hpp"
+
+#include <algorithm>
+
+namespace osdp::search {
+
+void Scheduler::first_rows() {
+  if (request_.paper()) {
+    rows_ = {kWholeStep};
+    return;
+  }
+  // The first and the last phase; the last phase of a block, where recomputation brings all of it back.
+  std::set<int> rows{0, static_cast<int>(model_.operators.size()) - 1};
+  int last = -1;
+  for (const Kind& kind : kinds_.kinds) {
+    if (kind.block) last = std::max(last, kind.instances.back().back());
+  }
+  if (last >= 0) rows.insert(last);
+  rows_.assign(rows.rbegin(), rows.rend());
+}
+
+bool Scheduler::accept(const Leaf& leaf, Batch batch) {
+  const int64_t used = largest_transient(kinds_, leaf.decision);
+  std::vector<int64_t> phases = phase_bytes(model_, request_, kinds_, leaf.decision, batch);
+  for (int64_t& bytes : phases) bytes = std::min(kLargestSum, bytes + request_.reserve_bytes(used));
+  const auto worst = std::max_element(phases.begin(), phases.end());
+  if (*worst > request_.limit_bytes) {
+    broken_ = static_cast<int>(worst - phases.begin());
+    return false;
+  }
+  const Found found{batch, used, leaf.decision, leaf.time_ps, *worst};
+  if (!any_) found_.offer(found);
+  if (best_.feasible && !found.faster_than({best_.batch, 0, {}, best_.step_ps, 0})) return true;
+  best_.feasible = true;
+  best_.batch = batch;
+  best_.transient_bytes = used;
+  best_.decision = leaf.decision;
+  best_.step_ps = leaf.time_ps;
+  best_.peak_bytes = *worst;
+  best_.phases = std::move(phases);
+  return true;
+}
+
+void Scheduler::go_on() {
+  while (!waiting_.empty() && !watch_.stopped()) {
+    Waiting top = waiting_.top();
+    if (useless(top) || (any_ && best_.feasible)) break;
+    if (budget_.gap > 0 && best_.feasible && apart(top) <= budget_.gap) break;
+    waiting_.pop();
+    if (top.rows != rows_.size()) {
+      top.box = everything(table(top.lo.accumulation));
+      push(std::move(top));
+    } else if (dive(top), cut(top)) {
+      continue;
+    } else {
+      round(top);
+      const bool added = price_phases(top);
+      if (added) {
+        waiting_.push(std::move(top));
+        gather();
+      } else if (useless(top) || go_on_in_cell(top)) {
+        continue;
+      } else if (top.lean < top.large) {
+        cut_transients(top);
+      } else if (top.box.lo == top.box.hi) {
+        solve(top);
+      } else {
+        around(top);
+      }
+    }
+  }
+}
+
+void Scheduler::finish() {
+  best_.rows = static_cast<int64_t>(rows_.size());
+  if (best_.feasible) {
+    double lowest = static_cast<double>(best_.step_ps) / static_cast<double>(best_.batch.samples());
+    bool proven = !gave_up_;
+    const auto open = [&](const Waiting& w) {
+      if (useless(w)) return;
+      proven = false;
+      lowest = std::min(lowest, w.bound / static_cast<double>(w.samples));
+    };
+    if (!waiting_.empty()) open(waiting_.top());
+    for (const Waiting& w : given_up_) open(w);
+    if (gave_up_) lowest = 0;
+    best_.optimal = proven;
+    best_.lower_bound_s_per_sample = lowest * 1e-12;
+    size_t t = 0;
+    while (t + 1 < kinds_.transients.size() && kinds_.transients[t] < best_.transient_bytes) ++t;
+    const int64_t accumulation = best_.batch.accumulation;
+    const Bounded b = relax(kinds_, table(accumulation), request_,
+                            {best_.batch, best_.batch, t, t, everything(table(accumulation))},
+                            cheapest(accumulation), {}, 1e300);
+    for (size_t j = 0; j < rows_.size(); ++j) {
+      if (b.prices[j] > 1e-9) best_.prices.push_back({rows_[j], b.prices[j]});
+    }
+    best_.runners_up =
+        found_.beside({best_.batch, best_.transient_bytes, best_.decision, best_.step_ps, best_.peak_bytes});
+  }
+  best_.seconds = watch_.seconds();
+}
+
+Schedule Scheduler::run() {
+  first_rows();
+  first_rows_ = rows_.size();
+  if (request_.depth_first) {
+    depth_first();
+  } else {
+    begin(0);
+    go_on();
+  }
+  finish();
+  return best_;
+}
+
+}  // namespace osdp::search

@@ -1,0 +1,244 @@
+#include "search/branch/fixed_node.hpp"
+
+#include <algorithm>
+
+#include "search/knapsack/multi_constraint_knapsack.hpp"
+#include "search/knapsack/operator_groups.hpp"
+
+namespace osdp::search {
+namespace {
+
+// Operators of one slot, treated one way, in one group.
+struct Alike {
+  size_t group, way, slot;
+  int count;
+  std::vector<int> options;  // indices into Table::Options that the transient allows
+};
+
+class LeafSolver {
+ public:
+  LeafSolver(const Kinds& kinds, const Table& table, const Request& request, const Region& region)
+      : kinds_(kinds), table_(table) {
+    const int64_t transient = kinds.transients[region.large];
+    int128 fixed = static_cast<int128>(region.hi.accumulation) * kinds.compute_ps(region.hi.size);
+    std::vector<int128> left(table.rows, static_cast<int128>(request.limit_bytes) -
+                                             request.reserve_bytes(transient) - kinds.held_bytes(region.hi));
+    for (size_t g = 0; g < table.groups.size(); ++g) {
+      const auto& entry = table.entries[g];
+      for (size_t w = 0; w < entry.ways.size(); ++w) {
+        const int count = region.box.lo[entry.first_way + w];
+        if (count == 0) continue;
+        const auto& way = entry.ways[w];
+        fixed += static_cast<int128>(count) * region.hi.samples() * way.time_per_sample;
+        for (size_t j = 0; j < table.rows; ++j) {
+          left[j] -= static_cast<int128>(count) * way.kept[j](region.hi.size);
+        }
+        for (size_t p = 0; p < way.slots.size(); ++p) {
+          Alike a{g, w, p, count, {}};
+          for (size_t k = 0; k < way.slots[p].transient.size(); ++k) {
+            if (way.slots[p].transient[k] <= transient) a.options.push_back(static_cast<int>(k));
+          }
+          drop_dominated(way.slots[p], a.options);
+          if (!a.options.empty()) alike_.push_back(std::move(a));
+        }
+      }
+    }
+    if (fixed > kLargestSum) throw InvalidProblem("the time of one step overflows 2^61");
+    fixed_ps_ = static_cast<int64_t>(fixed);
+    for (int128 v : left) {
+      fits_ &= v >= 0;
+      left_.push_back(static_cast<int64_t>(v));
+    }
+  }
+
+  bool fits() const { return fits_; }
+  int64_t fixed_ps() const { return fixed_ps_; }
+
+  // One row: the exact search of knapsack/solve.hpp. counts_ is its answer.
+  Solution one(size_t row, const Budget& budget) {
+    Problem problem;
+    problem.limit_bytes = left_[row];
+    std::vector<std::vector<int>> kept;  // by Alike
+    for (const Alike& a : alike_) {
+      std::vector<Option> options;
+      for (int k : a.options) options.push_back({time(a, k), bytes(a, k, row)});
+      kept.push_back(undominated(options));
+      std::vector<Option> few;
+      for (int k : kept.back()) few.push_back(options[k]);
+      for (int n = 0; n < a.count; ++n) problem.operators.push_back(few);
+    }
+    Solution s;
+    if (problem.operators.empty()) {
+      s.status = Status::Optimal;
+      return s;
+    }
+    s = solve_exact(problem, budget);
+    if (s.choices.empty()) return s;
+    counts_.clear();
+    size_t next = 0;
+    for (size_t n = 0; n < alike_.size(); ++n) {
+      auto& counts = counts_.emplace_back(alike_[n].options.size(), 0);
+      for (int m = 0; m < alike_[n].count; ++m) ++counts[kept[n][s.choices[next++]]];
+    }
+    return s;
+  }
+
+  // Whether the choices that `one` counted keep every row's limit.
+  bool keeps_all_rows() const {
+    for (size_t j = 0; j < table_.rows; ++j) {
+      int128 sum = 0;
+      for (size_t n = 0; n < alike_.size(); ++n) {
+        for (size_t k = 0; k < counts_[n].size(); ++k) {
+          sum += static_cast<int128>(counts_[n][k]) * bytes(alike_[n], alike_[n].options[k], j);
+        }
+      }
+      if (sum > left_[j]) return false;
+    }
+    return true;
+  }
+
+  SeveralSolution several(const Prices& prices, int64_t cutoff, Stopwatch& watch) {
+    SeveralRows problem;
+    problem.limits = left_;
+    for (const Alike& a : alike_) {
+      auto& kind = problem.kinds.emplace_back();
+      kind.count = a.count;
+      for (int k : a.options) {
+        auto& c = kind.choices.emplace_back();
+        c.time = time(a, k);
+        for (size_t j = 0; j < table_.rows; ++j) c.bytes.push_back(bytes(a, k, j));
+      }
+    }
+    SeveralSolution s = solve_several(problem, {prices.begin(), prices.begin() + table_.rows}, cutoff, watch);
+    if (!s.counts.empty()) counts_ = s.counts;
+    return s;
+  }
+
+  // Note [Arrangement]
+  // Which of the equal instances takes which choice: phases are lower the earlier those stand that grow most
+  // in backward. So first come recomputed blocks, and of equal operators those with whole gradients; last
+  // those that stay gathered. This is only a good guess: the phases of the outcome are checked, and a row is
+  // added where one is too large.
+  Decision decide(const Region& region, const Model& model) const {
+    Decision d;
+    d.choices.assign(model.operators.size(), -1);
+    d.ways.assign(model.blocks.size(), Recompute::None);
+    std::vector<std::vector<int>> first(table_.groups.size());  // instance index where a way begins
+    for (size_t g = 0; g < table_.groups.size(); ++g) {
+      const auto& entry = table_.entries[g];
+      const Kind& kind = kinds_.kinds[table_.groups[g].kind];
+      first[g].assign(entry.ways.size(), 0);
+      int at = 0;
+      for (Recompute r : {Recompute::Hold, Recompute::Regather, Recompute::None}) {
+        for (size_t w = 0; w < entry.ways.size(); ++w) {
+          if (entry.ways[w].way != r) continue;
+          first[g][w] = at;
+          const int count = region.box.lo[entry.first_way + w];
+          for (int n = at; kind.block && n < at + count; ++n) {
+            d.ways[kind.blocks[table_.groups[g].instances[n]]] = r;
+          }
+          at += count;
+        }
+      }
+    }
+    for (size_t n = 0; n < alike_.size(); ++n) {
+      const Alike& a = alike_[n];
+      const Cohort& group = table_.groups[a.group];
+      const Kind& kind = kinds_.kinds[group.kind];
+      const auto& way = table_.entries[a.group].ways[a.way];
+      const size_t slot = slot_index(kind, way.way, a.slot);
+      const auto& all = kind.slots[slot].candidates[static_cast<int>(way.way)];
+      std::vector<std::pair<int, int64_t>> taken;  // candidate, how many
+      for (size_t k = 0; k < counts_[n].size(); ++k) {
+        if (counts_[n][k] > 0) taken.push_back({way.slots[a.slot].candidate[a.options[k]], counts_[n][k]});
+      }
+      std::stable_sort(taken.begin(), taken.end(), [&](const auto& x, const auto& y) {
+        const Candidate &p = all[x.first], &q = all[y.first];
+        return p.gradient_bytes - p.gathered_bytes > q.gradient_bytes - q.gathered_bytes;
+      });
+      int at = first[a.group][a.way];
+      for (const auto& [candidate, count] : taken) {
+        for (int64_t m = 0; m < count; ++m) {
+          d.choices[kind.instances[group.instances[at++]][slot]] = candidate;
+        }
+      }
+    }
+    return d;
+  }
+
+ private:
+  // Table::Way::slots has only those with parameters.
+  static size_t slot_index(const Kind& kind, Recompute way, size_t nth) {
+    for (size_t p = 0;; ++p) {
+      if (kind.slots[p].candidates[static_cast<int>(way)].empty()) continue;
+      if (nth-- == 0) return p;
+    }
+  }
+  const Table::Options& options(const Alike& a) const {
+    return table_.entries[a.group].ways[a.way].slots[a.slot];
+  }
+  int64_t time(const Alike& a, int k) const { return static_cast<int64_t>(options(a).time[k]); }
+  int64_t bytes(const Alike& a, int k, size_t row) const {
+    const auto& o = options(a);
+    return static_cast<int64_t>(o.bytes[row * o.time.size() + k]);
+  }
+
+  // Without the largest transients more options are dominated than in the table.
+  void drop_dominated(const Table::Options& o, std::vector<int>& options) const {
+    const size_t n = o.time.size();
+    const auto no_worse = [&](int a, int b) {
+      bool no = o.time[a] <= o.time[b], equal = o.time[a] == o.time[b];
+      for (size_t j = 0; j < table_.rows; ++j) {
+        no &= o.bytes[j * n + a] <= o.bytes[j * n + b];
+        equal &= o.bytes[j * n + a] == o.bytes[j * n + b];
+      }
+      return no && (!equal || a < b);
+    };
+    std::vector<int> kept;
+    for (int b : options) {
+      if (std::none_of(options.begin(), options.end(), [&](int a) { return a != b && no_worse(a, b); })) {
+        kept.push_back(b);
+      }
+    }
+    options.swap(kept);
+  }
+
+  const Kinds& kinds_;
+  const Table& table_;
+  std::vector<Alike> alike_;
+  std::vector<std::vector<int64_t>> counts_;  // [Alike][its options]
+  std::vector<int64_t> left_;                 // by row
+  int64_t fixed_ps_ = 0;
+  bool fits_ = true;
+};
+
+}  // namespace
+
+Leaf solve_leaf(const Kinds& kinds, const Table& table, const Request& request, const Region& region,
+                const Bounded& bounded, const Model& model, int64_t cutoff_ps, Stopwatch& watch,
+                const Budget& budget) {
+  Leaf leaf;
+  LeafSolver solver(kinds, table, request, region);
+  if (!solver.fits()) return leaf;
+  // A relaxation first: only the row that costs most. Usually its answer keeps the others too.
+  const Solution s = solver.one(bounded.row, budget);
+  leaf.nodes = s.statistics.nodes;
+  if (s.status == Status::Infeasible) return leaf;
+  leaf.lower_bound_ps = solver.fixed_ps() + s.lower_bound_ps;
+  if (leaf.lower_bound_ps >= cutoff_ps) return leaf;
+  if (solver.keeps_all_rows()) {
+    leaf.status = s.status;
+    leaf.time_ps = solver.fixed_ps() + s.time_ps;
+  } else {
+    const int64_t cutoff = cutoff_ps == kLargestSum ? kLargestSum : cutoff_ps - solver.fixed_ps();
+    const SeveralSolution t = solver.several(bounded.prices, cutoff, watch);
+    leaf.status = t.status;
+    leaf.lower_bound_ps = std::max(leaf.lower_bound_ps, solver.fixed_ps() + t.lower_bound_ps);
+    leaf.time_ps = solver.fixed_ps() + t.time_ps;
+    if (t.counts.empty()) return leaf;
+  }
+  leaf.decision = solver.decide(region, model);
+  return leaf;
+}
+
+}  // namespace osdp::search

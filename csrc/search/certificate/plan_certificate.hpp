@@ -1,0 +1,46 @@
+// An independent check of a whole plan: its time, the memory of every phase, and the Lagrangian bound of the
+// prices it comes with. Everything follows from the costs of single choices (problem/cost.hpp) by the
+// definitions of docs/search.md, operator by operator and in 128-bit integers; no code is shared with the
+// search.
+#pragma once
+
+#include "search/problem/model.hpp"
+
+namespace osdp::search {
+
+struct PhasePrice {
+  int phase = 0;  // operator whose backward runs; -1: the sum over the whole step (Cost::Paper)
+  int64_t numerator = 0;
+};
+
+struct PlanClaims {
+  int64_t time_ps = 0;       // of a step
+  int64_t memory_bytes = 0;  // of the largest phase
+  int64_t lower_bound_ps = 0;
+  std::vector<PhasePrice> prices;
+  int64_t denominator = 1;  // of all prices, in ps per byte
+};
+
+// One plan, by operator and by block.
+struct PlainPlan {
+  Batch batch;
+  struct Choice {
+    Mode mode = Mode::NoShard;
+    int64_t granularity = 1, sharded_slices = 0;
+    Split split = Split::None;
+  };
+  std::vector<Choice> choices;    // of operators without parameters: ignored
+  std::vector<Recompute> blocks;  // beside Model::blocks
+};
+
+// What any plan with this plan's batch and no larger transients must take: for all prices p_j / q >= 0
+//   time >= sum over operators and blocks of min over choices of (t + sum_j p_j/q m_j) - sum_j p_j/q limit,
+// rounded up. Nothing is claimed of the plan itself.
+int64_t plan_lower_bound(const Model& model, const Request& request, const PlainPlan& plan,
+                         const std::vector<PhasePrice>& prices, int64_t denominator);
+
+// Empty if the claims hold; else one line that says which is false. request.limit_bytes is the limit claimed.
+std::string check_plan(const Model& model, const Request& request, const PlainPlan& plan,
+                       const PlanClaims& claims);
+
+}  // namespace osdp::search

@@ -1,0 +1,106 @@
+#include "search/heuristics/rehearsal.hpp"
+
+#include <algorithm>
+#include <set>
+
+#include "search/bounds/pricing.hpp"
+#include "search/problem/problem.hpp"
+
+namespace osdp::search {
+
+Rehearsal::Rehearsal(const Model& model, const Request& request, Manner manner)
+    : model_(model),
+      request_(request),
+      manner_(std::move(manner)),
+      kinds_(find_kinds(model, request)),
+      slots_(model.operators.size()) {
+  if (manner_.places.size() != model.operators.size())
+    throw InvalidProblem("the places of " + std::to_string(manner_.places.size()) + " operators for " +
+                         std::to_string(model.operators.size()));
+  for (const Kind& kind : kinds_.kinds) {
+    for (const auto& instance : kind.instances) {
+      for (size_t p = 0; p < instance.size(); ++p) slots_[instance[p]] = &kind.slots[p];
+    }
+  }
+}
+
+Recompute Rehearsal::way_of(int op, const Decision& decision) const {
+  const int block = model_.operators[op].block;
+  return block < 0 ? Recompute::None : decision.ways[block];
+}
+
+const std::vector<Candidate>& Rehearsal::candidates(int op, Recompute way) const {
+  return slots_[op]->candidates[static_cast<int>(way)];
+}
+
+void Rehearsal::check(const Candidacy& plan) const {
+  const Decision& d = plan.decision;
+  bool good = d.choices.size() == model_.operators.size() && d.ways.size() == model_.blocks.size() &&
+              plan.batch.size >= 1 && plan.batch.accumulation >= 1;
+  const std::vector<Recompute>& ways = request_.recompute;
+  for (size_t i = 0; good && i < d.choices.size(); ++i) {
+    const Recompute way = way_of(static_cast<int>(i), d);
+    good = model_.operators[i].block < 0 || std::find(ways.begin(), ways.end(), way) != ways.end();
+    if (!good) break;
+    const auto size = static_cast<int>(candidates(static_cast<int>(i), way).size());
+    good = size == 0 ? d.choices[i] == -1 : d.choices[i] >= 0 && d.choices[i] < size;
+  }
+  if (!good) throw InvalidProblem("a plan to be played is none of this problem");
+}
+
+int64_t Rehearsal::peak_bytes(const Candidacy& plan) const {
+  const auto phases = phase_bytes(model_, request_, kinds_, plan.decision, plan.batch);
+  return *std::max_element(phases.begin(), phases.end()) +
+         request_.reserve_bytes(largest_transient(kinds_, plan.decision));
+}
+
+int64_t Rehearsal::objective_ps(const Candidacy& plan) const {
+  return osdp::search::step_ps(kinds_, plan.decision, plan.batch);
+}
+
+PlainPlan Rehearsal::plain(const Candidacy& plan) const {
+  PlainPlan result{plan.batch, {}, plan.decision.ways};
+  for (size_t i = 0; i < plan.decision.choices.size(); ++i) {
+    PlainPlan::Choice& choice = result.choices.emplace_back();
+    if (plan.decision.choices[i] < 0) continue;
+    const Recompute way = way_of(static_cast<int>(i), plan.decision);
+    const Candidate& c = candidates(static_cast<int>(i), way)[plan.decision.choices[i]];
+    choice = {c.mode, c.granularity, c.sharded_slices, c.split};
+  }
+  return result;
+}
+
+int64_t Rehearsal::step_ps(const Candidacy& plan) {
+  ++plays_;
+  PlainPlan choices = plain(plan);
+  std::vector<Sharding> shardings;
+  for (const PlainPlan::Choice& c : choices.choices) shardings.push_back({c.mode, c.granularity});
+  std::vector<PlannedUnit> units;
+  for (auto& members : group_units(manner_.places, shardings, request_.space.bucket_bytes,
+                                   manner_.small_unit_bytes, largest_transient(kinds_, plan.decision))) {
+    PlannedUnit& unit = units.emplace_back();
+    unit.name = model_.operators[members.front()].name;
+    std::set<std::pair<int, int>> calls;
+    for (int i : members) {
+      for (const Span& s : manner_.places[i].calls) calls.insert({s.first, s.last});
+      unit.repeats = std::max(unit.repeats, manner_.places[i].repeats);
+    }
+    for (const auto& [first, last] : calls) unit.calls.push_back({first, last});
+    unit.operators = std::move(members);
+  }
+  const auto played = [&](int64_t accumulation) {
+    choices.batch.accumulation = accumulation;
+    const Step step =
+        step_of(model_, request_, choices, units, manner_.prefetch, manner_.delay, manner_.lanes);
+    return play(step, manner_.stolen_permille).step_ps;
+  };
+  // At a micro-batch's end all communication has been waited for, so each one takes as long as the next.
+  const int64_t times = plan.batch.accumulation;
+  if (times <= 2) return played(times);
+  const int64_t one = played(1), two = played(2);
+  const int128 all = two + static_cast<int128>(times - 2) * (two - one);
+  if (all > kLargestSum) throw InvalidProblem("a step's time overflows 2^61 ps");
+  return static_cast<int64_t>(all);
+}
+
+}  // namespace osdp::search

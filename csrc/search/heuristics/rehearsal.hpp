@@ -1,0 +1,61 @@
+// Plays plans of one problem, given as decisions: what a step takes (simulate/simulate.hpp) once neighbours
+// are joined to units, and what its largest phase holds (problem/phases.hpp).
+#pragma once
+
+#include "search/problem/phases.hpp"
+#include "search/simulate/simulate.hpp"
+#include "search/simulate/step_of_plan.hpp"
+#include "search/simulate/unit_grouping.hpp"
+
+namespace osdp::search {
+
+// How plans are carried out.
+struct Manner {
+  std::vector<Place> places;  // beside Model::operators
+  int64_t small_unit_bytes = 0, prefetch = 1;
+  Lanes lanes;
+  Collective delay;
+  int64_t stolen_permille = 0;
+};
+
+struct Candidacy {
+  Batch batch;
+  Decision decision;
+};
+
+// `model` and `request` must outlive it. Not const: it counts.
+class Rehearsal {
+ public:
+  Rehearsal(const Model& model, const Request& request, Manner manner);
+  Rehearsal(const Rehearsal&) = delete;
+  Rehearsal& operator=(const Rehearsal&) = delete;
+
+  const Model& model() const { return model_; }
+  const Request& request() const { return request_; }
+  const Kinds& kinds() const { return kinds_; }
+
+  // Throws InvalidProblem where `plan` is of another model, or its choices are not there.
+  void check(const Candidacy& plan) const;
+  // The largest phase with the transients' reserve: what the limit is held against.
+  int64_t peak_bytes(const Candidacy& plan) const;
+  // Of a whole step with all its micro-batches, played.
+  int64_t step_ps(const Candidacy& plan);
+  // By the objective.
+  int64_t objective_ps(const Candidacy& plan) const;
+  int64_t plays() const { return plays_; }
+
+  const std::vector<Candidate>& candidates(int op, Recompute way) const;
+  Recompute way_of(int op, const Decision& decision) const;
+
+ private:
+  PlainPlan plain(const Candidacy& plan) const;
+
+  const Model& model_;
+  const Request& request_;
+  const Manner manner_;
+  const Kinds kinds_;
+  std::vector<const Slot*> slots_;  // by operator
+  int64_t plays_ = 0;
+};
+
+}  // namespace osdp::search

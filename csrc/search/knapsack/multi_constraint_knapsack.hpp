@@ -1,0 +1,36 @@
+// A multiple-choice knapsack with several memory limits, for the few plans where more than one phase binds.
+#pragma once
+
+#include "search/problem/problem.hpp"
+
+namespace osdp::search {
+
+inline constexpr size_t kMostLimits = 24;
+
+struct SeveralRows {
+  struct Choice {
+    int64_t time = 0;
+    std::vector<int64_t> bytes;  // by row
+  };
+  struct Kind {
+    int64_t count = 0;  // so many operators choose from `choices`
+    std::vector<Choice> choices;
+  };
+  std::vector<Kind> kinds;
+  std::vector<int64_t> limits;  // by row
+};
+
+struct SeveralSolution {
+  Status status = Status::Infeasible;
+  int64_t time_ps = 0, lower_bound_ps = 0;
+  std::vector<std::vector<int64_t>> counts;  // [kind][choice]
+};
+
+// The least time within all limits. `prices` (ps per byte, by row) steer the search and make its bound; the
+// relaxation's optimal ones are best. Plans that take `cutoff_ps` or more are of no interest: where there is
+// no better one the status is Infeasible. See Note [Several limits] in
+// knapsack/multi_constraint_knapsack.cpp.
+SeveralSolution solve_several(const SeveralRows& problem, const std::vector<double>& prices,
+                              int64_t cutoff_ps, Stopwatch& watch);
+
+}  // namespace osdp::search

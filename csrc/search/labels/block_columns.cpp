@@ -1,0 +1,170 @@
+#include "search/labels/block_columns.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+namespace osdp::search {
+namespace {
+
+// What one way costs at least, slot by slot.
+struct WayCost {
+  struct Extra {
+    double cost;  // above the slot's cheapest option
+    const SlotOption* option;
+  };
+  double all = 0;                         // of the whole way
+  std::vector<std::vector<Extra>> extra;  // by slot, cheapest first
+};
+
+WayCost cost_of(const Series& series, const Series::Segment& segment, const Series::Way& way,
+                const PhasePrices& prices) {
+  WayCost cost;
+  const bool again = way.way != Recompute::None;
+  cost.all = static_cast<double>(way.time);
+  if (again) cost.all += prices.from(segment.first) * static_cast<double>(way.input);
+  for (size_t p = 0; p < way.slots.size(); ++p) {
+    const size_t i = segment.first + p;
+    const double here = prices.of(i, i + 1), from = prices.from(i), before = prices.before(i);
+    const double inside = again ? prices.of(i, segment.end) : from;
+    cost.all += inside * static_cast<double>(series.saved(segment.kind, p)) +
+                here * static_cast<double>(series.work(segment.kind, p));
+    auto& extra = cost.extra.emplace_back();
+    double least = std::numeric_limits<double>::infinity();
+    for (const SlotOption& o : way.slots[p]) {
+      extra.push_back({static_cast<double>(o.time) + from * static_cast<double>(o.before) +
+                           before * static_cast<double>(o.after) + here * static_cast<double>(o.own) +
+                           (again ? inside : 0) * static_cast<double>(o.held),
+                       &o});
+      least = std::min(least, extra.back().cost);
+    }
+    for (WayCost::Extra& e : extra) e.cost -= least;
+    if (!extra.empty()) cost.all += least;
+  }
+  return cost;
+}
+
+// The first slots of a segment.
+struct Part {
+  int64_t time = 0, before = 0, after = 0, peak = 0, now = 0;  // now: before, and what is there only inside
+  double extra = 0;
+  uint32_t parent = 0;
+  int candidate = -1;
+};
+
+bool no_worse(const Part& a, const Part& b) {
+  return a.time <= b.time && a.before <= b.before && a.after <= b.after && a.peak <= b.peak && a.now <= b.now;
+}
+
+// Those that none of the last few before them is no worse than. `list` is sorted by time.
+template <class T, class NoWorse>
+void drop_dominated(std::vector<T>& list, NoWorse no_worse, Stopwatch& watch) {
+  constexpr size_t kLook = 8;
+  size_t kept = 0;
+  for (size_t n = 0; n < list.size(); ++n) {
+    const size_t last = kept > kLook ? kept - kLook : 0;
+    bool out = false;
+    for (size_t m = kept; m > last && !out; --m) out = no_worse(list[m - 1], list[n]);
+    if (out) continue;
+    if (kept != n) list[kept] = std::move(list[n]);
+    ++kept;
+  }
+  watch.spent(static_cast<int64_t>(kLook * list.size()));
+  list.erase(list.begin() + static_cast<std::ptrdiff_t>(kept), list.end());
+}
+
+bool add_way(const Series& series, const Series::Segment& segment, const Series::Way& way, WayCost cost,
+             double allowance, size_t most, Stopwatch& watch, Treatments& treatments) {
+  static constexpr SlotOption kWithout{-1, 0, 0, 0, 0, 0};  // parameters
+  const bool again = way.way != Recompute::None;
+  std::vector<std::vector<Part>> parts(1);
+  Part& start = parts[0].emplace_back();
+  start.time = way.time;
+  start.before = start.now = way.input;
+  start.peak = -kLargestSum;
+  for (size_t p = 0; p < way.slots.size(); ++p) {
+    const int64_t saved = series.saved(segment.kind, p), work = series.work(segment.kind, p);
+    auto& extras = cost.extra[p];
+    if (extras.empty()) extras.push_back({0, &kWithout});
+    std::sort(extras.begin(), extras.end(),
+              [](const WayCost::Extra& a, const WayCost::Extra& b) { return a.cost < b.cost; });
+    std::vector<Part> next;
+    next.reserve(parts[p].size() * std::min<size_t>(extras.size(), 4));
+    for (size_t n = 0; n < parts[p].size(); ++n) {
+      const Part& x = parts[p][n];
+      for (const auto& [extra, o] : extras) {
+        if (x.extra + extra > allowance) break;
+        const int64_t now = x.now + o->before + saved + o->held;
+        next.push_back({x.time + o->time, x.before + o->before + (again ? 0 : saved), x.after + o->after,
+                        std::max(x.peak + o->after, now + o->own + work), now, x.extra + extra,
+                        static_cast<uint32_t>(n), o->candidate});
+      }
+      if (next.size() > 16 * most || watch.spent(static_cast<int64_t>(5 * extras.size()))) return false;
+    }
+    if (extras.size() > 1) {
+      std::sort(next.begin(), next.end(), [](const Part& a, const Part& b) {
+        return a.time != b.time ? a.time < b.time : a.before + a.after + a.peak < b.before + b.after + b.peak;
+      });
+      drop_dominated(next, no_worse, watch);
+    }
+    if (next.size() > most) return false;
+    parts.push_back(std::move(next));
+  }
+  for (const Part& last : parts.back()) {
+    treatments.list.push_back({{last.time, last.before, last.after, last.peak},
+                               way.way,
+                               static_cast<uint32_t>(treatments.choices.size() / treatments.slots)});
+    treatments.choices.resize(treatments.choices.size() + treatments.slots);
+    const Part* part = &last;
+    for (size_t p = treatments.slots; p-- > 0;) {
+      *(treatments.choices.end() - static_cast<std::ptrdiff_t>(treatments.slots - p)) = part->candidate;
+      part = &parts[p][part->parent];
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+PhasePrices::PhasePrices(const std::vector<double>& prices) : sums_(prices.size() + 1, 0) {
+  for (size_t j = 0; j < prices.size(); ++j) sums_[j + 1] = sums_[j] + prices[j];
+}
+
+double least_cost(const Series& series, const Series::Segment& segment, const PhasePrices& prices) {
+  double least = std::numeric_limits<double>::infinity();
+  for (const Series::Way& way : series.ways(segment.kind)) {
+    least = std::min(least, cost_of(series, segment, way, prices).all);
+  }
+  return least;
+}
+
+bool list_treatments(const Series& series, const Series::Segment& segment, const PhasePrices& prices,
+                     double allowance, size_t most, Stopwatch& watch, Treatments& treatments) {
+  std::vector<Treatment>& list = treatments.list;
+  treatments.slots = segment.end - segment.first;
+  std::vector<WayCost> costs;
+  double least = std::numeric_limits<double>::infinity();
+  for (const Series::Way& way : series.ways(segment.kind)) {
+    costs.push_back(cost_of(series, segment, way, prices));
+    least = std::min(least, costs.back().all);
+  }
+  for (size_t w = 0; w < costs.size(); ++w) {
+    const double left = allowance - (costs[w].all - least);
+    if (left < 0) continue;
+    if (!add_way(series, segment, series.ways(segment.kind)[w], std::move(costs[w]), left, most, watch,
+                 treatments))
+      return false;
+  }
+  std::sort(list.begin(), list.end(), [](const Treatment& a, const Treatment& b) {
+    return a.time != b.time ? a.time < b.time : a.before + a.after + a.peak < b.before + b.after + b.peak;
+  });
+  drop_dominated(
+      list,
+      [](const Treatment& a, const Treatment& b) {
+        return a.time <= b.time && a.before <= b.before && a.after <= b.after && a.peak <= b.peak;
+      },
+      watch);
+  return !watch.stopped();
+}
+
+}  // namespace osdp::search

@@ -1,0 +1,236 @@
+// Note [Stages]
+// Before partial plans are put together (Note [Sequence]) each segment's list of treatments is made short:
+// - A treatment that makes the bound at the phases' prices exceed what is looked for is out.
+// - A phase that is within the limit whatever the lists choose needs no watching: the segment's peak is
+// forgotten,
+//   that is, lowered to the least one of its list. What a segment holds after its backward matters to earlier
+//   phases only and is forgotten where none of those can be exceeded; what it holds before, to later ones
+//   only. With fewer numbers to compare more treatments are dominated, and more partial plans.
+// Segments alike share a list until they differ in what matters, so that all this is done once for them.
+// How much the lists can hold together is bounded as times are: a treatment that holds more at a cost counts
+// that cost, at some rate, and a plan has no more to spend than lies between bound and what is looked for.
+#include "search/labels/column_reduction.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+namespace osdp::search {
+namespace {
+
+constexpr size_t kMostTreatments = 4000;  // of one segment
+constexpr double kHuge = 1e300;
+
+// x followed by y; each bounds what is held at most, less a penalty for its cost.
+struct Most {
+  double before = 0, after = 0, peak = -kHuge;
+  static Most join(const Most& x, const Most& y) {
+    return {x.before + y.before, x.after + y.after, std::max(x.peak + y.after, x.before + y.peak)};
+  }
+};
+
+int64_t narrow(double v) {
+  return v <= -static_cast<double>(kLargestSum)  ? -kLargestSum
+         : v >= static_cast<double>(kLargestSum) ? kLargestSum
+                                                 : static_cast<int64_t>(std::ceil(v));
+}
+
+void drop_dominated(std::vector<Item>& items) {
+  std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
+    return a.time != b.time ? a.time < b.time : a.before + a.after + a.peak < b.before + b.after + b.peak;
+  });
+  size_t kept = 0;
+  for (const Item& x : items) {
+    const bool out = std::any_of(
+        items.begin(), items.begin() + static_cast<std::ptrdiff_t>(kept),
+        [&](const Item& y) { return y.before <= x.before && y.after <= x.after && y.peak <= x.peak; });
+    if (!out) items[kept++] = x;
+  }
+  items.resize(kept);
+}
+
+// The least of each amount over some items.
+Stretch least_of(const std::vector<Item>& items) {
+  Stretch least{kLargestSum, kLargestSum, kLargestSum, kLargestSum};
+  for (const Item& x : items) {
+    least.before = std::min(least.before, x.before);
+    least.after = std::min(least.after, x.after);
+    least.peak = std::min(least.peak, x.peak);
+  }
+  return least;
+}
+
+}  // namespace
+
+bool Stages::make(Stopwatch& watch) {
+  if (!make_lists(watch)) return false;
+  shorten();
+  return !watch.spent();
+}
+
+void Stages::lower(int64_t most) {
+  most_ = most;
+  shorten();
+}
+
+void Stages::shorten() {
+  drop_dear();
+  if (hopeless_) return;
+  find_extremes();
+  forget_harmless();
+  find_extremes();
+}
+
+bool Stages::make_lists(Stopwatch& watch) {
+  constexpr size_t kNone = ~size_t{0};
+  const double allowance = static_cast<double>(most_) - bound_;
+  const auto& segments = series_->segments();
+  std::vector<size_t> last(series_->kinds(), kNone);  // list, of the kind's last segment
+  for (size_t s = 0; s < segments.size(); ++s) {
+    size_t& at = last[segments[s].kind];
+    // Equal segments mostly have the same prices around them, and none inside.
+    if (at == kNone || prices_->of(segments[lists_[at].segment].first, segments[s].end) != 0) {
+      auto treatments = std::make_shared<Treatments>();
+      if (!list_treatments(*series_, segments[s], *prices_, allowance, kMostTreatments, watch, *treatments))
+        return false;
+      at = lists_.size();
+      List& list = lists_.emplace_back();
+      for (const Treatment& t : treatments->list)
+        list.items.push_back({t, static_cast<uint32_t>(list.items.size())});
+      list.treatments = std::move(treatments);
+    }
+    lists_[at].segment = s;
+    list_of_.push_back(static_cast<uint32_t>(at));
+  }
+  return true;
+}
+
+// Of all items, and what a plan has to spend above them; but for rounding.
+double Stages::find_costs() {
+  for (List& list : lists_) {
+    const StretchPrices prices(*prices_, series_->segments()[list.segment]);
+    list.extra.clear();
+    list.least = kHuge;
+    for (const Item& x : list.items)
+      list.least = std::min(list.least, list.extra.emplace_back(prices.cost(x)));
+    for (double& c : list.extra) c -= list.least;
+  }
+  double sum = 0;
+  for (const uint32_t l : list_of_) sum += lists_[l].least;
+  return static_cast<double>(most_) - (sum - prices_->all() * static_cast<double>(series_->limit()));
+}
+
+void Stages::drop_dear() {
+  const double memory = prices_->all() * static_cast<double>(series_->limit());
+  const double left = find_costs() + 4 + 1e-12 * (static_cast<double>(most_) + 2 * memory);
+  if (left < 0) {
+    hopeless_ = true;
+    return;
+  }
+  for (List& list : lists_) {
+    size_t kept = 0;
+    for (size_t i = 0; i < list.items.size(); ++i) {
+      if (list.extra[i] <= left) list.items[kept++] = list.items[i];
+    }
+    list.items.resize(kept);
+  }
+}
+
+void Stages::find_extremes() {
+  const size_t n = size();
+  until_.assign(n + 1, {}), from_.assign(n + 1, {});
+  std::vector<Stretch> least;  // by list
+  for (const List& list : lists_) least.push_back(least_of(list.items));
+  for (size_t s = 0; s < n; ++s) {
+    const Stretch& x = least[list(s)];
+    Extremes& u = until_[s + 1];
+    u = until_[s];
+    u.least_peak = std::max(u.least_peak + x.after, u.least_before + x.peak);
+    u.least_before += x.before, u.least_after += x.after;
+  }
+  for (size_t s = n; s-- > 0;) {
+    const Stretch& x = least[list(s)];
+    Extremes& f = from_[s];
+    f = from_[s + 1];
+    f.least_peak = std::max(x.peak + f.least_after, x.before + f.least_peak);
+    f.least_before += x.before, f.least_after += x.after;
+  }
+  for (Extremes& e : until_) e.most_before = e.most_after = e.most_peak = kLargestSum;
+  for (Extremes& e : from_) e.most_before = e.most_after = e.most_peak = kLargestSum;
+  // What is spent on holding more: nothing counts, or bytes at so many times the price of all memory.
+  constexpr std::array<double, 5> kRates{0.0, 0.5, 2.0, 8.0, 32.0};
+  const double price = prices_->all(), left = find_costs();
+  std::array<double, kRates.size()> bytes_per_ps{};
+  for (size_t r = 1; r < kRates.size() && price > 0; ++r) bytes_per_ps[r] = kRates[r] / price;
+  std::vector<std::array<Most, kRates.size()>> own(lists_.size());
+  for (size_t l = 0; l < lists_.size(); ++l) {
+    own[l].fill({-kHuge, -kHuge, -kHuge});
+    for (size_t i = 0; i < lists_[l].items.size(); ++i) {
+      const Item& x = lists_[l].items[i];
+      const auto held = static_cast<double>(x.before), later = static_cast<double>(x.after),
+                 peak = static_cast<double>(x.peak);
+      for (size_t r = 0; r < kRates.size(); ++r) {
+        const double spent = bytes_per_ps[r] * lists_[l].extra[i];
+        Most& m = own[l][r];
+        m.before = std::max(m.before, held - spent);
+        m.after = std::max(m.after, later - spent);
+        m.peak = std::max(m.peak, peak - spent);
+      }
+    }
+  }
+  for (size_t r = 0; r < (price > 0 ? kRates.size() : 1); ++r) {
+    const double most_spent = bytes_per_ps[r] * std::max(left, 0.0) + (r == 0 ? 0 : 16);
+    const auto lower = [&](Extremes& e, const Most& m) {
+      e.most_before = std::min(e.most_before, narrow(m.before + most_spent));
+      e.most_after = std::min(e.most_after, narrow(m.after + most_spent));
+      e.most_peak = std::min(e.most_peak, m.peak == -kHuge ? -kLargestSum : narrow(m.peak + most_spent));
+    };
+    Most m;
+    lower(until_[0], m);
+    for (size_t s = 0; s < n; ++s) lower(until_[s + 1], m = Most::join(m, own[list(s)][r]));
+    m = {};
+    lower(from_[n], m);
+    for (size_t s = n; s-- > 0;) lower(from_[s], m = Most::join(own[list(s)][r], m));
+  }
+}
+
+void Stages::forget_harmless() {
+  const int64_t limit = series_->limit();
+  const size_t n = size();
+  std::vector<int64_t> most(lists_.size(), -kLargestSum);
+  for (size_t l = 0; l < lists_.size(); ++l) {
+    for (const Item& x : lists_[l].items) most[l] = std::max(most[l], x.peak);
+  }
+  std::vector<char> harmful(n);
+  for (size_t s = 0; s < n; ++s)
+    harmful[s] = until_[s].most_before + most[list(s)] + from_[s + 1].most_after > limit;
+  const auto first = static_cast<size_t>(std::find(harmful.begin(), harmful.end(), 1) - harmful.begin());
+  size_t last = n;  // one behind the last
+  while (last > 0 && !harmful[last - 1]) --last;
+  // Segments that shared a list and now differ in what matters get one each.
+  const std::vector<List> before = std::exchange(lists_, {});
+  std::vector<std::array<int, 8>> fresh(before.size(), {-1, -1, -1, -1, -1, -1, -1, -1});
+  for (size_t s = 0; s < n; ++s) {
+    const bool peak = !harmful[s], after = s <= first, held = s + 1 >= last;
+    int& l = fresh[list(s)][static_cast<size_t>(4 * peak + 2 * after + held)];
+    if (l < 0) {
+      l = static_cast<int>(lists_.size());
+      List& list = lists_.emplace_back(before[list_of_[s]]);
+      const Stretch least = least_of(list.items);
+      for (Item& x : list.items) {
+        const Stretch known = x;
+        if (peak) x.peak = least.peak;
+        if (after) x.after = least.after;
+        if (held) x.before = least.before;
+        list.minimal &= x.peak == known.peak && x.after == known.after && x.before == known.before;
+      }
+      if (!std::exchange(list.minimal, true)) drop_dominated(list.items);
+    }
+    lists_[static_cast<size_t>(l)].segment = s;
+    list_of_[s] = static_cast<uint32_t>(l);
+  }
+}
+
+}  // namespace osdp::search

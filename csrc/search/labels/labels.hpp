@@ -1,0 +1,46 @@
+// Lists of partial plans with time and two amounts of memory (Note [Sequence]), and what is done with them.
+#pragma once
+
+#include <limits>
+
+#include "search/problem/problem.hpp"
+
+namespace osdp::search {
+
+inline constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+
+struct Part {
+  int64_t time = 0;
+  int64_t before = 0;
+  int64_t peak = 0;
+  uint32_t parent = 0;  // index into the list it was made from
+  uint32_t item = 0;    // index of the item that was added
+};
+
+// A list under construction: of parts with equal amounts only the fastest, since equal segments in another
+// order are the most common case.
+class UniqueParts {
+ public:
+  explicit UniqueParts(std::vector<Part>& list) : list_(list), slots_(size_t{1} << 9, 0) {}
+  void add(const Part& p) {
+    if (2 * list_.size() >= slots_.size()) grow();
+    uint32_t& slot = find(p);
+    if (slot == 0) {
+      list_.push_back(p);
+      slot = static_cast<uint32_t>(list_.size());
+    } else if (p.time < list_[slot - 1].time) {
+      list_[slot - 1] = p;
+    }
+  }
+
+ private:
+  uint32_t& find(const Part& p);
+  void grow();
+  std::vector<Part>& list_;
+  std::vector<uint32_t> slots_;  // index + 1, 0: free
+};
+
+// Sorts by time and keeps what is smaller, in `before` or in `peak`, than all that is no slower.
+void drop_dominated(std::vector<Part>& list);
+
+}  // namespace osdp::search

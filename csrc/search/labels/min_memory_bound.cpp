@@ -1,0 +1,197 @@
+// Note [Least memory]
+// The least largest phase is a game: one side picks a phase, or weighs phases; the other a plan. The plan of
+// least weighted memory is found operator by operator (chooser), and whatever the weights its average is a
+// bound. Fictitious play finds good weights: a phase's weight is how often it was the largest one of the plan
+// found. Where some plan's largest phase meets the bound it is the least memory, to the byte; mostly the
+// first or second plan does, since the smallest choices are smallest in all phases.
+//
+// It is played for each largest transient. Where there are very many (a model of thousands of distinct
+// operators), neighbours share a band, with the options of its largest and the reserve of its smallest, and
+// are told apart only where that leaves the answer open.
+#include "search/labels/min_memory_bound.hpp"
+
+#include <algorithm>
+#include <deque>
+#include <numeric>
+
+#include "search/bounds/pricing.hpp"
+#include "search/bounds/region_pricing.hpp"
+#include "search/labels/min_peak.hpp"
+
+namespace osdp::search {
+namespace {
+
+constexpr int kTurns = 6;
+
+// One batch, and plans whose largest transient is one of some neighbours. (What plans with smaller ones hold
+// less for transients is left to those.)
+struct Part {
+  Part(const Model& model, const Request& request, const Kinds& kinds, Batch b, size_t first, size_t last)
+      : batch(b),
+        lean(first),
+        large(last),
+        transient(kinds.transients[large]),
+        reserve(request.reserve_bytes(kinds.transients[lean])),
+        bound(reserve),
+        chooser(model, request, kinds, b, transient, true),
+        weights(chooser.phases(), 0) {
+    weights.back() = 1;
+  }
+
+  void play(const Model& model, const Request& request, const Kinds& kinds, LeastMemory& best) {
+    Decision decision;
+    const int128 average = (chooser.least(weights, decision) + turn - 1) / turn + reserve;
+    bound = std::max(bound, static_cast<int64_t>(std::min<int128>(average, kLargestSum)));
+    const auto phases = phase_bytes(model, request, kinds, decision, batch);
+    const auto worst = std::max_element(phases.begin(), phases.end());
+    const int64_t room = lean == large ? reserve : request.reserve_bytes(largest_transient(kinds, decision));
+    const int64_t peak = std::min(kLargestSum, *worst + room);
+    if (peak < best.peak_bytes) {
+      best.peak_bytes = peak;
+      best.batch = batch;
+      best.decision = std::move(decision);
+    }
+    ++weights[worst - phases.begin()];
+    ++turn;
+  }
+  // To the byte, where that succeeds: the bound then is the least peak, or no less than the best one.
+  void settle(const Model& model, const Request& request, const Kinds& kinds, LeastMemory& best,
+              Stopwatch& watch) {
+    const Series series(model, request, kinds, batch, transient, true);
+    if (!series.possible()) return;
+    const LeastPeak least = least_peak(series, best.peak_bytes - series.reserved(), watch);
+    if (!least.complete) return;
+    bound = best.peak_bytes;
+    if (!least.found) return;
+    bound = best.peak_bytes = least.peak_bytes + series.reserved();
+    best.batch = batch;
+    best.decision = least.decision;
+  }
+  int64_t work() const { return static_cast<int64_t>(50 * weights.size()); }
+
+  Batch batch;
+  size_t lean, large;  // transients, as indices
+  int64_t transient, reserve, bound;
+  int turn = 1;  // also the sum of all weights
+  Chooser chooser;
+  std::vector<int64_t> weights;
+};
+
+// The bands of transients, those first in which every operator can be sharded.
+std::vector<size_t> band_order(const Kinds& kinds, const Bands& bands) {
+  int64_t enough = 0;
+  for (const Kind& kind : kinds.kinds) {
+    for (const Slot& slot : kind.slots) {
+      int64_t least = kLargestSum;
+      for (const Candidate& c : slot.candidates[static_cast<int>(kind.ways[0])]) {
+        if (c.mode != Mode::NoShard) least = std::min(least, c.transient_bytes);
+      }
+      if (least < kLargestSum) enough = std::max(enough, least);
+    }
+  }
+  std::vector<size_t> order(bands.count());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_partition(order.begin(), order.end(),
+                        [&](size_t band) { return kinds.transients[bands.last(band)] >= enough; });
+  return order;
+}
+
+}  // namespace
+
+LeastMemory least_memory(const Model& model, const Request& request, const Kinds& kinds, int64_t enough_bytes,
+                         Stopwatch& watch) {
+  LeastMemory best;
+  best.peak_bytes = kLargestSum;
+  std::vector<Batch> batches = request.batches;
+  if (batches.empty()) batches = {{1, 1}};
+  std::deque<Part> parts;
+  const auto begin = [&](const Batch& batch, size_t lean, size_t large) {
+    parts.emplace_back(model, request, kinds, batch, lean, large);
+    if (parts.back().chooser.possible()) return true;
+    parts.pop_back();
+    return false;
+  };
+  const auto play = [&](Part& part) {  // true: that is enough
+    part.play(model, request, kinds, best);
+    return best.peak_bytes <= enough_bytes || watch.spent(part.work());
+  };
+  const auto play_on = [&](Part& part, int turns) {
+    while (part.turn <= turns && part.bound < best.peak_bytes) {
+      if (play(part)) return true;
+    }
+    return false;
+  };
+  const Bands bands{0, kinds.transients.size() - 1};
+  const std::vector<size_t> in_order = band_order(kinds, bands);
+  for (const Batch& batch : batches) {
+    for (size_t band : in_order) {
+      if (begin(batch, bands.first(band), bands.last(band)) && play(parts.back())) return best;
+    }
+  }
+  // First every part a little, then those that may still have the least to their end.
+  for (const int turns : {2, kTurns}) {
+    std::vector<Part*> order;
+    for (Part& part : parts) order.push_back(&part);
+    std::stable_sort(order.begin(), order.end(),
+                     [](const Part* a, const Part* b) { return a->bound < b->bound; });
+    for (Part* part : order) {
+      if (play_on(*part, turns)) return best;
+    }
+  }
+  for (size_t i = 0; i < parts.size(); ++i) {  // what the weights leave open is found out
+    Part& part = parts[i];
+    if (part.bound >= best.peak_bytes || watch.spent(part.work())) continue;
+    if (part.lean < part.large) {
+      const size_t middle = part.lean + (part.large - part.lean) / 2;
+      if (begin(part.batch, part.lean, middle) && play_on(parts.back(), kTurns)) return best;
+      if (begin(part.batch, middle + 1, part.large) && play_on(parts.back(), kTurns)) return best;
+      part.bound = kLargestSum;  // its halves are parts of their own
+      continue;
+    }
+    part.settle(model, request, kinds, best, watch);
+    if (best.peak_bytes <= enough_bytes) return best;
+  }
+  best.bound_bytes = best.peak_bytes;
+  for (const Part& part : parts) best.bound_bytes = std::min(best.bound_bytes, part.bound);
+  return best;
+}
+
+Kinds leanest(const Kinds& kinds, int64_t accumulation) {
+  Kinds few = kinds;
+  for (Kind& kind : few.kinds) {
+    const auto has = [&](Recompute r) { return std::find(kind.ways.begin(), kind.ways.end(), r); };
+    if (has(Recompute::Regather) != kind.ways.end() && has(Recompute::Hold) != kind.ways.end()) {
+      kind.ways.erase(has(Recompute::Hold));
+    }
+    for (Slot& slot : kind.slots) {
+      const auto all = slot.candidates[static_cast<int>(kind.ways[0])];
+      const auto before = [&](const Candidate& c) {
+        return c.state_bytes + c.gathered_bytes - (accumulation > 1 ? 0 : c.gradient_bytes);
+      };
+      std::vector<size_t> kept;
+      for (size_t a = 0; a < all.size(); ++a) {
+        bool out = false;
+        for (size_t b = 0; b < all.size() && !out; ++b) {
+          const Candidate &x = all[a], &y = all[b];
+          const bool no_worse = y.state_bytes <= x.state_bytes && before(y) <= before(x) &&
+                                before(y) + y.own_bytes <= before(x) + x.own_bytes &&
+                                y.held_bytes <= x.held_bytes && y.transient_bytes <= x.transient_bytes;
+          const bool equal = y.state_bytes == x.state_bytes && before(y) == before(x) &&
+                             y.own_bytes == x.own_bytes && y.held_bytes == x.held_bytes &&
+                             y.transient_bytes == x.transient_bytes;
+          out = a != b && no_worse && (!equal || b < a);
+        }
+        if (!out) kept.push_back(a);
+      }
+      for (Recompute r : kind.ways) {
+        auto& list = slot.candidates[static_cast<int>(r)];
+        std::vector<Candidate> left;
+        for (size_t c : kept) left.push_back(list[c]);
+        list = std::move(left);
+      }
+    }
+  }
+  return few;
+}
+
+}  // namespace osdp::search

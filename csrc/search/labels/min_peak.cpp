@@ -1,0 +1,90 @@
+// Note [Least peak]
+// Without time, a partial plan over the first segments has two amounts: `before` and `peak` (Note [Series]).
+// Of those that are not dominated there are few, since what is small in one phase is mostly small in all: a
+// model of 100 blocks takes a millisecond. The last amount that is left is the answer.
+#include "search/labels/min_peak.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "search/labels/block_columns.hpp"
+
+namespace osdp::search {
+namespace {
+
+constexpr size_t kMostTreatments = 2000, kLongest = 20000;
+
+struct Part {
+  int64_t before = 0, peak = 0;
+  uint32_t parent = 0, item = 0;
+};
+
+void drop_dominated(std::vector<Part>& list) {
+  std::sort(list.begin(), list.end(), [](const Part& a, const Part& b) {
+    return a.before != b.before ? a.before < b.before : a.peak < b.peak;
+  });
+  size_t kept = 0;
+  for (const Part& p : list) {
+    if (kept == 0 || p.peak < list[kept - 1].peak) list[kept++] = p;
+  }
+  list.resize(kept);
+}
+
+}  // namespace
+
+LeastPeak least_peak(const Series& series, int64_t below, Stopwatch& watch) {
+  LeastPeak least;
+  const size_t n = series.segments().size();
+  const PhasePrices none(std::vector<double>(series.operators(), 0));
+  std::vector<Treatments> lists(series.kinds());
+  for (const auto& segment : series.segments()) {
+    Treatments& list = lists[segment.kind];
+    if (!list.list.empty()) continue;
+    if (!list_treatments(series, segment, none, std::numeric_limits<double>::infinity(), kMostTreatments,
+                         watch, list))
+      return least;
+  }
+  // What the segments from s on hold at least.
+  std::vector<int64_t> after(n + 1, 0), peak(n + 1, -kLargestSum);
+  for (size_t s = n; s-- > 0;) {
+    int64_t a = std::numeric_limits<int64_t>::max(), b = a, p = a;
+    for (const Treatment& t : lists[series.segments()[s].kind].list) {
+      a = std::min(a, t.after), b = std::min(b, t.before), p = std::min(p, t.peak);
+    }
+    after[s] = after[s + 1] + a;
+    peak[s] = std::max(p + after[s + 1], b + peak[s + 1]);
+  }
+  std::vector<std::vector<Part>> parts(1, {{0, -kLargestSum, 0, 0}});
+  for (size_t s = 0; s < n; ++s) {
+    const auto& list = lists[series.segments()[s].kind].list;
+    std::vector<Part> next;
+    for (size_t i = 0; i < parts[s].size(); ++i) {
+      const Part& x = parts[s][i];
+      for (size_t k = 0; k < list.size(); ++k) {
+        const Part y{x.before + list[k].before, std::max(x.peak + list[k].after, x.before + list[k].peak),
+                     static_cast<uint32_t>(i), static_cast<uint32_t>(k)};
+        if (y.peak + after[s + 1] < below && y.before + peak[s + 1] < below) next.push_back(y);
+      }
+    }
+    const bool stopped = watch.spent(static_cast<int64_t>(5 * parts[s].size() * list.size()));
+    drop_dominated(next);
+    if (stopped || next.size() > kLongest) return least;
+    if (next.empty()) {
+      least.complete = true;
+      return least;
+    }
+    parts.push_back(std::move(next));
+  }
+  least.complete = least.found = true;
+  size_t at = parts[n].size() - 1;  // the one with the least peak
+  least.peak_bytes = parts[n][at].peak;
+  std::vector<Chosen> chosen(n);
+  for (size_t s = n; s-- > 0;) {
+    chosen[s] = lists[series.segments()[s].kind].chosen(parts[s + 1][at].item);
+    at = parts[s + 1][at].parent;
+  }
+  least.decision = series.decide(chosen);
+  return least;
+}
+
+}  // namespace osdp::search

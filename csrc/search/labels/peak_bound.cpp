@@ -1,0 +1,274 @@
+// Note [Price of the peak]
+// Prices of single phases leave a gap where in many segments alike (wide blocks, say) the own phase binds: at
+// these prices such a segment is as well off with much memory as with little, so that the bound mixes the
+// two, in each of them; but a plan must choose. One price for the largest phase of the plan, as it is, mixes
+// whole plans only:
+//   time >= min over plans of (time + price * (peak - limit)),
+// and with the sum of the phases' prices for price this is never the lower bound, since no phase exceeds the
+// peak. Its minimum is found from the back. Relative to what is held at the end, `net` = peak - after, a
+// segment t before a last part y gives
+//   net = max(t.peak - t.after, t.before - t.after + y.net),  cost = t.time + price * t.after + y.cost,
+// two numbers, so that the lists of those that are not dominated are short; and those that the phases' prices
+// show to lead to nothing are dropped.
+//
+// A first part x then needs of the rest y that x.peak + y.after <= limit and x.before + y.after + y.net <=
+// limit, so y.after is at most limit - x.peak - max(0, y.net - (x.peak - x.before)), and
+//   y.time = y.cost - price * y.after
+// is bounded for each y of the list: PeakBound::after().
+//
+// In a run of equal segments the lists soon repeat themselves: one more segment makes each part cost and hold
+// as much more as any other. Where that happened, and in net no segment's own peak counted (nor can it then,
+// if net rises), the same segment once more does the same once more: the list is only moved.
+#include "search/labels/peak_bound.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+namespace osdp::search {
+namespace {
+
+struct Choice {
+  double cost, net, grows, after;  // grows: before - after
+  bool operator==(const Choice&) const = default;
+};
+struct Last {
+  double cost, net, after;
+};
+
+// A list that is filled from the front, again and again.
+struct Lasts {
+  std::vector<Last> parts;
+  size_t count = 0;
+  Last* room(size_t most) {
+    if (parts.size() < most) parts.resize(2 * most);
+    return parts.data();
+  }
+  const Last* begin() const { return parts.data(); }
+  const Last* end() const { return parts.data() + count; }
+};
+
+// Both sorted by cost, with falling net; so is the outcome.
+void merge(const Lasts& a, const Lasts& b, Lasts& to) {
+  Last* const first = to.room(a.count + b.count);
+  Last* next = first;
+  double least = std::numeric_limits<double>::infinity();
+  const Last *i = a.begin(), *j = b.begin();
+  const auto add = [&](const Last& x) {
+    *next = x;
+    next += x.net < least;
+    least = std::min(least, x.net);
+  };
+  while (i < a.end() && j < b.end()) {
+    const bool left = i->cost != j->cost ? i->cost < j->cost : i->net <= j->net;
+    add(left ? *i++ : *j++);
+  }
+  while (i < a.end()) add(*i++);
+  while (j < b.end()) add(*j++);
+  to.count = static_cast<size_t>(next - first);
+}
+
+// What a segment may do, cheapest first, without what something else is no worse than.
+std::vector<Choice> choices_of(const std::vector<Item>& items, double price) {
+  std::vector<Choice> all, choices;
+  for (const Item& t : items) {
+    all.push_back({static_cast<double>(t.time) + price * static_cast<double>(t.after),
+                   static_cast<double>(t.peak - t.after), static_cast<double>(t.before - t.after),
+                   static_cast<double>(t.after)});
+  }
+  std::sort(all.begin(), all.end(), [](const Choice& a, const Choice& b) { return a.cost < b.cost; });
+  for (const Choice& c : all) {
+    if (std::none_of(choices.begin(), choices.end(),
+                     [&](const Choice& x) { return x.net <= c.net && x.grows <= c.grows; }))
+      choices.push_back(c);
+  }
+  return choices;
+}
+
+// The lists of the parts from each segment on, from the back.
+class Growing {
+ public:
+  const Lasts& list() const { return list_; }
+
+  // Adds a segment in front, but for parts of which cost + by_net * net is beyond `enough`. Returns the work.
+  size_t add(const std::vector<Choice>& choices, double by_net, double enough, Stopwatch& watch) {
+    size_t work = 0;
+    sum_.count = 0;
+    find_least(by_net);
+    for (const Choice& t : choices) {
+      extend(t, by_net, enough);
+      if (next_.count == 0) continue;
+      work += next_.count + sum_.count;
+      merge(sum_, next_, merged_);
+      std::swap(sum_, merged_);
+      if (watch.spent(static_cast<int64_t>(2 * (list_.count + sum_.count)))) break;
+    }
+    find_move(choices);
+    std::swap(list_, sum_);
+    return work;
+  }
+
+  // By how much the last segment moved the list; and the same segment would again.
+  bool moves() const { return moves_; }
+  const Last& move() const { return move_; }
+  void add_again() {
+    for (size_t i = 0; i < list_.count; ++i) {
+      Last& x = list_.parts[i];
+      x.cost += move_.cost, x.net += move_.net, x.after += move_.after;
+    }
+  }
+
+ private:
+  static constexpr size_t kBlock = 16;
+
+  // By block of the list: the least of cost + by_net * net.
+  void find_least(double by_net) {
+    least_.clear();
+    for (size_t i = 0; i < list_.count; ++i) {
+      const double whole = list_.parts[i].cost + by_net * list_.parts[i].net;
+      if (i % kBlock == 0) least_.push_back(whole);
+      least_.back() = std::min(least_.back(), whole);
+    }
+  }
+
+  // The list with t in front. Most parts are beyond `enough` then: whole blocks of them.
+  void extend(const Choice& t, double by_net, double enough) {
+    Last* to = next_.room(list_.count + 1);
+    size_t count = 0;
+    const double own = t.cost + by_net * t.grows;
+    bool lower = true;  // the next one's net is
+    for (size_t b = 0; b < least_.size() && lower; ++b) {
+      if (own + least_[b] > enough) continue;
+      const Last *y = list_.begin() + b * kBlock, *end = std::min(y + kBlock, list_.end());
+      for (; y < end && lower; ++y) {
+        const double cost = t.cost + y->cost;
+        const double net = std::max(t.net, t.grows + y->net);
+        to[count] = {cost, net, y->after + t.after};
+        count += cost + by_net * net <= enough;
+        lower = net > t.net;
+      }
+    }
+    next_.count = count;
+  }
+
+  void find_move(const std::vector<Choice>& choices) {  // from list_ to sum_
+    moves_ = false;
+    if (list_.count != sum_.count || list_.count == 0) return;
+    const auto move = [&](size_t i) {
+      const Last &x = list_.parts[i], &y = sum_.parts[i];
+      return Last{y.cost - x.cost, y.net - x.net, y.after - x.after};
+    };
+    const Last first = move_ = move(0);
+    const double rounded = 4e-16 * std::max(std::abs(sum_.begin()->cost), std::abs((sum_.end() - 1)->cost));
+    for (size_t i = 0; i < list_.count; ++i) {
+      const Last m = move(i);
+      if (m.net != first.net || m.after != first.after || std::abs(m.cost - first.cost) > rounded) return;
+      move_.cost = std::min(move_.cost, m.cost);
+    }
+    const double least = (list_.end() - 1)->net;
+    moves_ = first.net >= 0 && std::all_of(choices.begin(), choices.end(),
+                                           [&](const Choice& t) { return t.net <= t.grows + least; });
+  }
+
+  Lasts list_{{{0, -static_cast<double>(kLargestSum), 0}}, 1}, next_, sum_, merged_;
+  std::vector<double> least_;
+  bool moves_ = false;
+  Last move_{};
+};
+
+}  // namespace
+
+bool PeakBound::make(const Series& series, const Stages& stages, const PhasePrices& prices, int64_t most,
+                     size_t longest, Stopwatch& watch) {
+  price_ = prices.all();
+  limit_ = static_cast<double>(series.limit());
+  const size_t n = stages.size();
+  moved_.assign(n + 1, {});
+  fronts_.assign(1, {});
+  const auto keep = [&](const Lasts& list, size_t s) {
+    moved_[s].front = fronts_.size();
+    Front& f = fronts_.emplace_back();
+    f.cost.reserve(list.count), f.net.reserve(list.count), f.least.reserve(list.count);
+    double least = kNothing;
+    for (const Last& y : list) {
+      f.cost.push_back(y.cost), f.net.push_back(y.net);
+      f.least.push_back(least = std::min(least, y.cost + price_ * y.net));
+    }
+  };
+  // By list of the stages: what the segments may do, and cost at least at the phases' prices.
+  std::vector<std::vector<Choice>> choices;
+  std::vector<double> least;
+  for (size_t l = 0; l < stages.lists(); ++l) {
+    const StretchPrices here(prices, stages.segment_of(l));
+    double own = kNothing;
+    for (const Item& t : stages.items_of(l)) own = std::min(own, here.cost(t));
+    least.push_back(own);
+    choices.push_back(choices_of(stages.items_of(l), price_));
+  }
+  std::vector<double> costs(n + 1, 0);  // of the segments before
+  for (size_t s = 0; s < n; ++s) costs[s + 1] = costs[s] + least[stages.list(s)];
+  Growing growing;
+  double by_net = 0;
+  keep(growing.list(), n);
+  for (size_t s = n; s-- > 0;) {
+    const std::vector<Choice>& own = choices[stages.list(s)];
+    // What the segments before cost at least at the phases' prices.
+    const double rest = costs[s] - price_ * limit_;
+    const double enough = static_cast<double>(most) + 4 + static_cast<double>(n) - rest +
+                          1e-12 * (static_cast<double>(most) + std::abs(rest));
+    const double by_net_behind = std::exchange(by_net, prices.from(series.segments()[s].first));
+    const Last& move = growing.move();
+    // `enough` rises by no more than the parts do; but for 1 ps, of which it has one for each segment.
+    if (growing.moves() && own == choices[stages.list(s + 1)] && by_net == by_net_behind &&
+        costs[s + 1] - costs[s] <= move.cost + by_net * move.net + 1) {
+      growing.add_again();
+      moved_[s] = {moved_[s + 1].front, moved_[s + 1].cost + move.cost, moved_[s + 1].net + move.net};
+      continue;
+    }
+    const size_t work = growing.add(own, by_net, enough, watch);
+    const size_t count = growing.list().count;
+    if (count > longest || watch.spent(static_cast<int64_t>(work))) return false;
+    if (count == 0) return true;
+    keep(growing.list(), s);
+  }
+  const auto whole = [&](const Last& x) { return x.cost + price_ * x.net; };
+  const Lasts& list = growing.list();
+  const Last& best = *std::min_element(list.begin(), list.end(),
+                                       [&](const Last& a, const Last& b) { return whole(a) < whole(b); });
+  bound_ = whole(best) - price_ * limit_;
+  time_ = best.cost - price_ * best.after, peak_ = best.net + best.after;
+  cost_ = best.cost, net_ = best.net;
+  return true;
+}
+
+// From the front: of each segment an item, and of those behind it a last part, that together are what is left
+// of the plan.
+bool PeakBound::plan(const Stages& stages, std::vector<Item>& items) const {
+  double cost = cost_, net = net_;
+  items.clear();
+  for (size_t s = 0; s < stages.size(); ++s) {
+    const Moved& m = moved_[s + 1];
+    const Front& f = fronts_[m.front];
+    const double rounded = 1e-12 * std::abs(cost) + 1;
+    const auto fits = [&](const Item& t) {
+      const double own = static_cast<double>(t.time) + price_ * static_cast<double>(t.after) + m.cost;
+      const auto end = std::upper_bound(f.cost.begin(), f.cost.end(), cost - own + rounded);
+      if (end == f.cost.begin()) return false;
+      const auto y = static_cast<size_t>(end - f.cost.begin()) - 1;  // the least net that the cost allows
+      const double behind = f.net[y] + m.net;
+      if (static_cast<double>(t.peak - t.after) > net ||
+          static_cast<double>(t.before - t.after) + behind > net)
+        return false;
+      cost = f.cost[y] + m.cost, net = behind;
+      return true;
+    };
+    const auto& all = stages.items(s);
+    const auto at = std::find_if(all.begin(), all.end(), fits);
+    if (at == all.end()) return false;
+    items.push_back(*at);
+  }
+  return true;
+}
+
+}  // namespace osdp::search

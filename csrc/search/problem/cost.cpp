@@ -1,0 +1,362 @@
+#include "search/problem/cost.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "search/problem/problem.hpp"
+#include "search/problem/validate.hpp"
+
+namespace osdp::search {
+namespace {
+
+int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
+
+// Costs of one operator, seconds until the end.
+class Pricer {
+ public:
+  Pricer(const Operator& op, const Device& device, const Space& space, Recompute recompute)
+      : op_(op),
+        device_(device),
+        space_(space),
+        recompute_(recompute),
+        steps_(static_cast<double>(device.ranks - 1)) {
+    for (const Tensor& t : op.tensors) {
+      compute_bytes_ += t.compute_bytes();
+      if (!t.trainable) continue;
+      trainable_bytes_ += t.bytes(), reduce_bytes_ += t.reduce_bytes();
+      compute_gradient_bytes_ += t.compute_bytes();
+    }
+  }
+
+  Candidate no_shard() const {
+    Candidate c;
+    for (const Tensor& t : op_.tensors) c.state_bytes += t.bytes() * copies(t) + t.copy_bytes();
+    c.gradient_bytes = c.whole_gradient_bytes = c.own_bytes = trainable_bytes_;
+    // The sum that autograd keeps, and, where a reader's gradient is added to it, the new sum.
+    if (again()) c.gathered_bytes = (space_.cost_version < 2 ? 1 : 2) * compute_gradient_bytes_;
+    return finish(c, all_reduce(reduce_bytes_), trainable_bytes_);
+  }
+
+  // Parameters stay gathered from forward to backward; gradients and optimizer state are sharded.
+  Candidate shard_grad_op() const {
+    Candidate c;
+    c.mode = Mode::ShardGradOp;
+    c.sharded_slices = 1;
+    const int64_t updated = add_sharded(c, device_.ranks);
+    c.gathered_bytes = compute_bytes_;
+    keep_again(c);
+    return finish(c, gather(compute_bytes_) + reduce_scatter(reduce_bytes_), updated);
+  }
+
+  Candidate full_shard() const {
+    Candidate c;
+    c.mode = Mode::FullShard;
+    c.sharded_slices = 1;
+    const int64_t updated = add_sharded(c, device_.ranks);
+    c.held_bytes = compute_bytes_;
+    keep_again(c);
+    return finish(c, gathers(false) * gather(compute_bytes_) + reduce_scatter(reduce_bytes_), updated);
+  }
+
+  // FULL_SHARD inside each host, replicated across hosts: gradients are reduced inside, then each rank's part
+  // across hosts.
+  Candidate hybrid_shard() const {
+    Candidate c;
+    c.mode = Mode::HybridShard;
+    c.sharded_slices = 1;
+    const int64_t inside = device_.ranks / device_.hosts;
+    const int64_t updated = add_sharded(c, inside);
+    c.held_bytes = compute_bytes_;
+    keep_again(c);
+    const auto step = [&](const Collective& link, double bytes, int64_t ranks) {
+      return static_cast<double>(ranks - 1) *
+             (link.alpha_s + bytes / static_cast<double>(ranks) * link.beta_s_per_byte);
+    };
+    double seconds = gathers(false) * step(device_.all_gather, static_cast<double>(compute_bytes_), inside);
+    if (reduce_bytes_ > 0) {
+      // Every rank of a host reduces its part at the same time, over links that they share.
+      const double all = static_cast<double>(reduce_bytes_);
+      seconds +=
+          step(device_.reduce_scatter, all, inside) + 2 * step(device_.between_hosts, all, device_.hosts);
+    }
+    return finish(c, seconds, updated);
+  }
+
+  // `sharded` of `granularity` slices of the weight are sharded, each a unit of its own; the other slices and
+  // the operator's other parameters (the bias) stay whole.
+  Candidate sliced(int64_t granularity, int64_t sharded, Split split) const {
+    const Tensor& weight = op_.tensors[op_.split_tensor];
+    Candidate c;
+    c.mode = Mode::FullShard;
+    c.granularity = granularity, c.sharded_slices = sharded, c.split = split;
+    const int64_t slice_bytes = weight.bytes() / granularity;
+    const int64_t gathered = weight.compute_bytes() / granularity, sent = weight.reduce_bytes() / granularity;
+    const int64_t item_bytes = weight.bytes() / (op_.out_features * op_.in_features);
+    const int64_t out = split == Split::Out ? op_.out_features / granularity : op_.out_features;
+    const int64_t in = split == Split::In ? op_.in_features / granularity : op_.in_features;
+    Tensor slice = weight;  // [out, in], ranged over its rows whatever their number
+    slice.rows = out;
+    slice.row_bytes = in * item_bytes;
+    int64_t whole = (granularity - sharded) * slice_bytes;
+    int64_t updated = sharded * held(slice, device_.ranks) + whole, kept_whole = whole;
+    int64_t reduced = (granularity - sharded) * sent;
+    if (!weight.trainable) updated = kept_whole = reduced = 0;
+    c.state_bytes = (sharded * held(slice, device_.ranks) + whole) * copies(weight);
+    for (const Tensor& t : op_.tensors) {
+      if (&t == &weight) continue;
+      c.state_bytes += t.bytes() * copies(t) + t.copy_bytes();
+      if (t.trainable) updated += t.bytes(), kept_whole += t.bytes(), reduced += t.reduce_bytes();
+    }
+    c.gradient_bytes = updated, c.whole_gradient_bytes = kept_whole;
+    c.transient_bytes = device_.ranks > 1 ? std::max(gathered, weight.trainable ? sent : 0) : 0;
+    // The first slice makes room for the gradients that this rank keeps of all of them.
+    c.own_bytes = updated + (weight.trainable ? std::max(gathered, sent) : 0);
+    const double seconds =
+        static_cast<double>(sharded) *
+            (gathers(true) * gather(gathered) + (weight.trainable ? reduce_scatter(sent) : 0)) +
+        all_reduce(reduced) + static_cast<double>(granularity - 1) * space_.slice_overhead_s;
+    return finish(c, seconds, updated);
+  }
+
+ private:
+  // Note [Parameters that are read again]
+  // Of tied parameters, and of those of a module that is called several times, the runtime keeps what it has
+  // gathered from the backward of the last call to that of the first, where the operator stands (tied ones
+  // also in forward); and so long autograd keeps the full sum of the gradients made so far, to which the
+  // first call's is added. So these are there beside what is gathered and made meanwhile, and not instead of
+  // it. They are a unit like any other, too: it is gathered ahead, and units are gathered as far ahead as the
+  // largest is large.
+  bool again() const { return (op_.places > 1 || (op_.calls > 1 && space_.cost_version > 1)) && !paper(); }
+  void keep_again(Candidate& c) const {
+    if (!again()) return;
+    c.gathered_bytes = compute_bytes_ + 2 * compute_gradient_bytes_;
+    c.held_bytes = 0;
+    if (space_.cost_version < 2) c.transient_bytes = 0;
+  }
+  bool paper() const { return space_.cost == Cost::Paper; }
+  // Parameter, gradient and optimizer state, in units of the parameter's bytes.
+  int64_t copies(const Tensor& t) const {
+    return t.trainable ? 2 + space_.optimizer_bytes_per_parameter_byte : 1;
+  }
+  // What the fullest of `ranks` ranks holds of a sharded tensor.
+  int64_t held(const Tensor& t, int64_t ranks) const {
+    if (!t.shardable) return t.bytes();
+    return paper() ? ceil_div(t.bytes(), ranks) : ceil_div(t.rows, ranks) * t.row_bytes;
+  }
+  // How often the parameters are gathered in one step.
+  double gathers(bool split) const {
+    const double calls = paper() ? 1 : static_cast<double>(ceil_div(op_.calls, op_.places));
+    // Slices are gathered one by one, also to recompute a block whose other parameters are held.
+    const bool again = recompute_ == Recompute::Regather || (recompute_ == Recompute::Hold && split);
+    return (again ? 3 : 2) * calls;
+  }
+  double gather(int64_t bytes) const { return ring(device_.all_gather, bytes); }
+  double reduce_scatter(int64_t bytes) const { return bytes == 0 ? 0 : ring(device_.reduce_scatter, bytes); }
+  double all_reduce(int64_t bytes) const {
+    if (bytes == 0) return 0;
+    // Small gradients share a bucket, and its latency.
+    const double share =
+        paper() ? 1 : std::min(1.0, static_cast<double>(bytes) / static_cast<double>(space_.bucket_bytes));
+    const Collective link = slowest(device_.all_reduce);
+    return 2 * steps_ * (share * link.alpha_s + per_rank(bytes) * link.beta_s_per_byte);
+  }
+  double ring(const Collective& c, int64_t bytes) const {
+    const Collective link = slowest(c);
+    return steps_ * (link.alpha_s + per_rank(bytes) * link.beta_s_per_byte);
+  }
+  // A ring over all ranks waits for its slowest link.
+  Collective slowest(const Collective& c) const {
+    if (device_.hosts == 1) return c;
+    return {std::max(c.alpha_s, device_.between_hosts.alpha_s),
+            std::max(c.beta_s_per_byte, device_.between_hosts.beta_s_per_byte)};
+  }
+  double per_rank(int64_t bytes) const {
+    return static_cast<double>(bytes) / static_cast<double>(device_.ranks);
+  }
+
+  // State of the whole operator sharded; returns the bytes of parameters that this rank updates.
+  int64_t add_sharded(Candidate& c, int64_t ranks) const {
+    int64_t updated = 0;
+    for (const Tensor& t : op_.tensors) {
+      c.state_bytes += held(t, ranks) * copies(t);
+      if (t.trainable) updated += held(t, ranks);
+    }
+    c.gradient_bytes = updated;
+    // The parameters, or the gradients on their way.
+    c.transient_bytes = device_.ranks > 1 ? std::max(compute_bytes_, reduce_bytes_) : 0;
+    c.own_bytes = std::max(compute_gradient_bytes_, reduce_bytes_);
+    return updated;
+  }
+
+  Candidate finish(Candidate c, double communication_s, int64_t updated_bytes) const {
+    const std::string where = "operator '" + op_.name + "'";
+    c.communication_ps = picoseconds(paper() ? communication_s : communication_s * device_.exposed, where);
+    if (paper()) {
+      c.transient_bytes = 0;
+    } else {
+      c.optimizer_ps = picoseconds(static_cast<double>(updated_bytes) * device_.optimizer_s_per_byte, where);
+    }
+    if (space_.cost_version < 3) c.own_bytes = c.whole_gradient_bytes;
+    return c;
+  }
+
+  const Operator& op_;
+  const Device& device_;
+  const Space& space_;
+  const Recompute recompute_;
+  const double steps_;
+  // Parameters as they are gathered; trainable ones as they are kept, and their gradients as they are
+  // averaged.
+  int64_t compute_bytes_ = 0, trainable_bytes_ = 0, reduce_bytes_ = 0;
+  int64_t compute_gradient_bytes_ = 0;  // as they are made
+};
+
+}  // namespace
+
+int64_t picoseconds(double seconds, const std::string& where) {
+  if (!(seconds >= 0 && seconds < 1e6)) {  // also NaN
+    throw InvalidProblem(where + ": a time of " + std::to_string(seconds) +
+                         " s; it must be between 0 and 1e6 s");
+  }
+  return std::llround(seconds * 1e12);
+}
+
+namespace {
+
+using int128 = __int128;
+
+// Of one operator's sharded gradient, where any mode shards it.
+int128 largest_part(const std::vector<Operator>& operators, const Device& device, const Space& space) {
+  int64_t ranks = 0;  // that share it; the fewest
+  for (Mode mode : space.modes) {
+    if (mode == Mode::NoShard) continue;
+    const int64_t sharing = mode == Mode::HybridShard ? device.ranks / device.hosts : device.ranks;
+    ranks = ranks == 0 ? sharing : std::min(ranks, sharing);
+  }
+  int128 largest = 0;
+  for (const Operator& op : operators) {
+    int128 part = 0;
+    for (const Tensor& t : op.tensors)
+      if (ranks > 0 && t.trainable && t.shardable)
+        part += static_cast<int128>(ceil_div(t.rows, ranks)) * t.row_bytes;
+    largest = std::max(largest, part);
+  }
+  return largest;
+}
+
+}  // namespace
+
+// Note [Averaging]
+// The lane averages one bucket at a time: neighbours of at most bucket_bytes together, or one larger
+// operator. Gradients in the dtype that they are kept in are averaged where they lie; small tensors through a
+// flat copy of those in their bucket. Under mixed precision there is always a copy, in the reduce dtype. From
+// the second micro-batch on, the gradient that was just made exists beside the sum of the earlier ones until
+// it is copied: in the compute dtype, or, of the whole slices of a split weight, in the parameter's own. And
+// so does this rank's part of a sharded gradient, from its reduction until it is added to the sum's. In every
+// micro-batch autograd holds the gradient that completes a bucket, beside the copy and the means, until the
+// hook that sends the bucket has returned.
+int64_t averaging_bytes(const std::vector<Operator>& operators, const Device& device, const Space& space,
+                        bool accumulates) {
+  if (space.cost == Cost::Paper || device.ranks == 1) return 0;
+  int128 trainable = 0, small = 0, largest = 0;  // small tensors, of all operators and of one
+  for (const Operator& op : operators) {
+    int128 own = 0;
+    for (const Tensor& t : op.tensors) {
+      if (!t.trainable) continue;
+      trainable += t.bytes();
+      if (t.bytes() <= kSmallTensorBytes) own += t.bytes();
+    }
+    small += own, largest = std::max(largest, own);
+  }
+  const int128 bucket = std::min<int128>(trainable, space.bucket_bytes);
+  const bool whole = std::find(space.modes.begin(), space.modes.end(), Mode::NoShard) != space.modes.end();
+  if (space.cost_version < 2) return static_cast<int64_t>(std::min<int128>(bucket, kLargestSum));
+  int128 most = space.cost_version < 3 ? bucket : std::max(largest, std::min(bucket, small));
+  int128 completing = 0;  // a bucket under mixed precision
+  for (const Operator& op : operators) {
+    int128 own = 0, copied = 0, made = 0;
+    bool shardable = false, mixed = false;
+    for (const Tensor& t : op.tensors) {
+      shardable |= t.shardable && t.bytes() > 0;
+      if (!t.trainable) continue;
+      const bool split = op.split_tensor >= 0 && &t == &op.tensors[op.split_tensor];
+      own += t.bytes(), copied += t.reduce_bytes();
+      made = std::max<int128>(made, t.compute_bytes());
+      if (accumulates) copied += split && !space.granularities.empty() ? t.bytes() : t.compute_bytes();
+      mixed |= t.compute_bytes() != t.bytes() || t.reduce_bytes() != t.bytes();
+    }
+    if (!mixed || (!whole && shardable)) continue;
+    completing = std::max(completing, made);
+    most = std::max(most, copied);
+    if (own > 0) most = std::max(most, (bucket * copied + own - 1) / own);
+  }
+  if (accumulates && space.cost_version > 4) most += largest_part(operators, device, space);
+  if (!accumulates && space.cost_version > 5) most += completing;
+  return static_cast<int64_t>(std::min<int128>(most, kLargestSum));
+}
+
+namespace {
+
+// Whether every rank holds it in full, whatever is chosen.
+bool is_whole(const Operator& op, const Device& device) {
+  const auto has_rows = [](const Tensor& t) { return t.shardable && t.bytes() > 0; };
+  return device.ranks == 1 || std::none_of(op.tensors.begin(), op.tensors.end(), has_rows);
+}
+
+}  // namespace
+
+Candidate candidate_of(const Operator& op, const Device& device, const Space& space, Recompute recompute,
+                       Mode mode, int64_t granularity, int64_t sharded, Split split) {
+  validate(op);
+  const Pricer price(op, device, space, recompute);
+  if (mode == Mode::NoShard || is_whole(op, device)) return price.no_shard();
+  if (mode == Mode::ShardGradOp) return price.shard_grad_op();
+  if (mode == Mode::HybridShard && device.hosts > 1) return price.hybrid_shard();
+  if (granularity == 1) return price.full_shard();  // also HYBRID_SHARD on one host
+  const int64_t length = split == Split::Out ? op.out_features : split == Split::In ? op.in_features : 0;
+  if (op.split_tensor < 0 || length == 0 || length % granularity != 0 || sharded > granularity) {
+    throw InvalidProblem("operator '" + op.name + "' cannot be computed in " + std::to_string(granularity) +
+                         " slices as the plan says");
+  }
+  return price.sliced(granularity, sharded, split);
+}
+
+std::vector<Candidate> candidates(const Operator& op, const Device& device, const Space& space,
+                                  Recompute recompute) {
+  validate(op);
+  if (op.tensors.empty()) return {};
+  const Pricer price(op, device, space, recompute);
+  const bool alone = is_whole(op, device);
+  std::vector<Candidate> found;
+  const auto allowed = [&](Mode m) {
+    for (Mode x : space.modes) {
+      if (x == m) return true;
+    }
+    return false;
+  };
+  if (allowed(Mode::NoShard) || alone) found.push_back(price.no_shard());
+  if (alone) return found;
+  if (allowed(Mode::ShardGradOp)) found.push_back(price.shard_grad_op());
+  if (allowed(Mode::HybridShard) && device.hosts > 1 && device.ranks > device.hosts) {
+    found.push_back(price.hybrid_shard());
+  }
+  if (!allowed(Mode::FullShard)) return found;
+  found.push_back(price.full_shard());
+  if (op.split_tensor < 0) return found;
+  for (int64_t g : space.granularities) {
+    if (g < 2) continue;
+    // Output slices need no summation; input slices are for widths that g does not divide.
+    const Split split = op.out_features % g == 0  ? Split::Out
+                        : op.in_features % g == 0 ? Split::In
+                                                  : Split::None;
+    if (split == Split::None) continue;
+    if (static_cast<int64_t>(found.size()) + g > kMostCandidates) {
+      throw InvalidProblem("operator '" + op.name + "': more than " + std::to_string(kMostCandidates) +
+                           " ways to shard it; try fewer granularities");
+    }
+    for (int64_t k = allowed(Mode::NoShard) ? 1 : g; k <= g; ++k) found.push_back(price.sliced(g, k, split));
+  }
+  return found;
+}
+
+}  // namespace osdp::search

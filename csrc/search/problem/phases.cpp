@@ -1,0 +1,115 @@
+#include "search/problem/phases.hpp"
+
+#include <algorithm>
+#include <map>
+
+#include "search/problem/problem.hpp"
+
+namespace osdp::search {
+namespace {
+
+int relation_of(int row, const std::vector<int>& operators) {
+  if (row == kWholeStep) return kSum;
+  if (row < operators.front()) return kOver;
+  if (row > operators.back()) return kToCome;
+  int slot = 0;
+  while (slot + 1 < static_cast<int>(operators.size()) && operators[slot + 1] <= row) ++slot;
+  return inside(slot, operators[slot] == row);
+}
+
+}  // namespace
+
+std::vector<Cohort> make_cohorts(const Kinds& kinds, const std::vector<int>& rows) {
+  std::vector<Cohort> groups;
+  for (size_t k = 0; k < kinds.kinds.size(); ++k) {
+    std::map<std::vector<int>, size_t> known;
+    const auto& instances = kinds.kinds[k].instances;
+    for (size_t n = 0; n < instances.size(); ++n) {
+      std::vector<int> relation;
+      for (int row : rows) relation.push_back(relation_of(row, instances[n]));
+      const auto [it, fresh] = known.emplace(relation, groups.size());
+      if (fresh) groups.push_back({static_cast<int>(k), {}, relation});
+      groups[it->second].instances.push_back(static_cast<int>(n));
+    }
+  }
+  return groups;
+}
+
+Linear kept_in(int relation, const Kind& kind, Recompute way) {
+  Linear kept;
+  if (relation == kOver) return kept;
+  if (way != Recompute::None) kept.per_sample += kind.input_bytes_per_sample;
+  if (way != Recompute::None && relation == kToCome) return kept;
+  for (int p = 0; p < static_cast<int>(kind.slots.size()); ++p) {
+    if (relation >= 0 && p > slot_of(relation)) break;
+    kept.fixed += kind.slots[p].saved.fixed;
+    kept.per_sample += kind.slots[p].saved.per_sample;
+    if (relation != inside(p, true)) continue;
+    kept.fixed += kind.slots[p].work.fixed;
+    kept.per_sample += kind.slots[p].work.per_sample;
+  }
+  return kept;
+}
+
+int64_t largest_transient(const Kinds& kinds, const Decision& decision) {
+  int64_t most = 0;
+  for (const Kind& kind : kinds.kinds) {
+    for (size_t m = 0; m < kind.instances.size(); ++m) {
+      const Recompute way = kind.block ? decision.ways[kind.blocks[m]] : Recompute::None;
+      for (size_t p = 0; p < kind.slots.size(); ++p) {
+        const int choice = decision.choices[kind.instances[m][p]];
+        if (choice < 0) continue;
+        most = std::max(most, kind.slots[p].candidates[static_cast<int>(way)][choice].transient_bytes);
+      }
+    }
+  }
+  return most;
+}
+
+std::vector<int64_t> phase_bytes(const Model& model, const Request& request, const Kinds& kinds,
+                                 const Decision& decision, Batch batch) {
+  const size_t n = model.operators.size();
+  const bool accumulates = batch.accumulation > 1;
+  // Of each operator: before and after its backward, and what comes in its own phase.
+  std::vector<int64_t> before(n), after(n), own(n), extra(n);
+  int128 sum = kinds.held_bytes(batch), kept = 0;
+  const auto narrow = [](int128 v) { return static_cast<int64_t>(std::min<int128>(v, kLargestSum)); };
+  for (const Kind& kind : kinds.kinds) {
+    for (size_t m = 0; m < kind.instances.size(); ++m) {
+      const auto& operators = kind.instances[m];
+      const Recompute way = kind.block ? decision.ways[kind.blocks[m]] : Recompute::None;
+      if (way != Recompute::None) {
+        before[operators.front()] += Linear{0, kind.input_bytes_per_sample}(batch.size);
+      }
+      int64_t again = 0;  // what the block's recomputation has brought back, up to slot p
+      for (size_t p = 0; p < operators.size(); ++p) {
+        const int i = operators[p];
+        const int64_t saved = kind.slots[p].saved(batch.size);
+        own[i] = kind.slots[p].work(batch.size);
+        kept += saved;
+        (way == Recompute::None ? before[i] : again) += saved;
+        if (decision.choices[i] >= 0) {
+          const Candidate& c = kind.slots[p].candidates[static_cast<int>(way)][decision.choices[i]];
+          after[i] += c.state_bytes;
+          before[i] += c.state_bytes - c.gradient_bytes + c.gathered_bytes;
+          if (accumulates) before[i] += c.gradient_bytes;
+          if (way == Recompute::Hold) again += c.held_bytes;
+          own[i] += c.own_bytes;
+        }
+        if (way == Recompute::None) continue;
+        const int until = p + 1 < operators.size() ? operators[p + 1] : i + 1;
+        for (int j = i; j < until; ++j) extra[j] += again;
+      }
+    }
+  }
+  for (size_t i = 0; i < n; ++i) sum += after[i];
+  if (request.paper()) return {narrow(sum + kept)};
+  std::vector<int64_t> phases(n);
+  for (size_t j = 0; j < n; ++j) {
+    sum += before[j] - after[j];
+    phases[j] = narrow(sum + own[j] + extra[j]);
+  }
+  return phases;
+}
+
+}  // namespace osdp::search

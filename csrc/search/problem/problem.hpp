@@ -1,0 +1,152 @@
+// The bare problem of the planner, as plain values: one list of options per operator, a memory limit, one
+// option to be chosen per operator so that the total time is least (a multiple-choice knapsack). Everything
+// is an integer: time in picoseconds (`_ps`), memory in bytes (`_bytes`).
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace osdp::search {
+
+__extension__ typedef __int128 int128;
+
+// No sum of a valid problem exceeds this, so that sums and differences of sums stay inside int64.
+inline constexpr int64_t kLargestSum = int64_t{1} << 61;
+
+inline constexpr size_t kMostOptions = 1'000'000;  // of one operator
+
+struct Option {
+  int64_t time_ps = 0;
+  int64_t memory_bytes = 0;
+  bool operator==(const Option&) const = default;
+};
+
+struct Problem {
+  std::vector<std::vector<Option>> operators;  // operators[i]: the options of operator i, in any order
+  int64_t limit_bytes = 0;
+  std::vector<std::string> names;  // for messages; empty, or one per operator
+};
+
+// A problem that cannot mean anything (negative, overflowing, empty); the message names the operator.
+struct InvalidProblem : std::invalid_argument {
+  using std::invalid_argument::invalid_argument;
+};
+
+// The same without owning the numbers: options may lie anywhere, in one large array for example. What it
+// views must outlive it.
+struct ProblemView {
+  std::vector<std::span<const Option>> operators;
+  int64_t limit_bytes = 0;
+  std::span<const std::string> names;
+
+  ProblemView() = default;
+  ProblemView(const Problem& problem)  // NOLINT: a Problem may stand wherever a view is asked for
+      : operators(problem.operators.begin(), problem.operators.end()),
+        limit_bytes(problem.limit_bytes),
+        names(problem.names) {}
+  // `count` operators with `options` options each, all in one array.
+  ProblemView(const Option* table, size_t count, size_t options, int64_t limit)
+      : operators(count), limit_bytes(limit) {
+    for (size_t i = 0; i < count; ++i) operators[i] = {table + i * options, options};
+  }
+
+  std::string name_of(size_t i) const {
+    return i < names.size() && !names[i].empty() ? "operator '" + names[i] + "'"
+                                                 : "operator " + std::to_string(i);
+  }
+};
+
+// Throws InvalidProblem unless every operator has an option, no number is negative, and no total overflows.
+void validate(const ProblemView& problem);
+inline void validate(const Problem& problem) { validate(ProblemView(problem)); }
+
+// The Lagrange multiplier of memory, picoseconds per byte: what one byte more would save where memory is
+// short.
+struct Multiplier {
+  int64_t numerator = 0;
+  int64_t denominator = 1;
+  bool operator==(const Multiplier&) const = default;
+};
+
+struct Statistics {
+  int64_t nodes = 0;         // partial plans looked at
+  int64_t groups = 0;        // kinds of operators
+  int64_t options_left = 0;  // options that are not dominated, over all kinds
+  int64_t largest_list = 0;  // most partial plans held at once
+  int64_t rounds = 0;        // passes of the exact search
+  int64_t matched =
+      0;  // groups that were added to the middle: Note [Three lists] in knapsack/core_search.cpp
+  double seconds = 0;
+};
+
+enum class Status {
+  Optimal,
+  Feasible,
+  Infeasible
+};  // Feasible: stopped early; the gap is time_ps - lower_bound_ps
+
+struct Solution {
+  Status status = Status::Infeasible;
+  std::vector<int> choices;  // choices[i]: index into operators[i]; empty where infeasible
+  int64_t time_ps = 0;
+  int64_t memory_bytes = 0;
+  int64_t lower_bound_ps = 0;        // no plan is faster; equal to time_ps where optimal
+  int64_t smallest_limit_bytes = 0;  // the least limit under which any plan exists
+  Multiplier multiplier;             // its bound is what the certificate checks
+  Statistics statistics;
+};
+
+// When to stop. `interrupted` is asked about every millisecond and must be cheap.
+struct Budget {
+  double time_limit_s = 0;  // 0: none
+  std::function<bool()> interrupted;
+  double gap = 0;           // a plan is good enough when its time is within this fraction of the lower bound
+  int64_t state_bytes = 0;  // of the lists of partial plans, about; 0: no limit
+};
+
+// Asks a Budget, at most every few thousand steps of work.
+class Stopwatch {
+ public:
+  explicit Stopwatch(const Budget& budget) : budget_(budget), start_(Clock::now()), asked_(start_) {}
+
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+  bool stopped() const { return stopped_; }
+
+  // The search holds so much; true, and stopped, where that is more than the budget allows.
+  bool too_large(size_t bytes) {
+    if (budget_.state_bytes > 0 && static_cast<int64_t>(bytes) > budget_.state_bytes) stopped_ = true;
+    return stopped_;
+  }
+
+  // Counts `work` steps (about a nanosecond each); true once the budget is spent.
+  bool spent(int64_t work = 1) {
+    if ((credit_ -= work) > 0 || stopped_) return stopped_;
+    credit_ = kStepsBetweenQuestions;
+    const auto now = Clock::now();
+    if (budget_.time_limit_s > 0 &&
+        std::chrono::duration<double>(now - start_).count() >= budget_.time_limit_s) {
+      return stopped_ = true;
+    }
+    if (budget_.interrupted && now - asked_ >= std::chrono::milliseconds(1)) {
+      asked_ = now;
+      stopped_ = budget_.interrupted();
+    }
+    return stopped_;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr int64_t kStepsBetweenQuestions = 20000;
+  const Budget& budget_;
+  Clock::time_point start_;
+  Clock::time_point asked_;
+  int64_t credit_ = kStepsBetweenQuestions;
+  bool stopped_ = false;
+};
+
+}  // namespace osdp::search

@@ -1,0 +1,198 @@
+#include "search/problem/symmetry_classes.hpp"
+
+#include <algorithm>
+#include <map>
+
+#include "search/problem/problem.hpp"
+
+namespace osdp::search {
+namespace {
+
+int64_t narrow(int128 v) {
+  if (v < 0 || v > kLargestSum) throw InvalidProblem("a total of one step overflows 2^61");
+  return static_cast<int64_t>(v);
+}
+
+// Everything that makes two operators cost the same, wherever they stand.
+std::vector<int64_t> signature(const Operator& op) {
+  std::vector<int64_t> key{op.split_tensor,
+                           op.out_features,
+                           op.in_features,
+                           op.calls,
+                           op.places,
+                           op.saved_bytes_per_sample,
+                           op.saved_bytes_fixed,
+                           op.work_bytes_per_sample,
+                           op.work_bytes_fixed,
+                           picoseconds(op.recompute_s_per_sample, "operator '" + op.name + "'")};
+  for (const Tensor& t : op.tensors) {
+    key.insert(key.end(),
+               {t.rows, t.row_bytes, t.trainable, t.shardable, t.compute_row_bytes, t.reduce_row_bytes});
+  }
+  return key;
+}
+
+Kind make_kind(const Model& model, const Request& request, const std::vector<int>& operators, int block) {
+  Kind kind;
+  kind.block = block >= 0;
+  kind.ways = kind.block ? request.recompute : std::vector<Recompute>{Recompute::None};
+  if (kind.block) kind.input_bytes_per_sample = model.blocks[block].input_bytes_per_sample;
+  int128 recompute = 0;
+  for (int i : operators) {
+    const Operator& op = model.operators[i];
+    Slot& slot = kind.slots.emplace_back();
+    slot.saved = {op.saved_bytes_fixed, op.saved_bytes_per_sample};
+    slot.work = {op.work_bytes_fixed, op.work_bytes_per_sample};
+    for (Recompute r : kind.ways) {
+      auto& list = slot.candidates[static_cast<int>(r)];
+      list = candidates(op, request.device, request.space, r);
+      if (list.empty() && !op.tensors.empty()) {
+        throw InvalidProblem(
+            "operator '" + op.name +
+            "' can be sharded in none of the modes that are allowed (HYBRID_SHARD needs several "
+            "ranks on each of several hosts)");
+      }
+    }
+    recompute += picoseconds(op.recompute_s_per_sample, "operator '" + op.name + "'");
+  }
+  kind.recompute_ps_per_sample = narrow(recompute);
+  return kind;
+}
+
+// What the steps of all plans take at most: bytes, and picoseconds of one step.
+class Totals {
+ public:
+  Totals(const Kinds& kinds, const Request& request) {
+    bytes_ = kinds.held[1].fixed, bytes_per_sample_ = kinds.held[1].per_sample;
+    once_ = kinds.compute_ps.fixed, per_sample_ = kinds.compute_ps.per_sample;
+    int64_t transient = 0;
+    for (const Kind& kind : kinds.kinds) {
+      const auto count = static_cast<int128>(kind.instances.size());
+      bytes_per_sample_ += count * kind.input_bytes_per_sample;
+      if (kind.ways.size() > 1 || kind.ways[0] != Recompute::None)
+        per_sample_ += count * kind.recompute_ps_per_sample;
+      for (const Slot& slot : kind.slots) {
+        int64_t bytes = 0, communication = 0, optimizer = 0;
+        for (const auto& list : slot.candidates) {
+          for (const Candidate& c : list) {
+            bytes = std::max(bytes, c.state_bytes + c.own_bytes + c.gathered_bytes + c.held_bytes);
+            communication = std::max(communication, c.communication_ps);
+            optimizer = std::max(optimizer, c.optimizer_ps);
+            transient = std::max(transient, c.transient_bytes);
+          }
+        }
+        bytes_ += count * (slot.saved.fixed + slot.work.fixed + static_cast<int128>(bytes));
+        bytes_per_sample_ += count * (static_cast<int128>(slot.saved.per_sample) + slot.work.per_sample);
+        once_ += count * communication, optimizer_ += count * optimizer;
+      }
+    }
+    bytes_ += request.reserve_bytes(transient);
+  }
+
+  // No larger micro-batch keeps all totals below 2^61; 0: none does.
+  int64_t most_batch(int64_t accumulation) const {
+    const auto most = [](int128 fixed, int128 per_sample) {
+      if (fixed > kLargestSum) return int128{0};
+      return per_sample == 0 ? int128{kLargestSum} : (kLargestSum - fixed) / per_sample;
+    };
+    return static_cast<int64_t>(
+        std::min(most(bytes_, bytes_per_sample_),
+                 most(optimizer_ + accumulation * once_, accumulation * per_sample_)));
+  }
+
+ private:
+  int128 bytes_ = 0, bytes_per_sample_ = 0, once_ = 0, per_sample_ = 0, optimizer_ = 0;
+};
+
+void check_totals(Kinds& found, const Request& request) {
+  const Totals totals(found, request);
+  const auto check = [&](Batch batch) {
+    if (batch.size <= totals.most_batch(batch.accumulation)) return;
+    throw InvalidProblem("a total of one step overflows 2^61 (bytes or ps) for " +
+                         std::to_string(batch.accumulation) + " micro-batches of " +
+                         std::to_string(batch.size));
+  };
+  for (const Batch& b : request.batches) check(b);
+  if (request.batches.empty()) check({1, 1});
+  found.most_batch = std::min(kMostBatch, totals.most_batch(1));
+}
+
+}  // namespace
+
+int64_t Linear::operator()(int64_t b) const { return narrow(static_cast<int128>(b) * per_sample + fixed); }
+
+Kinds find_kinds(const Model& model, const Request& request) {
+  Kinds found;
+  std::map<std::vector<int64_t>, size_t> known;  // ordered: the kinds' order depends on what they are only
+  std::vector<std::pair<std::vector<int>, int>> instances;
+  std::vector<std::vector<int>> of_block(model.blocks.size());
+  std::vector<std::vector<int64_t>> keys;
+  int128 compute = 0, compute_fixed = 0;
+  const bool blocks = request.recompute.size() > 1 || request.recompute[0] != Recompute::None;
+  for (size_t i = 0; i < model.operators.size(); ++i) {
+    const Operator& op = model.operators[i];
+    const std::string where = "operator '" + op.name + "'";
+    compute += picoseconds(op.compute_s_per_sample, where);
+    compute_fixed += picoseconds(op.compute_s_fixed, where);
+    if (op.block >= 0 && blocks) {
+      of_block[op.block].push_back(static_cast<int>(i));
+    } else {
+      instances.push_back({{static_cast<int>(i)}, -1});
+    }
+  }
+  for (size_t b = 0; b < model.blocks.size(); ++b) {
+    if (!of_block[b].empty()) instances.push_back({of_block[b], static_cast<int>(b)});
+  }
+  for (const auto& [operators, block] : instances) {
+    auto& key = keys.emplace_back();
+    key = {block >= 0, block >= 0 ? model.blocks[block].input_bytes_per_sample : 0};
+    for (int i : operators) {
+      const auto one = signature(model.operators[i]);
+      key.push_back(static_cast<int64_t>(one.size()));
+      key.insert(key.end(), one.begin(), one.end());
+    }
+    known.emplace(key, 0);
+  }
+  size_t number = 0;
+  for (auto& [key, index] : known) index = number++;
+  found.kinds.resize(number);
+  for (size_t n = 0; n < instances.size(); ++n) {
+    Kind& kind = found.kinds[known.at(keys[n])];
+    const auto& [operators, block] = instances[n];
+    if (kind.slots.empty()) kind = make_kind(model, request, operators, block);
+    kind.instances.push_back(operators);
+    if (block >= 0) kind.blocks.push_back(block);
+  }
+  found.compute_ps = {narrow(compute_fixed), narrow(compute)};
+  if (!request.paper()) {
+    for (const bool accumulates : {false, true}) {
+      const int128 averaging = averaging_bytes(model.operators, request.device, request.space, accumulates);
+      found.held[accumulates] = {narrow(model.buffer_bytes + averaging), model.input_bytes_per_sample};
+    }
+  }
+  int64_t needed = 0;  // an operator without a smaller candidate
+  std::vector<int64_t> sizes{0};
+  for (const Kind& kind : found.kinds) {
+    for (const Slot& slot : kind.slots) {
+      const auto& list = slot.candidates[static_cast<int>(kind.ways[0])];
+      int64_t least = list.empty() ? 0 : kLargestSum;
+      for (const Candidate& c : list) {
+        sizes.push_back(c.transient_bytes);
+        least = std::min(least, c.transient_bytes);
+      }
+      needed = std::max(needed, least);
+    }
+  }
+  std::sort(sizes.begin(), sizes.end());
+  sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
+  for (size_t t = 0; t < sizes.size(); ++t) {
+    if (sizes[t] < needed) continue;
+    // Below the least reserve, a larger transient costs nothing.
+    if (t + 1 < sizes.size() && sizes[t + 1] <= request.least_transient_bytes) continue;
+    found.transients.push_back(sizes[t]);
+  }
+  check_totals(found, request);
+  return found;
+}
+
+}  // namespace osdp::search

@@ -1,0 +1,169 @@
+#include "search/problem/validate.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "search/problem/problem.hpp"
+
+namespace osdp::search {
+namespace {
+
+void within(int64_t value, int64_t least, int64_t most, const std::string& what) {
+  if (value >= least && value <= most) return;
+  throw InvalidProblem(what + " is " + std::to_string(value) + "; it must be from " + std::to_string(least) +
+                       " to " + std::to_string(most));
+}
+
+// Also refuses NaN.
+void seconds(double value, const std::string& what) {
+  if (value >= 0 && value < 1e6) return;
+  throw InvalidProblem(what + " is " + std::to_string(value) + " s; it must be from 0 to less than 1e6 s");
+}
+
+template <class Code>
+bool known(Code code, Code last) {
+  return static_cast<int>(code) >= 0 && static_cast<int>(code) <= static_cast<int>(last);
+}
+
+template <class Code>
+void codes(const std::vector<Code>& list, Code last, const std::string& what) {
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (!known(list[i], last))
+      throw InvalidProblem(what + ": unknown code " + std::to_string(static_cast<int>(list[i])));
+    if (std::find(list.begin(), list.begin() + static_cast<ptrdiff_t>(i), list[i]) !=
+        list.begin() + static_cast<ptrdiff_t>(i)) {
+      throw InvalidProblem(what + ": code " + std::to_string(static_cast<int>(list[i])) + " is there twice");
+    }
+  }
+}
+
+}  // namespace
+
+void validate(const Operator& op) {
+  const std::string where = "operator '" + op.name + "'";
+  int128 total = 0;
+  for (const Tensor& t : op.tensors) {
+    const int64_t widest = std::max({t.row_bytes, t.compute_row_bytes, t.reduce_row_bytes});
+    if (std::min({t.rows, t.row_bytes, t.compute_row_bytes, t.reduce_row_bytes}) < 0)
+      throw InvalidProblem(where + ": a parameter of negative size");
+    const int128 bytes = static_cast<int128>(t.rows) * widest;
+    if (t.rows > kMostBytes || widest > kMostBytes || bytes > kMostBytes)
+      throw InvalidProblem(where + ": a parameter of more than 2^50 bytes");
+    total += bytes;
+  }
+  if (total > kMostBytes) throw InvalidProblem(where + ": more than 2^50 bytes of parameters");
+  if (op.saved_bytes_per_sample < 0 || op.saved_bytes_fixed < 0)
+    throw InvalidProblem(where + ": negative activations");
+  if (op.saved_bytes_per_sample > kMostBytes || op.saved_bytes_fixed > kMostBytes)
+    throw InvalidProblem(where + ": more than 2^50 bytes of activations");
+  within(op.work_bytes_per_sample, 0, kMostBytes, where + ": its work in bytes per sample");
+  within(op.work_bytes_fixed, 0, kMostBytes, where + ": its work in bytes");
+  within(op.calls, 1, 1000000, where + ": calls");
+  within(op.places, 1, 1000000, where + ": places");
+  if (op.split_tensor == -1) return;
+  if (op.split_tensor < 0 || static_cast<size_t>(op.split_tensor) >= op.tensors.size())
+    throw InvalidProblem(where + ": the tensor to split is none of its " + std::to_string(op.tensors.size()));
+  within(op.out_features, 1, kMostBytes, where + ": out_features");
+  within(op.in_features, 1, kMostBytes, where + ": in_features");
+  const int64_t bytes = op.tensors[static_cast<size_t>(op.split_tensor)].bytes();
+  const int128 elements = static_cast<int128>(op.out_features) * op.in_features;
+  if (elements > bytes || bytes % elements != 0) {
+    throw InvalidProblem(where + ": the tensor to split has " + std::to_string(bytes) +
+                         " bytes, not those of " + std::to_string(op.out_features) + " x " +
+                         std::to_string(op.in_features) + " elements");
+  }
+}
+
+void validate(const Model& model) {
+  if (model.operators.empty()) throw InvalidProblem("the model has no operators");
+  if (model.operators.size() > (size_t{1} << 24) || model.blocks.size() > (size_t{1} << 24))
+    throw InvalidProblem("the model has more than 2^24 operators or blocks");
+  within(model.input_bytes_per_sample, 0, kMostBytes, "the model's input in bytes");
+  within(model.buffer_bytes, 0, kMostBytes, "the model's buffers in bytes");
+  for (const Block& b : model.blocks)
+    within(b.input_bytes_per_sample, 0, kMostBytes, "block '" + b.name + "': its input in bytes");
+  for (const Operator& op : model.operators) {
+    validate(op);
+    if (op.block < -1 || op.block >= static_cast<int>(model.blocks.size()))
+      throw InvalidProblem("operator '" + op.name + "': no such block");
+    const std::string where = "operator '" + op.name + "': its time";
+    seconds(op.compute_s_per_sample, where);
+    seconds(op.compute_s_fixed, where);
+    seconds(op.recompute_s_per_sample, where);
+  }
+}
+
+void validate(const Collective& c, const std::string& what) {
+  seconds(c.alpha_s, what + ": alpha");
+  seconds(c.beta_s_per_byte, what + ": beta");
+}
+
+void validate(const Device& device) {
+  within(device.ranks, 1, int64_t{1} << 24, "the world size");
+  if (device.hosts < 1 || device.ranks % device.hosts != 0)
+    throw InvalidProblem("hosts: " + std::to_string(device.hosts) + " does not divide the world size");
+  validate(device.all_gather, "all_gather");
+  validate(device.reduce_scatter, "reduce_scatter");
+  validate(device.all_reduce, "all_reduce");
+  validate(device.between_hosts, "the link between hosts");
+  if (!(device.exposed >= 0 && device.exposed <= 1e6))
+    throw InvalidProblem("exposed communication is " + std::to_string(device.exposed));
+  seconds(device.optimizer_s_per_byte, "the optimizer's time for a byte");
+}
+
+void validate(const Space& space) {
+  if (space.cost != Cost::Paper && space.cost != Cost::Osdp) throw InvalidProblem("cost: an unknown code");
+  if (space.modes.empty()) throw InvalidProblem("no mode is allowed");
+  codes(space.modes, Mode::HybridShard, "modes");
+  for (int64_t g : space.granularities) within(g, 1, 4096, "a granularity");
+  within(space.optimizer_bytes_per_parameter_byte, 0, 64,
+         "the optimizer's state in bytes per byte of parameters");
+  within(space.bucket_bytes, 1, kMostBytes, "a bucket in bytes");
+  seconds(space.slice_overhead_s, "the overhead of a slice");
+}
+
+void validate(const Request& request) {
+  validate(request.device);
+  validate(request.space);
+  if (request.limit_bytes < 0 || request.limit_bytes > kLargestSum)
+    throw InvalidProblem("the memory limit is not a size");
+  if (request.recompute.empty()) throw InvalidProblem("no way to treat blocks is allowed");
+  codes(request.recompute, Recompute::Regather, "ways to treat blocks");
+  if (request.paper() && request.recompute != std::vector<Recompute>{Recompute::None})
+    throw InvalidProblem("the paper's costs know no recomputation");
+  if (request.depth_first && !request.paper())
+    throw InvalidProblem("the paper's search knows the paper's costs only");
+  if (request.batches.size() > (size_t{1} << 20)) throw InvalidProblem("more than 2^20 batch sizes");
+  for (const Batch& b : request.batches) validate(b);
+  within(request.least_transient_bytes, 0, kMostBytes, "the largest unit in bytes");
+  within(request.buffers, 0, 1024, "the number of buffers");
+}
+
+void validate(Batch batch) {
+  within(batch.size, 1, kMostBatchAsked, "a batch's size");
+  within(batch.accumulation, 1, kMostAccumulation, "the number of micro-batches");
+}
+
+void validate(const Model& model, const PlainPlan& plan) {
+  if (plan.choices.size() != model.operators.size() || plan.blocks.size() != model.blocks.size()) {
+    throw InvalidProblem("the plan is for another model: it has " + std::to_string(plan.choices.size()) +
+                         " choices for " + std::to_string(model.operators.size()) +
+                         " operators, and treats " + std::to_string(plan.blocks.size()) + " of " +
+                         std::to_string(model.blocks.size()) + " blocks");
+  }
+  validate(plan.batch);
+  for (size_t i = 0; i < plan.choices.size(); ++i) {
+    const PlainPlan::Choice& c = plan.choices[i];
+    const std::string where = "the choice of operator '" + model.operators[i].name + "'";
+    if (!known(c.mode, Mode::HybridShard) || !known(c.split, Split::In))
+      throw InvalidProblem(where + ": an unknown code");
+    within(c.granularity, 1, 4096, where + ": granularity");
+    within(c.sharded_slices, 0, c.granularity, where + ": sharded slices");
+  }
+  for (size_t b = 0; b < plan.blocks.size(); ++b) {
+    if (!known(plan.blocks[b], Recompute::Regather))
+      throw InvalidProblem("block '" + model.blocks[b].name + "' is treated in an unknown way");
+  }
+}
+
+}  // namespace osdp::search

@@ -1,0 +1,341 @@
+#include "search/simulate/simulate.hpp"
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <utility>
+
+#include "search/problem/problem.hpp"
+
+namespace osdp::search {
+namespace {
+
+using Kind = Instruction::Kind;
+constexpr int64_t kMostAhead = 16;      // units gathered ahead, unless `prefetch` is more
+constexpr int64_t kWhole = 1000000000;  // of what shares are stated in
+
+class Player {
+ public:
+  Player(const Step& step, int64_t stolen_permille)
+      : step_(step),
+        stolen_permille_(stolen_permille),
+        program_(make_program(step)),
+        units_(step.units.size()) {
+    note_memory(step.held_bytes);
+    for (const StepOperator& o : step.operators) note_memory(o.resident_bytes);
+    result_.memory = {{0, held_}};
+    for (const StepUnit& u : step.units) {
+      largest_bytes_ = std::max(largest_bytes_, u.full_bytes);
+      all_kept_ &= u.keeps;
+    }
+  }
+
+  PlayedStep play() {
+    while (true) {
+      begin_communication();
+      size_t ended = result_.events.size() + 1;
+      while (ended != result_.events.size() && !computing()) {  // tasks of no time let it go on at once
+        ended = result_.events.size();
+        run_to_work();
+        begin_communication();
+      }
+      if (!computing() && !communicating()) break;
+      advance();
+    }
+    if (next_ < program_.instructions.size()) {
+      throw std::logic_error("simulate: the program waits for what nothing will bring");
+    }
+    result_.step_ps = now_;
+    std::stable_sort(result_.events.begin(), result_.events.end(),
+                     [](const StepEvent& a, const StepEvent& b) { return a.begin_ps < b.begin_ps; });
+    return std::move(result_);
+  }
+
+ private:
+  enum class State { Sharded, Gathering, Gathered };
+  struct Unit {
+    State state = State::Sharded;
+    int64_t ticket = 0;  // while Gathering
+  };
+  struct Task {
+    StepEvent event;
+    LaneTime time;
+    int64_t begins_bytes = 0, ends_bytes = 0;  // memory that its beginning and its end bring
+    int64_t left_ps = 0;                       // of its time alone
+    bool running = false;
+  };
+  struct Lane {
+    std::deque<Task> tasks;
+    int64_t submitted = 0, done = 0;  // counted from 1
+  };
+  enum : size_t { kMain, kReductions, kBetweenHosts, kLanes };
+
+  bool computing() const { return left_ps_ > 0; }
+  bool communicating() const {
+    return std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& l) { return !l.tasks.empty(); });
+  }
+
+  // --- the thread that computes
+
+  // Instructions that take no time, up to one that does or has to wait.
+  void run_to_work() {
+    while (left_ps_ == 0 && next_ < program_.instructions.size()) {
+      const Instruction& i = program_.instructions[next_];
+      if (!run(i)) return;
+      ++next_;
+    }
+  }
+
+  // False: it has to wait.
+  bool run(const Instruction& i) {
+    switch (i.kind) {
+      case Kind::Compute:
+        left_ps_ = i.ps;
+        computed_ = {StepEvent::Kind::Compute, i.phase, i.what, now_, now_};
+        return true;
+      case Kind::Memory:
+        note_memory(i.bytes);
+        return true;
+      case Kind::Use:
+        return use(i);
+      case Kind::Release:
+        return release(i.what);
+      case Kind::Reduce:
+        return reduce(i);
+      case Kind::ReduceBucket: {
+        const StepBucket& b = step_.buckets[i.what];
+        if (b.reduce.alone_ps > 0)
+          submit(reductions_, {StepEvent::Kind::ReduceBucket, i.phase, i.what}, b.reduce, b.buffer_bytes,
+                 -b.buffer_bytes);
+        return true;
+      }
+      case Kind::AwaitReduction:
+        return reductions_.done >= last_reduction_ && free_reduced();
+      case Kind::AwaitCommunication:
+        return !communicating() && free_reduced();
+    }
+    return true;
+  }
+
+  bool use(const Instruction& i) {
+    if (!asked_) {
+      asked_ = true;
+      if (units_[i.what].state == State::Sharded) gather(i.what, i.phase);
+      gather_ahead(i);
+    }
+    if (!arrived(i.what)) return false;
+    asked_ = false;
+    return true;
+  }
+
+  // As the runtime does: the unit in use and the next in the memory of 1 + `prefetch` of the largest size; a
+  // forward that keeps all units (SHARD_GRAD_OP) needs no such limit.
+  void gather_ahead(const Instruction& i) {
+    const bool kept = all_kept_ && i.phase == StepPhase::Forward;
+    int128 sum = step_.units[i.what].full_bytes;
+    for (int64_t ahead = 1; ahead <= (step_.prefetch > 0 ? std::max(step_.prefetch, kMostAhead) : 0);
+         ++ahead) {
+      const int next = program_.order[i.position + static_cast<size_t>(ahead)];
+      if (next < 0) break;
+      sum += step_.units[next].full_bytes;
+      if (!kept && ahead > step_.prefetch && sum > reserve()) break;
+      if (units_[next].state == State::Sharded) gather(next, i.phase);
+    }
+  }
+
+  // Bytes of what is gathered for a time and of gradients that leave.
+  int128 reserve() const { return (1 + static_cast<int128>(step_.prefetch)) * largest_bytes_; }
+
+  bool arrived(int unit) {
+    Unit& u = units_[unit];
+    if (u.state == State::Gathering && lanes_[kMain].done >= u.ticket) u.state = State::Gathered;
+    return u.state != State::Gathering;
+  }
+
+  void gather(int unit, StepPhase phase) {
+    const StepUnit& u = step_.units[unit];
+    units_[unit].state = State::Gathering;
+    submit(lanes_[kMain], {StepEvent::Kind::Gather, phase, unit}, u.gather, u.full_bytes, 0);
+    units_[unit].ticket = lanes_[kMain].submitted;
+  }
+
+  bool release(int unit) {
+    if (!arrived(unit)) return false;
+    if (units_[unit].state == State::Gathered) note_memory(-step_.units[unit].full_bytes);
+    units_[unit].state = State::Sharded;
+    return true;
+  }
+
+  // False: it must wait until what leaves fits the reserve (csrc/runtime/units.cpp, Note [Gradients that
+  // leave]).
+  bool reduce(const Instruction& i) {
+    const StepUnit& u = step_.units[i.what];
+    if (!step_.lanes.enqueue && leaving_bytes_ > 0) {
+      int128 held = leaving_bytes_ + u.full_bytes;
+      for (size_t other = 0; other < units_.size(); ++other)
+        if (units_[other].state != State::Sharded && !step_.units[other].keeps)
+          held += step_.units[other].full_bytes;
+      if (held > reserve()) return false;
+    }
+    leaving_bytes_ += u.full_bytes;
+    int64_t freed = u.gradient_bytes + (i.adds ? u.kept_gradient_bytes : 0);
+    if (step_.lanes.enqueue) reduced_bytes_ += std::exchange(freed, 0);
+    submit(reductions_, {StepEvent::Kind::Reduce, i.phase, i.what}, u.reduce, u.kept_gradient_bytes, -freed);
+    last_reduction_ = reductions_.submitted;
+    return true;
+  }
+
+  // What streams have reduced is kept until computation has waited for it.
+  bool free_reduced() {
+    note_memory(-std::exchange(reduced_bytes_, 0));
+    return true;
+  }
+
+  // --- the lanes
+
+  void submit(Lane& lane, StepEvent event, const LaneTime& time, int64_t begins_bytes, int64_t ends_bytes) {
+    // On streams memory is given out at once; that of buckets is the lane's own, for one after the other.
+    if (step_.lanes.enqueue && event.kind != StepEvent::Kind::ReduceBucket)
+      note_memory(std::exchange(begins_bytes, 0));
+    lane.tasks.push_back({event, time, begins_bytes, ends_bytes, time.alone_ps, false});
+    ++lane.submitted;
+  }
+
+  void begin_communication() {
+    for (Lane& lane : lanes_) {
+      while (!lane.tasks.empty() && !lane.tasks.front().running) {
+        Task& task = lane.tasks.front();
+        task.running = true;
+        task.event.begin_ps = now_;
+        note_memory(task.begins_bytes);
+        if (task.left_ps > 0) break;
+        end_communication(lane);
+      }
+    }
+  }
+
+  void end_communication(Lane& lane) {
+    StepEvent& event = lane.tasks.front().event;
+    event.end_ps = now_;
+    note_memory(lane.tasks.front().ends_bytes);
+    result_.events.push_back(event);
+    if (event.kind == StepEvent::Kind::Reduce) {
+      const StepUnit& u = step_.units[event.what];
+      leaving_bytes_ -= u.full_bytes;
+      if (u.average.alone_ps > 0)
+        submit(lanes_[kBetweenHosts], {StepEvent::Kind::Average, event.phase, event.what}, u.average, 0, 0);
+    }
+    lane.tasks.pop_front();
+    ++lane.done;
+  }
+
+  // --- time
+
+  // Of computation, for each second of the task's time alone: its latency is a wait, and takes nothing.
+  int64_t stolen_permille(const Task& task) const {
+    return static_cast<int64_t>(static_cast<int128>(stolen_permille_) * task.time.transfer_ps /
+                                std::max<int64_t>(task.time.alone_ps, 1));
+  }
+
+  // How many times as long as alone a task takes now, in thousandths.
+  int64_t slowdown(const Task& task) const {
+    const auto ratio = [](int128 a, int128 b) { return b == 0 ? 1000 : (a * 1000 + b - 1) / b; };
+    int128 busy = 0;  // of its link
+    for (const Lane& lane : lanes_)
+      if (!lane.tasks.empty() && lane.tasks.front().time.link == task.time.link)
+        busy += ratio(lane.tasks.front().time.transfer_ps, lane.tasks.front().time.alone_ps);
+    int128 factor = 1000;
+    // What it steals it must have time for: no less than all of computation's.
+    if (computing())
+      factor = std::max<int128>(ratio(task.time.beside_ps, task.time.alone_ps), stolen_permille(task));
+    return static_cast<int64_t>(
+        std::clamp<int128>(factor * std::max<int128>(busy, 1000) / 1000, 1000, kLargestSum));
+  }
+
+  // To the end of whatever ends first.
+  void advance() {
+    std::array<int64_t, kLanes> slow{};
+    int128 share = kWhole;  // what computation gets
+    int128 passed = -1;
+    for (size_t l = 0; l < kLanes; ++l) {
+      if (lanes_[l].tasks.empty()) continue;
+      const Task& task = lanes_[l].tasks.front();
+      slow[l] = slowdown(task);
+      share -= scaled_up(stolen_permille(task), kWhole, slow[l]);
+      const int128 until = scaled_up(task.left_ps, slow[l], 1000);
+      passed = passed < 0 ? until : std::min(passed, until);
+    }
+    const bool communicates = passed >= 0, both = computing() && communicates;
+    const int128 until_computed = computing() && share > 0 ? scaled_up(left_ps_, kWhole, share) : -1;
+    if (until_computed >= 0) passed = communicates ? std::min(passed, until_computed) : until_computed;
+    if (now_ + passed > kLargestSum) throw InvalidProblem("a step's time overflows 2^61 ps");
+    const auto part = static_cast<int64_t>(passed);
+    now_ += part;
+    if (both) {
+      result_.both_ps += part;
+    } else if (communicates) {
+      result_.only_communicating_ps += part;
+    } else {
+      (computed_.phase == StepPhase::Optimizer ? result_.optimizer_ps : result_.only_computing_ps) += part;
+    }
+    if (computing()) {
+      left_ps_ = until_computed == passed ? 0 : left_ps_ - std::max<int64_t>(0, part * share / kWhole);
+      if (left_ps_ == 0) {
+        computed_.end_ps = now_;
+        result_.events.push_back(computed_);
+      }
+    }
+    for (size_t l = 0; l < kLanes; ++l) {
+      if (slow[l] == 0) continue;
+      Task& task = lanes_[l].tasks.front();
+      const bool ends = scaled_up(task.left_ps, slow[l], 1000) == passed;
+      task.left_ps -= static_cast<int64_t>(passed * 1000 / slow[l]);
+      if (ends) end_communication(lanes_[l]);
+    }
+  }
+
+  static int128 scaled_up(int128 ps, int128 by, int128 of) { return (ps * by + of - 1) / of; }
+
+  void note_memory(int64_t bytes) {
+    held_ += bytes;  // each within 2^61
+    if (held_ > kLargestSum || held_ < -kLargestSum)
+      throw InvalidProblem("a step's memory overflows 2^61 bytes");
+    result_.peak_bytes = std::max(result_.peak_bytes, held_);
+    auto& points = result_.memory;
+    if (bytes == 0 && !points.empty()) return;
+    if (!points.empty() && points.back().time_ps == now_ && points.back().bytes <= held_) {
+      points.back().bytes = held_;  // of several at one moment, rising ones are one
+    } else {
+      points.push_back({now_, held_});
+    }
+  }
+
+  const Step& step_;
+  const int64_t stolen_permille_;
+  const Program program_;
+  std::vector<Unit> units_;
+  std::array<Lane, kLanes> lanes_;
+  Lane& reductions_ = lanes_[step_.lanes.separate_reductions ? kReductions : kMain];
+  PlayedStep result_;
+  StepEvent computed_;
+  size_t next_ = 0;
+  int64_t left_ps_ = 0;  // of the computation under way
+  bool asked_ = false;   // the unit of the instruction under way was asked for
+  int64_t now_ = 0, held_ = 0, largest_bytes_ = 0;
+  int64_t leaving_bytes_ = 0;  // of units whose reductions are submitted and not over
+  int64_t reduced_bytes_ = 0;  // on streams: what the end of their wait frees
+  bool all_kept_ = true;
+  int64_t last_reduction_ = 0;  // of that lane's tasks
+};
+
+}  // namespace
+
+PlayedStep play(const Step& step, int64_t stolen_permille) {
+  if (stolen_permille < 0 || stolen_permille > 1000000) {
+    throw InvalidProblem(
+        "what communication steals of computation must be from 0 to 1000 times its own time");
+  }
+  return Player(step, stolen_permille).play();
+}
+
+}  // namespace osdp::search

@@ -1,0 +1,230 @@
+#include "search/simulate/step_of_plan.hpp"
+
+#include <algorithm>
+
+#include "search/problem/problem.hpp"
+#include "search/problem/symmetry_classes.hpp"
+#include "search/problem/validate.hpp"
+
+namespace osdp::search {
+namespace {
+
+// Costs of the collectives that units need, alone on their lane.
+class Links {
+ public:
+  Links(const Device& device, const Collective& delay) : device_(device), delay_(delay) {}
+
+  LaneTime gather(int64_t bytes, Mode mode) const { return ring(1, device_.all_gather, bytes, mode); }
+  LaneTime reduce(int64_t bytes, Mode mode) const { return ring(1, device_.reduce_scatter, bytes, mode); }
+  LaneTime all_reduce(int64_t bytes) const { return ring(2, device_.all_reduce, bytes, Mode::NoShard); }
+  // Of what is reduced inside hosts, over all hosts: every rank of a host sends its part at the same time,
+  // over links that they share.
+  LaneTime average(int64_t bytes, Mode mode) const {
+    if (mode != Mode::HybridShard) return {};
+    return time(2, device_.between_hosts, bytes, device_.hosts, Link::BetweenHosts);
+  }
+
+ private:
+  LaneTime ring(int64_t times, Collective c, int64_t bytes, Mode mode) const {
+    if (mode == Mode::HybridShard)
+      return time(times, c, bytes, device_.ranks / device_.hosts, Link::InsideHost);
+    if (device_.hosts == 1) return time(times, c, bytes, device_.ranks, Link::InsideHost);
+    // A ring over all ranks waits for its slowest link.
+    c.alpha_s = std::max(c.alpha_s, device_.between_hosts.alpha_s);
+    c.beta_s_per_byte = std::max(c.beta_s_per_byte, device_.between_hosts.beta_s_per_byte);
+    return time(times, c, bytes, device_.ranks, Link::BetweenHosts);
+  }
+  // `times` round a ring of `ranks`, without and with computation beside it.
+  LaneTime time(int64_t times, const Collective& c, int64_t bytes, int64_t ranks, Link link) const {
+    if (bytes == 0) return {};
+    const auto n = static_cast<double>(ranks);
+    const auto seconds = [&](const Collective& more, double alpha_s) {
+      return static_cast<double>(times) * (n - 1) *
+             (alpha_s + more.alpha_s +
+              static_cast<double>(bytes) / n * (c.beta_s_per_byte + more.beta_s_per_byte));
+    };
+    const char* where = "a collective";
+    const int64_t alone = picoseconds(seconds({}, c.alpha_s), where);
+    return {alone, picoseconds(seconds(delay_, c.alpha_s), where),
+            std::min(alone, picoseconds(seconds({}, 0), where)), link};
+  }
+
+  const Device& device_;
+  const Collective delay_;
+};
+
+class Builder {
+ public:
+  Builder(const Model& model, const Request& request, const PlainPlan& plan, const Collective& delay)
+      : model_(model),
+        request_(request),
+        plan_(plan),
+        links_(request.device, delay),
+        modes_(model.operators.size(), Mode::NoShard),
+        kept_gradients_(model.operators.size()) {
+    validate(model);
+    validate(request);
+    validate(model, plan);
+    validate(delay);
+  }
+
+  Step build(const std::vector<PlannedUnit>& units, int64_t prefetch, Lanes lanes) {
+    step_.accumulation = plan_.batch.accumulation;
+    step_.prefetch = prefetch;
+    step_.lanes = lanes;
+    step_.held_bytes = of_batch(model_.buffer_bytes, model_.input_bytes_per_sample);
+    for (size_t b = 0; b < model_.blocks.size(); ++b) {
+      step_.blocks.push_back(
+          {plan_.blocks[b] == Recompute::Hold, of_batch(0, model_.blocks[b].input_bytes_per_sample)});
+    }
+    for (size_t i = 0; i < model_.operators.size(); ++i) add_operator(i);
+    for (const PlannedUnit& unit : units) add_unit(unit);
+    return std::move(step_);
+  }
+
+ private:
+  // Throws InvalidProblem where it overflows 2^61.
+  int64_t of_batch(int64_t fixed, int64_t per_sample) const {
+    return Linear{fixed, per_sample}(plan_.batch.size);
+  }
+
+  void add_operator(size_t i) {
+    const Operator& op = model_.operators[i];
+    const std::string where = "operator '" + op.name + "'";
+    const Recompute way = op.block < 0 ? Recompute::None : plan_.blocks[op.block];
+    StepOperator& o = step_.operators.emplace_back();
+    o.name = op.name;
+    o.block = way == Recompute::None ? -1 : op.block;
+    const int64_t forward = of_batch(0, picoseconds(op.recompute_s_per_sample, where));
+    const int64_t both =
+        of_batch(picoseconds(op.compute_s_fixed, where), picoseconds(op.compute_s_per_sample, where));
+    o.forward_ps = std::min(forward, both);
+    o.backward_ps = both - o.forward_ps;
+    o.saved_bytes = of_batch(op.saved_bytes_fixed, op.saved_bytes_per_sample);
+    o.work_bytes = of_batch(op.work_bytes_fixed, op.work_bytes_per_sample);
+    if (op.tensors.empty()) return;
+    const PlainPlan::Choice& choice = plan_.choices[i];
+    const Candidate c = candidate_of(op, request_.device, request_.space, way, choice.mode,
+                                     choice.granularity, choice.sharded_slices, choice.split);
+    modes_[i] = c.mode;
+    o.resident_bytes = c.state_bytes - c.gradient_bytes;
+    // The first slice makes room for the gradients that this rank keeps of all of them.
+    o.whole_gradient_bytes = c.granularity > 1 ? c.gradient_bytes : c.whole_gradient_bytes;
+    o.parts = c.granularity;
+    if (c.granularity > 1) {  // each further slice launches three products more, one of them in forward
+      const int64_t launches =
+          Linear{0, picoseconds(request_.space.slice_overhead_s, where)}(c.granularity - 1);
+      o.forward_ps += launches / 3;
+      o.backward_ps += launches - launches / 3;
+    }
+    kept_gradients_[i] = c.gradient_bytes - o.whole_gradient_bytes;
+    step_.optimizer_ps = Linear{step_.optimizer_ps, c.optimizer_ps}(1);
+  }
+
+  void add_unit(const PlannedUnit& unit) {
+    for (int i : unit.operators) {
+      if (i < 0 || static_cast<size_t>(i) >= model_.operators.size()) {
+        throw InvalidProblem("unit '" + unit.name + "' has an unknown operator");
+      }
+    }
+    if (unit.operators.empty() || request_.device.ranks == 1) return;
+    const auto first = static_cast<size_t>(unit.operators.front());
+    if (model_.operators[first].tensors.empty())
+      throw InvalidProblem("unit '" + unit.name + "' begins with an operator that has no parameters");
+    if (step_.operators[first].parts > 1) return add_slices(unit);
+    Mode mode = Mode::NoShard;  // unless any of it is sharded
+    int128 all = 0, sent = 0, made = 0, kept = 0;
+    for (int i : unit.operators) {
+      if (modes_[i] != Mode::NoShard) mode = modes_[i];
+      StepOperator& o = step_.operators[i];
+      int64_t gradients = 0;  // as they are made, or as they are sent: whichever needs more
+      for (const Tensor& t : model_.operators[i].tensors) {
+        all += t.compute_bytes();
+        if (t.trainable) sent += t.reduce_bytes(), gradients += std::max(t.compute_bytes(), t.reduce_bytes());
+      }
+      kept += kept_gradients_[i];
+      if (o.whole_gradient_bytes == 0) o.full_gradient_bytes = gradients;
+      made += o.full_gradient_bytes;
+    }
+    if (std::max({all, sent, made, kept}) > kLargestSum)
+      throw InvalidProblem("unit '" + unit.name + "': more than 2^61 bytes");
+    if (mode == Mode::NoShard) return add_bucket(unit.name, unit.operators);
+    StepUnit& u = step_.units.emplace_back();
+    u.name = unit.name;
+    u.members = unit.operators;
+    u.calls = unit.calls;
+    u.repeats = unit.repeats;
+    u.keeps = mode == Mode::ShardGradOp;
+    u.gather = links_.gather(static_cast<int64_t>(all), mode);
+    u.reduce = links_.reduce(static_cast<int64_t>(sent), mode);
+    u.average = links_.average(static_cast<int64_t>(sent), mode);
+    u.full_bytes = static_cast<int64_t>(all);
+    u.gradient_bytes = static_cast<int64_t>(made);
+    u.kept_gradient_bytes = static_cast<int64_t>(kept);
+  }
+
+  // Of operators that every rank holds in full.
+  void add_bucket(const std::string& name, const std::vector<int>& members) {
+    std::vector<const Tensor*> tensors;
+    for (int i : members) {
+      for (const Tensor& t : model_.operators[i].tensors)
+        if (t.trainable) tensors.push_back(&t);
+    }
+    int64_t sent = 0, small = 0;
+    bool mixed = false;
+    for (const Tensor* t : tensors) {
+      sent += t->reduce_bytes();
+      if (t->bytes() <= kSmallTensorBytes && tensors.size() > 1) small += t->bytes();
+      mixed |= t->compute_bytes() != t->bytes() || t->reduce_bytes() != t->bytes();
+    }
+    add_bucket(name, members, sent, mixed ? sent : small);
+  }
+
+  // `copied`: of the bytes that are sent, see Note [Averaging] in problem/cost.cpp.
+  void add_bucket(const std::string& name, const std::vector<int>& members, int64_t bytes, int64_t copied) {
+    if (bytes > 0) step_.buckets.push_back({name, members, links_.all_reduce(bytes), copied});
+  }
+
+  // The slices that are sharded, each a unit; the others, and the other parameters, in buckets of their own.
+  void add_slices(const PlannedUnit& unit) {
+    const int i = unit.operators.front();
+    const Operator& op = model_.operators[i];
+    const PlainPlan::Choice& choice = plan_.choices[i];
+    const Tensor& weight = op.tensors.at(op.split_tensor);
+    const int64_t slice = weight.compute_bytes() / choice.granularity;
+    const int64_t sent = weight.reduce_bytes() / choice.granularity;
+    const int64_t whole = choice.granularity - choice.sharded_slices;
+    for (int64_t s = whole; s < choice.granularity; ++s) {
+      StepUnit& u = step_.units.emplace_back();
+      u.name = unit.name + " slice " + std::to_string(s);
+      u.members = {i};
+      u.slice = true;
+      u.gather = links_.gather(slice, choice.mode);
+      u.full_bytes = slice;
+      if (weight.trainable)
+        u.reduce = links_.reduce(sent, choice.mode), u.gradient_bytes = std::max(slice, sent);
+    }
+    int64_t others = 0;
+    for (const Tensor& t : op.tensors) others += t.trainable && &t != &weight ? t.reduce_bytes() : 0;
+    const bool mixed = weight.compute_bytes() != weight.bytes() || weight.reduce_bytes() != weight.bytes();
+    add_bucket(unit.name + " bias", {i}, others, mixed ? others : 0);
+    if (weight.trainable) add_bucket(unit.name, {i}, whole * sent, mixed ? whole * sent : 0);
+  }
+
+  const Model& model_;
+  const Request& request_;
+  const PlainPlan& plan_;
+  const Links links_;
+  Step step_;
+  std::vector<Mode> modes_;              // by operator: as it is treated
+  std::vector<int64_t> kept_gradients_;  // by operator: this rank's part
+};
+
+}  // namespace
+
+Step step_of(const Model& model, const Request& request, const PlainPlan& plan,
+             const std::vector<PlannedUnit>& units, int64_t prefetch, const Collective& delay, Lanes lanes) {
+  return Builder(model, request, plan, delay).build(units, prefetch, lanes);
+}
+
+}  // namespace osdp::search

@@ -1,0 +1,284 @@
+#include "search/simulate/step_program.hpp"
+
+#include <algorithm>
+
+#include "search/problem/problem.hpp"
+
+namespace osdp::search {
+namespace {
+
+using Kind = Instruction::Kind;
+
+constexpr int64_t kMostInstructions = int64_t{1} << 26;
+
+void check(const Step& step) {
+  const auto within = [](int i, size_t n) { return i >= 0 && static_cast<size_t>(i) < n; };
+  const auto check_members = [&](const std::string& name, const std::vector<int>& members) {
+    if (members.empty()) throw InvalidProblem("unit '" + name + "' has no operator");
+    for (int i : members) {
+      if (!within(i, step.operators.size()))
+        throw InvalidProblem("unit '" + name + "' has an unknown operator");
+    }
+  };
+  const auto check_time = [](const std::string& name, const LaneTime& time) {
+    if (time.alone_ps < 0 || time.beside_ps < time.alone_ps || time.beside_ps > kLargestSum) {
+      throw InvalidProblem("unit '" + name +
+                           "': a negative time, or one that computing beside it makes shorter");
+    }
+    if (time.transfer_ps < 0 || time.transfer_ps > time.alone_ps)
+      throw InvalidProblem("unit '" + name + "': a link that is busy for longer than the collective");
+  };
+  const auto check_bytes = [](const std::string& name, std::initializer_list<int64_t> sizes) {
+    for (int64_t bytes : sizes) {
+      if (bytes < 0 || bytes > kLargestSum) throw InvalidProblem("'" + name + "': a size that is none");
+    }
+  };
+  check_bytes("the model's input", {step.held_bytes});
+  for (const StepBlock& b : step.blocks) check_bytes("a block's input", {b.input_bytes});
+  for (const StepOperator& o : step.operators) {
+    check_bytes(o.name, {o.resident_bytes, o.saved_bytes, o.work_bytes, o.whole_gradient_bytes,
+                         o.full_gradient_bytes});
+    if (std::min(o.forward_ps, o.backward_ps) < 0 || std::max(o.forward_ps, o.backward_ps) > kLargestSum ||
+        o.parts < 1) {
+      throw InvalidProblem("operator '" + o.name + "': a time that is none, or no parts");
+    }
+    if (o.block >= 0 && !within(o.block, step.blocks.size())) {
+      throw InvalidProblem("operator '" + o.name + "' is in an unknown block");
+    }
+  }
+  std::vector<int64_t> slices(step.operators.size());
+  for (const StepUnit& u : step.units) {
+    check_members(u.name, u.members);
+    const auto first = static_cast<size_t>(u.members.front());
+    if (u.slice && ++slices[first] > step.operators[first].parts)
+      throw InvalidProblem("operator '" + step.operators[first].name + "' has more slices than parts");
+    check_time(u.name, u.gather);
+    check_time(u.name, u.reduce);
+    check_time(u.name, u.average);
+    check_bytes(u.name, {u.full_bytes, u.gradient_bytes, u.kept_gradient_bytes});
+    for (const Span& s : u.calls) {
+      if (!within(s.first, step.operators.size()) || !within(s.last, step.operators.size()) ||
+          s.first > s.last) {
+        throw InvalidProblem("unit '" + u.name + "' is gathered at an unknown operator");
+      }
+    }
+    if (u.calls.empty() && !u.slice) throw InvalidProblem("unit '" + u.name + "' is gathered nowhere");
+    if (u.repeats < 1 || u.repeats > 1000000) throw InvalidProblem("unit '" + u.name + "': repeats");
+  }
+  for (const StepBucket& b : step.buckets) {
+    check_members(b.name, b.members);
+    check_time(b.name, b.reduce);
+    check_bytes(b.name, {b.buffer_bytes});
+  }
+  if (step.accumulation < 1 || step.prefetch < 0 || step.optimizer_ps < 0)
+    throw InvalidProblem("accumulation, prefetch or optimizer of a step");
+  // What it takes to write it down.
+  int128 instructions = 12 * static_cast<int128>(step.operators.size()) + 2 * step.buckets.size();
+  for (const StepUnit& u : step.units)
+    instructions += 12 + 8 * static_cast<int128>(u.calls.size()) * u.repeats;
+  if (instructions * step.accumulation > kMostInstructions)
+    throw InvalidProblem("a step of " + std::to_string(step.accumulation) +
+                         " micro-batches is too long to be played");
+}
+
+class Writer {
+ public:
+  explicit Writer(const Step& step)
+      : step_(step),
+        begins_(step.operators.size()),
+        ends_(step.operators.size()),
+        slices_(step.operators.size()),
+        completes_(step.operators.size()),
+        fills_(step.operators.size()),
+        block_end_(step.blocks.size(), -1),
+        block_begin_(step.blocks.size(), -1) {
+    for (int u = 0; u < static_cast<int>(step.units.size()); ++u) {
+      const StepUnit& unit = step.units[u];
+      completes_[unit.members.front()].push_back(u);
+      if (unit.slice) {
+        slices_[unit.members.front()].push_back(u);
+        continue;
+      }
+      for (const Span& s : unit.calls) begins_[s.first].push_back(u), ends_[s.last].push_back(u);
+    }
+    // Calls around others begin before them and end after them.
+    const auto reach = [&](int u) {
+      return step.units[u].calls.back().last - step.units[u].calls.front().first;
+    };
+    for (auto& list : begins_) {
+      std::stable_sort(list.begin(), list.end(), [&](int a, int b) { return reach(a) > reach(b); });
+    }
+    for (auto& list : ends_) {
+      std::stable_sort(list.begin(), list.end(), [&](int a, int b) { return reach(a) < reach(b); });
+    }
+    for (int b = 0; b < static_cast<int>(step.buckets.size()); ++b) {
+      fills_[step.buckets[b].members.front()].push_back(b);
+    }
+    for (int i = 0; i < static_cast<int>(step.operators.size()); ++i) {
+      const int block = step.operators[i].block;
+      if (block < 0) continue;
+      if (block_begin_[block] < 0) block_begin_[block] = i;
+      block_end_[block] = i;
+    }
+  }
+
+  Program write() {
+    for (int64_t micro = 0; micro < step_.accumulation; ++micro) {
+      accumulates_ = micro > 0;
+      forward();
+      backward();
+    }
+    phase_ = StepPhase::Optimizer;
+    compute(-1, step_.optimizer_ps);
+    return std::move(program_);
+  }
+
+ private:
+  Instruction& add(Kind kind, int what) {
+    Instruction& i = program_.instructions.emplace_back();
+    i.kind = kind, i.phase = phase_, i.what = what;
+    return i;
+  }
+  void memory(int64_t bytes) {
+    if (bytes != 0) add(Kind::Memory, -1).bytes = bytes;
+  }
+  void use(int unit) {
+    // A unit of several modules is asked for by each of them.
+    if (program_.order.empty() || program_.order.back() != unit) program_.order.push_back(unit);
+    add(Kind::Use, unit).position = program_.order.size() - 1;
+  }
+  void compute(int i, int64_t ps) {
+    if (ps > 0) add(Kind::Compute, i).ps = ps;
+  }
+
+  bool kept_in_forward(int u) const { return step_.units[u].keeps || u == ends_forward_; }
+
+  // What one of the slices of `i` takes of `ps`; the rest is that of the part that is not sharded.
+  int64_t slice_ps(int i, int64_t ps) const { return ps / step_.operators[i].parts; }
+
+  void forward_of(int i) {
+    const int64_t ps = step_.operators[i].forward_ps, each = slice_ps(i, ps);
+    compute(i, ps - each * static_cast<int64_t>(slices_[i].size()));
+    for (int u : slices_[i]) {
+      use(u);
+      compute(i, each);
+      add(Kind::Release, u);
+    }
+  }
+
+  void forward() {
+    phase_ = StepPhase::Forward;
+    // The unit that is asked for last.
+    ends_forward_ = -1;
+    for (int i = static_cast<int>(step_.operators.size()) - 1; i >= 0 && ends_forward_ < 0; --i) {
+      if (!slices_[i].empty()) break;
+      if (!begins_[i].empty()) ends_forward_ = begins_[i].back();
+    }
+    std::vector<size_t> seen(step_.units.size());
+    for (int i = 0; i < static_cast<int>(step_.operators.size()); ++i) {
+      const StepOperator& o = step_.operators[i];
+      if (o.block >= 0 && block_begin_[o.block] == i) memory(step_.blocks[o.block].input_bytes);
+      for (int u : begins_[i]) {
+        use(u);
+        // Further calls of the same module: it was let go in between.
+        for (int64_t n = 1; n < step_.units[u].repeats; ++n) {
+          if (!kept_in_forward(u) && step_.units[u].calls.size() == 1) add(Kind::Release, u);
+          use(u);
+        }
+      }
+      if (o.block < 0) memory(o.saved_bytes);
+      forward_of(i);
+      for (int u : ends_[i]) {
+        if (++seen[u] == step_.units[u].calls.size() && !kept_in_forward(u)) add(Kind::Release, u);
+      }
+    }
+    program_.order.push_back(-1);
+  }
+
+  void recompute(int block) {
+    phase_ = StepPhase::Recompute;
+    for (int i = block_begin_[block]; i <= block_end_[block]; ++i) {
+      if (step_.operators[i].block != block) continue;
+      for (int u : begins_[i]) use(u);
+      memory(step_.operators[i].saved_bytes);
+      forward_of(i);
+      for (int u : ends_[i]) {
+        const bool in_backward = ends_at(u, block_end_[block]);
+        if (!step_.blocks[block].hold && !step_.units[u].keeps && !in_backward) add(Kind::Release, u);
+      }
+    }
+    phase_ = StepPhase::Backward;
+  }
+
+  bool ends_at(int u, int i) const { return std::count(ends_[i].begin(), ends_[i].end(), u) > 0; }
+
+  void backward() {
+    phase_ = StepPhase::Backward;
+    for (int i = static_cast<int>(step_.operators.size()) - 1; i >= 0; --i) {
+      const StepOperator& o = step_.operators[i];
+      for (auto u = ends_[i].rbegin(); u != ends_[i].rend(); ++u) use(*u);
+      if (o.block >= 0 && block_end_[o.block] == i) recompute(o.block);
+      memory(o.whole_gradient_bytes + o.work_bytes);
+      backward_of(i);
+      memory(-o.work_bytes);
+      for (int u : completes_[i]) complete(u);
+      if (accumulates_) memory(-o.whole_gradient_bytes);  // added to the earlier micro-batches' sum
+      for (int b : fills_[i]) add(Kind::ReduceBucket, b);
+      memory(-o.saved_bytes);
+      if (o.block >= 0 && block_begin_[o.block] == i) memory(-step_.blocks[o.block].input_bytes);
+    }
+    add(Kind::AwaitCommunication, -1);
+    program_.order.push_back(-1);
+  }
+
+  void backward_of(int i) {
+    const int64_t ps = step_.operators[i].backward_ps, each = slice_ps(i, ps);
+    for (auto u = slices_[i].rbegin(); u != slices_[i].rend(); ++u) {
+      use(*u);
+      compute(i, each / 2);  // the gradient of the input
+      add(Kind::Release, *u);
+      memory(step_.units[*u].gradient_bytes);
+      compute(i, each - each / 2);  // the gradient of the slice
+      add(Kind::AwaitReduction, -1);
+      reduce(*u);
+    }
+    memory(step_.operators[i].full_gradient_bytes);
+    compute(i, ps - each * static_cast<int64_t>(slices_[i].size()));
+  }
+
+  void reduce(int u) {
+    if (step_.units[u].reduce.alone_ps > 0) {
+      if (step_.lanes.enqueue) add(Kind::AwaitReduction, -1);
+      add(Kind::Reduce, u).adds = accumulates_;
+    } else {
+      memory(-step_.units[u].gradient_bytes);
+    }
+  }
+
+  // All gradients of the unit are there.
+  void complete(int u) {
+    if (step_.units[u].slice) return;
+    add(Kind::Release, u);
+    reduce(u);
+  }
+
+  const Step& step_;
+  std::vector<std::vector<int>> begins_, ends_;  // units whose calls begin and end at an operator
+  std::vector<std::vector<int>> slices_;         // of an operator
+  std::vector<std::vector<int>> completes_;      // units whose last gradient is an operator's
+  std::vector<std::vector<int>> fills_;          // buckets, likewise
+  std::vector<int> block_end_, block_begin_;
+  Program program_;
+  StepPhase phase_ = StepPhase::Forward;
+  int ends_forward_ = -1;
+  bool accumulates_ = false;
+};
+
+}  // namespace
+
+Program make_program(const Step& step) {
+  check(step);
+  return Writer(step).write();
+}
+
+}  // namespace osdp::search

@@ -40,6 +40,7 @@ class Round {
   const int64_t threshold_;  // plans up to this time are looked for
   const size_t cap_;         // longest list that is not cut into chunks
   const bool beam_;
+  bool cut_ = false;  // the beam has left sums out
 
   OpenGroups groups_;
   std::vector<size_t> head_order_, tail_order_, middle_order_;  // indices into groups_.open
@@ -144,7 +145,10 @@ void Round::descend(const std::vector<Sum>& head, size_t next) {
       held_ += more;
       for (size_t begin = 0; begin < list.size() && !stopped(); begin += cap_) {
         if (list[begin].reduced > allowance()) break;
-        if (beam_ && begin > 0) break;
+        if (beam_ && begin > 0) {
+          cut_ = true;
+          break;
+        }
         chunk.assign(list.begin() + begin, list.begin() + std::min(begin + cap_, list.size()));
         std::sort(chunk.begin(), chunk.end(), by_memory);
         descend(chunk, next + 1);
@@ -158,6 +162,7 @@ void Round::descend(const std::vector<Sum>& head, size_t next) {
 // The cap_ sums of least reduced cost.
 void Round::keep_cheapest(std::vector<Sum>& list) {
   if (list.size() <= cap_) return;
+  cut_ = true;
   std::nth_element(list.begin(), list.begin() + static_cast<ptrdiff_t>(cap_), list.end(),
                    [](const Sum& a, const Sum& b) {
                      return a.reduced != b.reduced ? a.reduced < b.reduced : by_memory(a, b);
@@ -188,7 +193,7 @@ bool Round::middle_is_cheaper(size_t head, size_t tail, size_t next, size_t end)
          kSort * static_cast<double>(shorter) * items(next) * static_cast<double>(end - next);
 }
 
-// False when stopped.
+// False when stopped or cut.
 bool Round::run() {
   if (!open_groups(context_, allowance(), groups_)) return false;
   size_t next = 0, end = groups_.open.size();  // of the groups that are in no list
@@ -212,7 +217,7 @@ bool Round::run() {
   for (; next < end; ++next) head_order_.push_back(next);
   for (size_t j = 0; j < built; ++j) head_lists_.push_back(&head_lists[j]);
   descend(head_lists[built], built);
-  return !stopped();
+  return !stopped() && !cut_;
 }
 
 }  // namespace

@@ -6,7 +6,8 @@
 // the
 //    incumbent has little of it: most options of most groups are out, what is left of a group are items
 //    (items).
-// 4. A beam finds good plans: lists of partial sums, cut to the cheapest (round).
+// 4. Two beams, a narrow and a wide one, find good plans: lists of partial sums, cut to the cheapest (round).
+//    Where nothing had to be cut it was a whole round.
 // 5. Rounds (round): first only plans up to a small distance above the bound, then wider. A round that ends
 //    proves the bound up to its distance, so the work is about what the true gap needs, however bad the first
 //    incumbent was.
@@ -18,6 +19,8 @@
 namespace osdp::search {
 namespace {
 
+constexpr size_t kWider = 40;  // times as many sums has the second beam
+
 void close_gap(Context& c) {
   const Lattice lattice = make_lattice(c.groups);
   c.step_ps = std::max<int64_t>(lattice.a, 1);
@@ -28,13 +31,15 @@ void close_gap(Context& c) {
     // The first distance is of the gap before the beam: what the beam found makes it exact at once, mostly.
     const int64_t threshold =
         std::min(c.best.time_ps - c.step_ps, c.bound_ps + ((c.best.time_ps - c.bound_ps) >> shift));
-    if (shift == 8) {
-      search_round(c, threshold, c.tuning.beam, true);
+    bool complete = false;
+    for (size_t beam = c.tuning.beam; shift == 8 && !complete && beam <= kWider * c.tuning.beam;
+         beam *= kWider) {
+      complete = search_round(c, threshold, beam, true);
       if (c.watch.stopped()) return;
       c.raise_bound(c.bound_ps);
       if (c.good_enough()) return;
     }
-    if (!search_round(c, threshold, c.tuning.chunk, false)) return;
+    if (!complete && !search_round(c, threshold, c.tuning.chunk, false)) return;
     c.raise_bound(std::min(c.best.time_ps, threshold + 1));
   }
 }

@@ -172,12 +172,13 @@ $(STAMPS)/built: $(STAMPS)/tools $(CSRC)
 	@touch $@
 
 .PHONY: lint
-lint: build  ## formatting, ruff, mypy, and whether the extension's stubs and the table of docs/faults.md are current
+lint: build  ## formatting, ruff, mypy, order of includes, and whether the stubs and the table of docs/faults.md are current
 	@echo "== clang-format";  $(ENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
 	@echo "== ruff";  $(PY) -m ruff check $(wildcard $(PY_FILES)); $(PY) -m ruff format --check --quiet $(wildcard $(PY_FILES))
 	@echo "== mypy";  $(PY) -m mypy
 	@echo "== stubs"; $(PY) tools/stubs.py --check
 	@echo "== outcomes"; $(PY) tools/outcomes.py --check
+	@echo "== includes"; $(PY) tools/include_order.py
 
 .PHONY: format
 format: build  ## format all C++ and Python, and write the extension's stubs and the table of docs/faults.md anew

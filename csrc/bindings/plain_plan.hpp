@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "search/certificate/plan_certificate.hpp"
+#include "search/problem/plain_plan.hpp"
 
 // (mode, granularity, sharded slices, split) of each operator, recomputation of each block.
 inline osdp::search::PlainPlan plain_plan(std::pair<int64_t, int64_t> batch,

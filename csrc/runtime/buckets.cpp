@@ -161,7 +161,8 @@ void Buckets::launch_mixed(Bucket& bucket) {
   }
   if (gradients->empty()) return;
   const at::ScalarType reduce = bucket.items[0]->param->reduce_dtype();
-  // One gradient is averaged while the next is made, not more: see Note [Averaging] in search/problem/cost.cpp.
+  // One gradient is averaged while the next is made, not more: see Note [Averaging] in
+  // search/problem/cost.cpp.
   if (!tickets_.empty()) tickets_.back().wait();
   // What a stream's lane reads is kept until computation has waited for it: so the gradients themselves are
   // not given to it, and are free again once they are copied.

@@ -343,8 +343,8 @@ void Runtime::keep_unreduced(Unit& unit) {
 // On the CPU a gather waits on the lane for the reductions before it, and the computation for the gather: so
 // gradients of FULL_SHARD units cannot pile up where the lane is late. SHARD_GRAD_OP gathers nothing in
 // backward. So a gradient is given to the lane only when it, those that are leaving, and what is gathered for
-// a time fit what a plan reserves (Note [Reserve] in search/problem/model.hpp), or when it is the only one. On
-// streams the computation waits for the reduction before (Note [Memory that two streams use]).
+// a time fit what a plan reserves (Note [Reserve] in search/problem/model.hpp), or when it is the only one.
+// On streams the computation waits for the reduction before (Note [Memory that two streams use]).
 void Runtime::await_room(size_t bytes) {
   while (!leaving_.empty() && leaving_.front().reduction.done()) leaving_.pop_front();
   if (leaving_.empty()) return;

@@ -4,7 +4,7 @@
 // search.
 #pragma once
 
-#include "search/problem/model.hpp"
+#include "search/problem/plain_plan.hpp"
 
 namespace osdp::search {
 
@@ -19,18 +19,6 @@ struct PlanClaims {
   int64_t lower_bound_ps = 0;
   std::vector<PhasePrice> prices;
   int64_t denominator = 1;  // of all prices, in ps per byte
-};
-
-// One plan, by operator and by block.
-struct PlainPlan {
-  Batch batch;
-  struct Choice {
-    Mode mode = Mode::NoShard;
-    int64_t granularity = 1, sharded_slices = 0;
-    Split split = Split::None;
-  };
-  std::vector<Choice> choices;    // of operators without parameters: ignored
-  std::vector<Recompute> blocks;  // beside Model::blocks
 };
 
 // What any plan with this plan's batch and no larger transients must take: for all prices p_j / q >= 0

@@ -7,7 +7,7 @@
 // batch of which no total exceeds 2^61 (Kinds::most_batch), and no larger one is looked at.
 #pragma once
 
-#include "search/certificate/plan_certificate.hpp"
+#include "search/problem/plain_plan.hpp"
 
 namespace osdp::search {
 

@@ -3,7 +3,7 @@
 // with its neighbours.
 #pragma once
 
-#include "search/certificate/plan_certificate.hpp"
+#include "search/problem/plain_plan.hpp"
 #include "search/simulate/step.hpp"
 
 namespace osdp::search {

@@ -1,0 +1,20 @@
+// A plan as plain values, without an index into anything that a search made.
+#pragma once
+
+#include "search/problem/model.hpp"
+
+namespace osdp::search {
+
+// One plan, by operator and by block.
+struct PlainPlan {
+  Batch batch;
+  struct Choice {
+    Mode mode = Mode::NoShard;
+    int64_t granularity = 1, sharded_slices = 0;
+    Split split = Split::None;
+  };
+  std::vector<Choice> choices;    // of operators without parameters: ignored
+  std::vector<Recompute> blocks;  // beside Model::blocks
+};
+
+}  // namespace osdp::search

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from osdp.plan.plan import Plan
+
+class SavedPlan(Protocol):
+    """What an error says of the plan it carries, an osdp.Plan."""
+
+    @property
+    def memory_limit_bytes(self) -> int | None: ...
+
+    def save(self, path: str | os.PathLike[str]) -> None: ...
 
 
 class OSDPError(RuntimeError):
@@ -19,7 +26,9 @@ class InfeasibleError(OSDPError):
     `plan` the plan for it, where there is one.
     """
 
-    def __init__(self, message: str, smallest_limit: int | None = None, plan: Plan | None = None) -> None:
+    def __init__(
+        self, message: str, smallest_limit: int | None = None, plan: SavedPlan | None = None
+    ) -> None:
         super().__init__(message)
         self.smallest_limit = smallest_limit
         self.plan = plan

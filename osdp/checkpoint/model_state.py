@@ -16,9 +16,10 @@ from osdp.checkpoint.manifest import Group, Manifest, OptimizerEntry, TensorEntr
 from osdp.checkpoint.shard_boxes import Chunk, Piece, WholePiece, chunks, elements
 from osdp.errors import FormatError, ShardingError
 from osdp.ranks.rank_group import Together
+from osdp.sharding.sharded_model import sharded_of
 
 if TYPE_CHECKING:
-    from osdp.sharding.fully_shard import Sharded
+    pass
 
 CHUNK_BYTES = (
     8 << 20
@@ -241,15 +242,6 @@ def layout_of(model: nn.Module) -> Layout:
                 f"only the submodule {name!r} is sharded: save and load that module by itself"
             )
     return WholeLayout(unwrapped(model))
-
-
-def sharded_of(model: nn.Module) -> Sharded | None:
-    from osdp.sharding.fully_shard import runtime_of
-
-    try:
-        return runtime_of(model)
-    except ShardingError:
-        return None
 
 
 def look_at_tree(model: nn.Module) -> None:

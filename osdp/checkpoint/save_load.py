@@ -31,11 +31,12 @@ from osdp.checkpoint.dcp_planners import BoxWriter, ChunkSavePlanner
 from osdp.checkpoint.file_boxes import Row
 from osdp.checkpoint.folder import Folder
 from osdp.checkpoint.manifest import FILE_NAME, FileEntry, Manifest, dumps, read_manifest
-from osdp.checkpoint.model_state import State, look_at_tree, sharded_of
+from osdp.checkpoint.model_state import State, look_at_tree
 from osdp.checkpoint.places import Partial, check_target, found, partial_path, recover, resolved
 from osdp.checkpoint.reading import Reading, check, check_files, fill, readings
 from osdp.errors import FormatError, OSDPError
 from osdp.ranks.rank_group import Together
+from osdp.sharding.sharded_model import sharded_of
 
 T = TypeVar("T")
 Boxes = Mapping[str, tuple[Row, ...]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from osdp.base.compiled_modules import not_compiled
+from osdp.base.sharded_models import is_sharded
 from osdp.base.tensor_trees import batch_of, tensors_in, with_batch
 from osdp.description.fake_forward import FakeParameters, trace
 from osdp.description.forward_tracer import Trace
@@ -18,8 +19,7 @@ from osdp.description.live_bytes import work_of
 from osdp.description.model_description import Block, ModelDescription, Operator, Parameter
 from osdp.description.recompute_blocks import block_containing, is_callable, recomputable_blocks
 from osdp.description.tensor_subclasses import refuse_tensor_subclasses
-from osdp.errors import DescribeError, ShardingError
-from osdp.sharding.compile_hooks import not_compiled
+from osdp.errors import DescribeError
 
 
 def describe(model: nn.Module, *args: Any, **kwargs: Any) -> ModelDescription:
@@ -280,14 +280,7 @@ def _parameter(owners: Ownership, name: str) -> Parameter:
 
 
 def _refuse_sharded(model: nn.Module) -> None:
-    sharding = sys.modules.get(
-        "osdp.sharding.fully_shard"
-    )  # not imported for this: describing needs no runtime
-    if sharding is None:
-        return
-    try:
-        sharding.runtime_of(model)
-    except ShardingError:
+    if not is_sharded(model):
         return
     raise DescribeError(
         f"this {type(model).__name__} is sharded: its parameters are this rank's pieces. Describe and profile the "

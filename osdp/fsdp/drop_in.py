@@ -13,12 +13,15 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from osdp.errors import InvalidProblemError, ProcessGroupError
-from osdp.plan.plan import MODES, Plan
+from osdp.plan.choice import MODES
+from osdp.plan.mixed_precision import MixedPrecision, fairscale_precision, precision_name
+from osdp.plan.plan import Plan
 from osdp.ranks.rank_group import Together
-from osdp.sharding import fully_shard
+from osdp.sharding import step_scopes
+from osdp.sharding.fully_shard import fully_shard, refuse_twice
 from osdp.sharding.hybrid_mesh import GroupLike, RankGrid, given_or_found, model_ranks
 from osdp.sharding.meta_init import InitFunction
-from osdp.sharding.mixed_precision import MixedPrecision, fairscale_precision, precision_name
+from osdp.sharding.sharded_model import runtime_of
 
 
 class FullyShardedDataParallel(nn.Module):
@@ -68,7 +71,7 @@ class FullyShardedDataParallel(nn.Module):
         **search_options: Any,
     ) -> None:
         super().__init__()
-        fully_shard.refuse_twice(module)
+        refuse_twice(module)
         mixed_precision = fairscale_precision(
             mixed_precision, compute_dtype, buffer_dtype, fp32_reduce_scatter
         )
@@ -97,7 +100,7 @@ class FullyShardedDataParallel(nn.Module):
         if plan is None:
             given = device_mesh if device_mesh is not None else process_group
             plan = Plan.uniform(module, _mode(sharding_strategy, given), whole=whole)
-        fully_shard.fully_shard(module, plan, process_group, mixed_precision=mixed_precision, **on, **start)
+        fully_shard(module, plan, process_group, mixed_precision=mixed_precision, **on, **start)
         self.module = module
 
     @property
@@ -106,38 +109,38 @@ class FullyShardedDataParallel(nn.Module):
 
     @property
     def plan(self) -> Plan:
-        return fully_shard.runtime_of(self.module).plan
+        return runtime_of(self.module).plan
 
     @property
     def rank(self) -> int:
-        return fully_shard.runtime_of(self.module).runtime.rank
+        return runtime_of(self.module).runtime.rank
 
     @property
     def world_size(self) -> int:
-        return fully_shard.runtime_of(self.module).runtime.world
+        return runtime_of(self.module).runtime.world
 
     @property
     def process_group(self) -> dist.ProcessGroup:
-        return fully_shard.runtime_of(self.module).group
+        return runtime_of(self.module).group
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """See `osdp.no_sync`."""
-        return fully_shard.no_sync(self.module)
+        return step_scopes.no_sync(self.module)
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> Tensor:
         """See `osdp.clip_grad_norm_`."""
-        return fully_shard.clip_grad_norm_(self.module, max_norm, norm_type, error_if_nonfinite)
+        return step_scopes.clip_grad_norm_(self.module, max_norm, norm_type, error_if_nonfinite)
 
     def summon_full_params(
         self, with_grads: bool = False, writeback: bool = True
     ) -> AbstractContextManager[None]:
         """See `osdp.summon_full_params`."""
-        return fully_shard.summon_full_params(self.module, with_grads, writeback)
+        return step_scopes.summon_full_params(self.module, with_grads, writeback)
 
     # Names are the unwrapped module's: the wrapper adds no "module." to parameters, buffers and state dicts.
 

@@ -1,1 +1,25 @@
 """The values that pass from search to training: Plan and what it consists of."""
+
+from osdp.plan.certificate import Certificate, PhasePrice
+from osdp.plan.choice import MODES, RECOMPUTE, SPLITS, Choice
+from osdp.plan.plan import Plan
+from osdp.plan.prediction import OperatorPrediction, Prediction
+from osdp.plan.searched import Searched
+from osdp.plan.unit_grouping import group_units
+from osdp.plan.validation import check_same_model, validate
+
+__all__ = [
+    "MODES",
+    "RECOMPUTE",
+    "SPLITS",
+    "Certificate",
+    "Choice",
+    "OperatorPrediction",
+    "PhasePrice",
+    "Plan",
+    "Prediction",
+    "Searched",
+    "check_same_model",
+    "group_units",
+    "validate",
+]

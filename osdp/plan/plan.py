@@ -5,21 +5,18 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from osdp.base import json_files
-from osdp.base.schema import AtLeast, OneOf
+from osdp.base.later_methods import function_of
 from osdp.description.model_description import ModelDescription
 from osdp.errors import InvalidProblemError
 from osdp.hardware.hardware import Hardware
-from osdp.plan.certificate import Certificate, PhasePrice
-from osdp.plan.choice import MODES, RECOMPUTE, SPLITS, Choice, split_length
-from osdp.plan.prediction import OperatorPrediction, Prediction
-from osdp.plan.searched import Searched
+from osdp.plan.choice import Choice, split_length
+from osdp.plan.plan_fields import PlanFields
 from osdp.plan.unit_grouping import group_units
 from osdp.plan.validation import (
-    check_same_model,
     choice_problems,
     choices_problems,
     problems,
@@ -32,47 +29,13 @@ if TYPE_CHECKING:
     import torch
     from rich.console import RenderableType
 
+    from osdp.plan.frontier import Frontier
     from osdp.plan.timeline import Timeline
-    from osdp.planning.frontier import Frontier
-
-__all__ = [
-    "MODES",
-    "RECOMPUTE",
-    "SPLITS",
-    "Certificate",
-    "Choice",
-    "OperatorPrediction",
-    "PhasePrice",
-    "Plan",
-    "Prediction",
-    "Searched",
-    "check_same_model",
-    "group_units",
-    "validate",
-]
 
 
 @dataclass(frozen=True, repr=False)
-class Plan:
+class Plan(PlanFields):
     """A choice per operator, recomputation per block, units, and what it was made for."""
-
-    description: ModelDescription
-    hardware: Hardware | None
-    world_size: Annotated[int, AtLeast(1)] | None  # None: any (a plan made by hand)
-    choices: Mapping[str, Choice]  # operator name -> Choice; exactly the operators that have parameters
-    units: tuple[tuple[str, ...], ...]  # gathered and reduced together; one mode each; covers all choices
-    recompute: Mapping[str, Annotated[str, OneOf(RECOMPUTE)]] = field(default_factory=dict)  # by block's name
-    batch_size: Annotated[int, AtLeast(1)] = 1  # per rank
-    optimizer: str = "adamw"
-    precision: str = "fp32"
-    cost: str = "osdp"
-    memory_limit_bytes: int | None = None
-    accumulation: Annotated[int, AtLeast(1)] = 1  # micro-batches of `batch_size` in one optimizer step
-    prefetch: Annotated[int, AtLeast(0)] = 1  # units gathered ahead of the one in use
-    separate_reductions: bool = False  # beside gathers, on a communicator of their own; not on CPUs
-    searched: Searched | None = None  # what it was searched with; None: made by hand
-    predicted: Prediction | None = None
-    certificate: Certificate | None = None
 
     @staticmethod
     def uniform(
@@ -191,15 +154,13 @@ class Plan:
 
         >>> plan.simulate().save_trace("step.json")  # for https://ui.perfetto.dev
         """
-        from osdp.planning.simulate import simulate
-
-        return simulate(self, hardware, world_size)
+        played: Timeline = function_of("Plan.simulate")(self, hardware, world_size)
+        return played
 
     def frontier(self, points: int = 32, limits: Sequence[int | float | str] | None = None) -> Frontier:
         """Throughput against the memory limit: see `osdp.frontier`."""
-        from osdp.planning.frontier import frontier
-
-        return frontier(self, points, limits)
+        found: Frontier = function_of("Plan.frontier")(self, points, limits)
+        return found
 
     def explain(self, width: int | None = None, search: bool = True) -> str:
         """The plan for a person: its table, and why: for each group of operators what its choice saves and costs,
@@ -208,30 +169,21 @@ class Plan:
         The last two search again under other limits and batch sizes (a few times as long as `osdp.search` took);
         `search=False` leaves them out. `width`: columns; None: the terminal's.
         """
-        from osdp.show.explain import explain
-
-        return explain(self, width, search)
+        return str(function_of("Plan.explain")(self, width, search))
 
     def diff(self, other: Plan) -> str:
         """What `other` decides differently, one line each; "" where the decisions are equal."""
-        from osdp.show.diff import diff
-
-        return diff(self, other)
+        return str(function_of("Plan.diff")(self, other))
 
     def __str__(self) -> str:
-        from osdp.show.terminal import show
-
-        return show(self)
+        return str(function_of("Plan.__str__")(self))
 
     def __repr__(self) -> str:
         return str(self).rstrip("\n")
 
     def _repr_html_(self) -> str:
-        from osdp.show.notebook import html
-
-        return html(self)
+        return str(function_of("Plan._repr_html_")(self))
 
     def __rich__(self) -> RenderableType:
-        from osdp.show.terminal import render
-
-        return render(self)
+        shown: RenderableType = function_of("Plan.__rich__")(self)
+        return shown

@@ -8,6 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from osdp.base import json_files
+from osdp.base.byte_sizes import format_bytes
+from osdp.base.later_methods import function_of
+from osdp.base.numbers import format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -58,9 +61,8 @@ class Timeline:
     @staticmethod
     def of_trace(path: str | os.PathLike[str]) -> Timeline:
         """A training step as torch.profiler recorded it, from the file of its `export_chrome_trace`: `profiler_trace`."""
-        from osdp.plan.profiler_trace import read_trace
-
-        return read_trace(path)
+        recorded: Timeline = function_of("Timeline.of_trace")(path)
+        return recorded
 
     def chrome_trace(self, measured: Timeline | None = None) -> dict[str, Any]:
         """In Chrome's trace format, which https://ui.perfetto.dev and chrome://tracing show: a track per resource and
@@ -107,18 +109,14 @@ class Timeline:
 
         >>> plan.simulate().plot(osdp.Timeline.of_trace("recorded.json")).savefig("step.svg")
         """
-        from osdp.show.timeline_plot import plot
-
-        return plot(self, measured)
+        return function_of("Timeline.plot")(self, measured)
 
     def beside(self, measured: Timeline) -> Beside:
         """This step and the measured one, to print or to show in a terminal."""
         return Beside(self, measured)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from osdp.show.timeline_plot import in_terminal
-
-        yield in_terminal(self, options.max_width)
+        yield function_of("Timeline.__rich_console__")(self, options.max_width)
         yield ""
         yield str(self)
 
@@ -133,9 +131,6 @@ class Timeline:
         }
 
     def __str__(self) -> str:
-        from osdp.base.byte_sizes import format_bytes
-        from osdp.show.plan_figures import format_seconds
-
         lines = [f"{name:26}{format_seconds(seconds):>10}" for name, seconds in self.parts().items()]
         lines.append(f"{'peak memory':26}{format_bytes(self.peak_memory_bytes):>10}")
         return "\n".join(lines)
@@ -152,19 +147,14 @@ class Beside:
         return json.dumps(asdict(self))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from osdp.show.timeline_plot import in_terminal
-
         longest_s = max(self.predicted.step_time_s, self.measured.step_time_s)
         for what, step in (("predicted", self.predicted), ("measured", self.measured)):
             yield what
-            yield in_terminal(step, options.max_width, longest_s)
+            yield function_of("Timeline.__rich_console__")(step, options.max_width, longest_s)
             yield ""
         yield str(self)
 
     def __str__(self) -> str:
-        from osdp.base.byte_sizes import format_bytes
-        from osdp.show.plan_figures import format_seconds
-
         measured = self.measured.parts()
         lines = [f"{'':26}{'predicted':>12}{'measured':>12}"]
         for name, seconds in self.predicted.parts().items():

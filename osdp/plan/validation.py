@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
 from osdp.description.model_description import ModelDescription, Operator
 from osdp.errors import InvalidProblemError, PlanMismatchError
 from osdp.plan.choice import MODES, RECOMPUTE, SPLITS, Choice, split_length
+from osdp.plan.plan_fields import PlanFields
+from osdp.plan.precisions import PRECISIONS
 from osdp.plan.searched import COST_VERSION, COSTS, METHODS, OBJECTIVES
 from osdp.plan.unit_grouping import operator_dtypes
-from osdp.sharding.mixed_precision import PRECISIONS
 
-if TYPE_CHECKING:
-    from osdp.plan.plan import Plan
+P = TypeVar("P", bound=PlanFields)
 
 
-def validate(plan: Plan) -> Plan:
+def validate(plan: P) -> P:
     """`plan` itself, if it keeps every rule that the runtime needs; else InvalidProblemError."""
     for where, why in problems(plan):
         raise InvalidProblemError(f"{where}: {why}")
     return plan
 
 
-def check_same_model(plan: Plan, description: ModelDescription) -> None:
+def check_same_model(plan: PlanFields, description: ModelDescription) -> None:
     """Raise PlanMismatchError, naming the first difference, unless the plan was made for these parameters."""
     planned = {p.name: p for p in plan.description.parameters}
     found = {p.name: p for p in description.parameters}
@@ -43,7 +43,7 @@ def check_same_model(plan: Plan, description: ModelDescription) -> None:
                 )
 
 
-def problems(plan: Plan) -> Iterator[tuple[str, str]]:
+def problems(plan: PlanFields) -> Iterator[tuple[str, str]]:
     """(field, what is wrong) for every rule that `plan` breaks."""
     yield from _description_problems(plan.description)
     for name in ("world_size", "batch_size"):
@@ -73,7 +73,7 @@ def problems(plan: Plan) -> Iterator[tuple[str, str]]:
     yield from _unit_problems(plan)
 
 
-def _memory_problems(plan: Plan) -> Iterator[tuple[str, str]]:
+def _memory_problems(plan: PlanFields) -> Iterator[tuple[str, str]]:
     """A limit is a promise: a plan that is predicted to break its own is none."""
     limit, found, c = plan.memory_limit_bytes, plan.predicted, plan.certificate
     if limit is None:
@@ -86,7 +86,7 @@ def _memory_problems(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "certificate.memory_bytes", why
 
 
-def _word_problems(plan: Plan) -> Iterator[tuple[str, str]]:
+def _word_problems(plan: PlanFields) -> Iterator[tuple[str, str]]:
     words: list[tuple[str, str, Iterable[str]]] = [
         ("precision", plan.precision, PRECISIONS),
         ("cost", plan.cost, COSTS),
@@ -169,7 +169,7 @@ def _description_problems(description: ModelDescription) -> Iterator[tuple[str, 
                 yield f"{where}.parameters[{j}].shape", f"{parameter.shape} has a negative dimension"
 
 
-def choices_problems(plan: Plan) -> Iterator[tuple[str, str]]:
+def choices_problems(plan: PlanFields) -> Iterator[tuple[str, str]]:
     operators = {o.name: o for o in plan.description.operators if o.parameters}
     for name, choice in plan.choices.items():
         if name not in operators:
@@ -214,7 +214,7 @@ def choice_problems(choice: Choice, operator: Operator | None) -> Iterator[str]:
             yield f"granularity {g} does not divide {length}, the length of the {choice.split!r} dimension"
 
 
-def _unit_problems(plan: Plan) -> Iterator[tuple[str, str]]:
+def _unit_problems(plan: PlanFields) -> Iterator[tuple[str, str]]:
     operators = {o.name: o for o in plan.description.operators}
     block_of = {name: o.block if o.block in plan.recompute else None for name, o in operators.items()}
     seen: set[str] = set()

@@ -11,11 +11,11 @@ from osdp.description.model_description import ModelDescription, Operator, Param
 from osdp.errors import InvalidProblemError
 from osdp.hardware.hardware import Collective, Hardware
 from osdp.plan.choice import MODES, RECOMPUTE
+from osdp.plan.precisions import PRECISIONS
 from osdp.plan.searched import COST_VERSION
 from osdp.plan.unit_grouping import BUCKET_BYTES
 from osdp.plan.whole_operators import whole_operators
 from osdp.planning.device_memory import Term, memory_terms
-from osdp.sharding.mixed_precision import PRECISIONS
 
 # State that the optimizer keeps, in units of the parameters' bytes.
 OPTIMIZER_STATE = {"adamw": 2, "adam": 2, "sgd": 0, "sgd-momentum": 1, "rmsprop": 1, "adagrad": 1}

@@ -3,44 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from osdp.base.byte_sizes import parse_bytes
 from osdp.errors import InfeasibleError, PlanMismatchError
+from osdp.plan.frontier import Frontier, FrontierPoint
+from osdp.planning.search import search_again
 
 if TYPE_CHECKING:
     from osdp.plan.plan import Plan
-
-
-@dataclass(frozen=True)
-class FrontierPoint:
-    """The best plan under one memory limit, in figures."""
-
-    memory_limit_bytes: int
-    throughput: float  # samples per second over all ranks
-    step_time_s: float
-    batch_size: int  # per rank
-    peak_memory_bytes: int  # predicted, per rank
-
-
-@dataclass(frozen=True)
-class Frontier:
-    """Points by rising limit. Throughput never falls along them."""
-
-    points: tuple[FrontierPoint, ...]
-
-    def plot(self, library: str | None = None, ax: Any = None) -> Any:
-        """Throughput against the memory limit as a picture: see `osdp.show.frontier_plot.plot`."""
-        from osdp.show.frontier_plot import plot
-
-        return plot(self, library, ax)
-
-    def __str__(self) -> str:
-        from osdp.show.frontier_plot import table
-        from osdp.show.terminal import plain
-
-        return plain(table(self))
 
 
 def frontier(plan: Plan, points: int = 32, limits: Sequence[int | float | str] | None = None) -> Frontier:
@@ -57,8 +28,6 @@ def frontier(plan: Plan, points: int = 32, limits: Sequence[int | float | str] |
     >>> for p in plan.frontier(points=8).points:
     ...     print(p.memory_limit_bytes, p.throughput)
     """
-    from osdp.planning.search import search_again
-
     if plan.searched is None or plan.memory_limit_bytes is None:
         raise PlanMismatchError("the plan was not made by osdp.search: there is no search to repeat")
     if limits is not None:
@@ -95,8 +64,6 @@ def _throughput(plan: Plan) -> float:
 
 
 def _smallest_limit(plan: Plan) -> int:
-    from osdp.planning.search import search_again
-
     try:
         search_again(plan, 0)
     except InfeasibleError as e:
@@ -107,7 +74,6 @@ def _smallest_limit(plan: Plan) -> int:
 
 def _largest_useful(plan: Plan, least: int) -> int:
     """Where throughput no longer rises, or the most worth looking at."""
-    from osdp.planning.search import search_again
 
     def throughput(limit: int) -> float:
         p = search_again(plan, limit)

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from osdp.base.cast_floats import cast_floats
 from osdp.description.describe import describe
 from osdp.description.model_description import ModelDescription
 from osdp.errors import DescribeError
-from osdp.sharding.mixed_precision import cast_floats, named_precision, parameter_dtypes
+from osdp.plan.mixed_precision import named_precision, parameter_dtypes
 
 
 def with_low_activations(

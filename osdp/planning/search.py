@@ -12,11 +12,11 @@ from osdp.description.model_description import ModelDescription
 from osdp.errors import InvalidProblemError, PlanMismatchError
 from osdp.hardware.hardware import Hardware
 from osdp.plan.plan import Plan
+from osdp.plan.precisions import PRECISIONS
 from osdp.plan.searched import COSTS, METHODS, OBJECTIVES, Searched
 from osdp.plan.unit_grouping import small_unit_bytes
 from osdp.plan.whole_operators import patterns_of, whole_operators
 from osdp.planning.arguments import (
-    DEFAULT_HARDWARE,
     batches_of,
     check_batch_matters,
     check_measured_ranks,
@@ -28,15 +28,11 @@ from osdp.planning.arguments import (
     ranks_of,
 )
 from osdp.planning.core_inputs import choose_space
+from osdp.planning.objectives import fastest, largest_batch, least_memory
 from osdp.planning.search_job import SearchJob
-from osdp.planning.solve import Solution, check_solution, solve
-from osdp.planning.verify import verify
-from osdp.sharding.mixed_precision import PRECISIONS
 
 if TYPE_CHECKING:
     from torch import nn
-
-__all__ = ["DEFAULT_HARDWARE", "Solution", "check_solution", "search", "search_again", "solve", "verify"]
 
 
 def search(
@@ -167,10 +163,10 @@ def search(
     try:
         if objective == "memory":
             assert at_least is not None
-            return job.least_memory(limit, batches, at_least)
+            return least_memory(job, limit, batches, at_least)
         if objective == "batch":
-            batches = [job.largest_batch(limit, batches)]
-        return job.plan(limit, batches)
+            batches = [largest_batch(job, limit, batches)]
+        return fastest(job, limit, batches)
     except _search.InvalidProblem as e:
         raise InvalidProblemError(str(e)) from None
 

@@ -13,6 +13,7 @@ from osdp.hardware.hardware import Hardware
 from osdp.plan.choice import MODES, Choice
 from osdp.plan.plan import Plan
 from osdp.plan.timeline import Timeline, TimelineEvent
+from osdp.planning.arguments import machine_of
 from osdp.planning.core_inputs import (
     RECOMPUTE_CODES,
     SPLIT_CODES,
@@ -32,8 +33,6 @@ def simulate(
     plan: Plan, hardware: Hardware | str | os.PathLike[str] | None = None, world_size: int | None = None
 ) -> Timeline:
     """The time line of one step: `Plan.simulate`."""
-    from osdp.planning.arguments import machine_of
-
     machine = machine_of(hardware) if hardware is not None else plan.hardware
     ranks = world_size or plan.world_size
     if machine is None or ranks is None:

@@ -23,6 +23,7 @@ from osdp.planning.core_inputs import (
 )
 from osdp.planning.device_memory import total
 from osdp.planning.plan_builder import Assembly
+from osdp.planning.search import search_again
 from osdp.planning.simulate import plain_choice
 
 
@@ -236,8 +237,6 @@ def _differences(path: str, said: Any, made: Any, but: Collection[str] = ()) -> 
 
 
 def _search_again(plan: Plan, c: Certificate) -> str:
-    from osdp.planning.search import search_again
-
     assert plan.searched is not None and plan.memory_limit_bytes is not None
     objective: dict[str, Any] = {
         "objective": "throughput",

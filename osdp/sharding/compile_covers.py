@@ -18,8 +18,8 @@ from typing import Any
 from torch import nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
+from osdp.base.compiled_modules import is_compiled, not_a_frame
 from osdp.description.recompute_blocks import is_callable
-from osdp.sharding.compile_hooks import is_compiled, not_a_frame
 
 
 class Cover:

@@ -14,13 +14,12 @@ module's own forward inside of it is, as FSDP2 has it.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from osdp.base.compiled_modules import is_compiled, not_a_frame
 from osdp.errors import ShardingError
 
 if TYPE_CHECKING:
@@ -31,17 +30,6 @@ _WHY = (
     "OSDP gathers parameters here, outside of graphs. With fullgraph=True, compile what is one unit of the plan, as a block "
     "often is (block.compile(fullgraph=True)), not the model."
 )
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Whether the module's call is compiled: by module.compile(), or as what torch.compile(module) returned."""
-    return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """What fully_shard was given: the module inside of torch.compile(model) and of osdp.FullyShardedDataParallel."""
-    model = getattr(model, "_orig_mod") if type(model).__name__ == "OptimizedModule" else model  # noqa: B009
-    return getattr(model, "_osdp_wrapped", model)
 
 
 def compiled_modules(model: nn.Module) -> list[str]:
@@ -60,27 +48,9 @@ def compiled_modules(model: nn.Module) -> list[str]:
     return found
 
 
-@contextlib.contextmanager
-def not_compiled(model: nn.Module) -> Iterator[None]:
-    """Within, what is compiled of `model` runs as if it were not."""
-    if not any(is_compiled(module) for module in model.modules()):
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
-
-
 def outside(place: str, compiled: list[str]) -> str:
     """Where to gather what `place` reads: at the compiled module that it is in, if there is one."""
     return next((outer for outer in compiled if f"{place}.".startswith(f"{outer}.")), place)
-
-
-def not_a_frame(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Called from what is not compiled, `function` is not compiled either; what it calls is."""
-    from torch._dynamo.eval_frame import skip_code
-
-    skip_code(function.__code__)
-    return function
 
 
 def install_call(module: nn.Module, hook: _C.CallHook, cover: Cover | None = None) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-import osdp
+from osdp import version
 from osdp.errors import DisagreementError
 from osdp.plan.plan import Plan
 from osdp.ranks.rank_group import Together
@@ -70,7 +70,7 @@ def agree(
 
 def _facts(model: nn.Module, plan: object) -> dict[str, Any]:
     return {
-        "osdp version": osdp.__version__,
+        "osdp version": version.__version__,
         "torch version": torch.__version__,
         "parameter": {n: tensor_facts(p) for n, p in model.named_parameters()},
         "buffer": {n: tensor_facts(b) for n, b in model.named_buffers()},

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from osdp.base.numbers import format_seconds
 from osdp.hardware.hardware import Collective, Hardware
 from osdp.hardware.this_machine import measure_probe
 from osdp.plan.plan import Plan
-from osdp.show.plan_figures import format_seconds
 
 NOTICED = 0.15  # a smaller share may be the measurement's own spread
 

@@ -22,15 +22,14 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from osdp.base.compiled_modules import unwrapped
 from osdp.errors import ShardingError
-from osdp.sharding.compile_hooks import unwrapped
 from osdp.sharding.gathering_calls import gathering
+from osdp.sharding.sharded_model import Sharded, sharded_models
 from osdp.sharding.torch_patches.init_functions import refuse_part
 
 if TYPE_CHECKING:
     from osdp import _C
-    from osdp.sharding.fully_shard import Sharded
-
 Method = Callable[..., Any]
 # They take a matrix or a table and what it is applied to, which may by chance have this rank's shape.
 _DRAWS = re.compile(r"(normal|uniform|random|bernoulli|exponential|cauchy|log_normal|geometric)_")
@@ -81,8 +80,6 @@ def register_forward_method(module: nn.Module, name: str, reads: Iterable[str] |
 
 def _part_of(module: nn.Module) -> tuple[nn.Module, Sharded, str]:
     """The sharded model that contains `module`, what is known of it, and the module's name there."""
-    from osdp.sharding.fully_shard import sharded_models
-
     for model, sharded in sharded_models():
         for name, part in model.named_modules():
             if part is module:

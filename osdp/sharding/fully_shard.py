@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import traceback
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.utils.checkpoint
@@ -16,17 +14,20 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from osdp import _C
+from osdp.base.sharded_models import HANDLES
 from osdp.description.describe import describe
 from osdp.errors import InvalidProblemError, PlanMismatchError, ProcessGroupError, ShardingError
 from osdp.hardware.this_machine import warn_of_another_machine
-from osdp.plan.plan import SPLITS, Plan, check_same_model, validate
+from osdp.plan.mixed_precision import MixedPrecision, parameter_dtypes
+from osdp.plan.plan import Plan
+from osdp.plan.validation import check_same_model, validate
 from osdp.ranks.backends import backend_of
 from osdp.ranks.process_groups import LaneGroup, lane_group
 from osdp.ranks.rank_group import Together
 from osdp.sharding import cpu_offload as offload_module
 from osdp.sharding import split_linear
 from osdp.sharding.compile_covers import Cover, covers
-from osdp.sharding.compile_hooks import compiled_modules, install_call, outside, unwrapped
+from osdp.sharding.compile_hooks import compiled_modules, install_call, outside
 from osdp.sharding.consistency_check import agree
 from osdp.sharding.cpu_offload import wants_offload
 from osdp.sharding.forward_methods import watch_methods
@@ -34,92 +35,13 @@ from osdp.sharding.gathering_calls import cover_forward, route_forward
 from osdp.sharding.hybrid_mesh import GroupLike, RankGrid, agreed_grid, model_ranks
 from osdp.sharding.materialize import Placing, survey
 from osdp.sharding.meta_init import InitFunction
-from osdp.sharding.mixed_precision import (
-    MixedPrecision,
-    chosen_precision,
-    install_precision,
-    parameter_dtypes,
-)
+from osdp.sharding.mixed_precision import chosen_precision, install_precision
 from osdp.sharding.module_tree import Tree
 from osdp.sharding.rollback import AsItWas
+from osdp.sharding.sharded_model import Sharded, joined, register, splits_of
 from osdp.sharding.state_dict import show_full_state
 from osdp.sharding.torch_patches.install import install_torch_tools
 from osdp.sharding.torch_patches.other_parallels import refuse_others
-
-
-class Sharded:
-    """What is known of a sharded model: its plan, and the C++ runtime by parameter names. See `runtime_of`."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        names: Sequence[str],
-        runtime: _C.Runtime,
-        group: dist.ProcessGroup,
-        device: torch.device,
-        grid: RankGrid | None = None,
-        policy: MixedPrecision | None = None,
-    ) -> None:
-        self.plan = plan
-        self.group = group
-        self.lane: LaneGroup | None = None  # lives as long as this does
-        self.device = device  # that computes
-        self.grid = grid  # of its HYBRID_SHARD parameters; None where there are none
-        self.runtime = runtime
-        self.policy = policy
-        self.tree: Tree  # what is known of the model's modules
-        self.shown: WeakSet[nn.Module] = WeakSet()  # modules whose state dicts show full parameters
-        self.split_names = frozenset(_splits(plan))  # weights that are computed in slices
-        self.index = {name: i for i, name in enumerate(names)}
-        self.buffer_dtypes: dict[
-            str, torch.dtype
-        ] = {}  # of buffers that mixed precision has cast: what they were
-        self.resting_bytes = 0  # live CPU bytes right after sharding, as the meter counts them
-        self.local_bytes = 0  # of which parameters and buffers that this rank holds
-
-    def names(self) -> list[str]:
-        """Parameter names, as in `named_parameters()` of the unwrapped model."""
-        return list(self.index)
-
-    def pieces(self, name: str) -> list[_C.Piece]:
-        """The boxes of the full parameter that this rank holds: global_offsets, sizes, replicated, view(local)."""
-        return self.runtime.pieces(self.index[name])
-
-    def full_shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.runtime.full_shape(self.index[name]))
-
-    def is_whole(self, name: str) -> bool:
-        """Whether this rank holds the parameter as the unwrapped model does."""
-        pieces = self.pieces(name)
-        return len(pieces) == 1 and pieces[0].replicated
-
-    def gather_whole(self, name: str, local: Tensor) -> Tensor:
-        """The full tensor of which `local` is this rank's part: the parameter, its gradient, optimizer state. Collective."""
-        return self.runtime.gather_whole(self.index[name], local.detach())
-
-    def take_local(self, name: str, full: Tensor) -> Tensor:
-        return self.runtime.take_local(self.index[name], full.detach())
-
-    def gathered_bytes(self) -> int:
-        """Bytes of full parameters that exist at this moment; 0 between steps (except where kept for a backward)."""
-        return self.runtime.gathered_bytes()
-
-
-_sharded: WeakKeyDictionary[nn.Module, Sharded] = WeakKeyDictionary()
-
-
-def sharded_models() -> list[tuple[nn.Module, Sharded]]:
-    return list(_sharded.items())
-
-
-def runtime_of(model: nn.Module) -> Sharded:
-    """The Sharded of a model given to `fully_shard`, or wrapped. Raises ShardingError where it is neither."""
-    found = _sharded.get(unwrapped(model))
-    if found is None:
-        raise ShardingError(
-            f"{type(model).__name__} is not sharded: call osdp.fully_shard(model, plan) first"
-        )
-    return found
 
 
 def fully_shard(
@@ -156,7 +78,7 @@ def fully_shard(
     `device_id`: the device to train on, by default the one that the model is on (from the meta device: the current
     accelerator, if the process group communicates there).
 
-    `mixed_precision`: an osdp.MixedPrecision, or whatever osdp.sharding.mixed_precision.as_mixed_precision takes; None: what
+    `mixed_precision`: an osdp.MixedPrecision, or whatever osdp.plan.mixed_precision.as_mixed_precision takes; None: what
     `plan.precision` says. What a rank keeps, and state dicts, stay in the model's dtypes.
 
     `allocate_memory_from_process_group_for_comm`, as FSDP2's setter of that name: parameters are gathered, and gradients
@@ -207,7 +129,7 @@ def fully_shard(
         raise
     was.let_go()
     del was, placing  # the full values
-    _sharded[model] = sharded
+    register(model, sharded)
     _measure_rest(model, sharded)
     return model
 
@@ -234,7 +156,7 @@ def _cut(
     lane = lane_group(group, device)
     collectives = lane.collectives
     names = [name for name, _ in model.named_parameters()]
-    splits = _splits(plan)
+    splits = splits_of(plan)
     dtypes = parameter_dtypes(model, policy)
     parts = _parts(grid, group, lane, plan.separate_reductions and device.type != "cpu")
     if backend_memory:
@@ -294,47 +216,6 @@ def _install(
     show_full_state(model, sharded)
     watch_methods(model, sharded)
     return sharded
-
-
-@contextmanager
-def no_sync(model: nn.Module) -> Iterator[None]:
-    """Within, backward keeps each rank's own full gradients and communicates none; the first backward after reduces all.
-
-    Costs a full gradient per parameter. Accumulating without it keeps only shards, and reduces every micro-batch.
-    """
-    runtime = runtime_of(model).runtime
-    before, runtime.sync = runtime.sync, False
-    try:
-        yield
-    finally:
-        runtime.sync = before
-
-
-def clip_grad_norm_(
-    model: nn.Module, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
-) -> Tensor:
-    """Scale all gradients so that their norm, over all ranks' parts, is at most `max_norm`; return the norm before.
-
-    The same on every rank; one all-reduce of two numbers. torch.nn.utils.clip_grad_norm_ gives the same.
-    """
-    sharded = runtime_of(model)
-    if sharded.runtime.tree_changed:  # what the model has lost since its last forward does not count
-        sharded.tree.look_between_steps(unwrapped(model))
-    return sharded.runtime.clip_grad_norm(float(max_norm), float(norm_type), error_if_nonfinite)
-
-
-@contextmanager
-def summon_full_params(model: nn.Module, with_grads: bool = False, writeback: bool = True) -> Iterator[None]:
-    """Within, parameters (and gradients, `with_grads`) are full on every rank. Collective; needs memory for all of them.
-
-    With `writeback`, what was changed is kept: each rank its own rows, so change them alike on all ranks.
-    """
-    runtime = runtime_of(model).runtime
-    runtime.summon(with_grads)
-    try:
-        yield
-    finally:
-        runtime.unsummon(writeback)
 
 
 def _spec(
@@ -423,7 +304,7 @@ def _check(model: nn.Module, plan: Plan, world_size: int) -> None:
 def refuse_twice(model: nn.Module) -> None:
     """Raises ShardingError where a part of the model, or all of it, is sharded already."""
     for name, module in model.named_modules():
-        if module in _sharded:
+        if module in HANDLES:
             what = f"'{name}', a {type(module).__name__} inside the model," if name else type(module).__name__
             raise ShardingError(
                 f"{what} is sharded already: shard the outermost model alone, once. Wrapping its parts too, as FSDP "
@@ -433,21 +314,6 @@ def refuse_twice(model: nn.Module) -> None:
 
 def _states(model: nn.Module) -> list[Tensor]:
     return [t.detach() for t in [*model.parameters(), *model.buffers()]]
-
-
-def _splits(plan: Plan) -> dict[str, _C.SplitSpec]:
-    """Weight name -> how it is cut, of the operators that the plan computes in slices."""
-    return {
-        _joined(name, "weight"): _C.SplitSpec(
-            choice.granularity, choice.slices_sharded, SPLITS.index(choice.split or "out")
-        )
-        for name, choice in plan.choices.items()
-        if choice.granularity > 1
-    }
-
-
-def _joined(module: str, parameter: str) -> str:
-    return f"{module}.{parameter}" if module else parameter
 
 
 def _units(plan: Plan, index: dict[str, int], splits: dict[str, _C.SplitSpec]) -> list[_C.UnitSpec]:
@@ -531,7 +397,7 @@ def _install_splits(model: nn.Module, plan: Plan, index: dict[str, int], runtime
             continue
         linear = model.get_submodule(name)
         assert isinstance(linear, nn.Linear)  # describe gives a split_shape to nothing else
-        source = runtime.source_of(index[_joined(name, "weight")])
+        source = runtime.source_of(index[joined(name, "weight")])
         # The call is replaced, not the module: hooks, class, names and parameters stay.
         linear.forward = split_linear.SplitCall(  # type: ignore[method-assign]
             linear.weight,

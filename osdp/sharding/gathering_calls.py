@@ -18,9 +18,10 @@ import torch
 from torch import nn
 
 from osdp import _C
+from osdp.base.cast_floats import cast_floats
+from osdp.base.compiled_modules import not_a_frame
+from osdp.plan.mixed_precision import MixedPrecision
 from osdp.sharding.compile_covers import Cover
-from osdp.sharding.compile_hooks import not_a_frame
-from osdp.sharding.mixed_precision import MixedPrecision, cast_floats
 
 Function = Callable[..., Any]
 

@@ -21,7 +21,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -33,15 +33,15 @@ from torch.nn.modules.module import (
 )
 
 from osdp import _C
+from osdp.base.compiled_modules import is_compiled
 from osdp.errors import DisagreementError, ShardingError
+from osdp.plan.mixed_precision import parameter_dtypes
 from osdp.ranks.rank_group import Together
-from osdp.sharding.compile_hooks import compiled_modules, install_call, is_compiled, outside
+from osdp.sharding.compile_hooks import compiled_modules, install_call, outside
 from osdp.sharding.consistency_check import first_difference, tensor_facts
-from osdp.sharding.mixed_precision import cast_buffers, parameter_dtypes
+from osdp.sharding.mixed_precision import cast_buffers
+from osdp.sharding.sharded_model import Sharded, sharded_models
 from osdp.sharding.state_dict import show_full_parameters
-
-if TYPE_CHECKING:
-    from osdp.sharding.fully_shard import Sharded
 
 
 @functools.cache
@@ -60,8 +60,6 @@ def _buffer_registered(module: nn.Module, name: str, buffer: Tensor | None) -> N
 
 
 def _look(runtime: _C.Runtime, when: str) -> None:
-    from osdp.sharding.fully_shard import sharded_models
-
     for model, sharded in sharded_models():
         if sharded.runtime is runtime:
             sharded.tree.look(model, when)

@@ -13,7 +13,7 @@ from osdp.base.byte_sizes import format_bytes
 from osdp.errors import ShardingError
 from osdp.hardware.device_statistics import DeviceStatistics
 from osdp.sharding.drift import Drift, drift_of, step_now_s
-from osdp.sharding.fully_shard import Sharded, runtime_of
+from osdp.sharding.sharded_model import Sharded, runtime_of
 from osdp.show.plan_figures import device_terms
 
 # Terms of osdp.planning.device_memory that the caching allocator knows nothing of, and those that it gives to no tensor.

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
 from osdp.errors import ShardingError
-
-if TYPE_CHECKING:
-    from osdp.sharding.fully_shard import Sharded
+from osdp.sharding.sharded_model import Sharded
 
 
 def show_full_state(model: nn.Module, sharded: Sharded) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from osdp.base.byte_sizes import format_bytes
+from osdp.base.numbers import format_seconds
 from osdp.plan.plan import Plan
-from osdp.show.plan_figures import format_seconds
 from osdp.show.table_rows import NUMBER, ranged, runs
 
 _SETTINGS = (

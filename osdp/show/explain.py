@@ -8,10 +8,12 @@ from rich.table import Table
 from rich.text import Text
 
 from osdp.base.byte_sizes import format_bytes
+from osdp.base.numbers import format_seconds
 from osdp.errors import InfeasibleError
 from osdp.plan.plan import Plan
 from osdp.planning.core_inputs import compute_s, computing_dtypes
-from osdp.show.plan_figures import device_terms, format_seconds
+from osdp.planning.search import search_again
+from osdp.show.plan_figures import device_terms
 from osdp.show.table_rows import Row, Section, ranged, sections
 from osdp.show.terminal import MODE_STYLES, RECOMPUTED, plain, render, row_name
 
@@ -123,8 +125,6 @@ def price(plan: Plan) -> str:
 def next_gib(plan: Plan) -> str:
     """What the same search finds with 1 GiB more."""
     assert plan.memory_limit_bytes is not None and plan.predicted is not None
-    from osdp.planning.search import search_again
-
     richer = search_again(plan, plan.memory_limit_bytes + GIB)
     assert richer.predicted is not None
     before, after = plan.predicted.throughput, richer.predicted.throughput
@@ -166,8 +166,6 @@ def batch_reasons(plan: Plan) -> list[str]:
 
 
 def _with_batch(plan: Plan, size: int) -> str:
-    from osdp.planning.search import search_again
-
     assert plan.memory_limit_bytes is not None and plan.predicted is not None
     try:
         other = search_again(

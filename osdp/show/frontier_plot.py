@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from osdp.base.byte_sizes import format_bytes
+from osdp.base.numbers import format_seconds
 from osdp.errors import InvalidProblemError
-from osdp.show.plan_figures import format_seconds
+from osdp.show.terminal import plain
 
 if TYPE_CHECKING:
-    from osdp.planning.frontier import Frontier, FrontierPoint
+    from osdp.plan.frontier import Frontier, FrontierPoint
 
 _LIBRARIES = ("plotly", "matplotlib")
 _X, _Y = "memory limit per rank (GiB)", "throughput (samples/s over all ranks)"
@@ -55,6 +56,10 @@ def table(frontier: Frontier) -> Table:
             format_bytes(p.peak_memory_bytes),
         )
     return found
+
+
+def in_words(frontier: Frontier) -> str:
+    return plain(table(frontier))
 
 
 def _gib(p: FrontierPoint) -> float:

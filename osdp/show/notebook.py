@@ -5,8 +5,9 @@ from __future__ import annotations
 from html import escape
 
 from osdp.base.byte_sizes import format_bytes
+from osdp.base.numbers import format_seconds
 from osdp.plan.plan import Plan
-from osdp.show.plan_figures import format_seconds, memory_parts, step_parts
+from osdp.show.plan_figures import memory_parts, step_parts
 from osdp.show.table_rows import Row, Section, sections
 from osdp.show.terminal import (
     RECOMPUTED,

@@ -3,29 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
-from osdp.plan.plan import Plan, Prediction
+from osdp.plan.plan import Plan
+from osdp.plan.prediction import Prediction
 from osdp.planning.core_inputs import beside_tensors
 from osdp.planning.device_memory import Term, total
-
-
-def format_count(count: int) -> str:
-    """1234567 -> "1.23 M"."""
-    for size, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
-        if count >= size:
-            return f"{count / size:.3g} {unit}" if count < 999.5 * size else f"{count / size:.0f} {unit}"
-    return str(count)
-
-
-def format_seconds(seconds: float) -> str:
-    """0.00123 -> "1.23 ms"."""
-    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if seconds >= 0.9995 * size:
-            return (
-                f"{seconds / size:.3g} {unit}" if seconds < 999.5 * size else f"{seconds / size:.0f} {unit}"
-            )
-    return f"{seconds * 1e9:.3g} ns" if seconds else "0 s"
 
 
 @dataclass(frozen=True)
@@ -76,12 +58,3 @@ def device_terms(plan: Plan) -> tuple[Term, ...]:
     return beside_tensors(
         plan.description, plan.hardware, plan.world_size, hosts, plan.optimizer, plan.separate_reductions
     )
-
-
-def cells(parts: list[float], whole: float, width: int) -> list[int]:
-    """How many of `width` cells each part of `whole` gets; rounded so that they never add up to more."""
-    edges, total = [0], 0.0
-    for part in parts:
-        total += part
-        edges.append(min(width, round(width * total / whole)) if whole > 0 else 0)
-    return [b - a for a, b in pairwise(edges)]

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from osdp.description.model_description import Operator
-from osdp.plan.plan import Choice, OperatorPrediction, Plan
+from osdp.plan.choice import Choice
+from osdp.plan.plan import Plan
+from osdp.plan.prediction import OperatorPrediction
 
 NUMBER = re.compile(r"(?<![0-9A-Za-z_])[0-9]+(?![0-9A-Za-z_])")
 

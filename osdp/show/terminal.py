@@ -9,8 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from osdp.base.byte_sizes import format_bytes
-from osdp.plan.plan import Choice, Plan
-from osdp.show.plan_figures import cells, format_count, format_seconds, memory_parts, step_parts
+from osdp.base.numbers import cells, format_count, format_seconds
+from osdp.plan.choice import Choice
+from osdp.plan.plan import Plan
+from osdp.show.plan_figures import memory_parts, step_parts
 from osdp.show.table_rows import Row, Section, ranged, sections
 
 MODE_STYLES = {

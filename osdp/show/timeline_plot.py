@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group
 from rich.text import Text
 
+from osdp.base.numbers import format_seconds
 from osdp.errors import InvalidProblemError
 from osdp.plan.timeline import RESOURCES, Timeline
-from osdp.show.plan_figures import format_seconds
 
 if TYPE_CHECKING:
     from osdp.plan.timeline import TimelineEvent

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import osdp
-from osdp.sharding.fully_shard import runtime_of
+from osdp.sharding.sharded_model import runtime_of
 
 Change = Callable[[nn.Module], object]
 WIDE, WORDS = blocks.HIDDEN, blocks.VOCABULARY

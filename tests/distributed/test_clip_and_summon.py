@@ -13,7 +13,7 @@ from support.pair import Pair, close, naming
 from torch import nn
 
 import osdp
-from osdp.sharding.fully_shard import runtime_of
+from osdp.sharding.sharded_model import runtime_of
 
 
 def pairs(me: Member) -> Iterator[Pair]:

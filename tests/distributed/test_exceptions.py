@@ -12,7 +12,7 @@ from support.workload import Workload, vectors
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from osdp.sharding.fully_shard import runtime_of
+from osdp.sharding.sharded_model import runtime_of
 
 
 class Fragile(nn.Module):

@@ -13,7 +13,7 @@ from support.workload import Workload, vectors
 from torch import nn
 
 import osdp
-from osdp.sharding.fully_shard import runtime_of
+from osdp.sharding.sharded_model import runtime_of
 
 
 class OwnCall(nn.Linear):

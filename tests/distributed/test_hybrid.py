@@ -19,7 +19,7 @@ from torch import nn
 
 import osdp
 from osdp.description.model_description import ModelDescription
-from osdp.sharding.fully_shard import runtime_of
+from osdp.sharding.sharded_model import runtime_of
 
 
 def hybrid(description: ModelDescription) -> osdp.Plan:

@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import ShardingStrategy
 
 import osdp
-from osdp.sharding.fully_shard import runtime_of
 from osdp.sharding.hybrid_mesh import RankGrid
+from osdp.sharding.sharded_model import runtime_of
 
 
 def layers() -> nn.Module:

@@ -18,7 +18,7 @@ from torch import nn
 
 import osdp
 from osdp import _C
-from osdp.sharding.fully_shard import runtime_of
+from osdp.sharding.sharded_model import runtime_of
 
 
 def peak_of_a_step(

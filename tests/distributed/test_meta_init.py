@@ -15,7 +15,7 @@ from support.pair import SEED, adamw, close, naming
 from torch import nn
 
 import osdp
-from osdp.sharding.fully_shard import runtime_of
+from osdp.sharding.sharded_model import runtime_of
 
 
 class Mixed(nn.Module):

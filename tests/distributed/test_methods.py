@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import osdp
-from osdp.sharding.fully_shard import runtime_of
+from osdp.sharding.sharded_model import runtime_of
 
 VOCABULARY, WIDTH = 9, 6
 

@@ -17,8 +17,8 @@ from torch.distributed.fsdp import CPUOffload, CPUOffloadPolicy, OffloadPolicy
 import osdp
 from osdp.ranks.rank_group import Together
 from osdp.sharding import cpu_offload as offload
-from osdp.sharding.fully_shard import runtime_of
 from osdp.sharding.materialize import survey
+from osdp.sharding.sharded_model import runtime_of
 
 
 def hybrid_too(description: osdp.ModelDescription) -> osdp.Plan:

@@ -38,7 +38,7 @@ def train_all(
         with naming(f"{name}, {policy}"):
             pair = MixedPair(me, load, plan, chosen, exact, tolerance=tolerance, optimizer=sgd, **options)
             pair.train(3, micros, no_sync)
-            runtime = osdp.sharding.fully_shard.runtime_of(pair.sharded).runtime
+            runtime = osdp.sharding.sharded_model.runtime_of(pair.sharded).runtime
             assert runtime.gathered_bytes() == runtime.copied_bytes() == 0
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed import fsdp
 
 import osdp
-from osdp.sharding.fully_shard import runtime_of
+from osdp.sharding.sharded_model import runtime_of
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 

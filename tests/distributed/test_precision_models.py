@@ -15,7 +15,7 @@ from support.workload import Workload, vectors
 from torch import nn
 
 import osdp
-from osdp.sharding.fully_shard import runtime_of
+from osdp.sharding.sharded_model import runtime_of
 
 BF16 = osdp.MixedPrecision(torch.bfloat16)
 DOUBLE = osdp.MixedPrecision(torch.float64)

@@ -26,7 +26,7 @@ def build(me: Member, mode: str, **options) -> nn.Module:
 
 def poison(model: nn.Module, value: float) -> None:
     """One element of what rank 0 alone holds (of a gradient that every rank holds, on all ranks)."""
-    runtime = osdp.sharding.fully_shard.runtime_of(model)
+    runtime = osdp.sharding.sharded_model.runtime_of(model)
     for name, parameter in model.named_parameters():
         piece = runtime.pieces(name)[0]
         if parameter.numel() and all(offset == 0 for offset in piece.global_offsets):

@@ -9,7 +9,7 @@ from support.workload import Workload, vectors
 from torch import nn
 
 import osdp
-from osdp.sharding.fully_shard import runtime_of
+from osdp.sharding.sharded_model import runtime_of
 
 WIDTH = 256
 LOAD = Workload(

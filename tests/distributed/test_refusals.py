@@ -271,11 +271,11 @@ def test_ranks_that_disagree_all_say_so(ranks, name, world, odd):
 def other_version(me: Member) -> str:
     version = osdp.__version__
     if me.rank == 1:
-        osdp.__version__ = "0.0.0"
+        osdp.version.__version__ = "0.0.0"
     try:
         return refused(me, osdp.DisagreementError, r"0\.0\.0", build(), plan_for(build()))
     finally:
-        osdp.__version__ = version
+        osdp.version.__version__ = version
         and_then_it_works(me)
 
 

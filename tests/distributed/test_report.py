@@ -13,7 +13,7 @@ import osdp
 from osdp.hardware import this_machine
 from osdp.hardware.hardware import Collective, Hardware
 from osdp.sharding import drift
-from osdp.sharding.fully_shard import runtime_of
+from osdp.sharding.sharded_model import runtime_of
 
 LINK = Collective(1e-5, 1e-10)
 

@@ -11,7 +11,7 @@ from support.workload import Workload
 from torch import nn
 
 import osdp
-from osdp.sharding.fully_shard import runtime_of
+from osdp.sharding.sharded_model import runtime_of
 
 
 def load_into_every_placement(me: Member) -> None:

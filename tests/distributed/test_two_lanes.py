@@ -33,7 +33,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import osdp
 from osdp import _C
-from osdp.sharding.fully_shard import runtime_of
+from osdp.sharding.sharded_model import runtime_of
 
 LATE_S = 0.5
 

@@ -148,7 +148,7 @@ def input_penalty(me: Member) -> None:
                     pair.update()
                 pair.same_parameters()
                 pair.train(steps=1)
-                assert osdp.sharding.fully_shard.runtime_of(pair.sharded).gathered_bytes() == 0
+                assert osdp.sharding.sharded_model.runtime_of(pair.sharded).gathered_bytes() == 0
 
 
 @pytest.mark.outcome("a penalty on the gradient of the input (`create_graph=True`)", "equal")

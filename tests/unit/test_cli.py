@@ -15,7 +15,8 @@ from osdp.cli.main import main
 from osdp.description.model_description import ModelDescription
 from osdp.errors import InfeasibleError
 from osdp.hardware.hardware import Hardware
-from osdp.plan.plan import Choice, Plan
+from osdp.plan.choice import Choice
+from osdp.plan.plan import Plan
 
 MODELS = """
 import torch

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import random
-import sys
-import types
 
 import pytest
 import torch
 from torch import nn
 
 import osdp
+from osdp.base.sharded_models import HANDLES
 from osdp.description.forward_tracer import Watcher
 from osdp.description.model_description import ModelDescription, Operator
 
@@ -445,20 +444,10 @@ def test_tensors_kept_in_containers_and_made_from_parameters() -> None:
     assert not operator.traced
 
 
-def test_a_sharded_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sharded_model_is_refused() -> None:
     model = nn.Linear(2, 2)
-    runtime = types.ModuleType("osdp.sharding.fully_shard")
-    sharded: list[nn.Module] = []
-
-    def runtime_of(asked: nn.Module) -> object:
-        if asked in sharded:
-            return object()
-        raise osdp.ShardingError("not sharded")
-
-    runtime.runtime_of = runtime_of  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "osdp.sharding.fully_shard", runtime)
     osdp.describe(model)
-    sharded.append(model)
+    HANDLES[model] = object()
     with pytest.raises(osdp.DescribeError, match=r"before osdp\.fully_shard"):
         osdp.describe(model)
 

@@ -10,7 +10,7 @@ import osdp
 from osdp.hardware.hardware import DeviceMemory, Hardware, known_machines
 from osdp.planning.core_inputs import compute_s, computing_dtypes
 from osdp.planning.device_memory import memory_terms
-from osdp.planning.search import verify
+from osdp.planning.verify import verify
 from tests.unit.gpt_descriptions import gpt, machine
 
 MIB = 2**20

@@ -10,10 +10,14 @@ import pytest
 import torch
 
 import osdp
+from osdp.base.numbers import cells, format_count, format_seconds
 from osdp.description.model_description import ModelDescription
-from osdp.plan.plan import Certificate, Choice, OperatorPrediction, PhasePrice, Plan, Prediction
+from osdp.plan.certificate import Certificate, PhasePrice
+from osdp.plan.choice import Choice
+from osdp.plan.plan import Plan
+from osdp.plan.prediction import OperatorPrediction, Prediction
 from osdp.show.notebook import html
-from osdp.show.plan_figures import cells, format_count, format_seconds, step_parts
+from osdp.show.plan_figures import step_parts
 from osdp.show.table_rows import ranged, rows, sections
 from osdp.show.terminal import show
 

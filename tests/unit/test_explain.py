@@ -11,7 +11,8 @@ import torch
 import osdp
 import osdp.base.byte_sizes
 from osdp.description.model_description import ModelDescription
-from osdp.plan.plan import Choice, Plan
+from osdp.plan.choice import Choice
+from osdp.plan.plan import Plan
 from osdp.planning.search import search_again
 
 from .nasty_models import GPT

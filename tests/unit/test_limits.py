@@ -12,9 +12,10 @@ import osdp
 from osdp import _search
 from osdp.base import json_files
 from osdp.description.model_description import ModelDescription
-from osdp.plan.plan import validate
+from osdp.plan.validation import validate
 from osdp.planning.core_inputs import Space, make_model, make_request
-from osdp.planning.search import search_again, verify
+from osdp.planning.search import search_again
+from osdp.planning.verify import verify
 from tests.unit.gpt_descriptions import gpt, machine, operator
 
 MIB, GIB = 2**20, 2**30

@@ -18,19 +18,13 @@ from osdp.base import file_versions, json_files
 from osdp.description.model_description import ModelDescription, Operator, Parameter
 from osdp.errors import FormatError, InvalidProblemError, PlanMismatchError
 from osdp.hardware.hardware import Collective, Hardware
-from osdp.plan.plan import (
-    Certificate,
-    Choice,
-    OperatorPrediction,
-    PhasePrice,
-    Plan,
-    Prediction,
-    Searched,
-    check_same_model,
-    group_units,
-    validate,
-)
-from osdp.plan.unit_grouping import small_unit_bytes
+from osdp.plan.certificate import Certificate, PhasePrice
+from osdp.plan.choice import Choice
+from osdp.plan.plan import Plan
+from osdp.plan.prediction import OperatorPrediction, Prediction
+from osdp.plan.searched import Searched
+from osdp.plan.unit_grouping import group_units, small_unit_bytes
+from osdp.plan.validation import check_same_model, validate
 
 from .nasty_models import GPT, Scaled
 

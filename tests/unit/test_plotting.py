@@ -8,7 +8,7 @@ import matplotlib
 import pytest
 
 from osdp.errors import InvalidProblemError
-from osdp.planning.frontier import Frontier, FrontierPoint
+from osdp.plan.frontier import Frontier, FrontierPoint
 from osdp.show.frontier_plot import labelled
 
 matplotlib.use("Agg")

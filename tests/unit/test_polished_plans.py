@@ -14,7 +14,7 @@ import osdp
 from osdp.hardware.hardware import Hardware
 from osdp.plan.plan import Plan
 from osdp.planning import runner_up_selection
-from osdp.planning.search import verify
+from osdp.planning.verify import verify
 from tests.unit.gpt_descriptions import gpt, machine
 
 FILES = Path(__file__).parents[1] / "data" / "files"

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import osdp
-from osdp.sharding.mixed_precision import cast_floats, named_precision, precision_name
+from osdp.base.cast_floats import cast_floats
+from osdp.plan.mixed_precision import named_precision, precision_name
 
 BF16 = torch.bfloat16
 Named = collections.namedtuple("Named", "a b")
@@ -68,7 +69,7 @@ def test_a_policy_without_a_name_is_not_searched_for() -> None:
 
 def operator(
     precision: str, mode: str, granularity: int | tuple[int, ...] = 1
-) -> osdp.plan.plan.OperatorPrediction:
+) -> osdp.plan.prediction.OperatorPrediction:
     plan = osdp.search(
         osdp.describe(model(), torch.ones(4, 64)),
         memory="1GiB",

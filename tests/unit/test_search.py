@@ -13,10 +13,10 @@ import osdp
 from osdp import _search
 from osdp.description.model_description import ModelDescription
 from osdp.hardware.hardware import Collective
-from osdp.plan.plan import MODES
+from osdp.plan.choice import MODES
 from osdp.plan.unit_grouping import BUCKET_BYTES
 from osdp.planning.core_inputs import choose_space, compute_s, make_model, make_request
-from osdp.planning.search import verify
+from osdp.planning.verify import verify
 from tests.unit.gpt_descriptions import gpt, linear, machine, operator
 
 DATA = Path(__file__).parent.parent / "data"

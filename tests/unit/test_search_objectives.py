@@ -7,7 +7,8 @@ import pytest
 
 import osdp
 from osdp.hardware.hardware import Collective
-from osdp.planning.search import search_again, verify
+from osdp.planning.search import search_again
+from osdp.planning.verify import verify
 from tests.unit.gpt_descriptions import gpt, machine
 
 HERE = dict(world_size=8, hardware=machine())

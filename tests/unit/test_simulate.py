@@ -10,7 +10,7 @@ import pytest
 import osdp
 from osdp.description.model_description import ModelDescription
 from osdp.hardware.hardware import Collective
-from osdp.planning.search import verify
+from osdp.planning.verify import verify
 from tests.unit.gpt_descriptions import gpt, linear, machine, operator
 
 HERE = dict(world_size=8, hardware=machine())

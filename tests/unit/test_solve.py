@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import osdp
 from osdp import _search
-from osdp.planning.search import check_solution
+from osdp.planning.solve import check_solution
 
 DATA = Path(__file__).parent.parent / "data"
 INSTANCES = json.loads((DATA / "search_instances.json").read_text())["instances"]

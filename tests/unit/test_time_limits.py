@@ -12,7 +12,7 @@ import osdp
 from osdp import _search
 from osdp.description.model_description import ModelDescription
 from osdp.planning import runner_up_selection, search_job
-from osdp.planning.search import verify
+from osdp.planning.verify import verify
 from tests.unit.gpt_descriptions import gpt, machine, operator
 
 HERE = dict(world_size=8, hardware=machine())

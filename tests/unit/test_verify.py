@@ -16,10 +16,11 @@ import pytest
 import osdp
 from osdp.description.model_description import Parameter
 from osdp.hardware.hardware import Collective, DeviceMemory, Measured
-from osdp.plan.plan import MODES, RECOMPUTE, SPLITS, Plan
+from osdp.plan.choice import MODES, RECOMPUTE, SPLITS
+from osdp.plan.plan import Plan
+from osdp.plan.precisions import PRECISIONS
 from osdp.plan.searched import COST_VERSION, COSTS, METHODS, OBJECTIVES
 from osdp.planning import search_job
-from osdp.sharding.mixed_precision import PRECISIONS
 from tests.unit.gpt_descriptions import gpt, machine, operator
 
 PAGE = Path(__file__).parents[2] / "docs" / "plan.md"
@@ -350,7 +351,9 @@ def test_no_price_of_what_the_limit_does_not_bound():
     plan = plans()["tight"]
     c = plan.certificate
     for price in (1, 10**6, 10**9):
-        forged = dataclasses.replace(c, lower_bound_ps=0, prices=(osdp.plan.plan.PhasePrice(-1, price),))
+        forged = dataclasses.replace(
+            c, lower_bound_ps=0, prices=(osdp.plan.certificate.PhasePrice(-1, price),)
+        )
         wrong = osdp.verify(dataclasses.replace(plan, certificate=forged))
         assert "none that the limit bounds" in wrong
 

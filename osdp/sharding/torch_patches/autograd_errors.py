@@ -17,6 +17,7 @@ import torch
 import torch.autograd
 
 from osdp.errors import ShardingError
+from osdp.sharding.sharded_model import sharded_models
 
 _UNGATHERED = re.compile(r"OSDP: parameter '.*' was read while it is not gathered")
 # A gradient of this rank's part arrives where gradients of the full parameter are expected.
@@ -49,8 +50,6 @@ def typed(error: RuntimeError) -> ShardingError | None:
 
 def _parameters(part: str, whole: str) -> list[str]:
     """Names of parameters of which this rank holds a part of this shape."""
-    from osdp.sharding.fully_shard import sharded_models
-
     found = [
         name
         for model, sharded in sharded_models()

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import init
 
 from osdp.errors import ShardingError
+from osdp.sharding.sharded_model import sharded_models
 
 _PUBLIC = (
     "uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_",
@@ -50,8 +51,6 @@ def _asking(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def refuse_part(tensor: Tensor, what: str) -> None:
     """ShardingError where `tensor` is this rank's part of a parameter; what is whole is compared at the next forward."""
-    from osdp.sharding.fully_shard import sharded_models
-
     for _, sharded in sharded_models():
         runtime = sharded.runtime
         if runtime.in_pass or runtime.summoned or (found := runtime.owner_of(tensor)) is None:

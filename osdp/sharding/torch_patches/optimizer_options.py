@@ -9,7 +9,7 @@ next step compares, when the answer has long come. So an error comes one step la
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,9 +19,7 @@ from torch.optim import Optimizer
 from osdp import _C
 from osdp.errors import DisagreementError
 from osdp.ranks.process_groups import lane_group
-
-if TYPE_CHECKING:
-    from osdp.sharding.fully_shard import Sharded
+from osdp.sharding.sharded_model import Sharded
 
 FIRST, EVERY = 3, 100
 

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from osdp.errors import ShardingError
+from osdp.sharding.sharded_model import sharded_models
 from osdp.sharding.torch_patches.elementwise_probe import check_before_step
 
 
@@ -24,8 +25,6 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _refuse_unreduced(optimizer: Optimizer) -> None:
-    from osdp.sharding.fully_shard import sharded_models
-
     for model, sharded in sharded_models():
         index = sharded.runtime.unreduced()
         if index is None:  # mostly: parameters are looked through only to tell of an error

@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
@@ -26,6 +25,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from osdp.errors import ShardingError
+from osdp.sharding.sharded_model import sharded_models, sharded_of
 
 _WRAPPERS = (DistributedDataParallel, DataParallel, FullyShardedDataParallel)
 
@@ -67,7 +67,7 @@ def _asking_first(what: str, original: Callable[..., Any], place: int) -> Callab
 
 def _refuse_around(what: str, part: nn.Module) -> None:
     for name, module in part.named_modules():
-        sharded = _sharded(module)
+        sharded = sharded_of(module)
         if sharded is None:
             continue
         ignored = getattr(part, "_ddp_params_and_buffers_to_ignore", ())
@@ -92,10 +92,6 @@ def _refuse(what: str, around: str) -> NoReturn:
 
 
 def _sharded_parameter(part: nn.Module) -> str | None:
-    if "osdp.sharding.fully_shard" not in sys.modules:
-        return None
-    from osdp.sharding.fully_shard import sharded_models
-
     given = {id(p) for p in part.parameters()}
     for model, _ in sharded_models():
         for name, p in model.named_parameters():
@@ -142,12 +138,6 @@ def _refuse_inside(what: str) -> NoReturn:
         f"{_rank()}{what}, which averages or shards the same gradients by itself. Give osdp.fully_shard the plain model "
         "(of a wrapper its .module, before it is wrapped)."
     )
-
-
-def _sharded(module: nn.Module) -> Any:
-    from osdp.checkpoint.model_state import sharded_of
-
-    return sharded_of(module) if "osdp.sharding.fully_shard" in sys.modules else None
 
 
 def _rank() -> str:

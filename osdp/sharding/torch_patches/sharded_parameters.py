@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 from torch import distributed as dist
 
-if TYPE_CHECKING:
-    from osdp.sharding.fully_shard import Sharded
+from osdp.sharding.sharded_model import Sharded, sharded_models
 
 
 @dataclass(frozen=True)
@@ -62,15 +60,11 @@ class CutParameter:
 
 def models_sharded() -> int:
     """How many there are now; what was found of parameters may be stale when it changed."""
-    from osdp.sharding.fully_shard import sharded_models
-
     return len(sharded_models())
 
 
 def cut_parameters(parameters: Iterable[Tensor]) -> dict[int, CutParameter]:
     """Those that are cut, by id()."""
-    from osdp.sharding.fully_shard import sharded_models
-
     wanted = {id(p) for p in parameters}
     found = {}
     for model, sharded in sharded_models():

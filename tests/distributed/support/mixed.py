@@ -16,7 +16,7 @@ from harness import Member
 from torch import nn
 
 import osdp
-from osdp.sharding.mixed_precision import cast_floats
+from osdp.base.cast_floats import cast_floats
 from support.pair import Pair, cut
 from support.workload import Batch, Workload
 
@@ -78,7 +78,7 @@ class MixedPair(Pair):
 
     @property
     def runtime(self) -> Any:
-        return osdp.sharding.fully_shard.runtime_of(self.sharded).runtime
+        return osdp.sharding.sharded_model.runtime_of(self.sharded).runtime
 
     def average(self) -> None:
         reduce = self.policy.reduce_dtype or self.policy.param_dtype
@@ -98,7 +98,7 @@ class MixedPair(Pair):
     def same_gradients(self) -> None:
         if not self.exact:
             return super().same_gradients()
-        runtime = osdp.sharding.fully_shard.runtime_of(self.sharded)
+        runtime = osdp.sharding.sharded_model.runtime_of(self.sharded)
         wanted = dict(self.whole.named_parameters())
         for name, parameter in self.sharded.named_parameters():
             full = wanted[name].grad

@@ -15,7 +15,7 @@ from harness import Member
 from torch import nn
 
 import osdp
-from osdp.sharding.fully_shard import runtime_of
+from osdp.sharding.sharded_model import runtime_of
 from support.workload import Batch, Workload
 
 SEED = 7

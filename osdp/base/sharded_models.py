@@ -1,0 +1,17 @@
+"""Which models fully_shard has changed. Here, below all that asks, so that `describe` need not load the runtime."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from osdp.base.compiled_modules import unwrapped
+
+# Model -> its osdp.sharding.sharded_model.Sharded, for as long as the model lives.
+HANDLES: WeakKeyDictionary[nn.Module, object] = WeakKeyDictionary()
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether `model`, or what is compiled or wrapped in it, was given to `fully_shard`."""
+    return unwrapped(model) in HANDLES

@@ -1,0 +1,33 @@
+"""Frontier: throughput against the memory limit, as a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from osdp.base.later_methods import function_of
+
+
+@dataclass(frozen=True)
+class FrontierPoint:
+    """The best plan under one memory limit, in figures."""
+
+    memory_limit_bytes: int
+    throughput: float  # samples per second over all ranks
+    step_time_s: float
+    batch_size: int  # per rank
+    peak_memory_bytes: int  # predicted, per rank
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Points by rising limit. Throughput never falls along them."""
+
+    points: tuple[FrontierPoint, ...]
+
+    def plot(self, library: str | None = None, ax: Any = None) -> Any:
+        """Throughput against the memory limit as a picture: see `osdp.show.frontier_plot.plot`."""
+        return function_of("Frontier.plot")(self, library, ax)
+
+    def __str__(self) -> str:
+        return str(function_of("Frontier.__str__")(self))

@@ -1,0 +1,132 @@
+"""Sharded: what is known of a sharded model, and which models are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, cast
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from osdp import _C
+from osdp.base.compiled_modules import unwrapped
+from osdp.base.sharded_models import HANDLES
+from osdp.errors import ShardingError
+from osdp.plan.choice import SPLITS
+from osdp.plan.mixed_precision import MixedPrecision
+from osdp.plan.plan import Plan
+from osdp.ranks.process_groups import LaneGroup
+from osdp.sharding.hybrid_mesh import RankGrid
+
+
+class ModuleTree(Protocol):
+    """What is known of the model's modules: osdp.sharding.module_tree.Tree."""
+
+    index: dict[int, int]  # id of a parameter -> its index in the runtime
+
+    def is_sharded(self, parameter: Tensor) -> bool: ...
+
+    def look(self, model: nn.Module, when: str) -> None: ...
+
+    def look_between_steps(self, model: nn.Module) -> None: ...
+
+
+class Sharded:
+    """What is known of a sharded model: its plan, and the C++ runtime by parameter names. See `runtime_of`."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        names: Sequence[str],
+        runtime: _C.Runtime,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        grid: RankGrid | None = None,
+        policy: MixedPrecision | None = None,
+    ) -> None:
+        self.plan = plan
+        self.group = group
+        self.lane: LaneGroup | None = None  # lives as long as this does
+        self.device = device  # that computes
+        self.grid = grid  # of its HYBRID_SHARD parameters; None where there are none
+        self.runtime = runtime
+        self.policy = policy
+        self.tree: ModuleTree
+        self.shown: WeakSet[nn.Module] = WeakSet()  # modules whose state dicts show full parameters
+        self.split_names = frozenset(splits_of(plan))  # weights that are computed in slices
+        self.index = {name: i for i, name in enumerate(names)}
+        self.buffer_dtypes: dict[
+            str, torch.dtype
+        ] = {}  # of buffers that mixed precision has cast: what they were
+        self.resting_bytes = 0  # live CPU bytes right after sharding, as the meter counts them
+        self.local_bytes = 0  # of which parameters and buffers that this rank holds
+
+    def names(self) -> list[str]:
+        """Parameter names, as in `named_parameters()` of the unwrapped model."""
+        return list(self.index)
+
+    def pieces(self, name: str) -> list[_C.Piece]:
+        """The boxes of the full parameter that this rank holds: global_offsets, sizes, replicated, view(local)."""
+        return self.runtime.pieces(self.index[name])
+
+    def full_shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.runtime.full_shape(self.index[name]))
+
+    def is_whole(self, name: str) -> bool:
+        """Whether this rank holds the parameter as the unwrapped model does."""
+        pieces = self.pieces(name)
+        return len(pieces) == 1 and pieces[0].replicated
+
+    def gather_whole(self, name: str, local: Tensor) -> Tensor:
+        """The full tensor of which `local` is this rank's part: the parameter, its gradient, optimizer state. Collective."""
+        return self.runtime.gather_whole(self.index[name], local.detach())
+
+    def take_local(self, name: str, full: Tensor) -> Tensor:
+        return self.runtime.take_local(self.index[name], full.detach())
+
+    def gathered_bytes(self) -> int:
+        """Bytes of full parameters that exist at this moment; 0 between steps (except where kept for a backward)."""
+        return self.runtime.gathered_bytes()
+
+
+_sharded = cast(WeakKeyDictionary[nn.Module, Sharded], HANDLES)
+
+
+def register(model: nn.Module, sharded: Sharded) -> None:
+    _sharded[model] = sharded
+
+
+def sharded_models() -> list[tuple[nn.Module, Sharded]]:
+    return list(_sharded.items())
+
+
+def sharded_of(model: nn.Module) -> Sharded | None:
+    """The Sharded of a model given to `fully_shard`, or wrapped; None where it is neither."""
+    return _sharded.get(unwrapped(model))
+
+
+def runtime_of(model: nn.Module) -> Sharded:
+    """The same; raises ShardingError where it is not sharded."""
+    found = sharded_of(model)
+    if found is None:
+        raise ShardingError(
+            f"{type(model).__name__} is not sharded: call osdp.fully_shard(model, plan) first"
+        )
+    return found
+
+
+def splits_of(plan: Plan) -> dict[str, _C.SplitSpec]:
+    """Weight name -> how it is cut, of the operators that the plan computes in slices."""
+    return {
+        joined(name, "weight"): _C.SplitSpec(
+            choice.granularity, choice.slices_sharded, SPLITS.index(choice.split or "out")
+        )
+        for name, choice in plan.choices.items()
+        if choice.granularity > 1
+    }
+
+
+def joined(module: str, parameter: str) -> str:
+    return f"{module}.{parameter}" if module else parameter

@@ -1,0 +1,52 @@
+"""What a script does around the steps of a sharded model: no_sync, clip_grad_norm_, summon_full_params."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+from osdp.base.compiled_modules import unwrapped
+from osdp.sharding.sharded_model import runtime_of
+
+
+@contextmanager
+def no_sync(model: nn.Module) -> Iterator[None]:
+    """Within, backward keeps each rank's own full gradients and communicates none; the first backward after reduces all.
+
+    Costs a full gradient per parameter. Accumulating without it keeps only shards, and reduces every micro-batch.
+    """
+    runtime = runtime_of(model).runtime
+    before, runtime.sync = runtime.sync, False
+    try:
+        yield
+    finally:
+        runtime.sync = before
+
+
+def clip_grad_norm_(
+    model: nn.Module, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+) -> Tensor:
+    """Scale all gradients so that their norm, over all ranks' parts, is at most `max_norm`; return the norm before.
+
+    The same on every rank; one all-reduce of two numbers. torch.nn.utils.clip_grad_norm_ gives the same.
+    """
+    sharded = runtime_of(model)
+    if sharded.runtime.tree_changed:  # what the model has lost since its last forward does not count
+        sharded.tree.look_between_steps(unwrapped(model))
+    return sharded.runtime.clip_grad_norm(float(max_norm), float(norm_type), error_if_nonfinite)
+
+
+@contextmanager
+def summon_full_params(model: nn.Module, with_grads: bool = False, writeback: bool = True) -> Iterator[None]:
+    """Within, parameters (and gradients, `with_grads`) are full on every rank. Collective; needs memory for all of them.
+
+    With `writeback`, what was changed is kept: each rank its own rows, so change them alike on all ranks.
+    """
+    runtime = runtime_of(model).runtime
+    runtime.summon(with_grads)
+    try:
+        yield
+    finally:
+        runtime.unsummon(writeback)

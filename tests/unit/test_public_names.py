@@ -1,0 +1,96 @@
+"""What is public: osdp.__all__, each name with one home, and every dotted name that docs and examples give."""
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import osdp
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "examples").rglob("*.py")),
+]
+# What stands for something else: files of a user, values of a timeline, the script itself.
+OTHERS = {"osdp.json", "osdp.md", "osdp.git"}
+
+
+def resolved(dotted: str) -> object:
+    """What the name stands for, as `import osdp` and attributes give it, or the module of that name."""
+    found: object = osdp
+    path = "osdp"
+    for part in dotted.split(".")[1:]:
+        path += f".{part}"
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            found = importlib.import_module(path)
+    return found
+
+
+def named_in(page: Path) -> set[str]:
+    text = page.read_text()
+    names = set(re.findall(r"(?<![\w./-])osdp(?:\.[A-Za-z_]\w*)+", text)) - OTHERS
+    for module, imported in re.findall(r"from (osdp[\w.]*) import ([\w, ]+)", text):
+        names |= {f"{module}.{name.split(' as ')[0].strip()}" for name in imported.split(",")}
+    return names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_pages_name_is_there(page: Path) -> None:
+    for name in named_in(page):
+        resolved(name)
+
+
+def test_the_pages_name_something() -> None:
+    assert len(set().union(*map(named_in, PAGES))) > 30
+    with pytest.raises(ImportError):
+        resolved("osdp.plan.no_such_name")
+
+
+@pytest.mark.parametrize("name", osdp.__all__)
+def test_public_names_have_one_home(name: str) -> None:
+    found = getattr(osdp, name)
+    assert (
+        found.__module__.startswith("osdp.")
+        and getattr(importlib.import_module(found.__module__), name) is found
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "osdp.errors.OSDPError",
+        "osdp.ops.SplitCall",
+        "osdp.plan.group_units",
+        "osdp.plan.Choice",
+        "osdp.searching.check_solution",
+        "osdp.timeline.Timeline.of_trace",
+        "osdp.reporting.Report",
+        "osdp.hardware.Hardware",
+        "osdp.description.ModelDescription",
+        "osdp.fsdp.FullyShardedDataParallel",
+        "osdp.checkpoint.save",
+    ],
+)
+def test_names_from_before_the_packages_are_there(name: str) -> None:
+    """They were documented, so scripts have them."""
+    resolved(name)
+
+
+def test_importing_osdp_loads_neither_torch_nor_the_runtime() -> None:
+    script = "import sys, osdp; print([m for m in ('torch', 'numpy', 'rich', 'osdp._C', 'osdp.plan') if m in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert ast.literal_eval(shown) == []
+
+
+def test_searching_a_description_loads_no_torch() -> None:
+    script = "import sys, osdp.planning.search, osdp.show.terminal; print('torch' in sys.modules, 'osdp._C' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert shown.split() == ["False", "False"]

@@ -176,6 +176,7 @@ lint: build  ## formatting, ruff, mypy, order of includes, and whether the stubs
 	@echo "== clang-format";  $(ENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
 	@echo "== ruff";  $(PY) -m ruff check $(wildcard $(PY_FILES)); $(PY) -m ruff format --check --quiet $(wildcard $(PY_FILES))
 	@echo "== mypy";  $(PY) -m mypy
+	@echo "== imports"; $(ENV)/bin/lint-imports --no-logo --cache-dir build/import_linter >build/imports.log || { cat build/imports.log; exit 1; }
 	@echo "== stubs"; $(PY) tools/stubs.py --check
 	@echo "== outcomes"; $(PY) tools/outcomes.py --check
 	@echo "== includes"; $(PY) tools/include_order.py

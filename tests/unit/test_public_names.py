@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import importlib.metadata
 import re
 import subprocess
 import sys
@@ -82,6 +83,10 @@ def test_public_names_have_one_home(name: str) -> None:
 def test_names_from_before_the_packages_are_there(name: str) -> None:
     """They were documented, so scripts have them."""
     resolved(name)
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert osdp.__version__ == importlib.metadata.version("osdp")
 
 
 def test_importing_osdp_loads_neither_torch_nor_the_runtime() -> None:

@@ -7,6 +7,7 @@
 #include <limits>
 #include <span>
 
+#include "search/certificate/plan_certificate.hpp"
 #include "search/problem/problem.hpp"
 #include "search/simulate/simulate.hpp"
 #include "search/simulate/step_of_plan.hpp"

@@ -185,8 +185,9 @@ inline std::vector<int64_t> plain_phases(const Model& model, const Request& requ
   const int64_t together = std::min(trained, request.space.bucket_bytes);
   // Small ones that are averaged together, or the most that is copied to be averaged.
   int64_t bucket = std::max(small_of_one, std::min(together, small));
+  int64_t completing = 0;  // the gradient that completes a bucket, which autograd holds until that is sent
   for (const Operator& op : model.operators) {
-    int64_t own = 0, copy = 0;
+    int64_t own = 0, copy = 0, largest = 0;
     bool whole = false, mixed = false, shardable = false;
     for (const Mode mode : request.space.modes) whole |= mode == Mode::NoShard;
     for (size_t i = 0; i < op.tensors.size(); ++i) {
@@ -196,10 +197,12 @@ inline std::vector<int64_t> plain_phases(const Model& model, const Request& requ
       const bool in_slices = static_cast<int>(i) == op.split_tensor && !request.space.granularities.empty();
       const int64_t made = in_slices || t.compute_row_bytes == 0 ? t.row_bytes : t.compute_row_bytes;
       own += t.rows * t.row_bytes;
+      largest = std::max(largest, t.rows * (t.compute_row_bytes == 0 ? t.row_bytes : t.compute_row_bytes));
       copy += t.rows * (t.reduce_row_bytes + (batch.accumulation > 1 ? made : 0));
       mixed |= t.compute_row_bytes > 0;
     }
     if (!mixed || (!whole && shardable)) continue;
+    completing = std::max(completing, largest);
     bucket = std::max(bucket, copy);
     if (own > 0) bucket = std::max(bucket, (together * copy + own - 1) / own);
   }
@@ -213,7 +216,7 @@ inline std::vector<int64_t> plain_phases(const Model& model, const Request& requ
     }
     part = std::max(part, of_this);
   }
-  bucket += batch.accumulation > 1 ? part : 0;
+  bucket += batch.accumulation > 1 ? part : completing;
   if (request.device.ranks == 1) bucket = 0;
   const auto where = find_places(model, kinds);
   const size_t n = model.operators.size();

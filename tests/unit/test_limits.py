@@ -97,7 +97,8 @@ def peak_of(description: ModelDescription, whole: tuple[bool, ...], half: bool) 
     gradients = [p for p, t in zip(own, trained, strict=True) if t]
     bucket = min(4 * 2**20, sum(gradients))
     small = min(bucket, sum(p for p in gradients if p <= 64 * 2**10))
-    always += max(averaged, small, (bucket + 1) // 2 if half else 0)
+    completing = averaged  # the gradient that completes a bucket, held beside the copy until that is sent
+    always += completing + max(averaged, small, (bucket + 1) // 2 if half else 0)
     always += 3 * max((c for c, w in zip(computed, whole, strict=True) if not w), default=0)
     phases = []
     for j in range(len(operators)):

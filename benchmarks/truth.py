@@ -6,7 +6,8 @@
 For each setting (2 ranks on one host, or on two with 1 or 4 Gb/s between them, which needs root and iproute2) and
 model, the machine is profiled on the bare model, and each plan's step is played on that profile and measured in turns
 with the bare model's (every rank by itself, without communication or optimizer), so that the machine's own spread
-stands beside each figure. Peaks are of the live heap (heap_peak.c), over what the process held before the model. A
+stands beside each figure. A searched plan and the plan that seemed faster under its limit are then measured again, in
+turns: its regret. Peaks are of the live heap (heap_peak.c), over what the process held before the model. A
 run that was stopped goes on where it was: what --json holds is not measured again, but on another machine (processor,
 cores, torch) it is refused. With --peaks nothing is timed, so
 that other work on the machine does not matter: few steps, a minute a model.
@@ -40,6 +41,7 @@ def measure(name: str, count: str, steps: str) -> dict[str, Any]:
     from support.five_models import SUBJECTS
     from support.heap import Heap
     from support.random_plans import random_plans
+    from support.truth_table import rival_of
 
     import osdp
 
@@ -52,7 +54,7 @@ def measure(name: str, count: str, steps: str) -> dict[str, Any]:
     hardware = osdp.profile(bare, *sample, seconds=10 if times else 1)
     batch_size = sample[0].shape[0]
     alone_s = hardware.bare_step_s(batch_size)
-    plans = {f"searched {i}": p for i, p in enumerate(searched(description, hardware, batch_size))}
+    plans = {f"searched {i}": p for i, p in enumerate(of_rank_0(searched(description, hardware, batch_size)))}
     plans |= {f"random {i}": p for i, p in enumerate(random_plans(description, batch_size, int(count), 15))}
     heap = Heap()
 
@@ -66,10 +68,13 @@ def measure(name: str, count: str, steps: str) -> dict[str, Any]:
         model.zero_grad(set_to_none=True)
         return time.perf_counter() - begin
 
+    def sharded(plan: osdp.Plan) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        model = osdp.fully_shard(subject.make(), plan)
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
     def taken(plan: osdp.Plan) -> dict[str, Any]:
         before = heap.live()
-        model = osdp.fully_shard(subject.make(), plan)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+        model, optimizer = sharded(plan)
         for _ in range(3):  # until the optimizer has its state and the order of units is known
             if times:
                 step_s(bare, None)
@@ -87,7 +92,13 @@ def measure(name: str, count: str, steps: str) -> dict[str, Any]:
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         return {"bare_s": beside, "step_s": own, "peak_bytes": int(largest)}
 
-    rows = []
+    def rematch(own: osdp.Plan, other: osdp.Plan) -> dict[str, Any]:
+        """Both in turns: of many plans that were measured once, the fastest was the luckiest, too."""
+        pair = sharded(own), sharded(other)
+        turns = [[step_s(*side) for side in pair] for _ in range(3 + 2 * int(steps))][3:]
+        return {"own_s": [a for a, _ in turns], "rival_s": [b for _, b in turns]}
+
+    rows: list[dict[str, Any]] = []
     for label, plan in plans.items():
         played = plan.simulate(hardware, dist.get_world_size())
         row = {
@@ -98,6 +109,11 @@ def measure(name: str, count: str, steps: str) -> dict[str, Any]:
             "limit_bytes": plan.memory_limit_bytes,
         }
         rows.append({**row, **taken(plan)})
+    for row in rows if times else ():
+        chosen = [rival_of(row, rows)]
+        dist.broadcast_object_list(chosen, 0)
+        if chosen[0] is not None:
+            row["rematch"] = {"plan": chosen[0], **rematch(plans[row["plan"]], plans[chosen[0]])}
     return {"alone_s": alone_s, "rows": rows, "machine": machine(), "hardware": json.loads(hardware.dumps())}
 
 
@@ -111,6 +127,17 @@ def searched(description: Any, hardware: Any, batch_size: int) -> list[Any]:
     least, most = least_and_most(description, **arguments)
     limits = [least + (most - least) * i // (LIMITS - 1) for i in range(LIMITS)]
     return [osdp.search(description, memory=limit, **arguments) for limit in limits]
+
+
+def of_rank_0(plans: list[Any]) -> list[Any]:
+    """Where a search ended for lack of time, ranks that search for themselves may find different plans."""
+    import torch.distributed as dist
+
+    import osdp
+
+    texts = [plan.dumps() for plan in plans]
+    dist.broadcast_object_list(texts, 0)
+    return [osdp.Plan.loads(text) for text in texts]
 
 
 def main() -> int:

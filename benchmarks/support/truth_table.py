@@ -17,10 +17,15 @@ def ratios(row: Row) -> list[float]:
     return [own / beside for own, beside in zip(row["step_s"], row["bare_s"], strict=True)]
 
 
-def spread(row: Row) -> float:
-    """How far the machine alone moves that ratio: half of what lies between its quartiles, relative."""
-    low, middle, high = quantiles(ratios(row), n=4)
+def half_quartiles(turns: Sequence[float]) -> float:
+    """Half of what lies between the quartiles, relative."""
+    low, middle, high = quantiles(turns, n=4)
     return (high - low) / 2 / middle
+
+
+def spread(row: Row) -> float:
+    """How far the machine alone moves that ratio."""
+    return half_quartiles(ratios(row))
 
 
 def time_error(row: Row, alone_s: float) -> float:
@@ -36,18 +41,31 @@ def certified_error(row: Row) -> float:
     return row["certified_bytes"] / row["peak_bytes"] - 1
 
 
-def regret(rows: Sequence[Row]) -> float:
-    """The most by which a searched plan's step is longer than that of the best plan that stays under its limit."""
-    worst = 0.0
-    for row in rows:
-        if row["limit_bytes"]:
-            fits = [
-                median(ratios(r))
-                for r in rows
-                if (r["certified_bytes"] or r["played_bytes"]) <= row["limit_bytes"]
-            ]
-            worst = max(worst, median(ratios(row)) / min(fits, default=median(ratios(row))) - 1)
-    return worst
+def rival_of(row: Row, rows: Sequence[Row]) -> str | None:
+    """The plan under the limit of a searched one that seemed fastest; None where that is the searched one itself."""
+    if not row["limit_bytes"]:
+        return None
+    fits = [r for r in rows if (r["certified_bytes"] or r["played_bytes"]) <= row["limit_bytes"]]
+    best = min(fits, key=lambda r: median(ratios(r)), default=row)
+    return None if best["plan"] == row["plan"] else str(best["plan"])
+
+
+def rematches(rows: Sequence[Row]) -> list[list[float]]:
+    """Of each searched plan that had a rival, and each turn: its step over the rival's."""
+    matches = [r["rematch"] for r in rows if "rematch" in r]
+    return [[a / b for a, b in zip(m["own_s"], m["rival_s"], strict=True)] for m in matches]
+
+
+def regret(rows: Sequence[Row]) -> dict[str, float]:
+    """By how much a searched plan's step is longer than its rival's, measured in turns; 0 where it has none."""
+    matches = rematches(rows)
+    slower = [max(0.0, median(turns) - 1) for turns in matches]
+    searched = sum(bool(r["limit_bytes"]) for r in rows)
+    return {
+        "regret, mean": sum(slower) / searched,
+        "regret, worst": max(slower, default=0.0),
+        "its spread": median(map(half_quartiles, matches)) if matches else 0.0,
+    }
 
 
 def summary(found: Mapping[str, Any]) -> dict[str, float]:
@@ -63,7 +81,7 @@ def time_summary(rows: Sequence[Row], alone_s: float) -> dict[str, float]:
         "worst": max(times),
         "spread": median(spreads),
         "within 5% or spread": fmean(t <= max(0.05, s) for t, s in zip(times, spreads, strict=True)),
-        "regret": regret(rows),
+        **regret(rows),
     }
 
 

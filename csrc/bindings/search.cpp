@@ -124,11 +124,14 @@ py::list candidate_list(const std::vector<Candidate>& list) {
 
 constexpr int64_t kStateBytes = int64_t{256} << 20;  // of each knapsack that it solves
 
-py::dict run_schedule(const Model& model, const Request& request, double time_limit_s, double gap) {
+py::dict run_schedule(const Model& model, const Request& request, double time_limit_s, double gap,
+                      int64_t work) {
   Schedule s;
   {
     py::gil_scoped_release release;
-    s = schedule(model, request, make_budget(time_limit_s, gap, kStateBytes));
+    Budget budget = make_budget(time_limit_s, gap, kStateBytes);
+    if (work > 0) budget.work = &work;
+    s = schedule(model, request, budget);
   }
   const bool interrupted = end_of_search(s.feasible);
   py::list runners_up;
@@ -249,7 +252,8 @@ void bind_schedule(py::module_& m) {
            "bucket_bytes"_a, "slice_overhead_s"_a, "ranks"_a, "hosts"_a, "collectives"_a, "exposed"_a,
            "optimizer_s_per_byte"_a, "limit_bytes"_a, "batches"_a, "recompute"_a, "least_transient_bytes"_a,
            "buffers"_a, "find_smallest"_a, "depth_first"_a, "smallest_first"_a, "cost_version"_a);
-  m.def("schedule", &run_schedule, "model"_a, "request"_a, "time_limit_s"_a, "gap"_a = 0.0);
+  m.def("schedule", &run_schedule, "model"_a, "request"_a, "time_limit_s"_a, "gap"_a = 0.0,
+        "work"_a = 0);
   m.def(
       "candidates",
       [](const Model& model, const Request& request, int operator_, int recompute) {

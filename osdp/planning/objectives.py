@@ -11,7 +11,7 @@ from osdp.errors import InfeasibleError
 from osdp.plan.plan import Plan
 from osdp.planning.core_inputs import MOST_BATCH
 from osdp.planning.runner_up_selection import best_by_playing
-from osdp.planning.search_job import FIRST_PLAN_S, SearchJob
+from osdp.planning.search_job import DEFAULT_TIME_LIMIT_S, FIRST_PLAN_S, FIRST_PLAN_WORK, SearchJob
 
 
 def fastest(job: SearchJob, limit: int, batches: Sequence[tuple[int, int]]) -> Plan:
@@ -23,14 +23,14 @@ def fastest(job: SearchJob, limit: int, batches: Sequence[tuple[int, int]]) -> P
     if least <= limit:
         raise InfeasibleError(
             f"method={job.searched.method!r} found no plan that fits {format_bytes(limit)} in "
-            f"{job.limit_s():g} s: give it a larger time_limit"
+            f"{job.limit_s() or DEFAULT_TIME_LIMIT_S:g} s: give it a larger time_limit"
             + (", or use method='exact'" if job.searched.method != "exact" else "")
             + (" or 'dfs-smallest-first'" if job.searched.method == "dfs" else "")
         )
     smallest = batches or [(1, 1)]
     exact = dataclasses.replace(job, searched=dataclasses.replace(job.searched, method="exact"))
     # Some plan that fits is found at once; this one is for a message.
-    found = exact.run(least, smallest, time_limit_s=FIRST_PLAN_S)
+    found = exact.run(least, smallest, work=FIRST_PLAN_WORK)
     if not found["feasible"]:
         found = exact.run(least, smallest)
     nearest = exact.assembly(least).plan(found)

@@ -32,7 +32,7 @@ OBJECTIVES = (
     (1.0, 0.75),
 )
 COARSE_GAP = 0.003  # at which these searches end
-COARSE_TIME = 0.05  # of the job's, for each of them
+COARSE_WORK = 50_000_000  # steps, for each of them
 BESIDE = 2  # runners-up of each that are played
 POLISHED = 6  # plans that are polished
 PLAYED_OPERATORS = 40_000  # bounds the polishing: operators of all steps that it plays
@@ -58,7 +58,10 @@ def best_by_playing(
     for times, of_limit in OBJECTIVES:
         rival = job if times == 1.0 else job.at((job.searched.exposed or 1.0) * times)
         found = rival.run(
-            round(limit * of_limit), batches, time_limit_s=COARSE_TIME * job.limit_s(), gap=COARSE_GAP
+            round(limit * of_limit),
+            batches,
+            gap=COARSE_GAP,
+            work=COARSE_WORK,
         )
         if found["feasible"]:
             if of_limit < 1:  # it says nothing of what the limit allows

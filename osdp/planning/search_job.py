@@ -22,7 +22,15 @@ from osdp.planning.device_memory import total
 from osdp.planning.plan_builder import Assembly
 
 DEFAULT_TIME_LIMIT_S = 10.0  # of method="exact"
-FIRST_PLAN_S = 0.1  # in which a plan that fits is usually found, where there is one
+# Note [The same plan on every rank]
+# Where every rank searches for itself, all must find the same plan. A clock would end their searches at different
+# points, so what a search does without a `time_limit` is bounded by steps that it counts (Budget in
+# csrc/search/problem/problem.hpp). A `time_limit` is kept by the clock, and so is the default one of searches over limits (objective="memory",
+# "batch").
+DEFAULT_WORK = 500_000_000
+# In which a plan that fits is usually found, where there is one.
+FIRST_PLAN_S = 0.1
+FIRST_PLAN_WORK = 10_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +51,15 @@ class SearchJob:
         default_factory=list
     )  # one for all that are `at` something
 
+    def counts_work(self) -> bool:
+        """Whether steps bound its searches, in place of the clock: Note [The same plan on every rank]."""
+        s = self.searched
+        return s.method == "exact" and s.time_limit_s is None and s.objective == "throughput"
+
     def limit_s(self) -> float:
         """Of the whole job; 0: none."""
-        default = DEFAULT_TIME_LIMIT_S if self.searched.method == "exact" else 0.0
-        return self.searched.time_limit_s or default
+        timed = self.searched.method == "exact" and not self.counts_work()
+        return self.searched.time_limit_s or (DEFAULT_TIME_LIMIT_S if timed else 0.0)
 
     def left_s(self) -> float:
         limit = self.limit_s()
@@ -63,12 +76,14 @@ class SearchJob:
         find_smallest: bool = False,
         time_limit_s: float | None = None,
         gap: float = 0.0,
+        work: int = 0,
     ) -> dict[str, Any]:
-        """What the search finds; it ends where the best plan is known but for the share `gap`."""
+        """What the search finds; it ends where the best plan is known but for the share `gap`, or after `work` steps."""
         # A little time there always is, for a first plan.
         seconds = min(time_limit_s or float("inf"), max(self.left_s(), 0.01 * self.limit_s()))
         seconds = seconds if seconds < float("inf") else 0.0  # 0: no limit
-        return _search.schedule(self.model, self.request(limit, batches, find_smallest), seconds, gap)
+        work = work or (DEFAULT_WORK if self.counts_work() else 0)
+        return _search.schedule(self.model, self.request(limit, batches, find_smallest), seconds, gap, work)
 
     @property
     def model(self) -> _search.Model:

@@ -268,6 +268,21 @@ def test_ranks_that_disagree_all_say_so(ranks, name, world, odd):
         assert f"rank {named}" in message or f"rank {odd}" in message, message
 
 
+def proves_less(me: Member) -> None:
+    model = build(dtype=torch.float32)
+    plan = osdp.search(model, (torch.randn(2, 6),), memory="1GiB", world_size=me.world, hardware="rtx-titan-8")
+    assert plan.certificate is not None
+    if me.rank == 1:
+        certificate = dataclasses.replace(plan.certificate, search_bound_ps=0, optimal=False, proven=False)
+        plan = dataclasses.replace(plan, certificate=certificate)
+    osdp.fully_shard(model, plan, process_group=me.group)
+    model(torch.randn(2, 6)).sum().backward()
+
+
+def test_ranks_may_have_proven_more_or_less_of_the_same_plan(ranks):
+    ranks(proves_less, world=2)
+
+
 def other_version(me: Member) -> str:
     version = osdp.__version__
     if me.rank == 1:

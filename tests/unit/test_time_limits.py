@@ -29,19 +29,26 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     moments = [time.monotonic()]
     schedule = _search.schedule
 
-    def slow(model: _search.Model, request: _search.Request, seconds: float, gap: float) -> dict[str, object]:
+    def slow(
+        model: _search.Model, request: _search.Request, seconds: float, gap: float, work: int
+    ) -> dict[str, object]:
         moments.append(moments[-1] + seconds)
-        return dict(schedule(model, request, 2.0, gap))
+        return dict(schedule(model, request, 2.0, gap, work))
 
     monkeypatch.setattr(search_job, "time", SimpleNamespace(monotonic=lambda: moments[-1]))
     monkeypatch.setattr(search_job, "_search", SimpleNamespace(**{**vars(_search), "schedule": slow}))
     return moments
 
 
-@pytest.mark.parametrize("time_limit", [None, 3.0])
 @pytest.mark.parametrize(
-    "objective",
-    [{"objective": "memory", "at_least": 1.0}, {"objective": "batch"}, {"objective": "throughput"}],
+    ("objective", "time_limit"),
+    [
+        ({"objective": "memory", "at_least": 1.0}, None),
+        ({"objective": "memory", "at_least": 1.0}, 3.0),
+        ({"objective": "batch"}, None),
+        ({"objective": "batch"}, 3.0),
+        ({"objective": "throughput"}, 3.0),
+    ],
 )
 def test_the_time_limit_is_for_all_searches_of_an_objective(
     clock: list[float], objective: dict[str, object], time_limit: float | None
@@ -50,6 +57,29 @@ def test_the_time_limit_is_for_all_searches_of_an_objective(
     assert verify(plan) == "" and plan.searched.time_limit_s == time_limit
     limit = time_limit or 10.0
     assert 0.9 * limit < clock[-1] - clock[0] <= 1.05 * limit
+
+
+def test_searches_without_a_time_limit_count_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rank of a job that searches for itself finds the same plan, however fast it is."""
+    schedule, bounds = _search.schedule, []
+
+    def noted(
+        model: _search.Model, request: _search.Request, seconds: float, gap: float, work: int
+    ) -> dict[str, object]:
+        bounds.append((seconds, work))
+        return dict(schedule(model, request, seconds, gap, work))
+
+    monkeypatch.setattr(search_job, "_search", SimpleNamespace(**{**vars(_search), "schedule": noted}))
+    osdp.search(gpt(2, 128), memory="24MiB", **HERE)
+    with pytest.raises(osdp.InfeasibleError):
+        osdp.search(gpt(2, 128), memory="1MiB", **HERE)
+    assert bounds and all(seconds == 0 and work > 0 for seconds, work in bounds)
+
+
+def test_a_search_that_ends_for_its_steps_ends_alike_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_job, "DEFAULT_WORK", 2_000_000)
+    first, second = (osdp.search(gpt(5, 256), memory="20MiB", **HERE) for _ in range(2))
+    assert first == second and not first.certificate.optimal and verify(first) == ""
 
 
 def test_no_plan_is_polished_where_the_time_is_over(

@@ -101,12 +101,14 @@ struct Solution {
   Statistics statistics;
 };
 
-// When to stop. `interrupted` is asked about every millisecond and must be cheap.
+// When to stop. `interrupted` is asked about every millisecond and must be cheap. A search that `work` alone ends
+// finds the same on every machine, and on every rank, whatever else they are busy with.
 struct Budget {
   double time_limit_s = 0;  // 0: none
   std::function<bool()> interrupted;
   double gap = 0;           // a plan is good enough when its time is within this fraction of the lower bound
   int64_t state_bytes = 0;  // of the lists of partial plans, about; 0: no limit
+  int64_t* work = nullptr;  // steps that are left, shared by all parts of a search; null: no limit
 };
 
 // Asks a Budget, at most every few thousand steps of work.
@@ -123,10 +125,13 @@ class Stopwatch {
     return stopped_;
   }
 
-  // Counts `work` steps (about a nanosecond each); true once the budget is spent.
+  // Counts `work` steps (a few nanoseconds each; kLargestSum: none, but asks now); true once the budget is
+  // spent.
   bool spent(int64_t work = 1) {
     if ((credit_ -= work) > 0 || stopped_) return stopped_;
+    const int64_t done = kStepsBetweenQuestions - credit_ - (work == kLargestSum ? work : 0);
     credit_ = kStepsBetweenQuestions;
+    if (budget_.work != nullptr && (*budget_.work -= done) <= 0) return stopped_ = true;
     const auto now = Clock::now();
     if (budget_.time_limit_s > 0 &&
         std::chrono::duration<double>(now - start_).count() >= budget_.time_limit_s) {

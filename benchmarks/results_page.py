@@ -44,8 +44,8 @@ def times() -> list[str]:
     page += [
         "Played steps relative to the bare model's, over measured ones. Goals: 3% on average, 5% at worst, or the spread",
         "where that is larger (half of what lies between the quartiles of the turns; the median over plans stands here).",
-        "Regret: by how much a searched plan is slower than the one that seemed fastest under its limit, both measured again,",
-        "in turns. Goal: 1%, or the spread of these turns.",
+        "Regret: by how much a searched plan is slower than the one that seemed fastest under its limit, both measured",
+        "again, in turns. Goal: 1%, or the spread of these turns.",
         "",
     ]
     for path in sorted(RESULTS.glob("truth-*.json")):

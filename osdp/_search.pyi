@@ -135,6 +135,7 @@ class Request:
         ],
         exposed: typing.SupportsFloat | typing.SupportsIndex,
         optimizer_s_per_byte: typing.SupportsFloat | typing.SupportsIndex,
+        recompute_slowdown: typing.SupportsFloat | typing.SupportsIndex,
         limit_bytes: typing.SupportsInt | typing.SupportsIndex,
         batches: collections.abc.Sequence[
             tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]
@@ -391,6 +392,7 @@ def schedule(
     request: Request,
     time_limit_s: typing.SupportsFloat | typing.SupportsIndex,
     gap: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+    work: typing.SupportsInt | typing.SupportsIndex = 0,
 ) -> dict: ...
 def simulate(
     model: Model,

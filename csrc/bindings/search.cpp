@@ -218,7 +218,7 @@ void bind_schedule(py::module_& m) {
                        std::vector<int64_t> granularities, int64_t optimizer_bytes_per_parameter_byte,
                        int64_t bucket_bytes, double slice_overhead_s, int64_t ranks, int64_t hosts,
                        const std::vector<std::pair<double, double>>& collectives, double exposed,
-                       double optimizer_s_per_byte, int64_t limit_bytes,
+                       double optimizer_s_per_byte, double recompute_slowdown, int64_t limit_bytes,
                        const std::vector<std::pair<int64_t, int64_t>>& batches,
                        const std::vector<int>& recompute, int64_t least_transient_bytes, int64_t buffers,
                        bool find_smallest, bool depth_first, bool smallest_first, int64_t cost_version) {
@@ -237,6 +237,7 @@ void bind_schedule(py::module_& m) {
              r.device.hosts = hosts;
              r.device.exposed = exposed;
              r.device.optimizer_s_per_byte = optimizer_s_per_byte;
+             r.device.recompute_slowdown = recompute_slowdown;
              r.limit_bytes = limit_bytes;
              for (const auto& [size, accumulation] : batches) r.batches.push_back({size, accumulation});
              for (int x : recompute) r.recompute.push_back(static_cast<Recompute>(x));
@@ -250,10 +251,10 @@ void bind_schedule(py::module_& m) {
            }),
            py::kw_only(), "cost"_a, "modes"_a, "granularities"_a, "optimizer_bytes_per_parameter_byte"_a,
            "bucket_bytes"_a, "slice_overhead_s"_a, "ranks"_a, "hosts"_a, "collectives"_a, "exposed"_a,
-           "optimizer_s_per_byte"_a, "limit_bytes"_a, "batches"_a, "recompute"_a, "least_transient_bytes"_a,
-           "buffers"_a, "find_smallest"_a, "depth_first"_a, "smallest_first"_a, "cost_version"_a);
-  m.def("schedule", &run_schedule, "model"_a, "request"_a, "time_limit_s"_a, "gap"_a = 0.0,
-        "work"_a = 0);
+           "optimizer_s_per_byte"_a, "recompute_slowdown"_a, "limit_bytes"_a, "batches"_a, "recompute"_a,
+           "least_transient_bytes"_a, "buffers"_a, "find_smallest"_a, "depth_first"_a, "smallest_first"_a,
+           "cost_version"_a);
+  m.def("schedule", &run_schedule, "model"_a, "request"_a, "time_limit_s"_a, "gap"_a = 0.0, "work"_a = 0);
   m.def(
       "candidates",
       [](const Model& model, const Request& request, int operator_, int recompute) {

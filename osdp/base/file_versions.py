@@ -55,6 +55,11 @@ def _hardware_3(old: Document) -> Document:
     return {"measured": None, **old}
 
 
+def _hardware_4(old: Document) -> Document:
+    """what early files lack: how much slower a forward is the second time"""
+    return {"recompute_slowdown": 1.0, **old}
+
+
 def _description_1(old: Document) -> Document:
     """what early files lack: the bytes of what the model returns"""
     return {"output_bytes_per_sample": 0, **old}
@@ -137,12 +142,17 @@ def _plan_8(old: Document) -> Document:
     return {**old, "searched": old["searched"] and {"cost_version": 5, **old["searched"]}}
 
 
+def _plan_9(old: Document) -> Document:
+    """what early files lack: in hardware"""
+    return {**old, "hardware": old["hardware"] and _hardware_4(old["hardware"])}
+
+
 # Kind -> its steps; the first one leads from version 1 to 2.
 STEPS: Mapping[str, tuple[Step, ...]] = {
     "checkpoint": (_checkpoint_1,),
     "description": (_description_1, _description_2),
-    "hardware": (_hardware_1, _hardware_2, _hardware_3),
-    "plan": (_plan_1, _plan_2, _plan_3, _plan_4, _plan_5, _plan_6, _plan_7, _plan_8),
+    "hardware": (_hardware_1, _hardware_2, _hardware_3, _hardware_4),
+    "plan": (_plan_1, _plan_2, _plan_3, _plan_4, _plan_5, _plan_6, _plan_7, _plan_8, _plan_9),
 }
 
 

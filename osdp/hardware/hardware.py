@@ -94,6 +94,8 @@ class Hardware:
         default_factory=dict
     )
     device_memory: DeviceMemory = DeviceMemory()
+    # What a forward that is computed again takes, over the first time; 1.0 where it was not measured.
+    recompute_slowdown: Annotated[float, AtLeast(0, strictly=True)] = 1.0
     measured: Measured | None = None  # None: from public figures, or of an older profile
 
     def bare_step_s(self, batch_size: int) -> float:

@@ -189,6 +189,7 @@ def make_request(
         exposed=hardware.exposed_communication if exposed is None else exposed,
         hosts=hosts,
         optimizer_s_per_byte=hardware.optimizer_s_per_byte,
+        recompute_slowdown=hardware.recompute_slowdown,
         limit_bytes=limit_bytes,
         batches=list(batches),
         recompute=[RECOMPUTE_CODES.index(r) for r in space.recompute],

@@ -3,12 +3,14 @@
 Note [What trial steps are for]
 How much of a second of communication a step takes longer depends on what both are busy with: on a CPU they want the same
 cores and drive each other out of caches, and sums of figures that were measured apart miss it by a third. So the model
-itself is trained for some steps, all of it in one mode, and three figures of the profile are fitted to that, all relative
+itself is trained for some steps, all of it in one mode, and four figures of the profile are fitted to that, all relative
 to the bare steps between them, since a machine's speed may change by half from one minute to the next:
   the operators' times, scaled to the bare step, and their forwards to its forward;
   the optimizer's rate, on the tensors of this model;
   `stolen_computation`, with which the steps, played, take as long as measured. Fitted to forward and backward apart, it
-comes out the same, within what the machine's noise allows to tell.
+comes out the same, within what the machine's noise allows to tell;
+  `recompute_slowdown`: with every block recomputed. A forward takes longer the second time, for what
+torch.utils.checkpoint does around it and for activations that the backward has driven out of caches.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import copy
 import gc
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,7 +41,7 @@ from osdp.ranks.rank_group import Together
 MODES = ("SHARD_GRAD_OP", "FULL_SHARD", "NO_SHARD")  # the last one needs most memory
 WARM_UPS = 2  # steps: then the order of units is known, and the optimizer has its state
 _ROUNDS = (3, 30)  # fewest, most
-_MOST_STOLEN = 10.0
+_MOST_STOLEN, _MOST_SLOWDOWN = 10.0, 4.0
 
 
 @dataclass(frozen=True)
@@ -68,14 +70,16 @@ def take_trials(
     """
     device = next(model.parameters()).device
     batch_size = batch_of((args, kwargs))
-    trials = []
-    for mode in MODES:
-        plan = replace(Plan.uniform(description, mode), batch_size=batch_size)
+    plans = [replace(Plan.uniform(description, mode), batch_size=batch_size) for mode in MODES]
+    if description.blocks:
+        plans.append(plans[0].replace({}, recompute={b.name: "hold" for b in description.blocks}))
+    trials: list[Trial] = []
+    for plan in plans:
         if not _fits(plan, description, hardware, ranks.world_size):
             continue
         sharded = _sharded_copy(ranks, model, plan)
         if sharded is not None:
-            turns = _turns(ranks, model, sharded, args, kwargs, device, seconds / len(MODES))
+            turns = _turns(ranks, model, sharded, args, kwargs, device, seconds / len(plans))
             trials.append(_judge(ranks, plan, turns))
         del sharded
         gc.collect()  # modules and their hooks know each other
@@ -101,17 +105,30 @@ def fitted(hardware: Hardware, trials: list[Trial], world_size: int) -> Hardware
     took = sum(t.optimizer for t in trials) * (forward + backward)
     if played > 0:
         here = replace(here, optimizer_s_per_byte=here.optimizer_s_per_byte * took / played)
-    steps_s = sum(t.step for t in trials) * (forward + backward)
 
-    def too_fast(stolen: float) -> bool:
-        lines = [t.plan.simulate(replace(here, stolen_computation=stolen), world_size) for t in trials]
-        return sum(line.step_time_s - line.optimizer_s for line in lines) < steps_s
+    def too_fast(machine: Hardware, these: list[Trial]) -> bool:
+        lines = [t.plan.simulate(machine, world_size) for t in these]
+        played = sum(line.step_time_s - line.optimizer_s for line in lines)
+        return played < sum(t.step for t in these) * (forward + backward)
 
-    low, high = 0.0, _MOST_STOLEN
-    for _ in range(12 if too_fast(low) else 0):
+    plain = [t for t in trials if not t.plan.recompute]
+    stolen = _largest(
+        0.0, _MOST_STOLEN, lambda x: bool(plain) and too_fast(replace(here, stolen_computation=x), plain)
+    )
+    here = replace(here, stolen_computation=stolen, exposed_communication=max(1.0, stolen))
+    again = [t for t in trials if t.plan.recompute]
+    slowdown = _largest(
+        1.0, _MOST_SLOWDOWN, lambda x: bool(again) and too_fast(replace(here, recompute_slowdown=x), again)
+    )
+    return replace(here, recompute_slowdown=slowdown)
+
+
+def _largest(low: float, high: float, holds: Callable[[float], bool]) -> float:
+    """About the largest value for which it holds, as it does for smaller ones; `low` where it does for none."""
+    for _ in range(12 if holds(low) else 0):
         middle = (low + high) / 2
-        low, high = (middle, high) if too_fast(middle) else (low, middle)
-    return replace(here, stolen_computation=low, exposed_communication=max(1.0, low))
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
 
 
 def _fits(plan: Plan, description: ModelDescription, hardware: Hardware, world_size: int) -> bool:

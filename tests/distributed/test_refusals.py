@@ -270,7 +270,9 @@ def test_ranks_that_disagree_all_say_so(ranks, name, world, odd):
 
 def proves_less(me: Member) -> None:
     model = build(dtype=torch.float32)
-    plan = osdp.search(model, (torch.randn(2, 6),), memory="1GiB", world_size=me.world, hardware="rtx-titan-8")
+    plan = osdp.search(
+        model, (torch.randn(2, 6),), memory="1GiB", world_size=me.world, hardware="rtx-titan-8"
+    )
     assert plan.certificate is not None
     if me.rank == 1:
         certificate = dataclasses.replace(plan.certificate, search_bound_ps=0, optimal=False, proven=False)

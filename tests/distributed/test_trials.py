@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import threading
 from typing import Any
@@ -99,6 +100,28 @@ def is_left_as_it_was(me: Member) -> str:
     return hardware.dumps()
 
 
+class Blocks(nn.Module):
+    """Equal ones, which a plan may recompute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        block = [nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)]
+        self.layers = nn.ModuleList(copy.deepcopy(nn.Sequential(*block)) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def recomputes_the_blocks(me: Member) -> float:
+    with pytest.MonkeyPatch.context() as patch:
+        modes = tried_modes(me, patch)
+        hardware = osdp.profile(Blocks(), torch.randn(8, 16), group=me.group, seconds=0.2)
+    assert modes == [*MODES, MODES[0]]
+    return hardware.recompute_slowdown
+
+
 def is_measured_without(me: Member) -> None:
     """One rank's model cannot be copied: none is tried, and what communication takes is measured apart."""
     model = CannotBeCopied() if me.rank == 0 else Net()
@@ -133,6 +156,11 @@ def fails_in_the_middle(me: Member, after: int) -> str:
     with pytest.raises(osdp.OSDPError) as caught:
         osdp.profile(FailsOnTheLastRank(me, after), TOKENS, group=me.group, seconds=0.2)
     return f"{type(caught.value).__name__}: {caught.value}"
+
+
+def test_recomputed_blocks_are_tried_too(ranks) -> None:
+    slowdowns = set(ranks(recomputes_the_blocks, world=2))
+    assert len(slowdowns) == 1 and 1.0 <= slowdowns.pop() <= 4.0
 
 
 @pytest.mark.parametrize("world", [2, 3])

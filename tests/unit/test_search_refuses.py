@@ -135,6 +135,7 @@ def test_a_description_that_means_nothing_is_refused(change, says):
         {"flops_per_s": float("nan")},
         {"gamma_s": {"h.0.mlp.fc": float("nan")}},
         {"recompute_s": {"h.0.mlp.fc": -1.0}},
+        {"recompute_slowdown": 0.0},
         {"stolen_computation": float("nan")},
         {"communication_delay": osdp.hardware.hardware.Collective(0.0, float("inf"))},
     ],

@@ -52,6 +52,19 @@ def test_a_step_by_hand():
     assert step.peak_memory_bytes == 2 * 3 * 16640 // 2 + 3 * 16640 + 16640 // 2
 
 
+def test_a_forward_takes_longer_the_second_time():
+    description = gpt(2, 128)
+    plain = osdp.Plan.uniform(description, "NO_SHARD")
+    held = plain.replace({}, recompute={b.name: "hold" for b in description.blocks})
+    steps = {
+        slowdown: held.simulate(machine(1, recompute_slowdown=slowdown), 1).step_time_s
+        for slowdown in (1.0, 1.5)
+    }
+    without = plain.simulate(machine(1), 1).step_time_s
+    assert steps[1.0] > without
+    assert steps[1.5] - without == pytest.approx(1.5 * (steps[1.0] - without), rel=1e-6)
+
+
 def test_slower_beside_each_other():
     plan = osdp.search(gpt(2, 128), memory="1GiB", modes="FULL_SHARD", batch_size=4, **HERE)
     alone = plan.simulate()

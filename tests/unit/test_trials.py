@@ -31,6 +31,7 @@ def true_machine(description: osdp.ModelDescription) -> Hardware:
         gamma_s={o.name: 1e-4 for o in description.operators},
         gamma_fixed_s={o.name: 1e-4 for o in description.operators},
         recompute_s={o.name: 5e-5 for o in description.operators},
+        recompute_slowdown=1.4,
     )
 
 
@@ -38,8 +39,9 @@ def trials_on(machine: Hardware, description: osdp.ModelDescription) -> list[Tri
     forward = sum(machine.recompute_s.values()) * BATCH
     bare = sum(machine.gamma_s.values()) * BATCH + sum(machine.gamma_fixed_s.values())
     trials = []
-    for mode in MODES:
-        plan = replace(osdp.Plan.uniform(description, mode), batch_size=BATCH)
+    plans = [replace(osdp.Plan.uniform(description, mode), batch_size=BATCH) for mode in MODES]
+    again = {block.name: "hold" for block in description.blocks}
+    for plan in [*plans, plans[0].replace({}, recompute=again)]:
         line = plan.simulate(machine, 2)
         step = (line.step_time_s - line.optimizer_s) / bare
         trials.append(Trial(plan, (forward, bare - forward), step, line.optimizer_s / bare))
@@ -56,6 +58,7 @@ def test_what_was_measured_wrong_is_put_right() -> None:
         recompute_s={name: 1.2 * s for name, s in truth.recompute_s.items()},
         optimizer_s_per_byte=3e-10,
         stolen_computation=0.0,
+        recompute_slowdown=1.0,
         communication_delay=Collective(1e-4, 1e-9),
     )
     found = fitted(measured, trials_on(truth, description), 2)
@@ -66,6 +69,7 @@ def test_what_was_measured_wrong_is_put_right() -> None:
     assert found.optimizer_s_per_byte == pytest.approx(4e-10, rel=1e-6)
     assert found.stolen_computation == pytest.approx(1.3, abs=0.01)
     assert found.exposed_communication == found.stolen_computation
+    assert found.recompute_slowdown == pytest.approx(1.4, abs=0.01)
     assert found.communication_delay == Collective(0.0, 0.0)
 
 
@@ -75,6 +79,7 @@ def test_steps_that_are_faster_than_nothing_stolen_steal_nothing() -> None:
     trials = [replace(t, step=t.step / 2) for t in trials_on(truth, description)]
     found = fitted(truth, trials, 2)
     assert found.stolen_computation == 0.0 and found.exposed_communication == 1.0
+    assert found.recompute_slowdown == 1.0
 
 
 @pytest.mark.parametrize(("dtype", "itemsize"), [("float32", 4), ("bfloat16", 2), ("float64", 8)])

@@ -63,7 +63,7 @@ def test_a_plan_of_every_version_verifies(name: str) -> None:
 def test_what_an_old_file_lacks_has_the_value_that_it_had_then() -> None:
     hardware = Hardware.load(FILES / "hardware-1-first.json")
     assert hardware.between_hosts is None and hardware.exposed_communication == 1.0
-    assert hardware.measured is None
+    assert hardware.measured is None and hardware.recompute_slowdown == 1.0
     assert hardware.communication_delay == Collective(0.0, 0.0) and hardware.stolen_computation == 0.0
     plan = document("plan-1.json")
     plan["hardware"] = document("hardware-1-first.json")
@@ -126,7 +126,7 @@ def test_upgrade_rewrites_a_file_in_place_and_says_what_changed(tmp_path: Path, 
         "added description.operators[].work_bytes_per_sample, added description.operators[].work_bytes_fixed, "
         "added description.output_bytes_per_sample, added separate_reductions"
     )
-    assert said == f"{path}: plan, version 1 to 9: {added}\n"
+    assert said == f"{path}: plan, version 1 to 10: {added}\n"
     assert json.loads(path.read_text())["version"] == 9
     assert Plan.load(path) == before and stat.S_IMODE(path.stat().st_mode) == 0o640
     assert main(["upgrade", str(path)]) == 0

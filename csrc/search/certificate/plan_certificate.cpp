@@ -142,7 +142,8 @@ class Checker {
   int128 again_time(size_t b) const {
     int128 sum = 0;
     for (size_t i : members_[b]) {
-      sum += picoseconds(model_.operators[i].recompute_s_per_sample, model_.operators[i].name);
+      const Operator& op = model_.operators[i];
+      sum += picoseconds(op.recompute_s_per_sample * request_.device.recompute_slowdown, op.name);
     }
     return sum * plan_.batch.size * plan_.batch.accumulation;
   }

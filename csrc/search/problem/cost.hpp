@@ -66,6 +66,7 @@ struct Device {
   Collective between_hosts;  // of one ring step; not faster than inside a host
   double exposed = 1;        // how much longer a step gets for each second of communication
   double optimizer_s_per_byte = 0;
+  double recompute_slowdown = 1;  // what a forward that is computed again takes, over the first time
 };
 
 // Smaller tensors travel together, through a copy (csrc/runtime/collectives.hpp: kSmallBytes).

@@ -101,8 +101,8 @@ struct Solution {
   Statistics statistics;
 };
 
-// When to stop. `interrupted` is asked about every millisecond and must be cheap. A search that `work` alone ends
-// finds the same on every machine, and on every rank, whatever else they are busy with.
+// When to stop. `interrupted` is asked about every millisecond and must be cheap. A search that `work` alone
+// ends finds the same on every machine, and on every rank, whatever else they are busy with.
 struct Budget {
   double time_limit_s = 0;  // 0: none
   std::function<bool()> interrupted;

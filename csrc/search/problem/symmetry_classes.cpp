@@ -53,7 +53,8 @@ Kind make_kind(const Model& model, const Request& request, const std::vector<int
             "ranks on each of several hosts)");
       }
     }
-    recompute += picoseconds(op.recompute_s_per_sample, "operator '" + op.name + "'");
+    recompute += picoseconds(op.recompute_s_per_sample * request.device.recompute_slowdown,
+                             "operator '" + op.name + "'");
   }
   kind.recompute_ps_per_sample = narrow(recompute);
   return kind;

@@ -106,6 +106,8 @@ void validate(const Device& device) {
   validate(device.reduce_scatter, "reduce_scatter");
   validate(device.all_reduce, "all_reduce");
   validate(device.between_hosts, "the link between hosts");
+  if (!(device.recompute_slowdown > 0 && device.recompute_slowdown <= 1e6))
+    throw InvalidProblem("the slowdown of recomputation is " + std::to_string(device.recompute_slowdown));
   if (!(device.exposed >= 0 && device.exposed <= 1e6))
     throw InvalidProblem("exposed communication is " + std::to_string(device.exposed));
   seconds(device.optimizer_s_per_byte, "the optimizer's time for a byte");

@@ -24,6 +24,7 @@ struct LaneTime {
 struct StepOperator {
   std::string name;
   int64_t forward_ps = 0, backward_ps = 0;
+  int64_t recompute_ps = 0;    // its forward, the second time
   int64_t resident_bytes = 0;  // parameters and optimizer state on this rank, all the time
   int64_t saved_bytes = 0;     // activations, from its forward to its backward
   int64_t whole_gradient_bytes =

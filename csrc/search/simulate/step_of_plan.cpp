@@ -100,6 +100,8 @@ class Builder {
         of_batch(picoseconds(op.compute_s_fixed, where), picoseconds(op.compute_s_per_sample, where));
     o.forward_ps = std::min(forward, both);
     o.backward_ps = both - o.forward_ps;
+    o.recompute_ps =
+        of_batch(0, picoseconds(op.recompute_s_per_sample * request_.device.recompute_slowdown, where));
     o.saved_bytes = of_batch(op.saved_bytes_fixed, op.saved_bytes_per_sample);
     o.work_bytes = of_batch(op.work_bytes_fixed, op.work_bytes_per_sample);
     if (op.tensors.empty()) return;
@@ -115,6 +117,7 @@ class Builder {
       const int64_t launches =
           Linear{0, picoseconds(request_.space.slice_overhead_s, where)}(c.granularity - 1);
       o.forward_ps += launches / 3;
+      o.recompute_ps += launches / 3;
       o.backward_ps += launches - launches / 3;
     }
     kept_gradients_[i] = c.gradient_bytes - o.whole_gradient_bytes;

@@ -38,8 +38,8 @@ void check(const Step& step) {
   for (const StepOperator& o : step.operators) {
     check_bytes(o.name, {o.resident_bytes, o.saved_bytes, o.work_bytes, o.whole_gradient_bytes,
                          o.full_gradient_bytes});
-    if (std::min(o.forward_ps, o.backward_ps) < 0 || std::max(o.forward_ps, o.backward_ps) > kLargestSum ||
-        o.parts < 1) {
+    const auto [least, most] = std::minmax({o.forward_ps, o.recompute_ps, o.backward_ps});
+    if (least < 0 || most > kLargestSum || o.parts < 1) {
       throw InvalidProblem("operator '" + o.name + "': a time that is none, or no parts");
     }
     if (o.block >= 0 && !within(o.block, step.blocks.size())) {
@@ -156,8 +156,11 @@ class Writer {
   // What one of the slices of `i` takes of `ps`; the rest is that of the part that is not sharded.
   int64_t slice_ps(int i, int64_t ps) const { return ps / step_.operators[i].parts; }
 
+  // The first time or, in a recomputed block, the second.
   void forward_of(int i) {
-    const int64_t ps = step_.operators[i].forward_ps, each = slice_ps(i, ps);
+    const StepOperator& o = step_.operators[i];
+    const int64_t ps = phase_ == StepPhase::Recompute ? o.recompute_ps : o.forward_ps;
+    const int64_t each = slice_ps(i, ps);
     compute(i, ps - each * static_cast<int64_t>(slices_[i].size()));
     for (int u : slices_[i]) {
       use(u);

@@ -130,7 +130,7 @@ def test_upgrade_rewrites_a_file_in_place_and_says_what_changed(tmp_path: Path, 
     assert json.loads(path.read_text())["version"] == 10
     assert Plan.load(path) == before and stat.S_IMODE(path.stat().st_mode) == 0o640
     assert main(["upgrade", str(path)]) == 0
-    assert capsys.readouterr().out == f"{path}: plan, version 9: up to date\n"
+    assert capsys.readouterr().out == f"{path}: plan, version 10: up to date\n"
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
 
 

@@ -25,8 +25,8 @@ DEFAULT_TIME_LIMIT_S = 10.0  # of method="exact"
 # Note [The same plan on every rank]
 # Where every rank searches for itself, all must find the same plan. A clock would end their searches at different
 # points, so what a search does without a `time_limit` is bounded by steps that it counts (Budget in
-# csrc/search/problem/problem.hpp). A `time_limit` is kept by the clock, and so is the default one of searches over limits (objective="memory",
-# "batch").
+# csrc/search/problem/problem.hpp). A `time_limit` is kept by the clock, and so is the default one of searches over
+# limits (objective="memory", "batch").
 DEFAULT_WORK = 500_000_000
 # In which a plan that fits is usually found, where there is one.
 FIRST_PLAN_S = 0.1

@@ -96,6 +96,7 @@ fuzz:  ## the JSON reader and the planner under libFuzzer for a minute; needs cl
 fuzz-compiler:
 	@[ -n '$(FUZZER)' ]
 
+.SECONDARY: $(FUZZ_OBJECTS)
 build/fuzz/fuzz_%: tests/fuzz/fuzz_%.cpp $(FUZZ_OBJECTS)
 	@$(FUZZ_COMPILE) -fsanitize=fuzzer $^ -o $@
 

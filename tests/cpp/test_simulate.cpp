@@ -16,7 +16,7 @@ namespace {
 Step chain(int operators, int64_t forward, int64_t backward, int64_t saved = 0) {
   Step s;
   for (int i = 0; i < operators; ++i) {
-    s.operators.push_back({"op" + std::to_string(i), forward, backward, 0, saved, 0, 0, 1, -1});
+    s.operators.push_back({"op" + std::to_string(i), forward, backward, 0, saved, 0, 0, 1, -1, 0, forward});
   }
   return s;
 }
@@ -298,7 +298,8 @@ Step random_step(std::mt19937_64& r) {
   }
   for (int i = 0; i < n; ++i) {
     StepOperator& o = s.operators[i];
-    o.forward_ps = upto(1000), o.backward_ps = upto(2000), o.saved_bytes = upto(1000);
+    o.forward_ps = upto(1000), o.recompute_ps = upto(1000), o.backward_ps = upto(2000),
+    o.saved_bytes = upto(1000);
     o.work_bytes = upto(700);
     const int64_t bytes = 2 * upto(500);
     switch (upto(4)) {

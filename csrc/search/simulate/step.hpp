@@ -24,7 +24,6 @@ struct LaneTime {
 struct StepOperator {
   std::string name;
   int64_t forward_ps = 0, backward_ps = 0;
-  int64_t recompute_ps = 0;    // its forward, the second time
   int64_t resident_bytes = 0;  // parameters and optimizer state on this rank, all the time
   int64_t saved_bytes = 0;     // activations, from its forward to its backward
   int64_t whole_gradient_bytes =
@@ -33,6 +32,7 @@ struct StepOperator {
   int64_t parts = 1;                // it is computed in so many slices, the sharded ones last
   int block = -1;                   // the recomputed block that it is in, or -1
   int64_t work_bytes = 0;           // while its backward runs: Note [Work] in problem/phases.hpp
+  int64_t recompute_ps = 0;         // its forward, the second time
 };
 
 // A recomputed block: neighbouring operators.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,14 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
+def of_support() -> list[str]:
+    return [name for name in sys.modules if name.partition(".")[0] == "support"]
+
+
 @pytest.fixture
-def truth(monkeypatch: pytest.MonkeyPatch) -> Any:
+def truth(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    # Benchmarks and the tests among ranks each have a package `support`.
+    others = {name: sys.modules.pop(name) for name in of_support()}
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import truth
 
@@ -21,7 +28,10 @@ def truth(monkeypatch: pytest.MonkeyPatch) -> Any:
         raise AssertionError("nothing is to be measured")
 
     monkeypatch.setattr(truth, "run_ranks", measure)
-    return truth
+    yield truth
+    for name in [*of_support(), "truth"]:
+        del sys.modules[name]
+    sys.modules.update(others)
 
 
 def resume(truth: Any, monkeypatch: pytest.MonkeyPatch, file: Path, **changes: object) -> None:

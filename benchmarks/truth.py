@@ -54,7 +54,7 @@ def measure(name: str, count: str, steps: str) -> dict[str, Any]:
     hardware = osdp.profile(bare, *sample, seconds=10 if times else 1)
     batch_size = sample[0].shape[0]
     alone_s = hardware.bare_step_s(batch_size)
-    plans = {f"searched {i}": p for i, p in enumerate(of_rank_0(searched(description, hardware, batch_size)))}
+    plans = {f"searched {i}": p for i, p in enumerate(searched(description, hardware, batch_size))}
     plans |= {f"random {i}": p for i, p in enumerate(random_plans(description, batch_size, int(count), 15))}
     heap = Heap()
 
@@ -127,17 +127,6 @@ def searched(description: Any, hardware: Any, batch_size: int) -> list[Any]:
     least, most = least_and_most(description, **arguments)
     limits = [least + (most - least) * i // (LIMITS - 1) for i in range(LIMITS)]
     return [osdp.search(description, memory=limit, **arguments) for limit in limits]
-
-
-def of_rank_0(plans: list[Any]) -> list[Any]:
-    """Where a search ended for lack of time, ranks that search for themselves may find different plans."""
-    import torch.distributed as dist
-
-    import osdp
-
-    texts = [plan.dumps() for plan in plans]
-    dist.broadcast_object_list(texts, 0)
-    return [osdp.Plan.loads(text) for text in texts]
 
 
 def main() -> int:

@@ -106,20 +106,16 @@ def fitted(hardware: Hardware, trials: list[Trial], world_size: int) -> Hardware
     if played > 0:
         here = replace(here, optimizer_s_per_byte=here.optimizer_s_per_byte * took / played)
 
-    def too_fast(machine: Hardware, these: list[Trial]) -> bool:
+    def too_fast(machine: Hardware, these: list[Trial]) -> bool:  # none are not
         lines = [t.plan.simulate(machine, world_size) for t in these]
         played = sum(line.step_time_s - line.optimizer_s for line in lines)
         return played < sum(t.step for t in these) * (forward + backward)
 
     plain = [t for t in trials if not t.plan.recompute]
-    stolen = _largest(
-        0.0, _MOST_STOLEN, lambda x: bool(plain) and too_fast(replace(here, stolen_computation=x), plain)
-    )
+    stolen = _largest(0.0, _MOST_STOLEN, lambda x: too_fast(replace(here, stolen_computation=x), plain))
     here = replace(here, stolen_computation=stolen, exposed_communication=max(1.0, stolen))
     again = [t for t in trials if t.plan.recompute]
-    slowdown = _largest(
-        1.0, _MOST_SLOWDOWN, lambda x: bool(again) and too_fast(replace(here, recompute_slowdown=x), again)
-    )
+    slowdown = _largest(1.0, _MOST_SLOWDOWN, lambda x: too_fast(replace(here, recompute_slowdown=x), again))
     return replace(here, recompute_slowdown=slowdown)
 
 

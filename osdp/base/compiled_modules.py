@@ -16,7 +16,8 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """What fully_shard was given: the module inside of torch.compile(model) and of osdp.FullyShardedDataParallel."""
+    """What fully_shard was given: the module inside of torch.compile(model) and of osdp.FullyShardedDataParallel (of all of
+    them, where one wraps another)."""
     model = getattr(model, "_orig_mod") if type(model).__name__ == "OptimizedModule" else model  # noqa: B009
     return getattr(model, "_osdp_wrapped", model)
 

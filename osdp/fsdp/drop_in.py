@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import dataclasses
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -10,18 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
-from osdp.errors import InvalidProblemError, ProcessGroupError
-from osdp.plan.choice import MODES
-from osdp.plan.mixed_precision import MixedPrecision, fairscale_precision, precision_name
+from osdp.base.cast_floats import cast_floats
+from osdp.base.compiled_modules import unwrapped
+from osdp.errors import ShardingError
+from osdp.fsdp.marks import MARKS, marked_plan, refuse_planned
+from osdp.fsdp.options import Options
+from osdp.fsdp.searched_plan import searched_plan
+from osdp.fsdp.wrap import wrap_by_policy
 from osdp.plan.plan import Plan
-from osdp.ranks.rank_group import Together
 from osdp.sharding import step_scopes
-from osdp.sharding.fully_shard import fully_shard, refuse_twice
-from osdp.sharding.hybrid_mesh import GroupLike, RankGrid, given_or_found, model_ranks
-from osdp.sharding.meta_init import InitFunction
-from osdp.sharding.sharded_model import runtime_of
+from osdp.sharding.forward_methods import part_of
+from osdp.sharding.fully_shard import fully_shard
+from osdp.sharding.handover import Handover
+from osdp.sharding.hybrid_mesh import GroupLike
+from osdp.sharding.sharded_model import Sharded
 
 
 class FullyShardedDataParallel(nn.Module):
@@ -29,126 +32,129 @@ class FullyShardedDataParallel(nn.Module):
 
     With neither `plan` nor `memory` everything is FULL_SHARD, as FSDP does. With `plan` that plan is obeyed. With
     `memory` ("8GiB", bytes) and `sample` (a tuple or dict of example inputs) rank 0 searches for the fastest plan that
-    fits, and all obey it; further keywords are `osdp.search`'s. `whole` (patterns of what stays NO_SHARD) also goes
-    without a search.
+    fits, and all obey it; `hardware` and `search` (a dict: batch_size, modes ...) are `osdp.search`'s. `whole` (patterns
+    of what stays NO_SHARD) also goes without a search.
+
+    All arguments of FairScale's class and of torch's FSDP are taken, by name or in either's order after `module` and
+    `process_group`, with their objects as values: docs/drop-in.md says of each what it does. In short:
 
     `mixed_precision`: an osdp.MixedPrecision, or torch's (FSDP1's or FSDP2's); or True, as FairScale has it, with its
-    `compute_dtype` (fp16), `buffer_dtype` (the same) and `fp32_reduce_scatter`.
+    `compute_dtype` (fp16), `buffer_dtype` (the same) and `fp32_reduce_scatter`. `force_input_to_fp32`: where that is not
+    on, inputs are cast to float32.
     `sharding_strategy`: torch's ShardingStrategy, or its name, in place of a plan: that mode everywhere (_HYBRID_SHARD_ZERO2
-    is taken as HYBRID_SHARD, which gathers again for backward: less memory, the same numbers). By default FULL_SHARD, or
-    HYBRID_SHARD where `device_mesh` has two dimensions or `process_group` is a pair. `device_mesh`, `ranks_per_host`,
-    `device_id`, `param_init_fn`, `initialise` and `cpu_offload`: see `osdp.fully_shard`. `sync_module_states` changes
-    nothing: rank 0's values always count.
+    is taken as HYBRID_SHARD, which gathers again for backward: less memory, the same numbers). `reshard_after_forward=False`
+    is SHARD_GRAD_OP. By default FULL_SHARD, or HYBRID_SHARD where `device_mesh` has two dimensions or `process_group` is
+    a pair. `device_mesh`, `ranks_per_host`, `device_id` (`compute_device`), `param_init_fn`, `initialise` and
+    `cpu_offload` (`move_params_to_cpu`): see `osdp.fully_shard`.
 
     Names of parameters, buffers and state dict entries are the unwrapped module's; other attributes, and indexing, are
-    the module's. Raises what `osdp.fully_shard` and `osdp.search` raise.
+    the module's. Raises InvalidProblemError for arguments that no class has or that are not supported, and what
+    `osdp.fully_shard` and `osdp.search` raise.
 
     >>> model = osdp.FullyShardedDataParallel(model)
     >>> optimizer = torch.optim.AdamW(model.parameters())
     """
 
+    _casts_inputs = False
+
     def __init__(
-        self,
-        module: nn.Module,
-        process_group: GroupLike | None = None,
-        plan: Plan | None = None,
-        memory: int | float | str | None = None,
-        *,
-        sharding_strategy: Any = None,
-        device_mesh: DeviceMesh | None = None,
-        ranks_per_host: int | None = None,
-        device_id: int | str | torch.device | None = None,
-        param_init_fn: InitFunction | None = None,
-        initialise: bool = True,
-        sync_module_states: bool = True,
-        cpu_offload: object = False,
-        sample: Any = None,
-        hardware: Any = None,
-        mixed_precision: MixedPrecision | object | None = None,
-        compute_dtype: torch.dtype | None = None,
-        buffer_dtype: torch.dtype | None = None,
-        fp32_reduce_scatter: bool = False,
-        **search_options: Any,
+        self, module: nn.Module, process_group: GroupLike | None = None, *args: Any, **kwargs: Any
     ) -> None:
         super().__init__()
-        refuse_twice(module)
-        mixed_precision = fairscale_precision(
-            mixed_precision, compute_dtype, buffer_dtype, fp32_reduce_scatter
-        )
-        whole = search_options.pop("whole", ()) if memory is None and plan is None else ()
-        _check_search_options(memory, {"sample": sample, "hardware": hardware}, search_options)
-        if plan is not None and memory is not None:
-            raise InvalidProblemError(
-                "give plan= or memory=, not both: a plan was made for its own memory limit"
-            )
-        if sharding_strategy is not None and (plan is not None or memory is not None):
-            raise InvalidProblemError(
-                "sharding_strategy= is one mode for everything; with plan= or memory= the plan says the modes"
-            )
-        on: dict[str, Any] = {"device_mesh": device_mesh, "ranks_per_host": ranks_per_host}
-        start: dict[str, Any] = {
-            "device_id": device_id,
-            "param_init_fn": param_init_fn,
-            "initialise": initialise,
-            "cpu_offload": cpu_offload,
-        }
-        del sync_module_states
-        if memory is not None:
-            if mixed_precision is not None:
-                search_options["precision"] = precision_name(mixed_precision)
-            plan = _searched(module, process_group, on, memory, sample, hardware, search_options)
-        if plan is None:
-            given = device_mesh if device_mesh is not None else process_group
-            plan = Plan.uniform(module, _mode(sharding_strategy, given), whole=whole)
-        fully_shard(module, plan, process_group, mixed_precision=mixed_precision, **on, **start)
+        options = Options.of(args, {"process_group": process_group, **kwargs})
+        mixed_precision = options.precision
         self.module = module
+        inner = self._osdp_wrapped
+        refuse_planned(inner)
+        if options.auto_wrap_policy is not None:
+            _wrap_parts(inner, options)
+        with Handover(inner) as handover:
+            fully_shard(
+                inner,
+                _plan(inner, options),
+                options.process_group,
+                device_mesh=options.device_mesh,
+                ranks_per_host=options.ranks_per_host,
+                device_id=options.device,
+                param_init_fn=options.param_init_fn,
+                initialise=options.initialise,
+                cpu_offload=options.offload,
+                mixed_precision=mixed_precision,
+                handover=handover,
+            )
+        self._mark(options)
+
+    def _mark(self, options: Options) -> None:
+        MARKS[self._osdp_wrapped] = options
+        # FairScale casts what comes in only where nothing else does.
+        self._casts_inputs = options.force_input_to_fp32 and options.precision is None
 
     @property
     def _osdp_wrapped(self) -> nn.Module:
-        return self.module
+        return unwrapped(self.module)
+
+    def _sharded(self) -> Sharded:
+        """Of the outermost model around this, or of this."""
+        return part_of(self._osdp_wrapped)[1]
+
+    def _outermost(self, method: str) -> None:
+        model, _, name = part_of(self._osdp_wrapped)
+        if name:
+            raise ShardingError(
+                f"{method} is for the outermost wrap: {name!r} is a part of a {type(model).__name__} that is sharded whole"
+            )
 
     @property
     def plan(self) -> Plan:
-        return runtime_of(self.module).plan
+        return self._sharded().plan
 
     @property
     def rank(self) -> int:
-        return runtime_of(self.module).runtime.rank
+        return self._sharded().runtime.rank
 
     @property
     def world_size(self) -> int:
-        return runtime_of(self.module).runtime.world
+        return self._sharded().runtime.world
 
     @property
     def process_group(self) -> dist.ProcessGroup:
-        return runtime_of(self.module).group
+        return self._sharded().group
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self._casts_inputs:
+            args, kwargs = cast_floats(args, torch.float32), cast_floats(kwargs, torch.float32)
         return self.module(*args, **kwargs)
 
     def no_sync(self) -> AbstractContextManager[None]:
         """See `osdp.no_sync`."""
+        self._outermost("no_sync")
         return step_scopes.no_sync(self.module)
 
     def clip_grad_norm_(
         self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> Tensor:
         """See `osdp.clip_grad_norm_`."""
+        self._outermost("clip_grad_norm_")
         return step_scopes.clip_grad_norm_(self.module, max_norm, norm_type, error_if_nonfinite)
 
     def summon_full_params(
         self, with_grads: bool = False, writeback: bool = True
     ) -> AbstractContextManager[None]:
         """See `osdp.summon_full_params`."""
-        return step_scopes.summon_full_params(self.module, with_grads, writeback)
+        return step_scopes.summon_full_params(part_of(self._osdp_wrapped)[0], with_grads, writeback)
 
     # Names are the unwrapped module's: the wrapper adds no "module." to parameters, buffers and state dicts.
 
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        return self.module.named_parameters(*args, **kwargs)
-
-    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
-        return self.module.named_buffers(*args, **kwargs)
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """The wrapper and what is in it have one name; all parameters and buffers are named by this."""
+        memo = set() if memo is None else memo
+        if self not in memo:
+            if remove_duplicate:
+                memo.add(self)
+            yield prefix, self
+            yield from self.module.named_modules(memo, prefix, remove_duplicate)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The full state dict, on every rank. Collective."""
@@ -200,77 +206,30 @@ class FullyShardedDataParallel(nn.Module):
         return self.module[key]  # type: ignore[index]
 
 
-def _check_search_options(memory: object, own: dict[str, Any], options: dict[str, Any]) -> None:
-    """`options`: keyword arguments that are none of the class's own, so the search's, or nobody's."""
-    from osdp.planning.search import search
-
-    decided_here = {"model", "memory", "world_size", "precision", *own}
-    theirs = [name for name in inspect.signature(search).parameters if name not in decided_here]
-    if unknown := [name for name in options if name not in theirs]:
-        raise InvalidProblemError(
-            f"FullyShardedDataParallel has no argument {unknown[0]!r}: the plan says what is gathered together, when, "
-            f"and in which mode. Beside its own arguments it takes those of the search: {', '.join(theirs)}"
-        )
-    given = [name for name, value in own.items() if value is not None] + list(options)
-    if memory is None and given:
-        plural = len(given) > 1
-        raise InvalidProblemError(
-            f"{', '.join(given)} {'are' if plural else 'is'} for the search: give memory= too, or leave "
-            f"{'them' if plural else 'it'} out"
-        )
+def _plan(module: nn.Module, options: Options) -> Plan:
+    if options.plan is not None:
+        return options.plan
+    if options.memory is not None:
+        return searched_plan(module, options)
+    return marked_plan(module, options)
 
 
-def _mode(strategy: Any, given: GroupLike | None) -> str:
-    if strategy is None:
-        lines = isinstance(given, tuple) or (isinstance(given, DeviceMesh) and given.ndim == 2)
-        return "HYBRID_SHARD" if lines else "FULL_SHARD"
-    name = str(getattr(strategy, "name", strategy)).removeprefix("_").removesuffix("_ZERO2")
-    if name not in MODES:
-        raise InvalidProblemError(f"sharding_strategy is {strategy!r}; it is one of {', '.join(MODES)}")
-    return name
+def _wrap_parts(model: nn.Module, options: Options) -> None:
+    """Wraps what the policy says, to be sharded with `model`."""
+    policy = options.auto_wrap_policy
+    own: dict[nn.Module, dict[str, Any]] = {}  # arguments that a CustomPolicy gives to some
+    if hasattr(policy, "_run_policy"):
+        own = policy._run_policy(model, set(), {})
 
+    def chosen(module: nn.Module, recurse: bool) -> bool:
+        return recurse or module in own
 
-def _hosts(together: Together, grid: RankGrid | None, ranks_per_host: int | None) -> int:
-    """Over how many hosts the ranks are spread evenly; 1 where they are not, which rules HYBRID_SHARD out."""
-    try:
-        return len(given_or_found(together, grid, ranks_per_host).lines)
-    except ProcessGroupError:
-        return 1
+    def marked(module: nn.Module) -> nn.Module:
+        wrapper = FullyShardedDataParallel.__new__(FullyShardedDataParallel)
+        nn.Module.__init__(wrapper)
+        wrapper.module = module
+        told = Options.of((), own.get(module, {}))
+        wrapper._mark(dataclasses.replace(options, **told.given(), auto_wrap_policy=None))
+        return wrapper
 
-
-def _searched(
-    module: nn.Module,
-    process_group: GroupLike | None,
-    on: dict[str, Any],
-    memory: int | float | str,
-    sample: Any,
-    hardware: Any,
-    options: dict[str, Any],
-) -> Plan:
-    """Rank 0's plan, on every rank."""
-    from osdp.planning.search import search
-
-    if sample is None:
-        raise InvalidProblemError(
-            "memory= needs sample=, a tuple or dict of example inputs: the search measures them"
-        )
-    group, grid = model_ranks(process_group, on["device_mesh"])
-    together = Together(group, "the search for a plan")
-    hosts = options.pop("hosts", None) or _hosts(together, grid, on["ranks_per_host"])
-
-    def found() -> str:
-        if together.rank != 0:
-            return ""
-        plan = search(
-            module,
-            sample,
-            memory=memory,
-            world_size=together.world_size,
-            hosts=hosts,
-            hardware=hardware,
-            **options,
-        )
-        return plan.dumps()
-
-    text = together.do("searching for a plan", found)
-    return Plan.loads(together.all(text)[0])
+    wrap_by_policy(model, chosen if own else policy, marked, only_children=True)

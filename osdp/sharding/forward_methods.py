@@ -55,7 +55,7 @@ def register_forward_method(module: nn.Module, name: str, reads: Iterable[str] |
     >>> model.loss_of(tokens).backward()
     """
     module = unwrapped(module)
-    model, sharded, prefix = _part_of(module)
+    model, sharded, prefix = part_of(module)
     method = getattr(module, name, None)
     if not callable(method) or name in ("forward", "__call__"):
         raise ShardingError(
@@ -78,7 +78,7 @@ def register_forward_method(module: nn.Module, name: str, reads: Iterable[str] |
     setattr(module, name, registered)
 
 
-def _part_of(module: nn.Module) -> tuple[nn.Module, Sharded, str]:
+def part_of(module: nn.Module) -> tuple[nn.Module, Sharded, str]:
     """The sharded model that contains `module`, what is known of it, and the module's name there."""
     for model, sharded in sharded_models():
         for name, part in model.named_modules():

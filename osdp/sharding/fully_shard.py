@@ -32,7 +32,9 @@ from osdp.sharding.consistency_check import agree
 from osdp.sharding.cpu_offload import wants_offload
 from osdp.sharding.forward_methods import watch_methods
 from osdp.sharding.gathering_calls import cover_forward, route_forward
+from osdp.sharding.handover import Handover
 from osdp.sharding.hybrid_mesh import GroupLike, RankGrid, agreed_grid, model_ranks
+from osdp.sharding.installed import Installed
 from osdp.sharding.materialize import Placing, survey
 from osdp.sharding.meta_init import InitFunction
 from osdp.sharding.mixed_precision import chosen_precision, install_precision
@@ -57,6 +59,7 @@ def fully_shard(
     cpu_offload: object = False,
     mixed_precision: MixedPrecision | object | None = None,
     allocate_memory_from_process_group_for_comm: bool = False,
+    handover: Handover | None = None,
 ) -> nn.Module:
     """Shard `model` in place as `plan` says, and return it. Collective over `process_group` (default: all ranks).
 
@@ -86,6 +89,8 @@ def fully_shard(
     with SHARP can read and sum it). Means are then sums that are divided afterwards, and a gradient is copied there
     first. See docs/accelerators.md. ProcessGroupError where the backend has no such memory.
 
+    `handover`: of the parts of `model` that are sharded already and become this one's, entered by the caller.
+
     Raises, on all ranks and with nothing changed: ProcessGroupError without a usable group, PlanMismatchError when the
     plan is for another model, world size or number of hosts, DisagreementError when ranks hold different things,
     ShardingError when the model is sharded already, or a module on the meta device cannot be initialised.
@@ -103,6 +108,8 @@ def fully_shard(
     try:
         offload = wants_offload(cpu_offload)
         _check(model, plan, together.world_size)
+        if handover is not None:
+            handover.check_group(group)
         policy = chosen_precision(mixed_precision, plan)
     except Exception as caught:
         error = caught
@@ -114,8 +121,11 @@ def fully_shard(
     warn_of_another_machine(plan.hardware, place.device, together.world_size)
     was = AsItWas(model)
     try:
-        apart = place.elsewhere or offload
-        placing = Placing(model, together, place.device, param_init_fn, initialise) if apart else None
+        placing: Placing | None = None
+        if place.elsewhere or offload or (handover is not None and handover.parts):
+            placing = Placing(model, together, place.device, param_init_fn, initialise, handover)
+        if handover is not None:
+            handover.begin(plan, grid)
         runtime = _cut(
             model, plan, number, together, grid, place.device, policy, placing, was, offload, backend_memory
         )
@@ -202,6 +212,7 @@ def _install(
     names = [name for name, _ in model.named_parameters()]
     sharded = Sharded(plan, names, runtime, group, device, grid, policy)
     sharded.lane = lane_group(group, device)
+    installed = Installed(model)
     mixed = parameter_dtypes(model, policy)
     calls, covering = _install_calls(model, plan, sharded.index, runtime, mixed)
     if sharded.policy is not None:
@@ -215,6 +226,8 @@ def _install(
     sharded.tree = Tree(model, sharded, sharded.lane.collectives)
     show_full_state(model, sharded)
     watch_methods(model, sharded)
+    installed.note()
+    sharded.installed = installed
     return sharded
 
 

@@ -17,6 +17,7 @@ from torch import distributed as dist
 from osdp import _C
 from osdp.errors import DisagreementError, InvalidProblemError
 from osdp.ranks.rank_group import Together
+from osdp.sharding.handover import Handover
 from osdp.sharding.meta_init import InitFunction, Turn, own_tensors, run_turn, turns_of
 
 
@@ -104,10 +105,11 @@ class Placing:
         device: torch.device,
         init: InitFunction | None = None,
         initialise: bool = True,
+        handover: Handover | None = None,
     ) -> None:
         """Collective. Raises ShardingError on all ranks, with nothing changed, where a module cannot be initialised."""
         self.model, self.together, self.device, self.init = model, together, device, init
-        self.initialise = initialise
+        self.initialise, self.handover = initialise, handover
         self.parameters = dict(model.named_parameters())
         self.buffers = dict(model.named_buffers())
         # What rank 0 has no value of is initialised, by all; the rest is rank 0's.
@@ -164,9 +166,20 @@ class Placing:
                 if id(tensor) not in filled:
                     self._leave_to_be_loaded(tensor)
                 continue
+            if self._handed_over(tensor, index.get(id(tensor)), runtime):
+                continue
             full = self._value_of(tensor)
             collectives.broadcast([full])
             take(tensor, full)
+
+    def _handed_over(self, tensor: Tensor, index: int | None, runtime: _C.Runtime) -> bool:
+        if index is None or self.handover is None:
+            return False
+        part = self.handover.take(tensor, index, runtime)
+        if part is not None:
+            self.values.pop(id(tensor))
+            self.stand_ins[id(tensor)].detach().copy_(part)
+        return part is not None
 
     def commit(self) -> None:
         """The model holds what was placed. Parameters from the meta device are new objects; ties stay."""

@@ -19,12 +19,14 @@ from osdp.plan.mixed_precision import MixedPrecision
 from osdp.plan.plan import Plan
 from osdp.ranks.process_groups import LaneGroup
 from osdp.sharding.hybrid_mesh import RankGrid
+from osdp.sharding.installed import Installed
 
 
 class ModuleTree(Protocol):
     """What is known of the model's modules: osdp.sharding.module_tree.Tree."""
 
     index: dict[int, int]  # id of a parameter -> its index in the runtime
+    known: list[nn.Parameter]  # in the order of the runtime's indices
 
     def is_sharded(self, parameter: Tensor) -> bool: ...
 
@@ -54,6 +56,7 @@ class Sharded:
         self.runtime = runtime
         self.policy = policy
         self.tree: ModuleTree
+        self.installed: Installed  # on the model's modules
         self.shown: WeakSet[nn.Module] = WeakSet()  # modules whose state dicts show full parameters
         self.split_names = frozenset(splits_of(plan))  # weights that are computed in slices
         self.index = {name: i for i, name in enumerate(names)}

@@ -125,7 +125,8 @@ def what_is_whole(me: Member) -> None:
     by_hand = osdp.FullyShardedDataParallel(layers, process_group=me.group, whole="2.*")
     assert {name: c.mode for name, c in by_hand.plan.choices.items()} == {"0": "FULL_SHARD", "2": "NO_SHARD"}
     assert by_hand[2].weight.shape == (8, 8)
-    options = {"memory": "1GiB", "sample": torch.randn(2, 8), "modes": "FULL_SHARD", "whole": ["0"]}
+    options = {"memory": "1GiB", "sample": torch.randn(2, 8), "whole": ["0"]}
+    options["search"] = {"modes": "FULL_SHARD"}
     layers = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
     searched = osdp.FullyShardedDataParallel(layers, process_group=me.group, **options)
     assert searched.plan.choices["0"].mode == "NO_SHARD" and searched.plan.searched.whole == ("0",)
@@ -175,3 +176,16 @@ def from_the_meta_device(me: Member) -> None:
 
 def test_models_from_the_meta_device(ranks):
     ranks(from_the_meta_device, world=2)
+
+
+def inputs_cast(me: Member) -> None:
+    seen = []
+    linear = nn.Linear(4, 4)
+    linear.register_forward_pre_hook(lambda module, args: seen.append(args[0].dtype))
+    wrapped = osdp.FullyShardedDataParallel(linear, me.group, force_input_to_fp32=True)
+    wrapped(torch.randn(2, 4, dtype=torch.float16))
+    assert seen == [torch.float32]
+
+
+def test_inputs_are_cast_to_fp32(ranks):
+    ranks(inputs_cast, world=2)

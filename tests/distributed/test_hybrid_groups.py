@@ -211,7 +211,11 @@ def test_sharding_strategies_of_the_class(ranks):
 def searched_by_the_class(me: Member) -> None:
     """With memory= the search knows of the hosts that were found."""
     model = osdp.FullyShardedDataParallel(
-        layers(), memory="1GiB", sample=(torch.zeros(2, 6),), modes="HYBRID_SHARD", ranks_per_host=2
+        layers(),
+        memory="1GiB",
+        sample=(torch.zeros(2, 6),),
+        search={"modes": "HYBRID_SHARD"},
+        ranks_per_host=2,
     )
     assert model.plan.searched.hosts == 2
     assert model[0].weight.shape == (4, 6)

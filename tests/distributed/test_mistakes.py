@@ -267,26 +267,22 @@ def test_lines_that_drift_apart_are_told(ranks):
     ranks(noise_by_rank, world=4)
 
 
-def by_function(model: nn.Module, group: dist.ProcessGroup) -> nn.Module:
-    return osdp.fully_shard(model, osdp.Plan.uniform(model, "FULL_SHARD"), group)
+def by_function(model: nn.Module, process_group: dist.ProcessGroup) -> nn.Module:
+    return osdp.fully_shard(model, osdp.Plan.uniform(model, "FULL_SHARD"), process_group)
 
 
-def wrapped_twice(me: Member) -> None:
-    """Parts that are wrapped already have other shapes on each rank; the error is about the wrapping all the same."""
-    for make in (osdp.FullyShardedDataParallel, by_function):
+def sharded_twice(me: Member) -> None:
+    """A plan for the whole says nothing of parts that were sharded before, which have other shapes on each rank."""
+    for part in (osdp.FullyShardedDataParallel, by_function):
         outer = nn.Sequential(nn.Linear(6, 7), nn.Linear(7, 5))
-        outer[1] = osdp.FullyShardedDataParallel(outer[1], me.group)
-        with pytest.raises(
-            osdp.ShardingError, match=r"'1\.module', a Linear inside .* sharded already.*alone"
-        ):
-            make(outer, me.group)
+        outer[1] = part(outer[1], process_group=me.group)
+        with pytest.raises(osdp.ShardingError, match=r"'1', a Linear inside .* sharded already.*alone"):
+            by_function(outer, me.group)
 
 
-@pytest.mark.outcome(
-    "`FullyShardedDataParallel` around parts of a model and around the model", osdp.ShardingError
-)
-def test_wrapping_parts_and_the_whole(ranks):
-    ranks(wrapped_twice, world=2)
+@pytest.mark.outcome("`osdp.fully_shard` of a part of a model and then of the model", osdp.ShardingError)
+def test_sharding_parts_and_the_whole(ranks):
+    ranks(sharded_twice, world=2)
 
 
 def tensor_parallel(me: Member) -> None:

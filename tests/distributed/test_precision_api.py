@@ -182,7 +182,7 @@ def obeyed_and_refused(me: Member) -> None:
         me.group,
         memory="1GiB",
         sample=data,
-        batch_size=2,
+        search={"batch_size": 2},
         mixed_precision="fp16-reduce-fp32",
     )
     assert runtime_of(wrapped).plan.precision == "fp16-reduce-fp32"

@@ -1,0 +1,174 @@
+"""The arguments of FairScale's and torch's classes that mean nothing here, and the order in which each class takes its own.
+
+The table of all of them is docs/drop-in.md.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from torch import distributed as dist
+
+from osdp.errors import InvalidProblemError
+from osdp.plan.plan import Plan
+
+# Accepted, whatever they say: they tune a mechanism that OSDP does not have, and losses do not depend on them.
+HARMLESS = frozenset(
+    {
+        # FairScale
+        "process_group_reduce_scatter",
+        "disable_reshard_on_root",
+        "flatten_parameters",
+        "bucket_cap_mb",
+        "clear_autocast_cache",
+        "verbose",
+        "gradient_predivide_factor",
+        # torch's FSDP
+        "backward_prefetch",
+        "forward_prefetch",
+        "limit_all_gathers",
+        "use_orig_params",
+        "sync_module_states",
+    }
+)
+
+# What is refused, and what to do instead; None, False and empty sequences ask for nothing.
+REFUSED = {
+    "no_broadcast_optim_state": "every rank holds a part of every parameter's optimizer state, so leave it out",
+    "allow_reset_parameters": "call reset_parameters() inside osdp.summon_full_params(model)",
+    "state_dict_device": "move what state_dict() returns",
+    "state_dict_on_rank_0_only": "drop what state_dict() returns on the other ranks",
+    "ignored_modules": "freeze what must not train, and keep it in full on every rank with whole=[names]",
+    "ignored_states": "freeze what must not train, and keep it in full on every rank with whole=[names]",
+}
+
+ORDERS = {
+    "OSDP": ("plan", "memory"),
+    "torch's FSDP": (
+        "sharding_strategy",
+        "cpu_offload",
+        "auto_wrap_policy",
+        "backward_prefetch",
+        "mixed_precision",
+        "ignored_modules",
+        "param_init_fn",
+        "device_id",
+        "sync_module_states",
+        "forward_prefetch",
+        "limit_all_gathers",
+        "use_orig_params",
+        "ignored_states",
+        "device_mesh",
+    ),
+    "FairScale": (
+        "process_group_reduce_scatter",
+        "reshard_after_forward",
+        "disable_reshard_on_root",
+        "mixed_precision",
+        "fp32_reduce_scatter",
+        "flatten_parameters",
+        "move_params_to_cpu",
+        "compute_dtype",
+        "buffer_dtype",
+        "move_grads_to_cpu",
+        "bucket_cap_mb",
+        "compute_device",
+        "no_broadcast_optim_state",
+        "state_dict_device",
+        "clear_autocast_cache",
+        "force_input_to_fp32",
+        "verbose",
+        "cpu_offload",
+        "state_dict_on_rank_0_only",
+        "gradient_predivide_factor",
+        "allow_reset_parameters",
+    ),
+}
+
+
+def _is_group(value: object) -> bool:
+    name = type(value).__name__
+    return isinstance(value, dist.ProcessGroup) or name == "ProcessGroupName" or hasattr(value, "rank")
+
+
+# What tells the orders apart: what these arguments can be.
+_CAN_BE: dict[str, Callable[[Any], bool]] = {
+    "plan": lambda v: isinstance(v, Plan),
+    "memory": lambda v: isinstance(v, (int, float, str)) and not isinstance(v, bool),
+    "sharding_strategy": lambda v: (isinstance(v, Enum) and not _is_group(v)) or isinstance(v, str),
+    "cpu_offload": lambda v: isinstance(v, bool) or hasattr(v, "offload_params"),
+    "auto_wrap_policy": lambda v: callable(v) or hasattr(v, "_run_policy"),
+    "process_group_reduce_scatter": _is_group,
+    "reshard_after_forward": lambda v: isinstance(v, bool),
+    "disable_reshard_on_root": lambda v: isinstance(v, bool),
+}
+
+
+def by_position(values: Sequence[object]) -> dict[str, object]:
+    """Names for what follows `module, process_group` by position: in the order of the class whose arguments they can be.
+
+    >>> by_position((torch.distributed.fsdp.ShardingStrategy.NO_SHARD,))
+    {'sharding_strategy': <ShardingStrategy.NO_SHARD: 3>}
+    """
+    for owner, names in ORDERS.items():
+        if len(values) > len(names):
+            continue
+        named = dict(zip(names, values, strict=False))
+        # Where FSDP's third is left out, its fourth still tells it from FairScale's.
+        strict = (
+            {"cpu_offload"} if owner == "torch's FSDP" and isinstance(named.get("cpu_offload"), bool) else ()
+        )
+        if all(v is None or (n not in strict and _CAN_BE.get(n, _anything)(v)) for n, v in named.items()):
+            return named
+    shown = "; ".join(f"{owner}: {', '.join(names[:3])} ..." for owner, names in ORDERS.items())
+    raise InvalidProblemError(
+        f"{len(values)} arguments after process_group are in the order of no class ({shown}): pass them by name"
+    )
+
+
+def _anything(value: object) -> bool:
+    return True
+
+
+def check_names(given: Mapping[str, object], own: Iterable[str]) -> None:
+    """Raises InvalidProblemError for a name that no class has, and a value that is refused. `own`: what is implemented."""
+    options = _search_options()
+    for name, value in given.items():
+        if name in REFUSED and _asks(value):
+            raise InvalidProblemError(f"{name}={value!r} is not supported: {REFUSED[name]}")
+        if name in HARMLESS or name in REFUSED or name in own:
+            continue
+        if name in options:
+            raise InvalidProblemError(
+                f"FullyShardedDataParallel has no argument {name!r}: options of the search go into search={{{name!r}: ...}}"
+            )
+        near = difflib.get_close_matches(name, [*own, *HARMLESS, *REFUSED], n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise InvalidProblemError(f"FullyShardedDataParallel has no argument {name!r}{hint}")
+
+
+def check_search(given: Mapping[str, object]) -> None:
+    """Raises InvalidProblemError for what is none of the search's options, or has an argument of the class's own."""
+    options = _search_options()
+    for name in given:
+        if name not in options:
+            raise InvalidProblemError(
+                f"search={{{name!r}: ...}}: the search's options are {', '.join(options)}"
+            )
+
+
+def _search_options() -> list[str]:
+    from osdp.planning.search import search
+
+    decided_here = ("model_or_desc", "memory", "world_size", "sample", "hardware", "precision", "whole")
+    return [name for name in inspect.signature(search).parameters if name not in decided_here]
+
+
+def _asks(value: object) -> bool:
+    if value is None or value is False:
+        return False
+    return bool(value) if isinstance(value, (list, tuple, set, frozenset, dict)) else True

@@ -1,0 +1,87 @@
+"""Marks: what a script wrapped as a unit, and the plan that follows from that where nobody asks for another.
+
+A marked module's parameters are one unit, gathered when it is called, as FSDP does it: everything in it may be read there.
+What no part has marked is gathered module by module.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from osdp.base.sharded_models import HANDLES
+from osdp.description.describe import describe
+from osdp.description.model_description import ModelDescription, Operator
+from osdp.description.recompute_blocks import is_callable
+from osdp.errors import ShardingError
+from osdp.fsdp.options import Options
+from osdp.plan.choice import Choice
+from osdp.plan.mixed_precision import as_mixed_precision
+from osdp.plan.plan import Plan
+from osdp.plan.unit_grouping import group_units, operator_dtypes
+from osdp.sharding.fully_shard import refuse_twice
+
+# Module (not its wrapper) -> what its wrap was told.
+MARKS: WeakKeyDictionary[nn.Module, Options] = WeakKeyDictionary()
+
+
+def refuse_planned(model: nn.Module) -> None:
+    """Raises ShardingError where a part was sharded by a plan of its own: nobody said what becomes of that plan."""
+    if any(module in HANDLES and module not in MARKS for module in model.modules()):
+        refuse_twice(model)
+
+
+def marked_plan(model: nn.Module, root: Options) -> Plan:
+    """Units as marked, each in its own mode. Raises ShardingError where marks disagree on the precision."""
+    marked = {name: MARKS[m] for name, m in model.named_modules() if name and m in MARKS}
+    if not marked:
+        return Plan.uniform(model, root.mode, whole=root.whole)
+    for name, options in marked.items():
+        if as_mixed_precision(options.precision) != as_mixed_precision(root.precision):
+            raise ShardingError(
+                f"{name!r} was wrapped with mixed_precision={options.precision!r}, and the model around it with "
+                f"{root.precision!r}: give both the same; full_precision_modules of osdp.MixedPrecision, or "
+                "_module_classes_to_ignore of torch's, name what stays as it is"
+            )
+    described = describe(model)
+    homes = {o.name: _home(o, marked, model) for o in described.operators}
+    description = dataclasses.replace(
+        described,
+        operators=tuple(
+            o if (home := homes[o.name]) is None else dataclasses.replace(o, gather_at=(home,))
+            for o in described.operators
+        ),
+    )
+    uniform = Plan.uniform(description, root.mode, whole=root.whole)
+    choices = {
+        name: choice
+        if (home := homes[name]) is None or choice.mode != root.mode
+        else Choice(marked[home].mode)
+        for name, choice in uniform.choices.items()
+    }
+    return dataclasses.replace(uniform, choices=choices, units=_units(description, choices, homes))
+
+
+def _home(operator: Operator, marked: dict[str, Options], model: nn.Module) -> str | None:
+    """The innermost marked module around the operator and all that its parameters are tied to."""
+    names = [name for p in operator.parameters for name in (p.name, *p.aliases)]
+    around = [m for m in marked if names and all(n.startswith(f"{m}.") for n in names)]
+    innermost = max(around, key=len, default=None)
+    # A container is not called: what is in it is gathered where it would be without the mark.
+    return innermost if innermost is not None and is_callable(model.get_submodule(innermost)) else None
+
+
+def _units(
+    description: ModelDescription, choices: dict[str, Choice], homes: dict[str, str | None]
+) -> tuple[tuple[str, ...], ...]:
+    operators = {o.name: o for o in description.operators}
+    units: dict[object, list[str]] = {}
+    for number, unit in enumerate(group_units(description, choices)):
+        for name in unit:
+            home = homes[name]
+            key = number if home is None else (home, choices[name].mode, operator_dtypes(operators[name]))
+            units.setdefault(key, []).append(name)
+    order = {o.name: i for i, o in enumerate(description.operators)}
+    return tuple(sorted((tuple(unit) for unit in units.values()), key=lambda unit: order[unit[0]]))

@@ -1,0 +1,137 @@
+"""Options: what a wrap was told, as a value, whichever class the script was written for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from osdp.errors import InvalidProblemError
+from osdp.fsdp.arguments import HARMLESS, REFUSED, by_position, check_names, check_search
+from osdp.plan.choice import MODES
+from osdp.plan.mixed_precision import MixedPrecision, as_mixed_precision, fairscale_precision
+from osdp.plan.plan import Plan
+from osdp.sharding.cpu_offload import wants_offload
+from osdp.sharding.hybrid_mesh import GroupLike
+from osdp.sharding.meta_init import InitFunction
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments that change something; see FullyShardedDataParallel, and docs/drop-in.md."""
+
+    process_group: GroupLike | None = None
+    auto_wrap_policy: Any = None
+    plan: Plan | None = None
+    memory: int | float | str | None = None
+    sample: Any = None
+    hardware: Any = None
+    search: Mapping[str, Any] | None = None
+    whole: str | Sequence[str] = ()
+    sharding_strategy: Any = None
+    reshard_after_forward: bool | None = None
+    device_mesh: DeviceMesh | None = None
+    ranks_per_host: int | None = None
+    device_id: int | str | torch.device | None = None
+    compute_device: int | str | torch.device | None = None
+    param_init_fn: InitFunction | None = None
+    initialise: bool = True
+    cpu_offload: object = False
+    move_params_to_cpu: bool = False
+    move_grads_to_cpu: bool | None = None
+    mixed_precision: MixedPrecision | object | None = None
+    compute_dtype: torch.dtype | None = None
+    buffer_dtype: torch.dtype | None = None
+    fp32_reduce_scatter: bool = False
+    force_input_to_fp32: bool = False
+
+    @staticmethod
+    def of(positional: Sequence[object], named: Mapping[str, Any]) -> Options:
+        """From what a script passed after `module` and `process_group`. Raises InvalidProblemError."""
+        placed = by_position(positional)
+        if twice := sorted(placed.keys() & named.keys()):
+            raise InvalidProblemError(f"{twice[0]} is given by position and by name")
+        given = {**placed, **named}
+        own = [f.name for f in dataclasses.fields(Options)]
+        check_names(given, own)
+        options = Options(**{k: v for k, v in given.items() if k not in HARMLESS and k not in REFUSED})
+        options._check()
+        return options
+
+    def _check(self) -> None:
+        if self.plan is not None and self.memory is not None:
+            raise InvalidProblemError(
+                "give plan= or memory=, not both: a plan was made for its own memory limit"
+            )
+        if self.sharding_strategy is not None and (self.plan is not None or self.memory is not None):
+            raise InvalidProblemError(
+                "sharding_strategy= is one mode for everything; with plan= or memory= the plan says the modes"
+            )
+        own = {"sample": self.sample, "hardware": self.hardware, "search": self.search}
+        given = [name for name, value in own.items() if value is not None]
+        if self.memory is None and given:
+            verb, rest = ("are", "them") if len(given) > 1 else ("is", "it")
+            raise InvalidProblemError(
+                f"{', '.join(given)} {verb} for the search: give memory= too, or leave {rest} out"
+            )
+        if self.move_grads_to_cpu not in (None, self.offload):
+            raise InvalidProblemError(
+                f"move_grads_to_cpu={self.move_grads_to_cpu} with shards "
+                f"{'in host memory' if self.offload else 'on the device'} is not supported: a gradient rests where its "
+                "shard does, so set move_params_to_cpu alone"
+            )
+        check_search(self.search or {})
+        policy = self.auto_wrap_policy
+        if not (policy is None or callable(policy) or hasattr(policy, "_run_policy")):
+            raise InvalidProblemError(
+                f"auto_wrap_policy is {policy!r}; it is a function, or a ModuleWrapPolicy or CustomPolicy of torch's"
+            )
+        _ = self.mode, self.precision
+
+    def given(self) -> dict[str, Any]:
+        """What is not the default."""
+        fields = dataclasses.fields(self)
+        return {f.name: v for f in fields if (v := getattr(self, f.name)) is not f.default}
+
+    @property
+    def offload(self) -> bool:
+        return wants_offload(self.cpu_offload) or self.move_params_to_cpu
+
+    @property
+    def device(self) -> int | str | torch.device | None:
+        return self.compute_device if self.device_id is None else self.device_id
+
+    @property
+    def precision(self) -> object:
+        """One mixed precision, of ours or torch's; None: the plan's."""
+        wanted = self.mixed_precision
+        fairscale = (
+            self.compute_dtype is not None or self.buffer_dtype is not None or self.fp32_reduce_scatter
+        )
+        made = fairscale_precision(
+            False if wanted is None and fairscale else wanted,
+            self.compute_dtype,
+            self.buffer_dtype,
+            self.fp32_reduce_scatter,
+        )
+        as_mixed_precision(made)  # refuses
+        return made
+
+    @property
+    def mode(self) -> str:
+        """Of every operator, where no plan is given."""
+        given = self.device_mesh if self.device_mesh is not None else self.process_group
+        if self.sharding_strategy is None:
+            if self.reshard_after_forward is False:
+                return "SHARD_GRAD_OP"
+            lines = isinstance(given, tuple) or (isinstance(given, DeviceMesh) and given.ndim == 2)
+            return "HYBRID_SHARD" if lines else "FULL_SHARD"
+        told = self.sharding_strategy
+        name = str(getattr(told, "name", told)).removeprefix("_").removesuffix("_ZERO2")
+        if name not in MODES:
+            raise InvalidProblemError(f"sharding_strategy is {told!r}; it is one of {', '.join(MODES)}")
+        return name

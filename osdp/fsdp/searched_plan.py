@@ -1,0 +1,55 @@
+"""The plan that a wrap with memory= searches for: on rank 0, for all."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from osdp.errors import InvalidProblemError, ProcessGroupError
+from osdp.fsdp.options import Options
+from osdp.plan.mixed_precision import precision_name
+from osdp.plan.plan import Plan
+from osdp.ranks.rank_group import Together
+from osdp.sharding.hybrid_mesh import RankGrid, given_or_found, model_ranks
+
+
+def searched_plan(module: nn.Module, options: Options) -> Plan:
+    """Rank 0's plan, on every rank. Collective."""
+    from osdp.planning.search import search
+
+    if options.sample is None:
+        raise InvalidProblemError(
+            "memory= needs sample=, a tuple or dict of example inputs: the search measures them"
+        )
+    told = dict(options.search or {})
+    if options.whole:
+        told["whole"] = options.whole
+    if options.precision is not None:
+        told["precision"] = precision_name(options.precision)
+    group, grid = model_ranks(options.process_group, options.device_mesh)
+    together = Together(group, "the search for a plan")
+    hosts = told.pop("hosts", None) or _hosts(together, grid, options.ranks_per_host)
+
+    def found() -> str:
+        if together.rank != 0:
+            return ""
+        plan = search(
+            module,
+            options.sample,
+            memory=options.memory,
+            world_size=together.world_size,
+            hosts=hosts,
+            hardware=options.hardware,
+            **told,
+        )
+        return plan.dumps()
+
+    text = together.do("searching for a plan", found)
+    return Plan.loads(together.all(text)[0])
+
+
+def _hosts(together: Together, grid: RankGrid | None, ranks_per_host: int | None) -> int:
+    """Over how many hosts the ranks are spread evenly; 1 where they are not, which rules HYBRID_SHARD out."""
+    try:
+        return len(given_or_found(together, grid, ranks_per_host).lines)
+    except ProcessGroupError:
+        return 1

@@ -1,0 +1,147 @@
+"""Handover: parts of a model that are sharded already become parts of the whole's sharding.
+
+Note [Parts and the whole]
+Scripts written for FSDP wrap parts of a model first and the model last. Each wrap shards at once, so a rank never holds more
+in full than its largest part; and each may be used by itself. When a module around sharded parts is sharded, their runtimes
+end and one runtime is made over all parameters. Meanwhile each rank keeps its rows, and the parameters stand there in full
+shape without memory, for descriptions and checks. The rows are then taken over as they are where the new plan cuts the
+parameter the same way; else it is gathered, cut anew and let go, one parameter after another. Parameter objects stay, so an
+optimizer that holds them may have been made before. Up to `begin`, a refusal puts the parts back as they were.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from osdp import _C
+from osdp.base.sharded_models import HANDLES
+from osdp.errors import ShardingError
+from osdp.plan.plan import Plan
+from osdp.sharding.hybrid_mesh import RankGrid
+from osdp.sharding.rollback import AsItWas
+from osdp.sharding.sharded_model import Sharded, register, sharded_of
+
+_WHOLE = "whole"
+_ANEW = "The parts of the model that were sharded before cannot be put back: build the model anew."
+
+
+class Handover:
+    """Within it, `model` and its modules are as before they were sharded or wrapped, but for the parameters' memory.
+
+    Raises ShardingError, with nothing changed, where a part is in use.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.parts = [(m, s) for m in model.modules() if m in HANDLES and (s := sharded_of(m)) is not None]
+        self._rows: dict[int, Tensor] = {}
+        self._source: dict[int, tuple[Sharded, int]] = {}
+        self._alike: set[int] = set()  # parameters that are cut as they were
+        self._wrappers: list[tuple[nn.Module, str, nn.Module]] = []
+        self._was: AsItWas | None = None
+        self._begun = False
+
+    def __enter__(self) -> Handover:
+        for module, sharded in self.parts:
+            _refuse_in_use(module, sharded)
+        if self.parts:
+            self._was = AsItWas(self.model)
+        for parent in list(self.model.modules()):
+            for key, child in parent._modules.items():
+                inner = getattr(child, "_osdp_wrapped", child)
+                if child is not None and inner is not child:
+                    self._wrappers.append((parent, key, child))
+        for parent, key, child in self._wrappers:
+            parent._modules[key] = getattr(child, "_osdp_wrapped")  # noqa: B009
+        for module, sharded in self.parts:
+            sharded.installed.take_off()
+            HANDLES.pop(module)
+            present = {id(p) for p in module.parameters()}
+            for index, parameter in enumerate(sharded.tree.known):
+                if id(parameter) not in present:
+                    continue
+                self._rows[id(parameter)] = parameter.data
+                self._source[id(parameter)] = (sharded, index)
+                shape = sharded.runtime.full_shape(index)
+                parameter.data = torch.empty((), dtype=parameter.dtype, device=parameter.device).expand(shape)
+        return self
+
+    def check_group(self, group: dist.ProcessGroup) -> None:
+        for module, sharded in self.parts:
+            theirs, ours = (dist.get_process_group_ranks(g) for g in (sharded.group, group))
+            if theirs != ours:
+                raise ShardingError(
+                    f"a part of the model, a {type(module).__name__}, is sharded over the ranks {theirs}, and the whole "
+                    f"over {ours}: shard both over the same ranks"
+                )
+
+    def begin(self, plan: Plan, grid: RankGrid | None) -> None:
+        """Everything was checked on all ranks, and the whole will be cut by `plan`; from now on there is no way back."""
+        self._begun, self._was = True, None
+        cut = _layouts(plan, grid)
+        parameters = {id(p): name for name, p in self.model.named_parameters()}
+        for _, sharded in self.parts:
+            sharded.runtime.uninstall()
+            cut_before = _layouts(sharded.plan, sharded.grid)
+            for name, index in sharded.index.items():
+                parameter = id(sharded.tree.known[index])
+                now = cut.get(parameters.get(parameter, ""))
+                if now is not None and cut_before.get(name, _WHOLE) == now:
+                    self._alike.add(parameter)
+
+    def take(self, parameter: Tensor, index: int, runtime: _C.Runtime) -> Tensor | None:
+        """This rank's part of it, as the new runtime wants it; None where no part had it. Collective."""
+        if id(parameter) not in self._source:
+            return None
+        rows = self._rows.pop(id(parameter))
+        if id(parameter) in self._alike:
+            return rows
+        sharded, old = self._source[id(parameter)]
+        return runtime.take_local(index, sharded.runtime.gather_whole(old, rows))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None and self.parts:
+            self._put_back(error)
+        for parent, key, child in self._wrappers:
+            parent._modules[key] = child
+
+    def _put_back(self, error: BaseException) -> None:
+        if self._begun:
+            error.add_note(_ANEW)
+            return
+        assert self._was is not None
+        self._was.put_back()
+        for module, sharded in self.parts:
+            register(module, sharded)
+
+
+def _refuse_in_use(module: nn.Module, sharded: Sharded) -> None:
+    if sharded.runtime.summoned or sharded.runtime.in_pass:
+        where = "inside summon_full_params" if sharded.runtime.summoned else "in its forward or backward"
+        raise ShardingError(
+            f"a part of the model, a {type(module).__name__}, is sharded and {where}: shard the whole outside of it"
+        )
+
+
+def _layouts(plan: Plan, grid: RankGrid | None) -> dict[str, object]:
+    """Parameter name -> how it is cut, equal where ranks hold the same rows; None: in slices, which nothing is alike."""
+    found: dict[str, object] = {}
+    for operator in plan.description.operators:
+        choice = plan.choices.get(operator.name)
+        if choice is None:
+            continue
+        layout: object = "rows"
+        if choice.mode == "NO_SHARD":
+            layout = _WHOLE
+        elif choice.granularity > 1:
+            layout = None
+        elif choice.mode == "HYBRID_SHARD" and grid is not None and len(grid.lines) > 1:
+            layout = grid.lines
+        found |= {p.name: layout for p in operator.parameters}
+    return found

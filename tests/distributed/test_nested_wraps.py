@@ -1,0 +1,261 @@
+"""Wraps around parts of a model and around the model: units as marked, gradients of one process."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from harness import Member
+from support.pair import SEED, adamw, close
+from torch import Tensor, nn
+from torch.distributed.fsdp import ShardingStrategy
+from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy, size_based_auto_wrap_policy
+
+import osdp
+from osdp.fsdp.wrap import auto_wrap, enable_wrap, wrap
+from osdp.sharding.sharded_model import runtime_of
+
+FSDP = osdp.FullyShardedDataParallel
+WIDTH = 6
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Net(nn.Module):
+    """A tied table, frozen parameters, and a block that only sometimes is called."""
+
+    def __init__(self, part=lambda module: module) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, WIDTH)
+        self.blocks = nn.ModuleList(part(Block()) for _ in range(3))
+        self.inner = part(nn.Sequential(Block(), part(Block())))
+        self.head = nn.Linear(WIDTH, 10, bias=False)
+        self.head.weight = self.table.weight
+        self.blocks[0].up.bias.requires_grad_(False)
+
+    def forward(self, tokens: Tensor, skip: bool = False) -> Tensor:
+        x = self.table(tokens)
+        for block in self.blocks[1:] if skip else self.blocks:
+            x = block(x)
+        return self.head(self.inner(x))
+
+
+def net(seed: int, part=lambda module: module) -> Net:
+    torch.manual_seed(seed)
+    return Net(part).double()
+
+
+def whole_and(make, me: Member) -> tuple[Net, nn.Module]:
+    whole = net(SEED)
+    return whole, make(net(SEED + me.rank).double())
+
+
+def train(me: Member, whole: nn.Module, model: nn.Module, steps: int = 3, optimizer=None) -> None:
+    """Losses, and parameters after some steps of both, in which a block is skipped once."""
+    both = ((whole, adamw(whole.parameters())), (model, optimizer or adamw(model.parameters())))
+    torch.manual_seed(3)
+    for step in range(steps):
+        tokens = torch.randint(10, (2 * me.world, 4))
+        losses = []
+        for each, data in ((whole, tokens), (model, me.part(tokens))):
+            loss = each(data, skip=step == 1).square().mean()
+            loss.backward()
+            losses.append(loss)
+        close(me.mean(losses[1]), losses[0], 1e-9, f"loss of step {step}")
+        for _, each in both:
+            each.step()
+            each.zero_grad()
+    state, wanted = model.state_dict(), whole.state_dict()
+    assert list(state) == list(wanted)
+    for name in wanted:
+        close(state[name], wanted[name], 1e-9, name)
+
+
+def by_hand(me: Member, strategy: ShardingStrategy) -> None:
+    def part(module: nn.Module) -> nn.Module:
+        return FSDP(module.double(), me.group, sharding_strategy=strategy)
+
+    whole, parts = net(SEED), net(SEED + me.rank, part)
+    assert parts.blocks[0].up.weight.shape == (2 * WIDTH // me.world, WIDTH)
+    optimizer = adamw(parts.parameters())  # before the whole is wrapped
+    model = FSDP(parts, me.group)
+    assert [type(b) for b in model.blocks] == [FSDP] * 3 and isinstance(model.inner[1], FSDP)
+    assert [n for n, _ in model.named_parameters()] == [n for n, _ in whole.named_parameters()]
+    assert model.plan.choices["blocks.0.up"].mode == strategy.name
+    with pytest.raises(
+        osdp.ShardingError, match=r"no_sync is for the outermost wrap: 'blocks\.0' is a part of a Net"
+    ):
+        model.blocks[0].no_sync()
+    units = {unit for unit in model.plan.units if len(unit) > 1}
+    assert units == {
+        *((f"blocks.{i}.up", f"blocks.{i}.down") for i in range(3)),
+        ("inner.0.up", "inner.0.down"),
+        ("inner.1.up", "inner.1.down"),
+    }
+    assert model.blocks[0].rank == me.rank and model.blocks[0].plan == model.plan
+    train(me, whole, model, optimizer=optimizer)
+    x = torch.randn(2, WIDTH, dtype=torch.float64)
+    close(model.blocks[1](x), whole.blocks[1](x), 1e-9, "a part by itself")
+
+
+@pytest.mark.parametrize(
+    ("world", "strategy"), [(2, ShardingStrategy.FULL_SHARD), (3, ShardingStrategy.SHARD_GRAD_OP)]
+)
+@pytest.mark.outcome("`FullyShardedDataParallel` around parts of a model and around the model", "equal")
+def test_parts_wrapped_by_hand_and_the_whole(ranks, world, strategy):
+    ranks(by_hand, strategy, world=world)
+
+
+def used_before(me: Member) -> None:
+    """A part is trained by itself, with an optimizer; then the whole is wrapped, in another mode."""
+    whole = net(SEED)
+    model = net(SEED + me.rank)
+    parameters = list(model.parameters())
+    model.inner = FSDP(model.inner, me.group)
+    optimizer = adamw(model.inner.parameters())
+    theirs = adamw(whole.inner.parameters())
+    torch.manual_seed(5)
+    x = torch.randn(2, WIDTH, dtype=torch.float64)
+    for part, stepper in ((whole.inner, theirs), (model.inner, optimizer)):
+        part(x).sum().backward()
+        stepper.step()
+        stepper.zero_grad()
+    wrapped = FSDP(model, me.group, sharding_strategy="SHARD_GRAD_OP")
+    assert all(a is b for a, b in zip(parameters, wrapped.parameters(), strict=True))
+    train(me, whole, wrapped)
+
+
+def test_a_part_that_was_trained_by_itself(ranks):
+    ranks(used_before, world=2)
+
+
+def refused(me: Member) -> None:
+    """Nothing is changed: the parts go on as they were."""
+    model = net(SEED + me.rank)
+    model.inner = FSDP(model.inner, me.group)
+    x = torch.randn(2, WIDTH, dtype=torch.float64)
+    before = model.inner(x)
+    bad = osdp.Plan.uniform(nn.Linear(2, 2))
+    alone = torch.distributed.new_group([me.rank], use_local_synchronization=True)
+    for named, error, match in (
+        ({"plan": bad}, osdp.PlanMismatchError, "only in the"),
+        ({"process_group": alone}, osdp.ShardingError, "over the ranks"),
+        ({"mixed_precision": True}, osdp.ShardingError, "'inner' was wrapped with mixed_precision=None"),
+    ):
+        with pytest.raises(error, match=match):
+            FSDP(model, **{"process_group": me.group, **named})
+        assert torch.equal(model.inner(x), before)
+    with (
+        model.inner.summon_full_params(),
+        pytest.raises(osdp.ShardingError, match="inside summon_full_params"),
+    ):
+        FSDP(model, me.group)
+    assert torch.equal(model.inner(x), before)
+    planned = net(SEED + me.rank)
+    osdp.fully_shard(planned.inner, osdp.Plan.uniform(planned.inner), me.group)
+    with pytest.raises(osdp.ShardingError, match=r"'inner', a Sequential inside .* sharded already"):
+        FSDP(planned, me.group)
+
+
+@pytest.mark.outcome("wraps of one model over other ranks, or in other precisions", osdp.ShardingError)
+def test_what_cannot_be_one_model_is_refused_and_the_parts_stay(ranks):
+    ranks(refused, world=2)
+
+
+def policies(me: Member) -> None:
+    def blocks(module: nn.Module, recurse: bool, unwrapped_params: int, module_is_root: bool) -> bool:
+        return recurse or isinstance(module, Block)
+
+    for policy, mode in (
+        (ModuleWrapPolicy({Block}), "FULL_SHARD"),
+        (blocks, "FULL_SHARD"),
+        (functools.partial(size_based_auto_wrap_policy, min_num_params=140), "FULL_SHARD"),
+        (
+            CustomPolicy(lambda m: {"sharding_strategy": "SHARD_GRAD_OP"} if isinstance(m, Block) else False),
+            "SHARD_GRAD_OP",
+        ),
+    ):
+        whole, model = whole_and(functools.partial(FSDP, process_group=me.group, auto_wrap_policy=policy), me)
+        assert ("blocks.0.up", "blocks.0.down") in model.plan.units
+        assert (
+            model.plan.choices["blocks.0.up"].mode == mode
+            and model.plan.choices["table"].mode == "FULL_SHARD"
+        )
+        assert isinstance(model.blocks[0], FSDP) and isinstance(model.inner[0], FSDP)
+    train(me, whole, model, steps=2)
+
+
+def test_policies_mark_units(ranks):
+    ranks(policies, world=2)
+
+
+class Fairseqs(FSDP):
+    """As fairseq has it: a class of its own, with an argument of its own."""
+
+    def __init__(self, *args, use_sharded_state: bool = False, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.use_sharded_state = use_sharded_state
+
+    def state_dict(self, destination=None, prefix="", keep_vars=False):
+        state = super().state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+        return state if self.rank == 0 else destination or {}
+
+
+def annotated(me: Member) -> None:
+    plain = net(SEED, wrap)
+    assert not any(isinstance(m, FSDP) for m in plain.modules())
+    with enable_wrap(wrapper_cls=Fairseqs, process_group=me.group, flatten_parameters=True):
+        model = wrap(net(SEED, wrap), use_sharded_state=True)
+        assert model.use_sharded_state and not model.blocks[0].use_sharded_state
+        policy = functools.partial(size_based_auto_wrap_policy, min_num_params=140)
+        chosen = auto_wrap(nn.Sequential(Block(), nn.Linear(2, 2)), policy)
+        with (
+            pytest.raises(osdp.InvalidProblemError, match="enable_wrap inside of enable_wrap"),
+            enable_wrap(wrapper_cls=FSDP),
+        ):
+            pass
+    assert isinstance(chosen[0], Fairseqs) and not isinstance(chosen[1], FSDP)
+    state, wanted = model.state_dict(), net(SEED).state_dict()
+    assert not state if me.rank else list(state) == list(wanted)
+    x = torch.randint(10, (2, 3))
+    close(model(x), net(SEED)(x), 1e-9, "output")
+
+
+def test_annotations_and_subclasses(ranks):
+    ranks(annotated, world=2)
+
+
+def in_the_middle(me: Member) -> None:
+    """An exception in a part's forward or backward: the next step is right."""
+    whole, model = whole_and(lambda m: FSDP(m, me.group, auto_wrap_policy=ModuleWrapPolicy({Block})), me)
+    tokens = torch.randint(10, (2, 3))
+
+    def fails(*_: object) -> None:
+        raise ValueError("on purpose")
+
+    handle = model.inner[0].down.register_forward_hook(fails)
+    with pytest.raises(ValueError, match="on purpose"):
+        model(tokens)
+    handle.remove()
+    handle = model.blocks[1].register_full_backward_hook(fails)
+    with pytest.raises(ValueError, match="on purpose"):
+        model(tokens).sum().backward()
+    handle.remove()
+    assert runtime_of(model).gathered_bytes() == 0
+    model.zero_grad()
+    whole.load_state_dict(model.state_dict())
+    train(me, whole, model)
+
+
+def test_exceptions_in_the_middle(ranks):
+    ranks(in_the_middle, world=2)

@@ -13,17 +13,11 @@
 #include <string>
 #include <vector>
 
+#include "runtime/abortable.hpp"
 #include "runtime/errors.hpp"
 #include "runtime/watch.hpp"
 
 namespace osdp::runtime {
-
-// What an accelerator's backend has under way, where streams wait that no message's end would wake.
-class Abortable {
- public:
-  virtual ~Abortable() = default;
-  virtual void abort() noexcept = 0;  // ends it, from any thread; may take a while
-};
 
 // Strings that the computing thread hands over by pointer: kept for ever, each once.
 const std::string* interned(const std::string& text);

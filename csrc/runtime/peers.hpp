@@ -5,6 +5,7 @@
 #include <chrono>
 #include <memory>
 
+#include "runtime/abortable.hpp"
 #include "runtime/course.hpp"
 
 namespace osdp::runtime {
@@ -12,12 +13,7 @@ namespace osdp::runtime {
 class Peers {
  public:
   // One that is on its way. Its memory must stay until it is complete or this is destroyed.
-  class Message {
-   public:
-    virtual ~Message() = default;
-    virtual void wait() = 0;            // until it is complete; throws a std::exception where it fails
-    virtual void abort() noexcept = 0;  // from any thread: ends a wait, which then throws
-  };
+  using Message = AbortableWait;
 
   virtual ~Peers() = default;
   virtual int rank() const = 0;

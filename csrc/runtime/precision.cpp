@@ -1,24 +1,14 @@
 #include "runtime/precision.hpp"
 
 #include <ATen/Functions.h>
-#include <ATen/autocast_mode.h>
 #include <c10/core/ScalarType.h>
 
 #include <cmath>
 #include <utility>
 
 #include "runtime/arithmetic.hpp"
-#include "runtime/runtime.hpp"
 
 namespace osdp::runtime {
-
-// It copies what is fp32; under mixed precision little or nothing is.
-bool Runtime::autocast_copies() const {
-  if (params_.empty() || !at::autocast::is_autocast_enabled(device_.type())) return false;
-  for (const auto& p : params_)
-    if (!p->mixed() && p->own_dtype() == at::kFloat) return true;
-  return false;
-}
 
 at::Tensor wide_sum(at::Tensor a, const at::Tensor& b, at::ScalarType own) {
   const auto wide = at::promote_types(a.scalar_type(), own);

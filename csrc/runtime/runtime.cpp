@@ -1,5 +1,7 @@
 #include "runtime/runtime.hpp"
 
+#include <ATen/autocast_mode.h>
+
 #include <algorithm>
 
 #include "runtime/hooks.hpp"
@@ -201,6 +203,14 @@ void Runtime::set_prefetch(size_t units) {
   }
   depth_ = {.units = units, .bytes = (1 + units) * largest};
   kept_depth_ = all_kept ? Depth{.units = units, .bytes = Depth::kNoLimit} : depth_;
+}
+
+// It copies what is fp32; under mixed precision little or nothing is.
+bool Runtime::autocast_copies() const {
+  if (params_.empty() || !at::autocast::is_autocast_enabled(device_.type())) return false;
+  for (const auto& p : params_)
+    if (!p->mixed() && p->own_dtype() == at::kFloat) return true;
+  return false;
 }
 
 Statistics Runtime::statistics() const {

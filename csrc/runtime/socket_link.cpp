@@ -164,7 +164,7 @@ class SocketLink final : public Link {
           const Upcoming* next = watch_ ? watch_->upcoming() : nullptr;
           if (!next || next->head.link != this) return moved;
           if (ahead_ == static_cast<int64_t>(next->head.messages.size())) return moved;
-          out_.begin(ahead_digest_ = watch_->digest_of(*next), next->head.messages[ahead_++]);
+          out_.begin(ahead_digest_ = watch_->next_digest(*next->name), next->head.messages[ahead_++]);
           ours = false;
         }
         moved = true;

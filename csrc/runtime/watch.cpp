@@ -44,7 +44,7 @@ void Watch::forget_enqueued() {
   on_device_.clear();
 }
 
-void Watch::wait(const std::shared_ptr<Peers::Message>& message, int64_t peer) {
+void Watch::wait(const std::shared_ptr<AbortableWait>& message, int64_t peer) {
   {
     std::lock_guard lock(alarm_.mutex_);
     if (alarm_.interruption_) std::rethrow_exception(alarm_.interruption_);

@@ -12,14 +12,14 @@
 #include <string>
 #include <utility>
 
-#include "runtime/head.hpp"
-#include "runtime/peers.hpp"
+#include "runtime/abortable.hpp"
 #include "runtime/task_name.hpp"
 #include "runtime/trail.hpp"
 
 namespace osdp::runtime {
 
 class Alarm;
+struct Upcoming;  // of the lane that communicates, which alone knows what is in it
 
 // The connection to another rank of the group failed: it has ended, or the network has.
 struct ConnectionLost final : std::runtime_error {
@@ -66,10 +66,10 @@ class Watch {
   // The task behind the one that runs, if one has been submitted; good until the running one ends.
   const Upcoming* upcoming() const { return upcoming_.load(std::memory_order_acquire); }
   void set_upcoming(const Upcoming* next) { upcoming_.store(next, std::memory_order_release); }  // any thread
-  uint64_t digest_of(const Upcoming& next) const { return digest_at(position_ + 1, *next.name); }
+  uint64_t next_digest(const TaskName& next) const { return digest_at(position_ + 1, next); }
   // Until `message`, from or to `peer`, is complete. Throws what interrupts it, and ConnectionLost where it
   // fails.
-  void wait(const std::shared_ptr<Peers::Message>& message, int64_t peer);
+  void wait(const std::shared_ptr<AbortableWait>& message, int64_t peer);
   // For links that wait by themselves: a message has arrived; and throw what interrupts the lane, if
   // anything.
   void moved() noexcept { progress_.fetch_add(1, std::memory_order_relaxed); }
@@ -107,7 +107,7 @@ class Watch {
   // Under the alarm's mutex:
   bool busy_ = false;
   TaskNamePtr task_;
-  std::shared_ptr<Peers::Message> current_;
+  std::shared_ptr<AbortableWait> current_;
   std::deque<OnDevice> on_device_;  // in their order; those that are over are let go of by the lane
   TaskNamePtr last_over_;
   Trail trail_;

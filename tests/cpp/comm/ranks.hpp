@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "runtime/alarm.hpp"
+#include "runtime/head.hpp"
 #include "runtime/peers.hpp"
 #include "runtime/store.hpp"
 

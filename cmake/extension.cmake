@@ -28,9 +28,9 @@ if(EXISTS ${CMAKE_SOURCE_DIR}/csrc/bindings/search.cpp)
   target_link_libraries(_search PRIVATE osdp_search osdp_json)
 endif()
 
-file(GLOB CORE_SOURCES CONFIGURE_DEPENDS csrc/ops/*.cpp csrc/runtime/*.cpp)
-list(TRANSFORM COMM PREPEND ${CMAKE_SOURCE_DIR}/ OUTPUT_VARIABLE COMM_PATHS)
-list(REMOVE_ITEM CORE_SOURCES ${COMM_PATHS})
+file(GLOB CORE_SOURCES CONFIGURE_DEPENDS csrc/ops/*.cpp csrc/comm/*.cpp csrc/runtime/*.cpp
+     csrc/runtime/*/*.cpp)
+list(REMOVE_ITEM CORE_SOURCES ${COMM})
 target_compile_definitions(osdp_comm PUBLIC _GLIBCXX_USE_CXX11_ABI=${TORCH_ABI})
 file(GLOB CORE_BINDINGS CONFIGURE_DEPENDS csrc/bindings/*.cpp)
 list(FILTER CORE_BINDINGS EXCLUDE REGEX "bindings/(search|json|simulate|rehearsal).cpp$")

@@ -4,7 +4,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "runtime/arithmetic.hpp"
+#include "comm/arithmetic.hpp"
 
 namespace py = pybind11;
 

@@ -1,11 +1,11 @@
-// Bindings of runtime/errors.hpp: the kinds of errors as classes of osdp.errors, and Ctrl-C while waiting.
+// Bindings of faults/errors.hpp: the kinds of errors as classes of osdp.errors, and Ctrl-C while waiting.
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <array>
 
-#include "runtime/errors.hpp"
-#include "runtime/lane.hpp"
+#include "comm/lane.hpp"
+#include "faults/errors.hpp"
 
 namespace py = pybind11;
 namespace rt = osdp::runtime;
@@ -31,7 +31,7 @@ void throw_python_error(rt::ErrorKind kind, std::string message) {
 }
 
 void set_error_types(const py::list& types) {
-  if (types.size() != classes.size()) throw py::value_error("one class per kind of runtime/errors.hpp");
+  if (types.size() != classes.size()) throw py::value_error("one class per kind of faults/errors.hpp");
   for (size_t i = 0; i < classes.size(); ++i) classes[i] = py::object(types[i]).release().ptr();
   rt::set_thrower(&throw_python_error);
 }
@@ -54,6 +54,6 @@ void bind_errors(py::module_& m) {
     }
   });
   m.def("set_error_types", &set_error_types, py::arg("types"),
-        "The classes of osdp.errors, in the order of ErrorKind in csrc/runtime/errors.hpp");
+        "The classes of osdp.errors, in the order of ErrorKind in csrc/faults/errors.hpp");
   rt::set_signal_check(&check_signals);
 }

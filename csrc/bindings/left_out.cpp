@@ -1,5 +1,5 @@
-// Bindings of runtime/left_out.hpp, for tests.
-#include "runtime/left_out.hpp"
+// Bindings of comm/left_out.hpp, for tests.
+#include "comm/left_out.hpp"
 
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>

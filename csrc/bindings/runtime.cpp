@@ -8,17 +8,17 @@
 
 #include <unordered_set>
 
-#include "runtime/c10d.hpp"
-#include "runtime/ending.hpp"
-#include "runtime/errors.hpp"
-#include "runtime/heartbeat.hpp"
-#include "runtime/memory_meter.hpp"
-#include "runtime/norm.hpp"
+#include "comm/c10d.hpp"
+#include "comm/ending.hpp"
+#include "comm/parts.hpp"
+#include "comm/transports/shared_memory.hpp"
+#include "faults/errors.hpp"
+#include "faults/heartbeat.hpp"
+#include "faults/process.hpp"
 #include "runtime/owners.hpp"
-#include "runtime/parts.hpp"
-#include "runtime/process.hpp"
 #include "runtime/runtime.hpp"
-#include "runtime/shared_memory.hpp"
+#include "runtime/step/norm.hpp"
+#include "runtime/store/memory_meter.hpp"
 
 namespace py = pybind11;
 namespace rt = osdp::runtime;
@@ -492,7 +492,7 @@ void bind_runtime(py::module_& m) {
                              "How long the task ran; 0 on accelerators, and before it is done.");
   py::class_<LaneCollectives>(
       m, "Collectives",
-      "What the runtime communicates with: see csrc/runtime/collectives.hpp. Each call runs on "
+      "What the runtime communicates with: see csrc/comm/collectives.hpp. Each call runs on "
       "the group's lane and returns when it is done there.")
       .def(py::init<const std::string&, const at::Device&>(), py::arg("group"), py::arg("device"), Release())
       .def_property_readonly("has_memory", &LaneCollectives::has_memory,
@@ -525,7 +525,7 @@ void bind_runtime(py::module_& m) {
       "csrc/runtime/owners.hpp.");
   m.def("norm_over_ranks", &rt::norm_over_ranks, py::arg("tensors"), py::arg("norm_type"),
         py::arg("error_if_nonfinite"), Release(),
-        "The norm of tensors as in one process, where any is a part; see csrc/runtime/norm.hpp.");
+        "The norm of tensors as in one process, where any is a part; see csrc/runtime/step/norm.hpp.");
   m.def(
       "watch_tree", [](py::object look) { tree_watch().look = std::move(look); }, py::arg("look"),
       "look(runtime, when) is called before an outermost call (when: 'registered' or '', a look now and "
@@ -536,7 +536,7 @@ void bind_runtime(py::module_& m) {
       [](const py::object&, const py::object&, const py::object&) { ++tree_watch().registrations; },
       "A hook for torch.nn.modules.module.register_module_..._registration_hook");
   m.def("start_heartbeat", &rt::start_heartbeat, py::arg("group"), py::arg("device"), py::arg("timeout_s"),
-        Release(), "Finds out which rank died, hangs or goes another way; see csrc/runtime/heartbeat.hpp.");
+        Release(), "Finds out which rank died, hangs or goes another way; see csrc/faults/heartbeat.hpp.");
   m.def(
       "timeout_of",
       [](const std::string& group, const at::Device& device) {
@@ -552,7 +552,7 @@ void bind_runtime(py::module_& m) {
       "After an exception in a backward: until every model is put back. See Note [A backward that ends "
       "elsewhere].");
   m.def("end_group", &rt::end_group, py::arg("group"), Release(),
-        "Ends a group's heartbeat, lanes and link; see csrc/runtime/ending.hpp.");
+        "Ends a group's heartbeat, lanes and link; see csrc/comm/ending.hpp.");
   m.def(
       "set_place",
       [](const std::string& group, const at::Device& device, const std::string& place) {
@@ -562,7 +562,7 @@ void bind_runtime(py::module_& m) {
       "Where this rank is, for the other ranks' errors: 'osdp.save'; '' where it is nowhere in particular.");
   m.def(
       "this_process", [] { return rt::Process::here().encode(); },
-      "What tells this process from all others, as a text; see csrc/runtime/process.hpp.");
+      "What tells this process from all others, as a text; see csrc/faults/process.hpp.");
   m.def(
       "process_ended",
       [](const std::string& text) {
@@ -582,7 +582,7 @@ void bind_runtime(py::module_& m) {
       py::arg("part"), py::arg("device"), Release(),
       "Makes the link of a group of some of a lane's ranks, by those ranks alone. Collective.");
   m.def("set_ranks_of_part", &rt::set_ranks_of_part, py::arg("group"), py::arg("ranks"),
-        "Who the ranks of a line or column are among all, for errors; see csrc/runtime/parts.hpp.");
+        "Who the ranks of a line or column are among all, for errors; see csrc/comm/parts.hpp.");
   m.attr("HEARTBEAT_MARGIN_S") = rt::Heartbeat::kMargin_s;
   m.def(
       "shutdown",

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
-#include "runtime/hooks.hpp"
+#include "comm/parts.hpp"
 #include "runtime/owners.hpp"
-#include "runtime/parts.hpp"
-#include "runtime/slices.hpp"
+#include "runtime/step/autograd_hooks.hpp"
+#include "runtime/step/slice_provider.hpp"
 
 namespace osdp::runtime {
 namespace {

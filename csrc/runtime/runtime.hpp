@@ -1,7 +1,8 @@
 // Runtime: a training step of one sharded model. Knows the units' states and what moves them.
 //
-//   hooks of modules and autograd (hooks.cpp)  -->  transitions (forward.cpp, backward.cpp)
-//        -->  gather, release, reduce of units (units.cpp), buckets of NO_SHARD gradients (buckets.cpp)
+//   hooks of modules and autograd (autograd_hooks.cpp)  -->  transitions (forward.cpp, backward.cpp)
+//        -->  gather, release, reduce of units (unit_scheduler.cpp), buckets of NO_SHARD gradients
+//        (gradient_buckets.cpp)
 //        -->  the lane (lane.cpp), which runs collectives (collectives.cpp) in one order
 //
 // Everything here runs on the thread that runs forward (and, for hooks, the one that runs backward); only
@@ -17,20 +18,20 @@
 #include <unordered_map>
 #include <vector>
 
-#include "runtime/arena.hpp"
-#include "runtime/buckets.hpp"
-#include "runtime/collectives.hpp"
-#include "runtime/columns.hpp"
-#include "runtime/lane.hpp"
-#include "runtime/norm.hpp"
-#include "runtime/order.hpp"
-#include "runtime/phase_range.hpp"
-#include "runtime/precision.hpp"
-#include "runtime/replicas.hpp"
-#include "runtime/shard_store.hpp"
-#include "runtime/sharing.hpp"
-#include "runtime/spec.hpp"
-#include "runtime/unit.hpp"
+#include "comm/collectives.hpp"
+#include "comm/lane.hpp"
+#include "comm/phase_range.hpp"
+#include "runtime/step/gradient_buckets.hpp"
+#include "runtime/step/hybrid_reducer.hpp"
+#include "runtime/step/norm.hpp"
+#include "runtime/step/prefetch_order.hpp"
+#include "runtime/step/replicas.hpp"
+#include "runtime/store/arena.hpp"
+#include "runtime/store/precision.hpp"
+#include "runtime/store/shard_groups.hpp"
+#include "runtime/store/shard_store.hpp"
+#include "runtime/store/spec.hpp"
+#include "runtime/store/unit.hpp"
 
 namespace osdp::runtime {
 
@@ -117,12 +118,12 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void set_sync(bool sync) { sync_ = sync; }
   bool sync() const { return sync_; }
 
-  // --- slices (slices.cpp)
+  // --- slices (slice_provider.cpp)
   at::Tensor acquire_slice(int64_t param, int64_t slice);
   void release_slice(int64_t param, int64_t slice) noexcept;
   void put_slice_gradient(int64_t param, int64_t slice, at::Tensor gradient);
 
-  // --- whole parameters (whole.cpp); collective, outside of forward and backward
+  // --- whole parameters (full_params.cpp); collective, outside of forward and backward
   // The full tensor of which `local` is this rank's part (the parameter's data, its gradient, an optimizer's
   // state).
   at::Tensor gather_whole(int64_t param, const at::Tensor& local, const char* what = "whole");
@@ -175,7 +176,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void install_hooks(Parameter& param);
   bool installed_ = false;
 
-  // --- units (units.cpp)
+  // --- units (unit_scheduler.cpp)
   void gather(Unit& unit);            // Sharded (or stale) -> Gathering
   void ready(Unit& unit);             // Gathering -> Gathered
   void use(Unit& unit);               // any -> Gathered, and the next one of the order -> Gathering

@@ -306,7 +306,7 @@ class Ticket:
 
 class Collectives:
     """
-    What the runtime communicates with: see csrc/runtime/collectives.hpp. Each call runs on the group's lane and returns when it is done there.
+    What the runtime communicates with: see csrc/comm/collectives.hpp. Each call runs on the group's lane and returns when it is done there.
     """
     def __init__(self, group: str, device: torch.device) -> None: ...
     def all_bytes(self, label: str, mine: str) -> list:
@@ -356,7 +356,7 @@ def count_registration(arg0: typing.Any, arg1: typing.Any, arg2: typing.Any) -> 
 
 def end_group(group: str) -> None:
     """
-    Ends a group's heartbeat, lanes and link; see csrc/runtime/ending.hpp.
+    Ends a group's heartbeat, lanes and link; see csrc/comm/ending.hpp.
     """
 
 def host_identity() -> str:
@@ -380,7 +380,7 @@ def norm_over_ranks(
     error_if_nonfinite: bool,
 ) -> torch.Tensor | None:
     """
-    The norm of tensors as in one process, where any is a part; see csrc/runtime/norm.hpp.
+    The norm of tensors as in one process, where any is a part; see csrc/runtime/step/norm.hpp.
     """
 
 def ordering_sites() -> list[str]:
@@ -405,7 +405,7 @@ def register_source(source: typing.Any) -> int:
 
 def set_error_types(types: list) -> None:
     """
-    The classes of osdp.errors, in the order of ErrorKind in csrc/runtime/errors.hpp
+    The classes of osdp.errors, in the order of ErrorKind in csrc/faults/errors.hpp
     """
 
 def set_place(group: str, device: torch.device, place: str) -> None:
@@ -417,7 +417,7 @@ def set_ranks_of_part(
     group: str, ranks: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
 ) -> None:
     """
-    Who the ranks of a line or column are among all, for errors; see csrc/runtime/parts.hpp.
+    Who the ranks of a line or column are among all, for errors; see csrc/comm/parts.hpp.
     """
 
 def shutdown(last_words: str = "") -> None:
@@ -429,12 +429,12 @@ def start_heartbeat(
     group: str, device: torch.device, timeout_s: typing.SupportsFloat | typing.SupportsIndex
 ) -> None:
     """
-    Finds out which rank died, hangs or goes another way; see csrc/runtime/heartbeat.hpp.
+    Finds out which rank died, hangs or goes another way; see csrc/faults/heartbeat.hpp.
     """
 
 def this_process() -> str:
     """
-    What tells this process from all others, as a text; see csrc/runtime/process.hpp.
+    What tells this process from all others, as a text; see csrc/faults/process.hpp.
     """
 
 def timeout_of(group: str, device: torch.device) -> datetime.timedelta:

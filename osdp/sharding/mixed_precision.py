@@ -3,7 +3,7 @@
 Note [Three dtypes]
 Parameters, gradients and optimizer state keep the model's dtype (fp32, usually): that is what optimizers, checkpoints,
 state dicts and summon_full_params see. Parameters are cast before they travel, gradients before they are averaged; the
-mean is added to the gradient in the parameter's own dtype. csrc/runtime/precision.hpp tells the mechanism.
+mean is added to the gradient in the parameter's own dtype. csrc/runtime/store/precision.hpp tells the mechanism.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ struct Batch {
 // units of the largest size; and gradients that leave. A lane that is a thread begins a gather when the
 // reduction submitted before it has ended, so those are of units that were in this sum, and `buffers` is
 // 1 + prefetch. On streams a gather has its memory when it is submitted, and the gradient before is kept
-// until computation has waited for its reduction (csrc/runtime/lane.hpp, Note [Memory that two streams use]):
+// until computation has waited for its reduction (csrc/comm/lane.hpp, Note [Memory that two streams use]):
 // one more. In every phase.
 struct Request {
   Device device;

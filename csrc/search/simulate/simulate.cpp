@@ -166,8 +166,8 @@ class Player {
     return true;
   }
 
-  // False: it must wait until what leaves fits the reserve (csrc/runtime/units.cpp, Note [Gradients that
-  // leave]).
+  // False: it must wait until what leaves fits the reserve (csrc/runtime/step/unit_scheduler.cpp, Note
+  // [Gradients that leave]).
   bool reduce(const Instruction& i) {
     const StepUnit& u = step_.units[i.what];
     if (!step_.lanes.enqueue && leaving_bytes_ > 0) {

@@ -70,7 +70,7 @@ struct StepBucket {
   int64_t buffer_bytes = 0;  // that they are packed into meanwhile
 };
 
-// How the runtime communicates; see csrc/runtime/lane.hpp.
+// How the runtime communicates; see csrc/comm/lane.hpp.
 struct Lanes {
   bool separate_reductions = false;  // they have a lane of their own; else gathers share theirs
   // They are streams of an accelerator: computation waits for one reduction before it submits the next.

@@ -1,5 +1,5 @@
 """The exception of a backward is told when the models are put back: see Note [A backward that ends elsewhere] in
-csrc/runtime/hooks.hpp.
+csrc/runtime/step/autograd_hooks.hpp.
 """
 
 from __future__ import annotations

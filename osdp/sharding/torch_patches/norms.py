@@ -2,7 +2,7 @@
 
 Note [Functions of torch that are given parts]
 torch.nn.utils.get_total_norm is given gradients, of which each rank holds a part. Where one of them belongs to a sharded
-model, the norm is taken over all ranks (csrc/runtime/norm.hpp); else torch's own function runs. Scripts import these
+model, the norm is taken over all ranks (csrc/runtime/step/norm.hpp); else torch's own function runs. Scripts import these
 functions by name, perhaps before osdp, so that a new function in torch's module would not reach them: the function objects
 stay, and what they call is replaced. torch wraps them in `no_grad`; the wrapper's closure holds the function itself.
 clip_grad_norm_ calls get_total_norm, and scaling by a norm is done element by element: both are right with it.

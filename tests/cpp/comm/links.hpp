@@ -4,9 +4,9 @@
 #include <cstdlib>
 #include <string>
 
+#include "comm/parts.hpp"
+#include "comm/ring.hpp"
 #include "ranks.hpp"
-#include "runtime/parts.hpp"
-#include "runtime/ring.hpp"
 
 namespace ranks {
 

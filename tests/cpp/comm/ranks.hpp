@@ -20,10 +20,10 @@
 #include <thread>
 #include <vector>
 
-#include "runtime/alarm.hpp"
-#include "runtime/head.hpp"
-#include "runtime/peers.hpp"
-#include "runtime/store.hpp"
+#include "comm/early_send.hpp"
+#include "comm/peers.hpp"
+#include "faults/group_health.hpp"
+#include "faults/store.hpp"
 
 namespace ranks {
 

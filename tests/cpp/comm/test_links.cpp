@@ -3,9 +3,9 @@
 #include <signal.h>
 
 #include "../check.hpp"
+#include "comm/transports/socket.hpp"
+#include "faults/heartbeat.hpp"
 #include "links.hpp"
-#include "runtime/heartbeat.hpp"
-#include "runtime/socket.hpp"
 
 using namespace ranks;
 

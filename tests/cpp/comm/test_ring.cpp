@@ -3,8 +3,8 @@
 #include <atomic>
 
 #include "../check.hpp"
+#include "comm/transports/shared_memory.hpp"
 #include "links.hpp"
-#include "runtime/shared_memory.hpp"
 
 using namespace ranks;
 

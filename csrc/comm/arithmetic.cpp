@@ -1,0 +1,181 @@
+#include "comm/arithmetic.hpp"
+
+#include <ATen/Functions.h>
+
+#include <tuple>
+#include <utility>
+
+#include "comm/collectives.hpp"
+
+namespace osdp::runtime {
+std::optional<elementwise::DType> elementwise_dtype(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+      return elementwise::DType::Float32;
+    case at::kDouble:
+      return elementwise::DType::Float64;
+    case at::kBFloat16:
+      return elementwise::DType::BFloat16;
+    case at::kHalf:
+      return elementwise::DType::Float16;
+    default:
+      return std::nullopt;
+  }
+}
+
+namespace {
+
+// Where csrc/elementwise can take the tensor, its dtype.
+std::optional<elementwise::DType> taken_as(const at::Tensor& t) {
+  return t.is_cpu() && t.is_contiguous() ? elementwise_dtype(t.scalar_type()) : std::nullopt;
+}
+
+void set_on_cpu(const at::Tensor& to, const at::Tensor& from) {
+  const auto narrow = taken_as(to), wide = taken_as(from);
+  if (narrow && wide)
+    elementwise::cast(to.mutable_data_ptr(), *narrow, from.const_data_ptr(), *wide, from.numel());
+  else
+    to.copy_(from);
+}
+
+void add_on_cpu(const at::Tensor& sum, const at::Tensor& addend, double factor) {
+  const auto dtype = taken_as(sum), added = taken_as(addend);
+  if (dtype && added)
+    elementwise::accumulate(sum.mutable_data_ptr(), *dtype, addend.const_data_ptr(), *added, sum.numel(),
+                            factor);
+  else
+    sum.add_(addend, factor);
+}
+
+void scale_on_cpu(const at::Tensor& tensor, double factor) {
+  if (const auto dtype = taken_as(tensor))
+    elementwise::scale(tensor.mutable_data_ptr(), *dtype, tensor.numel(), factor);
+  else
+    tensor.mul_(factor);
+}
+
+// What one launch can take: tensors of one dtype (and others of another), and one factor.
+struct Alike {
+  at::ScalarType to, from;
+  double factor;
+  Tensors written, read;
+
+  static Alike& of(std::vector<Alike>& groups, at::ScalarType to, at::ScalarType from, double factor) {
+    for (Alike& group : groups)
+      if (std::tie(group.to, group.from, group.factor) == std::tie(to, from, factor)) return group;
+    return groups.emplace_back(Alike{to, from, factor, {}, {}});
+  }
+};
+
+// Foreach operators take tensors without gaps, whose elements lie in one order; others one by one.
+bool one_order(const at::Tensor& a, const at::Tensor& b) {
+  return a.is_non_overlapping_and_dense() && a.sizes() == b.sizes() && a.strides() == b.strides();
+}
+
+}  // namespace
+
+void Batch::set(at::Tensor to, const at::Tensor& from, double factor) {
+  if (to.sizes() != from.sizes()) to = to.view(from.sizes());
+  if (!to.is_cpu()) return sets_.push_back({std::move(to), from, factor});
+  set_on_cpu(to, from);
+  if (factor != 1.0) scale_on_cpu(to, factor);
+}
+
+void Batch::add(at::Tensor sum, const at::Tensor& addend, double factor) {
+  if (!sum.is_cpu()) return sums_.push_back({std::move(sum), addend, factor});
+  add_on_cpu(sum, addend, factor);
+}
+
+void Batch::scale(at::Tensor tensor, double factor) {
+  if (factor == 1.0) return;
+  if (!tensor.is_cpu()) return scalings_.push_back({std::move(tensor), {}, factor});
+  scale_on_cpu(tensor, factor);
+}
+
+void Batch::zero(at::Tensor tensor) {
+  if (!tensor.is_cpu()) return zeros_.push_back(std::move(tensor));
+  tensor.zero_();
+}
+
+void Batch::run() {
+  std::vector<Alike> copies, sums, scalings;
+  for (const Operation& o : std::exchange(sets_, {})) {
+    const auto to = o.to.scalar_type(), from = o.from.scalar_type();
+    if (o.from.is_cpu() || !one_order(o.to, o.from)) {
+      o.to.copy_(o.from, /*non_blocking=*/true);
+    } else {
+      Alike& group = Alike::of(copies, to, from, 1.0);
+      group.written.push_back(o.to), group.read.push_back(o.from);
+    }
+    if (o.factor != 1.0) Alike::of(scalings, to, to, o.factor).written.push_back(o.to);
+  }
+  for (Operation& o : std::exchange(sums_, {})) {
+    const auto to = o.to.scalar_type();
+    if (o.from.scalar_type() != to) {
+      // No launch adds tensors of two dtypes. Widened small ones are little memory, and nothing is rounded
+      // twice.
+      if (o.from.nbytes() > kSmallBytes || at::promote_types(to, o.from.scalar_type()) != to) {
+        o.to.add_(o.from, o.factor);
+        continue;
+      }
+      at::Tensor wide = at::empty_like(o.from, o.from.options().dtype(to));
+      Alike& group = Alike::of(copies, to, o.from.scalar_type(), 1.0);
+      group.written.push_back(wide), group.read.push_back(std::exchange(o.from, wide));
+    }
+    Alike& group = Alike::of(sums, to, to, o.factor);
+    group.written.push_back(o.to), group.read.push_back(o.from);
+  }
+  for (const Operation& o : std::exchange(scalings_, {}))
+    Alike::of(scalings, o.to.scalar_type(), o.to.scalar_type(), o.factor).written.push_back(o.to);
+  for (const Alike& group : copies) at::_foreach_copy_(group.written, group.read);
+  for (const Alike& group : sums) at::_foreach_add_(group.written, group.read, group.factor);
+  for (const Alike& group : scalings) at::_foreach_mul_(group.written, group.factor);
+  if (!zeros_.empty()) at::_foreach_zero_(std::exchange(zeros_, {}));
+}
+
+namespace {
+
+// Flat, of `all`'s dtype, and zeros behind it.
+at::Tensor padded(const at::Tensor& tensor, int64_t elements, const at::Tensor& all) {
+  const int64_t n = tensor.numel();
+  if (n == elements && tensor.is_contiguous() && tensor.scalar_type() == all.scalar_type())
+    return tensor.view({-1});
+  at::Tensor flat = at::empty({elements}, all.options());
+  set_on_cpu(flat.narrow(0, 0, n).view(tensor.sizes()), tensor);
+  if (n < elements) flat.narrow(0, n, elements - n).zero_();
+  return flat;
+}
+
+}  // namespace
+
+void join_chunks(const at::Tensor& all, const Tensors& tensors) {
+  const int64_t chunks = all.size(0);
+  Tensors parts;
+  if (all.is_cpu()) {
+    for (const at::Tensor& t : tensors) {
+      const int64_t rows = (t.size(0) + chunks - 1) / chunks;
+      const int64_t width = t.size(0) == 0 ? 0 : rows * (t.numel() / t.size(0));
+      parts.push_back(padded(t, chunks * width, all).view({chunks, width}));
+    }
+    at::Tensor out = all;
+    at::cat_out(out, parts, 1);
+    return;
+  }
+  bool alike = true;
+  for (const at::Tensor& t : tensors) alike &= t.scalar_type() == tensors[0].scalar_type();
+  for (const at::Tensor& t : tensors)
+    if (t.numel() > 0) parts.push_back(alike ? t : t.to(all.scalar_type()));
+  at::Tensor out = all;
+  if (!parts.empty()) at::_chunk_cat_out(out, parts, 0, chunks);
+}
+
+void split_columns(const Tensors& columns, const at::Tensor& all) {
+  std::vector<int64_t> widths;
+  for (const at::Tensor& part : columns) widths.push_back(part.size(1));
+  if (!all.is_cpu()) return at::split_with_sizes_copy_out(columns, all, widths, 1);
+  int64_t begin = 0;
+  for (size_t i = 0; i < columns.size(); begin += widths[i], ++i)
+    columns[i].copy_(all.narrow(1, begin, widths[i]));
+}
+
+}  // namespace osdp::runtime

@@ -1,0 +1,56 @@
+// Messages: to and from other ranks of a group, under the lane's watch: tagged with the digest of the
+// collective that they belong to (Note [A digest in every message]), and waited for in a way that the
+// heartbeat can interrupt.
+#pragma once
+
+#include <memory>
+
+#include "comm/peers.hpp"
+#include "faults/collective_tracker.hpp"
+
+namespace osdp::runtime {
+
+class Messages {
+ public:
+  // For the collective that runs on this thread.
+  explicit Messages(Peers& peers) : peers_(peers), watch_(Watch::here()) {}
+
+  struct Message {
+    std::shared_ptr<Peers::Message> message;  // null: nothing to wait for
+    int peer = 0;
+  };
+
+  Message send(const Range& range, int to) { return post(&Peers::send, range, to); }
+  Message receive(const Range& range, int from) { return post(&Peers::receive, range, from); }
+
+  void wait(const Message& one) const {
+    if (!one.message) return;
+    if (watch_) return watch_->wait(one.message, one.peer);
+    try {
+      one.message->wait();
+    } catch (const std::exception& e) {
+      throw ConnectionLost(one.peer, e.what());
+    }
+  }
+
+ private:
+  template <typename Post>
+  Message post(Post post, const Range& range, int peer) {
+    try {
+      return {(peers_.*post)(range, peer, tag()), peer};
+    } catch (const std::exception& e) {
+      throw ConnectionLost(peer, e.what());
+    }
+  }
+
+  // gloo's: a message is received by who asks for its tag, which has 31 bits.
+  int tag() const {
+    const uint64_t digest = watch_ ? watch_->digest() : 0;
+    return static_cast<int>((digest ^ digest >> 32) & 0x7fffffff);
+  }
+
+  Peers& peers_;
+  Watch* watch_;
+};
+
+}  // namespace osdp::runtime

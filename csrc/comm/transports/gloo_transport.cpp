@@ -1,0 +1,60 @@
+#include <deque>
+
+#include "comm/messages.hpp"
+#include "comm/transports/transport.hpp"
+
+namespace osdp::runtime {
+namespace {
+
+class GlooLink final : public Link {
+ public:
+  explicit GlooLink(std::shared_ptr<Peers> peers) : peers_(std::move(peers)) {}
+
+  const char* name() const override { return "gloo"; }
+  int64_t longest_message_bytes() const override { return 256 * 1024; }
+  int64_t window() const override { return 8; }
+  int64_t latency_bytes() const override { return 16 * 1024; }
+
+  void run(const Course& course) override {
+    const int world = peers_->world(), rank = peers_->rank();
+    const int next = (rank + 1) % world, before = (rank + world - 1) % world;
+    const int64_t total = course.messages();
+    struct Arriving {
+      Range into;
+      Messages::Message message;
+    };
+    Messages messages(*peers_);
+    std::deque<Arriving> arriving;
+    std::vector<Messages::Message> sends;
+    int64_t asked = 0, sent = 0;
+    for (int64_t done = 0; done < total; ++done) {
+      for (; asked < total && asked < done + course.window; ++asked) {
+        Arriving& one = arriving.emplace_back();
+        if (course.expected(asked).empty()) continue;
+        one.into = course.inbox(asked / course.segments, asked % course.segments);
+        one.message = messages.receive(one.into, before);
+      }
+      for (; sent < total && sent < done + course.segments; ++sent) {
+        const Range range = course.sent(sent);
+        if (!range.empty()) sends.push_back(messages.send(range, next));
+      }
+      const Arriving first = std::move(arriving.front());
+      arriving.pop_front();
+      if (!first.message.message) continue;
+      messages.wait(first.message);
+      course.take(done / course.segments, done % course.segments, first.into.data);
+    }
+    for (const Messages::Message& send : sends) messages.wait(send);
+  }
+
+ private:
+  std::shared_ptr<Peers> peers_;
+};
+
+}  // namespace
+
+std::unique_ptr<Link> gloo_link(std::shared_ptr<Peers> peers) {
+  return std::make_unique<GlooLink>(std::move(peers));
+}
+
+}  // namespace osdp::runtime

@@ -1,0 +1,303 @@
+// A link over TCP connections of our own.
+//
+// Note [Streams instead of requests]
+// gloo sends a message when its receiver has asked for it: each costs a round trip and two changes of
+// threads, so the link rests between collectives. Here each rank has one stream of bytes to the next rank and
+// one from the rank before. Messages follow each other with a header each; the receiver's system holds what
+// comes early. One thread, the lane's, serves both streams and sleeps when neither moves.
+#ifdef __linux__
+
+#include <poll.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <system_error>
+
+#include "comm/early_send.hpp"
+#include "comm/rendezvous.hpp"
+#include "comm/transports/socket.hpp"
+#include "comm/transports/transport.hpp"
+#include "faults/collective_tracker.hpp"
+
+namespace osdp::runtime {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr int kGlanceMs = 100;  // how often a sleeper looks whether it is interrupted
+constexpr std::chrono::seconds kConnect(10);
+
+struct Header {
+  int64_t bytes = 0;
+  uint64_t digest = 0;  // of its collective: Note [A digest in every message]
+};
+
+// Messages to the next rank, one at a time.
+class Sender {
+ public:
+  explicit Sender(Socket socket) : socket_(std::move(socket)) {}
+
+  bool idle() const { return left_ == 0; }
+  int descriptor() const { return socket_.descriptor(); }
+
+  void begin(uint64_t digest, const Range& range) {
+    header_ = {.bytes = range.bytes(), .digest = digest};
+    data_ = range.data;
+    left_ = sizeof header_ + range.bytes();
+  }
+
+  // Whether the message has been handed over as a whole.
+  bool push() {
+    while (left_ > 0) {
+      const size_t payload = header_.bytes;
+      const size_t header_left = left_ > payload ? left_ - payload : 0;
+      const size_t data_left = std::min(left_, payload);
+      std::array<iovec, 2> pieces{
+          iovec{reinterpret_cast<char*>(&header_) + sizeof header_ - header_left, header_left},
+          iovec{data_ + payload - data_left, data_left}};
+      const size_t moved = socket_.write(pieces.data(), 2);
+      if (moved == 0) return false;
+      left_ -= moved;
+    }
+    return true;
+  }
+
+ private:
+  Socket socket_;
+  Header header_;
+  char* data_ = nullptr;
+  size_t left_ = 0;  // of header and data
+};
+
+// Messages from the rank before, one at a time.
+class Receiver {
+ public:
+  explicit Receiver(Socket socket) : socket_(std::move(socket)) {}
+
+  int descriptor() const { return socket_.descriptor(); }
+
+  // The next message's header, once it is there.
+  const Header* header() {
+    while (have_ < sizeof header_) {
+      const size_t moved = socket_.read(reinterpret_cast<char*>(&header_) + have_, sizeof header_ - have_);
+      if (moved == 0) return nullptr;
+      have_ += moved;
+    }
+    return &header_;
+  }
+
+  // Whether all of the message is in `into`, the same in every call for it. Then the next one can come.
+  bool read(void* into) {
+    const size_t total = sizeof header_ + header_.bytes;
+    while (have_ < total) {
+      const size_t moved = socket_.read(static_cast<char*>(into) + (have_ - sizeof header_), total - have_);
+      if (moved == 0) return false;
+      have_ += moved;
+    }
+    have_ = 0;
+    return true;
+  }
+
+ private:
+  Socket socket_;
+  Header header_;
+  size_t have_ = 0;  // of header and data
+};
+
+class SocketLink final : public Link {
+ public:
+  SocketLink(Socket out, Socket in, int rank, int world, std::chrono::milliseconds timeout)
+      : out_(std::move(out)), in_(std::move(in)), rank_(rank), world_(world), timeout_(timeout) {}
+
+  const char* name() const override { return "sockets"; }
+  int64_t longest_message_bytes() const override { return 128 * 1024; }
+  int64_t window() const override { return 1; }
+  int64_t latency_bytes() const override { return world_ > 2 ? 16 * 1024 : 0; }
+  bool sends_ahead() const override { return true; }
+
+  void run(const Course& course) override {
+    watch_ = Watch::here();
+    digest_ = watch_ ? watch_->digest() : 0;
+    skip_ = 0;
+    if (ahead_ > 0) {
+      if (ahead_digest_ != digest_) throw std::logic_error("messages of another collective were sent ahead");
+      skip_ = ahead_;
+      ahead_ = 0;
+    }
+    const int64_t total = course.messages();
+    int64_t sent = 0, taken = 0;
+    bool ours = !out_.idle();  // whether the message that is being handed over is this course's
+    last_move_ = Clock::now();
+    while (true) {
+      const bool pushed = send(course, sent, taken, ours);
+      const bool took = taken < total && take(course, taken);
+      if (sent == total && taken == total && !(ours && !out_.idle())) return;
+      if (pushed || took)
+        last_move_ = Clock::now();
+      else
+        wait(taken < total);
+      if (took && watch_) watch_->moved();
+    }
+  }
+
+ private:
+  // Hands over what can be sent now. Whether anything has moved.
+  bool send(const Course& course, int64_t& sent, int64_t taken, bool& ours) {
+    const int64_t total = course.messages();
+    bool moved = false;
+    try {
+      while (true) {
+        if (!out_.idle() && !out_.push()) return moved;
+        if (sent < total) {
+          if (sent >= taken + course.segments) return moved;
+          const Range range = course.sent(sent++);
+          if (range.empty()) continue;
+          if (skip_ > 0) {
+            --skip_;
+            continue;
+          }
+          out_.begin(digest_, range);
+          ours = true;
+        } else {
+          const Upcoming* next = watch_ ? watch_->upcoming() : nullptr;
+          if (!next || next->head.link != this) return moved;
+          if (ahead_ == static_cast<int64_t>(next->head.messages.size())) return moved;
+          out_.begin(ahead_digest_ = watch_->next_digest(*next->name), next->head.messages[ahead_++]);
+          ours = false;
+        }
+        moved = true;
+      }
+    } catch (const std::system_error& e) {
+      throw ConnectionLost((rank_ + 1) % world_, e.what());
+    }
+  }
+
+  // Takes message `taken` if it has come, or as much of it as has. Whether it was taken.
+  bool take(const Course& course, int64_t& taken) {
+    const Range expected = course.expected(taken);
+    const int64_t step = taken / course.segments, segment = taken % course.segments;
+    try {
+      if (!expected.empty()) {
+        const Header* header = in_.header();
+        stranger_ = header && header->digest != digest_;
+        if (!header || stranger_) return false;  // of another collective: the heartbeat tells who differs
+        if (header->bytes != expected.bytes())
+          throw std::runtime_error("rank " + std::to_string(before()) + " sent " +
+                                   std::to_string(header->bytes) + " bytes where rank " +
+                                   std::to_string(rank_) + " expects " + std::to_string(expected.bytes()) +
+                                   ": the ranks run different collectives");
+        const Range into = course.inbox(step, segment);
+        if (!in_.read(into.data)) return false;
+        course.take(step, segment, into.data);
+      }
+    } catch (const std::system_error& e) {
+      throw ConnectionLost(before(), e.what());
+    }
+    ++taken;
+    return true;
+  }
+
+  // Until a stream can move. To be silent for the group's timeout is an error.
+  void wait(bool receiving) {
+    std::array<pollfd, 2> streams{pollfd{receiving && !stranger_ ? in_.descriptor() : -1, POLLIN, 0},
+                                  pollfd{out_.idle() ? -1 : out_.descriptor(), POLLOUT, 0}};
+    if (poll(streams.data(), streams.size(), kGlanceMs) > 0) return;
+    if (watch_) watch_->check();
+    if (Clock::now() - last_move_ > timeout_)
+      throw ConnectionLost(
+          -1, "this rank's neighbours were silent for " + std::to_string(timeout_.count() / 1000) + " s");
+  }
+
+  int before() const { return (rank_ + world_ - 1) % world_; }
+
+  Sender out_;
+  Receiver in_;
+  int rank_, world_;
+  std::chrono::milliseconds timeout_;
+
+  // Of the next collective (Note [Sent ahead]): messages begun, and their digest.
+  int64_t ahead_ = 0;
+  uint64_t ahead_digest_ = 0;
+
+  // Of the course that runs:
+  Watch* watch_ = nullptr;  // of the lane that runs it; null: none
+  uint64_t digest_ = 0;
+  int64_t skip_ = 0;       // messages that were sent ahead
+  bool stranger_ = false;  // a message of another collective has come
+  Clock::time_point last_move_;
+};
+
+// Where the rank before reaches this one, and what it says there.
+struct SocketCard {
+  SocketAddress address;
+  uint64_t secret = 0;  // 0: this rank cannot, or must not
+};
+
+bool sockets_wanted() {
+  const char* given = std::getenv("OSDP_SOCKETS");
+  const char* transport = std::getenv("GLOO_DEVICE_TRANSPORT");  // TCP_TLS: the streams must be encrypted
+  return !(given && std::string(given) == "0") && (!transport || std::string(transport) == "TCP");
+}
+
+uint64_t new_secret() {
+  std::random_device device;
+  return (uint64_t{device()} << 32 | device()) | 1;
+}
+
+// The rank before, and nobody else who may have found the port.
+Socket accepted(const Socket& listening, uint64_t secret, Socket::Deadline deadline) {
+  while (true) {
+    Socket socket = listening.accepted(deadline);
+    try {
+      uint64_t said = 0;
+      socket.read_all(&said, sizeof said, std::min(deadline, Clock::now() + std::chrono::seconds(1)));
+      if (said == secret) return socket;
+    } catch (const std::system_error&) {
+    }
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Link> socket_link(Peers& peers) {
+  const int rank = peers.rank(), world = peers.world();
+  SocketCard mine;
+  Socket listening;
+  try {
+    if (const auto address = sockets_wanted() ? own_address() : std::nullopt) {
+      listening = Socket::listening(*address);
+      mine = {listening.address(), new_secret()};
+    }
+  } catch (const std::system_error&) {  // gloo can, perhaps
+  }
+  const std::vector<SocketCard> cards = all_cards(peers, mine);
+  if (std::any_of(cards.begin(), cards.end(), [](const SocketCard& card) { return card.secret == 0; }))
+    return nullptr;
+  const std::chrono::milliseconds timeout = peers.timeout();
+  std::optional<Socket> out, in;
+  try {
+    const auto deadline = Clock::now() + std::min<std::chrono::milliseconds>(kConnect, timeout / 2);
+    const SocketCard& next = cards[(rank + 1) % world];
+    out = Socket::connected(next.address, deadline);
+    uint64_t secret = next.secret;
+    iovec whole{&secret, sizeof secret};
+    if (out->write(&whole, 1) == sizeof secret) in = accepted(listening, mine.secret, deadline);
+  } catch (const std::system_error&) {
+  }
+  if (!everywhere(peers, out && in)) return nullptr;
+  return std::make_unique<SocketLink>(std::move(*out), std::move(*in), rank, world, timeout);
+}
+
+}  // namespace osdp::runtime
+
+#else
+
+#include "comm/transports/transport.hpp"
+
+namespace osdp::runtime {
+std::unique_ptr<Link> socket_link(Peers&) { return nullptr; }
+}  // namespace osdp::runtime
+
+#endif

@@ -1,0 +1,88 @@
+#include "faults/collective_tracker.hpp"
+
+#include <mutex>
+
+#include "faults/group_health.hpp"
+
+namespace osdp::runtime {
+namespace {
+
+thread_local Watch* the_watch = nullptr;
+
+}  // namespace
+
+Watch* Watch::here() { return the_watch; }
+Watch::Here::Here(Watch* watch) : outer_(std::exchange(the_watch, watch)) {}
+Watch::Here::~Here() { the_watch = outer_; }
+
+uint64_t Watch::digest_at(int64_t position, const TaskName& task) {
+  return Digest(task.digest).add(static_cast<uint64_t>(position)).value();
+}
+
+void Watch::begin(TaskNamePtr task) {
+  digest_ = digest_at(++position_, *task);
+  std::lock_guard lock(alarm_.mutex_);
+  task_ = std::move(task);
+  busy_ = true;
+}
+
+void Watch::end() {
+  std::lock_guard lock(alarm_.mutex_);
+  busy_ = false;
+}
+
+void Watch::enqueued(Enqueued device) {
+  std::lock_guard lock(alarm_.mutex_);
+  trail_.add(position_, task_);
+  while (!on_device_.empty() && on_device_.front().over) on_device_.pop_front();
+  if (on_device_.size() == kMostEnqueued) on_device_.pop_back();  // this one ends after it
+  on_device_.push_back({position_, task_, std::move(device)});
+}
+
+void Watch::forget_enqueued() {
+  std::lock_guard lock(alarm_.mutex_);
+  on_device_.clear();
+}
+
+void Watch::wait(const std::shared_ptr<AbortableWait>& message, int64_t peer) {
+  {
+    std::lock_guard lock(alarm_.mutex_);
+    if (alarm_.interruption_) std::rethrow_exception(alarm_.interruption_);
+    current_ = message;
+  }
+  std::string error;
+  try {
+    message->wait();
+  } catch (const std::exception& e) {
+    error = e.what();
+  }
+  moved();
+  std::lock_guard lock(alarm_.mutex_);
+  current_.reset();
+  if (alarm_.interruption_) std::rethrow_exception(alarm_.interruption_);
+  if (!error.empty()) throw ConnectionLost(peer, error);
+}
+
+void Watch::check() const { alarm_.check(); }
+
+Watch::Snapshot Watch::snapshot() {
+  Snapshot now{.position = position_, .asked = asked_, .progress = progress_, .busy = busy_, .task = task_};
+  for (OnDevice& each : on_device_) {
+    if (!each.over) each.over = each.device.over();
+    if (each.over) {
+      last_over_ = each.task;
+      continue;
+    }
+    now.busy = each.device.begun();
+    now.position = now.busy ? each.position : each.position - 1;
+    now.task = now.busy ? each.task : last_over_;
+    break;
+  }
+  return now;
+}
+
+void Watch::abort_message() {
+  if (current_) current_->abort();
+}
+
+}  // namespace osdp::runtime

@@ -1,0 +1,138 @@
+#include "faults/group_health.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <unordered_set>
+
+namespace osdp::runtime {
+namespace {
+
+constexpr auto kExplainWait = std::chrono::milliseconds(1500);
+
+}  // namespace
+
+Alarm::Trouble::Trouble(std::string task, std::exception_ptr error) : label(std::move(task)) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const ConnectionLost& e) {
+    text = e.what();
+    connection = true;
+    peer = e.peer;
+  } catch (const std::exception& e) {
+    text = e.what();
+    kind = kind_of(e);
+  } catch (...) {
+    text = "unknown";
+  }
+}
+
+const std::string* interned(const std::string& text) {
+  static std::mutex mutex;
+  static auto* all = new std::unordered_set<std::string>();  // read until the process ends
+  std::lock_guard lock(mutex);
+  return &*all->insert(text).first;
+}
+
+Alarm::Alarm() = default;
+Alarm::~Alarm() = default;
+
+bool Alarm::Snapshot::busy() const {
+  return std::any_of(lanes.begin(), lanes.end(), [](const auto& lane) { return lane.busy; });
+}
+
+void Alarm::raised(std::string text) {
+  std::lock_guard lock(mutex_);
+  ++raised_;
+  raised_text_ = std::move(text);
+}
+
+Watch& Alarm::add_lane() {
+  std::lock_guard lock(mutex_);
+  return *lanes_.emplace_back(std::make_unique<Watch>(*this));
+}
+
+std::exception_ptr Alarm::explain(Trouble trouble) {
+  std::unique_lock lock(mutex_);
+  if (interruption_) return interruption_;
+  if (!trouble_) trouble_ = std::move(trouble);  // else another lane's, which came first
+  if (explained_) told_.wait_for(lock, kExplainWait, [this] { return interruption_ != nullptr; });
+  if (!interruption_) {
+    std::string message = "OSDP: " + trouble_->label + " failed: ";
+    if (trouble_->peer >= 0)
+      message += "the connection to rank " + std::to_string(trouble_->peer) + " was lost: ";
+    message += trouble_->text;
+    const ErrorKind kind = trouble_->kind.value_or(ErrorKind::Rank);
+    lock.unlock();
+    interrupt(make_error(kind, std::move(message)));
+    lock.lock();
+  }
+  return interruption_;
+}
+
+void Alarm::check() const {
+  if (auto interrupted = interruption()) std::rethrow_exception(interrupted);
+}
+
+std::exception_ptr Alarm::interruption() const {
+  std::lock_guard lock(mutex_);
+  return interruption_;
+}
+
+Alarm::Snapshot Alarm::snapshot() {
+  std::lock_guard lock(mutex_);
+  Snapshot now{.lanes = {}, .place = place_, .raised = raised_, .raised_text = raised_text_};
+  for (const auto& lane : lanes_) now.lanes.push_back(lane->snapshot());
+  return now;
+}
+
+std::vector<TrailMark> Alarm::trail_marks() const {
+  std::lock_guard lock(mutex_);
+  std::vector<TrailMark> marks;
+  for (const auto& lane : lanes_) marks.push_back(lane->trail_.newest());
+  return marks;
+}
+
+std::optional<uint64_t> Alarm::trail_digest(size_t lane, int64_t position) const {
+  std::lock_guard lock(mutex_);
+  return lane < lanes_.size() ? lanes_[lane]->trail_.digest_at(position) : std::nullopt;
+}
+
+TrailPiece Alarm::trail_piece(size_t lane, int64_t after, int64_t to) const {
+  std::lock_guard lock(mutex_);
+  TrailPiece piece;
+  if (lane >= lanes_.size()) return piece;
+  for (const TaskNamePtr& task : lanes_[lane]->trail_.tasks(after, to, piece.first))
+    piece.tasks.push_back(*task);
+  return piece;
+}
+
+void Alarm::aborts(const std::shared_ptr<Abortable>& backend) {
+  {
+    std::lock_guard lock(mutex_);
+    std::erase_if(backends_, [](const auto& each) { return each.expired(); });
+    backends_.push_back(backend);
+    if (!interruption_) return;
+  }
+  backend->abort();
+}
+
+std::optional<Alarm::Trouble> Alarm::trouble() const {
+  std::lock_guard lock(mutex_);
+  return interruption_ ? std::nullopt : trouble_;
+}
+
+void Alarm::interrupt(std::exception_ptr why) {
+  std::vector<std::weak_ptr<Abortable>> backends;
+  {
+    std::lock_guard lock(mutex_);
+    if (interruption_) return;
+    interruption_ = std::move(why);
+    told_.notify_all();
+    for (const auto& lane : lanes_) lane->abort_message();
+    backends = backends_;
+  }
+  for (const auto& each : backends)
+    if (const auto backend = each.lock()) backend->abort();
+}
+
+}  // namespace osdp::runtime

@@ -1,0 +1,427 @@
+#include "faults/heartbeat.hpp"
+
+#include <algorithm>
+#include <sstream>
+#include <thread>
+#include <vector>
+
+#include "faults/process.hpp"
+#include "faults/rank_status.hpp"
+
+namespace osdp::runtime {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Seconds = std::chrono::duration<double>;
+
+constexpr auto kTick = std::chrono::milliseconds(100);
+constexpr double kTellAfter_s = 0.25;  // standing still
+constexpr double kTellEvery_s = 0.5;
+constexpr double kAskAfter_s = 0.5;      // waiting
+constexpr double kAskEvery_s = 0.25;     // times ranks / 16, so that the store keeps up
+constexpr double kStoreLost_s = 1.0;     // the store fails for so long while this rank waits
+constexpr double kLastWords_s = 0.3;     // for a rank whose connection closed to have told why
+constexpr double kCompareEvery_s = 0.1;  // times ranks / 64
+constexpr double kPiecesWait_s = 5.0;    // for another rank's tasks, once two are known to differ
+constexpr auto kEndWait = std::chrono::milliseconds(500);
+
+double since(Clock::time_point then) { return Seconds(Clock::now() - then).count(); }
+
+}  // namespace
+
+// What the thread works on; it outlives shutdown() if the thread is stuck in a store that does not answer.
+class Beating {
+ public:
+  Beating(std::shared_ptr<Store> store, int64_t rank, int64_t world, double timeout_s,
+          std::shared_ptr<Alarm> alarm)
+      : store_(std::move(store)),
+        rank_(rank),
+        timeout_s_(timeout_s),
+        alarm_(std::move(alarm)),
+        seen_(world),
+        heard_(world, Clock::now()),
+        processes_(world) {}
+
+  const Alarm* alarm() const { return alarm_.get(); }
+
+  void loop() {
+    attempt([this] { store_->set(process_key(rank_), Process::here().encode()); });
+    std::unique_lock lock(mutex_);
+    while (!changed_.wait_for(lock, kTick, [this] { return ending_ || !giving_up_.empty(); }) || !ending_) {
+      const std::string giving_up = std::exchange(giving_up_, "");
+      lock.unlock();
+      tick(giving_up);
+      lock.lock();
+    }
+    alarm_->set_explained(false);
+    lock.unlock();
+    if (!last_words_.empty()) attempt([this] { tell(true); });
+    lock.lock();
+    ended_ = true;
+    changed_.notify_all();
+  }
+
+  void end(const std::string& last_words) {
+    std::unique_lock lock(mutex_);
+    last_words_ = last_words;
+    ending_ = true;
+    changed_.notify_all();
+    changed_.wait_for(lock, kEndWait, [this] { return ended_; });
+  }
+
+  void give_up(const std::string& cause) {
+    std::lock_guard lock(mutex_);
+    giving_up_ = cause;
+    changed_.notify_all();
+  }
+
+ private:
+  void tick(const std::string& giving_up) {
+    Alarm::Snapshot now = alarm_->snapshot();
+    if (!lanes_stand(now)) waits_since_ = Clock::now();
+    if (now != last_) {
+      still_since_ = Clock::now();
+      told_still_ = false;
+      store_lost_.reset();
+      gone_ = -1;
+    }
+    last_ = std::move(now);
+    if (over_) return;
+    if (!giving_up.empty()) {
+      attempt([&] { conclude({ErrorKind::Rank, rank_, "rank " + std::to_string(rank_) + " " + giving_up}); });
+      over_ = true;
+      return;
+    }
+    if (const auto trouble = alarm_->trouble()) return explain(*trouble);
+    attempt([this] { compare(); });
+    if (over_) return;
+    const double still_s = since(still_since_);
+    const bool inside = last_.busy() || last_.place || pulse().awaits_device();
+    const double waits_s = since(waits_since_);
+    if (still_s < kTellAfter_s && waits_s < kAskAfter_s) return;
+    if (!told_still_ || (inside && since(told_) >= kTellEvery_s)) attempt([this] { tell(false); });
+    if (!last_.busy() || waits_s < kAskAfter_s) return;
+    const double ask_every_s = kAskEvery_s * std::max(1.0, static_cast<double>(seen_.size()) / 16);
+    if (since(asked_) >= ask_every_s) attempt([this] { ask(); });
+    if (!over_) look_at_processes();
+    if (over_) return;
+    const double silent_s = 2 * kTellEvery_s + 2 * ask_every_s;
+    if (waits_s >= timeout_s_) {
+      const Failure failure = timed_out(rank_, pulse(), seen_, timeout_s_, silent_s);
+      if (!attempt([&] { conclude(failure); })) interrupt(failure);
+    } else if (store_lost_ && since(*store_lost_) >= kStoreLost_s) {
+      interrupt(
+          {ErrorKind::Rank, -1,
+           "the store that the ranks share does not answer: the process that holds it (rank 0's, or the "
+           "launcher's) has ended"});
+    }
+  }
+
+  // Whatever the thread that computes does meanwhile.
+  bool lanes_stand(const Alarm::Snapshot& now) const {
+    return std::equal(now.lanes.begin(), now.lanes.end(), last_.lanes.begin(), last_.lanes.end(),
+                      [](const Watch::Snapshot& a, const Watch::Snapshot& b) {
+                        return a.position == b.position && a.progress == b.progress && a.busy == b.busy;
+                      });
+  }
+
+  // Runs `work`, which uses the store; false if the store failed.
+  template <typename Work>
+  bool attempt(Work work) {
+    try {
+      work();
+      store_lost_.reset();
+      return true;
+    } catch (const std::exception&) {
+      if (!store_lost_) store_lost_ = Clock::now();
+      return false;
+    }
+  }
+
+  Pulse pulse() const {
+    Pulse p{.beat = beat_,
+            .lanes = {},
+            .still_s = since(still_since_),
+            .place = last_.place ? *last_.place : "",
+            .raised = last_.raised,
+            .ended = false,
+            .text = last_.raised_text};
+    for (const auto& lane : last_.lanes)
+      p.lanes.push_back({lane.position, lane.asked, lane.busy, lane.task ? *lane.task : TaskName()});
+    return p;
+  }
+
+  static std::string key(int64_t rank) { return "pulse/" + std::to_string(rank); }
+  static std::string process_key(int64_t rank) { return "process/" + std::to_string(rank); }
+
+  void tell(bool ended) {
+    ++beat_;
+    told_ = Clock::now();
+    told_still_ = true;
+    Pulse p = pulse();
+    p.ended = ended;
+    if (ended) p.text = last_words_;
+    store_->set(key(rank_), p.encode());
+  }
+
+  void look(int64_t rank) {
+    Seen& seen = seen_[static_cast<size_t>(rank)];
+    const auto told = store_->get(key(rank));
+    auto found = told ? Pulse::decode(*told) : std::nullopt;
+    if (!found) return;
+    if (!seen.pulse || seen.pulse->beat != found->beat) heard_[rank] = Clock::now();
+    seen.pulse = std::move(found);
+  }
+
+  const std::optional<Process>& process_of(int64_t rank) {
+    auto& process = processes_[static_cast<size_t>(rank)];
+    if (!process)
+      if (const auto told = store_->get(process_key(rank))) process = Process::decode(*told);
+    return process;
+  }
+
+  // Note [A dead rank's children]. What a rank sent before it ended may still be on its way: it counts when
+  // it is seen twice, and nothing has come in between.
+  void look_at_processes() {
+    for (size_t r = 0; r < processes_.size(); ++r) {
+      if (!processes_[r] || static_cast<int64_t>(r) == rank_ || life_of(*processes_[r]) != Life::Ended)
+        continue;
+      if (std::exchange(gone_, static_cast<int64_t>(r)) != gone_) return;
+      const Failure failure = process_ended(gone_, seen_);
+      if (!attempt([&] { conclude(failure); })) interrupt(failure);
+      return;
+    }
+  }
+
+  void ask() {
+    asked_ = Clock::now();
+    if (store_->get(kFailure)) return conclude({});
+    for (size_t r = 0; r < seen_.size(); ++r) {
+      if (static_cast<int64_t>(r) == rank_) continue;
+      look(static_cast<int64_t>(r));
+      process_of(static_cast<int64_t>(r));
+      seen_[r].heard_s = since(heard_[r]);
+    }
+    if (auto failure = certain_failure(rank_, pulse(), seen_, timeout_s_)) conclude(*failure);
+  }
+
+  // See Note [Ranks that go apart unnoticed].
+  void compare() {
+    const double every_s = kCompareEvery_s * std::max(1.0, static_cast<double>(seen_.size()) / 64);
+    std::vector<TrailMark> mine = alarm_->trail_marks();
+    const bool moved = mine != told_marks_;
+    if (since(compared_) < every_s || (!moved && level_)) return;
+    compared_ = Clock::now();
+    if (moved) store_->set(trail_key("mark", rank_), encode(mine));
+    told_marks_ = std::move(mine);
+    if (store_->get(kFailure)) return conclude({});
+    if (const auto differ = store_->get(kDiffer)) return tell_piece(*differ);
+    const auto text = store_->get(trail_key("mark", before_me()));
+    const auto theirs = text ? decode_marks(*text) : std::nullopt;
+    level_ = theirs && *theirs == told_marks_;
+    for (size_t lane = 0; theirs && lane < theirs->size(); ++lane) {
+      const auto [position, digest] = (*theirs)[lane];
+      const auto ours = alarm_->trail_digest(lane, position);
+      if (!ours) continue;
+      agreed_.resize(std::max(agreed_.size(), lane + 1));
+      if (*ours != digest) return find_difference(static_cast<int64_t>(lane), agreed_[lane], position);
+      agreed_[lane] = std::max(agreed_[lane], position);
+    }
+  }
+
+  int64_t before_me() const {
+    const auto world = static_cast<int64_t>(seen_.size());
+    return (rank_ + world - 1) % world;
+  }
+  static std::string trail_key(const char* what, int64_t rank) {
+    return std::string("trail/") + what + "/" + std::to_string(rank);
+  }
+
+  // `differ`: "lane agreed position", of the two ranks that found it first.
+  TrailPiece tell_piece(int64_t lane, int64_t agreed, int64_t position) {
+    TrailPiece piece = alarm_->trail_piece(static_cast<size_t>(lane), agreed, position);
+    store_->set(trail_key("piece", rank_), piece.encode());
+    return piece;
+  }
+  void tell_piece(const std::string& differ) {
+    std::istringstream in(differ);
+    int64_t lane = 0, agreed = 0, position = 0;
+    if (in >> lane >> agreed >> position) tell_piece(lane, agreed, position);
+  }
+
+  void find_difference(int64_t lane, int64_t agreed, int64_t position) {
+    const std::string asked =
+        std::to_string(lane) + " " + std::to_string(agreed) + " " + std::to_string(position);
+    const std::string said = store_->set_first(kDiffer, asked);
+    const TrailPiece mine = tell_piece(lane, agreed, position);
+    if (said != asked) tell_piece(said);
+    const int64_t other = before_me();
+    const auto until = Clock::now() + Seconds(kPiecesWait_s);
+    do {
+      if (store_->get(kFailure)) return conclude({});
+      const auto text = store_->get(trail_key("piece", other));
+      const auto theirs = text ? TrailPiece::decode(*text) : std::nullopt;
+      for (int64_t at = agreed + 1; theirs && at <= position; ++at) {
+        const TaskName *here = mine.at(at), *there = theirs->at(at);
+        if (here && there && here->digest != there->digest)
+          return conclude(went_apart(at, {rank_, here}, {other, there}));
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    } while (Clock::now() < until);
+    conclude(went_apart(agreed, position, rank_, other));
+  }
+
+  // `mine` counts if no rank was earlier.
+  void conclude(const Failure& mine) {
+    const std::string said = store_->set_first(kFailure, mine.encode());
+    interrupt(Failure::decode(said).value_or(mine));
+  }
+
+  void interrupt(const Failure& failure) {
+    over_ = true;
+    std::string message =
+        "OSDP: rank " + std::to_string(rank_) + " cannot go on: " + failure.cause + ". Rank " +
+        std::to_string(rank_) + " " + pulse().where() +
+        ". Nothing more can be exchanged in this process group: end all ranks and start them "
+        "again from a checkpoint.";
+    alarm_->interrupt(make_error(failure.kind, std::move(message)));
+  }
+
+  // The lane's thread waits for this. A lost connection is an echo of something, and so may be what a backend
+  // throws; everything else happened here.
+  void explain(const Alarm::Trouble& trouble) {
+    if (!trouble.connection && (trouble.kind || !ended_elsewhere())) return blame_me(trouble);
+    if (over_) return;
+    const bool asked = attempt([&] {
+      const auto until = Clock::now() + Seconds(kLastWords_s);
+      const bool known = trouble.peer >= 0 && trouble.peer < static_cast<int64_t>(seen_.size());
+      do {
+        if (store_->get(kFailure)) return conclude({});
+        if (known) look(trouble.peer);
+        if (known && seen_[static_cast<size_t>(trouble.peer)].pulse &&
+            seen_[static_cast<size_t>(trouble.peer)].pulse->ended)
+          break;
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      } while (Clock::now() < until);
+      if (known) process_of(trouble.peer);
+      conclude(lost(trouble));
+    });
+    if (!asked) interrupt(lost(trouble));
+  }
+
+  // Whether another rank has failed, or its process ended; then that is concluded.
+  bool ended_elsewhere() {
+    const auto until = Clock::now() + Seconds(kLastWords_s);
+    do {
+      attempt([&] {
+        if (store_->get(kFailure)) return conclude({});
+        for (size_t r = 0; r < processes_.size() && !over_; ++r) {
+          const auto other = static_cast<int64_t>(r);
+          if (other == rank_) continue;
+          look(other);
+          const auto& process = process_of(other);
+          if (process && life_of(*process) == Life::Ended) conclude(process_ended(other, seen_));
+        }
+      });
+      if (!over_) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    } while (!over_ && Clock::now() < until);
+    return over_;
+  }
+
+  Failure lost(const Alarm::Trouble& trouble) const {
+    const bool known = trouble.peer >= 0 && trouble.peer < static_cast<int64_t>(processes_.size());
+    const auto& process = known ? processes_[static_cast<size_t>(trouble.peer)] : std::nullopt;
+    return connection_lost(trouble.peer, seen_, trouble.text, process ? life_of(*process) : Life::Unseen);
+  }
+
+  void blame_me(const Alarm::Trouble& trouble) {
+    over_ = true;
+    const std::string what = "rank " + std::to_string(rank_) + " failed in '" + trouble.label + "' (" +
+                             (last_.place ? *last_.place : "outside of forward and backward") +
+                             "): " + trouble.text;
+    attempt([&] { store_->set_first(kFailure, Failure{ErrorKind::Rank, rank_, what}.encode()); });
+    alarm_->interrupt(make_error(trouble.kind.value_or(ErrorKind::Rank), "OSDP: " + what));
+  }
+
+  static constexpr const char* kFailure = "failure";
+  static constexpr const char* kDiffer = "trail/differ";
+
+  std::shared_ptr<Store> store_;
+  const int64_t rank_;
+  const double timeout_s_;
+  std::shared_ptr<Alarm> alarm_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool ending_ = false, ended_ = false;  // under mutex_, as is giving_up_
+  std::string giving_up_, last_words_;
+
+  // The thread alone:
+  Alarm::Snapshot last_;
+  Clock::time_point still_since_ = Clock::now(), waits_since_ = still_since_, told_{}, asked_{};
+  bool told_still_ = false;
+  bool over_ = false;  // concluded: nothing is left to find out
+  int64_t beat_ = 0;
+  std::vector<Seen> seen_;
+  std::vector<Clock::time_point> heard_;
+  std::vector<std::optional<Process>> processes_;  // as far as they have been asked for
+  int64_t gone_ = -1;                              // the rank whose process the last tick found ended
+  std::optional<Clock::time_point> store_lost_;
+  Clock::time_point compared_{};
+  std::vector<TrailMark> told_marks_;
+  bool level_ = true;            // the rank before this one had told the same
+  std::vector<int64_t> agreed_;  // per lane: the last position at which the two were seen to agree
+};
+
+namespace {
+
+struct Hearts {
+  std::mutex mutex;
+  std::vector<std::shared_ptr<Beating>> all;
+};
+
+Hearts& hearts() {
+  static auto* h = new Hearts();  // never destroyed: threads may be stuck in it
+  return *h;
+}
+
+}  // namespace
+
+void Heartbeat::start(std::shared_ptr<Store> store, int64_t rank, int64_t world, double timeout_s,
+                      std::shared_ptr<Alarm> alarm) {
+  alarm->set_explained(true);  // before the thread runs: what fails meanwhile waits for it
+  auto beating = std::make_shared<Beating>(std::move(store), rank, world, timeout_s, std::move(alarm));
+  std::lock_guard lock(hearts().mutex);
+  hearts().all.push_back(beating);
+  std::thread([beating] { beating->loop(); }).detach();
+}
+
+void Heartbeat::end(const Alarm& alarm) {
+  std::vector<std::shared_ptr<Beating>> ending;
+  {
+    std::lock_guard lock(hearts().mutex);
+    auto& all = hearts().all;
+    const auto ours = std::stable_partition(all.begin(), all.end(),
+                                            [&](const auto& beating) { return beating->alarm() != &alarm; });
+    std::move(ours, all.end(), std::back_inserter(ending));
+    all.erase(ours, all.end());
+  }
+  for (const auto& beating : ending) beating->end("");
+}
+
+void Heartbeat::shutdown(const std::string& last_words) {
+  std::vector<std::shared_ptr<Beating>> ending;
+  {
+    std::lock_guard lock(hearts().mutex);
+    ending.swap(hearts().all);
+  }
+  for (const auto& beating : ending) beating->end(last_words);
+}
+
+void Heartbeat::give_up(const Alarm& alarm, const std::string& cause) {
+  std::lock_guard lock(hearts().mutex);
+  for (const auto& beating : hearts().all)
+    if (beating->alarm() == &alarm) beating->give_up(cause);
+}
+
+}  // namespace osdp::runtime

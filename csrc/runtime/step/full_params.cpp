@@ -1,0 +1,164 @@
+// Whole parameters, outside of training steps: for state dicts, summon_full_params and clipping.
+#include <ATen/Functions.h>
+
+#include "runtime/runtime.hpp"
+#include "runtime/step/no_inference.hpp"
+#include "runtime/step/norm.hpp"
+#include "runtime/store/offload.hpp"
+
+namespace osdp::runtime {
+namespace {
+
+// Puts one piece, gathered from all ranks' rows where it is sharded, into the full tensor. For a piece of
+// rank r all ranks' pieces are offset along `dim` only.
+at::Tensor gathered_rows(Collectives& collectives, const at::Tensor& rows, int64_t dim, int64_t full_rows) {
+  const int64_t world = collectives.world();
+  const int64_t chunk = (full_rows + world - 1) / world;
+  std::vector<int64_t> sizes = rows.sizes().vec();
+  sizes[dim] = chunk;
+  at::Tensor padded = Lane::empty(sizes, rows.options()).zero_();
+  padded.narrow(dim, 0, rows.size(dim)).copy_(rows);
+  sizes[dim] = chunk * world;
+  at::Tensor all = Lane::empty(sizes, rows.options());
+  collectives.all_gather({all.view({-1})}, {padded.view({-1})});
+  return all.narrow(dim, 0, full_rows);
+}
+
+}  // namespace
+
+at::Tensor Runtime::gather_whole(int64_t index, const at::Tensor& local, const char* what) {
+  NoInference no_inference;
+  at::NoGradGuard no_grad;
+  Parameter& p = *params_.at(index);
+  OSDP_CHECK(stack_.empty() && !backward_, Sharding,
+             "OSDP: full parameters were asked for inside a forward or backward ('", p.name(),
+             "'); ask between steps.");
+  if (p.whole()) return local.detach().clone();
+  at::Tensor full = at::empty(p.full_sizes(), local.options());
+  const Sharing& sharing = *places_[index].sharing;
+  at::Tensor here = brought(p, local);
+  const TaskNamePtr name = task_name(p.name() + " all-gather (" + what + ")", model_);
+  Ticket done = lane_->submit(name, [&sharing, &p, here, full] {
+    for (const Piece& piece : p.pieces()) {
+      at::Tensor rows = here.narrow(piece.local_dim, piece.local_begin, piece.local_count);
+      const int64_t full_rows = p.split() ? p.slice_rows() : p.full_sizes()[piece.local_dim];
+      std::vector<int64_t> offsets = piece.offsets;
+      if (!piece.replicated) {
+        const RowRange range(std::vector<int64_t>{full_rows}, 0, sharing.rank(), sharing.world());
+        offsets[piece.local_dim] -= range.begin;
+        rows = gathered_rows(*sharing.shard, rows, piece.local_dim, full_rows);
+      }
+      at::Tensor into = full;
+      for (int64_t d = 0; d < rows.dim(); ++d) into = into.narrow(d, offsets[d], rows.size(d));
+      into.copy_(rows);
+    }
+  });
+  done.wait();
+  return full;
+}
+
+const Parameter* Runtime::owner_of(const at::Tensor& tensor) const {
+  if (!tensor.has_storage()) return nullptr;
+  for (const auto& p : params_)
+    if (!p->absent && p->tensor().storage().is_alias_of(tensor.storage())) return p.get();
+  return nullptr;
+}
+
+void Runtime::suspect_replicas() {
+  compares_replicas_ = true;
+  replicas_.suspect();
+  column_replicas_.suspect();
+}
+
+void Runtime::summon(bool with_grads) {
+  OSDP_CHECK(!summoned_, Sharding, "OSDP: summon_full_params is already active for this model");
+  summoned_local_.assign(params_.size(), {});
+  summoned_grad_.assign(params_.size(), {});
+  for (size_t i = 0; i < params_.size(); ++i) {
+    Parameter& p = *params_[i];
+    if (p.whole() || p.absent) continue;
+    summoned_local_[i] = p.local();
+    summoned_grad_[i] = p.tensor().grad();
+    at::Tensor full = gather_whole(i, summoned_local_[i]);
+    // Whether a gradient exists is the same on every rank.
+    at::Tensor grad = with_grads && summoned_grad_[i].defined()
+                          ? gather_whole(i, summoned_grad_[i], "whole gradient")
+                          : at::Tensor();
+    p.tensor().mutable_grad().reset();
+    p.show(full);
+    p.tensor().mutable_grad() = grad;
+  }
+  summoned_ = true;
+}
+
+void Runtime::unsummon(bool writeback) {
+  OSDP_CHECK(summoned_, Sharding, "OSDP: summon_full_params is not active for this model");
+  NoInference no_inference;
+  at::NoGradGuard no_grad;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    Parameter& p = *params_[i];
+    if (p.whole() || p.absent) continue;
+    at::Tensor full = p.tensor().variable_data(), grad = p.tensor().grad();
+    p.tensor().mutable_grad().reset();
+    p.show(summoned_local_[i]);
+    if (writeback) {
+      OSDP_CHECK(full.sizes() == p.full_sizes(), Sharding, "OSDP: parameter '", p.name(),
+                 "' changed its shape inside summon_full_params");
+      summoned_local_[i].copy_(p.take_local(full));
+      if (grad.defined() && summoned_grad_[i].defined()) summoned_grad_[i].copy_(p.take_local(grad));
+    }
+    p.tensor().mutable_grad() = summoned_grad_[i];
+  }
+  summoned_local_.clear();
+  summoned_grad_.clear();
+  summoned_ = false;
+}
+
+std::vector<at::Tensor> Runtime::counted_pieces(int64_t param, const at::Tensor& local) const {
+  std::vector<at::Tensor> counted;
+  if (local.numel() == 0) return counted;
+  for (const Piece& piece : params_.at(param)->pieces()) {
+    if (!(piece.replicated ? rank() == 0 : places_[param].sharing->counts())) continue;
+    counted.push_back(local.dim() == 0 ? local
+                                       : local.narrow(piece.local_dim, piece.local_begin, piece.local_count));
+  }
+  return counted;
+}
+
+NormTerms Runtime::norm_terms(const std::vector<at::Tensor>& counted, double norm_type, const char* function,
+                              std::string details) const {
+  OSDP_CHECK(
+      !in_pass(), Sharding,
+      "OSDP: the norm of gradients was asked for inside a forward or backward; ask between backward and "
+      "the optimizer's step");
+  NormTerms terms(norm_type, device_);
+  terms.add(counted);
+  const TaskNamePtr name = task_name(std::string(function) + " all-reduce", model_, std::move(details));
+  terms.reduce(*lane_, name, collectives_);
+  return terms;
+}
+
+// Note [Norm of a mixed plan]
+// Sharded pieces are disjoint over the ranks; those that several hold are counted by one: replicated ones by
+// rank 0, HYBRID_SHARD's by the first rank of each column. One all-reduce of the sum of powers, or of the
+// maximum, gives every rank the same norm. Nothing of it is read by the host, unless an error is asked for.
+at::Tensor Runtime::clip_grad_norm(double max_norm, double norm_type, bool error_if_nonfinite) {
+  NoInference no_inference;
+  at::NoGradGuard no_grad;
+  std::vector<at::Tensor> gradients, counted;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const at::Tensor grad = params_[i]->tensor().grad();
+    if (params_[i]->absent || !grad.defined() || grad.numel() == 0) continue;
+    gradients.push_back(grad);
+    for (at::Tensor& piece : counted_pieces(static_cast<int64_t>(i), grad))
+      counted.push_back(std::move(piece));
+  }
+  const at::Tensor norm = norm_terms(counted, norm_type, "clip_grad_norm_",
+                                     c10::str("with max_norm ", max_norm, ", norm_type ", norm_type))
+                              .norm(at::kDouble);
+  if (error_if_nonfinite) check_finite(norm, norm_type);
+  scale_to(max_norm, norm, gradients);
+  return norm.to(params_.empty() ? at::kFloat : params_[0]->own_dtype());
+}
+
+}  // namespace osdp::runtime

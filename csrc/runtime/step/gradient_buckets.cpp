@@ -1,0 +1,220 @@
+#include "runtime/step/gradient_buckets.hpp"
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+
+#include <set>
+#include <utility>
+
+#include "comm/arithmetic.hpp"
+#include "runtime/step/graph_task.hpp"
+#include "runtime/store/precision.hpp"
+
+namespace osdp::runtime {
+
+at::Tensor BucketItem::gradient() const {
+  const at::Tensor& grad = param->local_grad();
+  if (!grad.defined() || !param->split()) return grad;
+  const SplitSpec& split = *param->split();
+  return grad.narrow(0, 0, (split.granularity - split.sharded) * param->slice_rows());
+}
+
+namespace {
+
+// Large gradients are averaged where they lie; or in a copy of their own those that cannot be: strided, or in
+// memory that another one of them has too, which would be added to twice. Small ones share a copy, behind the
+// others.
+struct Gradients {
+  Tensors large, small;
+  std::vector<char> in_place;  // of the large ones
+
+  explicit Gradients(const Tensors& all) {
+    std::set<const void*> memory;
+    for (const at::Tensor& g : all) {
+      if (all.size() > 1 && g.nbytes() <= kSmallBytes) {
+        small.push_back(g);
+        continue;
+      }
+      large.push_back(g);
+      in_place.push_back(g.is_contiguous() && memory.insert(g.storage().unsafeGetStorageImpl()).second);
+    }
+  }
+
+  // What can be sent before the lane has made copies.
+  Tensors first() const {
+    Tensors flat;
+    for (size_t i = 0; i < large.size() && in_place[i]; ++i) flat.push_back(large[i].view({-1}));
+    return flat;
+  }
+};
+
+// All at once.
+void average_together(Collectives& collectives, const Gradients& gradients) {
+  Tensors together;
+  for (size_t i = 0; i < gradients.large.size(); ++i) {
+    const at::Tensor& g = gradients.large[i];
+    together.push_back((gradients.in_place[i] ? g : g.clone(at::MemoryFormat::Contiguous)).view({-1}));
+  }
+  std::vector<int64_t> counts;
+  int64_t elements = 0;
+  for (const at::Tensor& g : gradients.small) elements += counts.emplace_back(g.numel());
+  Tensors parts;
+  Batch there, back;
+  if (elements > 0) {
+    const at::Tensor flat = at::empty({elements}, gradients.small[0].options());
+    parts = flat.split_with_sizes(counts);
+    for (size_t i = 0; i < parts.size(); ++i) there.set(parts[i], gradients.small[i]);
+    together.push_back(flat);
+  }
+  there.run();
+  collectives.all_reduce_mean(together);
+  for (size_t i = 0; i < gradients.large.size(); ++i)
+    if (const at::Tensor& g = gradients.large[i]; !gradients.in_place[i])
+      back.set(g, together[i].view(g.sizes()));
+  for (size_t i = 0; i < parts.size(); ++i)
+    back.set(gradients.small[i], parts[i].view(gradients.small[i].sizes()));
+  back.run();
+}
+
+}  // namespace
+
+std::vector<BucketItem*> Buckets::add(const std::string& name, const std::vector<Parameter*>& params) {
+  Bucket bucket;
+  std::vector<BucketItem*> items;
+  std::vector<std::string> names;
+  for (Parameter* param : params) {
+    bucket.items.push_back(std::make_unique<BucketItem>(param, buckets_.size()));
+    items.push_back(bucket.items.back().get());
+    names.push_back(param->name());
+  }
+  bucket.names = TaskNames(name + " all-reduce", model_, std::move(names));
+  buckets_.push_back(std::move(bucket));
+  return items;
+}
+
+void Buckets::arrived(BucketItem& item) {
+  Bucket& bucket = buckets_[item.bucket];
+  item.dirty = true;
+  item.queued = true;
+  if (const int task = current_graph_task(); bucket.task != task) {
+    bucket.task = task;
+    bucket.arrived = 0;
+    bucket.expected = 0;
+    for (const auto& other : bucket.items) bucket.expected += in_graph_task(other->param->accumulator.get());
+  }
+  if (++bucket.arrived >= bucket.expected) launch(bucket);
+}
+
+void Buckets::await(BucketItem& item) {
+  item.in_flight.wait();
+  item.in_flight = Ticket();
+}
+
+void Buckets::launch(Bucket& bucket) {
+  if (bucket.items[0]->param->mixed()) return launch_mixed(bucket);
+  Tensors all;
+  std::vector<BucketItem*> launched;
+  bucket.parts.assign(bucket.items.size(), TaskNames::Part::None);
+  for (size_t i = 0; i < bucket.items.size(); ++i) {
+    BucketItem* item = bucket.items[i].get();
+    if (!item->queued) continue;
+    item->queued = item->dirty = false;
+    item->param->reduced = true;
+    launched.push_back(item);
+    at::Tensor gradient = item->gradient();
+    OSDP_CHECK(!gradient.defined() || gradient.layout() == at::kStrided, Sharding, "OSDP: parameter '",
+               item->param->name(),
+               "' got a sparse gradient, which is not supported. Use sparse=False in its module.");
+    if (!gradient.defined() || gradient.numel() == 0) continue;
+    bucket.parts[i] = TaskNames::Part::Gradient;
+    all.push_back(std::move(gradient));
+  }
+  if (all.empty()) return;
+  const Gradients gradients(all);
+  Head head = collectives_->head_of_all_reduce(gradients.first());
+  Ticket ticket = lane_->submit(
+      bucket.names.of(bucket.parts, accumulates_),
+      [gradients, collectives = collectives_] { average_together(*collectives, gradients); },
+      std::move(head));
+  for (BucketItem* item : launched) item->in_flight = ticket;
+  tickets_.push_back(std::move(ticket));
+}
+
+void Buckets::launch_mixed(Bucket& bucket) {
+  auto gradients = std::make_shared<std::vector<Averaged>>();
+  std::vector<BucketItem*> launched;
+  bucket.parts.assign(bucket.items.size(), TaskNames::Part::None);
+  for (size_t i = 0; i < bucket.items.size(); ++i) {
+    BucketItem* item = bucket.items[i].get();
+    if (!item->queued) continue;
+    item->queued = item->dirty = false;
+    item->param->reduced = true;
+    const bool alone = item->pending.defined();
+    if (alone && (item->param->split() || item->pending.numel() == 0)) item->param->ensure_local_grad();
+    at::Tensor kept = item->gradient();
+    at::Tensor gradient = alone ? std::exchange(item->pending, at::Tensor()) : kept;
+    if (!gradient.defined() || gradient.numel() == 0) continue;
+    launched.push_back(item);
+    bucket.parts[i] =
+        alone || std::exchange(item->first, false) ? TaskNames::Part::Gradient : TaskNames::Part::WithKept;
+    gradients->push_back({item->param, std::move(gradient), std::move(kept), !alone});
+  }
+  if (gradients->empty()) return;
+  const at::ScalarType reduce = bucket.items[0]->param->reduce_dtype();
+  // One gradient is averaged while the next is made, not more: see Note [Averaging] in
+  // search/problem/cost.cpp.
+  if (!tickets_.empty()) tickets_.back().wait();
+  // What a stream's lane reads is kept until computation has waited for it: so the gradients themselves are
+  // not given to it, and are free again once they are copied.
+  const at::NoGradGuard no_grad;
+  at::Tensor copy = lane_->keeps() ? joined(collectives_->world(), reduce, *gradients) : at::Tensor();
+  const auto task = [gradients, reduce, copy = std::move(copy), collectives = collectives_] {
+    average(*collectives, copy.defined() ? copy : joined(collectives->world(), reduce, *gradients),
+            *gradients);
+  };
+  tickets_.push_back(lane_->submit(bucket.names.of(bucket.parts, accumulates_), task));
+  for (BucketItem* item : launched) item->in_flight = tickets_.back();
+}
+
+void Buckets::flush() {
+  for (Bucket& bucket : buckets_) {
+    bool any = false;
+    for (const auto& item : bucket.items) any |= item->queued = item->dirty;
+    if (any) launch(bucket);
+  }
+}
+
+void Buckets::wait_all() {
+  for (const Ticket& ticket : tickets_) ticket.wait();
+  tickets_.clear();
+}
+
+Parameter* Buckets::unreduced() const {
+  for (const Bucket& bucket : buckets_)
+    for (const auto& item : bucket.items) {
+      const at::Tensor gradient = item->dirty ? item->gradient() : at::Tensor();
+      if (gradient.defined() && gradient.any().item<bool>()) return item->param;
+    }
+  return nullptr;
+}
+
+void Buckets::forget() {
+  for (const Ticket& ticket : tickets_) {
+    try {
+      ticket.wait();
+    } catch (
+        const std::exception&) {  // the error that led here, or its echo, is already on its way to the user
+    }
+  }
+  tickets_.clear();
+  for (Bucket& bucket : buckets_) {
+    bucket.task = -1;
+    for (const auto& item : bucket.items) {
+      item->queued = item->dirty = item->first = false;
+      item->in_flight = Ticket();
+      item->pending.reset();
+    }
+  }
+}
+
+}  // namespace osdp::runtime

@@ -1,0 +1,70 @@
+#include "runtime/store/precision.hpp"
+
+#include <ATen/Functions.h>
+#include <c10/core/ScalarType.h>
+
+#include <cmath>
+#include <utility>
+
+#include "comm/arithmetic.hpp"
+
+namespace osdp::runtime {
+
+at::Tensor wide_sum(at::Tensor a, const at::Tensor& b, at::ScalarType own) {
+  const auto wide = at::promote_types(a.scalar_type(), own);
+  return a.scalar_type() == wide ? a.add_(b) : a.to(wide).add_(b);
+}
+
+double headroom_of(at::ScalarType reduce, int64_t world) {
+  if (reduce != at::kHalf || world == 1) return 1.0;
+  return std::exp2(-std::ceil(std::log2(static_cast<double>(world)) / 2));
+}
+
+at::Tensor joined(int64_t world, at::ScalarType reduce, std::vector<Averaged>& gradients) {
+  int64_t elements = 0;
+  std::vector<int64_t> counts;
+  for (const Averaged& a : gradients) elements += counts.emplace_back(a.gradient.numel());
+  at::Tensor flat = at::empty({elements}, gradients[0].gradient.options().dtype(reduce));
+  const Tensors parts = flat.split_with_sizes(counts);
+  Batch there;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    there.set(parts[i], gradients[i].gradient);
+    if (!gradients[i].replaces) gradients[i].gradient.reset();
+  }
+  there.scale(flat, headroom_of(reduce, world));
+  there.run();
+  return flat;
+}
+
+void average(Collectives& collectives, const at::Tensor& joined, std::vector<Averaged>& gradients) {
+  const double headroom = headroom_of(joined.scalar_type(), collectives.world());
+  Lane::keep(joined);
+  collectives.all_reduce_mean({joined});
+  Batch back;
+  int64_t at = 0;
+  for (Averaged& a : gradients) {
+    const at::IntArrayRef sizes = a.kept.defined() ? a.kept.sizes() : a.param->full_sizes();
+    const int64_t elements = c10::multiply_integers(sizes);
+    const at::Tensor mean = joined.narrow(0, at, elements).view(sizes);
+    at += elements;
+    if (a.kept.defined() && !a.replaces) {
+      back.add(a.kept, mean, 1.0 / headroom);
+    } else {
+      // Its own memory: `joined` must not live as long as one of the gradients.
+      if (!a.kept.defined())
+        a.kept = a.param->local_grad() =
+            Lane::empty(mean.sizes(), mean.options().dtype(a.param->own_dtype()));
+      back.set(a.kept, mean, 1.0 / headroom);
+    }
+  }
+  back.run();
+}
+
+bool WholeCopy::cast(bool fresh) {
+  if (owner_->inside() || owner_->compute_dtype() == owner_->own_dtype()) return false;
+  if (copy_.defined()) return fresh;
+  copy_ = at::empty_like(owner_->local(), owner_->local().options().dtype(owner_->compute_dtype()));
+  return true;
+}
+
+}  // namespace osdp::runtime

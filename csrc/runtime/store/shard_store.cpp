@@ -1,0 +1,255 @@
+#include "runtime/store/shard_store.hpp"
+
+#include <ATen/Functions.h>
+
+#include <algorithm>
+
+#include "runtime/store/storage_access.hpp"
+
+namespace osdp::runtime {
+namespace {
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The slices of a split weight lie one after the other: sizes of slice i, and its place in the full weight.
+std::vector<int64_t> slice_sizes(at::IntArrayRef full, const SplitSpec& s) {
+  return s.dim == ops::SplitDim::Out ? std::vector<int64_t>{full[0] / s.granularity, full[1]}
+                                     : std::vector<int64_t>{full[0], full[1] / s.granularity};
+}
+
+std::vector<int64_t> slice_offsets(at::IntArrayRef full, const SplitSpec& s, int64_t slice) {
+  return s.dim == ops::SplitDim::Out ? std::vector<int64_t>{slice * (full[0] / s.granularity), 0}
+                                     : std::vector<int64_t>{0, slice * (full[1] / s.granularity)};
+}
+
+std::vector<Piece> split_pieces(at::IntArrayRef full, const SplitSpec& s, int64_t rank, int64_t world) {
+  std::vector<Piece> pieces;
+  const std::vector<int64_t> sizes = slice_sizes(full, s);
+  int64_t local = 0;
+  for (int64_t i = 0; i < s.granularity; ++i) {
+    const bool replicated = i < s.granularity - s.sharded;
+    const RowRange range(sizes, 0, rank, world);
+    std::vector<int64_t> offsets = slice_offsets(full, s, i);
+    std::vector<int64_t> piece = sizes;
+    if (!replicated) offsets[0] += range.begin, piece[0] = range.count;
+    pieces.push_back({offsets, piece, 0, local, piece[0], replicated});
+    local += piece[0];
+  }
+  return pieces;
+}
+
+// The gradient's node is held by another kind of pointer in some versions of torch.
+template <class T>
+std::weak_ptr<T> weak_reference(const std::shared_ptr<T>& node) {
+  return node;
+}
+template <class T>
+c10::weak_intrusive_ptr<T> weak_reference(const c10::intrusive_ptr<T>& node) {
+  return c10::weak_intrusive_ptr<T>(node);
+}
+
+at::Tensor narrowed(at::Tensor t, const std::vector<int64_t>& offsets, const std::vector<int64_t>& sizes) {
+  for (size_t d = 0; d < sizes.size(); ++d) t = t.narrow(static_cast<int64_t>(d), offsets[d], sizes[d]);
+  return t;
+}
+
+}  // namespace
+
+int64_t RowRange::first_long_dim(at::IntArrayRef sizes) {
+  for (size_t d = 0; d < sizes.size(); ++d)
+    if (sizes[d] > 1) return static_cast<int64_t>(d);
+  return 0;
+}
+
+RowRange::RowRange(at::IntArrayRef sizes, int64_t range_dim, int64_t rank, int64_t world) : dim(range_dim) {
+  if (sizes.empty()) return;
+  rows = sizes[dim];
+  chunk = ceil_div(rows, world);
+  begin = std::min(rows, rank * chunk);
+  count = std::min(rows, (rank + 1) * chunk) - begin;
+  row_elements = 1;
+  for (size_t d = dim + 1; d < sizes.size(); ++d) row_elements *= sizes[d];
+}
+
+Parameter::Parameter(const ParamSpec& spec, bool sharded, int64_t rank, int64_t world)
+    : name_(spec.name),
+      tensor_(spec.tensor),
+      full_sizes_(spec.sizes().vec()),
+      own_(spec.tensor.scalar_type()),
+      compute_(spec.precision.compute.value_or(own_)),
+      reduce_(spec.precision.reduce.value_or(compute_)),
+      mixed_(compute_ != own_ || reduce_ != own_),
+      whole_(!sharded),
+      device_(spec.tensor.device()),
+      away_(spec.offload && spec.full_sizes && sharded && !spec.split) {
+  if (sharded) split_ = spec.split;
+  if (split_) {
+    pieces_ = split_pieces(full_sizes_, *split_, rank, world);
+  } else {
+    std::vector<int64_t> offsets(full_sizes_.size(), 0), sizes = full_sizes_;
+    RowRange range(full_sizes_, RowRange::first_long_dim(full_sizes_), rank, world);
+    if (sharded) offsets[range.dim] = range.begin, sizes[range.dim] = range.count;
+    const int64_t count = sizes.empty() ? 1 : sizes[range.dim];
+    pieces_.push_back({offsets, sizes, range.dim, 0, count, !sharded});
+  }
+  if (spec.full_sizes) {
+    tensor_.set_data(at::empty(local_sizes(), home_options()));
+  } else if (sharded) {
+    at::Tensor full = tensor_.variable_data();
+    tensor_.set_data(take_local(full));
+    tensor_.mutable_grad().reset();
+  }
+  local_sizes_ = tensor_.sizes().vec();
+  home_ = tensor_.device();
+}
+
+void Parameter::check_local() const {
+  if (inside_) return;
+  const bool same = tensor_.sizes() == at::IntArrayRef(local_sizes_) && tensor_.scalar_type() == own_ &&
+                    tensor_.device() == home_;
+  OSDP_CHECK(same, Sharding, "OSDP: parameter '", name_, "' is now ", tensor_.sizes(), " ",
+             tensor_.scalar_type(), " on ", tensor_.device(), ", and this rank's part of it was ",
+             at::IntArrayRef(local_sizes_), " ", own_, " on ", home_,
+             " when the model was sharded (p.data = ..., model.to(...), model.half()?). Convert or move a "
+             "model before fully_shard; change values by p.data.copy_(...) of this rank's part, or inside "
+             "osdp.summon_full_params(model).");
+}
+
+at::TensorOptions Parameter::home_options() const {
+  const auto options = local().options().requires_grad(false);
+  return away_ ? options.device(at::kCPU).pinned_memory(!device_.is_cpu()) : options;
+}
+
+at::Tensor Parameter::local() const { return inside_ ? aside_ : tensor_.variable_data(); }
+
+at::Tensor& Parameter::local_grad() { return inside_ ? aside_grad_ : tensor_.mutable_grad(); }
+
+at::Tensor& Parameter::ensure_local_grad() {
+  at::Tensor& grad = local_grad();
+  if (!grad.defined()) grad = at::zeros(local_sizes_, home_options());
+  return grad;
+}
+
+void Parameter::note_gradient() { noted_version_ = static_cast<int64_t>(ensure_local_grad()._version()); }
+
+bool Parameter::gradient_dropped() {
+  const at::Tensor& gradient = local_grad();
+  if (!gradient.defined()) return true;
+  if (static_cast<int64_t>(gradient._version()) == noted_version_) return false;
+  OSDP_CHECK(!gradient.any().item<bool>(), Sharding, "OSDP: the gradient of parameter '", name_,
+             "' was changed between a backward under no_sync and the one that reduces. Clip or scale "
+             "gradients after "
+             "the last micro-batch's backward, outside of no_sync.");
+  return true;
+}
+
+void Parameter::enter(const at::Tensor& full) {
+  if (inside_) return;
+  aside_ = tensor_.variable_data().contiguous();  // p.data may have been given another layout
+  aside_grad_ = tensor_.grad();
+  tensor_.mutable_grad().reset();
+  if (full.defined()) show(full);
+  note_version();
+  inside_ = true;
+}
+
+void Parameter::leave() {
+  if (!inside_) return;
+  if (!split_) show(aside_);
+  tensor_.mutable_grad() = aside_grad_;
+  aside_.reset();
+  aside_grad_.reset();
+  inside_ = false;
+}
+
+void Parameter::show(const at::Tensor& data) {
+  const bool switches = data.device() != tensor_.device() || data.scalar_type() != tensor_.scalar_type();
+  tensor_.set_data(data);
+  if (switches) keep_node();
+}
+
+void Parameter::keep_node() {
+  if (accumulator) torch::autograd::impl::set_grad_accumulator(tensor_, weak_reference(accumulator));
+}
+
+void Parameter::hide_hooks() {
+  if (auto& hooks = torch::autograd::impl::post_acc_grad_hooks(tensor_)) hidden_hooks_ = std::move(hooks);
+}
+
+void Parameter::show_hooks() noexcept {
+  if (hidden_hooks_) torch::autograd::impl::set_post_acc_grad_hooks(tensor_, std::move(hidden_hooks_));
+}
+
+void Parameter::call_hooks() const {
+  if (auto& hooks = torch::autograd::impl::post_acc_grad_hooks(tensor_)) (*hooks)(tensor_);
+}
+
+std::vector<int64_t> Parameter::local_sizes() const {
+  std::vector<int64_t> sizes = pieces_[0].sizes;
+  for (size_t i = 1; i < pieces_.size(); ++i) sizes[pieces_[i].local_dim] += pieces_[i].local_count;
+  return sizes;
+}
+
+int64_t Parameter::slice_rows() const { return slice_sizes(full_sizes_, *split_)[0]; }
+
+at::Tensor Parameter::take_local(const at::Tensor& full) const {
+  if (!split_)
+    return narrowed(full, pieces_[0].offsets, pieces_[0].sizes).clone(at::MemoryFormat::Contiguous);
+  std::vector<at::Tensor> parts;
+  for (const Piece& piece : pieces_) parts.push_back(narrowed(full, piece.offsets, piece.sizes));
+  return at::cat(parts, 0);
+}
+
+Slot::Slot(Parameter& owner, std::string name, std::vector<int64_t> sizes, int64_t local_begin, int64_t rank,
+           int64_t world)
+    : owner_(&owner),
+      name_(std::move(name)),
+      range_(sizes, owner.split() ? 0 : RowRange::first_long_dim(sizes), rank, world),
+      local_begin_(local_begin) {
+  const at::Tensor& like = owner.tensor();
+  const int64_t elements = world * range_.chunk * range_.row_elements;
+  padded_nbytes_ = static_cast<size_t>(elements) * c10::elementSize(owner.compute_dtype());
+  // Empty storages of the right nominal size on the right device: no memory is taken.
+  const auto storage = [&] {
+    return c10::Storage(c10::Storage::use_byte_size_t(), padded_nbytes_, at::DataPtr(nullptr, owner.device()),
+                        /*allocator=*/nullptr, /*resizable=*/false);
+  };
+  const auto options = like.options()
+                           .requires_grad(false)
+                           .device(owner.device())
+                           .pinned_memory(false)
+                           .dtype(owner.compute_dtype());
+  std::vector<int64_t> strides(sizes.size(), 1);
+  for (size_t d = sizes.size(); d-- > 1;) strides[d - 1] = strides[d] * std::max<int64_t>(sizes[d], 1);
+  full_ = at::empty({0}, options).set_(storage(), 0, sizes, strides);
+  padded_ = at::empty({0}, options).set_(storage(), 0, {elements}, {1});
+  unreadable_ =
+      "OSDP: parameter '" + name_ +
+      "' was read while it is not gathered. It is gathered for the calls that read it when the model was "
+      "described (its module, or the module whose forward uses it). Read it inside one of those, describe "
+      "the model with a sample that takes this path, or use osdp.summon_full_params(model).";
+  detach();
+}
+
+void Slot::attach(at::DataPtr memory) {
+  padded_.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(memory));
+  attached_ = true;
+}
+
+void Slot::open() {
+  const auto& memory = padded_.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  set_readable(*full_.storage().unsafeGetStorageImpl(),
+               at::DataPtr(memory.get(), memory.device()));  // padded_ owns it
+}
+
+void Slot::detach() noexcept {
+  set_unreadable(*full_.storage().unsafeGetStorageImpl(), unreadable_);
+  padded_.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(at::DataPtr(nullptr, full_.device()));
+  attached_ = false;
+}
+
+at::Tensor Slot::rows_of(const at::Tensor& local) const {
+  return local.narrow(range_.dim, local_begin_, range_.count).view({range_.count * range_.row_elements});
+}
+
+}  // namespace osdp::runtime

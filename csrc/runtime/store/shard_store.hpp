@@ -1,0 +1,205 @@
+// Where parameters live: what each rank holds of them, and the storages they are gathered into.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "faults/errors.hpp"
+#include "runtime/store/spec.hpp"
+
+namespace osdp::runtime {
+
+// Note [Row ranges]
+// A tensor is sharded by rows of its first dimension larger than 1: rank r holds rows [r*chunk, (r+1)*chunk)
+// with chunk = ceil(rows / world), the last ranks fewer or none (torch.chunk's rule). All dimensions before
+// are 1, so a range is one contiguous piece of the full tensor, and an all-gather of the ranges, each padded
+// to `chunk` rows, puts the full tensor together in place, padding only at the very end. Nothing is copied in
+// or out.
+struct RowRange {
+  int64_t dim = 0;
+  int64_t rows = 1;
+  int64_t chunk = 1;
+  int64_t begin = 0;  // this rank's first row; at most rows
+  int64_t count = 1;  // this rank's rows; may be 0
+  int64_t row_elements = 1;
+
+  // Slices of a split weight are ranged over dimension 0 whatever its size; everything else over the first
+  // long one.
+  RowRange(at::IntArrayRef sizes, int64_t dim, int64_t rank, int64_t world);
+  static int64_t first_long_dim(at::IntArrayRef sizes);
+};
+
+// A block of the full tensor and where it lies in the local one: for checkpoints, state dicts and norms.
+struct Piece {
+  std::vector<int64_t> offsets;  // in the full tensor
+  std::vector<int64_t> sizes;
+  int64_t local_dim;    // dimension of the local tensor that counts rows
+  int64_t local_begin;  // first row there
+  int64_t local_count;  // rows there
+  bool replicated;      // every rank holds this piece
+};
+
+class Slot;
+
+// Note [Hooks after accumulation]
+// What scripts register by register_post_accumulate_grad_hook (an optimizer's step, say) autograd calls when
+// it has accumulated a gradient. Here that is this rank's own gradient, full and not yet averaged. So the
+// hooks are taken off the parameter while autograd accumulates, and the runtime calls them when a backward
+// ends that reduced this gradient: the parameter is outside then, .grad is what an optimizer steps with, and
+// a hook may take it away. A backward under no_sync calls none. Hooks are in one object per parameter, which
+// Python's handles add to and remove from, so that it does not matter when a hook was registered.
+
+// One nn.Parameter. Its tensor object never changes; what it shows does:
+//   outside  the local tensor: this rank's rows; of a split weight the NO_SHARD slices in full, slice after
+//   slice, then
+//            this rank's rows of each sharded slice (2-D: rows of an output slice are as long as the
+//            weight's, rows of an input slice a g-th of that)
+//   inside   (forward, backward) the full tensor, in the compute dtype and readable only while gathered, and
+//            .grad full or undefined; the local tensor and its gradient are kept aside here. A split weight
+//            stays local: only its own call reads it.
+class Parameter {
+ public:
+  // Takes the full value from spec.tensor, unless it is still to come, and leaves the local one in it, with
+  // no gradient. `sharded`: false keeps it whole on every rank (spec.split is then ignored).
+  Parameter(const ParamSpec& spec, bool sharded, int64_t rank, int64_t world);
+
+  const std::string& name() const { return name_; }
+  const at::Tensor& tensor() const { return tensor_; }
+  at::IntArrayRef full_sizes() const { return full_sizes_; }
+  const std::optional<SplitSpec>& split() const { return split_; }
+  const std::vector<Piece>& pieces() const { return pieces_; }
+  std::vector<int64_t> local_sizes() const;
+  bool whole() const { return whole_; }
+  bool inside() const { return inside_; }
+  at::Device device() const { return device_; }  // that computes with it
+  bool away() const { return away_; }            // rests in host memory; see Note [Shards in host memory]
+  at::TensorOptions home_options() const;        // of its local tensor
+
+  // See Note [Mixed precision]. Mixed: not all three are the same.
+  at::ScalarType own_dtype() const { return own_; }
+  at::ScalarType compute_dtype() const { return compute_; }
+  at::ScalarType reduce_dtype() const { return reduce_; }
+  bool mixed() const { return mixed_; }
+
+  // What this rank holds, as a plain tensor that shares its memory.
+  at::Tensor local() const;
+  // Where the local gradient is while inside; the parameter's .grad otherwise.
+  at::Tensor& local_grad();
+  // local_grad(), made of zeros where there is none.
+  at::Tensor& ensure_local_grad();
+
+  // Remembers the state of the local gradient, made of zeros where there is none; and whether it was since
+  // taken away or zeroed. Throws when it was changed otherwise. See Note [Gradients kept under no_sync].
+  void note_gradient();
+  bool gradient_dropped();
+
+  // Throws ShardingError where p.data, model.to(...) or .half() gave it a shape, dtype or device that is not
+  // this rank's part of the parameter that was sharded.
+  void check_local() const;
+  void enter(const at::Tensor& full);  // outside -> inside. `full` may be undefined for a split weight
+  void leave();                        // inside -> outside
+  void show(const at::Tensor& data);   // replaces the data shown
+  // p.data = ... of another dtype or device makes autograd forget the gradient's node, on which our hooks
+  // are, also when the next such assignment takes it back (model.bfloat16(), model.float()): reminds it.
+  void keep_node();
+
+  // Whether it was written to in place since it went inside, or since the last note_version(); see Note
+  // [Writes in forward]. What is written through .data leaves no version behind.
+  bool written() const { return version() != noted_; }
+  void note_version() { noted_ = version(); }
+  bool written_in_forward = false;  // whole, and it was, at some time
+
+  // See Note [Hooks after accumulation].
+  void hide_hooks();
+  void show_hooks() noexcept;
+  void call_hooks() const;
+  bool reduced = false;  // in this backward, so that the hooks are due
+
+  // Full-size tensor from / to this rank's part of it.
+  at::Tensor take_local(const at::Tensor& full) const;
+  int64_t slice_rows() const;  // of a split weight: rows of one slice
+
+  // The node that accumulates this parameter's gradient; made when the parameter is full, so that it expects
+  // full gradients ever after. Null where the parameter does not require one.
+  using Node = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
+  Node accumulator;
+
+  bool absent = false;  // the model has lost it since
+
+ private:
+  int64_t version() const { return tensor_.is_inference() ? 0 : static_cast<int64_t>(tensor_._version()); }
+
+  std::string name_;
+  at::Tensor tensor_;
+  std::vector<int64_t> full_sizes_;
+  std::optional<SplitSpec> split_;
+  std::vector<Piece> pieces_;
+  at::ScalarType own_, compute_, reduce_;
+  bool mixed_;
+  bool whole_;
+  at::Device device_;
+  bool away_;
+  bool inside_ = false;
+  at::Tensor aside_;            // the local tensor, while inside
+  at::Tensor aside_grad_;       // and its gradient
+  int64_t noted_version_ = -1;  // of the gradient
+  int64_t noted_ = 0;           // version of the parameter
+  std::unique_ptr<torch::autograd::PostAccumulateGradHook> hidden_hooks_;
+  std::vector<int64_t> local_sizes_;
+  at::Device home_{at::kCPU};  // where the local tensor rests
+};
+
+// One full tensor that is gathered from the ranks' rows: a sharded parameter, or one sharded slice of a split
+// one.
+//
+// Note [Attached storages]
+// The full tensor's StorageImpl lives as long as the slot; its memory comes and goes. Views that autograd
+// saved in forward point at the StorageImpl and find their data again when backward has gathered it, wherever
+// in the arena that is. A detached storage throws on every access of its data, with the parameter's name and
+// what to do: zero bytes alone would crash or, worse, read what lies there next. Its nominal size stays, so
+// that shapes and views still work. What arrives is written through a second StorageImpl on the same memory
+// (`padded`), so that the parameter cannot be read before it is there.
+class Slot {
+ public:
+  Slot(Parameter& owner, std::string name, std::vector<int64_t> sizes, int64_t local_begin, int64_t rank,
+       int64_t world);
+
+  const std::string& name() const { return name_; }
+  Parameter& owner() const { return *owner_; }
+  const RowRange& range() const { return range_; }
+  const at::Tensor& full() const { return full_; }  // [sizes]
+  const at::Tensor& padded() const {
+    return padded_;
+  }  // flat [world * chunk * row_elements], the same memory
+  size_t bytes() const { return padded_nbytes_; }
+  size_t reduced_bytes() const { return padded_.numel() * c10::elementSize(owner_->reduce_dtype()); }
+  bool attached() const { return attached_; }
+
+  void attach(at::DataPtr memory);  // to gather into
+  void open();                      // it is there, and can be read
+  void detach() noexcept;
+
+  // This rank's rows: flat views of a local-shaped tensor (the parameter's data or gradient).
+  at::Tensor rows_of(const at::Tensor& local) const;
+
+  at::Tensor pending;   // full local gradient that waits for its reduction
+  at::Tensor unsynced;  // full local gradient kept under no_sync
+
+ private:
+  Parameter* owner_;
+  std::string name_;
+  RowRange range_;
+  int64_t local_begin_;
+  at::Tensor full_;
+  at::Tensor padded_;
+  size_t padded_nbytes_;
+  std::string unreadable_;  // the error of a detached access
+  bool attached_ = false;
+};
+
+}  // namespace osdp::runtime

@@ -1,0 +1,362 @@
+// What a heartbeat concludes, ranks as threads with a store in memory: who died, hangs, went another way; and
+// its own end.
+#include <signal.h>
+
+#include <atomic>
+
+#include "../check.hpp"
+#include "../comm/ranks.hpp"
+#include "faults/errors.hpp"
+#include "faults/heartbeat.hpp"
+#include "faults/rank_status.hpp"
+
+using namespace ranks;
+
+namespace {
+
+constexpr auto kSoon = std::chrono::milliseconds(600);  // after which a rank that stands still has told so
+
+bool holds(const std::string& text, const char* part) {
+  const bool found = text.find(part) != std::string::npos;
+  if (!found) std::cerr << "'" << part << "' is not in: " << text << "\n";
+  return found;
+}
+
+// A rank with its heart: in a process of its own these would be one.
+struct Member {
+  Member(std::shared_ptr<rt::Store> store, int rank, int world, double timeout_s = 30)
+      : alarm(std::make_shared<rt::Alarm>()), lane(alarm) {
+    rt::Heartbeat::start(std::move(store), rank, world, timeout_s, alarm);
+  }
+  ~Member() { rt::Heartbeat::end(*alarm); }
+  // What a collective that never ends by itself ends with.
+  std::string wait(const std::string& label) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    try {
+      lane.run(label, [&] {
+        while (std::chrono::steady_clock::now() < until) {
+          lane.watch().check();
+          std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        }
+      });
+    } catch (const std::exception& e) {
+      return e.what();
+    }
+    return "(nothing)";
+  }
+  std::string lose(int peer, const char* why = "connection reset") {
+    try {
+      lane.run("layers.1 all-gather", [&] { throw rt::ConnectionLost(peer, why); });
+    } catch (const std::exception& e) {
+      return e.what();
+    }
+    return "(nothing)";
+  }
+  std::shared_ptr<rt::Alarm> alarm;
+  Lane lane;
+};
+
+// The other has told where it is, and this one has never asked: it must not look where nothing is kept yet.
+void lost_before_it_asked() {
+  auto store = std::make_shared<MemoryStore>();
+  Member me(store, 0, 3), other(store, 2, 3);
+  other.lane.run("layers.0 all-gather", [] {});
+  std::this_thread::sleep_for(kSoon);
+  const std::string message = me.lose(2);
+  CHECK(holds(message, "rank 2"));
+  CHECK(holds(message, "has done #1 'layers.0 all-gather'"));
+  CHECK(holds(message, "though its process runs"));  // this one
+}
+
+// Nobody knows whose connection it was; and a rank beyond all that there are.
+void lost_to_nobody() {
+  for (const int peer : {-1, 7}) {
+    Member me(std::make_shared<MemoryStore>(), 0, 2);
+    CHECK(holds(me.lose(peer), "the connection to another rank was lost"));
+  }
+}
+
+void another_way() {
+  auto store = std::make_shared<MemoryStore>();
+  Member me(store, 0, 2), other(store, 1, 2);
+  std::string theirs;
+  std::thread thread([&] { theirs = other.wait("right all-gather"); });
+  const std::string ours = me.wait("left all-gather");
+  thread.join();
+  for (const std::string& message : {ours, theirs}) {
+    CHECK(holds(message, "run different modules"));
+    CHECK(holds(message, "'left all-gather'") && holds(message, "'right all-gather'"));
+  }
+}
+
+void times_out() {
+  auto store = std::make_shared<MemoryStore>();
+  Member me(store, 0, 2, 1.5), other(store, 1, 2);
+  std::this_thread::sleep_for(kSoon);
+  CHECK(holds(me.wait("layers.1 all-gather"), "rank 1 does not come"));
+}
+
+// --- lanes that only enqueue
+
+bool yes() { return true; }
+bool no() { return false; }
+
+std::string ended_with(const rt::Alarm& alarm) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (std::chrono::steady_clock::now() < until) {
+    try {
+      alarm.check();
+    } catch (const std::exception& e) {
+      return e.what();
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return "(nothing)";
+}
+
+// What is aborted: a backend with a collective that the other ranks do not come to.
+struct Backend final : rt::Abortable {
+  void abort() noexcept override { aborted = true; }
+  std::atomic<bool> aborted{false};
+};
+
+void waits_on_its_device() {
+  auto store = std::make_shared<MemoryStore>();
+  Member me(store, 0, 2, 1.5), other(store, 1, 2);
+  const auto backend = std::make_shared<Backend>();
+  me.alarm->aborts(backend);
+  me.lane.enqueue("layers.0 all-gather", yes, yes);
+  other.lane.enqueue("layers.0 all-gather", yes, yes);
+  me.lane.enqueue("layers.1 all-gather", yes, no);
+  const std::string message = ended_with(*me.alarm);
+  CHECK(holds(message, "rank 1 does not come: it has done #1 'layers.0 all-gather'"));
+  CHECK(holds(message, "Rank 0 waits at #2 'layers.1 all-gather'"));
+  CHECK(backend->aborted);
+  const auto late = std::make_shared<Backend>();
+  me.alarm->aborts(late);
+  CHECK(late->aborted);
+}
+
+// Its device still computes: it waits for nobody, and the other for it.
+void device_is_late() {
+  auto store = std::make_shared<MemoryStore>();
+  Member me(store, 0, 2, 1.5), other(store, 1, 2);
+  me.lane.enqueue("layers.0 all-gather", yes, no);
+  other.lane.enqueue("layers.0 all-gather", no, no);
+  const std::string message = ended_with(*me.alarm);
+  CHECK(holds(message, "rank 1") && holds(message, "has a device that does not come to the first"));
+}
+
+// Collectives of equal sizes: all of them end, and the ranks go on.
+void goes_apart_unnoticed(int world) {
+  auto store = std::make_shared<MemoryStore>();
+  std::vector<std::unique_ptr<Member>> members;
+  for (int r = 0; r < world; ++r) members.push_back(std::make_unique<Member>(store, r, world));
+  std::vector<std::string> messages(world);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < world; ++r)
+    threads.emplace_back([&, r] {
+      try {
+        for (int step = 0; step < 3000; ++step) {
+          const bool swapped = r == 1 && step == 20;
+          members[r]->lane.enqueue(swapped ? "b all-gather" : "a all-gather", yes, yes);
+          members[r]->lane.enqueue(swapped ? "a all-gather" : "b all-gather", yes, yes);
+          std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        }
+      } catch (const std::exception& e) {
+        messages[r] = e.what();
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& message : messages) {
+    CHECK(holds(message, "ranks run different modules in one step"));
+    CHECK(holds(message, "rank 1 ran #41 'b all-gather'") && holds(message, "ran #41 'a all-gather'"));
+  }
+}
+
+// More than a heartbeat looks at: the last stands for those before it.
+void enqueues_without_end() {
+  Member me(std::make_shared<MemoryStore>(), 0, 2);
+  std::atomic<int> done{0};
+  for (int i = 0; i < 20000; ++i) me.lane.enqueue("a", yes, [&done] { return done > 0; });
+  done = 1;
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (me.alarm->snapshot().busy() && std::chrono::steady_clock::now() < until) {
+  }
+  const auto lane = me.alarm->snapshot().lanes[0];
+  CHECK(!lane.busy && lane.position == 20000);
+  me.lane.watch().forget_enqueued();
+}
+
+void trails() {
+  rt::Trail trail;
+  CHECK(trail.newest() == rt::TrailMark());
+  for (int64_t i = 1; i <= 3; ++i) trail.add(i, rt::task_name("a" + std::to_string(i)));
+  CHECK(trail.newest().position == 3 && trail.digest_at(3) == trail.newest().digest);
+  CHECK(trail.digest_at(2) != trail.digest_at(3) && !trail.digest_at(0) && !trail.digest_at(4));
+  int64_t first = 0;
+  const auto tasks = trail.tasks(1, 9, first);
+  CHECK(first == 2 && tasks.size() == 2 && tasks[1]->label == "a3");
+  for (int64_t i = 4; i <= 10000; ++i) trail.add(i, rt::task_name("b"));
+  CHECK(!trail.digest_at(3) && trail.digest_at(10000 - static_cast<int64_t>(rt::Trail::kKept) + 1));
+  rt::TrailPiece piece;
+  piece.first = 7;
+  piece.tasks = {*rt::task_name("a\tb", 3, "with 'w'", 5)};
+  const auto read = rt::TrailPiece::decode(piece.encode());
+  CHECK(read && read->at(7) && read->at(7)->text() == piece.tasks[0].text() && !read->at(6) && !read->at(8));
+  for (size_t n = 0; n < piece.encode().size(); ++n)
+    (void)rt::TrailPiece::decode(piece.encode().substr(0, n));
+  CHECK(!rt::TrailPiece::decode("") && !rt::TrailPiece::decode("1 99999999\n"));
+  const std::vector<rt::TrailMark> marks{{3, 4}, {}};
+  CHECK(rt::decode_marks(rt::encode(marks)) == marks && !rt::decode_marks("") && !rt::decode_marks("3 1 2"));
+}
+
+// An error of the backend's, where another rank has ended: that is the cause.
+void an_echo_of_a_death() {
+  auto store = std::make_shared<MemoryStore>();
+  Member me(store, 0, 2);
+  rt::Process gone = rt::Process::here();
+  gone.started += 1;
+  store->set("process/1", gone.encode());
+  std::string message;
+  try {
+    me.lane.run("layers.1 all-gather", [] { throw std::runtime_error("Connection closed by peer"); });
+  } catch (const std::exception& e) {
+    message = e.what();
+  }
+  CHECK(holds(message, "rank 1's process has ended"));
+}
+
+void last_words() {
+  auto store = std::make_shared<MemoryStore>();
+  auto me = std::make_unique<Member>(store, 0, 2);
+  rt::Pulse theirs;
+  theirs.beat = 9;
+  theirs.ended = true;
+  theirs.text = "ValueError: the third batch\nis bad";
+  store->set("pulse/1", theirs.encode());
+  CHECK(holds(me->wait("layers.1 all-gather"), "rank 1 ended with ValueError: the third batch"));
+}
+
+void gives_up() {
+  auto store = std::make_shared<MemoryStore>();
+  Member me(store, 0, 2), other(store, 1, 2);
+  std::string theirs;
+  std::thread thread([&] { theirs = other.wait("layers.1 all-gather"); });
+  rt::Heartbeat::give_up(*me.alarm, "was interrupted by a signal");
+  thread.join();
+  CHECK(holds(theirs, "rank 0 was interrupted by a signal"));
+}
+
+// A process that is not there, on this host: nothing has to close for that, and the timeout is far.
+void process_ended() {
+  auto store = std::make_shared<MemoryStore>();
+  const pid_t child = fork();
+  if (child == 0) {
+    pause();
+    _exit(0);
+  }
+  Member me(store, 0, 2);
+  rt::Process process = rt::Process::here();
+  process.id = child;
+  process.started = 0;
+  store->set("process/1", process.encode());
+  CHECK(rt::life_of(process) == rt::Life::Runs);
+  std::thread killer([&] {
+    std::this_thread::sleep_for(kSoon);
+    kill(child, SIGKILL);  // not waited for: a process that nobody has buried yet has ended too
+  });
+  CHECK(holds(me.wait("layers.1 all-gather"), "rank 1's process has ended"));
+  killer.join();
+  CHECK(rt::life_of(process) == rt::Life::Ended);
+  waitpid(child, nullptr, 0);
+  CHECK(rt::life_of(process) == rt::Life::Ended);
+  process.host = "another";
+  CHECK(rt::life_of(process) == rt::Life::Unseen);
+  process = rt::Process::here();
+  CHECK(rt::life_of(process) == rt::Life::Runs);
+  process.started += 1;  // the number is another process's by now
+  CHECK(rt::life_of(process) == rt::Life::Ended);
+  CHECK(!rt::Process::decode("") && !rt::Process::decode("x y") && !rt::Process::decode("-3 0 h"));
+}
+
+void store_fails() {
+  auto store = std::make_shared<MemoryStore>();
+  Member me(store, 0, 2);
+  store->fail();
+  CHECK(holds(me.wait("layers.1 all-gather"), "the store that the ranks share does not answer"));
+  auto another = std::make_shared<MemoryStore>();
+  Member you(another, 0, 2);
+  another->fail();
+  CHECK(holds(you.lose(1), "rank 1"));
+}
+
+// An own failure: told to the others, and kept with its kind.
+void fails_here() {
+  auto store = std::make_shared<MemoryStore>();
+  Member me(store, 0, 2), other(store, 1, 2);
+  std::string theirs, ours;
+  std::thread thread([&] { theirs = other.wait("layers.1 all-gather"); });
+  try {
+    me.lane.run("layers.1 all-gather", [] { rt::throw_error(rt::ErrorKind::Memory, "out of memory"); });
+  } catch (const std::exception& e) {
+    ours = e.what();
+    CHECK(rt::kind_of(e) == rt::ErrorKind::Memory);
+  }
+  thread.join();
+  CHECK(holds(ours, "out of memory"));
+  CHECK(holds(theirs, "rank 0 failed in 'layers.1 all-gather'") && holds(theirs, "out of memory"));
+}
+
+void many_begin_and_end() {
+  for (int i = 0; i < 20; ++i) {
+    auto store = std::make_shared<MemoryStore>();
+    Member me(store, 0, 2);
+    me.lane.run("a", [] {});
+  }
+  auto store = std::make_shared<MemoryStore>();
+  auto alarm = std::make_shared<rt::Alarm>();
+  rt::Heartbeat::start(store, 0, 2, 30, alarm);
+  rt::Heartbeat::shutdown("SystemExit: 3");
+  const auto said = store->get("pulse/0");
+  CHECK(said && rt::Pulse::decode(*said) && rt::Pulse::decode(*said)->ended);
+}
+
+// Whatever stands in the store is a pulse, a failure, or nothing.
+void what_is_read() {
+  rt::Pulse pulse;
+  pulse.beat = 3;
+  pulse.lanes = {{4, 5, true, *rt::TaskNames("a\tb all-gather", 1, {"a"}).all(true)}, {}};
+  pulse.place = "forward of 'x'";
+  pulse.text = "two\nlines\n";
+  const auto read = rt::Pulse::decode(pulse.encode());
+  CHECK(read && read->text == pulse.text && read->lanes.size() == 2 &&
+        read->lanes[0].task.label == "a\tb all-gather" && read->lanes[0].task.accumulates);
+  const std::string whole = pulse.encode();
+  for (size_t n = 0; n < whole.size(); ++n) (void)rt::Pulse::decode(whole.substr(0, n));
+  CHECK(!rt::Pulse::decode("") && !rt::Pulse::decode("1 2 3 4 99999999\n"));
+  CHECK(!rt::Failure::decode("77 0\nwhat") && !rt::Failure::decode(""));
+}
+
+}  // namespace
+
+int main() {
+  process_ended();  // forks: before there are threads
+  lost_before_it_asked();
+  lost_to_nobody();
+  another_way();
+  times_out();
+  waits_on_its_device();
+  device_is_late();
+  for (const int world : {2, 3}) goes_apart_unnoticed(world);
+  enqueues_without_end();
+  trails();
+  an_echo_of_a_death();
+  last_words();
+  gives_up();
+  store_fails();
+  fails_here();
+  many_begin_and_end();
+  what_is_read();
+  return report("heartbeat");
+}

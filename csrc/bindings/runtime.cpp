@@ -279,13 +279,13 @@ class LaneCollectives {
     return result;
   }
   // Does not wait: the caller may compute meanwhile.
-  rt::Ticket submit_all_reduce_mean(const rt::Tensors& tensors) const {
+  rt::Work submit_all_reduce_mean(const rt::Tensors& tensors) const {
     return lane_->submit(named("all-reduce", tensors), [collectives = collectives_, tensors] {
       collectives->all_reduce_mean(tensors);
       for (const at::Tensor& tensor : tensors) rt::Lane::keep(tensor);
     });
   }
-  std::string link() const { return collectives_->link(); }
+  std::string transport() const { return collectives_->transport(); }
   bool has_memory() const { return collectives_->has_memory(device_); }
 
  private:
@@ -484,11 +484,11 @@ void bind_runtime(py::module_& m) {
       .def("statistics", &statistics)
       .def("reset_statistics", &rt::Runtime::reset_statistics);
 
-  py::class_<rt::Ticket>(m, "Ticket", "The end of a task on the lane.")
+  py::class_<rt::Work>(m, "Work", "The end of a task on the lane.")
       .def(
-          "wait", [](const rt::Ticket& ticket) { ticket.wait(); }, Release())
-      .def_property_readonly("done", &rt::Ticket::done)
-      .def_property_readonly("seconds", &rt::Ticket::seconds,
+          "wait", [](const rt::Work& work) { work.wait(); }, Release())
+      .def_property_readonly("done", &rt::Work::done)
+      .def_property_readonly("seconds", &rt::Work::seconds,
                              "How long the task ran; 0 on accelerators, and before it is done.");
   py::class_<LaneCollectives>(
       m, "Collectives",
@@ -497,7 +497,7 @@ void bind_runtime(py::module_& m) {
       .def(py::init<const std::string&, const at::Device&>(), py::arg("group"), py::arg("device"), Release())
       .def_property_readonly("has_memory", &LaneCollectives::has_memory,
                              "Whether the backend allocates tensors for its collectives on this device")
-      .def_property_readonly("link", &LaneCollectives::link,
+      .def_property_readonly("transport", &LaneCollectives::transport,
                              "What carries the bytes: 'shared memory', 'sockets' or the backend's name.")
       .def("all_gather", &LaneCollectives::all_gather, py::arg("outputs"), py::arg("inputs"),
            py::arg("label") = "all-gather", Release())
@@ -552,11 +552,11 @@ void bind_runtime(py::module_& m) {
       "After an exception in a backward: until every model is put back. See Note [A backward that ends "
       "elsewhere].");
   m.def("end_group", &rt::end_group, py::arg("group"), Release(),
-        "Ends a group's heartbeat, lanes and link; see csrc/comm/ending.hpp.");
+        "Ends a group's heartbeat, lanes and transport; see csrc/comm/ending.hpp.");
   m.def(
       "set_place",
       [](const std::string& group, const at::Device& device, const std::string& place) {
-        rt::Lane::of(group, device)->alarm().at(place.empty() ? nullptr : rt::interned(place));
+        rt::Lane::of(group, device)->health().at(place.empty() ? nullptr : rt::interned(place));
       },
       py::arg("group"), py::arg("device"), py::arg("place"),
       "Where this rank is, for the other ranks' errors: 'osdp.save'; '' where it is nowhere in particular.");
@@ -580,7 +580,7 @@ void bind_runtime(py::module_& m) {
         lane->submit(rt::task_name("connecting the ranks"), [&] { collectives->all_reduce_sum(one); }).wait();
       },
       py::arg("part"), py::arg("device"), Release(),
-      "Makes the link of a group of some of a lane's ranks, by those ranks alone. Collective.");
+      "Makes the transport of a group of some of a lane's ranks, by those ranks alone. Collective.");
   m.def("set_ranks_of_part", &rt::set_ranks_of_part, py::arg("group"), py::arg("ranks"),
         "Who the ranks of a line or column are among all, for errors; see csrc/comm/parts.hpp.");
   m.attr("HEARTBEAT_MARGIN_S") = rt::Heartbeat::kMargin_s;

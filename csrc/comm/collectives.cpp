@@ -40,7 +40,7 @@ void finish(const c10::intrusive_ptr<c10d::Work>& work) {
 // Throws what interrupts the lane whose task this is: a wait for the device has then ended by an abort, and
 // what it waited for is not there.
 void check_lane() {
-  if (const Watch* watch = Watch::here()) watch->check();
+  if (const CollectiveTracker* tracker = CollectiveTracker::here()) tracker->check();
 }
 
 // A flat tensor's memory. Sums of complex numbers are sums of their parts.
@@ -67,16 +67,18 @@ class RingCollectives final : public Collectives {
   RingCollectives(const std::string& group, c10::intrusive_ptr<c10d::Backend> backend)
       : Collectives(backend), ring_(make_ring(group, peers_of(std::move(backend)))) {}
 
-  std::string link() const override { return ring_ ? ring_->link().name() : backend_->getBackendName(); }
+  std::string transport() const override {
+    return ring_ ? ring_->transport().name() : backend_->getBackendName();
+  }
   int64_t sent_bytes() const override { return ring_ ? ring_->sent_bytes() : 0; }
-  Head head_of_gather(const Tensors& inputs) const override {
-    return ring_ ? keeping(ring_->head_of_gather(ranges_of(inputs)), inputs) : Head();
+  EarlySend early_send_of_gather(const Tensors& inputs) const override {
+    return ring_ ? keeping(ring_->early_send_of_gather(ranges_of(inputs)), inputs) : EarlySend();
   }
-  Head head_of_reduce_scatter(const Tensors& inputs) const override {
-    return ring_ ? keeping(ring_->head_of_reduce_scatter(ranges_of(inputs)), inputs) : Head();
+  EarlySend early_send_of_reduce_scatter(const Tensors& inputs) const override {
+    return ring_ ? keeping(ring_->early_send_of_reduce_scatter(ranges_of(inputs)), inputs) : EarlySend();
   }
-  Head head_of_all_reduce(const Tensors& tensors) const override {
-    return ring_ ? keeping(ring_->head_of_all_reduce(ranges_of(tensors)), tensors) : Head();
+  EarlySend early_send_of_all_reduce(const Tensors& tensors) const override {
+    return ring_ ? keeping(ring_->early_send_of_all_reduce(ranges_of(tensors)), tensors) : EarlySend();
   }
 
  protected:
@@ -100,13 +102,13 @@ class RingCollectives final : public Collectives {
  private:
   static std::unique_ptr<Ring> make_ring(const std::string& group, std::shared_ptr<Peers> peers) {
     if (peers->world() < 2) return nullptr;
-    std::shared_ptr<Link> link = link_of(group, peers);
-    return std::make_unique<Ring>(std::move(link), std::move(peers), ranks_of_part(group));
+    std::shared_ptr<Transport> transport = transport_of(group, peers);
+    return std::make_unique<Ring>(std::move(transport), std::move(peers), ranks_of_part(group));
   }
 
-  static Head keeping(Head head, const Tensors& tensors) {
-    if (head.link) head.kept = std::make_shared<const Tensors>(tensors);
-    return head;
+  static EarlySend keeping(EarlySend early, const Tensors& tensors) {
+    if (early.transport) early.kept = std::make_shared<const Tensors>(tensors);
+    return early;
   }
 
   std::unique_ptr<Ring> ring_;  // null: one rank
@@ -128,7 +130,7 @@ std::shared_ptr<Collectives> Collectives::over(Lane& lane, const std::string& gr
   if (!ring || (backend->getSize() == 1 && shards_alone())) {
     std::shared_ptr<Collectives> direct(new Collectives(backend));
     direct->abort_ = abortable(std::move(backend));
-    lane.alarm().aborts(direct->abort_);
+    lane.health().aborts(direct->abort_);
     return direct;
   }
   std::shared_ptr<Collectives> made;

@@ -40,7 +40,7 @@ class Collectives {
   virtual ~Collectives() = default;
 
   // What carries the bytes: "shared memory", "sockets" (ours), "gloo" (its sockets), or the backend's name.
-  virtual std::string link() const { return backend_->getBackendName(); }
+  virtual std::string transport() const { return backend_->getBackendName(); }
   int64_t rank() const { return backend_->getRank(); }
   int64_t world() const { return backend_->getSize(); }
   // Whether there is nobody to communicate with; see Note [Sharding on one rank].
@@ -66,9 +66,9 @@ class Collectives {
   // In place, flat and contiguous. Bit for bit the same on every rank.
   void all_reduce_mean(const Tensors& tensors);
   // For a task whose first collective is one of the above, with these inputs first: what it sends first.
-  virtual Head head_of_gather(const Tensors&) const { return {}; }
-  virtual Head head_of_reduce_scatter(const Tensors&) const { return {}; }
-  virtual Head head_of_all_reduce(const Tensors&) const { return {}; }
+  virtual EarlySend early_send_of_gather(const Tensors&) const { return {}; }
+  virtual EarlySend early_send_of_reduce_scatter(const Tensors&) const { return {}; }
+  virtual EarlySend early_send_of_all_reduce(const Tensors&) const { return {}; }
   // In place, contiguous; of a few numbers.
   void all_reduce_sum(const at::Tensor& tensor) {
     if (!alone()) reduce_one(tensor, c10d::ReduceOp::SUM);
@@ -105,7 +105,7 @@ class Collectives {
 
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::shared_ptr<BackendMemory> memory_;
-  std::shared_ptr<Abortable> abort_;  // kept for the lane's alarm; null: messages end by themselves
+  std::shared_ptr<Abortable> abort_;  // kept for GroupHealth::aborts; null: messages end by themselves
 };
 
 }  // namespace osdp::runtime

@@ -50,14 +50,14 @@ static void block(const c10::Event& event, const c10::Stream& stream,
 
 void set_signal_check(void (*check)()) { signal_check = check; }
 
-struct Ticket::State {
-  explicit State(std::shared_ptr<Alarm> a) : alarm(std::move(a)) {}
+struct Work::State {
+  explicit State(std::shared_ptr<GroupHealth> a) : health(std::move(a)) {}
   // Also where nobody has waited for the task.
   ~State() {
     if (event && !kept.empty()) block(*event, *submitter);
   }
 
-  std::shared_ptr<Alarm> alarm;
+  std::shared_ptr<GroupHealth> health;
   std::mutex mutex;
   std::condition_variable changed;
   bool done = false;
@@ -89,13 +89,13 @@ struct Ticket::State {
 };
 
 // This process was told to stop while it waited: its lanes end, and the other ranks are told.
-static void give_up(Alarm& alarm) {
+static void give_up(GroupHealth& health) {
   const std::string why = "was interrupted by a signal (Ctrl-C?) while it waited for the others";
-  Heartbeat::give_up(alarm, why);
-  alarm.interrupt(make_error(ErrorKind::Rank, "OSDP: this rank cannot go on: it " + why));
+  Heartbeat::give_up(health, why);
+  health.interrupt(make_error(ErrorKind::Rank, "OSDP: this rank cannot go on: it " + why));
 }
 
-void Ticket::wait(std::source_location where) const {
+void Work::wait(std::source_location where) const {
   if (!state_) return;
   std::unique_lock lock(state_->mutex);
   if (!state_->done) {
@@ -109,7 +109,7 @@ void Ticket::wait(std::source_location where) const {
         signal_check.load()();
       } catch (...) {
         signal = std::current_exception();
-        give_up(*state_->alarm);
+        give_up(*state_->health);
       }
       lock.lock();
     }
@@ -117,23 +117,23 @@ void Ticket::wait(std::source_location where) const {
   }
   state_->order_after(where);
   if (state_->error) std::rethrow_exception(state_->error);
-  if (state_->event) state_->alarm->check();  // after an abort events pass whose collectives have not ended
+  if (state_->event) state_->health->check();  // after an abort events pass whose collectives have not ended
 }
 
-void Ticket::settle(std::source_location where) const {
+void Work::settle(std::source_location where) const {
   if (!state_) return;
   std::unique_lock lock(state_->mutex);
   state_->changed.wait(lock, [this] { return state_->done; });
   state_->order_after(where);
 }
 
-bool Ticket::done() const {
+bool Work::done() const {
   if (!state_) return true;
   std::unique_lock lock(state_->mutex);
   return state_->done && (state_->error || !state_->event || state_->event->query());
 }
 
-double Ticket::seconds() const {
+double Work::seconds() const {
   if (!state_) return 0;
   std::lock_guard lock(state_->mutex);
   return state_->seconds;
@@ -141,8 +141,8 @@ double Ticket::seconds() const {
 
 namespace {
 
-Alarm::Trouble trouble_of(const std::string& label, std::exception_ptr error) {
-  Alarm::Trouble trouble(label, error);
+GroupHealth::Trouble trouble_of(const std::string& label, std::exception_ptr error) {
+  GroupHealth::Trouble trouble(label, error);
   try {
     std::rethrow_exception(error);
   } catch (const c10::Error& e) {
@@ -152,27 +152,29 @@ Alarm::Trouble trouble_of(const std::string& label, std::exception_ptr error) {
   return trouble;
 }
 
-// Runs the task under its label and the lane's watch. What it throws is told as an error that knows what
+// Runs the task under its label and the lane's tracker. What it throws is told as an error that knows what
 // happened where; so is what interrupted the lane since.
-std::exception_ptr run(const TaskNamePtr& name, const Lane::Task& task, Watch& watch, Alarm& alarm) {
-  if (auto interrupted = alarm.interruption()) return interrupted;
-  const Watch::Here here(&watch);
+std::exception_ptr run(const TaskNamePtr& name, const Lane::Task& task, CollectiveTracker& tracker,
+                       GroupHealth& health) {
+  if (auto interrupted = health.interruption()) return interrupted;
+  const CollectiveTracker::Here here(&tracker);
   c10::InferenceMode no_inference(false);
   at::NoGradGuard no_grad;
   RECORD_FUNCTION(name->label, std::vector<c10::IValue>());
-  watch.begin(name);
+  tracker.begin(name);
   try {
     task();
   } catch (...) {
-    return alarm.explain(trouble_of(name->label, std::current_exception()));
+    return health.explain(trouble_of(name->label, std::current_exception()));
   }
-  watch.end();
+  tracker.end();
   return nullptr;
 }
 
 class ThreadLane final : public Lane {
  public:
-  explicit ThreadLane(std::shared_ptr<Alarm> alarm) : Lane(std::move(alarm)), thread_([this] { work(); }) {}
+  explicit ThreadLane(std::shared_ptr<GroupHealth> health)
+      : Lane(std::move(health)), thread_([this] { work(); }) {}
 
   ~ThreadLane() override {
     std::unique_lock lock(mutex_);
@@ -181,32 +183,32 @@ class ThreadLane final : public Lane {
     // Nobody here waits for what is still under way. Other ranks may need it, or be gone.
     if (!changed_.wait_for(lock, kLastTasks, [this] { return ended_; })) {
       lock.unlock();
-      alarm_->interrupt(make_error(ErrorKind::Rank, "OSDP: the process is ending"));
+      health_->interrupt(make_error(ErrorKind::Rank, "OSDP: the process is ending"));
     } else {
       lock.unlock();
     }
     thread_.join();
   }
 
-  Ticket submit(TaskNamePtr name, Task task, Head head) override {
-    auto state = std::make_shared<Ticket::State>(alarm_);
-    watch_.submitted();
+  Work submit(TaskNamePtr name, Task task, EarlySend early) override {
+    auto state = std::make_shared<Work::State>(health_);
+    tracker_.submitted();
     state->name = name;
     std::lock_guard lock(mutex_);
-    queue_.push_back({{std::move(name), std::move(head)},
+    queue_.push_back({{std::move(name), std::move(early)},
                       std::move(task),
                       state,
                       at::get_record_function_tls_(),
                       c10::ThreadLocalDebugInfo::current()});
-    watch_.set_upcoming(&queue_.front());
+    tracker_.set_upcoming(&queue_.front());
     changed_.notify_one();
-    return Ticket(std::move(state));
+    return Work(std::move(state));
   }
 
  private:
   struct Item : Upcoming {
     Task task;
-    std::shared_ptr<Ticket::State> state;
+    std::shared_ptr<Work::State> state;
     // The submitter's profiler, so that a timeline shows the lane's work too.
     at::RecordFunctionTLS recording;
     std::shared_ptr<c10::ThreadLocalDebugInfo> debug_info;
@@ -223,13 +225,13 @@ class ThreadLane final : public Lane {
       }
       Item item = std::move(queue_.front());
       queue_.pop_front();
-      watch_.set_upcoming(queue_.empty() ? nullptr : &queue_.front());
+      tracker_.set_upcoming(queue_.empty() ? nullptr : &queue_.front());
       lock.unlock();
-      item.head = {};
+      item.early = {};
       at::set_record_function_tls_(item.recording);
       c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(std::move(item.debug_info));
       const auto begin = std::chrono::steady_clock::now();
-      if (!broken_) broken_ = run(item.name, item.task, watch_, *alarm_);
+      if (!broken_) broken_ = run(item.name, item.task, tracker_, *health_);
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
       item.task = nullptr;  // what it holds is let go before anybody is told that it is done
       item.state->finish(broken_, took.count());
@@ -244,7 +246,7 @@ class ThreadLane final : public Lane {
   std::thread thread_;
 };
 
-// An event as the watch asks for it. The device's errors are for the thread that trains to raise.
+// An event as the tracker asks for it. The device's errors are for the thread that trains to raise.
 std::function<bool()> passed(std::shared_ptr<const c10::Event> event) {
   return [event = std::move(event)] {
     try {
@@ -256,46 +258,46 @@ std::function<bool()> passed(std::shared_ptr<const c10::Event> event) {
 }
 
 // Of the task of a stream's lane that runs here.
-thread_local Ticket::State* running = nullptr;
+thread_local Work::State* running = nullptr;
 
 class StreamLane final : public Lane {
  public:
-  StreamLane(std::shared_ptr<Alarm> alarm, c10::Device device)
-      : Lane(std::move(alarm)),
+  StreamLane(std::shared_ptr<GroupHealth> health, c10::Device device)
+      : Lane(std::move(health)),
         device_(device),
         guard_(device.type()),
         stream_(guard_.getStreamFromGlobalPool(device, /*isHighPriority=*/true)) {}
 
-  ~StreamLane() override { watch_.forget_enqueued(); }
+  ~StreamLane() override { tracker_.forget_enqueued(); }
 
-  Ticket submit(TaskNamePtr name, Task task, Head) override {
-    auto state = std::make_shared<Ticket::State>(alarm_);
-    watch_.submitted();
+  Work submit(TaskNamePtr name, Task task, EarlySend) override {
+    auto state = std::make_shared<Work::State>(health_);
+    tracker_.submitted();
     const c10::Stream current = guard_.getStream(device_);
     // A task that another lane's task submits: its memory too is that of the stream that trains.
     state->submitter = running ? *running->submitter : current;
     if (!broken_) {
-      Ticket::State* const outer = std::exchange(running, state.get());
+      Work::State* const outer = std::exchange(running, state.get());
       try {
         const auto before = events_->record(current);
         block(*before, stream_);
         c10::StreamGuard on_lane(stream_);
-        broken_ = run(name, task, watch_, *alarm_);
+        broken_ = run(name, task, tracker_, *health_);
         state->event = events_->record(stream_);
-        if (!broken_ && alarm_->explained()) watch_.enqueued({passed(before), passed(state->event)});
+        if (!broken_ && health_->explained()) tracker_.enqueued({passed(before), passed(state->event)});
       } catch (...) {
         broken_ = std::current_exception();
       }
       running = outer;
     }
     state->finish(broken_);
-    return Ticket(std::move(state));
+    return Work(std::move(state));
   }
 
   bool keeps() const override { return true; }
   void synchronize() override {
     stream_.synchronize();
-    alarm_->check();
+    health_->check();
   }
 
  private:
@@ -323,15 +325,16 @@ Registry& registry() {
 
 std::string name_beside(const std::string& group, const char* what) { return group + " " + what; }
 
-std::shared_ptr<Lane> made(std::shared_ptr<Alarm> alarm, c10::Device device) {
-  if (device.is_cpu()) return std::make_shared<ThreadLane>(std::move(alarm));
-  return std::make_shared<StreamLane>(std::move(alarm), device);
+std::shared_ptr<Lane> made(std::shared_ptr<GroupHealth> health, c10::Device device) {
+  if (device.is_cpu()) return std::make_shared<ThreadLane>(std::move(health));
+  return std::make_shared<StreamLane>(std::move(health), device);
 }
 
-// With the registry's mutex held. `beside`: whose alarm a new lane has; null: one of its own.
+// With the registry's mutex held. `beside`: whose health a new lane has; null: one of its own.
 std::shared_ptr<Lane> lane_of(const std::string& name, c10::Device device, const Lane* beside) {
   auto& lane = registry().lanes[{name, device}];
-  if (!lane) lane = made(beside ? beside->alarm().shared_from_this() : std::make_shared<Alarm>(), device);
+  if (!lane)
+    lane = made(beside ? beside->health().shared_from_this() : std::make_shared<GroupHealth>(), device);
   return lane;
 }
 
@@ -361,7 +364,9 @@ std::shared_ptr<Lane> Lane::of(const std::string& group, c10::Device device) {
   return lane_of(group, device, nullptr);
 }
 
-std::shared_ptr<Lane> Lane::apart(c10::Device device) { return made(std::make_shared<Alarm>(), device); }
+std::shared_ptr<Lane> Lane::apart(c10::Device device) {
+  return made(std::make_shared<GroupHealth>(), device);
+}
 
 std::shared_ptr<Lane> Lane::beside(const std::string& group, const char* what, c10::Device device) {
   std::lock_guard lock(registry().mutex);
@@ -374,7 +379,7 @@ void start_heartbeat(const std::string& group, c10::Device device, double timeou
   if (process_group->getSize() < 2) return;
   auto store = c10::make_intrusive<c10d::PrefixStore>("heartbeat/", process_group->getStore()->clone());
   Heartbeat::start(store_of(std::move(store)), process_group->getRank(), process_group->getSize(), timeout_s,
-                   Lane::of(group, device)->alarm_);
+                   Lane::of(group, device)->health_);
 }
 
 void end_group(const std::string& group) {
@@ -389,9 +394,9 @@ void end_group(const std::string& group) {
       at = ours ? registry().lanes.erase(at) : std::next(at);
     }
   }
-  for (const auto& lane : ending) Heartbeat::end(lane->alarm());
+  for (const auto& lane : ending) Heartbeat::end(lane->health());
   ending.clear();
-  forget_link(group);
+  forget_transport(group);
   forget_part(group);
 }
 

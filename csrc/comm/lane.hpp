@@ -35,7 +35,7 @@ namespace osdp::runtime {
 // Note [Memory that two streams use]
 // A device's allocator gives freed memory out again on the stream that it was allocated on, at once, whatever
 // other streams still do with it. So memory that a task of a stream's lane reads or writes, and that somebody
-// may free before he has waited for the task, is kept by its ticket (`Lane::keep`) until the stream that
+// may free before he has waited for the task, is kept by its Work (`Lane::keep`) until the stream that
 // submitted it has waited for it. Gradients leave that way: so that they do not pile up, whoever submits one
 // first waits for the one before (`keeps()`): at most one more exists than on a lane that is a thread, which
 // lets go of memory only when it is done with it.
@@ -49,8 +49,8 @@ namespace osdp::runtime {
 // enqueued, but its memory is that of the stream that trains too, which waits for it before it is free.
 //   `where`, in what follows: the call, by which a test leaves it out; see left_out.hpp.
 
-// The end of one task. Copyable; empty tickets wait for nothing.
-class Ticket {
+// The end of one task. Copyable; empty ones wait for nothing.
+class Work {
  public:
   // After this the task's results can be read: on the CPU the caller blocks (the GIL must not be held), on an
   // accelerator the current stream waits. Rethrows what the task threw. See Note [Ctrl-C while waiting].
@@ -63,8 +63,8 @@ class Ticket {
   double seconds() const;
 
   struct State;
-  Ticket() = default;
-  explicit Ticket(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  Work() = default;
+  explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
  private:
   std::shared_ptr<State> state_;
@@ -86,9 +86,9 @@ class Lane {
   // `name`: alike on all ranks, or their messages do not match. Its label names the unit and the phase in the
   // profiler's timeline, and in the error if the task fails.
   // After a task has failed, those after it fail at once with the same error: ranks no longer agree on where
-  // they are. `head` is what the task's first course sends first, if that is known already; it is not kept
+  // they are. `early` is what the task's first schedule sends first, if that is known already; it is not kept
   // once the task runs.
-  virtual Ticket submit(TaskNamePtr name, Task task, Head head = {}) = 0;
+  virtual Work submit(TaskNamePtr name, Task task, EarlySend early = {}) = 0;
 
   // Whether tasks end before their memory is let go of; see Note [Memory that two streams use].
   virtual bool keeps() const { return false; }
@@ -106,11 +106,11 @@ class Lane {
   };
 
   // The host waits until what was submitted has been carried out on the device too; where the lane is a
-  // thread, tickets wait for that.
+  // thread, Work::wait does that.
   virtual void synchronize() {}
 
   // What the lanes of the process group share.
-  Alarm& alarm() const { return *alarm_; }
+  GroupHealth& health() const { return *health_; }
 
   // One lane per process group (by name) and device, shared by every model on it.
   static std::shared_ptr<Lane> of(const std::string& group, c10::Device device);
@@ -125,10 +125,11 @@ class Lane {
   static void shutdown();
 
  protected:
-  explicit Lane(std::shared_ptr<Alarm> alarm) : alarm_(std::move(alarm)), watch_(alarm_->add_lane()) {}
+  explicit Lane(std::shared_ptr<GroupHealth> health)
+      : health_(std::move(health)), tracker_(health_->add_lane()) {}
 
-  const std::shared_ptr<Alarm> alarm_;
-  Watch& watch_;  // where this rank is in the lane's sequence
+  const std::shared_ptr<GroupHealth> health_;
+  CollectiveTracker& tracker_;  // where this rank is in the lane's sequence
 
   friend void start_heartbeat(const std::string& group, c10::Device device, double timeout_s);
 };

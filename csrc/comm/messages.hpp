@@ -1,4 +1,4 @@
-// Messages: to and from other ranks of a group, under the lane's watch: tagged with the digest of the
+// Messages: to and from other ranks of a group, under the lane's tracker: tagged with the digest of the
 // collective that they belong to (Note [A digest in every message]), and waited for in a way that the
 // heartbeat can interrupt.
 #pragma once
@@ -13,7 +13,7 @@ namespace osdp::runtime {
 class Messages {
  public:
   // For the collective that runs on this thread.
-  explicit Messages(Peers& peers) : peers_(peers), watch_(Watch::here()) {}
+  explicit Messages(Peers& peers) : peers_(peers), tracker_(CollectiveTracker::here()) {}
 
   struct Message {
     std::shared_ptr<Peers::Message> message;  // null: nothing to wait for
@@ -25,7 +25,7 @@ class Messages {
 
   void wait(const Message& one) const {
     if (!one.message) return;
-    if (watch_) return watch_->wait(one.message, one.peer);
+    if (tracker_) return tracker_->wait(one.message, one.peer);
     try {
       one.message->wait();
     } catch (const std::exception& e) {
@@ -45,12 +45,12 @@ class Messages {
 
   // gloo's: a message is received by who asks for its tag, which has 31 bits.
   int tag() const {
-    const uint64_t digest = watch_ ? watch_->digest() : 0;
+    const uint64_t digest = tracker_ ? tracker_->digest() : 0;
     return static_cast<int>((digest ^ digest >> 32) & 0x7fffffff);
   }
 
   Peers& peers_;
-  Watch* watch_;
+  CollectiveTracker* tracker_;
 };
 
 }  // namespace osdp::runtime

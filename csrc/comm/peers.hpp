@@ -1,5 +1,5 @@
-// Peers: the other ranks of a group as its backend (gloo) reaches them. What links are agreed on over, and
-// what carries messages where no link of our own can. See c10d.cpp.
+// Peers: the other ranks of a group as its backend (gloo) reaches them. What transports are agreed on over,
+// and what carries messages where no transport of our own can. See c10d.cpp.
 #pragma once
 
 #include <chrono>

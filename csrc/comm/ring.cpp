@@ -74,76 +74,76 @@ std::shared_ptr<char> memory_of(int64_t bytes) {
 
 }  // namespace
 
-std::shared_ptr<Link> make_link(const std::shared_ptr<Peers>& peers) {
-  std::shared_ptr<Link> link = shared_memory_link(*peers);
-  if (!link) link = socket_link(*peers);
-  if (!link) link = gloo_link(peers);
-  return link;
+std::shared_ptr<Transport> make_transport(const std::shared_ptr<Peers>& peers) {
+  std::shared_ptr<Transport> transport = shared_memory_transport(*peers);
+  if (!transport) transport = socket_transport(*peers);
+  if (!transport) transport = gloo_transport(peers);
+  return transport;
 }
 
 namespace {
 
-struct Links {
+struct Transports {
   std::mutex mutex;
-  std::map<std::string, std::shared_ptr<Link>> of;
+  std::map<std::string, std::shared_ptr<Transport>> of;
 };
 
-Links& links() {
-  static auto* all = new Links();  // never destroyed: lanes end after static objects
+Transports& transports() {
+  static auto* all = new Transports();  // never destroyed: lanes end after static objects
   return *all;
 }
 
 }  // namespace
 
-std::shared_ptr<Link> link_of(const std::string& group, const std::shared_ptr<Peers>& peers) {
+std::shared_ptr<Transport> transport_of(const std::string& group, const std::shared_ptr<Peers>& peers) {
   {
-    std::lock_guard lock(links().mutex);
-    if (const auto found = links().of.find(group); found != links().of.end()) return found->second;
+    std::lock_guard lock(transports().mutex);
+    if (const auto found = transports().of.find(group); found != transports().of.end()) return found->second;
   }
-  auto made = make_link(peers);  // waits for the other ranks: other groups' must not wait meanwhile
-  std::lock_guard lock(links().mutex);
-  return links().of[group] = std::move(made);
+  auto made = make_transport(peers);  // waits for the other ranks: other groups' must not wait meanwhile
+  std::lock_guard lock(transports().mutex);
+  return transports().of[group] = std::move(made);
 }
 
 bool is_connected(const std::string& group) {
-  std::lock_guard lock(links().mutex);
-  return links().of.contains(group);
+  std::lock_guard lock(transports().mutex);
+  return transports().of.contains(group);
 }
 
-void forget_link(const std::string& group) {
-  std::shared_ptr<Link> forgotten;
-  std::lock_guard lock(links().mutex);
-  if (const auto found = links().of.find(group); found != links().of.end()) {
+void forget_transport(const std::string& group) {
+  std::shared_ptr<Transport> forgotten;
+  std::lock_guard lock(transports().mutex);
+  if (const auto found = transports().of.find(group); found != transports().of.end()) {
     forgotten = std::move(found->second);
-    links().of.erase(found);
+    transports().of.erase(found);
   }
 }
 
-Head Ring::head_of(const Ranges& whole, int64_t chunks, int64_t chunk) const {
-  Head head;
-  if (!link_->sends_ahead() || whole.empty()) return head;
-  head.link = link_.get();
-  const Segments segments(whole, chunks, link_->longest_message_bytes());
+EarlySend Ring::early_send_of(const Ranges& whole, int64_t chunks, int64_t chunk) const {
+  EarlySend early;
+  if (!transport_->sends_early() || whole.empty()) return early;
+  early.transport = transport_.get();
+  const Segments segments(whole, chunks, transport_->longest_message_bytes());
   for (int64_t s = 0; s < segments.count(); ++s)
-    if (const Range range = segments(chunk, s); !range.empty()) head.messages.push_back(range);
-  return head;
+    if (const Range range = segments(chunk, s); !range.empty()) early.messages.push_back(range);
+  return early;
 }
 
-Head Ring::head_of_all_reduce(const Ranges& arrays) const {
+EarlySend Ring::early_send_of_all_reduce(const Ranges& arrays) const {
   Ranges together;
   for (const Range& array : arrays)
     if (!at_once(array)) together.push_back(array);
-  return head_of(together, world(), chunk_before(1));
+  return early_send_of(together, world(), chunk_before(1));
 }
 
-bool Ring::at_once(const Range& array) const { return array.bytes() <= link_->latency_bytes(); }
+bool Ring::at_once(const Range& array) const { return array.bytes() <= transport_->latency_bytes(); }
 
-void Ring::run(const Course& course) {
+void Ring::run(const RingSchedule& schedule) {
   int64_t bytes = 0;
-  for (int64_t i = 0; i < course.messages(); ++i)
-    if (const Range range = course.sent(i); !range.empty()) bytes += range.bytes();
+  for (int64_t i = 0; i < schedule.messages(); ++i)
+    if (const Range range = schedule.sent(i); !range.empty()) bytes += range.bytes();
   sent_bytes_ += bytes;
-  naming_ranks([&] { link_->run(course); });
+  naming_ranks([&] { transport_->run(schedule); });
 }
 
 template <typename Work>
@@ -157,7 +157,7 @@ void Ring::naming_ranks(Work work) const {
 }
 
 void Ring::gather(const Ranges& outputs, const Ranges& inputs) {
-  const Segments segments(outputs, world(), link_->longest_message_bytes());
+  const Segments segments(outputs, world(), transport_->longest_message_bytes());
   for (size_t i = 0; i < outputs.size(); ++i) {
     const int64_t n = inputs[i].count;
     if (n > 0) put(outputs[i].part(rank() * n, n), inputs[i].data);
@@ -165,7 +165,7 @@ void Ring::gather(const Ranges& outputs, const Ranges& inputs) {
   const auto arriving = [&](int64_t t, int64_t s) { return segments(chunk_before(t + 1), s); };
   run({.steps = world() - 1,
        .segments = segments.count(),
-       .window = 2 * link_->window(),
+       .window = 2 * transport_->window(),
        .to_send = [&](int64_t t, int64_t s) { return segments(chunk_before(t), s); },
        .counterpart = arriving,
        .inbox = arriving,
@@ -173,13 +173,13 @@ void Ring::gather(const Ranges& outputs, const Ranges& inputs) {
 }
 
 void Ring::reduce_scatter(const Ranges& outputs, const Ranges& inputs) {
-  const Segments gradients(inputs, world(), link_->longest_message_bytes());
-  const Segments own(outputs, 1, link_->longest_message_bytes());
+  const Segments gradients(inputs, world(), transport_->longest_message_bytes());
+  const Segments own(outputs, 1, transport_->longest_message_bytes());
   const int64_t last = world() - 2;
   const auto mine = [&](int64_t t, int64_t s) { return gradients(chunk_before(t + 2), s); };
   run({.steps = world() - 1,
        .segments = gradients.count(),
-       .window = std::min(link_->window(), gradients.count()),
+       .window = std::min(transport_->window(), gradients.count()),
        .to_send = [&](int64_t t, int64_t s) { return gradients(chunk_before(t + 1), s); },
        .counterpart = mine,
        .inbox = [&](int64_t, int64_t s) { return own(0, s); },
@@ -193,9 +193,9 @@ void Ring::reduce_scatter(const Ranges& outputs, const Ranges& inputs) {
            }});
 }
 
-// Note [An all-reduce is one course]
+// Note [An all-reduce is one schedule]
 // Its second half, an all-gather of the sums, sends chunk_before(t + 1) and receives chunk_before(t + 2) as
-// the first half does: the chunks only go round once more. So it is one course of 2 (world - 1) steps, and
+// the first half does: the chunks only go round once more. So it is one schedule of 2 (world - 1) steps, and
 // the first segments of the second half are on their way before the last of the first half have come.
 void Ring::all_reduce(const Ranges& arrays) {
   Ranges together;
@@ -205,8 +205,8 @@ void Ring::all_reduce(const Ranges& arrays) {
     else
       together.push_back(array);
   }
-  const Segments segments(together, world(), link_->longest_message_bytes());
-  const int64_t window = std::min(link_->window(), segments.count()), last = world() - 2;
+  const Segments segments(together, world(), transport_->longest_message_bytes());
+  const int64_t window = std::min(transport_->window(), segments.count()), last = world() - 2;
   const auto mine = [&](int64_t t, int64_t s) { return segments(chunk_before(t + 2), s); };
   int64_t longest = 0;
   for (int64_t s = 0; s < segments.count(); ++s) longest = std::max(longest, segments(0, s).bytes());
@@ -231,12 +231,12 @@ void Ring::all_reduce(const Ranges& arrays) {
            }});
 }
 
-// Note [A broadcast is a course]
+// Note [A broadcast is a schedule]
 // In step t rank t sends everything to the next: segments follow each other through the ranks. In the last
 // step the last rank returns the last segment to rank 0, which so does not end, and go on, before all ranks
 // have begun (Note [Who is at fault]).
 void Ring::broadcast(const Ranges& arrays) {
-  const Segments segments(arrays, 1, link_->longest_message_bytes());
+  const Segments segments(arrays, 1, transport_->longest_message_bytes());
   const auto in_step = [&](int64_t sender, int64_t t, int64_t s) {
     const bool returned = t < world() - 1 || s == segments.count() - 1;
     return t == sender && returned ? segments(0, s) : Range();
@@ -244,7 +244,7 @@ void Ring::broadcast(const Ranges& arrays) {
   const auto arriving = [&](int64_t t, int64_t s) { return in_step(chunk_before(1), t, s); };
   run({.steps = world(),
        .segments = segments.count(),
-       .window = 2 * link_->window(),
+       .window = 2 * transport_->window(),
        .to_send = [&](int64_t t, int64_t s) { return in_step(rank(), t, s); },
        .counterpart = arriving,
        .inbox = arriving,

@@ -6,8 +6,8 @@
 // passes it on. Here a rank sends to the next and receives from the one before, in segments, several of which
 // are in flight: a segment is passed on as soon as it has arrived, so that the link never rests. Received
 // bytes go straight to where they are wanted; a reduction adds into the array that it was given. There are
-// no temporaries but an all-reduce's few segments, and those only on links without memory of their own. Sums
-// are taken in ring order, the same whoever asks.
+// no temporaries but an all-reduce's few segments, and those only on transports without memory of their own.
+// Sums are taken in ring order, the same whoever asks.
 #pragma once
 
 #include <atomic>
@@ -21,22 +21,22 @@ namespace osdp::runtime {
 
 using Ranges = std::vector<Range>;
 
-// The best link that the ranks have: shared memory, sockets, or the backend's own messages. Collective.
-std::shared_ptr<Link> make_link(const std::shared_ptr<Peers>& peers);
+// The best transport that the ranks have: shared memory, sockets, or the backend's own messages. Collective.
+std::shared_ptr<Transport> make_transport(const std::shared_ptr<Peers>& peers);
 
-// The link of the group of that name: made once, by all of its ranks, and shared by all who use the group,
-// since ranks let go of models at different times. Until it is forgotten, when the group ends.
-std::shared_ptr<Link> link_of(const std::string& group, const std::shared_ptr<Peers>& peers);
-bool is_connected(const std::string& group);  // its link is made
-void forget_link(const std::string& group);
+// The transport of the group of that name: made once, by all of its ranks, and shared by all who use the
+// group, since ranks let go of models at different times. Until it is forgotten, when the group ends.
+std::shared_ptr<Transport> transport_of(const std::string& group, const std::shared_ptr<Peers>& peers);
+bool is_connected(const std::string& group);  // its transport is made
+void forget_transport(const std::string& group);
 
 // With two ranks at least. Each call blocks until it is done; the ranges are flat arrays of any element, of
 // one that can be summed where there are sums.
 class Ring {
  public:
   // `ranks`: who the peers are in the lane's group, see ranks_of_part; empty: the same.
-  Ring(std::shared_ptr<Link> link, std::shared_ptr<Peers> peers, std::vector<int64_t> ranks)
-      : link_(std::move(link)), peers_(std::move(peers)), ranks_(std::move(ranks)) {}
+  Ring(std::shared_ptr<Transport> transport, std::shared_ptr<Peers> peers, std::vector<int64_t> ranks)
+      : transport_(std::move(transport)), peers_(std::move(peers)), ranks_(std::move(ranks)) {}
 
   // outputs[i] (world * n_i elements) is filled with every rank's inputs[i] (n_i), in rank order.
   void gather(const Ranges& outputs, const Ranges& inputs);
@@ -47,30 +47,30 @@ class Ring {
   void broadcast(const Ranges& arrays);   // rank 0's
 
   // What such a collective sends first. The caller says who keeps the memory.
-  Head head_of_gather(const Ranges& inputs) const { return head_of(inputs, 1, 0); }
-  Head head_of_reduce_scatter(const Ranges& inputs) const {
-    return head_of(inputs, world(), chunk_before(1));
+  EarlySend early_send_of_gather(const Ranges& inputs) const { return early_send_of(inputs, 1, 0); }
+  EarlySend early_send_of_reduce_scatter(const Ranges& inputs) const {
+    return early_send_of(inputs, world(), chunk_before(1));
   }
-  Head head_of_all_reduce(const Ranges& arrays) const;
+  EarlySend early_send_of_all_reduce(const Ranges& arrays) const;
 
-  const Link& link() const { return *link_; }
+  const Transport& transport() const { return *transport_; }
   int64_t sent_bytes() const { return sent_bytes_; }  // payload, so far
 
  private:
-  void run(const Course& course);  // over the link, counted
+  void run(const RingSchedule& schedule);  // over the link, counted
   // `work`, which communicates; the connection that it loses is to a rank of the lane's group.
   template <typename Work>
   void naming_ranks(Work work) const;
   void exchange(const Range& array);
   bool at_once(const Range& array) const;  // an all-reduce's, by exchange()
-  Head head_of(const Ranges& whole, int64_t chunks, int64_t chunk) const;
+  EarlySend early_send_of(const Ranges& whole, int64_t chunks, int64_t chunk) const;
 
   int64_t rank() const { return peers_->rank(); }
   int64_t world() const { return peers_->world(); }
   int64_t chunk_before(int64_t steps) const { return ((rank() - steps) % world() + world()) % world(); }
   double share() const { return 1.0 / static_cast<double>(world()); }
 
-  std::shared_ptr<Link> link_;
+  std::shared_ptr<Transport> transport_;
   std::shared_ptr<Peers> peers_;
   std::vector<int64_t> ranks_;
   std::atomic<int64_t> sent_bytes_ = 0;

@@ -1,5 +1,5 @@
-// Course: what goes round a ring of ranks in one collective, told as values. Rings compute it (ring.cpp),
-// links carry it (transport.hpp).
+// RingSchedule: what goes round a ring of ranks in one collective, told as values. Rings compute it
+// (ring.cpp), transports carry it (transport.hpp).
 #pragma once
 
 #include <cstdint>
@@ -30,16 +30,16 @@ struct Range {
 
 // `steps` rounds of `segments` messages each, the same on all ranks: every message goes from each rank to the
 // next. Message (t, s) can be sent when (t-1, s) has been taken, and arrives in the order sent.
-struct Course {
+struct RingSchedule {
   int64_t steps = 0, segments = 0;
   int64_t window = 0;  // messages that may be on their way to this rank at once
   std::function<Range(int64_t step, int64_t segment)> to_send;
   // As long as the message that arrives, and of its elements; empty where none does.
   std::function<Range(int64_t step, int64_t segment)> counterpart;
-  // Where the message may be put until it is taken, for links that have no memory of their own. Good for
+  // Where the message may be put until it is taken, for transports that have no memory of their own. Good for
   // `window` messages at once.
   std::function<Range(int64_t step, int64_t segment)> inbox;
-  // The message is here, in its inbox or in the link's memory, and is gone after this.
+  // The message is here, in its inbox or in the transport's memory, and is gone after this.
   std::function<void(int64_t step, int64_t segment, const void* message)> take;
 
   int64_t messages() const { return steps * segments; }

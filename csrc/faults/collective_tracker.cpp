@@ -7,47 +7,47 @@
 namespace osdp::runtime {
 namespace {
 
-thread_local Watch* the_watch = nullptr;
+thread_local CollectiveTracker* the_tracker = nullptr;
 
 }  // namespace
 
-Watch* Watch::here() { return the_watch; }
-Watch::Here::Here(Watch* watch) : outer_(std::exchange(the_watch, watch)) {}
-Watch::Here::~Here() { the_watch = outer_; }
+CollectiveTracker* CollectiveTracker::here() { return the_tracker; }
+CollectiveTracker::Here::Here(CollectiveTracker* tracker) : outer_(std::exchange(the_tracker, tracker)) {}
+CollectiveTracker::Here::~Here() { the_tracker = outer_; }
 
-uint64_t Watch::digest_at(int64_t position, const TaskName& task) {
+uint64_t CollectiveTracker::digest_at(int64_t position, const TaskName& task) {
   return Digest(task.digest).add(static_cast<uint64_t>(position)).value();
 }
 
-void Watch::begin(TaskNamePtr task) {
+void CollectiveTracker::begin(TaskNamePtr task) {
   digest_ = digest_at(++position_, *task);
-  std::lock_guard lock(alarm_.mutex_);
+  std::lock_guard lock(health_.mutex_);
   task_ = std::move(task);
   busy_ = true;
 }
 
-void Watch::end() {
-  std::lock_guard lock(alarm_.mutex_);
+void CollectiveTracker::end() {
+  std::lock_guard lock(health_.mutex_);
   busy_ = false;
 }
 
-void Watch::enqueued(Enqueued device) {
-  std::lock_guard lock(alarm_.mutex_);
+void CollectiveTracker::enqueued(Enqueued device) {
+  std::lock_guard lock(health_.mutex_);
   trail_.add(position_, task_);
   while (!on_device_.empty() && on_device_.front().over) on_device_.pop_front();
   if (on_device_.size() == kMostEnqueued) on_device_.pop_back();  // this one ends after it
   on_device_.push_back({position_, task_, std::move(device)});
 }
 
-void Watch::forget_enqueued() {
-  std::lock_guard lock(alarm_.mutex_);
+void CollectiveTracker::forget_enqueued() {
+  std::lock_guard lock(health_.mutex_);
   on_device_.clear();
 }
 
-void Watch::wait(const std::shared_ptr<AbortableWait>& message, int64_t peer) {
+void CollectiveTracker::wait(const std::shared_ptr<AbortableWait>& message, int64_t peer) {
   {
-    std::lock_guard lock(alarm_.mutex_);
-    if (alarm_.interruption_) std::rethrow_exception(alarm_.interruption_);
+    std::lock_guard lock(health_.mutex_);
+    if (health_.interruption_) std::rethrow_exception(health_.interruption_);
     current_ = message;
   }
   std::string error;
@@ -57,15 +57,15 @@ void Watch::wait(const std::shared_ptr<AbortableWait>& message, int64_t peer) {
     error = e.what();
   }
   moved();
-  std::lock_guard lock(alarm_.mutex_);
+  std::lock_guard lock(health_.mutex_);
   current_.reset();
-  if (alarm_.interruption_) std::rethrow_exception(alarm_.interruption_);
+  if (health_.interruption_) std::rethrow_exception(health_.interruption_);
   if (!error.empty()) throw ConnectionLost(peer, error);
 }
 
-void Watch::check() const { alarm_.check(); }
+void CollectiveTracker::check() const { health_.check(); }
 
-Watch::Snapshot Watch::snapshot() {
+CollectiveTracker::Snapshot CollectiveTracker::snapshot() {
   Snapshot now{.position = position_, .asked = asked_, .progress = progress_, .busy = busy_, .task = task_};
   for (OnDevice& each : on_device_) {
     if (!each.over) each.over = each.device.over();
@@ -81,7 +81,7 @@ Watch::Snapshot Watch::snapshot() {
   return now;
 }
 
-void Watch::abort_message() {
+void CollectiveTracker::abort_message() {
   if (current_) current_->abort();
 }
 

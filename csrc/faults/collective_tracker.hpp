@@ -1,5 +1,6 @@
-// Watch: where this rank is in a lane's sequence of collectives, told by the lane's thread and read by the
-// heartbeat (heartbeat.hpp). What the lanes of a process group share is their Alarm (group_health.hpp).
+// CollectiveTracker: where this rank is in a lane's sequence of collectives, told by the lane's thread and
+// read by the heartbeat (heartbeat.hpp). What the lanes of a process group share is their GroupHealth
+// (group_health.hpp).
 #pragma once
 
 #include <atomic>
@@ -18,7 +19,7 @@
 
 namespace osdp::runtime {
 
-class Alarm;
+class GroupHealth;
 struct Upcoming;  // of the lane that communicates, which alone knows what is in it
 
 // The connection to another rank of the group failed: it has ended, or the network has.
@@ -37,9 +38,9 @@ struct Enqueued {
   std::function<bool()> begun, over;  // from any thread; they do not throw, and do not wait
 };
 
-class Watch {
+class CollectiveTracker {
  public:
-  explicit Watch(Alarm& alarm) : alarm_(alarm) {}
+  explicit CollectiveTracker(GroupHealth& health) : health_(health) {}
 
   // What can be seen from outside at one moment.
   struct Snapshot {
@@ -70,24 +71,24 @@ class Watch {
   // Until `message`, from or to `peer`, is complete. Throws what interrupts it, and ConnectionLost where it
   // fails.
   void wait(const std::shared_ptr<AbortableWait>& message, int64_t peer);
-  // For links that wait by themselves: a message has arrived; and throw what interrupts the lane, if
+  // For transports that wait by themselves: a message has arrived; and throw what interrupts the lane, if
   // anything.
   void moved() noexcept { progress_.fetch_add(1, std::memory_order_relaxed); }
   void check() const;
 
-  // The watch of the lane whose task runs on this thread; null elsewhere.
-  static Watch* here();
+  // The tracker of the lane whose task runs on this thread; null elsewhere.
+  static CollectiveTracker* here();
   class Here {
    public:
-    explicit Here(Watch* watch);
+    explicit Here(CollectiveTracker* tracker);
     ~Here();
 
    private:
-    Watch* const outer_;  // of a task that has submitted this one, where lanes only enqueue
+    CollectiveTracker* const outer_;  // of a task that has submitted this one, where lanes only enqueue
   };
 
  private:
-  friend class Alarm;
+  friend class GroupHealth;
   static constexpr size_t kMostEnqueued = 4096;
   struct OnDevice {
     int64_t position;
@@ -97,14 +98,14 @@ class Watch {
   };
 
   static uint64_t digest_at(int64_t position, const TaskName& task);
-  Snapshot snapshot();  // both with the alarm's mutex held
+  Snapshot snapshot();  // both with GroupHealth's mutex held
   void abort_message();
 
-  Alarm& alarm_;
+  GroupHealth& health_;
   std::atomic<int64_t> position_{0}, asked_{0}, progress_{0};
   std::atomic<const Upcoming*> upcoming_{nullptr};
   uint64_t digest_ = 0;  // the lane's thread alone
-  // Under the alarm's mutex:
+  // Under GroupHealth's mutex:
   bool busy_ = false;
   TaskNamePtr task_;
   std::shared_ptr<AbortableWait> current_;

@@ -11,7 +11,7 @@ constexpr auto kExplainWait = std::chrono::milliseconds(1500);
 
 }  // namespace
 
-Alarm::Trouble::Trouble(std::string task, std::exception_ptr error) : label(std::move(task)) {
+GroupHealth::Trouble::Trouble(std::string task, std::exception_ptr error) : label(std::move(task)) {
   try {
     std::rethrow_exception(error);
   } catch (const ConnectionLost& e) {
@@ -33,25 +33,25 @@ const std::string* interned(const std::string& text) {
   return &*all->insert(text).first;
 }
 
-Alarm::Alarm() = default;
-Alarm::~Alarm() = default;
+GroupHealth::GroupHealth() = default;
+GroupHealth::~GroupHealth() = default;
 
-bool Alarm::Snapshot::busy() const {
+bool GroupHealth::Snapshot::busy() const {
   return std::any_of(lanes.begin(), lanes.end(), [](const auto& lane) { return lane.busy; });
 }
 
-void Alarm::raised(std::string text) {
+void GroupHealth::raised(std::string text) {
   std::lock_guard lock(mutex_);
   ++raised_;
   raised_text_ = std::move(text);
 }
 
-Watch& Alarm::add_lane() {
+CollectiveTracker& GroupHealth::add_lane() {
   std::lock_guard lock(mutex_);
-  return *lanes_.emplace_back(std::make_unique<Watch>(*this));
+  return *lanes_.emplace_back(std::make_unique<CollectiveTracker>(*this));
 }
 
-std::exception_ptr Alarm::explain(Trouble trouble) {
+std::exception_ptr GroupHealth::explain(Trouble trouble) {
   std::unique_lock lock(mutex_);
   if (interruption_) return interruption_;
   if (!trouble_) trouble_ = std::move(trouble);  // else another lane's, which came first
@@ -69,35 +69,35 @@ std::exception_ptr Alarm::explain(Trouble trouble) {
   return interruption_;
 }
 
-void Alarm::check() const {
+void GroupHealth::check() const {
   if (auto interrupted = interruption()) std::rethrow_exception(interrupted);
 }
 
-std::exception_ptr Alarm::interruption() const {
+std::exception_ptr GroupHealth::interruption() const {
   std::lock_guard lock(mutex_);
   return interruption_;
 }
 
-Alarm::Snapshot Alarm::snapshot() {
+GroupHealth::Snapshot GroupHealth::snapshot() {
   std::lock_guard lock(mutex_);
   Snapshot now{.lanes = {}, .place = place_, .raised = raised_, .raised_text = raised_text_};
   for (const auto& lane : lanes_) now.lanes.push_back(lane->snapshot());
   return now;
 }
 
-std::vector<TrailMark> Alarm::trail_marks() const {
+std::vector<TrailMark> GroupHealth::trail_marks() const {
   std::lock_guard lock(mutex_);
   std::vector<TrailMark> marks;
   for (const auto& lane : lanes_) marks.push_back(lane->trail_.newest());
   return marks;
 }
 
-std::optional<uint64_t> Alarm::trail_digest(size_t lane, int64_t position) const {
+std::optional<uint64_t> GroupHealth::trail_digest(size_t lane, int64_t position) const {
   std::lock_guard lock(mutex_);
   return lane < lanes_.size() ? lanes_[lane]->trail_.digest_at(position) : std::nullopt;
 }
 
-TrailPiece Alarm::trail_piece(size_t lane, int64_t after, int64_t to) const {
+TrailPiece GroupHealth::trail_piece(size_t lane, int64_t after, int64_t to) const {
   std::lock_guard lock(mutex_);
   TrailPiece piece;
   if (lane >= lanes_.size()) return piece;
@@ -106,7 +106,7 @@ TrailPiece Alarm::trail_piece(size_t lane, int64_t after, int64_t to) const {
   return piece;
 }
 
-void Alarm::aborts(const std::shared_ptr<Abortable>& backend) {
+void GroupHealth::aborts(const std::shared_ptr<Abortable>& backend) {
   {
     std::lock_guard lock(mutex_);
     std::erase_if(backends_, [](const auto& each) { return each.expired(); });
@@ -116,12 +116,12 @@ void Alarm::aborts(const std::shared_ptr<Abortable>& backend) {
   backend->abort();
 }
 
-std::optional<Alarm::Trouble> Alarm::trouble() const {
+std::optional<GroupHealth::Trouble> GroupHealth::trouble() const {
   std::lock_guard lock(mutex_);
   return interruption_ ? std::nullopt : trouble_;
 }
 
-void Alarm::interrupt(std::exception_ptr why) {
+void GroupHealth::interrupt(std::exception_ptr why) {
   std::vector<std::weak_ptr<Abortable>> backends;
   {
     std::lock_guard lock(mutex_);

@@ -1,4 +1,4 @@
-// Alarm: what the lanes of a process group have in common: where the thread that computes is, which
+// GroupHealth: what the lanes of a process group have in common: where the thread that computes is, which
 // exceptions ended its passes, and what ends all of the lanes. Told by the threads that know, read by the
 // heartbeat (heartbeat.hpp), which can interrupt a wait that will not end.
 #pragma once
@@ -22,14 +22,14 @@ namespace osdp::runtime {
 // Strings that the computing thread hands over by pointer: kept for ever, each once.
 const std::string* interned(const std::string& text);
 
-class Alarm : public std::enable_shared_from_this<Alarm> {
+class GroupHealth : public std::enable_shared_from_this<GroupHealth> {
  public:
-  Alarm();
-  ~Alarm();
+  GroupHealth();
+  ~GroupHealth();
 
   // What can be seen from outside at one moment.
   struct Snapshot {
-    std::vector<Watch::Snapshot> lanes;  // in the order in which they were made
+    std::vector<CollectiveTracker::Snapshot> lanes;  // in the order in which they were made
     const std::string* place = nullptr;  // "forward of 'blocks.3'"; null outside of forward and backward
     // Passes that an exception ended: how many, and with what the last one did.
     int64_t raised = 0;
@@ -54,7 +54,7 @@ class Alarm : public std::enable_shared_from_this<Alarm> {
   void raised(std::string text);  // an exception ended a forward or backward
 
   // --- the lanes
-  Watch& add_lane();  // lives as long as this
+  CollectiveTracker& add_lane();  // lives as long as this
   // A lane's task has thrown. Waits up to kExplainWait for the heartbeat's word on what happened where;
   // returns what this and all later tasks of all lanes end with.
   std::exception_ptr explain(Trouble trouble);
@@ -63,7 +63,7 @@ class Alarm : public std::enable_shared_from_this<Alarm> {
   // `backend` is aborted when the lanes are interrupted.
   void aborts(const std::shared_ptr<Abortable>& backend);
 
-  // --- the heartbeat, and who waits for tickets
+  // --- the heartbeat, and who waits for a task
   Snapshot snapshot();
   std::optional<Trouble> trouble() const;
   // Ends the messages that are waited for, and all later ones, with `why`. Later calls change nothing.
@@ -76,14 +76,14 @@ class Alarm : public std::enable_shared_from_this<Alarm> {
   TrailPiece trail_piece(size_t lane, int64_t after, int64_t to) const;
 
  private:
-  friend class Watch;
+  friend class CollectiveTracker;
 
   mutable std::mutex mutex_;
   std::condition_variable told_;
   std::atomic<const std::string*> place_{nullptr};
   std::atomic<bool> explained_{false};
   // Under mutex_:
-  std::vector<std::unique_ptr<Watch>> lanes_;
+  std::vector<std::unique_ptr<CollectiveTracker>> lanes_;
   int64_t raised_ = 0;
   std::string raised_text_;
   std::optional<Trouble> trouble_;

@@ -33,16 +33,16 @@ double since(Clock::time_point then) { return Seconds(Clock::now() - then).count
 class Beating {
  public:
   Beating(std::shared_ptr<Store> store, int64_t rank, int64_t world, double timeout_s,
-          std::shared_ptr<Alarm> alarm)
+          std::shared_ptr<GroupHealth> health)
       : store_(std::move(store)),
         rank_(rank),
         timeout_s_(timeout_s),
-        alarm_(std::move(alarm)),
+        health_(std::move(health)),
         seen_(world),
         heard_(world, Clock::now()),
         processes_(world) {}
 
-  const Alarm* alarm() const { return alarm_.get(); }
+  const GroupHealth* health() const { return health_.get(); }
 
   void loop() {
     attempt([this] { store_->set(process_key(rank_), Process::here().encode()); });
@@ -53,7 +53,7 @@ class Beating {
       tick(giving_up);
       lock.lock();
     }
-    alarm_->set_explained(false);
+    health_->set_explained(false);
     lock.unlock();
     if (!last_words_.empty()) attempt([this] { tell(true); });
     lock.lock();
@@ -77,7 +77,7 @@ class Beating {
 
  private:
   void tick(const std::string& giving_up) {
-    Alarm::Snapshot now = alarm_->snapshot();
+    GroupHealth::Snapshot now = health_->snapshot();
     if (!lanes_stand(now)) waits_since_ = Clock::now();
     if (now != last_) {
       still_since_ = Clock::now();
@@ -92,11 +92,11 @@ class Beating {
       over_ = true;
       return;
     }
-    if (const auto trouble = alarm_->trouble()) return explain(*trouble);
+    if (const auto trouble = health_->trouble()) return explain(*trouble);
     attempt([this] { compare(); });
     if (over_) return;
     const double still_s = since(still_since_);
-    const bool inside = last_.busy() || last_.place || pulse().awaits_device();
+    const bool inside = last_.busy() || last_.place || status().awaits_device();
     const double waits_s = since(waits_since_);
     if (still_s < kTellAfter_s && waits_s < kAskAfter_s) return;
     if (!told_still_ || (inside && since(told_) >= kTellEvery_s)) attempt([this] { tell(false); });
@@ -107,7 +107,7 @@ class Beating {
     if (over_) return;
     const double silent_s = 2 * kTellEvery_s + 2 * ask_every_s;
     if (waits_s >= timeout_s_) {
-      const Failure failure = timed_out(rank_, pulse(), seen_, timeout_s_, silent_s);
+      const Failure failure = timed_out(rank_, status(), seen_, timeout_s_, silent_s);
       if (!attempt([&] { conclude(failure); })) interrupt(failure);
     } else if (store_lost_ && since(*store_lost_) >= kStoreLost_s) {
       interrupt(
@@ -118,9 +118,9 @@ class Beating {
   }
 
   // Whatever the thread that computes does meanwhile.
-  bool lanes_stand(const Alarm::Snapshot& now) const {
+  bool lanes_stand(const GroupHealth::Snapshot& now) const {
     return std::equal(now.lanes.begin(), now.lanes.end(), last_.lanes.begin(), last_.lanes.end(),
-                      [](const Watch::Snapshot& a, const Watch::Snapshot& b) {
+                      [](const CollectiveTracker::Snapshot& a, const CollectiveTracker::Snapshot& b) {
                         return a.position == b.position && a.progress == b.progress && a.busy == b.busy;
                       });
   }
@@ -138,14 +138,14 @@ class Beating {
     }
   }
 
-  Pulse pulse() const {
-    Pulse p{.beat = beat_,
-            .lanes = {},
-            .still_s = since(still_since_),
-            .place = last_.place ? *last_.place : "",
-            .raised = last_.raised,
-            .ended = false,
-            .text = last_.raised_text};
+  RankStatus status() const {
+    RankStatus p{.beat = beat_,
+                 .lanes = {},
+                 .still_s = since(still_since_),
+                 .place = last_.place ? *last_.place : "",
+                 .raised = last_.raised,
+                 .ended = false,
+                 .text = last_.raised_text};
     for (const auto& lane : last_.lanes)
       p.lanes.push_back({lane.position, lane.asked, lane.busy, lane.task ? *lane.task : TaskName()});
     return p;
@@ -158,7 +158,7 @@ class Beating {
     ++beat_;
     told_ = Clock::now();
     told_still_ = true;
-    Pulse p = pulse();
+    RankStatus p = status();
     p.ended = ended;
     if (ended) p.text = last_words_;
     store_->set(key(rank_), p.encode());
@@ -167,10 +167,10 @@ class Beating {
   void look(int64_t rank) {
     Seen& seen = seen_[static_cast<size_t>(rank)];
     const auto told = store_->get(key(rank));
-    auto found = told ? Pulse::decode(*told) : std::nullopt;
+    auto found = told ? RankStatus::decode(*told) : std::nullopt;
     if (!found) return;
-    if (!seen.pulse || seen.pulse->beat != found->beat) heard_[rank] = Clock::now();
-    seen.pulse = std::move(found);
+    if (!seen.status || seen.status->beat != found->beat) heard_[rank] = Clock::now();
+    seen.status = std::move(found);
   }
 
   const std::optional<Process>& process_of(int64_t rank) {
@@ -202,13 +202,13 @@ class Beating {
       process_of(static_cast<int64_t>(r));
       seen_[r].heard_s = since(heard_[r]);
     }
-    if (auto failure = certain_failure(rank_, pulse(), seen_, timeout_s_)) conclude(*failure);
+    if (auto failure = certain_failure(rank_, status(), seen_, timeout_s_)) conclude(*failure);
   }
 
   // See Note [Ranks that go apart unnoticed].
   void compare() {
     const double every_s = kCompareEvery_s * std::max(1.0, static_cast<double>(seen_.size()) / 64);
-    std::vector<TrailMark> mine = alarm_->trail_marks();
+    std::vector<TrailMark> mine = health_->trail_marks();
     const bool moved = mine != told_marks_;
     if (since(compared_) < every_s || (!moved && level_)) return;
     compared_ = Clock::now();
@@ -221,7 +221,7 @@ class Beating {
     level_ = theirs && *theirs == told_marks_;
     for (size_t lane = 0; theirs && lane < theirs->size(); ++lane) {
       const auto [position, digest] = (*theirs)[lane];
-      const auto ours = alarm_->trail_digest(lane, position);
+      const auto ours = health_->trail_digest(lane, position);
       if (!ours) continue;
       agreed_.resize(std::max(agreed_.size(), lane + 1));
       if (*ours != digest) return find_difference(static_cast<int64_t>(lane), agreed_[lane], position);
@@ -239,7 +239,7 @@ class Beating {
 
   // `differ`: "lane agreed position", of the two ranks that found it first.
   TrailPiece tell_piece(int64_t lane, int64_t agreed, int64_t position) {
-    TrailPiece piece = alarm_->trail_piece(static_cast<size_t>(lane), agreed, position);
+    TrailPiece piece = health_->trail_piece(static_cast<size_t>(lane), agreed, position);
     store_->set(trail_key("piece", rank_), piece.encode());
     return piece;
   }
@@ -281,15 +281,15 @@ class Beating {
     over_ = true;
     std::string message =
         "OSDP: rank " + std::to_string(rank_) + " cannot go on: " + failure.cause + ". Rank " +
-        std::to_string(rank_) + " " + pulse().where() +
+        std::to_string(rank_) + " " + status().where() +
         ". Nothing more can be exchanged in this process group: end all ranks and start them "
         "again from a checkpoint.";
-    alarm_->interrupt(make_error(failure.kind, std::move(message)));
+    health_->interrupt(make_error(failure.kind, std::move(message)));
   }
 
   // The lane's thread waits for this. A lost connection is an echo of something, and so may be what a backend
   // throws; everything else happened here.
-  void explain(const Alarm::Trouble& trouble) {
+  void explain(const GroupHealth::Trouble& trouble) {
     if (!trouble.connection && (trouble.kind || !ended_elsewhere())) return blame_me(trouble);
     if (over_) return;
     const bool asked = attempt([&] {
@@ -298,8 +298,8 @@ class Beating {
       do {
         if (store_->get(kFailure)) return conclude({});
         if (known) look(trouble.peer);
-        if (known && seen_[static_cast<size_t>(trouble.peer)].pulse &&
-            seen_[static_cast<size_t>(trouble.peer)].pulse->ended)
+        if (known && seen_[static_cast<size_t>(trouble.peer)].status &&
+            seen_[static_cast<size_t>(trouble.peer)].status->ended)
           break;
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
       } while (Clock::now() < until);
@@ -328,19 +328,19 @@ class Beating {
     return over_;
   }
 
-  Failure lost(const Alarm::Trouble& trouble) const {
+  Failure lost(const GroupHealth::Trouble& trouble) const {
     const bool known = trouble.peer >= 0 && trouble.peer < static_cast<int64_t>(processes_.size());
     const auto& process = known ? processes_[static_cast<size_t>(trouble.peer)] : std::nullopt;
     return connection_lost(trouble.peer, seen_, trouble.text, process ? life_of(*process) : Life::Unseen);
   }
 
-  void blame_me(const Alarm::Trouble& trouble) {
+  void blame_me(const GroupHealth::Trouble& trouble) {
     over_ = true;
     const std::string what = "rank " + std::to_string(rank_) + " failed in '" + trouble.label + "' (" +
                              (last_.place ? *last_.place : "outside of forward and backward") +
                              "): " + trouble.text;
     attempt([&] { store_->set_first(kFailure, Failure{ErrorKind::Rank, rank_, what}.encode()); });
-    alarm_->interrupt(make_error(trouble.kind.value_or(ErrorKind::Rank), "OSDP: " + what));
+    health_->interrupt(make_error(trouble.kind.value_or(ErrorKind::Rank), "OSDP: " + what));
   }
 
   static constexpr const char* kFailure = "failure";
@@ -349,7 +349,7 @@ class Beating {
   std::shared_ptr<Store> store_;
   const int64_t rank_;
   const double timeout_s_;
-  std::shared_ptr<Alarm> alarm_;
+  std::shared_ptr<GroupHealth> health_;
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -357,7 +357,7 @@ class Beating {
   std::string giving_up_, last_words_;
 
   // The thread alone:
-  Alarm::Snapshot last_;
+  GroupHealth::Snapshot last_;
   Clock::time_point still_since_ = Clock::now(), waits_since_ = still_since_, told_{}, asked_{};
   bool told_still_ = false;
   bool over_ = false;  // concluded: nothing is left to find out
@@ -388,21 +388,21 @@ Hearts& hearts() {
 }  // namespace
 
 void Heartbeat::start(std::shared_ptr<Store> store, int64_t rank, int64_t world, double timeout_s,
-                      std::shared_ptr<Alarm> alarm) {
-  alarm->set_explained(true);  // before the thread runs: what fails meanwhile waits for it
-  auto beating = std::make_shared<Beating>(std::move(store), rank, world, timeout_s, std::move(alarm));
+                      std::shared_ptr<GroupHealth> health) {
+  health->set_explained(true);  // before the thread runs: what fails meanwhile waits for it
+  auto beating = std::make_shared<Beating>(std::move(store), rank, world, timeout_s, std::move(health));
   std::lock_guard lock(hearts().mutex);
   hearts().all.push_back(beating);
   std::thread([beating] { beating->loop(); }).detach();
 }
 
-void Heartbeat::end(const Alarm& alarm) {
+void Heartbeat::end(const GroupHealth& health) {
   std::vector<std::shared_ptr<Beating>> ending;
   {
     std::lock_guard lock(hearts().mutex);
     auto& all = hearts().all;
-    const auto ours = std::stable_partition(all.begin(), all.end(),
-                                            [&](const auto& beating) { return beating->alarm() != &alarm; });
+    const auto ours = std::stable_partition(
+        all.begin(), all.end(), [&](const auto& beating) { return beating->health() != &health; });
     std::move(ours, all.end(), std::back_inserter(ending));
     all.erase(ours, all.end());
   }
@@ -418,10 +418,10 @@ void Heartbeat::shutdown(const std::string& last_words) {
   for (const auto& beating : ending) beating->end(last_words);
 }
 
-void Heartbeat::give_up(const Alarm& alarm, const std::string& cause) {
+void Heartbeat::give_up(const GroupHealth& health, const std::string& cause) {
   std::lock_guard lock(hearts().mutex);
   for (const auto& beating : hearts().all)
-    if (beating->alarm() == &alarm) beating->give_up(cause);
+    if (beating->health() == &health) beating->give_up(cause);
 }
 
 }  // namespace osdp::runtime

@@ -18,8 +18,8 @@ std::string seconds(double s) {
 std::string rank_name(int64_t rank) { return "rank " + std::to_string(rank); }
 
 std::string last_heard(const Seen& seen) {
-  return seen.pulse ? "when last heard of, it " + seen.pulse->where()
-                    : std::string("it had never stood still long enough to tell where it was");
+  return seen.status ? "when last heard of, it " + seen.status->where()
+                     : std::string("it had never stood still long enough to tell where it was");
 }
 
 // gloo's words without its source file and advice.
@@ -29,16 +29,16 @@ std::string brief(std::string what) {
   return what.substr(0, what.find(". This is"));
 }
 
-std::string after_exception(const Pulse& pulse) {
-  return pulse.text.empty() ? std::string("with an exception") : "with " + pulse.text;
+std::string after_exception(const RankStatus& status) {
+  return status.text.empty() ? std::string("with an exception") : "with " + status.text;
 }
 
 }  // namespace
 
-std::string Pulse::encode() const {
+std::string RankStatus::encode() const {
   std::ostringstream out;
   out << beat << '\n' << still_s << '\n' << raised << '\n' << ended << '\n' << lanes.size() << '\n';
-  for (const LanePulse& l : lanes) {
+  for (const LaneStatus& l : lanes) {
     out << l.position << '\n' << l.asked << '\n' << l.busy << '\n';
     write(out, l.task);
   }
@@ -46,14 +46,14 @@ std::string Pulse::encode() const {
   return out.str();
 }
 
-std::optional<Pulse> Pulse::decode(const std::string& encoded) {
+std::optional<RankStatus> RankStatus::decode(const std::string& encoded) {
   std::istringstream in(encoded);
-  Pulse p;
+  RankStatus p;
   size_t lanes = 0;
   in >> p.beat >> p.still_s >> p.raised >> p.ended >> lanes;
   in.ignore();
   for (; in && lanes > 0; --lanes) {
-    LanePulse l;
+    LaneStatus l;
     in >> l.position >> l.asked >> l.busy;
     l.task = read_task(in);
     p.lanes.push_back(std::move(l));
@@ -64,21 +64,21 @@ std::optional<Pulse> Pulse::decode(const std::string& encoded) {
   return p;
 }
 
-const LanePulse& Pulse::lane(size_t i) const {
-  static const LanePulse not_begun;
+const LaneStatus& RankStatus::lane(size_t i) const {
+  static const LaneStatus not_begun;
   return i < lanes.size() ? lanes[i] : not_begun;
 }
 
-bool Pulse::awaits_device() const {
+bool RankStatus::awaits_device() const {
   return !busy() &&
-         std::any_of(lanes.begin(), lanes.end(), [](const LanePulse& l) { return l.asked > l.position; });
+         std::any_of(lanes.begin(), lanes.end(), [](const LaneStatus& l) { return l.asked > l.position; });
 }
 
-bool Pulse::busy() const {
-  return std::any_of(lanes.begin(), lanes.end(), [](const LanePulse& l) { return l.busy; });
+bool RankStatus::busy() const {
+  return std::any_of(lanes.begin(), lanes.end(), [](const LaneStatus& l) { return l.busy; });
 }
 
-std::string Pulse::where() const {
+std::string RankStatus::where() const {
   std::ostringstream out;
   bool waits = false;
   for (size_t i = 0; i < lanes.size(); ++i) {
@@ -143,13 +143,13 @@ Advice advice(const TaskName& here, const TaskName& there) {
 }
 
 // Of one lane, in which this rank waits.
-std::optional<Failure> certain_failure(size_t lane, int64_t rank, const Pulse& mine,
+std::optional<Failure> certain_failure(size_t lane, int64_t rank, const RankStatus& mine,
                                        const std::vector<Seen>& seen, double timeout_s) {
-  const LanePulse& here = mine.lane(lane);
+  const LaneStatus& here = mine.lane(lane);
   for (size_t r = 0; r < seen.size(); ++r) {
-    if (static_cast<int64_t>(r) == rank || !seen[r].pulse) continue;
-    const Pulse& theirs = *seen[r].pulse;
-    const LanePulse& there = theirs.lane(lane);
+    if (static_cast<int64_t>(r) == rank || !seen[r].status) continue;
+    const RankStatus& theirs = *seen[r].status;
+    const LaneStatus& there = theirs.lane(lane);
     const auto other = static_cast<int64_t>(r);
     if (theirs.ended && there.position <= here.position)
       return Failure{ErrorKind::Rank, other, rank_name(other) + " ended " + after_exception(theirs)};
@@ -157,9 +157,9 @@ std::optional<Failure> certain_failure(size_t lane, int64_t rank, const Pulse& m
       const auto [what, todo] = advice(here.task, there.task);
       std::map<std::string, std::string> places;  // where -> ranks
       for (size_t i = 0; i < seen.size(); ++i)
-        if (const Pulse* p = static_cast<int64_t>(i) == rank ? &mine
-                             : seen[i].pulse                 ? &*seen[i].pulse
-                                                             : nullptr;
+        if (const RankStatus* p = static_cast<int64_t>(i) == rank ? &mine
+                                  : seen[i].status                ? &*seen[i].status
+                                                                  : nullptr;
             p && p->lane(lane).busy && p->lane(lane).position == here.position) {
           std::string& ranks = places[p->where()];
           ranks += (ranks.empty() ? "rank " : ", rank ") + std::to_string(i);
@@ -185,10 +185,10 @@ std::optional<Failure> certain_failure(size_t lane, int64_t rank, const Pulse& m
 }
 
 // Whether a lane in which this rank waits is not there yet, or has not been left, on the other.
-bool is_behind(const Pulse& mine, const std::optional<Pulse>& theirs) {
+bool is_behind(const RankStatus& mine, const std::optional<RankStatus>& theirs) {
   if (!theirs) return true;
   for (size_t i = 0; i < mine.lanes.size(); ++i) {
-    const LanePulse &here = mine.lanes[i], &there = theirs->lane(i);
+    const LaneStatus &here = mine.lanes[i], &there = theirs->lane(i);
     if (!here.busy || there.position > here.position) continue;
     if (there.position < here.position || !there.busy) return true;
   }
@@ -197,7 +197,7 @@ bool is_behind(const Pulse& mine, const std::optional<Pulse>& theirs) {
 
 }  // namespace
 
-std::optional<Failure> certain_failure(int64_t rank, const Pulse& mine, const std::vector<Seen>& seen,
+std::optional<Failure> certain_failure(int64_t rank, const RankStatus& mine, const std::vector<Seen>& seen,
                                        double timeout_s) {
   for (size_t lane = 0; lane < mine.lanes.size(); ++lane)
     if (mine.lanes[lane].busy)
@@ -205,14 +205,14 @@ std::optional<Failure> certain_failure(int64_t rank, const Pulse& mine, const st
   return std::nullopt;
 }
 
-Failure timed_out(int64_t rank, const Pulse& mine, const std::vector<Seen>& seen, double timeout_s,
+Failure timed_out(int64_t rank, const RankStatus& mine, const std::vector<Seen>& seen, double timeout_s,
                   double silent_s) {
   const std::string within = " (the process group's timeout is " + seconds(timeout_s) + ")";
   std::vector<int64_t> behind, waiting;
   for (size_t r = 0; r < seen.size(); ++r) {
-    const auto& pulse = seen[r].pulse;
-    if (static_cast<int64_t>(r) == rank || !is_behind(mine, pulse)) continue;
-    (pulse && pulse->busy() && seen[r].heard_s < silent_s ? waiting : behind)
+    const auto& status = seen[r].status;
+    if (static_cast<int64_t>(r) == rank || !is_behind(mine, status)) continue;
+    (status && status->busy() && seen[r].heard_s < silent_s ? waiting : behind)
         .push_back(static_cast<int64_t>(r));
   }
   if (behind.empty()) behind = std::move(waiting);
@@ -221,20 +221,21 @@ Failure timed_out(int64_t rank, const Pulse& mine, const std::vector<Seen>& seen
             "all ranks wait in the same collective: the network between them has failed" + within};
   std::string causes;
   for (const int64_t other : behind) {
-    const auto& [pulse, heard_s] = seen[static_cast<size_t>(other)];
+    const auto& [status, heard_s] = seen[static_cast<size_t>(other)];
     causes += (causes.empty() ? "" : "; ") + rank_name(other);
-    bool told = pulse.has_value();
+    bool told = status.has_value();
     for (size_t i = 0; told && i < mine.lanes.size(); ++i)
-      told = !mine.lanes[i].busy || pulse->lane(i).position >= mine.lanes[i].position - 1;
-    if (told && pulse->place.empty() && !pulse->busy())
-      causes += " does not come: it " + pulse->where();
-    else if (pulse && heard_s < silent_s)
-      causes += " hangs, though its process lives: for " + seconds(pulse->still_s) + " it " + pulse->where();
+      told = !mine.lanes[i].busy || status->lane(i).position >= mine.lanes[i].position - 1;
+    if (told && status->place.empty() && !status->busy())
+      causes += " does not come: it " + status->where();
+    else if (status && heard_s < silent_s)
+      causes +=
+          " hangs, though its process lives: for " + seconds(status->still_s) + " it " + status->where();
     else
       causes += " hangs and gives no sign of life (stopped, or its machine is gone): " +
                 last_heard(seen[static_cast<size_t>(other)]);
-    if (pulse && pulse->raised > mine.raised)
-      causes += "; before, it ended a forward or backward " + after_exception(*pulse);
+    if (status && status->raised > mine.raised)
+      causes += "; before, it ended a forward or backward " + after_exception(*status);
   }
   return {ErrorKind::Rank, behind.size() == 1 ? behind[0] : -1, causes + within};
 }
@@ -259,7 +260,7 @@ Failure connection_lost(int64_t peer, const std::vector<Seen>& seen, const std::
   if (peer < 0 || peer >= static_cast<int64_t>(seen.size()))
     return {ErrorKind::Rank, -1, "the connection to another rank was lost (" + brief(what) + ")"};
   const Seen& theirs = seen[static_cast<size_t>(peer)];
-  if (life == Life::Ended || (theirs.pulse && theirs.pulse->ended)) return process_ended(peer, seen);
+  if (life == Life::Ended || (theirs.status && theirs.status->ended)) return process_ended(peer, seen);
   const std::string name = rank_name(peer);
   const std::string how = life == Life::Runs
                               ? "the connection to " + name + " was lost, though its process runs"
@@ -269,8 +270,8 @@ Failure connection_lost(int64_t peer, const std::vector<Seen>& seen, const std::
 
 Failure process_ended(int64_t peer, const std::vector<Seen>& seen) {
   const Seen& theirs = seen[static_cast<size_t>(peer)];
-  if (theirs.pulse && theirs.pulse->ended)
-    return {ErrorKind::Rank, peer, rank_name(peer) + " ended " + after_exception(*theirs.pulse)};
+  if (theirs.status && theirs.status->ended)
+    return {ErrorKind::Rank, peer, rank_name(peer) + " ended " + after_exception(*theirs.status)};
   return {ErrorKind::Rank, peer, rank_name(peer) + "'s process has ended; " + last_heard(theirs)};
 }
 

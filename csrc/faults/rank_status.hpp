@@ -1,4 +1,4 @@
-// Pulse: what a rank tells the others of itself through the store, and what they conclude from it.
+// RankStatus: what a rank tells the others of itself through the store, and what they conclude from it.
 #pragma once
 
 #include <cstdint>
@@ -13,26 +13,26 @@
 
 namespace osdp::runtime {
 
-// Of one lane; see Watch::Snapshot.
-struct LanePulse {
+// Of one lane; see CollectiveTracker::Snapshot.
+struct LaneStatus {
   int64_t position = 0;
   int64_t asked = 0;
   bool busy = false;
   TaskName task;  // the last one begun
 };
 
-struct Pulse {
-  int64_t beat = 0;              // counts what the rank has told; it grows while the process runs
-  std::vector<LanePulse> lanes;  // see Alarm::Snapshot
-  double still_s = 0;            // for so long nothing of this has changed
-  std::string place;             // "" outside of forward and backward
+struct RankStatus {
+  int64_t beat = 0;               // counts what the rank has told; it grows while the process runs
+  std::vector<LaneStatus> lanes;  // see GroupHealth::Snapshot
+  double still_s = 0;             // for so long nothing of this has changed
+  std::string place;              // "" outside of forward and backward
   int64_t raised = 0;
   bool ended = false;  // its process ends after an exception
   std::string text;    // of the last exception; any characters
 
   std::string encode() const;
-  static std::optional<Pulse> decode(const std::string& text);  // nullopt: not a pulse
-  const LanePulse& lane(size_t i) const;                        // one that has not begun: all zero
+  static std::optional<RankStatus> decode(const std::string& text);  // nullopt: not a status
+  const LaneStatus& lane(size_t i) const;                            // one that has not begun: all zero
   bool busy() const;
   // Something is enqueued that its device has not begun, for what was enqueued before it.
   bool awaits_device() const;
@@ -40,10 +40,10 @@ struct Pulse {
   std::string where() const;
 };
 
-// A rank's last pulse as another rank saw it.
+// A rank's last status as another rank saw it.
 struct Seen {
-  std::optional<Pulse> pulse;  // none: it has told nothing yet
-  double heard_s = 0;          // so long ago `beat` was seen to change, or the watch began
+  std::optional<RankStatus> status;  // none: it has told nothing yet
+  double heard_s = 0;                // so long ago `beat` was seen to change, or this rank began to look
 };
 
 // What went wrong, in words that every rank can use; the first one that a rank puts into the store counts for
@@ -64,12 +64,12 @@ struct Failure {
 // waits is not at fault while somebody else is behind who does not. What is certain at once: it runs
 // another task at the same position (the order differs), or its process has told that it ends. After
 // kRaisedPatience: an exception ended its pass, there and not here, and nothing came since. Only at the
-// timeout: it does not come, alive or silent. `mine` is seen[rank]'s newest pulse.
+// timeout: it does not come, alive or silent. `mine` is seen[rank]'s newest status.
 constexpr double kRaisedPatience_s = 5.0;
-std::optional<Failure> certain_failure(int64_t rank, const Pulse& mine, const std::vector<Seen>& seen,
+std::optional<Failure> certain_failure(int64_t rank, const RankStatus& mine, const std::vector<Seen>& seen,
                                        double timeout_s);
 // `silent_s`: a rank that should have told something in that time and did not gives no sign of life.
-Failure timed_out(int64_t rank, const Pulse& mine, const std::vector<Seen>& seen, double timeout_s,
+Failure timed_out(int64_t rank, const RankStatus& mine, const std::vector<Seen>& seen, double timeout_s,
                   double silent_s);
 // The connection to `peer` (-1: not known) failed with `what`. `life`: what is seen of its process.
 Failure connection_lost(int64_t peer, const std::vector<Seen>& seen, const std::string& what, Life life);

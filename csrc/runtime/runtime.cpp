@@ -14,8 +14,8 @@ namespace {
 
 // What cannot be cut into rows stays whole: scalars, tensors of one element or none; and with one rank there
 // is nothing to shard.
-bool can_shard(const ParamSpec& spec, const Sharing& sharing) {
-  return !sharing.shard->alone() && !spec.sizes().empty() && c10::multiply_integers(spec.sizes()) > 1;
+bool can_shard(const ParamSpec& spec, const ShardGroups& shard_groups) {
+  return !shard_groups.shard->alone() && !spec.sizes().empty() && c10::multiply_integers(spec.sizes()) > 1;
 }
 
 void check_split(const ParamSpec& spec) {
@@ -38,13 +38,14 @@ void name_tasks(Unit& unit, int64_t model) {
 }
 
 // Names of groups; `reductions` and `replicate` may be empty.
-Sharing sharing_of(Lane& lane, const std::string& shard, Lane& reductions_lane, const std::string& reductions,
-                   const std::string& replicate, at::Device device) {
-  Sharing sharing{.shard = Collectives::over(lane, shard, device), .reduce = nullptr, .replicate = nullptr};
-  sharing.reduce =
-      reductions.empty() ? sharing.shard : Collectives::over(reductions_lane, reductions, device);
-  if (!replicate.empty()) sharing.replicate = Collectives::over(lane, replicate, device);
-  return sharing;
+ShardGroups shard_groups_of(Lane& lane, const std::string& shard, Lane& reductions_lane,
+                            const std::string& reductions, const std::string& replicate, at::Device device) {
+  ShardGroups shard_groups{
+      .shard = Collectives::over(lane, shard, device), .reduce = nullptr, .replicate = nullptr};
+  shard_groups.reduce =
+      reductions.empty() ? shard_groups.shard : Collectives::over(reductions_lane, reductions, device);
+  if (!replicate.empty()) shard_groups.replicate = Collectives::over(lane, replicate, device);
+  return shard_groups;
 }
 
 // Gradients are averaged together where they are averaged alike.
@@ -71,18 +72,18 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
       lane_(Lane::of(groups.all, device)),
       reductions_lane_(groups.reductions.empty() ? lane_
                                                  : Lane::beside(groups.all, Lane::kReductions, device)),
-      everyone_(sharing_of(*lane_, groups.all, *reductions_lane_, groups.reductions, "", device)),
+      everyone_(shard_groups_of(*lane_, groups.all, *reductions_lane_, groups.reductions, "", device)),
       collectives_(everyone_.shard),
       hybrid_(groups.shard.empty() ? everyone_
-                                   : sharing_of(*lane_, groups.shard, *reductions_lane_,
-                                                groups.shard_reductions, groups.replicate, device)),
+                                   : shard_groups_of(*lane_, groups.shard, *reductions_lane_,
+                                                     groups.shard_reductions, groups.replicate, device)),
       arena_(device),
       buckets_(reductions_lane_, everyone_.reduce, model),
       device_(device),
       column_replicas_(model, ranks_of_part(groups.replicate)) {
   if (hybrid_.replicate && !hybrid_.replicate->alone())
-    columns_ =
-        std::make_shared<Columns>(Lane::beside(groups.all, Lane::kBetweenLines, device), hybrid_.replicate);
+    hybrid_reducer_ = std::make_shared<HybridReducer>(Lane::beside(groups.all, Lane::kBetweenLines, device),
+                                                      hybrid_.replicate);
   std::vector<Mode> modes(params.size(), Mode::NoShard);
   for (const UnitSpec& unit : units)
     for (int64_t p : unit.params) modes.at(p) = unit.mode;
@@ -92,9 +93,9 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
                params[i].name, "' is HYBRID_SHARD and split into slices, which are FULL_SHARD only");
   // Nothing was changed until here.
   if (backend_memory) {
-    for (const Sharing* sharing : {&everyone_, &hybrid_}) {
-      sharing->shard->use_memory();
-      sharing->reduce->use_memory();
+    for (const ShardGroups* shard_groups : {&everyone_, &hybrid_}) {
+      shard_groups->shard->use_memory();
+      shard_groups->reduce->use_memory();
     }
     arena_.set_source(
         [memory = hybrid_.shard->memory(), device](size_t bytes) { return memory->allocate(bytes, device); });
@@ -103,9 +104,9 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
     ParamSpec& spec = params[i];
     // With one rank a split weight keeps its slices, none of them sharded.
     if (spec.split && alone()) spec.split->sharded = 0;
-    const Sharing& sharing = modes[i] == Mode::HybridShard ? hybrid_ : everyone_;
-    const bool sharded = spec.split || (modes[i] != Mode::NoShard && can_shard(spec, sharing));
-    offloads_ |= add_parameter(spec, sharded, sharing).away();
+    const ShardGroups& shard_groups = modes[i] == Mode::HybridShard ? hybrid_ : everyone_;
+    const bool sharded = spec.split || (modes[i] != Mode::NoShard && can_shard(spec, shard_groups));
+    offloads_ |= add_parameter(spec, sharded, shard_groups).away();
     spec.tensor.reset();
   }
   for (const UnitSpec& spec : units) {
@@ -113,7 +114,7 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
     auto unit = std::make_unique<Unit>();
     unit->name = spec.name;
     unit->mode = spec.mode;
-    unit->sharing = spec.mode == Mode::HybridShard ? &hybrid_ : &everyone_;
+    unit->shard_groups = spec.mode == Mode::HybridShard ? &hybrid_ : &everyone_;
     unit->slots.reserve(spec.params.size());  // places_ points into it
     for (int64_t i : spec.params) {
       Parameter& p = *params_[i];
@@ -124,12 +125,12 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
           const Piece& piece = p.pieces()[s];
           if (piece.replicated) continue;
           auto slice = std::make_unique<Unit>();
-          slice->sharing = unit->sharing;
+          slice->shard_groups = unit->shard_groups;
           slice->name = p.name() + " slice " + std::to_string(s);
           const bool out = split.dim == ops::SplitDim::Out;
           const std::vector<int64_t> sizes{p.slice_rows(), p.full_sizes()[1] / (out ? 1 : split.granularity)};
-          slice->slots.emplace_back(p, slice->name, sizes, piece.local_begin, slice->sharing->rank(),
-                                    slice->sharing->world());
+          slice->slots.emplace_back(p, slice->name, sizes, piece.local_begin, slice->shard_groups->rank(),
+                                    slice->shard_groups->world());
           place.slices.push_back(slice.get());
           name_tasks(*slice, model);
           units_.push_back(std::move(slice));
@@ -139,9 +140,9 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
         replicated.push_back(&p);
         replicated_.push_back(&p);
       } else {
-        if (unit->sharing->replicate) in_columns_.push_back(&p);
-        unit->slots.emplace_back(p, p.name(), p.full_sizes().vec(), 0, unit->sharing->rank(),
-                                 unit->sharing->world());
+        if (unit->shard_groups->replicate) in_columns_.push_back(&p);
+        unit->slots.emplace_back(p, p.name(), p.full_sizes().vec(), 0, unit->shard_groups->rank(),
+                                 unit->shard_groups->world());
         place.unit = unit.get();
         place.slot = &unit->slots.back();
       }
@@ -155,11 +156,11 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
   set_prefetch(1);
 }
 
-Parameter& Runtime::add_parameter(const ParamSpec& spec, bool sharded, const Sharing& sharing) {
-  params_.push_back(std::make_unique<Parameter>(spec, sharded, sharing.rank(), sharing.world()));
+Parameter& Runtime::add_parameter(const ParamSpec& spec, bool sharded, const ShardGroups& shard_groups) {
+  params_.push_back(std::make_unique<Parameter>(spec, sharded, shard_groups.rank(), shard_groups.world()));
   Parameter& p = *params_.back();
   index_of_[&p] = places_.size();
-  places_.emplace_back().sharing = &sharing;
+  places_.emplace_back().shard_groups = &shard_groups;
   return p;
 }
 
@@ -251,13 +252,13 @@ void Runtime::install_hooks(Parameter& p) {
   const bool handled = place.unit || place.bucket || place.copy || p.split();
   if (!handled || !p.tensor().requires_grad()) return;
   // The node takes the shape of what the parameter shows: the full one, except of a split weight.
-  if (place.slot) p.enter(place.slot->full());
+  if (place.slot) p.show_unsharded(place.slot->full());
   if (place.copy) {
     place.copy->cast(true);  // nobody reads it here
-    p.enter(place.copy->shown());
+    p.show_unsharded(place.copy->shown());
   }
   install_gradient_hooks(*this, p);
-  p.leave();
+  p.show_sharded();
   if (place.copy) place.copy->drop();
 }
 

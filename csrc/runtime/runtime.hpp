@@ -1,7 +1,7 @@
 // Runtime: a training step of one sharded model. Knows the units' states and what moves them.
 //
 //   hooks of modules and autograd (autograd_hooks.cpp)  -->  transitions (forward.cpp, backward.cpp)
-//        -->  gather, release, reduce of units (unit_scheduler.cpp), buckets of NO_SHARD gradients
+//        -->  unshard, reshard, reduce of units (unit_scheduler.cpp), buckets of NO_SHARD gradients
 //        (gradient_buckets.cpp)
 //        -->  the lane (lane.cpp), which runs collectives (collectives.cpp) in one order
 //
@@ -95,7 +95,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // The exception, in words, that ends the calls under way or the backward.
   void note_exception(std::string text) { exception_text_ = std::move(text); }
 
-  // Within a call or a backward: sharded parameters are inside, see Note [Inside and outside].
+  // Within a call or a backward: sharded parameters are unsharded, see Note [Sharded and unsharded].
   bool in_pass() const { return !stack_.empty() || backward_; }
 
   // --- backward (backward.cpp)
@@ -108,7 +108,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void after_gradient(Parameter& param, const at::Tensor& made);  // made: what autograd accumulated
   void finish_backward();
   void await_backward();  // until the last one has ended, and what an exception left is put back
-  void abort() noexcept;  // after an exception: everything released, parameters outside, lane quiet
+  void abort() noexcept;  // after an exception: everything released, parameters sharded, lane quiet
 
   // How many units of the recorded order are gathered ahead of the one in use, if they are all of the largest
   // size (Note [How far ahead]): at most 2 + that many full-size tensors exist at a time. 1 unless set.
@@ -164,23 +164,23 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
     Unit* unit = nullptr;       // sharded, not split
     WholeCopy* copy = nullptr;  // whole, under mixed precision
     Slot* slot = nullptr;
-    std::vector<Unit*> slices;         // the sharded slices of a split one
-    const Sharing* sharing = nullptr;  // the ranks over which it is cut, where it is
-    BucketItem* bucket = nullptr;      // NO_SHARD, or the NO_SHARD slices of a split one; null with one rank
+    std::vector<Unit*> slices;                  // the sharded slices of a split one
+    const ShardGroups* shard_groups = nullptr;  // the ranks over which it is cut, where it is
+    BucketItem* bucket = nullptr;  // NO_SHARD, or the NO_SHARD slices of a split one; null with one rank
   };
   Place& place_of(const Parameter& param) { return places_[index_of_.at(&param)]; }
 
-  Parameter& add_parameter(const ParamSpec& spec, bool sharded, const Sharing& sharing);
+  Parameter& add_parameter(const ParamSpec& spec, bool sharded, const ShardGroups& shard_groups);
   void add_buckets(const std::string& label, const std::vector<Parameter*>& replicated);
   void add_copy(Parameter& param);  // where it is whole and computed in another dtype
   void install_hooks(Parameter& param);
   bool installed_ = false;
 
   // --- units (unit_scheduler.cpp)
-  void gather(Unit& unit);            // Sharded (or stale) -> Gathering
-  void ready(Unit& unit);             // Gathering -> Gathered
-  void use(Unit& unit);               // any -> Gathered, and the next one of the order -> Gathering
-  void release(Unit& unit) noexcept;  // any -> Sharded
+  void unshard(Unit& unit);           // Sharded (or stale) -> Unsharding
+  void wait_unshard(Unit& unit);      // Unsharding -> Unsharded
+  void use(Unit& unit);               // any -> Unsharded, and the next one of the order -> Unsharding
+  void reshard(Unit& unit) noexcept;  // any -> Sharded
   void reduce(Unit& unit);            // pending gradients -> the lane
   void await_room(size_t bytes);      // for a gradient that leaves
   void keep_unreduced(Unit& unit);    // pending gradients -> unsynced (no_sync)
@@ -188,20 +188,20 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   at::Tensor& split_gradient(Parameter& param);
   bool all_arrived(Unit& unit);
 
-  void tell_place();  // to the watch: the innermost call under way
+  void tell_place();  // to the tracker: the innermost call under way
   void tell_raised();
-  void enter(const Call& call);
-  void enter(const std::vector<Unit*>& units);
-  void enter(const std::vector<WholeCopy*>& copies, bool fresh);
-  void went_inside(Parameter& param);
-  void leave();
+  void show_unsharded(const Call& call);
+  void show_unsharded(const std::vector<Unit*>& units);
+  void show_unsharded(const std::vector<WholeCopy*>& copies, bool fresh);
+  void went_unsharded(Parameter& param);
+  void show_sharded();
   void await_host_memory();
   void check_replicas();
   void look_for_a_step();
   void set_accumulates(bool accumulates);
   void drop_copies();
   void take_whole_gradient(Parameter& param, Place& place, const at::Tensor& made);
-  void release_after_forward(Call& call, Unit& unit, bool failed);
+  void reshard_after_forward(Call& call, Unit& unit, bool failed);
   void open(Call& call);
   void close(bool failed);
   void check_written(const Call& call);
@@ -211,17 +211,17 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void note_recomputation();
   void check_asked();
   void call_hooks();
-  void release_after_backward(Unit& unit);
+  void reshard_after_backward(Unit& unit);
   void finish_units();
   void note_unsynced();
 
   const int64_t model_;
   std::shared_ptr<Lane> lane_;
-  std::shared_ptr<Lane> reductions_lane_;     // lane_ unless reductions are apart
-  Sharing everyone_;                          // NO_SHARD, SHARD_GRAD_OP, FULL_SHARD
-  std::shared_ptr<Collectives> collectives_;  // of all ranks, on lane_
-  Sharing hybrid_;                            // HYBRID_SHARD
-  std::shared_ptr<Columns> columns_;          // HYBRID_SHARD: null where nothing is
+  std::shared_ptr<Lane> reductions_lane_;          // lane_ unless reductions are apart
+  ShardGroups everyone_;                           // NO_SHARD, SHARD_GRAD_OP, FULL_SHARD
+  std::shared_ptr<Collectives> collectives_;       // of all ranks, on lane_
+  ShardGroups hybrid_;                             // HYBRID_SHARD
+  std::shared_ptr<HybridReducer> hybrid_reducer_;  // HYBRID_SHARD: null where nothing is
   Arena arena_;
   Buckets buckets_;
   at::Device device_;      // that computes
@@ -241,8 +241,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::vector<Parameter*> in_columns_;  // HYBRID_SHARD: the ranks of a column hold the same rows
   Depth depth_;
   Depth kept_depth_;  // of a forward that keeps what it gathers for its backward
-  Order forward_order_;
-  Order backward_order_;
+  PrefetchOrder forward_order_;
+  PrefetchOrder backward_order_;
   struct Frame {
     Call* call;
     std::shared_ptr<Invocation> invocation;  // null unless it reads frozen parameters that train others
@@ -250,11 +250,11 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
     bool in_forward = false;  // its forward has begun
     bool grad = false;        // it records a graph
   };
-  std::vector<Frame> stack_;        // forward calls under way
-  std::vector<Parameter*> inside_;  // parameters that are inside
-  std::vector<Ticket> reductions_;  // of this backward
+  std::vector<Frame> stack_;           // forward calls under way
+  std::vector<Parameter*> unsharded_;  // parameters that are unsharded
+  std::vector<Work> reductions_;       // of this backward
   struct Leaving {
-    Ticket reduction;
+    Work reduction;
     size_t bytes;
   };
   std::deque<Leaving> leaving_;  // see Note [Gradients that leave]

@@ -22,8 +22,8 @@ __all__: list[str] = [
     "Runtime",
     "SplitCall",
     "SplitSpec",
-    "Ticket",
     "UnitSpec",
+    "Work",
     "await_backwards",
     "connect_part",
     "count_registration",
@@ -291,7 +291,7 @@ class Runtime:
     @property
     def world(self) -> int: ...
 
-class Ticket:
+class Work:
     """
     The end of a task on the lane.
     """
@@ -324,7 +324,7 @@ class Collectives:
     def reduce_scatter_mean(
         self, outputs: collections.abc.Sequence[torch.Tensor], inputs: collections.abc.Sequence[torch.Tensor]
     ) -> None: ...
-    def submit_all_reduce_mean(self, tensors: collections.abc.Sequence[torch.Tensor]) -> Ticket:
+    def submit_all_reduce_mean(self, tensors: collections.abc.Sequence[torch.Tensor]) -> Work:
         """
         The same without waiting for it.
         """
@@ -334,7 +334,7 @@ class Collectives:
         Whether the backend allocates tensors for its collectives on this device
         """
     @property
-    def link(self) -> str:
+    def transport(self) -> str:
         """
         What carries the bytes: 'shared memory', 'sockets' or the backend's name.
         """
@@ -346,7 +346,7 @@ def await_backwards() -> None:
 
 def connect_part(part: str, device: torch.device) -> None:
     """
-    Makes the link of a group of some of a lane's ranks, by those ranks alone. Collective.
+    Makes the transport of a group of some of a lane's ranks, by those ranks alone. Collective.
     """
 
 def count_registration(arg0: typing.Any, arg1: typing.Any, arg2: typing.Any) -> None:
@@ -356,7 +356,7 @@ def count_registration(arg0: typing.Any, arg1: typing.Any, arg2: typing.Any) -> 
 
 def end_group(group: str) -> None:
     """
-    Ends a group's heartbeat, lanes and link; see csrc/comm/ending.hpp.
+    Ends a group's heartbeat, lanes and transport; see csrc/comm/ending.hpp.
     """
 
 def host_identity() -> str:

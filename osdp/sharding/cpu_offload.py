@@ -1,8 +1,8 @@
 """CPU offload: shards, their gradients and the optimizer's state rest in host memory; gathered parameters do not.
 
 A rank then holds of its model on the device what it is computing with, and what is not sharded. Each gather first copies
-this rank's rows to the device, each reduction copies the gradient's rows back (csrc/runtime/store/offload.hpp), so the optimizer
-steps on the host. Where the device is the host, there is nothing to move.
+this rank's rows to the device, each reduction copies the gradient's rows back (csrc/runtime/store/offload.hpp), so the
+optimizer steps on the host. Where the device is the host, there is nothing to move.
 """
 
 from __future__ import annotations

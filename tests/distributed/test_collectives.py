@@ -48,7 +48,7 @@ def made(group: dist.ProcessGroup, link: str) -> tuple[dist.ProcessGroup, _C.Col
     os.environ["OSDP_SOCKETS"] = "0" if link == "gloo" else "1"
     try:
         collectives = _C.Collectives(private.group_name, CPU)
-        assert collectives.link == link
+        assert collectives.transport == link
         return private, collectives
     finally:
         del os.environ["OSDP_SHARED_MEMORY"], os.environ["OSDP_SOCKETS"]

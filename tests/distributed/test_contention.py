@@ -25,7 +25,7 @@ def goes_on_meanwhile(me: Member) -> None:
     if me.rank == me.world - 1:
         time.sleep(0.3)
     ticket = ours.submit_all_reduce_mean([tensor])
-    assert isinstance(ticket, _C.Ticket)
+    assert isinstance(ticket, _C.Work)
     if me.rank == 0:
         assert not ticket.done and ticket.seconds == 0
     ticket.wait()

@@ -30,7 +30,7 @@ def everything(description: osdp.ModelDescription) -> dict[str, osdp.Plan]:
 def trained(me: Member, link: str) -> None:
     with only(link):
         cpu = torch.device("cpu")
-        assert lane_group(me.group, cpu).collectives.link == link
+        assert lane_group(me.group, cpu).collectives.transport == link
         train_all(me, Workload(tower, vectors(256, 7)), everything, steps=3)
 
 

@@ -6,19 +6,19 @@
 namespace osdp::runtime {
 namespace {
 
-class GlooLink final : public Link {
+class GlooTransport final : public Transport {
  public:
-  explicit GlooLink(std::shared_ptr<Peers> peers) : peers_(std::move(peers)) {}
+  explicit GlooTransport(std::shared_ptr<Peers> peers) : peers_(std::move(peers)) {}
 
   const char* name() const override { return "gloo"; }
   int64_t longest_message_bytes() const override { return 256 * 1024; }
   int64_t window() const override { return 8; }
   int64_t latency_bytes() const override { return 16 * 1024; }
 
-  void run(const Course& course) override {
+  void run(const RingSchedule& schedule) override {
     const int world = peers_->world(), rank = peers_->rank();
     const int next = (rank + 1) % world, before = (rank + world - 1) % world;
-    const int64_t total = course.messages();
+    const int64_t total = schedule.messages();
     struct Arriving {
       Range into;
       Messages::Message message;
@@ -28,21 +28,21 @@ class GlooLink final : public Link {
     std::vector<Messages::Message> sends;
     int64_t asked = 0, sent = 0;
     for (int64_t done = 0; done < total; ++done) {
-      for (; asked < total && asked < done + course.window; ++asked) {
+      for (; asked < total && asked < done + schedule.window; ++asked) {
         Arriving& one = arriving.emplace_back();
-        if (course.expected(asked).empty()) continue;
-        one.into = course.inbox(asked / course.segments, asked % course.segments);
+        if (schedule.expected(asked).empty()) continue;
+        one.into = schedule.inbox(asked / schedule.segments, asked % schedule.segments);
         one.message = messages.receive(one.into, before);
       }
-      for (; sent < total && sent < done + course.segments; ++sent) {
-        const Range range = course.sent(sent);
+      for (; sent < total && sent < done + schedule.segments; ++sent) {
+        const Range range = schedule.sent(sent);
         if (!range.empty()) sends.push_back(messages.send(range, next));
       }
       const Arriving first = std::move(arriving.front());
       arriving.pop_front();
       if (!first.message.message) continue;
       messages.wait(first.message);
-      course.take(done / course.segments, done % course.segments, first.into.data);
+      schedule.take(done / schedule.segments, done % schedule.segments, first.into.data);
     }
     for (const Messages::Message& send : sends) messages.wait(send);
   }
@@ -53,8 +53,8 @@ class GlooLink final : public Link {
 
 }  // namespace
 
-std::unique_ptr<Link> gloo_link(std::shared_ptr<Peers> peers) {
-  return std::make_unique<GlooLink>(std::move(peers));
+std::unique_ptr<Transport> gloo_transport(std::shared_ptr<Peers> peers) {
+  return std::make_unique<GlooTransport>(std::move(peers));
 }
 
 }  // namespace osdp::runtime

@@ -18,10 +18,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kGlance(100);  // how often a sleeper looks whether its neighbours live
 
-class SharedLink final : public Link {
+class SharedMemoryTransport final : public Transport {
  public:
-  SharedLink(std::unique_ptr<SharedQueue> in, std::unique_ptr<SharedQueue> out,
-             std::unique_ptr<SharedQueue> before, int rank, int world, std::chrono::milliseconds timeout)
+  SharedMemoryTransport(std::unique_ptr<SharedQueue> in, std::unique_ptr<SharedQueue> out,
+                        std::unique_ptr<SharedQueue> before, int rank, int world,
+                        std::chrono::milliseconds timeout)
       : in_(std::move(in)),
         out_(std::move(out)),
         before_(std::move(before)),
@@ -33,20 +34,21 @@ class SharedLink final : public Link {
   int64_t longest_message_bytes() const override { return Queue::kSlotBytes; }
   int64_t window() const override { return Queue::kSlots; }
 
-  void run(const Course& course) override {
-    const int64_t total = course.messages();
-    watch_ = Watch::here();
-    digest_ = watch_ ? watch_->digest() : 0;
+  void run(const RingSchedule& schedule) override {
+    const int64_t total = schedule.messages();
+    tracker_ = CollectiveTracker::here();
+    digest_ = tracker_ ? tracker_->digest() : 0;
     int64_t sent = 0, taken = 0;
     while (sent < total || taken < total) {
       const uint32_t heard = (*in_)->bell.load();
       bool moved = false;
-      while (sent < total && sent < taken + course.segments && send(course.sent(sent))) ++sent, moved = true;
-      if (taken < total && take(course, taken)) ++taken, moved = true;
+      while (sent < total && sent < taken + schedule.segments && send(schedule.sent(sent)))
+        ++sent, moved = true;
+      if (taken < total && take(schedule, taken)) ++taken, moved = true;
       if (!moved)
         wait(heard);
-      else if (watch_)
-        watch_->moved();
+      else if (tracker_)
+        tracker_->moved();
     }
   }
 
@@ -59,8 +61,8 @@ class SharedLink final : public Link {
     return true;
   }
 
-  bool take(const Course& course, int64_t i) {
-    const Range expected = course.expected(i);
+  bool take(const RingSchedule& schedule, int64_t i) {
+    const Range expected = schedule.expected(i);
     if (expected.empty()) return true;
     if ((*in_)->empty()) return false;
     const Queue::Message message = (*in_)->front();
@@ -69,7 +71,7 @@ class SharedLink final : public Link {
       throw std::runtime_error("rank " + std::to_string(before()) + " sent " + std::to_string(message.bytes) +
                                " bytes where rank " + std::to_string(rank_) + " expects " +
                                std::to_string(expected.bytes()) + ": the ranks run different collectives");
-    course.take(i / course.segments, i % course.segments, message.data);
+    schedule.take(i / schedule.segments, i % schedule.segments, message.data);
     (*in_)->pop();
     before_->ring();
     return true;
@@ -81,7 +83,7 @@ class SharedLink final : public Link {
     while ((*in_)->bell.load() == heard) {
       in_->sleep(heard, kGlance);
       if ((*in_)->bell.load() != heard) return;
-      if (watch_) watch_->check();
+      if (tracker_) tracker_->check();
       for (const auto& [queue, rank] : {std::pair(before_.get(), before()), std::pair(out_.get(), next())})
         if (!queue->owner_lives()) throw ConnectionLost(rank, "its shared memory is free");
       if (Clock::now() - begin > timeout_)
@@ -98,12 +100,12 @@ class SharedLink final : public Link {
   std::unique_ptr<SharedQueue> before_;  // the one that the rank before reads: for its bell
   int rank_, world_;
   std::chrono::milliseconds timeout_;
-  Watch* watch_ = nullptr;  // of the lane that runs the course; null: none
+  CollectiveTracker* tracker_ = nullptr;  // of the lane that runs the schedule; null: none
   uint64_t digest_ = 0;
 };
 
 // What ranks tell each other: where they are, and where their queue is.
-struct QueueCard {
+struct QueueEndpoint {
   char host[256] = {};
   SharedQueue::Address queue;
 };
@@ -115,10 +117,10 @@ bool shared_memory_wanted() {
 
 }  // namespace
 
-std::unique_ptr<Link> shared_memory_link(Peers& peers) {
+std::unique_ptr<Transport> shared_memory_transport(Peers& peers) {
   const int rank = peers.rank(), world = peers.world();
   std::unique_ptr<SharedQueue> in, out, before;
-  QueueCard mine;
+  QueueEndpoint mine;
   try {
     if (shared_memory_wanted()) {
       in = std::make_unique<SharedQueue>();
@@ -128,24 +130,24 @@ std::unique_ptr<Link> shared_memory_link(Peers& peers) {
     }
   } catch (const std::exception&) {  // this machine cannot; sockets can
   }
-  const std::vector<QueueCard> cards = all_cards(peers, mine);
-  const auto with_us = [&](const QueueCard& card) {
-    return card.host[0] != 0 && std::strncmp(card.host, mine.host, sizeof mine.host) == 0;
+  const std::vector<QueueEndpoint> endpoints = rendezvous(peers, mine);
+  const auto with_us = [&](const QueueEndpoint& endpoint) {
+    return endpoint.host[0] != 0 && std::strncmp(endpoint.host, mine.host, sizeof mine.host) == 0;
   };
-  if (!std::all_of(cards.begin(), cards.end(), with_us)) return nullptr;  // the same on all ranks
+  if (!std::all_of(endpoints.begin(), endpoints.end(), with_us)) return nullptr;  // the same on all ranks
   try {
-    out = std::make_unique<SharedQueue>(cards[(rank + 1) % world].queue);
-    before = std::make_unique<SharedQueue>(cards[(rank + world - 1) % world].queue);
+    out = std::make_unique<SharedQueue>(endpoints[(rank + 1) % world].queue);
+    before = std::make_unique<SharedQueue>(endpoints[(rank + world - 1) % world].queue);
   } catch (const std::exception&) {
   }
   if (!everywhere(peers, out && before)) return nullptr;
-  return std::make_unique<SharedLink>(std::move(in), std::move(out), std::move(before), rank, world,
-                                      peers.timeout());
+  return std::make_unique<SharedMemoryTransport>(std::move(in), std::move(out), std::move(before), rank,
+                                                 world, peers.timeout());
 }
 
 #else
 
-std::unique_ptr<Link> shared_memory_link(Peers&) { return nullptr; }
+std::unique_ptr<Transport> shared_memory_transport(Peers&) { return nullptr; }
 
 #endif
 

@@ -1,4 +1,4 @@
-// A link over TCP connections of our own.
+// A transport over TCP connections of our own.
 //
 // Note [Streams instead of requests]
 // gloo sends a message when its receiver has asked for it: each costs a round trip and two changes of
@@ -106,53 +106,53 @@ class Receiver {
   size_t have_ = 0;  // of header and data
 };
 
-class SocketLink final : public Link {
+class SocketTransport final : public Transport {
  public:
-  SocketLink(Socket out, Socket in, int rank, int world, std::chrono::milliseconds timeout)
+  SocketTransport(Socket out, Socket in, int rank, int world, std::chrono::milliseconds timeout)
       : out_(std::move(out)), in_(std::move(in)), rank_(rank), world_(world), timeout_(timeout) {}
 
   const char* name() const override { return "sockets"; }
   int64_t longest_message_bytes() const override { return 128 * 1024; }
   int64_t window() const override { return 1; }
   int64_t latency_bytes() const override { return world_ > 2 ? 16 * 1024 : 0; }
-  bool sends_ahead() const override { return true; }
+  bool sends_early() const override { return true; }
 
-  void run(const Course& course) override {
-    watch_ = Watch::here();
-    digest_ = watch_ ? watch_->digest() : 0;
+  void run(const RingSchedule& schedule) override {
+    tracker_ = CollectiveTracker::here();
+    digest_ = tracker_ ? tracker_->digest() : 0;
     skip_ = 0;
     if (ahead_ > 0) {
       if (ahead_digest_ != digest_) throw std::logic_error("messages of another collective were sent ahead");
       skip_ = ahead_;
       ahead_ = 0;
     }
-    const int64_t total = course.messages();
+    const int64_t total = schedule.messages();
     int64_t sent = 0, taken = 0;
-    bool ours = !out_.idle();  // whether the message that is being handed over is this course's
+    bool ours = !out_.idle();  // whether the message that is being handed over is this schedule's
     last_move_ = Clock::now();
     while (true) {
-      const bool pushed = send(course, sent, taken, ours);
-      const bool took = taken < total && take(course, taken);
+      const bool pushed = send(schedule, sent, taken, ours);
+      const bool took = taken < total && take(schedule, taken);
       if (sent == total && taken == total && !(ours && !out_.idle())) return;
       if (pushed || took)
         last_move_ = Clock::now();
       else
         wait(taken < total);
-      if (took && watch_) watch_->moved();
+      if (took && tracker_) tracker_->moved();
     }
   }
 
  private:
   // Hands over what can be sent now. Whether anything has moved.
-  bool send(const Course& course, int64_t& sent, int64_t taken, bool& ours) {
-    const int64_t total = course.messages();
+  bool send(const RingSchedule& schedule, int64_t& sent, int64_t taken, bool& ours) {
+    const int64_t total = schedule.messages();
     bool moved = false;
     try {
       while (true) {
         if (!out_.idle() && !out_.push()) return moved;
         if (sent < total) {
-          if (sent >= taken + course.segments) return moved;
-          const Range range = course.sent(sent++);
+          if (sent >= taken + schedule.segments) return moved;
+          const Range range = schedule.sent(sent++);
           if (range.empty()) continue;
           if (skip_ > 0) {
             --skip_;
@@ -161,10 +161,10 @@ class SocketLink final : public Link {
           out_.begin(digest_, range);
           ours = true;
         } else {
-          const Upcoming* next = watch_ ? watch_->upcoming() : nullptr;
-          if (!next || next->head.link != this) return moved;
-          if (ahead_ == static_cast<int64_t>(next->head.messages.size())) return moved;
-          out_.begin(ahead_digest_ = watch_->next_digest(*next->name), next->head.messages[ahead_++]);
+          const Upcoming* next = tracker_ ? tracker_->upcoming() : nullptr;
+          if (!next || next->early.transport != this) return moved;
+          if (ahead_ == static_cast<int64_t>(next->early.messages.size())) return moved;
+          out_.begin(ahead_digest_ = tracker_->next_digest(*next->name), next->early.messages[ahead_++]);
           ours = false;
         }
         moved = true;
@@ -175,9 +175,9 @@ class SocketLink final : public Link {
   }
 
   // Takes message `taken` if it has come, or as much of it as has. Whether it was taken.
-  bool take(const Course& course, int64_t& taken) {
-    const Range expected = course.expected(taken);
-    const int64_t step = taken / course.segments, segment = taken % course.segments;
+  bool take(const RingSchedule& schedule, int64_t& taken) {
+    const Range expected = schedule.expected(taken);
+    const int64_t step = taken / schedule.segments, segment = taken % schedule.segments;
     try {
       if (!expected.empty()) {
         const Header* header = in_.header();
@@ -188,9 +188,9 @@ class SocketLink final : public Link {
                                    std::to_string(header->bytes) + " bytes where rank " +
                                    std::to_string(rank_) + " expects " + std::to_string(expected.bytes()) +
                                    ": the ranks run different collectives");
-        const Range into = course.inbox(step, segment);
+        const Range into = schedule.inbox(step, segment);
         if (!in_.read(into.data)) return false;
-        course.take(step, segment, into.data);
+        schedule.take(step, segment, into.data);
       }
     } catch (const std::system_error& e) {
       throw ConnectionLost(before(), e.what());
@@ -204,7 +204,7 @@ class SocketLink final : public Link {
     std::array<pollfd, 2> streams{pollfd{receiving && !stranger_ ? in_.descriptor() : -1, POLLIN, 0},
                                   pollfd{out_.idle() ? -1 : out_.descriptor(), POLLOUT, 0}};
     if (poll(streams.data(), streams.size(), kGlanceMs) > 0) return;
-    if (watch_) watch_->check();
+    if (tracker_) tracker_->check();
     if (Clock::now() - last_move_ > timeout_)
       throw ConnectionLost(
           -1, "this rank's neighbours were silent for " + std::to_string(timeout_.count() / 1000) + " s");
@@ -221,8 +221,8 @@ class SocketLink final : public Link {
   int64_t ahead_ = 0;
   uint64_t ahead_digest_ = 0;
 
-  // Of the course that runs:
-  Watch* watch_ = nullptr;  // of the lane that runs it; null: none
+  // Of the schedule that runs:
+  CollectiveTracker* tracker_ = nullptr;  // of the lane that runs it; null: none
   uint64_t digest_ = 0;
   int64_t skip_ = 0;       // messages that were sent ahead
   bool stranger_ = false;  // a message of another collective has come
@@ -230,15 +230,15 @@ class SocketLink final : public Link {
 };
 
 // Where the rank before reaches this one, and what it says there.
-struct SocketCard {
+struct SocketEndpoint {
   SocketAddress address;
   uint64_t secret = 0;  // 0: this rank cannot, or must not
 };
 
 bool sockets_wanted() {
   const char* given = std::getenv("OSDP_SOCKETS");
-  const char* transport = std::getenv("GLOO_DEVICE_TRANSPORT");  // TCP_TLS: the streams must be encrypted
-  return !(given && std::string(given) == "0") && (!transport || std::string(transport) == "TCP");
+  const char* device = std::getenv("GLOO_DEVICE_TRANSPORT");  // TCP_TLS: the streams must be encrypted
+  return !(given && std::string(given) == "0") && (!device || std::string(device) == "TCP");
 }
 
 uint64_t new_secret() {
@@ -261,9 +261,9 @@ Socket accepted(const Socket& listening, uint64_t secret, Socket::Deadline deadl
 
 }  // namespace
 
-std::unique_ptr<Link> socket_link(Peers& peers) {
+std::unique_ptr<Transport> socket_transport(Peers& peers) {
   const int rank = peers.rank(), world = peers.world();
-  SocketCard mine;
+  SocketEndpoint mine;
   Socket listening;
   try {
     if (const auto address = sockets_wanted() ? own_address() : std::nullopt) {
@@ -272,14 +272,15 @@ std::unique_ptr<Link> socket_link(Peers& peers) {
     }
   } catch (const std::system_error&) {  // gloo can, perhaps
   }
-  const std::vector<SocketCard> cards = all_cards(peers, mine);
-  if (std::any_of(cards.begin(), cards.end(), [](const SocketCard& card) { return card.secret == 0; }))
+  const std::vector<SocketEndpoint> endpoints = rendezvous(peers, mine);
+  if (std::any_of(endpoints.begin(), endpoints.end(),
+                  [](const SocketEndpoint& endpoint) { return endpoint.secret == 0; }))
     return nullptr;
   const std::chrono::milliseconds timeout = peers.timeout();
   std::optional<Socket> out, in;
   try {
     const auto deadline = Clock::now() + std::min<std::chrono::milliseconds>(kConnect, timeout / 2);
-    const SocketCard& next = cards[(rank + 1) % world];
+    const SocketEndpoint& next = endpoints[(rank + 1) % world];
     out = Socket::connected(next.address, deadline);
     uint64_t secret = next.secret;
     iovec whole{&secret, sizeof secret};
@@ -287,7 +288,7 @@ std::unique_ptr<Link> socket_link(Peers& peers) {
   } catch (const std::system_error&) {
   }
   if (!everywhere(peers, out && in)) return nullptr;
-  return std::make_unique<SocketLink>(std::move(*out), std::move(*in), rank, world, timeout);
+  return std::make_unique<SocketTransport>(std::move(*out), std::move(*in), rank, world, timeout);
 }
 
 }  // namespace osdp::runtime
@@ -297,7 +298,7 @@ std::unique_ptr<Link> socket_link(Peers& peers) {
 #include "comm/transports/transport.hpp"
 
 namespace osdp::runtime {
-std::unique_ptr<Link> socket_link(Peers&) { return nullptr; }
+std::unique_ptr<Transport> socket_transport(Peers&) { return nullptr; }
 }  // namespace osdp::runtime
 
 #endif

@@ -19,9 +19,9 @@ class Runtime;
 // Note [A backward that ends elsewhere]
 // On an accelerator autograd's own thread runs the backward. When something throws there, the thread that
 // called backward gets the exception and goes on, while the other still destroys the graph task, and with it
-// the guard that puts the model back. Parameters are inside until then: zero_grad would miss their gradients,
-// and a forward would take the backward to be under way still. So backward's exception is held back until
-// every guard has done its work (backward_errors.py), and a forward waits for it too.
+// the guard that puts the model back. Parameters are unsharded until then: zero_grad would miss their
+// gradients, and a forward would take the backward to be under way still. So backward's exception is held
+// back until every guard has done its work (backward_errors.py), and a forward waits for it too.
 class BackwardEnd {
  public:
   void tell() {
@@ -41,7 +41,7 @@ class BackwardEnd {
   bool over_ = false;
 };
 
-// Makes the parameter's gradient node (the parameter must show what its gradients look like: be inside, or
+// Makes the parameter's gradient node (the parameter must show what its gradients look like: be unsharded, or
 // whole) and hooks it before and after it accumulates.
 void install_gradient_hooks(Runtime& runtime, Parameter& param);
 

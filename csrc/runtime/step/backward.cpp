@@ -13,7 +13,7 @@ namespace osdp::runtime {
 
 // Note [A backward]
 // It begins with the first hook that fires (an output of a call, usually the model's; or a gradient), takes
-// all parameters inside, and ends in a callback of the graph task. Re-entrant backwards (reentrant
+// all parameters unsharded, and ends in a callback of the graph task. Re-entrant backwards (reentrant
 // checkpoints) run within it and end with it. Each unit is gathered when its call's outputs get their first
 // gradient, reduced and released when the last of the gradients that this graph task makes for it is there. A
 // gradient counts as made when its AccumulateGrad node runs, once per graph task: parameters used in several
@@ -24,8 +24,8 @@ void Runtime::begin_backward() {
   backward_end_ = at_end_of_graph_task(*this);  // first: from here on an exception puts everything back
   backward_ = true;
   backward_order_.begin();
-  for (const auto& unit : units_) enter({unit.get()});
-  enter(copies_, false);
+  for (const auto& unit : units_) show_unsharded({unit.get()});
+  show_unsharded(copies_, false);
 }
 
 // Note [Backward of a backward]
@@ -61,7 +61,7 @@ void Runtime::begin_call_backward(const Call& call, Invocation* invocation) {
   check_asked();
   const bool again = at::GradMode::is_enabled();
   creates_graph_ |= again;
-  lane_->alarm().at(call.in_backward);
+  lane_->health().at(call.in_backward);
   backward_range_.begin(call.module, "backward");
   const bool reads = invocation && std::exchange(invocation->backward, backward_count_) != backward_count_;
   for (Unit* unit : call.units) {
@@ -76,18 +76,18 @@ void Runtime::end_call_backward(const Call& call, Invocation& invocation) {
   if (!backward_ || std::exchange(invocation.backward, -1) != backward_count_) return;
   for (Unit* unit : call.units) {
     --unit->readers;
-    release_after_backward(*unit);
+    reshard_after_backward(*unit);
   }
 }
 
 // Its calls under way have read it for the last time, and all gradients that this graph task makes for it are
 // there.
-void Runtime::release_after_backward(Unit& unit) {
+void Runtime::reshard_after_backward(Unit& unit) {
   const bool gradients_to_come = unit.task == current_graph_task() && unit.arrived < unit.expected;
   if (unit.readers > 0 || unit.running > 0 || gradients_to_come) return;
   if (unit.again || unit.recomputed) return;  // to the end of this backward, or longer
   unit.in_backward = false;
-  release(unit);
+  reshard(unit);
 }
 
 void Runtime::before_gradient(Parameter& param) {
@@ -144,7 +144,7 @@ void Runtime::after_gradient(Parameter& param, const at::Tensor& made) {
   param.tensor().mutable_grad().reset();
   if (gradient.defined()) add_pending(*place.slot, unshared(std::move(gradient), made));
   if (!all_arrived(unit)) return;
-  release_after_backward(unit);
+  reshard_after_backward(unit);
   if (sync_)
     reduce(unit);
   else
@@ -181,7 +181,7 @@ void Runtime::finish_units() {
   for (const auto& unit : units_) {
     if (unit->again && !creates_graph_) unit->again = unit->keep = false;
     const bool kept = unit->again || (unit->keep && !unit->in_backward);
-    if (unit->running == 0 && !kept) release(*unit);
+    if (unit->running == 0 && !kept) reshard(*unit);
     if (unit->again) unit->keep = true;
     unit->in_backward = false;
     unit->readers = 0;
@@ -199,8 +199,8 @@ void Runtime::finish_units() {
 // Note [Gradients kept under no_sync]
 // They are full and not the parameter's .grad, which has the shard's shape; yet zero_grad must drop them. So
 // the parameter gets a .grad (zeros, if it had none) that stands for them, and its state is noted: when it is
-// gone, or was zeroed, by the time the parameter goes inside again, what was kept is dropped too. Any other
-// change in between would have to be made to the kept gradients as well, and is refused.
+// gone, or was zeroed, by the time the parameter goes unsharded again, what was kept is dropped too. Any
+// other change in between would have to be made to the kept gradients as well, and is refused.
 void Runtime::note_unsynced() {
   for (const auto& unit : units_)
     for (Slot& slot : unit->slots)
@@ -213,10 +213,10 @@ void Runtime::finish_backward() {
   backward_range_.end();
   finish_units();
   const bool averaged = !reductions_.empty() || buckets_.launched();
-  for (const Ticket& ticket : reductions_) ticket.wait();
+  for (const Work& work : reductions_) work.wait();
   reductions_.clear();
   leaving_.clear();
-  if (columns_) columns_->wait_all();
+  if (hybrid_reducer_) hybrid_reducer_->wait_all();
   buckets_.wait_all();
   await_host_memory();
   backward_order_.end();
@@ -231,7 +231,7 @@ void Runtime::finish_backward() {
   ++backward_count_;
   tell_place();
   if (stack_.empty()) {
-    leave();
+    show_sharded();
     drop_copies();
     note_writes();
   }
@@ -268,15 +268,15 @@ void Runtime::abort() noexcept {
   try {
     NoInference no_inference;
     at::NoGradGuard no_grad;
-    for (const Ticket& ticket : reductions_) {
+    for (const Work& work : reductions_) {
       try {
-        ticket.wait();
+        work.wait();
       } catch (const std::exception&) {  // what broke the lane is the exception under way, or follows from it
       }
     }
     reductions_.clear();
     leaving_.clear();
-    if (columns_) columns_->forget();
+    if (hybrid_reducer_) hybrid_reducer_->forget();
     backward_range_.end();
     replicas_.forget();
     column_replicas_.forget();
@@ -286,7 +286,7 @@ void Runtime::abort() noexcept {
       p->reduced = false;
     }
     for (const auto& unit : units_) {
-      release(*unit);
+      reshard(*unit);
       unit->in_backward = false;
       unit->readers = 0;
       unit->task = -1;
@@ -297,7 +297,7 @@ void Runtime::abort() noexcept {
     ++backward_count_;
     tell_place();
     if (stack_.empty()) {
-      leave();
+      show_sharded();
       drop_copies();
     }
     tell_raised();

@@ -13,46 +13,46 @@
 
 namespace osdp::runtime {
 
-// Note [Inside and outside]
+// Note [Sharded and unsharded]
 // From the outermost call's begin to its end, and from a backward's begin to its end, sharded parameters are
-// inside: they have their full shape, readable while gathered. Reading one that is not gathered is then an
+// unsharded: they have their full shape, readable while gathered. Reading one that is not gathered is then an
 // error, not a silently smaller matrix. Outside they are what this rank holds, with its gradient: for
-// optimizers, zero_grad, clipping. A call of a submodule by itself takes only its own parameters inside, and
-// those of the calls within it. A method takes all of them inside: what it reads without having said so is an
-// error.
+// optimizers, zero_grad, clipping. A call of a submodule by itself takes only its own parameters unsharded,
+// and those of the calls within it. A method takes all of them inside: what it reads without having said so
+// is an error.
 
-void Runtime::enter(const std::vector<Unit*>& units) {
+void Runtime::show_unsharded(const std::vector<Unit*>& units) {
   for (Unit* unit : units)
     for (Slot& slot : unit->slots) {
       Parameter& p = slot.owner();
-      if (!p.inside()) {
-        p.enter(p.split() ? at::Tensor() : slot.full());
-        went_inside(p);
+      if (!p.shows_unsharded()) {
+        p.show_unsharded(p.split() ? at::Tensor() : slot.full());
+        went_unsharded(p);
       }
       if (slot.unsynced.defined() && p.gradient_dropped()) slot.unsynced.reset();
     }
 }
 
-void Runtime::enter(const std::vector<WholeCopy*>& copies, bool fresh) {
+void Runtime::show_unsharded(const std::vector<WholeCopy*>& copies, bool fresh) {
   Tensors casts, own;
   for (WholeCopy* copy : copies)
     if (copy->cast(fresh)) casts.push_back(copy->shown()), own.push_back(copy->owner().local());
   if (!casts.empty()) at::_foreach_copy_(casts, own);
   for (WholeCopy* copy : copies) {
-    if (copy->owner().inside()) continue;
-    copy->owner().enter(copy->shown());
-    went_inside(copy->owner());
+    if (copy->owner().shows_unsharded()) continue;
+    copy->owner().show_unsharded(copy->shown());
+    went_unsharded(copy->owner());
   }
 }
 
-void Runtime::enter(const Call& call) {
-  enter(call.units);
-  enter(call.slices);
-  enter(call.copies, true);
+void Runtime::show_unsharded(const Call& call) {
+  show_unsharded(call.units);
+  show_unsharded(call.slices);
+  show_unsharded(call.copies, true);
 }
 
-void Runtime::went_inside(Parameter& p) {
-  inside_.push_back(&p);
+void Runtime::went_unsharded(Parameter& p) {
+  unsharded_.push_back(&p);
   // requires_grad may have been switched on since; the node must expect full gradients.
   if (!p.accumulator && p.tensor().requires_grad()) install_gradient_hooks(*this, p);
   if (!backward_) follow_stream(p);
@@ -60,12 +60,12 @@ void Runtime::went_inside(Parameter& p) {
 
 void Runtime::drop_copies() {
   for (WholeCopy* copy : copies_)
-    if (!copy->owner().inside()) copy->drop();
+    if (!copy->owner().shows_unsharded()) copy->drop();
 }
 
-void Runtime::leave() {
-  for (Parameter* p : inside_) p->leave();
-  inside_.clear();
+void Runtime::show_sharded() {
+  for (Parameter* p : unsharded_) p->show_sharded();
+  unsharded_.clear();
   if (gathered_bytes() == 0) arena_.trim();
 }
 
@@ -73,7 +73,7 @@ void Runtime::leave() {
 void Runtime::await_host_memory() {
   if (!offloads_ || left_out("host wait")) return;
   reductions_lane_->synchronize();  // where gradients come home
-  if (columns_) columns_->lane().synchronize();
+  if (hybrid_reducer_) hybrid_reducer_->lane().synchronize();
 }
 
 // Note [Writes in forward]
@@ -94,7 +94,7 @@ void Runtime::refuse_write(const Parameter& p, const std::string& where) {
 
 void Runtime::check_written(const Call& call) {
   const auto check = [&](const Parameter& p) {
-    if (p.inside() && p.written())
+    if (p.shows_unsharded() && p.written())
       refuse_write(p, call.module.empty() ? "the model's forward" : "forward of '" + call.module + "'");
   };
   for (const auto* units : {&call.units, &call.slices})
@@ -104,14 +104,14 @@ void Runtime::check_written(const Call& call) {
 }
 
 void Runtime::check_written() {
-  for (const Parameter* p : inside_)
+  for (const Parameter* p : unsharded_)
     if (p->written()) refuse_write(*p, backward_ ? "backward" : "forward");
 }
 
 // Of NO_SHARD parameters, on the way out.
 void Runtime::note_writes() {
   for (Parameter* p : replicated_)
-    if (!p->inside() && p->written()) {
+    if (!p->shows_unsharded() && p->written()) {
       p->written_in_forward = true;
       p->note_version();
     }
@@ -122,7 +122,7 @@ void Runtime::set_accumulates(bool accumulates) {
   buckets_.set_accumulates(accumulates);
 }
 
-// Between passes, parameters outside; see Note [Micro-batches between steps].
+// Between passes, parameters sharded; see Note [Micro-batches between steps].
 void Runtime::look_for_a_step() {
   bool written = false, gradients = false;
   for (const auto& p : params_) {
@@ -149,7 +149,7 @@ void Runtime::open(Call& call) {
     // NO_SHARD, and unfrozen since it was sharded: its gradients are averaged from now on.
     if (!p->accumulator && p->whole() && p->tensor().requires_grad() && place_of(*p).bucket)
       install_gradient_hooks(*this, *p);
-    if (p->whole() && !p->mixed()) follow_stream(*p);  // others when they go inside
+    if (p->whole() && !p->mixed()) follow_stream(*p);  // others when they go unsharded
   }
   ++epoch_;
   grad_forward_ = at::GradMode::is_enabled();
@@ -165,18 +165,19 @@ void Runtime::open(Call& call) {
     check_replicas();  // of a forward without a backward
     if (std::exchange(compares_replicas_, false)) {
       replicas_.submit(*lane_, collectives_, replicated_, accumulates_);
-      if (columns_) column_replicas_.submit(columns_->lane(), hybrid_.replicate, in_columns_, accumulates_);
+      if (hybrid_reducer_)
+        column_replicas_.submit(hybrid_reducer_->lane(), hybrid_.replicate, in_columns_, accumulates_);
     }
   }
   try {
     if (call.root || call.method) {
-      for (const auto& unit : units_) enter({unit.get()});
-      enter(copies_, true);
+      for (const auto& unit : units_) show_unsharded({unit.get()});
+      show_unsharded(copies_, true);
     } else {
-      enter(call);
+      show_unsharded(call);
     }
   } catch (...) {  // the call is not on the stack yet: no end of it will put parameters back
-    leave();
+    show_sharded();
     throw;
   }
 }
@@ -184,7 +185,7 @@ void Runtime::open(Call& call) {
 // Before the outermost call ends: what is still gathered and not kept for the backward goes.
 void Runtime::close(bool failed) {
   for (const auto& unit : units_)
-    if (failed || !unit->keep) release(*unit);
+    if (failed || !unit->keep) reshard(*unit);
   if (!failed && root_forward_) forward_order_.end();
   root_forward_ = false;
   await_host_memory();
@@ -195,7 +196,7 @@ void Runtime::close(bool failed) {
   } catch (...) {
     error = std::current_exception();
   }
-  leave();
+  show_sharded();
   if (failed || !grad_forward_) drop_copies();
   if (failed) tell_raised();
   if (error) std::rethrow_exception(error);
@@ -206,10 +207,10 @@ void Runtime::tell_place() {
   const std::string* place = nullptr;
   if (!stack_.empty())
     place = backward_ ? stack_.back().call->in_recomputation : stack_.back().call->in_forward;
-  lane_->alarm().at(place);
+  lane_->health().at(place);
 }
 
-void Runtime::tell_raised() { lane_->alarm().raised(std::exchange(exception_text_, "")); }
+void Runtime::tell_raised() { lane_->health().raised(std::exchange(exception_text_, "")); }
 
 bool Runtime::wants_inputs(const Call& call) const {
   return at::GradMode::is_enabled() &&
@@ -240,7 +241,7 @@ void Runtime::begin_call(Call& call, const std::vector<at::Tensor>& inputs) {
     else
       open(call);
   } else if (!root_forward_ && !backward_) {
-    enter(call);  // within the call of a submodule by itself
+    show_unsharded(call);  // within the call of a submodule by itself
   }
   const bool grad = at::GradMode::is_enabled();
   if (!grad) note_recomputation();
@@ -258,9 +259,9 @@ bool Runtime::begins_forward(const Call& call) {
   return !stack_.empty() && stack_.back().call == &call && !std::exchange(stack_.back().in_forward, true);
 }
 
-void Runtime::release_after_forward(Call& call, Unit& unit, bool failed) {
-  if (unit.running > 0 || unit.in_backward || unit.state != Unit::State::Gathered) return;
-  if (failed) return release(unit);
+void Runtime::reshard_after_forward(Call& call, Unit& unit, bool failed) {
+  if (unit.running > 0 || unit.in_backward || unit.state != Unit::State::Unsharded) return;
+  if (failed) return reshard(unit);
   if (unit.again) {
     unit.keep = true;
     return;
@@ -269,7 +270,7 @@ void Runtime::release_after_forward(Call& call, Unit& unit, bool failed) {
     if (call.hold)
       unit.held = true;
     else
-      release(unit);
+      reshard(unit);
     return;
   }
   if (grad_forward_ &&
@@ -277,13 +278,13 @@ void Runtime::release_after_forward(Call& call, Unit& unit, bool failed) {
     unit.keep = true;
     return;
   }
-  if (call.method) return release(unit);
+  if (call.method) return reshard(unit);
   const auto at = std::find(call.units.begin(), call.units.end(), &unit) - call.units.begin();
   if (!call.seen[at]) {
     call.seen[at] = 1;
     ++unit.calls_seen;
   }
-  if (unit.calls_seen == static_cast<int64_t>(unit.calls.size())) release(unit);
+  if (unit.calls_seen == static_cast<int64_t>(unit.calls.size())) reshard(unit);
 }
 
 void Runtime::end_call(Call& call, const std::vector<at::Tensor>& outputs, bool failed) {
@@ -306,7 +307,7 @@ void Runtime::end_call(Call& call, const std::vector<at::Tensor>& outputs, bool 
   for (Unit* unit : call.units)
     if (unit->running > 0) {
       --unit->running;
-      release_after_forward(call, *unit, failed);
+      reshard_after_forward(call, *unit, failed);
     }
   if (!backward_) tell_place();
   if (stack_.empty() && !backward_) close(failed);

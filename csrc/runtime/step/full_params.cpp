@@ -35,18 +35,18 @@ at::Tensor Runtime::gather_whole(int64_t index, const at::Tensor& local, const c
              "'); ask between steps.");
   if (p.whole()) return local.detach().clone();
   at::Tensor full = at::empty(p.full_sizes(), local.options());
-  const Sharing& sharing = *places_[index].sharing;
+  const ShardGroups& shard_groups = *places_[index].shard_groups;
   at::Tensor here = brought(p, local);
   const TaskNamePtr name = task_name(p.name() + " all-gather (" + what + ")", model_);
-  Ticket done = lane_->submit(name, [&sharing, &p, here, full] {
+  Work done = lane_->submit(name, [&shard_groups, &p, here, full] {
     for (const Piece& piece : p.pieces()) {
       at::Tensor rows = here.narrow(piece.local_dim, piece.local_begin, piece.local_count);
       const int64_t full_rows = p.split() ? p.slice_rows() : p.full_sizes()[piece.local_dim];
       std::vector<int64_t> offsets = piece.offsets;
       if (!piece.replicated) {
-        const RowRange range(std::vector<int64_t>{full_rows}, 0, sharing.rank(), sharing.world());
+        const RowRange range(std::vector<int64_t>{full_rows}, 0, shard_groups.rank(), shard_groups.world());
         offsets[piece.local_dim] -= range.begin;
-        rows = gathered_rows(*sharing.shard, rows, piece.local_dim, full_rows);
+        rows = gathered_rows(*shard_groups.shard, rows, piece.local_dim, full_rows);
       }
       at::Tensor into = full;
       for (int64_t d = 0; d < rows.dim(); ++d) into = into.narrow(d, offsets[d], rows.size(d));
@@ -118,7 +118,7 @@ std::vector<at::Tensor> Runtime::counted_pieces(int64_t param, const at::Tensor&
   std::vector<at::Tensor> counted;
   if (local.numel() == 0) return counted;
   for (const Piece& piece : params_.at(param)->pieces()) {
-    if (!(piece.replicated ? rank() == 0 : places_[param].sharing->counts())) continue;
+    if (!(piece.replicated ? rank() == 0 : places_[param].shard_groups->counts())) continue;
     counted.push_back(local.dim() == 0 ? local
                                        : local.narrow(piece.local_dim, piece.local_begin, piece.local_count));
   }

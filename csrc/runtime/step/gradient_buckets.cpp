@@ -107,7 +107,7 @@ void Buckets::arrived(BucketItem& item) {
 
 void Buckets::await(BucketItem& item) {
   item.in_flight.wait();
-  item.in_flight = Ticket();
+  item.in_flight = Work();
 }
 
 void Buckets::launch(Bucket& bucket) {
@@ -131,13 +131,13 @@ void Buckets::launch(Bucket& bucket) {
   }
   if (all.empty()) return;
   const Gradients gradients(all);
-  Head head = collectives_->head_of_all_reduce(gradients.first());
-  Ticket ticket = lane_->submit(
+  EarlySend early = collectives_->early_send_of_all_reduce(gradients.first());
+  Work work = lane_->submit(
       bucket.names.of(bucket.parts, accumulates_),
       [gradients, collectives = collectives_] { average_together(*collectives, gradients); },
-      std::move(head));
-  for (BucketItem* item : launched) item->in_flight = ticket;
-  tickets_.push_back(std::move(ticket));
+      std::move(early));
+  for (BucketItem* item : launched) item->in_flight = work;
+  works_.push_back(std::move(work));
 }
 
 void Buckets::launch_mixed(Bucket& bucket) {
@@ -163,7 +163,7 @@ void Buckets::launch_mixed(Bucket& bucket) {
   const at::ScalarType reduce = bucket.items[0]->param->reduce_dtype();
   // One gradient is averaged while the next is made, not more: see Note [Averaging] in
   // search/problem/cost.cpp.
-  if (!tickets_.empty()) tickets_.back().wait();
+  if (!works_.empty()) works_.back().wait();
   // What a stream's lane reads is kept until computation has waited for it: so the gradients themselves are
   // not given to it, and are free again once they are copied.
   const at::NoGradGuard no_grad;
@@ -172,8 +172,8 @@ void Buckets::launch_mixed(Bucket& bucket) {
     average(*collectives, copy.defined() ? copy : joined(collectives->world(), reduce, *gradients),
             *gradients);
   };
-  tickets_.push_back(lane_->submit(bucket.names.of(bucket.parts, accumulates_), task));
-  for (BucketItem* item : launched) item->in_flight = tickets_.back();
+  works_.push_back(lane_->submit(bucket.names.of(bucket.parts, accumulates_), task));
+  for (BucketItem* item : launched) item->in_flight = works_.back();
 }
 
 void Buckets::flush() {
@@ -185,8 +185,8 @@ void Buckets::flush() {
 }
 
 void Buckets::wait_all() {
-  for (const Ticket& ticket : tickets_) ticket.wait();
-  tickets_.clear();
+  for (const Work& work : works_) work.wait();
+  works_.clear();
 }
 
 Parameter* Buckets::unreduced() const {
@@ -199,19 +199,19 @@ Parameter* Buckets::unreduced() const {
 }
 
 void Buckets::forget() {
-  for (const Ticket& ticket : tickets_) {
+  for (const Work& work : works_) {
     try {
-      ticket.wait();
+      work.wait();
     } catch (
         const std::exception&) {  // the error that led here, or its echo, is already on its way to the user
     }
   }
-  tickets_.clear();
+  works_.clear();
   for (Bucket& bucket : buckets_) {
     bucket.task = -1;
     for (const auto& item : bucket.items) {
       item->queued = item->dirty = item->first = false;
-      item->in_flight = Ticket();
+      item->in_flight = Work();
       item->pending.reset();
     }
   }

@@ -29,7 +29,7 @@ struct BucketItem {
   size_t bucket;
   bool dirty = false;   // its gradient changed since it was last averaged
   bool queued = false;  // waits in its bucket
-  Ticket in_flight;
+  Work in_flight;
   // Under mixed precision: this backward's gradient, to be averaged by itself and then added to what is kept;
   // not where no_sync kept something that is still to be averaged. See Note [Mixed precision].
   at::Tensor pending;
@@ -57,7 +57,7 @@ class Buckets {
   // Launches every bucket that has gradients left which changed since they were last averaged, in order.
   void flush();
   void wait_all();
-  bool launched() const { return !tickets_.empty(); }  // since the last wait_all()
+  bool launched() const { return !works_.empty(); }  // since the last wait_all()
   // See Note [Micro-batches between steps].
   void set_accumulates(bool accumulates) { accumulates_ = accumulates; }
   // A parameter whose gradient this rank has kept for itself; null: none.
@@ -81,7 +81,7 @@ class Buckets {
   std::shared_ptr<Collectives> collectives_;
   int64_t model_;
   std::vector<Bucket> buckets_;
-  std::vector<Ticket> tickets_;
+  std::vector<Work> works_;
   bool accumulates_ = false;
 };
 

@@ -4,33 +4,33 @@
 
 namespace osdp::runtime {
 
-void Columns::make_room() {
+void HybridReducer::make_room() {
   while (waiting_.size() >= kMostWaiting) {
     waiting_.front().settle();
     waiting_.pop_front();
   }
 }
 
-void Columns::average(TaskNamePtr name, Tensors rows, bool own_memory, std::function<void()> deliver) {
-  Head head = column_->head_of_all_reduce(rows);
+void HybridReducer::average(TaskNamePtr name, Tensors rows, bool own_memory, std::function<void()> deliver) {
+  EarlySend early = column_->early_send_of_all_reduce(rows);
   const auto task = [column = column_, rows = std::move(rows), deliver = std::move(deliver)] {
     for (const at::Tensor& row : rows) Lane::keep(row);
     column->all_reduce_mean(rows);
     deliver();
   };
-  tickets_.push_back(lane_->submit(std::move(name), task, std::move(head)));
-  if (own_memory) waiting_.push_back(tickets_.back());
+  works_.push_back(lane_->submit(std::move(name), task, std::move(early)));
+  if (own_memory) waiting_.push_back(works_.back());
 }
 
-void Columns::wait_all() {
-  for (const Ticket& ticket : tickets_) ticket.wait();
-  tickets_.clear();
+void HybridReducer::wait_all() {
+  for (const Work& work : works_) work.wait();
+  works_.clear();
   waiting_.clear();
 }
 
-void Columns::forget() noexcept {
-  for (const Ticket& ticket : tickets_) ticket.settle();
-  tickets_.clear();
+void HybridReducer::forget() noexcept {
+  for (const Work& work : works_) work.settle();
+  works_.clear();
   waiting_.clear();
 }
 

@@ -1,5 +1,5 @@
-// Columns: the second half of HYBRID_SHARD's reductions, over the ranks that hold the same rows in every
-// line.
+// HybridReducer: the second half of HYBRID_SHARD's reductions, over the ranks that hold the same rows in
+// every line.
 //
 // Note [Two lanes]
 // A HYBRID_SHARD gradient is reduce-scattered inside its line and then all-reduced over its column: fast
@@ -7,12 +7,12 @@
 // the host, and the gathers wait for the slow ones. So a model with such units has a second lane, with a
 // thread or stream of its own, for all that travels over columns. A task of the first lane that has made its
 // rows submits their all-reduce to the second as its last act: so all ranks submit in the same order there
-// too, and the rows are ready when they are submitted, which makes the first messages a head (Note [Sent
-// ahead]). The full gradient is let go of when the first half ends. What waits for its all-reduce is this
-// rank's rows, which become its gradient; where it has one already (a second micro-batch), or keeps it in a
-// narrower dtype, they are memory of their own: then at most kMostWaiting units' rows exist, and the first
-// lane waits before it makes more. The second lane never waits for the first, so that wait ends. Both lanes
-// end together, with one error (Alarm).
+// too, and the rows are ready when they are submitted, which makes the first messages an early send (Note
+// [Sent ahead]). The full gradient is let go of when the first half ends. What waits for its all-reduce is
+// this rank's rows, which become its gradient; where it has one already (a second micro-batch), or keeps it
+// in a narrower dtype, they are memory of their own: then at most kMostWaiting units' rows exist, and the
+// first lane waits before it makes more. The second lane never waits for the first, so that wait ends. Both
+// lanes end together, with one error (GroupHealth).
 //   On accelerators the second stream waits for the first where a task of that submits, and the rows are kept
 // until the stream that trains has waited for the second: their memory is its own, so it is that one which
 // waits where rows are memory of their own (make_room), and for both at the end of a backward.
@@ -29,12 +29,12 @@
 
 namespace osdp::runtime {
 
-class Columns {
+class HybridReducer {
  public:
   static constexpr size_t kMostWaiting = 2;
 
   // `lane`: the second one, see Lane::beside.
-  Columns(std::shared_ptr<Lane> lane, std::shared_ptr<Collectives> column)
+  HybridReducer(std::shared_ptr<Lane> lane, std::shared_ptr<Collectives> column)
       : lane_(std::move(lane)), column_(std::move(column)) {}
 
   Lane& lane() const { return *lane_; }
@@ -55,8 +55,8 @@ class Columns {
  private:
   std::shared_ptr<Lane> lane_;
   std::shared_ptr<Collectives> column_;
-  std::vector<Ticket> tickets_;  // of this backward
-  std::deque<Ticket> waiting_;   // of those, the ones with memory of their own
+  std::vector<Work> works_;   // of this backward
+  std::deque<Work> waiting_;  // of those, the ones with memory of their own
 };
 
 }  // namespace osdp::runtime

@@ -1,4 +1,5 @@
-// Order: the sequence in which units are asked for, recorded in one pass and used to prefetch in the next.
+// PrefetchOrder: the sequence in which units are asked for, recorded in one pass and used to prefetch in the
+// next.
 //
 // The sequence follows from the model's code, which all ranks run alike, so every rank prefetches the same
 // unit at the same point. Where this pass leaves the recorded path (a branch), nothing is prefetched until it
@@ -39,7 +40,7 @@ struct Depth {
   }
 };
 
-class Order {
+class PrefetchOrder {
  public:
   void begin() {
     current_.clear();

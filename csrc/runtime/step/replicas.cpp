@@ -126,7 +126,7 @@ void Replicas::forget() {
   digests_.reset();
   own_.reset();
   collectives_.reset();
-  under_way_ = Ticket();
+  under_way_ = Work();
 }
 
 }  // namespace osdp::runtime

@@ -47,7 +47,7 @@ class Replicas {
   int64_t model_;  // see Runtime
   std::vector<int64_t> ranks_;
   int64_t steps_ = 0;
-  Ticket under_way_;
+  Work under_way_;
   at::Tensor digests_;  // [2, params]: maxima of the digests and of their negatives
   at::Tensor own_;      // [params]
   Lane* lane_ = nullptr;

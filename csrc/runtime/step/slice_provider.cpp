@@ -51,7 +51,7 @@ void Runtime::release_slice(int64_t param, int64_t slice) noexcept {
   const int64_t whole = split.granularity - split.sharded;
   if (slice < whole) return;
   Unit& unit = *places_[param].slices[slice - whole];
-  if (unit.running > 0 && --unit.running == 0) release(unit);
+  if (unit.running > 0 && --unit.running == 0) reshard(unit);
 }
 
 // The gradient that this rank keeps of a split weight; zeros where it has none yet.

@@ -1,4 +1,4 @@
-// Gather, release and reduce: what happens to a unit's memory.
+// Unshard, reshard and reduce: what happens to a unit's memory.
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
@@ -163,8 +163,8 @@ void bring(const Collectives& collectives, std::vector<Reduction>& reductions) {
 }
 
 // Full gradients travel in the reduce dtype, flat, world chunks long, and with headroom (see headroom_of).
-Means reduce_now(const Sharing& sharing, std::vector<Reduction>& reductions) {
-  const int64_t world = sharing.world();
+Means reduce_now(const ShardGroups& shard_groups, std::vector<Reduction>& reductions) {
+  const int64_t world = shard_groups.world();
   Tensors outputs(reductions.size()), sent_outputs, sent_inputs;
   std::vector<Pack> packs;
   Batch batch;
@@ -175,22 +175,22 @@ Means reduce_now(const Sharing& sharing, std::vector<Reduction>& reductions) {
       Pack::put(packs, dtype, i, *r.slot);
       continue;
     }
-    const double headroom = headroom_of(dtype, sharing.total());
+    const double headroom = headroom_of(dtype, shard_groups.total());
     const auto options = r.gradient.options().dtype(dtype);
     if (is_padded(r)) {
       sent_inputs.push_back(r.gradient.view({-1}));
       batch.scale(sent_inputs.back(), headroom);
     } else {
-      sent_inputs.push_back(sharing.reduce->empty(r.slot->padded().numel(), options));
+      sent_inputs.push_back(shard_groups.reduce->empty(r.slot->padded().numel(), options));
       pad_into(batch, sent_inputs.back(), r.gradient, headroom);
     }
     Lane::keep(std::exchange(r.gradient, at::Tensor()));
-    outputs[i] = sharing.reduce->empty(chunk_elements(*r.slot), options);
+    outputs[i] = shard_groups.reduce->empty(chunk_elements(*r.slot), options);
     sent_outputs.push_back(outputs[i]);
   }
   for (Pack& pack : packs) {
     const auto options = reductions[pack.members[0]].gradient.options().dtype(pack.dtype);
-    pack.all = sharing.reduce->empty(pack.width, options);
+    pack.all = shard_groups.reduce->empty(pack.width, options);
     sent_outputs.push_back(pack.all);
     const at::Tensor all = at::empty({world, pack.width}, options);
     Tensors gradients;
@@ -199,11 +199,11 @@ Means reduce_now(const Sharing& sharing, std::vector<Reduction>& reductions) {
       Lane::keep(std::exchange(reductions[i].gradient, at::Tensor()));
     }
     join_chunks(all, gradients);
-    batch.scale(all, headroom_of(pack.dtype, sharing.total()));
+    batch.scale(all, headroom_of(pack.dtype, shard_groups.total()));
     sent_inputs.push_back(all.view({-1}));
   }
   batch.run();
-  sharing.reduce->reduce_scatter_mean(sent_outputs, sent_inputs);
+  shard_groups.reduce->reduce_scatter_mean(sent_outputs, sent_inputs);
   for (const Pack& pack : packs) {
     int64_t at = 0;
     for (size_t i : pack.members) {
@@ -216,18 +216,20 @@ Means reduce_now(const Sharing& sharing, std::vector<Reduction>& reductions) {
 }
 
 // Adds the means over all ranks to the gradients that this rank keeps.
-void keep_means(const Sharing& sharing, const std::vector<Reduction>& reductions, const Tensors& means) {
+void keep_means(const ShardGroups& shard_groups, const std::vector<Reduction>& reductions,
+                const Tensors& means) {
   Batch batch;
   Tensors gradients(means.size());
   for (size_t i = 0; i < means.size(); ++i) {
     Slot& slot = *reductions[i].slot;
-    const double share = 1.0 / headroom_of(slot.owner().reduce_dtype(), sharing.total());
+    const double share = 1.0 / headroom_of(slot.owner().reduce_dtype(), shard_groups.total());
     at::Tensor mean = means[i].narrow(0, 0, slot.range().count * slot.range().row_elements);
     if (slot.owner().split()) {
       batch.add(reductions[i].target, mean, share);
       continue;
     }
-    // Between the first reduction of a backward and leave(), this gradient is touched by one lane alone.
+    // Between the first reduction of a backward and show_sharded(), this gradient is touched by one lane
+    // alone.
     mean = mean.view(slot.owner().local().sizes());
     at::Tensor& gradient = gradients[i];
     if (slot.owner().local_grad().defined()) {
@@ -249,22 +251,22 @@ void keep_means(const Sharing& sharing, const std::vector<Reduction>& reductions
 
 }  // namespace
 
-void Runtime::gather(Unit& unit) {
+void Runtime::unshard(Unit& unit) {
   std::vector<Transfer> transfers;
   for (Slot& slot : unit.slots) transfers.push_back({&slot, slot.rows_of(slot.owner().local())});
-  Head head = unit.sharing->shard->head_of_gather(first_sent(transfers));
-  unit.gathering = lane_->submit(
+  EarlySend early = unit.shard_groups->shard->early_send_of_gather(first_sent(transfers));
+  unit.unsharding = lane_->submit(
       unit.gathers.all(accumulates_),
-      [this, &sharing = *unit.sharing, transfers = std::move(transfers)] {
+      [this, &shard_groups = *unit.shard_groups, transfers = std::move(transfers)] {
         {
           const Lane::SubmittersMemory here;
           for (const Transfer& t : transfers)
             if (!t.slot->attached()) t.slot->attach(arena_.allocate(t.slot->bytes()));
         }
-        gather_now(*sharing.shard, transfers);
+        gather_now(*shard_groups.shard, transfers);
       },
-      std::move(head));
-  unit.state = Unit::State::Gathering;
+      std::move(early));
+  unit.state = Unit::State::Unsharding;
   unit.epoch = epoch_;
   unit.calls_seen = 0;
   for (Call* call : unit.calls)
@@ -274,18 +276,18 @@ void Runtime::gather(Unit& unit) {
   statistics_.gathered_bytes += static_cast<int64_t>(unit.bytes());
 }
 
-void Runtime::ready(Unit& unit) {
-  unit.gathering.wait();
-  unit.gathering = Ticket();
+void Runtime::wait_unshard(Unit& unit) {
+  unit.unsharding.wait();
+  unit.unsharding = Work();
   for (Slot& slot : unit.slots) slot.open();
-  unit.state = Unit::State::Gathered;
+  unit.state = Unit::State::Unsharded;
 }
 
 void Runtime::use(Unit& unit) {
   // Backward reads what its forward read; a new forward must not: the optimizer may have stepped since.
   const bool stale = !backward_ && unit.running == 0 && unit.epoch != epoch_;
-  if (unit.state == Unit::State::Gathering && stale) ready(unit);
-  if (unit.state == Unit::State::Sharded || stale) gather(unit);
+  if (unit.state == Unit::State::Unsharding && stale) wait_unshard(unit);
+  if (unit.state == Unit::State::Sharded || stale) unshard(unit);
   std::span<Unit* const> ahead;
   if (backward_)
     ahead = backward_order_.advance(&unit, depth_);
@@ -293,18 +295,18 @@ void Runtime::use(Unit& unit) {
     ahead = forward_order_.advance(&unit, grad_forward_ ? kept_depth_ : depth_);
   for (Unit* next : ahead)
     if (next->state == Unit::State::Sharded) {
-      gather(*next);
+      unshard(*next);
       ++statistics_.prefetches;
     }
-  if (unit.state == Unit::State::Gathering) ready(unit);
+  if (unit.state == Unit::State::Unsharding) wait_unshard(unit);
 }
 
-void Runtime::release(Unit& unit) noexcept {
-  if (unit.state == Unit::State::Gathering) {
+void Runtime::reshard(Unit& unit) noexcept {
+  if (unit.state == Unit::State::Unsharding) {
     try {
-      ready(unit);
+      wait_unshard(unit);
     } catch (...) {  // the lane tells the same error to whoever waits next; here the memory must go
-      unit.gathering = Ticket();
+      unit.unsharding = Work();
     }
   }
   for (Slot& slot : unit.slots)
@@ -381,25 +383,27 @@ void Runtime::reduce(Unit& unit) {
   unit.reduced = backward_count_;
   ++statistics_.reductions;
   arena_.trim();  // see Note [Blocks that come and go]
-  Head head = unit.sharing->reduce->head_of_reduce_scatter(first_sent(*reductions, unit.sharing->total()));
-  const std::shared_ptr<Columns> columns = unit.sharing->replicate ? columns_ : nullptr;
+  EarlySend early = unit.shard_groups->reduce->early_send_of_reduce_scatter(
+      first_sent(*reductions, unit.shard_groups->total()));
+  const std::shared_ptr<HybridReducer> hybrid = unit.shard_groups->replicate ? hybrid_reducer_ : nullptr;
   if (reductions_lane_->keeps()) {
     if (!reductions_.empty()) reductions_.back().wait();
-    if (columns && own_memory) columns->make_room();
-    if (unit.sharing->reduce->memory()) bring(*unit.sharing->reduce, *reductions);
+    if (hybrid && own_memory) hybrid->make_room();
+    if (unit.shard_groups->reduce->memory()) bring(*unit.shard_groups->reduce, *reductions);
   } else {
     await_room(unit.bytes());
   }
-  const TaskNamePtr average = columns ? unit.averages.of(unit.parts, accumulates_) : nullptr;
-  const auto task = [sharing = *unit.sharing, reductions, columns, own_memory, average] {
-    if (columns && own_memory) columns->make_room();
-    Means means = reduce_now(sharing, *reductions);
-    if (!columns) return keep_means(sharing, *reductions, means.each);
-    columns->average(average, means.memory, own_memory,
-                     [sharing, reductions, each = means.each] { keep_means(sharing, *reductions, each); });
+  const TaskNamePtr average = hybrid ? unit.averages.of(unit.parts, accumulates_) : nullptr;
+  const auto task = [shard_groups = *unit.shard_groups, reductions, hybrid, own_memory, average] {
+    if (hybrid && own_memory) hybrid->make_room();
+    Means means = reduce_now(shard_groups, *reductions);
+    if (!hybrid) return keep_means(shard_groups, *reductions, means.each);
+    hybrid->average(average, means.memory, own_memory, [shard_groups, reductions, each = means.each] {
+      keep_means(shard_groups, *reductions, each);
+    });
   };
   reductions_.push_back(
-      reductions_lane_->submit(unit.reductions.of(unit.parts, accumulates_), task, std::move(head)));
+      reductions_lane_->submit(unit.reductions.of(unit.parts, accumulates_), task, std::move(early)));
   if (!reductions_lane_->keeps()) leaving_.push_back({reductions_.back(), unit.bytes()});
 }
 

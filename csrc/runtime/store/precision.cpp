@@ -61,7 +61,7 @@ void average(Collectives& collectives, const at::Tensor& joined, std::vector<Ave
 }
 
 bool WholeCopy::cast(bool fresh) {
-  if (owner_->inside() || owner_->compute_dtype() == owner_->own_dtype()) return false;
+  if (owner_->shows_unsharded() || owner_->compute_dtype() == owner_->own_dtype()) return false;
   if (copy_.defined()) return fresh;
   copy_ = at::empty_like(owner_->local(), owner_->local().options().dtype(owner_->compute_dtype()));
   return true;

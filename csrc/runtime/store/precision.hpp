@@ -9,7 +9,8 @@
 //   Only one micro-batch's gradient is ever averaged, never the sum so far: a sum in 8 bits of mantissa would
 // stop growing. For the same reason what no_sync keeps is widened to the parameter's own dtype as soon as a
 // second gradient joins it.
-//   A parameter that every rank holds in full (NO_SHARD, and everything on one rank) goes inside too: a copy
+//   A parameter that every rank holds in full (NO_SHARD, and everything on one rank) goes unsharded too: a
+//   copy
 // in the compute dtype is made when a forward begins and dropped when its backward ends.
 //   A switch of dtype makes autograd forget the parameter's AccumulateGrad node. The one node, which expects
 // gradients in the compute dtype, is put back at each switch: see Parameter::show.
@@ -45,17 +46,17 @@ at::Tensor joined(int64_t world, at::ScalarType reduce, std::vector<Averaged>& g
 // Averages what was joined over the ranks, and delivers the means. On the lane.
 void average(Collectives& collectives, const at::Tensor& joined, std::vector<Averaged>& gradients);
 
-// A parameter that every rank holds in full, while it is inside.
+// A parameter that every rank holds in full, while it is unsharded.
 class WholeCopy {
  public:
   explicit WholeCopy(Parameter& owner) : owner_(&owner) {}
 
   Parameter& owner() const { return *owner_; }
-  // Before the parameter goes inside: whether shown() is to be cast from what the parameter is. `fresh`: also
-  // where a copy was kept; the optimizer may have stepped since.
+  // Before the parameter goes unsharded: whether shown() is to be cast from what the parameter is. `fresh`:
+  // also where a copy was kept; the optimizer may have stepped since.
   bool cast(bool fresh);
   const at::Tensor& shown() const { return copy_; }
-  void drop() { copy_.reset(); }  // only while outside
+  void drop() { copy_.reset(); }  // only while sharded
   size_t bytes() const { return copy_.defined() ? copy_.nbytes() : 0; }
 
  private:

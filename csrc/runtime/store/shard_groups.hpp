@@ -1,4 +1,4 @@
-// Sharing: among which ranks a unit's parameters are cut, and which ranks hold the same rows.
+// ShardGroups: among which ranks a unit's parameters are cut, and which ranks hold the same rows.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ namespace osdp::runtime {
 // line and one column, so no two ranks ever wait for each other in different collectives. Sent per rank and
 // step: 3 (R-1)/R S within the line, as FULL_SHARD over R ranks, and 2 (C-1)/C S/R over the column of C = W/R
 // ranks.
-struct Sharing {
+struct ShardGroups {
   std::shared_ptr<Collectives> shard;      // together they hold one copy
   std::shared_ptr<Collectives> reduce;     // the same ranks, for reductions; `shard` unless they are apart
   std::shared_ptr<Collectives> replicate;  // hold the same rows as this rank; null: no other does

@@ -104,7 +104,7 @@ Parameter::Parameter(const ParamSpec& spec, bool sharded, int64_t rank, int64_t 
 }
 
 void Parameter::check_local() const {
-  if (inside_) return;
+  if (shows_unsharded_) return;
   const bool same = tensor_.sizes() == at::IntArrayRef(local_sizes_) && tensor_.scalar_type() == own_ &&
                     tensor_.device() == home_;
   OSDP_CHECK(same, Sharding, "OSDP: parameter '", name_, "' is now ", tensor_.sizes(), " ",
@@ -120,9 +120,9 @@ at::TensorOptions Parameter::home_options() const {
   return away_ ? options.device(at::kCPU).pinned_memory(!device_.is_cpu()) : options;
 }
 
-at::Tensor Parameter::local() const { return inside_ ? aside_ : tensor_.variable_data(); }
+at::Tensor Parameter::local() const { return shows_unsharded_ ? aside_ : tensor_.variable_data(); }
 
-at::Tensor& Parameter::local_grad() { return inside_ ? aside_grad_ : tensor_.mutable_grad(); }
+at::Tensor& Parameter::local_grad() { return shows_unsharded_ ? aside_grad_ : tensor_.mutable_grad(); }
 
 at::Tensor& Parameter::ensure_local_grad() {
   at::Tensor& grad = local_grad();
@@ -143,23 +143,23 @@ bool Parameter::gradient_dropped() {
   return true;
 }
 
-void Parameter::enter(const at::Tensor& full) {
-  if (inside_) return;
+void Parameter::show_unsharded(const at::Tensor& full) {
+  if (shows_unsharded_) return;
   aside_ = tensor_.variable_data().contiguous();  // p.data may have been given another layout
   aside_grad_ = tensor_.grad();
   tensor_.mutable_grad().reset();
   if (full.defined()) show(full);
   note_version();
-  inside_ = true;
+  shows_unsharded_ = true;
 }
 
-void Parameter::leave() {
-  if (!inside_) return;
+void Parameter::show_sharded() {
+  if (!shows_unsharded_) return;
   if (!split_) show(aside_);
   tensor_.mutable_grad() = aside_grad_;
   aside_.reset();
   aside_grad_.reset();
-  inside_ = false;
+  shows_unsharded_ = false;
 }
 
 void Parameter::show(const at::Tensor& data) {

@@ -50,16 +50,16 @@ class Slot;
 // What scripts register by register_post_accumulate_grad_hook (an optimizer's step, say) autograd calls when
 // it has accumulated a gradient. Here that is this rank's own gradient, full and not yet averaged. So the
 // hooks are taken off the parameter while autograd accumulates, and the runtime calls them when a backward
-// ends that reduced this gradient: the parameter is outside then, .grad is what an optimizer steps with, and
+// ends that reduced this gradient: the parameter is sharded then, .grad is what an optimizer steps with, and
 // a hook may take it away. A backward under no_sync calls none. Hooks are in one object per parameter, which
 // Python's handles add to and remove from, so that it does not matter when a hook was registered.
 
 // One nn.Parameter. Its tensor object never changes; what it shows does:
-//   outside  the local tensor: this rank's rows; of a split weight the NO_SHARD slices in full, slice after
+//   sharded  the local tensor: this rank's rows; of a split weight the NO_SHARD slices in full, slice after
 //   slice, then
 //            this rank's rows of each sharded slice (2-D: rows of an output slice are as long as the
 //            weight's, rows of an input slice a g-th of that)
-//   inside   (forward, backward) the full tensor, in the compute dtype and readable only while gathered, and
+//   unsharded (forward, backward) the full tensor, in the compute dtype and readable only while gathered, and
 //            .grad full or undefined; the local tensor and its gradient are kept aside here. A split weight
 //            stays local: only its own call reads it.
 class Parameter {
@@ -75,7 +75,7 @@ class Parameter {
   const std::vector<Piece>& pieces() const { return pieces_; }
   std::vector<int64_t> local_sizes() const;
   bool whole() const { return whole_; }
-  bool inside() const { return inside_; }
+  bool shows_unsharded() const { return shows_unsharded_; }
   at::Device device() const { return device_; }  // that computes with it
   bool away() const { return away_; }            // rests in host memory; see Note [Shards in host memory]
   at::TensorOptions home_options() const;        // of its local tensor
@@ -88,7 +88,7 @@ class Parameter {
 
   // What this rank holds, as a plain tensor that shares its memory.
   at::Tensor local() const;
-  // Where the local gradient is while inside; the parameter's .grad otherwise.
+  // Where the local gradient is while unsharded; the parameter's .grad otherwise.
   at::Tensor& local_grad();
   // local_grad(), made of zeros where there is none.
   at::Tensor& ensure_local_grad();
@@ -101,14 +101,15 @@ class Parameter {
   // Throws ShardingError where p.data, model.to(...) or .half() gave it a shape, dtype or device that is not
   // this rank's part of the parameter that was sharded.
   void check_local() const;
-  void enter(const at::Tensor& full);  // outside -> inside. `full` may be undefined for a split weight
-  void leave();                        // inside -> outside
-  void show(const at::Tensor& data);   // replaces the data shown
+  void show_unsharded(
+      const at::Tensor& full);        // sharded -> unsharded. `full` may be undefined for a split weight
+  void show_sharded();                // unsharded -> sharded
+  void show(const at::Tensor& data);  // replaces the data shown
   // p.data = ... of another dtype or device makes autograd forget the gradient's node, on which our hooks
   // are, also when the next such assignment takes it back (model.bfloat16(), model.float()): reminds it.
   void keep_node();
 
-  // Whether it was written to in place since it went inside, or since the last note_version(); see Note
+  // Whether it was written to in place since it went unsharded, or since the last note_version(); see Note
   // [Writes in forward]. What is written through .data leaves no version behind.
   bool written() const { return version() != noted_; }
   void note_version() { noted_ = version(); }
@@ -144,8 +145,8 @@ class Parameter {
   bool whole_;
   at::Device device_;
   bool away_;
-  bool inside_ = false;
-  at::Tensor aside_;            // the local tensor, while inside
+  bool shows_unsharded_ = false;
+  at::Tensor aside_;            // the local tensor, while unsharded
   at::Tensor aside_grad_;       // and its gradient
   int64_t noted_version_ = -1;  // of the gradient
   int64_t noted_ = 0;           // version of the parameter

@@ -14,16 +14,16 @@ struct Call;
 class WholeCopy;
 
 // Note [Unit states]
-//   Sharded --gather--> Gathering --ready--> Gathered --release--> Sharded
+//   Sharded --unshard--> Unsharding --wait_unshard--> Unsharded --reshard--> Sharded
 // Why a gathered unit is not released after a forward call: it runs in another call, its backward is under
 // way, it is kept for the backward (SHARD_GRAD_OP, or the unit that ends forward), it is held from
 // recomputation to backward, or another call of the same unit is still to come in this forward.
 struct Unit {
-  enum class State { Sharded, Gathering, Gathered };
+  enum class State { Sharded, Unsharding, Unsharded };
 
   std::string name;
   Mode mode = Mode::FullShard;
-  const Sharing* sharing = nullptr;  // the ranks that it is gathered from and reduced over
+  const ShardGroups* shard_groups = nullptr;  // the ranks that it is gathered from and reduced over
   std::vector<Slot> slots;
   TaskNames gathers, reductions, averages;  // averages: HYBRID_SHARD's, between lines
   std::vector<TaskNames::Part> parts;       // of the slots, in the reduction that is being submitted
@@ -32,7 +32,7 @@ struct Unit {
   std::vector<Call*> calls;
 
   State state = State::Sharded;
-  Ticket gathering;        // while Gathering
+  Work unsharding;         // while Unsharding
   int64_t epoch = -1;      // of the outermost forward in which it was last gathered; see Runtime::epoch_
   int64_t running = 0;     // forward calls under way that use it
   int64_t calls_seen = 0;  // distinct calls that used it since it was gathered, of calls.size()
@@ -74,7 +74,7 @@ struct Invocation {
 struct Call {
   std::string module;  // or "module.method()"
   bool method = false;
-  // Where the computing thread is, for the other ranks: see Alarm::at.
+  // Where the computing thread is, for the other ranks: see GroupHealth::at.
   const std::string* in_forward = nullptr;
   const std::string* in_recomputation = nullptr;
   const std::string* in_backward = nullptr;

@@ -31,7 +31,7 @@ class OptionCheck:
         self.models = models
         self._lanes = [(m, lane_group(m.group, m.device).collectives) for m in models if m.runtime.world > 1]
         self._steps = 0
-        self._told: list[tuple[Sharded, _C.Ticket, Tensor, float, str]] = []
+        self._told: list[tuple[Sharded, _C.Work, Tensor, float, str]] = []
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Raises DisagreementError where the last digest differed."""

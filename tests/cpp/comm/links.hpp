@@ -1,4 +1,4 @@
-// Links of a kind for the C++ tests, on one host, where ranks would share memory by themselves.
+// Transports of a kind for the C++ tests, on one host, where ranks would share memory by themselves.
 #pragma once
 
 #include <cstdlib>
@@ -10,7 +10,7 @@
 
 namespace ranks {
 
-inline const char* kLinks[] = {"shared memory", "sockets", "gloo"};
+inline const char* kTransports[] = {"shared memory", "sockets", "gloo"};
 
 // Before threads or processes are started.
 inline void want(const std::string& link) {
@@ -20,7 +20,7 @@ inline void want(const std::string& link) {
 }
 
 inline std::unique_ptr<rt::Ring> ring_of(Rank& me) {
-  return std::make_unique<rt::Ring>(rt::make_link(me.peers), me.peers, std::vector<int64_t>());
+  return std::make_unique<rt::Ring>(rt::make_transport(me.peers), me.peers, std::vector<int64_t>());
 }
 
 inline rt::Range range_of(std::vector<float>& values) {

@@ -113,35 +113,36 @@ struct Rank {
   std::shared_ptr<rt::Store> store;
 };
 
-// As a lane does it: one collective after the other under the watch, each knowing the next.
+// As a lane does it: one collective after the other under the tracker, each knowing the next.
 class Lane {
  public:
-  explicit Lane(std::shared_ptr<rt::Alarm> alarm) : alarm_(std::move(alarm)), watch_(alarm_->add_lane()) {}
-  rt::Alarm& alarm() { return *alarm_; }
-  rt::Watch& watch() { return watch_; }
-  // Throws what ended it, as a ticket does. `next`: what runs after it.
+  explicit Lane(std::shared_ptr<rt::GroupHealth> health)
+      : health_(std::move(health)), tracker_(health_->add_lane()) {}
+  rt::GroupHealth& health() { return *health_; }
+  rt::CollectiveTracker& tracker() { return tracker_; }
+  // Throws what ended it, as Work::wait does. `next`: what runs after it.
   void run(const std::string& label, const std::function<void()>& work, const rt::Upcoming* next = nullptr) {
-    if (auto over = alarm_->interruption()) std::rethrow_exception(over);
-    watch_.submitted();
-    watch_.set_upcoming(next);
-    const rt::Watch::Here here(&watch_);
-    watch_.begin(rt::task_name(label));
+    if (auto over = health_->interruption()) std::rethrow_exception(over);
+    tracker_.submitted();
+    tracker_.set_upcoming(next);
+    const rt::CollectiveTracker::Here here(&tracker_);
+    tracker_.begin(rt::task_name(label));
     try {
       work();
     } catch (...) {
-      std::rethrow_exception(alarm_->explain({label, std::current_exception()}));
+      std::rethrow_exception(health_->explain({label, std::current_exception()}));
     }
-    watch_.end();
+    tracker_.end();
   }
   // As a lane does that only enqueues.
   void enqueue(const std::string& label, std::function<bool()> begun, std::function<bool()> over) {
     run(label, [] {});
-    watch_.enqueued({std::move(begun), std::move(over)});
+    tracker_.enqueued({std::move(begun), std::move(over)});
   }
 
  private:
-  std::shared_ptr<rt::Alarm> alarm_;
-  rt::Watch& watch_;
+  std::shared_ptr<rt::GroupHealth> health_;
+  rt::CollectiveTracker& tracker_;
 };
 
 // --- ranks that are threads

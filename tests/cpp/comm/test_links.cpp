@@ -1,5 +1,5 @@
-// Ranks as processes that die, stop, or send what nobody expects, over each kind of link, while the links are
-// made and while they carry.
+// Ranks as processes that die, stop, or send what nobody expects, over each kind of transport, while the
+// links are made and while they carry.
 #include <signal.h>
 
 #include "../check.hpp"
@@ -25,9 +25,9 @@ std::string reduce(rt::Ring& ring, Rank& me, int64_t count = kCount) {
 // heart that says whose fault it was.
 std::vector<Ending> after_good_rounds(int world, const std::function<void(rt::Ring&, Rank&, Lane&)>& last) {
   return on_processes(world, [&](Rank& me) -> std::string {
-    auto alarm = std::make_shared<rt::Alarm>();
-    Lane lane(alarm);
-    rt::Heartbeat::start(me.store, me.rank, world, 15, alarm);
+    auto health = std::make_shared<rt::GroupHealth>();
+    Lane lane(health);
+    rt::Heartbeat::start(me.store, me.rank, world, 15, health);
     std::unique_ptr<rt::Ring> ring;
     std::string found;
     lane.run("connecting", [&] { ring = ring_of(me); });
@@ -56,9 +56,9 @@ void deaths(const std::string& link) {
   }
   // Two ranks: each survivor names one of them.
   const auto two = on_processes(4, [&](Rank& me) -> std::string {
-    auto alarm = std::make_shared<rt::Alarm>();
-    Lane lane(alarm);
-    rt::Heartbeat::start(me.store, me.rank, 4, 15, alarm);
+    auto health = std::make_shared<rt::GroupHealth>();
+    Lane lane(health);
+    rt::Heartbeat::start(me.store, me.rank, 4, 15, health);
     std::unique_ptr<rt::Ring> ring;
     lane.run("connecting", [&] { ring = ring_of(me); });
     if (me.rank % 2) raise(SIGKILL);
@@ -116,16 +116,16 @@ void another_collective(const std::string& link) {
   for (const Ending& ending : endings) CHECK(holds(ending, "run different modules", link));
 }
 
-// While they connect: before, between and after the exchanges of cards.
+// While they connect: before, between and after the exchanges of endpoints.
 void death_while_connecting(const std::string& link) {
   const auto endings = on_processes(3, [&](Rank& me) -> std::string {
-    auto alarm = std::make_shared<rt::Alarm>();
-    Lane lane(alarm);
-    rt::Heartbeat::start(me.store, me.rank, 3, 15, alarm);
+    auto health = std::make_shared<rt::GroupHealth>();
+    Lane lane(health);
+    rt::Heartbeat::start(me.store, me.rank, 3, 15, health);
     std::string found;
     lane.run("connecting", [&] {
       if (me.rank == 2) raise(SIGKILL);
-      found = ring_of(me)->link().name();
+      found = ring_of(me)->transport().name();
     });
     return found;
   });
@@ -159,7 +159,7 @@ void sockets_of_a_fork() {
 
 int main() {
   sockets_of_a_fork();
-  for (const std::string link : kLinks) {
+  for (const std::string link : kTransports) {
     want(link);
     deaths(link);
     a_child_lives_on(link);

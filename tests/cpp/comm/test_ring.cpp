@@ -1,5 +1,5 @@
-// Collectives through each kind of link, ranks as threads: every result, at sizes around the edges of
-// messages, with heads sent ahead, and on two groups at once.
+// Collectives through each kind of transport, ranks as threads: every result, at sizes around the edges of
+// messages, with early sends, and on two groups at once.
 #include <atomic>
 
 #include "../check.hpp"
@@ -24,33 +24,33 @@ void all_equal(const std::vector<float>& found, Value value, const std::string& 
 struct Job {
   std::string label;
   std::function<void()> work;
-  rt::Head head;
+  rt::EarlySend early;
 };
 
 void train(Rank& me, const std::string& link) {
-  Lane lane(std::make_shared<rt::Alarm>());
+  Lane lane(std::make_shared<rt::GroupHealth>());
   std::unique_ptr<rt::Ring> ring;
   lane.run("connecting", [&] { ring = ring_of(me); });
   {
     std::lock_guard lock(checking);
-    CHECK_EQ(std::string(ring->link().name()), link);
+    CHECK_EQ(std::string(ring->transport().name()), link);
   }
   const int world = me.world;
-  for (const int64_t n : {int64_t{1}, int64_t{1000}, ring->link().longest_message_bytes() / 4 + 3,
-                          5 * ring->link().longest_message_bytes() / 4}) {
+  for (const int64_t n : {int64_t{1}, int64_t{1000}, ring->transport().longest_message_bytes() / 4 + 3,
+                          5 * ring->transport().longest_message_bytes() / 4}) {
     const std::string what = link + ", " + std::to_string(world) + " ranks, " + std::to_string(n);
     std::vector<float> part = numbers(me.rank, n), whole(n * world), full = numbers(me.rank, n * world),
                        own(n), array = numbers(me.rank, 3 * n + 1), from_first = numbers(me.rank, n);
     std::deque<Job> jobs;
     jobs.push_back({"gather", [&] { ring->gather({range_of(whole)}, {range_of(part)}); },
-                    ring->head_of_gather({range_of(part)})});
+                    ring->early_send_of_gather({range_of(part)})});
     jobs.push_back({"scatter", [&] { ring->reduce_scatter({range_of(own)}, {range_of(full)}); },
-                    ring->head_of_reduce_scatter({range_of(full)})});
+                    ring->early_send_of_reduce_scatter({range_of(full)})});
     jobs.push_back({"reduce", [&] { ring->all_reduce({range_of(array)}); },
-                    ring->head_of_all_reduce({range_of(array)})});
+                    ring->early_send_of_all_reduce({range_of(array)})});
     jobs.push_back({"broadcast", [&] { ring->broadcast({range_of(from_first)}); }, {}});
     std::deque<rt::Upcoming> upcoming;
-    for (Job& job : jobs) upcoming.push_back({rt::task_name(job.label), std::move(job.head)});
+    for (Job& job : jobs) upcoming.push_back({rt::task_name(job.label), std::move(job.early)});
     for (size_t i = 0; i < jobs.size(); ++i)
       lane.run(jobs[i].label, jobs[i].work, i + 1 < jobs.size() ? &upcoming[i + 1] : nullptr);
     all_equal(whole, [&](int64_t i) { return number(static_cast<int>(i / n), i % n); }, what + " gather");
@@ -97,7 +97,7 @@ void pass_through_a_queue() {
 
 int main() {
   pass_through_a_queue();
-  for (const char* link : kLinks) {
+  for (const char* link : kTransports) {
     want(link);
     for (const int world : {2, 3, 4}) on_threads(world, [&](Rank& me) { train(me, link); });
   }

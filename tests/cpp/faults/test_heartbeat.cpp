@@ -25,17 +25,17 @@ bool holds(const std::string& text, const char* part) {
 // A rank with its heart: in a process of its own these would be one.
 struct Member {
   Member(std::shared_ptr<rt::Store> store, int rank, int world, double timeout_s = 30)
-      : alarm(std::make_shared<rt::Alarm>()), lane(alarm) {
-    rt::Heartbeat::start(std::move(store), rank, world, timeout_s, alarm);
+      : health(std::make_shared<rt::GroupHealth>()), lane(health) {
+    rt::Heartbeat::start(std::move(store), rank, world, timeout_s, health);
   }
-  ~Member() { rt::Heartbeat::end(*alarm); }
+  ~Member() { rt::Heartbeat::end(*health); }
   // What a collective that never ends by itself ends with.
   std::string wait(const std::string& label) {
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     try {
       lane.run(label, [&] {
         while (std::chrono::steady_clock::now() < until) {
-          lane.watch().check();
+          lane.tracker().check();
           std::this_thread::sleep_for(std::chrono::milliseconds(10));
         }
       });
@@ -52,7 +52,7 @@ struct Member {
     }
     return "(nothing)";
   }
-  std::shared_ptr<rt::Alarm> alarm;
+  std::shared_ptr<rt::GroupHealth> health;
   Lane lane;
 };
 
@@ -101,11 +101,11 @@ void times_out() {
 bool yes() { return true; }
 bool no() { return false; }
 
-std::string ended_with(const rt::Alarm& alarm) {
+std::string ended_with(const rt::GroupHealth& health) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
   while (std::chrono::steady_clock::now() < until) {
     try {
-      alarm.check();
+      health.check();
     } catch (const std::exception& e) {
       return e.what();
     }
@@ -124,16 +124,16 @@ void waits_on_its_device() {
   auto store = std::make_shared<MemoryStore>();
   Member me(store, 0, 2, 1.5), other(store, 1, 2);
   const auto backend = std::make_shared<Backend>();
-  me.alarm->aborts(backend);
+  me.health->aborts(backend);
   me.lane.enqueue("layers.0 all-gather", yes, yes);
   other.lane.enqueue("layers.0 all-gather", yes, yes);
   me.lane.enqueue("layers.1 all-gather", yes, no);
-  const std::string message = ended_with(*me.alarm);
+  const std::string message = ended_with(*me.health);
   CHECK(holds(message, "rank 1 does not come: it has done #1 'layers.0 all-gather'"));
   CHECK(holds(message, "Rank 0 waits at #2 'layers.1 all-gather'"));
   CHECK(backend->aborted);
   const auto late = std::make_shared<Backend>();
-  me.alarm->aborts(late);
+  me.health->aborts(late);
   CHECK(late->aborted);
 }
 
@@ -143,7 +143,7 @@ void device_is_late() {
   Member me(store, 0, 2, 1.5), other(store, 1, 2);
   me.lane.enqueue("layers.0 all-gather", yes, no);
   other.lane.enqueue("layers.0 all-gather", no, no);
-  const std::string message = ended_with(*me.alarm);
+  const std::string message = ended_with(*me.health);
   CHECK(holds(message, "rank 1") && holds(message, "has a device that does not come to the first"));
 }
 
@@ -181,11 +181,11 @@ void enqueues_without_end() {
   for (int i = 0; i < 20000; ++i) me.lane.enqueue("a", yes, [&done] { return done > 0; });
   done = 1;
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (me.alarm->snapshot().busy() && std::chrono::steady_clock::now() < until) {
+  while (me.health->snapshot().busy() && std::chrono::steady_clock::now() < until) {
   }
-  const auto lane = me.alarm->snapshot().lanes[0];
+  const auto lane = me.health->snapshot().lanes[0];
   CHECK(!lane.busy && lane.position == 20000);
-  me.lane.watch().forget_enqueued();
+  me.lane.tracker().forget_enqueued();
 }
 
 void trails() {
@@ -230,7 +230,7 @@ void an_echo_of_a_death() {
 void last_words() {
   auto store = std::make_shared<MemoryStore>();
   auto me = std::make_unique<Member>(store, 0, 2);
-  rt::Pulse theirs;
+  rt::RankStatus theirs;
   theirs.beat = 9;
   theirs.ended = true;
   theirs.text = "ValueError: the third batch\nis bad";
@@ -243,7 +243,7 @@ void gives_up() {
   Member me(store, 0, 2), other(store, 1, 2);
   std::string theirs;
   std::thread thread([&] { theirs = other.wait("layers.1 all-gather"); });
-  rt::Heartbeat::give_up(*me.alarm, "was interrupted by a signal");
+  rt::Heartbeat::give_up(*me.health, "was interrupted by a signal");
   thread.join();
   CHECK(holds(theirs, "rank 0 was interrupted by a signal"));
 }
@@ -315,26 +315,26 @@ void many_begin_and_end() {
     me.lane.run("a", [] {});
   }
   auto store = std::make_shared<MemoryStore>();
-  auto alarm = std::make_shared<rt::Alarm>();
-  rt::Heartbeat::start(store, 0, 2, 30, alarm);
+  auto health = std::make_shared<rt::GroupHealth>();
+  rt::Heartbeat::start(store, 0, 2, 30, health);
   rt::Heartbeat::shutdown("SystemExit: 3");
   const auto said = store->get("pulse/0");
-  CHECK(said && rt::Pulse::decode(*said) && rt::Pulse::decode(*said)->ended);
+  CHECK(said && rt::RankStatus::decode(*said) && rt::RankStatus::decode(*said)->ended);
 }
 
-// Whatever stands in the store is a pulse, a failure, or nothing.
+// Whatever stands in the store is a status, a failure, or nothing.
 void what_is_read() {
-  rt::Pulse pulse;
-  pulse.beat = 3;
-  pulse.lanes = {{4, 5, true, *rt::TaskNames("a\tb all-gather", 1, {"a"}).all(true)}, {}};
-  pulse.place = "forward of 'x'";
-  pulse.text = "two\nlines\n";
-  const auto read = rt::Pulse::decode(pulse.encode());
-  CHECK(read && read->text == pulse.text && read->lanes.size() == 2 &&
+  rt::RankStatus status;
+  status.beat = 3;
+  status.lanes = {{4, 5, true, *rt::TaskNames("a\tb all-gather", 1, {"a"}).all(true)}, {}};
+  status.place = "forward of 'x'";
+  status.text = "two\nlines\n";
+  const auto read = rt::RankStatus::decode(status.encode());
+  CHECK(read && read->text == status.text && read->lanes.size() == 2 &&
         read->lanes[0].task.label == "a\tb all-gather" && read->lanes[0].task.accumulates);
-  const std::string whole = pulse.encode();
-  for (size_t n = 0; n < whole.size(); ++n) (void)rt::Pulse::decode(whole.substr(0, n));
-  CHECK(!rt::Pulse::decode("") && !rt::Pulse::decode("1 2 3 4 99999999\n"));
+  const std::string whole = status.encode();
+  for (size_t n = 0; n < whole.size(); ++n) (void)rt::RankStatus::decode(whole.substr(0, n));
+  CHECK(!rt::RankStatus::decode("") && !rt::RankStatus::decode("1 2 3 4 99999999\n"));
   CHECK(!rt::Failure::decode("77 0\nwhat") && !rt::Failure::decode(""));
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,17 +14,24 @@ from torch import distributed as dist
 from osdp.base.cast_floats import cast_floats
 from osdp.base.compiled_modules import unwrapped
 from osdp.errors import ShardingError
-from osdp.fsdp.marks import MARKS, marked_plan, refuse_planned
-from osdp.fsdp.options import Options
-from osdp.fsdp.searched_plan import searched_plan
+from osdp.fsdp import former_optimizer_states as former
+from osdp.fsdp import optimizer_states, rank_files, state_dict_types, summoning
+from osdp.fsdp.class_or_instance import class_or_instance
+from osdp.fsdp.marks import MARKS, refuse_planned
+from osdp.fsdp.options import OPTIONS, Options
+from osdp.fsdp.shard import shard
 from osdp.fsdp.wrap import wrap_by_policy
 from osdp.plan.plan import Plan
 from osdp.sharding import step_scopes
 from osdp.sharding.forward_methods import part_of
-from osdp.sharding.fully_shard import fully_shard
-from osdp.sharding.handover import Handover
 from osdp.sharding.hybrid_mesh import GroupLike
 from osdp.sharding.sharded_model import Sharded
+
+
+def _fsdp_modules(module: nn.Module, root_only: bool = False) -> list[FullyShardedDataParallel]:
+    """The wraps in `module`; with `root_only` those that are no part of another."""
+    found = [m for m in module.modules() if isinstance(m, FullyShardedDataParallel)]
+    return [m for m in found if not root_only or m.check_is_root()]
 
 
 class FullyShardedDataParallel(nn.Module):
@@ -62,26 +69,12 @@ class FullyShardedDataParallel(nn.Module):
     ) -> None:
         super().__init__()
         options = Options.of(args, {"process_group": process_group, **kwargs})
-        mixed_precision = options.precision
         self.module = module
         inner = self._osdp_wrapped
-        refuse_planned(inner)
         if options.auto_wrap_policy is not None:
+            refuse_planned(inner)
             _wrap_parts(inner, options)
-        with Handover(inner) as handover:
-            fully_shard(
-                inner,
-                _plan(inner, options),
-                options.process_group,
-                device_mesh=options.device_mesh,
-                ranks_per_host=options.ranks_per_host,
-                device_id=options.device,
-                param_init_fn=options.param_init_fn,
-                initialise=options.initialise,
-                cpu_offload=options.offload,
-                mixed_precision=mixed_precision,
-                handover=handover,
-            )
+        shard(inner, options)
         self._mark(options)
 
     def _mark(self, options: Options) -> None:
@@ -137,11 +130,73 @@ class FullyShardedDataParallel(nn.Module):
         self._outermost("clip_grad_norm_")
         return step_scopes.clip_grad_norm_(self.module, max_norm, norm_type, error_if_nonfinite)
 
-    def summon_full_params(
-        self, with_grads: bool = False, writeback: bool = True
-    ) -> AbstractContextManager[None]:
-        """See `osdp.summon_full_params`."""
-        return step_scopes.summon_full_params(part_of(self._osdp_wrapped)[0], with_grads, writeback)
+    # Called on the class with a model, as FSDP1 has them, or on an instance.
+    summon_full_params = class_or_instance(summoning.summon_full_params)
+    fsdp_modules = class_or_instance(_fsdp_modules)
+    state_dict_type = class_or_instance(state_dict_types.state_dict_type)
+    set_state_dict_type = class_or_instance(state_dict_types.set_state_dict_type)
+    get_state_dict_type = class_or_instance(state_dict_types.get_state_dict_type)
+    optim_state_dict = class_or_instance(optimizer_states.optim_state_dict)
+    optim_state_dict_to_load = staticmethod(optimizer_states.optim_state_dict_to_load)
+    full_optim_state_dict = class_or_instance(former.full_optim_state_dict)
+    sharded_optim_state_dict = class_or_instance(former.sharded_optim_state_dict)
+    shard_full_optim_state_dict = staticmethod(former.shard_full_optim_state_dict)
+    scatter_full_optim_state_dict = staticmethod(former.scatter_full_optim_state_dict)
+    flatten_sharded_optim_state_dict = staticmethod(former.flatten_sharded_optim_state_dict)
+    rekey_optim_state_dict = staticmethod(former.rekey_optim_state_dict)
+    gather_full_optim_state_dict = former.gather_full_optim_state_dict
+    get_shard_from_optim_state_dict = former.get_shard_from_optim_state_dict
+    local_metadata_dict = rank_files.local_metadata_dict
+    consolidate_shard_weights = staticmethod(rank_files.consolidate_shard_weights)
+
+    def local_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """This rank's rows, under the unwrapped names; see osdp/fsdp/rank_files.py."""
+        with state_dict_types.shown_as(self, "local"):
+            return self.module.state_dict(*args, **kwargs)
+
+    def load_local_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load what `local_state_dict` gave on this rank."""
+        with state_dict_types.shown_as(self, "local"):
+            return self.module.load_state_dict(*args, **kwargs)
+
+    def apply(self, fn: Callable[[nn.Module], None]) -> FullyShardedDataParallel:
+        """As nn.Module's, while parameters are full, and what it changes is kept: each rank its own rows. Collective."""
+        if self._sharded().runtime.summoned:
+            return super().apply(fn)
+        with summoning.summon_full_params(self):
+            return super().apply(fn)
+
+    def check_is_root(self) -> bool:
+        return part_of(self._osdp_wrapped)[2] == ""
+
+    def assert_state(self, state: Any) -> None:
+        """Raises ShardingError unless it is in (one of) FairScale's `TrainingState`s that are given."""
+        runtime = self._sharded().runtime
+        now = {"SUMMON_FULL_PARAMS"} if runtime.summoned else {"IDLE"}
+        if runtime.in_pass:
+            now = {"FORWARD", "BACKWARD_PRE", "BACKWARD_POST"}
+        wanted = [each.name for each in (state if isinstance(state, (list, tuple)) else [state])]
+        if not now & set(wanted):
+            raise ShardingError(
+                f"expected to be in {' or '.join(wanted)}, but it is {' or '.join(sorted(now))}"
+            )
+
+    @property
+    def params_with_grad(self) -> list[nn.Parameter]:
+        return [p for p in self.parameters() if p.grad is not None]
+
+    def append_shared_param(self, p: nn.Parameter) -> None:
+        """Accepted: tied parameters are found."""
+
+    def set_gradient_divide_factors(self, pre: float, post: float, recursive: bool) -> None:
+        raise ShardingError(
+            "set_gradient_divide_factors is not supported: scale the loss; gradients are means"
+        )
+
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        raise ShardingError(
+            "register_comm_hook is not supported: reduce_dtype of mixed_precision= says what gradients travel in"
+        )
 
     # Names are the unwrapped module's: the wrapper adds no "module." to parameters, buffers and state dicts.
 
@@ -200,18 +255,12 @@ class FullyShardedDataParallel(nn.Module):
         except AttributeError:
             if name == "module":
                 raise
+            if name in OPTIONS and not hasattr(self.module, name) and self._osdp_wrapped in MARKS:
+                return getattr(MARKS[self._osdp_wrapped], name)
             return getattr(self.module, name)
 
     def __getitem__(self, key: Any) -> Any:
         return self.module[key]  # type: ignore[index]
-
-
-def _plan(module: nn.Module, options: Options) -> Plan:
-    if options.plan is not None:
-        return options.plan
-    if options.memory is not None:
-        return searched_plan(module, options)
-    return marked_plan(module, options)
 
 
 def _wrap_parts(model: nn.Module, options: Options) -> None:

@@ -18,6 +18,7 @@ from osdp.plan.plan import Plan
 from osdp.sharding.cpu_offload import wants_offload
 from osdp.sharding.hybrid_mesh import GroupLike
 from osdp.sharding.meta_init import InitFunction
+from osdp.sharding.state_dict_form import StateDictForm
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class Options:
     buffer_dtype: torch.dtype | None = None
     fp32_reduce_scatter: bool = False
     force_input_to_fp32: bool = False
+    state_dict_device: int | str | torch.device | None = None
+    state_dict_on_rank_0_only: bool = False
 
     @staticmethod
     def of(positional: Sequence[object], named: Mapping[str, Any]) -> Options:
@@ -102,6 +105,12 @@ class Options:
         return wants_offload(self.cpu_offload) or self.move_params_to_cpu
 
     @property
+    def form(self) -> StateDictForm:
+        """Of state dicts: on the host, or where the model is."""
+        on_host = self.state_dict_device is not None and torch.device(self.state_dict_device).type == "cpu"
+        return StateDictForm("full", on_host, self.state_dict_on_rank_0_only)
+
+    @property
     def device(self) -> int | str | torch.device | None:
         return self.compute_device if self.device_id is None else self.device_id
 
@@ -135,3 +144,6 @@ class Options:
         if name not in MODES:
             raise InvalidProblemError(f"sharding_strategy is {told!r}; it is one of {', '.join(MODES)}")
         return name
+
+
+OPTIONS = frozenset(f.name for f in dataclasses.fields(Options))

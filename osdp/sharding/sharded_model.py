@@ -20,6 +20,7 @@ from osdp.plan.plan import Plan
 from osdp.ranks.process_groups import LaneGroup
 from osdp.sharding.hybrid_mesh import RankGrid
 from osdp.sharding.installed import Installed
+from osdp.sharding.state_dict_form import StateDictForm
 
 
 class ModuleTree(Protocol):
@@ -57,6 +58,7 @@ class Sharded:
         self.policy = policy
         self.tree: ModuleTree
         self.installed: Installed  # on the model's modules
+        self.form = StateDictForm()
         self.shown: WeakSet[nn.Module] = WeakSet()  # modules whose state dicts show full parameters
         self.split_names = frozenset(splits_of(plan))  # weights that are computed in slices
         self.index = {name: i for i, name in enumerate(names)}

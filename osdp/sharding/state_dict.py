@@ -1,4 +1,5 @@
-"""state_dict and load_state_dict of a sharded model speak of full tensors, under the unwrapped model's names."""
+"""state_dict and load_state_dict of a sharded model speak of full tensors, under the unwrapped model's names; unless its
+StateDictForm says otherwise."""
 
 from __future__ import annotations
 
@@ -6,8 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from osdp.errors import ShardingError
+from osdp.sharding.cut_parameters import cut_parameter
+from osdp.sharding.dtensors import as_dtensor, rows_of
 from osdp.sharding.sharded_model import Sharded
 
 
@@ -21,6 +25,7 @@ def show_full_state(model: nn.Module, sharded: Sharded) -> None:
     model.register_state_dict_pre_hook(_Beginning(sharded))  # type: ignore[no-untyped-call]
     model.register_load_state_dict_pre_hook(_Assigning(sharded))  # type: ignore[no-untyped-call]
     show_full_parameters(model, sharded)
+    model.register_state_dict_post_hook(_Ending(sharded))  # type: ignore[no-untyped-call]
 
 
 def show_full_parameters(model: nn.Module, sharded: Sharded) -> None:
@@ -52,13 +57,43 @@ class _Saving:
         self.sharded = sharded
 
     def __call__(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-        runtime = self.sharded.runtime
+        runtime, form = self.sharded.runtime, self.sharded.form
         for key, parameter, index in _sharded_in(module, self.sharded):
-            if prefix + key in state:
-                # Inside summon_full_params the parameter is full already.
-                full = runtime.summoned and list(parameter.shape) == runtime.full_shape(index)
-                local = parameter.detach()
-                state[prefix + key] = local.clone() if full else runtime.gather_whole(index, local)
+            if prefix + key not in state:
+                continue
+            # Inside summon_full_params the parameter is full already.
+            full = runtime.summoned and list(parameter.shape) == runtime.full_shape(index)
+            shown = parameter.detach().clone() if full else self._shown(index, parameter.detach())
+            if form.rank0_only and runtime.rank != 0:
+                del state[prefix + key]
+            else:
+                state[prefix + key] = shown.cpu() if form.on_host and form.kind == "full" else shown
+
+    def _shown(self, index: int, local: Tensor) -> Tensor:
+        sharded = self.sharded
+        if sharded.form.kind == "full":
+            return sharded.runtime.gather_whole(index, local)
+        if sharded.form.kind == "local":
+            return local
+        name = next(name for name, i in sharded.index.items() if i == index)
+        return as_dtensor(cut_parameter(sharded, name), local)
+
+
+class _Ending:
+    """On the model, when all its modules have shown theirs: what is not sharded."""
+
+    def __init__(self, sharded: Sharded) -> None:
+        self.sharded = sharded
+
+    def __call__(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        form, rank = self.sharded.form, self.sharded.runtime.rank
+        if not form.on_host and not form.rank0_only:
+            return
+        for key in [key for key in state if key.startswith(prefix)]:
+            if form.rank0_only and rank != 0:
+                del state[key]
+            elif form.on_host and isinstance(state[key], Tensor):
+                state[key] = state[key].cpu()
 
 
 class _Assigning:
@@ -102,6 +137,11 @@ class _Loading:
             if full is None:
                 continue
             wanted = tuple(runtime.full_shape(index))
+            if self.sharded.form.kind == "local":
+                continue  # rows for rows; torch compares the shapes
+            if isinstance(full, DTensor) and tuple(full.shape) == wanted:
+                state[prefix + key] = self._rows_of(index, full)
+                continue
             if not isinstance(full, Tensor) or tuple(full.shape) != wanted:
                 # Taken out, so that a tensor of by chance this rank's local shape is not loaded as if it were full.
                 del state[prefix + key]
@@ -111,3 +151,7 @@ class _Loading:
                 )
             else:
                 state[prefix + key] = runtime.take_local(index, full.detach())
+
+    def _rows_of(self, index: int, shown: DTensor) -> Tensor:
+        name = next(name for name, i in self.sharded.index.items() if i == index)
+        return rows_of(cut_parameter(self.sharded, name), shown)

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from torch.distributed import fsdp as torch_fsdp
 
+import osdp
 from osdp.fsdp.arguments import HARMLESS, ORDERS, REFUSED
+from osdp.fsdp.fsdp_module import HINTS, UNSUPPORTED
 from osdp.fsdp.options import Options
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +59,34 @@ def test_the_table_says_what_the_code_does():
     assert {n for n, s in status.items() if s == "done"} == {"module", *fields}
 
 
-@pytest.mark.parametrize("row", [*rows("Arguments"), *rows("Methods")], ids=lambda row: row.name)
+def public(kind: type) -> set[str]:
+    return {name for name in vars(kind) if not name.startswith("_")}
+
+
+def test_every_method_of_torchs_class_is_in_the_table():
+    assert named("Methods", "FSDP1") == public(torch_fsdp.FullyShardedDataParallel)
+
+
+def test_every_argument_and_method_of_torchs_function_is_in_the_table():
+    theirs = set(inspect.signature(torch_fsdp.fully_shard).parameters)
+    assert named("fully_shard", "FSDP2") == theirs <= set(inspect.signature(osdp.fully_shard).parameters)
+    assert named("FSDPModule", "FSDP2") == public(torch_fsdp.FSDPModule)
+    status = {row.name: row.status for row in rows("FSDPModule")}
+    assert {n for n, s in status.items() if s == "harmless"} == {"unshard", *HINTS}
+    assert {n for n, s in status.items() if s == "refused"} == set(UNSUPPORTED)
+    assert status.keys() == public(osdp.FSDPModule)
+
+
+def test_what_the_table_says_is_there_is_there():
+    ours = osdp.FullyShardedDataParallel
+    there = {row.name for row in rows("Methods") if row.status in ("done", "harmless")}
+    assert {n for n in there if not hasattr(ours, n)} == {"module", "cpu_offload"}  # attributes of instances
+
+
+ALL = [row for section in ("Arguments", "Methods", "fully_shard", "FSDPModule") for row in rows(section)]
+
+
+@pytest.mark.parametrize("row", ALL, ids=lambda row: row.name)
 def test_each_row_names_a_test_that_is_there(row):
     assert row.status in STATUS
     links = re.findall(r"\[`(test_\w+)`\]\(\.\./(tests/[\w/]+\.py)\)", row.test)

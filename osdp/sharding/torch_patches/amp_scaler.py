@@ -17,7 +17,7 @@ from torch import distributed as dist
 from torch.amp import grad_scaler
 from torch.optim import Optimizer
 
-from osdp.sharding.torch_patches.sharded_parameters import cut_parameters
+from osdp.sharding.cut_parameters import cut_parameters
 
 
 @functools.cache

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from osdp.errors import ShardingError
+from osdp.sharding.cut_parameters import CutParameter, cut_parameters, models_sharded
 from osdp.sharding.torch_patches.optimizer_options import OptionCheck
-from osdp.sharding.torch_patches.sharded_parameters import CutParameter, cut_parameters, models_sharded
 
 STEPS = 3
 TOLERANCE = 1e-5  # of the step; element-wise ones differ by rounding, if at all

@@ -15,21 +15,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
-from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor, nn
-from torch import distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from osdp.errors import ShardingError
-from osdp.ranks.process_groups import group_of_ranks
-from osdp.sharding.torch_patches.sharded_parameters import CutParameter, cut_parameters
+from osdp.sharding.cut_parameters import CutParameter, cut_parameters
+from osdp.sharding.dtensors import as_dtensor, mesh_of, rank_of, rows_of
 
 Value = Any
-_RANK = "_osdp_rank"  # of a DTensor: whose rows it holds; travels with it into a user's own file
-_meshes: WeakKeyDictionary[object, dict[bool, DeviceMesh]] = WeakKeyDictionary()
 
 
 @functools.cache
@@ -121,16 +115,7 @@ class _Shown(_OfParameter):
                 "number: it cannot be shown as a part of a full tensor. Give the operator NO_SHARD "
                 f"({parameter.advice})."
             )
-        mesh = _mesh(parameter)
-        full = torch.empty(parameter.full_shape, device="meta")
-        rows = value.detach()
-        if parameter.split:
-            rows = _rows(parameter.sharded.gather_whole(parameter.name, rows), mesh)
-        shown = DTensor.from_local(
-            rows, mesh, _placements(parameter), run_check=False, shape=full.shape, stride=full.stride()
-        )
-        setattr(shown, _RANK, (parameter.rank, parameter.world))
-        return shown
+        return as_dtensor(parameter, value)
 
 
 class _Local(_OfParameter):
@@ -148,17 +133,14 @@ class _Local(_OfParameter):
         if tuple(value.shape) == parameter.full_shape:
             if not isinstance(value, DTensor):
                 return parameter.sharded.take_local(parameter.name, value)
-            here = (parameter.rank, parameter.world)
-            of_rank = getattr(value, _RANK, here)
-            if of_rank != here or value.device_mesh != _mesh(parameter):
+            here, of_rank = (parameter.rank, parameter.world), rank_of(value, parameter)
+            if of_rank != here or value.device_mesh != mesh_of(parameter):
                 raise ShardingError(
                     f"{what} holds the rows of rank {of_rank[0]} of {value.device_mesh.size()}, and this is rank "
                     f"{here[0]} of {here[1]}: a file written by torch.save(optimizer.state_dict()) holds one rank's "
                     f"rows, and is for that rank alone. {instead}."
                 )
-            if parameter.split:
-                return parameter.sharded.take_local(parameter.name, value.full_tensor())
-            local = value.redistribute(value.device_mesh, _placements(parameter)).to_local()
+            local = rows_of(parameter, value)
             if tuple(local.shape) == parameter.local_shape:
                 return local
         elif value.numel() == 1:
@@ -167,38 +149,3 @@ class _Local(_OfParameter):
             f"{what} has shape {list(value.shape)}, and the whole parameter has {list(parameter.full_shape)}: which "
             f"part of it that is cannot be told. {instead}."
         )
-
-
-def _placements(parameter: CutParameter) -> list[Any]:
-    from torch.distributed.tensor import Replicate, Shard
-
-    rows = Shard(parameter.dim)
-    return [Replicate(), rows] if parameter.hybrid else [rows]
-
-
-def _mesh(parameter: CutParameter) -> DeviceMesh:
-    """The ranks that hold the parameter; made when first asked for, with HYBRID_SHARD by the ranks of line and column."""
-    sharded = parameter.sharded
-    made = _meshes.setdefault(sharded, {})
-    if parameter.hybrid not in made:
-        kind = sharded.device.type
-        if not parameter.hybrid:
-            made[False] = DeviceMesh.from_group(sharded.group, kind)
-        else:
-            grid, rank = sharded.grid, dist.get_rank(sharded.group)
-            assert grid is not None
-            ranks = dist.get_process_group_ranks(sharded.group)
-            lines = [[ranks[r] for r in line] for line in grid.lines]
-            groups = [
-                group_of_ranks([ranks[r] for r in part])
-                for part in (grid.column_of(rank), grid.line_of(rank))
-            ]
-            made[True] = DeviceMesh.from_group(groups, kind, lines, mesh_dim_names=("replicate", "shard"))
-    return made[parameter.hybrid]
-
-
-def _rows(full: Tensor, mesh: DeviceMesh) -> Tensor:
-    """This rank's rows as Shard(0) has them."""
-    chunk = -(-full.shape[0] // mesh.size())
-    begin = min(chunk * mesh.get_local_rank(), full.shape[0])
-    return full[begin : begin + chunk].clone()

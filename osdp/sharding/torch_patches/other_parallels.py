@@ -107,13 +107,17 @@ def refuse_others(model: nn.Module) -> None:
         place = f"'{name}'" if name else "the model itself"
         if "replicate" in (_get_registry(module) or ()):
             _refuse_inside(f"{place} is under torch's replicate already")
-        if isinstance(module, _WRAPPERS) or any(base.__name__ == "FSDPModule" for base in kind.__mro__):
+        if isinstance(module, _WRAPPERS) or any(map(_is_torchs, kind.__mro__)):
             what = "torch's fully_shard" if not isinstance(module, _WRAPPERS) else kind.__name__
             _refuse_inside(f"{place} is under {what} already")
     if _holder(model) is not None:
         gc.collect()  # one that was let go of may only not have been collected yet
         if (holder := _holder(model)) is not None:
             _refuse_inside(f"a part of the model is in a {type(holder).__name__} already")
+
+
+def _is_torchs(kind: type) -> bool:
+    return kind.__name__ == "FSDPModule" and kind.__module__.startswith("torch.")
 
 
 def _holder(model: nn.Module) -> nn.Module | None:

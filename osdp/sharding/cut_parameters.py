@@ -58,6 +58,10 @@ class CutParameter:
         return f"osdp.search(..., whole=[{module or self.name!r}]), or by hand {by_hand}"
 
 
+def cut_parameter(sharded: Sharded, name: str) -> CutParameter:
+    return CutParameter(sharded, name, name in _hybrid_names(sharded))
+
+
 def models_sharded() -> int:
     """How many there are now; what was found of parameters may be stale when it changed."""
     return len(sharded_models())

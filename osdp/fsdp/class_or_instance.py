@@ -1,0 +1,28 @@
+"""Methods that scripts call either way: FSDP.summon_full_params(model), as FSDP1 has it, and model.summon_full_params()."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+
+class class_or_instance:
+    """Of a function whose first argument is a module: the instance, where none is passed."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        functools.update_wrapper(self, function)  # type: ignore[arg-type]
+
+    def __get__(self, instance: nn.Module | None, owner: type) -> Callable[..., Any]:
+        if instance is None:
+            return self.function
+
+        @functools.wraps(self.function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            passed = (args and isinstance(args[0], nn.Module)) or {"module", "model"} & kwargs.keys()
+            return self.function(*args, **kwargs) if passed else self.function(instance, *args, **kwargs)
+
+        return called

@@ -1,0 +1,98 @@
+"""fully_shard: with a plan osdp's own; without one FSDP2's, called for blocks first and for the model last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from osdp.errors import InvalidProblemError
+from osdp.fsdp.fsdp_module import as_fsdp_module
+from osdp.fsdp.options import Options
+from osdp.fsdp.shard import shard
+from osdp.plan.plan import Plan
+from osdp.sharding.fully_shard import fully_shard as shard_by_plan
+from osdp.sharding.hybrid_mesh import GroupLike
+from osdp.sharding.sharded_model import runtime_of
+from osdp.sharding.state_dict_form import StateDictForm
+
+
+def fully_shard(
+    module: Any,
+    plan: Plan | None = None,
+    process_group: GroupLike | None = None,
+    *,
+    mesh: DeviceMesh | None = None,
+    reshard_after_forward: bool | int | None = None,
+    shard_placement_fn: Callable[[nn.Parameter], Any] | None = None,
+    mp_policy: object = None,
+    offload_policy: object = None,
+    ignored_params: Iterable[nn.Parameter] | None = None,
+    dp_mesh_dims: object = None,
+    **options: Any,
+) -> Any:
+    """Shard `module` in place, and return it. Collective over the process group, or the mesh (default: all ranks).
+
+    With a `plan`, as `osdp.sharding.fully_shard.fully_shard` says, whose keywords are taken: that plan is obeyed.
+
+    Without one as torch's `fully_shard`: blocks first, then the model, each becomes a unit that is gathered at its call (see
+    docs/drop-in.md for what each argument does). `module` may be a list of modules. `reshard_after_forward=False` is
+    SHARD_GRAD_OP; True, None and a number are FULL_SHARD, or HYBRID_SHARD with a mesh of two dimensions. `mp_policy` and
+    `offload_policy` are torch's objects, or ours. Parameters stay plain tensors that hold this rank's rows; state dicts show
+    those that are sharded as DTensors.
+
+    Raises InvalidProblemError for what is not supported, and what `osdp.sharding.fully_shard.fully_shard` raises.
+
+    >>> for block in model.blocks:
+    ...     osdp.fully_shard(block, reshard_after_forward=True)
+    >>> osdp.fully_shard(model)
+    """
+    torchs = {"mesh": mesh, "reshard_after_forward": reshard_after_forward, "mp_policy": mp_policy}
+    torchs |= {"offload_policy": offload_policy, "shard_placement_fn": shard_placement_fn}
+    if plan is not None:
+        if given := [name for name, value in torchs.items() if value is not None]:
+            raise InvalidProblemError(
+                f"{given[0]}= goes without a plan: a plan says how everything is sharded"
+            )
+        return shard_by_plan(module, plan, process_group, **options)
+    _refuse(module, ignored_params, dp_mesh_dims, shard_placement_fn)
+    told = Options.of(
+        (),
+        {
+            "process_group": process_group,
+            "device_mesh": mesh,
+            "reshard_after_forward": reshard_after_forward is not False,
+            "mixed_precision": mp_policy,
+            "cpu_offload": offload_policy,
+            **options,
+        },
+    )
+    for part in module if isinstance(module, (list, tuple)) else [module]:
+        shard(part, told)
+        runtime_of(part).form = StateDictForm("sharded")
+        as_fsdp_module(part)
+    return module
+
+
+def _refuse(module: Any, ignored: object, mesh_dims: object, placement: Callable[..., Any] | None) -> None:
+    """What would be sharded otherwise than asked."""
+    from torch.distributed.tensor import Shard
+
+    if ignored:
+        raise InvalidProblemError("ignored_params is not supported: freeze what must not train")
+    if mesh_dims is not None:
+        raise InvalidProblemError(
+            "dp_mesh_dims is not supported: give the submesh of its dimensions as mesh="
+        )
+    if placement is None:
+        return
+    for part in module if isinstance(module, (list, tuple)) else [module]:
+        for name, parameter in part.named_parameters():
+            placed = placement(parameter)
+            if placed is not None and not isinstance(placed, Shard):
+                raise InvalidProblemError(
+                    f"shard_placement_fn gives {placed!r} for {name!r}; only Shard(dim) and None are supported (and the "
+                    "dimension is OSDP's: rows)"
+                )

@@ -1,0 +1,101 @@
+"""FSDPModule: the methods that FSDP2 gives to a module. Those that tune what OSDP does otherwise do nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from osdp.errors import ShardingError
+from osdp.sharding.forward_methods import part_of
+
+# What tunes when memory is held and what travels when: the plan's prefetch and modes decide that.
+HINTS = (
+    "reset_iter_state",
+    "reshard",
+    "set_force_sum_reduction_for_comms",
+    "set_is_last_backward",
+    "set_modules_to_backward_prefetch",
+    "set_modules_to_forward_prefetch",
+    "set_post_optim_event",
+    "set_reduce_scatter_max_input_buffers",
+    "set_reshard_after_backward",
+    "set_reshard_after_forward",
+    "set_separate_reduce_scatter_group",
+    "set_symm_mem_for_comm",
+    "set_unshard_in_backward",
+)
+
+# What would change results or memory in a way that is not there, and what to do instead.
+UNSUPPORTED = {
+    "set_all_reduce_hook": "change gradients after backward, or in register_post_accumulate_grad_hook",
+    "set_allocate_memory_from_process_group_for_comm": "pass it to osdp.fully_shard(model, plan)",
+    "set_custom_all_gather": "OSDP's collectives are its own",
+    "set_custom_reduce_scatter": "OSDP's collectives are its own",
+    "set_gradient_divide_factor": "scale the loss: gradients are means over the ranks",
+    "set_reduce_scatter_divide_factor": "scale the loss: gradients are means over the ranks",
+    "set_reduce_scatter_unused_params": "a parameter that no rank used has no gradient",
+}
+
+
+class UnshardHandle:
+    """What `unshard` returns; there is nothing to wait for."""
+
+    def wait(self) -> None:
+        pass
+
+
+class FSDPModule(nn.Module):
+    """A module that `osdp.fully_shard(module)` has sharded is one of these as well; see docs/drop-in.md for each method."""
+
+    def unshard(self, async_op: bool = False) -> UnshardHandle | None:
+        """A hint: the next call gathers. To read full parameters outside of calls use `osdp.summon_full_params`."""
+        return UnshardHandle() if async_op else None
+
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
+        """False: backward keeps this rank's own gradients, as in `osdp.no_sync`. For the outermost module."""
+        model, sharded, name = part_of(self)
+        if name:
+            raise ShardingError(
+                f"set_requires_gradient_sync is for the outermost module: {name!r} is a part of a {type(model).__name__}"
+            )
+        sharded.runtime.sync = requires_gradient_sync
+
+    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
+        """Without HYBRID_SHARD there is none to leave out; with it, False is refused."""
+        _, sharded, _ = part_of(self)
+        if not requires_all_reduce and sharded.grid is not None and len(sharded.grid.lines) > 1:
+            raise ShardingError(
+                "set_requires_all_reduce(False) is not supported: accumulate with set_requires_gradient_sync(False)"
+            )
+
+
+def _hint(name: str) -> Callable[..., None]:
+    def accepted(self: FSDPModule, *_: Any, **__: Any) -> None:
+        """Accepted: the plan decides what this would tune."""
+
+    accepted.__name__ = name
+    return accepted
+
+
+def _refusal(name: str, instead: str) -> Callable[..., None]:
+    def refused(self: FSDPModule, *_: Any, **__: Any) -> None:
+        raise ShardingError(f"{name} is not supported: {instead}")
+
+    refused.__name__ = name
+    refused.__doc__ = f"Not supported: {instead}."
+    return refused
+
+
+for _name in HINTS:
+    setattr(FSDPModule, _name, _hint(_name))
+for _name, _instead in UNSUPPORTED.items():
+    setattr(FSDPModule, _name, _refusal(_name, _instead))
+
+
+def as_fsdp_module(module: nn.Module) -> None:
+    """Gives it the methods: its class becomes one of both, as FSDP2 has it."""
+    kind = type(module)
+    if not issubclass(kind, FSDPModule):
+        module.__class__ = type(f"FSDP{kind.__name__}", (FSDPModule, kind), {"__module__": kind.__module__})

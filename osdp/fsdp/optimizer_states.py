@@ -1,0 +1,155 @@
+"""Optimizer state dicts by parameter names, full or sharded: FSDP1's optim_state_dict family.
+
+`Optimizer.state_dict()` shows states of sharded parameters as DTensors, and `load_state_dict()` takes DTensors and full
+tensors (Note [DTensors at the border]). What is left to do here is to gather, and to put names for numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from osdp.errors import InvalidProblemError, ShardingError
+from osdp.fsdp.sharded_in import only_sharded_in
+from osdp.fsdp.state_dict_types import optimizer_form
+from osdp.ranks.rank_group import Together
+from osdp.sharding.state_dict_form import StateDictForm
+
+State = dict[str, Any]
+FULL_ON_RANK_0 = StateDictForm("full", on_host=True, rank0_only=True)
+
+
+def optim_state_dict(
+    model: nn.Module, optim: Optimizer, optim_state_dict: State | None = None, group: object = None
+) -> State:
+    """The optimizer's state by the unwrapped model's parameter names, as `state_dict_type` says (by default full, in host
+    memory, on every rank). Collective. `optim_state_dict`: what `optim.state_dict()` gave.
+
+    >>> state = FSDP.optim_state_dict(model, optimizer)
+    """
+    _, sharded = only_sharded_in(model, "optim_state_dict")
+    return by_name(model, optim, optimizer_form(sharded), optim_state_dict)
+
+
+def optim_state_dict_to_load(
+    model: nn.Module,
+    optim: Optimizer,
+    optim_state_dict: State,
+    is_named_optimizer: bool = False,
+    load_directly: bool = False,
+    group: object = None,
+) -> State:
+    """What `optim.load_state_dict` takes, from `optim_state_dict`'s result: of any number of ranks, FSDP1's and one
+    process's too. With `rank0_only` set, rank 0's counts and the others may pass {}. Collective.
+
+    Raises ShardingError for states of parameters that the optimizer does not have.
+    """
+    _, sharded = only_sharded_in(model, "optim_state_dict_to_load")
+    if optimizer_form(sharded).rank0_only:
+        optim_state_dict = from_rank_0(model, optim_state_dict)
+    ready = optim_state_dict if is_named_optimizer else numbered(model, optim, optim_state_dict)
+    if load_directly:
+        optim.load_state_dict(ready)
+    return ready
+
+
+def by_name(model: nn.Module, optim: Optimizer, form: StateDictForm, given: State | None = None) -> State:
+    """Collective where the form is full: one tensor after another is gathered."""
+    _, sharded = only_sharded_in(model, "the optimizer's state")
+    shown = optim.state_dict() if given is None else given
+    names = names_of(model, optim)
+    mine = not form.rank0_only or sharded.runtime.rank == 0
+
+    def kept(value: Any) -> Any:
+        if isinstance(value, DTensor) and form.kind != "sharded":
+            value = value.full_tensor() if form.kind == "full" else value.to_local()
+        if isinstance(value, Tensor) and not isinstance(value, DTensor) and mine and form.on_host:
+            value = value.to("cpu")
+        return value if mine else None
+
+    state = {names.get(k, k): _mapped(entry, kept) for k, entry in shown["state"].items()}
+    groups = [{**g, "params": [names.get(k, k) for k in g["params"]]} for g in shown["param_groups"]]
+    return {"state": state, "param_groups": groups} if mine else {}
+
+
+def numbered(model: nn.Module, optim: Optimizer, named: State) -> State:
+    numbers = {name: number for number, name in names_of(model, optim).items()}
+    groups = named.get("param_groups", optim.state_dict()["param_groups"])
+
+    def number_of(key: Any) -> Any:
+        if isinstance(key, str) and key not in numbers:
+            raise ShardingError(
+                f"the state dict has a state of {key!r}, which is no parameter of the {type(optim).__name__}"
+            )
+        return numbers.get(key, key)
+
+    return {
+        **named,
+        "state": {number_of(k): entry for k, entry in named["state"].items()},
+        "param_groups": [{**g, "params": [number_of(k) for k in g["params"]]} for g in groups],
+    }
+
+
+def names_of(model: nn.Module, optim: Optimizer) -> dict[int, str]:
+    """The number that the optimizer's state dict has for a parameter -> its name in the unwrapped model."""
+    root = getattr(model, "_osdp_wrapped", model)
+    names = {id(p): name for name, p in root.named_parameters()}
+    parameters = (p for group in optim.param_groups for p in group["params"])
+    return {i: names[id(p)] for i, p in enumerate(parameters) if id(p) in names}
+
+
+def from_rank_0(model: nn.Module, given: State | None) -> State:
+    """Rank 0's state dict on every rank, one full tensor after another. Collective."""
+    _, sharded = only_sharded_in(model, "the optimizer's state")
+    together = Together(sharded.group, "sending rank 0's optimizer state")
+    assert sharded.lane is not None
+    tensors: list[Tensor] = []
+
+    def noted(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if isinstance(value, DTensor):
+            raise InvalidProblemError(
+                "rank 0's optimizer state must be full tensors where it is sent to the others"
+            )
+        tensors.append(value)
+        return _Sent(value.shape, value.dtype)
+
+    def described() -> Any:
+        return _mapped(given, noted) if together.rank == 0 else None
+
+    form = together.all(together.do("describing rank 0's optimizer state", described))[0]
+    order = iter(tensors)
+
+    def received(value: Any) -> Any:
+        if not isinstance(value, _Sent):
+            return value
+        if together.rank == 0:
+            full = next(order).to(sharded.device).contiguous()
+        else:
+            full = torch.empty(value.shape, dtype=value.dtype, device=sharded.device)
+        sharded.lane.collectives.broadcast([full])  # type: ignore[union-attr]
+        return full
+
+    result: State = _mapped(form, received)
+    return result
+
+
+class _Sent:
+    """A tensor that will be sent."""
+
+    def __init__(self, shape: torch.Size, dtype: torch.dtype) -> None:
+        self.shape, self.dtype = shape, dtype
+
+
+def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _mapped(v, function) for k, v in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_mapped(v, function) for v in value)
+    return function(value)

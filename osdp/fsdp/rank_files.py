@@ -1,0 +1,79 @@
+"""FairScale's way of saving each rank's part in a file of its own, and of putting the files together without ranks.
+
+torch.save((model.local_state_dict(), model.local_metadata_dict()), f"part{rank}.pt")    # every rank
+weights, metadata = zip(*(torch.load(path) for path in paths))                           # later, one process
+plain_model.load_state_dict(FSDP.consolidate_shard_weights(weights, metadata))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from osdp import _C
+from osdp.errors import FormatError, InvalidProblemError
+from osdp.fsdp.sharded_in import only_sharded_in
+
+
+def local_metadata_dict(model: nn.Module) -> dict[str, Any]:
+    """Where each piece of this rank's parameters lies in the full one; in OSDP's own form, not in FairScale's."""
+    root = getattr(model, "_osdp_wrapped", model)
+    _, sharded = only_sharded_in(root, "local_metadata_dict")
+    runtime, by_id = sharded.runtime, sharded.tree.index
+    parameters = {}
+    for name, parameter in root.named_parameters(remove_duplicate=False):
+        index = by_id[id(parameter)]
+        pieces = [_described(piece, parameter) for piece in runtime.pieces(index)]
+        parameters[name] = {"shape": list(runtime.full_shape(index)), "pieces": pieces}
+    return {"osdp": 1, "parameters": parameters, "buffer_names": [name for name, _ in root.named_buffers()]}
+
+
+def consolidate_shard_weights(
+    shard_weights: Sequence[Mapping[str, Tensor]],
+    shard_metadata: Sequence[Mapping[str, Any]],
+    with_module_buffers: bool = True,
+    strict: bool = True,
+) -> dict[str, Tensor]:
+    """The full state dict, from the local ones of all ranks and their metadata. Buffers are rank 0's.
+
+    Raises FormatError for metadata of another library and, where `strict`, for a parameter that a rank does not have.
+    """
+    if not shard_weights or len(shard_weights) != len(shard_metadata):
+        raise InvalidProblemError(
+            f"there are {len(shard_weights)} local state dicts and {len(shard_metadata)} metadata: give both of every rank"
+        )
+    if any("parameters" not in metadata for metadata in shard_metadata):
+        raise FormatError(
+            "the metadata is not of osdp's local_metadata_dict: FairScale loads its own", "parameters"
+        )
+    full: dict[str, Tensor] = {}
+    for name, first in shard_metadata[0]["parameters"].items():
+        if not all(name in weights for weights in shard_weights):
+            if strict:
+                raise FormatError(f"a local state dict has no {name!r}", name)
+            continue
+        whole = torch.empty(first["shape"], dtype=shard_weights[0][name].dtype)
+        for weights, metadata in zip(shard_weights, shard_metadata, strict=True):
+            for begin, sizes, strides, offset in metadata["parameters"][name]["pieces"]:
+                piece = weights[name].contiguous().as_strided(sizes, strides, offset)
+                _box(whole, begin, sizes).copy_(piece)
+        full[name] = whole
+    if with_module_buffers:
+        names = shard_metadata[0]["buffer_names"]
+        full |= {name: shard_weights[0][name] for name in names if name in shard_weights[0]}
+    return {name: full[name] for name in shard_weights[0] if name in full}
+
+
+def _described(piece: _C.Piece, parameter: Tensor) -> tuple[list[int], list[int], list[int], int]:
+    """Where it begins in the full tensor, its sizes, and its strides and offset in this rank's."""
+    view = piece.view(torch.empty(parameter.shape))
+    return list(piece.global_offsets), list(piece.sizes), list(view.stride()), int(view.storage_offset())
+
+
+def _box(tensor: Tensor, begin: Sequence[int], sizes: Sequence[int]) -> Tensor:
+    for dim, (start, size) in enumerate(zip(begin, sizes, strict=True)):
+        tensor = tensor.narrow(dim, start, size)
+    return tensor

@@ -1,0 +1,39 @@
+"""What every wrap does: a plan from what it was told, the parts that are sharded already handed over, and a mark."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from osdp.fsdp.marks import MARKS, marked_plan, refuse_planned
+from osdp.fsdp.options import Options
+from osdp.fsdp.searched_plan import searched_plan
+from osdp.sharding.fully_shard import fully_shard
+from osdp.sharding.handover import Handover
+from osdp.sharding.sharded_model import runtime_of
+
+
+def shard(module: nn.Module, options: Options) -> None:
+    """In place. Collective. Raises what `osdp.fully_shard` and `osdp.search` raise."""
+    refuse_planned(module)
+    with Handover(module) as handover:
+        if options.plan is not None:
+            plan = options.plan
+        elif options.memory is not None:
+            plan = searched_plan(module, options)
+        else:
+            plan = marked_plan(module, options)
+        fully_shard(
+            module,
+            plan,
+            options.process_group,
+            device_mesh=options.device_mesh,
+            ranks_per_host=options.ranks_per_host,
+            device_id=options.device,
+            param_init_fn=options.param_init_fn,
+            initialise=options.initialise,
+            cpu_offload=options.offload,
+            mixed_precision=options.precision,
+            handover=handover,
+        )
+    MARKS[module] = options
+    runtime_of(module).form = options.form

@@ -1,0 +1,117 @@
+"""state_dict_type of FSDP1: what state_dict() and optim_state_dict() show, set for a while or for good."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+from torch.distributed import fsdp
+
+from osdp.errors import InvalidProblemError
+from osdp.fsdp.sharded_in import sharded_in
+from osdp.sharding.sharded_model import Sharded
+from osdp.sharding.state_dict_form import StateDictForm
+
+Type = fsdp.StateDictType
+_KINDS = {
+    Type.FULL_STATE_DICT: ("full", fsdp.FullStateDictConfig, fsdp.FullOptimStateDictConfig),
+    Type.SHARDED_STATE_DICT: ("sharded", fsdp.ShardedStateDictConfig, fsdp.ShardedOptimStateDictConfig),
+    Type.LOCAL_STATE_DICT: ("local", fsdp.LocalStateDictConfig, fsdp.LocalOptimStateDictConfig),
+}
+_settings: WeakKeyDictionary[Sharded, fsdp.StateDictSettings] = WeakKeyDictionary()
+
+
+def get_state_dict_type(module: nn.Module) -> fsdp.StateDictSettings:
+    """Of the sharded models in `module`, which must agree."""
+    found = [_settings_of(sharded) for _, sharded in sharded_in(module)]
+    if any(settings != found[0] for settings in found):
+        raise InvalidProblemError(
+            f"the sharded models in this {type(module).__name__} have several types of state dicts"
+        )
+    return found[0]
+
+
+def set_state_dict_type(
+    module: nn.Module,
+    state_dict_type: fsdp.StateDictType,
+    state_dict_config: fsdp.StateDictConfig | None = None,
+    optim_state_dict_config: fsdp.OptimStateDictConfig | None = None,
+) -> fsdp.StateDictSettings:
+    """Set for all sharded models in `module`; returns what was set before. Raises InvalidProblemError.
+
+    >>> FSDP.set_state_dict_type(model, StateDictType.FULL_STATE_DICT, FullStateDictConfig(rank0_only=True))
+    """
+    before = get_state_dict_type(module)
+    if state_dict_type not in _KINDS:
+        raise InvalidProblemError(
+            f"state_dict_type is {state_dict_type!r}; it is one of {', '.join(map(str, _KINDS))}"
+        )
+    _, model_class, optimizer_class = _KINDS[state_dict_type]
+    model_config: Any = state_dict_config or model_class()
+    optimizer_config: Any = optim_state_dict_config or optimizer_class()
+    for config, wanted in ((model_config, model_class), (optimizer_config, optimizer_class)):
+        if not isinstance(config, wanted):
+            raise InvalidProblemError(f"{state_dict_type} goes with a {wanted.__name__}, not with {config!r}")
+    for _, sharded in sharded_in(module):
+        _set(sharded, fsdp.StateDictSettings(state_dict_type, model_config, optimizer_config))
+    return before
+
+
+@contextmanager
+def state_dict_type(
+    module: nn.Module,
+    state_dict_type: fsdp.StateDictType,
+    state_dict_config: fsdp.StateDictConfig | None = None,
+    optim_state_dict_config: fsdp.OptimStateDictConfig | None = None,
+) -> Iterator[None]:
+    """Within, as `set_state_dict_type` says; after, as it was."""
+    models = [sharded for _, sharded in sharded_in(module)]
+    before = [(sharded, _settings_of(sharded), sharded.form) for sharded in models]
+    set_state_dict_type(module, state_dict_type, state_dict_config, optim_state_dict_config)
+    try:
+        yield
+    finally:
+        for sharded, settings, form in before:
+            _settings[sharded], sharded.form = settings, form
+
+
+@contextmanager
+def shown_as(module: nn.Module, kind: str) -> Iterator[None]:
+    """Within, state_dict() and load_state_dict() speak of that kind of tensors (see StateDictForm)."""
+    before = [(sharded, sharded.form) for _, sharded in sharded_in(module)]
+    for sharded, _ in before:
+        sharded.form = StateDictForm(kind)
+    try:
+        yield
+    finally:
+        for sharded, form in before:
+            sharded.form = form
+
+
+def optimizer_form(sharded: Sharded) -> StateDictForm:
+    """What `optim_state_dict` shows."""
+    settings = _settings_of(sharded)
+    config: Any = settings.optim_state_dict_config
+    kind = _KINDS[settings.state_dict_type][0]
+    return StateDictForm(kind, config.offload_to_cpu, getattr(config, "rank0_only", False))
+
+
+def _settings_of(sharded: Sharded) -> fsdp.StateDictSettings:
+    if sharded not in _settings:  # as the model was made
+        kind, form = sharded.form.kind, sharded.form
+        which, model_class, optimizer_class = next((t, m, o) for t, (k, m, o) in _KINDS.items() if k == kind)
+        config: Any = model_class(offload_to_cpu=form.on_host)
+        if kind == "full":
+            config.rank0_only = form.rank0_only
+        _settings[sharded] = fsdp.StateDictSettings(which, config, optimizer_class())
+    return _settings[sharded]
+
+
+def _set(sharded: Sharded, settings: fsdp.StateDictSettings) -> None:
+    _settings[sharded] = settings
+    config = settings.state_dict_config
+    kind = _KINDS[settings.state_dict_type][0]
+    sharded.form = StateDictForm(kind, config.offload_to_cpu, getattr(config, "rank0_only", False))

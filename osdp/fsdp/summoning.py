@@ -1,0 +1,44 @@
+"""summon_full_params with the arguments of FSDP1 and of FairScale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from torch import nn
+
+from osdp.errors import InvalidProblemError
+from osdp.fsdp.sharded_in import sharded_in
+from osdp.sharding import step_scopes
+
+
+@contextmanager
+def summon_full_params(
+    module: nn.Module,
+    recurse: bool = True,
+    writeback: bool = True,
+    rank0_only: bool = False,
+    offload_to_cpu: bool = False,
+    with_grads: bool = False,
+    volatile: bool = False,
+) -> Iterator[None]:
+    """Within, parameters (and gradients, `with_grads`) of all sharded models in `module` are full on every rank. Collective.
+
+    Of a part of a model the whole model is summoned, and so with `recurse=False`; with `rank0_only` other ranks see full
+    parameters too. `writeback=False` (FairScale: `volatile=True`) drops what was changed; with `rank0_only` it must be
+    given, since ranks write back their own rows. `offload_to_cpu` is for models whose parameters are in host memory.
+
+    Raises InvalidProblemError for combinations that are not supported, ShardingError inside a forward or another summon.
+    """
+    keeps = writeback and not volatile
+    if rank0_only and keeps:
+        raise InvalidProblemError("rank0_only=True needs writeback=False: each rank writes back its own rows")
+    models = sharded_in(module)
+    if offload_to_cpu and any(sharded.device.type != "cpu" for _, sharded in models):
+        raise InvalidProblemError(
+            "offload_to_cpu=True is not supported where parameters are on an accelerator: take model.state_dict()"
+        )
+    with ExitStack() as stack:
+        for model, _ in models:
+            stack.enter_context(step_scopes.summon_full_params(model, with_grads, keeps))
+        yield

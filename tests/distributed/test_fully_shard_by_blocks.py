@@ -1,0 +1,114 @@
+"""fully_shard without a plan, as FSDP2's: blocks first, the model last; its arguments and the methods that a module gets."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from harness import Member
+from support.nested import WIDTH, Net, net
+from support.pair import SEED, adamw, close
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+import osdp
+from osdp.fsdp.fsdp_module import HINTS, UNSUPPORTED, FSDPModule, UnshardHandle
+from osdp.sharding.sharded_model import runtime_of
+
+FULL = StateDictOptions(full_state_dict=True)
+
+
+def by_blocks(model: Net, mesh: DeviceMesh) -> Net:
+    for block in model.blocks:
+        osdp.fully_shard(block, mesh=mesh, reshard_after_forward=False)
+    osdp.fully_shard([model.inner[0], model.inner[1]], mesh=mesh, shard_placement_fn=lambda p: Shard(0))
+    assert osdp.fully_shard(model, mesh=mesh) is model
+    return model
+
+
+def trained(me: Member) -> None:
+    mesh = DeviceMesh.from_group(me.group, "cpu")
+    whole, model = net(SEED), net(SEED + me.rank)
+    parameters = list(model.parameters())
+    by_blocks(model, mesh)
+    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+    assert isinstance(model, FSDPModule) and isinstance(model, Net) and isinstance(model.inner[1], FSDPModule)
+    assert type(model).__name__ == "FSDPNet" and isinstance(model.unshard(async_op=True), UnshardHandle)
+    plan = runtime_of(model).plan
+    assert [plan.choices[n].mode for n in ("blocks.0.up", "inner.0.up")] == ["SHARD_GRAD_OP", "FULL_SHARD"]
+    assert ("inner.1.up", "inner.1.down") in plan.units
+    both = ((whole, adamw(whole.parameters())), (model, adamw(model.parameters())))
+    torch.manual_seed(2)
+    for _ in range(2):
+        for micro in range(2):
+            tokens = torch.randint(10, (2 * me.world, 4))
+            model.set_requires_gradient_sync(micro == 1)
+            for each, mine in ((whole, tokens), (model, me.part(tokens))):
+                each(mine).square().mean().backward()
+        for each, optimizer in both:
+            torch.nn.utils.clip_grad_norm_(each.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+    wanted = whole.state_dict()
+    shown = model.state_dict()
+    assert list(shown) == list(wanted) and isinstance(shown["inner.1.up.weight"], DTensor)
+    gathered = get_model_state_dict(model, options=FULL)
+    for name, value in wanted.items():
+        close(gathered[name], value, 1e-9, name)
+        if isinstance(shown[name], DTensor):
+            close(shown[name].full_tensor(), value, 1e-9, name)
+    fresh = net(SEED + 1).state_dict()
+    set_model_state_dict(model, fresh, options=FULL)
+    close(model(tokens), net(SEED + 1)(tokens), 1e-9, "output of what was loaded")
+    model.load_state_dict(shown)
+
+
+def test_blocks_first_then_the_model(ranks):
+    ranks(trained, world=2)
+
+
+def told(me: Member) -> None:
+    mesh = DeviceMesh.from_group(me.group, "cpu")
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32
+    )
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    osdp.fully_shard(model[0], mesh=mesh, mp_policy=policy, offload_policy=CPUOffloadPolicy())
+    osdp.fully_shard(
+        model, mesh=mesh, mp_policy=policy, offload_policy=CPUOffloadPolicy(), reshard_after_forward=2
+    )
+    seen = []
+    model[1].register_forward_hook(lambda module, args, output: seen.append(args[0].dtype))
+    assert model(torch.randn(2, WIDTH)).dtype == torch.float32 and seen == [torch.bfloat16]
+    for name in HINTS:
+        getattr(model, name)(True)
+    for name in UNSUPPORTED:
+        with pytest.raises(osdp.ShardingError, match=f"^{name} is not supported: "):
+            getattr(model, name)(True)
+    model.set_requires_all_reduce(False)
+    assert model.unshard() is None
+    with pytest.raises(osdp.ShardingError, match="outermost module: '0' is a part of a FSDPSequential"):
+        model[0].set_requires_gradient_sync(False)
+    fresh = nn.Linear(2, 2)
+    for named, match in (
+        ({"ignored_params": {fresh.weight}}, "ignored_params is not supported"),
+        ({"dp_mesh_dims": 0}, "dp_mesh_dims is not supported"),
+        ({"shard_placement_fn": lambda p: Replicate()}, "only Shard"),
+        ({"plan": osdp.Plan.uniform(fresh), "mesh": mesh}, "mesh= goes without a plan"),
+        ({"reshard": True}, "no argument 'reshard'"),
+    ):
+        with pytest.raises(osdp.InvalidProblemError, match=match):
+            osdp.fully_shard(fresh, **named)
+    assert not isinstance(fresh, FSDPModule)
+
+
+@pytest.mark.outcome("an argument of FSDP2 that is not supported", osdp.InvalidProblemError)
+@pytest.mark.outcome("a method of FSDP2 that is not supported", osdp.ShardingError)
+def test_arguments_and_methods(ranks):
+    ranks(told, world=2)

@@ -17,8 +17,8 @@
 #include "faults/process.hpp"
 #include "runtime/owners.hpp"
 #include "runtime/runtime.hpp"
-#include "runtime/step/norm.hpp"
 #include "runtime/store/memory_meter.hpp"
+#include "runtime/total_norm.hpp"
 
 namespace py = pybind11;
 namespace rt = osdp::runtime;
@@ -129,12 +129,12 @@ struct CallHook {
     if (!runtime->in_pass()) look_at_tree();
     Tensors inputs;
     if (call->root && !warned && runtime->autocast_copies()) warn_of_autocast();
-    if (runtime->wants_inputs(*call)) {
+    if (rt::ForwardPass::wants_inputs(*call)) {
       inputs.visit(args);
       inputs.visit(kwargs);
     }
     py::gil_scoped_release no_gil;
-    runtime->begin_call(*call, inputs.found);
+    runtime->forward().begin_call(*call, inputs.found);
   }
 
   // An exception inside the call shows as an output of None (the hook is registered with always_call).
@@ -144,18 +144,18 @@ struct CallHook {
     const bool failed = output.is_none() && PyErr_Occurred() == nullptr && call_failed();
     if (failed) {
       retype();
-      runtime->note_exception(exception_text());
+      runtime->backward().note_exception(exception_text());
     }
     {
       py::gil_scoped_release no_gil;
-      runtime->end_call(*call, outputs.found, failed);
+      runtime->forward().end_call(*call, outputs.found, failed);
     }
     if (!failed && runtime->tree_seen != tree_watch().registrations && !runtime->in_pass())
       tree_watch().look(runtime, "forward");
   }
 
   // Whether the forward that is about to run is that of the call that `before` has begun.
-  bool begins_forward() const { return runtime->begins_forward(*call); }
+  bool begins_forward() const { return runtime->forward().begins_forward(*call); }
 
  private:
   void look_at_tree() const {
@@ -413,7 +413,9 @@ void bind_runtime(py::module_& m) {
           py::arg("module"), py::arg("params"), py::arg("root"), py::arg("hold"), py::arg("method") = false)
       .def("uninstall", &rt::Runtime::uninstall,
            "fully_shard failed and the model is put back: its gradients are no longer this runtime's")
-      .def("source_of", &rt::Runtime::source_of, py::arg("param"))
+      .def(
+          "source_of", [](rt::Runtime& runtime, int64_t param) { return runtime.slices().source_of(param); },
+          py::arg("param"))
       .def("join", &rt::Runtime::join, py::arg("label"), py::arg("params"), Release())
       .def("set_absent", &rt::Runtime::set_absent, py::arg("params"))
       .def(
@@ -422,17 +424,21 @@ void bind_runtime(py::module_& m) {
       .def_property_readonly(
           "tree_changed",
           [](const rt::Runtime& runtime) { return runtime.tree_seen != tree_watch().registrations; })
-      .def_property_readonly("summoned", &rt::Runtime::summoned)
+      .def_property_readonly("summoned",
+                             [](rt::Runtime& runtime) { return runtime.full_params().summoned(); })
       .def_property_readonly("in_pass", &rt::Runtime::in_pass, "Within a call or a backward")
-      .def_property_readonly("step_seconds", &rt::Runtime::step_seconds,
-                             "Seconds between the beginnings of the last training forwards")
-      .def_property("prefetch", &rt::Runtime::prefetch, &rt::Runtime::set_prefetch)
+      .def_property_readonly(
+          "step_seconds", [](rt::Runtime& runtime) { return runtime.forward().step_seconds(); },
+          "Seconds between the beginnings of the last training forwards")
+      .def_property(
+          "prefetch", [](rt::Runtime& runtime) { return runtime.units().prefetch(); },
+          [](rt::Runtime& runtime, size_t units) { runtime.units().set_prefetch(units); })
       .def_property("sync", &rt::Runtime::sync, &rt::Runtime::set_sync)
       .def(
           "unreduced",
           [](rt::Runtime& runtime) -> std::optional<int64_t> {
-            const rt::Parameter* found = runtime.unreduced();
-            return found ? std::optional(runtime.index_of(*found)) : std::nullopt;
+            const rt::Parameter* found = runtime.backward().unreduced();
+            return found ? std::optional(static_cast<int64_t>(found->index)) : std::nullopt;
           },
           "The first parameter whose gradient no_sync has kept and nothing has reduced or dropped since")
       .def(
@@ -457,29 +463,39 @@ void bind_runtime(py::module_& m) {
           py::arg("param"), py::arg("full"), Release())
       .def(
           "owner_of",
-          [](const rt::Runtime& runtime,
-             const at::Tensor& tensor) -> std::optional<std::pair<std::string, bool>> {
-            const rt::Parameter* found = runtime.owner_of(tensor);
+          [](rt::Runtime& runtime, const at::Tensor& tensor) -> std::optional<std::pair<std::string, bool>> {
+            const rt::Parameter* found = runtime.full_params().owner_of(tensor);
             if (!found) return std::nullopt;
             return std::pair(found->name(), found->whole());
           },
           py::arg("tensor"), "Name of the parameter in whose memory it lies, and whether it is whole")
-      .def("suspect_replicas", &rt::Runtime::suspect_replicas)
+      .def("suspect_replicas", [](rt::Runtime& runtime) { runtime.replicas().suspect(); })
       .def(
           "gather_whole",
           [](rt::Runtime& runtime, int64_t param, const at::Tensor& local) {
-            return runtime.gather_whole(param, local);
+            return runtime.full_params().gather(param, local);
           },
           py::arg("param"), py::arg("local"), Release())
-      .def("summon", &rt::Runtime::summon, py::arg("with_grads"), Release())
-      .def("unsummon", &rt::Runtime::unsummon, py::arg("writeback"), Release())
-      .def("clip_grad_norm", &rt::Runtime::clip_grad_norm, py::arg("max_norm"), py::arg("norm_type"),
-           py::arg("error_if_nonfinite"), Release())
+      .def(
+          "summon", [](rt::Runtime& runtime, bool with_grads) { runtime.full_params().summon(with_grads); },
+          py::arg("with_grads"), Release())
+      .def(
+          "unsummon", [](rt::Runtime& runtime, bool writeback) { runtime.full_params().unsummon(writeback); },
+          py::arg("writeback"), Release())
+      .def(
+          "clip_grad_norm",
+          [](rt::Runtime& runtime, double max_norm, double norm_type, bool error_if_nonfinite) {
+            return runtime.full_params().clip_grad_norm(max_norm, norm_type, error_if_nonfinite);
+          },
+          py::arg("max_norm"), py::arg("norm_type"), py::arg("error_if_nonfinite"), Release())
       .def("set_budget", &rt::Runtime::set_budget, py::arg("sentence"),
            "What the plan predicted, for the text of OutOfMemoryError")
-      .def("gathered_bytes", &rt::Runtime::gathered_bytes, "Bytes of full tensors that exist now")
-      .def("copied_bytes", &rt::Runtime::copied_bytes,
-           "Bytes of NO_SHARD parameters' copies in the dtype they are computed in that exist now")
+      .def(
+          "gathered_bytes", [](const rt::Runtime& runtime) { return runtime.shards().gathered_bytes(); },
+          "Bytes of full tensors that exist now")
+      .def(
+          "copied_bytes", [](const rt::Runtime& runtime) { return runtime.shards().copied_bytes(); },
+          "Bytes of NO_SHARD parameters' copies in the dtype they are computed in that exist now")
       .def("arena_bytes", &rt::Runtime::arena_bytes, "Bytes reserved to gather into")
       .def("statistics", &statistics)
       .def("reset_statistics", &rt::Runtime::reset_statistics);
@@ -525,7 +541,7 @@ void bind_runtime(py::module_& m) {
       "csrc/runtime/owners.hpp.");
   m.def("norm_over_ranks", &rt::norm_over_ranks, py::arg("tensors"), py::arg("norm_type"),
         py::arg("error_if_nonfinite"), Release(),
-        "The norm of tensors as in one process, where any is a part; see csrc/runtime/step/norm.hpp.");
+        "The norm of tensors as in one process, where any is a part; see csrc/runtime/total_norm.hpp.");
   m.def(
       "watch_tree", [](py::object look) { tree_watch().look = std::move(look); }, py::arg("look"),
       "look(runtime, when) is called before an outermost call (when: 'registered' or '', a look now and "
@@ -546,7 +562,7 @@ void bind_runtime(py::module_& m) {
   m.def(
       "await_backwards",
       [] {
-        for (const auto& runtime : rt::live_runtimes()) runtime->await_backward();
+        for (const auto& runtime : rt::live_runtimes()) runtime->backward().await_end();
       },
       Release(),
       "After an exception in a backward: until every model is put back. See Note [A backward that ends "

@@ -18,7 +18,9 @@
 #include <source_location>
 #include <string>
 
+#include "comm/early_send.hpp"
 #include "faults/group_health.hpp"
+#include "faults/task_name.hpp"
 
 namespace osdp::runtime {
 

@@ -13,7 +13,7 @@ std::mutex mutex;
 std::string chosen;
 std::set<std::string> reached;
 
-// "void osdp::runtime::Runtime::ready(Unit&)" -> "Runtime::ready"
+// "void osdp::runtime::UnitScheduler::use(Unit&)" -> "UnitScheduler::use"
 std::string plain(std::string_view function) {
   function = function.substr(0, function.find('('));
   function = function.substr(function.rfind(' ') + 1);

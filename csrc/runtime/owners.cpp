@@ -65,8 +65,8 @@ std::vector<Owner> owners_of(const std::vector<at::Tensor>& tensors) {
   for (size_t i = 0; i < tensors.size(); ++i)
     if (has_memory(tensors[i])) asked.emplace(memory_of(tensors[i]), i);
   for (const auto& runtime : live_runtimes()) {
-    if (runtime->summoned()) continue;
-    for (size_t p = 0; p < runtime->size(); ++p) {
+    if (runtime->full_params().summoned()) continue;
+    for (size_t p = 0; p < runtime->shards().params().size(); ++p) {
       const at::Tensor& parameter = runtime->parameter(static_cast<int64_t>(p)).tensor();
       for (const at::Tensor& own : {parameter, parameter.grad()}) {
         if (!has_memory(own)) continue;

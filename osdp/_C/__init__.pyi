@@ -380,7 +380,7 @@ def norm_over_ranks(
     error_if_nonfinite: bool,
 ) -> torch.Tensor | None:
     """
-    The norm of tensors as in one process, where any is a part; see csrc/runtime/step/norm.hpp.
+    The norm of tensors as in one process, where any is a part; see csrc/runtime/total_norm.hpp.
     """
 
 def ordering_sites() -> list[str]:

@@ -7,7 +7,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "comm/left_out.hpp"
-#include "runtime/runtime.hpp"
+#include "runtime/step/backward.hpp"
 #include "runtime/step/graph_task.hpp"
 
 namespace osdp::runtime {
@@ -16,21 +16,21 @@ namespace {
 using torch::autograd::variable_list;
 
 struct BeforeGradient final : torch::autograd::FunctionPreHook {
-  std::weak_ptr<Runtime> runtime;
+  std::weak_ptr<BackwardPass> pass;
   Parameter* param;
-  BeforeGradient(Runtime& r, Parameter& p) : runtime(r.weak_from_this()), param(&p) {}
+  BeforeGradient(std::weak_ptr<BackwardPass> b, Parameter& p) : pass(std::move(b)), param(&p) {}
   variable_list operator()(const variable_list& gradients) override {
-    if (auto r = runtime.lock(); r && r->installed()) r->before_gradient(*param);
+    if (auto b = pass.lock(); b && b->installed()) b->before_gradient(*param);
     return gradients;
   }
 };
 
 struct AfterGradient final : torch::autograd::FunctionPostHook {
-  std::weak_ptr<Runtime> runtime;
+  std::weak_ptr<BackwardPass> pass;
   Parameter* param;
-  AfterGradient(Runtime& r, Parameter& p) : runtime(r.weak_from_this()), param(&p) {}
+  AfterGradient(std::weak_ptr<BackwardPass> b, Parameter& p) : pass(std::move(b)), param(&p) {}
   variable_list operator()(const variable_list& outputs, const variable_list& inputs) override {
-    if (auto r = runtime.lock(); r && r->installed()) r->after_gradient(*param, inputs.at(0));
+    if (auto b = pass.lock(); b && b->installed()) b->after_gradient(*param, inputs.at(0));
     return outputs;
   }
 };
@@ -39,14 +39,14 @@ struct AfterGradient final : torch::autograd::FunctionPostHook {
 bool hookable(const at::Tensor& t) { return t.defined() && t.requires_grad() && !t.is_leaf(); }
 
 struct GraphTaskEnd {
-  std::shared_ptr<Runtime> runtime;
+  std::shared_ptr<BackwardPass> pass;
   std::shared_ptr<BackwardEnd> end;
   GraphTaskFuture future = current_graph_task_future();
   bool finished = false;
   ~GraphTaskEnd() {
     if (!finished) {
-      if (future && future->hasError()) runtime->note_exception(future->tryRetrieveErrorMessage());
-      runtime->abort();
+      if (future && future->hasError()) pass->note_exception(future->tryRetrieveErrorMessage());
+      pass->abort();
     }
     end->tell();
   }
@@ -54,10 +54,10 @@ struct GraphTaskEnd {
 
 }  // namespace
 
-void install_gradient_hooks(Runtime& runtime, Parameter& param) {
+void install_gradient_hooks(const std::shared_ptr<BackwardPass>& pass, Parameter& param) {
   param.accumulator = torch::autograd::impl::grad_accumulator(param.tensor());
-  param.accumulator->add_pre_hook(std::make_unique<BeforeGradient>(runtime, param));
-  param.accumulator->add_post_hook(std::make_unique<AfterGradient>(runtime, param));
+  param.accumulator->add_pre_hook(std::make_unique<BeforeGradient>(pass, param));
+  param.accumulator->add_post_hook(std::make_unique<AfterGradient>(pass, param));
 }
 
 void follow_stream(Parameter& param) {
@@ -70,34 +70,32 @@ void follow_stream(Parameter& param) {
   param.accumulator->add_input_metadata(param.tensor());
 }
 
-void watch_outputs(Runtime& runtime, const Call& call, const std::vector<at::Tensor>& outputs,
-                   const std::shared_ptr<Invocation>& invocation) {
+void watch_outputs(const std::shared_ptr<BackwardPass>& pass, const Call& call,
+                   const std::vector<at::Tensor>& outputs, const std::shared_ptr<Invocation>& invocation) {
   for (at::Tensor output : outputs) {
     // What torch.vmap made: its graph is that of the tensor inside.
     while (const auto* batched = at::functorch::maybeGetBatchedImpl(output)) output = batched->value();
     if (hookable(output))
-      output.register_hook([runtime = runtime.shared_from_this(), &call, invocation](const at::TensorBase&) {
-        runtime->begin_call_backward(call, invocation.get());
-      });
+      output.register_hook(
+          [pass, &call, invocation](const at::TensorBase&) { pass->begin_call(call, invocation.get()); });
   }
 }
 
-void watch_inputs(Runtime& runtime, const Call& call, const std::vector<at::Tensor>& inputs,
-                  const std::shared_ptr<Invocation>& invocation) {
+void watch_inputs(const std::shared_ptr<BackwardPass>& pass, const Call& call,
+                  const std::vector<at::Tensor>& inputs, const std::shared_ptr<Invocation>& invocation) {
   for (const at::Tensor& input : inputs)
     if (hookable(input))
-      input.register_hook([runtime = runtime.shared_from_this(), &call, invocation](const at::TensorBase&) {
-        runtime->end_call_backward(call, *invocation);
-      });
+      input.register_hook(
+          [pass, &call, invocation](const at::TensorBase&) { pass->end_call(call, *invocation); });
 }
 
-std::shared_ptr<BackwardEnd> at_end_of_graph_task(Runtime& runtime) {
+std::shared_ptr<BackwardEnd> at_end_of_graph_task(std::shared_ptr<BackwardPass> pass) {
   auto end = std::make_shared<GraphTaskEnd>();
-  end->runtime = runtime.shared_from_this();
+  end->pass = std::move(pass);
   end->end = std::make_shared<BackwardEnd>();
   std::shared_ptr<BackwardEnd> told = end->end;
   torch::autograd::Engine::get_default_engine().queue_callback([end] {
-    end->runtime->finish_backward();
+    end->pass->finish();
     end->finished = true;
     end->end->tell();
   });

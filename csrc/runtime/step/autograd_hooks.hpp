@@ -14,7 +14,7 @@
 
 namespace osdp::runtime {
 
-class Runtime;
+class BackwardPass;
 
 // Note [A backward that ends elsewhere]
 // On an accelerator autograd's own thread runs the backward. When something throws there, the thread that
@@ -41,9 +41,9 @@ class BackwardEnd {
   bool over_ = false;
 };
 
-// Makes the parameter's gradient node (the parameter must show what its gradients look like: be unsharded, or
-// whole) and hooks it before and after it accumulates.
-void install_gradient_hooks(Runtime& runtime, Parameter& param);
+// Makes the parameter's gradient node (the parameter must show what its gradients look like: its full shape,
+// or be whole) and hooks it before and after it accumulates. The hooks do not keep the model alive.
+void install_gradient_hooks(const std::shared_ptr<BackwardPass>& pass, Parameter& param);
 
 // The node runs on the stream that was current when it was made: while the model was sharded, maybe. Moves it
 // to the one that trains now, or gradients and their reductions would cross streams for nothing. The
@@ -51,15 +51,16 @@ void install_gradient_hooks(Runtime& runtime, Parameter& param);
 void follow_stream(Parameter& param);
 
 // When the first gradient of an output arrives, the backward of that call begins. `invocation` may be null.
-void watch_outputs(Runtime& runtime, const Call& call, const std::vector<at::Tensor>& outputs,
-                   const std::shared_ptr<Invocation>& invocation);
+// The graph keeps the model alive.
+void watch_outputs(const std::shared_ptr<BackwardPass>& pass, const Call& call,
+                   const std::vector<at::Tensor>& outputs, const std::shared_ptr<Invocation>& invocation);
 
 // When an input's gradient is complete, the backward of that call is over.
-void watch_inputs(Runtime& runtime, const Call& call, const std::vector<at::Tensor>& inputs,
-                  const std::shared_ptr<Invocation>& invocation);
+void watch_inputs(const std::shared_ptr<BackwardPass>& pass, const Call& call,
+                  const std::vector<at::Tensor>& inputs, const std::shared_ptr<Invocation>& invocation);
 
-// Arranges for Runtime::finish_backward when the running graph task ends, or Runtime::abort when it is
+// Arranges for BackwardPass::finish when the running graph task ends, or BackwardPass::abort when it is
 // destroyed without that (engine callbacks do not run after an exception; what they captured is destroyed).
-std::shared_ptr<BackwardEnd> at_end_of_graph_task(Runtime& runtime);
+std::shared_ptr<BackwardEnd> at_end_of_graph_task(std::shared_ptr<BackwardPass> pass);
 
 }  // namespace osdp::runtime

@@ -1,11 +1,10 @@
-// What happens when gradients flow.
+#include "runtime/step/backward.hpp"
+
 #include <ATen/core/grad_mode.h>
 
 #include <exception>
 #include <utility>
 
-#include "runtime/runtime.hpp"
-#include "runtime/step/autograd_hooks.hpp"
 #include "runtime/step/graph_task.hpp"
 #include "runtime/step/no_inference.hpp"
 
@@ -19,13 +18,12 @@ namespace osdp::runtime {
 // gradient counts as made when its AccumulateGrad node runs, once per graph task: parameters used in several
 // calls need no counting of their own.
 
-void Runtime::begin_backward() {
-  if (backward_) return;
-  backward_end_ = at_end_of_graph_task(*this);  // first: from here on an exception puts everything back
-  backward_ = true;
-  backward_order_.begin();
-  for (const auto& unit : units_) show_unsharded({unit.get()});
-  show_unsharded(copies_, false);
+void BackwardPass::begin() {
+  if (step_.in_backward) return;
+  end_ = at_end_of_graph_task(handle());  // first: from here on an exception puts everything back
+  step_.in_backward = true;
+  units_.begin_backward();
+  views_.show_all_unsharded(/*fresh=*/false);
 }
 
 // Note [Backward of a backward]
@@ -38,13 +36,13 @@ void Runtime::begin_backward() {
 // torch.autograd.grad(loss, parameters) hands out what autograd has made: this rank's own gradients, full and
 // not averaged. In one process they would be those of the whole batch, so it is refused; within no_sync,
 // where own gradients are what one asks for, it is not.
-void Runtime::check_asked() {
+void BackwardPass::check_asked() {
   const int task = current_graph_task();
   if (std::exchange(asked_task_, task) == task) return;
-  for (const auto& p : params_) {
-    const bool own = alone() || !sync_;
+  for (const auto& p : shards_.params()) {
+    const bool own = step_.alone || !step_.sync;
     if (own && !p->split()) continue;
-    OSDP_CHECK(!is_captured(p->accumulator.get()), Sharding, "OSDP: rank ", rank(),
+    OSDP_CHECK(!is_captured(p->accumulator.get()), Sharding, "OSDP: rank ", step_.rank,
                ": torch.autograd.grad asks for the gradient of parameter '", p->name(), "', ",
                p->split() ? "which is computed in slices and never has one in full. "
                           : "which would be this rank's own: no average over the ranks, as backward makes. ",
@@ -55,46 +53,28 @@ void Runtime::check_asked() {
   }
 }
 
-void Runtime::begin_call_backward(const Call& call, Invocation* invocation) {
+void BackwardPass::begin_call(const Call& call, Invocation* invocation) {
   NoInference no_inference;
-  begin_backward();
+  begin();
   check_asked();
   const bool again = at::GradMode::is_enabled();
   creates_graph_ |= again;
-  lane_->health().at(call.in_backward);
-  backward_range_.begin(call.module, "backward");
-  const bool reads = invocation && std::exchange(invocation->backward, backward_count_) != backward_count_;
-  for (Unit* unit : call.units) {
-    unit->in_backward = true;
-    unit->readers += reads;
-    unit->again |= again;
-    use(*unit);
-  }
+  stack_.tell_backward_of(call);
+  range_.begin(call.module, "backward");
+  const bool reads = invocation && std::exchange(invocation->backward, step_.backwards) != step_.backwards;
+  units_.begin_call_backward(call, reads, again);
 }
 
-void Runtime::end_call_backward(const Call& call, Invocation& invocation) {
-  if (!backward_ || std::exchange(invocation.backward, -1) != backward_count_) return;
-  for (Unit* unit : call.units) {
-    --unit->readers;
-    reshard_after_backward(*unit);
-  }
+void BackwardPass::end_call(const Call& call, Invocation& invocation) {
+  if (!step_.in_backward || std::exchange(invocation.backward, -1) != step_.backwards) return;
+  units_.end_call_backward(call);
 }
 
-// Its calls under way have read it for the last time, and all gradients that this graph task makes for it are
-// there.
-void Runtime::reshard_after_backward(Unit& unit) {
-  const bool gradients_to_come = unit.task == current_graph_task() && unit.arrived < unit.expected;
-  if (unit.readers > 0 || unit.running > 0 || gradients_to_come) return;
-  if (unit.again || unit.recomputed) return;  // to the end of this backward, or longer
-  unit.in_backward = false;
-  reshard(unit);
-}
-
-void Runtime::before_gradient(Parameter& param) {
+void BackwardPass::before_gradient(Parameter& param) {
   NoInference no_inference;
-  begin_backward();
+  begin();
   param.hide_hooks();
-  if (BucketItem* item = place_of(param).bucket) buckets_.await(*item);
+  if (BucketItem* item = buckets_.item_of(param)) buckets_.await(*item);
 }
 
 // Note [Gradients that share memory]
@@ -121,52 +101,47 @@ static void check_gradient(const Parameter& param, const at::Tensor& made) {
       "optimizer's weight_decay, or granularity 1 for it in the plan.");
 }
 
-void Runtime::after_gradient(Parameter& param, const at::Tensor& made) {
+void BackwardPass::after_gradient(Parameter& param, const at::Tensor& made) {
   NoInference no_inference;
   at::NoGradGuard no_grad;
   param.show_hooks();
   check_gradient(param, made);
-  Place& place = place_of(param);
-  if (place.copy) take_whole_gradient(param, place, made);
-  if (place.bucket) {
-    if (sync_)
-      buckets_.arrived(*place.bucket);
+  const ModelShards::Place& place = shards_.place_of(param);
+  if (place.copy) take_whole_gradient(param, made);
+  if (BucketItem* item = buckets_.item_of(param)) {
+    if (step_.sync)
+      buckets_.arrived(*item);
     else
-      place.bucket->dirty = true;
+      item->dirty = true;
     return;
   }
   if (!place.unit) {  // one rank, or a split weight without NO_SHARD slices: its slices are on their way
-    param.reduced |= alone();
+    param.reduced |= step_.alone;
     return;
   }
-  Unit& unit = *place.unit;
   at::Tensor gradient = param.tensor().grad();
   param.tensor().mutable_grad().reset();
-  if (gradient.defined()) add_pending(*place.slot, unshared(std::move(gradient), made));
-  if (!all_arrived(unit)) return;
-  reshard_after_backward(unit);
-  if (sync_)
-    reduce(unit);
-  else
-    keep_unreduced(unit);
+  if (gradient.defined()) gradient = unshared(std::move(gradient), made);
+  units_.gradient_arrived(*place.unit, *place.slot, std::move(gradient));
 }
 
 // Of a NO_SHARD parameter under mixed precision: to be averaged, or added to what this rank keeps. What
 // no_sync has kept is in the parameter's own dtype already; it is averaged together with what comes.
-void Runtime::take_whole_gradient(Parameter& param, Place& place, const at::Tensor& made) {
+void BackwardPass::take_whole_gradient(Parameter& param, const at::Tensor& made) {
   at::Tensor gradient = param.tensor().grad();
   param.tensor().mutable_grad().reset();
   if (!gradient.defined()) return;
   OSDP_CHECK(
       gradient.layout() == at::kStrided, Sharding, "OSDP: parameter '", param.name(),
       "' got a sparse gradient, which mixed precision cannot average. Use sparse=False in its module.");
-  if (place.bucket && sync_ && place.bucket->averages_alone()) {
-    at::Tensor& pending = place.bucket->pending;
+  BucketItem* item = buckets_.item_of(param);
+  if (item && step_.sync && item->averages_alone()) {
+    at::Tensor& pending = item->pending;
     pending = pending.defined() ? wide_sum(pending, gradient, param.own_dtype())
                                 : unshared(std::move(gradient), made);
     return;
   }
-  param.reduced |= !place.bucket;
+  param.reduced |= !item;
   at::Tensor& kept = param.local_grad();
   if (kept.defined())
     kept.add_(gradient);
@@ -174,133 +149,71 @@ void Runtime::take_whole_gradient(Parameter& param, Place& place, const at::Tens
     kept = gradient.to(param.own_dtype());
 }
 
-// What no event told of: units whose gradients did not all come (backward of some inputs only), units
-// prefetched or held and not used, gradients kept under no_sync of parameters that this backward did not
-// reach.
-void Runtime::finish_units() {
-  for (const auto& unit : units_) {
-    if (unit->again && !creates_graph_) unit->again = unit->keep = false;
-    const bool kept = unit->again || (unit->keep && !unit->in_backward);
-    if (unit->running == 0 && !kept) reshard(*unit);
-    if (unit->again) unit->keep = true;
-    unit->in_backward = false;
-    unit->readers = 0;
-    if (sync_) {
-      for (Slot& slot : unit->slots)
-        if (!slot.pending.defined()) slot.pending = std::move(slot.unsynced), slot.unsynced = at::Tensor();
-      reduce(*unit);
-    } else {
-      keep_unreduced(*unit);
-    }
-  }
-  if (sync_) buckets_.flush();
-}
-
-// Note [Gradients kept under no_sync]
-// They are full and not the parameter's .grad, which has the shard's shape; yet zero_grad must drop them. So
-// the parameter gets a .grad (zeros, if it had none) that stands for them, and its state is noted: when it is
-// gone, or was zeroed, by the time the parameter goes unsharded again, what was kept is dropped too. Any
-// other change in between would have to be made to the kept gradients as well, and is refused.
-void Runtime::note_unsynced() {
-  for (const auto& unit : units_)
-    for (Slot& slot : unit->slots)
-      if (slot.unsynced.defined()) slot.owner().note_gradient();
-}
-
-void Runtime::finish_backward() {
+void BackwardPass::finish() {
   NoInference no_inference;
   at::NoGradGuard no_grad;
-  backward_range_.end();
-  finish_units();
-  const bool averaged = !reductions_.empty() || buckets_.launched();
-  for (const Work& work : reductions_) work.wait();
-  reductions_.clear();
-  leaving_.clear();
-  if (hybrid_reducer_) hybrid_reducer_->wait_all();
+  range_.end();
+  units_.finish_units(creates_graph_);
+  if (step_.sync) buckets_.flush();
+  const bool averaged = units_.reduced() || buckets_.launched();
+  units_.wait_reductions();
   buckets_.wait_all();
-  await_host_memory();
-  backward_order_.end();
-  note_unsynced();
-  kept_unreduced_ = !sync_;
+  units_.await_host_memory();
+  units_.end_backward();
+  kept_unreduced_ = !step_.sync;
   if (averaged) {
-    set_accumulates(true);
-    compares_replicas_ = true;
+    step_.accumulates = true;
+    replicas_.gradients_averaged();
   }
-  if (stack_.empty()) check_written();
-  backward_ = creates_graph_ = false;
-  ++backward_count_;
-  tell_place();
+  if (stack_.empty()) views_.check_written();
+  step_.in_backward = creates_graph_ = false;
+  ++step_.backwards;
+  stack_.tell_place(step_.in_backward);
   if (stack_.empty()) {
-    show_sharded();
-    drop_copies();
-    note_writes();
+    views_.show_sharded();
+    units_.give_back_idle_memory();
+    views_.drop_copies();
+    views_.note_writes();
   }
-  check_replicas();
-  if (stack_.empty()) call_hooks();
+  replicas_.check();
+  if (stack_.empty()) views_.call_hooks();
 }
 
-// See Note [Hooks after accumulation]. The last first, which is about the order of one process.
-void Runtime::call_hooks() {
-  for (size_t i = params_.size(); i-- > 0;)
-    if (std::exchange(params_[i]->reduced, false)) params_[i]->call_hooks();
-}
-
-Parameter* Runtime::unreduced() {
+Parameter* BackwardPass::unreduced() const {
   if (!kept_unreduced_) return nullptr;
-  for (const auto& unit : units_)
-    for (Slot& slot : unit->slots)
-      if (slot.unsynced.defined() && !slot.owner().gradient_dropped()) return &slot.owner();
+  if (Parameter* kept = units_.unreduced()) return kept;
   return buckets_.unreduced();
 }
 
-void Runtime::check_replicas() {
-  replicas_.check(rank());
-  column_replicas_.check(rank());
-}
-
-void Runtime::await_backward() {
-  if (!backward_end_ || current_graph_task() != -1) return;
-  const std::shared_ptr<BackwardEnd> end = std::exchange(backward_end_, nullptr);
+void BackwardPass::await_end() {
+  if (!end_ || current_graph_task() != -1) return;
+  const std::shared_ptr<BackwardEnd> end = std::exchange(end_, nullptr);
   end->await();
 }
 
-void Runtime::abort() noexcept {
+void BackwardPass::abort() noexcept {
   try {
     NoInference no_inference;
     at::NoGradGuard no_grad;
-    for (const Work& work : reductions_) {
-      try {
-        work.wait();
-      } catch (const std::exception&) {  // what broke the lane is the exception under way, or follows from it
-      }
-    }
-    reductions_.clear();
-    leaving_.clear();
-    if (hybrid_reducer_) hybrid_reducer_->forget();
-    backward_range_.end();
+    units_.forget_reductions();
+    range_.end();
     replicas_.forget();
-    column_replicas_.forget();
     buckets_.forget();
-    for (const auto& p : params_) {
+    for (const auto& p : shards_.params()) {
       p->show_hooks();
       p->reduced = false;
     }
-    for (const auto& unit : units_) {
-      reshard(*unit);
-      unit->in_backward = false;
-      unit->readers = 0;
-      unit->task = -1;
-      for (Slot& slot : unit->slots) slot.pending.reset();
-    }
-    await_host_memory();
-    backward_ = creates_graph_ = false;
-    ++backward_count_;
-    tell_place();
+    units_.abort();
+    units_.await_host_memory();
+    step_.in_backward = creates_graph_ = false;
+    ++step_.backwards;
+    stack_.tell_place(step_.in_backward);
     if (stack_.empty()) {
-      show_sharded();
-      drop_copies();
+      views_.show_sharded();
+      units_.give_back_idle_memory();
+      views_.drop_copies();
     }
-    tell_raised();
+    stack_.tell_raised();
   } catch (const std::exception& e) {
     TORCH_WARN("OSDP: the model could not be put back after an exception: ", e.what());
   }

@@ -1,9 +1,8 @@
-// Whole parameters, outside of training steps: for state dicts, summon_full_params and clipping.
+#include "runtime/step/full_params.hpp"
+
 #include <ATen/Functions.h>
 
-#include "runtime/runtime.hpp"
 #include "runtime/step/no_inference.hpp"
-#include "runtime/step/norm.hpp"
 #include "runtime/store/offload.hpp"
 
 namespace osdp::runtime {
@@ -26,16 +25,15 @@ at::Tensor gathered_rows(Collectives& collectives, const at::Tensor& rows, int64
 
 }  // namespace
 
-at::Tensor Runtime::gather_whole(int64_t index, const at::Tensor& local, const char* what) {
+at::Tensor FullParams::gather(int64_t index, const at::Tensor& local, const char* what) const {
   NoInference no_inference;
   at::NoGradGuard no_grad;
-  Parameter& p = *params_.at(index);
-  OSDP_CHECK(stack_.empty() && !backward_, Sharding,
-             "OSDP: full parameters were asked for inside a forward or backward ('", p.name(),
-             "'); ask between steps.");
+  const Parameter& p = shards_.parameter(index);
+  OSDP_CHECK(!in_pass(), Sharding, "OSDP: full parameters were asked for inside a forward or backward ('",
+             p.name(), "'); ask between steps.");
   if (p.whole()) return local.detach().clone();
   at::Tensor full = at::empty(p.full_sizes(), local.options());
-  const ShardGroups& shard_groups = *places_[index].shard_groups;
+  const ShardGroups& shard_groups = *shards_.place_of(p).shard_groups;
   at::Tensor here = brought(p, local);
   const TaskNamePtr name = task_name(p.name() + " all-gather (" + what + ")", model_);
   Work done = lane_->submit(name, [&shard_groups, &p, here, full] {
@@ -57,32 +55,26 @@ at::Tensor Runtime::gather_whole(int64_t index, const at::Tensor& local, const c
   return full;
 }
 
-const Parameter* Runtime::owner_of(const at::Tensor& tensor) const {
+const Parameter* FullParams::owner_of(const at::Tensor& tensor) const {
   if (!tensor.has_storage()) return nullptr;
-  for (const auto& p : params_)
+  for (const auto& p : shards_.params())
     if (!p->absent && p->tensor().storage().is_alias_of(tensor.storage())) return p.get();
   return nullptr;
 }
 
-void Runtime::suspect_replicas() {
-  compares_replicas_ = true;
-  replicas_.suspect();
-  column_replicas_.suspect();
-}
-
-void Runtime::summon(bool with_grads) {
+void FullParams::summon(bool with_grads) {
   OSDP_CHECK(!summoned_, Sharding, "OSDP: summon_full_params is already active for this model");
-  summoned_local_.assign(params_.size(), {});
-  summoned_grad_.assign(params_.size(), {});
-  for (size_t i = 0; i < params_.size(); ++i) {
-    Parameter& p = *params_[i];
+  summoned_local_.assign(shards_.params().size(), {});
+  summoned_grad_.assign(shards_.params().size(), {});
+  for (size_t i = 0; i < shards_.params().size(); ++i) {
+    Parameter& p = shards_.parameter(static_cast<int64_t>(i));
     if (p.whole() || p.absent) continue;
     summoned_local_[i] = p.local();
     summoned_grad_[i] = p.tensor().grad();
-    at::Tensor full = gather_whole(i, summoned_local_[i]);
+    at::Tensor full = gather(static_cast<int64_t>(i), summoned_local_[i]);
     // Whether a gradient exists is the same on every rank.
     at::Tensor grad = with_grads && summoned_grad_[i].defined()
-                          ? gather_whole(i, summoned_grad_[i], "whole gradient")
+                          ? gather(static_cast<int64_t>(i), summoned_grad_[i], "whole gradient")
                           : at::Tensor();
     p.tensor().mutable_grad().reset();
     p.show(full);
@@ -91,12 +83,12 @@ void Runtime::summon(bool with_grads) {
   summoned_ = true;
 }
 
-void Runtime::unsummon(bool writeback) {
+void FullParams::unsummon(bool writeback) {
   OSDP_CHECK(summoned_, Sharding, "OSDP: summon_full_params is not active for this model");
   NoInference no_inference;
   at::NoGradGuard no_grad;
-  for (size_t i = 0; i < params_.size(); ++i) {
-    Parameter& p = *params_[i];
+  for (size_t i = 0; i < shards_.params().size(); ++i) {
+    Parameter& p = shards_.parameter(static_cast<int64_t>(i));
     if (p.whole() || p.absent) continue;
     at::Tensor full = p.tensor().variable_data(), grad = p.tensor().grad();
     p.tensor().mutable_grad().reset();
@@ -114,19 +106,20 @@ void Runtime::unsummon(bool writeback) {
   summoned_ = false;
 }
 
-std::vector<at::Tensor> Runtime::counted_pieces(int64_t param, const at::Tensor& local) const {
+std::vector<at::Tensor> FullParams::counted_pieces(int64_t param, const at::Tensor& local) const {
   std::vector<at::Tensor> counted;
   if (local.numel() == 0) return counted;
-  for (const Piece& piece : params_.at(param)->pieces()) {
-    if (!(piece.replicated ? rank() == 0 : places_[param].shard_groups->counts())) continue;
+  const ShardGroups& groups = *shards_.place_of(shards_.parameter(param)).shard_groups;
+  for (const Piece& piece : shards_.parameter(param).pieces()) {
+    if (!(piece.replicated ? step_.rank == 0 : groups.counts())) continue;
     counted.push_back(local.dim() == 0 ? local
                                        : local.narrow(piece.local_dim, piece.local_begin, piece.local_count));
   }
   return counted;
 }
 
-NormTerms Runtime::norm_terms(const std::vector<at::Tensor>& counted, double norm_type, const char* function,
-                              std::string details) const {
+NormTerms FullParams::norm_terms(const std::vector<at::Tensor>& counted, double norm_type,
+                                 const char* function, std::string details) const {
   OSDP_CHECK(
       !in_pass(), Sharding,
       "OSDP: the norm of gradients was asked for inside a forward or backward; ask between backward and "
@@ -142,13 +135,14 @@ NormTerms Runtime::norm_terms(const std::vector<at::Tensor>& counted, double nor
 // Sharded pieces are disjoint over the ranks; those that several hold are counted by one: replicated ones by
 // rank 0, HYBRID_SHARD's by the first rank of each column. One all-reduce of the sum of powers, or of the
 // maximum, gives every rank the same norm. Nothing of it is read by the host, unless an error is asked for.
-at::Tensor Runtime::clip_grad_norm(double max_norm, double norm_type, bool error_if_nonfinite) {
+at::Tensor FullParams::clip_grad_norm(double max_norm, double norm_type, bool error_if_nonfinite) const {
   NoInference no_inference;
   at::NoGradGuard no_grad;
   std::vector<at::Tensor> gradients, counted;
-  for (size_t i = 0; i < params_.size(); ++i) {
-    const at::Tensor grad = params_[i]->tensor().grad();
-    if (params_[i]->absent || !grad.defined() || grad.numel() == 0) continue;
+  for (size_t i = 0; i < shards_.params().size(); ++i) {
+    const Parameter& p = *shards_.params()[i];
+    const at::Tensor grad = p.tensor().grad();
+    if (p.absent || !grad.defined() || grad.numel() == 0) continue;
     gradients.push_back(grad);
     for (at::Tensor& piece : counted_pieces(static_cast<int64_t>(i), grad))
       counted.push_back(std::move(piece));
@@ -158,7 +152,7 @@ at::Tensor Runtime::clip_grad_norm(double max_norm, double norm_type, bool error
                               .norm(at::kDouble);
   if (error_if_nonfinite) check_finite(norm, norm_type);
   scale_to(max_norm, norm, gradients);
-  return norm.to(params_.empty() ? at::kFloat : params_[0]->own_dtype());
+  return norm.to(shards_.params().empty() ? at::kFloat : shards_.params()[0]->own_dtype());
 }
 
 }  // namespace osdp::runtime

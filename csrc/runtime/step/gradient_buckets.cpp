@@ -3,6 +3,7 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -48,6 +49,22 @@ struct Gradients {
   }
 };
 
+// Gradients are averaged together where they are averaged alike.
+std::vector<std::vector<Parameter*>> alike_in_precision(const std::vector<Parameter*>& params) {
+  std::vector<std::vector<Parameter*>> groups;
+  for (Parameter* p : params) {
+    const auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& g) {
+      return g[0]->own_dtype() == p->own_dtype() && g[0]->reduce_dtype() == p->reduce_dtype() &&
+             g[0]->mixed() == p->mixed();
+    });
+    if (group == groups.end())
+      groups.push_back({p});
+    else
+      group->push_back(p);
+  }
+  return groups;
+}
+
 // All at once.
 void average_together(Collectives& collectives, const Gradients& gradients) {
   Tensors together;
@@ -78,31 +95,39 @@ void average_together(Collectives& collectives, const Gradients& gradients) {
 
 }  // namespace
 
-std::vector<BucketItem*> Buckets::add(const std::string& name, const std::vector<Parameter*>& params) {
+void Buckets::add(const std::string& name, const std::vector<Parameter*>& params) {
+  for (const std::vector<Parameter*>& alike : alike_in_precision(params)) open(name, alike);
+}
+
+void Buckets::open(const std::string& name, const std::vector<Parameter*>& params) {
   Bucket bucket;
-  std::vector<BucketItem*> items;
   std::vector<std::string> names;
   for (Parameter* param : params) {
     bucket.items.push_back(std::make_unique<BucketItem>(param, buckets_.size()));
-    items.push_back(bucket.items.back().get());
+    if (item_of_.size() <= param->index) item_of_.resize(param->index + 1);
+    item_of_[param->index] = bucket.items.back().get();
     names.push_back(param->name());
   }
   bucket.names = TaskNames(name + " all-reduce", model_, std::move(names));
   buckets_.push_back(std::move(bucket));
-  return items;
+}
+
+at::Tensor& Buckets::split_gradient(Parameter& param) {
+  BucketItem* item = item_of(param);
+  if (item && !param.local_grad().defined()) item->first = step_.sync;
+  return param.ensure_local_grad();
 }
 
 void Buckets::arrived(BucketItem& item) {
   Bucket& bucket = buckets_[item.bucket];
   item.dirty = true;
   item.queued = true;
-  if (const int task = current_graph_task(); bucket.task != task) {
-    bucket.task = task;
-    bucket.arrived = 0;
-    bucket.expected = 0;
-    for (const auto& other : bucket.items) bucket.expected += in_graph_task(other->param->accumulator.get());
-  }
-  if (++bucket.arrived >= bucket.expected) launch(bucket);
+  const auto expected = [&] {
+    int64_t count = 0;
+    for (const auto& other : bucket.items) count += in_graph_task(other->param->accumulator.get());
+    return count;
+  };
+  if (bucket.arrivals.add(current_graph_task(), expected)) launch(bucket);
 }
 
 void Buckets::await(BucketItem& item) {
@@ -133,7 +158,7 @@ void Buckets::launch(Bucket& bucket) {
   const Gradients gradients(all);
   EarlySend early = collectives_->early_send_of_all_reduce(gradients.first());
   Work work = lane_->submit(
-      bucket.names.of(bucket.parts, accumulates_),
+      bucket.names.of(bucket.parts, step_.accumulates),
       [gradients, collectives = collectives_] { average_together(*collectives, gradients); },
       std::move(early));
   for (BucketItem* item : launched) item->in_flight = work;
@@ -172,7 +197,7 @@ void Buckets::launch_mixed(Bucket& bucket) {
     average(*collectives, copy.defined() ? copy : joined(collectives->world(), reduce, *gradients),
             *gradients);
   };
-  works_.push_back(lane_->submit(bucket.names.of(bucket.parts, accumulates_), task));
+  works_.push_back(lane_->submit(bucket.names.of(bucket.parts, step_.accumulates), task));
   for (BucketItem* item : launched) item->in_flight = works_.back();
 }
 
@@ -208,7 +233,7 @@ void Buckets::forget() {
   }
   works_.clear();
   for (Bucket& bucket : buckets_) {
-    bucket.task = -1;
+    bucket.arrivals.forget();
     for (const auto& item : bucket.items) {
       item->queued = item->dirty = item->first = false;
       item->in_flight = Work();

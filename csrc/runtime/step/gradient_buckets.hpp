@@ -17,6 +17,8 @@
 
 #include "comm/collectives.hpp"
 #include "comm/lane.hpp"
+#include "runtime/step/step_state.hpp"
+#include "runtime/store/arrivals.hpp"
 #include "runtime/store/shard_store.hpp"
 
 namespace osdp::runtime {
@@ -43,12 +45,20 @@ struct BucketItem {
 
 class Buckets {
  public:
-  // `model`: see Runtime.
-  Buckets(std::shared_ptr<Lane> lane, std::shared_ptr<Collectives> collectives, int64_t model)
-      : lane_(std::move(lane)), collectives_(std::move(collectives)), model_(model) {}
+  // `model`: its number, see Runtime.
+  Buckets(std::shared_ptr<Lane> lane, std::shared_ptr<Collectives> collectives, const StepState& step,
+          int64_t model)
+      : lane_(std::move(lane)), collectives_(std::move(collectives)), step_(step), model_(model) {}
 
-  // Opens a bucket of one dtype and device; returns the items in the order given.
-  std::vector<BucketItem*> add(const std::string& name, const std::vector<Parameter*>& params);
+  // Opens buckets for parameters (of one device) that every rank holds in full, or the NO_SHARD slices of:
+  // one for those that are averaged alike.
+  void add(const std::string& name, const std::vector<Parameter*>& params);
+  // Null where it is in none.
+  BucketItem* item_of(const Parameter& param) const {
+    return param.index < item_of_.size() ? item_of_[param.index] : nullptr;
+  }
+  // The gradient that this rank keeps of a split weight; zeros where it has none yet.
+  at::Tensor& split_gradient(Parameter& param);
 
   // The item's gradient is complete for this graph task. Launches its bucket if all of the task's are there.
   void arrived(BucketItem& item);
@@ -58,8 +68,6 @@ class Buckets {
   void flush();
   void wait_all();
   bool launched() const { return !works_.empty(); }  // since the last wait_all()
-  // See Note [Micro-batches between steps].
-  void set_accumulates(bool accumulates) { accumulates_ = accumulates; }
   // A parameter whose gradient this rank has kept for itself; null: none.
   Parameter* unreduced() const;
   void forget();  // after an exception: waits for what is under way, ignoring errors, and empties the buckets
@@ -69,20 +77,20 @@ class Buckets {
     TaskNames names;
     std::vector<TaskNames::Part> parts;  // of the items, in the reduction that is being submitted
     std::vector<std::unique_ptr<BucketItem>> items;
-    int64_t task = -1;
-    int64_t expected = 0;
-    int64_t arrived = 0;
+    Arrivals arrivals;
   };
 
+  void open(const std::string& name, const std::vector<Parameter*>& params);
   void launch(Bucket& bucket);
   void launch_mixed(Bucket& bucket);
 
   std::shared_ptr<Lane> lane_;
   std::shared_ptr<Collectives> collectives_;
+  const StepState& step_;
   int64_t model_;
   std::vector<Bucket> buckets_;
+  std::vector<BucketItem*> item_of_;  // by the parameter's index
   std::vector<Work> works_;
-  bool accumulates_ = false;
 };
 
 }  // namespace osdp::runtime

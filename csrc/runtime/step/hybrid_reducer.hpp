@@ -38,6 +38,7 @@ class HybridReducer {
       : lane_(std::move(lane)), column_(std::move(column)) {}
 
   Lane& lane() const { return *lane_; }
+  const std::shared_ptr<Lane>& shared_lane() const { return lane_; }
 
   // Before rows are made that are memory of their own: within the task of the first lane that makes them, or,
   // where lanes only enqueue, before it is submitted.

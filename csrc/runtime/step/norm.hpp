@@ -3,7 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <optional>
 #include <vector>
 
 #include "comm/collectives.hpp"
@@ -42,11 +41,5 @@ void check_finite(const at::Tensor& norm, double norm_type);
 // Scales the gradients to max_norm where their norm, one number, is larger; also where it is not a number:
 // every rank then has the same NaN, as one process would.
 void scale_to(double max_norm, const at::Tensor& norm, const std::vector<at::Tensor>& gradients);
-
-// The norm of `tensors`, as torch.nn.utils.get_total_norm computes it in one process: those of sharded models
-// count as a whole, each once, with one collective per model; others as they are. nullopt where this rank
-// holds all of every tensor. Every rank must ask for the same. Outside of forward and backward.
-std::optional<at::Tensor> norm_over_ranks(const std::vector<at::Tensor>& tensors, double norm_type,
-                                          bool error_if_nonfinite);
 
 }  // namespace osdp::runtime

@@ -1,102 +1,107 @@
 #include "runtime/step/slice_provider.hpp"
 
+#include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
-#include "runtime/runtime.hpp"
+#include <utility>
+
 #include "runtime/step/graph_task.hpp"
 #include "runtime/step/no_inference.hpp"
 
 namespace osdp::runtime {
+namespace {
 
-at::Tensor RuntimeSlices::acquire(int64_t index, int64_t) {
-  auto runtime = runtime_.lock();
-  OSDP_CHECK(runtime, Sharding, "OSDP: a split layer was called after its sharded model was destroyed");
-  return runtime->acquire_slice(param_, index);
+// One weight's slices, as the split product asks for them.
+class WeightSlices final : public ops::SliceSource {
+ public:
+  WeightSlices(std::weak_ptr<SliceProvider> provider, int64_t param)
+      : provider_(std::move(provider)), param_(param) {}
+
+  // The hint `next` is not needed: slices are units of the recorded order, which also knows what follows the
+  // last one.
+  at::Tensor acquire(int64_t index, int64_t) override {
+    const auto provider = provider_.lock();
+    OSDP_CHECK(provider, Sharding, "OSDP: a split layer was called after its sharded model was destroyed");
+    return provider->acquire(param_, index);
+  }
+  void release(int64_t index) noexcept override {
+    if (const auto provider = provider_.lock()) provider->release(param_, index);
+  }
+  void put_grad(int64_t index, at::Tensor grad) override {
+    const auto provider = provider_.lock();
+    OSDP_CHECK(provider, Sharding,
+               "OSDP: a split layer's backward ran after its sharded model was destroyed");
+    provider->put_gradient(param_, index, std::move(grad));
+  }
+  std::string name() const override {
+    const auto provider = provider_.lock();
+    return provider ? provider->name_of(param_) : "weight";
+  }
+
+ private:
+  std::weak_ptr<SliceProvider> provider_;
+  int64_t param_;
+};
+
+int64_t whole_slices(const Parameter& param) { return param.split()->granularity - param.split()->sharded; }
+
+}  // namespace
+
+SliceProvider::~SliceProvider() {
+  for (const auto& [param, source] : sources_) ops::unregister_source(source);
 }
 
-void RuntimeSlices::release(int64_t index) noexcept {
-  if (auto runtime = runtime_.lock()) runtime->release_slice(param_, index);
+void SliceProvider::open(int64_t param, const std::weak_ptr<SliceProvider>& handle) {
+  if (sources_.contains(param)) return;
+  sources_[param] = ops::register_source(std::make_shared<WeightSlices>(handle, param));
 }
 
-void RuntimeSlices::put_grad(int64_t index, at::Tensor grad) {
-  auto runtime = runtime_.lock();
-  OSDP_CHECK(runtime, Sharding, "OSDP: a split layer's backward ran after its sharded model was destroyed");
-  runtime->put_slice_gradient(param_, index, std::move(grad));
+Unit& SliceProvider::unit_of(const Parameter& param, int64_t slice) const {
+  return *shards_.place_of(param).slices[slice - whole_slices(param)];
 }
 
-std::string RuntimeSlices::name() const {
-  auto runtime = runtime_.lock();
-  return runtime ? runtime->parameter(param_).name() : "weight";
-}
-
-// The hint `next` is not needed: slices are units of the recorded order, which also knows what follows the
-// last one.
-at::Tensor Runtime::acquire_slice(int64_t param, int64_t slice) {
+at::Tensor SliceProvider::acquire(int64_t param, int64_t slice) {
   NoInference no_inference;
   at::NoGradGuard no_grad;
-  if (!backward_ && stack_.empty() && current_graph_task() != -1) begin_backward();
-  Parameter& p = *params_[param];
-  const SplitSpec& split = *p.split();
-  const int64_t whole = split.granularity - split.sharded;
+  if (stack_.empty() && current_graph_task() != -1) backward_.begin();
+  const Parameter& p = shards_.parameter(param);
   const int64_t rows = p.slice_rows();
-  if (slice < whole) return p.local().narrow(0, slice * rows, rows).to(p.compute_dtype());
-  Unit& unit = *places_[param].slices[slice - whole];
-  use(unit);
-  ++unit.running;
-  return unit.slots[0].full();
+  if (slice < whole_slices(p)) return p.local().narrow(0, slice * rows, rows).to(p.compute_dtype());
+  return units_.begin_slice(unit_of(p, slice));
 }
 
-void Runtime::release_slice(int64_t param, int64_t slice) noexcept {
-  const SplitSpec& split = *params_[param]->split();
-  const int64_t whole = split.granularity - split.sharded;
-  if (slice < whole) return;
-  Unit& unit = *places_[param].slices[slice - whole];
-  if (unit.running > 0 && --unit.running == 0) reshard(unit);
+void SliceProvider::release(int64_t param, int64_t slice) noexcept {
+  const Parameter& p = *shards_.params()[param];
+  if (slice >= whole_slices(p)) units_.end_slice(unit_of(p, slice));
 }
 
-// The gradient that this rank keeps of a split weight; zeros where it has none yet.
-at::Tensor& Runtime::split_gradient(Parameter& param) {
-  BucketItem* item = place_of(param).bucket;
-  if (item && !param.local_grad().defined()) item->first = sync_;
-  return param.ensure_local_grad();
-}
-
-void Runtime::put_slice_gradient(int64_t param, int64_t slice, at::Tensor gradient) {
+void SliceProvider::put_gradient(int64_t param, int64_t slice, at::Tensor gradient) {
   NoInference no_inference;
-  Parameter& p = *params_[param];
+  Parameter& p = shards_.parameter(param);
   OSDP_CHECK(
       !at::GradMode::is_enabled(), Sharding, "OSDP: backward(create_graph=True) goes through parameter '",
       p.name(),
       "', which is computed in slices and cannot be differentiated twice. Give its operator granularity 1 "
       "in the plan.");
   at::NoGradGuard no_grad;
-  begin_backward();
-  Place& place = places_[param];
-  const int64_t whole = p.split()->granularity - p.split()->sharded;
+  backward_.begin();
+  if (slice < whole_slices(p)) return put_whole_gradient(p, slice, gradient);
+  units_.slice_gradient_arrived(unit_of(p, slice), std::move(gradient));
+}
+
+void SliceProvider::put_whole_gradient(Parameter& p, int64_t slice, const at::Tensor& gradient) {
   const int64_t rows = p.slice_rows();
-  if (slice < whole) {
-    at::Tensor kept = split_gradient(p);
-    if (BucketItem* item = place.bucket) {
-      buckets_.await(*item);
-      const bool alone = p.mixed() && sync_ && item->averages_alone() && !item->first;
-      item->dirty = true;
-      if (alone) {
-        if (!item->pending.defined()) item->pending = at::zeros_like(kept.narrow(0, 0, whole * rows));
-        kept = item->pending;
-      }
+  at::Tensor kept = buckets_.split_gradient(p);
+  if (BucketItem* item = buckets_.item_of(p)) {
+    buckets_.await(*item);
+    const bool alone = p.mixed() && step_.sync && item->averages_alone() && !item->first;
+    item->dirty = true;
+    if (alone) {
+      if (!item->pending.defined()) item->pending = at::zeros_like(kept.narrow(0, 0, whole_slices(p) * rows));
+      kept = item->pending;
     }
-    kept.narrow(0, slice * rows, rows).add_(gradient);
-    return;
   }
-  // One gradient leaves while the next is made, not more: where the input needs no gradient, no slice is
-  // asked for in between that would wait its turn behind the reduction. (A stream's lane waits in `reduce`.)
-  if (!lane_->keeps() && !reductions_.empty()) reductions_.back().wait();
-  Unit& unit = *place.slices[slice - whole];
-  add_pending(unit.slots[0], std::move(gradient));
-  if (sync_)
-    reduce(unit);
-  else
-    keep_unreduced(unit);
+  kept.narrow(0, slice * rows, rows).add_(gradient);
 }
 
 }  // namespace osdp::runtime

@@ -1,28 +1,49 @@
-// The slices of a split weight, for the split product: NO_SHARD ones are views of what this rank holds,
-// sharded ones are units that are gathered for one use.
+// SliceProvider: the slices of split weights, for the split product. NO_SHARD ones are views of what this
+// rank holds, sharded ones are units that are gathered for one use.
+//
+// Invariant: a slice that was acquired is readable until it is released; each is acquired and released by one
+// product.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <memory>
+#include <string>
+#include <unordered_map>
 
 #include "ops/slice_source.hpp"
+#include "runtime/step/backward.hpp"
 
 namespace osdp::runtime {
 
-class Runtime;
-
-class RuntimeSlices final : public ops::SliceSource {
+class SliceProvider {
  public:
-  RuntimeSlices(std::weak_ptr<Runtime> runtime, int64_t param)
-      : runtime_(std::move(runtime)), param_(param) {}
+  SliceProvider(const ModelShards& shards, const StepState& step, UnitScheduler& units, Buckets& buckets,
+                const CallStack& stack, BackwardPass& backward)
+      : shards_(shards), step_(step), units_(units), buckets_(buckets), stack_(stack), backward_(backward) {}
+  ~SliceProvider();
 
-  at::Tensor acquire(int64_t index, int64_t next) override;
-  void release(int64_t index) noexcept override;
-  void put_grad(int64_t index, at::Tensor grad) override;
-  std::string name() const override;
+  // The id (see ops::register_source) under which the slices of a split parameter are asked for. `handle`:
+  // with it the whole runtime lives.
+  void open(int64_t param, const std::weak_ptr<SliceProvider>& handle);
+  int64_t source_of(int64_t param) const { return sources_.at(param); }
+
+  at::Tensor acquire(int64_t param, int64_t slice);
+  void release(int64_t param, int64_t slice) noexcept;
+  void put_gradient(int64_t param, int64_t slice, at::Tensor gradient);
+  const std::string& name_of(int64_t param) const { return shards_.parameter(param).name(); }
 
  private:
-  std::weak_ptr<Runtime> runtime_;
-  int64_t param_;
+  Unit& unit_of(const Parameter& param, int64_t slice) const;  // of a sharded one
+  void put_whole_gradient(Parameter& param, int64_t slice, const at::Tensor& gradient);
+
+  const ModelShards& shards_;
+  const StepState& step_;
+  UnitScheduler& units_;
+  Buckets& buckets_;
+  const CallStack& stack_;
+  BackwardPass& backward_;
+  std::unordered_map<int64_t, int64_t> sources_;  // split parameter -> source id
 };
 
 }  // namespace osdp::runtime

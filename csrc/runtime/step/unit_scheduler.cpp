@@ -1,12 +1,9 @@
-// Unshard, reshard and reduce: what happens to a unit's memory.
-#include <ATen/Functions.h>
-#include <ATen/core/grad_mode.h>
+#include "runtime/step/unit_scheduler.hpp"
 
 #include <algorithm>
 #include <utility>
 
-#include "comm/arithmetic.hpp"
-#include "runtime/runtime.hpp"
+#include "comm/left_out.hpp"
 #include "runtime/step/graph_task.hpp"
 #include "runtime/store/offload.hpp"
 #include "runtime/store/precision.hpp"
@@ -14,261 +11,75 @@
 namespace osdp::runtime {
 namespace {
 
-struct Transfer {
-  Slot* slot;
-  at::Tensor rows;  // flat: this rank's rows, `chunk` rows long where it is padded
-};
-
-int64_t chunk_elements(const Slot& slot) { return slot.range().chunk * slot.range().row_elements; }
-
-// Whether these rows can travel as they are.
-bool is_chunk(const at::Tensor& rows, const Slot& slot) {
-  return rows.numel() == chunk_elements(slot) && rows.scalar_type() == slot.padded().scalar_type();
-}
-
-// `tensor` into the first elements of `padded`, which is flat, cast; and zeros behind it.
-void pad_into(Batch& batch, const at::Tensor& padded, const at::Tensor& tensor, double factor = 1.0) {
-  const int64_t n = tensor.numel(), more = padded.numel() - n;
-  if (n > 0) batch.set(more > 0 ? padded.narrow(0, 0, n) : padded, tensor, factor);
-  if (more > 0) batch.zero(padded.narrow(0, n, more));
-}
-
-// This rank's rows as they travel, into `chunk`: in the compute dtype, and a whole chunk (the last ranks have
-// fewer).
-void fill(Batch& batch, const at::Tensor& chunk, const Transfer& t) {
-  const bool cast = t.rows.scalar_type() != chunk.scalar_type();
-  pad_into(batch, chunk, cast ? brought(t.slot->owner(), t.rows) : t.rows);
-}
-
-// Small tensors of one dtype, which travel in one: each rank's chunks, one behind the other.
-struct Pack {
-  at::ScalarType dtype;
-  std::vector<size_t> members;  // of what is sent
-  int64_t width = 0;            // elements of a rank
-  at::Tensor all;
-
-  static void put(std::vector<Pack>& packs, at::ScalarType dtype, size_t member, const Slot& slot) {
-    const auto same = [&](const Pack& pack) { return pack.dtype == dtype; };
-    auto at = std::find_if(packs.begin(), packs.end(), same);
-    if (at == packs.end()) at = packs.insert(at, {dtype, {}, 0, {}});
-    at->members.push_back(member);
-    at->width += chunk_elements(slot);
+const char* name_of(Unit::State state) {
+  switch (state) {
+    case Unit::State::Sharded:
+      return "sharded";
+    case Unit::State::Unsharding:
+      return "unsharding";
+    case Unit::State::Unsharded:
+      return "unsharded";
   }
-};
-
-// Whether it travels with the other small ones of `together` tensors, behind the large ones.
-bool is_packed(const Slot& slot, size_t together) { return together > 1 && slot.bytes() <= kSmallBytes; }
-
-// Of what gather_now sends, the inputs before the first that it must make.
-Tensors first_sent(const std::vector<Transfer>& transfers) {
-  Tensors inputs;
-  for (const Transfer& t : transfers) {
-    if (is_packed(*t.slot, transfers.size())) continue;
-    if (t.slot->owner().away() || !is_chunk(t.rows, *t.slot)) break;
-    inputs.push_back(t.rows);
-  }
-  return inputs;
-}
-
-void gather_now(Collectives& collectives, const std::vector<Transfer>& transfers) {
-  const int64_t world = collectives.world(), rank = collectives.rank();
-  Tensors outputs, inputs;
-  std::vector<Pack> packs;
-  Batch batch;
-  // What is not sent as it is is made in its place in what is gathered.
-  for (size_t i = 0; i < transfers.size(); ++i) {
-    const Transfer& t = transfers[i];
-    const at::Tensor& full = t.slot->padded();
-    if (is_packed(*t.slot, transfers.size())) {
-      Pack::put(packs, full.scalar_type(), i, *t.slot);
-      continue;
-    }
-    outputs.push_back(full);
-    if (!t.slot->owner().away() && is_chunk(t.rows, *t.slot)) {
-      inputs.push_back(t.rows);
-    } else {
-      const int64_t elements = chunk_elements(*t.slot);
-      inputs.push_back(full.narrow(0, rank * elements, elements));
-      fill(batch, inputs.back(), t);
-    }
-  }
-  for (Pack& pack : packs) {
-    pack.all = at::empty({world, pack.width}, transfers[pack.members[0]].slot->padded().options());
-    outputs.push_back(pack.all.view({-1}));
-    inputs.push_back(pack.all.select(0, rank));
-    int64_t at = 0;
-    for (size_t i : pack.members) {
-      const int64_t n = chunk_elements(*transfers[i].slot);
-      fill(batch, inputs.back().narrow(0, at, n), transfers[i]);
-      at += n;
-    }
-  }
-  batch.run();
-  collectives.all_gather(outputs, inputs);
-  for (const Pack& pack : packs) {
-    Tensors columns;
-    for (size_t i : pack.members) columns.push_back(transfers[i].slot->padded().view({world, -1}));
-    split_columns(columns, pack.all);
-  }
-}
-
-struct Reduction {
-  Slot* slot;
-  at::Tensor gradient;  // full, local; let go as soon as it has been sent
-  at::Tensor target;    // of a slice: its rows of the split weight's local gradient; else undefined
-};
-
-// Whether a gradient can be sent as it is, but for a factor.
-bool is_padded(const Reduction& r) {
-  return r.gradient.is_contiguous() && r.gradient.scalar_type() == r.slot->owner().reduce_dtype() &&
-         r.gradient.numel() == r.slot->padded().numel();
-}
-
-// Of what reduce_now sends, the inputs before the first that it must make.
-Tensors first_sent(const std::vector<Reduction>& reductions, int64_t total) {
-  Tensors inputs;
-  for (const Reduction& r : reductions) {
-    if (is_packed(*r.slot, reductions.size())) continue;
-    if (!is_padded(r) || headroom_of(r.slot->owner().reduce_dtype(), total) != 1.0) break;
-    inputs.push_back(r.gradient.view({-1}));
-  }
-  return inputs;
-}
-
-// Means over the ranks that share, this rank's rows, flat.
-struct Means {
-  Tensors memory;  // all of it, as it was made
-  Tensors each;    // one per reduction, parts of it
-};
-
-// A gradient as the rows that ranks share.
-at::Tensor rows_of(const Reduction& r) {
-  const RowRange& range = r.slot->range();
-  return r.gradient.reshape({range.rows, range.row_elements});
-}
-
-// Large gradients into the backend's memory, as they travel but for headroom. By the stream that made them,
-// which has the memory that autograd made them in free again at once: see Note [Memory of the backend].
-void bring(const Collectives& collectives, std::vector<Reduction>& reductions) {
-  const at::NoGradGuard no_grad;
-  Batch batch;
-  for (Reduction& r : reductions) {
-    if (r.slot->bytes() <= kSmallBytes) continue;
-    const auto options = r.gradient.options().dtype(r.slot->owner().reduce_dtype());
-    const at::Tensor there = collectives.empty(r.slot->padded().numel(), options);
-    pad_into(batch, there, r.gradient);
-    r.gradient = there;
-  }
-  batch.run();
-}
-
-// Full gradients travel in the reduce dtype, flat, world chunks long, and with headroom (see headroom_of).
-Means reduce_now(const ShardGroups& shard_groups, std::vector<Reduction>& reductions) {
-  const int64_t world = shard_groups.world();
-  Tensors outputs(reductions.size()), sent_outputs, sent_inputs;
-  std::vector<Pack> packs;
-  Batch batch;
-  for (size_t i = 0; i < reductions.size(); ++i) {
-    Reduction& r = reductions[i];
-    const at::ScalarType dtype = r.slot->owner().reduce_dtype();
-    if (is_packed(*r.slot, reductions.size())) {
-      Pack::put(packs, dtype, i, *r.slot);
-      continue;
-    }
-    const double headroom = headroom_of(dtype, shard_groups.total());
-    const auto options = r.gradient.options().dtype(dtype);
-    if (is_padded(r)) {
-      sent_inputs.push_back(r.gradient.view({-1}));
-      batch.scale(sent_inputs.back(), headroom);
-    } else {
-      sent_inputs.push_back(shard_groups.reduce->empty(r.slot->padded().numel(), options));
-      pad_into(batch, sent_inputs.back(), r.gradient, headroom);
-    }
-    Lane::keep(std::exchange(r.gradient, at::Tensor()));
-    outputs[i] = shard_groups.reduce->empty(chunk_elements(*r.slot), options);
-    sent_outputs.push_back(outputs[i]);
-  }
-  for (Pack& pack : packs) {
-    const auto options = reductions[pack.members[0]].gradient.options().dtype(pack.dtype);
-    pack.all = shard_groups.reduce->empty(pack.width, options);
-    sent_outputs.push_back(pack.all);
-    const at::Tensor all = at::empty({world, pack.width}, options);
-    Tensors gradients;
-    for (size_t i : pack.members) {
-      gradients.push_back(rows_of(reductions[i]));
-      Lane::keep(std::exchange(reductions[i].gradient, at::Tensor()));
-    }
-    join_chunks(all, gradients);
-    batch.scale(all, headroom_of(pack.dtype, shard_groups.total()));
-    sent_inputs.push_back(all.view({-1}));
-  }
-  batch.run();
-  shard_groups.reduce->reduce_scatter_mean(sent_outputs, sent_inputs);
-  for (const Pack& pack : packs) {
-    int64_t at = 0;
-    for (size_t i : pack.members) {
-      const int64_t n = chunk_elements(*reductions[i].slot);
-      outputs[i] = pack.all.narrow(0, at, n);
-      at += n;
-    }
-  }
-  return {std::move(sent_outputs), std::move(outputs)};
-}
-
-// Adds the means over all ranks to the gradients that this rank keeps.
-void keep_means(const ShardGroups& shard_groups, const std::vector<Reduction>& reductions,
-                const Tensors& means) {
-  Batch batch;
-  Tensors gradients(means.size());
-  for (size_t i = 0; i < means.size(); ++i) {
-    Slot& slot = *reductions[i].slot;
-    const double share = 1.0 / headroom_of(slot.owner().reduce_dtype(), shard_groups.total());
-    at::Tensor mean = means[i].narrow(0, 0, slot.range().count * slot.range().row_elements);
-    if (slot.owner().split()) {
-      batch.add(reductions[i].target, mean, share);
-      continue;
-    }
-    // Between the first reduction of a backward and show_sharded(), this gradient is touched by one lane
-    // alone.
-    mean = mean.view(slot.owner().local().sizes());
-    at::Tensor& gradient = gradients[i];
-    if (slot.owner().local_grad().defined()) {
-      gradient = brought(slot.owner(), slot.owner().local_grad());
-      batch.add(gradient, mean, share);
-    } else if (const at::ScalarType own = slot.owner().own_dtype(); mean.scalar_type() != own) {
-      gradient = Lane::empty(mean.sizes(), mean.options().dtype(own));
-      batch.set(gradient, mean, share);
-    } else {
-      gradient = mean;
-      batch.scale(gradient, share);
-    }
-  }
-  batch.run();
-  for (size_t i = 0; i < means.size(); ++i)
-    if (Slot& slot = *reductions[i].slot; !slot.owner().split())
-      send_home(slot.owner(), gradients[i], slot.owner().local_grad());
+  return "?";
 }
 
 }  // namespace
 
-void Runtime::unshard(Unit& unit) {
-  std::vector<Transfer> transfers;
-  for (Slot& slot : unit.slots) transfers.push_back({&slot, slot.rows_of(slot.owner().local())});
-  EarlySend early = unit.shard_groups->shard->early_send_of_gather(first_sent(transfers));
-  unit.unsharding = lane_->submit(
-      unit.gathers.all(accumulates_),
-      [this, &shard_groups = *unit.shard_groups, transfers = std::move(transfers)] {
+UnitScheduler::UnitScheduler(const ModelShards& shards, const StepState& step, Arena& arena, Buckets& buckets,
+                             std::shared_ptr<Lane> gathers, std::shared_ptr<Lane> reductions,
+                             std::shared_ptr<HybridReducer> hybrid)
+    : shards_(shards),
+      step_(step),
+      arena_(arena),
+      buckets_(buckets),
+      lane_(std::move(gathers)),
+      reductions_lane_(std::move(reductions)),
+      hybrid_(std::move(hybrid)) {
+  set_prefetch(1);
+}
+
+void UnitScheduler::set_prefetch(size_t units) {
+  size_t largest = 0;
+  bool all_kept = true;
+  for (const auto& unit : shards_.units()) {
+    largest = std::max(largest, unit->bytes());
+    all_kept &= unit->mode == Mode::ShardGradOp;
+  }
+  depth_ = {.units = units, .bytes = (1 + units) * largest};
+  kept_depth_ = all_kept ? Depth{.units = units, .bytes = Depth::kNoLimit} : depth_;
+}
+
+void UnitScheduler::assert_state(const Unit& unit, bool holds, const char* transition) const {
+  OSDP_CHECK(holds, Sharding, "OSDP: rank ", step_.rank, ": unit '", unit.name, "' cannot ", transition,
+             " in ", step_.in_backward ? "backward" : "forward", " while it is ", name_of(unit.state_),
+             ". This is an error of OSDP; please report it with the model and the plan.");
+}
+
+// Backward reads what its forward read; a new forward must not: the optimizer may have stepped since.
+bool UnitScheduler::stale(const Unit& unit) const {
+  return !step_.in_backward && unit.running_ == 0 && unit.epoch_ != step_.epoch;
+}
+
+void UnitScheduler::unshard(Unit& unit) {
+  assert_state(unit,
+               unit.state_ == Unit::State::Sharded || (unit.state_ == Unit::State::Unsharded && stale(unit)),
+               "unshard");
+  TransferPlan plan = TransferPlan::of_gather(unit.slots);
+  EarlySend early = unit.shard_groups->shard->early_send_of_gather(plan.sent_first());
+  unit.unsharding_ = lane_->submit(
+      unit.gathers.all(step_.accumulates),
+      [&arena = arena_, &shard_groups = *unit.shard_groups, plan = std::move(plan)] {
         {
           const Lane::SubmittersMemory here;
-          for (const Transfer& t : transfers)
-            if (!t.slot->attached()) t.slot->attach(arena_.allocate(t.slot->bytes()));
+          for (const Transfer& t : plan.transfers)
+            if (!t.slot->attached()) t.slot->attach(arena.allocate(t.slot->bytes()));
         }
-        gather_now(*shard_groups.shard, transfers);
+        gather(*shard_groups.shard, plan);
       },
       std::move(early));
-  unit.state = Unit::State::Unsharding;
-  unit.epoch = epoch_;
-  unit.calls_seen = 0;
+  unit.state_ = Unit::State::Unsharding;
+  unit.epoch_ = step_.epoch;
+  unit.calls_seen_ = 0;
   for (Call* call : unit.calls)
     for (size_t i = 0; i < call->units.size(); ++i)
       if (call->units[i] == &unit) call->seen[i] = 0;
@@ -276,46 +87,128 @@ void Runtime::unshard(Unit& unit) {
   statistics_.gathered_bytes += static_cast<int64_t>(unit.bytes());
 }
 
-void Runtime::wait_unshard(Unit& unit) {
-  unit.unsharding.wait();
-  unit.unsharding = Work();
+void UnitScheduler::wait_unshard(Unit& unit) {
+  assert_state(unit, unit.state_ == Unit::State::Unsharding, "be waited for");
+  unit.unsharding_.wait();
+  unit.unsharding_ = Work();
   for (Slot& slot : unit.slots) slot.open();
-  unit.state = Unit::State::Unsharded;
+  unit.state_ = Unit::State::Unsharded;
 }
 
-void Runtime::use(Unit& unit) {
-  // Backward reads what its forward read; a new forward must not: the optimizer may have stepped since.
-  const bool stale = !backward_ && unit.running == 0 && unit.epoch != epoch_;
-  if (unit.state == Unit::State::Unsharding && stale) wait_unshard(unit);
-  if (unit.state == Unit::State::Sharded || stale) unshard(unit);
+void UnitScheduler::use(Unit& unit) {
+  const bool again = stale(unit);
+  if (unit.state_ == Unit::State::Unsharding && again) wait_unshard(unit);
+  if (unit.state_ == Unit::State::Sharded || again) unshard(unit);
   std::span<Unit* const> ahead;
-  if (backward_)
+  if (step_.in_backward)
     ahead = backward_order_.advance(&unit, depth_);
-  else if (root_forward_)
-    ahead = forward_order_.advance(&unit, grad_forward_ ? kept_depth_ : depth_);
+  else if (step_.root_forward)
+    ahead = forward_order_.advance(&unit, step_.grad_forward ? kept_depth_ : depth_);
   for (Unit* next : ahead)
-    if (next->state == Unit::State::Sharded) {
+    if (next->state_ == Unit::State::Sharded) {
       unshard(*next);
       ++statistics_.prefetches;
     }
-  if (unit.state == Unit::State::Unsharding) wait_unshard(unit);
+  if (unit.state_ == Unit::State::Unsharding) wait_unshard(unit);
 }
 
-void Runtime::reshard(Unit& unit) noexcept {
-  if (unit.state == Unit::State::Unsharding) {
+void UnitScheduler::reshard(Unit& unit) noexcept {
+  if (unit.state_ == Unit::State::Unsharding) {
     try {
       wait_unshard(unit);
     } catch (...) {  // the lane tells the same error to whoever waits next; here the memory must go
-      unit.unsharding = Work();
+      unit.unsharding_ = Work();
     }
   }
   for (Slot& slot : unit.slots)
     if (slot.attached()) slot.detach();
-  unit.state = Unit::State::Sharded;
-  unit.keep = unit.held = false;
+  unit.state_ = Unit::State::Sharded;
+  unit.keep_ = unit.held_ = false;
 }
 
-void Runtime::add_pending(Slot& slot, at::Tensor gradient) {
+void UnitScheduler::begin_forward() { forward_order_.begin(); }
+
+void UnitScheduler::begin_call(Call& call) {
+  for (Unit* unit : call.units) {
+    use(*unit);
+    ++unit->running_;
+  }
+}
+
+void UnitScheduler::end_call(Call& call, bool failed) {
+  for (Unit* unit : call.units)
+    if (unit->running_ > 0) {
+      --unit->running_;
+      reshard_after_forward(call, *unit, failed);
+    }
+}
+
+void UnitScheduler::keep_recomputed(const Call& call) {
+  for (Unit* unit : call.units) unit->recomputed_ = true;
+}
+
+void UnitScheduler::reshard_after_forward(Call& call, Unit& unit, bool failed) {
+  if (unit.running_ > 0 || unit.in_backward_ || unit.state_ != Unit::State::Unsharded) return;
+  if (failed) return reshard(unit);
+  if (unit.again_) {
+    unit.keep_ = true;
+    return;
+  }
+  if (step_.in_backward) {  // a recomputation
+    if (call.hold)
+      unit.held_ = true;
+    else
+      reshard(unit);
+    return;
+  }
+  if (step_.grad_forward &&
+      (unit.mode == Mode::ShardGradOp || (step_.root_forward && forward_order_.ends_with(&unit)))) {
+    unit.keep_ = true;
+    return;
+  }
+  if (call.method) return reshard(unit);
+  const auto at = std::find(call.units.begin(), call.units.end(), &unit) - call.units.begin();
+  if (!call.seen[at]) {
+    call.seen[at] = 1;
+    ++unit.calls_seen_;
+  }
+  if (unit.calls_seen_ == static_cast<int64_t>(unit.calls.size())) reshard(unit);
+}
+
+void UnitScheduler::end_forward(bool failed) {
+  for (const auto& unit : shards_.units())
+    if (failed || !unit->keep_) reshard(*unit);
+  if (!failed && step_.root_forward) forward_order_.end();
+}
+
+void UnitScheduler::begin_backward() { backward_order_.begin(); }
+
+void UnitScheduler::begin_call_backward(const Call& call, bool reads, bool again) {
+  for (Unit* unit : call.units) {
+    unit->in_backward_ = true;
+    unit->readers_ += reads;
+    unit->again_ |= again;
+    use(*unit);
+  }
+}
+
+void UnitScheduler::end_call_backward(const Call& call) {
+  for (Unit* unit : call.units) {
+    --unit->readers_;
+    reshard_after_backward(*unit);
+  }
+}
+
+// Its calls under way have read it for the last time, and all gradients that this graph task makes for it are
+// there.
+void UnitScheduler::reshard_after_backward(Unit& unit) {
+  if (unit.readers_ > 0 || unit.running_ > 0 || unit.gradients_.incomplete(current_graph_task())) return;
+  if (unit.again_ || unit.recomputed_) return;  // to the end of this backward, or longer
+  unit.in_backward_ = false;
+  reshard(unit);
+}
+
+void UnitScheduler::add_pending(Slot& slot, at::Tensor gradient) const {
   OSDP_CHECK(gradient.layout() == at::kStrided, Sharding, "OSDP: parameter '", slot.name(),
              "' got a sparse gradient, which cannot be sharded. Use sparse=False, or NO_SHARD for it.");
   const at::ScalarType own = slot.owner().own_dtype();
@@ -326,17 +219,20 @@ void Runtime::add_pending(Slot& slot, at::Tensor gradient) {
   slot.pending = slot.pending.defined() ? wide_sum(slot.pending, gradient, own) : std::move(gradient);
 }
 
-bool Runtime::all_arrived(Unit& unit) {
-  if (const int task = current_graph_task(); unit.task != task) {
-    unit.task = task;
-    unit.arrived = 0;
-    unit.expected = 0;
-    for (const Slot& slot : unit.slots) unit.expected += in_graph_task(slot.owner().accumulator.get());
-  }
-  return ++unit.arrived >= unit.expected;
+void UnitScheduler::gradient_arrived(Unit& unit, Slot& slot, at::Tensor gradient) {
+  if (gradient.defined()) add_pending(slot, std::move(gradient));
+  const auto expected = [&] {
+    int64_t count = 0;
+    for (const Slot& each : unit.slots) count += in_graph_task(each.owner().accumulator.get());
+    return count;
+  };
+  if (!unit.gradients_.add(current_graph_task(), expected)) return;
+  reshard_after_backward(unit);
+  reduce_or_keep(unit);
 }
 
-void Runtime::keep_unreduced(Unit& unit) {
+void UnitScheduler::reduce_or_keep(Unit& unit) {
+  if (step_.sync) return reduce(unit);
   for (Slot& slot : unit.slots)
     if (slot.pending.defined()) slot.unsynced = std::move(slot.pending), slot.pending = at::Tensor();
 }
@@ -347,78 +243,154 @@ void Runtime::keep_unreduced(Unit& unit) {
 // backward. So a gradient is given to the lane only when it, those that are leaving, and what is gathered for
 // a time fit what a plan reserves (Note [Reserve] in search/problem/model.hpp), or when it is the only one.
 // On streams the computation waits for the reduction before (Note [Memory that two streams use]).
-void Runtime::await_room(size_t bytes) {
-  while (!leaving_.empty() && leaving_.front().reduction.done()) leaving_.pop_front();
-  if (leaving_.empty()) return;
+void UnitScheduler::await_room(size_t bytes) {
+  while (left_ < reductions_.size() && reductions_[left_].reduction.done()) ++left_;
+  if (left_ == reductions_.size()) return;
   size_t held = bytes;
-  for (const Leaving& gradient : leaving_) held += gradient.bytes;
-  for (const auto& unit : units_)
-    if (unit->state != Unit::State::Sharded && unit->mode != Mode::ShardGradOp) held += unit->bytes();
-  for (; !leaving_.empty() && held > depth_.bytes; leaving_.pop_front()) {
-    leaving_.front().reduction.wait();
-    held -= leaving_.front().bytes;
+  for (size_t i = left_; i < reductions_.size(); ++i) held += reductions_[i].bytes;
+  for (const auto& unit : shards_.units())
+    if (unit->state_ != Unit::State::Sharded && unit->mode != Mode::ShardGradOp) held += unit->bytes();
+  for (; left_ < reductions_.size() && held > depth_.bytes; ++left_) {
+    reductions_[left_].reduction.wait();
+    held -= reductions_[left_].bytes;
   }
 }
 
-void Runtime::reduce(Unit& unit) {
-  auto reductions = std::make_shared<std::vector<Reduction>>();
-  const bool again = unit.reduced == backward_count_;
+void UnitScheduler::reduce(Unit& unit) {
+  auto plan = std::make_shared<TransferPlan>();
+  const bool again = unit.reduced_ == step_.backwards;
   bool own_memory = again;  // of the means: they do not become the gradients
-  unit.parts.assign(unit.slots.size(), TaskNames::Part::None);
+  parts_.assign(unit.slots.size(), TaskNames::Part::None);
   for (size_t i = 0; i < unit.slots.size(); ++i) {
     Slot& slot = unit.slots[i];
     if (!slot.pending.defined()) continue;
-    unit.parts[i] = TaskNames::Part::Gradient;
+    parts_[i] = TaskNames::Part::Gradient;
     slot.owner().reduced = true;
     own_memory |=
         !again && (slot.owner().local_grad().defined() || c10::elementSize(slot.owner().reduce_dtype()) >
                                                               c10::elementSize(slot.owner().own_dtype()));
     at::Tensor target;
-    if (slot.owner().split()) target = slot.rows_of(split_gradient(slot.owner()));
+    if (slot.owner().split()) target = slot.rows_of(buckets_.split_gradient(slot.owner()));
     statistics_.reduced_bytes += static_cast<int64_t>(slot.reduced_bytes());
-    reductions->push_back({&slot, std::move(slot.pending), std::move(target)});
-    slot.pending = at::Tensor();
+    plan->add(slot, std::exchange(slot.pending, at::Tensor()), std::move(target));
   }
-  if (reductions->empty()) return;
-  unit.reduced = backward_count_;
+  if (plan->empty()) return;
+  const ShardGroups& shard_groups = *unit.shard_groups;
+  plan->seal_reduction(shard_groups.total());
+  unit.reduced_ = step_.backwards;
   ++statistics_.reductions;
   arena_.trim();  // see Note [Blocks that come and go]
-  EarlySend early = unit.shard_groups->reduce->early_send_of_reduce_scatter(
-      first_sent(*reductions, unit.shard_groups->total()));
-  const std::shared_ptr<HybridReducer> hybrid = unit.shard_groups->replicate ? hybrid_reducer_ : nullptr;
+  EarlySend early = shard_groups.reduce->early_send_of_reduce_scatter(plan->sent_first());
+  const std::shared_ptr<HybridReducer> hybrid = shard_groups.replicate ? hybrid_ : nullptr;
   if (reductions_lane_->keeps()) {
-    if (!reductions_.empty()) reductions_.back().wait();
+    if (!reductions_.empty()) reductions_.back().reduction.wait();
     if (hybrid && own_memory) hybrid->make_room();
-    if (unit.shard_groups->reduce->memory()) bring(*unit.shard_groups->reduce, *reductions);
+    if (shard_groups.reduce->memory()) plan->bring_to(*shard_groups.reduce, shard_groups.total());
   } else {
     await_room(unit.bytes());
   }
-  const TaskNamePtr average = hybrid ? unit.averages.of(unit.parts, accumulates_) : nullptr;
-  const auto task = [shard_groups = *unit.shard_groups, reductions, hybrid, own_memory, average] {
+  const TaskNamePtr average = hybrid ? unit.averages.of(parts_, step_.accumulates) : nullptr;
+  const auto task = [shard_groups, plan, hybrid, own_memory, average] {
     if (hybrid && own_memory) hybrid->make_room();
-    Means means = reduce_now(shard_groups, *reductions);
-    if (!hybrid) return keep_means(shard_groups, *reductions, means.each);
-    hybrid->average(average, means.memory, own_memory, [shard_groups, reductions, each = means.each] {
-      keep_means(shard_groups, *reductions, each);
-    });
+    Means means = reduce_scatter(shard_groups, *plan);
+    if (!hybrid) return keep_means(shard_groups, *plan, means.each);
+    hybrid->average(average, means.memory, own_memory,
+                    [shard_groups, plan, each = means.each] { keep_means(shard_groups, *plan, each); });
   };
-  reductions_.push_back(
-      reductions_lane_->submit(unit.reductions.of(unit.parts, accumulates_), task, std::move(early)));
-  if (!reductions_lane_->keeps()) leaving_.push_back({reductions_.back(), unit.bytes()});
+  Work work = reductions_lane_->submit(unit.reductions.of(parts_, step_.accumulates), task, std::move(early));
+  reductions_.push_back({std::move(work), unit.bytes()});
 }
 
-size_t Runtime::copied_bytes() const {
-  size_t sum = 0;
-  for (const WholeCopy* copy : copies_) sum += copy->bytes();
-  return sum;
+void UnitScheduler::finish_units(bool creates_graph) {
+  for (const auto& unit : shards_.units()) {
+    if (unit->again_ && !creates_graph) unit->again_ = unit->keep_ = false;
+    const bool kept = unit->again_ || (unit->keep_ && !unit->in_backward_);
+    if (unit->running_ == 0 && !kept) reshard(*unit);
+    if (unit->again_) unit->keep_ = true;
+    unit->in_backward_ = false;
+    unit->readers_ = 0;
+    if (step_.sync)
+      for (Slot& slot : unit->slots)
+        if (!slot.pending.defined()) slot.pending = std::exchange(slot.unsynced, at::Tensor());
+    reduce_or_keep(*unit);
+  }
 }
 
-size_t Runtime::gathered_bytes() const {
-  size_t sum = 0;
-  for (const auto& unit : units_)
-    for (const Slot& slot : unit->slots)
-      if (slot.attached()) sum += slot.bytes();
-  return sum;
+void UnitScheduler::wait_reductions() {
+  for (const Leaving& each : reductions_) each.reduction.wait();
+  reductions_.clear();
+  left_ = 0;
+  if (hybrid_) hybrid_->wait_all();
+}
+
+// Note [Gradients kept under no_sync]
+// They are full and not the parameter's .grad, which has the shard's shape; yet zero_grad must drop them. So
+// the parameter gets a .grad (zeros, if it had none) that stands for them, and its state is noted: when it is
+// gone, or was zeroed, by the time the parameter shows its full shape again, what was kept is dropped too.
+// Any other change in between would have to be made to the kept gradients as well, and is refused.
+void UnitScheduler::end_backward() {
+  backward_order_.end();
+  for (const auto& unit : shards_.units())
+    for (Slot& slot : unit->slots)
+      if (slot.unsynced.defined()) slot.owner().note_gradient();
+}
+
+void UnitScheduler::abort() {
+  for (const auto& unit : shards_.units()) {
+    reshard(*unit);
+    unit->in_backward_ = false;
+    unit->readers_ = 0;
+    unit->gradients_.forget();
+    for (Slot& slot : unit->slots) slot.pending.reset();
+  }
+}
+
+void UnitScheduler::forget_reductions() {
+  for (const Leaving& each : reductions_) {
+    try {
+      each.reduction.wait();
+    } catch (const std::exception&) {  // what broke the lane is the exception under way, or follows from it
+    }
+  }
+  reductions_.clear();
+  left_ = 0;
+  if (hybrid_) hybrid_->forget();
+}
+
+const at::Tensor& UnitScheduler::begin_slice(Unit& slice) {
+  use(slice);
+  ++slice.running_;
+  return slice.slots[0].full();
+}
+
+void UnitScheduler::end_slice(Unit& slice) noexcept {
+  if (slice.running_ > 0 && --slice.running_ == 0) reshard(slice);
+}
+
+void UnitScheduler::slice_gradient_arrived(Unit& slice, at::Tensor gradient) {
+  // One gradient leaves while the next is made, not more: where the input needs no gradient, no slice is
+  // asked for in between that would wait its turn behind the reduction. (A stream's lane waits in `reduce`.)
+  if (!lane_->keeps() && !reductions_.empty()) reductions_.back().reduction.wait();
+  add_pending(slice.slots[0], std::move(gradient));
+  reduce_or_keep(slice);
+}
+
+Parameter* UnitScheduler::unreduced() const {
+  for (const auto& unit : shards_.units())
+    for (Slot& slot : unit->slots)
+      if (slot.unsynced.defined() && !slot.owner().gradient_dropped()) return &slot.owner();
+  return nullptr;
+}
+
+// See Note [Shards in host memory].
+void UnitScheduler::await_host_memory() {
+  if (!shards_.offloads() || left_out("host wait")) return;
+  reductions_lane_->synchronize();  // where gradients come home
+  if (hybrid_) hybrid_->lane().synchronize();
+}
+
+void UnitScheduler::give_back_idle_memory() {
+  if (shards_.gathered_bytes() == 0) arena_.trim();
 }
 
 }  // namespace osdp::runtime

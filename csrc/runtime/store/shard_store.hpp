@@ -131,6 +131,7 @@ class Parameter {
   Node accumulator;
 
   bool absent = false;  // the model has lost it since
+  size_t index = 0;     // among the model's parameters
 
  private:
   int64_t version() const { return tensor_.is_inference() ? 0 : static_cast<int64_t>(tensor_._version()); }

@@ -1,0 +1,115 @@
+#include "runtime/step/param_views.hpp"
+
+#include <ATen/Functions.h>
+
+#include <utility>
+
+#include "comm/collectives.hpp"
+#include "runtime/step/autograd_hooks.hpp"
+
+namespace osdp::runtime {
+
+void ParamViews::show(Unit& unit) {
+  for (Slot& slot : unit.slots) {
+    Parameter& p = slot.owner();
+    if (!p.shows_unsharded()) {
+      p.show_unsharded(p.split() ? at::Tensor() : slot.full());
+      went_unsharded(p);
+    }
+    if (slot.unsynced.defined() && p.gradient_dropped()) slot.unsynced.reset();
+  }
+}
+
+void ParamViews::show(const std::vector<Unit*>& units) {
+  for (Unit* unit : units) show(*unit);
+}
+
+template <typename Copies>
+void ParamViews::show_copies(const Copies& copies, bool fresh) {
+  Tensors casts, own;
+  for (const auto& copy : copies)
+    if (copy->cast(fresh)) casts.push_back(copy->shown()), own.push_back(copy->owner().local());
+  if (!casts.empty()) at::_foreach_copy_(casts, own);
+  for (const auto& copy : copies) {
+    if (copy->owner().shows_unsharded()) continue;
+    copy->owner().show_unsharded(copy->shown());
+    went_unsharded(copy->owner());
+  }
+}
+
+void ParamViews::show_unsharded(const Call& call) {
+  show(call.units);
+  show(call.slices);
+  show_copies(call.copies, true);
+}
+
+void ParamViews::show_all_unsharded(bool fresh) {
+  for (const auto& unit : shards_.units()) show(*unit);
+  show_copies(shards_.copies(), fresh);
+}
+
+void ParamViews::went_unsharded(Parameter& p) {
+  unsharded_.push_back(&p);
+  // requires_grad may have been switched on since; the node must expect full gradients.
+  if (!p.accumulator && p.tensor().requires_grad()) hook_gradient_(p);
+  if (!step_.in_backward) follow_stream(p);
+}
+
+void ParamViews::show_sharded() {
+  for (Parameter* p : unsharded_) p->show_sharded();
+  unsharded_.clear();
+}
+
+void ParamViews::drop_copies() {
+  for (const auto& copy : shards_.copies())
+    if (!copy->owner().shows_unsharded()) copy->drop();
+}
+
+// Note [Writes in forward]
+// What is gathered is let go of: a write to it in forward (nn.Embedding's max_norm, weight.clamp_(), a moving
+// average in a frozen parameter) would last until then, and be made to rows that other ranks hold. It shows
+// in the parameter's version, which only in-place operations raise, and is refused. Writes to what every rank
+// holds in full last; where ranks write different values, the next digest of the replicas tells. A write
+// through p.data leaves no version behind.
+void ParamViews::refuse_write(const Parameter& p, const std::string& where) const {
+  throw_error(
+      ErrorKind::Sharding,
+      c10::str("OSDP: rank ", step_.rank, ": parameter '", p.name(), "' was written to in ", where,
+               " (nn.Embedding(max_norm=...), weight.clamp_(), a moving average?). What is written to a ",
+               "sharded parameter there is lost, and other ranks would not have it. Write between steps, ",
+               "to this rank's part of it or inside osdp.summon_full_params(model); or choose NO_SHARD for ",
+               "it in the plan and write the same values on every rank."));
+}
+
+void ParamViews::check_written(const Call& call) const {
+  const auto check = [&](const Parameter& p) {
+    if (p.shows_unsharded() && p.written())
+      refuse_write(p, call.module.empty() ? "the model's forward" : "forward of '" + call.module + "'");
+  };
+  for (const auto* units : {&call.units, &call.slices})
+    for (const Unit* unit : *units)
+      for (const Slot& slot : unit->slots) check(slot.owner());
+  for (const WholeCopy* copy : call.copies) check(copy->owner());
+}
+
+void ParamViews::check_written() const {
+  for (const Parameter* p : unsharded_)
+    if (p->written()) refuse_write(*p, step_.in_backward ? "backward" : "forward");
+}
+
+void ParamViews::note_writes() {
+  for (Parameter* p : shards_.whole_params())
+    if (!p->shows_unsharded() && p->written()) {
+      p->written_in_forward = true;
+      p->note_version();
+    }
+}
+
+// The last first, which is about the order of one process.
+void ParamViews::call_hooks() {
+  const auto& params = shards_.params();
+  for (size_t i = params.size(); i-- > 0;)
+    if (std::exchange(params[i]->reduced, false)) params[i]->call_hooks();
+}
+
+}  // namespace osdp::runtime

@@ -1,0 +1,249 @@
+#include "runtime/step/transfer_plan.hpp"
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "comm/arithmetic.hpp"
+#include "runtime/store/offload.hpp"
+#include "runtime/store/precision.hpp"
+
+namespace osdp::runtime {
+namespace {
+
+int64_t chunk_elements(const Slot& slot) { return slot.range().chunk * slot.range().row_elements; }
+
+// Whether these rows can travel as they are.
+bool is_chunk(const at::Tensor& rows, const Slot& slot) {
+  return rows.numel() == chunk_elements(slot) && rows.scalar_type() == slot.padded().scalar_type();
+}
+
+// `tensor` into the first elements of `padded`, which is flat, cast; and zeros behind it.
+void pad_into(Batch& batch, const at::Tensor& padded, const at::Tensor& tensor, double factor = 1.0) {
+  const int64_t n = tensor.numel(), more = padded.numel() - n;
+  if (n > 0) batch.set(more > 0 ? padded.narrow(0, 0, n) : padded, tensor, factor);
+  if (more > 0) batch.zero(padded.narrow(0, n, more));
+}
+
+// This rank's rows as they travel, into `chunk`: in the compute dtype, and a whole chunk (the last ranks have
+// fewer).
+void fill(Batch& batch, const at::Tensor& chunk, const Transfer& t) {
+  const bool cast = t.tensor.scalar_type() != chunk.scalar_type();
+  pad_into(batch, chunk, cast ? brought(t.slot->owner(), t.tensor) : t.tensor);
+}
+
+// Small tensors of one dtype, which travel in one: each rank's chunks, one behind the other.
+struct Pack {
+  at::ScalarType dtype;
+  std::vector<size_t> members;  // of what is sent
+  int64_t width = 0;            // elements of a rank
+  at::Tensor all;
+
+  static void put(std::vector<Pack>& packs, at::ScalarType dtype, size_t member, const Slot& slot) {
+    const auto same = [&](const Pack& pack) { return pack.dtype == dtype; };
+    auto at = std::find_if(packs.begin(), packs.end(), same);
+    if (at == packs.end()) at = packs.insert(at, {dtype, {}, 0, {}});
+    at->members.push_back(member);
+    at->width += chunk_elements(slot);
+  }
+};
+
+// Whether it travels with the other small ones of `together` tensors, behind the large ones.
+bool is_packed(const Slot& slot, size_t together) { return together > 1 && slot.bytes() <= kSmallBytes; }
+
+// Whether a gradient can be sent as it is, but for a factor.
+bool is_padded(const Transfer& t) {
+  return t.tensor.is_contiguous() && t.tensor.scalar_type() == t.slot->owner().reduce_dtype() &&
+         t.tensor.numel() == t.slot->padded().numel();
+}
+
+// A gradient as the rows that ranks share.
+at::Tensor rows_of(const Transfer& t) {
+  const RowRange& range = t.slot->range();
+  return t.tensor.reshape({range.rows, range.row_elements});
+}
+
+}  // namespace
+
+TransferPlan TransferPlan::of_gather(std::vector<Slot>& slots) {
+  TransferPlan plan;
+  plan.transfers.reserve(slots.size());
+  for (Slot& slot : slots) {
+    at::Tensor rows = slot.rows_of(slot.owner().local());
+    const SentAs sent_as = is_packed(slot, slots.size())                  ? SentAs::Packed
+                           : !slot.owner().away() && is_chunk(rows, slot) ? SentAs::Itself
+                                                                          : SentAs::Copy;
+    plan.transfers.push_back({&slot, std::move(rows), sent_as, {}});
+  }
+  return plan;
+}
+
+void TransferPlan::add(Slot& slot, at::Tensor gradient, at::Tensor target) {
+  transfers.push_back({&slot, std::move(gradient), SentAs::Copy, std::move(target)});
+}
+
+void TransferPlan::seal_reduction(int64_t total) {
+  for (Transfer& t : transfers) {
+    if (is_packed(*t.slot, transfers.size()))
+      t.sent_as = SentAs::Packed;
+    else if (is_padded(t))
+      t.sent_as = headroom_of(t.slot->owner().reduce_dtype(), total) == 1.0 ? SentAs::Itself : SentAs::Scaled;
+  }
+}
+
+void TransferPlan::bring_to(const Collectives& collectives, int64_t total) {
+  const at::NoGradGuard no_grad;
+  Batch batch;
+  for (Transfer& t : transfers) {
+    if (t.slot->bytes() <= kSmallBytes) continue;
+    const auto options = t.tensor.options().dtype(t.slot->owner().reduce_dtype());
+    const at::Tensor there = collectives.empty(t.slot->padded().numel(), options);
+    pad_into(batch, there, t.tensor);
+    t.tensor = there;
+  }
+  batch.run();
+  seal_reduction(total);
+}
+
+Tensors TransferPlan::sent_first() const {
+  Tensors first;
+  for (const Transfer& t : transfers) {
+    if (t.sent_as == SentAs::Packed) continue;
+    if (t.sent_as != SentAs::Itself) break;
+    first.push_back(t.tensor.dim() == 1 ? t.tensor : t.tensor.view({-1}));
+  }
+  return first;
+}
+
+void gather(Collectives& collectives, const TransferPlan& plan) {
+  const std::vector<Transfer>& transfers = plan.transfers;
+  const int64_t world = collectives.world(), rank = collectives.rank();
+  Tensors outputs, inputs;
+  std::vector<Pack> packs;
+  Batch batch;
+  // What is not sent as it is is made in its place in what is gathered.
+  for (size_t i = 0; i < transfers.size(); ++i) {
+    const Transfer& t = transfers[i];
+    const at::Tensor& full = t.slot->padded();
+    if (t.sent_as == SentAs::Packed) {
+      Pack::put(packs, full.scalar_type(), i, *t.slot);
+      continue;
+    }
+    outputs.push_back(full);
+    if (t.sent_as == SentAs::Itself) {
+      inputs.push_back(t.tensor);
+    } else {
+      const int64_t elements = chunk_elements(*t.slot);
+      inputs.push_back(full.narrow(0, rank * elements, elements));
+      fill(batch, inputs.back(), t);
+    }
+  }
+  for (Pack& pack : packs) {
+    pack.all = at::empty({world, pack.width}, transfers[pack.members[0]].slot->padded().options());
+    outputs.push_back(pack.all.view({-1}));
+    inputs.push_back(pack.all.select(0, rank));
+    int64_t at = 0;
+    for (size_t i : pack.members) {
+      const int64_t n = chunk_elements(*transfers[i].slot);
+      fill(batch, inputs.back().narrow(0, at, n), transfers[i]);
+      at += n;
+    }
+  }
+  batch.run();
+  collectives.all_gather(outputs, inputs);
+  for (const Pack& pack : packs) {
+    Tensors columns;
+    for (size_t i : pack.members) columns.push_back(transfers[i].slot->padded().view({world, -1}));
+    split_columns(columns, pack.all);
+  }
+}
+
+// Full gradients travel in the reduce dtype, flat, world chunks long, and with headroom (see headroom_of).
+Means reduce_scatter(const ShardGroups& shard_groups, TransferPlan& plan) {
+  std::vector<Transfer>& transfers = plan.transfers;
+  const int64_t world = shard_groups.world();
+  Tensors outputs(transfers.size()), sent_outputs, sent_inputs;
+  std::vector<Pack> packs;
+  Batch batch;
+  for (size_t i = 0; i < transfers.size(); ++i) {
+    Transfer& t = transfers[i];
+    const at::ScalarType dtype = t.slot->owner().reduce_dtype();
+    if (t.sent_as == SentAs::Packed) {
+      Pack::put(packs, dtype, i, *t.slot);
+      continue;
+    }
+    const double headroom = headroom_of(dtype, shard_groups.total());
+    const auto options = t.tensor.options().dtype(dtype);
+    if (t.sent_as != SentAs::Copy) {
+      sent_inputs.push_back(t.tensor.view({-1}));
+      batch.scale(sent_inputs.back(), headroom);
+    } else {
+      sent_inputs.push_back(shard_groups.reduce->empty(t.slot->padded().numel(), options));
+      pad_into(batch, sent_inputs.back(), t.tensor, headroom);
+    }
+    Lane::keep(std::exchange(t.tensor, at::Tensor()));
+    outputs[i] = shard_groups.reduce->empty(chunk_elements(*t.slot), options);
+    sent_outputs.push_back(outputs[i]);
+  }
+  for (Pack& pack : packs) {
+    const auto options = transfers[pack.members[0]].tensor.options().dtype(pack.dtype);
+    pack.all = shard_groups.reduce->empty(pack.width, options);
+    sent_outputs.push_back(pack.all);
+    const at::Tensor all = at::empty({world, pack.width}, options);
+    Tensors gradients;
+    for (size_t i : pack.members) {
+      gradients.push_back(rows_of(transfers[i]));
+      Lane::keep(std::exchange(transfers[i].tensor, at::Tensor()));
+    }
+    join_chunks(all, gradients);
+    batch.scale(all, headroom_of(pack.dtype, shard_groups.total()));
+    sent_inputs.push_back(all.view({-1}));
+  }
+  batch.run();
+  shard_groups.reduce->reduce_scatter_mean(sent_outputs, sent_inputs);
+  for (const Pack& pack : packs) {
+    int64_t at = 0;
+    for (size_t i : pack.members) {
+      const int64_t n = chunk_elements(*transfers[i].slot);
+      outputs[i] = pack.all.narrow(0, at, n);
+      at += n;
+    }
+  }
+  return {std::move(sent_outputs), std::move(outputs)};
+}
+
+void keep_means(const ShardGroups& shard_groups, const TransferPlan& plan, const Tensors& means) {
+  Batch batch;
+  Tensors gradients(means.size());
+  for (size_t i = 0; i < means.size(); ++i) {
+    Slot& slot = *plan.transfers[i].slot;
+    const double share = 1.0 / headroom_of(slot.owner().reduce_dtype(), shard_groups.total());
+    at::Tensor mean = means[i].narrow(0, 0, slot.range().count * slot.range().row_elements);
+    if (slot.owner().split()) {
+      batch.add(plan.transfers[i].target, mean, share);
+      continue;
+    }
+    // Between the first reduction of a backward and its end, this gradient is touched by one lane
+    // alone.
+    mean = mean.view(slot.owner().local().sizes());
+    at::Tensor& gradient = gradients[i];
+    if (slot.owner().local_grad().defined()) {
+      gradient = brought(slot.owner(), slot.owner().local_grad());
+      batch.add(gradient, mean, share);
+    } else if (const at::ScalarType own = slot.owner().own_dtype(); mean.scalar_type() != own) {
+      gradient = Lane::empty(mean.sizes(), mean.options().dtype(own));
+      batch.set(gradient, mean, share);
+    } else {
+      gradient = mean;
+      batch.scale(gradient, share);
+    }
+  }
+  batch.run();
+  for (size_t i = 0; i < means.size(); ++i)
+    if (Slot& slot = *plan.transfers[i].slot; !slot.owner().split())
+      send_home(slot.owner(), gradients[i], slot.owner().local_grad());
+}
+
+}  // namespace osdp::runtime

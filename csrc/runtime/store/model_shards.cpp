@@ -1,0 +1,180 @@
+#include "runtime/store/model_shards.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "faults/group_health.hpp"
+
+namespace osdp::runtime {
+namespace {
+
+// What cannot be cut into rows stays whole: scalars, tensors of one element or none; and with one rank there
+// is nothing to shard.
+bool can_shard(const ParamSpec& spec, const ShardGroups& shard_groups) {
+  return !shard_groups.shard->alone() && !spec.sizes().empty() && c10::multiply_integers(spec.sizes()) > 1;
+}
+
+void check_split(const ParamSpec& spec) {
+  if (!spec.split) return;
+  const SplitSpec& s = *spec.split;
+  OSDP_CHECK(spec.sizes().size() == 2, Sharding, "OSDP: parameter '", spec.name,
+             "' is not a matrix and cannot be split");
+  const int64_t length = spec.sizes()[s.dim == ops::SplitDim::Out ? 0 : 1];
+  OSDP_CHECK(s.granularity > 0 && length % s.granularity == 0 && s.sharded >= 0 && s.sharded <= s.granularity,
+             Sharding, "OSDP: parameter '", spec.name, "' of length ", length, " cannot be split into ",
+             s.granularity, " slices, ", s.sharded, " of them sharded");
+}
+
+std::vector<Mode> modes_of(size_t params, const std::vector<UnitSpec>& units) {
+  std::vector<Mode> modes(params, Mode::NoShard);
+  for (const UnitSpec& unit : units)
+    for (int64_t p : unit.params) modes.at(p) = unit.mode;
+  return modes;
+}
+
+void name_tasks(Unit& unit, int64_t model) {
+  std::vector<std::string> names;
+  for (const Slot& slot : unit.slots) names.push_back(slot.name());
+  unit.gathers = TaskNames(unit.name + " all-gather", model, names);
+  unit.reductions = TaskNames(unit.name + " reduce-scatter", model, names);
+  unit.averages = TaskNames(unit.name + " all-reduce between lines", model, std::move(names));
+}
+
+}  // namespace
+
+void ModelShards::check(const std::vector<ParamSpec>& params, const std::vector<UnitSpec>& units) {
+  const std::vector<Mode> modes = modes_of(params.size(), units);
+  for (const ParamSpec& spec : params) check_split(spec);
+  for (size_t i = 0; i < params.size(); ++i)
+    OSDP_CHECK(!params[i].split || modes[i] != Mode::HybridShard, Sharding, "OSDP: parameter '",
+               params[i].name, "' is HYBRID_SHARD and split into slices, which are FULL_SHARD only");
+}
+
+ModelShards::ModelShards(std::vector<ParamSpec> params, const std::vector<UnitSpec>& units,
+                         const ShardGroups& everyone, const ShardGroups& hybrid, int64_t model)
+    : model_(model), everyone_(everyone), hybrid_(hybrid) {
+  const std::vector<Mode> modes = modes_of(params.size(), units);
+  for (size_t i = 0; i < params.size(); ++i) {
+    ParamSpec& spec = params[i];
+    // With one rank a split weight keeps its slices, none of them sharded.
+    if (spec.split && everyone.shard->alone()) spec.split->sharded = 0;
+    const ShardGroups& shard_groups = modes[i] == Mode::HybridShard ? hybrid : everyone;
+    const bool sharded = spec.split || (modes[i] != Mode::NoShard && can_shard(spec, shard_groups));
+    offloads_ |= add_parameter(spec, sharded, shard_groups).away();
+    spec.tensor.reset();
+  }
+  for (const UnitSpec& spec : units) add_unit(spec);
+  for (const auto& param : params_) add_copy(*param);
+}
+
+Parameter& ModelShards::add_parameter(const ParamSpec& spec, bool sharded, const ShardGroups& shard_groups) {
+  params_.push_back(std::make_unique<Parameter>(spec, sharded, shard_groups.rank(), shard_groups.world()));
+  Parameter& p = *params_.back();
+  p.index = places_.size();
+  places_.emplace_back().shard_groups = &shard_groups;
+  return p;
+}
+
+void ModelShards::add_slices(Parameter& p, const ShardGroups& shard_groups) {
+  const SplitSpec& split = *p.split();
+  const bool out = split.dim == ops::SplitDim::Out;
+  for (size_t s = 0; s < p.pieces().size(); ++s) {
+    const Piece& piece = p.pieces()[s];
+    if (piece.replicated) continue;
+    auto slice = std::make_unique<Unit>();
+    slice->shard_groups = &shard_groups;
+    slice->name = p.name() + " slice " + std::to_string(s);
+    const std::vector<int64_t> sizes{p.slice_rows(), p.full_sizes()[1] / (out ? 1 : split.granularity)};
+    slice->slots.emplace_back(p, slice->name, sizes, piece.local_begin, shard_groups.rank(),
+                              shard_groups.world());
+    place_of(p).slices.push_back(slice.get());
+    name_tasks(*slice, model_);
+    units_.push_back(std::move(slice));
+  }
+}
+
+void ModelShards::add_unit(const UnitSpec& spec) {
+  Replicated replicated{spec.name, {}};
+  auto unit = std::make_unique<Unit>();
+  unit->name = spec.name;
+  unit->mode = spec.mode;
+  unit->shard_groups = spec.mode == Mode::HybridShard ? &hybrid_ : &everyone_;
+  unit->slots.reserve(spec.params.size());  // places_ points into it
+  for (int64_t i : spec.params) {
+    Parameter& p = *params_[i];
+    if (p.split()) {
+      add_slices(p, *unit->shard_groups);
+      if (p.split()->sharded < p.split()->granularity) replicated.params.push_back(&p);
+    } else if (p.whole()) {
+      replicated.params.push_back(&p);
+      whole_.push_back(&p);
+    } else {
+      if (unit->shard_groups->replicate) in_columns_.push_back(&p);
+      unit->slots.emplace_back(p, p.name(), p.full_sizes().vec(), 0, unit->shard_groups->rank(),
+                               unit->shard_groups->world());
+      place_of(p).unit = unit.get();
+      place_of(p).slot = &unit->slots.back();
+    }
+  }
+  if (!replicated.params.empty()) replicated_.push_back(std::move(replicated));
+  if (unit->slots.empty()) return;
+  name_tasks(*unit, model_);
+  units_.push_back(std::move(unit));
+}
+
+void ModelShards::add_copy(Parameter& p) {
+  if (!p.whole() || !p.mixed()) return;
+  copies_.push_back(std::make_unique<WholeCopy>(p));
+  place_of(p).copy = copies_.back().get();
+}
+
+std::vector<Parameter*> ModelShards::join(const std::vector<ParamSpec>& specs) {
+  std::vector<Parameter*> joined;
+  for (const ParamSpec& spec : specs) {
+    joined.push_back(&add_parameter(spec, false, everyone_));
+    whole_.push_back(joined.back());
+    add_copy(*joined.back());
+  }
+  return joined;
+}
+
+Call* ModelShards::add_call(std::string module, const std::vector<int64_t>& params, bool root, bool hold,
+                            bool method) {
+  auto call = std::make_unique<Call>();
+  const std::string named = module.empty() ? "the model" : "'" + module + "'";
+  call->in_forward = interned("forward of " + named);
+  call->in_recomputation = interned("recomputation of " + named);
+  call->in_backward = interned("backward of " + named);
+  call->module = std::move(module);
+  call->root = root;
+  call->hold = hold;
+  call->method = method;
+  for (int64_t i : params) {
+    Place& place = places_.at(i);
+    call->slices.insert(call->slices.end(), place.slices.begin(), place.slices.end());
+    if (place.unit && std::find(call->units.begin(), call->units.end(), place.unit) == call->units.end()) {
+      call->units.push_back(place.unit);
+      if (!method) place.unit->calls.push_back(call.get());
+    }
+    if (place.copy) call->copies.push_back(place.copy);
+  }
+  call->seen.assign(call->units.size(), 0);
+  calls_.push_back(std::move(call));
+  return calls_.back().get();
+}
+
+size_t ModelShards::gathered_bytes() const {
+  size_t sum = 0;
+  for (const auto& unit : units_)
+    for (const Slot& slot : unit->slots)
+      if (slot.attached()) sum += slot.bytes();
+  return sum;
+}
+
+size_t ModelShards::copied_bytes() const {
+  size_t sum = 0;
+  for (const auto& copy : copies_) sum += copy->bytes();
+  return sum;
+}
+
+}  // namespace osdp::runtime

@@ -1,0 +1,79 @@
+// ModelShards: the parameters of one model as it was sharded, the units that they are gathered in, and the
+// calls that ask for units. What there is; where it is in a step UnitScheduler and ParamViews know.
+//
+// Invariants: parameters, units and calls stay where they are in memory, and none is removed. A parameter is
+// whole, or split into slices, or in one unit. Between steps whole parameters may join.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/store/precision.hpp"
+#include "runtime/store/shard_groups.hpp"
+#include "runtime/store/shard_store.hpp"
+#include "runtime/store/spec.hpp"
+#include "runtime/store/unit.hpp"
+
+namespace osdp::runtime {
+
+class ModelShards {
+ public:
+  // Where a parameter's pieces are handled.
+  struct Place {
+    Unit* unit = nullptr;       // sharded, not split
+    WholeCopy* copy = nullptr;  // whole, under mixed precision
+    Slot* slot = nullptr;
+    std::vector<Unit*> slices;                  // the sharded slices of a split one
+    const ShardGroups* shard_groups = nullptr;  // the ranks over which it is cut, where it is
+  };
+  // Parameters, or slices, that every rank holds in full, whose gradients are averaged together.
+  struct Replicated {
+    std::string label;
+    std::vector<Parameter*> params;
+  };
+
+  // Shards the parameters in place; throws before anything is changed where a spec cannot be followed.
+  // `everyone`, `hybrid`: see Runtime; they outlive this. `model`: its number.
+  ModelShards(std::vector<ParamSpec> params, const std::vector<UnitSpec>& units, const ShardGroups& everyone,
+              const ShardGroups& hybrid, int64_t model);
+  static void check(const std::vector<ParamSpec>& params, const std::vector<UnitSpec>& units);
+
+  // Whole parameters that the model got since, in their order.
+  std::vector<Parameter*> join(const std::vector<ParamSpec>& specs);
+  Call* add_call(std::string module, const std::vector<int64_t>& params, bool root, bool hold, bool method);
+
+  const std::vector<std::unique_ptr<Parameter>>& params() const { return params_; }
+  const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }  // slices included
+  const std::vector<std::unique_ptr<WholeCopy>>& copies() const { return copies_; }
+  Parameter& parameter(int64_t index) const { return *params_.at(index); }
+  Place& place_of(const Parameter& param) { return places_[param.index]; }
+  const Place& place_of(const Parameter& param) const { return places_[param.index]; }
+
+  const std::vector<Replicated>& replicated() const { return replicated_; }     // by unit
+  const std::vector<Parameter*>& whole_params() const { return whole_; }        // NO_SHARD
+  const std::vector<Parameter*>& column_params() const { return in_columns_; }  // HYBRID_SHARD
+  bool offloads() const { return offloads_; }  // some parameter is away from the device; see offload.hpp
+  size_t gathered_bytes() const;               // of full tensors that exist now
+  size_t copied_bytes() const;                 // of whole parameters' copies in their compute dtype
+
+ private:
+  Parameter& add_parameter(const ParamSpec& spec, bool sharded, const ShardGroups& shard_groups);
+  void add_copy(Parameter& param);  // where it is whole and computed in another dtype
+  void add_slices(Parameter& param, const ShardGroups& shard_groups);
+  void add_unit(const UnitSpec& spec);
+
+  const int64_t model_;
+  const ShardGroups& everyone_;
+  const ShardGroups& hybrid_;
+  std::vector<std::unique_ptr<Parameter>> params_;
+  std::vector<std::unique_ptr<Unit>> units_;
+  std::vector<std::unique_ptr<Call>> calls_;
+  std::vector<std::unique_ptr<WholeCopy>> copies_;
+  std::vector<Place> places_;  // of each parameter
+  std::vector<Replicated> replicated_;
+  std::vector<Parameter*> whole_, in_columns_;
+  bool offloads_ = false;
+};
+
+}  // namespace osdp::runtime

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from osdp import _search
 from osdp.planning.rehearsal import rehearsal
+from osdp.planning.rivals import RIVALS, Rival, job_at, rival_job
 
 if TYPE_CHECKING:
     from osdp.planning.search_job import SearchJob
@@ -16,27 +18,17 @@ if TYPE_CHECKING:
 # The objective is additive so that its optimum can be proven; a step's critical path is not additive. Where
 # communication is all hidden behind computation, a second of it costs nothing, and where computation is hidden behind
 # communication, computation does. So a few objectives are searched that take a second of communication for these shares
-# of what it shows on the machine, and their plans are played; the share of the plan that plays best is the problem's.
-# Its objective is searched to the end: that is what the certificate is about. The plans found so far are then polished
-# on the simulator (csrc/search/heuristics/polish.hpp), and the fastest is returned. How much worse its objective is than the
-# optimum is the certificate's gap.
-# Times the hardware's share, and times the limit: plans that leave room are polished, too.
-OBJECTIVES = (
-    (1.0, 1.0),
-    (0.3, 1.0),
-    (0.1, 1.0),
-    (0.03, 1.0),
-    (3.0, 1.0),
-    (30.0, 1.0),
-    (1.0, 0.9),
-    (1.0, 0.75),
-)
-COARSE_GAP = 0.003  # at which these searches end
+# of what it shows on the machine (Note [Rivals]). Their plans are played, and the fastest are polished on the simulator
+# (csrc/search/heuristics/polish.hpp). The problem's objective is that of the rival which plays best; where the polished
+# plan is farther from its optimum than `replay` allows, it overrates communication, and the next smaller share is taken
+# by which the plan is near enough. That objective is searched to the end: it is what the certificate is about. How much
+# worse the plan's objective is than the optimum is the certificate's gap.
+COARSE_GAP = 0.003  # at which rivals' searches end
 COARSE_WORK = 50_000_000  # steps, for each of them
 BESIDE = 2  # runners-up of each that are played
 POLISHED = 6  # plans that are polished
-PLAYED_OPERATORS = 40_000  # bounds the polishing: operators of all steps that it plays
-FEWEST_PLAYS = 24
+PLAYED_OPERATORS = 60_000  # bounds the polishing: operators of all steps that it plays
+PLAYS = (24, 1200)  # at least, and at most
 OVERTIME = 0.05  # of the job's time, for the polishing where the searches took all
 
 Found = Mapping[str, Any]
@@ -52,38 +44,76 @@ def best_by_playing(
     """
     if job.cost != "osdp" or not job.searched.replay or job.ranks == 1:
         return job, job.run(limit, batches, find_smallest)
-    player = _player(job, limit)
-    seeds: list[tuple[SearchJob, Found]] = []
-    found: dict[str, Any] = {}
-    for times, of_limit in OBJECTIVES:
-        rival = job if times == 1.0 else job.at((job.searched.exposed or 1.0) * times)
-        found = rival.run(
-            round(limit * of_limit),
-            batches,
-            gap=COARSE_GAP,
-            work=COARSE_WORK,
-        )
+    seeds: list[_Seed] = []
+    interrupted = False
+    for rival in RIVALS:
+        searched = rival_job(job, rival)
+        if searched is None:
+            continue
+        found = searched.run(round(limit * rival.of_limit), batches, gap=COARSE_GAP, work=COARSE_WORK)
         if found["feasible"]:
-            if of_limit < 1:  # it says nothing of what the limit allows
-                found["lower_bound_s_per_sample"] = 0.0
-            seeds += [(rival, {**found, **plan}) for plan in ({}, *found["runners_up"][:BESIDE])]
+            seeds += _seeds(job, rival, found, limit, batches)
         elif not seeds:
             return job, job.run(limit, batches, find_smallest)
-        if found["interrupted"] or job.left_s() <= 0:
+        interrupted = found["interrupted"]
+        if interrupted or job.left_s() <= 0:
             break
-    played = [(_per_sample(plan, player.step_ps(*_decisions(plan))), n) for n, (_, plan) in enumerate(seeds)]
-    near = [seeds[n] for _, n in sorted(played)[:POLISHED]]
-    proven, plans = near[0][0], [plan for _, plan in near]
-    interrupted = found["interrupted"]
+    seeds.sort(key=lambda seed: seed.played)
+    exposed, plans = seeds[0].rival.exposed, [seed.plan for seed in seeds[:POLISHED]]
     found = {**plans[0], "optimal": False}
+    if not interrupted and job.left_s() > -OVERTIME * job.limit_s():
+        player = _player(job_at(job, exposed), limit, batches)
+        most = PLAYED_OPERATORS // len(job.description.operators)
+        plays = min(max(most, PLAYS[0]), PLAYS[1])
+        plans.insert(0, _search.polish(player, [_decisions(plan) for plan in plans], plays))
+        exposed = _nearest(job, seeds, plans[0], limit, batches)
+    proven = job_at(job, exposed)
+    player = _player(proven, limit, batches)
     if not interrupted and (complete := proven.run(limit, batches))["feasible"]:
         found = complete
-        plans.append(found)
-    player = _player(proven, limit)
-    if not interrupted and job.left_s() > -OVERTIME * job.limit_s():
-        plays = max(FEWEST_PLAYS, PLAYED_OPERATORS // len(job.description.operators))
-        plans.insert(0, _search.polish(player, [_decisions(plan) for plan in plans], plays))
+    elif exposed != seeds[0].rival.exposed:
+        step = player.objective_ps(*_decisions(found))
+        found = {**found, "step_ps": step, "lower_bound_s_per_sample": 0.0}
     return proven, _first_within(job.searched.replay, player, found, plans)
+
+
+@dataclass(frozen=True)
+class _Seed:
+    rival: Rival
+    plan: Found
+    played: Fraction  # ps per sample
+
+
+def _seeds(
+    job: SearchJob, rival: Rival, found: Found, limit: int, batches: Sequence[tuple[int, int]]
+) -> Iterator[_Seed]:
+    """The plans that a rival found, as plans of `job` with the rival's weight of communication."""
+    player = _player(job_at(job, rival.exposed), limit, batches)
+    for plan in ({}, *found["runners_up"][:BESIDE]):
+        plan = {**found, **plan}
+        decisions = _decisions(plan)
+        plan["step_ps"] = player.objective_ps(*decisions)
+        plan["peak_bytes"] = player.peak_bytes(*decisions)
+        if not rival.whole_problem():
+            plan["lower_bound_s_per_sample"] = 0.0
+        if plan["peak_bytes"] <= limit:
+            yield _Seed(rival, plan, _per_sample(plan, player.step_ps(*decisions)))
+
+
+def _nearest(
+    job: SearchJob, seeds: Sequence[_Seed], plan: Found, limit: int, batches: Sequence[tuple[int, int]]
+) -> float:
+    """The weight of communication of the first seed, or the next smaller one by which `plan` is near enough to the best."""
+    known: dict[float, Fraction] = {}
+    for seed in seeds:
+        objective = _per_sample(seed.plan, seed.plan["step_ps"])
+        known[seed.rival.exposed] = min(objective, known.get(seed.rival.exposed, objective))
+    first = seeds[0].rival.exposed
+    for exposed in sorted((e for e in known if e <= first), reverse=True):
+        step = _player(job_at(job, exposed), limit, batches).objective_ps(*_decisions(plan))
+        if _per_sample(plan, step) <= known[exposed] * Fraction(1 + job.searched.replay):
+            return exposed
+    return first
 
 
 def _first_within(replay: float, player: _search.Rehearsal, found: Found, plans: Sequence[Found]) -> Found:
@@ -103,12 +133,12 @@ def _first_within(replay: float, player: _search.Rehearsal, found: Found, plans:
     return best
 
 
-def _player(job: SearchJob, limit: int) -> _search.Rehearsal:
+def _player(job: SearchJob, limit: int, batches: Sequence[tuple[int, int]]) -> _search.Rehearsal:
     return rehearsal(
         job.description,
         job.machine,
         job.model,
-        job.request(limit),
+        job.request(limit, batches),
         precision=job.precision,
         small_unit_bytes=job.searched.small_unit_bytes,
         prefetch=job.searched.prefetch,

@@ -87,8 +87,8 @@ def search(
     `objective="memory"`: the smallest memory, at most `memory`, whose best plan gives `at_least` samples/s
     over all ranks. `objective="batch"`: the largest batch that fits, and the fastest plan for it.
 
-    The best plans of several objectives, which weigh communication differently, are played event by event
-    (`Plan.simulate`) and polished; the fastest is taken whose objective is worse than the best by at most the share
+    The best plans of several objectives, which weigh communication differently, and of smaller spaces are played event by
+    event (`Plan.simulate`) and polished; the fastest is taken whose objective is worse than the best by at most the share
     `replay`. 0: the objective with the hardware's `exposed_communication` alone decides.
 
     Raises InfeasibleError with the smallest limit that works and its plan, InvalidProblemError for what cannot

@@ -11,9 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import osdp
-from osdp.hardware.hardware import Hardware
+from osdp import _search
+from osdp.hardware.hardware import Collective, Hardware
 from osdp.plan.plan import Plan
 from osdp.planning import runner_up_selection
+from osdp.planning.core_inputs import choose_space
+from osdp.planning.rivals import RIVALS, Rival, rival_job
+from osdp.planning.search_job import SearchJob
 from osdp.planning.verify import verify
 from tests.unit.gpt_descriptions import gpt, machine
 
@@ -34,12 +38,88 @@ def searched(hardware: Hardware, memory: str = "24MiB", **arguments: object) -> 
 def test_no_objective_alone_finds_a_plan_that_plays_faster(hardware: Hardware, memory: str) -> None:
     plan = searched(hardware, memory)
     assert verify(plan) == "" and verify(plan, search=True) == ""
-    for share, _ in runner_up_selection.OBJECTIVES:
+    for share in {rival.exposed for rival in RIVALS}:
         other = dataclasses.replace(hardware, exposed_communication=share)
         alone = searched(other, memory, replay=0)
         assert alone.certificate.optimal
         assert plan.predicted.throughput >= alone.predicted.throughput * (1 - 1e-3)
     assert searched(hardware, memory) == plan  # no clock decides
+
+
+# A collective takes its latency and little else: who joins whom decides, which no sum over operators tells.
+LATENT = dataclasses.replace(
+    HIDDEN,
+    all_gather=Collective(1e-3, 1e-11),
+    reduce_scatter=Collective(1e-3, 1e-11),
+    all_reduce=Collective(1e-3, 1e-11),
+)
+
+
+@pytest.mark.parametrize("memory", ["17MiB", "20MiB"])
+def test_no_smaller_space_has_a_plan_that_plays_faster_where_neighbours_share_latencies(memory: str) -> None:
+    plan = searched(LATENT, memory)
+    assert verify(plan) == "" and plan.certificate.gap <= plan.searched.replay
+    for smaller in ({"modes": "FULL_SHARD", "granularity": 1}, {"checkpoint": False}, {"granularity": 1}):
+        try:
+            alone = searched(LATENT, memory, **smaller)
+        except osdp.InfeasibleError:
+            continue
+        assert plan.predicted.throughput >= alone.predicted.throughput * 0.99
+
+
+def test_a_plan_far_from_the_optimum_is_judged_by_less_communication() -> None:
+    hardware = dataclasses.replace(
+        HIDING,
+        all_gather=Collective(1e-4, 1e-11),
+        reduce_scatter=Collective(1e-4, 1e-11),
+        all_reduce=Collective(1e-4, 1e-11),
+    )
+    plans = [searched(hardware, "17MiB", replay=replay) for replay in (0.5, 0.05, 0.02)]
+    for plan in plans:
+        assert verify(plan) == "" and verify(plan, search=True) == ""
+        assert plan.certificate.gap <= plan.searched.replay
+        assert plan.choices == plans[0].choices and plan.recompute == plans[0].recompute
+    shares = [plan.searched.exposed for plan in plans]
+    assert shares[0] > shares[1] > shares[2]
+    assert plans[0].predicted.throughput > 1.1 * searched(hardware, "17MiB", replay=0).predicted.throughput
+
+
+def test_smaller_spaces_keep_the_places_of_options() -> None:
+    whole, seen = _job(HIDING), 0
+    model = whole.model
+    for rival in RIVALS:
+        job = rival_job(whole, rival)
+        assert job is not None
+        for i in range(len(whole.description.operators)):
+            few = _search.candidates(model, job.request(1), i, 0)
+            all_ = _search.candidates(model, whole.request(1), i, 0)
+            names = ("mode", "granularity", "sharded_slices", "split")
+            assert [[c[n] for n in names] for c in few] == [[c[n] for n in names] for c in all_[: len(few)]]
+            seen += len(few) < len(all_)
+    assert seen > 0
+
+
+def test_a_rival_that_would_be_another_one_is_left_out() -> None:
+    narrow = _job(HIDING, granularities=(), recompute=(None,))
+    assert rival_job(narrow, Rival(slices=False)) is None
+    assert rival_job(narrow, Rival(recomputes=False)) is None
+    assert rival_job(_job(HIDING, recompute=("hold",)), Rival(recomputes=False)) is None
+    assert all(rival_job(_job(HIDING), rival) is not None for rival in RIVALS)
+
+
+def _job(hardware: Hardware, **space: object) -> SearchJob:
+    plan = searched(hardware)
+    return SearchJob(
+        plan.description,
+        hardware,
+        8,
+        dataclasses.replace(choose_space("auto", "auto", "auto", "osdp"), **space),
+        plan.optimizer,
+        plan.precision,
+        plan.cost,
+        plan.separate_reductions,
+        plan.searched,
+    )
 
 
 def test_the_objective_is_the_one_whose_plan_plays_best() -> None:

@@ -1,15 +1,20 @@
 #include "search/heuristics/polish.hpp"
 
 #include <algorithm>
-#include <set>
+#include <map>
 
 #include "search/bounds/pricing.hpp"
+#include "search/heuristics/neighbours.hpp"
 #include "search/problem/problem.hpp"
 
 namespace osdp::search {
 namespace {
 
-constexpr int kEnds = 6;  // operators at either end of the model that are changed by themselves
+constexpr size_t kInTurn = 3;   // seeds that are changed as they are
+constexpr int kStale = 40;      // changes in a row that help nothing
+constexpr int kShrinks = 20;    // of a plan that is over the limit
+constexpr int kKept = 4;        // blocks that are no longer recomputed at once
+constexpr int64_t kTries = 20;  // changes looked at for each step that may be played
 
 struct Played {
   Candidacy plan;
@@ -25,22 +30,15 @@ struct Played {
 class Polisher {
  public:
   Polisher(Rehearsal& rehearsal, int64_t plays)
-      : rehearsal_(rehearsal), last_(rehearsal.plays() + std::max<int64_t>(plays, 1)) {
-    for (const Kind& kind : rehearsal.kinds().kinds) {
-      for (size_t p = 0; p < kind.slots.size(); ++p) {
-        auto& alike = alike_.emplace_back();
-        for (const auto& instance : kind.instances) alike.push_back(instance[p]);
-        if (choices_of(alike.front()) < 2) alike_.pop_back();
-      }
-    }
-    for (int i = 0; i < static_cast<int>(rehearsal.model().operators.size()); ++i)
-      if (choices_of(i) > 1) open_.push_back(i);
-  }
+      : rehearsal_(rehearsal),
+        neighbours_(rehearsal),
+        last_(rehearsal.plays() + std::max<int64_t>(plays, 1)),
+        tries_(kTries * std::max<int64_t>(plays, 1)) {}
 
   void add(const Candidacy& seed, size_t number) {
     rehearsal_.check(seed);
-    if (!known(seed) && more() && rehearsal_.peak_bytes(seed) <= limit())
-      seeds_.push_back({seed, rehearsal_.step_ps(seed), number});
+    if (!more() || known_.contains(key_of(seed)) || !fits(seed)) return;
+    seeds_.push_back({seed, step_ps(seed), number});
   }
 
   Polished run() {
@@ -48,10 +46,16 @@ class Polisher {
     std::stable_sort(seeds_.begin(), seeds_.end(),
                      [](const Played& a, const Played& b) { return a.faster_than(b); });
     Played best = seeds_.front();
-    for (const Played& seed : seeds_) {
-      const Played found = climb(seed);
-      if (found.faster_than(best)) best = found;
-      if (!more()) break;
+    for (size_t turn = 0; more(); ++turn) {
+      const bool coarse = turn % 3 == 0;
+      here_ = turn < std::min(kInTurn, seeds_.size()) ? seeds_[turn]
+              : turn % 2 == 1                         ? best
+                                                      : seeds_[neighbours_.below(seeds_.size())];
+      if (turn >= kInTurn && !coarse && !move_away()) continue;
+      if (turn == 0) climb_in_order();
+      if (coarse) climb(true);
+      climb(false);
+      if (here_.faster_than(best)) best = here_;
     }
     const Candidacy& plan = best.plan;
     return {{plan.batch, largest_transient(rehearsal_.kinds(), plan.decision), plan.decision,
@@ -61,132 +65,126 @@ class Polisher {
   }
 
  private:
-  int64_t limit() const { return rehearsal_.request().limit_bytes; }
-  bool more() const { return rehearsal_.plays() < last_; }
-  size_t choices_of(int op) const {
-    return std::max({rehearsal_.candidates(op, Recompute::None).size(),
-                     rehearsal_.candidates(op, Recompute::Hold).size(),
-                     rehearsal_.candidates(op, Recompute::Regather).size()});
-  }
-
-  // Whether it was played; it will not be again.
-  bool known(const Candidacy& plan) {
-    std::vector<int64_t> key{plan.batch.size, plan.batch.accumulation};
+  using Key = std::vector<int64_t>;
+  static Key key_of(const Candidacy& plan) {
+    Key key{plan.batch.size, plan.batch.accumulation};
     key.insert(key.end(), plan.decision.choices.begin(), plan.decision.choices.end());
     for (Recompute way : plan.decision.ways) key.push_back(static_cast<int64_t>(way));
-    return !known_.insert(std::move(key)).second;
+    return key;
   }
 
-  // Changes as long as one helps.
-  Played climb(const Played& from) {
-    here_ = from;
-    bool better = true;
-    while (better && more()) {
-      better = change_all() | change_blocks() | change_kinds() | change_ends();
-    }
-    return here_;
+  int64_t limit() const { return rehearsal_.request().limit_bytes; }
+  bool fits(const Candidacy& plan) const { return rehearsal_.peak_bytes(plan) <= limit(); }
+  bool more() const { return rehearsal_.plays() < last_ && tries_ > 0; }
+
+  // Played once.
+  int64_t step_ps(const Candidacy& plan) {
+    const auto [at, fresh] = known_.try_emplace(key_of(plan), 0);
+    if (fresh) at->second = rehearsal_.step_ps(plan);
+    return at->second;
   }
 
-  bool change_all() {
-    bool better = false;
-    for (const Mode mode : rehearsal_.request().space.modes) {
-      better |= set(open_, mode, false);
-      better |= set(open_, mode, true);
-    }
-    return better;
+  // A few changes at once, whatever they cost. False where the plan does not fit then.
+  bool move_away() {
+    Candidacy far = here_.plan;
+    for (size_t n = 2 + neighbours_.below(4); n > 0; --n) neighbours_.change(far, false);
+    --tries_;
+    if (!settle(far)) return false;
+    here_ = {far, step_ps(far), here_.seed};
+    return true;
   }
 
-  bool change_kinds() {
-    bool better = false;
-    for (const auto& alike : alike_) {
-      for (const Mode mode : rehearsal_.request().space.modes) {
-        better |= set(alike, mode, false);
-        if (alike.size() < 2) continue;
-        const auto middle = alike.begin() + static_cast<std::ptrdiff_t>(alike.size() / 2);
-        better |= set({alike.begin(), middle}, mode, false) | set({middle, alike.end()}, mode, false);
+  void climb_in_order() {
+    for (bool better = true; better && more();) {
+      better = false;
+      for (const auto& change : neighbours_.in_order()) {
+        Candidacy next = here_.plan;
+        if (!more() || !change(next) || !repair(next)) continue;
+        better |= take(next);
+        use_room(next);
+        better |= take(next);
       }
     }
-    return better;
   }
 
-  bool change_ends() {
-    bool better = false;
-    for (int n = 0; n < kEnds && 2 * n < static_cast<int>(open_.size()); ++n) {
-      for (const int op : {open_[n], open_[open_.size() - 1 - n]}) {
-        for (const Mode mode : rehearsal_.request().space.modes) better |= set({op}, mode, false);
-      }
-    }
-    return better;
-  }
-
-  // The first and the last blocks of a kind, of all of them down to one.
-  bool change_blocks() {
-    bool better = false;
-    for (const Kind& kind : rehearsal_.kinds().kinds) {
-      if (!kind.block || kind.ways.size() < 2) continue;
-      for (const Recompute way : kind.ways) {
-        for (size_t m = kind.blocks.size(); m > 0; m /= 2) {
-          for (const bool first : {true, false}) {
-            Candidacy next = here_.plan;
-            size_t left = m;
-            for (size_t n = 0; n < kind.blocks.size() && left > 0; ++n) {
-              Recompute& now = next.decision.ways[kind.blocks[first ? n : kind.blocks.size() - 1 - n]];
-              if (now != way) now = way, --left;
-            }
-            if (left < m) better |= take(std::move(next));
-          }
-        }
-      }
-    }
-    return better;
-  }
-
-  // `operators`, or those of them that are in slices, are `mode` in one piece.
-  bool set(const std::vector<int>& operators, Mode mode, bool only_slices) {
-    Candidacy next = here_.plan;
-    bool changed = false;
-    for (const int i : operators) {
-      const auto& list = rehearsal_.candidates(i, rehearsal_.way_of(i, next.decision));
-      int& choice = next.decision.choices[i];
-      if (choice < 0 || (only_slices && list[choice].granularity == 1)) continue;
-      const auto to = std::find_if(list.begin(), list.end(),
-                                   [&](const Candidate& c) { return c.mode == mode && c.granularity == 1; });
-      if (to == list.end() || to - list.begin() == choice) continue;
-      choice = static_cast<int>(to - list.begin());
-      changed = true;
-    }
-    return changed && take(std::move(next));
-  }
-
-  // Makes it fit, and plays it: as it is, and with what memory is left put to use.
-  bool take(Candidacy next) {
+  // Whether it plays faster.
+  bool take(const Candidacy& next) {
     if (!more()) return false;
-    const Kinds& kinds = rehearsal_.kinds();
-    const Request& request = rehearsal_.request();
-    const int64_t transient = largest_transient(kinds, next.decision);
-    const int64_t room = limit() - request.reserve_bytes(transient);
-    std::vector<int64_t> phases = phase_bytes(rehearsal_.model(), request, kinds, next.decision, next.batch);
-    const Chooser chooser(rehearsal_.model(), request, kinds, next.batch, transient, false);
-    if (!chooser.repair(next.decision, phases, room)) return false;
-    bool better = play(next);
-    const std::vector<double> prices(phases.size(), 1.0 / static_cast<double>(phases.size()));
-    chooser.quicken(next.decision, phases, room, prices);
-    return play(next) || better;
-  }
-
-  bool play(const Candidacy& next) {
-    if (!more() || known(next) || rehearsal_.peak_bytes(next) > limit()) return false;
-    const Played played{next, rehearsal_.step_ps(next), here_.seed};
+    const Played played{next, step_ps(next), here_.seed};
     if (!played.faster_than(here_)) return false;
     here_ = played;
     return true;
   }
 
+  // Changes of which none plays slower, until many have not helped.
+  void climb(bool coarse) {
+    for (int stale = 0; stale < kStale && more(); ++stale, --tries_) {
+      Candidacy next = here_.plan;
+      neighbours_.change(next, coarse);
+      while (neighbours_.below(3) == 0) neighbours_.change(next, coarse);
+      if (key_of(next) == key_of(here_.plan) || !settle(next)) continue;
+      const Played played{next, step_ps(next), here_.seed};
+      if (played.faster_than(here_)) stale = -1;
+      if (!here_.faster_than(played)) here_ = played;
+    }
+  }
+
+  // Makes it fit; some of the times puts what memory is left to use.
+  bool settle(Candidacy& plan) {
+    if (!fit(plan)) return false;
+    const size_t how = neighbours_.below(4);
+    if (how & 1) {
+      for (int n = 0; n < kKept; ++n) {
+        Candidacy kept = plan;
+        if (!neighbours_.keep_block(kept) || !fits(kept)) break;
+        plan = std::move(kept);
+      }
+    }
+    if (how & 2) use_room(plan);
+    return true;
+  }
+
+  // What memory is left, where the objective gains most.
+  void use_room(Candidacy& plan) const {
+    const Chosen c(rehearsal_, plan);
+    std::vector<int64_t> phases = c.phases;
+    const std::vector<double> prices(phases.size(), 1.0 / static_cast<double>(phases.size()));
+    c.chooser.quicken(plan.decision, phases, c.room, prices);
+  }
+
+  // Where the objective loses least, or at random.
+  bool fit(Candidacy& plan) {
+    int left = neighbours_.below(2) == 0 ? kShrinks : 0;
+    while (!fits(plan)) {
+      if (left-- <= 0) return repair(plan) || (neighbours_.shrink(plan) && repair(plan));
+      if (!neighbours_.shrink(plan)) left = 0;
+    }
+    return true;
+  }
+
+  bool repair(Candidacy& plan) const {
+    const Chosen c(rehearsal_, plan);
+    std::vector<int64_t> phases = c.phases;
+    return c.chooser.repair(plan.decision, phases, c.room);
+  }
+
+  // A plan's operators, to be changed by what the objective says of them; no transient becomes larger.
+  struct Chosen {
+    Chosen(const Rehearsal& r, const Candidacy& plan)
+        : transient(largest_transient(r.kinds(), plan.decision)),
+          room(r.request().limit_bytes - r.request().reserve_bytes(transient)),
+          phases(phase_bytes(r.model(), r.request(), r.kinds(), plan.decision, plan.batch)),
+          chooser(r.model(), r.request(), r.kinds(), plan.batch, transient, false) {}
+    int64_t transient, room;
+    std::vector<int64_t> phases;
+    Chooser chooser;
+  };
+
   Rehearsal& rehearsal_;
+  Neighbours neighbours_;
   const int64_t last_;
-  std::vector<std::vector<int>> alike_;  // operators with a choice: by kind
-  std::vector<int> open_;                // all of them
-  std::set<std::vector<int64_t>> known_;
+  int64_t tries_;
+  std::map<Key, int64_t> known_;  // ps of a step
   std::vector<Played> seeds_;
   Played here_;
 };

@@ -1,13 +1,14 @@
 // Local search on the played step: from plans that searches found to one that plays faster.
 //
 // Note [Polish]
-// The objective is a sum over operators; a step's critical path is not. So the best plans by the objective
-// are played, and the fastest of them is changed: all operators, those of one kind, or single ones near
-// either end of the model take another mode; the first or last blocks of a kind another recomputation. What
-// is then over the limit is made smaller where the objective loses least, and memory that is left is used
-// where it gains most. Coarse changes come first. A change that plays faster stays. Then the next plan has
-// its turn, until `plays` steps were played: a number, not a time, so that the result is the same every time.
-// Every plan that is returned fits the limit; nothing is proven of its played time.
+// The objective is a sum over operators; a step's critical path is not, and neighbours of one mode share a
+// latency, so that a plan may have to change in several places at once before it plays faster. The best plans
+// by several objectives are changed at random (heuristics/neighbours.hpp): first all blocks alike, then some
+// of them. What is then over the limit is made smaller where the objective loses least, or at random; memory
+// that is left is used where it gains most. A change that plays no slower stays. Where many have not helped,
+// another plan has its turn, changed in a few places, until `plays` steps were played: a number, not a time,
+// and the changes are the same every time, so the result is, too. Every plan that is returned fits the limit;
+// nothing is proven of its played time.
 #pragma once
 
 #include "search/branch/runners_up.hpp"

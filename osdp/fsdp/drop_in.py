@@ -37,10 +37,11 @@ def _fsdp_modules(module: nn.Module, root_only: bool = False) -> list[FullyShard
 class FullyShardedDataParallel(nn.Module):
     """Wraps `module`, sharded by a plan. Collective over `process_group` (default: all ranks).
 
-    With neither `plan` nor `memory` everything is FULL_SHARD, as FSDP does. With `plan` that plan is obeyed. With
-    `memory` ("8GiB", bytes) and `sample` (a tuple or dict of example inputs) rank 0 searches for the fastest plan that
-    fits, and all obey it; `hardware` and `search` (a dict: batch_size, modes ...) are `osdp.search`'s. `whole` (patterns
-    of what stays NO_SHARD) also goes without a search.
+    With neither `plan` nor `memory` everything is FULL_SHARD, as FSDP does; with `sample` (a tuple or dict of example
+    inputs, alike on all ranks) each parameter is then gathered where it is read, which takes less memory. With `plan` that
+    plan is obeyed. With `memory` ("8GiB", bytes) and `sample` rank 0 searches for the fastest plan that fits, and all obey
+    it; `hardware` and `search` (a dict: batch_size, modes ...) are `osdp.search`'s. `whole` (patterns of what stays
+    NO_SHARD) also goes without a search.
 
     All arguments of FairScale's class and of torch's FSDP are taken, by name or in either's order after `module` and
     `process_group`, with their objects as values: docs/drop-in.md says of each what it does. In short:
@@ -256,7 +257,8 @@ class FullyShardedDataParallel(nn.Module):
             if name == "module":
                 raise
             if name in OPTIONS and not hasattr(self.module, name) and self._osdp_wrapped in MARKS:
-                return getattr(MARKS[self._osdp_wrapped], name)
+                told = MARKS[self._osdp_wrapped]
+                return getattr(told, name) if name != "mixed_precision" else told.precision or False
             return getattr(self.module, name)
 
     def __getitem__(self, key: Any) -> Any:

@@ -21,6 +21,7 @@ from osdp.plan.choice import Choice
 from osdp.plan.mixed_precision import as_mixed_precision
 from osdp.plan.plan import Plan
 from osdp.plan.unit_grouping import group_units, operator_dtypes
+from osdp.planning.arguments import description_of
 from osdp.sharding.fully_shard import refuse_twice
 
 # Module (not its wrapper) -> what its wrap was told.
@@ -34,10 +35,14 @@ def refuse_planned(model: nn.Module) -> None:
 
 
 def marked_plan(model: nn.Module, root: Options) -> Plan:
-    """Units as marked, each in its own mode. Raises ShardingError where marks disagree on the precision."""
+    """Units as marked, each in its own mode; what no mark says, as it was watched on `root.sample`, if there is one.
+
+    Raises ShardingError where marks disagree on the precision.
+    """
     marked = {name: MARKS[m] for name, m in model.named_modules() if name and m in MARKS}
+    described = describe(model) if root.sample is None else description_of(model, root.sample)
     if not marked:
-        return Plan.uniform(model, root.mode, whole=root.whole)
+        return Plan.uniform(described, root.mode, whole=root.whole)
     for name, options in marked.items():
         if as_mixed_precision(options.precision) != as_mixed_precision(root.precision):
             raise ShardingError(
@@ -45,7 +50,6 @@ def marked_plan(model: nn.Module, root: Options) -> Plan:
                 f"{root.precision!r}: give both the same; full_precision_modules of osdp.MixedPrecision, or "
                 "_module_classes_to_ignore of torch's, name what stays as it is"
             )
-    described = describe(model)
     homes = {o.name: _home(o, marked, model) for o in described.operators}
     description = dataclasses.replace(
         described,

@@ -74,7 +74,7 @@ class Options:
             raise InvalidProblemError(
                 "sharding_strategy= is one mode for everything; with plan= or memory= the plan says the modes"
             )
-        own = {"sample": self.sample, "hardware": self.hardware, "search": self.search}
+        own = {"hardware": self.hardware, "search": self.search}
         given = [name for name, value in own.items() if value is not None]
         if self.memory is None and given:
             verb, rest = ("are", "them") if len(given) > 1 else ("is", "it")

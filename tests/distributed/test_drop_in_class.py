@@ -12,6 +12,7 @@ from support.pair import SEED, adamw, close, naming
 from torch import nn
 
 import osdp
+from osdp.sharding.sharded_model import runtime_of
 
 TOLERANCE = 1e-9
 
@@ -189,3 +190,24 @@ def inputs_cast(me: Member) -> None:
 
 def test_inputs_are_cast_to_fp32(ranks):
     ranks(inputs_cast, world=2)
+
+
+def most_gathered(me: Member, **options) -> int:
+    """Bytes of full parameters at the calls of four layers."""
+    layers = nn.Sequential(*(nn.Linear(300, 300) for _ in range(4)))
+    model = osdp.FullyShardedDataParallel(layers, me.group, **options)
+    seen = []
+    for layer in layers:
+        layer.register_forward_hook(lambda *_: seen.append(runtime_of(model).gathered_bytes()))
+    model(torch.randn(2, 300)).sum().backward()
+    return max(seen)
+
+
+def sampled(me: Member) -> None:
+    layer = (300 * 300 + 300) * 4
+    assert most_gathered(me) >= 4 * layer
+    assert most_gathered(me, sample=torch.zeros(2, 300)) <= 2 * layer + 4096
+
+
+def test_a_sample_tells_where_parameters_are_read(ranks):
+    ranks(sampled, world=2)

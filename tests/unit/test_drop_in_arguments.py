@@ -49,8 +49,8 @@ def test_options_of_the_search_have_an_argument_of_their_own():
 
 
 def test_arguments_of_the_search_need_a_limit():
-    with pytest.raises(osdp.InvalidProblemError, match=r"^sample, search are for the search: give memory="):
-        osdp.FullyShardedDataParallel(nn.Linear(2, 2), sample=(torch.randn(2, 2),), search={"batch_size": 4})
+    with pytest.raises(osdp.InvalidProblemError, match=r"^hardware, search are for the search: give memory="):
+        osdp.FullyShardedDataParallel(nn.Linear(2, 2), hardware="a100-8", search={"batch_size": 4})
     with pytest.raises(osdp.InvalidProblemError, match=r"^hardware is for the search: give memory="):
         osdp.FullyShardedDataParallel(nn.Linear(2, 2), hardware="a100-8")
 

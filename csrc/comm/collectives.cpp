@@ -14,6 +14,7 @@
 #include "comm/coalesced.hpp"
 #include "comm/parts.hpp"
 #include "comm/ring.hpp"
+#include "comm/transports/transports.hpp"
 
 namespace osdp::runtime {
 namespace {

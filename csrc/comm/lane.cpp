@@ -28,7 +28,7 @@
 #include "comm/left_out.hpp"
 #include "comm/parts.hpp"
 #include "comm/phase_range.hpp"
-#include "comm/ring.hpp"
+#include "comm/transports/transports.hpp"
 #include "faults/errors.hpp"
 #include "faults/heartbeat.hpp"
 

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <map>
-#include <mutex>
 #include <new>
 
 #include "comm/messages.hpp"
@@ -73,51 +71,6 @@ std::shared_ptr<char> memory_of(int64_t bytes) {
 }
 
 }  // namespace
-
-std::shared_ptr<Transport> make_transport(const std::shared_ptr<Peers>& peers) {
-  std::shared_ptr<Transport> transport = shared_memory_transport(*peers);
-  if (!transport) transport = socket_transport(*peers);
-  if (!transport) transport = gloo_transport(peers);
-  return transport;
-}
-
-namespace {
-
-struct Transports {
-  std::mutex mutex;
-  std::map<std::string, std::shared_ptr<Transport>> of;
-};
-
-Transports& transports() {
-  static auto* all = new Transports();  // never destroyed: lanes end after static objects
-  return *all;
-}
-
-}  // namespace
-
-std::shared_ptr<Transport> transport_of(const std::string& group, const std::shared_ptr<Peers>& peers) {
-  {
-    std::lock_guard lock(transports().mutex);
-    if (const auto found = transports().of.find(group); found != transports().of.end()) return found->second;
-  }
-  auto made = make_transport(peers);  // waits for the other ranks: other groups' must not wait meanwhile
-  std::lock_guard lock(transports().mutex);
-  return transports().of[group] = std::move(made);
-}
-
-bool is_connected(const std::string& group) {
-  std::lock_guard lock(transports().mutex);
-  return transports().of.contains(group);
-}
-
-void forget_transport(const std::string& group) {
-  std::shared_ptr<Transport> forgotten;
-  std::lock_guard lock(transports().mutex);
-  if (const auto found = transports().of.find(group); found != transports().of.end()) {
-    forgotten = std::move(found->second);
-    transports().of.erase(found);
-  }
-}
 
 EarlySend Ring::early_send_of(const Ranges& whole, int64_t chunks, int64_t chunk) const {
   EarlySend early;

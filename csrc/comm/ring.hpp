@@ -21,15 +21,6 @@ namespace osdp::runtime {
 
 using Ranges = std::vector<Range>;
 
-// The best transport that the ranks have: shared memory, sockets, or the backend's own messages. Collective.
-std::shared_ptr<Transport> make_transport(const std::shared_ptr<Peers>& peers);
-
-// The transport of the group of that name: made once, by all of its ranks, and shared by all who use the
-// group, since ranks let go of models at different times. Until it is forgotten, when the group ends.
-std::shared_ptr<Transport> transport_of(const std::string& group, const std::shared_ptr<Peers>& peers);
-bool is_connected(const std::string& group);  // its transport is made
-void forget_transport(const std::string& group);
-
 // With two ranks at least. Each call blocks until it is done; the ranges are flat arrays of any element, of
 // one that can be summed where there are sums.
 class Ring {

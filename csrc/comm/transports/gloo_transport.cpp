@@ -53,8 +53,9 @@ class GlooTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> gloo_transport(std::shared_ptr<Peers> peers) {
-  return std::make_unique<GlooTransport>(std::move(peers));
+// By the messages of the group's backend, gloo, between any hosts.
+std::unique_ptr<Transport> gloo_transport(const std::shared_ptr<Peers>& peers) {
+  return std::make_unique<GlooTransport>(peers);
 }
 
 }  // namespace osdp::runtime

@@ -18,15 +18,14 @@
 
 #include "comm/early_send.hpp"
 #include "comm/rendezvous.hpp"
+#include "comm/transports/neighbours.hpp"
 #include "comm/transports/socket.hpp"
 #include "comm/transports/transport.hpp"
-#include "faults/collective_tracker.hpp"
 
 namespace osdp::runtime {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-constexpr int kGlanceMs = 100;  // how often a sleeper looks whether it is interrupted
+using Clock = Neighbours::Clock;
 constexpr std::chrono::seconds kConnect(10);
 
 struct Header {
@@ -108,21 +107,21 @@ class Receiver {
 
 class SocketTransport final : public Transport {
  public:
-  SocketTransport(Socket out, Socket in, int rank, int world, std::chrono::milliseconds timeout)
-      : out_(std::move(out)), in_(std::move(in)), rank_(rank), world_(world), timeout_(timeout) {}
+  SocketTransport(Socket out, Socket in, const Neighbours& neighbours)
+      : out_(std::move(out)), in_(std::move(in)), neighbours_(neighbours) {}
 
   const char* name() const override { return "sockets"; }
   int64_t longest_message_bytes() const override { return 128 * 1024; }
   int64_t window() const override { return 1; }
-  int64_t latency_bytes() const override { return world_ > 2 ? 16 * 1024 : 0; }
+  int64_t latency_bytes() const override { return neighbours_.world() > 2 ? 16 * 1024 : 0; }
   bool sends_early() const override { return true; }
 
   void run(const RingSchedule& schedule) override {
-    tracker_ = CollectiveTracker::here();
-    digest_ = tracker_ ? tracker_->digest() : 0;
+    neighbours_.begin();
     skip_ = 0;
     if (ahead_ > 0) {
-      if (ahead_digest_ != digest_) throw std::logic_error("messages of another collective were sent ahead");
+      if (ahead_digest_ != neighbours_.digest())
+        throw std::logic_error("messages of another collective were sent ahead");
       skip_ = ahead_;
       ahead_ = 0;
     }
@@ -138,7 +137,7 @@ class SocketTransport final : public Transport {
         last_move_ = Clock::now();
       else
         wait(taken < total);
-      if (took && tracker_) tracker_->moved();
+      if (took) neighbours_.moved();
     }
   }
 
@@ -158,19 +157,20 @@ class SocketTransport final : public Transport {
             --skip_;
             continue;
           }
-          out_.begin(digest_, range);
+          out_.begin(neighbours_.digest(), range);
           ours = true;
         } else {
-          const Upcoming* next = tracker_ ? tracker_->upcoming() : nullptr;
+          const CollectiveTracker* tracker = neighbours_.tracker();
+          const Upcoming* next = tracker ? tracker->upcoming() : nullptr;
           if (!next || next->early.transport != this) return moved;
           if (ahead_ == static_cast<int64_t>(next->early.messages.size())) return moved;
-          out_.begin(ahead_digest_ = tracker_->next_digest(*next->name), next->early.messages[ahead_++]);
+          out_.begin(ahead_digest_ = tracker->next_digest(*next->name), next->early.messages[ahead_++]);
           ours = false;
         }
         moved = true;
       }
     } catch (const std::system_error& e) {
-      throw ConnectionLost((rank_ + 1) % world_, e.what());
+      throw ConnectionLost(neighbours_.next(), e.what());
     }
   }
 
@@ -181,19 +181,15 @@ class SocketTransport final : public Transport {
     try {
       if (!expected.empty()) {
         const Header* header = in_.header();
-        stranger_ = header && header->digest != digest_;
+        stranger_ = header && header->digest != neighbours_.digest();
         if (!header || stranger_) return false;  // of another collective: the heartbeat tells who differs
-        if (header->bytes != expected.bytes())
-          throw std::runtime_error("rank " + std::to_string(before()) + " sent " +
-                                   std::to_string(header->bytes) + " bytes where rank " +
-                                   std::to_string(rank_) + " expects " + std::to_string(expected.bytes()) +
-                                   ": the ranks run different collectives");
+        neighbours_.check_length(header->bytes, expected.bytes());
         const Range into = schedule.inbox(step, segment);
         if (!in_.read(into.data)) return false;
         schedule.take(step, segment, into.data);
       }
     } catch (const std::system_error& e) {
-      throw ConnectionLost(before(), e.what());
+      throw ConnectionLost(neighbours_.before(), e.what());
     }
     ++taken;
     return true;
@@ -203,27 +199,20 @@ class SocketTransport final : public Transport {
   void wait(bool receiving) {
     std::array<pollfd, 2> streams{pollfd{receiving && !stranger_ ? in_.descriptor() : -1, POLLIN, 0},
                                   pollfd{out_.idle() ? -1 : out_.descriptor(), POLLOUT, 0}};
-    if (poll(streams.data(), streams.size(), kGlanceMs) > 0) return;
-    if (tracker_) tracker_->check();
-    if (Clock::now() - last_move_ > timeout_)
-      throw ConnectionLost(
-          -1, "this rank's neighbours were silent for " + std::to_string(timeout_.count() / 1000) + " s");
+    if (poll(streams.data(), streams.size(), Neighbours::kGlance.count()) > 0) return;
+    neighbours_.check_lane();
+    neighbours_.check_silence(last_move_);
   }
-
-  int before() const { return (rank_ + world_ - 1) % world_; }
 
   Sender out_;
   Receiver in_;
-  int rank_, world_;
-  std::chrono::milliseconds timeout_;
+  Neighbours neighbours_;
 
   // Of the next collective (Note [Sent ahead]): messages begun, and their digest.
   int64_t ahead_ = 0;
   uint64_t ahead_digest_ = 0;
 
   // Of the schedule that runs:
-  CollectiveTracker* tracker_ = nullptr;  // of the lane that runs it; null: none
-  uint64_t digest_ = 0;
   int64_t skip_ = 0;       // messages that were sent ahead
   bool stranger_ = false;  // a message of another collective has come
   Clock::time_point last_move_;
@@ -236,9 +225,8 @@ struct SocketEndpoint {
 };
 
 bool sockets_wanted() {
-  const char* given = std::getenv("OSDP_SOCKETS");
   const char* device = std::getenv("GLOO_DEVICE_TRANSPORT");  // TCP_TLS: the streams must be encrypted
-  return !(given && std::string(given) == "0") && (!device || std::string(device) == "TCP");
+  return wanted("OSDP_SOCKETS") && (!device || std::string(device) == "TCP");
 }
 
 uint64_t new_secret() {
@@ -261,8 +249,11 @@ Socket accepted(const Socket& listening, uint64_t secret, Socket::Deadline deadl
 
 }  // namespace
 
-std::unique_ptr<Transport> socket_transport(Peers& peers) {
-  const int rank = peers.rank(), world = peers.world();
+// By TCP connections of its own, between any hosts that reach each other by the addresses that gloo would
+// use; null on all ranks where one of them cannot connect, or must not (OSDP_SOCKETS=0, or gloo's own are
+// encrypted: GLOO_DEVICE_TRANSPORT=TCP_TLS).
+std::unique_ptr<Transport> socket_transport(const std::shared_ptr<Peers>& peers) {
+  const Neighbours neighbours(*peers);
   SocketEndpoint mine;
   Socket listening;
   try {
@@ -272,23 +263,22 @@ std::unique_ptr<Transport> socket_transport(Peers& peers) {
     }
   } catch (const std::system_error&) {  // gloo can, perhaps
   }
-  const std::vector<SocketEndpoint> endpoints = rendezvous(peers, mine);
+  const std::vector<SocketEndpoint> endpoints = rendezvous(*peers, mine);
   if (std::any_of(endpoints.begin(), endpoints.end(),
                   [](const SocketEndpoint& endpoint) { return endpoint.secret == 0; }))
     return nullptr;
-  const std::chrono::milliseconds timeout = peers.timeout();
   std::optional<Socket> out, in;
   try {
-    const auto deadline = Clock::now() + std::min<std::chrono::milliseconds>(kConnect, timeout / 2);
-    const SocketEndpoint& next = endpoints[(rank + 1) % world];
+    const auto deadline = Clock::now() + std::min<std::chrono::milliseconds>(kConnect, peers->timeout() / 2);
+    const SocketEndpoint& next = endpoints[neighbours.next()];
     out = Socket::connected(next.address, deadline);
     uint64_t secret = next.secret;
     iovec whole{&secret, sizeof secret};
     if (out->write(&whole, 1) == sizeof secret) in = accepted(listening, mine.secret, deadline);
   } catch (const std::system_error&) {
   }
-  if (!everywhere(peers, out && in)) return nullptr;
-  return std::make_unique<SocketTransport>(std::move(*out), std::move(*in), rank, world, timeout);
+  if (!everywhere(*peers, out && in)) return nullptr;
+  return std::make_unique<SocketTransport>(std::move(*out), std::move(*in), neighbours);
 }
 
 }  // namespace osdp::runtime
@@ -298,7 +288,7 @@ std::unique_ptr<Transport> socket_transport(Peers& peers) {
 #include "comm/transports/transport.hpp"
 
 namespace osdp::runtime {
-std::unique_ptr<Transport> socket_transport(Peers&) { return nullptr; }
+std::unique_ptr<Transport> socket_transport(const std::shared_ptr<Peers>&) { return nullptr; }
 }  // namespace osdp::runtime
 
 #endif

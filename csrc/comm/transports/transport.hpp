@@ -26,16 +26,4 @@ class Transport {
   virtual bool sends_early() const { return false; }
 };
 
-// By the messages of the group's backend, gloo, between any hosts.
-std::unique_ptr<Transport> gloo_transport(std::shared_ptr<Peers> peers);
-
-// Through memory that ranks of one host share; null on all ranks when they are not all on one host, or one of
-// them cannot or must not (OSDP_SHARED_MEMORY=0) share memory. Collective.
-std::unique_ptr<Transport> shared_memory_transport(Peers& peers);
-
-// By TCP connections of its own, between any hosts that reach each other by the addresses that gloo would
-// use; null on all ranks where one of them cannot connect, or must not (OSDP_SOCKETS=0, or gloo's own are
-// encrypted: GLOO_DEVICE_TRANSPORT=TCP_TLS). Collective.
-std::unique_ptr<Transport> socket_transport(Peers& peers);
-
 }  // namespace osdp::runtime

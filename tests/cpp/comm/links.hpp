@@ -6,6 +6,7 @@
 
 #include "comm/parts.hpp"
 #include "comm/ring.hpp"
+#include "comm/transports/transports.hpp"
 #include "ranks.hpp"
 
 namespace ranks {

@@ -1,0 +1,74 @@
+// Neighbours: the two ranks that a transport of our own is connected with, and what it must not take from
+// them or wait for: a message of another collective, one of another length, silence.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "comm/peers.hpp"
+#include "faults/collective_tracker.hpp"
+
+namespace osdp::runtime {
+
+class Neighbours {
+ public:
+  using Clock = std::chrono::steady_clock;
+  // How often whoever sleeps looks whether he is interrupted.
+  static constexpr std::chrono::milliseconds kGlance{100};
+
+  explicit Neighbours(const Peers& peers)
+      : rank_(peers.rank()), world_(peers.world()), timeout_(peers.timeout()) {}
+
+  int next() const { return (rank_ + 1) % world_; }
+  int before() const { return (rank_ + world_ - 1) % world_; }
+  int world() const { return world_; }
+
+  // A schedule begins, on a lane's thread or on one without a lane.
+  void begin() {
+    tracker_ = CollectiveTracker::here();
+    digest_ = tracker_ ? tracker_->digest() : 0;
+  }
+  // Of the collective that runs: Note [A digest in every message].
+  uint64_t digest() const { return digest_; }
+  const CollectiveTracker* tracker() const { return tracker_; }  // null: there is no lane
+
+  void moved() {  // messages have
+    if (tracker_) tracker_->moved();
+  }
+  // A message has `bytes`, and is to have `expected`.
+  void check_length(int64_t bytes, int64_t expected) const {
+    if (bytes == expected) return;
+    throw std::runtime_error("rank " + std::to_string(before()) + " sent " + std::to_string(bytes) +
+                             " bytes where rank " + std::to_string(rank_) + " expects " +
+                             std::to_string(expected) + ": the ranks run different collectives");
+  }
+  // After a glance in which nothing moved: throws what interrupts the lane.
+  void check_lane() const {
+    if (tracker_) tracker_->check();
+  }
+  // Nothing has moved since then: throws ConnectionLost after the group's timeout.
+  void check_silence(Clock::time_point since) const {
+    if (Clock::now() - since > timeout_)
+      throw ConnectionLost(
+          -1, "this rank's neighbours were silent for " + std::to_string(timeout_.count() / 1000) + " s");
+  }
+
+ private:
+  int rank_, world_;
+  std::chrono::milliseconds timeout_;
+  // Of the schedule that runs:
+  CollectiveTracker* tracker_ = nullptr;
+  uint64_t digest_ = 0;
+};
+
+// Whether the environment does not say VARIABLE=0.
+inline bool wanted(const char* variable) {
+  const char* given = std::getenv(variable);
+  return !given || std::string_view(given) != "0";
+}
+
+}  // namespace osdp::runtime

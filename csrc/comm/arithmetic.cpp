@@ -5,7 +5,7 @@
 #include <tuple>
 #include <utility>
 
-#include "comm/collectives.hpp"
+#include "comm/packing.hpp"
 
 namespace osdp::runtime {
 std::optional<elementwise::DType> elementwise_dtype(at::ScalarType dtype) {
@@ -58,7 +58,7 @@ void scale_on_cpu(const at::Tensor& tensor, double factor) {
 struct Alike {
   at::ScalarType to, from;
   double factor;
-  Tensors written, read;
+  std::vector<at::Tensor> written, read;
 
   static Alike& of(std::vector<Alike>& groups, at::ScalarType to, at::ScalarType from, double factor) {
     for (Alike& group : groups)
@@ -131,51 +131,6 @@ void Batch::run() {
   for (const Alike& group : sums) at::_foreach_add_(group.written, group.read, group.factor);
   for (const Alike& group : scalings) at::_foreach_mul_(group.written, group.factor);
   if (!zeros_.empty()) at::_foreach_zero_(std::exchange(zeros_, {}));
-}
-
-namespace {
-
-// Flat, of `all`'s dtype, and zeros behind it.
-at::Tensor padded(const at::Tensor& tensor, int64_t elements, const at::Tensor& all) {
-  const int64_t n = tensor.numel();
-  if (n == elements && tensor.is_contiguous() && tensor.scalar_type() == all.scalar_type())
-    return tensor.view({-1});
-  at::Tensor flat = at::empty({elements}, all.options());
-  set_on_cpu(flat.narrow(0, 0, n).view(tensor.sizes()), tensor);
-  if (n < elements) flat.narrow(0, n, elements - n).zero_();
-  return flat;
-}
-
-}  // namespace
-
-void join_chunks(const at::Tensor& all, const Tensors& tensors) {
-  const int64_t chunks = all.size(0);
-  Tensors parts;
-  if (all.is_cpu()) {
-    for (const at::Tensor& t : tensors) {
-      const int64_t rows = (t.size(0) + chunks - 1) / chunks;
-      const int64_t width = t.size(0) == 0 ? 0 : rows * (t.numel() / t.size(0));
-      parts.push_back(padded(t, chunks * width, all).view({chunks, width}));
-    }
-    at::Tensor out = all;
-    at::cat_out(out, parts, 1);
-    return;
-  }
-  bool alike = true;
-  for (const at::Tensor& t : tensors) alike &= t.scalar_type() == tensors[0].scalar_type();
-  for (const at::Tensor& t : tensors)
-    if (t.numel() > 0) parts.push_back(alike ? t : t.to(all.scalar_type()));
-  at::Tensor out = all;
-  if (!parts.empty()) at::_chunk_cat_out(out, parts, 0, chunks);
-}
-
-void split_columns(const Tensors& columns, const at::Tensor& all) {
-  std::vector<int64_t> widths;
-  for (const at::Tensor& part : columns) widths.push_back(part.size(1));
-  if (!all.is_cpu()) return at::split_with_sizes_copy_out(columns, all, widths, 1);
-  int64_t begin = 0;
-  for (size_t i = 0; i < columns.size(); begin += widths[i], ++i)
-    columns[i].copy_(all.narrow(1, begin, widths[i]));
 }
 
 }  // namespace osdp::runtime

@@ -43,12 +43,4 @@ class Batch {
   std::vector<at::Tensor> zeros_;
 };
 
-// `all` [chunks, sum of the widths]: row r has chunk r of each tensor, one behind the other. A tensor is
-// taken as rows, of which a chunk has tensors[i].size(0) / chunks, rounded up; zeros for those that are
-// missing. Cast to `all`'s dtype. Together is what small tensors are for: they are a copy each on the CPU.
-void join_chunks(const at::Tensor& all, const std::vector<at::Tensor>& tensors);
-
-// The way back: columns[i] [chunks, width of i], contiguous.
-void split_columns(const std::vector<at::Tensor>& columns, const at::Tensor& all);
-
 }  // namespace osdp::runtime

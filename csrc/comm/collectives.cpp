@@ -177,14 +177,7 @@ void Collectives::gather(const Tensors& outputs, const Tensors& inputs) {
 }
 
 at::Tensor Collectives::empty(int64_t elements, const at::TensorOptions& options) const {
-  if (!memory_) return Lane::empty({elements}, options);
-  at::Tensor made;
-  {
-    const Lane::SubmittersMemory here;
-    made = memory_->empty(elements, options);
-  }
-  Lane::keep(made);
-  return made;
+  return Lane::empty({elements}, options, memory_.get());
 }
 
 // Note [Averages in half]

@@ -23,11 +23,6 @@ namespace osdp::runtime {
 
 using Tensors = std::vector<at::Tensor>;
 
-// Note [Small tensors travel together]
-// A collective of a few KiB is all latency. The small tensors of a unit or bucket share one: they are packed
-// behind each other, and the result is copied out, which costs less than another collective would.
-constexpr size_t kSmallBytes = 64 * 1024;
-
 bool shards_alone();
 
 class Collectives {

@@ -22,6 +22,7 @@
 #include <thread>
 #include <utility>
 
+#include "comm/backend_memory.hpp"
 #include "comm/c10d.hpp"
 #include "comm/ending.hpp"
 #include "comm/event_pool.hpp"
@@ -345,11 +346,11 @@ void Lane::keep(at::Tensor tensor, std::source_location where) {
     running->kept.push_back(std::move(tensor));
 }
 
-at::Tensor Lane::empty(at::IntArrayRef sizes, const at::TensorOptions& options) {
+at::Tensor Lane::empty(at::IntArrayRef sizes, const at::TensorOptions& options, const BackendMemory* memory) {
   at::Tensor made;
   {
     const SubmittersMemory here;
-    made = at::empty(sizes, options);
+    made = memory ? memory->empty(c10::multiply_integers(sizes), options) : at::empty(sizes, options);
   }
   keep(made);
   return made;

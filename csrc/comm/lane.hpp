@@ -79,6 +79,8 @@ class Work {
 // good, since the other ranks cannot know where this one stopped.
 void set_signal_check(void (*check)());
 
+class BackendMemory;
+
 class Lane {
  public:
   using Task = std::function<void()>;
@@ -96,8 +98,9 @@ class Lane {
   virtual bool keeps() const { return false; }
   // Within a task that reads the tensor, which was allocated outside of it.
   static void keep(at::Tensor tensor, std::source_location where = std::source_location::current());
-  // Within a task: memory of the submitter's, kept.
-  static at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options);
+  // Within a task: memory of the submitter's, kept. Flat where it is the backend's `memory`.
+  static at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options,
+                          const BackendMemory* memory = nullptr);
   // Within a task, where nothing is computed: what is allocated meanwhile is memory of the submitter's.
   class SubmittersMemory {
    public:

@@ -4,10 +4,12 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <optional>
 #include <set>
 #include <utility>
 
 #include "comm/arithmetic.hpp"
+#include "comm/packing.hpp"
 #include "runtime/step/graph_task.hpp"
 #include "runtime/store/precision.hpp"
 
@@ -72,24 +74,22 @@ void average_together(Collectives& collectives, const Gradients& gradients) {
     const at::Tensor& g = gradients.large[i];
     together.push_back((gradients.in_place[i] ? g : g.clone(at::MemoryFormat::Contiguous)).view({-1}));
   }
-  std::vector<int64_t> counts;
-  int64_t elements = 0;
-  for (const at::Tensor& g : gradients.small) elements += counts.emplace_back(g.numel());
-  Tensors parts;
+  std::optional<FlatPack> pack;
   Batch there, back;
-  if (elements > 0) {
-    const at::Tensor flat = at::empty({elements}, gradients.small[0].options());
-    parts = flat.split_with_sizes(counts);
-    for (size_t i = 0; i < parts.size(); ++i) there.set(parts[i], gradients.small[i]);
-    together.push_back(flat);
+  if (!gradients.small.empty()) {
+    std::vector<int64_t> counts;
+    for (const at::Tensor& g : gradients.small) counts.push_back(g.numel());
+    pack.emplace(counts, gradients.small[0].options());
+    for (size_t i = 0; i < counts.size(); ++i) there.set(pack->parts[i], gradients.small[i]);
+    together.push_back(pack->flat);
   }
   there.run();
   collectives.all_reduce_mean(together);
   for (size_t i = 0; i < gradients.large.size(); ++i)
     if (const at::Tensor& g = gradients.large[i]; !gradients.in_place[i])
       back.set(g, together[i].view(g.sizes()));
-  for (size_t i = 0; i < parts.size(); ++i)
-    back.set(gradients.small[i], parts[i].view(gradients.small[i].sizes()));
+  for (size_t i = 0; i < gradients.small.size(); ++i)
+    back.set(gradients.small[i], pack->parts[i].view(gradients.small[i].sizes()));
   back.run();
 }
 

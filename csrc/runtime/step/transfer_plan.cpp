@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "comm/arithmetic.hpp"
+#include "comm/packing.hpp"
 #include "runtime/store/offload.hpp"
 #include "runtime/store/precision.hpp"
 
@@ -33,22 +34,6 @@ void fill(Batch& batch, const at::Tensor& chunk, const Transfer& t) {
   const bool cast = t.tensor.scalar_type() != chunk.scalar_type();
   pad_into(batch, chunk, cast ? brought(t.slot->owner(), t.tensor) : t.tensor);
 }
-
-// Small tensors of one dtype, which travel in one: each rank's chunks, one behind the other.
-struct Pack {
-  at::ScalarType dtype;
-  std::vector<size_t> members;  // of what is sent
-  int64_t width = 0;            // elements of a rank
-  at::Tensor all;
-
-  static void put(std::vector<Pack>& packs, at::ScalarType dtype, size_t member, const Slot& slot) {
-    const auto same = [&](const Pack& pack) { return pack.dtype == dtype; };
-    auto at = std::find_if(packs.begin(), packs.end(), same);
-    if (at == packs.end()) at = packs.insert(at, {dtype, {}, 0, {}});
-    at->members.push_back(member);
-    at->width += chunk_elements(slot);
-  }
-};
 
 // Whether it travels with the other small ones of `together` tensors, behind the large ones.
 bool is_packed(const Slot& slot, size_t together) { return together > 1 && slot.bytes() <= kSmallBytes; }
@@ -121,14 +106,14 @@ void gather(Collectives& collectives, const TransferPlan& plan) {
   const std::vector<Transfer>& transfers = plan.transfers;
   const int64_t world = collectives.world(), rank = collectives.rank();
   Tensors outputs, inputs;
-  std::vector<Pack> packs;
+  std::vector<ChunkPack> packs;
   Batch batch;
   // What is not sent as it is is made in its place in what is gathered.
   for (size_t i = 0; i < transfers.size(); ++i) {
     const Transfer& t = transfers[i];
     const at::Tensor& full = t.slot->padded();
     if (t.sent_as == SentAs::Packed) {
-      Pack::put(packs, full.scalar_type(), i, *t.slot);
+      ChunkPack::put(packs, full.scalar_type(), i, chunk_elements(*t.slot));
       continue;
     }
     outputs.push_back(full);
@@ -140,23 +125,20 @@ void gather(Collectives& collectives, const TransferPlan& plan) {
       fill(batch, inputs.back(), t);
     }
   }
-  for (Pack& pack : packs) {
-    pack.all = at::empty({world, pack.width}, transfers[pack.members[0]].slot->padded().options());
-    outputs.push_back(pack.all.view({-1}));
-    inputs.push_back(pack.all.select(0, rank));
-    int64_t at = 0;
-    for (size_t i : pack.members) {
-      const int64_t n = chunk_elements(*transfers[i].slot);
-      fill(batch, inputs.back().narrow(0, at, n), transfers[i]);
-      at += n;
-    }
+  Tensors packed;  // [ranks, width] of each pack
+  for (const ChunkPack& pack : packs) {
+    packed.push_back(at::empty({world, pack.width}, transfers[pack.members[0]].slot->padded().options()));
+    outputs.push_back(packed.back().view({-1}));
+    inputs.push_back(packed.back().select(0, rank));
+    const FlatPack chunks(inputs.back(), pack.widths);
+    for (size_t i = 0; i < pack.members.size(); ++i) fill(batch, chunks.parts[i], transfers[pack.members[i]]);
   }
   batch.run();
   collectives.all_gather(outputs, inputs);
-  for (const Pack& pack : packs) {
+  for (size_t p = 0; p < packs.size(); ++p) {
     Tensors columns;
-    for (size_t i : pack.members) columns.push_back(transfers[i].slot->padded().view({world, -1}));
-    split_columns(columns, pack.all);
+    for (size_t i : packs[p].members) columns.push_back(transfers[i].slot->padded().view({world, -1}));
+    split_columns(columns, packed[p]);
   }
 }
 
@@ -165,13 +147,13 @@ Means reduce_scatter(const ShardGroups& shard_groups, TransferPlan& plan) {
   std::vector<Transfer>& transfers = plan.transfers;
   const int64_t world = shard_groups.world();
   Tensors outputs(transfers.size()), sent_outputs, sent_inputs;
-  std::vector<Pack> packs;
+  std::vector<ChunkPack> packs;
   Batch batch;
   for (size_t i = 0; i < transfers.size(); ++i) {
     Transfer& t = transfers[i];
     const at::ScalarType dtype = t.slot->owner().reduce_dtype();
     if (t.sent_as == SentAs::Packed) {
-      Pack::put(packs, dtype, i, *t.slot);
+      ChunkPack::put(packs, dtype, i, chunk_elements(*t.slot));
       continue;
     }
     const double headroom = headroom_of(dtype, shard_groups.total());
@@ -187,10 +169,11 @@ Means reduce_scatter(const ShardGroups& shard_groups, TransferPlan& plan) {
     outputs[i] = shard_groups.reduce->empty(chunk_elements(*t.slot), options);
     sent_outputs.push_back(outputs[i]);
   }
-  for (Pack& pack : packs) {
+  Tensors packed;  // the means of each pack, flat
+  for (const ChunkPack& pack : packs) {
     const auto options = transfers[pack.members[0]].tensor.options().dtype(pack.dtype);
-    pack.all = shard_groups.reduce->empty(pack.width, options);
-    sent_outputs.push_back(pack.all);
+    packed.push_back(shard_groups.reduce->empty(pack.width, options));
+    sent_outputs.push_back(packed.back());
     const at::Tensor all = at::empty({world, pack.width}, options);
     Tensors gradients;
     for (size_t i : pack.members) {
@@ -203,13 +186,9 @@ Means reduce_scatter(const ShardGroups& shard_groups, TransferPlan& plan) {
   }
   batch.run();
   shard_groups.reduce->reduce_scatter_mean(sent_outputs, sent_inputs);
-  for (const Pack& pack : packs) {
-    int64_t at = 0;
-    for (size_t i : pack.members) {
-      const int64_t n = chunk_elements(*transfers[i].slot);
-      outputs[i] = pack.all.narrow(0, at, n);
-      at += n;
-    }
+  for (size_t p = 0; p < packs.size(); ++p) {
+    const FlatPack chunks(packed[p], packs[p].widths);
+    for (size_t i = 0; i < chunks.parts.size(); ++i) outputs[packs[p].members[i]] = chunks.parts[i];
   }
   return {std::move(sent_outputs), std::move(outputs)};
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "comm/arithmetic.hpp"
+#include "comm/packing.hpp"
 
 namespace osdp::runtime {
 
@@ -21,32 +22,33 @@ double headroom_of(at::ScalarType reduce, int64_t world) {
 }
 
 at::Tensor joined(int64_t world, at::ScalarType reduce, std::vector<Averaged>& gradients) {
-  int64_t elements = 0;
   std::vector<int64_t> counts;
-  for (const Averaged& a : gradients) elements += counts.emplace_back(a.gradient.numel());
-  at::Tensor flat = at::empty({elements}, gradients[0].gradient.options().dtype(reduce));
-  const Tensors parts = flat.split_with_sizes(counts);
+  for (const Averaged& a : gradients) counts.push_back(a.gradient.numel());
+  const FlatPack pack(counts, gradients[0].gradient.options().dtype(reduce));
   Batch there;
   for (size_t i = 0; i < gradients.size(); ++i) {
-    there.set(parts[i], gradients[i].gradient);
+    there.set(pack.parts[i], gradients[i].gradient);
     if (!gradients[i].replaces) gradients[i].gradient.reset();
   }
-  there.scale(flat, headroom_of(reduce, world));
+  there.scale(pack.flat, headroom_of(reduce, world));
   there.run();
-  return flat;
+  return pack.flat;
 }
 
 void average(Collectives& collectives, const at::Tensor& joined, std::vector<Averaged>& gradients) {
   const double headroom = headroom_of(joined.scalar_type(), collectives.world());
   Lane::keep(joined);
   collectives.all_reduce_mean({joined});
+  const auto sizes_of = [](const Averaged& a) {
+    return a.kept.defined() ? a.kept.sizes() : a.param->full_sizes();
+  };
+  std::vector<int64_t> counts;
+  for (const Averaged& a : gradients) counts.push_back(c10::multiply_integers(sizes_of(a)));
+  const FlatPack pack(joined, counts);
   Batch back;
-  int64_t at = 0;
-  for (Averaged& a : gradients) {
-    const at::IntArrayRef sizes = a.kept.defined() ? a.kept.sizes() : a.param->full_sizes();
-    const int64_t elements = c10::multiply_integers(sizes);
-    const at::Tensor mean = joined.narrow(0, at, elements).view(sizes);
-    at += elements;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    Averaged& a = gradients[i];
+    const at::Tensor mean = pack.parts[i].view(sizes_of(a));
     if (a.kept.defined() && !a.replaces) {
       back.add(a.kept, mean, 1.0 / headroom);
     } else {

@@ -69,7 +69,7 @@ struct Device {
   double recompute_slowdown = 1;  // what a forward that is computed again takes, over the first time
 };
 
-// Smaller tensors travel together, through a copy (csrc/comm/collectives.hpp: kSmallBytes).
+// Smaller tensors travel together, through a copy (csrc/comm/packing.hpp: kSmallBytes).
 inline constexpr int64_t kSmallTensorBytes = 64 << 10;
 
 // Note [Versions of the costs]

@@ -1,0 +1,71 @@
+#include "comm/packing.hpp"
+
+#include <ATen/Functions.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "comm/arithmetic.hpp"
+
+namespace osdp::runtime {
+
+FlatPack::FlatPack(const std::vector<int64_t>& counts, const at::TensorOptions& options)
+    : FlatPack(at::empty({std::accumulate(counts.begin(), counts.end(), int64_t{0})}, options), counts) {}
+
+void ChunkPack::put(std::vector<ChunkPack>& packs, at::ScalarType dtype, size_t member,
+                    int64_t chunk_elements) {
+  auto at = std::find_if(packs.begin(), packs.end(), [&](const ChunkPack& p) { return p.dtype == dtype; });
+  if (at == packs.end()) at = packs.insert(at, {dtype, {}, {}, 0});
+  at->members.push_back(member);
+  at->widths.push_back(chunk_elements);
+  at->width += chunk_elements;
+}
+
+namespace {
+
+// Flat, of `all`'s dtype, and zeros behind it.
+at::Tensor padded(const at::Tensor& tensor, int64_t elements, const at::Tensor& all) {
+  const int64_t n = tensor.numel();
+  if (n == elements && tensor.is_contiguous() && tensor.scalar_type() == all.scalar_type())
+    return tensor.view({-1});
+  at::Tensor flat = at::empty({elements}, all.options());
+  Batch batch;  // on the CPU: at once
+  batch.set(flat.narrow(0, 0, n), tensor);
+  if (n < elements) batch.zero(flat.narrow(0, n, elements - n));
+  return flat;
+}
+
+}  // namespace
+
+void join_chunks(const at::Tensor& all, const std::vector<at::Tensor>& tensors) {
+  const int64_t chunks = all.size(0);
+  std::vector<at::Tensor> parts;
+  if (all.is_cpu()) {
+    for (const at::Tensor& t : tensors) {
+      const int64_t rows = (t.size(0) + chunks - 1) / chunks;
+      const int64_t width = t.size(0) == 0 ? 0 : rows * (t.numel() / t.size(0));
+      parts.push_back(padded(t, chunks * width, all).view({chunks, width}));
+    }
+    at::Tensor out = all;
+    at::cat_out(out, parts, 1);
+    return;
+  }
+  bool alike = true;
+  for (const at::Tensor& t : tensors) alike &= t.scalar_type() == tensors[0].scalar_type();
+  for (const at::Tensor& t : tensors)
+    if (t.numel() > 0) parts.push_back(alike ? t : t.to(all.scalar_type()));
+  at::Tensor out = all;
+  if (!parts.empty()) at::_chunk_cat_out(out, parts, 0, chunks);
+}
+
+void split_columns(const std::vector<at::Tensor>& columns, const at::Tensor& all) {
+  std::vector<int64_t> widths;
+  for (const at::Tensor& part : columns) widths.push_back(part.size(1));
+  if (!all.is_cpu()) return at::split_with_sizes_copy_out(columns, all, widths, 1);
+  int64_t begin = 0;
+  for (size_t i = 0; i < columns.size(); begin += widths[i], ++i)
+    columns[i].copy_(all.narrow(1, begin, widths[i]));
+}
+
+}  // namespace osdp::runtime

@@ -1,10 +1,11 @@
 // The whole test framework: CHECK, CHECK_EQ, a counter and an exit code.
 #pragma once
 
+#include <atomic>
 #include <cstdio>
 #include <iostream>
 
-inline int checks = 0, failures = 0;
+inline std::atomic<int> checks = 0, failures = 0;  // ranks may be threads
 
 template <class A, class B>
 void check_equal(const A& a, const B& b, const char* what, const char* file, int line) {
@@ -35,6 +36,6 @@ inline void check_true(bool ok, const char* what, const char* file, int line) {
   } while (0)
 
 inline int report(const char* name) {
-  std::printf("%s: %d checks, %d failures\n", name, checks, failures);
+  std::printf("%s: %d checks, %d failures\n", name, checks.load(), failures.load());
   return failures == 0 && checks > 0 ? 0 : 1;
 }

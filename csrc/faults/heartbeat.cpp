@@ -5,8 +5,8 @@
 #include <thread>
 #include <vector>
 
+#include "faults/diagnosis.hpp"
 #include "faults/process.hpp"
-#include "faults/rank_status.hpp"
 
 namespace osdp::runtime {
 namespace {

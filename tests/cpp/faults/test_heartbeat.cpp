@@ -6,9 +6,9 @@
 
 #include "../check.hpp"
 #include "../comm/ranks.hpp"
+#include "faults/diagnosis.hpp"
 #include "faults/errors.hpp"
 #include "faults/heartbeat.hpp"
-#include "faults/rank_status.hpp"
 
 using namespace ranks;
 

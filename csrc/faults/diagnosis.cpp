@@ -1,0 +1,218 @@
+#include "faults/diagnosis.hpp"
+
+#include <algorithm>
+#include <iomanip>
+#include <iterator>
+#include <map>
+#include <sstream>
+
+namespace osdp::runtime {
+namespace {
+
+std::string seconds(double s) {
+  std::ostringstream out;
+  out << std::fixed << std::setprecision(1) << s << " s";
+  return out.str();
+}
+
+std::string rank_name(int64_t rank) { return "rank " + std::to_string(rank); }
+
+std::string last_heard(const Seen& seen) {
+  return seen.status ? "when last heard of, it " + seen.status->where()
+                     : std::string("it had never stood still long enough to tell where it was");
+}
+
+// gloo's words without its source file and advice.
+std::string brief(std::string what) {
+  if (what.starts_with('['))
+    if (const size_t end = what.find("] "); end != std::string::npos) what.erase(0, end + 2);
+  return what.substr(0, what.find(". This is"));
+}
+
+std::string after_exception(const RankStatus& status) {
+  return status.text.empty() ? std::string("with an exception") : "with " + status.text;
+}
+
+}  // namespace
+
+std::string Failure::encode() const {
+  return std::to_string(static_cast<int>(kind)) + "\n" + std::to_string(rank) + "\n" + cause;
+}
+
+std::optional<Failure> Failure::decode(const std::string& encoded) {
+  std::istringstream in(encoded);
+  int kind = 0;
+  Failure failure;
+  in >> kind >> failure.rank;
+  if (!in || kind < 0 || kind >= kErrorKinds) return std::nullopt;
+  in.ignore();
+  failure.kind = static_cast<ErrorKind>(kind);
+  failure.cause.assign(std::istreambuf_iterator<char>(in), {});
+  return failure;
+}
+
+namespace {
+
+struct Advice {
+  const char *what, *todo;
+};
+
+// On two tasks that should be one.
+Advice advice(const TaskName& here, const TaskName& there) {
+  if (here.label == there.label && here.model != there.model)
+    return {
+        "ranks run different models in one step",
+        "models are numbered in the order in which fully_shard was called in this process group; every rank "
+        "must shard and call them in the same order"};
+  if (here.label == there.label && here.accumulates != there.accumulates)
+    return {"ranks do not run the same number of micro-batches before a step",
+            "every rank must run as many forwards and backwards between two optimizer steps: look for "
+            "batches that "
+            "only some ranks have, a step that only some of them skip, or parameters that only some of them "
+            "write to"};
+  if (here.label == there.label)
+    return {
+        "ranks do not agree on what they reduce",
+        "every rank must give gradients to the same parameters in a step, and the same arguments to the same "
+        "call. To a parameter that only some ranks use, `loss = loss + 0 * parameter.sum()` gives a gradient "
+        "of zeros on the others; one that is frozen must be frozen on all"};
+  return {
+      "ranks run different modules in one step",
+      "every rank must call the same modules in the same order: look for a branch, a number of batches or a "
+      "frozen parameter that differs between ranks"};
+}
+
+// Of one lane, in which this rank waits.
+std::optional<Failure> certain_failure(size_t lane, int64_t rank, const RankStatus& mine,
+                                       const std::vector<Seen>& seen, double timeout_s) {
+  const LaneStatus& here = mine.lane(lane);
+  for (size_t r = 0; r < seen.size(); ++r) {
+    if (static_cast<int64_t>(r) == rank || !seen[r].status) continue;
+    const RankStatus& theirs = *seen[r].status;
+    const LaneStatus& there = theirs.lane(lane);
+    const auto other = static_cast<int64_t>(r);
+    if (theirs.ended && there.position <= here.position)
+      return Failure{ErrorKind::Rank, other, rank_name(other) + " ended " + after_exception(theirs)};
+    if (there.busy && there.position == here.position && there.task.digest != here.task.digest) {
+      const auto [what, todo] = advice(here.task, there.task);
+      std::map<std::string, std::string> places;  // where -> ranks
+      for (size_t i = 0; i < seen.size(); ++i)
+        if (const RankStatus* p = static_cast<int64_t>(i) == rank ? &mine
+                                  : seen[i].status                ? &*seen[i].status
+                                                                  : nullptr;
+            p && p->lane(lane).busy && p->lane(lane).position == here.position) {
+          std::string& ranks = places[p->where()];
+          ranks += (ranks.empty() ? "rank " : ", rank ") + std::to_string(i);
+        }
+      std::string cause = std::string(what) + ":";
+      for (const auto& [where, ranks] : places) cause += " " + ranks + " " + where + ";";
+      if (theirs.raised > mine.raised || mine.raised > theirs.raised) {
+        const bool they = theirs.raised > mine.raised;
+        cause.append(" ").append(rank_name(they ? other : rank)) += " ended a forward or backward " +
+                                                                    after_exception(they ? theirs : mine) +
+                                                                    ", and the others did not;";
+      }
+      return Failure{ErrorKind::Order, -1, cause + " " + todo};
+    }
+    const double patience = std::min(kRaisedPatience_s, timeout_s / 2);
+    const double still_s = theirs.still_s + seen[r].heard_s;
+    if (theirs.raised > mine.raised && there.asked < here.position && !theirs.busy() && still_s > patience)
+      return Failure{ErrorKind::Rank, other,
+                     rank_name(other) + " ended a forward or backward " + after_exception(theirs) +
+                         ", and has not gone on for " + seconds(still_s)};
+  }
+  return std::nullopt;
+}
+
+// Whether a lane in which this rank waits is not there yet, or has not been left, on the other.
+bool is_behind(const RankStatus& mine, const std::optional<RankStatus>& theirs) {
+  if (!theirs) return true;
+  for (size_t i = 0; i < mine.lanes.size(); ++i) {
+    const LaneStatus &here = mine.lanes[i], &there = theirs->lane(i);
+    if (!here.busy || there.position > here.position) continue;
+    if (there.position < here.position || !there.busy) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::optional<Failure> certain_failure(int64_t rank, const RankStatus& mine, const std::vector<Seen>& seen,
+                                       double timeout_s) {
+  for (size_t lane = 0; lane < mine.lanes.size(); ++lane)
+    if (mine.lanes[lane].busy)
+      if (auto failure = certain_failure(lane, rank, mine, seen, timeout_s)) return failure;
+  return std::nullopt;
+}
+
+Failure timed_out(int64_t rank, const RankStatus& mine, const std::vector<Seen>& seen, double timeout_s,
+                  double silent_s) {
+  const std::string within = " (the process group's timeout is " + seconds(timeout_s) + ")";
+  std::vector<int64_t> behind, waiting;
+  for (size_t r = 0; r < seen.size(); ++r) {
+    const auto& status = seen[r].status;
+    if (static_cast<int64_t>(r) == rank || !is_behind(mine, status)) continue;
+    (status && status->busy() && seen[r].heard_s < silent_s ? waiting : behind)
+        .push_back(static_cast<int64_t>(r));
+  }
+  if (behind.empty()) behind = std::move(waiting);
+  if (behind.empty())
+    return {ErrorKind::Rank, -1,
+            "all ranks wait in the same collective: the network between them has failed" + within};
+  std::string causes;
+  for (const int64_t other : behind) {
+    const auto& [status, heard_s] = seen[static_cast<size_t>(other)];
+    causes += (causes.empty() ? "" : "; ") + rank_name(other);
+    bool told = status.has_value();
+    for (size_t i = 0; told && i < mine.lanes.size(); ++i)
+      told = !mine.lanes[i].busy || status->lane(i).position >= mine.lanes[i].position - 1;
+    if (told && status->place.empty() && !status->busy())
+      causes += " does not come: it " + status->where();
+    else if (status && heard_s < silent_s)
+      causes +=
+          " hangs, though its process lives: for " + seconds(status->still_s) + " it " + status->where();
+    else
+      causes += " hangs and gives no sign of life (stopped, or its machine is gone): " +
+                last_heard(seen[static_cast<size_t>(other)]);
+    if (status && status->raised > mine.raised)
+      causes += "; before, it ended a forward or backward " + after_exception(*status);
+  }
+  return {ErrorKind::Rank, behind.size() == 1 ? behind[0] : -1, causes + within};
+}
+
+Failure went_apart(int64_t position, const std::pair<int64_t, const TaskName*>& one,
+                   const std::pair<int64_t, const TaskName*>& other) {
+  const auto [what, todo] = advice(*one.second, *other.second);
+  std::string cause = std::string(what) + ":";
+  for (const auto& [rank, task] : {one, other})
+    cause += " " + rank_name(rank) + " ran #" + std::to_string(position) + " " + task->text() + ";";
+  return {ErrorKind::Order, -1, cause + " " + todo};
+}
+
+Failure went_apart(int64_t agreed, int64_t position, int64_t one, int64_t other) {
+  return {ErrorKind::Order, -1,
+          rank_name(one) + " and " + rank_name(other) + " ran different collectives between #" +
+              std::to_string(agreed + 1) + " and #" + std::to_string(position) +
+              ": every rank must call the same modules in the same order"};
+}
+
+Failure connection_lost(int64_t peer, const std::vector<Seen>& seen, const std::string& what, Life life) {
+  if (peer < 0 || peer >= static_cast<int64_t>(seen.size()))
+    return {ErrorKind::Rank, -1, "the connection to another rank was lost (" + brief(what) + ")"};
+  const Seen& theirs = seen[static_cast<size_t>(peer)];
+  if (life == Life::Ended || (theirs.status && theirs.status->ended)) return process_ended(peer, seen);
+  const std::string name = rank_name(peer);
+  const std::string how = life == Life::Runs
+                              ? "the connection to " + name + " was lost, though its process runs"
+                              : name + "'s process has ended, or its machine is gone";
+  return {ErrorKind::Rank, peer, how + " (" + brief(what) + "); " + last_heard(theirs)};
+}
+
+Failure process_ended(int64_t peer, const std::vector<Seen>& seen) {
+  const Seen& theirs = seen[static_cast<size_t>(peer)];
+  if (theirs.status && theirs.status->ended)
+    return {ErrorKind::Rank, peer, rank_name(peer) + " ended " + after_exception(*theirs.status)};
+  return {ErrorKind::Rank, peer, rank_name(peer) + "'s process has ended; " + last_heard(theirs)};
+}
+
+}  // namespace osdp::runtime

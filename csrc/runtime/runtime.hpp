@@ -1,8 +1,8 @@
 // Runtime: a training step of one sharded model, of its parts:
 //
 //   hooks of modules and autograd  -->  ForwardPass, BackwardPass, SliceProvider (what happened)
-//        -->  UnitScheduler (unshard, reshard, reduce), Buckets (NO_SHARD gradients), ParamViews (shapes
-//        shown)
+//        -->  UnitScheduler (unshard, reshard, reduce), GradientBuckets (NO_SHARD gradients), ParamViews
+//        (shapes shown)
 //        -->  the lanes, which run collectives in one order
 //   between steps: FullParams
 //
@@ -93,7 +93,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   ModelShards shards_;
   ParamViews views_;
   CallStack stack_;
-  Buckets buckets_;
+  GradientBuckets buckets_;
   UnitScheduler units_;
   ReplicaChecks replicas_;
   BackwardPass backward_;

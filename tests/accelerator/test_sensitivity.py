@@ -25,7 +25,7 @@ FIRST = [
 # By function: what is tried before these.
 SHOWN_BY = {
     "Lane::empty": "offloaded",
-    "Buckets::await": "called_again",
+    "GradientBuckets::await": "called_again",
     "Replicas::check": "accumulate_no_sync",
     "Replicas::submit": "exception_in_backward",
 }

@@ -22,7 +22,7 @@ namespace osdp::runtime {
 class BackwardPass {
  public:
   BackwardPass(const ModelShards& shards, StepState& step, ParamViews& views, UnitScheduler& units,
-               Buckets& buckets, ReplicaChecks& replicas, CallStack& stack)
+               GradientBuckets& buckets, ReplicaChecks& replicas, CallStack& stack)
       : shards_(shards),
         step_(step),
         views_(views),
@@ -59,7 +59,7 @@ class BackwardPass {
   StepState& step_;
   ParamViews& views_;
   UnitScheduler& units_;
-  Buckets& buckets_;
+  GradientBuckets& buckets_;
   ReplicaChecks& replicas_;
   CallStack& stack_;
   std::weak_ptr<BackwardPass> handle_;

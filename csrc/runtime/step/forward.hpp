@@ -21,7 +21,7 @@ class FullParams;
 class ForwardPass {
  public:
   ForwardPass(const ModelShards& shards, StepState& step, ParamViews& views, UnitScheduler& units,
-              Buckets& buckets, ReplicaChecks& replicas, CallStack& stack, BackwardPass& backward,
+              GradientBuckets& buckets, ReplicaChecks& replicas, CallStack& stack, BackwardPass& backward,
               const FullParams& full_params)
       : shards_(shards),
         step_(step),
@@ -57,7 +57,7 @@ class ForwardPass {
   StepState& step_;
   ParamViews& views_;
   UnitScheduler& units_;
-  Buckets& buckets_;
+  GradientBuckets& buckets_;
   ReplicaChecks& replicas_;
   CallStack& stack_;
   BackwardPass& backward_;

@@ -95,11 +95,11 @@ void average_together(Collectives& collectives, const Gradients& gradients) {
 
 }  // namespace
 
-void Buckets::add(const std::string& name, const std::vector<Parameter*>& params) {
+void GradientBuckets::add(const std::string& name, const std::vector<Parameter*>& params) {
   for (const std::vector<Parameter*>& alike : alike_in_precision(params)) open(name, alike);
 }
 
-void Buckets::open(const std::string& name, const std::vector<Parameter*>& params) {
+void GradientBuckets::open(const std::string& name, const std::vector<Parameter*>& params) {
   Bucket bucket;
   std::vector<std::string> names;
   for (Parameter* param : params) {
@@ -112,13 +112,13 @@ void Buckets::open(const std::string& name, const std::vector<Parameter*>& param
   buckets_.push_back(std::move(bucket));
 }
 
-at::Tensor& Buckets::split_gradient(Parameter& param) {
+at::Tensor& GradientBuckets::split_gradient(Parameter& param) {
   BucketItem* item = item_of(param);
   if (item && !param.local_grad().defined()) item->first = step_.sync;
   return param.ensure_local_grad();
 }
 
-void Buckets::arrived(BucketItem& item) {
+void GradientBuckets::arrived(BucketItem& item) {
   Bucket& bucket = buckets_[item.bucket];
   item.dirty = true;
   item.queued = true;
@@ -130,12 +130,12 @@ void Buckets::arrived(BucketItem& item) {
   if (bucket.arrivals.add(current_graph_task(), expected)) launch(bucket);
 }
 
-void Buckets::await(BucketItem& item) {
+void GradientBuckets::await(BucketItem& item) {
   item.in_flight.wait();
   item.in_flight = Work();
 }
 
-void Buckets::launch(Bucket& bucket) {
+void GradientBuckets::launch(Bucket& bucket) {
   if (bucket.items[0]->param->mixed()) return launch_mixed(bucket);
   Tensors all;
   std::vector<BucketItem*> launched;
@@ -165,7 +165,7 @@ void Buckets::launch(Bucket& bucket) {
   works_.push_back(std::move(work));
 }
 
-void Buckets::launch_mixed(Bucket& bucket) {
+void GradientBuckets::launch_mixed(Bucket& bucket) {
   auto gradients = std::make_shared<std::vector<Averaged>>();
   std::vector<BucketItem*> launched;
   bucket.parts.assign(bucket.items.size(), TaskNames::Part::None);
@@ -201,7 +201,7 @@ void Buckets::launch_mixed(Bucket& bucket) {
   for (BucketItem* item : launched) item->in_flight = works_.back();
 }
 
-void Buckets::flush() {
+void GradientBuckets::flush() {
   for (Bucket& bucket : buckets_) {
     bool any = false;
     for (const auto& item : bucket.items) any |= item->queued = item->dirty;
@@ -209,12 +209,12 @@ void Buckets::flush() {
   }
 }
 
-void Buckets::wait_all() {
+void GradientBuckets::wait_all() {
   for (const Work& work : works_) work.wait();
   works_.clear();
 }
 
-Parameter* Buckets::unreduced() const {
+Parameter* GradientBuckets::unreduced() const {
   for (const Bucket& bucket : buckets_)
     for (const auto& item : bucket.items) {
       const at::Tensor gradient = item->dirty ? item->gradient() : at::Tensor();
@@ -223,7 +223,7 @@ Parameter* Buckets::unreduced() const {
   return nullptr;
 }
 
-void Buckets::forget() {
+void GradientBuckets::forget() {
   for (const Work& work : works_) {
     try {
       work.wait();

@@ -1,6 +1,6 @@
-// Buckets: gradients of what every rank holds in full (NO_SHARD), averaged over the ranks in place.
+// GradientBuckets: gradients of what every rank holds in full (NO_SHARD), averaged over the ranks in place.
 //
-// Note [Buckets]
+// Note [Gradient buckets]
 // A gradient joins its bucket when it is complete; when all that this graph task will make are there, the
 // bucket is all-reduced on the lane: large gradients where they lie, small ones through one flat buffer. What
 // travels in which message follows from sizes alone, which ranks have in common. What
@@ -43,11 +43,11 @@ struct BucketItem {
   at::Tensor gradient() const;
 };
 
-class Buckets {
+class GradientBuckets {
  public:
   // `model`: its number, see Runtime.
-  Buckets(std::shared_ptr<Lane> lane, std::shared_ptr<Collectives> collectives, const StepState& step,
-          int64_t model)
+  GradientBuckets(std::shared_ptr<Lane> lane, std::shared_ptr<Collectives> collectives, const StepState& step,
+                  int64_t model)
       : lane_(std::move(lane)), collectives_(std::move(collectives)), step_(step), model_(model) {}
 
   // Opens buckets for parameters (of one device) that every rank holds in full, or the NO_SHARD slices of:

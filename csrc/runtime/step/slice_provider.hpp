@@ -18,8 +18,8 @@ namespace osdp::runtime {
 
 class SliceProvider {
  public:
-  SliceProvider(const ModelShards& shards, const StepState& step, UnitScheduler& units, Buckets& buckets,
-                const CallStack& stack, BackwardPass& backward)
+  SliceProvider(const ModelShards& shards, const StepState& step, UnitScheduler& units,
+                GradientBuckets& buckets, const CallStack& stack, BackwardPass& backward)
       : shards_(shards), step_(step), units_(units), buckets_(buckets), stack_(stack), backward_(backward) {}
   ~SliceProvider();
 
@@ -40,7 +40,7 @@ class SliceProvider {
   const ModelShards& shards_;
   const StepState& step_;
   UnitScheduler& units_;
-  Buckets& buckets_;
+  GradientBuckets& buckets_;
   const CallStack& stack_;
   BackwardPass& backward_;
   std::unordered_map<int64_t, int64_t> sources_;  // split parameter -> source id

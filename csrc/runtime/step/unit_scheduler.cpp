@@ -25,9 +25,9 @@ const char* name_of(Unit::State state) {
 
 }  // namespace
 
-UnitScheduler::UnitScheduler(const ModelShards& shards, const StepState& step, Arena& arena, Buckets& buckets,
-                             std::shared_ptr<Lane> gathers, std::shared_ptr<Lane> reductions,
-                             std::shared_ptr<HybridReducer> hybrid)
+UnitScheduler::UnitScheduler(const ModelShards& shards, const StepState& step, Arena& arena,
+                             GradientBuckets& buckets, std::shared_ptr<Lane> gathers,
+                             std::shared_ptr<Lane> reductions, std::shared_ptr<HybridReducer> hybrid)
     : shards_(shards),
       step_(step),
       arena_(arena),

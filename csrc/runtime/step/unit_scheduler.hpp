@@ -41,7 +41,7 @@ class UnitScheduler {
  public:
   // `reductions`: `gathers` unless they have a lane of their own. `hybrid`: null where no unit is
   // HYBRID_SHARD. All arguments outlive this.
-  UnitScheduler(const ModelShards& shards, const StepState& step, Arena& arena, Buckets& buckets,
+  UnitScheduler(const ModelShards& shards, const StepState& step, Arena& arena, GradientBuckets& buckets,
                 std::shared_ptr<Lane> gathers, std::shared_ptr<Lane> reductions,
                 std::shared_ptr<HybridReducer> hybrid);
 
@@ -110,7 +110,7 @@ class UnitScheduler {
   const ModelShards& shards_;
   const StepState& step_;
   Arena& arena_;
-  Buckets& buckets_;
+  GradientBuckets& buckets_;
   const std::shared_ptr<Lane> lane_;
   const std::shared_ptr<Lane> reductions_lane_;
   const std::shared_ptr<HybridReducer> hybrid_;

@@ -4,7 +4,7 @@
 
 #include "../check.hpp"
 #include "comm/transports/shared_memory.hpp"
-#include "links.hpp"
+#include "transports.hpp"
 
 using namespace ranks;
 

@@ -2,7 +2,7 @@
 // how ranks tell each other where they are.
 #include "../check.hpp"
 #include "comm/rendezvous.hpp"
-#include "links.hpp"
+#include "transports.hpp"
 
 using namespace ranks;
 

@@ -1,11 +1,11 @@
 // Ranks as processes that die, stop, or send what nobody expects, over each kind of transport, while the
-// links are made and while they carry.
+// transports are connected and while they carry.
 #include <signal.h>
 
 #include "../check.hpp"
 #include "comm/transports/socket.hpp"
 #include "faults/heartbeat.hpp"
-#include "links.hpp"
+#include "transports.hpp"
 
 using namespace ranks;
 
@@ -169,5 +169,5 @@ int main() {
   }
   want("gloo");
   stopped_then_killed("gloo");
-  return report("links");
+  return report("transport_faults");
 }

@@ -19,6 +19,7 @@
 #include <string>
 
 #include "comm/early_send.hpp"
+#include "comm/work.hpp"
 #include "faults/group_health.hpp"
 #include "faults/task_name.hpp"
 
@@ -50,34 +51,6 @@ namespace osdp::runtime {
 //   A task may submit another one to the lane beside (Note [Two lanes]). It begins after what the first has
 // enqueued, but its memory is that of the stream that trains too, which waits for it before it is free.
 //   `where`, in what follows: the call, by which a test leaves it out; see left_out.hpp.
-
-// The end of one task. Copyable; empty ones wait for nothing.
-class Work {
- public:
-  // After this the task's results can be read: on the CPU the caller blocks (the GIL must not be held), on an
-  // accelerator the current stream waits. Rethrows what the task threw. See Note [Ctrl-C while waiting].
-  void wait(std::source_location where = std::source_location::current()) const;
-  // The same without errors: no signals, nothing told to the profiler. For a lane's thread, or to clear up.
-  void settle(std::source_location where = std::source_location::current()) const;
-  // Whether that moment has come; also when the task failed.
-  bool done() const;
-  // How long the task ran, waiting for other ranks included; 0 on accelerators, and before it is done.
-  double seconds() const;
-
-  struct State;
-  Work() = default;
-  explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
-
- private:
-  std::shared_ptr<State> state_;
-};
-
-// Note [Ctrl-C while waiting]
-// Python serves signals between bytecodes, so not while its main thread waits for the lane. A wait therefore
-// looks for them every 100 ms, by this function, which throws Python's exception. The wait still goes on
-// until the lane has let go of the task's memory, which it does at once: its collectives are interrupted, for
-// good, since the other ranks cannot know where this one stopped.
-void set_signal_check(void (*check)());
 
 class BackendMemory;
 

@@ -1,0 +1,102 @@
+// A lane that is a thread: on the CPU.
+#include <ATen/record_function.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "comm/lane_kinds.hpp"
+#include "comm/work_state.hpp"
+#include "faults/errors.hpp"
+
+namespace osdp::runtime {
+namespace {
+
+constexpr auto kLastTasks = std::chrono::seconds(2);
+
+class ThreadLane final : public Lane {
+ public:
+  explicit ThreadLane(std::shared_ptr<GroupHealth> health)
+      : Lane(std::move(health)), thread_([this] { work(); }) {}
+
+  ~ThreadLane() override {
+    std::unique_lock lock(mutex_);
+    ending_ = true;
+    changed_.notify_all();
+    // Nobody here waits for what is still under way. Other ranks may need it, or be gone.
+    if (!changed_.wait_for(lock, kLastTasks, [this] { return ended_; })) {
+      lock.unlock();
+      health_->interrupt(make_error(ErrorKind::Rank, "OSDP: the process is ending"));
+    } else {
+      lock.unlock();
+    }
+    thread_.join();
+  }
+
+  Work submit(TaskNamePtr name, Task task, EarlySend early) override {
+    auto state = std::make_shared<Work::State>(health_);
+    tracker_.submitted();
+    state->name = name;
+    std::lock_guard lock(mutex_);
+    queue_.push_back({{std::move(name), std::move(early)},
+                      std::move(task),
+                      state,
+                      at::get_record_function_tls_(),
+                      c10::ThreadLocalDebugInfo::current()});
+    tracker_.set_upcoming(&queue_.front());
+    changed_.notify_one();
+    return Work(std::move(state));
+  }
+
+ private:
+  struct Item : Upcoming {
+    Task task;
+    std::shared_ptr<Work::State> state;
+    // The submitter's profiler, so that a timeline shows the lane's work too.
+    at::RecordFunctionTLS recording;
+    std::shared_ptr<c10::ThreadLocalDebugInfo> debug_info;
+  };
+
+  void work() {
+    while (true) {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return ending_ || !queue_.empty(); });
+      if (queue_.empty()) {
+        ended_ = true;
+        changed_.notify_all();
+        return;
+      }
+      Item item = std::move(queue_.front());
+      queue_.pop_front();
+      tracker_.set_upcoming(queue_.empty() ? nullptr : &queue_.front());
+      lock.unlock();
+      item.early = {};
+      at::set_record_function_tls_(item.recording);
+      c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(std::move(item.debug_info));
+      const auto begin = std::chrono::steady_clock::now();
+      if (!broken_) broken_ = run_task(item.name, item.task, tracker_, *health_);
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+      item.task = nullptr;  // what it holds is let go before anybody is told that it is done
+      item.state->finish(broken_, took.count());
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Item> queue_;
+  bool ending_ = false, ended_ = false;
+  std::exception_ptr broken_;
+  std::thread thread_;
+};
+
+}  // namespace
+
+std::shared_ptr<Lane> thread_lane(std::shared_ptr<GroupHealth> health) {
+  return std::make_shared<ThreadLane>(std::move(health));
+}
+
+}  // namespace osdp::runtime

@@ -1,0 +1,73 @@
+#include "comm/work.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <string>
+
+#include "comm/phase_range.hpp"
+#include "comm/work_state.hpp"
+#include "faults/errors.hpp"
+#include "faults/heartbeat.hpp"
+
+namespace osdp::runtime {
+namespace {
+
+std::atomic<void (*)()> signal_check{nullptr};
+constexpr auto kSignalCheck = std::chrono::milliseconds(100);
+
+}  // namespace
+
+void set_signal_check(void (*check)()) { signal_check = check; }
+
+// This process was told to stop while it waited: its lanes end, and the other ranks are told.
+static void give_up(GroupHealth& health) {
+  const std::string why = "was interrupted by a signal (Ctrl-C?) while it waited for the others";
+  Heartbeat::give_up(health, why);
+  health.interrupt(make_error(ErrorKind::Rank, "OSDP: this rank cannot go on: it " + why));
+}
+
+void Work::wait(std::source_location where) const {
+  if (!state_) return;
+  std::unique_lock lock(state_->mutex);
+  if (!state_->done) {
+    PhaseRange range;
+    range.begin("wait for", state_->name->label.c_str());
+    std::exception_ptr signal;
+    while (!state_->changed.wait_for(lock, kSignalCheck, [this] { return state_->done; })) {
+      if (signal || !signal_check.load()) continue;
+      lock.unlock();
+      try {
+        signal_check.load()();
+      } catch (...) {
+        signal = std::current_exception();
+        give_up(*state_->health);
+      }
+      lock.lock();
+    }
+    if (signal) std::rethrow_exception(signal);
+  }
+  state_->order_after(where);
+  if (state_->error) std::rethrow_exception(state_->error);
+  if (state_->event) state_->health->check();  // after an abort events pass whose collectives have not ended
+}
+
+void Work::settle(std::source_location where) const {
+  if (!state_) return;
+  std::unique_lock lock(state_->mutex);
+  state_->changed.wait(lock, [this] { return state_->done; });
+  state_->order_after(where);
+}
+
+bool Work::done() const {
+  if (!state_) return true;
+  std::unique_lock lock(state_->mutex);
+  return state_->done && (state_->error || !state_->event || state_->event->query());
+}
+
+double Work::seconds() const {
+  if (!state_) return 0;
+  std::lock_guard lock(state_->mutex);
+  return state_->seconds;
+}
+
+}  // namespace osdp::runtime

@@ -1,0 +1,68 @@
+// What lanes keep of a task until it has ended and somebody has waited for it; theirs alone.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <condition_variable>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "comm/left_out.hpp"
+#include "comm/work.hpp"
+#include "faults/group_health.hpp"
+#include "faults/task_name.hpp"
+
+namespace osdp::runtime {
+
+// What `stream` is given from now on waits for the event.
+inline void block(const c10::Event& event, const c10::Stream& stream,
+                  std::source_location where = std::source_location::current()) {
+  if (!left_out("wait", where)) event.block(stream);
+}
+
+struct Work::State {
+  explicit State(std::shared_ptr<GroupHealth> a) : health(std::move(a)) {}
+  // Also where nobody has waited for the task.
+  ~State() {
+    if (event && !kept.empty()) block(*event, *submitter);
+  }
+
+  std::shared_ptr<GroupHealth> health;
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+  double seconds = 0;
+  std::exception_ptr error;
+  TaskNamePtr name;
+  // Accelerators.
+  std::shared_ptr<const c10::Event> event;
+  std::optional<c10::Stream> submitter;
+  std::vector<at::Tensor> kept;  // until that stream has waited for the event
+
+  void finish(std::exception_ptr e, double took = 0) {
+    std::lock_guard lock(mutex);
+    done = true;
+    seconds = took;
+    error = std::move(e);
+    changed.notify_all();
+  }
+
+  // Once it is done, with the mutex held: the current stream waits, and what was kept is let go of.
+  void order_after(std::source_location where) {
+    if (!event) return;
+    const c10::impl::VirtualGuardImpl guard(submitter->device_type());
+    const c10::Stream here = guard.getStream(submitter->device());
+    block(*event, here, where);
+    if (!kept.empty() && here != *submitter) block(*event, *submitter);
+    kept.clear();
+  }
+};
+
+}  // namespace osdp::runtime

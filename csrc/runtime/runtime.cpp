@@ -70,7 +70,7 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
       backward_(shards_, step_, views_, units_, buckets_, replicas_, stack_),
       full_params_(shards_, step_, stack_, lane_, everyone_.shard, device, model),
       forward_(shards_, step_, views_, units_, buckets_, replicas_, stack_, backward_, full_params_),
-      slices_(shards_, step_, units_, buckets_, stack_, backward_) {
+      slices_(shards_, units_, buckets_, stack_, backward_) {
   if (alone()) return;
   for (const ModelShards::Replicated& each : shards_.replicated()) buckets_.add(each.label, each.params);
 }
@@ -90,7 +90,7 @@ void Runtime::uninstall() {
 
 void Runtime::install_hooks(Parameter& p) {
   const ModelShards::Place& place = shards_.place_of(p);
-  const bool handled = place.unit || buckets_.item_of(p) || place.copy || p.split();
+  const bool handled = place.unit || buckets_.holds(p) || place.copy || p.split();
   if (!handled || !p.tensor().requires_grad()) return;
   // The node takes the shape of what the parameter shows: the full one, except of a split weight.
   if (place.slot) p.show_unsharded(place.slot->full());

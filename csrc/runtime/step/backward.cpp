@@ -74,7 +74,7 @@ void BackwardPass::before_gradient(Parameter& param) {
   NoInference no_inference;
   begin();
   param.hide_hooks();
-  if (BucketItem* item = buckets_.item_of(param)) buckets_.await(*item);
+  buckets_.await(param);
 }
 
 // Note [Gradients that share memory]
@@ -108,13 +108,7 @@ void BackwardPass::after_gradient(Parameter& param, const at::Tensor& made) {
   check_gradient(param, made);
   const ModelShards::Place& place = shards_.place_of(param);
   if (place.copy) take_whole_gradient(param, made);
-  if (BucketItem* item = buckets_.item_of(param)) {
-    if (step_.sync)
-      buckets_.arrived(*item);
-    else
-      item->dirty = true;
-    return;
-  }
+  if (buckets_.holds(param)) return buckets_.arrived(param);
   if (!place.unit) {  // one rank, or a split weight without NO_SHARD slices: its slices are on their way
     param.reduced |= step_.alone;
     return;
@@ -134,14 +128,12 @@ void BackwardPass::take_whole_gradient(Parameter& param, const at::Tensor& made)
   OSDP_CHECK(
       gradient.layout() == at::kStrided, Sharding, "OSDP: parameter '", param.name(),
       "' got a sparse gradient, which mixed precision cannot average. Use sparse=False in its module.");
-  BucketItem* item = buckets_.item_of(param);
-  if (item && step_.sync && item->averages_alone()) {
-    at::Tensor& pending = item->pending;
-    pending = pending.defined() ? wide_sum(pending, gradient, param.own_dtype())
-                                : unshared(std::move(gradient), made);
+  if (at::Tensor* alone = buckets_.averaged_alone(param)) {
+    *alone = alone->defined() ? wide_sum(*alone, gradient, param.own_dtype())
+                              : unshared(std::move(gradient), made);
     return;
   }
-  param.reduced |= !item;
+  param.reduced |= !buckets_.holds(param);
   at::Tensor& kept = param.local_grad();
   if (kept.defined())
     kept.add_(gradient);

@@ -47,7 +47,7 @@ void ForwardPass::open(Call& call) {
     p->keep_node();
     p->note_version();
     // NO_SHARD, and unfrozen since it was sharded: its gradients are averaged from now on.
-    if (!p->accumulator && p->whole() && p->tensor().requires_grad() && buckets_.item_of(*p))
+    if (!p->accumulator && p->whole() && p->tensor().requires_grad() && buckets_.holds(*p))
       install_gradient_hooks(backward_.handle(), *p);
     if (p->whole() && !p->mixed()) follow_stream(*p);  // others when they show their full shape
   }

@@ -15,7 +15,7 @@
 
 namespace osdp::runtime {
 
-at::Tensor BucketItem::gradient() const {
+at::Tensor GradientBuckets::Item::gradient() const {
   const at::Tensor& grad = param->local_grad();
   if (!grad.defined() || !param->split()) return grad;
   const SplitSpec& split = *param->split();
@@ -103,7 +103,7 @@ void GradientBuckets::open(const std::string& name, const std::vector<Parameter*
   Bucket bucket;
   std::vector<std::string> names;
   for (Parameter* param : params) {
-    bucket.items.push_back(std::make_unique<BucketItem>(param, buckets_.size()));
+    bucket.items.push_back(std::make_unique<Item>(param, buckets_.size()));
     if (item_of_.size() <= param->index) item_of_.resize(param->index + 1);
     item_of_[param->index] = bucket.items.back().get();
     names.push_back(param->name());
@@ -113,15 +113,17 @@ void GradientBuckets::open(const std::string& name, const std::vector<Parameter*
 }
 
 at::Tensor& GradientBuckets::split_gradient(Parameter& param) {
-  BucketItem* item = item_of(param);
+  Item* item = item_of(param);
   if (item && !param.local_grad().defined()) item->first = step_.sync;
   return param.ensure_local_grad();
 }
 
-void GradientBuckets::arrived(BucketItem& item) {
-  Bucket& bucket = buckets_[item.bucket];
+void GradientBuckets::arrived(const Parameter& param) {
+  Item& item = *item_of(param);
   item.dirty = true;
+  if (!step_.sync) return;
   item.queued = true;
+  Bucket& bucket = buckets_[item.bucket];
   const auto expected = [&] {
     int64_t count = 0;
     for (const auto& other : bucket.items) count += in_graph_task(other->param->accumulator.get());
@@ -130,18 +132,43 @@ void GradientBuckets::arrived(BucketItem& item) {
   if (bucket.arrivals.add(current_graph_task(), expected)) launch(bucket);
 }
 
-void GradientBuckets::await(BucketItem& item) {
-  item.in_flight.wait();
-  item.in_flight = Work();
+void GradientBuckets::await(const Parameter& param) {
+  Item* item = item_of(param);
+  if (!item) return;
+  item->in_flight.wait();
+  item->in_flight = Work();
+}
+
+at::Tensor* GradientBuckets::averaged_alone(const Parameter& param) {
+  Item* item = item_of(param);
+  return item && step_.sync && item->averages_alone() ? &item->pending : nullptr;
+}
+
+void GradientBuckets::add_slice_gradient(Parameter& p, int64_t slice, const at::Tensor& gradient) {
+  const int64_t rows = p.slice_rows();
+  at::Tensor kept = split_gradient(p);
+  if (Item* item = item_of(p)) {
+    await(p);
+    const bool alone = p.mixed() && step_.sync && item->averages_alone() && !item->first;
+    item->dirty = true;
+    if (alone) {
+      if (!item->pending.defined()) {
+        const int64_t whole = p.split()->granularity - p.split()->sharded;
+        item->pending = at::zeros_like(kept.narrow(0, 0, whole * rows));
+      }
+      kept = item->pending;
+    }
+  }
+  kept.narrow(0, slice * rows, rows).add_(gradient);
 }
 
 void GradientBuckets::launch(Bucket& bucket) {
   if (bucket.items[0]->param->mixed()) return launch_mixed(bucket);
   Tensors all;
-  std::vector<BucketItem*> launched;
+  std::vector<Item*> launched;
   bucket.parts.assign(bucket.items.size(), TaskNames::Part::None);
   for (size_t i = 0; i < bucket.items.size(); ++i) {
-    BucketItem* item = bucket.items[i].get();
+    Item* item = bucket.items[i].get();
     if (!item->queued) continue;
     item->queued = item->dirty = false;
     item->param->reduced = true;
@@ -161,16 +188,16 @@ void GradientBuckets::launch(Bucket& bucket) {
       bucket.names.of(bucket.parts, step_.accumulates),
       [gradients, collectives = collectives_] { average_together(*collectives, gradients); },
       std::move(early));
-  for (BucketItem* item : launched) item->in_flight = work;
+  for (Item* item : launched) item->in_flight = work;
   works_.push_back(std::move(work));
 }
 
 void GradientBuckets::launch_mixed(Bucket& bucket) {
   auto gradients = std::make_shared<std::vector<Averaged>>();
-  std::vector<BucketItem*> launched;
+  std::vector<Item*> launched;
   bucket.parts.assign(bucket.items.size(), TaskNames::Part::None);
   for (size_t i = 0; i < bucket.items.size(); ++i) {
-    BucketItem* item = bucket.items[i].get();
+    Item* item = bucket.items[i].get();
     if (!item->queued) continue;
     item->queued = item->dirty = false;
     item->param->reduced = true;
@@ -198,7 +225,7 @@ void GradientBuckets::launch_mixed(Bucket& bucket) {
             *gradients);
   };
   works_.push_back(lane_->submit(bucket.names.of(bucket.parts, step_.accumulates), task));
-  for (BucketItem* item : launched) item->in_flight = works_.back();
+  for (Item* item : launched) item->in_flight = works_.back();
 }
 
 void GradientBuckets::flush() {

@@ -1,6 +1,5 @@
 #include "runtime/step/slice_provider.hpp"
 
-#include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
 #include <utility>
@@ -85,23 +84,8 @@ void SliceProvider::put_gradient(int64_t param, int64_t slice, at::Tensor gradie
       "in the plan.");
   at::NoGradGuard no_grad;
   backward_.begin();
-  if (slice < whole_slices(p)) return put_whole_gradient(p, slice, gradient);
+  if (slice < whole_slices(p)) return buckets_.add_slice_gradient(p, slice, gradient);
   units_.slice_gradient_arrived(unit_of(p, slice), std::move(gradient));
-}
-
-void SliceProvider::put_whole_gradient(Parameter& p, int64_t slice, const at::Tensor& gradient) {
-  const int64_t rows = p.slice_rows();
-  at::Tensor kept = buckets_.split_gradient(p);
-  if (BucketItem* item = buckets_.item_of(p)) {
-    buckets_.await(*item);
-    const bool alone = p.mixed() && step_.sync && item->averages_alone() && !item->first;
-    item->dirty = true;
-    if (alone) {
-      if (!item->pending.defined()) item->pending = at::zeros_like(kept.narrow(0, 0, whole_slices(p) * rows));
-      kept = item->pending;
-    }
-  }
-  kept.narrow(0, slice * rows, rows).add_(gradient);
 }
 
 }  // namespace osdp::runtime

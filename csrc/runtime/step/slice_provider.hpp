@@ -18,9 +18,9 @@ namespace osdp::runtime {
 
 class SliceProvider {
  public:
-  SliceProvider(const ModelShards& shards, const StepState& step, UnitScheduler& units,
-                GradientBuckets& buckets, const CallStack& stack, BackwardPass& backward)
-      : shards_(shards), step_(step), units_(units), buckets_(buckets), stack_(stack), backward_(backward) {}
+  SliceProvider(const ModelShards& shards, UnitScheduler& units, GradientBuckets& buckets,
+                const CallStack& stack, BackwardPass& backward)
+      : shards_(shards), units_(units), buckets_(buckets), stack_(stack), backward_(backward) {}
   ~SliceProvider();
 
   // The id (see ops::register_source) under which the slices of a split parameter are asked for. `handle`:
@@ -35,10 +35,8 @@ class SliceProvider {
 
  private:
   Unit& unit_of(const Parameter& param, int64_t slice) const;  // of a sharded one
-  void put_whole_gradient(Parameter& param, int64_t slice, const at::Tensor& gradient);
 
   const ModelShards& shards_;
-  const StepState& step_;
   UnitScheduler& units_;
   GradientBuckets& buckets_;
   const CallStack& stack_;

@@ -15,7 +15,6 @@ from osdp.fsdp.shard import shard
 from osdp.plan.plan import Plan
 from osdp.sharding.fully_shard import fully_shard as shard_by_plan
 from osdp.sharding.hybrid_mesh import GroupLike
-from osdp.sharding.sharded_model import runtime_of
 from osdp.sharding.state_dict_form import StateDictForm
 
 
@@ -70,8 +69,7 @@ def fully_shard(
         },
     )
     for part in module if isinstance(module, (list, tuple)) else [module]:
-        shard(part, told)
-        runtime_of(part).form = StateDictForm("sharded")
+        shard(part, told, StateDictForm("sharded"))
         as_fsdp_module(part)
     return module
 

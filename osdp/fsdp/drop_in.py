@@ -75,7 +75,7 @@ class FullyShardedDataParallel(nn.Module):
         if options.auto_wrap_policy is not None:
             refuse_planned(inner)
             _wrap_parts(inner, options)
-        shard(inner, options)
+        shard(inner, options, options.form)
         self._mark(options)
 
     def _mark(self, options: Options) -> None:

@@ -10,11 +10,18 @@ from osdp.fsdp.searched_plan import searched_plan
 from osdp.sharding.fully_shard import fully_shard
 from osdp.sharding.handover import Handover
 from osdp.sharding.sharded_model import runtime_of
+from osdp.sharding.state_dict_form import StateDictForm
 
 
-def shard(module: nn.Module, options: Options) -> None:
-    """In place. Collective. Raises what `osdp.fully_shard` and `osdp.search` raise."""
+def shard(module: nn.Module, options: Options, form: StateDictForm) -> None:
+    """In place. Collective. `form`: of its state dicts. What has no parameters is marked, and that is all.
+
+    Raises what `osdp.fully_shard` and `osdp.search` raise.
+    """
     refuse_planned(module)
+    if next(module.parameters(), None) is None:
+        MARKS[module] = options
+        return
     with Handover(module) as handover:
         if options.plan is not None:
             plan = options.plan
@@ -36,4 +43,4 @@ def shard(module: nn.Module, options: Options) -> None:
             handover=handover,
         )
     MARKS[module] = options
-    runtime_of(module).form = options.form
+    runtime_of(module).form = form

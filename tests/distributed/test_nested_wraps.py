@@ -168,6 +168,10 @@ def annotated(me: Member) -> None:
             enable_wrap(wrapper_cls=FSDP),
         ):
             pass
+    idle = FSDP(nn.Sequential(FSDP(nn.Tanh(), me.group), FSDP(nn.Linear(2, 2), me.group)), me.group)
+    assert idle(torch.ones(1, 2)).shape == (1, 2) and isinstance(idle[0], FSDP)
+    with pytest.raises(osdp.ShardingError, match="not part of a sharded model"):
+        FSDP(nn.Tanh(), me.group).clip_grad_norm_(1.0)
     assert isinstance(chosen[0], Fairseqs) and not isinstance(chosen[1], FSDP)
     state, wanted = model.state_dict(), net(SEED).state_dict()
     assert not state if me.rank else list(state) == list(wanted)

@@ -8,7 +8,6 @@ from torch import nn
 from torch.distributed.fsdp import OptimStateKeyType
 from torch.optim import Optimizer
 
-from osdp.errors import InvalidProblemError
 from osdp.fsdp.optimizer_states import FULL_ON_RANK_0, State, by_name, from_rank_0, names_of, numbered
 from osdp.sharding.state_dict_form import StateDictForm
 
@@ -33,7 +32,7 @@ def shard_full_optim_state_dict(
     full_optim_state_dict: State, model: nn.Module, optim_input: object = None, optim: Optimizer | None = None
 ) -> State:
     """What `optim.load_state_dict` takes, from a full state dict that every rank has."""
-    return numbered(model, _needed(optim, "shard_full_optim_state_dict"), full_optim_state_dict)
+    return numbered(model, optim, full_optim_state_dict)
 
 
 def scatter_full_optim_state_dict(
@@ -44,8 +43,7 @@ def scatter_full_optim_state_dict(
     group: object = None,
 ) -> State:
     """The same from rank 0's. Collective."""
-    needed = _needed(optim, "scatter_full_optim_state_dict")
-    return numbered(model, needed, from_rank_0(model, full_optim_state_dict))
+    return numbered(model, optim, from_rank_0(model, full_optim_state_dict))
 
 
 def flatten_sharded_optim_state_dict(
@@ -63,8 +61,7 @@ def rekey_optim_state_dict(
     optim: Optimizer | None = None,
 ) -> State:
     """Numbers for names, or names for numbers; `model` need not be sharded."""
-    in_order = dict(enumerate(name for name, _ in model.named_parameters()))
-    names = in_order if optim is None else names_of(model, optim)
+    names = names_of(model, optim)
     keys: dict[Any, Any] = {number: name for number, name in names.items()}
     if optim_state_key_type is OptimStateKeyType.PARAM_ID:
         keys = {name: number for number, name in names.items()}
@@ -91,11 +88,3 @@ def get_shard_from_optim_state_dict(model: nn.Module, full_optim_state_dict: Sta
     """FairScale's: what `optim.load_state_dict` takes, from `gather_full_optim_state_dict`'s result on every rank. Tensors
     stay full until then; loading takes this rank's part."""
     return {key: full_optim_state_dict[key] for key in ("state", "param_groups")}
-
-
-def _needed(optim: Optimizer | None, what: str) -> Optimizer:
-    if optim is None:
-        raise InvalidProblemError(
-            f"{what} needs optim=: the optimizer says which numbers its parameters have"
-        )
-    return optim

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from osdp.errors import InvalidProblemError, ShardingError
-from osdp.fsdp.sharded_in import only_sharded_in
+from osdp.fsdp.sharded_in import first_sharded_in
 from osdp.fsdp.state_dict_types import optimizer_form
 from osdp.ranks.rank_group import Together
 from osdp.sharding.state_dict_form import StateDictForm
@@ -32,8 +32,7 @@ def optim_state_dict(
 
     >>> state = FSDP.optim_state_dict(model, optimizer)
     """
-    _, sharded = only_sharded_in(model, "optim_state_dict")
-    return by_name(model, optim, optimizer_form(sharded), optim_state_dict)
+    return by_name(model, optim, optimizer_form(model), optim_state_dict)
 
 
 def optim_state_dict_to_load(
@@ -49,8 +48,7 @@ def optim_state_dict_to_load(
 
     Raises ShardingError for states of parameters that the optimizer does not have.
     """
-    _, sharded = only_sharded_in(model, "optim_state_dict_to_load")
-    if optimizer_form(sharded).rank0_only:
+    if optimizer_form(model).rank0_only:
         optim_state_dict = from_rank_0(model, optim_state_dict)
     ready = optim_state_dict if is_named_optimizer else numbered(model, optim, optim_state_dict)
     if load_directly:
@@ -60,7 +58,7 @@ def optim_state_dict_to_load(
 
 def by_name(model: nn.Module, optim: Optimizer, form: StateDictForm, given: State | None = None) -> State:
     """Collective where the form is full: one tensor after another is gathered."""
-    _, sharded = only_sharded_in(model, "the optimizer's state")
+    sharded = first_sharded_in(model)
     shown = optim.state_dict() if given is None else given
     names = names_of(model, optim)
     mine = not form.rank0_only or sharded.runtime.rank == 0
@@ -73,39 +71,44 @@ def by_name(model: nn.Module, optim: Optimizer, form: StateDictForm, given: Stat
         return value if mine else None
 
     state = {names.get(k, k): _mapped(entry, kept) for k, entry in shown["state"].items()}
-    groups = [{**g, "params": [names.get(k, k) for k in g["params"]]} for g in shown["param_groups"]]
-    return {"state": state, "param_groups": groups} if mine else {}
+    renamed: State = {"state": state}
+    if "param_groups" in shown:
+        groups = [{**g, "params": [names.get(k, k) for k in g["params"]]} for g in shown["param_groups"]]
+        renamed["param_groups"] = groups
+    return renamed if mine else {}
 
 
-def numbered(model: nn.Module, optim: Optimizer, named: State) -> State:
+def numbered(model: nn.Module, optim: Optimizer | None, named: State) -> State:
+    """`optim`: None where it has the model's parameters in their order."""
     numbers = {name: number for number, name in names_of(model, optim).items()}
-    groups = named.get("param_groups", optim.state_dict()["param_groups"])
 
     def number_of(key: Any) -> Any:
         if isinstance(key, str) and key not in numbers:
             raise ShardingError(
-                f"the state dict has a state of {key!r}, which is no parameter of the {type(optim).__name__}"
+                f"the state dict has a state of {key!r}, which is no parameter of the optimizer"
             )
         return numbers.get(key, key)
 
-    return {
-        **named,
-        "state": {number_of(k): entry for k, entry in named["state"].items()},
-        "param_groups": [{**g, "params": [number_of(k) for k in g["params"]]} for g in groups],
-    }
+    ready = {**named, "state": {number_of(k): entry for k, entry in named["state"].items()}}
+    if "param_groups" in named:
+        groups = named["param_groups"]
+        ready["param_groups"] = [{**g, "params": [number_of(k) for k in g["params"]]} for g in groups]
+    return ready
 
 
-def names_of(model: nn.Module, optim: Optimizer) -> dict[int, str]:
+def names_of(model: nn.Module, optim: Optimizer | None) -> dict[int, str]:
     """The number that the optimizer's state dict has for a parameter -> its name in the unwrapped model."""
     root = getattr(model, "_osdp_wrapped", model)
     names = {id(p): name for name, p in root.named_parameters()}
+    if optim is None:
+        return dict(enumerate(names.values()))
     parameters = (p for group in optim.param_groups for p in group["params"])
     return {i: names[id(p)] for i, p in enumerate(parameters) if id(p) in names}
 
 
 def from_rank_0(model: nn.Module, given: State | None) -> State:
     """Rank 0's state dict on every rank, one full tensor after another. Collective."""
-    _, sharded = only_sharded_in(model, "the optimizer's state")
+    sharded = first_sharded_in(model)
     together = Together(sharded.group, "sending rank 0's optimizer state")
     assert sharded.lane is not None
     tensors: list[Tensor] = []

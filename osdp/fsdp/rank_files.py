@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from osdp import _C
 from osdp.errors import FormatError, InvalidProblemError
-from osdp.fsdp.sharded_in import only_sharded_in
+from osdp.fsdp.sharded_in import first_sharded_in
 
 
 def local_metadata_dict(model: nn.Module) -> dict[str, Any]:
     """Where each piece of this rank's parameters lies in the full one; in OSDP's own form, not in FairScale's."""
     root = getattr(model, "_osdp_wrapped", model)
-    _, sharded = only_sharded_in(root, "local_metadata_dict")
+    sharded = first_sharded_in(root)
     runtime, by_id = sharded.runtime, sharded.tree.index
     parameters = {}
     for name, parameter in root.named_parameters(remove_duplicate=False):

@@ -11,22 +11,20 @@ from osdp.sharding.sharded_model import Sharded, runtime_of
 
 
 def sharded_in(module: nn.Module) -> list[tuple[nn.Module, Sharded]]:
-    """Those that are `module` or inside of it, a plain model with sharded parts, say; else the one around it.
-
-    Raises ShardingError where there is none.
-    """
+    """Those that are `module` or inside of it, a plain model with sharded parts, say; else the one around it; else none."""
     inside = [(m, runtime_of(m)) for m in module.modules() if m in HANDLES]
     if inside:
         return inside
-    model, sharded, _ = part_of(getattr(module, "_osdp_wrapped", module))
+    try:
+        model, sharded, _ = part_of(getattr(module, "_osdp_wrapped", module))
+    except ShardingError:
+        return []
     return [(model, sharded)]
 
 
-def only_sharded_in(module: nn.Module, what: str) -> tuple[nn.Module, Sharded]:
+def first_sharded_in(module: nn.Module) -> Sharded:
+    """One of them, for what they have in common: ranks. Raises ShardingError where there is none."""
     found = sharded_in(module)
-    if len(found) > 1:
-        raise ShardingError(
-            f"{what} is of one sharded model, and there are {len(found)} in this {type(module).__name__}: wrap it as a "
-            "whole, or call it for each of them"
-        )
-    return found[0]
+    if not found:
+        raise ShardingError(f"{type(module).__name__} is not part of a sharded model, and none is in it")
+    return found[0][1]

@@ -25,8 +25,12 @@ _settings: WeakKeyDictionary[Sharded, fsdp.StateDictSettings] = WeakKeyDictionar
 
 
 def get_state_dict_type(module: nn.Module) -> fsdp.StateDictSettings:
-    """Of the sharded models in `module`, which must agree."""
+    """Of the sharded models in `module`, which must agree. Full, where there are none."""
     found = [_settings_of(sharded) for _, sharded in sharded_in(module)]
+    if not found:
+        return fsdp.StateDictSettings(
+            Type.FULL_STATE_DICT, *(make() for make in _KINDS[Type.FULL_STATE_DICT][1:])
+        )
     if any(settings != found[0] for settings in found):
         raise InvalidProblemError(
             f"the sharded models in this {type(module).__name__} have several types of state dicts"
@@ -91,9 +95,9 @@ def shown_as(module: nn.Module, kind: str) -> Iterator[None]:
             sharded.form = form
 
 
-def optimizer_form(sharded: Sharded) -> StateDictForm:
+def optimizer_form(module: nn.Module) -> StateDictForm:
     """What `optim_state_dict` shows."""
-    settings = _settings_of(sharded)
+    settings = get_state_dict_type(module)
     config: Any = settings.optim_state_dict_config
     kind = _KINDS[settings.state_dict_type][0]
     return StateDictForm(kind, config.offload_to_cpu, getattr(config, "rank0_only", False))

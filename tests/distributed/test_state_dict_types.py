@@ -87,8 +87,8 @@ def types(me: Member) -> None:
     FSDP.set_state_dict_type(other, SHARDED)
     with pytest.raises(osdp.InvalidProblemError, match="several types"):
         FSDP.get_state_dict_type(both)
-    with pytest.raises(osdp.ShardingError, match="not part of a sharded model"):
-        FSDP.get_state_dict_type(nn.Linear(2, 2))
+    with FSDP.state_dict_type(nn.Linear(2, 2), SHARDED), FSDP.summon_full_params(nn.Linear(2, 2)):
+        pass  # nothing there is sharded
     first = wrapped(me, state_dict_on_rank_0_only=True, state_dict_device=torch.device("cpu"))
     same(first.state_dict(), wanted if me.rank == 0 else {})
     assert FSDP.get_state_dict_type(first).state_dict_config == FullStateDictConfig(True, True)
@@ -146,8 +146,18 @@ def optimizers(me: Member) -> None:
     check(FSDP.sharded_optim_state_dict(other, again), wanted)
     with pytest.raises(osdp.ShardingError, match="state of 'nobody', which is no parameter"):
         FSDP.shard_full_optim_state_dict({"state": {"nobody": {}}}, other, optim=again)
-    with pytest.raises(osdp.InvalidProblemError, match="needs optim="):
-        FSDP.shard_full_optim_state_dict(full, other)
+    again.load_state_dict(FSDP.shard_full_optim_state_dict(full, other))
+    check(FSDP.sharded_optim_state_dict(other, again), wanted)
+    parts = {"a": FSDP(nn.Linear(2, 3), me.group), "b": FSDP(nn.Linear(3, 2), me.group)}
+    apart = nn.ModuleDict({**parts, "c": nn.Linear(2, 2)})
+    stepper = torch.optim.Adam(apart.parameters())
+    apart["b"](apart["a"](apart["c"](torch.ones(1, 2)))).sum().backward()
+    stepper.step()
+    several = FSDP.optim_state_dict(apart, stepper)
+    assert several["state"]["b.weight"]["exp_avg"].shape == (2, 3) and "c.bias" in several["state"]
+    stepper.load_state_dict(FSDP.optim_state_dict_to_load(apart, stepper, several))
+    with pytest.raises(osdp.ShardingError, match="Linear is not part of a sharded model, and none is in it"):
+        FSDP.optim_state_dict(nn.Linear(2, 2), stepper)
 
 
 def test_optimizer_states_by_name(ranks):

@@ -24,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from support.local_search import Playground, Point, climb
+from support.local_search import Playground, Point, as_candidate, climb
 from support.machine import machine, machine_line
 from support.random_instances import Instance, instance
 
@@ -32,9 +32,8 @@ import osdp
 from osdp.base.json_files import save_text
 from osdp.errors import InfeasibleError
 from osdp.planning.arguments import batches_of
-from osdp.planning.rehearsal import rehearsal
-from osdp.planning.simulate import plain_choice
-from osdp.planning.verify import assembly_of
+from osdp.planning.core_choices import core_plan
+from osdp.planning.search_problem import SearchProblem
 
 EXPOSURES = (0.0, 0.03, 0.1, 0.3, 0.6, 1.5, 3.0, 10.0, 100.0)
 LIMITS = 8
@@ -63,33 +62,17 @@ def rivals(given: Instance) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def point_of(ground: Playground, plan: osdp.Plan) -> Point | None:
-    ways = [
-        ("none", "hold", "regather").index(plan.recompute.get(b.name, "none"))
-        for b in plan.description.blocks
-    ]
-    choices = [plain_choice(plan.choices.get(o.name)) for o in plan.description.operators]
-    return ground.point((plan.batch_size, plan.accumulation), choices, ways)
+    core = core_plan(plan)
+    choices = [as_candidate(choice) for choice in core.choices]
+    return ground.point((plan.batch_size, plan.accumulation), choices, core.blocks)
 
 
 def playground(given: Instance, plan: osdp.Plan) -> Playground:
-    assert plan.searched is not None and plan.hardware is not None and plan.world_size is not None
-    assembly = assembly_of(plan, plan.searched)
-    played = rehearsal(
-        plan.description,
-        plan.hardware,
-        assembly.model,
-        assembly.request,
-        precision=plan.precision,
-        small_unit_bytes=plan.searched.small_unit_bytes,
-        prefetch=plan.prefetch,
-        separate_reductions=plan.separate_reductions,
-    )
+    problem = SearchProblem.of(plan)
     batches = batches_of(
-        given.arguments.get("batch_size", "auto"), given.arguments.get("global_batch_size"), plan.world_size
+        given.arguments.get("batch_size", "auto"), given.arguments.get("global_batch_size"), problem.ranks
     )
-    return Playground(
-        plan.description, assembly.model, assembly.request, played, batches, (0, 1, 2), given.limit
-    )
+    return Playground(plan.description, problem.planner, batches, ("none", "hold", "regather"), given.limit)
 
 
 def attack(number: int, plays: int, seconds: float) -> dict[str, Any]:

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from osdp import _search
 from osdp.description.model_description import Block, ModelDescription
 from osdp.hardware.hardware import Hardware
-from osdp.planning.core_inputs import choose_space, make_model, make_request
 from tests.unit.gpt_descriptions import linear, operator
+from tests.unit.problems import problem_of
 
 TOKENS = 512
 VOCABULARY = 50257
@@ -94,41 +94,30 @@ def instances(only: str, everywhere: bool) -> Iterator[tuple[str, ModelDescripti
 def measure(rounds: int, only: str, everywhere: bool, time_limit_s: float) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     hardware = Hardware.load("rtx-titan-8")
-    space = choose_space("auto", "auto", "auto", "osdp")
     for instance, description, ranks, gigabytes in instances(only, everywhere):
-        model = make_model(description, hardware)
-        request = make_request(
-            hardware,
-            space,
-            world_size=ranks,
-            limit_bytes=round(gigabytes * 1e9),
-            batches=(),
-            optimizer="adamw",
-            cost="osdp",
-            method="exact",
-            find_smallest=False,
-        )
+        planner = problem_of(description, hardware, ranks).planner
+        model, request = planner.model, planner.request(limit_bytes=round(gigabytes * 1e9))
         runs = [_search.schedule(model, request, time_limit_s)]
-        while len(runs) < rounds and runs[0]["seconds"] < time_limit_s / 2:
+        while len(runs) < rounds and runs[0].seconds < time_limit_s / 2:
             runs.append(_search.schedule(model, request, time_limit_s))
         found = runs[0]
         row: dict[str, object] = {
             "instance": instance,
             "family": instance[:3],
-            "feasible": found["feasible"],
-            "ms": 1e3 * min(r["seconds"] for r in runs),
-            "regions": found["regions"],
-            "leaves": found["leaves"],
-            "rows": found["rows"],
+            "feasible": found.feasible,
+            "ms": 1e3 * min(r.seconds for r in runs),
+            "regions": found.regions,
+            "leaves": found.leaves,
+            "rows": found.rows,
         }
-        if found["feasible"]:
-            samples = found["batch_size"] * found["accumulation"]
-            bound = found["lower_bound_s_per_sample"] * samples * 1e12
+        if found.feasible:
+            samples = found.batch.samples()
+            bound = found.lower_bound_s_per_sample * samples * 1e12
             row |= {
-                "proven": found["optimal"],
-                "gap": 0.0 if found["optimal"] else max(0.0, 1 - bound / found["step_ps"]),
-                "batch": found["batch_size"],
-                "recomputed": sum(b > 0 for b in found["blocks"]),
+                "proven": found.optimal,
+                "gap": 0.0 if found.optimal else max(0.0, 1 - bound / found.step_ps),
+                "batch": found.batch.size,
+                "recomputed": sum(way != "none" for way in found.blocks),
             }
         rows.append(row)
         print(

@@ -22,18 +22,15 @@ function(osdp_module name)
   install(TARGETS ${name} DESTINATION osdp)
 endfunction()
 
-if(EXISTS ${CMAKE_SOURCE_DIR}/csrc/bindings/search.cpp)
-  osdp_module(_search csrc/bindings/search.cpp csrc/bindings/json.cpp csrc/bindings/simulate.cpp
-              csrc/bindings/rehearsal.cpp)
-  target_link_libraries(_search PRIVATE osdp_search osdp_json)
-endif()
+file(GLOB SEARCH_BINDINGS CONFIGURE_DEPENDS csrc/bindings/search/*.cpp)
+osdp_module(_search ${SEARCH_BINDINGS})
+target_link_libraries(_search PRIVATE osdp_search osdp_json)
 
 file(GLOB CORE_SOURCES CONFIGURE_DEPENDS csrc/ops/*.cpp csrc/comm/*.cpp csrc/runtime/*.cpp
      csrc/runtime/*/*.cpp)
 list(REMOVE_ITEM CORE_SOURCES ${COMM})
 target_compile_definitions(osdp_comm PUBLIC _GLIBCXX_USE_CXX11_ABI=${TORCH_ABI})
 file(GLOB CORE_BINDINGS CONFIGURE_DEPENDS csrc/bindings/*.cpp)
-list(FILTER CORE_BINDINGS EXCLUDE REGEX "bindings/(search|json|simulate|rehearsal).cpp$")
 if(CORE_BINDINGS)
   osdp_module(_C ${CORE_SOURCES} ${CORE_BINDINGS})
   # torch's headers take most of a file's compile time: parsed once for several files.
@@ -44,7 +41,5 @@ if(CORE_BINDINGS)
 endif()
 
 # What the extension was compiled against, for osdp/base/built_with.py: in the module that loads with any torch.
-if(TARGET _search)
-  set_source_files_properties(csrc/bindings/search.cpp PROPERTIES COMPILE_DEFINITIONS
-                              "OSDP_TORCH_VERSION=\"${TORCH_VERSION}\"")
-endif()
+set_source_files_properties(csrc/bindings/search/module.cpp PROPERTIES COMPILE_DEFINITIONS
+                            "OSDP_TORCH_VERSION=\"${TORCH_VERSION}\"")

@@ -10,17 +10,41 @@ import typing
 import typing_extensions
 
 __all__: list[str] = [
+    "Answer",
+    "Batch",
+    "COST_VERSION",
+    "Candidate",
+    "Choice",
+    "Collective",
+    "DEFAULT_TIME_LIMIT_S",
+    "Device",
+    "IndexedPlans",
     "InvalidProblem",
     "JsonError",
     "JsonLimits",
     "JsonReader",
     "JsonShape",
+    "MODES",
+    "MOST_BATCH",
+    "Manner",
+    "MemoryPoint",
+    "ModeTraits",
     "Model",
+    "OBJECTIVES",
     "Operator",
     "Place",
-    "Rehearsal",
+    "Plan",
+    "Planner",
+    "PlayedStep",
+    "RECOMPUTES",
     "Request",
+    "SPLITS",
+    "Schedule",
+    "Solution",
     "Tensor",
+    "Timeline",
+    "TimelineEvent",
+    "Wish",
     "built_with",
     "candidates",
     "check",
@@ -29,18 +53,34 @@ __all__: list[str] = [
     "find_json",
     "group_units",
     "plan_lower_bound",
-    "polish",
     "proven_lower_bound",
     "read_json",
     "schedule",
-    "simulate",
     "solve",
     "solve_table",
+    "traits",
 ]
 
+class InvalidProblem(ValueError):
+    pass
+
+class ModeTraits:
+    @property
+    def inside_hosts(self) -> bool: ...
+    @property
+    def resharded(self) -> bool: ...
+    @property
+    def sharded(self) -> bool: ...
+    @property
+    def sliced(self) -> bool: ...
+
 class Tensor:
+    """
+    A parameter: `rows` of `row_bytes` each.
+    """
     def __init__(
         self,
+        *,
         rows: typing.SupportsInt | typing.SupportsIndex,
         row_bytes: typing.SupportsInt | typing.SupportsIndex,
         trainable: bool,
@@ -110,6 +150,9 @@ class Operator:
     def work_bytes_per_sample(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
 
 class Model:
+    """
+    `blocks`: name and bytes of its input for each sample.
+    """
     def __init__(
         self,
         operators: collections.abc.Sequence[Operator],
@@ -118,36 +161,391 @@ class Model:
         buffer_bytes: typing.SupportsInt | typing.SupportsIndex,
     ) -> None: ...
 
-class Request:
+class Collective:
+    """
+    A ring step takes alpha_s + bytes beta_s_per_byte.
+    """
+    def __init__(
+        self,
+        alpha_s: typing.SupportsFloat | typing.SupportsIndex,
+        beta_s_per_byte: typing.SupportsFloat | typing.SupportsIndex,
+    ) -> None: ...
+
+class Device:
     def __init__(
         self,
         *,
-        cost: str,
-        modes: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        ranks: typing.SupportsInt | typing.SupportsIndex,
+        hosts: typing.SupportsInt | typing.SupportsIndex,
+        all_gather: Collective,
+        reduce_scatter: Collective,
+        all_reduce: Collective,
+        between_hosts: Collective,
+        exposed: typing.SupportsFloat | typing.SupportsIndex,
+        optimizer_s_per_byte: typing.SupportsFloat | typing.SupportsIndex,
+        recompute_slowdown: typing.SupportsFloat | typing.SupportsIndex,
+    ) -> None: ...
+
+class Batch:
+    """
+    Samples per rank, and how many such micro-batches make a step.
+    """
+    def __init__(
+        self,
+        size: typing.SupportsInt | typing.SupportsIndex,
+        accumulation: typing.SupportsInt | typing.SupportsIndex = 1,
+    ) -> None: ...
+    def samples(self) -> int: ...
+    @property
+    def accumulation(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+class Request:
+    """
+    What is searched for; without `batches`, every size that fits.
+    """
+    def __init__(
+        self,
+        *,
+        device: Device,
+        paper: bool,
+        modes: collections.abc.Sequence[str],
         granularities: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
         optimizer_bytes_per_parameter_byte: typing.SupportsInt | typing.SupportsIndex,
         bucket_bytes: typing.SupportsInt | typing.SupportsIndex,
         slice_overhead_s: typing.SupportsFloat | typing.SupportsIndex,
-        ranks: typing.SupportsInt | typing.SupportsIndex,
-        hosts: typing.SupportsInt | typing.SupportsIndex,
-        collectives: collections.abc.Sequence[
-            tuple[typing.SupportsFloat | typing.SupportsIndex, typing.SupportsFloat | typing.SupportsIndex]
-        ],
-        exposed: typing.SupportsFloat | typing.SupportsIndex,
-        optimizer_s_per_byte: typing.SupportsFloat | typing.SupportsIndex,
-        recompute_slowdown: typing.SupportsFloat | typing.SupportsIndex,
-        limit_bytes: typing.SupportsInt | typing.SupportsIndex,
-        batches: collections.abc.Sequence[
-            tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]
-        ],
-        recompute: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        cost_version: typing.SupportsInt | typing.SupportsIndex,
+        recompute: collections.abc.Sequence[str],
         least_transient_bytes: typing.SupportsInt | typing.SupportsIndex,
         buffers: typing.SupportsInt | typing.SupportsIndex,
-        find_smallest: bool,
+        find_smallest: bool = False,
         depth_first: bool,
         smallest_first: bool,
-        cost_version: typing.SupportsInt | typing.SupportsIndex,
     ) -> None: ...
+    @property
+    def batches(self) -> list[Batch]: ...
+    @batches.setter
+    def batches(self, arg0: collections.abc.Sequence[Batch]) -> None: ...
+    @property
+    def limit_bytes(self) -> int: ...
+    @limit_bytes.setter
+    def limit_bytes(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+
+class Choice:
+    """
+    How an operator is sharded; of one without parameters: ignored.
+    """
+    def __init__(
+        self,
+        mode: str = "NO_SHARD",
+        granularity: typing.SupportsInt | typing.SupportsIndex = 1,
+        sharded_slices: typing.SupportsInt | typing.SupportsIndex = 0,
+        split: str = "none",
+    ) -> None: ...
+    @property
+    def granularity(self) -> int: ...
+    @property
+    def mode(self) -> str: ...
+    @property
+    def sharded_slices(self) -> int: ...
+    @property
+    def split(self) -> str: ...
+
+class Plan:
+    """
+    Choices beside the model's operators, recomputation beside its blocks.
+    """
+    def __init__(
+        self, batch: Batch, choices: collections.abc.Sequence[Choice], blocks: collections.abc.Sequence[str]
+    ) -> None: ...
+    @property
+    def batch(self) -> Batch: ...
+    @property
+    def blocks(self) -> list[str]: ...
+    @property
+    def choices(self) -> list[Choice]: ...
+
+class Candidate:
+    """
+    One way to treat one operator, and what it costs.
+    """
+    def is_choice(self, choice: Choice) -> bool: ...
+    @property
+    def choice(self) -> Choice: ...
+    @property
+    def communication_ps(self) -> int: ...
+    @property
+    def gathered_bytes(self) -> int: ...
+    @property
+    def gradient_bytes(self) -> int: ...
+    @property
+    def held_bytes(self) -> int: ...
+    @property
+    def optimizer_ps(self) -> int: ...
+    @property
+    def own_bytes(self) -> int: ...
+    @property
+    def state_bytes(self) -> int: ...
+    @property
+    def transient_bytes(self) -> int: ...
+    @property
+    def whole_gradient_bytes(self) -> int: ...
+
+class Place:
+    """
+    What of an operator decides with whom it travels.
+    """
+    @typing.overload
+    def __init__(self) -> None:
+        """
+        Of an operator without parameters.
+        """
+    @typing.overload
+    def __init__(
+        self,
+        *,
+        bytes: typing.SupportsInt | typing.SupportsIndex,
+        gathered_bytes: typing.SupportsInt | typing.SupportsIndex,
+        dtype: typing.SupportsInt | typing.SupportsIndex,
+        mixed: bool,
+        block: typing.SupportsInt | typing.SupportsIndex,
+        gathered_at: typing.SupportsInt | typing.SupportsIndex,
+        modules: typing.SupportsInt | typing.SupportsIndex,
+        traced: bool,
+        calls: collections.abc.Sequence[
+            tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]
+        ],
+        repeats: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None: ...
+
+class Manner:
+    """
+    How the runtime carries plans out.
+    """
+    def __init__(
+        self,
+        *,
+        places: collections.abc.Sequence[Place],
+        small_unit_bytes: typing.SupportsInt | typing.SupportsIndex,
+        prefetch: typing.SupportsInt | typing.SupportsIndex,
+        separate_reductions: bool,
+        enqueue: bool,
+        delay: Collective,
+        stolen_permille: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None: ...
+
+class MemoryPoint:
+    """
+    From this moment on.
+    """
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def time_ps(self) -> int: ...
+
+class PlayedStep:
+    @property
+    def both_ps(self) -> int: ...
+    @property
+    def memory(self) -> list[MemoryPoint]: ...
+    @property
+    def only_communicating_ps(self) -> int: ...
+    @property
+    def only_computing_ps(self) -> int: ...
+    @property
+    def optimizer_ps(self) -> int: ...
+    @property
+    def peak_bytes(self) -> int: ...
+    @property
+    def step_ps(self) -> int: ...
+
+class TimelineEvent:
+    @property
+    def action(self) -> str: ...
+    @property
+    def begin_ps(self) -> int: ...
+    @property
+    def end_ps(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def phase(self) -> str: ...
+    @property
+    def resource(self) -> str: ...
+
+class Timeline:
+    @property
+    def events(self) -> list[TimelineEvent]: ...
+    @property
+    def step(self) -> PlayedStep: ...
+
+class Wish:
+    def __init__(
+        self,
+        *,
+        limit_bytes: typing.SupportsInt | typing.SupportsIndex,
+        batches: collections.abc.Sequence[Batch],
+        objective: typing.SupportsInt | typing.SupportsIndex = 0,
+        at_least: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        replay: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        time_limit_s: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        work: typing.SupportsInt | typing.SupportsIndex = 500000000,
+        find_smallest: bool = False,
+    ) -> None: ...
+    @property
+    def work(self) -> int: ...
+    @work.setter
+    def work(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+
+class Answer:
+    def __init__(
+        self,
+        *,
+        plan: Plan,
+        step_ps: typing.SupportsInt | typing.SupportsIndex,
+        peak_bytes: typing.SupportsInt | typing.SupportsIndex,
+        exposed: typing.SupportsFloat | typing.SupportsIndex,
+        optimal: bool,
+        proven: bool,
+        prices: collections.abc.Sequence[
+            tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsFloat | typing.SupportsIndex]
+        ],
+    ) -> None:
+        """
+        That of a plan which was found before.
+        """
+    def throughput(self, ranks: typing.SupportsInt | typing.SupportsIndex) -> float: ...
+    @property
+    def exposed(self) -> float: ...
+    @property
+    def feasible(self) -> bool: ...
+    @property
+    def limit_bytes(self) -> int: ...
+    @property
+    def lower_bound_s_per_sample(self) -> float: ...
+    @property
+    def optimal(self) -> bool: ...
+    @property
+    def peak_bytes(self) -> int: ...
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def played_ps(self) -> int: ...
+    @property
+    def prices(self) -> list[tuple[int, float]]: ...
+    @property
+    def proven(self) -> bool: ...
+    @property
+    def smallest_limit_bytes(self) -> int: ...
+    @property
+    def step_ps(self) -> int: ...
+
+class Schedule:
+    @property
+    def batch(self) -> Batch: ...
+    @property
+    def blocks(self) -> list[str]: ...
+    @property
+    def feasible(self) -> bool: ...
+    @property
+    def leaves(self) -> int: ...
+    @property
+    def lower_bound_s_per_sample(self) -> float: ...
+    @property
+    def optimal(self) -> bool: ...
+    @property
+    def peak_bytes(self) -> int: ...
+    @property
+    def regions(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def step_ps(self) -> int: ...
+
+class Planner:
+    """
+    Everything of a search but its wish.
+    """
+    def __init__(self, model: Model, request: Request, manner: Manner) -> None: ...
+    def any_plan(self, wish: Wish) -> Answer: ...
+    def frontier(
+        self, wish: Wish, limits: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+    ) -> list[Answer]: ...
+    def play(
+        self,
+        plan: Plan,
+        units: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]],
+    ) -> PlayedStep: ...
+    def request(
+        self,
+        exposed: typing.SupportsFloat | typing.SupportsIndex | None = None,
+        limit_bytes: typing.SupportsInt | typing.SupportsIndex = 0,
+    ) -> Request: ...
+    def search(self, wish: Wish) -> Answer: ...
+    def timeline(
+        self,
+        plan: Plan,
+        units: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]],
+    ) -> Timeline: ...
+    def units(
+        self, plan: Plan, transient_bytes: typing.SupportsInt | typing.SupportsIndex
+    ) -> list[list[int]]: ...
+    def useful_limits(self, wish: Wish) -> tuple[int, int]:
+        """
+        (least, most) bytes that are worth looking at.
+        """
+    @property
+    def model(self) -> Model: ...
+
+class IndexedPlans:
+    def __init__(self, planner: Planner, limit_bytes: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def peak_bytes(
+        self,
+        batch: Batch,
+        choices: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        blocks: collections.abc.Sequence[str],
+    ) -> int:
+        """
+        What the limit is held against.
+        """
+    def step_ps(
+        self,
+        batch: Batch,
+        choices: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        blocks: collections.abc.Sequence[str],
+    ) -> int:
+        """
+        Of a whole step, played.
+        """
+
+class Solution:
+    @property
+    def choices(self) -> list[int]: ...
+    @property
+    def groups(self) -> int: ...
+    @property
+    def largest_list(self) -> int: ...
+    @property
+    def lower_bound(self) -> int: ...
+    @property
+    def memory(self) -> int: ...
+    @property
+    def multiplier(self) -> tuple[int, int]: ...
+    @property
+    def nodes(self) -> int: ...
+    @property
+    def rounds(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def smallest_limit(self) -> int: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def time(self) -> int: ...
 
 class JsonError(ValueError):
     pass
@@ -202,87 +600,18 @@ class JsonReader:
         The version that the file's header says.
         """
 
-class Place:
-    @typing.overload
-    def __init__(self) -> None:
-        """
-        Of an operator without parameters.
-        """
-    @typing.overload
-    def __init__(
-        self,
-        *,
-        bytes: typing.SupportsInt | typing.SupportsIndex,
-        gathered_bytes: typing.SupportsInt | typing.SupportsIndex,
-        dtype: typing.SupportsInt | typing.SupportsIndex,
-        mixed: bool,
-        block: typing.SupportsInt | typing.SupportsIndex,
-        gathered_at: typing.SupportsInt | typing.SupportsIndex,
-        modules: typing.SupportsInt | typing.SupportsIndex,
-        traced: bool,
-        calls: collections.abc.Sequence[
-            tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]
-        ],
-        repeats: typing.SupportsInt | typing.SupportsIndex,
-    ) -> None: ...
-
-class Rehearsal:
-    def __init__(
-        self,
-        model: Model,
-        request: Request,
-        *,
-        places: collections.abc.Sequence[Place],
-        small_unit_bytes: typing.SupportsInt | typing.SupportsIndex,
-        prefetch: typing.SupportsInt | typing.SupportsIndex,
-        lanes: tuple[bool, bool],
-        delay: tuple[
-            typing.SupportsFloat | typing.SupportsIndex, typing.SupportsFloat | typing.SupportsIndex
-        ],
-        stolen_permille: typing.SupportsInt | typing.SupportsIndex,
-    ) -> None: ...
-    def objective_ps(
-        self,
-        batch: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
-        choices: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-        blocks: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-    ) -> int:
-        """
-        Of a whole step, by the objective.
-        """
-    def peak_bytes(
-        self,
-        batch: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
-        choices: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-        blocks: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-    ) -> int:
-        """
-        What the limit is held against.
-        """
-    def step_ps(
-        self,
-        batch: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
-        choices: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-        blocks: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-    ) -> int:
-        """
-        Of a whole step, played.
-        """
-
-class InvalidProblem(ValueError):
-    pass
-
 def built_with() -> str:
     """
     The version of torch that the extension was compiled against.
     """
 
 def candidates(
-    model: Model,
-    request: Request,
-    operator: typing.SupportsInt | typing.SupportsIndex,
-    recompute: typing.SupportsInt | typing.SupportsIndex,
-) -> list: ...
+    model: Model, request: Request, operator: typing.SupportsInt | typing.SupportsIndex, recompute: str
+) -> list[Candidate]:
+    """
+    Of one operator, NO_SHARD first.
+    """
+
 def check(
     options: collections.abc.Sequence[
         collections.abc.Sequence[
@@ -299,16 +628,7 @@ def check(
 def check_plan(
     model: Model,
     request: Request,
-    batch: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
-    choices: collections.abc.Sequence[
-        tuple[
-            typing.SupportsInt | typing.SupportsIndex,
-            typing.SupportsInt | typing.SupportsIndex,
-            typing.SupportsInt | typing.SupportsIndex,
-            typing.SupportsInt | typing.SupportsIndex,
-        ]
-    ],
-    blocks: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    plan: Plan,
     time_ps: typing.SupportsInt | typing.SupportsIndex,
     memory_bytes: typing.SupportsInt | typing.SupportsIndex,
     lower_bound_ps: typing.SupportsInt | typing.SupportsIndex,
@@ -316,7 +636,11 @@ def check_plan(
         tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]
     ],
     denominator: typing.SupportsInt | typing.SupportsIndex,
-) -> str: ...
+) -> str:
+    """
+    Empty if it holds, else what is false.
+    """
+
 def check_table(
     table: typing_extensions.Buffer,
     limit: typing.SupportsInt | typing.SupportsIndex,
@@ -333,9 +657,7 @@ def find_json(text: bytes, limits: JsonLimits, path: str) -> tuple[int, int]:
 
 def group_units(
     places: collections.abc.Sequence[Place],
-    choices: collections.abc.Sequence[
-        tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]
-    ],
+    choices: collections.abc.Sequence[Choice],
     bucket_bytes: typing.SupportsInt | typing.SupportsIndex,
     small: typing.SupportsInt | typing.SupportsIndex,
     most: typing.SupportsInt | typing.SupportsIndex,
@@ -343,34 +665,14 @@ def group_units(
 def plan_lower_bound(
     model: Model,
     request: Request,
-    batch: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
-    choices: collections.abc.Sequence[
-        tuple[
-            typing.SupportsInt | typing.SupportsIndex,
-            typing.SupportsInt | typing.SupportsIndex,
-            typing.SupportsInt | typing.SupportsIndex,
-            typing.SupportsInt | typing.SupportsIndex,
-        ]
-    ],
-    blocks: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    plan: Plan,
     prices: collections.abc.Sequence[
         tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]
     ],
     denominator: typing.SupportsInt | typing.SupportsIndex,
-) -> int: ...
-def polish(
-    rehearsal: Rehearsal,
-    seeds: collections.abc.Sequence[
-        tuple[
-            tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
-            collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-            collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-        ]
-    ],
-    plays: typing.SupportsInt | typing.SupportsIndex,
-) -> dict:
+) -> int:
     """
-    The fastest plan, played, that a local search comes to; `seeds`: batch, choices and blocks.
+    What these prices of memory prove of any plan of this batch and no larger transients.
     """
 
 def proven_lower_bound(
@@ -388,41 +690,12 @@ def read_json(text: bytes, limits: JsonLimits) -> typing.Any:
     """
 
 def schedule(
-    model: Model,
-    request: Request,
-    time_limit_s: typing.SupportsFloat | typing.SupportsIndex,
-    gap: typing.SupportsFloat | typing.SupportsIndex = 0.0,
-    work: typing.SupportsInt | typing.SupportsIndex = 0,
-) -> dict: ...
-def simulate(
-    model: Model,
-    request: Request,
-    batch: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
-    choices: collections.abc.Sequence[
-        tuple[
-            typing.SupportsInt | typing.SupportsIndex,
-            typing.SupportsInt | typing.SupportsIndex,
-            typing.SupportsInt | typing.SupportsIndex,
-            typing.SupportsInt | typing.SupportsIndex,
-        ]
-    ],
-    blocks: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-    units: collections.abc.Sequence[
-        tuple[
-            str,
-            collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-            collections.abc.Sequence[
-                tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]
-            ],
-            typing.SupportsInt | typing.SupportsIndex,
-        ]
-    ],
-    prefetch: typing.SupportsInt | typing.SupportsIndex,
-    lanes: tuple[bool, bool],
-    delay: tuple[typing.SupportsFloat | typing.SupportsIndex, typing.SupportsFloat | typing.SupportsIndex],
-    stolen_permille: typing.SupportsInt | typing.SupportsIndex,
-    timeline: bool,
-) -> dict: ...
+    model: Model, request: Request, time_limit_s: typing.SupportsFloat | typing.SupportsIndex
+) -> Schedule:
+    """
+    The search of one objective alone, for benchmarks.
+    """
+
 def solve(
     options: collections.abc.Sequence[
         collections.abc.Sequence[
@@ -435,7 +708,7 @@ def solve(
     names: collections.abc.Sequence[str],
     gap: typing.SupportsFloat | typing.SupportsIndex,
     state_bytes: typing.SupportsInt | typing.SupportsIndex,
-) -> dict: ...
+) -> Solution: ...
 def solve_table(
     table: typing_extensions.Buffer,
     limit: typing.SupportsInt | typing.SupportsIndex,
@@ -444,4 +717,16 @@ def solve_table(
     names: collections.abc.Sequence[str],
     gap: typing.SupportsFloat | typing.SupportsIndex,
     state_bytes: typing.SupportsInt | typing.SupportsIndex,
-) -> dict: ...
+) -> Solution: ...
+def traits(mode: str) -> ModeTraits:
+    """
+    Of a mode, by its name.
+    """
+
+COST_VERSION: int = 6
+DEFAULT_TIME_LIMIT_S: float = 10.0
+MODES: tuple = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD")
+MOST_BATCH: int = 65536
+OBJECTIVES: tuple = ("throughput", "memory", "batch")
+RECOMPUTES: tuple = ("none", "hold", "regather")
+SPLITS: tuple = ("none", "out", "in")

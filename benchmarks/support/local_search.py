@@ -10,7 +10,7 @@ from osdp import _search
 from osdp.description.model_description import ModelDescription
 from osdp.planning.core_inputs import signature
 
-Candidate = tuple[int, int, int, int]  # mode, granularity, sharded slices, split
+Candidate = tuple[str, int, int, str]  # mode, granularity, sharded slices, split
 STALE = 150  # plays without a faster plan, after which it begins elsewhere
 REPAIRS = 40
 
@@ -21,7 +21,11 @@ class Point:
 
     batch: tuple[int, int]
     choices: tuple[int, ...]
-    blocks: tuple[int, ...]
+    blocks: tuple[str, ...]
+
+
+def as_candidate(choice: _search.Choice) -> Candidate:
+    return choice.mode, choice.granularity, choice.sharded_slices, choice.split
 
 
 @dataclass
@@ -29,11 +33,9 @@ class Playground:
     """One problem: its plans, played and weighed."""
 
     description: ModelDescription
-    model: _search.Model
-    request: _search.Request
-    rehearsal: _search.Rehearsal
+    planner: _search.Planner
     batches: Sequence[tuple[int, int]]
-    ways: Sequence[int]
+    ways: Sequence[str]
     limit: int
     plays: int = 0
     known: dict[Point, float] = field(default_factory=dict)
@@ -46,18 +48,20 @@ class Playground:
         for i, o in enumerate(self.description.operators):
             key = signature(o)
             if key not in lists:
-                found = _search.candidates(self.model, self.request, i, self.ways[0] if o.block else 0)
-                lists[key] = [(c["mode"], c["granularity"], c["sharded_slices"], c["split"]) for c in found]
+                way = self.ways[0] if o.block else "none"
+                found = _search.candidates(self.planner.model, self.planner.request(), i, way)
+                lists[key] = [as_candidate(c.choice) for c in found]
             self.candidates.append(lists[key])
             if lists[key]:
                 if key not in kind_of:
                     kind_of[key] = len(self.kinds)
                     self.kinds.append([])
                 self.kinds[kind_of[key]].append(i)
+        self.plays_of = _search.IndexedPlans(self.planner, self.limit)
         self.open = [i for i, c in enumerate(self.candidates) if len(c) > 1]
 
     def point(
-        self, batch: tuple[int, int], choices: Sequence[Candidate | None], blocks: Sequence[int]
+        self, batch: tuple[int, int], choices: Sequence[Candidate | None], blocks: Sequence[str]
     ) -> Point | None:
         """None where it is none of this problem's plans."""
         picked = []
@@ -68,12 +72,14 @@ class Playground:
         return Point(batch, tuple(picked), tuple(blocks))
 
     def fits(self, p: Point) -> bool:
-        return self.rehearsal.peak_bytes(p.batch, list(p.choices), list(p.blocks)) <= self.limit
+        return (
+            self.plays_of.peak_bytes(_search.Batch(*p.batch), list(p.choices), list(p.blocks)) <= self.limit
+        )
 
     def per_sample_ps(self, p: Point) -> float:
         if p not in self.known:
             self.plays += 1
-            step = self.rehearsal.step_ps(p.batch, list(p.choices), list(p.blocks))
+            step = self.plays_of.step_ps(_search.Batch(*p.batch), list(p.choices), list(p.blocks))
             self.known[p] = step / (p.batch[0] * p.batch[1])
         return self.known[p]
 

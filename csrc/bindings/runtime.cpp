@@ -332,11 +332,9 @@ py::dict statistics(const rt::Runtime& runtime) {
 }  // namespace
 
 void bind_runtime(py::module_& m) {
-  py::enum_<rt::Mode>(m, "Mode")
-      .value("NO_SHARD", rt::Mode::NoShard)
-      .value("SHARD_GRAD_OP", rt::Mode::ShardGradOp)
-      .value("FULL_SHARD", rt::Mode::FullShard)
-      .value("HYBRID_SHARD", rt::Mode::HybridShard);
+  // Bound in osdp._search, too, which does not share types with this module.
+  py::enum_<osdp::Mode> modes(m, "Mode", py::module_local());
+  for (const osdp::ModeTraits& mode : osdp::kModes) modes.value(mode.name, mode.mode);
 
   py::class_<rt::SplitSpec>(m, "SplitSpec",
                             "granularity slices along 'out' (0) or 'in' (1), the last `sharded` sharded")
@@ -362,7 +360,7 @@ void bind_runtime(py::module_& m) {
            py::arg("reduce") = std::nullopt, py::arg("offload") = false);
 
   py::class_<rt::UnitSpec>(m, "UnitSpec", "Indices of parameters gathered and reduced together")
-      .def(py::init([](std::string name, rt::Mode mode, std::vector<int64_t> params) {
+      .def(py::init([](std::string name, osdp::Mode mode, std::vector<int64_t> params) {
              return rt::UnitSpec{std::move(name), mode, std::move(params)};
            }),
            py::arg("name"), py::arg("mode"), py::arg("params"));

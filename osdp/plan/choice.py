@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from osdp import _search
 from osdp.base.schema import AtLeast, OneOf
 from osdp.description.model_description import Operator
 
-MODES = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD")
-SPLITS = ("out", "in")
-RECOMPUTE = ("hold", "regather")
+# The names of csrc/modes.hpp.
+MODES = _search.MODES
+SPLITS = _search.SPLITS[1:]  # without "none"
+RECOMPUTE = _search.RECOMPUTES[1:]
 
 
 @dataclass(frozen=True)

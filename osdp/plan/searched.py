@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from osdp import _search
 from osdp.base.schema import AtLeast
 
 COSTS = ("osdp", "paper")
 METHODS = ("exact", "dfs", "dfs-smallest-first")
-OBJECTIVES = ("throughput", "memory", "batch")
+OBJECTIVES = _search.OBJECTIVES
 
 # Note [Cost versions]
 # What a plan's certificate and prediction count, by version. `osdp.verify` checks a plan by its own version, so who changes
-# what the search counts (csrc/search/problem) raises this, and keeps what older plans are checked by. Who changes
-# what the simulator plays raises it too: of older plans the played times are not compared.
+# what the search counts raises kCostVersion in csrc/search/problem/cost.hpp, and keeps what older plans are checked by.
+# Who changes what the simulator plays raises it too: of older plans the played times are not compared.
 #   1: the first. No buffers of modules, no copies that mixed precision averages, no parameters that one module reads several
 #      times; room is reserved for tied parameters whatever is chosen.
 #   2: these too; files before version 4 do not say which of the two they are of, so either will do (`Searched.costs`).
@@ -22,7 +23,7 @@ OBJECTIVES = ("throughput", "memory", "batch")
 #   4: on accelerators, 2 + prefetch again: the gradient that leaves while the next parameters arrive.
 #   5: with several micro-batches, the part of a gradient that is added to that of the earlier ones.
 #   6: with one, under mixed precision, the gradient that completes a NO_SHARD bucket.
-COST_VERSION = 6
+COST_VERSION = _search.COST_VERSION
 
 
 @dataclass(frozen=True)

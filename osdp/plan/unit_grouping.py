@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from osdp import _search
 from osdp.description.model_description import ModelDescription, Operator
 from osdp.hardware.hardware import Hardware
-from osdp.plan.choice import MODES, Choice
+from osdp.plan.choice import Choice
 
 BUCKET_BYTES = 4 * 2**20  # of NO_SHARD gradients that are all-reduced together
 SMALL_BYTES = 256 * 2**10  # a gather of less is mostly latency, on any machine
@@ -46,7 +46,9 @@ def group_units(
     if most is None:
         most = max([MERGED_BYTES, *(o.parameter_bytes for o in operators)])
     shardings = [
-        (MODES.index(choices[o.name].mode), choices[o.name].granularity) if o.parameters else (0, 1)
+        _search.Choice(choices[o.name].mode, choices[o.name].granularity)
+        if o.parameters
+        else _search.Choice()
         for o in operators
     ]
     units = _search.group_units(places_of(description, sizes), shardings, BUCKET_BYTES, small, most)
@@ -58,7 +60,7 @@ def places_of(
     sizes: Mapping[str, int] | None = None,
     calls: Mapping[str, tuple[list[tuple[int, int]], int]] | None = None,
 ) -> list[_search.Place]:
-    """By operator: what decides with whom it travels. `calls`: when it is gathered (`osdp.planning.simulate`)."""
+    """By operator: what decides with whom it travels. `calls`: when it is gathered (`osdp.planning.core_inputs`)."""
     codes: dict[object, int] = {}
 
     def code(what: object) -> int:

@@ -3,80 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from osdp import _search
 from osdp.base.byte_sizes import format_bytes
-from osdp.description.model_description import ModelDescription, Operator
-from osdp.hardware.hardware import Hardware
-from osdp.plan.choice import MODES, Choice
+from osdp.description.model_description import Operator
 from osdp.plan.prediction import OperatorPrediction, Prediction
-from osdp.planning.core_inputs import SPLIT_CODES, compute_s, computing_dtypes
+from osdp.planning.core_inputs import compute_s, computing_dtypes
+
+if TYPE_CHECKING:
+    from osdp.planning.search_problem import SearchProblem
 
 PS = 1e-12
+Candidate = _search.Candidate
 
 
-def choice_of(candidate: Mapping[str, Any]) -> Choice:
-    """The Choice that a candidate of the core (csrc/search/problem/cost.hpp: Candidate) stands for."""
-    mode, g, k = MODES[candidate["mode"]], candidate["granularity"], candidate["sharded_slices"]
-    if g == 1:
-        return Choice(mode)
-    return Choice(mode, g, None if k == g else k, SPLIT_CODES[candidate["split"]])
+@dataclass(frozen=True)
+class Treated:
+    """An operator with parameters: what it might have been, and what it is."""
+
+    candidates: Sequence[Candidate]
+    chosen: Candidate
 
 
 def predict(
-    description: ModelDescription,
-    hardware: Hardware,
-    found: Mapping[str, Any],
-    candidates: Sequence[Sequence[Mapping[str, Any]]],
+    problem: SearchProblem,
+    answer: _search.Answer,
+    treated: Sequence[Treated | None],
     *,
-    played: Mapping[str, Any] | None,
-    world_size: int,
+    played: _search.PlayedStep | None,
     recompute: Mapping[str, str],
     price_ps_per_byte: float,
-    precision: str,
 ) -> Prediction:
-    """The prediction of what `_search.schedule` found. `candidates`: by operator, empty without parameters; `played`:
-    its step, played (None: times are the objective's, one after the other).
+    """The prediction of `answer`. `treated`: by operator, None without parameters; `played`: its step, played (None:
+    times are the objective's, one after the other).
     """
-    batch, times = found["batch_size"], found["accumulation"]
+    description, hardware = problem.description, problem.hardware
+    batch, times = answer.plan.batch.size, answer.plan.batch.accumulation
     operators = {}
     communication = compute = optimizer = 0.0
     reasons: dict[tuple[int, int, int], str] = {}
-    dtypes = computing_dtypes(description, precision)
-    for o, list_, choice in zip(description.operators, candidates, found["choices"], strict=True):
+    dtypes = computing_dtypes(description, problem.precision)
+    for o, treatment in zip(description.operators, treated, strict=True):
         both, fixed, forward = compute_s(o, hardware, dtypes[o.name])
         again = o.block is not None and o.block in recompute
         compute_time = times * (batch * (both + (forward if again else 0.0)) + fixed)
         compute += compute_time
         saved = 0 if again else batch * o.saved_bytes_per_sample + o.saved_bytes_fixed
-        if choice < 0:
+        if treatment is None:
             reason = "no parameters: nothing to shard"
             operators[o.name] = OperatorPrediction(0, saved, 0, 0.0, compute_time, reason)
             continue
-        c = list_[choice]
-        communication += c["communication_ps"] * times * PS
-        optimizer += c["optimizer_ps"] * PS
-        key = (id(list_), choice, o.parameter_bytes)
+        c = treatment.chosen
+        communication += c.communication_ps * times * PS
+        optimizer += c.optimizer_ps * PS
+        key = (id(treatment.candidates), id(c), o.parameter_bytes)
         if key not in reasons:
-            reasons[key] = reason_for(o, list_, c, times=times, price_ps_per_byte=price_ps_per_byte)
+            reasons[key] = reason_for(o, treatment, times=times, price_ps_per_byte=price_ps_per_byte)
         operators[o.name] = OperatorPrediction(
-            state_bytes=c["state_bytes"],
+            state_bytes=c.state_bytes,
             saved_bytes=saved,
-            transient_bytes=c["transient_bytes"],
-            communication_s=c["communication_ps"] * times * PS,
+            transient_bytes=c.transient_bytes,
+            communication_s=c.communication_ps * times * PS,
             compute_s=compute_time,
             reason=reasons[key],
         )
-    step = found["step_ps"] * PS
+    step = answer.step_ps * PS
     if played is not None:
-        step, both = played["step_ps"] * PS, played["both_ps"] * PS
-        compute = played["only_computing_ps"] * PS + both
-        communication = played["only_communicating_ps"] * PS + both
-        optimizer = played["optimizer_ps"] * PS
+        step, both = played.step_ps * PS, played.both_ps * PS
+        compute = played.only_computing_ps * PS + both
+        communication = played.only_communicating_ps * PS + both
+        optimizer = played.optimizer_ps * PS
     return Prediction(
         step_time_s=step,
-        throughput=world_size * batch * times / step if step > 0 else 1e300,
-        peak_memory_bytes=found["peak_bytes"],
+        throughput=problem.ranks * batch * times / step if step > 0 else 1e300,
+        peak_memory_bytes=answer.peak_bytes,
         communication_s=communication,
         compute_s=compute,
         optimizer_s=optimizer,
@@ -86,31 +88,32 @@ def predict(
 
 def reason_for(
     operator: Operator,
-    candidates: Sequence[Mapping[str, Any]],
-    chosen: Mapping[str, Any],
+    treated: Treated,
     *,
     times: int = 1,
     price_ps_per_byte: float = 0.0,
 ) -> str:
-    """One line that says why `chosen` and not the most obvious alternative.
+    """One line that says why it is treated so and not in the most obvious other way.
 
     >>> reason_for(...)
     'kept whole: sharding it would save 1.20 MiB and cost 0.80 ms a step'
     """
 
-    def step_ps(c: Mapping[str, Any]) -> int:
-        return int(c["communication_ps"] * times + c["optimizer_ps"])
+    candidates, chosen = treated.candidates, treated.chosen
 
-    def resident(c: Mapping[str, Any]) -> int:
-        return int(c["state_bytes"] + c["gathered_bytes"])
+    def step_ps(c: Candidate) -> int:
+        return c.communication_ps * times + c.optimizer_ps
 
-    def versus(other: Mapping[str, Any]) -> tuple[str, float]:
+    def resident(c: Candidate) -> int:
+        return c.state_bytes + c.gathered_bytes
+
+    def versus(other: Candidate) -> tuple[str, float]:
         """What `chosen` saves in memory and costs in milliseconds against `other`."""
         saves = resident(other) - resident(chosen)
         return format_bytes(abs(saves)), (step_ps(chosen) - step_ps(other)) * 1e-9
 
-    mode = MODES[chosen["mode"]]
-    whole = next((c for c in candidates if MODES[c["mode"]] == "NO_SHARD"), None)
+    mode = chosen.choice.mode
+    whole = next((c for c in candidates if c.choice.mode == "NO_SHARD"), None)
     if mode == "NO_SHARD":
         smaller = [c for c in candidates if resident(c) < resident(chosen)]
         if len(candidates) == 1 or not smaller:
@@ -120,11 +123,11 @@ def reason_for(
             )
         other = min(smaller, key=lambda c: (step_ps(c), resident(c)))
         saves, costs = versus(other)
-        verb = "sharding it" if other["granularity"] == 1 else "sharding a slice of it"
+        verb = "sharding it" if other.choice.granularity == 1 else "sharding a slice of it"
         if (
             costs > 0
         ):  # also faster, but for the room to gather it in, which the whole plan would have to keep
-            buffer = format_bytes(other["transient_bytes"])
+            buffer = format_bytes(other.transient_bytes)
             return (
                 f"kept whole: {verb} would save {saves} and {_ms(costs)} a step, but buffers of {buffer} "
                 "to gather it in, which cost more elsewhere"
@@ -140,22 +143,22 @@ def reason_for(
     )
     if mode == "SHARD_GRAD_OP":
         full = next(
-            (c for c in candidates if MODES[c["mode"]] == "FULL_SHARD" and c["granularity"] == 1), None
+            (c for c in candidates if c.choice.mode == "FULL_SHARD" and c.choice.granularity == 1), None
         )
         tail = ""
         if full is not None:
             more, extra = versus(full)
             tail = f"; sharding the parameters too would save {more} more and cost {_ms(-extra)}"
         return f"gradients and optimizer state sharded: saves {saves} and {cost}{tail}"
-    g, k = chosen["granularity"], chosen["sharded_slices"]
-    what = "sharded inside each host" if mode == "HYBRID_SHARD" else "sharded"
+    g, k = chosen.choice.granularity, chosen.choice.sharded_slices
+    what = "sharded inside each host" if _search.traits(mode).inside_hosts else "sharded"
     what = what if g == 1 else f"{k} of {g} slices sharded"
     worth = (
         f"; here {format_bytes(2**20)} is worth {_ms(price_ps_per_byte * 2**20 * 1e-9)}"
         if price_ps_per_byte
         else ""
     )
-    room = f", at most {format_bytes(chosen['transient_bytes'])} of it is whole at once" if g > 1 else ""
+    room = f", at most {format_bytes(chosen.transient_bytes)} of it is whole at once" if g > 1 else ""
     return f"{what}: saves {saves} and {cost}{room}{worth}"
 
 

@@ -1,105 +1,26 @@
-"""A model, a machine and a wish, as the planner's C++ core takes them (csrc/search/branch/schedule.hpp)."""
+"""Converts model, hardware and search options to the inputs of csrc/search."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from osdp import _search
 from osdp.description.model_description import ModelDescription, Operator, Parameter
 from osdp.errors import InvalidProblemError
 from osdp.hardware.hardware import Collective, Hardware
-from osdp.plan.choice import MODES, RECOMPUTE
 from osdp.plan.precisions import PRECISIONS
-from osdp.plan.searched import COST_VERSION
-from osdp.plan.unit_grouping import BUCKET_BYTES
+from osdp.plan.searched import COST_VERSION, Searched
+from osdp.plan.unit_grouping import BUCKET_BYTES, places_of
 from osdp.plan.whole_operators import whole_operators
 from osdp.planning.device_memory import Term, memory_terms
 
 # State that the optimizer keeps, in units of the parameters' bytes.
 OPTIMIZER_STATE = {"adamw": 2, "adam": 2, "sgd": 0, "sgd-momentum": 1, "rmsprop": 1, "adagrad": 1}
-GRANULARITIES = (2, 4, 8, 16)
-MOST_BATCH = 2**16  # csrc/search/problem/model.hpp: kMostBatch
-SPLIT_CODES = (None, "out", "in")  # csrc/search/problem/cost.hpp: enum Split
-RECOMPUTE_CODES = (None, *RECOMPUTE)  # enum Recompute
 
 # Each further slice of a split operator is three more matrix products in a step (forward, gradient of the
 # input, gradient of the weight), and launching one takes about this long on CPUs and GPUs alike.
 SLICE_OVERHEAD_S = 3 * 5e-6
-
-
-@dataclass(frozen=True)
-class Space:
-    """What the search may choose from."""
-
-    modes: tuple[str, ...]
-    granularities: tuple[int, ...]
-    recompute: tuple[str | None, ...]
-
-
-def choose_space(
-    modes: str | Sequence[str],
-    granularity: str | int | Sequence[int],
-    checkpoint: str | bool | Sequence[str],
-    cost: str,
-    hosts: int = 1,
-) -> Space:
-    """The arguments of `search` in full. Raises InvalidProblemError naming the argument."""
-    chosen: tuple[str, ...]
-    if modes == "auto":
-        chosen = ("NO_SHARD", "FULL_SHARD")
-        if cost == "osdp":
-            chosen = MODES if hosts > 1 else tuple(m for m in MODES if m != "HYBRID_SHARD")
-    else:
-        chosen = (modes,) if isinstance(modes, str) else tuple(modes)
-        for mode in chosen:
-            if mode not in MODES:
-                raise InvalidProblemError(f"modes: {mode!r} is none of {', '.join(MODES)}")
-            if chosen.count(mode) > 1:
-                raise InvalidProblemError(f"modes: {mode!r} is there twice")
-        if not chosen:
-            raise InvalidProblemError("modes is empty: at least one mode must be allowed")
-        if "HYBRID_SHARD" in chosen and hosts == 1:
-            raise InvalidProblemError("modes: HYBRID_SHARD needs several hosts: say hosts=")
-    if granularity == "auto":
-        slices: tuple[int, ...] = GRANULARITIES
-    elif isinstance(granularity, str):
-        raise InvalidProblemError(
-            f"granularity is {granularity!r}; it is 'auto', a number or a tuple of numbers"
-        )
-    else:
-        slices = (granularity,) if isinstance(granularity, int) else tuple(granularity)
-        for g in slices:
-            if isinstance(g, bool) or not isinstance(g, int) or not 1 <= g <= 4096:
-                raise InvalidProblemError(f"granularity: {g!r} is not a number of slices from 1 to 4096")
-    ways: dict[object, tuple[str | None, ...]] = {
-        "auto": (None, "hold", "regather"),
-        False: (None,),
-        "none": (None,),
-        True: ("hold", "regather"),
-        "hold": ("hold",),
-        "regather": ("regather",),
-    }
-    asked = checkpoint if isinstance(checkpoint, (str, bool)) else tuple(checkpoint)
-    if not isinstance(asked, tuple) and asked not in ways:
-        raise InvalidProblemError(
-            f"checkpoint is {checkpoint!r}; it is 'auto', True, False, 'none', 'hold', 'regather' or some of these"
-        )
-    recompute = (
-        ways[asked] if not isinstance(asked, tuple) else tuple(None if r == "none" else r for r in asked)
-    )
-    if not recompute or any(r not in RECOMPUTE_CODES for r in recompute):
-        raise InvalidProblemError(f"checkpoint: {asked!r} is not some of 'none', 'hold', 'regather'")
-    if len(set(recompute)) < len(recompute):
-        raise InvalidProblemError(f"checkpoint: {asked!r} names a way twice")
-    if cost == "paper":
-        if asked != "auto" and recompute != (None,):
-            raise InvalidProblemError(
-                "cost='paper' knows no recomputation: use checkpoint=False or cost='osdp'"
-            )
-        recompute = (None,)
-    return Space(chosen, tuple(sorted({g for g in slices if g > 1})), recompute)
 
 
 def make_model(
@@ -149,57 +70,75 @@ def beside_tensors(
 
 
 def make_request(
+    description: ModelDescription,
     hardware: Hardware,
-    space: Space,
+    searched: Searched,
     *,
-    world_size: int,
-    limit_bytes: int,
-    batches: Sequence[tuple[int, int]],
+    ranks: int,
     optimizer: str,
+    precision: str,
     cost: str,
-    method: str,
-    least_transient_bytes: int = 0,
-    hosts: int = 1,
-    prefetch: int = 1,
-    find_smallest: bool = True,
-    exposed: float | None = None,
-    cost_version: int = COST_VERSION,
 ) -> _search.Request:
-    """What to search for. `batches`: (size per rank, micro-batches per step); empty: every size that fits. `exposed`: how
-    much longer the objective takes a step to be for each second of communication; None: the hardware's.
-    """
+    """What to search for, without a limit and batches."""
     if optimizer not in OPTIMIZER_STATE:
         raise InvalidProblemError(f"optimizer is {optimizer!r}; known are {', '.join(OPTIMIZER_STATE)}")
+    hosts, version = searched.hosts, searched.cost_version
     # Where the links between hosts were not measured, all links are taken to be alike.
     between = hardware.between_hosts or Collective(0.0, 0.0)
     if hosts > 1 and hardware.between_hosts is None:
         between = hardware.all_reduce
+    device = _search.Device(
+        ranks=ranks,
+        hosts=hosts,
+        all_gather=_core(hardware.all_gather),
+        reduce_scatter=_core(hardware.reduce_scatter),
+        all_reduce=_core(hardware.all_reduce),
+        between_hosts=_core(between),
+        exposed=hardware.exposed_communication,
+        optimizer_s_per_byte=hardware.optimizer_s_per_byte,
+        recompute_slowdown=hardware.recompute_slowdown,
+    )
     return _search.Request(
-        cost=cost,
-        modes=[MODES.index(m) for m in space.modes],
-        granularities=list(space.granularities),
+        device=device,
+        paper=cost == "paper",
+        modes=list(searched.modes),
+        granularities=list(searched.granularity),
         optimizer_bytes_per_parameter_byte=OPTIMIZER_STATE[optimizer],
         bucket_bytes=BUCKET_BYTES,
         slice_overhead_s=SLICE_OVERHEAD_S if cost == "osdp" else 0.0,
-        ranks=world_size,
-        collectives=[
-            (c.alpha_s, c.beta_s_per_byte)
-            for c in (hardware.all_gather, hardware.reduce_scatter, hardware.all_reduce, between)
-        ],
-        exposed=hardware.exposed_communication if exposed is None else exposed,
-        hosts=hosts,
-        optimizer_s_per_byte=hardware.optimizer_s_per_byte,
-        recompute_slowdown=hardware.recompute_slowdown,
-        limit_bytes=limit_bytes,
-        batches=list(batches),
-        recompute=[RECOMPUTE_CODES.index(r) for r in space.recompute],
-        least_transient_bytes=least_transient_bytes,
-        buffers=_buffers(prefetch, hardware.device, cost_version),
-        find_smallest=find_smallest,
-        depth_first=method != "exact",
-        smallest_first=method == "dfs-smallest-first",
-        cost_version=cost_version,
+        cost_version=version,
+        recompute=list(searched.checkpoint),
+        least_transient_bytes=least_transient(description, precision, version),
+        buffers=_buffers(searched.prefetch, hardware.device, version),
+        depth_first=searched.method != "exact",
+        smallest_first=searched.method == "dfs-smallest-first",
     )
+
+
+def make_manner(
+    description: ModelDescription,
+    hardware: Hardware,
+    searched: Searched,
+    *,
+    precision: str,
+    separate_reductions: bool,
+) -> _search.Manner:
+    """How the runtime will carry plans out."""
+    enqueue = hardware.device != "cpu"  # its lanes are streams
+    sizes = {o.name: gathered_bytes(o, precision) for o in description.operators}
+    return _search.Manner(
+        places=places_of(description, sizes, gathering_calls(description)),
+        small_unit_bytes=searched.small_unit_bytes,
+        prefetch=searched.prefetch,
+        separate_reductions=separate_reductions and enqueue,
+        enqueue=enqueue,
+        delay=_core(hardware.communication_delay),
+        stolen_permille=round(hardware.stolen_computation * 1000),
+    )
+
+
+def _core(c: Collective) -> _search.Collective:
+    return _search.Collective(c.alpha_s, c.beta_s_per_byte)
 
 
 def _buffers(prefetch: int, device: str, cost_version: int) -> int:
@@ -320,6 +259,34 @@ def _operator(
     op.work_bytes_fixed = o.work_bytes_fixed
     op.compute_s_per_sample, op.compute_s_fixed, op.recompute_s_per_sample = compute_s(o, hardware, dtype)
     return op
+
+
+def gathering_calls(description: ModelDescription) -> dict[str, tuple[list[tuple[int, int]], int]]:
+    """By operator: the first and the last operator of each call that gathers it, and how often each of these modules is
+    called in one forward.
+    """
+    spans = _spans(description)
+    return {
+        o.name: (
+            [spans.get(place, (i, i)) for place in o.gather_at] or [(i, i)],
+            max(1, o.calls // max(1, len(o.gather_at))),
+        )
+        for i, o in enumerate(description.operators)
+    }
+
+
+def _spans(description: ModelDescription) -> dict[str, tuple[int, int]]:
+    """By module: the first and the last operator, in execution order, that run in its call."""
+    spans: dict[str, tuple[int, int]] = {}
+    for i, o in enumerate(description.operators):
+        name = o.name
+        while True:
+            first, _ = spans.get(name, (i, i))
+            spans[name] = (first, i)
+            if not name:
+                break
+            name = name.rpartition(".")[0]
+    return spans
 
 
 def signature(o: Operator) -> object:

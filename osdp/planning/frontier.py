@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from osdp.base.byte_sizes import parse_bytes
-from osdp.errors import InfeasibleError, PlanMismatchError
 from osdp.plan.frontier import Frontier, FrontierPoint
-from osdp.planning.search import search_again
+from osdp.plan.searched import COST_VERSION
+from osdp.planning.search_problem import SearchProblem
 
 if TYPE_CHECKING:
     from osdp.plan.plan import Plan
@@ -28,66 +28,24 @@ def frontier(plan: Plan, points: int = 32, limits: Sequence[int | float | str] |
     >>> for p in plan.frontier(points=8).points:
     ...     print(p.memory_limit_bytes, p.throughput)
     """
-    if plan.searched is None or plan.memory_limit_bytes is None:
-        raise PlanMismatchError("the plan was not made by osdp.search: there is no search to repeat")
+    problem = SearchProblem.of(plan).changed(cost_version=COST_VERSION)
+    limit = plan.memory_limit_bytes or 1
+    planner, wish = problem.planner, problem.wish(limit)
     if limits is not None:
         wanted = sorted({parse_bytes(x) for x in limits})
     else:
-        least = _smallest_limit(plan)
-        most = _largest_useful(plan, least)
+        least, most = planner.useful_limits(wish)
         n = max(2, points)
         wanted = sorted({round(least * (most / least) ** (i / (n - 1))) for i in range(n)} | {least, most})
-    found = []
-    best: Plan | None = None
-    for limit in wanted:
-        try:
-            p = search_again(plan, limit)
-        except InfeasibleError:
-            continue
-        # What fits a smaller limit fits this one; played, it may be faster than what the objective prefers here.
-        p = best = p if best is None else max(best, p, key=_throughput)
-        assert p.predicted is not None
-        found.append(
+    return Frontier(
+        tuple(
             FrontierPoint(
-                limit,
-                p.predicted.throughput,
-                p.predicted.step_time_s,
-                p.batch_size,
-                p.predicted.peak_memory_bytes,
+                a.limit_bytes,
+                a.throughput(problem.ranks),
+                a.played_ps * 1e-12,
+                a.plan.batch.size,
+                a.peak_bytes,
             )
+            for a in planner.frontier(wish, wanted)
         )
-    return Frontier(tuple(found))
-
-
-def _throughput(plan: Plan) -> float:
-    return plan.predicted.throughput if plan.predicted else 0.0
-
-
-def _smallest_limit(plan: Plan) -> int:
-    try:
-        search_again(plan, 0)
-    except InfeasibleError as e:
-        if e.smallest_limit:
-            return e.smallest_limit
-    return 1
-
-
-def _largest_useful(plan: Plan, least: int) -> int:
-    """Where throughput no longer rises, or the most worth looking at."""
-
-    def throughput(limit: int) -> float:
-        p = search_again(plan, limit)
-        assert p.predicted is not None
-        return p.predicted.throughput
-
-    limit = plan.memory_limit_bytes or least
-    high = max(8 * limit, 2 * least)
-    best = throughput(high)
-    low = least
-    while high > low * 1.01:
-        middle = int((high * low) ** 0.5)
-        if throughput(middle) >= best * (1 - 1e-4):
-            high = middle
-        else:
-            low = middle
-    return high
+    )

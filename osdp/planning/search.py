@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from osdp import _search
 from osdp.base.byte_sizes import parse_bytes
 from osdp.description.model_description import ModelDescription
-from osdp.errors import InvalidProblemError, PlanMismatchError
+from osdp.errors import InvalidProblemError
 from osdp.hardware.hardware import Hardware
 from osdp.plan.plan import Plan
 from osdp.plan.precisions import PRECISIONS
-from osdp.plan.searched import COSTS, METHODS, OBJECTIVES, Searched
+from osdp.plan.searched import COST_VERSION, COSTS, METHODS, OBJECTIVES, Searched
 from osdp.plan.unit_grouping import small_unit_bytes
 from osdp.plan.whole_operators import patterns_of, whole_operators
 from osdp.planning.arguments import (
@@ -27,9 +28,9 @@ from osdp.planning.arguments import (
     one_of,
     ranks_of,
 )
-from osdp.planning.core_inputs import choose_space
-from osdp.planning.objectives import fastest, largest_batch, least_memory
-from osdp.planning.search_job import SearchJob
+from osdp.planning.objectives import best_plan
+from osdp.planning.search_problem import SearchProblem
+from osdp.planning.search_space import choose_space
 
 if TYPE_CHECKING:
     from torch import nn
@@ -133,12 +134,11 @@ def search(
     if not isinstance(separate_reductions, bool):
         raise InvalidProblemError(f"separate_reductions is {separate_reductions!r}; it is True or False")
     space = choose_space(modes, granularity, checkpoint, cost, hosts)
-    batches = batches_of(batch_size, global_batch_size, ranks)
-    job = SearchJob(
+    batches_of(batch_size, global_batch_size, ranks)  # refuses what cannot be
+    problem = SearchProblem(
         description,
         machine,
         ranks,
-        space,
         optimizer,
         precision,
         cost,
@@ -147,7 +147,7 @@ def search(
             modes=space.modes,
             granularity=space.granularities,
             small_unit_bytes=small_unit_bytes(machine, ranks, hosts),
-            checkpoint=tuple(r or "none" for r in space.recompute),
+            checkpoint=space.checkpoint,
             batch_size=None if isinstance(batch_size, str) else integer(batch_size, "batch_size"),
             global_batch_size=global_batch_size,
             hosts=hosts,
@@ -162,41 +162,22 @@ def search(
         ),
     )
     try:
-        if objective == "memory":
-            assert at_least is not None
-            return least_memory(job, limit, batches, at_least)
-        if objective == "batch":
-            batches = [largest_batch(job, limit, batches)]
-        return fastest(job, limit, batches)
+        return best_plan(problem, limit)
     except _search.InvalidProblem as e:
         raise InvalidProblemError(str(e)) from None
 
 
-def search_again(plan: Plan, memory: int | float | str, **changes: Any) -> Plan:
-    """The same search under another memory limit, and with other arguments of `search` where given."""
-    s = plan.searched
-    if s is None:
-        raise PlanMismatchError("the plan was not made by osdp.search: there is no search to repeat")
-    arguments: dict[str, Any] = {
-        "memory": memory,
-        "world_size": plan.world_size,
-        "hardware": plan.hardware,
-        "batch_size": "auto" if s.batch_size is None else s.batch_size,
-        "global_batch_size": s.global_batch_size,
-        "optimizer": plan.optimizer,
-        "precision": plan.precision,
-        "granularity": s.granularity or 1,
-        "checkpoint": s.checkpoint,
-        "modes": s.modes,
-        "cost": plan.cost,
-        "method": s.method,
-        "time_limit": s.time_limit_s,
-        "hosts": s.hosts,
-        "prefetch": s.prefetch,
-        "separate_reductions": plan.separate_reductions,
-        "objective": s.objective,
-        "at_least": s.at_least,
-        "whole": s.whole,
-        "replay": s.replay,
-    }
-    return search(plan.description, **{**arguments, **changes})
+def search_again(
+    plan: Plan, memory: int | float | str, *, hardware: Hardware | None = None, **changes: Any
+) -> Plan:
+    """The same search under another memory limit; with another machine, or `changes` of `plan.searched`, where given.
+
+    Raises PlanMismatchError for a plan that was not searched.
+    """
+    problem = SearchProblem.of(plan).changed(**{"cost_version": COST_VERSION, **changes})
+    if hardware is not None:
+        problem = dataclasses.replace(problem, hardware=hardware)
+    try:
+        return best_plan(problem, parse_bytes(memory))
+    except _search.InvalidProblem as e:
+        raise InvalidProblemError(str(e)) from None

@@ -87,23 +87,23 @@ def solve(
             s = _search.solve_table(array, bound, method, seconds, list(names), gap, held)
     except _search.InvalidProblem as e:
         raise InvalidProblemError(str(e)) from None
-    if s["status"] == "infeasible":
-        least = s["smallest_limit"]
+    if s.status == "infeasible":
+        least = s.smallest_limit
         raise InfeasibleError(f"no choice fits {limit}; the smallest limit that fits is {least}", least)
-    if not s["choices"]:
+    if not s.choices:
         raise InfeasibleError(
             f"method={method!r} found no plan that fits {limit} in {seconds:g} s; use method='exact'"
             + (" or 'dfs-smallest-first'" if method == "dfs" else "")
         )
     return Solution(
-        choices=tuple(s["choices"]),
-        time=s["time"],
-        memory=s["memory"],
-        lower_bound=s["lower_bound"],
-        seconds=s["seconds"],
-        nodes=s["nodes"],
-        optimal=s["status"] == "optimal",
-        multiplier=s["multiplier"],
+        choices=tuple(s.choices),
+        time=s.time,
+        memory=s.memory,
+        lower_bound=s.lower_bound,
+        seconds=s.seconds,
+        nodes=s.nodes,
+        optimal=s.status == "optimal",
+        multiplier=s.multiplier,
     )
 
 

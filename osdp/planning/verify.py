@@ -13,18 +13,11 @@ from osdp.plan.certificate import Certificate
 from osdp.plan.plan import Plan
 from osdp.plan.searched import COST_VERSION, Searched
 from osdp.plan.validation import problems
-from osdp.planning.core_inputs import (
-    RECOMPUTE_CODES,
-    beside_tensors,
-    choose_space,
-    least_transient,
-    make_model,
-    make_request,
-)
-from osdp.planning.device_memory import total
-from osdp.planning.plan_builder import Assembly
+from osdp.planning.core_choices import core_plan
+from osdp.planning.plan_builder import plan_of
 from osdp.planning.search import search_again
-from osdp.planning.simulate import plain_choice
+from osdp.planning.search_problem import SearchProblem
+from osdp.planning.search_space import choose_space
 
 
 def verify(plan: Plan, *, search: bool = False) -> str:
@@ -59,6 +52,7 @@ def verify(plan: Plan, *, search: bool = False) -> str:
             return f"{where}: {why}"
         for why in _disagreements(plan, c, s):
             return why
+        choose_space(s.modes, s.granularity or 1, s.checkpoint, plan.cost, s.hosts)  # refuses what is none
         wrong = [_check_costs(plan, c, s, version) for version in s.costs()]
         if all(wrong):
             return wrong[-1]
@@ -74,11 +68,13 @@ def verify(plan: Plan, *, search: bool = False) -> str:
 
 def _check_costs(plan: Plan, c: Certificate, s: Searched, cost_version: int) -> str:
     """What of the plan is false of the costs of that version."""
-    assembly = assembly_of(plan, s, cost_version)
-    if wrong := _check_certificate(plan, c, assembly):
+    problem = SearchProblem.of(plan).changed(cost_version=cost_version)
+    if wrong := _check_certificate(plan, c, problem):
         return wrong
+    made = plan_of(problem, c.limit_bytes, _answer(plan, c))
     but = _PLAYED if cost_version < COST_VERSION else ()
-    return next(_differences("", plan, assembly.plan(found_of(plan, c, assembly)), but), "")
+    said = replace(plan, searched=replace(s, cost_version=cost_version))
+    return next(_differences("", said, made, but), "")
 
 
 def _disagreements(plan: Plan, c: Certificate, s: Searched) -> Iterator[str]:
@@ -107,108 +103,33 @@ def _disagreements(plan: Plan, c: Certificate, s: Searched) -> Iterator[str]:
         yield "the search's bound does not agree with the time"
 
 
-def assembly_of(plan: Plan, s: Searched, cost_version: int = COST_VERSION) -> Assembly:
-    """What the search was asked, made anew from the plan; with the costs of that version."""
-    assert plan.hardware is not None and plan.world_size is not None and plan.memory_limit_bytes is not None
-    space = choose_space(s.modes, s.granularity or 1, s.checkpoint, plan.cost, s.hosts)
-
-    def request(exposed: float | None) -> _search.Request:
-        assert plan.hardware is not None and plan.world_size is not None
-        return make_request(
-            plan.hardware,
-            space,
-            world_size=plan.world_size,
-            limit_bytes=plan.memory_limit_bytes or 0,
-            batches=(),
-            optimizer=plan.optimizer,
-            cost=plan.cost,
-            method="exact",
-            least_transient_bytes=least_transient(plan.description, plan.precision, cost_version),
-            hosts=s.hosts,
-            prefetch=plan.prefetch,
-            exposed=exposed,
-            cost_version=cost_version,
-        )
-
-    beside = total(
-        beside_tensors(
-            plan.description,
-            plan.hardware,
-            plan.world_size,
-            s.hosts,
-            plan.optimizer,
-            plan.separate_reductions,
-        )
-    )
-    return Assembly(
-        plan.description,
-        plan.hardware,
-        plan.world_size,
-        plan.optimizer,
-        plan.precision,
-        plan.cost,
-        plan.separate_reductions,
-        s,
-        plan.memory_limit_bytes,
-        make_model(plan.description, plan.hardware, plan.precision, s.whole, beside, cost_version),
-        request(s.exposed),
-        request(None),
-    )
-
-
-def _blocks(plan: Plan) -> list[int]:
-    return [RECOMPUTE_CODES.index(plan.recompute.get(b.name)) for b in plan.description.blocks]
-
-
-def _check_certificate(plan: Plan, c: Certificate, assembly: Assembly) -> str:
-    given = (
-        assembly.model,
-        assembly.request,
-        (plan.batch_size, plan.accumulation),
-        [plain_choice(plan.choices.get(o.name)) for o in plan.description.operators],
-        _blocks(plan),
-    )
+def _check_certificate(plan: Plan, c: Certificate, problem: SearchProblem) -> str:
+    assert plan.searched is not None
+    planner = problem.planner
+    given = (planner.model, planner.request(plan.searched.exposed, c.limit_bytes), core_plan(plan))
     prices = [(p.phase, p.numerator) for p in c.prices]
     if wrong := _search.check_plan(
         *given, c.time_ps, c.memory_bytes, c.lower_bound_ps, prices, c.price_denominator
     ):
-        return str(wrong)
+        return wrong
     proven = min(_search.plan_lower_bound(*given, prices, c.price_denominator), c.time_ps)
     if c.lower_bound_ps != proven:
         return f"the prices prove {proven} ps, but the certificate says {c.lower_bound_ps}"
     return ""
 
 
-def found_of(plan: Plan, c: Certificate, assembly: Assembly) -> dict[str, Any]:
-    """The plan's decisions as the search would have found them (`_search.schedule`)."""
-    blocks = _blocks(plan)
-    block_index = {b.name: i for i, b in enumerate(plan.description.blocks)}
-    choices, largest = [], 0
-    for i, o in enumerate(plan.description.operators):
-        code = 0 if o.block is None else blocks[block_index[o.block]]
-        candidates = _search.candidates(assembly.model, assembly.request, i, code)
-        wanted = plain_choice(plan.choices.get(o.name))
-        found = [
-            k
-            for k, x in enumerate(candidates)
-            if (x["mode"], x["granularity"], x["sharded_slices"], x["split"]) == wanted
-        ]
-        choices.append(found[0] if candidates else -1)
-        if candidates:
-            largest = max(largest, candidates[found[0]]["transient_bytes"])
-    return {
-        "batch_size": plan.batch_size,
-        "accumulation": plan.accumulation,
-        "transient_bytes": largest,
-        "blocks": blocks,
-        "choices": choices,
-        "step_ps": c.time_ps,
-        "peak_bytes": c.memory_bytes,
-        "prices": [(p.phase, p.numerator / c.price_denominator) for p in c.prices],
-        "optimal": c.optimal,
-        "proven": c.proven,
-        "lower_bound_s_per_sample": 0.0,
-    }
+def _answer(plan: Plan, c: Certificate) -> _search.Answer:
+    """The plan's decisions as the search would have found them."""
+    assert plan.searched is not None
+    return _search.Answer(
+        plan=core_plan(plan),
+        step_ps=c.time_ps,
+        peak_bytes=c.memory_bytes,
+        exposed=plan.searched.exposed,
+        optimal=c.optimal,
+        proven=c.proven,
+        prices=[(p.phase, p.numerator / c.price_denominator) for p in c.prices],
+    )
 
 
 # Words for a person, and what `_check_certificate` has checked.
@@ -238,16 +159,18 @@ def _differences(path: str, said: Any, made: Any, but: Collection[str] = ()) -> 
 
 def _search_again(plan: Plan, c: Certificate) -> str:
     assert plan.searched is not None and plan.memory_limit_bytes is not None
-    objective: dict[str, Any] = {
-        "objective": "throughput",
-        "at_least": None,
-    }  # under the limit that objective="memory" found
-    if plan.searched.objective == "batch":
-        objective["batch_size"] = plan.batch_size
-    assert plan.hardware is not None
-    objective["hardware"] = replace(plan.hardware, exposed_communication=plan.searched.exposed)
+    s, hardware = plan.searched, plan.hardware
+    assert hardware is not None
     try:
-        best = search_again(plan, plan.memory_limit_bytes, **{**objective, "replay": 0.0})
+        best = search_again(
+            plan,
+            plan.memory_limit_bytes,
+            hardware=replace(hardware, exposed_communication=s.exposed),
+            objective="throughput",  # under the limit that objective="memory" found
+            at_least=None,
+            batch_size=plan.batch_size if s.objective == "batch" else s.batch_size,
+            replay=0.0,
+        )
     except InfeasibleError as e:
         return f"another search finds no plan: {e}"
     other = best.certificate

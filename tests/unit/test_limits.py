@@ -13,10 +13,10 @@ from osdp import _search
 from osdp.base import json_files
 from osdp.description.model_description import ModelDescription
 from osdp.plan.validation import validate
-from osdp.planning.core_inputs import Space, make_model, make_request
 from osdp.planning.search import search_again
 from osdp.planning.verify import verify
 from tests.unit.gpt_descriptions import gpt, machine, operator
+from tests.unit.problems import problem_of
 
 MIB, GIB = 2**20, 2**30
 
@@ -148,14 +148,19 @@ def test_no_plan_is_over_the_limit_and_none_that_fits_is_missed(half: bool) -> N
 def step_ps(plan: osdp.Plan, whole: tuple[bool, ...]) -> int:
     """What the objective says of another plan for the same: by the costs of its choices one by one."""
     assert plan.hardware is not None and plan.searched is not None
-    model = make_model(plan.description, plan.hardware, plan.precision)
-    space = Space(plan.searched.modes, (), (None,))
-    request = make_request(
-        plan.hardware, space, world_size=2, limit_bytes=0, batches=[(1, 1)], optimizer="adamw", cost="osdp",
-        method="exact",
-    )  # fmt: skip
-    costs = [_search.candidates(model, request, i, 0)[0 if w else -1] for i, w in enumerate(whole)]
-    return sum(c["communication_ps"] + c["optimizer_ps"] for c in costs)
+    modes = plan.searched.modes
+    problem = problem_of(
+        plan.description,
+        plan.hardware,
+        2,
+        modes=modes,
+        granularity=1,
+        checkpoint=False,
+        precision=plan.precision,
+    )
+    given = problem.planner.model, problem.planner.request()
+    costs = [_search.candidates(*given, i, "none")[0 if w else -1] for i, w in enumerate(whole)]
+    return sum(c.communication_ps + c.optimizer_ps for c in costs)
 
 
 def test_a_plan_over_its_own_limit_is_refused() -> None:

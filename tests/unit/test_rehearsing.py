@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 import osdp
+from osdp import _search
 from osdp.hardware.hardware import Collective
-from osdp.planning.rehearsal import rehearsal
-from osdp.planning.verify import assembly_of, found_of
+from osdp.plan.plan import Plan
+from osdp.planning.core_choices import core_plan
+from osdp.planning.search_problem import SearchProblem
 from tests.unit.gpt_descriptions import gpt, machine
+
+
+def indexed(problem: SearchProblem, plan: Plan) -> tuple[_search.Batch, list[int], list[str]]:
+    """The plan, its choices as indices into their candidates."""
+    planner, core = problem.planner, core_plan(plan)
+    ways = dict(zip((b.name for b in plan.description.blocks), core.blocks, strict=True))
+    picked = []
+    for i, o in enumerate(plan.description.operators):
+        way = "none" if o.block is None else ways[o.block]
+        found = _search.candidates(planner.model, planner.request(), i, way)
+        picked.append(next((k for k, c in enumerate(found) if c.is_choice(core.choices[i])), -1))
+    return core.batch, picked, core.blocks
 
 
 @pytest.mark.parametrize("batch", [{"batch_size": 2}, {"global_batch_size": 64}])
@@ -22,42 +34,22 @@ def test_a_rehearsal_says_what_the_simulator_and_the_checker_say(batch: dict[str
             gpt(4, 256), memory=limit, world_size=8, hosts=hosts, hardware=hardware, replay=0, **batch
         )
         assert plan.searched is not None and plan.certificate is not None and plan.predicted is not None
-        assembly = assembly_of(plan, plan.searched)
-        played = rehearsal(
-            plan.description,
-            hardware,
-            assembly.model,
-            assembly.request,
-            precision=plan.precision,
-            small_unit_bytes=plan.searched.small_unit_bytes,
-            prefetch=plan.prefetch,
-            separate_reductions=False,
-        )
-        found = found_of(plan, plan.certificate, assembly)
-        at = ((plan.batch_size, plan.accumulation), found["choices"], found["blocks"])
+        problem = SearchProblem.of(plan)
+        played = _search.IndexedPlans(problem.planner, plan.memory_limit_bytes)
+        at = indexed(problem, plan)
         assert played.step_ps(*at) == round(plan.predicted.step_time_s * 1e12)
         assert played.peak_bytes(*at) == plan.certificate.memory_bytes
 
 
 def test_a_plan_of_another_problem_is_refused() -> None:
     plan = osdp.search(gpt(2, 128), memory="20MiB", world_size=4, hardware=machine(4), batch_size=1)
-    assert plan.searched is not None
-    assembly = assembly_of(plan, replace(plan.searched, checkpoint=("none",)))
-    played = rehearsal(
-        plan.description,
-        machine(4),
-        assembly.model,
-        assembly.request,
-        precision="fp32",
-        small_unit_bytes=1,
-        prefetch=1,
-        separate_reductions=False,
-    )
+    problem = SearchProblem.of(plan).changed(checkpoint=("none",))
+    played = _search.IndexedPlans(problem.planner, plan.memory_limit_bytes)
     operators, blocks = len(plan.description.operators), len(plan.description.blocks)
     for choices, ways in (
-        ([0] * (operators - 1), [0] * blocks),
-        ([1000] * operators, [0] * blocks),
-        ([0] * operators, [1] * blocks),
+        ([0] * (operators - 1), ["none"] * blocks),
+        ([1000] * operators, ["none"] * blocks),
+        ([0] * operators, ["hold"] * blocks),
     ):
         with pytest.raises(ValueError, match="none of this problem"):
-            played.step_ps((1, 1), choices, ways)
+            played.step_ps(_search.Batch(1), choices, ways)

@@ -5,6 +5,7 @@ import itertools
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,11 +14,11 @@ import osdp
 from osdp import _search
 from osdp.description.model_description import ModelDescription
 from osdp.hardware.hardware import Collective
-from osdp.plan.choice import MODES
 from osdp.plan.unit_grouping import BUCKET_BYTES
-from osdp.planning.core_inputs import choose_space, compute_s, make_model, make_request
+from osdp.planning.core_inputs import compute_s
 from osdp.planning.verify import verify
 from tests.unit.gpt_descriptions import gpt, linear, machine, operator
+from tests.unit.problems import problem_of
 
 DATA = Path(__file__).parent.parent / "data"
 MIB = 2**20
@@ -50,36 +51,27 @@ def held(description, i, j, way, c, b, accumulates):
     saved = b * o.saved_bytes_per_sample + o.saved_bytes_fixed
     work = b * o.work_bytes_per_sample + o.work_bytes_fixed
     if i > j:
-        return c["state_bytes"]
-    total = c["state_bytes"] - c["gradient_bytes"] + c["gathered_bytes"]
-    total += c["gradient_bytes"] * accumulates + (c["own_bytes"] + work) * (i == j)
-    if way is None:
+        return c.state_bytes
+    total = c.state_bytes - c.gradient_bytes + c.gathered_bytes
+    total += c.gradient_bytes * accumulates + (c.own_bytes + work) * (i == j)
+    if way == "none":
         return total + saved
     members = [k for k, x in enumerate(description.operators) if x.block == o.block]
     if members[0] <= j <= members[-1]:
-        total += saved + c["held_bytes"] * (way == "hold")
+        total += saved + c.held_bytes * (way == "hold")
     return total
 
 
-NOTHING = dict.fromkeys(
-    ("state_bytes", "gradient_bytes", "gathered_bytes", "own_bytes", "held_bytes", "transient_bytes",
-     "communication_ps", "optimizer_ps"), 0
+NOTHING = SimpleNamespace(
+    state_bytes=0, gradient_bytes=0, gathered_bytes=0, own_bytes=0, held_bytes=0, transient_bytes=0,
+    communication_ps=0, optimizer_ps=0,
 )  # fmt: skip
 
 
-def brute_force(description, hardware, limit, world_size, space, batches):
+def brute_force(problem, limit, batches):
     """Least time per sample, as (time, samples), over every batch, recomputation of every block, and choice."""
-    model = make_model(description, hardware)
-    request = make_request(
-        hardware,
-        space,
-        world_size=world_size,
-        limit_bytes=limit,
-        batches=batches,
-        optimizer="adamw",
-        cost="osdp",
-        method="exact",
-    )
+    description, hardware, world_size = problem.description, problem.hardware, problem.ranks
+    model, request = problem.planner.model, problem.planner.request()
     buffers = 2 if hardware.device == "cpu" else 3
     operators, n = description.operators, len(description.operators)
     trainable = sum(o.parameter_bytes for o in operators if o.parameters and o.parameters[0].trainable)
@@ -90,30 +82,29 @@ def brute_force(description, hardware, limit, world_size, space, batches):
     for b, times in batches or ((b, 1) for b in itertools.count(1)):
         fits = False
         compute = [compute_s(o, hardware) for o in operators]
-        for ways in itertools.product(space.recompute, repeat=len(description.blocks)):
+        for ways in itertools.product(problem.searched.checkpoint, repeat=len(description.blocks)):
             way = {block.name: w for block, w in zip(description.blocks, ways, strict=True)}
             time, transient = np.zeros(1, np.int64), np.zeros(1, np.int64)
             memory = np.zeros((1, n), np.int64)
             for i, o in enumerate(operators):
-                w = way.get(o.block)
-                code = (None, "hold", "regather").index(w)
-                options = _search.candidates(model, request, i, code) or [NOTHING]
+                w = way.get(o.block, "none")
+                options = _search.candidates(model, request, i, w) or [NOTHING]
                 own = [[held(description, i, j, w, c, b, times > 1) for j in range(n)] for c in options]
-                step = [times * c["communication_ps"] + c["optimizer_ps"] for c in options]
+                step = [times * c.communication_ps + c.optimizer_ps for c in options]
                 memory = (memory[:, None, :] + np.array(own)[None]).reshape(-1, n)
                 time = (time[:, None] + np.array(step)[None]).reshape(-1)
-                sizes = np.array([c["transient_bytes"] for c in options])
+                sizes = np.array([c.transient_bytes for c in options])
                 transient = np.maximum(transient[:, None], sizes[None]).reshape(-1)
             memory += (
                 b * description.input_bytes_per_sample + min(BUCKET_BYTES, trainable) + (times > 1) * part
             )
             for block in description.blocks:
                 first = next(i for i, o in enumerate(operators) if o.block == block.name)
-                if way[block.name] is not None:
+                if way[block.name] != "none":
                     memory[:, first:] += b * block.input_bytes_per_sample
             for o, (both, fixed, forward) in zip(operators, compute, strict=True):
                 time += times * (b * round(both * 1e12) + round(fixed * 1e12))
-                time += times * b * round(forward * 1e12) * (way.get(o.block) is not None)
+                time += times * b * round(forward * 1e12) * (way.get(o.block, "none") != "none")
             ok = memory.max(axis=1) + buffers * transient <= limit
             if not ok.any():
                 continue
@@ -140,21 +131,21 @@ def test_search_is_the_best_of_all_plans(seed):
         optimizer_s_per_byte=1e-9,
         device="cuda" if seed % 2 else "cpu",
     )
-    space = choose_space("auto", (2,), "auto", "osdp")
+    problem = problem_of(description, hardware, ranks, granularity=(2,))
     arguments = dict(memory=limit, world_size=ranks, hardware=hardware, granularity=(2,), replay=0)
     batches = ()
     if seed % 3 == 2:
         batches = ((1, 4), (2, 2), (4, 1))
         arguments["global_batch_size"] = 4 * ranks
-    expected = brute_force(description, hardware, limit, ranks, space, batches)
+    expected = brute_force(problem, limit, batches)
     if expected is None:
         with pytest.raises(osdp.InfeasibleError) as e:
             osdp.search(description, **arguments)
         least = e.value.smallest_limit
         assert e.value.plan.memory_limit_bytes == least > limit
         assert verify(e.value.plan) == ""
-        assert brute_force(description, hardware, least, ranks, space, batches) is not None
-        assert brute_force(description, hardware, least - 1, ranks, space, batches) is None
+        assert brute_force(problem, least, batches) is not None
+        assert brute_force(problem, least - 1, batches) is None
         return
     plan = osdp.search(description, **arguments)
     assert plan.certificate.optimal and plan.certificate.gap == 0
@@ -197,34 +188,34 @@ def test_cost_paper_rebuilds_the_papers_instances(index):
 
 
 def candidates(op, **changes):
-    hardware = machine(4, **changes)
-    model = make_model(ModelDescription("One", (op,), (), 1, 0), hardware)
-    request = make_request(
-        hardware, choose_space("auto", "auto", False, "osdp"), world_size=4, limit_bytes=2**40, batches=(),
-        optimizer="adamw", cost="osdp", method="exact",
-    )  # fmt: skip
-    found = _search.candidates(model, request, 0, 0)
-    return {(MODES[c["mode"]], c["granularity"], c["sharded_slices"]): c for c in found}
+    problem = problem_of(ModelDescription("One", (op,), (), 1, 0), machine(4, **changes), 4, checkpoint=False)
+    found = _search.candidates(problem.planner.model, problem.planner.request(), 0, "none")
+    return {(c.choice.mode, c.choice.granularity, c.choice.sharded_slices): c for c in found}
+
+
+def figures(candidate):
+    names = (n for n in dir(candidate) if n.endswith(("_bytes", "_ps")))
+    return {name: getattr(candidate, name) for name in names}
 
 
 def test_memory_follows_the_rows_that_ranks_hold():
     # 10 rows over 4 ranks: 3 each. 12 columns of fp32; a bias of 10: 3 elements each.
     found = candidates(linear("fc", 10, 12, 1))
     weight, bias = 10 * 12 * 4, 10 * 4
-    assert found["NO_SHARD", 1, 0]["state_bytes"] == 4 * (weight + bias)
-    assert found["FULL_SHARD", 1, 1]["state_bytes"] == 4 * (3 * 12 * 4 + 3 * 4)
-    assert found["FULL_SHARD", 1, 1]["transient_bytes"] == weight + bias
-    assert found["FULL_SHARD", 1, 1]["gradient_bytes"] == 3 * 12 * 4 + 3 * 4
-    assert found["FULL_SHARD", 1, 1]["whole_gradient_bytes"] == 0
-    assert found["SHARD_GRAD_OP", 1, 1]["state_bytes"] == 4 * (3 * 12 * 4 + 3 * 4)
-    assert found["SHARD_GRAD_OP", 1, 1]["gathered_bytes"] == weight + bias
+    assert found["NO_SHARD", 1, 0].state_bytes == 4 * (weight + bias)
+    assert found["FULL_SHARD", 1, 1].state_bytes == 4 * (3 * 12 * 4 + 3 * 4)
+    assert found["FULL_SHARD", 1, 1].transient_bytes == weight + bias
+    assert found["FULL_SHARD", 1, 1].gradient_bytes == 3 * 12 * 4 + 3 * 4
+    assert found["FULL_SHARD", 1, 1].whole_gradient_bytes == 0
+    assert found["SHARD_GRAD_OP", 1, 1].state_bytes == 4 * (3 * 12 * 4 + 3 * 4)
+    assert found["SHARD_GRAD_OP", 1, 1].gathered_bytes == weight + bias
     # Two slices of 5 rows, 2 rows of each at most on a rank; one sharded, one whole. The bias stays whole.
-    assert found["FULL_SHARD", 2, 1]["whole_gradient_bytes"] == 5 * 12 * 4 + bias
-    assert found["FULL_SHARD", 2, 1]["state_bytes"] == 4 * (2 * 12 * 4 + 5 * 12 * 4 + bias)
-    assert found["FULL_SHARD", 2, 2]["state_bytes"] == 4 * (2 * 2 * 12 * 4 + bias)
-    assert found["FULL_SHARD", 2, 2]["transient_bytes"] == weight // 2
+    assert found["FULL_SHARD", 2, 1].whole_gradient_bytes == 5 * 12 * 4 + bias
+    assert found["FULL_SHARD", 2, 1].state_bytes == 4 * (2 * 12 * 4 + 5 * 12 * 4 + bias)
+    assert found["FULL_SHARD", 2, 2].state_bytes == 4 * (2 * 2 * 12 * 4 + bias)
+    assert found["FULL_SHARD", 2, 2].transient_bytes == weight // 2
     # 4 divides the 12 columns but not the 10 rows: input slices. 8 divides neither.
-    assert found["FULL_SHARD", 4, 4]["state_bytes"] == 4 * (4 * 3 * 3 * 4 + bias)
+    assert found["FULL_SHARD", 4, 4].state_bytes == 4 * (4 * 3 * 3 * 4 + bias)
     assert not any(g == 8 for _, g, _ in found)
 
 
@@ -234,22 +225,22 @@ def test_parameters_that_are_read_again_stay_gathered_and_their_gradients_are_su
     again = dataclasses.replace(once, gather_at=places, calls=2)
     size = 16 * 4 * 4
     whole, one = candidates(again)["NO_SHARD", 1, 0], candidates(once)["NO_SHARD", 1, 0]
-    assert whole == {**one, "gathered_bytes": 2 * size}  # and no room to be gathered in
+    assert figures(whole) == {**figures(one), "gathered_bytes": 2 * size}  # and no room to be gathered in
     for mode in ("SHARD_GRAD_OP", "FULL_SHARD"):
         kept, one = candidates(again)[mode, 1, 1], candidates(once)[mode, 1, 1]
-        assert (kept["gathered_bytes"], kept["held_bytes"], kept["transient_bytes"]) == (3 * size, 0, size)
-        assert kept["state_bytes"] == one["state_bytes"] == size
+        assert (kept.gathered_bytes, kept.held_bytes, kept.transient_bytes) == (3 * size, 0, size)
+        assert kept.state_bytes == one.state_bytes == size
         if len(places) > 1:  # gathered at the first reader alone
-            assert kept["communication_ps"] == one["communication_ps"]
+            assert kept.communication_ps == one.communication_ps
 
 
 def test_frozen_parameters_cost_no_state_and_no_gradient():
     found = candidates(operator("e", "Embedding", {"weight": (8, 4)}, trainable=False))
-    assert found["NO_SHARD", 1, 0]["state_bytes"] == 128
-    assert found["NO_SHARD", 1, 0]["communication_ps"] == 0
+    assert found["NO_SHARD", 1, 0].state_bytes == 128
+    assert found["NO_SHARD", 1, 0].communication_ps == 0
     gather = round(3 * (20e-6 + 32 * 1e-10) * 1e12)
-    assert found["FULL_SHARD", 1, 1]["communication_ps"] == 2 * gather
-    assert found["FULL_SHARD", 1, 1]["optimizer_ps"] == 0
+    assert found["FULL_SHARD", 1, 1].communication_ps == 2 * gather
+    assert found["FULL_SHARD", 1, 1].optimizer_ps == 0
 
 
 def test_time_follows_the_collectives():
@@ -267,13 +258,13 @@ def test_time_follows_the_collectives():
     def ps(seconds):
         return pytest.approx(seconds * 1e12, abs=1)
 
-    assert found["NO_SHARD", 1, 0]["communication_ps"] == ps(reduce)
-    assert found["FULL_SHARD", 1, 1]["communication_ps"] == ps(
+    assert found["NO_SHARD", 1, 0].communication_ps == ps(reduce)
+    assert found["FULL_SHARD", 1, 1].communication_ps == ps(
         4 * gather + scatter
     )  # two calls, forward and backward
-    assert found["SHARD_GRAD_OP", 1, 1]["communication_ps"] == ps(gather + scatter)
-    assert found["NO_SHARD", 1, 0]["optimizer_ps"] == ps(mib * 1e-11)
-    assert found["FULL_SHARD", 1, 1]["optimizer_ps"] == ps(mib / 4 * 1e-11)
+    assert found["SHARD_GRAD_OP", 1, 1].communication_ps == ps(gather + scatter)
+    assert found["NO_SHARD", 1, 0].optimizer_ps == ps(mib * 1e-11)
+    assert found["FULL_SHARD", 1, 1].optimizer_ps == ps(mib / 4 * 1e-11)
 
 
 def test_one_rank_has_nothing_to_shard():

@@ -59,8 +59,8 @@ def test_hybrid_shard_is_chosen_where_links_between_hosts_are_slow():
 def test_hybrid_shard_holds_a_hosts_share_and_pays_both_links():
     from osdp import _search
     from osdp.description.model_description import ModelDescription
-    from osdp.planning.core_inputs import choose_space, make_model, make_request
     from tests.unit.gpt_descriptions import operator
+    from tests.unit.problems import problem_of
 
     hardware = machine(
         8,
@@ -69,16 +69,15 @@ def test_hybrid_shard_holds_a_hosts_share_and_pays_both_links():
         between_hosts=Collective(5e-6, 5e-10),
     )
     description = ModelDescription("One", (operator("e", "Embedding", {"weight": (64, 64)}),), (), 1, 0)
-    request = make_request(
-        hardware, choose_space("HYBRID_SHARD", 1, False, "osdp", 2), world_size=8, hosts=2, limit_bytes=2**40,
-        batches=(), optimizer="adamw", cost="osdp", method="exact",
-    )  # fmt: skip
-    [c] = _search.candidates(make_model(description, hardware), request, 0, 0)
+    problem = problem_of(
+        description, hardware, 8, hosts=2, modes="HYBRID_SHARD", granularity=1, checkpoint=False
+    )
+    [c] = _search.candidates(problem.planner.model, problem.planner.request(), 0, "none")
     size = 64 * 64 * 4
-    assert c["state_bytes"] == 4 * size // 4  # 4 ranks a host
+    assert c.state_bytes == 4 * size // 4  # 4 ranks a host
     gather, scatter = 3 * (1e-6 + size / 4 * 1e-10), 3 * (2e-6 + size / 4 * 2e-10)
     across = 2 * (5e-6 + 4 * (size / 4) / 2 * 5e-10)  # the 4 ranks of a host share its links
-    assert c["communication_ps"] == pytest.approx((2 * gather + scatter + across) * 1e12, abs=1)
+    assert c.communication_ps == pytest.approx((2 * gather + scatter + across) * 1e12, abs=1)
 
 
 def test_more_prefetch_reserves_more():

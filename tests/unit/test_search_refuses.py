@@ -9,8 +9,8 @@ from torch import nn
 import osdp
 from osdp import _search
 from osdp.description.model_description import Block, ModelDescription
-from osdp.planning.core_inputs import choose_space, make_model, make_request
 from tests.unit.gpt_descriptions import gpt, linear, machine, operator
+from tests.unit.problems import problem_of
 
 HERE = dict(memory="64MiB", world_size=4, hardware=machine(4))
 
@@ -149,22 +149,24 @@ def test_hardware_that_means_nothing_is_refused(change):
 def test_the_core_refuses_for_itself():
     """What Python refuses, and what it never asks for."""
     description, hardware = gpt(1, 64), machine(4)
-    model = make_model(description, hardware)
-    given = dict(world_size=4, limit_bytes=2**30, batches=(), optimizer="adamw", cost="osdp", method="exact")
+    problem = problem_of(description, hardware, 4)
 
-    def ask(space, **changes):
-        return _search.schedule(model, make_request(hardware, space, **{**given, **changes}), 1.0)
+    def ask(batches=(), **changes):
+        planner = problem.changed(**changes).planner
+        request = planner.request(limit_bytes=2**30)
+        request.batches = [_search.Batch(*b) for b in batches]
+        return _search.schedule(planner.model, request, 1.0)
 
-    space = choose_space("auto", "auto", "auto", "osdp")
-    twice = dataclasses.replace(space, recompute=("hold", "hold", None, "regather"))
     with pytest.raises(_search.InvalidProblem, match="code 1 is there twice"):
-        ask(twice)
+        ask(checkpoint=("hold", "hold", "none", "regather"))
+    with pytest.raises(ValueError, match="recompute 'drop' is unknown"):
+        ask(checkpoint=("drop",))
     with pytest.raises(_search.InvalidProblem, match="granularity"):
-        ask(dataclasses.replace(space, granularities=(0,)))
+        ask(granularity=(0,))
     for batches in ([(0, 1)], [(1, 0)], [(2**40, 1)], [(1, 2**50)]):
         with pytest.raises(_search.InvalidProblem, match="batch"):
-            ask(space, batches=batches)
+            ask(batches)
     with pytest.raises(_search.InvalidProblem, match="overflows"):
-        ask(space, batches=[(2**30, 2**40)])
+        ask([(2**30, 2**40)])
     with pytest.raises(_search.InvalidProblem, match="costs only"):
-        ask(space, method="dfs")
+        ask(method="dfs")

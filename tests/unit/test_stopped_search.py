@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import runpy
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from osdp import _search
 from osdp.hardware.hardware import Hardware
-from osdp.planning.core_inputs import choose_space, make_model, make_request
+from tests.unit.problems import problem_of
 
 PLANNER = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "planner.py"))
 
@@ -20,29 +19,18 @@ def test_bound_and_proof_hold_whenever_it_is_stopped(widths: tuple[int, ...], li
     """Many phases bind in these models, so that every part of the search takes its share of the time."""
     blocks = 48 if len(widths) > 1 else 3
     hardware = Hardware.load("rtx-titan-8")
-    model = make_model(
-        PLANNER["transformer"]([w for w in widths for _ in range(blocks // len(widths))]), hardware
-    )
-    request = make_request(
-        hardware,
-        choose_space("auto", "auto", "auto", "osdp"),
-        world_size=8,
-        limit_bytes=limit * 10**9,
-        batches=(),
-        optimizer="adamw",
-        cost="osdp",
-        method="exact",
-        find_smallest=False,
-    )
+    transformer = PLANNER["transformer"]([w for w in widths for _ in range(blocks // len(widths))])
+    planner = problem_of(transformer, hardware, 8).planner
+    model, request = planner.model, planner.request(limit_bytes=limit * 10**9)
 
-    def per_sample(found: dict[str, Any]) -> float:
-        return found["step_ps"] * 1e-12 / (found["batch_size"] * found["accumulation"])
+    def per_sample(found: _search.Schedule) -> float:
+        return found.step_ps * 1e-12 / found.batch.samples()
 
-    whole = min((_search.schedule(model, request, 60.0) for _ in range(3)), key=lambda s: s["seconds"])
-    assert whole["optimal"]
+    whole = min((_search.schedule(model, request, 60.0) for _ in range(3)), key=lambda s: s.seconds)
+    assert whole.optimal
     best = per_sample(whole)
     for part in range(1, 201):
-        found = _search.schedule(model, request, whole["seconds"] * part / 200)
-        assert found["lower_bound_s_per_sample"] <= best * (1 + 1e-12)
-        if found["optimal"]:
+        found = _search.schedule(model, request, whole.seconds * part / 200)
+        assert found.lower_bound_s_per_sample <= best * (1 + 1e-12)
+        if found.optimal:
             assert per_sample(found) == pytest.approx(best, rel=1e-12)

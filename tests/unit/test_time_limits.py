@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +10,8 @@ import pytest
 import osdp
 from osdp import _search
 from osdp.description.model_description import ModelDescription
-from osdp.planning import runner_up_selection, search_job
+from osdp.planning.plan_builder import plan_of
+from osdp.planning.search_problem import SearchProblem
 from osdp.planning.verify import verify
 from tests.unit.gpt_descriptions import gpt, machine, operator
 
@@ -23,82 +23,14 @@ def test_the_largest_batch_is_no_larger_than_any_that_is_tried() -> None:
     assert osdp.search(one, memory="1MiB", objective="batch", **HERE).batch_size == 65536
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Every search of the core takes all the time that it is given: the moments at which they ended."""
-    moments = [time.monotonic()]
-    schedule = _search.schedule
-
-    def slow(
-        model: _search.Model, request: _search.Request, seconds: float, gap: float, work: int
-    ) -> dict[str, object]:
-        moments.append(moments[-1] + seconds)
-        return dict(schedule(model, request, 2.0, gap, work))
-
-    monkeypatch.setattr(search_job, "time", SimpleNamespace(monotonic=lambda: moments[-1]))
-    monkeypatch.setattr(search_job, "_search", SimpleNamespace(**{**vars(_search), "schedule": slow}))
-    return moments
-
-
-@pytest.mark.parametrize(
-    ("objective", "time_limit"),
-    [
-        ({"objective": "memory", "at_least": 1.0}, None),
-        ({"objective": "memory", "at_least": 1.0}, 3.0),
-        ({"objective": "batch"}, None),
-        ({"objective": "batch"}, 3.0),
-        ({"objective": "throughput"}, 3.0),
-    ],
-)
-def test_the_time_limit_is_for_all_searches_of_an_objective(
-    clock: list[float], objective: dict[str, object], time_limit: float | None
-) -> None:
-    plan = osdp.search(gpt(2, 128), memory="64MiB", time_limit=time_limit, **objective, **HERE)
-    assert verify(plan) == "" and plan.searched.time_limit_s == time_limit
-    limit = time_limit or 10.0
-    assert 0.9 * limit < clock[-1] - clock[0] <= 1.05 * limit
-
-
-def test_searches_without_a_time_limit_count_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_ends_for_its_steps_ends_alike_every_time() -> None:
     """Every rank of a job that searches for itself finds the same plan, however fast it is."""
-    schedule, bounds = _search.schedule, []
-
-    def noted(
-        model: _search.Model, request: _search.Request, seconds: float, gap: float, work: int
-    ) -> dict[str, object]:
-        bounds.append((seconds, work))
-        return dict(schedule(model, request, seconds, gap, work))
-
-    monkeypatch.setattr(search_job, "_search", SimpleNamespace(**{**vars(_search), "schedule": noted}))
-    osdp.search(gpt(2, 128), memory="24MiB", **HERE)
-    with pytest.raises(osdp.InfeasibleError):
-        osdp.search(gpt(2, 128), memory="1MiB", **HERE)
-    assert bounds and all(seconds == 0 and work > 0 for seconds, work in bounds)
-
-
-def test_a_search_that_ends_for_its_steps_ends_alike_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search_job, "DEFAULT_WORK", 2_000_000)
-    first, second = (osdp.search(gpt(5, 256), memory="20MiB", **HERE) for _ in range(2))
+    plan = osdp.search(gpt(5, 256), memory="20MiB", **HERE)
+    problem = SearchProblem.of(plan)
+    wish = problem.wish(20 * 2**20)
+    wish.work = 2_000_000
+    first, second = (plan_of(problem, 20 * 2**20, problem.planner.search(wish)) for _ in range(2))
     assert first == second and not first.certificate.optimal and verify(first) == ""
-
-
-def test_no_plan_is_polished_where_the_time_is_over(
-    clock: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    polish, polished = _search.polish, []
-
-    def noted(*arguments: object) -> dict[str, object]:
-        polished.append(clock[-1])
-        clock.append(clock[-1] + 100)
-        return dict(polish(*arguments))
-
-    monkeypatch.setattr(runner_up_selection, "_search", SimpleNamespace(**{**vars(_search), "polish": noted}))
-    osdp.search(gpt(2, 128), memory="24MiB", **HERE)
-    assert len(polished) == 1
-    clock.append(time.monotonic())
-    # The first limit takes all the time, and more: the smaller ones are not looked at.
-    plan = osdp.search(gpt(2, 128), memory="24MiB", objective="memory", at_least=1.0, **HERE)
-    assert len(polished) == 2 and verify(plan) == ""
 
 
 def test_equal_micro_batches_are_played_once() -> None:
@@ -117,9 +49,9 @@ def test_solve_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
     solve = _search.solve
 
-    def noted(*arguments: object) -> dict[str, object]:
+    def noted(*arguments: object) -> _search.Solution:
         asked.append(arguments[3])
-        return dict(solve(*arguments))
+        return solve(*arguments)
 
     monkeypatch.setattr(solving, "_search", SimpleNamespace(**{**vars(_search), "solve": noted}))
     for time_limit in (None, 2.5, float("inf")):

@@ -7,7 +7,7 @@ import random
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from osdp.plan.choice import MODES, RECOMPUTE, SPLITS
 from osdp.plan.plan import Plan
 from osdp.plan.precisions import PRECISIONS
 from osdp.plan.searched import COST_VERSION, COSTS, METHODS, OBJECTIVES
-from osdp.planning import search_job
+from osdp.planning.objectives import best_plan
+from osdp.planning.search_problem import SearchProblem
 from tests.unit.gpt_descriptions import gpt, machine, operator
 
 PAGE = Path(__file__).parents[2] / "docs" / "plan.md"
@@ -391,22 +392,19 @@ def test_the_searchs_own_claims_are_checked_by_searching_again(name):
 
 
 @pytest.mark.parametrize("version", range(1, COST_VERSION))
-def test_a_plan_is_checked_by_the_costs_that_its_search_counted(version, monkeypatch):
-    """A search of today that counts as one of then: its plan holds for that version, and not for today's."""
-    of_then = {"cost_version": version}
-    for name in ("make_model", "make_request", "least_transient"):
-        monkeypatch.setattr(search_job, name, partial(getattr(search_job, name), **of_then))
+def test_a_plan_is_checked_by_the_costs_that_its_search_counted(version):
+    """A search that counts as one of then: its plan holds for that version, and not for today's."""
     description = gpt(2, 128)
     buffers = dataclasses.replace(description.operators[0], buffer_bytes=4096)
     description = dataclasses.replace(description, operators=(buffers, *description.operators[1:]))
     hardware = dataclasses.replace(machine(4), device="cuda")
     changed_by = {5: {"modes": "NO_SHARD", "precision": "bf16"}}  # the version after; else by what they share
-    plan = osdp.search(
+    today = osdp.search(
         description, memory="1GiB", world_size=4, hardware=hardware, batch_size=4, checkpoint=False,
         **changed_by.get(version, {"modes": "FULL_SHARD", "global_batch_size": 32}),
     )  # fmt: skip
-    then = dataclasses.replace(plan, searched=dataclasses.replace(plan.searched, **of_then))
-    monkeypatch.undo()
+    then = best_plan(SearchProblem.of(today).changed(cost_version=version), 2**30)
+    plan = dataclasses.replace(then, searched=today.searched)
     assert osdp.verify(Plan.loads(then.dumps())) == ""
     assert "the largest phase holds" in osdp.verify(plan)
     with pytest.raises(

@@ -8,11 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "modes.hpp"
 #include "ops/slice_source.hpp"
 
 namespace osdp::runtime {
-
-enum class Mode : int64_t { NoShard = 0, ShardGradOp = 1, FullShard = 2, HybridShard = 3 };
 
 // Names of process groups that only this package uses. `shard` and `replicate` are this rank's line and
 // column (see Note [Hybrid sharding]); empty where no unit is HYBRID_SHARD. `reductions` and

@@ -1,7 +1,6 @@
 #include "search/heuristics/rehearsal.hpp"
 
 #include <algorithm>
-#include <set>
 
 #include "search/bounds/pricing.hpp"
 #include "search/problem/problem.hpp"
@@ -72,35 +71,9 @@ PlainPlan Rehearsal::plain(const Candidacy& plan) const {
 
 int64_t Rehearsal::step_ps(const Candidacy& plan) {
   ++plays_;
-  PlainPlan choices = plain(plan);
-  std::vector<Sharding> shardings;
-  for (const PlainPlan::Choice& c : choices.choices) shardings.push_back({c.mode, c.granularity});
-  std::vector<PlannedUnit> units;
-  for (auto& members : group_units(manner_.places, shardings, request_.space.bucket_bytes,
-                                   manner_.small_unit_bytes, largest_transient(kinds_, plan.decision))) {
-    PlannedUnit& unit = units.emplace_back();
-    unit.name = model_.operators[members.front()].name;
-    std::set<std::pair<int, int>> calls;
-    for (int i : members) {
-      for (const Span& s : manner_.places[i].calls) calls.insert({s.first, s.last});
-      unit.repeats = std::max(unit.repeats, manner_.places[i].repeats);
-    }
-    for (const auto& [first, last] : calls) unit.calls.push_back({first, last});
-    unit.operators = std::move(members);
-  }
-  const auto played = [&](int64_t accumulation) {
-    choices.batch.accumulation = accumulation;
-    const Step step =
-        step_of(model_, request_, choices, units, manner_.prefetch, manner_.delay, manner_.lanes);
-    return play(step, manner_.stolen_permille).step_ps;
-  };
-  // At a micro-batch's end all communication has been waited for, so each one takes as long as the next.
-  const int64_t times = plan.batch.accumulation;
-  if (times <= 2) return played(times);
-  const int64_t one = played(1), two = played(2);
-  const int128 all = two + static_cast<int128>(times - 2) * (two - one);
-  if (all > kLargestSum) throw InvalidProblem("a step's time overflows 2^61 ps");
-  return static_cast<int64_t>(all);
+  const PlainPlan choices = plain(plan);
+  const auto units = units_of(request_, manner_, choices, largest_transient(kinds_, plan.decision));
+  return play_plan(model_, request_, manner_, choices, units).step_ps;
 }
 
 }  // namespace osdp::search

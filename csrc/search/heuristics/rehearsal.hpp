@@ -3,20 +3,9 @@
 #pragma once
 
 #include "search/problem/phases.hpp"
-#include "search/simulate/simulate.hpp"
-#include "search/simulate/step_of_plan.hpp"
-#include "search/simulate/unit_grouping.hpp"
+#include "search/simulate/play_plan.hpp"
 
 namespace osdp::search {
-
-// How plans are carried out.
-struct Manner {
-  std::vector<Place> places;  // beside Model::operators
-  int64_t small_unit_bytes = 0, prefetch = 1;
-  Lanes lanes;
-  Collective delay;
-  int64_t stolen_permille = 0;
-};
 
 struct Candidacy {
   Batch batch;
@@ -46,10 +35,10 @@ class Rehearsal {
 
   const std::vector<Candidate>& candidates(int op, Recompute way) const;
   Recompute way_of(int op, const Decision& decision) const;
-
- private:
+  // Without indices into candidates.
   PlainPlan plain(const Candidacy& plan) const;
 
+ private:
   const Model& model_;
   const Request& request_;
   const Manner manner_;

@@ -229,8 +229,8 @@ using int128 = __int128;
 int128 largest_part(const std::vector<Operator>& operators, const Device& device, const Space& space) {
   int64_t ranks = 0;  // that share it; the fewest
   for (Mode mode : space.modes) {
-    if (mode == Mode::NoShard) continue;
-    const int64_t sharing = mode == Mode::HybridShard ? device.ranks / device.hosts : device.ranks;
+    if (!traits(mode).sharded) continue;
+    const int64_t sharing = traits(mode).inside_hosts ? device.ranks / device.hosts : device.ranks;
     ranks = ranks == 0 ? sharing : std::min(ranks, sharing);
   }
   int128 largest = 0;

@@ -13,12 +13,14 @@
 #include <string>
 #include <vector>
 
+#include "modes.hpp"
+
 namespace osdp::search {
 
 enum class Cost { Paper, Osdp };
-enum class Mode : int { NoShard = 0, ShardGradOp = 1, FullShard = 2, HybridShard = 3 };
-enum class Split : int { None = 0, Out = 1, In = 2 };
-enum class Recompute : int { None = 0, Hold = 1, Regather = 2 };
+using osdp::Mode;
+using osdp::Recompute;
+using osdp::Split;
 
 // A parameter tensor: `rows` along its first dimension larger than 1, of `row_bytes` each. Rank r holds rows
 // [r c, (r+1) c) with c = ceil(rows / ranks).

@@ -12,6 +12,7 @@ struct PlainPlan {
     Mode mode = Mode::NoShard;
     int64_t granularity = 1, sharded_slices = 0;
     Split split = Split::None;
+    bool operator==(const Choice&) const = default;
   };
   std::vector<Choice> choices;    // of operators without parameters: ignored
   std::vector<Recompute> blocks;  // beside Model::blocks

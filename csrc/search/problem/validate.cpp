@@ -20,15 +20,16 @@ void seconds(double value, const std::string& what) {
   throw InvalidProblem(what + " is " + std::to_string(value) + " s; it must be from 0 to less than 1e6 s");
 }
 
+// One of the `count` codes of an enumeration (modes.hpp).
 template <class Code>
-bool known(Code code, Code last) {
-  return static_cast<int>(code) >= 0 && static_cast<int>(code) <= static_cast<int>(last);
+bool known(Code code, size_t count) {
+  return static_cast<int>(code) >= 0 && static_cast<size_t>(code) < count;
 }
 
 template <class Code>
-void codes(const std::vector<Code>& list, Code last, const std::string& what) {
+void codes(const std::vector<Code>& list, size_t count, const std::string& what) {
   for (size_t i = 0; i < list.size(); ++i) {
-    if (!known(list[i], last))
+    if (!known(list[i], count))
       throw InvalidProblem(what + ": unknown code " + std::to_string(static_cast<int>(list[i])));
     if (std::find(list.begin(), list.begin() + static_cast<ptrdiff_t>(i), list[i]) !=
         list.begin() + static_cast<ptrdiff_t>(i)) {
@@ -116,7 +117,7 @@ void validate(const Device& device) {
 void validate(const Space& space) {
   if (space.cost != Cost::Paper && space.cost != Cost::Osdp) throw InvalidProblem("cost: an unknown code");
   if (space.modes.empty()) throw InvalidProblem("no mode is allowed");
-  codes(space.modes, Mode::HybridShard, "modes");
+  codes(space.modes, kModes.size(), "modes");
   for (int64_t g : space.granularities) within(g, 1, 4096, "a granularity");
   within(space.optimizer_bytes_per_parameter_byte, 0, 64,
          "the optimizer's state in bytes per byte of parameters");
@@ -130,7 +131,7 @@ void validate(const Request& request) {
   if (request.limit_bytes < 0 || request.limit_bytes > kLargestSum)
     throw InvalidProblem("the memory limit is not a size");
   if (request.recompute.empty()) throw InvalidProblem("no way to treat blocks is allowed");
-  codes(request.recompute, Recompute::Regather, "ways to treat blocks");
+  codes(request.recompute, kRecomputes.size(), "ways to treat blocks");
   if (request.paper() && request.recompute != std::vector<Recompute>{Recompute::None})
     throw InvalidProblem("the paper's costs know no recomputation");
   if (request.depth_first && !request.paper())
@@ -157,13 +158,13 @@ void validate(const Model& model, const PlainPlan& plan) {
   for (size_t i = 0; i < plan.choices.size(); ++i) {
     const PlainPlan::Choice& c = plan.choices[i];
     const std::string where = "the choice of operator '" + model.operators[i].name + "'";
-    if (!known(c.mode, Mode::HybridShard) || !known(c.split, Split::In))
+    if (!known(c.mode, kModes.size()) || !known(c.split, kSplits.size()))
       throw InvalidProblem(where + ": an unknown code");
     within(c.granularity, 1, 4096, where + ": granularity");
     within(c.sharded_slices, 0, c.granularity, where + ": sharded slices");
   }
   for (size_t b = 0; b < plan.blocks.size(); ++b) {
-    if (!known(plan.blocks[b], Recompute::Regather))
+    if (!known(plan.blocks[b], kRecomputes.size()))
       throw InvalidProblem("block '" + model.blocks[b].name + "' is treated in an unknown way");
   }
 }

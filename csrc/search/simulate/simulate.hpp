@@ -18,12 +18,15 @@
 // above, both take that many times as long.
 #pragma once
 
+#include <array>
+
 #include "search/simulate/step_program.hpp"
 
 namespace osdp::search {
 
 struct StepEvent {
   enum class Kind : int { Compute, Gather, Reduce, Average, ReduceBucket };
+  static constexpr std::array<const char*, 5> kKinds{"compute", "gather", "reduce", "average", "all_reduce"};
   Kind kind = Kind::Compute;
   StepPhase phase = StepPhase::Forward;  // in which it was submitted
   int what = -1;                         // operator, unit or bucket; -1: the optimizer

@@ -20,13 +20,13 @@ class Links {
   // Of what is reduced inside hosts, over all hosts: every rank of a host sends its part at the same time,
   // over links that they share.
   LaneTime average(int64_t bytes, Mode mode) const {
-    if (mode != Mode::HybridShard) return {};
+    if (!traits(mode).inside_hosts) return {};
     return time(2, device_.between_hosts, bytes, device_.hosts, Link::BetweenHosts);
   }
 
  private:
   LaneTime ring(int64_t times, Collective c, int64_t bytes, Mode mode) const {
-    if (mode == Mode::HybridShard)
+    if (traits(mode).inside_hosts)
       return time(times, c, bytes, device_.ranks / device_.hosts, Link::InsideHost);
     if (device_.hosts == 1) return time(times, c, bytes, device_.ranks, Link::InsideHost);
     // A ring over all ranks waits for its slowest link.
@@ -157,7 +157,7 @@ class Builder {
     u.members = unit.operators;
     u.calls = unit.calls;
     u.repeats = unit.repeats;
-    u.keeps = mode == Mode::ShardGradOp;
+    u.keeps = !traits(mode).resharded;
     u.gather = links_.gather(static_cast<int64_t>(all), mode);
     u.reduce = links_.reduce(static_cast<int64_t>(sent), mode);
     u.average = links_.average(static_cast<int64_t>(sent), mode);

@@ -12,11 +12,14 @@
 // then the optimizer's step. What is asked for in which order does not depend on how long anything takes.
 #pragma once
 
+#include <array>
+
 #include "search/simulate/step.hpp"
 
 namespace osdp::search {
 
 enum class StepPhase : int { Forward, Recompute, Backward, Optimizer };
+inline constexpr std::array<const char*, 4> kStepPhases{"forward", "recompute", "backward", "optimizer"};
 
 struct Instruction {
   enum class Kind {

@@ -1,0 +1,181 @@
+// Bindings of csrc/search/planner, of a bare search for benchmarks, and of what plays many plans.
+#include "search/planner/planner.hpp"
+#include "bindings/names.hpp"
+#include "bindings/search/budget.hpp"
+#include "search/heuristics/rehearsal.hpp"
+
+namespace py = pybind11;
+using namespace py::literals;
+using namespace osdp::search;
+
+namespace {
+
+// `search(interrupted)`; Ctrl-C ends it.
+template <typename Search>
+auto without_gil(const Search& search) {
+  py::gil_scoped_release release;
+  return search(osdp::ask_signals());
+}
+
+Answer ended(Answer answer) {
+  osdp::end_of_search(answer.feasible);
+  return answer;
+}
+
+Schedule run_schedule(const Model& model, const Request& request, double time_limit_s) {
+  Schedule found = without_gil([&](const Interrupted& interrupted) {
+    return schedule(model, request, {time_limit_s, interrupted, 0, int64_t{256} << 20, nullptr});
+  });
+  osdp::end_of_search(found.feasible);
+  return found;
+}
+
+std::vector<std::pair<int, double>> price_pairs(const std::vector<RowPrice>& prices) {
+  std::vector<std::pair<int, double>> out;
+  for (const RowPrice& p : prices) out.emplace_back(p.phase, p.ps_per_byte);
+  return out;
+}
+
+void bind_answer(py::module_& m) {
+  py::class_<Wish>(m, "Wish")
+      .def(py::init([](int64_t limit_bytes, std::vector<Batch> batches, size_t objective, double at_least,
+                       double replay, double time_limit_s, int64_t work, bool find_smallest) {
+             if (objective >= kObjectives.size()) throw InvalidProblem("objective: an unknown code");
+             return Wish{limit_bytes,
+                         std::move(batches),
+                         static_cast<Objective>(objective),
+                         at_least,
+                         replay,
+                         time_limit_s,
+                         work,
+                         find_smallest};
+           }),
+           py::kw_only(), "limit_bytes"_a, "batches"_a, "objective"_a = 0, "at_least"_a = 0.0,
+           "replay"_a = 0.0, "time_limit_s"_a = 0.0, "work"_a = Wish().work, "find_smallest"_a = false)
+      .def_readwrite("work", &Wish::work);
+  py::class_<Answer>(m, "Answer")
+      .def(py::init([](PlainPlan plan, int64_t step_ps, int64_t peak_bytes, double exposed, bool optimal,
+                       bool proven, const std::vector<std::pair<int, double>>& prices) {
+             Answer a;
+             a.feasible = true, a.optimal = optimal, a.proven = proven;
+             a.plan = std::move(plan);
+             a.step_ps = step_ps, a.peak_bytes = peak_bytes, a.exposed = exposed;
+             for (const auto& [phase, price] : prices) a.prices.push_back({phase, price});
+             return a;
+           }),
+           py::kw_only(), "plan"_a, "step_ps"_a, "peak_bytes"_a, "exposed"_a, "optimal"_a, "proven"_a,
+           "prices"_a, "That of a plan which was found before.")
+      .def_readonly("feasible", &Answer::feasible)
+      .def_readonly("optimal", &Answer::optimal)
+      .def_readonly("proven", &Answer::proven)
+      .def_readonly("plan", &Answer::plan)
+      .def_readonly("step_ps", &Answer::step_ps)
+      .def_readonly("peak_bytes", &Answer::peak_bytes)
+      .def_readonly("played_ps", &Answer::played_ps)
+      .def_readonly("exposed", &Answer::exposed)
+      .def_property_readonly("prices", [](const Answer& a) { return price_pairs(a.prices); })
+      .def_readonly("lower_bound_s_per_sample", &Answer::lower_bound_s_per_sample)
+      .def_readonly("limit_bytes", &Answer::limit_bytes)
+      .def_readonly("smallest_limit_bytes", &Answer::smallest_limit_bytes)
+      .def("throughput", &Answer::throughput, "ranks"_a);
+  py::class_<Schedule>(m, "Schedule")
+      .def_readonly("feasible", &Schedule::feasible)
+      .def_readonly("optimal", &Schedule::optimal)
+      .def_readonly("batch", &Schedule::batch)
+      .def_property_readonly("blocks", [](const Schedule& s) { return s.decision.ways; })
+      .def_readonly("step_ps", &Schedule::step_ps)
+      .def_readonly("peak_bytes", &Schedule::peak_bytes)
+      .def_readonly("lower_bound_s_per_sample", &Schedule::lower_bound_s_per_sample)
+      .def_readonly("regions", &Schedule::regions)
+      .def_readonly("leaves", &Schedule::leaves)
+      .def_readonly("rows", &Schedule::rows)
+      .def_readonly("seconds", &Schedule::seconds);
+}
+
+void bind_searches(py::module_& m) {
+  py::class_<Planner>(m, "Planner", "Everything of a search but its wish.")
+      .def(py::init<Model, Request, Manner>(), "model"_a, "request"_a, "manner"_a)
+      .def_property_readonly("model", &Planner::model)
+      .def(
+          "request",
+          [](const Planner& p, std::optional<double> exposed, int64_t limit_bytes) {
+            Request request = p.request(exposed);
+            request.limit_bytes = limit_bytes;
+            return request;
+          },
+          "exposed"_a = py::none(), "limit_bytes"_a = 0)
+      .def(
+          "search",
+          [](const Planner& p, const Wish& wish) {
+            return ended(without_gil([&](const Interrupted& ask) { return p.search(wish, ask); }));
+          },
+          "wish"_a)
+      .def(
+          "any_plan",
+          [](const Planner& p, const Wish& wish) {
+            return ended(without_gil([&](const Interrupted& ask) { return p.any_plan(wish, ask); }));
+          },
+          "wish"_a)
+      .def(
+          "frontier",
+          [](const Planner& p, const Wish& wish, const std::vector<int64_t>& limits) {
+            auto points = without_gil([&](const Interrupted& ask) { return p.frontier(wish, limits, ask); });
+            osdp::end_of_search(!points.empty());
+            return points;
+          },
+          "wish"_a, "limits"_a)
+      .def(
+          "useful_limits",
+          [](const Planner& p, const Wish& wish) {
+            const UsefulLimits found =
+                without_gil([&](const Interrupted& ask) { return p.useful_limits(wish, ask); });
+            osdp::end_of_search(false);
+            return std::pair(found.least, found.most);
+          },
+          "wish"_a, "(least, most) bytes that are worth looking at.")
+      .def("units", &Planner::units, "plan"_a, "transient_bytes"_a)
+      .def("play", &Planner::play, "plan"_a, "units"_a)
+      .def("timeline", &Planner::timeline, "plan"_a, "units"_a);
+}
+
+// Plays plans given as indices into candidates, as a local search changes them.
+class IndexedPlans {
+ public:
+  IndexedPlans(const Planner& planner, int64_t limit_bytes)
+      : planner_(planner), request_(planner.request()), rehearsal_([&]() -> Rehearsal {
+          request_.limit_bytes = limit_bytes;
+          return {planner_.model(), request_, planner_.manner()};
+        }()) {}
+
+  // What a method of the rehearsal says of the plan, which is checked first.
+  template <auto method>
+  int64_t of(Batch batch, std::vector<int> choices, std::vector<osdp::Recompute> blocks) {
+    const Candidacy plan{batch, {std::move(choices), std::move(blocks)}};
+    rehearsal_.check(plan);
+    return (rehearsal_.*method)(plan);
+  }
+
+ private:
+  const Planner planner_;
+  Request request_;
+  Rehearsal rehearsal_;
+};
+
+}  // namespace
+
+void bind_planner(py::module_& m) {
+  py::tuple objectives(kObjectives.size());
+  for (size_t i = 0; i < kObjectives.size(); ++i) objectives[i] = kObjectives[i];
+  m.attr("OBJECTIVES") = objectives;
+  m.attr("DEFAULT_TIME_LIMIT_S") = kDefaultTimeLimitS;
+  bind_answer(m);
+  bind_searches(m);
+  m.def("schedule", &run_schedule, "model"_a, "request"_a, "time_limit_s"_a,
+        "The search of one objective alone, for benchmarks.");
+  py::class_<IndexedPlans>(m, "IndexedPlans")
+      .def(py::init<const Planner&, int64_t>(), "planner"_a, "limit_bytes"_a)
+      .def("step_ps", &IndexedPlans::of<&Rehearsal::step_ps>, "batch"_a, "choices"_a, "blocks"_a,
+           "Of a whole step, played.")
+      .def("peak_bytes", &IndexedPlans::of<&Rehearsal::peak_bytes>, "batch"_a, "choices"_a, "blocks"_a,
+           "What the limit is held against.");
+}

@@ -1,0 +1,161 @@
+// Bindings of the values that csrc/search/problem takes and gives.
+#include "search/problem/problem.hpp"
+#include "bindings/names.hpp"
+#include "search/problem/plain_plan.hpp"
+
+namespace py = pybind11;
+using namespace py::literals;
+using namespace osdp::search;
+
+namespace {
+
+void bind_model(py::module_& m) {
+  py::class_<Tensor>(m, "Tensor", "A parameter: `rows` of `row_bytes` each.")
+      .def(py::init([](int64_t rows, int64_t row_bytes, bool trainable, bool shardable,
+                       int64_t compute_row_bytes, int64_t reduce_row_bytes) {
+             return Tensor{rows, row_bytes, trainable, shardable, compute_row_bytes, reduce_row_bytes};
+           }),
+           py::kw_only(), "rows"_a, "row_bytes"_a, "trainable"_a, "shardable"_a, "compute_row_bytes"_a = 0,
+           "reduce_row_bytes"_a = 0);
+  py::class_<Operator>(m, "Operator")
+      .def(py::init<>())
+      .def_readwrite("name", &Operator::name)
+      .def_readwrite("tensors", &Operator::tensors)
+      .def_readwrite("split_tensor", &Operator::split_tensor)
+      .def_readwrite("out_features", &Operator::out_features)
+      .def_readwrite("in_features", &Operator::in_features)
+      .def_readwrite("calls", &Operator::calls)
+      .def_readwrite("places", &Operator::places)
+      .def_readwrite("block", &Operator::block)
+      .def_readwrite("saved_bytes_per_sample", &Operator::saved_bytes_per_sample)
+      .def_readwrite("saved_bytes_fixed", &Operator::saved_bytes_fixed)
+      .def_readwrite("work_bytes_per_sample", &Operator::work_bytes_per_sample)
+      .def_readwrite("work_bytes_fixed", &Operator::work_bytes_fixed)
+      .def_readwrite("compute_s_per_sample", &Operator::compute_s_per_sample)
+      .def_readwrite("compute_s_fixed", &Operator::compute_s_fixed)
+      .def_readwrite("recompute_s_per_sample", &Operator::recompute_s_per_sample);
+  py::class_<Model>(m, "Model", "`blocks`: name and bytes of its input for each sample.")
+      .def(py::init([](std::vector<Operator> operators, std::vector<std::pair<std::string, int64_t>> blocks,
+                       int64_t input_bytes_per_sample, int64_t buffer_bytes) {
+             Model model{std::move(operators), {}, input_bytes_per_sample, buffer_bytes};
+             for (auto& [name, bytes] : blocks) {
+               if (bytes < 0) throw InvalidProblem("block '" + name + "': negative input");
+               model.blocks.push_back({name, bytes});
+             }
+             return model;
+           }),
+           "operators"_a, "blocks"_a, "input_bytes_per_sample"_a, "buffer_bytes"_a);
+}
+
+void bind_request(py::module_& m) {
+  py::class_<Collective>(m, "Collective", "A ring step takes alpha_s + bytes beta_s_per_byte.")
+      .def(py::init(
+               [](double alpha_s, double beta_s_per_byte) { return Collective{alpha_s, beta_s_per_byte}; }),
+           "alpha_s"_a, "beta_s_per_byte"_a);
+  py::class_<Device>(m, "Device")
+      .def(py::init([](int64_t ranks, int64_t hosts, Collective all_gather, Collective reduce_scatter,
+                       Collective all_reduce, Collective between_hosts, double exposed,
+                       double optimizer_s_per_byte, double recompute_slowdown) {
+             return Device{ranks,         hosts,   all_gather,           reduce_scatter,    all_reduce,
+                           between_hosts, exposed, optimizer_s_per_byte, recompute_slowdown};
+           }),
+           py::kw_only(), "ranks"_a, "hosts"_a, "all_gather"_a, "reduce_scatter"_a, "all_reduce"_a,
+           "between_hosts"_a, "exposed"_a, "optimizer_s_per_byte"_a, "recompute_slowdown"_a);
+  py::class_<Batch>(m, "Batch", "Samples per rank, and how many such micro-batches make a step.")
+      .def(py::init([](int64_t size, int64_t accumulation) { return Batch{size, accumulation}; }), "size"_a,
+           "accumulation"_a = 1)
+      .def_readonly("size", &Batch::size)
+      .def_readonly("accumulation", &Batch::accumulation)
+      .def("samples", &Batch::samples);
+  py::class_<Request>(m, "Request", "What is searched for; without `batches`, every size that fits.")
+      .def(py::init([](const Device& device, bool paper, std::vector<osdp::Mode> modes,
+                       std::vector<int64_t> granularities, int64_t optimizer_bytes_per_parameter_byte,
+                       int64_t bucket_bytes, double slice_overhead_s, int64_t cost_version,
+                       std::vector<osdp::Recompute> recompute, int64_t least_transient_bytes, int64_t buffers,
+                       bool find_smallest, bool depth_first, bool smallest_first) {
+             return Request{
+                 device,
+                 {paper ? Cost::Paper : Cost::Osdp, std::move(modes), std::move(granularities),
+                  optimizer_bytes_per_parameter_byte, bucket_bytes, slice_overhead_s, cost_version},
+                 0,
+                 {},
+                 std::move(recompute),
+                 least_transient_bytes,
+                 buffers,
+                 find_smallest,
+                 depth_first,
+                 smallest_first};
+           }),
+           py::kw_only(), "device"_a, "paper"_a, "modes"_a, "granularities"_a,
+           "optimizer_bytes_per_parameter_byte"_a, "bucket_bytes"_a, "slice_overhead_s"_a, "cost_version"_a,
+           "recompute"_a, "least_transient_bytes"_a, "buffers"_a, "find_smallest"_a = false, "depth_first"_a,
+           "smallest_first"_a)
+      .def_readwrite("limit_bytes", &Request::limit_bytes)
+      .def_readwrite("batches", &Request::batches);
+}
+
+void bind_plan(py::module_& m) {
+  using Choice = PlainPlan::Choice;
+  py::class_<Choice>(m, "Choice", "How an operator is sharded; of one without parameters: ignored.")
+      .def(py::init([](osdp::Mode mode, int64_t granularity, int64_t sharded_slices, osdp::Split split) {
+             return Choice{mode, granularity, sharded_slices, split};
+           }),
+           "mode"_a = osdp::Mode::NoShard, "granularity"_a = 1, "sharded_slices"_a = 0,
+           "split"_a = osdp::Split::None)
+      .def_readonly("mode", &Choice::mode)
+      .def_readonly("granularity", &Choice::granularity)
+      .def_readonly("sharded_slices", &Choice::sharded_slices)
+      .def_readonly("split", &Choice::split);
+  py::class_<PlainPlan>(m, "Plan", "Choices beside the model's operators, recomputation beside its blocks.")
+      .def(py::init([](Batch batch, std::vector<Choice> choices, std::vector<osdp::Recompute> blocks) {
+             return PlainPlan{batch, std::move(choices), std::move(blocks)};
+           }),
+           "batch"_a, "choices"_a, "blocks"_a)
+      .def_readonly("batch", &PlainPlan::batch)
+      .def_readonly("choices", &PlainPlan::choices)
+      .def_readonly("blocks", &PlainPlan::blocks);
+  py::class_<Candidate>(m, "Candidate", "One way to treat one operator, and what it costs.")
+      .def_property_readonly(
+          "choice",
+          [](const Candidate& c) { return Choice{c.mode, c.granularity, c.sharded_slices, c.split}; })
+      .def(
+          "is_choice",
+          [](const Candidate& c, const Choice& choice) {
+            return Choice{c.mode, c.granularity, c.sharded_slices, c.split} == choice;
+          },
+          "choice"_a)
+      .def_readonly("state_bytes", &Candidate::state_bytes)
+      .def_readonly("gradient_bytes", &Candidate::gradient_bytes)
+      .def_readonly("whole_gradient_bytes", &Candidate::whole_gradient_bytes)
+      .def_readonly("own_bytes", &Candidate::own_bytes)
+      .def_readonly("gathered_bytes", &Candidate::gathered_bytes)
+      .def_readonly("held_bytes", &Candidate::held_bytes)
+      .def_readonly("transient_bytes", &Candidate::transient_bytes)
+      .def_readonly("communication_ps", &Candidate::communication_ps)
+      .def_readonly("optimizer_ps", &Candidate::optimizer_ps);
+}
+
+}  // namespace
+
+void bind_problem(py::module_& m) {
+  m.attr("MODES") = osdp::names_of<osdp::Mode>();
+  m.attr("SPLITS") = osdp::names_of<osdp::Split>();
+  m.attr("RECOMPUTES") = osdp::names_of<osdp::Recompute>();
+  m.attr("COST_VERSION") = kCostVersion;
+  m.attr("MOST_BATCH") = kMostBatch;
+  py::class_<osdp::ModeTraits>(m, "ModeTraits")
+      .def_readonly("sharded", &osdp::ModeTraits::sharded)
+      .def_readonly("resharded", &osdp::ModeTraits::resharded)
+      .def_readonly("inside_hosts", &osdp::ModeTraits::inside_hosts)
+      .def_readonly("sliced", &osdp::ModeTraits::sliced);
+  m.def("traits", [](osdp::Mode mode) { return osdp::traits(mode); }, "mode"_a, "Of a mode, by its name.");
+  bind_model(m);
+  bind_request(m);
+  bind_plan(m);
+  m.def(
+      "candidates",
+      [](const Model& model, const Request& request, int operator_, osdp::Recompute recompute) {
+        return candidates(model.operators.at(operator_), request.device, request.space, recompute);
+      },
+      "model"_a, "request"_a, "operator"_a, "recompute"_a, "Of one operator, NO_SHARD first.");
+}

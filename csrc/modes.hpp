@@ -1,0 +1,40 @@
+// How an operator is sharded, sliced and recomputed: one table, from which the search, the runtime, the
+// bindings and, through them, Python, the files and the command line take names and traits. No includes
+// beside the standard library.
+#pragma once
+
+#include <array>
+#include <cstddef>
+
+namespace osdp {
+
+enum class Mode : int { NoShard = 0, ShardGradOp = 1, FullShard = 2, HybridShard = 3 };
+
+struct ModeTraits {
+  Mode mode;
+  const char* name;
+  bool sharded;    // a rank keeps a part of parameters, gradients and optimizer state; else all of them
+  bool resharded;  // what was gathered for the forward is freed after it, and gathered again for the backward
+  bool inside_hosts;  // sharded over the ranks of one host, with a copy on every host
+  bool sliced;        // Linear weights may be computed in slices
+};
+
+inline constexpr std::array<ModeTraits, 4> kModes{{
+    {Mode::NoShard, "NO_SHARD", false, false, false, false},
+    {Mode::ShardGradOp, "SHARD_GRAD_OP", true, false, false, false},
+    {Mode::FullShard, "FULL_SHARD", true, true, false, true},
+    {Mode::HybridShard, "HYBRID_SHARD", true, true, true, false},
+}};
+
+constexpr const ModeTraits& traits(Mode mode) { return kModes[static_cast<size_t>(mode)]; }
+
+// Which dimension of a Linear's weight [out, in] is cut. None: computed as a whole.
+enum class Split : int { None = 0, Out = 1, In = 2 };
+inline constexpr std::array<const char*, 3> kSplits{"none", "out", "in"};
+
+// What a block does with its activations and parameters: saves them; drops the activations and keeps its
+// parameters gathered from the recomputation to the backward; or drops and gathers these again, too.
+enum class Recompute : int { None = 0, Hold = 1, Regather = 2 };
+inline constexpr std::array<const char*, 3> kRecomputes{"none", "hold", "regather"};
+
+}  // namespace osdp

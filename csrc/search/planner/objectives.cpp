@@ -1,0 +1,95 @@
+#include "search/planner/objectives.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "search/problem/problem.hpp"
+
+namespace osdp::search {
+namespace {
+
+constexpr double kAnyPlan = 1e18;               // a gap with which the first plan ends a search
+constexpr int64_t kFirstPlanWork = 10'000'000;  // in which one that fits is usually found, where there is one
+constexpr double kSameThroughput = 1 - 1e-4;
+constexpr int64_t kMostOfLimit = 8;  // times the wish's limit: no larger one is looked at
+
+// The largest n from 1 to `most` that holds; what holds for n holds for less. 1 where none does.
+template <typename Holds>
+int64_t last_true(const Holds& holds, int64_t most) {
+  int64_t low = 1, high = 2;
+  while (high <= most && holds(high)) low = high, high *= 2;
+  high = std::min(high, most + 1);
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    (holds(middle) ? low : high) = middle;
+  }
+  return low;
+}
+
+}  // namespace
+
+Answer least_memory(Searches& searches) {
+  const Wish& wish = searches.wish();
+  const int64_t ranks = searches.planner().request().device.ranks;
+  Answer known = searches.best_plan(wish.limit_bytes, wish.batches, wish.find_smallest);
+  if (!known.feasible || known.throughput(ranks) < wish.at_least) return known;
+  int64_t low = 0, high = known.peak_bytes;
+  while (high - low > 1 && !searches.over()) {
+    const int64_t middle = low + (high - low) / 2;
+    Answer less = searches.best_plan(middle, wish.batches);
+    if (!less.feasible || less.throughput(ranks) < wish.at_least) {
+      low = middle;
+    } else {
+      high = std::max(low + 1, std::min(middle, less.peak_bytes));
+      known = std::move(less);
+    }
+  }
+  known.limit_bytes = high;
+  return known;
+}
+
+Batch largest_batch(Searches& searches) {
+  const Wish& wish = searches.wish();
+  const auto fits = [&](Batch batch) {
+    return !searches.over() && searches.run(searches.request(wish.limit_bytes, {batch}), kAnyPlan).feasible;
+  };
+  if (wish.batches.empty()) return {last_true([&](int64_t n) { return fits({n, 1}); }, kMostBatch), 1};
+  std::vector<Batch> falling = wish.batches;
+  std::sort(falling.begin(), falling.end(), [](Batch a, Batch b) { return a.size > b.size; });
+  for (Batch batch : falling)
+    if (fits(batch)) return batch;
+  return falling.back();
+}
+
+Answer Planner::any_plan(const Wish& wish, const Interrupted& interrupted) const {
+  Wish soon = wish;
+  soon.objective = Objective::Throughput, soon.replay = 0, soon.work = kFirstPlanWork;
+  Answer found = search(soon, interrupted);
+  if (found.feasible) return found;
+  soon.work = wish.work;
+  return search(soon, interrupted);
+}
+
+UsefulLimits Planner::useful_limits(const Wish& wish, const Interrupted& interrupted) const {
+  const auto at = [&](int64_t limit) {
+    Wish there = wish;
+    there.limit_bytes = limit, there.find_smallest = limit == 0;
+    return search(there, interrupted);
+  };
+  UsefulLimits limits{std::max<int64_t>(1, at(0).smallest_limit_bytes), 0};
+  const auto throughput = [&](int64_t limit) {
+    const Answer found = at(limit);
+    return found.feasible ? found.throughput(1) : 0;
+  };
+  int64_t low = limits.least, high = kMostOfLimit * std::min(wish.limit_bytes, kLargestSum / kMostOfLimit);
+  high = std::max(high, 2 * std::min(low, kLargestSum / 2));
+  const double best = throughput(high);
+  while (static_cast<double>(high) > static_cast<double>(low) * 1.01) {
+    const auto middle = static_cast<int64_t>(std::sqrt(static_cast<double>(high) * static_cast<double>(low)));
+    (throughput(middle) >= best * kSameThroughput ? high : low) = middle;
+  }
+  limits.most = high;
+  return limits;
+}
+
+}  // namespace osdp::search

@@ -1,0 +1,103 @@
+"""SearchProblem: what `search`, `verify`, `simulate`, `frontier` and a plan's file share."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cached_property
+
+from osdp import _search
+from osdp.description.model_description import ModelDescription
+from osdp.errors import PlanMismatchError
+from osdp.hardware.hardware import Hardware
+from osdp.plan.plan import Plan
+from osdp.plan.searched import OBJECTIVES, Searched
+from osdp.planning.arguments import batches_of
+from osdp.planning.core_inputs import beside_tensors, make_manner, make_model, make_request
+from osdp.planning.device_memory import total
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchProblem:
+    """A search but for its memory limit.
+
+    >>> problem = SearchProblem.of(plan)
+    >>> problem.planner.search(problem.wish(2**30)).throughput(problem.ranks)
+    """
+
+    description: ModelDescription
+    hardware: Hardware
+    ranks: int
+    optimizer: str
+    precision: str
+    cost: str
+    separate_reductions: bool
+    searched: Searched
+
+    @classmethod
+    def of(cls, plan: Plan) -> SearchProblem:
+        """What the plan was searched for. Raises PlanMismatchError where it does not say."""
+        if plan.searched is None or plan.hardware is None or plan.world_size is None:
+            raise PlanMismatchError("the plan was not made by osdp.search: there is no search to repeat")
+        return cls(
+            plan.description,
+            plan.hardware,
+            plan.world_size,
+            plan.optimizer,
+            plan.precision,
+            plan.cost,
+            plan.separate_reductions,
+            plan.searched,
+        )
+
+    @cached_property
+    def planner(self) -> _search.Planner:
+        """The same in C++."""
+        hosts, searched = self.searched.hosts, self.searched
+        beside = beside_tensors(
+            self.description, self.hardware, self.ranks, hosts, self.optimizer, self.separate_reductions
+        )
+        model = make_model(
+            self.description,
+            self.hardware,
+            self.precision,
+            searched.whole,
+            total(beside),
+            searched.cost_version,
+        )
+        request = make_request(
+            self.description,
+            self.hardware,
+            searched,
+            ranks=self.ranks,
+            optimizer=self.optimizer,
+            precision=self.precision,
+            cost=self.cost,
+        )
+        manner = make_manner(
+            self.description,
+            self.hardware,
+            searched,
+            precision=self.precision,
+            separate_reductions=self.separate_reductions,
+        )
+        return _search.Planner(model, request, manner)
+
+    def wish(self, limit: int, *, find_smallest: bool = False) -> _search.Wish:
+        """What is asked of `planner` under `limit` bytes."""
+        s = self.searched
+        batches = batches_of(
+            "auto" if s.batch_size is None else s.batch_size, s.global_batch_size, self.ranks
+        )
+        return _search.Wish(
+            limit_bytes=limit,
+            batches=[_search.Batch(*b) for b in batches],
+            objective=OBJECTIVES.index(s.objective),
+            at_least=s.at_least or 0.0,
+            replay=s.replay,
+            time_limit_s=s.time_limit_s or 0.0,
+            find_smallest=find_smallest,
+        )
+
+    def changed(self, **changes: object) -> SearchProblem:
+        """The same with other fields of `searched`."""
+        return dataclasses.replace(self, searched=dataclasses.replace(self.searched, **changes))  # type: ignore[arg-type]

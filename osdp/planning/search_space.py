@@ -1,0 +1,82 @@
+"""What a search may choose from: modes, numbers of slices, ways to treat blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from osdp import _search
+from osdp.errors import InvalidProblemError
+from osdp.plan.choice import MODES, RECOMPUTE
+
+GRANULARITIES = (2, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Space:
+    """What the search may choose from."""
+
+    modes: tuple[str, ...]
+    granularities: tuple[int, ...]
+    checkpoint: tuple[str, ...]  # of _search.RECOMPUTES
+
+
+def choose_space(
+    modes: str | Sequence[str],
+    granularity: str | int | Sequence[int],
+    checkpoint: str | bool | Sequence[str],
+    cost: str,
+    hosts: int = 1,
+) -> Space:
+    """The arguments of `search` in full. Raises InvalidProblemError naming the argument."""
+    chosen: tuple[str, ...]
+    if modes == "auto":
+        chosen = ("NO_SHARD", "FULL_SHARD")
+        if cost == "osdp":
+            chosen = tuple(m for m in MODES if hosts > 1 or not _search.traits(m).inside_hosts)
+    else:
+        chosen = (modes,) if isinstance(modes, str) else tuple(modes)
+        for mode in chosen:
+            if mode not in MODES:
+                raise InvalidProblemError(f"modes: {mode!r} is none of {', '.join(MODES)}")
+            if chosen.count(mode) > 1:
+                raise InvalidProblemError(f"modes: {mode!r} is there twice")
+        if not chosen:
+            raise InvalidProblemError("modes is empty: at least one mode must be allowed")
+        for mode in chosen:
+            if _search.traits(mode).inside_hosts and hosts == 1:
+                raise InvalidProblemError(f"modes: {mode} needs several hosts: say hosts=")
+    if granularity == "auto":
+        slices: tuple[int, ...] = GRANULARITIES
+    elif isinstance(granularity, str):
+        raise InvalidProblemError(
+            f"granularity is {granularity!r}; it is 'auto', a number or a tuple of numbers"
+        )
+    else:
+        slices = (granularity,) if isinstance(granularity, int) else tuple(granularity)
+        for g in slices:
+            if isinstance(g, bool) or not isinstance(g, int) or not 1 <= g <= 4096:
+                raise InvalidProblemError(f"granularity: {g!r} is not a number of slices from 1 to 4096")
+    ways: dict[object, tuple[str, ...]] = {
+        "auto": _search.RECOMPUTES,
+        False: ("none",),
+        True: RECOMPUTE,
+        **{way: (way,) for way in _search.RECOMPUTES},
+    }
+    asked = checkpoint if isinstance(checkpoint, (str, bool)) else tuple(checkpoint)
+    if not isinstance(asked, tuple) and asked not in ways:
+        raise InvalidProblemError(
+            f"checkpoint is {checkpoint!r}; it is 'auto', True, False, 'none', 'hold', 'regather' or some of these"
+        )
+    recompute = asked if isinstance(asked, tuple) else ways[asked]
+    if not recompute or any(r not in _search.RECOMPUTES for r in recompute):
+        raise InvalidProblemError(f"checkpoint: {asked!r} is not some of 'none', 'hold', 'regather'")
+    if len(set(recompute)) < len(recompute):
+        raise InvalidProblemError(f"checkpoint: {asked!r} names a way twice")
+    if cost == "paper":
+        if asked != "auto" and recompute != ("none",):
+            raise InvalidProblemError(
+                "cost='paper' knows no recomputation: use checkpoint=False or cost='osdp'"
+            )
+        recompute = ("none",)
+    return Space(chosen, tuple(sorted({g for g in slices if g > 1})), recompute)

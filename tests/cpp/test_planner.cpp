@@ -1,0 +1,204 @@
+// The planner: what is returned fits and plays no slower than what any one objective finds; bisections end
+// where they should; time, steps and interruptions end all searches of a wish.
+#include "search/planner/planner.hpp"
+
+#include <algorithm>
+
+#include "check.hpp"
+#include "random_model.hpp"
+#include "search/planner/objectives.hpp"
+#include "search/planner/rivals.hpp"
+
+using namespace osdp::search;
+
+namespace {
+
+Request request(int64_t ranks) {
+  Request r;
+  r.device.ranks = ranks;
+  r.device.all_gather = r.device.reduce_scatter = r.device.all_reduce = {1e-9, 1e-10};
+  r.space.modes = {Mode::NoShard, Mode::ShardGradOp, Mode::FullShard};
+  r.space.granularities = {2};
+  r.space.bucket_bytes = 100;
+  r.recompute = {Recompute::None, Recompute::Hold, Recompute::Regather};
+  return r;
+}
+
+Planner planner_of(const Model& model, int64_t ranks = 4) {
+  Manner m;
+  m.small_unit_bytes = 64;
+  m.stolen_permille = 200;
+  for (int i = 0; i < static_cast<int>(model.operators.size()); ++i) {
+    const Operator& op = model.operators[i];
+    Place& p = m.places.emplace_back();
+    p.parameters = !op.tensors.empty();
+    for (const Tensor& t : op.tensors) p.bytes += t.bytes();
+    p.gathered_bytes = p.bytes;
+    p.block = op.block;
+    p.gathered_at = i;
+    p.calls = {{i, i}};
+  }
+  return {model, request(ranks), m};
+}
+
+Wish wish_for(int64_t limit) {
+  Wish wish;
+  wish.limit_bytes = limit;
+  wish.batches = {{1, 1}, {2, 1}, {4, 1}};
+  wish.replay = 0.5;
+  return wish;
+}
+
+// Limits between the least under which there is a plan and four times it.
+template <typename Check>
+void for_random_models(int count, const Check& check) {
+  Random dice(3);
+  for (int n = 0; n < count; ++n) {
+    const Planner planner = planner_of(random_model(dice, 10));
+    Wish nothing = wish_for(0);
+    nothing.find_smallest = true;
+    const int64_t least = planner.search(nothing).smallest_limit_bytes;
+    check(planner, least, least + static_cast<int64_t>(dice() % (3 * least)));
+  }
+}
+
+void what_is_returned_fits_and_plays_no_slower_than_any_objectives_plan() {
+  for_random_models(30, [](const Planner& planner, int64_t, int64_t limit) {
+    const Wish wish = wish_for(limit);
+    const Answer best = planner.search(wish);
+    CHECK(best.feasible && best.peak_bytes <= limit);
+    Wish alone = wish;
+    alone.replay = 0;
+    const Answer by_objective = planner.search(alone);
+    CHECK(by_objective.optimal);
+    CHECK(best.throughput(4) >= by_objective.throughput(4));
+    CHECK(!best.optimal || best.proven);
+  });
+}
+
+void smaller_spaces_keep_the_places_of_options() {
+  Random dice(9);
+  const Model model = random_model(dice, 20);
+  const Request problem = request(4);
+  bool fewer = false;
+  for (const Rival& rival : kRivals) {
+    const std::optional<Request> smaller = request_of(problem, rival);
+    CHECK(smaller.has_value());
+    for (const Operator& op : model.operators) {
+      const auto few = candidates(op, smaller->device, smaller->space, Recompute::None);
+      const auto all = candidates(op, problem.device, problem.space, Recompute::None);
+      fewer |= few.size() < all.size();
+      for (size_t k = 0; k < few.size(); ++k)
+        CHECK(few[k].mode == all[k].mode && few[k].granularity == all[k].granularity &&
+              few[k].sharded_slices == all[k].sharded_slices && few[k].split == all[k].split);
+    }
+  }
+  CHECK(fewer);
+}
+
+void a_rival_that_would_be_another_one_is_left_out() {
+  Request narrow = request(4);
+  narrow.space.granularities.clear();
+  narrow.recompute = {Recompute::None};
+  CHECK(!request_of(narrow, {.slices = false}));
+  CHECK(!request_of(narrow, {.recomputes = false}));
+  narrow.recompute = {Recompute::Hold};
+  CHECK(!request_of(narrow, {.recomputes = false}));
+}
+
+void the_least_memory_is_the_least() {
+  for_random_models(20, [](const Planner& planner, int64_t least, int64_t limit) {
+    Wish wish = wish_for(limit);
+    wish.replay = 0;
+    const double most = planner.search(wish).throughput(4);
+    wish.objective = Objective::Memory, wish.at_least = most / 2;
+    const Answer found = planner.search(wish);
+    CHECK(found.feasible && found.throughput(4) >= most / 2 && found.limit_bytes >= least);
+    Wish less = wish;
+    less.objective = Objective::Throughput, less.limit_bytes = found.limit_bytes - 1;
+    const Answer beyond = planner.search(less);
+    CHECK(!beyond.feasible || beyond.throughput(4) < most / 2);
+    wish.at_least = most * 2;  // too much: the fastest there is
+    CHECK(planner.search(wish).throughput(4) == most);
+  });
+}
+
+void the_largest_batch_is_the_largest() {
+  for_random_models(20, [](const Planner& planner, int64_t, int64_t limit) {
+    Wish wish = wish_for(limit);
+    wish.objective = Objective::Batch;
+    const int64_t size = planner.search(wish).plan.batch.size;
+    for (int64_t b : {1, 2, 4}) {
+      Wish one = wish_for(limit);
+      one.batches = {{b, 1}};
+      CHECK(planner.search(one).feasible == (b <= size));
+    }
+  });
+}
+
+void a_frontier_only_rises() {
+  for_random_models(10, [](const Planner& planner, int64_t least, int64_t limit) {
+    const Wish wish = wish_for(limit);
+    const UsefulLimits useful = planner.useful_limits(wish);
+    CHECK(useful.least == least && useful.most >= least);
+    std::vector<int64_t> limits{least - 1, least, limit, useful.most};
+    std::sort(limits.begin(), limits.end());
+    double before = 0;
+    for (const Answer& point : planner.frontier(wish, limits)) {
+      CHECK(point.limit_bytes >= least && point.peak_bytes <= point.limit_bytes);
+      CHECK(point.throughput(4) >= before);
+      before = point.throughput(4);
+    }
+    CHECK(before > 0);
+  });
+}
+
+void the_time_is_for_all_searches_of_a_wish() {
+  for_random_models(10, [](const Planner& planner, int64_t, int64_t limit) {
+    Wish wish = wish_for(limit);
+    wish.objective = Objective::Memory, wish.at_least = 1e-9, wish.time_limit_s = 1e-9;
+    const Answer found = planner.search(wish);
+    // The first plan that was found; no smaller limit was looked at.
+    if (found.feasible) CHECK(found.limit_bytes == found.peak_bytes || found.limit_bytes == limit);
+    Searches searches(planner, wish, {});
+    CHECK(searches.over());
+    Wish counted = wish_for(limit);
+    Searches endless(planner, counted, {});
+    CHECK(!endless.over() && endless.limit_s() == 0);
+  });
+}
+
+void an_interruption_ends_all_of_them() {
+  for_random_models(5, [](const Planner& planner, int64_t, int64_t limit) {
+    Wish wish = wish_for(limit);
+    const Interrupted at_once = [] { return true; };
+    wish.objective = Objective::Memory, wish.at_least = 1e-9;
+    const Answer found = planner.search(wish, at_once);
+    CHECK(!found.feasible || found.peak_bytes <= limit);
+  });
+}
+
+void steps_end_a_search_alike() {
+  for_random_models(20, [](const Planner& planner, int64_t, int64_t limit) {
+    Wish wish = wish_for(limit);
+    wish.work = 1;
+    const Answer first = planner.search(wish), second = planner.search(wish);
+    CHECK(first.feasible == second.feasible && first.plan.choices == second.plan.choices &&
+          first.plan.blocks == second.plan.blocks && first.step_ps == second.step_ps);
+  });
+}
+
+}  // namespace
+
+int main() {
+  what_is_returned_fits_and_plays_no_slower_than_any_objectives_plan();
+  smaller_spaces_keep_the_places_of_options();
+  a_rival_that_would_be_another_one_is_left_out();
+  the_least_memory_is_the_least();
+  the_largest_batch_is_the_largest();
+  a_frontier_only_rises();
+  the_time_is_for_all_searches_of_a_wish();
+  an_interruption_ends_all_of_them();
+  steps_end_a_search_alike();
+  return report("test_planner");
+}

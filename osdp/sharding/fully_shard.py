@@ -227,7 +227,6 @@ def _install(
     show_full_state(model, sharded)
     watch_methods(model, sharded)
     installed.note()
-    sharded.installed = installed
     return sharded
 
 

@@ -22,6 +22,7 @@ from osdp.base.sharded_models import HANDLES
 from osdp.errors import ShardingError
 from osdp.plan.plan import Plan
 from osdp.sharding.hybrid_mesh import RankGrid
+from osdp.sharding.installed import Installed
 from osdp.sharding.rollback import AsItWas
 from osdp.sharding.sharded_model import Sharded, register, sharded_of
 
@@ -58,7 +59,7 @@ class Handover:
         for parent, key, child in self._wrappers:
             parent._modules[key] = getattr(child, "_osdp_wrapped")  # noqa: B009
         for module, sharded in self.parts:
-            sharded.installed.take_off()
+            Installed.on(module).take_off()
             HANDLES.pop(module)
             present = {id(p) for p in module.parameters()}
             for index, parameter in enumerate(sharded.tree.known):

@@ -16,9 +16,15 @@ _OTHERS = (
 )  # placed, not installed: a parameter from the meta device is another object now
 
 
+# Held by the model's own attributes: what it lists belongs to the model and leads back to it, so that anything that
+# outlives the model would keep it alive.
+_ATTRIBUTE = "_osdp_installed"
+
+
 class Installed:
     def __init__(self, model: nn.Module) -> None:
         """Before anything is installed; `note` after."""
+        self._model = vars(model)
         self._before = [(m, dict(vars(m)), _dicts(m)) for m in model.modules()]
         # Dictionary, key, what it held, what it holds: to be undone where it still does.
         self._changes: list[tuple[dict[Any, Any], Any, Any, Any]] = []
@@ -30,6 +36,20 @@ class Installed:
                 if name not in _OTHERS and vars(module).get(name) is container:
                     self._compare(container, copied)
         self._before = []
+        self._model[_ATTRIBUTE] = self
+
+    @staticmethod
+    def on(model: nn.Module) -> Installed:
+        """What sharding put onto this model, which is sharded."""
+        installed = vars(model)[_ATTRIBUTE]
+        assert isinstance(installed, Installed)
+        return installed
+
+    def __deepcopy__(self, memo: object) -> None:
+        """A copy of the model is not sharded."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(None), ())
 
     def _compare(self, now: dict[Any, Any], before: dict[Any, Any]) -> None:
         for key in [*now, *(k for k in before if k not in now)]:
@@ -47,7 +67,7 @@ class Installed:
                 del holder[key]
             else:
                 holder[key] = was
-        self._changes = []
+        self._model.pop(_ATTRIBUTE, None)
 
 
 def _dicts(module: nn.Module) -> dict[str, tuple[dict[Any, Any], dict[Any, Any]]]:

@@ -19,7 +19,6 @@ from osdp.plan.mixed_precision import MixedPrecision
 from osdp.plan.plan import Plan
 from osdp.ranks.process_groups import LaneGroup
 from osdp.sharding.hybrid_mesh import RankGrid
-from osdp.sharding.installed import Installed
 from osdp.sharding.state_dict_form import StateDictForm
 
 
@@ -57,7 +56,6 @@ class Sharded:
         self.runtime = runtime
         self.policy = policy
         self.tree: ModuleTree
-        self.installed: Installed  # on the model's modules
         self.form = StateDictForm()
         self.shown: WeakSet[nn.Module] = WeakSet()  # modules whose state dicts show full parameters
         self.split_names = frozenset(splits_of(plan))  # weights that are computed in slices

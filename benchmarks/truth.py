@@ -4,9 +4,10 @@
                                [--plans 40] [--steps 7] [--minutes 120] [--peaks]
 
 For each setting (2 ranks on one host, or on two with 1 or 4 Gb/s between them, which needs root and iproute2) and
-model, the machine is profiled on the bare model, and each plan's step is played on that profile and measured in turns
-with the bare model's (every rank by itself, without communication or optimizer), so that the machine's own spread
-stands beside each figure. A searched plan and the plan that seemed faster under its limit are then measured again, in
+model, the machine is profiled on the bare model, and each plan's step is measured in turns with the bare model's (every
+rank by itself, without communication or optimizer), so that the machine's own spread stands beside each figure, and
+played on that profile, made as much slower or faster as the bare model's steps were by then; links between hosts keep
+their speed. A searched plan and the plan that seemed faster under its limit are then measured again, in
 turns: its regret. Peaks are of the live heap (heap_peak.c), over what the process held before the model. A
 run that was stopped goes on where it was: what --json holds is not measured again, but on another machine (processor,
 cores, torch) it is refused. With --peaks nothing is timed, so
@@ -17,8 +18,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,7 @@ LIMITS = 5
 PEAK_STEPS = 3
 
 
-def measure(name: str, count: str, steps: str) -> dict[str, Any]:
+def measure(name: str, count: str, steps: str, hosts: str) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
     from support.five_models import SUBJECTS
@@ -107,14 +110,35 @@ def measure(name: str, count: str, steps: str) -> dict[str, Any]:
             "played_bytes": played.peak_memory_bytes,
             "certified_bytes": plan.predicted.peak_memory_bytes if plan.predicted else None,
             "limit_bytes": plan.memory_limit_bytes,
+            **taken(plan),
         }
-        rows.append({**row, **taken(plan)})
+        if times:
+            now = as_fast_as(hardware, plan, statistics.median(row["bare_s"]) / alone_s, int(hosts))
+            row["played_now_s"] = plan.simulate(now, dist.get_world_size()).step_time_s
+        rows.append(row)
     for row in rows if times else ():
         chosen = [rival_of(row, rows)]
         dist.broadcast_object_list(chosen, 0)
         if chosen[0] is not None:
             row["rematch"] = {"plan": chosen[0], **rematch(plans[row["plan"]], plans[chosen[0]])}
     return {"alone_s": alone_s, "rows": rows, "machine": machine(), "hardware": json.loads(hardware.dumps())}
+
+
+def as_fast_as(hardware: Any, plan: Any, slowdown: float, hosts: int) -> Any:
+    """The profile, on a machine whose processor takes `slowdown` times as long; what travels between hosts does not."""
+    from osdp.sharding.drift import Drift, Span, as_it_is
+
+    span = Span(1.0, slowdown)
+    now = as_it_is(plan, hardware, Drift(span, span, span))
+    if hosts == 1:
+        return now
+    return replace(
+        now,
+        all_gather=hardware.all_gather,
+        reduce_scatter=hardware.reduce_scatter,
+        all_reduce=hardware.all_reduce,
+        communication_delay=hardware.communication_delay,
+    )
 
 
 def searched(description: Any, hardware: Any, batch_size: int) -> list[Any]:
@@ -159,7 +183,8 @@ def main() -> int:
                 continue
             left = max(60.0, end - time.monotonic())
             where = SETTINGS[setting]
-            found[key] = run_ranks(__file__, [name, str(given.plans), str(steps)], 2, **where, seconds=left)
+            asked = [name, str(given.plans), str(steps), str(where["hosts"])]
+            found[key] = run_ranks(__file__, asked, 2, **where, seconds=left)
             print(f"{key}: {machine_line(found[key]['machine'])}", flush=True)
             if given.json:
                 save_text(given.json, json.dumps(found, indent=1) + "\n")

@@ -14,16 +14,16 @@ struct ModeTraits {
   Mode mode;
   const char* name;
   bool sharded;    // a rank keeps a part of parameters, gradients and optimizer state; else all of them
-  bool resharded;  // what was gathered for the forward is freed after it, and gathered again for the backward
+  bool kept;          // what was gathered for the forward stays until the backward; else it is gathered again
   bool inside_hosts;  // sharded over the ranks of one host, with a copy on every host
   bool sliced;        // Linear weights may be computed in slices
 };
 
 inline constexpr std::array<ModeTraits, 4> kModes{{
     {Mode::NoShard, "NO_SHARD", false, false, false, false},
-    {Mode::ShardGradOp, "SHARD_GRAD_OP", true, false, false, false},
-    {Mode::FullShard, "FULL_SHARD", true, true, false, true},
-    {Mode::HybridShard, "HYBRID_SHARD", true, true, true, false},
+    {Mode::ShardGradOp, "SHARD_GRAD_OP", true, true, false, false},
+    {Mode::FullShard, "FULL_SHARD", true, false, false, true},
+    {Mode::HybridShard, "HYBRID_SHARD", true, false, true, false},
 }};
 
 constexpr const ModeTraits& traits(Mode mode) { return kModes[static_cast<size_t>(mode)]; }

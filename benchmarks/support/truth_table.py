@@ -29,7 +29,11 @@ def spread(row: Row) -> float:
 
 
 def time_error(row: Row, alone_s: float) -> float:
-    """Of the played step, both sides relative to the bare model's."""
+    """Of the played step on the machine as fast as it was in these turns; in older files both sides are relative to the
+    bare model's.
+    """
+    if "played_now_s" in row:
+        return row["played_now_s"] / median(row["step_s"]) - 1
     return row["played_s"] / alone_s / median(ratios(row)) - 1
 
 

@@ -32,9 +32,14 @@ class Choice:
     split: Annotated[str, OneOf(SPLITS)] | None = None
 
     @property
+    def traits(self) -> _search.ModeTraits:
+        """What its mode means: `sharded`, `kept`, `inside_hosts`, `sliced` (csrc/modes.hpp)."""
+        return _search.traits(self.mode)
+
+    @property
     def slices_sharded(self) -> int:
         """How many of the `granularity` slices are sharded: 0 for NO_SHARD, all of them by default."""
-        if self.mode == "NO_SHARD":
+        if not self.traits.sharded:
             return 0
         return self.granularity if self.sharded_slices is None else self.sharded_slices
 

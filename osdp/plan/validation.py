@@ -193,6 +193,7 @@ def choice_problems(choice: Choice, operator: Operator | None) -> Iterator[str]:
     g, k = choice.granularity, choice.sharded_slices
     if choice.mode not in MODES:
         yield f"mode {choice.mode!r} is none of {', '.join(MODES)}"
+        return
     if choice.split is not None and choice.split not in SPLITS:
         yield f"split {choice.split!r} is none of {', '.join(SPLITS)}"
     elif isinstance(g, bool) or not isinstance(g, int) or g < 1:
@@ -200,9 +201,9 @@ def choice_problems(choice: Choice, operator: Operator | None) -> Iterator[str]:
     elif k is not None and (isinstance(k, bool) or not isinstance(k, int) or not 0 <= k <= g):
         yield f"sharded_slices must be between 0 and the granularity {g}, is {k!r}"
     elif g == 1:
-        if k == 0 and choice.mode != "NO_SHARD":
+        if k == 0 and choice.traits.sharded:
             yield f"sharded_slices is 0 of 1, which is NO_SHARD, but the mode is {choice.mode}"
-    elif choice.mode != "FULL_SHARD":
+    elif not choice.traits.sliced:
         yield f"granularity {g} means FULL_SHARD slices; mode {choice.mode} has none"
     elif choice.split is None:
         yield f"granularity {g} needs split='out' or split='in'"

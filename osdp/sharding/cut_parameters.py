@@ -90,6 +90,6 @@ def _hybrid_names(sharded: Sharded) -> set[str]:
     return {
         p.name
         for o in operators
-        if o.name in choices and choices[o.name].mode == "HYBRID_SHARD"
+        if o.name in choices and choices[o.name].traits.inside_hosts
         for p in o.parameters
     }

@@ -356,12 +356,12 @@ def _install_calls(
         choice = plan.choices.get(operator.name)
         if choice is None:
             continue
-        called = [p.name for p in operator.parameters if choice.mode != "NO_SHARD" or p.name in mixed]
+        called = [p.name for p in operator.parameters if choice.traits.sharded or p.name in mixed]
         places = {outside(place, compiled): None for place in operator.gather_at if called}
         for place in places:
             params_at.setdefault(place, []).extend(index[name] for name in called)
             units = units_at.setdefault(place, set())
-            units |= {unit_of[operator.name]} if choice.mode != "NO_SHARD" else set()
+            units |= {unit_of[operator.name]} if choice.traits.sharded else set()
     held = [name for name, how in plan.recompute.items() if how == "hold"]
     names = list(index)
 

@@ -138,11 +138,11 @@ def _layouts(plan: Plan, grid: RankGrid | None) -> dict[str, object]:
         if choice is None:
             continue
         layout: object = "rows"
-        if choice.mode == "NO_SHARD":
+        if not choice.traits.sharded:
             layout = _WHOLE
         elif choice.granularity > 1:
             layout = None
-        elif choice.mode == "HYBRID_SHARD" and grid is not None and len(grid.lines) > 1:
+        elif choice.traits.inside_hosts and grid is not None and len(grid.lines) > 1:
             layout = grid.lines
         found |= {p.name: layout for p in operator.parameters}
     return found

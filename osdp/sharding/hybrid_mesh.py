@@ -77,7 +77,7 @@ def agreed_grid(
     Raises, on all ranks: DisagreementError where ranks were told different things, ProcessGroupError where hosts hold
     different numbers of ranks, PlanMismatchError where the plan was searched for another number of hosts.
     """
-    if not any(choice.mode == "HYBRID_SHARD" for choice in plan.choices.values()):
+    if not any(choice.traits.inside_hosts for choice in plan.choices.values()):
         return None
     grid = given_or_found(together, given, ranks_per_host)
     wanted = plan.searched.hosts if plan.searched is not None else 1

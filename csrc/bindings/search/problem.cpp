@@ -145,7 +145,7 @@ void bind_problem(py::module_& m) {
   m.attr("MOST_BATCH") = kMostBatch;
   py::class_<osdp::ModeTraits>(m, "ModeTraits")
       .def_readonly("sharded", &osdp::ModeTraits::sharded)
-      .def_readonly("resharded", &osdp::ModeTraits::resharded)
+      .def_readonly("kept", &osdp::ModeTraits::kept)
       .def_readonly("inside_hosts", &osdp::ModeTraits::inside_hosts)
       .def_readonly("sliced", &osdp::ModeTraits::sliced);
   m.def("traits", [](osdp::Mode mode) { return osdp::traits(mode); }, "mode"_a, "Of a mode, by its name.");

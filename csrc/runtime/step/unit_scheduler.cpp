@@ -43,7 +43,7 @@ void UnitScheduler::set_prefetch(size_t units) {
   bool all_kept = true;
   for (const auto& unit : shards_.units()) {
     largest = std::max(largest, unit->bytes());
-    all_kept &= unit->mode == Mode::ShardGradOp;
+    all_kept &= traits(unit->mode).kept;
   }
   depth_ = {.units = units, .bytes = (1 + units) * largest};
   kept_depth_ = all_kept ? Depth{.units = units, .bytes = Depth::kNoLimit} : depth_;
@@ -162,7 +162,7 @@ void UnitScheduler::reshard_after_forward(Call& call, Unit& unit, bool failed) {
     return;
   }
   if (step_.grad_forward &&
-      (unit.mode == Mode::ShardGradOp || (step_.root_forward && forward_order_.ends_with(&unit)))) {
+      (traits(unit.mode).kept || (step_.root_forward && forward_order_.ends_with(&unit)))) {
     unit.keep_ = true;
     return;
   }
@@ -249,7 +249,7 @@ void UnitScheduler::await_room(size_t bytes) {
   size_t held = bytes;
   for (size_t i = left_; i < reductions_.size(); ++i) held += reductions_[i].bytes;
   for (const auto& unit : shards_.units())
-    if (unit->state_ != Unit::State::Sharded && unit->mode != Mode::ShardGradOp) held += unit->bytes();
+    if (unit->state_ != Unit::State::Sharded && !traits(unit->mode).kept) held += unit->bytes();
   for (; left_ < reductions_.size() && held > depth_.bytes; ++left_) {
     reductions_[left_].reduction.wait();
     held -= reductions_[left_].bytes;

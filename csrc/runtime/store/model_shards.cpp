@@ -46,8 +46,8 @@ void ModelShards::check(const std::vector<ParamSpec>& params, const std::vector<
   const std::vector<Mode> modes = modes_of(params.size(), units);
   for (const ParamSpec& spec : params) check_split(spec);
   for (size_t i = 0; i < params.size(); ++i)
-    OSDP_CHECK(!params[i].split || modes[i] != Mode::HybridShard, Sharding, "OSDP: parameter '",
-               params[i].name, "' is HYBRID_SHARD and split into slices, which are FULL_SHARD only");
+    OSDP_CHECK(!params[i].split || !traits(modes[i]).inside_hosts, Sharding, "OSDP: parameter '",
+               params[i].name, "' is ", traits(modes[i]).name, " and split into slices, which are FULL_SHARD only");
 }
 
 ModelShards::ModelShards(std::vector<ParamSpec> params, const std::vector<UnitSpec>& units,
@@ -58,8 +58,8 @@ ModelShards::ModelShards(std::vector<ParamSpec> params, const std::vector<UnitSp
     ParamSpec& spec = params[i];
     // With one rank a split weight keeps its slices, none of them sharded.
     if (spec.split && everyone.shard->alone()) spec.split->sharded = 0;
-    const ShardGroups& shard_groups = modes[i] == Mode::HybridShard ? hybrid : everyone;
-    const bool sharded = spec.split || (modes[i] != Mode::NoShard && can_shard(spec, shard_groups));
+    const ShardGroups& shard_groups = traits(modes[i]).inside_hosts ? hybrid : everyone;
+    const bool sharded = spec.split || (traits(modes[i]).sharded && can_shard(spec, shard_groups));
     offloads_ |= add_parameter(spec, sharded, shard_groups).away();
     spec.tensor.reset();
   }
@@ -98,7 +98,7 @@ void ModelShards::add_unit(const UnitSpec& spec) {
   auto unit = std::make_unique<Unit>();
   unit->name = spec.name;
   unit->mode = spec.mode;
-  unit->shard_groups = spec.mode == Mode::HybridShard ? &hybrid_ : &everyone_;
+  unit->shard_groups = traits(spec.mode).inside_hosts ? &hybrid_ : &everyone_;
   unit->slots.reserve(spec.params.size());  // places_ points into it
   for (int64_t i : spec.params) {
     Parameter& p = *params_[i];

@@ -157,7 +157,7 @@ class Builder {
     u.members = unit.operators;
     u.calls = unit.calls;
     u.repeats = unit.repeats;
-    u.keeps = !traits(mode).resharded;
+    u.keeps = traits(mode).kept;
     u.gather = links_.gather(static_cast<int64_t>(all), mode);
     u.reduce = links_.reduce(static_cast<int64_t>(sent), mode);
     u.average = links_.average(static_cast<int64_t>(sent), mode);

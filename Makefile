@@ -50,6 +50,15 @@ demo: build  ## train a GPT on 2 ranks: describe, profile, search, shard, train,
 .PHONY: test
 test: test-sanitize test-threads test-python  ## all tests: C++ under sanitizers, then Python
 
+# What finds most for its time: plans against brute force, what is refused, and gradients against one process's.
+CHECK := tests/unit/test_search.py tests/unit/test_limits.py tests/unit/test_verify.py tests/unit/test_public_names.py \
+  tests/unit/test_drop_in_table.py tests/distributed/test_equivalence.py tests/distributed/test_frozen.py \
+  tests/distributed/test_nested_wraps.py
+.PHONY: check
+check: lint test-cpp build  ## the linters, the C++ tests and the Python tests that find most: about 3 minutes
+	@echo "== Python tests: $(CHECK)"
+	@OMP_NUM_THREADS=1 $(PY) -m pytest $(CHECK)
+
 .PHONY: test-cpp
 test-cpp: $(STAMPS)/tools  ## the C++ tests without sanitizers, to work on one; `make test` runs those with
 	@echo "== C++ tests (build/cpp)"
@@ -126,9 +135,11 @@ gpu-check:  ## on a machine with a GPU, with the torch that its Python has: ever
 	@$(PYTHON) tools/gpu_check.py $(ARGS)
 
 .PHONY: test-python
-test-python: build  ## the Python tests: one process, then several ranks
-	@echo "== Python tests"
-	@$(PY) -m pytest
+test-python: build  ## the Python tests: one process, several at once, then several ranks
+	@echo "== Python tests of one process"
+	@$(PY) -m pytest -n $(JOBS) --dist worksteal tests/unit
+	@echo "== Python tests of several ranks"
+	@$(PY) -m pytest --ignore=tests/unit
 
 .PHONY: test-accelerator-all
 test-accelerator-all: build  ## all ways of training on the ordered device, 2 and 4 ranks, delayed streams (15 minutes); CI runs a part

@@ -13,7 +13,7 @@ enum class Mode : int { NoShard = 0, ShardGradOp = 1, FullShard = 2, HybridShard
 struct ModeTraits {
   Mode mode;
   const char* name;
-  bool sharded;    // a rank keeps a part of parameters, gradients and optimizer state; else all of them
+  bool sharded;       // a rank keeps a part of parameters, gradients and optimizer state; else all of them
   bool kept;          // what was gathered for the forward stays until the backward; else it is gathered again
   bool inside_hosts;  // sharded over the ranks of one host, with a copy on every host
   bool sliced;        // Linear weights may be computed in slices

@@ -18,9 +18,19 @@ from osdp.sharding.hybrid_mesh import GroupLike
 from osdp.sharding.state_dict_form import StateDictForm
 
 
+class _Omitted:
+    """None is no plan that anyone meant to give."""
+
+    def __repr__(self) -> str:
+        return "<without>"
+
+
+_OMITTED = _Omitted()
+
+
 def fully_shard(
     module: Any,
-    plan: Plan | None = None,
+    plan: Plan | _Omitted = _OMITTED,
     process_group: GroupLike | None = None,
     *,
     mesh: DeviceMesh | None = None,
@@ -50,7 +60,7 @@ def fully_shard(
     """
     torchs = {"mesh": mesh, "reshard_after_forward": reshard_after_forward, "mp_policy": mp_policy}
     torchs |= {"offload_policy": offload_policy, "shard_placement_fn": shard_placement_fn}
-    if plan is not None:
+    if not isinstance(plan, _Omitted):
         if given := [name for name, value in torchs.items() if value is not None]:
             raise InvalidProblemError(
                 f"{given[0]}= goes without a plan: a plan says how everything is sharded"

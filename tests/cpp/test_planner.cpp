@@ -63,7 +63,7 @@ void for_random_models(int count, const Check& check) {
 }
 
 void what_is_returned_fits_and_plays_no_slower_than_any_objectives_plan() {
-  for_random_models(30, [](const Planner& planner, int64_t, int64_t limit) {
+  for_random_models(6, [](const Planner& planner, int64_t, int64_t limit) {
     const Wish wish = wish_for(limit);
     const Answer best = planner.search(wish);
     CHECK(best.feasible && best.peak_bytes <= limit);
@@ -107,7 +107,7 @@ void a_rival_that_would_be_another_one_is_left_out() {
 }
 
 void the_least_memory_is_the_least() {
-  for_random_models(20, [](const Planner& planner, int64_t least, int64_t limit) {
+  for_random_models(5, [](const Planner& planner, int64_t least, int64_t limit) {
     Wish wish = wish_for(limit);
     wish.replay = 0;
     const double most = planner.search(wish).throughput(4);
@@ -124,12 +124,14 @@ void the_least_memory_is_the_least() {
 }
 
 void the_largest_batch_is_the_largest() {
-  for_random_models(20, [](const Planner& planner, int64_t, int64_t limit) {
+  for_random_models(5, [](const Planner& planner, int64_t, int64_t limit) {
     Wish wish = wish_for(limit);
+    wish.replay = 0;
     wish.objective = Objective::Batch;
     const int64_t size = planner.search(wish).plan.batch.size;
     for (int64_t b : {1, 2, 4}) {
       Wish one = wish_for(limit);
+      one.replay = 0;
       one.batches = {{b, 1}};
       CHECK(planner.search(one).feasible == (b <= size));
     }
@@ -137,8 +139,9 @@ void the_largest_batch_is_the_largest() {
 }
 
 void a_frontier_only_rises() {
-  for_random_models(10, [](const Planner& planner, int64_t least, int64_t limit) {
-    const Wish wish = wish_for(limit);
+  for_random_models(3, [](const Planner& planner, int64_t least, int64_t limit) {
+    Wish wish = wish_for(limit);
+    wish.replay = 0;
     const UsefulLimits useful = planner.useful_limits(wish);
     CHECK(useful.least == least && useful.most >= least);
     std::vector<int64_t> limits{least - 1, least, limit, useful.most};
@@ -154,7 +157,7 @@ void a_frontier_only_rises() {
 }
 
 void the_time_is_for_all_searches_of_a_wish() {
-  for_random_models(10, [](const Planner& planner, int64_t, int64_t limit) {
+  for_random_models(3, [](const Planner& planner, int64_t, int64_t limit) {
     Wish wish = wish_for(limit);
     wish.objective = Objective::Memory, wish.at_least = 1e-9, wish.time_limit_s = 1e-9;
     const Answer found = planner.search(wish);
@@ -179,7 +182,7 @@ void an_interruption_ends_all_of_them() {
 }
 
 void steps_end_a_search_alike() {
-  for_random_models(20, [](const Planner& planner, int64_t, int64_t limit) {
+  for_random_models(5, [](const Planner& planner, int64_t, int64_t limit) {
     Wish wish = wish_for(limit);
     wish.work = 1;
     const Answer first = planner.search(wish), second = planner.search(wish);

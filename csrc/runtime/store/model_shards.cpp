@@ -47,7 +47,8 @@ void ModelShards::check(const std::vector<ParamSpec>& params, const std::vector<
   for (const ParamSpec& spec : params) check_split(spec);
   for (size_t i = 0; i < params.size(); ++i)
     OSDP_CHECK(!params[i].split || !traits(modes[i]).inside_hosts, Sharding, "OSDP: parameter '",
-               params[i].name, "' is ", traits(modes[i]).name, " and split into slices, which are FULL_SHARD only");
+               params[i].name, "' is ", traits(modes[i]).name,
+               " and split into slices, which are FULL_SHARD only");
 }
 
 ModelShards::ModelShards(std::vector<ParamSpec> params, const std::vector<UnitSpec>& units,

@@ -30,7 +30,7 @@ def plan_of(problem: SearchProblem, limit: int, answer: _search.Answer) -> Plan:
     }
     treated = treatments(problem, answer.plan, way_of_block)
     transient = max((t.chosen.transient_bytes for t in treated if t is not None), default=0)
-    units = [[names[i] for i in unit] for unit in problem.planner.units(answer.plan, transient)]
+    units = problem.planner.units(answer.plan, transient)
     certificate = _certificate(problem, limit, answer)
     price = sum(p.numerator for p in certificate.prices) / certificate.price_denominator
     plan = Plan(
@@ -40,7 +40,7 @@ def plan_of(problem: SearchProblem, limit: int, answer: _search.Answer) -> Plan:
         choices={
             name: choice_of(t.chosen.choice) for name, t in zip(names, treated, strict=True) if t is not None
         },
-        units=tuple(tuple(unit) for unit in units),
+        units=tuple(tuple(names[i] for i in unit) for unit in units),
         recompute=recompute,
         batch_size=answer.plan.batch.size,
         optimizer=problem.optimizer,
@@ -55,7 +55,7 @@ def plan_of(problem: SearchProblem, limit: int, answer: _search.Answer) -> Plan:
             problem,
             answer,
             treated,
-            played=_played(problem, answer, transient),
+            played=problem.planner.play(answer.plan, units) if problem.cost == "osdp" else None,
             recompute=recompute,
             price_ps_per_byte=price,
         ),
@@ -86,12 +86,6 @@ def treatments(
         chosen = next(c for c in known[key] if c.is_choice(choice))
         treated.append(Treated(known[key], chosen))
     return treated
-
-
-def _played(problem: SearchProblem, answer: _search.Answer, transient: int) -> _search.PlayedStep | None:
-    if problem.cost != "osdp":
-        return None
-    return problem.planner.play(answer.plan, problem.planner.units(answer.plan, transient))
 
 
 def _certificate(problem: SearchProblem, limit: int, answer: _search.Answer) -> Certificate:

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "check.hpp"
+#include "random_manner.hpp"
 #include "random_model.hpp"
 #include "search/planner/objectives.hpp"
 #include "search/planner/rivals.hpp"
@@ -24,22 +25,7 @@ Request request(int64_t ranks) {
   return r;
 }
 
-Planner planner_of(const Model& model, int64_t ranks = 4) {
-  Manner m;
-  m.small_unit_bytes = 64;
-  m.stolen_permille = 200;
-  for (int i = 0; i < static_cast<int>(model.operators.size()); ++i) {
-    const Operator& op = model.operators[i];
-    Place& p = m.places.emplace_back();
-    p.parameters = !op.tensors.empty();
-    for (const Tensor& t : op.tensors) p.bytes += t.bytes();
-    p.gathered_bytes = p.bytes;
-    p.block = op.block;
-    p.gathered_at = i;
-    p.calls = {{i, i}};
-  }
-  return {model, request(ranks), m};
-}
+Planner planner_of(const Model& model, int64_t ranks = 4) { return {model, request(ranks), manner(model)}; }
 
 Wish wish_for(int64_t limit) {
   Wish wish;

@@ -3,6 +3,7 @@
 #include "search/heuristics/polish.hpp"
 
 #include "check.hpp"
+#include "random_manner.hpp"
 #include "random_model.hpp"
 
 using namespace osdp::search;
@@ -19,23 +20,6 @@ Request request(int64_t ranks, int64_t limit) {
   r.recompute = {Recompute::None, Recompute::Hold, Recompute::Regather};
   r.limit_bytes = limit;
   return r;
-}
-
-Manner manner(const Model& model) {
-  Manner m;
-  m.small_unit_bytes = 64;
-  m.stolen_permille = 200;
-  for (int i = 0; i < static_cast<int>(model.operators.size()); ++i) {
-    const Operator& op = model.operators[i];
-    Place& p = m.places.emplace_back();
-    p.parameters = !op.tensors.empty();
-    for (const Tensor& t : op.tensors) p.bytes += t.bytes();
-    p.gathered_bytes = p.bytes;
-    p.block = op.block;
-    p.gathered_at = i;
-    p.calls = {{i, i}};
-  }
-  return m;
 }
 
 // All blocks one way, the same choice everywhere where it is there.

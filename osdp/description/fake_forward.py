@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -86,7 +87,7 @@ def _trace_fakes(
             sample_args, sample_kwargs = map_tensors(lambda t: _fake(t, known), (args, kwargs))
         watcher = Watcher(_copy(model, replaced), original=model, call=known.call)
         try:
-            with fakes.mode:
+            with _without_log(), fakes.mode:
                 return _follow(watcher, sample_args, sample_kwargs)
         except ValuesLostError:
             raise
@@ -126,6 +127,17 @@ def _follow(watcher: Watcher, args: Any, kwargs: Any) -> Trace:
             return watcher.trace
     watcher.trace.moments = (live.forward, live.backward)
     return watcher.trace
+
+
+@contextlib.contextmanager
+def _without_log() -> Iterator[None]:
+    """torch logs the traceback of every operator that fails on fake tensors; here DescribeError says what failed."""
+    log = logging.getLogger(fake_tensor.__name__)
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 @contextlib.contextmanager

@@ -85,9 +85,18 @@ class ModelDescription:
     def parameters(self) -> tuple[Parameter, ...]:
         return tuple(p for o in self.operators for p in o.parameters)
 
+    def dumps(self) -> str:
+        """The description as JSON."""
+        return json_files.dumps("description", self)
+
+    @staticmethod
+    def loads(text: str) -> ModelDescription:
+        """The description of `dumps`. Raises FormatError that names line and field."""
+        return json_files.loads("description", ModelDescription, text)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the description to `path` as JSON: whole or not at all."""
-        json_files.save_text(path, json_files.dumps("description", self))
+        json_files.save_text(path, self.dumps())
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> ModelDescription:

@@ -1,0 +1,221 @@
+"""What each command does. Modules are loaded when a command needs them: `osdp diff` never imports torch."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from osdp.cli.files import STANDARD, check_output, check_picture, read
+from osdp.errors import InvalidProblemError, OSDPError
+
+if TYPE_CHECKING:
+    from osdp.description.model_description import ModelDescription
+    from osdp.hardware.hardware import Hardware
+    from osdp.plan.plan import Plan
+
+_SEARCH_OPTIONS = (
+    "batch_size",
+    "global_batch_size",
+    "optimizer",
+    "precision",
+    "cost",
+    "method",
+    "granularity",
+    "checkpoint",
+    "hosts",
+    "objective",
+    "at_least",
+    "time_limit",
+    "whole",
+)
+
+
+def describe(arguments: argparse.Namespace) -> None:
+    check_output("-o", arguments.output)
+    found = _described(arguments)
+    if arguments.output not in (None, STANDARD):
+        found.save(arguments.output)
+    if arguments.json or arguments.output == STANDARD:
+        print(found.dumps(), end="")
+    else:
+        from osdp.show.description_table import table
+
+        _show(table(found))
+
+
+def search(arguments: argparse.Namespace) -> None:
+    from osdp.base.byte_sizes import parse_bytes
+
+    try:
+        from osdp.planning.search import search
+    except ImportError as error:
+        raise OSDPError(f"the planner is not built ({error}); install osdp again: pip install .") from error
+
+    memory = parse_bytes(arguments.memory)
+    if arguments.world_size < 1:
+        raise InvalidProblemError(f"--world-size {arguments.world_size}: it must be at least 1")
+    check_output("-o", arguments.output)
+    hardware = _hardware(arguments.hardware)
+    options = {name: value for name in _SEARCH_OPTIONS if (value := getattr(arguments, name)) is not None}
+    found = search(
+        _described(arguments), memory=memory, world_size=arguments.world_size, hardware=hardware, **options
+    )
+    if arguments.output not in (None, STANDARD):
+        found.save(arguments.output)
+    if arguments.json or arguments.output == STANDARD:
+        print(found.dumps(), end="")
+    else:
+        _show(found.__rich__())
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """1 where something is false: what, on standard error."""
+    from osdp.planning.verify import verify
+
+    wrong = verify(_plan(arguments.plan), search=arguments.search)
+    if wrong:
+        print(f"osdp: {arguments.plan}: {' '.join(wrong.split())}", file=sys.stderr)
+        return 1
+    print(
+        "all that the plan says holds"
+        + (", and a search of today finds the same" if arguments.search else "")
+    )
+    return 0
+
+
+def explain(arguments: argparse.Namespace) -> None:
+    plan = _plan(arguments.plan)
+    if arguments.diff is not None:
+        print(plan.diff(_plan(arguments.diff)) or "the plans decide the same\n", end="")
+        return
+    from osdp.show.explain import explained
+
+    _show(explained(plan, search=not arguments.no_search))
+
+
+def frontier(arguments: argparse.Namespace) -> None:
+    from osdp.show.frontier_plot import plot, table
+
+    check_picture(arguments.plot)
+    found = _plan(arguments.plan).frontier(points=arguments.points)
+    if arguments.plot:
+        plot(found, "matplotlib").figure.savefig(arguments.plot, dpi=150)
+    if arguments.json:
+        print(json.dumps([dataclasses.asdict(point) for point in found.points], indent=1))
+    else:
+        _show(table(found))
+
+
+def simulate(arguments: argparse.Namespace) -> None:
+    from osdp.plan.timeline import Timeline
+
+    check_picture(arguments.plot)
+    check_output("--trace", arguments.trace)
+    step = _plan(arguments.plan).simulate(_hardware(arguments.hardware), arguments.world_size)
+    measured = Timeline.of_trace(arguments.measured) if arguments.measured else None
+    if arguments.trace:
+        step.save_trace(arguments.trace, measured)
+    if arguments.plot:
+        step.plot(measured).savefig(arguments.plot)
+    shown = step if measured is None else step.beside(measured)
+    if arguments.json:
+        print(shown.to_json())
+    else:
+        _show(shown)
+
+
+def profile(arguments: argparse.Namespace) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from osdp.cli.model_source import build
+    from osdp.profiling.profile import each, profile
+    from osdp.ranks.rank_group import Together
+
+    check_output("-o", arguments.output)
+    distributed = "RANK" in os.environ and "WORLD_SIZE" in os.environ  # torchrun
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    device = torch.device("cpu")
+    if accelerator is not None:
+        index = int(os.environ.get("LOCAL_RANK", "0"))
+        torch.accelerator.set_device_index(index)
+        device = torch.device(accelerator.type, index)
+    if distributed:
+        dist.init_process_group(dist.get_default_backend_for_device(device))
+    try:
+        hardware: Hardware
+        if arguments.module:
+            ranks = Together()
+            model, args, kwargs = each(
+                ranks, "building the model", lambda: build(arguments.module, meta=False)
+            )
+            hardware = profile(model.to(device), *args, seconds=arguments.seconds, **kwargs)
+        else:
+            hardware = profile(seconds=arguments.seconds)
+        if not distributed or dist.get_rank() == 0:
+            if arguments.output not in (None, STANDARD):
+                hardware.save(arguments.output)
+            else:
+                print(hardware.dumps(), end="")
+    finally:
+        if distributed:
+            dist.destroy_process_group()
+
+
+def export(arguments: argparse.Namespace) -> None:
+    from osdp.checkpoint.export import export
+
+    for path in export(arguments.checkpoint, arguments.target, max_shard=arguments.max_shard):
+        print(path)
+
+
+def upgrade(arguments: argparse.Namespace) -> None:
+    from osdp.cli.upgrade_files import upgrade
+
+    for path in arguments.paths:
+        for line in upgrade(path):
+            print(line)
+
+
+def _described(arguments: argparse.Namespace) -> ModelDescription:
+    if getattr(arguments, "description", None) is not None:
+        from osdp.description.model_description import ModelDescription
+
+        if arguments.meta or arguments.sequence_length is not None:
+            raise InvalidProblemError(
+                "--meta and --sequence-length say how to build a model; a description is of one"
+            )
+        return read(ModelDescription, arguments.description)
+    from osdp.cli.model_source import model_of
+    from osdp.description.describe import describe
+
+    model, args, kwargs = model_of(arguments)
+    return describe(model, *args, **kwargs)
+
+
+def _plan(path: str) -> Plan:
+    from osdp.plan.plan import Plan
+
+    return read(Plan, path)
+
+
+def _hardware(name_or_path: str | None) -> Hardware | None:
+    from osdp.hardware.hardware import Hardware
+
+    return None if name_or_path is None else read(Hardware, name_or_path)
+
+
+def _show(renderable: Any) -> None:
+    """In colour and as wide as the terminal, or as plain text where there is none."""
+    from rich.console import Console
+
+    from osdp.show.terminal import plain
+
+    if sys.stdout.isatty():
+        Console().print(renderable)
+    else:
+        print(plain(renderable), end="")

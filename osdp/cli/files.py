@@ -1,0 +1,70 @@
+"""Files that a command reads and writes: `-` is standard input, and what cannot be written is refused before the work."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import tempfile
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from osdp.errors import FormatError, InvalidProblemError
+
+T = TypeVar("T", covariant=True)
+STANDARD = "-"
+
+
+class Kind(Protocol[T]):
+    """A value that files hold: osdp.Plan, Hardware, ModelDescription."""
+
+    @staticmethod
+    def load(path: str, /) -> T: ...
+    @staticmethod
+    def loads(text: str, /) -> T: ...
+
+
+def read(kind: Kind[T], path: str) -> T:
+    """The value in the file `path`, or in standard input. Raises FormatError as `kind.load` does."""
+    if path != STANDARD:
+        return kind.load(path)
+    text = sys.stdin.read()
+    if not text:
+        raise FormatError("standard input is empty, or was read already: only one argument can be -")
+    try:
+        return kind.loads(text)
+    except FormatError as error:
+        raise FormatError(f"standard input: {error}", error.field, error.line, error.column) from None
+
+
+def check_output(option: str, path: str | None) -> None:
+    """InvalidProblemError where a file `path` could not be written. Writes nothing that stays."""
+    if path is None or path == STANDARD:
+        return
+    target = Path(path)
+    if target.is_dir():
+        raise InvalidProblemError(f"{option} {path}: this is a directory; name a file in it")
+    if target.exists() and not target.is_file():  # /dev/stdout, a pipe
+        return
+    folder = target.resolve().parent
+    if not folder.is_dir():
+        raise InvalidProblemError(f"{option} {path}: there is no directory {folder}")
+    try:  # rights alone do not tell: the file system may be read-only, or full
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise InvalidProblemError(
+            f"{option} {path}: {folder} cannot be written to: {error.strerror}"
+        ) from None
+
+
+def check_picture(path: str | None) -> None:
+    """The same of a picture; also where matplotlib is missing or does not know what the file's name ends in."""
+    if path is None:
+        return
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InvalidProblemError("--plot needs matplotlib: pip install 'osdp[plot]'")
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = sorted(FigureCanvasBase.get_supported_filetypes())
+    if Path(path).suffix.removeprefix(".").lower() not in known:
+        raise InvalidProblemError(f"--plot {path}: its name must end in one of .{', .'.join(known)}")
+    check_output("--plot", path)

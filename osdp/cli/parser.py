@@ -1,0 +1,208 @@
+"""The commands and their options. What an option can be is taken from the modules that obey it."""
+
+from __future__ import annotations
+
+import argparse
+
+from osdp.cli import commands
+from osdp.hardware.hardware import known_machines
+from osdp.plan.precisions import PRECISIONS
+from osdp.plan.searched import COSTS, METHODS, OBJECTIVES
+from osdp.planning.core_inputs import OPTIMIZER_STATE
+from osdp.version import __version__
+
+_PLAN = "a plan; - reads standard input"
+_MACHINES = f"one of {', '.join(known_machines())}; or a file of `osdp profile`; - reads standard input"
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="osdp", description="Optimal Sharded Data Parallel for PyTorch")
+    parser.add_argument("--version", action="version", version=f"osdp {__version__}")
+    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    for add in (
+        _describe,
+        _search,
+        _verify,
+        _explain,
+        _diff,
+        _frontier,
+        _simulate,
+        _profile,
+        _export,
+        _upgrade,
+    ):
+        add(subparsers)
+    return parser
+
+
+def _add_model(parser: argparse.ArgumentParser, what: argparse._MutuallyExclusiveGroup) -> None:
+    what.add_argument(
+        "--module",
+        metavar="WHERE",
+        help="FILE.py:FUNCTION or package.module:FUNCTION, which returns (model, sample)",
+    )
+    what.add_argument(
+        "--hf-config", metavar="CONFIG.json", help="a config of transformers; the model is never given memory"
+    )
+    parser.add_argument(
+        "--meta", action="store_true", help="build the model on the meta device: no memory for weights"
+    )
+    parser.add_argument(
+        "--sequence-length", type=_count, metavar="N", help="tokens of a sample, with --hf-config"
+    )
+
+
+def _add_output(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("--json", action="store_true", help=f"print {what} as JSON instead of a table")
+    parser.add_argument("-o", "--output", metavar="FILE", help=f"write {what} there; -: the same as --json")
+
+
+def _describe(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser("describe", help="show a model's operators, with their bytes and work")
+    _add_model(parser, parser.add_mutually_exclusive_group(required=True))
+    _add_output(parser, "the description")
+    parser.set_defaults(command=commands.describe)
+
+
+def _search(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    search = subparsers.add_parser("search", help="find the fastest plan that fits the memory")
+    what = search.add_mutually_exclusive_group(required=True)
+    _add_model(search, what)
+    what.add_argument(
+        "--description", metavar="FILE", help="a file of `osdp describe -o`; - reads standard input"
+    )
+    search.add_argument("--memory", required=True, metavar="SIZE", help="per device, such as 16GiB")
+    search.add_argument(
+        "--world-size", required=True, type=int, metavar="N", help="how many ranks will train"
+    )
+    search.add_argument("--hardware", metavar="NAME|FILE", help=_MACHINES)
+    search.add_argument(
+        "--batch-size", type=_count_or_auto, metavar="N|auto", help="per rank; default: the best one"
+    )
+    search.add_argument("--global-batch-size", type=int, metavar="N", help="over all ranks")
+    search.add_argument("--optimizer", choices=tuple(OPTIMIZER_STATE), help="default: adamw")
+    search.add_argument("--precision", choices=tuple(PRECISIONS), help="default: fp32")
+    search.add_argument("--cost", choices=COSTS, help="the cost model; default: osdp")
+    search.add_argument("--method", choices=METHODS, help="default: exact; the others are the paper's")
+    search.add_argument("--granularity", type=_count_or_auto, metavar="N|auto", help="slices of an operator")
+    search.add_argument("--checkpoint", choices=("auto", "none"), help="whether blocks may be recomputed")
+    search.add_argument("--hosts", type=_count, metavar="N", help="over which the ranks are spread evenly")
+    search.add_argument(
+        "--whole",
+        action="append",
+        metavar="PATTERN",
+        help="modules or parameters that every rank holds whole, such as 'head' or '*.norm?'; repeatable",
+    )
+    search.add_argument("--objective", choices=OBJECTIVES, help="default: throughput")
+    search.add_argument(
+        "--at-least", type=float, metavar="SAMPLES/S", help="with --objective memory: the throughput to reach"
+    )
+    search.add_argument("--time-limit", type=float, metavar="SECONDS", help="of the search")
+    _add_output(search, "the plan")
+    search.set_defaults(command=commands.search)
+
+
+def _verify(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser("verify", help="check all that a plan says, from the plan alone")
+    parser.add_argument("plan", metavar="PLAN.json", help=_PLAN)
+    parser.add_argument(
+        "--search", action="store_true", help="also search again, for what no certificate proves"
+    )
+    parser.set_defaults(command=commands.verify)
+
+
+def _explain(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser("explain", help="show a plan, and why it is as it is")
+    parser.add_argument("plan", metavar="PLAN.json", help=_PLAN)
+    parser.add_argument(
+        "--no-search", action="store_true", help="leave out what other limits and batch sizes would give"
+    )
+    parser.add_argument(
+        "--diff", metavar="OTHER.json", help="show only what the other plan decides differently"
+    )
+    parser.set_defaults(command=commands.explain)
+
+
+def _diff(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser("diff", help="show what a second plan decides differently")
+    parser.add_argument("plan", metavar="PLAN.json", help=_PLAN)
+    parser.add_argument("diff", metavar="OTHER.json", help=_PLAN)
+    parser.set_defaults(command=commands.explain)
+
+
+def _frontier(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser("frontier", help="throughput of the best plans under other memory limits")
+    parser.add_argument("plan", metavar="PLAN.json", help=_PLAN)
+    parser.add_argument("--points", type=_count, default=16, metavar="N", help="how many limits (16)")
+    parser.add_argument("--json", action="store_true", help="print them as JSON instead of a table")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw them (needs matplotlib)")
+    parser.set_defaults(command=commands.frontier)
+
+
+def _simulate(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser("simulate", help="play a step of a plan: what runs when, and the memory")
+    parser.add_argument("plan", metavar="PLAN.json", help=_PLAN)
+    parser.add_argument(
+        "--hardware", metavar="NAME|FILE", help=f"in place of the plan's, or where it has none: {_MACHINES}"
+    )
+    parser.add_argument(
+        "--world-size", type=_count, metavar="N", help="on so many ranks; default: the plan's"
+    )
+    parser.add_argument(
+        "--measured",
+        metavar="FILE.json",
+        help="beside a step that torch.profiler recorded (export_chrome_trace)",
+    )
+    parser.add_argument("--json", action="store_true", help="print events and memory as JSON")
+    parser.add_argument("--trace", metavar="FILE.json", help="write them for https://ui.perfetto.dev")
+    parser.add_argument("--plot", metavar="FILE.svg", help="draw them (needs matplotlib)")
+    parser.set_defaults(command=commands.simulate)
+
+
+def _profile(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser("profile", help="measure this machine; also under torchrun")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write the figures there; default: print them")
+    parser.add_argument(
+        "--module",
+        metavar="WHERE",
+        help="FILE.py:FUNCTION or package.module:FUNCTION, which returns (model, sample): measure its operators too",
+    )
+    parser.add_argument("--seconds", type=float, default=10.0, help="about how long to measure (default 10)")
+    parser.set_defaults(command=commands.profile)
+
+
+def _export(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "export", help="write a checkpoint's weights as safetensors, in Hugging Face's layout"
+    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a directory of osdp.save")
+    parser.add_argument("target", metavar="DIR", help="where model.safetensors goes")
+    parser.add_argument("--max-shard", default="5GB", metavar="SIZE", help="of one file (default 5GB)")
+    parser.set_defaults(command=commands.export)
+
+
+def _upgrade(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "upgrade", help="rewrite files of an older OSDP in today's versions, in place"
+    )
+    parser.add_argument(
+        "paths",
+        nargs="+",
+        metavar="FILE|DIR",
+        help="a plan, a description, hardware, a checkpoint, or where such are",
+    )
+    parser.set_defaults(command=commands.upgrade)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def _count_or_auto(text: str) -> int | str:
+    if text == "auto":
+        return text
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a positive number nor 'auto'")
+    return int(text)

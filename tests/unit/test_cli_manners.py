@@ -1,0 +1,217 @@
+"""The command line's manners: versions and choices, standard input, outputs checked first, one line for failures."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import osdp
+from osdp.cli import commands, parser
+from osdp.cli.main import main
+from osdp.description.model_description import ModelDescription
+from osdp.hardware.hardware import Hardware, known_machines
+from osdp.plan.plan import Plan
+from osdp.planning.core_inputs import OPTIMIZER_STATE
+
+MODELS = """
+import torch
+from torch import nn
+
+def build():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), torch.zeros(3, 8)
+
+def wrong_sample():
+    return nn.Sequential(nn.Linear(8, 16)), torch.zeros(3, 9)
+"""
+MACHINE = ("--world-size", "2", "--hardware", "rtx-titan-8", "--batch-size", "4")
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    (tmp_path / "cli_models.py").write_text(MODELS)
+    return tmp_path / "cli_models.py"
+
+
+@pytest.fixture
+def plan(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    path = tmp_path / "plan.json"
+    argv = ["search", "--module", f"{models}:build", "--memory", "1GiB", *MACHINE]
+    assert main([*argv, "-o", str(path)]) == 0
+    capsys.readouterr()
+    return path
+
+
+def fails(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith("osdp: ")
+    return err
+
+
+def test_python_m_osdp_is_the_command() -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "osdp", "--version"], capture_output=True, text=True, timeout=60
+    )
+    assert (told.returncode, told.stdout, told.stderr) == (0, f"osdp {osdp.__version__}\n", "")
+
+
+def test_help_tells_what_every_option_can_be(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["search", "--help"])
+    assert caught.value.code == 0
+    told = "".join(capsys.readouterr().out.split())  # argparse breaks lines within names
+    choices = (
+        *OPTIMIZER_STATE,
+        "bf16-reduce-fp32",
+        "dfs-smallest-first",
+        "paper",
+        "memory",
+        "none",
+        *known_machines(),
+    )
+    assert [name for name in choices if name not in told] == []
+
+
+@pytest.mark.parametrize("option", ["optimizer", "precision", "cost", "method", "objective", "checkpoint"])
+def test_what_is_no_choice_shows_the_choices(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["search", "--module", "m:f", "--memory", "1GiB", "--world-size", "2", f"--{option}", "fast"])
+    assert caught.value.code == 2 and "choose from" in capsys.readouterr().err
+
+
+def test_describe_writes_what_search_reads(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "description.json"
+    assert main(["describe", "--module", f"{models}:build", "-o", str(path)]) == 0
+    table = capsys.readouterr().out
+    assert "Sequential: 212 parameters" in table and "Linear" in table
+    assert main(["describe", "--module", f"{models}:build", "-o", "-"]) == 0
+    text = capsys.readouterr().out
+    assert ModelDescription.loads(text) == ModelDescription.load(path)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    assert main(["search", "--description", "-", "--memory", "1GiB", *MACHINE, "--json"]) == 0
+    assert Plan.loads(capsys.readouterr().out).description == ModelDescription.load(path)
+    argv = ("search", "--description", str(path), "--memory", "1GiB", *MACHINE)
+    assert "a description is of one" in fails(capsys, *argv, "--meta")
+
+
+def test_verify_says_what_holds(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(plan)]) == 0
+    assert "holds" in capsys.readouterr().out
+    assert main(["verify", str(plan), "--search"]) == 0
+    capsys.readouterr()
+    text = plan.read_text()
+    peak = Plan.load(plan).predicted.peak_memory_bytes  # type: ignore[union-attr]
+    plan.write_text(text.replace(f'"peak_memory_bytes": {peak}', f'"peak_memory_bytes": {peak - 1}'))
+    assert plan.read_text() != text
+    assert main(["verify", str(plan)]) == 1
+    out, err = capsys.readouterr()
+    assert (
+        out == ""
+        and err.startswith(f"osdp: {plan}: ")
+        and "peak_memory_bytes" in err
+        and err.count("\n") == 1
+    )
+
+
+def test_plans_and_hardware_come_from_standard_input(
+    plan: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def given(text: str) -> None:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+
+    given(plan.read_text())
+    assert main(["explain", "--no-search", "-"]) == 0
+    given(plan.read_text())
+    assert main(["diff", str(plan), "-"]) == 0
+    assert "the same" in capsys.readouterr().out
+    given(Hardware.load("a100-8").dumps())
+    assert main(["simulate", str(plan), "--hardware", "-", "--json"]) == 0
+    capsys.readouterr()
+    given(plan.read_text())
+    assert "only one argument can be -" in fails(capsys, "diff", "-", "-")
+    given(plan.read_text()[:50])
+    assert "standard input: " in fails(capsys, "explain", "-")
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "says"),
+    [
+        ("-o", "missing/plan.json", "there is no directory"),
+        ("-o", ".", "this is a directory"),
+        ("-o", "cli_models.py/plan.json", "there is no directory"),
+        ("-o", "/proc/plan.json", "cannot be written to"),
+        ("--plot", "missing/frontier.png", "there is no directory"),
+        ("--plot", "frontier.excel", "must end in one of"),
+        ("--plot", "frontier", "must end in one of"),
+        ("--trace", "missing/step.json", "there is no directory"),
+    ],
+)
+def test_outputs_are_checked_before_the_work(
+    option: str,
+    name: str,
+    says: str,
+    models: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def worked(*_: object) -> None:
+        raise AssertionError("the work began")
+
+    monkeypatch.setattr(commands, "_plan", worked)
+    monkeypatch.setattr(commands, "_described", worked)
+    monkeypatch.chdir(models.parent)
+    argv = {
+        "-o": ("search", "--module", f"{models}:build", "--memory", "1GiB", *MACHINE),
+        "--plot": ("frontier", "plan.json"),
+        "--trace": ("simulate", "plan.json"),
+    }[option]
+    assert says in fails(capsys, *argv, option, name)
+    assert sorted(os.listdir(models.parent)) == ["cli_models.py"]
+
+
+def test_a_forward_that_fails_is_one_line(
+    models: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    argv = ("search", "--module", f"{models}:wrong_sample", "--memory", "1GiB", *MACHINE)
+    assert "the forward of Linear '0' failed" in fails(capsys, *argv)
+    assert caplog.records == []
+    assert not logging.getLogger("torch._subclasses.fake_tensor").disabled
+
+
+def test_ctrl_c_ends_it_without_a_traceback(
+    plan: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: object) -> Plan:
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("not reached")
+
+    monkeypatch.setattr(commands, "_plan", interrupted)
+    assert main(["explain", str(plan)]) == 130
+    assert capsys.readouterr() == ("", "osdp: interrupted\n")
+
+
+def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in (
+        "describe",
+        "search",
+        "verify",
+        "explain",
+        "diff",
+        "frontier",
+        "simulate",
+        "profile",
+        "export",
+        "upgrade",
+    ):
+        with pytest.raises(SystemExit) as caught:
+            parser.make_parser().parse_args([name, "--help"])
+        assert caught.value.code == 0 and f"usage: osdp {name}" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from osdp.description.model_description import ModelDescription as ModelDescription
 
 check_torch()
+logging.getLogger("osdp").addHandler(logging.NullHandler())  # who wants to read it says where
 
 # Public name -> the module that holds it. Loaded on first use: a notebook that only searches never loads the runtime.
 _PUBLIC = {
@@ -58,6 +60,7 @@ _PUBLIC = {
     "bare_step_s": "profiling.bare_step",
     "save": "checkpoint.save_load",
     "load": "checkpoint.save_load",
+    "Checkpoints": "checkpoint.checkpoints",
 }
 
 # Modules under the names that were documented before there were packages.

@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import io
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from osdp.checkpoint.file_boxes import Box, tile
+from osdp.checkpoint.file_boxes import Box, Row, tile
 from osdp.checkpoint.folder import Folder
 from osdp.checkpoint.manifest import TensorEntry
 from osdp.checkpoint.shard_boxes import Chunk, elements
@@ -59,6 +59,8 @@ class ChunkSavePlanner(SavePlanner):
 
     def __init__(self, tensors: Tensors) -> None:
         self.tensors = tensors
+        self.tell: Callable[[int], None] | None = None  # told how many bytes have been handed out
+        self._handed_out = 0
 
     def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
         """Nothing: the tensors came with the constructor; the state dict is empty."""
@@ -97,7 +99,7 @@ class ChunkSavePlanner(SavePlanner):
             data = items[index].tensor_data
             assert data is not None
             owner = min(ranks, key=lambda rank: load[rank])
-            load[owner] += elements(data.chunk.sizes) * data.properties.dtype.itemsize
+            load[owner] += bytes_of(items[index])
             saved = metadata.setdefault(index.fqn, TensorStorageMetadata(data.properties, data.size, []))
             hint = dataclasses.replace(index, index=len(saved.chunks))
             written[owner].append(dataclasses.replace(items[index], index=hint))
@@ -116,7 +118,30 @@ class ChunkSavePlanner(SavePlanner):
         return new_plan
 
     def resolve_data(self, write_item: WriteItem) -> Tensor | io.BytesIO:
-        return self.tensors.find(write_item.index)
+        self._handed_out += bytes_of(write_item)
+        if self.tell is not None:
+            self.tell(self._handed_out)
+        return self._found(write_item.index)
+
+    def _found(self, index: MetadataIndex) -> Tensor:
+        return self.tensors.find(index)
+
+    def copied(self, items: Sequence[WriteItem]) -> CopiedPlanner:
+        """One that writes these items as they are now, whatever becomes of the tensors."""
+        return CopiedPlanner(
+            {item.index: self._found(item.index).detach().to("cpu", copy=True) for item in items}
+        )
+
+
+class CopiedPlanner(ChunkSavePlanner):
+    """Hands out copies, each once: none is kept here after it was handed out."""
+
+    def __init__(self, copies: dict[MetadataIndex, Tensor]) -> None:
+        super().__init__(Tensors({}, {}))
+        self._copies = copies
+
+    def _found(self, index: MetadataIndex) -> Tensor:
+        return self._copies.pop(index)
 
 
 class BoxWriter(FileSystemWriter):
@@ -124,29 +149,41 @@ class BoxWriter(FileSystemWriter):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.places: dict[str, list[tuple[tuple[int, ...], str, int, int]]] = {}
+        self.places: dict[str, list[Box]] = {}  # without checksums
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        sizes = {item.index: tuple(item.tensor_data.chunk.sizes) for item in plan.items if item.tensor_data}
         written = super().write_data(plan, planner)
         for result in written.value():
-            info = result.storage_data
-            place = (tuple(result.index.offset or ()), info.relative_path, info.offset, info.length)
-            self.places.setdefault(result.index.fqn, []).append(place)
+            info, index = result.storage_data, result.index
+            box = Box(
+                tuple(index.offset or ()), sizes[index], info.relative_path, info.offset, info.length, None
+            )
+            self.places.setdefault(index.fqn, []).append(box)
         return written
 
-    def boxes(self, folder: Folder, tensors: Tensors) -> dict[str, tuple[Box, ...]]:
+    def boxes(self, folder: Folder) -> dict[str, tuple[Box, ...]]:
         """This rank's boxes, with the checksums of what lies in the files."""
         return {
             key: tuple(
-                Box(
-                    offsets,
-                    tuple(tensors.find(MetadataIndex(key, torch.Size(offsets))).shape),
-                    file,
-                    begin,
-                    length,
-                    zlib.crc32(folder.read(file, begin, length)),
-                )
-                for offsets, file, begin, length in places
+                box._replace(crc32=zlib.crc32(folder.read(box.file, box.begin, box.length))) for box in places
             )
             for key, places in self.places.items()
         }
+
+
+def bytes_of(item: WriteItem) -> int:
+    """Of the tensor that it writes."""
+    data = item.tensor_data
+    assert data is not None
+    return elements(data.chunk.sizes) * data.properties.dtype.itemsize
+
+
+def write_metadata(writer: BoxWriter, metadata: Metadata, boxes: Mapping[str, Sequence[Row]]) -> None:
+    """DCP's own table, of what all ranks wrote."""
+    results = [
+        WriteResult(MetadataIndex(key, torch.Size(offsets)), length, _StorageInfo(file, begin, length))
+        for key, rows in boxes.items()
+        for offsets, _, file, begin, length, _ in rows
+    ]
+    writer.finish(metadata, [results])

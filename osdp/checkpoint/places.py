@@ -47,14 +47,14 @@ def resolved(directory: str | os.PathLike[str]) -> Path:
 def found(directory: Path) -> Path:
     """`directory`, or, where no checkpoint stands there, the newest complete one that a killed save left beside it."""
     target = Path(os.path.realpath(directory))
-    if _complete(target):
+    if is_complete(target):
         return target
-    return max((p for p in _beside(target) if _complete(p)), key=_age, default=target)
+    return max((p for p in _beside(target) if is_complete(p)), key=age, default=target)
 
 
 def check_target(target: Path) -> None:
     """ShardingError where something else than a checkpoint is there, which saving would remove."""
-    if target.exists() and not _complete(target) and (not target.is_dir() or any(target.iterdir())):
+    if target.exists() and not is_complete(target) and (not target.is_dir() or any(target.iterdir())):
         raise ShardingError(
             f"{target} exists and is not a checkpoint: it is not replaced. Save to another directory, or remove it."
         )
@@ -63,10 +63,10 @@ def check_target(target: Path) -> None:
 def recover(target: Path) -> None:
     """Finishes what killed saves to `target` began: see Note [Killed between two renames]."""
     dead = [path for path in _beside(target) if not _locked(path)]
-    if not _complete(target):
-        newest = max((path for path in dead if _complete(path)), key=_age, default=None)
+    if not is_complete(target):
+        newest = max((path for path in dead if is_complete(path)), key=age, default=None)
         if newest is None:
-            dead = [path for path in dead if not _complete(path)]
+            dead = [path for path in dead if not is_complete(path)]
         else:
             with contextlib.suppress(FileNotFoundError):
                 target.rmdir()  # an empty directory does not matter
@@ -75,6 +75,23 @@ def recover(target: Path) -> None:
             dead.remove(newest)
     for path in dead:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def recover_all(folder: Path, names: re.Pattern[str]) -> None:
+    """`recover` for every checkpoint in `folder` whose name matches."""
+    found = {path.name.partition(".partial-")[0] for path in folder.glob("*.partial-*")}
+    for name in sorted(found):
+        if names.fullmatch(name):
+            recover(folder / name)
+
+
+def remove(checkpoint: Path) -> None:
+    """Removes a complete checkpoint: Note [Old checkpoints go whole] in checkpoints.py."""
+    going = checkpoint.with_name(f"{partial_path(checkpoint, os.urandom(4).hex()).name}-replaced")
+    checkpoint.rename(going)
+    (going / FILE_NAME).unlink()
+    _sync(going)
+    shutil.rmtree(going, ignore_errors=True)
 
 
 class Partial:
@@ -137,11 +154,12 @@ def _beside(target: Path) -> list[Path]:
         return []
 
 
-def _complete(path: Path) -> bool:
+def is_complete(path: Path) -> bool:
+    """Whether a checkpoint stands there: the manifest is what a save writes last."""
     return (path / FILE_NAME).is_file()
 
 
-def _age(path: Path) -> tuple[int, bool]:
+def age(path: Path) -> tuple[int, bool]:
     """Larger for what was completed later; a save's new checkpoint before the one that it replaces."""
     return (path / FILE_NAME).stat().st_mtime_ns, not path.name.endswith("-replaced")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +30,9 @@ class Reading:
     box: Box
     dtype: torch.dtype
     parts: tuple[tuple[tuple[slice, ...], Tensor], ...]
+
+
+def _silent(_: int) -> None: ...
 
 
 def readings(tensors: Tensors, manifest: Manifest) -> list[Reading]:
@@ -72,23 +75,33 @@ def check_files(folder: Folder, manifest: Manifest, rank: int, world_size: int) 
             )
 
 
-def check(folder: Folder, wanted: list[Reading]) -> list[int]:
-    """That every box can be read and is what the manifest says; the checksums of what was read. Changes nothing."""
-    return [crc for crc, _ in _boxes(folder, wanted)]
+def check(folder: Folder, wanted: list[Reading], tell: Callable[[int], None] = _silent) -> list[int]:
+    """That every box can be read and is what the manifest says; the checksums of what was read. Changes nothing.
+
+    `tell`: told how many bytes have been read.
+    """
+    return [crc for crc, _ in _boxes(folder, wanted, tell)]
 
 
-def fill(folder: Folder, wanted: list[Reading], checksums: list[int]) -> None:
+def fill(
+    folder: Folder, wanted: list[Reading], checksums: list[int], tell: Callable[[int], None] = _silent
+) -> None:
     """Copies into this rank's memory what `check` has seen."""
-    for reading, checksum, (crc, tensor) in zip(wanted, checksums, _boxes(folder, wanted), strict=True):
+    for reading, checksum, (crc, tensor) in zip(wanted, checksums, _boxes(folder, wanted, tell), strict=True):
         if crc != checksum:
             raise FormatError(f"{folder / reading.box.file} changed", reading.key)
         for source, target in reading.parts:
             target.copy_(tensor[source])
 
 
-def _boxes(folder: Folder, wanted: list[Reading]) -> Iterator[tuple[int, Tensor]]:
+def _boxes(
+    folder: Folder, wanted: list[Reading], tell: Callable[[int], None]
+) -> Iterator[tuple[int, Tensor]]:
+    done = 0
     for reading in wanted:
+        tell(done)
         box = reading.box
+        done += box.length
         raw = folder.read(box.file, box.begin, box.length)
         crc = zlib.crc32(raw)
         if box.crc32 is not None and crc != box.crc32:

@@ -208,13 +208,13 @@ def see_different_ones(me: Member, here: Path) -> None:
     assert all(bool((value == 5.0).all()) for value in model.state_dict().values())
     if me.rank == 1:
         real = places.partial_path
-        osdp.checkpoint.save_load.partial_path = lambda target, token: real(here / "elsewhere" / "new", token)  # type: ignore[attr-defined]
+        osdp.checkpoint.saving.partial_path = lambda target, token: real(here / "elsewhere" / "new", token)  # type: ignore[attr-defined]
     try:
         with pytest.raises(osdp.OSDPError, match="file system that all ranks share"):
             osdp.save(model, None, here / "new", process_group=me.group)
     finally:
         if me.rank == 1:
-            osdp.checkpoint.save_load.partial_path = real  # type: ignore[attr-defined]
+            osdp.checkpoint.saving.partial_path = real  # type: ignore[attr-defined]
 
 
 @pytest.mark.outcome("`osdp.save` or `load` where ranks see different disks under one name", osdp.FormatError)

@@ -142,7 +142,7 @@ def write(directory: Path, group: list[FakeRank]) -> Manifest:
     boxes: dict[str, tuple[object, ...]] = {}
     for writer, plan, planner in zip(writers, plans, planners, strict=True):
         writer.write_data(plan, planner).wait()
-        for key, found in writer.boxes(Folder(directory), planner.tensors).items():
+        for key, found in writer.boxes(Folder(directory)).items():
             boxes[key] = (*boxes.get(key, ()), *found)
     return dataclasses.replace(manifest, boxes=boxes)  # type: ignore[arg-type]
 

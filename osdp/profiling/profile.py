@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from osdp.base.module_state import untouched
+from osdp.base.progress import Progress
 from osdp.base.rng_state import generators_kept
 from osdp.description.describe import describe
 from osdp.description.model_description import ModelDescription, Operator
@@ -37,6 +38,8 @@ from osdp.ranks.backends import backend_of
 from osdp.ranks.rank_group import Together
 
 T = TypeVar("T")
+
+_SILENT_S = 1.0  # a profile of no more seconds tells nothing of its progress
 
 
 def profile(
@@ -66,8 +69,8 @@ def profile(
         raise ProfileError(
             "this process is not a rank of the group to profile: only its ranks may call profile"
         )
-    with torch.no_grad():
-        return _profile(ranks, model_or_desc, args, kwargs, seconds)
+    with torch.no_grad(), Progress("osdp.profile") as progress:
+        return _profile(ranks, model_or_desc, args, kwargs, seconds, progress)
 
 
 def each(ranks: Together, what: str, job: Callable[[], T]) -> T:
@@ -97,8 +100,17 @@ def failing_as(what: str) -> Iterator[None]:
 
 
 def _profile(
-    ranks: Together, subject: nn.Module | ModelDescription | None, args: Any, kwargs: Any, seconds: float
+    ranks: Together,
+    subject: nn.Module | ModelDescription | None,
+    args: Any,
+    kwargs: Any,
+    seconds: float,
+    progress: Progress,
 ) -> Hardware:
+    def begin(what: str) -> None:
+        if seconds > _SILENT_S:
+            progress.step(what)
+
     def prepare() -> tuple[torch.device, ModelDescription | None]:
         if not 0 < seconds < 1e6:
             raise ValueError(f"seconds must be a positive number, is {seconds!r}")
@@ -125,6 +137,7 @@ def _profile(
         )
     hosts = ranks.all(socket.gethostname())
     probe = MemoryProbe(device)
+    begin("timing collectives")
     with failing_as("a collective failed while it was measured"):
         sizes = collective_sizes(device, ranks.group, ranks.world_size, seconds * 0.2)
         costs = measure_collectives(device, ranks.group, ranks.world_size, seconds * 0.2, sizes)
@@ -138,6 +151,7 @@ def _profile(
             optimizer_s = measure_optimizer(device, seconds * 0.1)
         return {**rates, "optimizer": optimizer_s, "product": product_s, "copy": copy_s}
 
+    begin("timing matrix products and the optimizer")
     local = _mean(ranks, each(ranks, "timing matrix products and the optimizer", measure_locally))
     optimizer_s_per_byte = local.pop("optimizer")
     here = measured_here(device, local.pop("product"), local.pop("copy"))
@@ -150,12 +164,14 @@ def _profile(
         def measure_operators() -> Gamma:
             return measure_gamma(subject, args, kwargs, kinds_of, device, seconds * 0.25)
 
+        begin("timing the model's operators")
         mine = each(ranks, "timing the model's operators", measure_operators)
         gamma = Gamma(*(_mean(ranks, part) for part in asdict(mine).values()))
     step = _step_of(subject, args, kwargs, device) if real and isinstance(subject, nn.Module) else None
     on_host = max(hosts.count(h) for h in hosts)
 
     def contend() -> Contention:
+        begin("timing collectives beside computation")
         with failing_as("a collective beside computation failed while it was measured"):
             return measure_contention(
                 device, ranks.group, ranks.world_size, on_host, seconds * 0.25, step, sizes
@@ -189,6 +205,7 @@ def _profile(
     if real and ranks.world_size > 1:
         assert isinstance(subject, nn.Module) and description is not None
         measured = Hardware.loads(ranks.first(measured.dumps))
+        begin("training sharded copies of the model")
         with failing_as(f"rank {ranks.rank}: a trial step of the sharded model failed"):
             trials = take_trials(ranks, subject, args, kwargs, description, measured, seconds * 0.35)
     if not trials and contention is None:

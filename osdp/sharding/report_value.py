@@ -1,0 +1,140 @@
+"""Report: predicted beside measured, as text, a table, a picture, or plain numbers."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from osdp.base.byte_sizes import format_bytes
+from osdp.errors import InvalidProblemError
+from osdp.sharding.drift import Drift
+
+_PREDICTED, _MEASURED = "#4c78a8", "#f58518"
+
+
+@dataclass(frozen=True)
+class Report:
+    """Predicted (None for plans made by hand) and measured figures of this rank. Printable, also by rich."""
+
+    predicted_step_time_s: float | None
+    measured_step_time_s: float | None  # median; None before four steps
+    predicted_peak_memory_bytes: int | None
+    measured_peak_memory_bytes: int
+    steps: int
+    # Of an accelerator whose allocator keeps memory: what of the predicted peak it would reserve (all but context and
+    # communicators), and what it has reserved.
+    predicted_reserved_bytes: int | None = None
+    measured_reserved_bytes: int | None = None
+    # What has become of the machine since it was profiled, and the step that is predicted for it as it is; None where
+    # there is no profile of this device to compare with, or nobody asked.
+    drift: Drift | None = None
+    predicted_step_time_now_s: float | None = None
+    step_times_s: tuple[float, ...] = ()  # of every step, the first two included
+
+    def __str__(self) -> str:
+        return _text(self)
+
+    def __rich__(self) -> RenderableType:
+        return _table(self)
+
+    def metrics(self, prefix: str = "osdp/") -> dict[str, float]:
+        """What is known as plain numbers, in seconds and bytes, for TensorBoard, W&B or a JSON file.
+
+        >>> wandb.log(osdp.report(model, machine=False).metrics(), step=step)
+        >>> for name, value in osdp.report(model, machine=False).metrics().items(): writer.add_scalar(name, value, step)
+        """
+        named = {
+            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("drift", "step_times_s")
+        }
+        return {f"{prefix}{name}": value for name, value in named.items() if value is not None}
+
+    def plot(self) -> Any:
+        """A matplotlib Figure: the time of every step and the memory, predicted and measured. Raises InvalidProblemError
+        without matplotlib.
+        """
+        return _plot(self)
+
+
+def _rows(report: Report) -> Iterator[tuple[str, str, str, str]]:
+    """(what, predicted, measured, error)."""
+
+    def row(
+        name: str, predicted: float | None, measured: float | None, time: bool
+    ) -> tuple[str, str, str, str]:
+        show = _milliseconds if time else _bytes
+        error = f"{(predicted - measured) / measured:+.1%}" if predicted and measured else ""
+        return name, show(predicted) if predicted else "-", show(measured) if measured else "-", error
+
+    yield row("step time", report.predicted_step_time_s, report.measured_step_time_s, True)
+    if report.drift is not None and report.drift.changed:
+        yield row("  as it is", report.predicted_step_time_now_s, report.measured_step_time_s, True)
+    yield row("peak memory", report.predicted_peak_memory_bytes, report.measured_peak_memory_bytes, False)
+    if report.measured_reserved_bytes is not None:
+        yield row("reserved", report.predicted_reserved_bytes, report.measured_reserved_bytes, False)
+
+
+def _notes(report: Report) -> Iterator[str]:
+    yield f"({report.steps} steps)"
+    if report.drift is not None and report.drift.changed:
+        yield f"The machine has changed since it was profiled: {report.drift}."
+
+
+def _text(report: Report) -> str:
+    lines = [f"{'':14}{'predicted':>12}{'measured':>12}{'error':>9}"]
+    lines += [
+        f"{name:14}{predicted:>12}{measured:>12}{error:>9}"
+        for name, predicted, measured, error in _rows(report)
+    ]
+    return "\n".join([*lines, *_notes(report)])
+
+
+def _table(report: Report) -> RenderableType:
+    """For a rich console."""
+    table = Table(show_edge=False, pad_edge=False, box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("")
+    for column in ("predicted", "measured", "error"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in _rows(report):
+        table.add_row(*row)
+    return Group(table, *(Text(note, style="dim") for note in _notes(report)))
+
+
+def _plot(report: Report) -> Any:
+    """A matplotlib Figure."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InvalidProblemError("a picture of a report needs matplotlib: pip install 'osdp[plot]'")
+    import matplotlib.pyplot as plt  # type: ignore[import-not-found, unused-ignore]
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained", width_ratios=(2, 1))
+    steps = range(1, len(report.step_times_s) + 1)
+    left.plot(steps, [1e3 * s for s in report.step_times_s], color=_MEASURED, label="measured")
+    if report.predicted_step_time_s is not None:
+        left.axhline(1e3 * report.predicted_step_time_s, color=_PREDICTED, label="predicted")
+    left.set_xlabel("step")
+    left.set_ylabel("step time (ms)")
+    left.set_ylim(bottom=0)
+    left.legend(frameon=False)
+    bars = {
+        "peak\npredicted": (report.predicted_peak_memory_bytes, _PREDICTED),
+        "peak\nmeasured": (report.measured_peak_memory_bytes, _MEASURED),
+        "reserved\npredicted": (report.predicted_reserved_bytes, _PREDICTED),
+        "reserved\nmeasured": (report.measured_reserved_bytes, _MEASURED),
+    }
+    known = {name: (size, colour) for name, (size, colour) in bars.items() if size is not None}
+    right.bar(list(known), [size / 2**20 for size, _ in known.values()], color=[c for _, c in known.values()])
+    right.set_ylabel("memory per rank (MiB)")
+    return figure
+
+
+def _bytes(size: float) -> str:
+    return format_bytes(int(size))
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"

@@ -472,7 +472,10 @@ class Planner:
     def __init__(self, model: Model, request: Request, manner: Manner) -> None: ...
     def any_plan(self, wish: Wish) -> Answer: ...
     def frontier(
-        self, wish: Wish, limits: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+        self,
+        wish: Wish,
+        limits: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        progress: typing.Any = None,
     ) -> list[Answer]: ...
     def play(
         self,
@@ -484,7 +487,10 @@ class Planner:
         exposed: typing.SupportsFloat | typing.SupportsIndex | None = None,
         limit_bytes: typing.SupportsInt | typing.SupportsIndex = 0,
     ) -> Request: ...
-    def search(self, wish: Wish) -> Answer: ...
+    def search(self, wish: Wish, progress: typing.Any = None) -> Answer:
+        """
+        `progress` is called about five times a second with how far the best plan is above its bound, as a share of its time (1: no plan yet).
+        """
     def timeline(
         self,
         plan: Plan,

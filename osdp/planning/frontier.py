@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from osdp.base.byte_sizes import parse_bytes
+from osdp.base.progress import Progress
 from osdp.plan.frontier import Frontier, FrontierPoint
 from osdp.plan.searched import COST_VERSION
+from osdp.planning.objectives import gap_in_words
 from osdp.planning.search_problem import SearchProblem
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ def frontier(plan: Plan, points: int = 32, limits: Sequence[int | float | str] |
         least, most = planner.useful_limits(wish)
         n = max(2, points)
         wanted = sorted({round(least * (most / least) ** (i / (n - 1))) for i in range(n)} | {least, most})
+    with Progress(f"osdp.frontier, {len(wanted)} limits") as progress:
+        found = planner.frontier(wish, wanted, lambda gap: progress(gap_in_words(gap)))
     return Frontier(
         tuple(
             FrontierPoint(
@@ -46,6 +50,6 @@ def frontier(plan: Plan, points: int = 32, limits: Sequence[int | float | str] |
                 a.plan.batch.size,
                 a.peak_bytes,
             )
-            for a in planner.frontier(wish, wanted)
+            for a in found
         )
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from osdp import _search
 from osdp.base.byte_sizes import format_bytes
+from osdp.base.progress import Progress
 from osdp.errors import InfeasibleError
 from osdp.plan.plan import Plan
 from osdp.planning.plan_builder import plan_of
@@ -12,7 +13,10 @@ from osdp.planning.search_problem import SearchProblem
 
 def best_plan(problem: SearchProblem, limit: int) -> Plan:
     """The plan, or InfeasibleError with the smallest limit that works and its plan."""
-    answer = problem.planner.search(problem.wish(limit, find_smallest=True))
+    with Progress("osdp.search") as progress:
+        answer = problem.planner.search(
+            problem.wish(limit, find_smallest=True), lambda gap: progress(gap_in_words(gap))
+        )
     if not answer.feasible:
         raise _nothing_fits(problem, limit, answer.smallest_limit_bytes)
     at_least = problem.searched.at_least
@@ -26,6 +30,11 @@ def best_plan(problem: SearchProblem, limit: int) -> Plan:
             best,
         )
     return plan_of(problem, answer.limit_bytes, answer)
+
+
+def gap_in_words(gap: float) -> str:
+    """`gap`: how far the best plan so far is above the bound, as a share of its time; 1: there is none."""
+    return "no plan yet" if gap >= 1 else f"the best plan so far is within {max(gap, 0):.2%} of the fastest"
 
 
 def _nothing_fits(problem: SearchProblem, limit: int, least: int) -> InfeasibleError:

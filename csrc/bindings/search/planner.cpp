@@ -17,6 +17,14 @@ auto without_gil(const Search& search) {
   return search(osdp::ask_signals());
 }
 
+// The same of `search(wish, interrupted)`, which tells `progress` (a callable, or None) its gap meanwhile.
+template <typename Search>
+auto with_progress(Wish wish, const py::object& progress, const Search& search) {
+  if (progress.is_none()) return without_gil([&](const Interrupted& ask) { return search(wish, ask); });
+  wish.tell_gap = osdp::telling(progress);
+  return without_gil([&](const Interrupted& ask) { return search(wish, ask); });
+}
+
 Answer ended(Answer answer) {
   osdp::end_of_search(answer.feasible);
   return answer;
@@ -106,10 +114,14 @@ void bind_searches(py::module_& m) {
           "exposed"_a = py::none(), "limit_bytes"_a = 0)
       .def(
           "search",
-          [](const Planner& p, const Wish& wish) {
-            return ended(without_gil([&](const Interrupted& ask) { return p.search(wish, ask); }));
+          [](const Planner& p, const Wish& wish, const py::object& progress) {
+            return ended(with_progress(
+                wish, progress, [&](const Wish& w, const Interrupted& ask) { return p.search(w, ask); }));
           },
-          "wish"_a)
+          "wish"_a, "progress"_a = py::none(),
+          "`progress` is called about five times a second with how far the best plan is above its bound, as "
+          "a "
+          "share of its time (1: no plan yet).")
       .def(
           "any_plan",
           [](const Planner& p, const Wish& wish) {
@@ -118,12 +130,15 @@ void bind_searches(py::module_& m) {
           "wish"_a)
       .def(
           "frontier",
-          [](const Planner& p, const Wish& wish, const std::vector<int64_t>& limits) {
-            auto points = without_gil([&](const Interrupted& ask) { return p.frontier(wish, limits, ask); });
+          [](const Planner& p, const Wish& wish, const std::vector<int64_t>& limits,
+             const py::object& progress) {
+            auto points = with_progress(wish, progress, [&](const Wish& w, const Interrupted& ask) {
+              return p.frontier(w, limits, ask);
+            });
             osdp::end_of_search(!points.empty());
             return points;
           },
-          "wish"_a, "limits"_a)
+          "wish"_a, "limits"_a, "progress"_a = py::none())
       .def(
           "useful_limits",
           [](const Planner& p, const Wish& wish) {

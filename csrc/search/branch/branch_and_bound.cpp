@@ -56,6 +56,7 @@ bool Scheduler::accept(const Leaf& leaf, Batch batch) {
 void Scheduler::go_on() {
   while (!waiting_.empty() && !watch_.stopped()) {
     Waiting top = waiting_.top();
+    if (budget_.tell_gap) budget_.tell_gap(apart(top));
     if (useless(top) || (any_ && best_.feasible)) break;
     if (budget_.gap > 0 && best_.feasible && apart(top) <= budget_.gap) break;
     waiting_.pop();

@@ -38,9 +38,10 @@ struct Wish {
   Objective objective = Objective::Throughput;
   double at_least = 0;  // Memory: samples per second over all ranks
   double replay = 0;  // share that the plan may be worse than the best by the objective; 0: nothing is played
-  double time_limit_s = 0;     // of everything; 0: steps are counted, or kDefaultTimeLimitS
-  int64_t work = 500'000'000;  // steps of one search: Note [The same plan on every rank]
-  bool find_smallest = false;  // where nothing fits: the least limit that works
+  double time_limit_s = 0;               // of everything; 0: steps are counted, or kDefaultTimeLimitS
+  int64_t work = 500'000'000;            // steps of one search: Note [The same plan on every rank]
+  bool find_smallest = false;            // where nothing fits: the least limit that works
+  std::function<void(double)> tell_gap;  // of the search that runs: Budget::tell_gap
 };
 
 // The plan, and what is known of it. Where nothing fits, only limit_bytes and smallest_limit_bytes.

@@ -45,6 +45,7 @@ Schedule Searches::run(const Request& request, double gap, int64_t work) {
   budget.interrupted = [this] { return interrupted_ = interrupted_ || (ask_ && ask_()); };
   budget.gap = gap;
   budget.state_bytes = kStateBytes;
+  budget.tell_gap = wish_.tell_gap;
   if (work == 0 && counts_work(request, wish_)) work = wish_.work;
   if (work > 0) budget.work = &work;
   return schedule(planner_.model(), request, budget);

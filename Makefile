@@ -141,6 +141,10 @@ test-python: build  ## the Python tests: one process, several at once, then seve
 	@echo "== Python tests of several ranks"
 	@$(PY) -m pytest --ignore=tests/unit
 
+.PHONY: test-extras
+test-extras: build  ## the Python tests that CI does not wait for: whole scripts, before and after the changed line (2 minutes)
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -m extras $(ARGS)
+
 .PHONY: test-accelerator-all
 test-accelerator-all: build  ## all ways of training on the ordered device, 2 and 4 ranks, delayed streams (15 minutes); CI runs a part
 	@OMP_NUM_THREADS=1 $(PY) tests/accelerator/all_cases.py $(ARGS)

@@ -66,6 +66,20 @@ def describe(model: nn.Module, *args: Any, **kwargs: Any) -> ModelDescription:
     return _assemble(model, ownership, Watched(first, second, traced), batch, total // batch)
 
 
+def watched_once(model: nn.Module, args: Any, kwargs: Any) -> ModelDescription:
+    """As `describe`, from one forward: it tells where parameters are read, and of activations only what they are here.
+
+    Raises DescribeError, also where the forward depends on values and there are none.
+    """
+    _refuse_sharded(model)
+    _refuse_uninitialised(model)
+    refuse_tensor_subclasses(model)
+    batch = max(batch_of((args, kwargs)), 1)
+    with not_compiled(model):
+        watched = Watched(trace(model, FakeParameters(model), args, kwargs), None, batch)
+    return _assemble(model, Ownership(model), watched, batch, 0)
+
+
 @dataclass(frozen=True)
 class Watched:
     """What two forwards did: one on `batch` samples, one on twice as many (None: the model refuses those)."""

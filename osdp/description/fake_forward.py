@@ -54,7 +54,7 @@ def trace(model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any) -> Tr
     except DescribeError:
         # Some operators refuse fake tensors that they would take if they were real. If none has been refused
         # so far, it may be that; the sample, or this batch size, may also be wrong for the model.
-        if fakes.accepted or _on_meta(model, args, kwargs):
+        if fakes.accepted or _lacks_values(model, args, kwargs):
             raise
         result = _trace_for_real(model, args, kwargs)
         fakes.refused = True
@@ -94,7 +94,7 @@ def _trace_fakes(
         except Exception as error:
             if not _needs_values(error):
                 raise _forward_failed(watcher, error) from error
-            if _on_meta(model, args, kwargs):
+            if _lacks_values(model, args, kwargs):
                 raise _values_needed(watcher, error) from error
             raise _AsksForValuesError from error
 
@@ -161,15 +161,20 @@ def _needs_values(error: Exception) -> bool:
     return isinstance(error, kinds) or "FakeTensor" in str(error)
 
 
-def _on_meta(model: nn.Module, args: Any, kwargs: Any) -> bool:
-    return any(t.is_meta for t in (*model.parameters(), *tensors_in((args, kwargs))))
+def _without_values(tensor: torch.Tensor) -> bool:
+    """On the meta device, or of a full shape that nothing in memory stands for: parts that are sharded already."""
+    return tensor.is_meta or (tensor.numel() > 1 and not any(tensor.stride()))
+
+
+def _lacks_values(model: nn.Module, args: Any, kwargs: Any) -> bool:
+    return any(map(_without_values, model.parameters())) or any(t.is_meta for t in tensors_in((args, kwargs)))
 
 
 def _values_needed(watcher: Watcher, error: Exception) -> DescribeError:
     return DescribeError(
-        f"the forward of {_failing(watcher, error)} depends on the values of tensors ({_first_line(error)}), and on "
-        "the meta device there are none. Describe the model with weights and a sample on a real device, make "
-        "that module's forward not depend on values (.item(), an if on a tensor, nonzero()), or call "
+        f"the forward of {_failing(watcher, error)} depends on the values of tensors ({_first_line(error)}), and there are "
+        "none (the meta device, or parameters that are sharded already). Describe the model with weights and a sample on a "
+        "real device, make that module's forward not depend on values (.item(), an if on a tensor, nonzero()), or call "
         "osdp.describe(model) without a sample"
     )
 
@@ -230,5 +235,8 @@ def _fake(tensor: torch.Tensor, known: KnownValues) -> torch.Tensor:
     if known.keeps_given(tensor):
         return known.copy(tensor)
     device = "cpu" if tensor.is_meta else tensor.device
-    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    if isinstance(tensor, nn.Parameter) and _without_values(tensor):
+        fake = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    else:
+        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     return fake if isinstance(tensor, nn.Parameter) else fake.requires_grad_(tensor.requires_grad)

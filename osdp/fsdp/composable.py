@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from osdp.errors import InvalidProblemError
+from osdp.fsdp.first_forward import wait_for_inputs
 from osdp.fsdp.fsdp_module import as_fsdp_module
 from osdp.fsdp.options import Options
 from osdp.fsdp.shard import shard
@@ -81,6 +82,7 @@ def fully_shard(
     for part in module if isinstance(module, (list, tuple)) else [module]:
         shard(part, told, StateDictForm("sharded"))
         as_fsdp_module(part)
+        wait_for_inputs(part, told)
     return module
 
 

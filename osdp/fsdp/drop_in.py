@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -17,6 +18,7 @@ from osdp.errors import ShardingError
 from osdp.fsdp import former_optimizer_states as former
 from osdp.fsdp import optimizer_states, rank_files, state_dict_types, summoning
 from osdp.fsdp.class_or_instance import class_or_instance
+from osdp.fsdp.first_forward import wait_for_inputs
 from osdp.fsdp.marks import MARKS, refuse_planned
 from osdp.fsdp.options import OPTIONS, Options
 from osdp.fsdp.shard import shard
@@ -37,11 +39,11 @@ def _fsdp_modules(module: nn.Module, root_only: bool = False) -> list[FullyShard
 class FullyShardedDataParallel(nn.Module):
     """Wraps `module`, sharded by a plan. Collective over `process_group` (default: all ranks).
 
-    With neither `plan` nor `memory` everything is FULL_SHARD, as FSDP does; with `sample` (a tuple or dict of example
-    inputs, alike on all ranks) each parameter is then gathered where it is read, which takes less memory. With `plan` that
-    plan is obeyed. With `memory` ("8GiB", bytes) and `sample` rank 0 searches for the fastest plan that fits, and all obey
-    it; `hardware` and `search` (a dict: batch_size, modes ...) are `osdp.search`'s. `whole` (patterns of what stays
-    NO_SHARD) also goes without a search.
+    With neither `plan` nor `memory` everything is FULL_SHARD, as FSDP does, and each parameter is gathered where it is read.
+    With `plan` that plan is obeyed. With `memory` ("8GiB", bytes) rank 0 searches for the fastest plan that fits, and all
+    obey it; `hardware` and `search` (a dict: batch_size, modes ...) are `osdp.search`'s. `whole` (patterns of what stays
+    NO_SHARD) also goes without a search. Where parameters are read, and what the search measures, tells `sample` (a tuple or
+    dict of example inputs, alike on all ranks); without it the first forward in training (docs/drop-in.md).
 
     All arguments of FairScale's class and of torch's FSDP are taken, by name or in either's order after `module` and
     `process_group`, with their objects as values: docs/drop-in.md says of each what it does. In short:
@@ -77,6 +79,7 @@ class FullyShardedDataParallel(nn.Module):
             _wrap_parts(inner, options)
         shard(inner, options, options.form)
         self._mark(options)
+        wait_for_inputs(inner, options)
 
     def _mark(self, options: Options) -> None:
         MARKS[self._osdp_wrapped] = options
@@ -186,6 +189,11 @@ class FullyShardedDataParallel(nn.Module):
     def params_with_grad(self) -> list[nn.Parameter]:
         return [p for p in self.parameters() if p.grad is not None]
 
+    def non_shared_params(self) -> list[nn.Parameter]:
+        """What this wraps and no wrap inside of it does."""
+        inside = {id(p) for m in _fsdp_modules(self) if m is not self for p in m.parameters()}
+        return [p for p in self.parameters() if id(p) not in inside]
+
     def append_shared_param(self, p: nn.Parameter) -> None:
         """Accepted: tied parameters are found."""
 
@@ -198,6 +206,14 @@ class FullyShardedDataParallel(nn.Module):
         raise ShardingError(
             "register_comm_hook is not supported: reduce_dtype of mixed_precision= says what gradients travel in"
         )
+
+    def extra_repr(self) -> str:
+        if next(self.parameters(), None) is None:
+            return "without parameters"
+        plan = self._sharded().plan
+        modes = Counter(plan.choices[unit[0]].mode for unit in plan.units)
+        units = ", ".join(f"{count} {mode}" for mode, count in sorted(modes.items()))
+        return f"world_size={self.world_size}, units: {units}" if self.check_is_root() else ""
 
     # Names are the unwrapped module's: the wrapper adds no "module." to parameters, buffers and state dicts.
 

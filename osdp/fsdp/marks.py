@@ -18,7 +18,7 @@ from osdp.description.recompute_blocks import is_callable
 from osdp.errors import ShardingError
 from osdp.fsdp.options import Options
 from osdp.plan.choice import Choice
-from osdp.plan.mixed_precision import as_mixed_precision
+from osdp.plan.mixed_precision import MixedPrecision, as_mixed_precision
 from osdp.plan.plan import Plan
 from osdp.plan.unit_grouping import group_units, operator_dtypes
 from osdp.planning.arguments import description_of
@@ -34,22 +34,14 @@ def refuse_planned(model: nn.Module) -> None:
         refuse_twice(model)
 
 
-def marked_plan(model: nn.Module, root: Options) -> Plan:
-    """Units as marked, each in its own mode; what no mark says, as it was watched on `root.sample`, if there is one.
-
-    Raises ShardingError where marks disagree on the precision.
-    """
-    marked = {name: MARKS[m] for name, m in model.named_modules() if name and m in MARKS}
-    described = describe(model) if root.sample is None else description_of(model, root.sample)
+def marked_plan(model: nn.Module, root: Options, described: ModelDescription | None = None) -> Plan:
+    """Units as marked, each in its own mode; what no mark says, as `described` has it: if it is None, as it was watched on
+    `root.sample`, if there is one."""
+    marked = _marked(model)
+    if described is None:
+        described = describe(model) if root.sample is None else description_of(model, root.sample)
     if not marked:
         return Plan.uniform(described, root.mode, whole=root.whole)
-    for name, options in marked.items():
-        if as_mixed_precision(options.precision) != as_mixed_precision(root.precision):
-            raise ShardingError(
-                f"{name!r} was wrapped with mixed_precision={options.precision!r}, and the model around it with "
-                f"{root.precision!r}: give both the same; full_precision_modules of osdp.MixedPrecision, or "
-                "_module_classes_to_ignore of torch's, name what stays as it is"
-            )
     homes = {o.name: _home(o, marked, model) for o in described.operators}
     description = dataclasses.replace(
         described,
@@ -66,6 +58,38 @@ def marked_plan(model: nn.Module, root: Options) -> Plan:
         for name, choice in uniform.choices.items()
     }
     return dataclasses.replace(uniform, choices=choices, units=_units(description, choices, homes))
+
+
+def marked_precision(model: nn.Module, root: Options) -> object:
+    """What each part was told goes for it and for its call.
+
+    Raises ShardingError where a part was told otherwise than the model, and a plan is given or searched, which counts on
+    one precision.
+    """
+    whole = as_mixed_precision(root.precision)
+    own = {name: as_mixed_precision(told.precision, part=True) for name, told in _marked(model).items()}
+    if root.plan is not None or root.memory is not None:
+        for name, part in own.items():
+            if _dtypes(part) != _dtypes(whole):
+                raise ShardingError(
+                    f"{name!r} was wrapped with mixed_precision={part!r}, and the model around it with {whole!r}, "
+                    "whose plan counts on one precision: give both the same; full_precision_modules of "
+                    "osdp.MixedPrecision, or _module_classes_to_ignore of torch's, name what stays as it is"
+                )
+        return root.precision
+    if whole is None and not any(own.values()):
+        return root.precision
+    parts = tuple((name, part or MixedPrecision()) for name, part in own.items())
+    return dataclasses.replace(whole or MixedPrecision(), parts=parts)
+
+
+def _dtypes(policy: MixedPrecision | None) -> object:
+    return policy and dataclasses.replace(policy, cast_forward_inputs=True)
+
+
+def _marked(model: nn.Module) -> dict[str, Options]:
+    """By name, without the model itself."""
+    return {name: MARKS[m] for name, m in model.named_modules() if name and m in MARKS}
 
 
 def _home(operator: Operator, marked: dict[str, Options], model: nn.Module) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from osdp.errors import InvalidProblemError, ProcessGroupError
+from osdp.errors import ProcessGroupError
 from osdp.fsdp.options import Options
 from osdp.plan.mixed_precision import precision_name
 from osdp.plan.plan import Plan
@@ -13,13 +13,10 @@ from osdp.sharding.hybrid_mesh import RankGrid, given_or_found, model_ranks
 
 
 def searched_plan(module: nn.Module, options: Options) -> Plan:
-    """Rank 0's plan, on every rank. Collective."""
+    """Rank 0's plan for `options.sample`, on every rank. Collective."""
     from osdp.planning.search import search
 
-    if options.sample is None:
-        raise InvalidProblemError(
-            "memory= needs sample=, a tuple or dict of example inputs: the search measures them"
-        )
+    assert options.sample is not None
     told = dict(options.search or {})
     if options.whole:
         told["whole"] = options.whole

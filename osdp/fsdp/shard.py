@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from osdp.fsdp.marks import MARKS, marked_plan, refuse_planned
+from osdp.fsdp.first_forward import stop_waiting, wait_for_inputs
+from osdp.fsdp.marks import MARKS, marked_plan, marked_precision, refuse_planned
 from osdp.fsdp.options import Options
 from osdp.fsdp.searched_plan import searched_plan
 from osdp.sharding.fully_shard import fully_shard
@@ -22,10 +23,22 @@ def shard(module: nn.Module, options: Options, form: StateDictForm) -> None:
     if next(module.parameters(), None) is None:
         MARKS[module] = options
         return
+    waited = [(m, told) for m in module.modules() if (told := stop_waiting(m)) is not None]
+    try:
+        _shard(module, options)
+    except BaseException:
+        for part, told in waited:
+            wait_for_inputs(part, told)
+        raise
+    MARKS[module] = options
+    runtime_of(module).form = form
+
+
+def _shard(module: nn.Module, options: Options) -> None:
     with Handover(module) as handover:
         if options.plan is not None:
             plan = options.plan
-        elif options.memory is not None:
+        elif options.memory is not None and options.sample is not None:
             plan = searched_plan(module, options)
         else:
             plan = marked_plan(module, options)
@@ -39,8 +52,6 @@ def shard(module: nn.Module, options: Options, form: StateDictForm) -> None:
             param_init_fn=options.param_init_fn,
             initialise=options.initialise,
             cpu_offload=options.offload,
-            mixed_precision=options.precision,
+            mixed_precision=marked_precision(module, options),
             handover=handover,
         )
-    MARKS[module] = options
-    runtime_of(module).form = form

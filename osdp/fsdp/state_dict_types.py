@@ -12,7 +12,7 @@ from torch.distributed import fsdp
 
 from osdp.errors import InvalidProblemError
 from osdp.fsdp.sharded_in import sharded_in
-from osdp.sharding.sharded_model import Sharded
+from osdp.sharding.sharded_model import Sharded, runtime_of
 from osdp.sharding.state_dict_form import StateDictForm
 
 Type = fsdp.StateDictType
@@ -72,13 +72,13 @@ def state_dict_type(
     optim_state_dict_config: fsdp.OptimStateDictConfig | None = None,
 ) -> Iterator[None]:
     """Within, as `set_state_dict_type` says; after, as it was."""
-    models = [sharded for _, sharded in sharded_in(module)]
-    before = [(sharded, _settings_of(sharded), sharded.form) for sharded in models]
+    before = [(model, _settings_of(sharded), sharded.form) for model, sharded in sharded_in(module)]
     set_state_dict_type(module, state_dict_type, state_dict_config, optim_state_dict_config)
     try:
         yield
     finally:
-        for sharded, settings, form in before:
+        for model, settings, form in before:
+            sharded = runtime_of(model)
             _settings[sharded], sharded.form = settings, form
 
 
@@ -93,6 +93,13 @@ def shown_as(module: nn.Module, kind: str) -> Iterator[None]:
     finally:
         for sharded, form in before:
             sharded.form = form
+
+
+def carry_over(old: Sharded, new: Sharded) -> None:
+    """`new` shows state dicts as `old` did."""
+    new.form = old.form
+    if old in _settings:
+        _settings[new] = _settings[old]
 
 
 def optimizer_form(module: nn.Module) -> StateDictForm:

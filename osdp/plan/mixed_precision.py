@@ -23,7 +23,7 @@ class MixedPrecision:
     `param_dtype`. `output_dtype`: those in what the call returns are cast to it.
 
     Parameters and buffers of `full_precision_modules` (None: batch norms, whose running statistics need it) stay as
-    they are.
+    they are. `parts`: (name of a module, what goes for all in it and for its call) instead; the innermost counts.
 
     >>> model = osdp.fully_shard(model, plan, mixed_precision=osdp.MixedPrecision(torch.bfloat16, torch.float32))
     """
@@ -34,6 +34,7 @@ class MixedPrecision:
     cast_forward_inputs: bool = True
     output_dtype: torch.dtype | None = None
     full_precision_modules: tuple[type[nn.Module], ...] | None = None
+    parts: tuple[tuple[str, MixedPrecision], ...] = ()
 
     def __post_init__(self) -> None:
         import torch
@@ -48,7 +49,13 @@ class MixedPrecision:
 
     @property
     def changes_nothing(self) -> bool:
-        return not (self.param_dtype or self.reduce_dtype or self.buffer_dtype or self.output_dtype)
+        own = self.param_dtype or self.reduce_dtype or self.buffer_dtype or self.output_dtype
+        return not own and all(part.changes_nothing for _, part in self.parts)
+
+    def of(self, name: str) -> MixedPrecision:
+        """What goes for the module or parameter of that name."""
+        around = [(part, own) for part, own in self.parts if name == part or name.startswith(f"{part}.")]
+        return max(around, key=lambda each: len(each[0]))[1] if around else self
 
 
 def named_precision(name: str) -> MixedPrecision | None:
@@ -61,8 +68,10 @@ def named_precision(name: str) -> MixedPrecision | None:
     return MixedPrecision(getattr(torch, param), getattr(torch, reduce)) if param and reduce else None
 
 
-def as_mixed_precision(wanted: object) -> MixedPrecision | None:
-    """Ours, from what other libraries' scripts pass. Raises InvalidProblemError for what is none of them."""
+def as_mixed_precision(wanted: object, part: bool = False) -> MixedPrecision | None:
+    """Ours, from what other libraries' scripts pass; `part`: to the wrap of a part of a model. Raises InvalidProblemError
+    for what is none of them.
+    """
     import torch
 
     if isinstance(wanted, MixedPrecision):
@@ -75,7 +84,8 @@ def as_mixed_precision(wanted: object) -> MixedPrecision | None:
         return named_precision(wanted)
     if hasattr(wanted, "param_dtype") and hasattr(wanted, "reduce_dtype"):
         kept = getattr(wanted, "_module_classes_to_ignore", None)
-        root = getattr(wanted, "cast_root_forward_inputs", False)  # torch's MixedPrecision has both
+        # torch's MixedPrecision has both
+        root = not part and getattr(wanted, "cast_root_forward_inputs", False)
         return as_mixed_precision(
             MixedPrecision(
                 wanted.param_dtype,
@@ -96,21 +106,25 @@ def parameter_dtypes(
     model: nn.Module, policy: MixedPrecision | None
 ) -> dict[str, tuple[torch.dtype | None, torch.dtype | None]]:
     """Parameter name -> what it is computed in and its gradient averaged in; those that keep their own are left out."""
-    if policy is None or not (policy.param_dtype or policy.reduce_dtype):
+    if policy is None:
         return {}
     kept = {id(t) for module in kept_as_they_are(model, policy) for t in module.parameters(recurse=False)}
     return {
-        name: (policy.param_dtype, policy.reduce_dtype)
+        name: (own.param_dtype, own.reduce_dtype)
         for name, p in model.named_parameters()
         if p.is_floating_point() and id(p) not in kept
+        if ((own := policy.of(name)).param_dtype or own.reduce_dtype)
     }
 
 
 def kept_as_they_are(model: nn.Module, policy: MixedPrecision) -> list[nn.Module]:
     from torch.nn.modules.batchnorm import _BatchNorm
 
-    classes = policy.full_precision_modules
-    return [m for m in model.modules() if isinstance(m, (_BatchNorm,) if classes is None else classes)]
+    def is_kept(name: str, module: nn.Module) -> bool:
+        classes = policy.of(name).full_precision_modules
+        return isinstance(module, (_BatchNorm,) if classes is None else classes)
+
+    return [module for name, module in model.named_modules() if is_kept(name, module)]
 
 
 def fairscale_precision(

@@ -73,11 +73,14 @@ def cut_parameters(parameters: Iterable[Tensor]) -> dict[int, CutParameter]:
     found = {}
     for model, sharded in sharded_models():
         hybrid: set[str] | None = None
-        for name, p in model.named_parameters():
-            if id(p) not in wanted or name not in sharded.index or sharded.is_whole(name):
+        # Not by the names that they have now: a module may have been wrapped in another since.
+        names = {index: name for name, index in sharded.index.items()}
+        for p in model.parameters():
+            if id(p) not in wanted or not sharded.tree.is_sharded(p):
                 continue
             if hybrid is None:
                 hybrid = _hybrid_names(sharded)
+            name = names[sharded.tree.index[id(p)]]
             found[id(p)] = CutParameter(sharded, name, name in hybrid)
     return found
 

@@ -55,6 +55,7 @@ def register_forward_method(module: nn.Module, name: str, reads: Iterable[str] |
     >>> model.loss_of(tokens).backward()
     """
     module = unwrapped(module)
+    reads = (reads,) if isinstance(reads, str) else None if reads is None else tuple(reads)
     model, sharded, prefix = part_of(module)
     method = getattr(module, name, None)
     if not callable(method) or name in ("forward", "__call__"):
@@ -76,6 +77,12 @@ def register_forward_method(module: nn.Module, name: str, reads: Iterable[str] |
     registered = gathering(module, method, hook, sharded.policy if prefix == "" else None)
     registered._osdp_method = method  # type: ignore[attr-defined]
     setattr(module, name, registered)
+    sharded.registered.append((module, name, reads))
+
+
+def named_in_forward(module: nn.Module) -> list[nn.Parameter]:
+    """Parameters that the code of its class's forward spells out, whichever way a call takes through it."""
+    return list(_named_in(module, type(module).forward, set()))
 
 
 def part_of(module: nn.Module) -> tuple[nn.Module, Sharded, str]:
@@ -93,7 +100,7 @@ def _chosen(module: nn.Module, method: Method, reads: Iterable[str] | None, labe
     if reads is None:
         return {id(p) for p in _named_in(module, getattr(method, "__func__", method), set())}
     own = dict(module.named_parameters(remove_duplicate=False))
-    reads = [reads] if isinstance(reads, str) else list(reads)
+    reads = list(reads)
     if unknown := [r for r in reads if r not in own]:
         raise ShardingError(
             f"{label} is said to read {unknown[0]!r}, which is no parameter of {type(module).__name__}"

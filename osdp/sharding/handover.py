@@ -88,11 +88,15 @@ class Handover:
         for _, sharded in self.parts:
             sharded.runtime.uninstall()
             cut_before = _layouts(sharded.plan, sharded.grid)
-            for name, index in sharded.index.items():
-                parameter = id(sharded.tree.known[index])
-                now = cut.get(parameters.get(parameter, ""))
-                if now is not None and cut_before.get(name, _WHOLE) == now:
-                    self._alike.add(parameter)
+            planned = dict(enumerate(sharded.planned))
+            for index, parameter in enumerate(sharded.tree.known):
+                now = cut.get(parameters.get(id(parameter), ""))
+                if now is not None and cut_before.get(planned.get(index, ""), _WHOLE) == now:
+                    self._alike.add(id(parameter))
+
+    def stays(self, parameter: Tensor) -> bool:
+        """After `begin`: whether this rank holds the same rows as before."""
+        return id(parameter) in self._alike
 
     def take(self, parameter: Tensor, index: int, runtime: _C.Runtime) -> Tensor | None:
         """This rank's part of it, as the new runtime wants it; None where no part had it. Collective."""

@@ -43,14 +43,16 @@ def chosen_precision(wanted: object, plan: Plan) -> MixedPrecision | None:
 
 
 def install_precision(model: nn.Module, policy: MixedPrecision) -> dict[str, torch.dtype]:
-    """Casts buffers, and hooks the model's call for its arguments and what it returns. Names of cast buffers -> what
-    they were."""
-    buffers = {} if policy.buffer_dtype is None else cast_buffers(model, policy)
-    if policy.cast_forward_inputs and policy.param_dtype is not None:
-        # Before the runtime's own hook: what it sees must be what the model sees.
-        model.register_forward_pre_hook(_CastInputs(policy.param_dtype), prepend=True, with_kwargs=True)
-    if policy.output_dtype is not None:
-        model.register_forward_hook(_CastOutputs(policy.output_dtype))
+    """Casts buffers, and hooks the calls of the model and of parts for their arguments and what they return. Names of cast
+    buffers -> what they were."""
+    buffers = cast_buffers(model, policy)
+    for name, own in (("", policy), *policy.parts):
+        module = model.get_submodule(name)
+        if own.cast_forward_inputs and own.param_dtype is not None:
+            # Before the runtime's own hook: what it sees must be what the module sees.
+            module.register_forward_pre_hook(_CastInputs(own.param_dtype), prepend=True, with_kwargs=True)
+        if own.output_dtype is not None:
+            module.register_forward_hook(_CastOutputs(own.output_dtype))
     return buffers
 
 
@@ -79,15 +81,14 @@ def cast_buffers(
     were: dict[str, torch.dtype] = {}
     for prefix, module in model.named_modules():
         own: dict[str, torch.dtype] = {}
+        wanted = policy.of(prefix).buffer_dtype
         for key, buffer in module._buffers.items():
-            if buffer is None or not buffer.is_floating_point() or id(buffer) in kept:
+            if wanted is None or buffer is None or not buffer.is_floating_point() or id(buffer) in kept:
                 continue
             if only is not None and id(buffer) not in only:
                 continue
             own[key] = were[f"{prefix}.{key}" if prefix else key] = buffer.dtype
-            cast.setdefault(
-                id(buffer), (buffer, buffer.to(policy.buffer_dtype))
-            )  # shared buffers stay shared
+            cast.setdefault(id(buffer), (buffer, buffer.to(wanted)))  # shared buffers stay shared
             module._buffers[key] = cast[id(buffer)][1]
         if own:
             module.register_state_dict_post_hook(_OwnDtype(own))

@@ -188,7 +188,7 @@ class Tree:
     def _take_in(self, model: nn.Module, new: dict[str, nn.Parameter], buffers: dict[str, Tensor]) -> None:
         sharded = self.sharded
         self.collectives.broadcast([t.detach() for t in [*new.values(), *buffers.values()]])
-        if sharded.policy is not None and sharded.policy.buffer_dtype is not None:
+        if sharded.policy is not None:
             fresh = {id(b) for b in buffers.values()}
             sharded.buffer_dtypes |= cast_buffers(model, sharded.policy, fresh)
         if not new:

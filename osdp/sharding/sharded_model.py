@@ -59,7 +59,10 @@ class Sharded:
         self.form = StateDictForm()
         self.shown: WeakSet[nn.Module] = WeakSet()  # modules whose state dicts show full parameters
         self.split_names = frozenset(splits_of(plan))  # weights that are computed in slices
+        self.planned = tuple(names)  # as the plan has them; `index` follows renamed modules
         self.index = {name: i for i, name in enumerate(names)}
+        # Methods that were registered to gather: module, name, reads.
+        self.registered: list[tuple[nn.Module, str, tuple[str, ...] | None]] = []
         self.buffer_dtypes: dict[
             str, torch.dtype
         ] = {}  # of buffers that mixed precision has cast: what they were

@@ -22,7 +22,7 @@ def no_sync(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        runtime.sync = before
+        runtime_of(model).runtime.sync = before  # another one, if the plan was made within
 
 
 def clip_grad_norm_(

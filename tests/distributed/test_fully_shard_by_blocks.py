@@ -79,7 +79,8 @@ def told(me: Member) -> None:
         param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=torch.float32
     )
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
-    osdp.fully_shard(model[0], mesh=mesh, mp_policy=policy, offload_policy=CPUOffloadPolicy())
+    within = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    osdp.fully_shard(model[0], mesh=mesh, mp_policy=within, offload_policy=CPUOffloadPolicy())
     osdp.fully_shard(
         model, mesh=mesh, mp_policy=policy, offload_policy=CPUOffloadPolicy(), reshard_after_forward=2
     )

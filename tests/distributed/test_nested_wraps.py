@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import pytest
@@ -94,7 +95,11 @@ def refused(me: Member) -> None:
     for named, error, match in (
         ({"plan": bad}, osdp.PlanMismatchError, "only in the"),
         ({"process_group": alone}, osdp.ShardingError, "over the ranks"),
-        ({"mixed_precision": True}, osdp.ShardingError, "'inner' was wrapped with mixed_precision=None"),
+        (
+            {"mixed_precision": True, "memory": "1GiB"},
+            osdp.ShardingError,
+            "'inner' was wrapped with mixed_precision=None",
+        ),
     ):
         with pytest.raises(error, match=match):
             FSDP(model, **{"process_group": me.group, **named})
@@ -111,9 +116,50 @@ def refused(me: Member) -> None:
         FSDP(planned, me.group)
 
 
-@pytest.mark.outcome("wraps of one model over other ranks, or in other precisions", osdp.ShardingError)
+@pytest.mark.outcome(
+    "wraps of one model over other ranks, or under a plan in other precisions", osdp.ShardingError
+)
 def test_what_cannot_be_one_model_is_refused_and_the_parts_stay(ranks):
     ranks(refused, world=2)
+
+
+class Mixed(nn.Sequential):
+    """Its middle part computes in bfloat16, and what is in it in another part of its own."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(SEED)
+        middle = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH))
+        super().__init__(nn.Linear(WIDTH, WIDTH), middle, nn.Linear(WIDTH, WIDTH))
+
+
+def other_precisions(me: Member) -> None:
+    low = osdp.MixedPrecision(torch.bfloat16, torch.float32, output_dtype=torch.float32)
+    whole, model = Mixed(), Mixed()
+    model[1][2] = FSDP(model[1][2], me.group)  # in float32: it casts nothing
+    model[1] = FSDP(model[1], me.group, mixed_precision=low)
+    model[1].module[1].register_forward_hook(lambda module, args, output: output.float())
+    wrapped = FSDP(model, me.group)
+    parts = [copy.deepcopy(whole[1][0]).bfloat16(), copy.deepcopy(whole[1][1])]
+    torch.manual_seed(3)
+    x = torch.randn(4 * me.world, WIDTH)
+    y = parts[1](parts[0](whole[0](x).bfloat16())).float()
+    loss = whole[2](whole[1][2](y)).square().mean()
+    # A batch norm's statistics are a rank's own, so every rank gets the whole batch.
+    mine = wrapped(x).square().mean()
+    close(mine, loss, 1e-6, "loss")
+    loss.backward()
+    mine.backward()
+    gradients = {**dict(whole.named_parameters()), "1.0.weight": parts[0].weight, "1.0.bias": parts[0].bias}
+    gradients |= {"1.1.weight": parts[1].weight, "1.1.bias": parts[1].bias}
+    runtime = runtime_of(wrapped)
+    for name, parameter in wrapped.named_parameters():
+        assert parameter.dtype == torch.float32
+        full = runtime.gather_whole(name, parameter.grad)
+        close(full, gradients[name].grad.float(), 1e-6, name)
+
+
+def test_parts_in_other_precisions(ranks):
+    ranks(other_precisions, world=2)
 
 
 def policies(me: Member) -> None:

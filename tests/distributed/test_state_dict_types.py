@@ -213,6 +213,8 @@ def summoned(me: Member) -> None:
         len(FSDP.fsdp_modules(model)) == 6 and model.check_is_root() and not model.blocks[0].check_is_root()
     )
     model.append_shared_param(model.head.weight)
+    assert len(model.non_shared_params()) == 1 and len(model.blocks[0].non_shared_params()) == 4
+    assert model.extra_repr() == "world_size=2, units: 6 FULL_SHARD" and "Block(" in repr(model)
     assert model.params_with_grad == [] and model.reshard_after_forward is None
     for refused in (
         lambda: model.register_comm_hook(None, print),

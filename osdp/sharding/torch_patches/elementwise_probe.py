@@ -47,11 +47,13 @@ def check_before_step(optimizer: Optimizer) -> None:
         cut = cut_parameters(p for group in optimizer.param_groups for p in group["params"])
         if type(optimizer) not in _ELEMENT_WISE:
             check_optimizer(optimizer, cut)
-        models = list({id(c.sharded): c.sharded for c in cut.values()}.values())
+        models = {id(c.sharded): c.sharded for c in cut.values()}.values()
+        places = [(m.group, m.device) for m in models]
         check = known and known[1]
-        # Kept where it can be: when a model is collected differs by rank, and what a check sends must not.
-        if check is None or check.models != models:
-            check = OptionCheck(models) if models else None
+        # Kept where it can be: when a model is collected differs by rank, and what a check sends must not. It knows no
+        # model, since one that is sharded anew at its first forward is another, and the former must go.
+        if check is None or check.places != places:
+            check = OptionCheck(places) if places else None
         known = _checked[optimizer] = seen, check
     if known[1] is not None:
         known[1].before_step(optimizer)

@@ -19,30 +19,32 @@ from torch.optim import Optimizer
 from osdp import _C
 from osdp.errors import DisagreementError
 from osdp.ranks.process_groups import lane_group
-from osdp.sharding.sharded_model import Sharded
 
 FIRST, EVERY = 3, 100
 
 
-class OptionCheck:
-    """Of one optimizer, which steps on parameters of these sharded models."""
+Place = tuple[dist.ProcessGroup, torch.device]
 
-    def __init__(self, models: list[Sharded]) -> None:
-        self.models = models
-        self._lanes = [(m, lane_group(m.group, m.device).collectives) for m in models if m.runtime.world > 1]
+
+class OptionCheck:
+    """Of one optimizer, which steps on parameters of models sharded over these groups, on these devices."""
+
+    def __init__(self, places: list[Place]) -> None:
+        self.places = places
+        self._lanes = [(p, lane_group(*p).collectives) for p in places if dist.get_world_size(p[0]) > 1]
         self._steps = 0
-        self._told: list[tuple[Sharded, _C.Work, Tensor, float, str]] = []
+        self._told: list[tuple[Place, _C.Work, Tensor, float, str]] = []
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Raises DisagreementError where the last digest differed."""
         told, self._told = self._told, []
-        for model, ticket, mean, own, options in told:
+        for (group, _), ticket, mean, own, options in told:
             ticket.wait()
             given = float(mean)
             ticket.wait()  # a fault ends the wait for the device too, and then this tells it
             if abs(given - own) > 0.25:
                 raise DisagreementError(
-                    f"rank {dist.get_rank(model.group)}: in the step before, the options of "
+                    f"rank {dist.get_rank(group)}: in the step before, the options of "
                     f"{type(optimizer).__name__} differed between ranks; here they were {options}. Each rank then "
                     "moves its rows of the parameters differently. Feed schedules the same loss on every rank (its mean: "
                     "torch.distributed.all_reduce), and load a checkpoint of before."
@@ -52,10 +54,10 @@ class OptionCheck:
             return
         options = str([_plain(group) for group in optimizer.param_groups])
         own = float(zlib.crc32(options.encode()))
-        for model, lane in self._lanes:
-            mean = torch.tensor([own], dtype=torch.float64, device=model.device)
+        for place, lane in self._lanes:
+            mean = torch.tensor([own], dtype=torch.float64, device=place[1])
             ticket = lane.submit_all_reduce_mean([mean])
-            self._told.append((model, ticket, mean, own, options))
+            self._told.append((place, ticket, mean, own, options))
 
 
 def _plain(group: dict[str, Any]) -> dict[str, Any]:

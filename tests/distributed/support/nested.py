@@ -44,9 +44,14 @@ def net(seed: int, part=lambda module: module) -> Net:
     return Net(part).double()
 
 
-def train(me: Member, whole: nn.Module, model: nn.Module, steps: int = 3, optimizer=None) -> None:
+def train(
+    me: Member, whole: nn.Module, model: nn.Module, steps: int = 3, optimizer=None, whole_optimizer=None
+) -> None:
     """Losses, and parameters after some steps of both, in which a block is skipped once."""
-    both = ((whole, adamw(whole.parameters())), (model, optimizer or adamw(model.parameters())))
+    both = (
+        (whole, whole_optimizer or adamw(whole.parameters())),
+        (model, optimizer or adamw(model.parameters())),
+    )
     torch.manual_seed(3)
     for step in range(steps):
         tokens = torch.randint(10, (2 * me.world, 4))

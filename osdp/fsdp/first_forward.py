@@ -1,0 +1,241 @@
+"""At the first forward the plan is made once more, from the inputs that a script did not give before.
+
+Note [When the plan is made]
+A wrap shards at once, so that no rank holds more in full than what is being wrapped; but a script for FSDP gives it no
+sample, and without one nothing tells where parameters are read. The outermost module's first forward with gradients has real
+inputs. There rank 0 watches the forward on tensors without data, all ranks obey the plan that follows, and the forward
+begins under it. Without `memory=` the modes stay, so rows do; what no wrap has marked is gathered where it is read instead
+of around its parent. With `memory=` the plan is searched, and rows (and what optimizers keep for them: a state that was
+loaded) are cut anew, one parameter after another. Parameters stay the same objects.
+  Without `memory=` it is for less memory alone, so where the forward cannot be watched, or watching might be seen (hooks of
+the script's own would be called once more), units stay as they are.
+  The call is met by a class of the module's own, which it has until then: hooks would come too late, since a call looks up
+hooks and forward before the first one runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from osdp.base.compiled_modules import is_compiled
+from osdp.base.tensor_trees import batch_of
+from osdp.description.describe import watched_once
+from osdp.description.model_description import ModelDescription
+from osdp.errors import DescribeError, ShardingError
+from osdp.fsdp import state_dict_types
+from osdp.fsdp.marks import marked_plan, marked_precision
+from osdp.fsdp.moved_states import MovedStates
+from osdp.fsdp.options import Options
+from osdp.fsdp.searched_plan import searched_plan
+from osdp.plan.plan import Plan
+from osdp.ranks.rank_group import Together
+from osdp.sharding.forward_methods import named_in_forward, register_forward_method
+from osdp.sharding.fully_shard import fully_shard
+from osdp.sharding.handover import Handover
+from osdp.sharding.sharded_model import Sharded, runtime_of, sharded_of
+
+# Sharded models whose plan is still to be made -> what their wrap was told.
+_waiting: WeakKeyDictionary[nn.Module, Options] = WeakKeyDictionary()
+_SAMPLE = "or give sample=, a tuple or dict of example inputs, to the wrap"
+
+
+def wait_for_inputs(model: nn.Module, options: Options) -> None:
+    """After `model` was sharded without a sample: its first forward will plan."""
+    sharded = sharded_of(model)
+    if sharded is None or options.plan is not None or options.sample is not None:
+        return
+    if options.memory is None and not any(c.traits.sharded for c in sharded.plan.choices.values()):
+        return
+    kind = type(model)
+    searches = options.memory is not None
+
+    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            if searches:
+                _refuse_compiled(self)
+        elif self in _waiting:
+            _before_forward(self, args, kwargs)
+        return kind.__call__(self, *args, **kwargs)
+
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "_osdp_kind": kind}
+    model.__class__ = type(kind.__name__, (kind,), {**names, "__call__": __call__})
+    _waiting[model] = options
+
+
+def stop_waiting(model: nn.Module) -> Options | None:
+    """`model` is as its wrap has left it. Returns what it waited with."""
+    options = _waiting.pop(model, None)
+    if options is not None:
+        model.__class__ = type(model)._osdp_kind  # type: ignore[attr-defined]
+    return options
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _refuse_compiled(model: nn.Module) -> None:
+    if model in _waiting and model.training and torch.is_grad_enabled():
+        raise ShardingError(
+            "memory= searches at the first forward, which is compiled here: run one step before torch.compile, "
+            + _SAMPLE
+        )
+
+
+def _before_forward(model: nn.Module, args: Any, kwargs: Any) -> None:
+    """Collective at the first forward in training mode with gradients; others change nothing."""
+    if not (model.training and torch.is_grad_enabled()):
+        return
+    sharded = runtime_of(model)
+    if sharded.runtime.summoned or sharded.runtime.in_pass:
+        return
+    options = stop_waiting(model)
+    assert options is not None
+    together = Together(sharded.group, "making the plan at the first forward")
+    try:
+        if options.memory is not None:
+            _search(model, sharded, options, together, args, kwargs)
+        elif not any(together.all(_would_be_seen(model))):
+            _regroup(model, sharded, options, together, args, kwargs)
+    except BaseException:
+        if sharded_of(model) is sharded:  # as it was
+            wait_for_inputs(model, options)
+        raise
+
+
+def _search(
+    model: nn.Module, sharded: Sharded, options: Options, together: Together, args: Any, kwargs: Any
+) -> None:
+    told = dict(options.search or {})
+    if "global_batch_size" not in told:
+        told.setdefault("batch_size", max(batch_of((args, kwargs)), 1))
+    sample = together.do("taking the inputs as a sample", lambda: _as_sample(model, args, kwargs))
+    options = dataclasses.replace(options, sample=sample, search=told)
+    states = together.do("looking for optimizers' states", lambda: MovedStates(model, sharded))
+    states.agree(together)
+    with Handover(model) as handover:
+        plan = searched_plan(model, options)
+        _shard_anew(model, plan, options, handover)
+    _carry_over(sharded, runtime_of(model))
+    states.move(handover, runtime_of(model))
+
+
+class _AsItIsError(Exception):
+    """Ends a handover for nothing."""
+
+
+def _regroup(
+    model: nn.Module, sharded: Sharded, options: Options, together: Together, args: Any, kwargs: Any
+) -> None:
+    try:
+        with Handover(model) as handover:
+            text = together.first(lambda: _regrouped(model, sharded, options, args, kwargs))
+            if text is None:
+                raise _AsItIsError
+            _shard_anew(model, Plan.loads(text), options, handover)
+    except _AsItIsError:
+        return
+    _carry_over(sharded, runtime_of(model))
+
+
+def _regrouped(model: nn.Module, sharded: Sharded, options: Options, args: Any, kwargs: Any) -> str | None:
+    """Rank 0's plan; None where it would change nothing."""
+    try:
+        described = _with_named(watched_once(model, args, kwargs), model)
+        plan = marked_plan(model, options, described)
+    except DescribeError:
+        return None
+    return None if _places(plan) == _places(sharded.plan) else plan.dumps()
+
+
+def _places(plan: Plan) -> object:
+    return plan.units, {o.name: o.gather_at for o in plan.description.operators if o.parameters}
+
+
+def _with_named(described: ModelDescription, model: nn.Module) -> ModelDescription:
+    """What a forward's code names (`self.table.weight`), on a path that these inputs did not take, is gathered there too."""
+    owner = {p.name: o.name for o in described.operators for p in o.parameters}
+    names = {id(p): owner[name] for name, p in model.named_parameters()}
+    at: dict[str, list[str]] = {}
+    for name, module in model.named_modules():
+        for parameter in named_in_forward(module):
+            if id(parameter) in names and names[id(parameter)] != name:
+                at.setdefault(names[id(parameter)], []).append(name)
+
+    def extended(places: tuple[str, ...], more: list[str]) -> tuple[str, ...]:
+        apart = [p for p in places if not any(not m or p == m or p.startswith(f"{m}.") for m in more)]
+        return tuple(dict.fromkeys([*apart, *more]))
+
+    operators = (
+        dataclasses.replace(o, gather_at=extended(o.gather_at, at[o.name])) if o.name in at else o
+        for o in described.operators
+    )
+    return dataclasses.replace(described, operators=tuple(operators))
+
+
+def _shard_anew(model: nn.Module, plan: Plan, options: Options, handover: Handover) -> None:
+    fully_shard(
+        model,
+        plan,
+        options.process_group,
+        device_mesh=options.device_mesh,
+        ranks_per_host=options.ranks_per_host,
+        device_id=options.device,
+        cpu_offload=options.offload,
+        mixed_precision=marked_precision(model, options),
+        handover=handover,
+    )
+
+
+def _carry_over(old: Sharded, new: Sharded) -> None:
+    """What a script has set since the wrap."""
+    state_dict_types.carry_over(old, new)
+    new.runtime.sync = old.runtime.sync
+    for module, name, reads in old.registered:
+        register_forward_method(module, name, reads)
+
+
+def _would_be_seen(model: nn.Module) -> bool:
+    """Whether a watched forward might not pass unnoticed, or units might not be changed at this moment."""
+    return any(is_compiled(m) or any(map(_is_scripts, _hooks(m))) for m in model.modules()) or any(
+        p.grad is not None for p in model.parameters()
+    )
+
+
+def _hooks(module: nn.Module) -> list[Any]:
+    of_forward, before = module._forward_hooks.values(), module._forward_pre_hooks.values()
+    return [*of_forward, *before, *module._backward_hooks.values(), *module._backward_pre_hooks.values()]
+
+
+def _is_scripts(hook: Any) -> bool:
+    home = getattr(hook, "__module__", None) or type(hook).__module__
+    return home.partition(".")[0] not in ("torch", "osdp")
+
+
+def _as_sample(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """One value for both; raises ShardingError where a forward takes what has no name beside what has one."""
+    if not kwargs:
+        return args
+    if not args:
+        return dict(kwargs)
+    try:
+        bound = inspect.signature(model.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise ShardingError(f"memory= searches with the inputs of the first forward: {error}") from None
+    named: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            named |= value
+        elif kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
+            raise ShardingError(
+                f"memory= searches with the inputs of the first forward, which took {name!r} by position beside others by "
+                "name: pass all by name, " + _SAMPLE
+            )
+        else:
+            named[name] = value
+    return named

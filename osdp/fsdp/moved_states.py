@@ -1,0 +1,67 @@
+"""MovedStates: what optimizers keep for parameters whose rows change hands is cut as the parameters are."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from osdp.errors import DisagreementError, ShardingError
+from osdp.ranks.rank_group import Together
+from osdp.sharding.handover import Handover
+from osdp.sharding.sharded_model import Sharded
+
+
+class MovedStates:
+    """Of all living optimizers: a script makes its own between the wrap and the first forward, and may load its state."""
+
+    def __init__(self, model: nn.Module, sharded: Sharded) -> None:
+        """Raises ShardingError for a state that is not of its parameter's shape: nobody knows how to cut it."""
+        self.old = sharded
+        # The optimizer's dictionary of a parameter, the key, the parameter and its index.
+        self._states: list[tuple[dict[str, object], str, Tensor, int]] = []
+        index = {id(p): i for i, p in enumerate(sharded.tree.known)}
+        for optimizer in _living_optimizers():
+            for parameter, state in list(optimizer.state.items()):
+                if id(parameter) not in index or not isinstance(state, dict):
+                    continue
+                for key, value in state.items():
+                    if not isinstance(value, Tensor) or (value.dim() == 0 and parameter.dim() > 0):
+                        continue
+                    if value.shape != parameter.shape:
+                        raise ShardingError(
+                            f"{type(optimizer).__name__} keeps a {key!r} of shape {tuple(value.shape)} for "
+                            f"{sharded.planned[index[id(parameter)]]!r}, this rank's {tuple(parameter.shape)}: it cannot be "
+                            "cut anew for the plan that memory= finds. Give sample= to the wrap, so that the plan is made "
+                            "before the optimizer"
+                        )
+                    self._states.append((state, key, parameter, index[id(parameter)]))
+        self._states.sort(key=lambda s: (s[3], s[1]))
+
+    def agree(self, together: Together) -> None:
+        """Raises DisagreementError where ranks keep different states. Collective."""
+        told = [(index, key) for _, key, _, index in self._states]
+        for rank, theirs in enumerate(together.all(told)):
+            if theirs != told:
+                raise DisagreementError(
+                    f"rank {rank} has optimizer states of {len(theirs)} tensors, rank {together.rank} of {len(told)}: load "
+                    "them on every rank, or on none"
+                )
+
+    def move(self, handover: Handover, new: Sharded) -> None:
+        """After the handover. One state is full at a time. Collective."""
+        for state, key, parameter, index in self._states:
+            if handover.stays(parameter):
+                continue
+            value = state[key]
+            assert isinstance(value, Tensor)
+            full = self.old.runtime.gather_whole(index, value)
+            state[key] = new.runtime.take_local(new.tree.index[id(parameter)], full)
+
+
+def _living_optimizers() -> Iterator[Optimizer]:
+    for thing in gc.get_objects():
+        if issubclass(type(thing), Optimizer) and isinstance(getattr(thing, "state", None), dict):
+            yield thing

@@ -1,0 +1,173 @@
+"""A wrap without a sample: the first forward in training makes the plan, with the same losses and parameter objects."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+
+import pytest
+import torch
+from harness import Member
+from support.nested import Net, net, train
+from support.pair import SEED, adamw, close
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import StateDictType
+
+import osdp
+from osdp.sharding.sharded_model import runtime_of
+
+FSDP = osdp.FullyShardedDataParallel
+
+
+class Layers(nn.Module):
+    """Its units are too large to travel together. A method reads a parameter, and forward another, but not always."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(SEED)
+        self.first = nn.Linear(300, 300)
+        self.rest = nn.Sequential(*(nn.Linear(300, 300) for _ in range(3)))
+
+    def forward(self, x: Tensor, tied: bool = False) -> Tensor:
+        x = self.rest(self.first(x))
+        return x @ self.first.weight if tied else x
+
+    def norm(self) -> Tensor:
+        return self.first.bias.square().sum()
+
+
+def places(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    return {o.name: o.gather_at for o in runtime_of(model).plan.description.operators if o.parameters}
+
+
+def regrouped(me: Member) -> None:
+    whole, inner = Layers(), Layers()
+    parameters = list(inner.parameters())
+    model = FSDP(inner, me.group)
+    both = [(m, torch.optim.AdamW(m.parameters(), 1e-3)) for m in (whole, model)]
+    FSDP.set_state_dict_type(model, StateDictType.SHARDED_STATE_DICT)
+    osdp.register_forward_method(model, "norm")
+    before = {"first": ("",), **dict.fromkeys(("rest.0", "rest.1", "rest.2"), ("rest",))}
+    assert places(model) == before
+    torch.manual_seed(3)
+    model.eval(), model(torch.randn(2, 300)), model.train()
+    with torch.no_grad():
+        model(torch.randn(2, 300))
+    assert places(model) == before, "an evaluation plans nothing"
+    for step in range(3):
+        for micro in range(2):
+            x = torch.randn(2 * me.world, 300)
+            with model.no_sync() if micro == 0 else contextlib.nullcontext():
+                losses = [m(d, tied=step == 1).square().mean() for m, d in ((whole, x), (model, me.part(x)))]
+                for loss in losses:
+                    loss.backward()
+            close(me.mean(losses[1]), losses[0], 1e-5, f"loss of step {step}")
+        for _, optimizer in both:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert places(model) == {"first": ("",), **{name: (name,) for name in ("rest.0", "rest.1", "rest.2")}}
+    assert len(model.plan.units) == 4 and type(inner) is Layers
+    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+    close(model.norm(), whole.norm(), 1e-4, "a method")
+    assert FSDP.get_state_dict_type(model).state_dict_type is StateDictType.SHARDED_STATE_DICT
+    state = model.state_dict()
+    for name, value in whole.state_dict().items():
+        close(state[name].full_tensor(), value, 1e-5, name)
+
+
+def test_parameters_are_gathered_where_the_first_forward_reads_them(ranks):
+    ranks(regrouped, world=2)
+
+
+def blocks_and_the_rest(me: Member) -> None:
+    whole, model = net(SEED), net(SEED + me.rank)
+    mesh = DeviceMesh.from_group(me.group, "cpu")
+    for block in model.blocks:
+        osdp.fully_shard(block, mesh=mesh)
+    osdp.fully_shard(model, mesh=mesh)
+    FSDP.set_state_dict_type(model, StateDictType.FULL_STATE_DICT)
+    assert places(model)["inner.0.up"] == ("inner.0",) and places(model)["table"] == ("",)
+    train(me, whole, model)
+    assert set(places(model)["table"]) == {"table", "head"} and places(model)["inner.0.up"] == ("inner.0.up",)
+    assert ("blocks.0.up", "blocks.0.down") in runtime_of(model).plan.units
+    assert isinstance(model, osdp.FSDPModule) and isinstance(model, Net)
+
+
+def test_marked_blocks_stay_units(ranks):
+    ranks(blocks_and_the_rest, world=2)
+
+
+def kept_as_it_is(me: Member) -> None:
+    """Where watching would be seen, or cannot be done."""
+    calls = []
+    hooked = net(SEED)
+    hooked.head.register_forward_hook(lambda *_: calls.append(1))
+    model = FSDP(hooked, me.group)
+    train(me, net(SEED), model, steps=2)
+    assert len(calls) == 2 and places(model)["table"] == ("",)
+
+    class Asks(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            x = super().forward(x)
+            return x * 2 if x.sum().item() > 0 else x
+
+    layers = Asks(*(nn.Linear(300, 300) for _ in range(2)))
+    model = FSDP(layers, me.group)
+    x = torch.randn(2, 300)
+    close(model(x), model(x), 1e-6, "output")
+    assert places(model)["0"] == ("",)
+    searches = FSDP(Asks(nn.Linear(4, 4), nn.Linear(4, 4)), me.group, memory="1GiB")
+    with pytest.raises(osdp.DescribeError, match="depends on the values of tensors"):
+        searches(torch.randn(2, 4))
+
+
+def test_a_forward_that_cannot_be_watched(ranks):
+    ranks(kept_as_it_is, world=2)
+
+
+def searched(me: Member) -> None:
+    """An optimizer has loaded its state before the rows are cut anew."""
+    whole, model = net(SEED), net(SEED + me.rank)
+    parameters = list(model.parameters())
+    theirs = adamw(whole.parameters())
+    tokens = torch.randint(10, (2, 4), generator=torch.Generator().manual_seed(2))
+    whole(tokens).square().mean().backward()
+    theirs.step(), theirs.zero_grad()
+    model = FSDP(model, me.group, memory="1GiB", search={"modes": ["NO_SHARD", "FULL_SHARD"]})
+    ours = adamw(model.parameters())
+    model.load_state_dict(whole.state_dict())
+    ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    assert model.plan.searched is None and {c.mode for c in model.plan.choices.values()} == {"FULL_SHARD"}
+    train(me, whole, model, optimizer=ours, whole_optimizer=theirs)
+    assert model.plan.searched is not None and model.plan.batch_size == 2
+    assert "NO_SHARD" in {c.mode for c in model.plan.choices.values()}
+    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+
+
+def test_memory_searches_with_the_first_inputs(ranks):
+    ranks(searched, world=2)
+
+
+def refused(me: Member) -> None:
+    """The model goes on as it was."""
+    model = FSDP(net(SEED), me.group, memory="1KiB")
+    optimizer = torch.optim.Adagrad(model.parameters())
+    tokens = torch.randint(10, (2, 4))
+    for _ in range(2):
+        with pytest.raises(osdp.InfeasibleError, match="the smallest"):
+            model(tokens)
+    optimizer.state[next(model.parameters())]["rows"] = torch.zeros(3)
+    with pytest.raises(
+        osdp.ShardingError, match=r"keeps a 'rows' of shape \(3,\) for 'table.weight'.*Give sample="
+    ):
+        model(tokens)
+    del optimizer
+    with pytest.raises(osdp.ShardingError, match="first forward, which is compiled here"):
+        torch.compile(model, backend="eager")(tokens)
+    model.eval()
+    close(model(tokens), net(SEED).eval()(tokens), 1e-9, "output")
+
+
+def test_a_plan_that_cannot_be_made_changes_nothing(ranks):
+    ranks(refused, world=2)

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 # `examples/resume.py`, in which rank 1 kills itself in the first start, while a checkpoint may be being written.
@@ -29,11 +31,10 @@ resume.train(folder + "/run", told)
 """
 
 
-def run(folder: Path, victim: int) -> list[dict[int, float]]:
-    """Rank 1's losses by step, of each start."""
+def begun(folder: Path, victim: int) -> subprocess.Popen[str]:
     folder.mkdir()
     (folder / "script.py").write_text(SCRIPT)
-    command = [
+    torchrun = [
         "-m",
         "torch.distributed.run",
         "--standalone",
@@ -41,19 +42,28 @@ def run(folder: Path, victim: int) -> list[dict[int, float]]:
         "--max-restarts=1",
         "--monitor-interval=0.1",
     ]
-    told = subprocess.run(
-        [sys.executable, *command, str(folder / "script.py"), str(folder), str(victim)],
+    return subprocess.Popen(
+        [sys.executable, *torchrun, str(folder / "script.py"), str(folder), str(victim)],
         env=os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-        timeout=120, capture_output=True, text=True,
+        stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert told.returncode == 0, told.stderr
+
+
+def losses(run: subprocess.Popen[str], folder: Path) -> list[dict[int, float]]:
+    """Rank 1's by step, of each start."""
+    _, told = run.communicate(timeout=120)
+    assert run.returncode == 0, told
     files = sorted(folder.glob("losses-1-*.jsonl"))
     return [dict(map(json.loads, file.read_text().splitlines())) for file in files]
 
 
+@pytest.mark.extras
 def test_losses_go_on_as_if_nobody_had_been_killed(tmp_path: Path) -> None:
-    (whole,) = run(tmp_path / "whole", victim=-1)
-    first, second = run(tmp_path / "killed", victim=17)
+    runs = {
+        folder: begun(folder, victim)
+        for folder, victim in ((tmp_path / "whole", -1), (tmp_path / "killed", 17))
+    }
+    (whole,), (first, second) = (losses(run, folder) for folder, run in runs.items())
     assert sorted(whole) == list(range(30)) and sorted(first) == list(range(18))
     # Of the save after step 14, two steps before the death, nobody can say whether it was complete by then.
     assert min(second) in (10, 15) and max(second) == 29

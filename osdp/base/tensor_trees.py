@@ -87,6 +87,18 @@ def tensors_held(tree: Any) -> Iterator[torch.Tensor]:
         seen.add(id(node))
 
 
+def versions_of(tree: Any) -> dict[int, int]:
+    """Of the tensors that `tree` holds, by storage: differs after something was written into one, put in or taken out."""
+    return {
+        t.untyped_storage()._cdata: version_of(t) for t in tensors_held(tree) if t.layout is torch.strided
+    }
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Rises with every write; 0 for tensors of inference mode, which have none."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def batch_of(tree: Any) -> int:
     """Size of dimension 0 of the first tensor in `tree` that has one; 1 where there is none."""
     return next((t.shape[0] for t in tensors_in(tree) if t.dim() > 0), 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -158,6 +159,20 @@ class Ownership:
         return ""
 
 
+def _unchanging(blocks: list[str], watched: Watched | None) -> list[str]:
+    """Without those that write into what they are called with: a second forward would do so again."""
+    changed = watched.first.changed_inputs if watched is not None else set()
+    if left := [b for b in blocks if b in changed]:
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        warnings.warn(
+            f"{left[0]!r}{more} changed what it was called with (a cache of keys and values? an operation in place?), so no "
+            "plan will recompute it in backward to save memory. A model of transformers can be described and trained with "
+            "use_cache=False",
+            stacklevel=4,
+        )
+    return [b for b in blocks if b not in changed]
+
+
 def _assemble(
     model: nn.Module,
     owners: Ownership,
@@ -165,7 +180,7 @@ def _assemble(
     batch: int,
     input_bytes: int,
 ) -> ModelDescription:
-    blocks = recomputable_blocks(model)
+    blocks = _unchanging(recomputable_blocks(model), watched)
     order: dict[str, None] = {}
     places: dict[str, tuple[str, ...]] = {}  # operator -> gather_at, for those that were read
     first = watched.first if watched else None

@@ -14,7 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from osdp.base.tensor_trees import map_tensors, tensors_held, tensors_in
+from osdp.base.tensor_trees import map_tensors, tensors_held, tensors_in, versions_of
 from osdp.description.aten_flops import flops_of
 from osdp.description.aten_workspaces import hidden_workspace_bytes
 from osdp.description.live_bytes import Moment
@@ -39,6 +39,7 @@ class Trace:
         self.saved_bytes: dict[str, int] = {}
         self.flops: dict[str, int] = {}
         self.input_bytes: dict[str, int] = {}  # block -> bytes of the tensors it was called with
+        self.changed_inputs: set[str] = set()  # blocks that write into what they are called with
         self.output_bytes = 0  # that the model returned, beside what is saved anyway
         self.moments: tuple[list[Moment], list[Moment]] = (
             [],
@@ -101,6 +102,9 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._given: dict[int, _Given] = {}
         self._returned: dict[int, torch.UntypedStorage] = {}  # what whoever called the model holds
         self._blocks = set(recomputable_blocks(model))
+        self._inputs: dict[
+            str, list[dict[int, int]]
+        ] = {}  # block -> versions of its inputs, of the calls under way
         self._failures: list[tuple[BaseException, str]] = []
         self._copy_of: dict[int, torch.Tensor] = {}  # storage of a tensor of `original` -> the copy's tensor
         self._exit: ExitStack | None = None
@@ -128,7 +132,9 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 stack.callback(
                     module.register_forward_pre_hook(self._begin(name), prepend=True, with_kwargs=True).remove
                 )
-                stack.callback(module.register_forward_hook(self._end(name), always_call=True).remove)
+                stack.callback(
+                    module.register_forward_hook(self._end(name), always_call=True, with_kwargs=True).remove
+                )
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._save, lambda packed: packed))
             super().__enter__()  # type: ignore[no-untyped-call]
             self._exit = stack.pop_all()
@@ -146,13 +152,17 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._uncounted.update(_storage_id(t) for t in tensors_in((args, kwargs)))
             if name in self._blocks:
                 self._give(name, (args, kwargs))
+                self._inputs.setdefault(name, []).append(versions_of((args, kwargs)))
             self._stack.append(name)
             self.trace.calls[name] = self.trace.calls.get(name, 0) + 1
 
         return hook
 
     def _end(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            calls = self._inputs.get(name)
+            if calls and calls.pop() != versions_of((args, kwargs)):
+                self.trace.changed_inputs.add(name)
             error = sys.exc_info()[1]  # also runs when the forward raised, innermost module first
             if error is not None and not any(raised is error for raised, _ in self._failures):
                 self._failures.append((error, name))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import traceback
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import torch
-import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -39,6 +36,7 @@ from osdp.sharding.materialize import Placing, survey
 from osdp.sharding.meta_init import InitFunction
 from osdp.sharding.mixed_precision import chosen_precision, install_precision
 from osdp.sharding.module_tree import Tree
+from osdp.sharding.recomputation import RecomputedBlock
 from osdp.sharding.rollback import AsItWas
 from osdp.sharding.sharded_model import Sharded, joined, register, splits_of
 from osdp.sharding.state_dict import show_full_state
@@ -425,11 +423,7 @@ def _install_splits(model: nn.Module, plan: Plan, index: dict[str, int], runtime
 def _install_recomputation(model: nn.Module, plan: Plan) -> None:
     for name in plan.recompute:
         block = model.get_submodule(name)
-        block.forward = functools.partial(_recomputed, block.forward)
-
-
-def _recomputed(forward: Any, *args: Any, **kwargs: Any) -> Any:
-    return torch.utils.checkpoint.checkpoint(forward, *args, use_reentrant=False, **kwargs)
+        block.forward = RecomputedBlock(name, block)
 
 
 def _measure_rest(model: nn.Module, sharded: Sharded) -> None:

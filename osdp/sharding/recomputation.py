@@ -1,0 +1,132 @@
+"""Recomputed blocks: their activations are made again in backward, and nothing else happens twice.
+
+Note [What a forward changes]
+Activations that are made again must be those that were there: the second forward has to find what the first one found,
+and what it changes must not count. Random numbers are torch.utils.checkpoint's to restore. Buffers are ours: the second
+forward of a batch norm would move its running statistics once more, and that of a spectral norm would start from another
+vector. So buffers that a block changes are kept as they were at the first forward; the second one works on those copies,
+and then the present ones are put back. Which ones those are is found by comparing all of them around the block's first
+forward, in training and in evaluation, and after that by their versions; the kernels of batch norms raise none, so those
+always count while they train.
+
+What a block is called with cannot be kept: it may be large, and it is the caller's. A block that writes into it (a cache
+of keys and values, an addition in place) is refused at its first forward, before there is a gradient; `osdp.describe`
+offers no plan that would recompute it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.checkpoint import checkpoint
+
+from osdp.base.tensor_trees import version_of, versions_of
+from osdp.errors import ShardingError
+
+Place = tuple[nn.Module, str]  # a module and the name of a buffer of its own
+
+
+class RecomputedBlock:
+    """In place of the block's forward.
+
+    Raises ShardingError where the block changes what it was called with, or changes a buffer only after its first forward.
+    """
+
+    def __init__(self, name: str, block: nn.Module) -> None:
+        self.name = name
+        self.block = block
+        self.forward: Callable[..., Any] = block.forward
+        self.changing: dict[bool, list[Place]] = {}  # in training, in evaluation: once it is known
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # a graph has neither versions nor buffers to look at
+            return checkpoint(self.forward, *args, use_reentrant=False, **kwargs)
+        if not torch.is_grad_enabled():
+            return self.forward(*args, **kwargs)
+        given = versions_of((args, kwargs))
+        places = list(_places(self.block))
+        found = {p: _buffer(p) for p in places}
+        kept = {p: found[p].clone() for p in self._changed_by_forward(places)}
+        before = {p: version_of(t) for p, t in found.items()}
+        out = checkpoint(
+            self.forward,
+            *args,
+            use_reentrant=False,
+            context_fn=lambda: (nullcontext(), _KeptBuffers(kept)),
+            **kwargs,
+        )
+        if versions_of((args, kwargs)) != given:
+            raise ShardingError(
+                f"{self.name!r} changes what it is called with (a cache of keys and values? an operation in place?), so it "
+                "cannot be recomputed: what it changes would be changed twice. Call the model without that (transformers: "
+                "use_cache=False), or use a plan that does not recompute it (osdp.search does so for a model described as "
+                "it is called now)"
+            )
+        self._learn(kept, found, before)
+        return out
+
+    def _changed_by_forward(self, places: list[Place]) -> list[Place]:
+        known = self.changing.get(self.block.training)
+        if known is None:
+            return places
+        norms = [p for p in places if isinstance(p[0], _NormBase) and p[0].training]
+        return norms + [p for p in known if p not in norms]
+
+    def _learn(self, kept: dict[Place, Tensor], found: dict[Place, Tensor], before: dict[Place, int]) -> None:
+        if self.block.training not in self.changing:
+            same = {p for p, was in kept.items() if _buffer(p) is found[p] and _equal(was, found[p])}
+            self.changing[self.block.training] = [p for p in kept if p not in same]
+            for place in same:
+                del kept[place]
+            return
+        for place, tensor in found.items():
+            now = _buffer(place)
+            if place not in kept and (now is not tensor or version_of(now) != before[place]):
+                raise ShardingError(
+                    f"{self.name!r} changes its buffer {place[1]!r} now, and did not at its first forward, so it cannot be "
+                    "recomputed: use a plan that does not recompute it"
+                )
+
+
+def _places(block: nn.Module) -> Iterator[Place]:
+    for module in block.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                yield module, name
+
+
+def _buffer(place: Place) -> Tensor:
+    module, name = place
+    buffer = module._buffers[name]
+    assert buffer is not None
+    return buffer
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """As values, where nan equals nan."""
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+class _KeptBuffers:
+    """Entered, the block's buffers are copies of the kept ones; entered again where a graph is walked again.
+
+    Tensors change places and are not written into, so that what autograd has saved of the present ones stays valid.
+    """
+
+    def __init__(self, kept: dict[Place, Tensor]) -> None:
+        self.kept = kept
+        self.present: dict[Place, Tensor] = {}
+
+    def __enter__(self) -> None:
+        self.present = {place: _buffer(place) for place in self.kept}
+        for (module, name), was in self.kept.items():
+            module._buffers[name] = was.clone()
+
+    def __exit__(self, *_: object) -> None:
+        for (module, name), now in self.present.items():
+            module._buffers[name] = now

@@ -1,5 +1,6 @@
 #include "faults/errors.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <stdexcept>
 
@@ -37,6 +38,12 @@ std::exception_ptr make_error(ErrorKind kind, std::string message) {
 std::optional<ErrorKind> kind_of(const std::exception& error) {
   const auto* known = dynamic_cast<const KnownError*>(&error);
   return known ? std::optional(known->kind()) : std::nullopt;
+}
+
+std::string without_backtrace(std::string text) {
+  for (const char* trace : {"\nException raised from", "\nframe #", "\n  frame #", "\nC++ CapturedTraceback"})
+    text.erase(std::min(text.find(trace), text.size()));
+  return text;
 }
 
 }  // namespace osdp::runtime

@@ -38,6 +38,9 @@ std::exception_ptr make_error(ErrorKind kind, std::string message);
 // The kind of an exception thrown by throw_error; of none of ours: nullopt.
 std::optional<ErrorKind> kind_of(const std::exception& error);
 
+// What torch says of an error, without the stack trace that it appends: the part that another rank can use.
+std::string without_backtrace(std::string text);
+
 // The parts, as a stream writes them, behind each other.
 template <typename... Parts>
 std::string joined(const Parts&... parts) {

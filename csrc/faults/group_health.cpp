@@ -43,7 +43,7 @@ bool GroupHealth::Snapshot::busy() const {
 void GroupHealth::raised(std::string text) {
   std::lock_guard lock(mutex_);
   ++raised_;
-  raised_text_ = std::move(text);
+  raised_text_ = without_backtrace(std::move(text));
 }
 
 CollectiveTracker& GroupHealth::add_lane() {

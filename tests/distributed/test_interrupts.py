@@ -64,6 +64,7 @@ class Late(nn.Module):
 
 def interrupted(me: Member, where: str, mode: str) -> tuple[str, list[str], float]:
     """Rank 0 waits for the last rank, which is late, and gets SIGINT, as from Ctrl-C in its terminal."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job begins with it ignored
     torch.manual_seed(0)
     model = Late()
     model = sharded(me, model, osdp.Plan.uniform(osdp.describe(model, torch.randn(2, 8)), mode))
@@ -110,7 +111,12 @@ class Wide(nn.Module):
 
 
 def used_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    """Address space in use, once it has stood still: threads of the process's start end, and give their stacks back."""
+    sizes = [0]
+    while sizes[-4:] != sizes[-1:] * 4:
+        time.sleep(0.05)
+        sizes.append(int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize())
+    return sizes[-1]
 
 
 def starved(me: Member, starving: tuple[int, ...], more_mib: int) -> tuple[str, list[str], float]:

@@ -310,7 +310,9 @@ def test_an_answer_that_is_not_the_best_is_not_taken_for_the_best(options, room,
 
 def test_ctrl_c_returns_the_best_plan_so_far_with_its_gap():
     program = textwrap.dedent(f"""
+        import signal
         import osdp
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job begins with it ignored
         options = {ENDLESS!r}
         print("solving", flush=True)
         s = osdp.solve(options, 9000, method="dfs", time_limit=60)

@@ -1,4 +1,4 @@
-"""Writes docs/*.schema.json from the dataclasses; with --check, says whether they are current.
+"""Writes osdp/schemas/*.schema.json (in the wheel) from the dataclasses; with --check, says whether they are current.
 
 Run by `make format`; tests/unit/test_schema.py checks.
 """
@@ -15,13 +15,15 @@ from osdp.hardware.hardware import Hardware
 from osdp.plan.plan import Plan
 
 KINDS: dict[str, type] = {"plan": Plan, "description": ModelDescription, "hardware": Hardware}
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+SCHEMAS = Path(__file__).resolve().parent.parent / "osdp" / "schemas"
 
 
 def generate() -> dict[Path, str]:
     """Path -> text of every published schema."""
     return {
-        DOCS / f"{kind}.schema.json": json.dumps(json_schema(kind, cls, f"osdp:{kind}.schema.json"), indent=1)
+        SCHEMAS / f"{kind}.schema.json": json.dumps(
+            json_schema(kind, cls, f"osdp:{kind}.schema.json"), indent=1
+        )
         + "\n"
         for kind, cls in KINDS.items()
     }

@@ -1,7 +1,7 @@
 // What a file of one kind must look like, and the check that it does.
 //
 // A Schema is a list of shapes that refer to each other by index; osdp/base/schema.py makes it from the
-// dataclasses, and docs/*.schema.json says the same as JSON Schema.
+// dataclasses, and osdp/schemas/*.schema.json says the same as JSON Schema.
 #pragma once
 
 #include <optional>

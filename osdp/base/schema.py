@@ -4,7 +4,7 @@
     mode: Annotated[str, OneOf(MODES)]              # an enumeration
     saved_bytes: int                                # a quantity (see QUANTITY): at least 0, without saying so
 
-Both `reader` (csrc/json checks every file with it) and `json_schema` (docs/*.schema.json, by tools/schema.py)
+Both `reader` (csrc/json checks every file with it) and `json_schema` (osdp/schemas/*.schema.json, by tools/schema.py)
 come from the same shapes, so they cannot differ in what a field may be.
 """
 

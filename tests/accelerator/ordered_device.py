@@ -18,6 +18,7 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -161,19 +162,29 @@ def _compile(library: Path, timeout_s: float) -> None:
     from torch.utils.cpp_extension import include_paths, library_paths
 
     made = library.with_name(f"{os.getpid()}.so")  # then renamed
+    parts = made.with_suffix(".o")
     python = sysconfig.get_paths()["include"]
-    command: Sequence[str] = [
-        os.environ.get("CXX", "g++"), "-std=c++20", "-O1", "-fPIC", "-shared", "-w",
-        "-DTORCH_EXTENSION_NAME=ordered_device_C", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
-        *(f"-isystem{path}" for path in [*include_paths(), python]), str(_SOURCE), "-o", str(made),
-        *(f"-L{path}" for path in library_paths()), *(f"-Wl,-rpath,{path}" for path in library_paths()),
-        "-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10",
+    cache = [found] if (found := shutil.which("ccache")) else []
+    compiler = os.environ.get("CXX", "g++")
+    commands: Sequence[Sequence[str]] = [
+        [
+            *cache, compiler, "-std=c++20", "-O1", "-fPIC", "-w",
+            "-DTORCH_EXTENSION_NAME=ordered_device_C", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
+            *(f"-isystem{path}" for path in [*include_paths(), python]), "-c", str(_SOURCE), "-o", str(parts),
+        ],
+        [
+            compiler, "-shared", str(parts), "-o", str(made),
+            *(f"-L{path}" for path in library_paths()), *(f"-Wl,-rpath,{path}" for path in library_paths()),
+            "-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10",
+        ],
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
-    if done.returncode:
-        raise RuntimeError(
-            f"the ordered device does not compile:\n{' '.join(command)}\n{done.stderr[-4000:]}"
-        )
+    for command in commands:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+        if done.returncode:
+            raise RuntimeError(
+                f"the ordered device does not compile:\n{' '.join(command)}\n{done.stderr[-4000:]}"
+            )
+    parts.unlink()
     made.replace(library)
 
 

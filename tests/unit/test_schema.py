@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.resources
 import json
 import random
 import subprocess
@@ -29,12 +30,12 @@ from osdp.plan.plan import Plan
 from .nasty_models import GPT
 from .test_plan import full_plan
 
-DOCS = Path(__file__).parents[2] / "docs"
+SCHEMAS = importlib.resources.files("osdp") / "schemas"  # as an installed package has them
 CLASSES: dict[str, type] = {"plan": Plan, "description": ModelDescription, "hardware": Hardware}
 
 
 def validator(kind: str) -> Any:
-    schema = json.loads((DOCS / f"{kind}.schema.json").read_text())
+    schema = json.loads((SCHEMAS / f"{kind}.schema.json").read_text())
     base = jsonschema.Draft202012Validator
     base.check_schema(schema)
     # As the schema's description says: 2.0 is no integer, and neither is true.

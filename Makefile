@@ -204,6 +204,11 @@ format: build  ## format all C++ and Python, and write the extension's stubs and
 	@$(PY) -m ruff check --fix --quiet $(wildcard $(PY_FILES)); $(PY) -m ruff format --quiet $(wildcard $(PY_FILES))
 	@$(PY) tools/outcomes.py
 
+.PHONY: docs
+docs: build  ## the documentation site, in build/site; a warning is an error
+	@$(PY) -c 'import material, mkdocstrings_handlers.python' 2>/dev/null || $(PIP) mkdocs-material mkdocstrings-python
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet; echo "== build/site/index.html"
+
 .PHONY: bench
 bench: build  ## every benchmark, one table each
 	@for script in benchmarks/*.py; do echo "== $$script"; $(PY) $$script; done

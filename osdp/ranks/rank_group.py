@@ -17,7 +17,6 @@ from torch import distributed as dist
 from osdp import errors
 from osdp.errors import FormatError, OSDPError
 from osdp.ranks.process_groups import lane_group
-from osdp.ranks.rendezvous import first_contact
 
 T = TypeVar("T")
 
@@ -45,12 +44,6 @@ class Together:
         lane = lane_group(self.group, _device_of(self.group), self.phase)
         mine = pickle.dumps(value)  # pybind11 takes bytes for a std::string
         return [pickle.loads(told) for told in lane.collectives.all_bytes(self.phase, mine)]  # type: ignore[arg-type]
-
-    def outside(self, work: Callable[[], T]) -> T:
-        """The result of `work`, which communicates over the caller's group by itself. RankError where it fails because of
-        another rank's death.
-        """
-        return work() if self.group is None else first_contact(self.group, work, self.phase)
 
     def first(self, work: Callable[[], T]) -> T:
         """Rank 0's result of `work`, on every rank."""

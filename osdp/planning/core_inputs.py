@@ -142,7 +142,7 @@ def _core(c: Collective) -> _search.Collective:
 
 
 def _buffers(prefetch: int, device: str, cost_version: int) -> int:
-    """Full tensors that room is reserved for: Note [Reserve] in csrc/search/problem/model.hpp."""
+    """Full tensors that room is reserved for: Note [Reserve] in csrc/search/problem/request.hpp."""
     if cost_version < 3:
         return 2 + prefetch
     return 1 + prefetch + (device != "cpu" and cost_version > 3)

@@ -1,6 +1,7 @@
 // Bindings of the values that csrc/search/problem takes and gives.
 #include "search/problem/problem.hpp"
 #include "bindings/names.hpp"
+#include "search/problem/cost.hpp"
 #include "search/problem/plain_plan.hpp"
 
 namespace py = pybind11;

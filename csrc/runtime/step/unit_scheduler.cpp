@@ -241,7 +241,7 @@ void UnitScheduler::reduce_or_keep(Unit& unit) {
 // On the CPU a gather waits on the lane for the reductions before it, and the computation for the gather: so
 // gradients of FULL_SHARD units cannot pile up where the lane is late. SHARD_GRAD_OP gathers nothing in
 // backward. So a gradient is given to the lane only when it, those that are leaving, and what is gathered for
-// a time fit what a plan reserves (Note [Reserve] in search/problem/model.hpp), or when it is the only one.
+// a time fit what a plan reserves (Note [Reserve] in search/problem/request.hpp), or when it is the only one.
 // On streams the computation waits for the reduction before (Note [Memory that two streams use]).
 void UnitScheduler::await_room(size_t bytes) {
   while (left_ < reductions_.size() && reductions_[left_].reduction.done()) ++left_;

@@ -11,7 +11,7 @@
 #include <cmath>
 #include <optional>
 
-#include "search/problem/model.hpp"
+#include "search/problem/request.hpp"
 
 namespace osdp::search {
 

@@ -1,9 +1,46 @@
-// What is planned: the model's operators and blocks, the machine, and the wish.
+// The model that is planned: its operators in execution order and its blocks.
 #pragma once
 
-#include "search/problem/cost.hpp"
+#include <cstdint>
+#include <string>
+#include <vector>
 
 namespace osdp::search {
+
+// A parameter tensor: `rows` along its first dimension larger than 1, of `row_bytes` each. Rank r holds rows
+// [r c, (r+1) c) with c = ceil(rows / ranks).
+struct Tensor {
+  int64_t rows = 0, row_bytes = 0;
+  bool trainable = true;
+  bool shardable = true;  // false: zero-dimensional, always whole
+  // Mixed precision: a row as it is gathered and computed with, and its gradient as it is averaged. 0: the
+  // same.
+  int64_t compute_row_bytes = 0, reduce_row_bytes = 0;
+  int64_t bytes() const { return rows * row_bytes; }
+  int64_t compute_bytes() const { return rows * (compute_row_bytes ? compute_row_bytes : row_bytes); }
+  int64_t reduce_bytes() const { return rows * (reduce_row_bytes ? reduce_row_bytes : row_bytes); }
+  // What a rank that holds it whole keeps beside it during a step: a copy to compute with.
+  int64_t copy_bytes() const {
+    return compute_row_bytes && compute_row_bytes != row_bytes ? compute_bytes() : 0;
+  }
+};
+
+struct Operator {
+  std::string name;
+  std::vector<Tensor> tensors;                // empty: only time and activations
+  int split_tensor = -1;                      // the tensor that can be sliced, or -1
+  int64_t out_features = 0, in_features = 0;  // of it
+  int64_t calls = 1;                          // of the modules that read it, in one forward
+  int64_t places = 1;                         // those modules: more than one where parameters are tied
+  int block = -1;                             // index of the recomputable block it is in, or -1
+  int64_t saved_bytes_per_sample = 0, saved_bytes_fixed = 0;
+  int64_t work_bytes_per_sample = 0, work_bytes_fixed = 0;  // see Note [Work]
+  double compute_s_per_sample = 0, compute_s_fixed = 0;     // forward and backward
+  double recompute_s_per_sample = 0;                        // forward
+};
+
+// Smaller tensors travel together, through a copy (csrc/comm/packing.hpp: kSmallBytes).
+inline constexpr int64_t kSmallTensorBytes = 64 << 10;
 
 struct Block {
   std::string name;
@@ -17,41 +54,5 @@ struct Model {
   int64_t input_bytes_per_sample = 0;
   int64_t buffer_bytes = 0;  // of its modules: on every rank, in every phase
 };
-
-// A batch size per rank and how many such micro-batches make one step.
-struct Batch {
-  int64_t size = 1, accumulation = 1;
-  int64_t samples() const { return size * accumulation; }
-};
-
-// Note [Reserve]
-// A step gathers a unit, uses it, makes its gradient and reduces it. The gradient that is being made counts
-// in its operator's own phase (Candidate::own_bytes). All else that is large and exists only for a while is
-// the lane's: parameters in use and those that are gathered ahead, which have the memory of 1 + `prefetch`
-// units of the largest size; and gradients that leave. A lane that is a thread begins a gather when the
-// reduction submitted before it has ended, so those are of units that were in this sum, and `buffers` is
-// 1 + prefetch. On streams a gather has its memory when it is submitted, and the gradient before is kept
-// until computation has waited for its reduction (csrc/comm/lane.hpp, Note [Memory that two streams use]):
-// one more. In every phase.
-struct Request {
-  Device device;
-  Space space;
-  int64_t limit_bytes = 0;
-  std::vector<Batch> batches;         // empty: every size from 1 to the largest that fits, one micro-batch
-  std::vector<Recompute> recompute;   // what may be done with a block; never empty
-  int64_t least_transient_bytes = 0;  // units are at least this large
-  int64_t buffers = 2;                // full tensors beside the one being made: Note [Reserve]
-  bool find_smallest = true;          // where nothing fits: search for the least limit that works
-  bool depth_first = false;           // the paper's search in place of the exact one (Cost::Paper only)
-  bool smallest_first = false;        // of it: the smallest options first (solve_dfs)
-
-  bool paper() const { return space.cost == Cost::Paper; }
-  int64_t reserve_bytes(int64_t transient) const {
-    if (paper() || device.ranks == 1) return 0;
-    return buffers * (transient > least_transient_bytes ? transient : least_transient_bytes);
-  }
-};
-
-inline constexpr int64_t kMostBatch = 65536;  // where activations cost nothing, no larger batch is tried
 
 }  // namespace osdp::search

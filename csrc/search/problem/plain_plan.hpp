@@ -2,6 +2,7 @@
 #pragma once
 
 #include "search/problem/model.hpp"
+#include "search/problem/request.hpp"
 
 namespace osdp::search {
 

@@ -3,7 +3,7 @@
 // are decided together.
 #pragma once
 
-#include "search/problem/model.hpp"
+#include "search/problem/cost.hpp"
 
 namespace osdp::search {
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "search/problem/cost.hpp"
+#include "modes.hpp"
 #include "search/simulate/step.hpp"
 
 namespace osdp::search {

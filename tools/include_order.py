@@ -1,11 +1,15 @@
 """Fails where a folder of csrc/ includes one that stands below it in its table (docs/search.md and docs/runtime.md,
-Folders), or where a folder is in only one of the two. Run by `make lint`."""
+Folders), where a folder is in only one of the two, or where a checker includes what it checks. Run by `make lint`."""
 
 from __future__ import annotations
 
 import re
 import sys
 from pathlib import Path
+
+# What a checker may share with what it checks: values, and what is refused.
+CHECKER = "search/certificate"
+SHARED = {f"search/problem/{name}.hpp" for name in ("model", "request", "plain_plan", "problem", "validate")}
 
 ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
@@ -54,6 +58,8 @@ def wrong_includes(order: list[str]) -> list[str]:
                 where = f"{path.relative_to(ROOT)}:{number}"
                 if other is None:
                     wrong.append(f"{where}: {included[1]} is in no folder that {own} may include")
+                elif own == CHECKER and other != CHECKER and included[1] not in SHARED:
+                    wrong.append(f"{where}: {included[1]} is code of the search, which {own} checks")
                 elif order.index(other) > order.index(own):
                     wrong.append(f"{where}: {own} stands above {other}, so it must not include it")
     return wrong

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "search/problem/problem.hpp"
+#include "search/certificate/option_cost.hpp"
 #include "search/problem/validate.hpp"
 
 namespace osdp::search {
@@ -30,7 +30,7 @@ class Checker {
     if (std::find(ways.begin(), ways.end(), Recompute::None) == ways.end()) ways.push_back(Recompute::None);
     for (Recompute r : ways) {
       for (const Operator& op : model.operators) {
-        costs_[static_cast<int>(r)].push_back(candidates(op, request.device, request.space, r));
+        costs_[static_cast<int>(r)].push_back(option_costs(op, request, r));
       }
     }
     check_totals(ways);
@@ -47,14 +47,11 @@ class Checker {
     }
     for (size_t i = 0; i < model_.operators.size(); ++i) {
       const auto& list = costs_[static_cast<int>(way(i))][i];
-      const PlainPlan::Choice& c = plan_.choices[i];
-      const Candidate* match = nullptr;
-      for (const Candidate& x : list) {
-        if (x.mode == c.mode && x.granularity == c.granularity && x.split == c.split &&
-            (x.mode == Mode::NoShard || x.sharded_slices == c.sharded_slices)) {
-          match = &x;
-        }
-      }
+      PlainPlan::Choice choice = plan_.choices[i];
+      if (choice.mode == Mode::NoShard) choice.sharded_slices = 0;
+      const auto at =
+          std::find_if(list.begin(), list.end(), [&](const OptionCost& x) { return x.choice == choice; });
+      const OptionCost* match = at == list.end() ? nullptr : &*at;
       if (match == nullptr && !list.empty()) {
         return "operator '" + model_.operators[i].name + "': its choice is not among those of this search";
       }
@@ -66,7 +63,7 @@ class Checker {
 
   int128 time() const {
     int128 sum = fixed_time();
-    for (const Candidate* c : chosen_) {
+    for (const OptionCost* c : chosen_) {
       if (c != nullptr) sum += step_time(*c);
     }
     for (size_t b = 0; b < members_.size(); ++b) {
@@ -118,10 +115,10 @@ class Checker {
       const Operator& op = model_.operators[i];
       int128 longest = 0, most = 0;
       for (Recompute r : ways) {
-        for (const Candidate& c : costs_[static_cast<int>(r)][i]) {
+        for (const OptionCost& c : costs_[static_cast<int>(r)][i]) {
           longest = std::max(longest, step_time(c));
           most = std::max<int128>(
-              most, static_cast<int128>(c.state_bytes) + c.gathered_bytes + c.held_bytes + c.own_bytes);
+              most, static_cast<int128>(c.state_bytes) + c.kept_bytes + c.held_bytes + c.own_phase_bytes);
         }
       }
       time += longest;
@@ -136,22 +133,22 @@ class Checker {
     const int block = model_.operators[i].block;
     return block < 0 ? Recompute::None : plan_.blocks[block];
   }
-  int128 step_time(const Candidate& c) const {
+  int128 step_time(const OptionCost& c) const {
     return static_cast<int128>(plan_.batch.accumulation) * c.communication_ps + c.optimizer_ps;
   }
   int128 again_time(size_t b) const {
     int128 sum = 0;
     for (size_t i : members_[b]) {
       const Operator& op = model_.operators[i];
-      sum += picoseconds(op.recompute_s_per_sample * request_.device.recompute_slowdown, op.name);
+      sum += rounded_ps(op.recompute_s_per_sample * request_.device.recompute_slowdown, op.name);
     }
     return sum * plan_.batch.size * plan_.batch.accumulation;
   }
   int128 fixed_time() const {
     int128 sum = 0;
     for (const Operator& op : model_.operators) {
-      sum += static_cast<int128>(picoseconds(op.compute_s_per_sample, op.name)) * plan_.batch.size +
-             picoseconds(op.compute_s_fixed, op.name);
+      sum += static_cast<int128>(rounded_ps(op.compute_s_per_sample, op.name)) * plan_.batch.size +
+             rounded_ps(op.compute_s_fixed, op.name);
     }
     return sum * plan_.batch.accumulation;
   }
@@ -160,7 +157,7 @@ class Checker {
     if (request_.space.cost == Cost::Paper) return 0;
     int128 sum = static_cast<int128>(model_.input_bytes_per_sample) * plan_.batch.size + model_.buffer_bytes;
     if (request_.device.ranks == 1) return sum;
-    sum += averaging_bytes(model_.operators, request_.device, request_.space, plan_.batch.accumulation > 1);
+    sum += averaging_cost_bytes(model_, request_, plan_.batch.accumulation > 1);
     return sum + static_cast<int128>(request_.buffers) * std::max(transient_, request_.least_transient_bytes);
   }
   int128 of_block(size_t b, int phase, Recompute r) const {
@@ -168,18 +165,18 @@ class Checker {
       return 0;
     return static_cast<int128>(model_.blocks[b].input_bytes_per_sample) * plan_.batch.size;
   }
-  int128 of_operator(size_t i, int phase, Recompute r, const Candidate* c) const {
+  int128 of_operator(size_t i, int phase, Recompute r, const OptionCost* c) const {
     const Operator& op = model_.operators[i];
     const int128 saved =
         static_cast<int128>(op.saved_bytes_per_sample) * plan_.batch.size + op.saved_bytes_fixed;
     const int128 state = c == nullptr ? 0 : c->state_bytes;
     if (phase < 0) return state + saved;
     if (static_cast<int>(i) > phase) return state;  // its backward has been
-    int128 sum = c == nullptr ? 0 : state - c->gradient_bytes + c->gathered_bytes;
+    int128 sum = c == nullptr ? 0 : state - c->gradient_bytes + c->kept_bytes;
     if (c != nullptr && plan_.batch.accumulation > 1) sum += c->gradient_bytes;
     if (static_cast<int>(i) == phase) {
       sum += static_cast<int128>(op.work_bytes_per_sample) * plan_.batch.size + op.work_bytes_fixed;
-      if (c != nullptr) sum += c->own_bytes;
+      if (c != nullptr) sum += c->own_phase_bytes;
     }
     const auto inside = [&] {
       const auto& m = members_[op.block];
@@ -193,14 +190,14 @@ class Checker {
     const auto& list = costs_[static_cast<int>(r)][i];
     int128 least = 0;
     bool first = true;
-    const auto consider = [&](const Candidate* c) {
+    const auto consider = [&](const OptionCost* c) {
       int128 cost = c == nullptr ? 0 : denominator * step_time(*c);
       for (const PhasePrice& p : prices) cost += p.numerator * of_operator(i, p.phase, r, c);
       if (first || cost < least) least = cost;
       first = false;
     };
     if (list.empty()) consider(nullptr);
-    for (const Candidate& c : list) {
+    for (const OptionCost& c : list) {
       if (c.transient_bytes <= transient_) consider(&c);
     }
     return least;
@@ -210,8 +207,8 @@ class Checker {
   const Request& request_;
   const PlainPlan& plan_;
   std::vector<std::vector<size_t>> members_;  // by block
-  std::vector<std::vector<Candidate>> costs_[3];
-  std::vector<const Candidate*> chosen_;
+  std::vector<std::vector<OptionCost>> costs_[3];
+  std::vector<const OptionCost*> chosen_;
   int64_t transient_ = 0;
 };
 

@@ -1,6 +1,6 @@
 // An independent check of a whole plan: its time, the memory of every phase, and the Lagrangian bound of the
-// prices it comes with. Everything follows from the costs of single choices (problem/cost.hpp) by the
-// definitions of docs/search.md, operator by operator and in 128-bit integers; no code is shared with the
+// prices it comes with. Everything follows by the definitions of docs/search.md from what single options cost
+// (certificate/option_cost.hpp), operator by operator and in 128-bit integers; no code is shared with the
 // search.
 #pragma once
 

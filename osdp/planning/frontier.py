@@ -46,7 +46,7 @@ def frontier(plan: Plan, points: int = 32, limits: Sequence[int | float | str] |
             FrontierPoint(
                 a.limit_bytes,
                 a.throughput(problem.ranks),
-                a.played_ps * 1e-12,
+                a.played.step_ps * 1e-12,
                 a.plan.batch.size,
                 a.peak_bytes,
             )

@@ -29,8 +29,7 @@ def plan_of(problem: SearchProblem, limit: int, answer: _search.Answer) -> Plan:
         if o.block is not None and (way := way_of_block[o.block]) != "none"
     }
     treated = treatments(problem, answer.plan, way_of_block)
-    transient = max((t.chosen.transient_bytes for t in treated if t is not None), default=0)
-    units = problem.planner.units(answer.plan, transient)
+    units = problem.planner.units(answer.plan)
     certificate = _certificate(problem, limit, answer)
     price = sum(p.numerator for p in certificate.prices) / certificate.price_denominator
     plan = Plan(
@@ -55,7 +54,7 @@ def plan_of(problem: SearchProblem, limit: int, answer: _search.Answer) -> Plan:
             problem,
             answer,
             treated,
-            played=problem.planner.play(answer.plan, units) if problem.cost == "osdp" else None,
+            played=answer.played if problem.cost == "osdp" else None,
             recompute=recompute,
             price_ps_per_byte=price,
         ),

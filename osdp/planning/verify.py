@@ -71,7 +71,7 @@ def _check_costs(plan: Plan, c: Certificate, s: Searched, cost_version: int) -> 
     problem = SearchProblem.of(plan).changed(cost_version=cost_version)
     if wrong := _check_certificate(plan, c, problem):
         return wrong
-    made = plan_of(problem, c.limit_bytes, _answer(plan, c))
+    made = plan_of(problem, c.limit_bytes, _answer(problem, plan, c))
     but = _PLAYED if cost_version < COST_VERSION else ()
     said = replace(plan, searched=replace(s, cost_version=cost_version))
     return next(_differences("", said, made, but), "")
@@ -118,17 +118,19 @@ def _check_certificate(plan: Plan, c: Certificate, problem: SearchProblem) -> st
     return ""
 
 
-def _answer(plan: Plan, c: Certificate) -> _search.Answer:
+def _answer(problem: SearchProblem, plan: Plan, c: Certificate) -> _search.Answer:
     """The plan's decisions as the search would have found them."""
     assert plan.searched is not None
+    core = core_plan(plan)
     return _search.Answer(
-        plan=core_plan(plan),
+        plan=core,
         step_ps=c.time_ps,
         peak_bytes=c.memory_bytes,
         exposed=plan.searched.exposed,
         optimal=c.optimal,
         proven=c.proven,
         prices=[(p.phase, p.numerator / c.price_denominator) for p in c.prices],
+        played=problem.planner.play(core) if problem.cost == "osdp" else None,
     )
 
 

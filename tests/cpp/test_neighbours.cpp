@@ -46,7 +46,8 @@ void changes_are_plans_of_the_problem_and_the_same_again() {
     const Request asked = request(dice);
     Manner manner;
     manner.places.resize(model.operators.size());
-    Rehearsal r(model, asked, manner);
+    const PlanPlayer player(model, asked, manner);
+    const Rehearsal r(asked, player);
     Neighbours one(r), other(r);
     Candidacy plan = first_plan(r), again = plan;
     for (int step = 0; step < 60; ++step) {

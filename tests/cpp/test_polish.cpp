@@ -42,7 +42,8 @@ void a_polished_plan_fits_and_is_no_slower() {
     Request wide = request(4, int64_t{1} << 40);
     std::vector<Candidacy> seeds;
     {
-      Rehearsal all(model, wide, manner(model));
+      const PlanPlayer player(model, wide, manner(model));
+      Rehearsal all(wide, player);
       const Batch batch{draw(dice, 1, 4), draw(dice, 1, 3)};
       for (const Recompute way : wide.recompute)
         for (size_t choice = 0; choice < 4; ++choice) seeds.push_back(uniform(all, batch, way, choice));
@@ -51,7 +52,8 @@ void a_polished_plan_fits_and_is_no_slower() {
         least = std::min(least, all.peak_bytes(s)), most = std::max(most, all.peak_bytes(s));
       wide.limit_bytes = draw(dice, least, most);
     }
-    Rehearsal r(model, wide, manner(model));
+    const PlanPlayer player(model, wide, manner(model));
+    Rehearsal r(wide, player);
     int128 best = 0, samples = 0;  // seeds have one batch; it may change
     for (const Candidacy& s : seeds) {
       samples = s.batch.samples();
@@ -92,7 +94,8 @@ void recomputation_and_gathers_that_nothing_asks_for_go() {
   for (int b = 0; b < 4; ++b) model.blocks.push_back({"block" + std::to_string(b), 10});
   Request ample = request(4, int64_t{1} << 40);
   ample.batches = {{2, 1}};
-  Rehearsal r(model, ample, manner(model));
+  const PlanPlayer player(model, ample, manner(model));
+  Rehearsal r(ample, player);
   const Polished p = polish(r, {uniform(r, {2, 1}, Recompute::Regather, 2)}, 100);
   for (const Recompute way : p.plan.decision.ways) CHECK(way == Recompute::None);
   // Nothing is faster than computing alone, and what cannot be hidden: the last reduction.
@@ -103,7 +106,8 @@ void what_is_no_plan_is_refused() {
   Random dice(1);
   const Model model = random_model(dice, 6);
   const Request none = request(4, 0);
-  Rehearsal r(model, none, manner(model));
+  const PlanPlayer player(model, none, manner(model));
+  Rehearsal r(none, player);
   const Candidacy seed = uniform(r, {1, 1}, Recompute::None, 0);
   CHECK_THROWS(polish(r, {seed}, 10), InvalidProblem, "keeps the limit");
   CHECK_THROWS(polish(r, {}, 10), InvalidProblem, "keeps the limit");

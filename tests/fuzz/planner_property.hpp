@@ -114,8 +114,10 @@ inline void try_simulate(Draws& d, Answered& a) {
   const Request request = draw_request(d);
   const PlainPlan plan = draw_plan(d, model);
   const auto units = draw_units(d, model);
-  check_played(step_of(model, request, plan, units, d.number(0, 3), {d.real(1e-9, 9), d.real(1e-10, 9)}), d,
-               a);
+  const int64_t prefetch = d.number(0, 3);
+  const Collective delay{d.real(1e-9, 9), d.real(1e-10, 9)};
+  validate(model), validate(request), validate(delay);
+  check_played(step_of(model, request, plan, units, prefetch, delay), d, a);
 }
 
 inline void try_play(Draws& d, Answered& a) { check_played(draw_step(d), d, a); }

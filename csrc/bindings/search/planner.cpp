@@ -63,23 +63,25 @@ void bind_answer(py::module_& m) {
       .def_readwrite("work", &Wish::work);
   py::class_<Answer>(m, "Answer")
       .def(py::init([](PlainPlan plan, int64_t step_ps, int64_t peak_bytes, double exposed, bool optimal,
-                       bool proven, const std::vector<std::pair<int, double>>& prices) {
+                       bool proven, const std::vector<std::pair<int, double>>& prices,
+                       std::optional<PlayedStep> played) {
              Answer a;
              a.feasible = true, a.optimal = optimal, a.proven = proven;
              a.plan = std::move(plan);
              a.step_ps = step_ps, a.peak_bytes = peak_bytes, a.exposed = exposed;
              for (const auto& [phase, price] : prices) a.prices.push_back({phase, price});
+             if (played) a.played = std::move(*played);
              return a;
            }),
            py::kw_only(), "plan"_a, "step_ps"_a, "peak_bytes"_a, "exposed"_a, "optimal"_a, "proven"_a,
-           "prices"_a, "That of a plan which was found before.")
+           "prices"_a, "played"_a, "That of a plan which was found before.")
       .def_readonly("feasible", &Answer::feasible)
       .def_readonly("optimal", &Answer::optimal)
       .def_readonly("proven", &Answer::proven)
       .def_readonly("plan", &Answer::plan)
       .def_readonly("step_ps", &Answer::step_ps)
       .def_readonly("peak_bytes", &Answer::peak_bytes)
-      .def_readonly("played_ps", &Answer::played_ps)
+      .def_readonly("played", &Answer::played)
       .def_readonly("exposed", &Answer::exposed)
       .def_property_readonly("prices", [](const Answer& a) { return price_pairs(a.prices); })
       .def_readonly("lower_bound_s_per_sample", &Answer::lower_bound_s_per_sample)
@@ -148,19 +150,25 @@ void bind_searches(py::module_& m) {
             return std::pair(found.least, found.most);
           },
           "wish"_a, "(least, most) bytes that are worth looking at.")
-      .def("units", &Planner::units, "plan"_a, "transient_bytes"_a)
-      .def("play", &Planner::play, "plan"_a, "units"_a)
-      .def("timeline", &Planner::timeline, "plan"_a, "units"_a);
+      .def("units", &Planner::units, "plan"_a)
+      .def(
+          "play",
+          [](const Planner& p, const PlainPlan& plan) { return p.player().play(plan, p.units(plan)); },
+          "plan"_a, "Its step without events and memory.")
+      .def(
+          "timeline",
+          [](const Planner& p, const PlainPlan& plan, const std::vector<Members>& units) {
+            return p.player().timeline(plan, units);
+          },
+          "plan"_a, "units"_a);
 }
 
 // Plays plans given as indices into candidates, as a local search changes them.
 class IndexedPlans {
  public:
+  // `planner` must outlive it.
   IndexedPlans(const Planner& planner, int64_t limit_bytes)
-      : planner_(planner), request_(planner.request()), rehearsal_([&]() -> Rehearsal {
-          request_.limit_bytes = limit_bytes;
-          return {planner_.model(), request_, planner_.manner()};
-        }()) {}
+      : request_(under(planner, limit_bytes)), rehearsal_(request_, planner.player()) {}
 
   // What a method of the rehearsal says of the plan, which is checked first.
   template <auto method>
@@ -171,8 +179,13 @@ class IndexedPlans {
   }
 
  private:
-  const Planner planner_;
-  Request request_;
+  static Request under(const Planner& planner, int64_t limit_bytes) {
+    Request request = planner.request();
+    request.limit_bytes = limit_bytes;
+    return request;
+  }
+
+  const Request request_;
   Rehearsal rehearsal_;
 };
 
@@ -188,7 +201,7 @@ void bind_planner(py::module_& m) {
   m.def("schedule", &run_schedule, "model"_a, "request"_a, "time_limit_s"_a,
         "The search of one objective alone, for benchmarks.");
   py::class_<IndexedPlans>(m, "IndexedPlans")
-      .def(py::init<const Planner&, int64_t>(), "planner"_a, "limit_bytes"_a)
+      .def(py::init<const Planner&, int64_t>(), py::keep_alive<1, 2>(), "planner"_a, "limit_bytes"_a)
       .def("step_ps", &IndexedPlans::of<&Rehearsal::step_ps>, "batch"_a, "choices"_a, "blocks"_a,
            "Of a whole step, played.")
       .def("peak_bytes", &IndexedPlans::of<&Rehearsal::peak_bytes>, "batch"_a, "choices"_a, "blocks"_a,

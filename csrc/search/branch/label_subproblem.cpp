@@ -81,7 +81,7 @@ void Scheduler::solve(const Waiting& w) {
   const Leaf leaf = solve_leaf(kinds_, t, request_, region(w), bounded, model_, cutoff, watch_, rest);
   best_.leaves++;
   best_.nodes += leaf.nodes;
-  watch_.spent(kLargestSum);
+  watch_.ask();
   const auto bound = static_cast<double>(leaf.lower_bound_ps);
   if (leaf.decision.choices.empty() || accept(leaf, w.lo)) {
     if (leaf.status == Status::Feasible) give_up(w, bound);

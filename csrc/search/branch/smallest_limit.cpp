@@ -16,7 +16,7 @@ int64_t smallest_limit(const Model& model, Request request, const Kinds& kinds, 
   const bool once = std::all_of(request.batches.begin(), request.batches.end(),
                                 [](const Batch& b) { return b.accumulation == 1; });
   const Kinds few = once ? leanest(kinds, 1) : kinds;
-  while (high - low > 1 && !watch.spent(kLargestSum)) {
+  while (high - low > 1 && !watch.ask()) {
     request.limit_bytes = low + (high - low) / 2;
     const Schedule s = Scheduler(model, request, budget, few, watch, true).run();
     if (s.feasible) {

@@ -7,15 +7,11 @@
 
 namespace osdp::search {
 
-Rehearsal::Rehearsal(const Model& model, const Request& request, Manner manner)
-    : model_(model),
-      request_(request),
-      manner_(std::move(manner)),
-      kinds_(find_kinds(model, request)),
-      slots_(model.operators.size()) {
-  if (manner_.places.size() != model.operators.size())
-    throw InvalidProblem("the places of " + std::to_string(manner_.places.size()) + " operators for " +
-                         std::to_string(model.operators.size()));
+Rehearsal::Rehearsal(const Request& request, const PlanPlayer& player)
+    : request_(request),
+      player_(player),
+      kinds_(find_kinds(player.model(), request)),
+      slots_(player.model().operators.size()) {
   for (const Kind& kind : kinds_.kinds) {
     for (const auto& instance : kind.instances) {
       for (size_t p = 0; p < instance.size(); ++p) slots_[instance[p]] = &kind.slots[p];
@@ -24,7 +20,7 @@ Rehearsal::Rehearsal(const Model& model, const Request& request, Manner manner)
 }
 
 Recompute Rehearsal::way_of(int op, const Decision& decision) const {
-  const int block = model_.operators[op].block;
+  const int block = model().operators[op].block;
   return block < 0 ? Recompute::None : decision.ways[block];
 }
 
@@ -34,12 +30,12 @@ const std::vector<Candidate>& Rehearsal::candidates(int op, Recompute way) const
 
 void Rehearsal::check(const Candidacy& plan) const {
   const Decision& d = plan.decision;
-  bool good = d.choices.size() == model_.operators.size() && d.ways.size() == model_.blocks.size() &&
+  bool good = d.choices.size() == model().operators.size() && d.ways.size() == model().blocks.size() &&
               plan.batch.size >= 1 && plan.batch.accumulation >= 1;
   const std::vector<Recompute>& ways = request_.recompute;
   for (size_t i = 0; good && i < d.choices.size(); ++i) {
     const Recompute way = way_of(static_cast<int>(i), d);
-    good = model_.operators[i].block < 0 || std::find(ways.begin(), ways.end(), way) != ways.end();
+    good = model().operators[i].block < 0 || std::find(ways.begin(), ways.end(), way) != ways.end();
     if (!good) break;
     const auto size = static_cast<int>(candidates(static_cast<int>(i), way).size());
     good = size == 0 ? d.choices[i] == -1 : d.choices[i] >= 0 && d.choices[i] < size;
@@ -48,7 +44,7 @@ void Rehearsal::check(const Candidacy& plan) const {
 }
 
 int64_t Rehearsal::peak_bytes(const Candidacy& plan) const {
-  const auto phases = phase_bytes(model_, request_, kinds_, plan.decision, plan.batch);
+  const auto phases = phase_bytes(model(), request_, kinds_, plan.decision, plan.batch);
   return *std::max_element(phases.begin(), phases.end()) +
          request_.reserve_bytes(largest_transient(kinds_, plan.decision));
 }
@@ -69,11 +65,10 @@ PlainPlan Rehearsal::plain(const Candidacy& plan) const {
   return result;
 }
 
-int64_t Rehearsal::step_ps(const Candidacy& plan) {
+PlayedStep Rehearsal::play(const Candidacy& plan) {
   ++plays_;
   const PlainPlan choices = plain(plan);
-  const auto units = units_of(request_, manner_, choices, largest_transient(kinds_, plan.decision));
-  return play_plan(model_, request_, manner_, choices, units).step_ps;
+  return player_.play(choices, player_.units(choices, largest_transient(kinds_, plan.decision)));
 }
 
 }  // namespace osdp::search

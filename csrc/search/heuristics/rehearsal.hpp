@@ -12,14 +12,15 @@ struct Candidacy {
   Decision decision;
 };
 
-// `model` and `request` must outlive it. Not const: it counts.
+// `request`, of the player's problem but for objective, limit and batches, and `player` must outlive it. Not
+// const: it counts.
 class Rehearsal {
  public:
-  Rehearsal(const Model& model, const Request& request, Manner manner);
+  Rehearsal(const Request& request, const PlanPlayer& player);
   Rehearsal(const Rehearsal&) = delete;
   Rehearsal& operator=(const Rehearsal&) = delete;
 
-  const Model& model() const { return model_; }
+  const Model& model() const { return player_.model(); }
   const Request& request() const { return request_; }
   const Kinds& kinds() const { return kinds_; }
 
@@ -27,8 +28,9 @@ class Rehearsal {
   void check(const Candidacy& plan) const;
   // The largest phase with the transients' reserve: what the limit is held against.
   int64_t peak_bytes(const Candidacy& plan) const;
-  // Of a whole step with all its micro-batches, played.
-  int64_t step_ps(const Candidacy& plan);
+  // A whole step with all its micro-batches.
+  PlayedStep play(const Candidacy& plan);
+  int64_t step_ps(const Candidacy& plan) { return play(plan).step_ps; }
   // By the objective.
   int64_t objective_ps(const Candidacy& plan) const;
   int64_t plays() const { return plays_; }
@@ -39,9 +41,8 @@ class Rehearsal {
   PlainPlan plain(const Candidacy& plan) const;
 
  private:
-  const Model& model_;
   const Request& request_;
-  const Manner manner_;
+  const PlanPlayer& player_;
   const Kinds kinds_;
   std::vector<const Slot*> slots_;  // by operator
   int64_t plays_ = 0;

@@ -34,7 +34,7 @@ void Scheduler::depth_first() {
       s = solve_dfs(problem, rest, request_.smallest_first);
     best_.leaves++;
     best_.nodes += s.statistics.nodes;
-    watch_.spent(kLargestSum);
+    watch_.ask();
     if (s.status == Status::Feasible) gave_up_ = true;
     if (s.status == Status::Infeasible && request_.batches.empty()) return;
     if (s.choices.size() == problem.operators.size() && s.status != Status::Infeasible) {

@@ -2,20 +2,31 @@
 
 #include "search/planner/objectives.hpp"
 #include "search/planner/searches.hpp"
-#include "search/problem/problem.hpp"
+#include "search/problem/validate.hpp"
 
 namespace osdp::search {
 
 double Answer::throughput(int64_t ranks) const {
   const auto samples = static_cast<double>(ranks) * static_cast<double>(plan.batch.samples());
-  return played_ps > 0 ? samples / (static_cast<double>(played_ps) * 1e-12) : 1e300;
+  return played.step_ps > 0 ? samples / (static_cast<double>(played.step_ps) * 1e-12) : 1e300;
 }
 
 Planner::Planner(Model model, Request request, Manner manner)
-    : model_(std::move(model)), request_(std::move(request)), manner_(std::move(manner)) {
-  if (manner_.places.size() != model_.operators.size())
-    throw InvalidProblem("the places of " + std::to_string(manner_.places.size()) + " operators for " +
-                         std::to_string(model_.operators.size()));
+    : model_(std::move(model)), request_(std::move(request)), player_(model_, request_, std::move(manner)) {}
+
+std::vector<Members> Planner::units(const PlainPlan& plan) const {
+  validate(model_, plan);
+  int64_t transient = 0;
+  for (size_t i = 0; i < plan.choices.size(); ++i) {
+    const Operator& op = model_.operators[i];
+    const PlainPlan::Choice& c = plan.choices[i];
+    const Recompute way = op.block < 0 ? Recompute::None : plan.blocks[op.block];
+    if (op.tensors.empty()) continue;
+    transient = std::max(transient, candidate_of(op, request_.device, request_.space, way, c.mode,
+                                                 c.granularity, c.sharded_slices, c.split)
+                                        .transient_bytes);
+  }
+  return player_.units(plan, transient);
 }
 
 Request Planner::request(std::optional<double> exposed) const {
@@ -50,18 +61,6 @@ std::vector<Answer> Planner::frontier(const Wish& wish, const std::vector<int64_
     points.push_back(std::move(found));
   }
   return points;
-}
-
-std::vector<Members> Planner::units(const PlainPlan& plan, int64_t transient_bytes) const {
-  return units_of(request_, manner_, plan, transient_bytes);
-}
-
-PlayedStep Planner::play(const PlainPlan& plan, const std::vector<Members>& units) const {
-  return play_plan(model_, request_, manner_, plan, units);
-}
-
-Timeline Planner::timeline(const PlainPlan& plan, const std::vector<Members>& units) const {
-  return timeline_of(model_, request_, manner_, plan, units);
 }
 
 }  // namespace osdp::search

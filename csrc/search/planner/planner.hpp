@@ -51,9 +51,9 @@ struct Answer {
   bool proven = false;   // the least objective is known; the plan's is that, or one that plays faster
   PlainPlan plan;
   int64_t step_ps = 0, peak_bytes = 0;  // by the objective
-  int64_t played_ps = 0;                // the step, played; the objective's under Cost::Paper
-  double exposed = 1;                   // Device::exposed of the objective
-  std::vector<RowPrice> prices;         // of memory
+  PlayedStep played;             // but for events and memory; Cost::Paper: its step_ps is the objective's
+  double exposed = 1;            // Device::exposed of the objective
+  std::vector<RowPrice> prices;  // of memory
   double lower_bound_s_per_sample = 0;  // per rank, of the objective
   int64_t limit_bytes = 0;              // that the plan was searched under
   int64_t smallest_limit_bytes = 0;     // where infeasible: the least limit that works; 0: not known
@@ -75,9 +75,13 @@ using Interrupted = std::function<bool()>;
 class Planner {
  public:
   Planner(Model model, Request request, Manner manner);
+  Planner(const Planner&) = delete;
+  Planner& operator=(const Planner&) = delete;
 
   const Model& model() const { return model_; }
-  const Manner& manner() const { return manner_; }
+  // Plays plans of the model, whatever objective they are the best by.
+  const PlanPlayer& player() const { return player_; }
+  std::vector<Members> units(const PlainPlan& plan) const;
   // The request under an objective that takes a second of communication for `exposed`; none: the machine's.
   Request request(std::optional<double> exposed = {}) const;
 
@@ -91,15 +95,10 @@ class Planner {
                                const Interrupted& interrupted = {}) const;
   UsefulLimits useful_limits(const Wish& wish, const Interrupted& interrupted = {}) const;
 
-  // `transient_bytes`: the largest among the plan's choices.
-  std::vector<Members> units(const PlainPlan& plan, int64_t transient_bytes) const;
-  PlayedStep play(const PlainPlan& plan, const std::vector<Members>& units) const;
-  Timeline timeline(const PlainPlan& plan, const std::vector<Members>& units) const;
-
  private:
   const Model model_;
   const Request request_;
-  const Manner manner_;
+  const PlanPlayer player_;
 };
 
 }  // namespace osdp::search

@@ -30,11 +30,11 @@ struct Seed {
   Found plan;
   double exposed = 1;
   size_t of = 0;  // the search that found it
-  int64_t played_ps = 0;
+  PlayedStep played;
 
   bool faster_than(const Seed& other) const {
-    return static_cast<int128>(played_ps) * other.plan.batch.samples() <
-           static_cast<int128>(other.played_ps) * plan.batch.samples();
+    return static_cast<int128>(played.step_ps) * other.plan.batch.samples() <
+           static_cast<int128>(other.played.step_ps) * plan.batch.samples();
   }
 };
 
@@ -78,8 +78,7 @@ class Selection {
   struct Player {
     Request request;
     Rehearsal rehearsal;
-    Player(const Planner& planner, Request r)
-        : request(std::move(r)), rehearsal(planner.model(), request, planner.manner()) {}
+    Player(const Planner& planner, Request r) : request(std::move(r)), rehearsal(request, planner.player()) {}
   };
 
   Request problem_at(double exposed) const {
@@ -102,7 +101,12 @@ class Selection {
     if (!s.feasible) return none;
     Rehearsal& own = player(problem_.device.exposed);
     const Found plan = found_of(s);
-    const int64_t played = problem_.paper() ? plan.step_ps : own.step_ps(candidacy(plan));
+    PlayedStep played;
+    if (problem_.paper()) {
+      played.step_ps = plan.step_ps;
+    } else {
+      played = own.play(candidacy(plan));
+    }
     return answer(own, s, {plan, problem_.device.exposed, 0, played}, s.optimal);
   }
 
@@ -132,7 +136,7 @@ class Selection {
       const Candidacy decided = candidacy(plan);
       plan.step_ps = own.objective_ps(decided), plan.peak_bytes = own.peak_bytes(decided);
       if (plan.peak_bytes <= problem_.limit_bytes)
-        seeds_.push_back({plan, exposed, found_.size(), own.step_ps(decided)});
+        seeds_.push_back({plan, exposed, found_.size(), own.play(decided)});
     };
     add(found_of(s));
     for (size_t k = 0; k < std::min(kBeside, s.runners_up.size()); ++k) add(s.runners_up[k]);
@@ -168,10 +172,10 @@ class Selection {
   // Of `plans` and `best`, which is the best by the objective of `base`; with it `own` weighs plans.
   Answer fastest_near(Rehearsal& own, const Schedule& base, const Found& best,
                       const std::vector<Found>& plans) const {
-    Seed fastest{best, 0, 0, own.step_ps(candidacy(best))};
+    Seed fastest{best, 0, 0, own.play(candidacy(best))};
     bool optimal = base.optimal;
     for (const Found& plan : plans) {
-      Seed seed{plan, 0, 0, own.step_ps(candidacy(plan))};
+      Seed seed{plan, 0, 0, own.play(candidacy(plan))};
       seed.plan.step_ps = own.objective_ps(candidacy(plan));
       if (!seed.faster_than(fastest) || !near(seed.plan, best, searches_.wish().replay)) continue;
       optimal = base.optimal && !best.faster_than(seed.plan);
@@ -184,7 +188,7 @@ class Selection {
     Answer a;
     a.feasible = true, a.optimal = optimal, a.proven = base.optimal;
     a.plan = own.plain(candidacy(chosen.plan));
-    a.step_ps = chosen.plan.step_ps, a.peak_bytes = chosen.plan.peak_bytes, a.played_ps = chosen.played_ps;
+    a.step_ps = chosen.plan.step_ps, a.peak_bytes = chosen.plan.peak_bytes, a.played = chosen.played;
     a.exposed = own.request().device.exposed;
     a.prices = base.prices;
     a.lower_bound_s_per_sample = base.lower_bound_s_per_sample;

@@ -189,12 +189,13 @@ class Pricer {
   }
 
   Candidate finish(Candidate c, double communication_s, int64_t updated_bytes) const {
-    const std::string where = "operator '" + op_.name + "'";
-    c.communication_ps = picoseconds(paper() ? communication_s : communication_s * device_.exposed, where);
+    c.communication_ps =
+        picoseconds(paper() ? communication_s : communication_s * device_.exposed, "operator", op_.name);
     if (paper()) {
       c.transient_bytes = 0;
     } else {
-      c.optimizer_ps = picoseconds(static_cast<double>(updated_bytes) * device_.optimizer_s_per_byte, where);
+      c.optimizer_ps = picoseconds(static_cast<double>(updated_bytes) * device_.optimizer_s_per_byte,
+                                   "operator", op_.name);
     }
     if (space_.cost_version < 3) c.own_bytes = c.whole_gradient_bytes;
     return c;
@@ -213,12 +214,16 @@ class Pricer {
 
 }  // namespace
 
-int64_t picoseconds(double seconds, const std::string& where) {
+int64_t picoseconds(double seconds, const char* whose, const std::string& name) {
   if (!(seconds >= 0 && seconds < 1e6)) {  // also NaN
-    throw InvalidProblem(where + ": a time of " + std::to_string(seconds) +
-                         " s; it must be between 0 and 1e6 s");
+    throw InvalidProblem(whose + (name.empty() ? "" : " '" + name + "'") + ": a time of " +
+                         std::to_string(seconds) + " s; it must be between 0 and 1e6 s");
   }
   return std::llround(seconds * 1e12);
+}
+
+int64_t recompute_ps(const Operator& op, const Device& device) {
+  return picoseconds(op.recompute_s_per_sample * device.recompute_slowdown, "operator", op.name);
 }
 
 namespace {
@@ -307,7 +312,6 @@ bool is_whole(const Operator& op, const Device& device) {
 
 Candidate candidate_of(const Operator& op, const Device& device, const Space& space, Recompute recompute,
                        Mode mode, int64_t granularity, int64_t sharded, Split split) {
-  validate(op);
   const Pricer price(op, device, space, recompute);
   if (mode == Mode::NoShard || is_whole(op, device)) return price.no_shard();
   if (mode == Mode::ShardGradOp) return price.shard_grad_op();

@@ -44,7 +44,11 @@ Candidate candidate_of(const Operator& op, const Device& device, const Space& sp
 int64_t averaging_bytes(const std::vector<Operator>& operators, const Device& device, const Space& space,
                         bool accumulates);
 
-// Seconds to picoseconds, rounded. Throws InvalidProblem naming `where` unless 0 <= seconds < 1e6.
-int64_t picoseconds(double seconds, const std::string& where);
+// Of recomputing its forward for one sample.
+int64_t recompute_ps(const Operator& op, const Device& device);
+
+// Seconds to picoseconds, rounded. Throws InvalidProblem that says whose time it is unless 0 <= seconds <
+// 1e6.
+int64_t picoseconds(double seconds, const char* whose, const std::string& name = {});
 
 }  // namespace osdp::search

@@ -128,11 +128,13 @@ class Stopwatch {
     return stopped_;
   }
 
-  // Counts `work` steps (a few nanoseconds each; kLargestSum: none, but asks now); true once the budget is
-  // spent.
-  bool spent(int64_t work = 1) {
-    if ((credit_ -= work) > 0 || stopped_) return stopped_;
-    const int64_t done = kStepsBetweenQuestions - credit_ - (work == kLargestSum ? work : 0);
+  // Counts `work` steps (a few nanoseconds each); true once the budget is spent.
+  bool spent(int64_t work = 1) { return (credit_ -= work) > 0 || stopped_ ? stopped_ : ask(); }
+
+  // The same without waiting for more steps.
+  bool ask() {
+    if (stopped_) return true;
+    const int64_t done = kStepsBetweenQuestions - credit_;
     credit_ = kStepsBetweenQuestions;
     if (budget_.work != nullptr && (*budget_.work -= done) <= 0) return stopped_ = true;
     const auto now = Clock::now();

@@ -24,7 +24,7 @@ std::vector<int64_t> signature(const Operator& op) {
                            op.saved_bytes_fixed,
                            op.work_bytes_per_sample,
                            op.work_bytes_fixed,
-                           picoseconds(op.recompute_s_per_sample, "operator '" + op.name + "'")};
+                           picoseconds(op.recompute_s_per_sample, "operator", op.name)};
   for (const Tensor& t : op.tensors) {
     key.insert(key.end(),
                {t.rows, t.row_bytes, t.trainable, t.shardable, t.compute_row_bytes, t.reduce_row_bytes});
@@ -53,8 +53,7 @@ Kind make_kind(const Model& model, const Request& request, const std::vector<int
             "ranks on each of several hosts)");
       }
     }
-    recompute += picoseconds(op.recompute_s_per_sample * request.device.recompute_slowdown,
-                             "operator '" + op.name + "'");
+    recompute += recompute_ps(op, request.device);
   }
   kind.recompute_ps_per_sample = narrow(recompute);
   return kind;
@@ -132,9 +131,8 @@ Kinds find_kinds(const Model& model, const Request& request) {
   const bool blocks = request.recompute.size() > 1 || request.recompute[0] != Recompute::None;
   for (size_t i = 0; i < model.operators.size(); ++i) {
     const Operator& op = model.operators[i];
-    const std::string where = "operator '" + op.name + "'";
-    compute += picoseconds(op.compute_s_per_sample, where);
-    compute_fixed += picoseconds(op.compute_s_fixed, where);
+    compute += picoseconds(op.compute_s_per_sample, "operator", op.name);
+    compute_fixed += picoseconds(op.compute_s_fixed, "operator", op.name);
     if (op.block >= 0 && blocks) {
       of_block[op.block].push_back(static_cast<int>(i));
     } else {

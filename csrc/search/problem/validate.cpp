@@ -8,16 +8,20 @@
 namespace osdp::search {
 namespace {
 
-void within(int64_t value, int64_t least, int64_t most, const std::string& what) {
+// `what`: parts of a text, which are joined only where it is needed.
+template <class... Text>
+void within(int64_t value, int64_t least, int64_t most, const Text&... what) {
   if (value >= least && value <= most) return;
-  throw InvalidProblem(what + " is " + std::to_string(value) + "; it must be from " + std::to_string(least) +
-                       " to " + std::to_string(most));
+  throw InvalidProblem((std::string() + ... + what) + " is " + std::to_string(value) + "; it must be from " +
+                       std::to_string(least) + " to " + std::to_string(most));
 }
 
 // Also refuses NaN.
-void seconds(double value, const std::string& what) {
+template <class... Text>
+void seconds(double value, const Text&... what) {
   if (value >= 0 && value < 1e6) return;
-  throw InvalidProblem(what + " is " + std::to_string(value) + " s; it must be from 0 to less than 1e6 s");
+  throw InvalidProblem((std::string() + ... + what) + " is " + std::to_string(value) +
+                       " s; it must be from 0 to less than 1e6 s");
 }
 
 // One of the `count` codes of an enumeration (modes.hpp).
@@ -41,37 +45,37 @@ void codes(const std::vector<Code>& list, size_t count, const std::string& what)
 }  // namespace
 
 void validate(const Operator& op) {
-  const std::string where = "operator '" + op.name + "'";
+  const auto refuse = [&op](const std::string& why) {
+    throw InvalidProblem("operator '" + op.name + "': " + why);
+  };
   int128 total = 0;
   for (const Tensor& t : op.tensors) {
     const int64_t widest = std::max({t.row_bytes, t.compute_row_bytes, t.reduce_row_bytes});
     if (std::min({t.rows, t.row_bytes, t.compute_row_bytes, t.reduce_row_bytes}) < 0)
-      throw InvalidProblem(where + ": a parameter of negative size");
+      refuse("a parameter of negative size");
     const int128 bytes = static_cast<int128>(t.rows) * widest;
     if (t.rows > kMostBytes || widest > kMostBytes || bytes > kMostBytes)
-      throw InvalidProblem(where + ": a parameter of more than 2^50 bytes");
+      refuse("a parameter of more than 2^50 bytes");
     total += bytes;
   }
-  if (total > kMostBytes) throw InvalidProblem(where + ": more than 2^50 bytes of parameters");
-  if (op.saved_bytes_per_sample < 0 || op.saved_bytes_fixed < 0)
-    throw InvalidProblem(where + ": negative activations");
+  if (total > kMostBytes) refuse("more than 2^50 bytes of parameters");
+  if (op.saved_bytes_per_sample < 0 || op.saved_bytes_fixed < 0) refuse("negative activations");
   if (op.saved_bytes_per_sample > kMostBytes || op.saved_bytes_fixed > kMostBytes)
-    throw InvalidProblem(where + ": more than 2^50 bytes of activations");
-  within(op.work_bytes_per_sample, 0, kMostBytes, where + ": its work in bytes per sample");
-  within(op.work_bytes_fixed, 0, kMostBytes, where + ": its work in bytes");
-  within(op.calls, 1, 1000000, where + ": calls");
-  within(op.places, 1, 1000000, where + ": places");
+    refuse("more than 2^50 bytes of activations");
+  within(op.work_bytes_per_sample, 0, kMostBytes, "operator '", op.name, "': its work in bytes per sample");
+  within(op.work_bytes_fixed, 0, kMostBytes, "operator '", op.name, "': its work in bytes");
+  within(op.calls, 1, 1000000, "operator '", op.name, "': calls");
+  within(op.places, 1, 1000000, "operator '", op.name, "': places");
   if (op.split_tensor == -1) return;
   if (op.split_tensor < 0 || static_cast<size_t>(op.split_tensor) >= op.tensors.size())
-    throw InvalidProblem(where + ": the tensor to split is none of its " + std::to_string(op.tensors.size()));
-  within(op.out_features, 1, kMostBytes, where + ": out_features");
-  within(op.in_features, 1, kMostBytes, where + ": in_features");
+    refuse("the tensor to split is none of its " + std::to_string(op.tensors.size()));
+  within(op.out_features, 1, kMostBytes, "operator '", op.name, "': out_features");
+  within(op.in_features, 1, kMostBytes, "operator '", op.name, "': in_features");
   const int64_t bytes = op.tensors[static_cast<size_t>(op.split_tensor)].bytes();
   const int128 elements = static_cast<int128>(op.out_features) * op.in_features;
   if (elements > bytes || bytes % elements != 0) {
-    throw InvalidProblem(where + ": the tensor to split has " + std::to_string(bytes) +
-                         " bytes, not those of " + std::to_string(op.out_features) + " x " +
-                         std::to_string(op.in_features) + " elements");
+    refuse("the tensor to split has " + std::to_string(bytes) + " bytes, not those of " +
+           std::to_string(op.out_features) + " x " + std::to_string(op.in_features) + " elements");
   }
 }
 
@@ -82,21 +86,19 @@ void validate(const Model& model) {
   within(model.input_bytes_per_sample, 0, kMostBytes, "the model's input in bytes");
   within(model.buffer_bytes, 0, kMostBytes, "the model's buffers in bytes");
   for (const Block& b : model.blocks)
-    within(b.input_bytes_per_sample, 0, kMostBytes, "block '" + b.name + "': its input in bytes");
+    within(b.input_bytes_per_sample, 0, kMostBytes, "block '", b.name, "': its input in bytes");
   for (const Operator& op : model.operators) {
     validate(op);
     if (op.block < -1 || op.block >= static_cast<int>(model.blocks.size()))
       throw InvalidProblem("operator '" + op.name + "': no such block");
-    const std::string where = "operator '" + op.name + "': its time";
-    seconds(op.compute_s_per_sample, where);
-    seconds(op.compute_s_fixed, where);
-    seconds(op.recompute_s_per_sample, where);
+    for (const double time : {op.compute_s_per_sample, op.compute_s_fixed, op.recompute_s_per_sample})
+      seconds(time, "operator '", op.name, "': its time");
   }
 }
 
 void validate(const Collective& c, const std::string& what) {
-  seconds(c.alpha_s, what + ": alpha");
-  seconds(c.beta_s_per_byte, what + ": beta");
+  seconds(c.alpha_s, what, ": alpha");
+  seconds(c.beta_s_per_byte, what, ": beta");
 }
 
 void validate(const Device& device) {
@@ -157,11 +159,11 @@ void validate(const Model& model, const PlainPlan& plan) {
   validate(plan.batch);
   for (size_t i = 0; i < plan.choices.size(); ++i) {
     const PlainPlan::Choice& c = plan.choices[i];
-    const std::string where = "the choice of operator '" + model.operators[i].name + "'";
+    const std::string& name = model.operators[i].name;
     if (!known(c.mode, kModes.size()) || !known(c.split, kSplits.size()))
-      throw InvalidProblem(where + ": an unknown code");
-    within(c.granularity, 1, 4096, where + ": granularity");
-    within(c.sharded_slices, 0, c.granularity, where + ": sharded slices");
+      throw InvalidProblem("the choice of operator '" + name + "': an unknown code");
+    within(c.granularity, 1, 4096, "the choice of operator '", name, "': granularity");
+    within(c.sharded_slices, 0, c.granularity, "the choice of operator '", name, "': sharded slices");
   }
   for (size_t b = 0; b < plan.blocks.size(); ++b) {
     if (!known(plan.blocks[b], kRecomputes.size()))

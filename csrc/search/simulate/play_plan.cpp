@@ -4,35 +4,10 @@
 #include <set>
 
 #include "search/problem/problem.hpp"
+#include "search/problem/validate.hpp"
 
 namespace osdp::search {
 namespace {
-
-PlannedUnit planned(const Model& model, const Manner& manner, const Members& members) {
-  PlannedUnit unit;
-  std::set<std::pair<int, int>> calls;
-  for (int i : members) {
-    if (i < 0 || static_cast<size_t>(i) >= manner.places.size())
-      throw InvalidProblem("a unit has an unknown operator");
-    const Place& place = manner.places[i];
-    for (const Span& s : place.calls) calls.insert({s.first, s.last});
-    unit.repeats = std::max(unit.repeats, place.repeats);
-  }
-  for (const auto& [first, last] : calls) unit.calls.push_back({first, last});
-  if (!members.empty()) unit.name = model.operators[members.front()].name;
-  unit.operators = members;
-  return unit;
-}
-
-Step step_of_units(const Model& model, const Request& request, const Manner& manner, const PlainPlan& plan,
-                   const std::vector<Members>& units) {
-  if (manner.places.size() != model.operators.size())
-    throw InvalidProblem("the places of " + std::to_string(manner.places.size()) + " operators for " +
-                         std::to_string(model.operators.size()));
-  std::vector<PlannedUnit> joined;
-  for (const Members& members : units) joined.push_back(planned(model, manner, members));
-  return step_of(model, request, plan, joined, manner.prefetch, manner.delay, manner.lanes);
-}
 
 Resource resource_of(const Step& step, StepEvent::Kind kind) {
   switch (kind) {
@@ -64,36 +39,66 @@ int64_t lasting(int64_t one, int64_t two, int64_t times) {
 
 }  // namespace
 
-std::vector<Members> units_of(const Request& request, const Manner& manner, const PlainPlan& plan,
-                              int64_t transient_bytes) {
-  if (plan.choices.size() != manner.places.size())
+PlanPlayer::PlanPlayer(const Model& model, const Request& request, Manner manner)
+    : model_(model), request_(request), manner_(std::move(manner)) {
+  validate(model);
+  validate(request);
+  validate(manner_.delay);
+  if (manner_.places.size() != model.operators.size())
+    throw InvalidProblem("the places of " + std::to_string(manner_.places.size()) + " operators for " +
+                         std::to_string(model.operators.size()));
+}
+
+std::vector<Members> PlanPlayer::units(const PlainPlan& plan, int64_t transient_bytes) const {
+  if (plan.choices.size() != manner_.places.size())
     throw InvalidProblem("choices are not beside the operators");
   std::vector<Sharding> shardings;
+  shardings.reserve(plan.choices.size());
   for (const PlainPlan::Choice& c : plan.choices) shardings.push_back({c.mode, c.granularity});
-  return group_units(manner.places, shardings, request.space.bucket_bytes, manner.small_unit_bytes,
+  return group_units(manner_.places, shardings, request_.space.bucket_bytes, manner_.small_unit_bytes,
                      transient_bytes);
 }
 
-Timeline timeline_of(const Model& model, const Request& request, const Manner& manner, const PlainPlan& plan,
-                     const std::vector<Members>& units) {
-  const Step step = step_of_units(model, request, manner, plan, units);
-  Timeline timeline{play(step, manner.stolen_permille), {}};
+PlannedUnit PlanPlayer::planned(const Members& members) const {
+  PlannedUnit unit;
+  std::set<std::pair<int, int>> calls;
+  for (int i : members) {
+    if (i < 0 || static_cast<size_t>(i) >= manner_.places.size())
+      throw InvalidProblem("a unit has an unknown operator");
+    const Place& place = manner_.places[i];
+    for (const Span& s : place.calls) calls.insert({s.first, s.last});
+    unit.repeats = std::max(unit.repeats, place.repeats);
+  }
+  for (const auto& [first, last] : calls) unit.calls.push_back({first, last});
+  if (!members.empty()) unit.name = model_.operators[members.front()].name;
+  unit.operators = members;
+  return unit;
+}
+
+Step PlanPlayer::step(const PlainPlan& plan, const std::vector<Members>& units) const {
+  std::vector<PlannedUnit> joined;
+  joined.reserve(units.size());
+  for (const Members& members : units) joined.push_back(planned(members));
+  return step_of(model_, request_, plan, joined, manner_.prefetch, manner_.delay, manner_.lanes);
+}
+
+Timeline PlanPlayer::timeline(const PlainPlan& plan, const std::vector<Members>& units) const {
+  const Step all = step(plan, units);
+  Timeline timeline{osdp::search::play(all, manner_.stolen_permille), {}};
   for (const StepEvent& e : timeline.step.events)
     timeline.events.push_back(
-        {resource_of(step, e.kind), e.kind, e.phase, name_of(step, e), e.begin_ps, e.end_ps});
+        {resource_of(all, e.kind), e.kind, e.phase, name_of(all, e), e.begin_ps, e.end_ps});
   return timeline;
 }
 
-PlayedStep play_plan(const Model& model, const Request& request, const Manner& manner, const PlainPlan& plan,
-                     const std::vector<Members>& units) {
+PlayedStep PlanPlayer::play(const PlainPlan& plan, const std::vector<Members>& units) const {
   const int64_t times = plan.batch.accumulation;
-  PlainPlan fewer = plan;
+  Step some = step(plan, units);
   const auto played = [&](int64_t accumulation) {
-    fewer.batch.accumulation = accumulation;
-    return play(step_of_units(model, request, manner, fewer, units), manner.stolen_permille);
+    some.accumulation = accumulation;
+    return osdp::search::play(some, manner_.stolen_permille, Record::Totals);
   };
   PlayedStep all = played(std::min<int64_t>(times, 2));
-  all.events.clear(), all.memory.clear();
   if (times <= 2) return all;
   const PlayedStep one = played(1);
   for (const auto part : {&PlayedStep::step_ps, &PlayedStep::only_computing_ps, &PlayedStep::both_ps,

@@ -20,11 +20,6 @@ struct Manner {
 // Operators gathered together, by index, rising.
 using Members = std::vector<int>;
 
-// The units of a plan (simulate/unit_grouping.hpp); none that is traced is larger than `transient_bytes`, the
-// largest transient among the plan's choices.
-std::vector<Members> units_of(const Request& request, const Manner& manner, const PlainPlan& plan,
-                              int64_t transient_bytes);
-
 // Where something runs: the caller's thread or stream, or one of the lanes.
 enum class Resource : int { Computation, Communication, Reductions, BetweenHosts };
 inline constexpr std::array<const char*, 4> kResources{"computation", "communication", "reductions",
@@ -43,13 +38,31 @@ struct Timeline {
   std::vector<TimelineEvent> events;  // beside step.events
 };
 
-// Every micro-batch, event by event.
-Timeline timeline_of(const Model& model, const Request& request, const Manner& manner, const PlainPlan& plan,
-                     const std::vector<Members>& units);
+// A model and how it is run, checked once, of which many plans are played.
+class PlanPlayer {
+ public:
+  // `model` and `request` must outlive it. Throws InvalidProblem for what cannot mean anything.
+  PlanPlayer(const Model& model, const Request& request, Manner manner);
 
-// A step without events and memory: at a micro-batch's end all communication has been waited for, so each one
-// takes as long as the next, and two are played at most. Throws InvalidProblem where the time overflows.
-PlayedStep play_plan(const Model& model, const Request& request, const Manner& manner, const PlainPlan& plan,
-                     const std::vector<Members>& units);
+  const Model& model() const { return model_; }
+
+  // The units of a plan (simulate/unit_grouping.hpp); none that is traced is larger than `transient_bytes`,
+  // the largest transient among the plan's choices.
+  std::vector<Members> units(const PlainPlan& plan, int64_t transient_bytes) const;
+  // A step without events and memory: at a micro-batch's end all communication has been waited for, so each
+  // one takes as long as the next, and two are played at most. Throws InvalidProblem where the time
+  // overflows.
+  PlayedStep play(const PlainPlan& plan, const std::vector<Members>& units) const;
+  // Every micro-batch, event by event.
+  Timeline timeline(const PlainPlan& plan, const std::vector<Members>& units) const;
+
+ private:
+  PlannedUnit planned(const Members& members) const;
+  Step step(const PlainPlan& plan, const std::vector<Members>& units) const;
+
+  const Model& model_;
+  const Request& request_;
+  const Manner manner_;
+};
 
 }  // namespace osdp::search

@@ -16,14 +16,15 @@ constexpr int64_t kWhole = 1000000000;  // of what shares are stated in
 
 class Player {
  public:
-  Player(const Step& step, int64_t stolen_permille)
+  Player(const Step& step, int64_t stolen_permille, Record record)
       : step_(step),
         stolen_permille_(stolen_permille),
+        recorded_(record == Record::Everything),
         program_(make_program(step)),
         units_(step.units.size()) {
     note_memory(step.held_bytes);
     for (const StepOperator& o : step.operators) note_memory(o.resident_bytes);
-    result_.memory = {{0, held_}};
+    if (recorded_) result_.memory = {{0, held_}};
     for (const StepUnit& u : step.units) {
       largest_bytes_ = std::max(largest_bytes_, u.full_bytes);
       all_kept_ &= u.keeps;
@@ -33,9 +34,9 @@ class Player {
   PlayedStep play() {
     while (true) {
       begin_communication();
-      size_t ended = result_.events.size() + 1;
-      while (ended != result_.events.size() && !computing()) {  // tasks of no time let it go on at once
-        ended = result_.events.size();
+      size_t ended = events_ + 1;
+      while (ended != events_ && !computing()) {  // tasks of no time let it go on at once
+        ended = events_;
         run_to_work();
         begin_communication();
       }
@@ -59,9 +60,12 @@ class Player {
   };
   struct Task {
     StepEvent event;
-    LaneTime time;
     int64_t begins_bytes = 0, ends_bytes = 0;  // memory that its beginning and its end bring
     int64_t left_ps = 0;                       // of its time alone
+    Link link = Link::InsideHost;
+    int64_t busy_permille = 0;    // its link is busy for so much of its time alone
+    int64_t beside_permille = 0;  // what it takes beside computation, of its time alone
+    int64_t stolen_permille = 0;  // of computation, for each second of its time alone
     bool running = false;
   };
   struct Lane {
@@ -197,7 +201,13 @@ class Player {
     // On streams memory is given out at once; that of buckets is the lane's own, for one after the other.
     if (step_.lanes.enqueue && event.kind != StepEvent::Kind::ReduceBucket)
       note_memory(std::exchange(begins_bytes, 0));
-    lane.tasks.push_back({event, time, begins_bytes, ends_bytes, time.alone_ps, false});
+    // Its latency is a wait, and takes nothing. What it steals it must have time for: no less than all of
+    // computation's.
+    const int64_t stolen = static_cast<int64_t>(static_cast<int128>(stolen_permille_) * time.transfer_ps /
+                                                std::max<int64_t>(time.alone_ps, 1));
+    lane.tasks.push_back({event, begins_bytes, ends_bytes, time.alone_ps, time.link,
+                          permille(time.transfer_ps, time.alone_ps),
+                          std::max(permille(time.beside_ps, time.alone_ps), stolen), stolen});
     ++lane.submitted;
   }
 
@@ -218,7 +228,7 @@ class Player {
     StepEvent& event = lane.tasks.front().event;
     event.end_ps = now_;
     note_memory(lane.tasks.front().ends_bytes);
-    result_.events.push_back(event);
+    note_event(event);
     if (event.kind == StepEvent::Kind::Reduce) {
       const StepUnit& u = step_.units[event.what];
       leaving_bytes_ -= u.full_bytes;
@@ -231,39 +241,37 @@ class Player {
 
   // --- time
 
-  // Of computation, for each second of the task's time alone: its latency is a wait, and takes nothing.
-  int64_t stolen_permille(const Task& task) const {
-    return static_cast<int64_t>(static_cast<int128>(stolen_permille_) * task.time.transfer_ps /
-                                std::max<int64_t>(task.time.alone_ps, 1));
+  // Rounded up.
+  static int64_t permille(int128 part, int128 whole) {
+    return whole == 0
+               ? 1000
+               : static_cast<int64_t>(std::min<int128>((part * 1000 + whole - 1) / whole, kLargestSum));
   }
 
   // How many times as long as alone a task takes now, in thousandths.
   int64_t slowdown(const Task& task) const {
-    const auto ratio = [](int128 a, int128 b) { return b == 0 ? 1000 : (a * 1000 + b - 1) / b; };
-    int128 busy = 0;  // of its link
+    int64_t busy = 0;  // its link
     for (const Lane& lane : lanes_)
-      if (!lane.tasks.empty() && lane.tasks.front().time.link == task.time.link)
-        busy += ratio(lane.tasks.front().time.transfer_ps, lane.tasks.front().time.alone_ps);
-    int128 factor = 1000;
-    // What it steals it must have time for: no less than all of computation's.
-    if (computing())
-      factor = std::max<int128>(ratio(task.time.beside_ps, task.time.alone_ps), stolen_permille(task));
+      if (!lane.tasks.empty() && lane.tasks.front().link == task.link)
+        busy += lane.tasks.front().busy_permille;
+    const int128 factor = computing() ? task.beside_permille : 1000;
     return static_cast<int64_t>(
-        std::clamp<int128>(factor * std::max<int128>(busy, 1000) / 1000, 1000, kLargestSum));
+        std::clamp<int128>(factor * std::max<int64_t>(busy, 1000) / 1000, 1000, kLargestSum));
   }
 
   // To the end of whatever ends first.
   void advance() {
     std::array<int64_t, kLanes> slow{};
-    int128 share = kWhole;  // what computation gets
+    std::array<int128, kLanes> ends{};  // until the end of its task, as things are
+    int128 share = kWhole;              // what computation gets
     int128 passed = -1;
     for (size_t l = 0; l < kLanes; ++l) {
       if (lanes_[l].tasks.empty()) continue;
       const Task& task = lanes_[l].tasks.front();
       slow[l] = slowdown(task);
-      share -= scaled_up(stolen_permille(task), kWhole, slow[l]);
-      const int128 until = scaled_up(task.left_ps, slow[l], 1000);
-      passed = passed < 0 ? until : std::min(passed, until);
+      share -= scaled_up(task.stolen_permille, kWhole, slow[l]);
+      ends[l] = scaled_up(task.left_ps, slow[l], 1000);
+      passed = passed < 0 ? ends[l] : std::min(passed, ends[l]);
     }
     const bool communicates = passed >= 0, both = computing() && communicates;
     const int128 until_computed = computing() && share > 0 ? scaled_up(left_ps_, kWhole, share) : -1;
@@ -282,25 +290,30 @@ class Player {
       left_ps_ = until_computed == passed ? 0 : left_ps_ - std::max<int64_t>(0, part * share / kWhole);
       if (left_ps_ == 0) {
         computed_.end_ps = now_;
-        result_.events.push_back(computed_);
+        note_event(computed_);
       }
     }
     for (size_t l = 0; l < kLanes; ++l) {
       if (slow[l] == 0) continue;
       Task& task = lanes_[l].tasks.front();
-      const bool ends = scaled_up(task.left_ps, slow[l], 1000) == passed;
       task.left_ps -= static_cast<int64_t>(passed * 1000 / slow[l]);
-      if (ends) end_communication(lanes_[l]);
+      if (ends[l] == passed) end_communication(lanes_[l]);
     }
   }
 
   static int128 scaled_up(int128 ps, int128 by, int128 of) { return (ps * by + of - 1) / of; }
+
+  void note_event(const StepEvent& event) {
+    ++events_;
+    if (recorded_) result_.events.push_back(event);
+  }
 
   void note_memory(int64_t bytes) {
     held_ += bytes;  // each within 2^61
     if (held_ > kLargestSum || held_ < -kLargestSum)
       throw InvalidProblem("a step's memory overflows 2^61 bytes");
     result_.peak_bytes = std::max(result_.peak_bytes, held_);
+    if (!recorded_) return;
     auto& points = result_.memory;
     if (bytes == 0 && !points.empty()) return;
     if (!points.empty() && points.back().time_ps == now_ && points.back().bytes <= held_) {
@@ -312,11 +325,13 @@ class Player {
 
   const Step& step_;
   const int64_t stolen_permille_;
+  const bool recorded_;
   const Program program_;
   std::vector<Unit> units_;
   std::array<Lane, kLanes> lanes_;
   Lane& reductions_ = lanes_[step_.lanes.separate_reductions ? kReductions : kMain];
   PlayedStep result_;
+  size_t events_ = 0;  // that are over
   StepEvent computed_;
   size_t next_ = 0;
   int64_t left_ps_ = 0;  // of the computation under way
@@ -330,12 +345,12 @@ class Player {
 
 }  // namespace
 
-PlayedStep play(const Step& step, int64_t stolen_permille) {
+PlayedStep play(const Step& step, int64_t stolen_permille, Record record) {
   if (stolen_permille < 0 || stolen_permille > 1000000) {
     throw InvalidProblem(
         "what communication steals of computation must be from 0 to 1000 times its own time");
   }
-  return Player(step, stolen_permille).play();
+  return Player(step, stolen_permille, record).play();
 }
 
 }  // namespace osdp::search

@@ -47,9 +47,11 @@ struct PlayedStep {
   std::vector<MemoryPoint> memory;
 };
 
+enum class Record { Totals, Everything };  // Totals: without events and memory, peak_bytes apart
+
 // `stolen_permille`: seconds of computation that a second of transfer (alone) takes away when it runs
 // beside computation, in thousandths. Throws InvalidProblem where `step` does not fit together or a time
 // overflows.
-PlayedStep play(const Step& step, int64_t stolen_permille = 0);
+PlayedStep play(const Step& step, int64_t stolen_permille = 0, Record record = Record::Everything);
 
 }  // namespace osdp::search

@@ -62,10 +62,7 @@ class Builder {
         links_(request.device, delay),
         modes_(model.operators.size(), Mode::NoShard),
         kept_gradients_(model.operators.size()) {
-    validate(model);
-    validate(request);
     validate(model, plan);
-    validate(delay);
   }
 
   Step build(const std::vector<PlannedUnit>& units, int64_t prefetch, Lanes lanes) {
@@ -90,18 +87,16 @@ class Builder {
 
   void add_operator(size_t i) {
     const Operator& op = model_.operators[i];
-    const std::string where = "operator '" + op.name + "'";
+    const auto ps = [&](double seconds) { return picoseconds(seconds, "operator", op.name); };
     const Recompute way = op.block < 0 ? Recompute::None : plan_.blocks[op.block];
     StepOperator& o = step_.operators.emplace_back();
     o.name = op.name;
     o.block = way == Recompute::None ? -1 : op.block;
-    const int64_t forward = of_batch(0, picoseconds(op.recompute_s_per_sample, where));
-    const int64_t both =
-        of_batch(picoseconds(op.compute_s_fixed, where), picoseconds(op.compute_s_per_sample, where));
+    const int64_t forward = of_batch(0, ps(op.recompute_s_per_sample));
+    const int64_t both = of_batch(ps(op.compute_s_fixed), ps(op.compute_s_per_sample));
     o.forward_ps = std::min(forward, both);
     o.backward_ps = both - o.forward_ps;
-    o.recompute_ps =
-        of_batch(0, picoseconds(op.recompute_s_per_sample * request_.device.recompute_slowdown, where));
+    o.recompute_ps = of_batch(0, recompute_ps(op, request_.device));
     o.saved_bytes = of_batch(op.saved_bytes_fixed, op.saved_bytes_per_sample);
     o.work_bytes = of_batch(op.work_bytes_fixed, op.work_bytes_per_sample);
     if (op.tensors.empty()) return;
@@ -114,8 +109,7 @@ class Builder {
     o.whole_gradient_bytes = c.granularity > 1 ? c.gradient_bytes : c.whole_gradient_bytes;
     o.parts = c.granularity;
     if (c.granularity > 1) {  // each further slice launches three products more, one of them in forward
-      const int64_t launches =
-          Linear{0, picoseconds(request_.space.slice_overhead_s, where)}(c.granularity - 1);
+      const int64_t launches = Linear{0, ps(request_.space.slice_overhead_s)}(c.granularity - 1);
       o.forward_ps += launches / 3;
       o.recompute_ps += launches / 3;
       o.backward_ps += launches - launches / 3;

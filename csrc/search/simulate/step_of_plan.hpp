@@ -16,8 +16,9 @@ struct PlannedUnit {
   int64_t repeats = 1;         // calls of each of these modules in a forward
 };
 
-// `delay`: what one step of a ring takes longer while this rank computes. Throws InvalidProblem where the
-// plan does not fit the model, or an operator cannot be treated so.
+// `delay`: what one step of a ring takes longer while this rank computes. Model, request and delay have been
+// validated; throws InvalidProblem where the plan does not fit the model, or an operator cannot be treated
+// so.
 Step step_of(const Model& model, const Request& request, const PlainPlan& plan,
              const std::vector<PlannedUnit>& units, int64_t prefetch, const Collective& delay,
              Lanes lanes = {});

@@ -1,4 +1,5 @@
-// Phases, cohorts' rows and the time of a step against their definitions, on random plans of random models.
+// Phases, symmetry classes' rows and the time of a step against their definitions, on random plans of random
+// models.
 #include "check.hpp"
 #include "random_model.hpp"
 #include "search/bounds/pricing.hpp"
@@ -24,21 +25,21 @@ Decision random_plan(Random& r, const Model& model, const Kinds& kinds) {
   return d;
 }
 
-// The same phases from rows: every cohort's share of each row.
+// The same phases from rows: every symmetry class's share of each row.
 std::vector<int64_t> row_bytes(const Model& model, const Kinds& kinds, const Decision& d, Batch batch) {
   std::vector<int> rows;
   for (size_t j = 0; j < model.operators.size(); ++j) rows.push_back(static_cast<int>(j));
   std::vector<int64_t> sums(rows.size(), kinds.held_bytes(batch));
-  for (const Cohort& cohort : make_cohorts(kinds, rows)) {
-    const Kind& kind = kinds.kinds[cohort.kind];
-    for (int m : cohort.instances) {
+  for (const SymmetryClass& symmetry_class : make_symmetry_classes(kinds, rows)) {
+    const Kind& kind = kinds.kinds[symmetry_class.kind];
+    for (int m : symmetry_class.instances) {
       const Recompute way = kind.block ? d.ways[kind.blocks[m]] : Recompute::None;
       for (size_t j = 0; j < rows.size(); ++j) {
-        sums[j] += kept_in(cohort.relation[j], kind, way)(batch.size);
+        sums[j] += kept_in(symmetry_class.relation[j], kind, way)(batch.size);
         for (size_t p = 0; p < kind.slots.size(); ++p) {
           const int choice = d.choices[kind.instances[m][p]];
           if (choice < 0) continue;
-          sums[j] += held_in(cohort.relation[j], static_cast<int>(p), way,
+          sums[j] += held_in(symmetry_class.relation[j], static_cast<int>(p), way,
                              kind.slots[p].candidates[static_cast<int>(way)][choice], batch.accumulation > 1);
         }
       }

@@ -7,9 +7,9 @@
 
 namespace osdp::search {
 
-std::vector<int> whole_ways(const Table& table, const Box& box, const std::vector<double>& mixed) {
+std::vector<int> whole_ways(const ColumnPool& pool, const Box& box, const std::vector<double>& mixed) {
   std::vector<int> whole(mixed.size());
-  for (const auto& entry : table.entries) {
+  for (const auto& entry : pool.entries) {
     const size_t n = entry.ways.size();
     int left = entry.count;
     for (size_t w = entry.first_way; w < entry.first_way + n; ++w) {
@@ -57,10 +57,10 @@ Mixture mixture_of(const std::vector<std::pair<double, const Point*>>& points, c
 
 }  // namespace
 
-Bounded relax(const Kinds& kinds, const Table& table, const Request& request, const Region& region,
+Bounded relax(const Kinds& kinds, const ColumnPool& pool, const Request& request, const Region& region,
               Cheapest& cheapest, const Prices& guess, double enough) {
-  Evaluator evaluate(kinds, table, request, region, cheapest);
-  const size_t rows = table.rows;
+  Evaluator evaluate(kinds, pool, request, region, cheapest);
+  const size_t rows = pool.rows;
   Bounded best;
   Prices limit{};
   for (size_t j = 0; j < rows; ++j) limit[j] = evaluate.limit(j);
@@ -79,9 +79,9 @@ Bounded relax(const Kinds& kinds, const Table& table, const Request& request, co
     }
     return value;
   };
-  // 2 ps per operator: options that mixtures are as good as, but for rounding (Table::Options::corner).
+  // 2 ps per operator: options that mixtures are as good as, but for rounding (ColumnPool::Options::corner).
   double operators = 0;
-  for (const auto& entry : table.entries) {
+  for (const auto& entry : pool.entries) {
     size_t slots = 0;
     for (const auto& way : entry.ways) slots = std::max(slots, way.slots.size());
     operators += static_cast<double>(slots) * entry.count;

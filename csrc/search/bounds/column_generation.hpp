@@ -26,11 +26,11 @@ struct Bounded {
 };
 
 // Whole numbers near a mixture of ways that keep the box.
-std::vector<int> whole_ways(const Table& table, const Box& box, const std::vector<double>& mixed);
+std::vector<int> whole_ways(const ColumnPool& pool, const Box& box, const std::vector<double>& mixed);
 
 // `guess`: prices to begin with, a neighbouring region's. Regions whose bound reaches `enough` are not
-// bounded any better. `cheapest`: of the table.
-Bounded relax(const Kinds& kinds, const Table& table, const Request& request, const Region& region,
+// bounded any better. `cheapest`: of the pool.
+Bounded relax(const Kinds& kinds, const ColumnPool& pool, const Request& request, const Region& region,
               Cheapest& cheapest, const Prices& guess, double enough);
 
 }  // namespace osdp::search

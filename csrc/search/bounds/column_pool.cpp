@@ -37,27 +37,28 @@ bool between(const std::vector<Line>& lines, const std::vector<Candidate>& all, 
 
 // Whether `Hold` is never worse than `Regather` in these rows: no row stands inside such a block, so what it
 // holds is in none of them. (Should it break a phase, that phase becomes a row.)
-bool hold_is_free(const Cohort& cohort) {
-  return std::none_of(cohort.relation.begin(), cohort.relation.end(), [](int r) { return r >= 0; });
+bool hold_is_free(const SymmetryClass& symmetry_class) {
+  return std::none_of(symmetry_class.relation.begin(), symmetry_class.relation.end(),
+                      [](int r) { return r >= 0; });
 }
 
 }  // namespace
 
-Table make_table(const Kinds& kinds, const std::vector<int>& rows, int64_t accumulation) {
-  Table table;
-  table.rows = rows.size();
-  table.groups = make_cohorts(kinds, rows);
-  for (const Cohort& group : table.groups) {
+ColumnPool make_column_pool(const Kinds& kinds, const std::vector<int>& rows, int64_t accumulation) {
+  ColumnPool pool;
+  pool.rows = rows.size();
+  pool.groups = make_symmetry_classes(kinds, rows);
+  for (const SymmetryClass& group : pool.groups) {
     const Kind& kind = kinds.kinds[group.kind];
-    auto& entry = table.entries.emplace_back();
+    auto& entry = pool.entries.emplace_back();
     entry.count = static_cast<int>(group.instances.size());
-    entry.first_way = table.ways;
+    entry.first_way = pool.ways;
     const auto allowed = [&](Recompute r) {
       return std::find(kind.ways.begin(), kind.ways.end(), r) != kind.ways.end();
     };
     for (Recompute r : kind.ways) {
       if (r == Recompute::Regather && allowed(Recompute::Hold) && hold_is_free(group)) continue;
-      ++table.ways;
+      ++pool.ways;
       auto& way = entry.ways.emplace_back();
       way.way = r;
       if (r != Recompute::None) way.time_per_sample = kind.recompute_ps_per_sample;
@@ -102,12 +103,12 @@ Table make_table(const Kinds& kinds, const std::vector<int>& rows, int64_t accum
       }
     }
   }
-  return table;
+  return pool;
 }
 
-Box everything(const Table& table) {
+Box everything(const ColumnPool& pool) {
   Box box;
-  for (const auto& entry : table.entries) {
+  for (const auto& entry : pool.entries) {
     for (size_t w = 0; w < entry.ways.size(); ++w) {
       box.lo.push_back(entry.ways.size() == 1 ? entry.count : 0);
       box.hi.push_back(entry.count);

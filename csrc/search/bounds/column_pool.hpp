@@ -11,7 +11,7 @@ inline constexpr size_t kMostRows = 24;
 using Prices = std::array<double, kMostRows>;  // picoseconds per byte, by row
 
 // The options of every group under some rows and one number of micro-batches, without the dominated ones.
-struct Table {
+struct ColumnPool {
   struct Options {
     std::vector<int> candidate;  // index into the slot's candidates
     std::vector<int64_t> transient;
@@ -31,16 +31,16 @@ struct Table {
     std::vector<Way> ways;
   };
   size_t rows = 0;
-  std::vector<Cohort> groups;
+  std::vector<SymmetryClass> groups;
   std::vector<Entry> entries;  // beside groups
   size_t ways = 0;             // over all groups
 };
-Table make_table(const Kinds& kinds, const std::vector<int>& rows, int64_t accumulation);
+ColumnPool make_column_pool(const Kinds& kinds, const std::vector<int>& rows, int64_t accumulation);
 
 // How many instances of each group are treated each way: between lo and hi, by Entry::first_way + index.
 struct Box {
   std::vector<int> lo, hi;
 };
-Box everything(const Table& table);
+Box everything(const ColumnPool& pool);
 
 }  // namespace osdp::search

@@ -4,7 +4,7 @@
 
 namespace osdp::search {
 
-Chooser::Chooser(const Model& model, const Request& request, const Kinds& kinds, Batch batch,
+Pricing::Pricing(const Model& model, const Request& request, const Kinds& kinds, Batch batch,
                  int64_t largest_transient, bool memory_alone)
     : kinds_(kinds),
       batch_(batch),
@@ -56,7 +56,7 @@ Chooser::Chooser(const Model& model, const Request& request, const Kinds& kinds,
 
 // Prices are summed from the left: of phases a to b - 1 together they are sums[b] - sums[a].
 template <typename Price, typename Cost>
-Cost Chooser::choose(const std::vector<Price>& prices, bool with_time, Decision& decision) const {
+Cost Pricing::choose(const std::vector<Price>& prices, bool with_time, Decision& decision) const {
   std::vector<Cost> sums(operators_ + 1, 0);
   for (size_t j = 0; j < operators_; ++j) sums[j + 1] = sums[j] + Cost(paper_ ? prices[0] : prices[j]);
   const auto over = [&](size_t a, size_t b) -> Cost { return paper_ ? Cost(prices[0]) : sums[b] - sums[a]; };
@@ -127,7 +127,7 @@ Cost Chooser::choose(const std::vector<Price>& prices, bool with_time, Decision&
   return total;
 }
 
-int128 Chooser::least(const std::vector<int64_t>& weights, Decision& decision) const {
+int128 Pricing::least(const std::vector<int64_t>& weights, Decision& decision) const {
   int128 sum = 0;
   for (int64_t w : weights) sum += w;
   const int128 held = sum * kinds_.held_bytes(batch_);
@@ -137,7 +137,7 @@ int128 Chooser::least(const std::vector<int64_t>& weights, Decision& decision) c
   return choose<int64_t, int128>(weights, false, decision) + held;
 }
 
-double Chooser::cheapest(const std::vector<double>& prices, double limit, Decision& decision) const {
+double Pricing::cheapest(const std::vector<double>& prices, double limit, Decision& decision) const {
   double sum = 0;
   for (double p : prices) sum += p;
   const double cost =
@@ -149,7 +149,7 @@ double Chooser::cheapest(const std::vector<double>& prices, double limit, Decisi
 
 // One operator where it stands, with its options under the plan's recomputation. What it holds counts in
 // phases before `op`, at `op`, up to `end`, and behind differently, see Note [Phases].
-struct Chooser::Place {
+struct Pricing::Place {
   size_t op, end;
   const std::vector<Option>* options;
   const Option* now;
@@ -165,7 +165,7 @@ struct Chooser::Place {
   }
 };
 
-std::vector<Chooser::Place> Chooser::places(const Decision& decision) const {
+std::vector<Pricing::Place> Pricing::places(const Decision& decision) const {
   std::vector<Place> found;
   for (size_t k = 0; k < kinds_.kinds.size(); ++k) {
     const Kind& kind = kinds_.kinds[k];
@@ -189,7 +189,7 @@ std::vector<Chooser::Place> Chooser::places(const Decision& decision) const {
   return found;
 }
 
-void Chooser::quicken(Decision& decision, std::vector<int64_t>& phases, int64_t limit,
+void Pricing::quicken(Decision& decision, std::vector<int64_t>& phases, int64_t limit,
                       const std::vector<double>& prices) const {
   struct Move {
     double worth;
@@ -242,7 +242,7 @@ void Chooser::quicken(Decision& decision, std::vector<int64_t>& phases, int64_t 
   }
 }
 
-bool Chooser::repair(Decision& decision, std::vector<int64_t>& phases, int64_t limit) const {
+bool Pricing::repair(Decision& decision, std::vector<int64_t>& phases, int64_t limit) const {
   std::vector<Place> all = places(decision);
   for (int turn = 0; turn < 100; ++turn) {
     const auto worst = std::max_element(phases.begin(), phases.end());

@@ -9,10 +9,10 @@
 
 namespace osdp::search {
 
-class Chooser {
+class Pricing {
  public:
   // `memory_alone`: options that are smaller in every phase win, whatever their time.
-  Chooser(const Model& model, const Request& request, const Kinds& kinds, Batch batch,
+  Pricing(const Model& model, const Request& request, const Kinds& kinds, Batch batch,
           int64_t largest_transient, bool memory_alone);
 
   // False where some operator has no option.

@@ -15,11 +15,11 @@
 
 namespace osdp::search {
 
-Cheapest::Cheapest(const Table& table, const std::vector<int64_t>& transients)
-    : rows_(table.rows), stride_(std::min(Bands::kMost, transients.size())), transients_(transients) {
+Cheapest::Cheapest(const ColumnPool& pool, const std::vector<int64_t>& transients)
+    : rows_(pool.rows), stride_(std::min(Bands::kMost, transients.size())), transients_(transients) {
   size_t most = 1;
   std::vector<size_t> order;
-  for (const auto& entry : table.entries) {
+  for (const auto& entry : pool.entries) {
     for (const auto& way : entry.ways) {
       first_slot_.push_back(slots_.size());
       for (const auto& o : way.slots) {
@@ -42,7 +42,7 @@ Cheapest::Cheapest(const Table& table, const std::vector<int64_t>& transients)
   first_slot_.push_back(slots_.size());
   cost_.resize(most);
   for (Answer& a : answers_) {
-    a.cost.resize(table.ways * stride_);
+    a.cost.resize(pool.ways * stride_);
     a.taken.resize(slots_.size() * stride_);
   }
 }
@@ -107,13 +107,9 @@ void Cheapest::add(const View& view, size_t way, size_t band, double count, doub
   }
 }
 
-Evaluator::Evaluator(const Kinds& kinds, const Table& table, const Request& request, const Region& region,
+Evaluator::Evaluator(const Kinds& kinds, const ColumnPool& pool, const Request& request, const Region& region,
                      Cheapest& cheapest)
-    : table_(table),
-      region_(region),
-      rows_(table.rows),
-      cheapest_(cheapest),
-      bands_{region.lean, region.large} {
+    : pool_(pool), region_(region), rows_(pool.rows), cheapest_(cheapest), bands_{region.lean, region.large} {
   const auto lean = request.reserve_bytes(kinds.transients[region.lean]);
   for (size_t b = 0; b < bands_.count(); ++b) {
     reserve_.push_back(static_cast<double>(request.reserve_bytes(kinds.transients[bands_.first(b)]) - lean));
@@ -132,8 +128,8 @@ Evaluator::Evaluator(const Kinds& kinds, const Table& table, const Request& requ
     const auto b = static_cast<double>(size);
     end.time = acc * kinds.compute_ps.at(b);
     end.held = held_bytes.at(b) - held;
-    end.ways.reserve(table.ways);
-    for (const auto& entry : table.entries) {
+    end.ways.reserve(pool.ways);
+    for (const auto& entry : pool.entries) {
       for (const auto& way : entry.ways) {
         Own& own = end.ways.emplace_back();
         own.time = acc * b * static_cast<double>(way.time_per_sample);
@@ -145,7 +141,7 @@ Evaluator::Evaluator(const Kinds& kinds, const Table& table, const Request& requ
 }
 
 // As many as possible take the cheapest way.
-double Evaluator::fill(const Table::Entry& entry, const double* cost, int* taken) const {
+double Evaluator::fill(const ColumnPool::Entry& entry, const double* cost, int* taken) const {
   const size_t n = entry.ways.size();
   const int* lo = &region_.box.lo[entry.first_way];
   const int* hi = &region_.box.hi[entry.first_way];
@@ -186,7 +182,7 @@ void Evaluator::at(const Prices& prices, double time_scale, Point& p) {
     for (size_t t = 0; t < total_.size(); ++t) {
       total_[t] = time_scale * end.time + price * (end.held + reserve_[t]) - limit;
     }
-    for (const auto& entry : table_.entries) {
+    for (const auto& entry : pool_.entries) {
       const size_t n = entry.ways.size();
       const double* sums[3];
       double own[3];
@@ -216,8 +212,8 @@ void Evaluator::at(const Prices& prices, double time_scale, Point& p) {
   p.bytes.fill(0);
   p.scale = chosen->scale, p.size = chosen->size;
   p.transient = (bands_.first(band) + bands_.last(band)) / 2;
-  p.ways.assign(table_.ways, 0);
-  for (const auto& entry : table_.entries) {
+  p.ways.assign(pool_.ways, 0);
+  for (const auto& entry : pool_.entries) {
     const size_t n = entry.ways.size();
     for (size_t w = 0; w < n; ++w) {
       const size_t way = entry.first_way + w;

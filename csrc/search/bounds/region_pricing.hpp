@@ -35,10 +35,10 @@ struct Bands {
 };
 
 // How operators are sharded costs the same whatever the batch size: all regions with as many micro-batches
-// share this. Only ever used with one Table.
+// share this. Only ever used with one ColumnPool.
 class Cheapest {
  public:
-  Cheapest(const Table& table, const std::vector<int64_t>& transients);
+  Cheapest(const ColumnPool& pool, const std::vector<int64_t>& transients);
 
   // At some prices: by way (Entry::first_way + index) its operators' cost together, and by slot the option
   // that they take.
@@ -78,8 +78,8 @@ class Cheapest {
 
 class Evaluator {
  public:
-  // `cheapest`: of the table.
-  Evaluator(const Kinds& kinds, const Table& table, const Request& request, const Region& region,
+  // `cheapest`: of the pool.
+  Evaluator(const Kinds& kinds, const ColumnPool& pool, const Request& request, const Region& region,
             Cheapest& cheapest);
   double limit(size_t row) const { return limit_[row]; }
 
@@ -96,9 +96,9 @@ class Evaluator {
     double scale = 1, time = 0, held = 0;
     std::vector<Own> ways;
   };
-  double fill(const Table::Entry& entry, const double* cost, int* taken) const;
+  double fill(const ColumnPool::Entry& entry, const double* cost, int* taken) const;
 
-  const Table& table_;
+  const ColumnPool& pool_;
   const Region& region_;
   const size_t rows_;
   Cheapest& cheapest_;

@@ -16,7 +16,7 @@
 
 namespace osdp::search {
 
-void Scheduler::first_rows() {
+void BranchAndBound::first_rows() {
   if (request_.paper()) {
     rows_ = {kWholeStep};
     return;
@@ -31,7 +31,7 @@ void Scheduler::first_rows() {
   rows_.assign(rows.rbegin(), rows.rend());
 }
 
-bool Scheduler::accept(const Leaf& leaf, Batch batch) {
+bool BranchAndBound::accept(const FixedNode& leaf, Batch batch) {
   const int64_t used = largest_transient(kinds_, leaf.decision);
   std::vector<int64_t> phases = phase_bytes(model_, request_, kinds_, leaf.decision, batch);
   for (int64_t& bytes : phases) bytes = std::min(kLargestSum, bytes + request_.reserve_bytes(used));
@@ -53,15 +53,15 @@ bool Scheduler::accept(const Leaf& leaf, Batch batch) {
   return true;
 }
 
-void Scheduler::go_on() {
-  while (!waiting_.empty() && !watch_.stopped()) {
-    Waiting top = waiting_.top();
+void BranchAndBound::go_on() {
+  while (!open_.empty() && !watch_.stopped()) {
+    BranchNode top = open_.top();
     if (budget_.tell_gap) budget_.tell_gap(apart(top));
     if (useless(top) || (any_ && best_.feasible)) break;
     if (budget_.gap > 0 && best_.feasible && apart(top) <= budget_.gap) break;
-    waiting_.pop();
+    open_.pop();
     if (top.rows != rows_.size()) {
-      top.box = everything(table(top.lo.accumulation));
+      top.box = everything(pool(top.lo.accumulation));
       push(std::move(top));
     } else if (dive(top), cut(top)) {
       continue;
@@ -69,9 +69,9 @@ void Scheduler::go_on() {
       round(top);
       const bool added = price_phases(top);
       if (added) {
-        waiting_.push(std::move(top));
-        gather();
-      } else if (useless(top) || go_on_in_cell(top)) {
+        open_.push(std::move(top));
+        rebuild_tree();
+      } else if (useless(top) || go_on_in_subproblem(top)) {
         continue;
       } else if (top.lean < top.large) {
         cut_transients(top);
@@ -84,26 +84,26 @@ void Scheduler::go_on() {
   }
 }
 
-void Scheduler::finish() {
+void BranchAndBound::finish() {
   best_.rows = static_cast<int64_t>(rows_.size());
   if (best_.feasible) {
     double lowest = static_cast<double>(best_.step_ps) / static_cast<double>(best_.batch.samples());
     bool proven = !gave_up_;
-    const auto open = [&](const Waiting& w) {
+    const auto open = [&](const BranchNode& w) {
       if (useless(w)) return;
       proven = false;
       lowest = std::min(lowest, w.bound / static_cast<double>(w.samples));
     };
-    if (!waiting_.empty()) open(waiting_.top());
-    for (const Waiting& w : given_up_) open(w);
+    if (!open_.empty()) open(open_.top());
+    for (const BranchNode& w : given_up_) open(w);
     if (gave_up_) lowest = 0;
     best_.optimal = proven;
     best_.lower_bound_s_per_sample = lowest * 1e-12;
     size_t t = 0;
     while (t + 1 < kinds_.transients.size() && kinds_.transients[t] < best_.transient_bytes) ++t;
     const int64_t accumulation = best_.batch.accumulation;
-    const Bounded b = relax(kinds_, table(accumulation), request_,
-                            {best_.batch, best_.batch, t, t, everything(table(accumulation))},
+    const Bounded b = relax(kinds_, pool(accumulation), request_,
+                            {best_.batch, best_.batch, t, t, everything(pool(accumulation))},
                             cheapest(accumulation), {}, 1e300);
     for (size_t j = 0; j < rows_.size(); ++j) {
       if (b.prices[j] > 1e-9) best_.prices.push_back({rows_[j], b.prices[j]});
@@ -114,7 +114,7 @@ void Scheduler::finish() {
   best_.seconds = watch_.seconds();
 }
 
-Schedule Scheduler::run() {
+Schedule BranchAndBound::run() {
   first_rows();
   first_rows_ = rows_.size();
   if (request_.depth_first) {

@@ -14,42 +14,42 @@
 namespace osdp::search {
 
 // A region that is bounded and not yet cut.
-struct Waiting {
+struct BranchNode {
   double bound = 0;  // least time, safely rounded down; of `samples`
   int64_t samples = 1;
   Batch lo, hi;        // accumulation equal
   size_t lean, large;  // transients, as indices
   Box box;
-  Mixture mixture;                          // the relaxation's optimum
-  Prices prices{};                          // a guess, the parent's
-  size_t rows = 0;                          // that it was bounded with
-  int64_t number = 0;                       // ties: first come, first served
-  bool operator<(const Waiting& o) const {  // std::priority_queue: the lowest bound on top
+  Mixture mixture;                             // the relaxation's optimum
+  Prices prices{};                             // a guess, the parent's
+  size_t rows = 0;                             // that it was bounded with
+  int64_t number = 0;                          // ties: first come, first served
+  bool operator<(const BranchNode& o) const {  // std::priority_queue: the lowest bound on top
     const double a = bound / static_cast<double>(samples), b = o.bound / static_cast<double>(o.samples);
     return a != b ? a > b : number > o.number;
   }
 };
 
-// One batch and transient, or some much alike, that is searched as a sequence. Note [Cells] in
+// One batch and transient, or some much alike, that is searched by label setting. Note [Label subproblems] in
 // branch/label_subproblem.cpp.
-struct Cell {
-  Cell(Series series, const std::vector<double>& phase_prices)
-      : sequence(std::move(series), phase_prices), prices(phase_prices) {}
-  Sequence sequence;
+struct LabelSubproblem {
+  LabelSubproblem(ChainResources chain, const std::vector<double>& phase_prices)
+      : labels(std::move(chain), phase_prices), prices(phase_prices) {}
+  LabelSetting labels;
   std::vector<double> prices;  // of all phases
   double allowance = 4e-3;     // of its bound: how far above it plans are looked for next
   bool begun = false;          // looked at
 };
-using CellKey = std::array<int64_t, 4>;  // batch, accumulation, transients
-inline CellKey key_of(const Waiting& w) {
+using SubproblemKey = std::array<int64_t, 4>;  // batch, accumulation, transients
+inline SubproblemKey key_of(const BranchNode& w) {
   return {w.lo.size, w.lo.accumulation, static_cast<int64_t>(w.lean), static_cast<int64_t>(w.large)};
 }
 
-class Scheduler {
+class BranchAndBound {
  public:
   // `any`: the first plan that fits will do.
-  Scheduler(const Model& model, const Request& request, const Budget& budget, const Kinds& kinds,
-            Stopwatch& watch, bool any, const ScheduleTuning& tuning = {})
+  BranchAndBound(const Model& model, const Request& request, const Budget& budget, const Kinds& kinds,
+                 Stopwatch& watch, bool any, const ScheduleTuning& tuning = {})
       : model_(model),
         request_(request),
         budget_(budget),
@@ -68,58 +68,58 @@ class Scheduler {
   void first_rows();
   void go_on();
   // False where a phase is over the limit: broken_.
-  bool accept(const Leaf& leaf, Batch batch);
+  bool accept(const FixedNode& leaf, Batch batch);
   void finish();
 
   // Regions (branch/nodes.cpp): bounded when pushed.
   void begin(double least_per_sample);  // a bound that is known
-  void push(Waiting w);
-  bool cut(const Waiting& w);
-  void cut_transients(const Waiting& w);
+  void push(BranchNode w);
+  bool cut(const BranchNode& w);
+  void cut_transients(const BranchNode& w);
   bool alike(size_t lean, size_t large) const;
   struct Mixed {
     double batches = 0, transients = 0, ways = 0;  // bytes
     size_t way = 0;
   };
-  Mixed bytes_mixed(const Waiting& w);
-  void around(const Waiting& w);
-  void gather();
-  const Table& table(int64_t accumulation);
+  Mixed bytes_mixed(const BranchNode& w);
+  void around(const BranchNode& w);
+  void rebuild_tree();
+  const ColumnPool& pool(int64_t accumulation);
   Cheapest& cheapest(int64_t accumulation);
-  Region region(const Waiting& w) const;
-  bool useless(const Waiting& w) const;
-  double apart(const Waiting& w) const;
+  Region region(const BranchNode& w) const;
+  bool useless(const BranchNode& w) const;
+  double apart(const BranchNode& w) const;
   // No better plan need be sought before it is cut.
-  bool near(const Waiting& w) const { return apart(w) < 0.002; }
-  int64_t cutoff(const Waiting& w) const;
+  bool near(const BranchNode& w) const { return apart(w) < 0.002; }
+  int64_t cutoff(const BranchNode& w) const;
 
   // One batch and transient, exactly (branch/label_subproblem.cpp).
-  bool make_cell(const Waiting& w, const std::vector<double>& prices);
-  bool go_on_in_cell(Waiting w);
-  void solve(const Waiting& w);
-  void give_up(Waiting w, double bound);
+  bool make_subproblem(const BranchNode& w, const std::vector<double>& prices);
+  bool go_on_in_subproblem(BranchNode w);
+  void solve(const BranchNode& w);
+  void give_up(BranchNode w, double bound);
 
   // Prices for all phases (branch/phase_multipliers.cpp).
-  bool price_phases(Waiting& w);
-  std::vector<double> phase_prices(const Waiting& w) const;
+  bool price_phases(BranchNode& w);
+  std::vector<double> phase_prices(const BranchNode& w) const;
   bool add_rows(const std::vector<double>& prices);
 
   // Plans that prove nothing (heuristics/rounding.cpp).
-  void round(const Waiting& w);
-  void dive(const Waiting& w);
-  bool least_plan(const Waiting& w, const std::vector<double>& prices);
-  bool fit(Decision decision, const Waiting& w, const Chooser& chooser, const std::vector<double>& prices);
+  void round(const BranchNode& w);
+  void dive(const BranchNode& w);
+  bool least_plan(const BranchNode& w, const std::vector<double>& prices);
+  bool fit(Decision decision, const BranchNode& w, const Pricing& pricing, const std::vector<double>& prices);
   // Of a region of one batch and transients that are alike; bytes that the limit leaves each of its plans,
   // and at most.
-  Chooser chooser(const Waiting& w) const {
+  Pricing pricing(const BranchNode& w) const {
     return {model_, request_, kinds_, w.lo, kinds_.transients[w.large], false};
   }
-  int64_t room(const Waiting& w) const { return room(w.large); }
-  int64_t most_room(const Waiting& w) const { return room(w.lean); }
+  int64_t room(const BranchNode& w) const { return room(w.large); }
+  int64_t most_room(const BranchNode& w) const { return room(w.lean); }
   int64_t room(size_t transient) const {
     return request_.limit_bytes - request_.reserve_bytes(kinds_.transients[transient]);
   }
-  Series series(const Waiting& w, bool memory_alone) const {
+  ChainResources chain(const BranchNode& w, bool memory_alone) const {
     return {model_,      request_, kinds_, w.lo, {kinds_.transients[w.large], kinds_.transients[w.lean]},
             memory_alone};
   }
@@ -133,21 +133,21 @@ class Scheduler {
   const bool any_;
   const ScheduleTuning tuning_;
   const Kinds& kinds_;
-  std::set<CellKey> rounded_, priced_;
+  std::set<SubproblemKey> rounded_, priced_;
   size_t first_rows_ = 0;
   std::vector<int> rows_;
-  std::map<int64_t, Table> tables_;       // by accumulation
+  std::map<int64_t, ColumnPool> pools_;   // by accumulation
   std::map<int64_t, Cheapest> cheapest_;  // by accumulation
-  std::priority_queue<Waiting> waiting_;
+  std::priority_queue<BranchNode> open_;
   Schedule best_;
   RunnersUp found_;
   int64_t number_ = 0;
   int broken_ = 0;  // by the last plan that accept() refused
-  std::map<CellKey, Cell> cells_;
-  int64_t next_dive_ = 64;         // regions
-  bool boxed_ = false;             // regions of several batches were cut by recomputation
-  std::vector<Waiting> given_up_;  // leaves that were not solved
-  bool gave_up_ = false;           // the depth-first search
+  std::map<SubproblemKey, LabelSubproblem> subproblems_;
+  int64_t next_dive_ = 64;            // regions
+  bool boxed_ = false;                // regions of several batches were cut by recomputation
+  std::vector<BranchNode> given_up_;  // leaves that were not solved
+  bool gave_up_ = false;              // the depth-first search
 };
 
 }  // namespace osdp::search

@@ -12,25 +12,25 @@ namespace {
 struct Alike {
   size_t group, way, slot;
   int count;
-  std::vector<int> options;  // indices into Table::Options that the transient allows
+  std::vector<int> options;  // indices into ColumnPool::Options that the transient allows
 };
 
-class LeafSolver {
+class FixedNodeSolver {
  public:
-  LeafSolver(const Kinds& kinds, const Table& table, const Request& request, const Region& region)
-      : kinds_(kinds), table_(table) {
+  FixedNodeSolver(const Kinds& kinds, const ColumnPool& pool, const Request& request, const Region& region)
+      : kinds_(kinds), pool_(pool) {
     const int64_t transient = kinds.transients[region.large];
     int128 fixed = static_cast<int128>(region.hi.accumulation) * kinds.compute_ps(region.hi.size);
-    std::vector<int128> left(table.rows, static_cast<int128>(request.limit_bytes) -
-                                             request.reserve_bytes(transient) - kinds.held_bytes(region.hi));
-    for (size_t g = 0; g < table.groups.size(); ++g) {
-      const auto& entry = table.entries[g];
+    std::vector<int128> left(pool.rows, static_cast<int128>(request.limit_bytes) -
+                                            request.reserve_bytes(transient) - kinds.held_bytes(region.hi));
+    for (size_t g = 0; g < pool.groups.size(); ++g) {
+      const auto& entry = pool.entries[g];
       for (size_t w = 0; w < entry.ways.size(); ++w) {
         const int count = region.box.lo[entry.first_way + w];
         if (count == 0) continue;
         const auto& way = entry.ways[w];
         fixed += static_cast<int128>(count) * region.hi.samples() * way.time_per_sample;
-        for (size_t j = 0; j < table.rows; ++j) {
+        for (size_t j = 0; j < pool.rows; ++j) {
           left[j] -= static_cast<int128>(count) * way.kept[j](region.hi.size);
         }
         for (size_t p = 0; p < way.slots.size(); ++p) {
@@ -85,7 +85,7 @@ class LeafSolver {
 
   // Whether the choices that `one` counted keep every row's limit.
   bool keeps_all_rows() const {
-    for (size_t j = 0; j < table_.rows; ++j) {
+    for (size_t j = 0; j < pool_.rows; ++j) {
       int128 sum = 0;
       for (size_t n = 0; n < alike_.size(); ++n) {
         for (size_t k = 0; k < counts_[n].size(); ++k) {
@@ -97,8 +97,8 @@ class LeafSolver {
     return true;
   }
 
-  SeveralSolution several(const Prices& prices, int64_t cutoff, Stopwatch& watch) {
-    SeveralRows problem;
+  MultiConstraintSolution multi_constraint(const Prices& prices, int64_t cutoff, Stopwatch& watch) {
+    MultiConstraintKnapsack problem;
     problem.limits = left_;
     for (const Alike& a : alike_) {
       auto& kind = problem.kinds.emplace_back();
@@ -106,10 +106,11 @@ class LeafSolver {
       for (int k : a.options) {
         auto& c = kind.choices.emplace_back();
         c.time = time(a, k);
-        for (size_t j = 0; j < table_.rows; ++j) c.bytes.push_back(bytes(a, k, j));
+        for (size_t j = 0; j < pool_.rows; ++j) c.bytes.push_back(bytes(a, k, j));
       }
     }
-    SeveralSolution s = solve_several(problem, {prices.begin(), prices.begin() + table_.rows}, cutoff, watch);
+    MultiConstraintSolution s =
+        solve_multi_constraint(problem, {prices.begin(), prices.begin() + pool_.rows}, cutoff, watch);
     if (!s.counts.empty()) counts_ = s.counts;
     return s;
   }
@@ -123,10 +124,10 @@ class LeafSolver {
     Decision d;
     d.choices.assign(model.operators.size(), -1);
     d.ways.assign(model.blocks.size(), Recompute::None);
-    std::vector<std::vector<int>> first(table_.groups.size());  // instance index where a way begins
-    for (size_t g = 0; g < table_.groups.size(); ++g) {
-      const auto& entry = table_.entries[g];
-      const Kind& kind = kinds_.kinds[table_.groups[g].kind];
+    std::vector<std::vector<int>> first(pool_.groups.size());  // instance index where a way begins
+    for (size_t g = 0; g < pool_.groups.size(); ++g) {
+      const auto& entry = pool_.entries[g];
+      const Kind& kind = kinds_.kinds[pool_.groups[g].kind];
       first[g].assign(entry.ways.size(), 0);
       int at = 0;
       for (Recompute r : {Recompute::Hold, Recompute::Regather, Recompute::None}) {
@@ -135,7 +136,7 @@ class LeafSolver {
           first[g][w] = at;
           const int count = region.box.lo[entry.first_way + w];
           for (int n = at; kind.block && n < at + count; ++n) {
-            d.ways[kind.blocks[table_.groups[g].instances[n]]] = r;
+            d.ways[kind.blocks[pool_.groups[g].instances[n]]] = r;
           }
           at += count;
         }
@@ -143,9 +144,9 @@ class LeafSolver {
     }
     for (size_t n = 0; n < alike_.size(); ++n) {
       const Alike& a = alike_[n];
-      const Cohort& group = table_.groups[a.group];
+      const SymmetryClass& group = pool_.groups[a.group];
       const Kind& kind = kinds_.kinds[group.kind];
-      const auto& way = table_.entries[a.group].ways[a.way];
+      const auto& way = pool_.entries[a.group].ways[a.way];
       const size_t slot = slot_index(kind, way.way, a.slot);
       const auto& all = kind.slots[slot].candidates[static_cast<int>(way.way)];
       std::vector<std::pair<int, int64_t>> taken;  // candidate, how many
@@ -167,15 +168,15 @@ class LeafSolver {
   }
 
  private:
-  // Table::Way::slots has only those with parameters.
+  // ColumnPool::Way::slots has only those with parameters.
   static size_t slot_index(const Kind& kind, Recompute way, size_t nth) {
     for (size_t p = 0;; ++p) {
       if (kind.slots[p].candidates[static_cast<int>(way)].empty()) continue;
       if (nth-- == 0) return p;
     }
   }
-  const Table::Options& options(const Alike& a) const {
-    return table_.entries[a.group].ways[a.way].slots[a.slot];
+  const ColumnPool::Options& options(const Alike& a) const {
+    return pool_.entries[a.group].ways[a.way].slots[a.slot];
   }
   int64_t time(const Alike& a, int k) const { return static_cast<int64_t>(options(a).time[k]); }
   int64_t bytes(const Alike& a, int k, size_t row) const {
@@ -183,12 +184,12 @@ class LeafSolver {
     return static_cast<int64_t>(o.bytes[row * o.time.size() + k]);
   }
 
-  // Without the largest transients more options are dominated than in the table.
-  void drop_dominated(const Table::Options& o, std::vector<int>& options) const {
+  // Without the largest transients more options are dominated than in the pool.
+  void drop_dominated(const ColumnPool::Options& o, std::vector<int>& options) const {
     const size_t n = o.time.size();
     const auto no_worse = [&](int a, int b) {
       bool no = o.time[a] <= o.time[b], equal = o.time[a] == o.time[b];
-      for (size_t j = 0; j < table_.rows; ++j) {
+      for (size_t j = 0; j < pool_.rows; ++j) {
         no &= o.bytes[j * n + a] <= o.bytes[j * n + b];
         equal &= o.bytes[j * n + a] == o.bytes[j * n + b];
       }
@@ -204,7 +205,7 @@ class LeafSolver {
   }
 
   const Kinds& kinds_;
-  const Table& table_;
+  const ColumnPool& pool_;
   std::vector<Alike> alike_;
   std::vector<std::vector<int64_t>> counts_;  // [Alike][its options]
   std::vector<int64_t> left_;                 // by row
@@ -214,11 +215,11 @@ class LeafSolver {
 
 }  // namespace
 
-Leaf solve_leaf(const Kinds& kinds, const Table& table, const Request& request, const Region& region,
-                const Bounded& bounded, const Model& model, int64_t cutoff_ps, Stopwatch& watch,
-                const Budget& budget) {
-  Leaf leaf;
-  LeafSolver solver(kinds, table, request, region);
+FixedNode solve_fixed_node(const Kinds& kinds, const ColumnPool& pool, const Request& request,
+                           const Region& region, const Bounded& bounded, const Model& model,
+                           int64_t cutoff_ps, Stopwatch& watch, const Budget& budget) {
+  FixedNode leaf;
+  FixedNodeSolver solver(kinds, pool, request, region);
   if (!solver.fits()) return leaf;
   // A relaxation first: only the row that costs most. Usually its answer keeps the others too.
   const Solution s = solver.one(bounded.row, budget);
@@ -231,7 +232,7 @@ Leaf solve_leaf(const Kinds& kinds, const Table& table, const Request& request, 
     leaf.time_ps = solver.fixed_ps() + s.time_ps;
   } else {
     const int64_t cutoff = cutoff_ps == kLargestSum ? kLargestSum : cutoff_ps - solver.fixed_ps();
-    const SeveralSolution t = solver.several(bounded.prices, cutoff, watch);
+    const MultiConstraintSolution t = solver.multi_constraint(bounded.prices, cutoff, watch);
     leaf.status = t.status;
     leaf.lower_bound_ps = std::max(leaf.lower_bound_ps, solver.fixed_ps() + t.lower_bound_ps);
     leaf.time_ps = solver.fixed_ps() + t.time_ps;

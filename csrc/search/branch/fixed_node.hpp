@@ -7,7 +7,7 @@
 
 namespace osdp::search {
 
-struct Leaf {
+struct FixedNode {
   Status status = Status::Infeasible;       // Infeasible: nothing faster than the cutoff keeps the rows
   int64_t time_ps = 0, lower_bound_ps = 0;  // of the whole step
   Decision decision;                        // empty where nothing was found
@@ -15,8 +15,8 @@ struct Leaf {
 };
 
 // `region`: one batch size, one transient, one way for every instance. `bounded`: its relaxation.
-Leaf solve_leaf(const Kinds& kinds, const Table& table, const Request& request, const Region& region,
-                const Bounded& bounded, const Model& model, int64_t cutoff_ps, Stopwatch& watch,
-                const Budget& budget);
+FixedNode solve_fixed_node(const Kinds& kinds, const ColumnPool& pool, const Request& request,
+                           const Region& region, const Bounded& bounded, const Model& model,
+                           int64_t cutoff_ps, Stopwatch& watch, const Budget& budget);
 
 }  // namespace osdp::search

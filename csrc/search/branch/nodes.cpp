@@ -11,31 +11,31 @@ constexpr double kRough = 3e-4, kFine = 1e-11;
 
 }  // namespace
 
-const Table& Scheduler::table(int64_t accumulation) {
-  const auto it = tables_.find(accumulation);
-  if (it != tables_.end()) return it->second;
-  return tables_.emplace(accumulation, make_table(kinds_, rows_, accumulation)).first->second;
+const ColumnPool& BranchAndBound::pool(int64_t accumulation) {
+  const auto it = pools_.find(accumulation);
+  if (it != pools_.end()) return it->second;
+  return pools_.emplace(accumulation, make_column_pool(kinds_, rows_, accumulation)).first->second;
 }
 
-Cheapest& Scheduler::cheapest(int64_t accumulation) {
+Cheapest& BranchAndBound::cheapest(int64_t accumulation) {
   const auto it = cheapest_.find(accumulation);
   if (it != cheapest_.end()) return it->second;
-  return cheapest_.emplace(accumulation, Cheapest(table(accumulation), kinds_.transients)).first->second;
+  return cheapest_.emplace(accumulation, Cheapest(pool(accumulation), kinds_.transients)).first->second;
 }
 
-Region Scheduler::region(const Waiting& w) const {
+Region BranchAndBound::region(const BranchNode& w) const {
   const bool rough = w.lo.size < w.hi.size || !alike(w.lean, w.large);
   return {w.lo, w.hi, w.lean, w.large, w.box, rough ? kRough : kFine};
 }
 
 // Transients for which nearly the same is reserved. They are only told apart where it matters.
-bool Scheduler::alike(size_t lean, size_t large) const {
+bool BranchAndBound::alike(size_t lean, size_t large) const {
   return static_cast<double>(room(lean) - room(large)) <=
          tuning_.alike * static_cast<double>(request_.limit_bytes);
 }
 
 // Whether no plan in it can be better than the best one.
-bool Scheduler::useless(const Waiting& w) const {
+bool BranchAndBound::useless(const BranchNode& w) const {
   if (!best_.feasible) return false;
   if (w.lo.size == w.hi.size) {  // times are whole
     const auto least = static_cast<int128>(std::ceil(std::max(0.0, w.bound)));
@@ -46,25 +46,25 @@ bool Scheduler::useless(const Waiting& w) const {
 }
 
 // How far the best plan is above its bound, as a share of the plan's time; 1 without a plan.
-double Scheduler::apart(const Waiting& w) const {
+double BranchAndBound::apart(const BranchNode& w) const {
   if (!best_.feasible) return 1;
   const double best = static_cast<double>(best_.step_ps) / static_cast<double>(best_.batch.samples());
   return 1 - w.bound / static_cast<double>(w.samples) / best;
 }
 
-void Scheduler::push(Waiting w) {
+void BranchAndBound::push(BranchNode w) {
   if (watch_.stopped()) {  // only the bound of what it is a part of is left
     w.bound *= (1 - 1e-12) * static_cast<double>(w.hi.samples()) / static_cast<double>(w.samples);
     w.samples = w.hi.samples();
     w.number = number_++;
-    waiting_.push(std::move(w));
+    open_.push(std::move(w));
     return;
   }
   const double enough = best_.feasible
                             ? static_cast<double>(best_.step_ps) * static_cast<double>(w.hi.samples()) /
                                   static_cast<double>(best_.batch.samples())
                             : 1e300;
-  const Bounded b = relax(kinds_, table(w.lo.accumulation), request_, region(w), cheapest(w.lo.accumulation),
+  const Bounded b = relax(kinds_, pool(w.lo.accumulation), request_, region(w), cheapest(w.lo.accumulation),
                           w.prices, enough);
   best_.regions++;
   watch_.spent(20000);
@@ -76,18 +76,18 @@ void Scheduler::push(Waiting w) {
   w.prices = b.prices;
   w.mixture = b.mixture;
   w.number = number_++;
-  if (!useless(w)) waiting_.push(std::move(w));
+  if (!useless(w)) open_.push(std::move(w));
 }
 
 // Cuts a region where its relaxation's mixture mixes: between batch sizes, between transients, or between
 // whole numbers of blocks treated one way, whichever mixes more bytes. A mixture of one plan is cut off from
 // the rest. False for one batch and transients that are alike.
-bool Scheduler::cut(const Waiting& w) {
+bool BranchAndBound::cut(const BranchNode& w) {
   const bool batches = w.lo.size < w.hi.size, transients = !alike(w.lean, w.large);
   if (!batches && !transients) return false;
   const Mixture& m = w.mixture;
   const Mixed mixed = bytes_mixed(w);
-  Waiting low = w, high = w;
+  BranchNode low = w, high = w;
   if (rows_.size() == first_rows_ && mixed.ways > std::max(mixed.batches, mixed.transients)) {
     boxed_ = true;
     low.box.hi[mixed.way] = static_cast<int>(std::floor(m.ways[mixed.way]));
@@ -104,8 +104,8 @@ bool Scheduler::cut(const Waiting& w) {
   return true;
 }
 
-void Scheduler::cut_transients(const Waiting& w) {
-  Waiting low = w, high = w;
+void BranchAndBound::cut_transients(const BranchNode& w) {
+  BranchNode low = w, high = w;
   low.large = w.lean;
   while (low.large + 1 < w.large &&
          static_cast<double>(kinds_.transients[low.large + 1]) <= w.mixture.transient)
@@ -116,14 +116,14 @@ void Scheduler::cut_transients(const Waiting& w) {
 }
 
 // How far apart the plans of a region's mixture are, in the row with the highest price.
-Scheduler::Mixed Scheduler::bytes_mixed(const Waiting& w) {
+BranchAndBound::Mixed BranchAndBound::bytes_mixed(const BranchNode& w) {
   const Mixture& m = w.mixture;
   const size_t row = static_cast<size_t>(
       std::max_element(w.prices.begin(), w.prices.begin() + static_cast<std::ptrdiff_t>(rows_.size())) -
       w.prices.begin());
   Mixed mixed;
   double per_sample = 1;
-  for (const auto& entry : table(w.lo.accumulation).entries) {
+  for (const auto& entry : pool(w.lo.accumulation).entries) {
     double least = 1e300, most = 0;
     for (size_t i = 0; i < entry.ways.size(); ++i) {
       const Linear& kept = entry.ways[i].kept[row];
@@ -146,15 +146,15 @@ Scheduler::Mixed Scheduler::bytes_mixed(const Waiting& w) {
 }
 
 // The box without `point`, as disjoint boxes, and the point itself.
-void Scheduler::around(const Waiting& w) {
-  const Table& t = table(w.lo.accumulation);
-  Waiting rest = w;
+void BranchAndBound::around(const BranchNode& w) {
+  const ColumnPool& t = pool(w.lo.accumulation);
+  BranchNode rest = w;
   const std::vector<int> ways = whole_ways(t, w.box, w.mixture.ways);
   for (const auto& entry : t.entries) {
     for (size_t i = 0; i + 1 < entry.ways.size(); ++i) {  // the last way is what is left
       const size_t x = entry.first_way + i;
       const int at = ways[x];
-      const auto tighten = [&](Waiting& part) {
+      const auto tighten = [&](BranchNode& part) {
         int lo = 0, hi = 0;
         for (size_t k = 0; k < entry.ways.size(); ++k) {
           lo += part.box.lo[entry.first_way + k];
@@ -163,7 +163,7 @@ void Scheduler::around(const Waiting& w) {
         return lo <= entry.count && entry.count <= hi;
       };
       for (const bool below : {true, false}) {
-        Waiting part = rest;
+        BranchNode part = rest;
         (below ? part.box.hi[x] : part.box.lo[x]) = below ? at - 1 : at + 1;
         if (part.box.lo[x] <= part.box.hi[x] && tighten(part)) push(std::move(part));
       }
@@ -178,63 +178,63 @@ void Scheduler::around(const Waiting& w) {
 }
 
 // After rows were added: what waits and what was given up is searched again.
-void Scheduler::gather() {
-  tables_.clear();
+void BranchAndBound::rebuild_tree() {
+  pools_.clear();
   cheapest_.clear();
   if (boxed_) {  // with all ways allowed again regions would overlap
     boxed_ = false;
     double least = 1e300;
-    const auto count = [&](const Waiting& w) {
+    const auto count = [&](const BranchNode& w) {
       least = std::min(least, w.bound / static_cast<double>(w.samples));
     };
-    for (; !waiting_.empty(); waiting_.pop()) count(waiting_.top());
-    for (const Waiting& w : given_up_) count(w);
+    for (; !open_.empty(); open_.pop()) count(open_.top());
+    for (const BranchNode& w : given_up_) count(w);
     given_up_.clear();
     begin((1 - 1e-12) * least);
     return;
   }
-  std::map<std::array<int64_t, 5>, Waiting> regions;
-  const auto add = [&](const Waiting& w) {
+  std::map<std::array<int64_t, 5>, BranchNode> regions;
+  const auto add = [&](const BranchNode& w) {
     const auto [it, fresh] =
         regions.try_emplace({w.lo.accumulation, w.lo.size, w.hi.size, static_cast<int64_t>(w.lean),
                              static_cast<int64_t>(w.large)},
                             w);
     if (!fresh && w.bound < it->second.bound) it->second = w;
   };
-  for (; !waiting_.empty(); waiting_.pop()) add(waiting_.top());
-  for (const Waiting& w : given_up_) add(w);
+  for (; !open_.empty(); open_.pop()) add(open_.top());
+  for (const BranchNode& w : given_up_) add(w);
   given_up_.clear();
   // Neighbours that are alike are searched together.
   for (auto it = regions.begin(); it != regions.end();) {
-    Waiting w = std::move(it->second);
+    BranchNode w = std::move(it->second);
     for (++it; it != regions.end(); ++it) {
-      const Waiting& next = it->second;
+      const BranchNode& next = it->second;
       if (w.lo.size != w.hi.size || next.lo.size != w.lo.size || next.hi.size != w.hi.size ||
           next.lo.accumulation != w.lo.accumulation || next.lean != w.large + 1 || !alike(w.lean, next.large))
         break;
       w.large = next.large, w.bound = std::min(w.bound, next.bound);
     }
-    waiting_.push(std::move(w));
+    open_.push(std::move(w));
   }
 }
 
-void Scheduler::begin(double least_per_sample) {
+void BranchAndBound::begin(double least_per_sample) {
   std::vector<std::pair<Batch, Batch>> ranges;
   for (const Batch& b : request_.batches) ranges.push_back({b, b});
   if (ranges.empty()) ranges.push_back({{1, 1}, {kinds_.most_batch, 1}});
   for (const auto& [lo, hi] : ranges) {
-    Waiting all;
+    BranchNode all;
     all.lo = lo, all.hi = hi;
     all.samples = hi.samples();
     all.bound = least_per_sample * static_cast<double>(hi.samples());
     all.lean = 0, all.large = kinds_.transients.size() - 1;
-    all.box = everything(table(lo.accumulation));
+    all.box = everything(pool(lo.accumulation));
     push(std::move(all));
   }
 }
 
 // Of a step of this batch: plans that take less are better than the best one.
-int64_t Scheduler::cutoff(const Waiting& w) const {
+int64_t BranchAndBound::cutoff(const BranchNode& w) const {
   if (!best_.feasible) return kLargestSum;
   const int128 least = static_cast<int128>(best_.step_ps) * w.samples, per = best_.batch.samples();
   return static_cast<int64_t>(std::min<int128>(kLargestSum, (least + per - 1) / per));

@@ -13,7 +13,7 @@ namespace osdp::search {
 // memory that it leaves, and offered. The dearest phases become rows.
 //
 // True where rows were added.
-bool Scheduler::price_phases(Waiting& w) {
+bool BranchAndBound::price_phases(BranchNode& w) {
   constexpr int kTurns = 80;
   if (any_ || rows_.size() < first_rows_ + 2 || !priced_.insert(key_of(w)).second) return false;
   const auto samples = static_cast<double>(w.samples);
@@ -22,12 +22,12 @@ bool Scheduler::price_phases(Waiting& w) {
     return samples * static_cast<double>(best_.step_ps) / static_cast<double>(best_.batch.samples());
   };
   const int64_t limit = most_room(w);
-  const Chooser chooser = this->chooser(w);
-  if (!chooser.possible()) return false;
-  const size_t n = chooser.phases();
+  const Pricing pricing = this->pricing(w);
+  if (!pricing.possible()) return false;
+  const size_t n = pricing.phases();
   std::vector<double> best = phase_prices(w), average;
   if (near(w)) {  // the rows' prices are good enough
-    make_cell(w, best);
+    make_subproblem(w, best);
     return false;
   }
   std::vector<double> prices = best;
@@ -35,15 +35,15 @@ bool Scheduler::price_phases(Waiting& w) {
   int idle = 0;
   for (int turn = 0; turn < kTurns && !watch_.stopped(); ++turn) {
     Decision decision;
-    const double value = chooser.cheapest(prices, static_cast<double>(limit), decision);
+    const double value = pricing.cheapest(prices, static_cast<double>(limit), decision);
     std::vector<int64_t> phases = phase_bytes(model_, request_, kinds_, decision, w.lo);
     watch_.spent(static_cast<int64_t>(200 * n));
     if (average.empty()) average.assign(phases.begin(), phases.end());
     for (size_t j = 0; j < n; ++j) average[j] += 0.1 * (static_cast<double>(phases[j]) - average[j]);
     if (turn == 0) {
       auto mended = phases;
-      if (chooser.repair(decision, mended, room(w))) {
-        chooser.quicken(decision, mended, room(w), prices);
+      if (pricing.repair(decision, mended, room(w))) {
+        pricing.quicken(decision, mended, room(w), prices);
         offer(decision, w.lo);
       }
     }
@@ -70,19 +70,19 @@ bool Scheduler::price_phases(Waiting& w) {
     }
   }
   w.bound = std::max(w.bound, bound);
-  if (make_cell(w, best)) return false;
+  if (make_subproblem(w, best)) return false;
   return add_rows(best);
 }
 
 // The prices of a region's rows, by phase.
-std::vector<double> Scheduler::phase_prices(const Waiting& w) const {
+std::vector<double> BranchAndBound::phase_prices(const BranchNode& w) const {
   std::vector<double> prices(request_.paper() ? 1 : model_.operators.size(), 0);
   for (size_t j = 0; j < rows_.size(); ++j) prices[static_cast<size_t>(std::max(rows_[j], 0))] += w.prices[j];
   return prices;
 }
 
 // The phases with the highest prices, at least a hundredth of all.
-bool Scheduler::add_rows(const std::vector<double>& prices) {
+bool BranchAndBound::add_rows(const std::vector<double>& prices) {
   if (request_.paper()) return false;
   double sum = 0;
   for (double p : prices) sum += p;

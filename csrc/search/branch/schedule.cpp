@@ -13,14 +13,14 @@ Schedule schedule(const Model& model, const Request& request, const Budget& budg
   validate(request);
   Stopwatch watch(budget);
   const Kinds kinds = find_kinds(model, request);
-  const LeastMemory least = least_memory(model, request, kinds, request.limit_bytes, watch);
+  const MinMemory least = min_memory(model, request, kinds, request.limit_bytes, watch);
   Schedule s;
   if (request.depth_first || least.bound_bytes <= request.limit_bytes) {
-    Scheduler scheduler(model, request, budget, kinds, watch, false, tuning);
+    BranchAndBound search(model, request, budget, kinds, watch, false, tuning);
     if (!request.depth_first && least.peak_bytes <= request.limit_bytes) {
-      scheduler.offer(least.decision, least.batch);
+      search.offer(least.decision, least.batch);
     }
-    s = scheduler.run();
+    s = search.run();
   }
   // A search that was stopped does not know that nothing fits.
   if (!s.feasible && request.find_smallest && (!watch.stopped() || least.bound_bytes > request.limit_bytes)) {

@@ -6,7 +6,7 @@
 
 namespace osdp::search {
 
-int64_t smallest_limit(const Model& model, Request request, const Kinds& kinds, const LeastMemory& least,
+int64_t smallest_limit(const Model& model, Request request, const Kinds& kinds, const MinMemory& least,
                        const Budget& budget, Stopwatch& watch) {
   request.depth_first = false;
   if (request.batches.empty()) request.batches = {{1, 1}};
@@ -18,7 +18,7 @@ int64_t smallest_limit(const Model& model, Request request, const Kinds& kinds, 
   const Kinds few = once ? leanest(kinds, 1) : kinds;
   while (high - low > 1 && !watch.ask()) {
     request.limit_bytes = low + (high - low) / 2;
-    const Schedule s = Scheduler(model, request, budget, few, watch, true).run();
+    const Schedule s = BranchAndBound(model, request, budget, few, watch, true).run();
     if (s.feasible) {
       high = std::max(low + 1, std::min(request.limit_bytes, s.peak_bytes));
     } else if (!watch.stopped()) {

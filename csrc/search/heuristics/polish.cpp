@@ -149,7 +149,7 @@ class Polisher {
     const Chosen c(rehearsal_, plan);
     std::vector<int64_t> phases = c.phases;
     const std::vector<double> prices(phases.size(), 1.0 / static_cast<double>(phases.size()));
-    c.chooser.quicken(plan.decision, phases, c.room, prices);
+    c.pricing.quicken(plan.decision, phases, c.room, prices);
   }
 
   // Where the objective loses least, or at random.
@@ -165,7 +165,7 @@ class Polisher {
   bool repair(Candidacy& plan) const {
     const Chosen c(rehearsal_, plan);
     std::vector<int64_t> phases = c.phases;
-    return c.chooser.repair(plan.decision, phases, c.room);
+    return c.pricing.repair(plan.decision, phases, c.room);
   }
 
   // A plan's operators, to be changed by what the objective says of them; no transient becomes larger.
@@ -174,10 +174,10 @@ class Polisher {
         : transient(largest_transient(r.kinds(), plan.decision)),
           room(r.request().limit_bytes - r.request().reserve_bytes(transient)),
           phases(phase_bytes(r.model(), r.request(), r.kinds(), plan.decision, plan.batch)),
-          chooser(r.model(), r.request(), r.kinds(), plan.batch, transient, false) {}
+          pricing(r.model(), r.request(), r.kinds(), plan.batch, transient, false) {}
     int64_t transient, room;
     std::vector<int64_t> phases;
-    Chooser chooser;
+    Pricing pricing;
   };
 
   Rehearsal& rehearsal_;

@@ -11,24 +11,24 @@ namespace osdp::search {
 // near the best plan, but often too large in a phase that has no price or not enough of one. So that phase's
 // price rises, a few times, until a plan fits. What memory is left is spent on the operators that it speeds
 // up most. Once for every batch and transient.
-void Scheduler::round(const Waiting& w) {
+void BranchAndBound::round(const BranchNode& w) {
   constexpr int kTurns = 6;
   constexpr double kShare = 0.25;
   if (any_ || near(w) || !rounded_.insert(key_of(w)).second) return;
   const int64_t limit = room(w);
-  const Chooser chooser = this->chooser(w);
-  if (!chooser.possible()) return;
+  const Pricing pricing = this->pricing(w);
+  if (!pricing.possible()) return;
   std::vector<double> prices = phase_prices(w);
   double sum = std::accumulate(prices.begin(), prices.end(), 0.0);
   if (sum == 0) sum = w.bound / static_cast<double>(std::max<int64_t>(limit, 1));
   for (int turn = 0; turn < kTurns && !watch_.stopped(); ++turn) {
     Decision decision;
-    chooser.cheapest(prices, static_cast<double>(limit), decision);
+    pricing.cheapest(prices, static_cast<double>(limit), decision);
     std::vector<int64_t> phases = phase_bytes(model_, request_, kinds_, decision, w.lo);
     watch_.spent(static_cast<int64_t>(200 * phases.size()));
     const auto worst = std::max_element(phases.begin(), phases.end());
     if (*worst <= limit) {
-      chooser.quicken(decision, phases, limit, prices);
+      pricing.quicken(decision, phases, limit, prices);
       offer(decision, w.lo);
       return;
     }
@@ -40,47 +40,47 @@ void Scheduler::round(const Waiting& w) {
 // Regions are cut best first, so it may be long until one is small enough to be rounded. Where that takes
 // many regions and no plan near the bound is known, one of the batch and transient that the relaxation likes
 // is made at once: rounded, or else repaired. At growing distances, so that it takes little of the time.
-void Scheduler::dive(const Waiting& w) {
+void BranchAndBound::dive(const BranchNode& w) {
   if (any_ || best_.regions < next_dive_ || apart(w) < 0.02) return;
   next_dive_ = 2 * best_.regions;
-  Waiting one = w;
+  BranchNode one = w;
   one.lo.size = one.hi.size = std::clamp(static_cast<int64_t>(w.mixture.size), w.lo.size, w.hi.size);
   while (one.lean < one.large && static_cast<double>(kinds_.transients[one.lean]) < w.mixture.transient)
     ++one.lean;
   one.large = one.lean;
   round(one);
   if (apart(w) < 0.02 || watch_.stopped()) return;
-  const Chooser chooser = this->chooser(one);
-  if (!chooser.possible()) return;
+  const Pricing pricing = this->pricing(one);
+  if (!pricing.possible()) return;
   const std::vector<double> prices = phase_prices(one);
   Decision decision;
-  chooser.cheapest(prices, static_cast<double>(room(one)), decision);
-  if (fit(std::move(decision), one, chooser, prices) || !best_.feasible) return;
+  pricing.cheapest(prices, static_cast<double>(room(one)), decision);
+  if (fit(std::move(decision), one, pricing, prices) || !best_.feasible) return;
   one.lo = one.hi = best_.batch;  // what memory the best plan leaves may make it faster
   one.large = 0;
   while (kinds_.transients[one.large] < best_.transient_bytes) ++one.large;
   one.lean = one.large;
-  fit(best_.decision, one, this->chooser(one), prices);
+  fit(best_.decision, one, this->pricing(one), prices);
 }
 
 // Where no plan near the bound is known: the one of this batch and transient that needs the least memory,
 // made faster with what it leaves. False where not even that one fits.
-bool Scheduler::least_plan(const Waiting& w, const std::vector<double>& prices) {
-  const Series series = this->series(w, true);
-  const LeastPeak least = least_peak(series, series.limit() + 1, watch_);
+bool BranchAndBound::least_plan(const BranchNode& w, const std::vector<double>& prices) {
+  const ChainResources chain = this->chain(w, true);
+  const MinPeak least = min_peak(chain, chain.limit() + 1, watch_);
   if (!least.complete) return true;
-  if (least.found) fit(least.decision, w, chooser(w), prices);
+  if (least.found) fit(least.decision, w, pricing(w), prices);
   return least.found;
 }
 
 // Makes a plan fit that is too large in some phase, and offers it with what memory it leaves spent. False
 // where it does not fit.
-bool Scheduler::fit(Decision decision, const Waiting& w, const Chooser& chooser,
-                    const std::vector<double>& prices) {
+bool BranchAndBound::fit(Decision decision, const BranchNode& w, const Pricing& pricing,
+                         const std::vector<double>& prices) {
   std::vector<int64_t> phases = phase_bytes(model_, request_, kinds_, decision, w.lo);
   watch_.spent(static_cast<int64_t>(200 * phases.size()));
-  if (!chooser.repair(decision, phases, room(w))) return false;
-  chooser.quicken(decision, phases, room(w), prices);
+  if (!pricing.repair(decision, phases, room(w))) return false;
+  pricing.quicken(decision, phases, room(w), prices);
   offer(decision, w.lo);
   return true;
 }

@@ -13,9 +13,9 @@
 namespace osdp::search {
 namespace {
 
-class Round {
+class CoreSearch {
  public:
-  Round(Context& context, int64_t threshold_ps, size_t cap, bool beam)
+  CoreSearch(Context& context, int64_t threshold_ps, size_t cap, bool beam)
       : context_(context), threshold_(threshold_ps), cap_(cap), beam_(beam) {}
   bool run();
 
@@ -50,7 +50,7 @@ class Round {
   size_t held_ = 0;  // sums in all lists but the one that is being made
 };
 
-void Round::extend(const std::vector<Sum>& from, const Items& items, std::vector<Sum>& to) {
+void CoreSearch::extend(const std::vector<Sum>& from, const Items& items, std::vector<Sum>& to) {
   to.clear();
   std::vector<size_t> starts;
   const int64_t allowed = allowance();
@@ -76,7 +76,7 @@ void Round::extend(const std::vector<Sum>& from, const Items& items, std::vector
 
 // For each sum of the middle, the best partner of each head sum in one pass: heads by rising memory,
 // tails by falling memory.
-void Round::match(const std::vector<Sum>& head) {
+void CoreSearch::match(const std::vector<Sum>& head) {
   const auto& tail = tail_lists_.back();
   const auto& middle = middle_lists_.back();
   for (size_t i = 0; i < middle.size(); ++i) {
@@ -100,7 +100,7 @@ void Round::match(const std::vector<Sum>& head) {
 }
 
 // Walks the parents of the three sums and writes the incumbent's counts.
-void Round::accept(size_t head, size_t tail, size_t middle) {
+void CoreSearch::accept(size_t head, size_t tail, size_t middle) {
   Incumbent& best = context_.best;
   for (auto& counts : best.counts) std::fill(counts.begin(), counts.end(), 0);
   best.memory_bytes = groups_.base.memory;
@@ -123,7 +123,7 @@ void Round::accept(size_t head, size_t tail, size_t middle) {
 }
 
 // Extends `head`, a list over the first `next` head groups, by the others, in chunks of at most cap_ sums.
-void Round::descend(const std::vector<Sum>& head, size_t next) {
+void CoreSearch::descend(const std::vector<Sum>& head, size_t next) {
   if (context_.watch.spent()) return;
   head_lists_.push_back(&head);
   if (next == head_order_.size()) {
@@ -160,7 +160,7 @@ void Round::descend(const std::vector<Sum>& head, size_t next) {
 }
 
 // The cap_ sums of least reduced cost.
-void Round::keep_cheapest(std::vector<Sum>& list) {
+void CoreSearch::keep_cheapest(std::vector<Sum>& list) {
   if (list.size() <= cap_) return;
   cut_ = true;
   std::nth_element(list.begin(), list.begin() + static_cast<ptrdiff_t>(cap_), list.end(),
@@ -171,7 +171,7 @@ void Round::keep_cheapest(std::vector<Sum>& list) {
   std::sort(list.begin(), list.end(), by_memory);
 }
 
-void Round::grow(Lists& lists, std::vector<size_t>& order, size_t group) {
+void CoreSearch::grow(Lists& lists, std::vector<size_t>& order, size_t group) {
   order.push_back(group);
   std::vector<Sum> list;
   extend(lists.back(), groups_.open[group], list);
@@ -183,7 +183,7 @@ void Round::grow(Lists& lists, std::vector<size_t>& order, size_t group) {
 
 // Whether the last of the groups `next` to `end` - 1 had better go to the middle: more scans of head and
 // tail, against sums that are made and sorted for each of these groups.
-bool Round::middle_is_cheaper(size_t head, size_t tail, size_t next, size_t end) const {
+bool CoreSearch::middle_is_cheaper(size_t head, size_t tail, size_t next, size_t end) const {
   constexpr double kSort = 4;  // making and sorting a sum, in steps of a scan
   const size_t shorter = std::min(head, tail);
   if (shorter < context_.tuning.long_list) return false;
@@ -194,7 +194,7 @@ bool Round::middle_is_cheaper(size_t head, size_t tail, size_t next, size_t end)
 }
 
 // False when stopped or cut.
-bool Round::run() {
+bool CoreSearch::run() {
   if (!open_groups(context_, allowance(), groups_)) return false;
   size_t next = 0, end = groups_.open.size();  // of the groups that are in no list
   Lists head_lists(1, std::vector<Sum>(1));
@@ -222,9 +222,9 @@ bool Round::run() {
 
 }  // namespace
 
-bool search_round(Context& context, int64_t threshold_ps, size_t cap, bool beam) {
+bool search_core(Context& context, int64_t threshold_ps, size_t cap, bool beam) {
   context.statistics.rounds++;
-  return Round(context, threshold_ps, cap, beam).run();
+  return CoreSearch(context, threshold_ps, cap, beam).run();
 }
 
 }  // namespace osdp::search

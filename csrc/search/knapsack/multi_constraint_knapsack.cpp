@@ -64,7 +64,8 @@ class Search {
   using Sum = PartialSum<kRows>;
 
  public:
-  Search(const SeveralRows& problem, const std::vector<double>& prices, int64_t cutoff, Stopwatch& watch)
+  Search(const MultiConstraintKnapsack& problem, const std::vector<double>& prices, int64_t cutoff,
+         Stopwatch& watch)
       : problem_(problem), cutoff_(cutoff), watch_(watch), rows_(problem.limits.size()) {
     int128 bound = 0;
     std::vector<int128> price(rows_);
@@ -92,8 +93,8 @@ class Search {
     spread_ -= bound_;
   }
 
-  SeveralSolution run() {
-    SeveralSolution s;
+  MultiConstraintSolution run() {
+    MultiConstraintSolution s;
     s.lower_bound_ps = std::max<int64_t>(0, bound_);
     int64_t allowance = std::max<int64_t>(1, bound_ / 1'000'000);
     for (;; allowance = allowance > spread_ / 3 ? spread_ : allowance * 3) {
@@ -121,7 +122,7 @@ class Search {
   }
 
  private:
-  SeveralSolution finish(SeveralSolution s) const {
+  MultiConstraintSolution finish(MultiConstraintSolution s) const {
     if (s.status == Status::Feasible) s.status = Status::Optimal, s.lower_bound_ps = s.time_ps;
     return s;
   }
@@ -343,7 +344,7 @@ class Search {
     return true;
   }
 
-  const SeveralRows& problem_;
+  const MultiConstraintKnapsack& problem_;
   size_t likely_ = 0;  // the view that showed it last
   int64_t cutoff_;
   Stopwatch& watch_;
@@ -359,8 +360,9 @@ class Search {
 
 }  // namespace
 
-SeveralSolution solve_several(const SeveralRows& problem, const std::vector<double>& prices,
-                              int64_t cutoff_ps, Stopwatch& watch) {
+MultiConstraintSolution solve_multi_constraint(const MultiConstraintKnapsack& problem,
+                                               const std::vector<double>& prices, int64_t cutoff_ps,
+                                               Stopwatch& watch) {
   if (problem.limits.size() > kMostLimits) throw InvalidProblem("more than 24 memory limits");
   if (problem.limits.size() <= 4) return Search<4>(problem, prices, cutoff_ps, watch).run();
   if (problem.limits.size() <= 8) return Search<8>(problem, prices, cutoff_ps, watch).run();

@@ -7,7 +7,7 @@ namespace osdp::search {
 
 inline constexpr size_t kMostLimits = 24;
 
-struct SeveralRows {
+struct MultiConstraintKnapsack {
   struct Choice {
     int64_t time = 0;
     std::vector<int64_t> bytes;  // by row
@@ -20,7 +20,7 @@ struct SeveralRows {
   std::vector<int64_t> limits;  // by row
 };
 
-struct SeveralSolution {
+struct MultiConstraintSolution {
   Status status = Status::Infeasible;
   int64_t time_ps = 0, lower_bound_ps = 0;
   std::vector<std::vector<int64_t>> counts;  // [kind][choice]
@@ -30,7 +30,8 @@ struct SeveralSolution {
 // relaxation's optimal ones are best. Plans that take `cutoff_ps` or more are of no interest: where there is
 // no better one the status is Infeasible. See Note [Several limits] in
 // knapsack/multi_constraint_knapsack.cpp.
-SeveralSolution solve_several(const SeveralRows& problem, const std::vector<double>& prices,
-                              int64_t cutoff_ps, Stopwatch& watch);
+MultiConstraintSolution solve_multi_constraint(const MultiConstraintKnapsack& problem,
+                                               const std::vector<double>& prices, int64_t cutoff_ps,
+                                               Stopwatch& watch);
 
 }  // namespace osdp::search

@@ -34,12 +34,12 @@ void close_gap(Context& c) {
     bool complete = false;
     for (size_t beam = c.tuning.beam; shift == 8 && !complete && beam <= kWider * c.tuning.beam;
          beam *= kWider) {
-      complete = search_round(c, threshold, beam, true);
+      complete = search_core(c, threshold, beam, true);
       if (c.watch.stopped()) return;
       c.raise_bound(c.bound_ps);
       if (c.good_enough()) return;
     }
-    if (!complete && !search_round(c, threshold, c.tuning.chunk, false)) return;
+    if (!complete && !search_core(c, threshold, c.tuning.chunk, false)) return;
     c.raise_bound(std::min(c.best.time_ps, threshold + 1));
   }
 }

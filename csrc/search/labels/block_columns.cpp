@@ -17,8 +17,8 @@ struct WayCost {
   std::vector<std::vector<Extra>> extra;  // by slot, cheapest first
 };
 
-WayCost cost_of(const Series& series, const Series::Segment& segment, const Series::Way& way,
-                const PhasePrices& prices) {
+WayCost cost_of(const ChainResources& chain, const ChainResources::Segment& segment,
+                const ChainResources::Way& way, const PhasePrices& prices) {
   WayCost cost;
   const bool again = way.way != Recompute::None;
   cost.all = static_cast<double>(way.time);
@@ -27,8 +27,8 @@ WayCost cost_of(const Series& series, const Series::Segment& segment, const Seri
     const size_t i = segment.first + p;
     const double here = prices.of(i, i + 1), from = prices.from(i), before = prices.before(i);
     const double inside = again ? prices.of(i, segment.end) : from;
-    cost.all += inside * static_cast<double>(series.saved(segment.kind, p)) +
-                here * static_cast<double>(series.work(segment.kind, p));
+    cost.all += inside * static_cast<double>(chain.saved(segment.kind, p)) +
+                here * static_cast<double>(chain.work(segment.kind, p));
     auto& extra = cost.extra.emplace_back();
     double least = std::numeric_limits<double>::infinity();
     for (const SlotOption& o : way.slots[p]) {
@@ -73,8 +73,9 @@ void drop_dominated(std::vector<T>& list, NoWorse no_worse, Stopwatch& watch) {
   list.erase(list.begin() + static_cast<std::ptrdiff_t>(kept), list.end());
 }
 
-bool add_way(const Series& series, const Series::Segment& segment, const Series::Way& way, WayCost cost,
-             double allowance, size_t most, Stopwatch& watch, Treatments& treatments) {
+bool add_way(const ChainResources& chain, const ChainResources::Segment& segment,
+             const ChainResources::Way& way, WayCost cost, double allowance, size_t most, Stopwatch& watch,
+             BlockColumns& columns) {
   static constexpr SlotOption kWithout{-1, 0, 0, 0, 0, 0};  // parameters
   const bool again = way.way != Recompute::None;
   std::vector<std::vector<Part>> parts(1);
@@ -83,7 +84,7 @@ bool add_way(const Series& series, const Series::Segment& segment, const Series:
   start.before = start.now = way.input;
   start.peak = -kLargestSum;
   for (size_t p = 0; p < way.slots.size(); ++p) {
-    const int64_t saved = series.saved(segment.kind, p), work = series.work(segment.kind, p);
+    const int64_t saved = chain.saved(segment.kind, p), work = chain.work(segment.kind, p);
     auto& extras = cost.extra[p];
     if (extras.empty()) extras.push_back({0, &kWithout});
     std::sort(extras.begin(), extras.end(),
@@ -111,13 +112,13 @@ bool add_way(const Series& series, const Series::Segment& segment, const Series:
     parts.push_back(std::move(next));
   }
   for (const Part& last : parts.back()) {
-    treatments.list.push_back({{last.time, last.before, last.after, last.peak},
-                               way.way,
-                               static_cast<uint32_t>(treatments.choices.size() / treatments.slots)});
-    treatments.choices.resize(treatments.choices.size() + treatments.slots);
+    columns.list.push_back({{last.time, last.before, last.after, last.peak},
+                            way.way,
+                            static_cast<uint32_t>(columns.choices.size() / columns.slots)});
+    columns.choices.resize(columns.choices.size() + columns.slots);
     const Part* part = &last;
-    for (size_t p = treatments.slots; p-- > 0;) {
-      *(treatments.choices.end() - static_cast<std::ptrdiff_t>(treatments.slots - p)) = part->candidate;
+    for (size_t p = columns.slots; p-- > 0;) {
+      *(columns.choices.end() - static_cast<std::ptrdiff_t>(columns.slots - p)) = part->candidate;
       part = &parts[p][part->parent];
     }
   }
@@ -130,37 +131,39 @@ PhasePrices::PhasePrices(const std::vector<double>& prices) : sums_(prices.size(
   for (size_t j = 0; j < prices.size(); ++j) sums_[j + 1] = sums_[j] + prices[j];
 }
 
-double least_cost(const Series& series, const Series::Segment& segment, const PhasePrices& prices) {
+double least_cost(const ChainResources& chain, const ChainResources::Segment& segment,
+                  const PhasePrices& prices) {
   double least = std::numeric_limits<double>::infinity();
-  for (const Series::Way& way : series.ways(segment.kind)) {
-    least = std::min(least, cost_of(series, segment, way, prices).all);
+  for (const ChainResources::Way& way : chain.ways(segment.kind)) {
+    least = std::min(least, cost_of(chain, segment, way, prices).all);
   }
   return least;
 }
 
-bool list_treatments(const Series& series, const Series::Segment& segment, const PhasePrices& prices,
-                     double allowance, size_t most, Stopwatch& watch, Treatments& treatments) {
-  std::vector<Treatment>& list = treatments.list;
-  treatments.slots = segment.end - segment.first;
+bool list_block_columns(const ChainResources& chain, const ChainResources::Segment& segment,
+                        const PhasePrices& prices, double allowance, size_t most, Stopwatch& watch,
+                        BlockColumns& columns) {
+  std::vector<BlockColumn>& list = columns.list;
+  columns.slots = segment.end - segment.first;
   std::vector<WayCost> costs;
   double least = std::numeric_limits<double>::infinity();
-  for (const Series::Way& way : series.ways(segment.kind)) {
-    costs.push_back(cost_of(series, segment, way, prices));
+  for (const ChainResources::Way& way : chain.ways(segment.kind)) {
+    costs.push_back(cost_of(chain, segment, way, prices));
     least = std::min(least, costs.back().all);
   }
   for (size_t w = 0; w < costs.size(); ++w) {
     const double left = allowance - (costs[w].all - least);
     if (left < 0) continue;
-    if (!add_way(series, segment, series.ways(segment.kind)[w], std::move(costs[w]), left, most, watch,
-                 treatments))
+    if (!add_way(chain, segment, chain.ways(segment.kind)[w], std::move(costs[w]), left, most, watch,
+                 columns))
       return false;
   }
-  std::sort(list.begin(), list.end(), [](const Treatment& a, const Treatment& b) {
+  std::sort(list.begin(), list.end(), [](const BlockColumn& a, const BlockColumn& b) {
     return a.time != b.time ? a.time < b.time : a.before + a.after + a.peak < b.before + b.after + b.peak;
   });
   drop_dominated(
       list,
-      [](const Treatment& a, const Treatment& b) {
+      [](const BlockColumn& a, const BlockColumn& b) {
         return a.time <= b.time && a.before <= b.before && a.after <= b.after && a.peak <= b.peak;
       },
       watch);

@@ -25,7 +25,7 @@ class PhasePrices {
 
 // Prices as one segment sees them: of the phases before it, its own, and those behind.
 struct StretchPrices {
-  StretchPrices(const PhasePrices& prices, const Series::Segment& segment)
+  StretchPrices(const PhasePrices& prices, const ChainResources::Segment& segment)
       : before(prices.before(segment.first)),
         own(prices.of(segment.first, segment.end)),
         behind(prices.from(segment.end)) {}
@@ -37,25 +37,27 @@ struct StretchPrices {
   double before, own, behind;
 };
 
-// Least time + sum over phases of price x bytes of the segment, over all treatments: no treatment costs less.
-double least_cost(const Series& series, const Series::Segment& segment, const PhasePrices& prices);
+// Least time + sum over phases of price x bytes of the segment, over all columns: no column costs less.
+double least_cost(const ChainResources& chain, const ChainResources::Segment& segment,
+                  const PhasePrices& prices);
 
 // One way to treat one segment whole.
-struct Treatment : Stretch {
+struct BlockColumn : Stretch {
   Recompute way = Recompute::None;
-  uint32_t row = 0;  // of Treatments::choices
+  uint32_t row = 0;  // of BlockColumns::choices
 };
 
-struct Treatments {
-  std::vector<Treatment> list;
+struct BlockColumns {
+  std::vector<BlockColumn> list;
   size_t slots = 0;
   std::vector<int> choices;  // rows of `slots`
   Chosen chosen(size_t i) const { return {list[i].way, choices.data() + list[i].row * slots}; }
 };
 
-// All treatments that cost at most `allowance` more than least_cost(), without those that another one is no
+// All columns that cost at most `allowance` more than least_cost(), without those that another one is no
 // worse than in all four numbers. False where there are more than `most`.
-bool list_treatments(const Series& series, const Series::Segment& segment, const PhasePrices& prices,
-                     double allowance, size_t most, Stopwatch& watch, Treatments& treatments);
+bool list_block_columns(const ChainResources& chain, const ChainResources::Segment& segment,
+                        const PhasePrices& prices, double allowance, size_t most, Stopwatch& watch,
+                        BlockColumns& columns);
 
 }  // namespace osdp::search

@@ -34,8 +34,8 @@ std::vector<SlotOption> slot_options(const std::vector<Candidate>& candidates, R
 
 }  // namespace
 
-Series::Series(const Model& model, const Request& request, const Kinds& kinds, Batch batch,
-               Transient transient, bool memory_alone)
+ChainResources::ChainResources(const Model& model, const Request& request, const Kinds& kinds, Batch batch,
+                               Transient transient, bool memory_alone)
     : kinds_(kinds), operators_(model.operators.size()), blocks_(model.blocks.size()) {
   const int128 fixed = static_cast<int128>(batch.accumulation) * kinds.compute_ps(batch.size);
   if (fixed > kLargestSum) throw InvalidProblem("the time of one step overflows 2^61");
@@ -73,7 +73,7 @@ Series::Series(const Model& model, const Request& request, const Kinds& kinds, B
             [](const Segment& a, const Segment& b) { return a.first < b.first; });
 }
 
-Decision Series::decide(const std::vector<Chosen>& chosen) const {
+Decision ChainResources::decide(const std::vector<Chosen>& chosen) const {
   Decision d;
   d.choices.assign(operators_, -1);
   d.ways.assign(blocks_, Recompute::None);

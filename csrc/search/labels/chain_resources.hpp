@@ -1,4 +1,5 @@
-// The model as a series of segments, each an operator or a block, in execution order. See Note [Series].
+// The model as a chain of segments, each an operator or a block, in execution order. See Note [Chain
+// resources].
 #pragma once
 
 #include "search/problem/phases.hpp"
@@ -6,7 +7,7 @@
 
 namespace osdp::search {
 
-// Note [Series]
+// Note [Chain resources]
 // Of a stretch of the model four numbers matter to what stands around it: its time; what it holds before its
 // backward, while the backward of what comes after it runs (`before`); what it holds after its backward, in
 // the phases of what comes before it (`after`); and its own largest phase (`peak`). A stretch x followed by y
@@ -41,11 +42,11 @@ struct Transient {
 };
 
 // One batch size and one largest transient; or several, with room reserved for the least of them only.
-class Series {
+class ChainResources {
  public:
   // `memory_alone`: everything takes no time.
-  Series(const Model& model, const Request& request, const Kinds& kinds, Batch batch, Transient transient,
-         bool memory_alone = false);
+  ChainResources(const Model& model, const Request& request, const Kinds& kinds, Batch batch,
+                 Transient transient, bool memory_alone = false);
 
   // False where a block's operators do not follow each other, which this cannot describe, or where some
   // operator has no option.

@@ -1,13 +1,14 @@
-// Note [Stages]
-// Before partial plans are put together (Note [Sequence]) each segment's list of treatments is made short:
-// - A treatment that makes the bound at the phases' prices exceed what is looked for is out.
+// Note [Column reduction]
+// Before partial plans are put together (Note [Label setting]) each segment's list of columns is made
+// short:
+// - A column that makes the bound at the phases' prices exceed what is looked for is out.
 // - A phase that is within the limit whatever the lists choose needs no watching: the segment's peak is
 // forgotten,
 //   that is, lowered to the least one of its list. What a segment holds after its backward matters to earlier
 //   phases only and is forgotten where none of those can be exceeded; what it holds before, to later ones
-//   only. With fewer numbers to compare more treatments are dominated, and more partial plans.
+//   only. With fewer numbers to compare more columns are dominated, and more partial plans.
 // Segments alike share a list until they differ in what matters, so that all this is done once for them.
-// How much the lists can hold together is bounded as times are: a treatment that holds more at a cost counts
+// How much the lists can hold together is bounded as times are: a column that holds more at a cost counts
 // that cost, at some rate, and a plan has no more to spend than lies between bound and what is looked for.
 #include "search/labels/column_reduction.hpp"
 
@@ -20,7 +21,7 @@
 namespace osdp::search {
 namespace {
 
-constexpr size_t kMostTreatments = 4000;  // of one segment
+constexpr size_t kMostColumns = 4000;  // of one segment
 constexpr double kHuge = 1e300;
 
 // x followed by y; each bounds what is held at most, less a penalty for its cost.
@@ -64,18 +65,18 @@ Stretch least_of(const std::vector<Item>& items) {
 
 }  // namespace
 
-bool Stages::make(Stopwatch& watch) {
+bool ColumnReduction::make(Stopwatch& watch) {
   if (!make_lists(watch)) return false;
   shorten();
   return !watch.spent();
 }
 
-void Stages::lower(int64_t most) {
+void ColumnReduction::lower(int64_t most) {
   most_ = most;
   shorten();
 }
 
-void Stages::shorten() {
+void ColumnReduction::shorten() {
   drop_dear();
   if (hopeless_) return;
   find_extremes();
@@ -83,23 +84,23 @@ void Stages::shorten() {
   find_extremes();
 }
 
-bool Stages::make_lists(Stopwatch& watch) {
+bool ColumnReduction::make_lists(Stopwatch& watch) {
   constexpr size_t kNone = ~size_t{0};
   const double allowance = static_cast<double>(most_) - bound_;
-  const auto& segments = series_->segments();
-  std::vector<size_t> last(series_->kinds(), kNone);  // list, of the kind's last segment
+  const auto& segments = chain_->segments();
+  std::vector<size_t> last(chain_->kinds(), kNone);  // list, of the kind's last segment
   for (size_t s = 0; s < segments.size(); ++s) {
     size_t& at = last[segments[s].kind];
     // Equal segments mostly have the same prices around them, and none inside.
     if (at == kNone || prices_->of(segments[lists_[at].segment].first, segments[s].end) != 0) {
-      auto treatments = std::make_shared<Treatments>();
-      if (!list_treatments(*series_, segments[s], *prices_, allowance, kMostTreatments, watch, *treatments))
+      auto columns = std::make_shared<BlockColumns>();
+      if (!list_block_columns(*chain_, segments[s], *prices_, allowance, kMostColumns, watch, *columns))
         return false;
       at = lists_.size();
       List& list = lists_.emplace_back();
-      for (const Treatment& t : treatments->list)
+      for (const BlockColumn& t : columns->list)
         list.items.push_back({t, static_cast<uint32_t>(list.items.size())});
-      list.treatments = std::move(treatments);
+      list.columns = std::move(columns);
     }
     lists_[at].segment = s;
     list_of_.push_back(static_cast<uint32_t>(at));
@@ -108,9 +109,9 @@ bool Stages::make_lists(Stopwatch& watch) {
 }
 
 // Of all items, and what a plan has to spend above them; but for rounding.
-double Stages::find_costs() {
+double ColumnReduction::find_costs() {
   for (List& list : lists_) {
-    const StretchPrices prices(*prices_, series_->segments()[list.segment]);
+    const StretchPrices prices(*prices_, chain_->segments()[list.segment]);
     list.extra.clear();
     list.least = kHuge;
     for (const Item& x : list.items)
@@ -119,11 +120,11 @@ double Stages::find_costs() {
   }
   double sum = 0;
   for (const uint32_t l : list_of_) sum += lists_[l].least;
-  return static_cast<double>(most_) - (sum - prices_->all() * static_cast<double>(series_->limit()));
+  return static_cast<double>(most_) - (sum - prices_->all() * static_cast<double>(chain_->limit()));
 }
 
-void Stages::drop_dear() {
-  const double memory = prices_->all() * static_cast<double>(series_->limit());
+void ColumnReduction::drop_dear() {
+  const double memory = prices_->all() * static_cast<double>(chain_->limit());
   const double left = find_costs() + 4 + 1e-12 * (static_cast<double>(most_) + 2 * memory);
   if (left < 0) {
     hopeless_ = true;
@@ -138,7 +139,7 @@ void Stages::drop_dear() {
   }
 }
 
-void Stages::find_extremes() {
+void ColumnReduction::find_extremes() {
   const size_t n = size();
   until_.assign(n + 1, {}), from_.assign(n + 1, {});
   std::vector<Stretch> least;  // by list
@@ -196,8 +197,8 @@ void Stages::find_extremes() {
   }
 }
 
-void Stages::forget_harmless() {
-  const int64_t limit = series_->limit();
+void ColumnReduction::forget_harmless() {
+  const int64_t limit = chain_->limit();
   const size_t n = size();
   std::vector<int64_t> most(lists_.size(), -kLargestSum);
   for (size_t l = 0; l < lists_.size(); ++l) {

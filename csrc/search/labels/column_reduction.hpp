@@ -1,5 +1,5 @@
-// What each segment of a series may do in a plan of at most so much time, and what the segments on either
-// side of a cut do at least and at most. Note [Stages] in labels/column_reduction.cpp.
+// What each segment of a chain may do in a plan of at most so much time, and what the segments on either
+// side of a cut do at least and at most. Note [Column reduction] in labels/column_reduction.cpp.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 namespace osdp::search {
 
 struct Item : Stretch {
-  uint32_t treatment = 0;  // index into its list's treatments
+  uint32_t column = 0;  // index into its list's columns
 };
 
 // What bounds all plans of some segments that follow each other.
@@ -18,14 +18,14 @@ struct Extremes {
   int64_t most_before = 0, most_after = 0, most_peak = -kLargestSum;
 };
 
-class Stages {
+class ColumnReduction {
  public:
-  Stages() = default;
-  // Of plans that take at most `most` (without Series::fixed_ps()); `bound` is what the prices prove.
-  Stages(const Series& series, const PhasePrices& prices, double bound, int64_t most)
-      : series_(&series), prices_(&prices), bound_(bound), most_(most) {}
+  ColumnReduction() = default;
+  // Of plans that take at most `most` (without ChainResources::fixed_ps()); `bound` is what the prices prove.
+  ColumnReduction(const ChainResources& chain, const PhasePrices& prices, double bound, int64_t most)
+      : chain_(&chain), prices_(&prices), bound_(bound), most_(most) {}
 
-  // False where there are too many treatments of a segment, or time ran out.
+  // False where there are too many columns of a segment, or time ran out.
   bool make(Stopwatch& watch);
 
   // After make(): of plans that take at most so much only.
@@ -33,27 +33,27 @@ class Stages {
 
   // No plan is fast enough: known after make() and lower().
   bool hopeless() const { return hopeless_; }
-  size_t size() const { return series_->segments().size(); }
+  size_t size() const { return chain_->segments().size(); }
   // Segments alike share a list: equal segments at equal prices, of whose amounts the same ones matter.
   size_t lists() const { return lists_.size(); }
   size_t list(size_t s) const { return list_of_[s]; }
   const std::vector<Item>& items(size_t s) const { return lists_[list(s)].items; }
   // A segment of a list: prices are the same for all.
-  const Series::Segment& segment_of(size_t list) const { return series_->segments()[lists_[list].segment]; }
-  const std::vector<Item>& items_of(size_t list) const { return lists_[list].items; }
-  Chosen chosen(size_t s, const Item& item) const {
-    return lists_[list(s)].treatments->chosen(item.treatment);
+  const ChainResources::Segment& segment_of(size_t list) const {
+    return chain_->segments()[lists_[list].segment];
   }
+  const std::vector<Item>& items_of(size_t list) const { return lists_[list].items; }
+  Chosen chosen(size_t s, const Item& item) const { return lists_[list(s)].columns->chosen(item.column); }
   // As it is, whatever of its amounts was forgotten.
-  const Stretch& treatment(size_t s, const Item& item) const {
-    return lists_[list(s)].treatments->list[item.treatment];
+  const Stretch& column(size_t s, const Item& item) const {
+    return lists_[list(s)].columns->list[item.column];
   }
   // Of the segments from s on.
   const Extremes& from(size_t s) const { return from_[s]; }
 
  private:
   struct List {
-    std::shared_ptr<const Treatments> treatments;
+    std::shared_ptr<const BlockColumns> columns;
     std::vector<Item> items;
     std::vector<double> extra;  // by item: what it costs above the cheapest one
     double least = 0;           // the cheapest one's cost
@@ -67,7 +67,7 @@ class Stages {
   void find_extremes();
   void forget_harmless();
 
-  const Series* series_ = nullptr;
+  const ChainResources* chain_ = nullptr;
   const PhasePrices* prices_ = nullptr;
   double bound_ = 0;
   int64_t most_ = 0;

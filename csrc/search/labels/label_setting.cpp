@@ -1,10 +1,10 @@
-// Note [Sequence]
+// Note [Label setting]
 // Plans grow from the front. Of the first segments a partial plan has time, `before` and `peak`, to which
-// what follows adds its `peak` and its `after` (Note [Series]): two amounts of memory are all that it has,
-// however many phases bind. Partial plans that another one is no worse than in time and both amounts are
-// dropped; so are those whose bound is beyond what is looked for (labels/peak_bound.hpp). An amount that
-// nothing behind a partial plan could make too large is raised to the most that is harmless, so that it tells
-// no plans apart.
+// what follows adds its `peak` and its `after` (Note [Chain resources]): two amounts of memory are all
+// that it has, however many phases bind. Partial plans that another one is no worse than in time and both
+// amounts are dropped; so are those whose bound is beyond what is looked for (labels/peak_bound.hpp). An
+// amount that nothing behind a partial plan could make too large is raised to the most that is harmless, so
+// that it tells no plans apart.
 //
 // Work grows steeply with the distance above the bound up to which plans are looked for. So the bound comes
 // first: with the phases' prices alone much lies below it. Peak bounds are made of the plans up to some time;
@@ -24,17 +24,17 @@ namespace {
 
 class Growth {
  public:
-  Growth(const Series& series, const Stages& stages, const std::vector<PeakBound>& rests, int64_t most,
-         Stopwatch& watch)
-      : series_(series), stages_(stages), rests_(rests), most_(most), watch_(watch) {}
+  Growth(const ChainResources& chain, const ColumnReduction& reduction, const std::vector<PeakBound>& rests,
+         int64_t most, Stopwatch& watch)
+      : chain_(chain), reduction_(reduction), rests_(rests), most_(most), watch_(watch) {}
 
-  SequenceFound run(size_t longest) {
-    SequenceFound found;
+  LabelSettingResult run(size_t longest) {
+    LabelSettingResult found;
     lists_.assign(1, {{0, 0, -kLargestSum, 0, 0}});
-    for (size_t s = 0; s < stages_.size(); ++s) {
-      std::vector<Part> list;
+    for (size_t s = 0; s < reduction_.size(); ++s) {
+      std::vector<Label> list;
       const bool whole = extend(lists_.back(), s, longest, list);
-      found.nodes += static_cast<int64_t>(lists_.back().size() * stages_.items(s).size());
+      found.nodes += static_cast<int64_t>(lists_.back().size() * reduction_.items(s).size());
       if (!whole) return found;
       found.complete = list.empty();
       if (list.empty()) return found;
@@ -43,29 +43,29 @@ class Growth {
     found.complete = true;
     if (lists_.back()[0].time > most_) return found;  // by what was left for rounding
     found.found = true;
-    found.time_ps = lists_.back()[0].time + series_.fixed_ps();  // sorted by time
+    found.time_ps = lists_.back()[0].time + chain_.fixed_ps();  // sorted by time
     found.decision = decide(0);
     return found;
   }
 
  private:
-  bool extend(const std::vector<Part>& from, size_t s, size_t longest, std::vector<Part>& to) {
-    const int64_t limit = series_.limit();
-    const std::vector<Item>& items = stages_.items(s);
-    const Extremes& other = stages_.from(s + 1);
+  bool extend(const std::vector<Label>& from, size_t s, size_t longest, std::vector<Label>& to) {
+    const int64_t limit = chain_.limit();
+    const std::vector<Item>& items = reduction_.items(s);
+    const Extremes& other = reduction_.from(s + 1);
     const int64_t peak_floor = limit - other.most_after, before_floor = limit - other.most_peak;
     const auto most = static_cast<double>(most_) + 4;
-    UniqueParts unique(to);
+    UniqueLabels unique(to);
     const std::vector<Ordered> order = by_cost(from, s);
     const double price = rests_[0].price();
     for (size_t i = 0; i < from.size(); ++i) {
-      const Part& x = from[i];
+      const Label& x = from[i];
       const double paid = static_cast<double>(x.time) + price * static_cast<double>(x.peak);
       for (const Ordered& o : order) {
         if (paid + o.least > most + 1e-12 * (most + std::abs(paid))) break;
         const size_t k = o.item;
         const Item& t = items[k];
-        Part y;
+        Label y;
         y.time = x.time + t.time;
         y.before = x.before + t.before;
         y.peak = std::max(x.peak + t.after, x.before + t.peak);
@@ -92,11 +92,11 @@ class Growth {
   // All items, by what they make a part of `from` take at least, but for its own time and price * peak. Such
   // a part's peak becomes x.peak + t.after at least, and no part has more room (peak - before) than the
   // roomiest.
-  std::vector<Ordered> by_cost(const std::vector<Part>& from, size_t s) const {
+  std::vector<Ordered> by_cost(const std::vector<Label>& from, size_t s) const {
     int64_t room = -kLargestSum;
-    for (const Part& x : from) room = std::max(room, x.peak - x.before);
+    for (const Label& x : from) room = std::max(room, x.peak - x.before);
     std::vector<Ordered> order;
-    for (const Item& t : stages_.items(s)) {
+    for (const Item& t : reduction_.items(s)) {
       const double least = rests_[0].after(s + 1, {t.time, t.before - room, t.after});
       order.push_back({least, static_cast<uint32_t>(order.size())});
     }
@@ -106,58 +106,58 @@ class Growth {
   }
 
   Decision decide(size_t at) const {
-    std::vector<Chosen> chosen(stages_.size());
-    for (size_t s = stages_.size(); s > 0; --s) {
-      const Part& p = lists_[s][at];
-      chosen[s - 1] = stages_.chosen(s - 1, stages_.items(s - 1)[p.item]);
+    std::vector<Chosen> chosen(reduction_.size());
+    for (size_t s = reduction_.size(); s > 0; --s) {
+      const Label& p = lists_[s][at];
+      chosen[s - 1] = reduction_.chosen(s - 1, reduction_.items(s - 1)[p.item]);
       at = p.parent;
     }
-    return series_.decide(chosen);
+    return chain_.decide(chosen);
   }
 
-  const Series& series_;
-  const Stages& stages_;
+  const ChainResources& chain_;
+  const ColumnReduction& reduction_;
   const std::vector<PeakBound>& rests_;
   const int64_t most_;  // without fixed_ps
   Stopwatch& watch_;
-  std::vector<std::vector<Part>> lists_;  // [segments]
+  std::vector<std::vector<Label>> lists_;  // [segments]
 };
 
 }  // namespace
 
-Sequence::Sequence(Series series, const std::vector<double>& prices)
-    : series_(std::move(series)), prices_(prices) {
+LabelSetting::LabelSetting(ChainResources chain, const std::vector<double>& prices)
+    : chain_(std::move(chain)), prices_(prices) {
   double sum = 0;
-  for (const auto& segment : series_.segments()) sum += least_cost(series_, segment, prices_);
-  const double memory = prices_.all() * static_cast<double>(series_.limit());
+  for (const auto& segment : chain_.segments()) sum += least_cost(chain_, segment, prices_);
+  const double memory = prices_.all() * static_cast<double>(chain_.limit());
   bound_ = priced_bound_ = sum - memory - 1 - 1e-12 * (sum + std::abs(memory));
 }
 
 // What each segment may do in plans up to `time`. The lists are made for somewhat slower ones, too, since the
 // next ones that are looked for are a little slower. False where that is too much, or time ran out.
-bool Sequence::narrow(Near& near, int64_t time, Stopwatch& watch) {
+bool LabelSetting::narrow(Near& near, int64_t time, Stopwatch& watch) {
   constexpr double kMore = 1.25;
   if (time > listed_) {
     const double more = priced_bound_ + kMore * (static_cast<double>(time) - priced_bound_);
     listed_ = std::max(time, static_cast<int64_t>(std::min(more, static_cast<double>(near.most))));
-    stages_ = Stages(series_, prices_, priced_bound_, listed_);
-    if (!stages_.make(watch)) {
+    reduction_ = ColumnReduction(chain_, prices_, priced_bound_, listed_);
+    if (!reduction_.make(watch)) {
       listed_ = -1;
       return false;
     }
   }
-  near.stages = stages_;
+  near.reduction = reduction_;
   near.time = time;
-  if (time < listed_) near.stages.lower(time);
+  if (time < listed_) near.reduction.lower(time);
   return true;
 }
 
 // Bounds at several prices of the peak, about the best one, which comes first: a plan over the limit asks for
 // more, one within it for less. Such a plan's time is enough for `most`. False where lists grow longer than
 // `longest`.
-bool Sequence::bound_peak(Near& near, size_t longest, size_t many, int64_t& most, Stopwatch& watch) {
+bool LabelSetting::bound_peak(Near& near, size_t longest, size_t many, int64_t& most, Stopwatch& watch) {
   constexpr double kLittle = 0.6;  // of a step: no use in looking for a better price
-  const auto limit = static_cast<double>(series_.limit());
+  const auto limit = static_cast<double>(chain_.limit());
   const PeakBound *over = nullptr, *within = nullptr;
   auto& bounds = near.bounds;
   bounds.clear();
@@ -165,7 +165,7 @@ bool Sequence::bound_peak(Near& near, size_t longest, size_t many, int64_t& most
   double scale = scale_, factor = 1.25;
   while (bounds.size() < many) {
     PeakBound& b = bounds.emplace_back();
-    if (!b.make(series_, near.stages, prices_.times(scale), most, longest, watch)) {
+    if (!b.make(chain_, near.reduction, prices_.times(scale), most, longest, watch)) {
       bounds.pop_back();
       break;
     }
@@ -176,7 +176,7 @@ bool Sequence::bound_peak(Near& near, size_t longest, size_t many, int64_t& most
     if (prices_.all() <= 0) break;
     if (b.peak() <= limit) {
       within = &b;
-      see(b, near.stages);
+      see(b, near.reduction);
       most = std::min(most, static_cast<int64_t>(std::ceil(b.time() * (1 + 1e-11))) + 4);
     } else {
       over = &b;
@@ -200,7 +200,7 @@ bool Sequence::bound_peak(Near& near, size_t longest, size_t many, int64_t& most
 
 // Bounds of the plans up to some time, about the best price of the peak: as many as lists of `kShort` parts
 // allow. With too few plans there is no bound, with too many lists grow long.
-Sequence::Progress Sequence::price_peak(Near& near, size_t longest, Stopwatch& watch) {
+LabelSetting::Progress LabelSetting::price_peak(Near& near, size_t longest, Stopwatch& watch) {
   constexpr size_t kShort = 600;  // last parts in a list
   double lowest = std::max(bound_, static_cast<double>(proven_)), highest = static_cast<double>(near.most);
   size_t allowed = std::min(kShort, longest);
@@ -208,13 +208,13 @@ Sequence::Progress Sequence::price_peak(Near& near, size_t longest, Stopwatch& w
   for (;;) {
     if (watch.spent() || !narrow(near, time, watch)) return Progress::Stopped;
     int64_t enough = near.time;
-    const bool listed = near.stages.hopeless() || bound_peak(near, allowed, 4, enough, watch);
+    const bool listed = near.reduction.hopeless() || bound_peak(near, allowed, 4, enough, watch);
     if (watch.stopped()) return Progress::Stopped;
     if (!listed) {
       if (near.time == static_cast<int64_t>(highest) && allowed >= longest) return Progress::Stopped;
       highest = static_cast<double>(near.time);
     } else {
-      double bound = near.stages.hopeless() ? PeakBound::kNothing : lowest;
+      double bound = near.reduction.hopeless() ? PeakBound::kNothing : lowest;
       for (const PeakBound& b : near.bounds) bound = std::max(bound, b.bound());
       const bool some = bound <= static_cast<double>(enough) * (1 + 1e-12) + 4;
       if (enough < near.time) near.most = enough;  // a plan is known
@@ -238,45 +238,44 @@ Sequence::Progress Sequence::price_peak(Near& near, size_t longest, Stopwatch& w
 }
 
 // The plan of a bound, if it fits: what does not matter to plans up to near.time may matter to this one.
-void Sequence::see(const PeakBound& bound, const Stages& stages) {
-  if (bound.time() + static_cast<double>(series_.fixed_ps()) >= static_cast<double>(seen_ps_)) return;
+void LabelSetting::see(const PeakBound& bound, const ColumnReduction& reduction) {
+  if (bound.time() + static_cast<double>(chain_.fixed_ps()) >= static_cast<double>(seen_ps_)) return;
   std::vector<Item> items;
-  if (!bound.plan(stages, items)) return;
-  Stretch whole{series_.fixed_ps(), 0, 0, -kLargestSum};
+  if (!bound.plan(reduction, items)) return;
+  Stretch whole{chain_.fixed_ps(), 0, 0, -kLargestSum};
   std::vector<Chosen> chosen;
   for (size_t s = 0; s < items.size(); ++s) {
-    const Stretch& t = stages.treatment(s, items[s]);
+    const Stretch& t = reduction.column(s, items[s]);
     whole.peak = std::max(whole.peak + t.after, whole.before + t.peak);
     whole.time += t.time, whole.before += t.before;
-    chosen.push_back(stages.chosen(s, items[s]));
+    chosen.push_back(reduction.chosen(s, items[s]));
   }
-  if (whole.time >= seen_ps_ || whole.peak > series_.limit()) return;
+  if (whole.time >= seen_ps_ || whole.peak > chain_.limit()) return;
   seen_ps_ = whole.time;
-  seen_ = series_.decide(chosen);
+  seen_ = chain_.decide(chosen);
 }
 
-SequenceFound Sequence::look(int64_t most_ps, int64_t known_ps, size_t longest, Stopwatch& watch) {
+LabelSettingResult LabelSetting::look(int64_t most_ps, int64_t known_ps, size_t longest, Stopwatch& watch) {
   seen_ps_ = known_ps;
   seen_ = {};
-  SequenceFound found = search(most_ps, longest, watch);
+  LabelSettingResult found = search(most_ps, longest, watch);
   found.seen_ps = seen_ps_;
   found.seen = std::move(seen_);
   return found;
 }
 
-SequenceFound Sequence::search(int64_t most_ps, size_t longest, Stopwatch& watch) {
+LabelSettingResult LabelSetting::search(int64_t most_ps, size_t longest, Stopwatch& watch) {
   constexpr double kWider = 1.5, kCheaper = 0.85;
   constexpr int64_t kFew = 10000, kMany = 40000;  // partial plans: quick to look at; worth another bound
-  SequenceFound found;
+  LabelSettingResult found;
   Near near;
-  near.most = most_ps - series_.fixed_ps();
+  near.most = most_ps - chain_.fixed_ps();
   const auto nothing = [&] {
     proven_ = std::max(proven_, near.most);
     found.complete = true;
     return found;
   };
-  if (series_.limit() < 0 || static_cast<double>(near.most) < bound_ || near.most <= proven_)
-    return nothing();
+  if (chain_.limit() < 0 || static_cast<double>(near.most) < bound_ || near.most <= proven_) return nothing();
   if (!priced_) {
     const Progress progress = price_peak(near, longest, watch);
     if (progress == Progress::Stopped) return found;
@@ -290,16 +289,16 @@ SequenceFound Sequence::search(int64_t most_ps, size_t longest, Stopwatch& watch
     found.complete = false;  // up to this target
     if (target > near.time) {
       if (!narrow(near, target, watch)) return found;
-      if (!near.stages.hopeless() && !bound_peak(near, longest, 1, enough, watch)) return found;
+      if (!near.reduction.hopeless() && !bound_peak(near, longest, 1, enough, watch)) return found;
     }
-    if (!near.stages.hopeless() && most_nodes > kMany && near.bounds.size() == 1) {
+    if (!near.reduction.hopeless() && most_nodes > kMany && near.bounds.size() == 1) {
       PeakBound& b = near.bounds.emplace_back();
       const PhasePrices prices = prices_.times(kCheaper * scale_);
-      if (!b.make(series_, near.stages, prices, enough, longest, watch)) near.bounds.pop_back();
+      if (!b.make(chain_, near.reduction, prices, enough, longest, watch)) near.bounds.pop_back();
     }
-    if (!near.stages.hopeless()) {
+    if (!near.reduction.hopeless()) {
       const int64_t nodes = found.nodes;
-      found = Growth(series_, near.stages, near.bounds, enough, watch).run(longest);
+      found = Growth(chain_, near.reduction, near.bounds, enough, watch).run(longest);
       most_nodes = std::max(most_nodes, found.nodes);
       found.nodes += nodes;
       if (!found.complete || found.found) return found;

@@ -24,10 +24,10 @@ class LeastBelow {
   std::vector<std::pair<int64_t, uint32_t>> least_;
 };
 
-std::vector<int64_t> sorted_values(const std::vector<Part>& list, int64_t Part::* amount) {
+std::vector<int64_t> sorted_values(const std::vector<Label>& list, int64_t Label::* amount) {
   std::vector<int64_t> values;
   values.reserve(list.size());
-  for (const Part& p : list) values.push_back(p.*amount);
+  for (const Label& p : list) values.push_back(p.*amount);
   std::sort(values.begin(), values.end());
   values.erase(std::unique(values.begin(), values.end()), values.end());
   return values;
@@ -40,51 +40,51 @@ size_t count_up_to(const std::vector<int64_t>& values, int64_t v) {
 
 // Most that is dominated is so by one of those with the least peak of all, which often are many: `before` is
 // divided into ranges, and whoever is no faster than one of these in a lower range is out. One pass.
-void drop_most(std::vector<Part>& list) {
+void drop_most(std::vector<Label>& list) {
   constexpr size_t kRanges = 2048;
   int64_t low = kNever, high = 0, peak = kNever;
-  for (const Part& p : list) {
+  for (const Label& p : list) {
     low = std::min(low, p.before), high = std::max(high, p.before), peak = std::min(peak, p.peak);
   }
   const int64_t width = (high - low) / static_cast<int64_t>(kRanges) + 1;
-  const auto range = [&](const Part& p) { return static_cast<size_t>((p.before - low) / width); };
+  const auto range = [&](const Label& p) { return static_cast<size_t>((p.before - low) / width); };
   std::vector<int64_t> fastest(kRanges + 1, kNever);  // of the ranges below
-  for (const Part& p : list) {
+  for (const Label& p : list) {
     int64_t& f = fastest[range(p) + 1];
     if (p.peak == peak) f = std::min(f, p.time);
   }
   for (size_t n = 1; n < fastest.size(); ++n) fastest[n] = std::min(fastest[n], fastest[n - 1]);
-  std::erase_if(list, [&](const Part& p) { return fastest[range(p)] <= p.time; });
+  std::erase_if(list, [&](const Label& p) { return fastest[range(p)] <= p.time; });
 }
 
 }  // namespace
 
-uint32_t& UniqueParts::find(const Part& p) {
+uint32_t& UniqueLabels::find(const Label& p) {
   const size_t mask = slots_.size() - 1;
   uint64_t h = static_cast<uint64_t>(p.before) * 0x9E3779B97F4A7C15u ^
                static_cast<uint64_t>(p.peak) * 0xC2B2AE3D27D4EB4Fu;
   h ^= h >> 29;
   for (size_t i = h & mask;; i = (i + 1) & mask) {
     if (slots_[i] == 0) return slots_[i];
-    const Part& q = list_[slots_[i] - 1];
+    const Label& q = list_[slots_[i] - 1];
     if (q.before == p.before && q.peak == p.peak) return slots_[i];
   }
 }
 
-void UniqueParts::grow() {
+void UniqueLabels::grow() {
   slots_.assign(slots_.size() * 4, 0);
   for (size_t n = 0; n < list_.size(); ++n) find(list_[n]) = static_cast<uint32_t>(n + 1);
 }
 
-void drop_dominated(std::vector<Part>& list) {
+void drop_dominated(std::vector<Label>& list) {
   if (list.size() > 4000) drop_most(list);
-  std::sort(list.begin(), list.end(), [](const Part& a, const Part& b) {
+  std::sort(list.begin(), list.end(), [](const Label& a, const Label& b) {
     return a.time != b.time ? a.time < b.time : a.before != b.before ? a.before < b.before : a.peak < b.peak;
   });
-  const auto values = sorted_values(list, &Part::before);
+  const auto values = sorted_values(list, &Label::before);
   LeastBelow peaks(values.size());
   size_t kept = 0;
-  for (const Part& p : list) {
+  for (const Label& p : list) {
     const size_t rank = count_up_to(values, p.before);
     if (peaks.at(rank).first <= p.peak) continue;
     peaks.put(rank, p.peak, 0);

@@ -1,4 +1,5 @@
-// Lists of partial plans with time and two amounts of memory (Note [Sequence]), and what is done with them.
+// Lists of partial plans with time and two amounts of memory (Note [Label setting]), and what is done with
+// them.
 #pragma once
 
 #include <limits>
@@ -9,7 +10,7 @@ namespace osdp::search {
 
 inline constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
-struct Part {
+struct Label {
   int64_t time = 0;
   int64_t before = 0;
   int64_t peak = 0;
@@ -19,10 +20,10 @@ struct Part {
 
 // A list under construction: of parts with equal amounts only the fastest, since equal segments in another
 // order are the most common case.
-class UniqueParts {
+class UniqueLabels {
  public:
-  explicit UniqueParts(std::vector<Part>& list) : list_(list), slots_(size_t{1} << 9, 0) {}
-  void add(const Part& p) {
+  explicit UniqueLabels(std::vector<Label>& list) : list_(list), slots_(size_t{1} << 9, 0) {}
+  void add(const Label& p) {
     if (2 * list_.size() >= slots_.size()) grow();
     uint32_t& slot = find(p);
     if (slot == 0) {
@@ -34,13 +35,13 @@ class UniqueParts {
   }
 
  private:
-  uint32_t& find(const Part& p);
+  uint32_t& find(const Label& p);
   void grow();
-  std::vector<Part>& list_;
+  std::vector<Label>& list_;
   std::vector<uint32_t> slots_;  // index + 1, 0: free
 };
 
 // Sorts by time and keeps what is smaller, in `before` or in `peak`, than all that is no slower.
-void drop_dominated(std::vector<Part>& list);
+void drop_dominated(std::vector<Label>& list);
 
 }  // namespace osdp::search

@@ -1,6 +1,6 @@
 // Note [Least memory]
 // The least largest phase is a game: one side picks a phase, or weighs phases; the other a plan. The plan of
-// least weighted memory is found operator by operator (chooser), and whatever the weights its average is a
+// least weighted memory is found operator by operator (Pricing), and whatever the weights its average is a
 // bound. Fictitious play finds good weights: a phase's weight is how often it was the largest one of the plan
 // found. Where some plan's largest phase meets the bound it is the least memory, to the byte; mostly the
 // first or second plan does, since the smallest choices are smallest in all phases.
@@ -33,14 +33,14 @@ struct Part {
         transient(kinds.transients[large]),
         reserve(request.reserve_bytes(kinds.transients[lean])),
         bound(reserve),
-        chooser(model, request, kinds, b, transient, true),
-        weights(chooser.phases(), 0) {
+        pricing(model, request, kinds, b, transient, true),
+        weights(pricing.phases(), 0) {
     weights.back() = 1;
   }
 
-  void play(const Model& model, const Request& request, const Kinds& kinds, LeastMemory& best) {
+  void play(const Model& model, const Request& request, const Kinds& kinds, MinMemory& best) {
     Decision decision;
-    const int128 average = (chooser.least(weights, decision) + turn - 1) / turn + reserve;
+    const int128 average = (pricing.least(weights, decision) + turn - 1) / turn + reserve;
     bound = std::max(bound, static_cast<int64_t>(std::min<int128>(average, kLargestSum)));
     const auto phases = phase_bytes(model, request, kinds, decision, batch);
     const auto worst = std::max_element(phases.begin(), phases.end());
@@ -55,15 +55,15 @@ struct Part {
     ++turn;
   }
   // To the byte, where that succeeds: the bound then is the least peak, or no less than the best one.
-  void settle(const Model& model, const Request& request, const Kinds& kinds, LeastMemory& best,
+  void settle(const Model& model, const Request& request, const Kinds& kinds, MinMemory& best,
               Stopwatch& watch) {
-    const Series series(model, request, kinds, batch, transient, true);
-    if (!series.possible()) return;
-    const LeastPeak least = least_peak(series, best.peak_bytes - series.reserved(), watch);
+    const ChainResources chain(model, request, kinds, batch, transient, true);
+    if (!chain.possible()) return;
+    const MinPeak least = min_peak(chain, best.peak_bytes - chain.reserved(), watch);
     if (!least.complete) return;
     bound = best.peak_bytes;
     if (!least.found) return;
-    bound = best.peak_bytes = least.peak_bytes + series.reserved();
+    bound = best.peak_bytes = least.peak_bytes + chain.reserved();
     best.batch = batch;
     best.decision = least.decision;
   }
@@ -73,7 +73,7 @@ struct Part {
   size_t lean, large;  // transients, as indices
   int64_t transient, reserve, bound;
   int turn = 1;  // also the sum of all weights
-  Chooser chooser;
+  Pricing pricing;
   std::vector<int64_t> weights;
 };
 
@@ -98,16 +98,16 @@ std::vector<size_t> band_order(const Kinds& kinds, const Bands& bands) {
 
 }  // namespace
 
-LeastMemory least_memory(const Model& model, const Request& request, const Kinds& kinds, int64_t enough_bytes,
-                         Stopwatch& watch) {
-  LeastMemory best;
+MinMemory min_memory(const Model& model, const Request& request, const Kinds& kinds, int64_t enough_bytes,
+                     Stopwatch& watch) {
+  MinMemory best;
   best.peak_bytes = kLargestSum;
   std::vector<Batch> batches = request.batches;
   if (batches.empty()) batches = {{1, 1}};
   std::deque<Part> parts;
   const auto begin = [&](const Batch& batch, size_t lean, size_t large) {
     parts.emplace_back(model, request, kinds, batch, lean, large);
-    if (parts.back().chooser.possible()) return true;
+    if (parts.back().pricing.possible()) return true;
     parts.pop_back();
     return false;
   };

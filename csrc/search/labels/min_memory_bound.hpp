@@ -6,7 +6,7 @@
 
 namespace osdp::search {
 
-struct LeastMemory {
+struct MinMemory {
   int64_t bound_bytes = 0;  // no plan needs less
   int64_t peak_bytes = 0;   // this plan needs so much; equal to the bound where it is the least
   Batch batch;
@@ -15,8 +15,8 @@ struct LeastMemory {
 
 // Over the batches asked for (all: 1), every transient, recomputation and choice. The first plan of no more
 // than `enough_bytes` ends it, with no bound.
-LeastMemory least_memory(const Model& model, const Request& request, const Kinds& kinds, int64_t enough_bytes,
-                         Stopwatch& watch);
+MinMemory min_memory(const Model& model, const Request& request, const Kinds& kinds, int64_t enough_bytes,
+                     Stopwatch& watch);
 
 // Without the choices and recomputations that need no less memory in any phase than others do.
 Kinds leanest(const Kinds& kinds, int64_t accumulation);

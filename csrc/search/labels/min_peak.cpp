@@ -1,7 +1,7 @@
 // Note [Least peak]
-// Without time, a partial plan over the first segments has two amounts: `before` and `peak` (Note [Series]).
-// Of those that are not dominated there are few, since what is small in one phase is mostly small in all: a
-// model of 100 blocks takes a millisecond. The last amount that is left is the answer.
+// Without time, a partial plan over the first segments has two amounts: `before` and `peak` (Note [Chain
+// resources]). Of those that are not dominated there are few, since what is small in one phase is mostly
+// small in all: a model of 100 blocks takes a millisecond. The last amount that is left is the answer.
 #include "search/labels/min_peak.hpp"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace osdp::search {
 namespace {
 
-constexpr size_t kMostTreatments = 2000, kLongest = 20000;
+constexpr size_t kMostColumns = 2000, kLongest = 20000;
 
 struct Part {
   int64_t before = 0, peak = 0;
@@ -32,23 +32,23 @@ void drop_dominated(std::vector<Part>& list) {
 
 }  // namespace
 
-LeastPeak least_peak(const Series& series, int64_t below, Stopwatch& watch) {
-  LeastPeak least;
-  const size_t n = series.segments().size();
-  const PhasePrices none(std::vector<double>(series.operators(), 0));
-  std::vector<Treatments> lists(series.kinds());
-  for (const auto& segment : series.segments()) {
-    Treatments& list = lists[segment.kind];
+MinPeak min_peak(const ChainResources& chain, int64_t below, Stopwatch& watch) {
+  MinPeak least;
+  const size_t n = chain.segments().size();
+  const PhasePrices none(std::vector<double>(chain.operators(), 0));
+  std::vector<BlockColumns> lists(chain.kinds());
+  for (const auto& segment : chain.segments()) {
+    BlockColumns& list = lists[segment.kind];
     if (!list.list.empty()) continue;
-    if (!list_treatments(series, segment, none, std::numeric_limits<double>::infinity(), kMostTreatments,
-                         watch, list))
+    if (!list_block_columns(chain, segment, none, std::numeric_limits<double>::infinity(), kMostColumns,
+                            watch, list))
       return least;
   }
   // What the segments from s on hold at least.
   std::vector<int64_t> after(n + 1, 0), peak(n + 1, -kLargestSum);
   for (size_t s = n; s-- > 0;) {
     int64_t a = std::numeric_limits<int64_t>::max(), b = a, p = a;
-    for (const Treatment& t : lists[series.segments()[s].kind].list) {
+    for (const BlockColumn& t : lists[chain.segments()[s].kind].list) {
       a = std::min(a, t.after), b = std::min(b, t.before), p = std::min(p, t.peak);
     }
     after[s] = after[s + 1] + a;
@@ -56,7 +56,7 @@ LeastPeak least_peak(const Series& series, int64_t below, Stopwatch& watch) {
   }
   std::vector<std::vector<Part>> parts(1, {{0, -kLargestSum, 0, 0}});
   for (size_t s = 0; s < n; ++s) {
-    const auto& list = lists[series.segments()[s].kind].list;
+    const auto& list = lists[chain.segments()[s].kind].list;
     std::vector<Part> next;
     for (size_t i = 0; i < parts[s].size(); ++i) {
       const Part& x = parts[s][i];
@@ -80,10 +80,10 @@ LeastPeak least_peak(const Series& series, int64_t below, Stopwatch& watch) {
   least.peak_bytes = parts[n][at].peak;
   std::vector<Chosen> chosen(n);
   for (size_t s = n; s-- > 0;) {
-    chosen[s] = lists[series.segments()[s].kind].chosen(parts[s + 1][at].item);
+    chosen[s] = lists[chain.segments()[s].kind].chosen(parts[s + 1][at].item);
     at = parts[s + 1][at].parent;
   }
-  least.decision = series.decide(chosen);
+  least.decision = chain.decide(chosen);
   return least;
 }
 

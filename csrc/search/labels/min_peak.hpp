@@ -5,7 +5,7 @@
 
 namespace osdp::search {
 
-struct LeastPeak {
+struct MinPeak {
   bool complete = false;  // false: lists grew too long, or time ran out
   bool found = false;     // a plan whose largest phase is below what was asked for
   int64_t peak_bytes = 0;
@@ -13,7 +13,7 @@ struct LeastPeak {
 };
 
 // The plan with the least largest phase, where that is below `below` bytes; without what is held in every
-// phase and the transients' reserve. Times count for nothing. `series` must be possible. Note [Least peak].
-LeastPeak least_peak(const Series& series, int64_t below, Stopwatch& watch);
+// phase and the transients' reserve. Times count for nothing. `chain` must be possible. Note [Least peak].
+MinPeak min_peak(const ChainResources& chain, int64_t below, Stopwatch& watch);
 
 }  // namespace osdp::search

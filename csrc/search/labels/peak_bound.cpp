@@ -179,11 +179,11 @@ class Growing {
 
 }  // namespace
 
-bool PeakBound::make(const Series& series, const Stages& stages, const PhasePrices& prices, int64_t most,
-                     size_t longest, Stopwatch& watch) {
+bool PeakBound::make(const ChainResources& chain, const ColumnReduction& reduction, const PhasePrices& prices,
+                     int64_t most, size_t longest, Stopwatch& watch) {
   price_ = prices.all();
-  limit_ = static_cast<double>(series.limit());
-  const size_t n = stages.size();
+  limit_ = static_cast<double>(chain.limit());
+  const size_t n = reduction.size();
   moved_.assign(n + 1, {});
   fronts_.assign(1, {});
   const auto keep = [&](const Lasts& list, size_t s) {
@@ -196,31 +196,31 @@ bool PeakBound::make(const Series& series, const Stages& stages, const PhasePric
       f.least.push_back(least = std::min(least, y.cost + price_ * y.net));
     }
   };
-  // By list of the stages: what the segments may do, and cost at least at the phases' prices.
+  // By list of the reduction: what the segments may do, and cost at least at the phases' prices.
   std::vector<std::vector<Choice>> choices;
   std::vector<double> least;
-  for (size_t l = 0; l < stages.lists(); ++l) {
-    const StretchPrices here(prices, stages.segment_of(l));
+  for (size_t l = 0; l < reduction.lists(); ++l) {
+    const StretchPrices here(prices, reduction.segment_of(l));
     double own = kNothing;
-    for (const Item& t : stages.items_of(l)) own = std::min(own, here.cost(t));
+    for (const Item& t : reduction.items_of(l)) own = std::min(own, here.cost(t));
     least.push_back(own);
-    choices.push_back(choices_of(stages.items_of(l), price_));
+    choices.push_back(choices_of(reduction.items_of(l), price_));
   }
   std::vector<double> costs(n + 1, 0);  // of the segments before
-  for (size_t s = 0; s < n; ++s) costs[s + 1] = costs[s] + least[stages.list(s)];
+  for (size_t s = 0; s < n; ++s) costs[s + 1] = costs[s] + least[reduction.list(s)];
   Growing growing;
   double by_net = 0;
   keep(growing.list(), n);
   for (size_t s = n; s-- > 0;) {
-    const std::vector<Choice>& own = choices[stages.list(s)];
+    const std::vector<Choice>& own = choices[reduction.list(s)];
     // What the segments before cost at least at the phases' prices.
     const double rest = costs[s] - price_ * limit_;
     const double enough = static_cast<double>(most) + 4 + static_cast<double>(n) - rest +
                           1e-12 * (static_cast<double>(most) + std::abs(rest));
-    const double by_net_behind = std::exchange(by_net, prices.from(series.segments()[s].first));
+    const double by_net_behind = std::exchange(by_net, prices.from(chain.segments()[s].first));
     const Last& move = growing.move();
     // `enough` rises by no more than the parts do; but for 1 ps, of which it has one for each segment.
-    if (growing.moves() && own == choices[stages.list(s + 1)] && by_net == by_net_behind &&
+    if (growing.moves() && own == choices[reduction.list(s + 1)] && by_net == by_net_behind &&
         costs[s + 1] - costs[s] <= move.cost + by_net * move.net + 1) {
       growing.add_again();
       moved_[s] = {moved_[s + 1].front, moved_[s + 1].cost + move.cost, moved_[s + 1].net + move.net};
@@ -244,10 +244,10 @@ bool PeakBound::make(const Series& series, const Stages& stages, const PhasePric
 
 // From the front: of each segment an item, and of those behind it a last part, that together are what is left
 // of the plan.
-bool PeakBound::plan(const Stages& stages, std::vector<Item>& items) const {
+bool PeakBound::plan(const ColumnReduction& reduction, std::vector<Item>& items) const {
   double cost = cost_, net = net_;
   items.clear();
-  for (size_t s = 0; s < stages.size(); ++s) {
+  for (size_t s = 0; s < reduction.size(); ++s) {
     const Moved& m = moved_[s + 1];
     const Front& f = fronts_[m.front];
     const double rounded = 1e-12 * std::abs(cost) + 1;
@@ -263,7 +263,7 @@ bool PeakBound::plan(const Stages& stages, std::vector<Item>& items) const {
       cost = f.cost[y] + m.cost, net = behind;
       return true;
     };
-    const auto& all = stages.items(s);
+    const auto& all = reduction.items(s);
     const auto at = std::find_if(all.begin(), all.end(), fits);
     if (at == all.end()) return false;
     items.push_back(*at);

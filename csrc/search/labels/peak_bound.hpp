@@ -1,4 +1,4 @@
-// How fast the last segments of a series can be, given what the first ones hold: a bound that knows every
+// How fast the last segments of a chain can be, given what the first ones hold: a bound that knows every
 // phase and one price. Note [Price of the peak] in labels/peak_bound.cpp.
 #pragma once
 
@@ -12,11 +12,11 @@ class PeakBound {
   static constexpr double kNothing = 1e300;  // no plan at all
 
   // At the sum of these prices. False where lists grow longer than `longest`, or time ran out.
-  bool make(const Series& series, const Stages& stages, const PhasePrices& prices, int64_t most,
-            size_t longest, Stopwatch& watch);
+  bool make(const ChainResources& chain, const ColumnReduction& reduction, const PhasePrices& prices,
+            int64_t most, size_t longest, Stopwatch& watch);
 
   // Of the plans that `most` allows none that begins with `first`, of the segments before s, takes less.
-  double after(size_t s, const Part& first) const {
+  double after(size_t s, const Label& first) const {
     const Moved& m = moved_[s];
     const Front& f = fronts_[m.front];
     const double room = static_cast<double>(first.peak) - static_cast<double>(first.before) - m.net;
@@ -32,7 +32,7 @@ class PeakBound {
            price_ * (limit_ - static_cast<double>(first.peak));
   }
   // The items of the plan at which bound() is reached, by segment. False where rounding hides it.
-  bool plan(const Stages& stages, std::vector<Item>& items) const;
+  bool plan(const ColumnReduction& reduction, std::vector<Item>& items) const;
   // Of all plans that `most` allows; and the plan whose time + price * (peak - limit) this is.
   double bound() const { return bound_; }
   double time() const { return time_; }

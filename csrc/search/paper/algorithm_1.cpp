@@ -4,7 +4,7 @@
 namespace osdp::search {
 
 // The paper's Algorithm 1: every batch size from 1 until nothing fits, operators in the order given.
-void Scheduler::depth_first() {
+void BranchAndBound::depth_first() {
   std::vector<Batch> batches = request_.batches;
   for (int64_t b = 1; request_.batches.empty() && b <= kinds_.most_batch; ++b) batches.push_back({b, 1});
   for (const Batch& batch : batches) {
@@ -38,7 +38,7 @@ void Scheduler::depth_first() {
     if (s.status == Status::Feasible) gave_up_ = true;
     if (s.status == Status::Infeasible && request_.batches.empty()) return;
     if (s.choices.size() == problem.operators.size() && s.status != Status::Infeasible) {
-      Leaf leaf;
+      FixedNode leaf;
       leaf.time_ps = batch.accumulation * kinds_.compute_ps(batch.size) + s.time_ps;
       leaf.decision.ways.assign(model_.blocks.size(), Recompute::None);
       leaf.decision.choices.assign(operators.size(), -1);

@@ -19,8 +19,8 @@ int relation_of(int row, const std::vector<int>& operators) {
 
 }  // namespace
 
-std::vector<Cohort> make_cohorts(const Kinds& kinds, const std::vector<int>& rows) {
-  std::vector<Cohort> groups;
+std::vector<SymmetryClass> make_symmetry_classes(const Kinds& kinds, const std::vector<int>& rows) {
+  std::vector<SymmetryClass> groups;
   for (size_t k = 0; k < kinds.kinds.size(); ++k) {
     std::map<std::vector<int>, size_t> known;
     const auto& instances = kinds.kinds[k].instances;

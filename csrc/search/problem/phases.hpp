@@ -34,14 +34,14 @@ inline int inside(int slot, bool exactly) { return 2 * slot + !exactly; }
 inline int slot_of(int relation) { return relation / 2; }
 
 // Equal instances of a kind that stand alike in every row.
-struct Cohort {
+struct SymmetryClass {
   int kind = 0;
   std::vector<int> instances;  // rising
   std::vector<int> relation;   // one per row
 };
 
 // Splits kinds into groups; rows are operator indices, or kWholeStep.
-std::vector<Cohort> make_cohorts(const Kinds& kinds, const std::vector<int>& rows);
+std::vector<SymmetryClass> make_symmetry_classes(const Kinds& kinds, const std::vector<int>& rows);
 
 // What one choice of a slot holds in a row, but for activations.
 inline int64_t held_in(int relation, int slot, Recompute way, const Candidate& c, bool accumulates) {

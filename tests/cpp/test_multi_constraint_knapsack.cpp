@@ -9,8 +9,8 @@ namespace {
 
 // One operator at a time.
 struct Flat {
-  std::vector<const std::vector<SeveralRows::Choice>*> operators;
-  const SeveralRows& problem;
+  std::vector<const std::vector<MultiConstraintKnapsack::Choice>*> operators;
+  const MultiConstraintKnapsack& problem;
   int64_t best = -1;
 
   void search(size_t i, int64_t time, std::vector<int64_t> bytes) {
@@ -35,14 +35,14 @@ int main() {
   Random r(3);
   int64_t infeasible = 0, tight = 0;
   for (int64_t turn = 0; turn < 20000; ++turn) {
-    SeveralRows problem;
+    MultiConstraintKnapsack problem;
     const auto rows = static_cast<size_t>(draw(r, 1, 4));
     Flat flat{{}, problem, -1};
     problem.limits.assign(rows, 0);
     const int64_t scale = r() % 2 == 0 ? 5 : 1000;
     double plans = 1;
     for (int64_t k = draw(r, 1, 3); k-- > 0;) {
-      SeveralRows::Kind kind;
+      MultiConstraintKnapsack::Kind kind;
       kind.count = draw(r, 1, 3);
       for (int64_t c = draw(r, 1, 4); c-- > 0;) {
         auto& choice = kind.choices.emplace_back();
@@ -70,7 +70,7 @@ int main() {
     const Budget budget;
     Stopwatch watch(budget);
     const int64_t cutoff = r() % 3 == 0 ? draw(r, 0, 12 * scale) : kLargestSum;
-    const SeveralSolution s = solve_several(problem, prices, cutoff, watch);
+    const MultiConstraintSolution s = solve_multi_constraint(problem, prices, cutoff, watch);
     const bool there = flat.best >= 0 && flat.best < cutoff;
     CHECK_EQ(static_cast<int>(s.status), static_cast<int>(there ? Status::Optimal : Status::Infeasible));
     infeasible += !there;
@@ -96,5 +96,5 @@ int main() {
   }
   CHECK(infeasible > 500);
   CHECK(tight > 5000);
-  return report("test_several");
+  return report("test_multi_constraint_knapsack");
 }

@@ -41,15 +41,15 @@ int main() {
     };
     const Budget budget;
     Stopwatch watch(budget);
-    const Series series(model, request, kinds, batch, transient);
+    const ChainResources chain(model, request, kinds, batch, transient);
     if (request.limit_bytes < reserve + kinds.held_bytes(batch)) continue;
-    CHECK(series.possible());
-    Sequence sequence(series, prices());
+    CHECK(chain.possible());
+    LabelSetting labels(chain, prices());
     const int failed_before = failures;
-    if (best >= 0) CHECK(sequence.bound_ps() <= static_cast<double>(best));
+    if (best >= 0) CHECK(labels.bound_ps() <= static_cast<double>(best));
     const int64_t most = best < 0 ? 1'000'000'000 : best + draw(r, 0, 1) * draw(r, 0, best);
-    const SequenceFound found = sequence.look(most, kLargestSum, 1'000'000, watch);
-    if (!found.complete) {  // too many treatments of one block
+    const LabelSettingResult found = labels.look(most, kLargestSum, 1'000'000, watch);
+    if (!found.complete) {  // too many columns of one block
       ++given_up;
       continue;
     }
@@ -68,11 +68,12 @@ int main() {
       CHECK(largest_transient(model, kinds, found.decision) <= transient);
       tight += *std::max_element(phases.begin(), phases.end()) + reserve == request.limit_bytes;
       for (Recompute way : found.decision.ways) held += way == Recompute::Hold;
-      CHECK(!sequence.look(best - 1, kLargestSum, 1'000'000, watch).found);
+      CHECK(!labels.look(best - 1, kLargestSum, 1'000'000, watch).found);
     }
     // Given up early, it claims nothing.
-    Sequence hurried(series, prices());
-    const SequenceFound some = hurried.look(most, kLargestSum, static_cast<size_t>(draw(r, 1, 12)), watch);
+    LabelSetting hurried(chain, prices());
+    const LabelSettingResult some =
+        hurried.look(most, kLargestSum, static_cast<size_t>(draw(r, 1, 12)), watch);
     hurries += !some.complete;
     if (some.complete) {
       CHECK_EQ(some.found, best >= 0);
@@ -93,5 +94,5 @@ int main() {
   CHECK(held > 200);
   std::printf("%lld plans, %lld models infeasible, %lld with no byte left\n", static_cast<long long>(plans),
               static_cast<long long>(infeasible), static_cast<long long>(tight));
-  return report("test_sequence");
+  return report("test_label_setting");
 }

@@ -37,14 +37,14 @@ int main() {
       lightest = std::min(lightest, weight);
       plans.push_back(d);
     });
-    const Chooser chooser(model, request, kinds, batch, transient, false);
-    const Chooser memory(model, request, kinds, batch, transient, true);
-    CHECK_EQ(chooser.possible(), !plans.empty());
+    const Pricing pricing(model, request, kinds, batch, transient, false);
+    const Pricing memory(model, request, kinds, batch, transient, true);
+    CHECK_EQ(pricing.possible(), !plans.empty());
     if (plans.empty()) continue;
-    CHECK_EQ(chooser.phases(), n);
+    CHECK_EQ(pricing.phases(), n);
     // The relaxation's choice is the cheapest plan there is, and its bound below it but for rounding.
     Decision d;
-    const double bound = chooser.cheapest(prices, limit, d);
+    const double bound = pricing.cheapest(prices, limit, d);
     CHECK(bound <= least);
     CHECK(bound >= least - 2 - 1e-9 * std::abs(least));
     auto cost = static_cast<double>(plain_time(model, kinds, d, batch));
@@ -59,7 +59,7 @@ int main() {
     phases = plain_phases(model, request, kinds, plan, batch);
     const int64_t before = plain_time(model, kinds, plan, batch);
     const int64_t room = *std::max_element(phases.begin(), phases.end()) + draw(r, 0, 400);
-    chooser.quicken(plan, phases, room, prices);
+    pricing.quicken(plan, phases, room, prices);
     CHECK(phases == plain_phases(model, request, kinds, plan, batch));
     CHECK(*std::max_element(phases.begin(), phases.end()) <= room);
     CHECK(plain_time(model, kinds, plan, batch) <= before);
@@ -70,12 +70,12 @@ int main() {
     plan = plans[r() % plans.size()];
     phases = plain_phases(model, request, kinds, plan, batch);
     const int64_t tight = *std::max_element(phases.begin(), phases.end()) - draw(r, 0, 400);
-    const bool fits = chooser.repair(plan, phases, tight);
+    const bool fits = pricing.repair(plan, phases, tight);
     CHECK(phases == plain_phases(model, request, kinds, plan, batch));
     CHECK_EQ(fits, *std::max_element(phases.begin(), phases.end()) <= tight);
     repaired += fits;
   }
   CHECK(faster > 100);
   CHECK(repaired > 100);
-  return report("test_chooser");
+  return report("test_pricing");
 }

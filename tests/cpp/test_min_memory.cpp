@@ -27,7 +27,7 @@ int main() {
     });
     const Budget budget;
     Stopwatch watch(budget);
-    const LeastMemory found = least_memory(model, request, kinds, -1, watch);
+    const MinMemory found = min_memory(model, request, kinds, -1, watch);
     CHECK_EQ(found.peak_bytes, least);
     CHECK_EQ(found.bound_bytes, least);
     const auto phases = plain_phases(model, request, kinds, found.decision, found.batch);
@@ -39,7 +39,7 @@ int main() {
         std::all_of(batches.begin(), batches.end(), [](const Batch& b) { return b.accumulation == 1; });
     if (once) {
       const Kinds few = leanest(kinds, 1);
-      CHECK_EQ(least_memory(model, request, few, -1, watch).peak_bytes, least);
+      CHECK_EQ(min_memory(model, request, few, -1, watch).peak_bytes, least);
     }
     // A byte less is infeasible, and the search says what would do.
     request.limit_bytes = least - 1;
@@ -53,5 +53,5 @@ int main() {
     ++searched;
   }
   CHECK(searched > 300);
-  return report("test_least");
+  return report("test_min_memory");
 }

@@ -27,6 +27,8 @@ def whole_operators(description: ModelDescription, patterns: Sequence[str]) -> f
 
     Raises InvalidProblemError naming a pattern that matches nothing.
     """
+    if not patterns:
+        return frozenset()
     names = {o.name: tuple(_names(o)) for o in description.operators if o.parameters}
     found: set[str] = set()
     for pattern in patterns:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 
 from osdp import _search
 from osdp.description.model_description import ModelDescription, Operator, Parameter
@@ -205,6 +206,7 @@ def compute_s(operator: Operator, hardware: Hardware, dtype: str = "float32") ->
     return both, fixed, hardware.recompute_s.get(operator.name, both / 3)
 
 
+@cache
 def itemsize(dtype: str) -> int:
     """Bytes of one element: "float32" 4, "bfloat16" 2, "float8_e4m3fn" 1, "bool" 1."""
     bits = re.search(r"\d+", dtype)

@@ -89,14 +89,12 @@ def treatments(
 
 def _certificate(problem: SearchProblem, limit: int, answer: _search.Answer) -> Certificate:
     request = problem.planner.request(answer.exposed, limit)
-    best: tuple[int, list[tuple[int, int]]] = (-1, [])
     rounded = [(phase, min(round(price * PRICE_DENOMINATOR), 2**56)) for phase, price in answer.prices]
-    for prices in ([], rounded):  # where memory is no limit, no price proves more
-        lower = _search.plan_lower_bound(
-            problem.planner.model, request, answer.plan, prices, PRICE_DENOMINATOR
-        )
-        if lower > best[0]:
-            best = (lower, prices)
+    alternatives: list[list[tuple[int, int]]] = [[], rounded]  # where memory is no limit, no price proves more
+    bounds = _search.plan_lower_bounds(
+        problem.planner.model, request, answer.plan, alternatives, PRICE_DENOMINATOR
+    )
+    best = max(zip(bounds, alternatives, strict=True), key=lambda known: known[0])
     step = answer.step_ps
     bound = int(answer.lower_bound_s_per_sample * 1e12 * answer.plan.batch.samples())
     return Certificate(

@@ -112,7 +112,7 @@ def _check_certificate(plan: Plan, c: Certificate, problem: SearchProblem) -> st
         *given, c.time_ps, c.memory_bytes, c.lower_bound_ps, prices, c.price_denominator
     ):
         return wrong
-    proven = min(_search.plan_lower_bound(*given, prices, c.price_denominator), c.time_ps)
+    proven = min(_search.plan_lower_bounds(*given, [prices], c.price_denominator)[0], c.time_ps)
     if c.lower_bound_ps != proven:
         return f"the prices prove {proven} ps, but the certificate says {c.lower_bound_ps}"
     return ""

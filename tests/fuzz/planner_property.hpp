@@ -13,6 +13,7 @@
 #include "search/certificate/knapsack_certificate.hpp"
 #include "search/certificate/plan_certificate.hpp"
 #include "search/knapsack/solve.hpp"
+#include "search/problem/validate.hpp"
 
 namespace osdp::search {
 
@@ -50,7 +51,7 @@ inline void check_found(const Model& model, const Request& request, const Found&
     const double numerator = std::min(p.ps_per_byte * static_cast<double>(denominator), 1e16);
     prices.push_back({p.phase, static_cast<int64_t>(numerator)});
   }
-  const int64_t bound = plan_lower_bound(model, request, plan, prices, denominator);
+  const int64_t bound = plan_lower_bounds(model, request, plan, {prices}, denominator).front();
   must(bound <= found.step_ps,
        "a bound of " + std::to_string(bound) + " ps is above a plan of " + std::to_string(found.step_ps));
   const std::string wrong =
@@ -84,7 +85,7 @@ inline void try_check_plan(Draws& d, Answered& a) {
   const PlainPlan plan = draw_plan(d, model);
   PlanClaims claims = draw_claims(d, model);
   if (check_plan(model, request, plan, claims).empty()) ++a.plans;
-  const int64_t bound = plan_lower_bound(model, request, plan, claims.prices, claims.denominator);
+  const int64_t bound = plan_lower_bounds(model, request, plan, {claims.prices}, claims.denominator).front();
   ++a.answered;
   // The true figures, which the checker tells one after the other, hold.
   for (int round = 0; round < 2; ++round) {

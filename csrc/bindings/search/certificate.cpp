@@ -29,11 +29,14 @@ void bind_certificate(py::module_& m) {
       "model"_a, "request"_a, "plan"_a, "time_ps"_a, "memory_bytes"_a, "lower_bound_ps"_a, "prices"_a,
       "denominator"_a, "Empty if it holds, else what is false.");
   m.def(
-      "plan_lower_bound",
-      [](const Model& model, const Request& request, const PlainPlan& plan, const Prices& prices,
-         int64_t denominator) {
-        return plan_lower_bound(model, request, plan, phase_prices(prices), denominator);
+      "plan_lower_bounds",
+      [](const Model& model, const Request& request, const PlainPlan& plan,
+         const std::vector<Prices>& alternatives, int64_t denominator) {
+        std::vector<std::vector<PhasePrice>> lists;
+        for (const Prices& prices : alternatives) lists.push_back(phase_prices(prices));
+        return plan_lower_bounds(model, request, plan, lists, denominator);
       },
-      "model"_a, "request"_a, "plan"_a, "prices"_a, "denominator"_a,
-      "What these prices of memory prove of any plan of this batch and no larger transients.");
+      "model"_a, "request"_a, "plan"_a, "alternatives"_a, "denominator"_a,
+      "What each of these lists of prices of memory proves of any plan of this batch and no larger "
+      "transients.");
 }

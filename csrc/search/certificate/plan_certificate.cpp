@@ -233,15 +233,21 @@ std::string prices_problem(const Model& model, const Request& request, const std
 
 }  // namespace
 
-int64_t plan_lower_bound(const Model& model, const Request& request, const PlainPlan& plan,
-                         const std::vector<PhasePrice>& prices, int64_t denominator) {
-  const std::string bad = prices_problem(model, request, prices, denominator);
-  if (!bad.empty()) throw InvalidProblem(bad);
+std::vector<int64_t> plan_lower_bounds(const Model& model, const Request& request, const PlainPlan& plan,
+                                       const std::vector<std::vector<PhasePrice>>& alternatives,
+                                       int64_t denominator) {
+  for (const auto& prices : alternatives) {
+    const std::string bad = prices_problem(model, request, prices, denominator);
+    if (!bad.empty()) throw InvalidProblem(bad);
+  }
   Checker checker(model, request, plan);
   const std::string wrong = checker.find();
   if (!wrong.empty()) throw InvalidProblem(wrong);
-  const int128 bound = checker.bound(prices, denominator);
-  return static_cast<int64_t>(std::clamp<int128>(bound, 0, kLargestSum));
+  std::vector<int64_t> bounds;
+  for (const auto& prices : alternatives)
+    bounds.push_back(
+        static_cast<int64_t>(std::clamp<int128>(checker.bound(prices, denominator), 0, kLargestSum)));
+  return bounds;
 }
 
 std::string check_plan(const Model& model, const Request& request, const PlainPlan& plan,

@@ -23,9 +23,10 @@ struct PlanClaims {
 
 // What any plan with this plan's batch and no larger transients must take: for all prices p_j / q >= 0
 //   time >= sum over operators and blocks of min over choices of (t + sum_j p_j/q m_j) - sum_j p_j/q limit,
-// rounded up. Nothing is claimed of the plan itself.
-int64_t plan_lower_bound(const Model& model, const Request& request, const PlainPlan& plan,
-                         const std::vector<PhasePrice>& prices, int64_t denominator);
+// rounded up; for each of `alternatives`, lists of prices. Nothing is claimed of the plan itself.
+std::vector<int64_t> plan_lower_bounds(const Model& model, const Request& request, const PlainPlan& plan,
+                                       const std::vector<std::vector<PhasePrice>>& alternatives,
+                                       int64_t denominator);
 
 // Empty if the claims hold; else one line that says which is false. request.limit_bytes is the limit claimed.
 std::string check_plan(const Model& model, const Request& request, const PlainPlan& plan,

@@ -1,7 +1,9 @@
 #include "search/heuristics/polish.hpp"
 
 #include <algorithm>
+#include <array>
 #include <map>
+#include <optional>
 
 #include "search/bounds/pricing.hpp"
 #include "search/heuristics/neighbours.hpp"
@@ -145,11 +147,11 @@ class Polisher {
   }
 
   // What memory is left, where the objective gains most.
-  void use_room(Candidacy& plan) const {
-    const Chosen c(rehearsal_, plan);
-    std::vector<int64_t> phases = c.phases;
+  void use_room(Candidacy& plan) {
+    std::vector<int64_t> phases = phases_of(plan);
     const std::vector<double> prices(phases.size(), 1.0 / static_cast<double>(phases.size()));
-    c.pricing.quicken(plan.decision, phases, c.room, prices);
+    const Pricing& pricing = pricing_of(plan);
+    pricing.quicken(plan.decision, phases, room_, prices);
   }
 
   // Where the objective loses least, or at random.
@@ -162,23 +164,30 @@ class Polisher {
     return true;
   }
 
-  bool repair(Candidacy& plan) const {
-    const Chosen c(rehearsal_, plan);
-    std::vector<int64_t> phases = c.phases;
-    return c.pricing.repair(plan.decision, phases, c.room);
+  bool repair(Candidacy& plan) {
+    std::vector<int64_t> phases = phases_of(plan);
+    const Pricing& pricing = pricing_of(plan);
+    return pricing.repair(plan.decision, phases, room_);
   }
 
-  // A plan's operators, to be changed by what the objective says of them; no transient becomes larger.
-  struct Chosen {
-    Chosen(const Rehearsal& r, const Candidacy& plan)
-        : transient(largest_transient(r.kinds(), plan.decision)),
-          room(r.request().limit_bytes - r.request().reserve_bytes(transient)),
-          phases(phase_bytes(r.model(), r.request(), r.kinds(), plan.decision, plan.batch)),
-          pricing(r.model(), r.request(), r.kinds(), plan.batch, transient, false) {}
-    int64_t transient, room;
-    std::vector<int64_t> phases;
-    Pricing pricing;
-  };
+  std::vector<int64_t> phases_of(const Candidacy& plan) const {
+    return phase_bytes(rehearsal_.model(), rehearsal_.request(), rehearsal_.kinds(), plan.decision,
+                       plan.batch);
+  }
+
+  // Changes a plan by what the objective says of its operators; no transient becomes larger. Also sets room_.
+  // Plans that come one after the other mostly have the same.
+  const Pricing& pricing_of(const Candidacy& plan) {
+    const int64_t transient = largest_transient(rehearsal_.kinds(), plan.decision);
+    const std::array key{plan.batch.size, plan.batch.accumulation, transient};
+    if (!pricing_ || key != pricing_key_) {
+      const Request& request = rehearsal_.request();
+      pricing_.emplace(rehearsal_.model(), request, rehearsal_.kinds(), plan.batch, transient, false);
+      pricing_key_ = key;
+      room_ = limit() - request.reserve_bytes(transient);
+    }
+    return *pricing_;
+  }
 
   Rehearsal& rehearsal_;
   Neighbours neighbours_;
@@ -187,6 +196,9 @@ class Polisher {
   std::map<Key, int64_t> known_;  // ps of a step
   std::vector<Played> seeds_;
   Played here_;
+  std::optional<Pricing> pricing_;  // of the last batch and transient
+  std::array<int64_t, 3> pricing_key_{};
+  int64_t room_ = 0;  // bytes that their reserve leaves
 };
 
 }  // namespace

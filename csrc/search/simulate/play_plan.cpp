@@ -1,7 +1,6 @@
 #include "search/simulate/play_plan.hpp"
 
 #include <algorithm>
-#include <set>
 
 #include "search/problem/problem.hpp"
 #include "search/problem/validate.hpp"
@@ -61,15 +60,15 @@ std::vector<Members> PlanPlayer::units(const PlainPlan& plan, int64_t transient_
 
 PlannedUnit PlanPlayer::planned(const Members& members) const {
   PlannedUnit unit;
-  std::set<std::pair<int, int>> calls;
   for (int i : members) {
     if (i < 0 || static_cast<size_t>(i) >= manner_.places.size())
       throw InvalidProblem("a unit has an unknown operator");
     const Place& place = manner_.places[i];
-    for (const Span& s : place.calls) calls.insert({s.first, s.last});
+    unit.calls.insert(unit.calls.end(), place.calls.begin(), place.calls.end());
     unit.repeats = std::max(unit.repeats, place.repeats);
   }
-  for (const auto& [first, last] : calls) unit.calls.push_back({first, last});
+  std::sort(unit.calls.begin(), unit.calls.end());
+  unit.calls.erase(std::unique(unit.calls.begin(), unit.calls.end()), unit.calls.end());
   if (!members.empty()) unit.name = model_.operators[members.front()].name;
   unit.operators = members;
   return unit;
@@ -79,7 +78,7 @@ Step PlanPlayer::step(const PlainPlan& plan, const std::vector<Members>& units) 
   std::vector<PlannedUnit> joined;
   joined.reserve(units.size());
   for (const Members& members : units) joined.push_back(planned(members));
-  return step_of(model_, request_, plan, joined, manner_.prefetch, manner_.delay, manner_.lanes);
+  return step_of(model_, request_, plan, std::move(joined), manner_.prefetch, manner_.delay, manner_.lanes);
 }
 
 Timeline PlanPlayer::timeline(const PlainPlan& plan, const std::vector<Members>& units) const {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <deque>
 #include <utility>
 
 #include "search/problem/problem.hpp"
@@ -56,7 +55,7 @@ class Player {
   enum class State { Sharded, Gathering, Gathered };
   struct Unit {
     State state = State::Sharded;
-    int64_t ticket = 0;  // while Gathering
+    size_t ticket = 0;  // while Gathering: tasks of the lane until it is there
   };
   struct Task {
     StepEvent event;
@@ -69,14 +68,17 @@ class Player {
     bool running = false;
   };
   struct Lane {
-    std::deque<Task> tasks;
-    int64_t submitted = 0, done = 0;  // counted from 1
+    std::vector<Task> tasks;
+    size_t done = 0;  // of them; the next one is under way
+    bool idle() const { return done == tasks.size(); }
+    Task& current() { return tasks[done]; }
+    const Task& current() const { return tasks[done]; }
   };
   enum : size_t { kMain, kReductions, kBetweenHosts, kLanes };
 
   bool computing() const { return left_ps_ > 0; }
   bool communicating() const {
-    return std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& l) { return !l.tasks.empty(); });
+    return std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& l) { return !l.idle(); });
   }
 
   // --- the thread that computes
@@ -160,7 +162,7 @@ class Player {
     const StepUnit& u = step_.units[unit];
     units_[unit].state = State::Gathering;
     submit(lanes_[kMain], {StepEvent::Kind::Gather, phase, unit}, u.gather, u.full_bytes, 0);
-    units_[unit].ticket = lanes_[kMain].submitted;
+    units_[unit].ticket = lanes_[kMain].tasks.size();
   }
 
   bool release(int unit) {
@@ -185,7 +187,7 @@ class Player {
     int64_t freed = u.gradient_bytes + (i.adds ? u.kept_gradient_bytes : 0);
     if (step_.lanes.enqueue) reduced_bytes_ += std::exchange(freed, 0);
     submit(reductions_, {StepEvent::Kind::Reduce, i.phase, i.what}, u.reduce, u.kept_gradient_bytes, -freed);
-    last_reduction_ = reductions_.submitted;
+    last_reduction_ = reductions_.tasks.size();
     return true;
   }
 
@@ -208,13 +210,12 @@ class Player {
     lane.tasks.push_back({event, begins_bytes, ends_bytes, time.alone_ps, time.link,
                           permille(time.transfer_ps, time.alone_ps),
                           std::max(permille(time.beside_ps, time.alone_ps), stolen), stolen});
-    ++lane.submitted;
   }
 
   void begin_communication() {
     for (Lane& lane : lanes_) {
-      while (!lane.tasks.empty() && !lane.tasks.front().running) {
-        Task& task = lane.tasks.front();
+      while (!lane.idle() && !lane.current().running) {
+        Task& task = lane.current();
         task.running = true;
         task.event.begin_ps = now_;
         note_memory(task.begins_bytes);
@@ -225,9 +226,10 @@ class Player {
   }
 
   void end_communication(Lane& lane) {
-    StepEvent& event = lane.tasks.front().event;
+    // A copy: what is submitted below may move the tasks.
+    StepEvent event = lane.current().event;
     event.end_ps = now_;
-    note_memory(lane.tasks.front().ends_bytes);
+    note_memory(lane.current().ends_bytes);
     note_event(event);
     if (event.kind == StepEvent::Kind::Reduce) {
       const StepUnit& u = step_.units[event.what];
@@ -235,7 +237,6 @@ class Player {
       if (u.average.alone_ps > 0)
         submit(lanes_[kBetweenHosts], {StepEvent::Kind::Average, event.phase, event.what}, u.average, 0, 0);
     }
-    lane.tasks.pop_front();
     ++lane.done;
   }
 
@@ -252,8 +253,7 @@ class Player {
   int64_t slowdown(const Task& task) const {
     int64_t busy = 0;  // its link
     for (const Lane& lane : lanes_)
-      if (!lane.tasks.empty() && lane.tasks.front().link == task.link)
-        busy += lane.tasks.front().busy_permille;
+      if (!lane.idle() && lane.current().link == task.link) busy += lane.current().busy_permille;
     const int128 factor = computing() ? task.beside_permille : 1000;
     return static_cast<int64_t>(
         std::clamp<int128>(factor * std::max<int64_t>(busy, 1000) / 1000, 1000, kLargestSum));
@@ -266,8 +266,8 @@ class Player {
     int128 share = kWhole;              // what computation gets
     int128 passed = -1;
     for (size_t l = 0; l < kLanes; ++l) {
-      if (lanes_[l].tasks.empty()) continue;
-      const Task& task = lanes_[l].tasks.front();
+      if (lanes_[l].idle()) continue;
+      const Task& task = lanes_[l].current();
       slow[l] = slowdown(task);
       share -= scaled_up(task.stolen_permille, kWhole, slow[l]);
       ends[l] = scaled_up(task.left_ps, slow[l], 1000);
@@ -295,7 +295,7 @@ class Player {
     }
     for (size_t l = 0; l < kLanes; ++l) {
       if (slow[l] == 0) continue;
-      Task& task = lanes_[l].tasks.front();
+      Task& task = lanes_[l].current();
       task.left_ps -= static_cast<int64_t>(passed * 1000 / slow[l]);
       if (ends[l] == passed) end_communication(lanes_[l]);
     }
@@ -340,7 +340,7 @@ class Player {
   int64_t leaving_bytes_ = 0;  // of units whose reductions are submitted and not over
   int64_t reduced_bytes_ = 0;  // on streams: what the end of their wait frees
   bool all_kept_ = true;
-  int64_t last_reduction_ = 0;  // of that lane's tasks
+  size_t last_reduction_ = 0;  // tasks of that lane until it is over
 };
 
 }  // namespace

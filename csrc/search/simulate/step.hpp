@@ -3,6 +3,7 @@
 // csrc/runtime does it.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -44,6 +45,7 @@ struct StepBlock {
 // Operators [first, last] during whose computation a unit must be there: what one module's call spans.
 struct Span {
   int first = 0, last = 0;
+  auto operator<=>(const Span&) const = default;
 };
 
 // What is gathered and reduced together. A slice of a split operator is a unit of its own.

@@ -65,7 +65,9 @@ class Builder {
     validate(model, plan);
   }
 
-  Step build(const std::vector<PlannedUnit>& units, int64_t prefetch, Lanes lanes) {
+  Step build(std::vector<PlannedUnit> units, int64_t prefetch, Lanes lanes) {
+    step_.operators.reserve(model_.operators.size());
+    step_.units.reserve(units.size());
     step_.accumulation = plan_.batch.accumulation;
     step_.prefetch = prefetch;
     step_.lanes = lanes;
@@ -75,7 +77,7 @@ class Builder {
           {plan_.blocks[b] == Recompute::Hold, of_batch(0, model_.blocks[b].input_bytes_per_sample)});
     }
     for (size_t i = 0; i < model_.operators.size(); ++i) add_operator(i);
-    for (const PlannedUnit& unit : units) add_unit(unit);
+    for (PlannedUnit& unit : units) add_unit(std::move(unit));
     return std::move(step_);
   }
 
@@ -118,7 +120,7 @@ class Builder {
     step_.optimizer_ps = Linear{step_.optimizer_ps, c.optimizer_ps}(1);
   }
 
-  void add_unit(const PlannedUnit& unit) {
+  void add_unit(PlannedUnit unit) {
     for (int i : unit.operators) {
       if (i < 0 || static_cast<size_t>(i) >= model_.operators.size()) {
         throw InvalidProblem("unit '" + unit.name + "' has an unknown operator");
@@ -145,11 +147,11 @@ class Builder {
     }
     if (std::max({all, sent, made, kept}) > kLargestSum)
       throw InvalidProblem("unit '" + unit.name + "': more than 2^61 bytes");
-    if (mode == Mode::NoShard) return add_bucket(unit.name, unit.operators);
+    if (mode == Mode::NoShard) return add_bucket(std::move(unit.name), std::move(unit.operators));
     StepUnit& u = step_.units.emplace_back();
-    u.name = unit.name;
-    u.members = unit.operators;
-    u.calls = unit.calls;
+    u.name = std::move(unit.name);
+    u.members = std::move(unit.operators);
+    u.calls = std::move(unit.calls);
     u.repeats = unit.repeats;
     u.keeps = traits(mode).kept;
     u.gather = links_.gather(static_cast<int64_t>(all), mode);
@@ -161,7 +163,7 @@ class Builder {
   }
 
   // Of operators that every rank holds in full.
-  void add_bucket(const std::string& name, const std::vector<int>& members) {
+  void add_bucket(std::string name, std::vector<int> members) {
     std::vector<const Tensor*> tensors;
     for (int i : members) {
       for (const Tensor& t : model_.operators[i].tensors)
@@ -174,12 +176,13 @@ class Builder {
       if (t->bytes() <= kSmallTensorBytes && tensors.size() > 1) small += t->bytes();
       mixed |= t->compute_bytes() != t->bytes() || t->reduce_bytes() != t->bytes();
     }
-    add_bucket(name, members, sent, mixed ? sent : small);
+    add_bucket(std::move(name), std::move(members), sent, mixed ? sent : small);
   }
 
   // `copied`: of the bytes that are sent, see Note [Averaging] in problem/cost.cpp.
-  void add_bucket(const std::string& name, const std::vector<int>& members, int64_t bytes, int64_t copied) {
-    if (bytes > 0) step_.buckets.push_back({name, members, links_.all_reduce(bytes), copied});
+  void add_bucket(std::string name, std::vector<int> members, int64_t bytes, int64_t copied) {
+    if (bytes > 0)
+      step_.buckets.push_back({std::move(name), std::move(members), links_.all_reduce(bytes), copied});
   }
 
   // The slices that are sharded, each a unit; the others, and the other parameters, in buckets of their own.
@@ -220,8 +223,8 @@ class Builder {
 }  // namespace
 
 Step step_of(const Model& model, const Request& request, const PlainPlan& plan,
-             const std::vector<PlannedUnit>& units, int64_t prefetch, const Collective& delay, Lanes lanes) {
-  return Builder(model, request, plan, delay).build(units, prefetch, lanes);
+             std::vector<PlannedUnit> units, int64_t prefetch, const Collective& delay, Lanes lanes) {
+  return Builder(model, request, plan, delay).build(std::move(units), prefetch, lanes);
 }
 
 }  // namespace osdp::search

@@ -20,7 +20,6 @@ struct PlannedUnit {
 // validated; throws InvalidProblem where the plan does not fit the model, or an operator cannot be treated
 // so.
 Step step_of(const Model& model, const Request& request, const PlainPlan& plan,
-             const std::vector<PlannedUnit>& units, int64_t prefetch, const Collective& delay,
-             Lanes lanes = {});
+             std::vector<PlannedUnit> units, int64_t prefetch, const Collective& delay, Lanes lanes = {});
 
 }  // namespace osdp::search

@@ -1,6 +1,9 @@
 #include "search/simulate/step_program.hpp"
 
 #include <algorithm>
+#include <numeric>
+#include <ranges>
+#include <span>
 
 #include "search/problem/problem.hpp"
 
@@ -81,39 +84,42 @@ void check(const Step& step) {
                          " micro-batches is too long to be played");
 }
 
+// What belongs to each operator: units, buckets. One piece of memory for all, since many steps are written.
+class ByOperator {
+ public:
+  struct Entry {
+    int op, order, what;
+  };
+  // Of each operator by rising `order`, then as they are given.
+  ByOperator(size_t operators, std::vector<Entry> entries) : first_(operators + 1) {
+    std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+      return a.op != b.op ? a.op < b.op : a.order < b.order;
+    });
+    for (const Entry& e : entries) ++first_[e.op + 1], what_.push_back(e.what);
+    std::partial_sum(first_.begin(), first_.end(), first_.begin());
+  }
+  std::span<const int> operator[](int op) const {
+    return {what_.data() + first_[op], what_.data() + first_[op + 1]};
+  }
+
+ private:
+  std::vector<size_t> first_;
+  std::vector<int> what_;
+};
+
 class Writer {
  public:
   explicit Writer(const Step& step)
       : step_(step),
-        begins_(step.operators.size()),
-        ends_(step.operators.size()),
-        slices_(step.operators.size()),
-        completes_(step.operators.size()),
-        fills_(step.operators.size()),
+        // Calls around others begin before them and end after them.
+        begins_(step.operators.size(),
+                calls([](const Span& s, int reach) { return Entry{s.first, -reach, 0}; })),
+        ends_(step.operators.size(), calls([](const Span& s, int reach) { return Entry{s.last, reach, 0}; })),
+        slices_(step.operators.size(), units([](const StepUnit& u) { return u.slice; })),
+        completes_(step.operators.size(), units([](const StepUnit& u) { return !u.slice; })),
+        fills_(step.operators.size(), buckets()),
         block_end_(step.blocks.size(), -1),
         block_begin_(step.blocks.size(), -1) {
-    for (int u = 0; u < static_cast<int>(step.units.size()); ++u) {
-      const StepUnit& unit = step.units[u];
-      completes_[unit.members.front()].push_back(u);
-      if (unit.slice) {
-        slices_[unit.members.front()].push_back(u);
-        continue;
-      }
-      for (const Span& s : unit.calls) begins_[s.first].push_back(u), ends_[s.last].push_back(u);
-    }
-    // Calls around others begin before them and end after them.
-    const auto reach = [&](int u) {
-      return step.units[u].calls.back().last - step.units[u].calls.front().first;
-    };
-    for (auto& list : begins_) {
-      std::stable_sort(list.begin(), list.end(), [&](int a, int b) { return reach(a) > reach(b); });
-    }
-    for (auto& list : ends_) {
-      std::stable_sort(list.begin(), list.end(), [&](int a, int b) { return reach(a) < reach(b); });
-    }
-    for (int b = 0; b < static_cast<int>(step.buckets.size()); ++b) {
-      fills_[step.buckets[b].members.front()].push_back(b);
-    }
     for (int i = 0; i < static_cast<int>(step.operators.size()); ++i) {
       const int block = step.operators[i].block;
       if (block < 0) continue;
@@ -123,6 +129,7 @@ class Writer {
   }
 
   Program write() {
+    program_.instructions.reserve(12 * step_.operators.size() * static_cast<size_t>(step_.accumulation));
     for (int64_t micro = 0; micro < step_.accumulation; ++micro) {
       accumulates_ = micro > 0;
       forward();
@@ -134,6 +141,33 @@ class Writer {
   }
 
  private:
+  using Entry = ByOperator::Entry;
+
+  template <typename At>
+  std::vector<Entry> calls(const At& at) const {
+    std::vector<Entry> entries;
+    for (int u = 0; u < static_cast<int>(step_.units.size()); ++u) {
+      const StepUnit& unit = step_.units[u];
+      if (unit.slice) continue;
+      const int reach = unit.calls.back().last - unit.calls.front().first;
+      for (const Span& s : unit.calls) entries.push_back(at(s, reach)), entries.back().what = u;
+    }
+    return entries;
+  }
+  template <typename Which>
+  std::vector<Entry> units(const Which& which) const {
+    std::vector<Entry> entries;
+    for (int u = 0; u < static_cast<int>(step_.units.size()); ++u)
+      if (which(step_.units[u])) entries.push_back({step_.units[u].members.front(), 0, u});
+    return entries;
+  }
+  std::vector<Entry> buckets() const {
+    std::vector<Entry> entries;
+    for (int b = 0; b < static_cast<int>(step_.buckets.size()); ++b)
+      entries.push_back({step_.buckets[b].members.front(), 0, b});
+    return entries;
+  }
+
   Instruction& add(Kind kind, int what) {
     Instruction& i = program_.instructions.emplace_back();
     i.kind = kind, i.phase = phase_, i.what = what;
@@ -213,13 +247,16 @@ class Writer {
     phase_ = StepPhase::Backward;
   }
 
-  bool ends_at(int u, int i) const { return std::count(ends_[i].begin(), ends_[i].end(), u) > 0; }
+  bool ends_at(int u, int i) const {
+    const std::span<const int> ends = ends_[i];
+    return std::find(ends.begin(), ends.end(), u) != ends.end();
+  }
 
   void backward() {
     phase_ = StepPhase::Backward;
     for (int i = static_cast<int>(step_.operators.size()) - 1; i >= 0; --i) {
       const StepOperator& o = step_.operators[i];
-      for (auto u = ends_[i].rbegin(); u != ends_[i].rend(); ++u) use(*u);
+      for (int u : ends_[i] | std::views::reverse) use(u);
       if (o.block >= 0 && block_end_[o.block] == i) recompute(o.block);
       memory(o.whole_gradient_bytes + o.work_bytes);
       backward_of(i);
@@ -236,14 +273,14 @@ class Writer {
 
   void backward_of(int i) {
     const int64_t ps = step_.operators[i].backward_ps, each = slice_ps(i, ps);
-    for (auto u = slices_[i].rbegin(); u != slices_[i].rend(); ++u) {
-      use(*u);
+    for (int u : slices_[i] | std::views::reverse) {
+      use(u);
       compute(i, each / 2);  // the gradient of the input
-      add(Kind::Release, *u);
-      memory(step_.units[*u].gradient_bytes);
+      add(Kind::Release, u);
+      memory(step_.units[u].gradient_bytes);
       compute(i, each - each / 2);  // the gradient of the slice
       add(Kind::AwaitReduction, -1);
-      reduce(*u);
+      reduce(u);
     }
     memory(step_.operators[i].full_gradient_bytes);
     compute(i, ps - each * static_cast<int64_t>(slices_[i].size()));
@@ -260,16 +297,15 @@ class Writer {
 
   // All gradients of the unit are there.
   void complete(int u) {
-    if (step_.units[u].slice) return;
     add(Kind::Release, u);
     reduce(u);
   }
 
   const Step& step_;
-  std::vector<std::vector<int>> begins_, ends_;  // units whose calls begin and end at an operator
-  std::vector<std::vector<int>> slices_;         // of an operator
-  std::vector<std::vector<int>> completes_;      // units whose last gradient is an operator's
-  std::vector<std::vector<int>> fills_;          // buckets, likewise
+  const ByOperator begins_, ends_;  // units whose calls begin and end at an operator
+  const ByOperator slices_;         // of an operator
+  const ByOperator completes_;      // units whose last gradient is an operator's
+  const ByOperator fills_;          // buckets, likewise
   std::vector<int> block_end_, block_begin_;
   Program program_;
   StepPhase phase_ = StepPhase::Forward;

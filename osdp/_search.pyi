@@ -25,7 +25,6 @@ __all__: list[str] = [
     "JsonReader",
     "JsonShape",
     "MODES",
-    "MOST_BATCH",
     "Manner",
     "MemoryPoint",
     "ModeTraits",
@@ -52,7 +51,7 @@ __all__: list[str] = [
     "check_table",
     "find_json",
     "group_units",
-    "plan_lower_bound",
+    "plan_lower_bounds",
     "proven_lower_bound",
     "read_json",
     "schedule",
@@ -411,6 +410,7 @@ class Answer:
         prices: collections.abc.Sequence[
             tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsFloat | typing.SupportsIndex]
         ],
+        played: PlayedStep | None,
     ) -> None:
         """
         That of a plan which was found before.
@@ -431,7 +431,7 @@ class Answer:
     @property
     def plan(self) -> Plan: ...
     @property
-    def played_ps(self) -> int: ...
+    def played(self) -> PlayedStep: ...
     @property
     def prices(self) -> list[tuple[int, float]]: ...
     @property
@@ -477,11 +477,10 @@ class Planner:
         limits: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
         progress: typing.Any = None,
     ) -> list[Answer]: ...
-    def play(
-        self,
-        plan: Plan,
-        units: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]],
-    ) -> PlayedStep: ...
+    def play(self, plan: Plan) -> PlayedStep:
+        """
+        Its step without events and memory.
+        """
     def request(
         self,
         exposed: typing.SupportsFloat | typing.SupportsIndex | None = None,
@@ -496,9 +495,7 @@ class Planner:
         plan: Plan,
         units: collections.abc.Sequence[collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]],
     ) -> Timeline: ...
-    def units(
-        self, plan: Plan, transient_bytes: typing.SupportsInt | typing.SupportsIndex
-    ) -> list[list[int]]: ...
+    def units(self, plan: Plan) -> list[list[int]]: ...
     def useful_limits(self, wish: Wish) -> tuple[int, int]:
         """
         (least, most) bytes that are worth looking at.
@@ -668,17 +665,19 @@ def group_units(
     small: typing.SupportsInt | typing.SupportsIndex,
     most: typing.SupportsInt | typing.SupportsIndex,
 ) -> list[list[int]]: ...
-def plan_lower_bound(
+def plan_lower_bounds(
     model: Model,
     request: Request,
     plan: Plan,
-    prices: collections.abc.Sequence[
-        tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]
+    alternatives: collections.abc.Sequence[
+        collections.abc.Sequence[
+            tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]
+        ]
     ],
     denominator: typing.SupportsInt | typing.SupportsIndex,
-) -> int:
+) -> list[int]:
     """
-    What these prices of memory prove of any plan of this batch and no larger transients.
+    What each of these lists of prices of memory proves of any plan of this batch and no larger transients.
     """
 
 def proven_lower_bound(
@@ -732,7 +731,6 @@ def traits(mode: str) -> ModeTraits:
 COST_VERSION: int = 6
 DEFAULT_TIME_LIMIT_S: float = 10.0
 MODES: tuple = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD")
-MOST_BATCH: int = 65536
 OBJECTIVES: tuple = ("throughput", "memory", "batch")
 RECOMPUTES: tuple = ("none", "hold", "regather")
 SPLITS: tuple = ("none", "out", "in")

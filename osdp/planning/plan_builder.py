@@ -90,7 +90,10 @@ def treatments(
 def _certificate(problem: SearchProblem, limit: int, answer: _search.Answer) -> Certificate:
     request = problem.planner.request(answer.exposed, limit)
     rounded = [(phase, min(round(price * PRICE_DENOMINATOR), 2**56)) for phase, price in answer.prices]
-    alternatives: list[list[tuple[int, int]]] = [[], rounded]  # where memory is no limit, no price proves more
+    alternatives: list[list[tuple[int, int]]] = [
+        [],
+        rounded,
+    ]  # where memory is no limit, no price proves more
     bounds = _search.plan_lower_bounds(
         problem.planner.model, request, answer.plan, alternatives, PRICE_DENOMINATOR
     )

@@ -33,8 +33,15 @@ def best_plan(problem: SearchProblem, limit: int) -> Plan:
 
 
 def gap_in_words(gap: float) -> str:
-    """`gap`: how far the best plan so far is above the bound, as a share of its time; 1: there is none."""
-    return "no plan yet" if gap >= 1 else f"the best plan so far is within {max(gap, 0):.2%} of the fastest"
+    """`gap`: how far the best plan so far is above the bound, as a share of its time; 1: there is none.
+
+    A search has several passes, one for each weight of communication, and each begins with a gap of its own.
+    """
+    return (
+        "no plan yet in this pass"
+        if gap >= 1
+        else f"best plan of this pass within {max(gap, 0):.2%} of its bound"
+    )
 
 
 def _nothing_fits(problem: SearchProblem, limit: int, least: int) -> InfeasibleError:

@@ -114,9 +114,9 @@ def test_a_search_tells_its_gap_and_finds_the_same_plan() -> None:
 
 
 def test_a_gap_in_words() -> None:
-    assert gap_in_words(1.0) == "no plan yet"
-    assert gap_in_words(0.00421) == "the best plan so far is within 0.42% of the fastest"
-    assert gap_in_words(-1e-12) == "the best plan so far is within 0.00% of the fastest"
+    assert gap_in_words(1.0) == "no plan yet in this pass"
+    assert gap_in_words(0.00421) == "best plan of this pass within 0.42% of its bound"
+    assert gap_in_words(-1e-12) == "best plan of this pass within 0.00% of its bound"
 
 
 def test_a_profile_tells_its_steps(caplog: pytest.LogCaptureFixture) -> None:

@@ -52,7 +52,7 @@ def measure(model_name: str, way: str) -> dict[str, float]:
         model = osdp.FullyShardedDataParallel(inner, plan=osdp.Plan.uniform(osdp.describe(inner)))
     elif way == "memory=":
         model = osdp.FullyShardedDataParallel(
-            inner, memory=str(4 * full), search={"modes": "FULL_SHARD", "checkpoint": "none"}
+            inner, memory=4 * full, search={"modes": "FULL_SHARD", "checkpoint": "none"}
         )
     else:
         model = osdp.FullyShardedDataParallel(inner)

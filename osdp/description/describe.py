@@ -282,9 +282,10 @@ def _split_shape(owners: Ownership, name: str, trace: Trace | None) -> tuple[int
     if trace is None or type(module) is not nn.Linear or "forward" in vars(module) or _has_hooks(module):
         return None
     weight = f"{name}.weight" if name else "weight"
-    if len(owners.owned.get(name, [])) != len(module._parameters) - (module.bias is None):
-        return None  # the bias, or the weight, belongs to an operator that comes before
-    if any(owners.aliases[p] for p in owners.owned[name]) or trace.readers([weight]) != (name,):
+    owned = owners.owned.get(name, [])
+    if not owned or len(owned) != len(module._parameters) - (module.bias is None):
+        return None  # the bias, or the weight, belongs to an operator that comes before, or to nobody
+    if any(owners.aliases[p] for p in owned) or trace.readers([weight]) != (name,):
         return None
     out_features, in_features = module.weight.shape
     return (out_features, in_features) if min(out_features, in_features) >= 2 else None

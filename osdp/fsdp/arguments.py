@@ -40,8 +40,6 @@ HARMLESS = frozenset(
 REFUSED = {
     "no_broadcast_optim_state": "every rank holds a part of every parameter's optimizer state, so leave it out",
     "allow_reset_parameters": "call reset_parameters() inside osdp.summon_full_params(model)",
-    "ignored_modules": "freeze what must not train, and keep it in full on every rank with whole=[names]",
-    "ignored_states": "freeze what must not train, and keep it in full on every rank with whole=[names]",
 }
 
 ORDERS = {

@@ -61,13 +61,14 @@ def fully_shard(
     """
     torchs = {"mesh": mesh, "reshard_after_forward": reshard_after_forward, "mp_policy": mp_policy}
     torchs |= {"offload_policy": offload_policy, "shard_placement_fn": shard_placement_fn}
+    torchs |= {"ignored_params": ignored_params}
     if not isinstance(plan, _Omitted):
         if given := [name for name, value in torchs.items() if value is not None]:
             raise InvalidProblemError(
                 f"{given[0]}= goes without a plan: a plan says how everything is sharded"
             )
         return shard_by_plan(module, plan, process_group, **options)
-    _refuse(module, ignored_params, dp_mesh_dims, shard_placement_fn)
+    _refuse(module, dp_mesh_dims, shard_placement_fn)
     told = Options.of(
         (),
         {
@@ -76,6 +77,7 @@ def fully_shard(
             "reshard_after_forward": reshard_after_forward is not False,
             "mixed_precision": mp_policy,
             "cpu_offload": offload_policy,
+            "ignored_states": ignored_params,
             **options,
         },
     )
@@ -86,12 +88,10 @@ def fully_shard(
     return module
 
 
-def _refuse(module: Any, ignored: object, mesh_dims: object, placement: Callable[..., Any] | None) -> None:
+def _refuse(module: Any, mesh_dims: object, placement: Callable[..., Any] | None) -> None:
     """What would be sharded otherwise than asked."""
     from torch.distributed.tensor import Shard
 
-    if ignored:
-        raise InvalidProblemError("ignored_params is not supported: freeze what must not train")
     if mesh_dims is not None:
         raise InvalidProblemError(
             "dp_mesh_dims is not supported: give the submesh of its dimensions as mesh="

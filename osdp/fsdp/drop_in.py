@@ -19,6 +19,7 @@ from osdp.fsdp import former_optimizer_states as former
 from osdp.fsdp import optimizer_states, rank_files, state_dict_types, summoning
 from osdp.fsdp.class_or_instance import class_or_instance
 from osdp.fsdp.first_forward import wait_for_inputs
+from osdp.fsdp.ignored import ignored_modules
 from osdp.fsdp.marks import MARKS, refuse_planned
 from osdp.fsdp.options import OPTIONS, Options
 from osdp.fsdp.shard import shard
@@ -299,4 +300,5 @@ def _wrap_parts(model: nn.Module, options: Options) -> None:
         wrapper._mark(dataclasses.replace(options, **told.given(), auto_wrap_policy=None))
         return wrapper
 
-    wrap_by_policy(model, chosen if own else policy, marked, only_children=True)
+    ignored = ignored_modules(options)
+    wrap_by_policy(model, chosen if own else policy, marked, only_children=True, ignored=ignored)

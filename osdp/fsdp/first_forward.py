@@ -30,7 +30,8 @@ from osdp.description.describe import watched_once
 from osdp.description.model_description import ModelDescription
 from osdp.errors import DescribeError, ShardingError
 from osdp.fsdp import state_dict_types
-from osdp.fsdp.marks import marked_plan, marked_precision
+from osdp.fsdp.ignored import Ignored
+from osdp.fsdp.marks import marked_plan, marked_precision, marks_in
 from osdp.fsdp.moved_states import MovedStates
 from osdp.fsdp.options import Options
 from osdp.fsdp.searched_plan import searched_plan
@@ -97,10 +98,11 @@ def _before_forward(model: nn.Module, args: Any, kwargs: Any) -> None:
     assert options is not None
     together = Together(sharded.group, "making the plan at the first forward")
     try:
-        if options.memory is not None:
-            _search(model, sharded, options, together, args, kwargs)
-        elif not any(together.all(_would_be_seen(model))):
-            _regroup(model, sharded, options, together, args, kwargs)
+        with Ignored(model, marks_in(model)):
+            if options.memory is not None:
+                _search(model, sharded, options, together, args, kwargs)
+            elif not any(together.all(_would_be_seen(model))):
+                _regroup(model, sharded, options, together, args, kwargs)
     except BaseException:
         if sharded_of(model) is sharded:  # as it was
             wait_for_inputs(model, options)
@@ -131,9 +133,13 @@ class _AsItIsError(Exception):
 def _regroup(
     model: nn.Module, sharded: Sharded, options: Options, together: Together, args: Any, kwargs: Any
 ) -> None:
+    def found() -> str | None:
+        return _regrouped(model, sharded, options, args, kwargs) if together.rank == 0 else None
+
     try:
         with Handover(model) as handover:
-            text = together.first(lambda: _regrouped(model, sharded, options, args, kwargs))
+            text = together.do("following the first forward", found)
+            text = together.all(text)[0]
             if text is None:
                 raise _AsItIsError
             _shard_anew(model, Plan.loads(text), options, handover)

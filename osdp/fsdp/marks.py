@@ -28,6 +28,11 @@ from osdp.sharding.fully_shard import refuse_twice
 MARKS: WeakKeyDictionary[nn.Module, Options] = WeakKeyDictionary()
 
 
+def marks_in(model: nn.Module) -> list[Options]:
+    """What wraps in `model`, and of it, were told."""
+    return [MARKS[module] for module in model.modules() if module in MARKS]
+
+
 def refuse_planned(model: nn.Module) -> None:
     """Raises ShardingError where a part was sharded by a plan of its own: nobody said what becomes of that plan."""
     if any(module in HANDLES and module not in MARKS for module in model.modules()):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from osdp.errors import InvalidProblemError
@@ -39,6 +40,8 @@ class Options:
     ranks_per_host: int | None = None
     device_id: int | str | torch.device | None = None
     compute_device: int | str | torch.device | None = None
+    ignored_modules: Iterable[nn.Module] | None = None
+    ignored_states: Iterable[nn.Parameter | nn.Module] | None = None
     param_init_fn: InitFunction | None = None
     initialise: bool = True
     cpu_offload: object = False
@@ -61,6 +64,9 @@ class Options:
         given = {**placed, **named}
         own = [f.name for f in dataclasses.fields(Options)]
         check_names(given, own)
+        for name in ("ignored_modules", "ignored_states"):  # a generator is read more than once
+            if given.get(name) is not None:
+                given[name] = tuple(given[name])
         options = Options(**{k: v for k, v in given.items() if k not in HARMLESS and k not in REFUSED})
         options._check()
         return options

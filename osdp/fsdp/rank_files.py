@@ -25,6 +25,8 @@ def local_metadata_dict(model: nn.Module) -> dict[str, Any]:
     runtime, by_id = sharded.runtime, sharded.tree.index
     parameters = {}
     for name, parameter in root.named_parameters(remove_duplicate=False):
+        if id(parameter) not in by_id:
+            continue  # ignored by the wrap
         index = by_id[id(parameter)]
         pieces = [_described(piece, parameter) for piece in runtime.pieces(index)]
         parameters[name] = {"shape": list(runtime.full_shape(index)), "pieces": pieces}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from osdp.fsdp.first_forward import stop_waiting, wait_for_inputs
-from osdp.fsdp.marks import MARKS, marked_plan, marked_precision, refuse_planned
+from osdp.fsdp.ignored import Ignored
+from osdp.fsdp.marks import MARKS, marked_plan, marked_precision, marks_in, refuse_planned
 from osdp.fsdp.options import Options
 from osdp.fsdp.searched_plan import searched_plan
 from osdp.sharding.fully_shard import fully_shard
@@ -20,12 +21,17 @@ def shard(module: nn.Module, options: Options, form: StateDictForm) -> None:
     Raises what `osdp.fully_shard` and `osdp.search` raise.
     """
     refuse_planned(module)
+    with Ignored(module, [options, *marks_in(module)]):
+        _shard(module, options, form)
+
+
+def _shard(module: nn.Module, options: Options, form: StateDictForm) -> None:
     if next(module.parameters(), None) is None:
         MARKS[module] = options
         return
     waited = [(m, told) for m in module.modules() if (told := stop_waiting(m)) is not None]
     try:
-        _shard(module, options)
+        _shard_parts(module, options)
     except BaseException:
         for part, told in waited:
             wait_for_inputs(part, told)
@@ -34,7 +40,7 @@ def shard(module: nn.Module, options: Options, form: StateDictForm) -> None:
     runtime_of(module).form = form
 
 
-def _shard(module: nn.Module, options: Options) -> None:
+def _shard_parts(module: nn.Module, options: Options) -> None:
     with Handover(module) as handover:
         if options.plan is not None:
             plan = options.plan

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -82,9 +82,15 @@ def auto_wrap(module: nn.Module, auto_wrap_policy: Policy | None = None, **overr
 
 
 def wrap_by_policy(
-    module: nn.Module, policy: Policy, wrapper: Wrapper, *, only_children: bool = False
+    module: nn.Module,
+    policy: Policy,
+    wrapper: Wrapper,
+    *,
+    only_children: bool = False,
+    ignored: Set[nn.Module] = frozenset(),
 ) -> nn.Module:
-    """Replaces in `module` what the policy chooses by `wrapper(part)`, inside first, and returns it or its wrapper."""
+    """Replaces in `module` what the policy chooses by `wrapper(part)`, inside first, and returns it or its wrapper. What
+    is `ignored` stays as it is."""
     names = inspect.signature(policy).parameters
     anything = any(p.kind is p.VAR_KEYWORD for p in names.values())
     wrapped: dict[int, nn.Module] = {}  # what stands in several places is wrapped once
@@ -104,9 +110,10 @@ def wrap_by_policy(
             return part, 0
         inside = 0
         for key, child in list(part._modules.items()):
-            if child is None or id(child) in wrapped:
-                if child is not None:
-                    part._modules[key] = wrapped[id(child)]
+            if child is None or child in ignored:
+                continue
+            if id(child) in wrapped:
+                part._modules[key] = wrapped[id(child)]
                 continue
             made, count = visit(child, False)
             inside += count

@@ -73,6 +73,7 @@ class Tree:
         self.collectives = collectives
         self.known: list[nn.Parameter] = list(model.parameters())  # in the order of the runtime's indices
         self.index = {id(p): i for i, p in enumerate(self.known)}
+        self.left_alone: list[nn.Parameter] = []  # in the model, and none of the runtime's
         self.buffers: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
         # Where sharded parameters were registered when the model was sharded: module -> {key: parameter}.
         self.homes: WeakKeyDictionary[nn.Module, dict[str, nn.Parameter]] = WeakKeyDictionary()
@@ -94,6 +95,12 @@ class Tree:
         pieces = self.sharded.runtime.pieces(index)
         return len(pieces) > 1 or not pieces[0].replicated
 
+    def leave_alone(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
+        """These, and all buffers that the model has now, are not taken in."""
+        self.left_alone = parameters
+        self._know_buffers(model)
+        self.sharded.runtime.saw_tree()
+
     def look_between_steps(self, model: nn.Module) -> None:
         """Before a state dict or a checkpoint. Collective where something was added."""
         runtime = self.sharded.runtime
@@ -103,7 +110,8 @@ class Tree:
     def look(self, model: nn.Module, when: str) -> None:
         """Compares. `when`: "registered" since the last look, before a call; "forward": within the one that has just
         ended; "": nothing was."""
-        found = dict(model.named_parameters())
+        alone = {id(p) for p in self.left_alone}
+        found = {name: p for name, p in model.named_parameters() if id(p) not in alone}
         if not all(isinstance(p, nn.Parameter) for p in found.values()):
             return  # torch.func.functional_call has put them there, for the time of a call
         new = {name: p for name, p in found.items() if id(p) not in self.index}

@@ -179,6 +179,8 @@ def through_the_class(me: Member) -> None:
     model = osdp.FullyShardedDataParallel(
         nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4)), me.group, mixed_precision=policy
     )
+    model(torch.randn(4, 6)).float().sum().backward()  # what is added before is planned with the rest
+    model.zero_grad()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model.add_module("1", nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)))

@@ -11,7 +11,8 @@ from harness import Member
 from support.nested import WIDTH, Block, Net, net, train
 from support.pair import SEED, adamw, close
 from torch import nn
-from torch.distributed.fsdp import ShardingStrategy
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import ShardingStrategy, StateDictType
 from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy, size_based_auto_wrap_policy
 
 import osdp
@@ -160,6 +161,57 @@ def other_precisions(me: Member) -> None:
 
 def test_parts_in_other_precisions(ranks):
     ranks(other_precisions, world=2)
+
+
+def ignoring(me: Member) -> None:
+    """What is ignored is each rank's own: other values, gradients that nobody averages."""
+    mesh = DeviceMesh.from_group(me.group, "cpu")
+
+    def build() -> nn.Sequential:
+        model = Mixed()
+        model[1][0].weight.data.fill_(me.rank)
+        return model
+
+    def by_function(model: nn.Sequential) -> nn.Module:
+        own = {*model[1].parameters()}
+        for part in (model[0], model[2]):
+            osdp.fully_shard(part, mesh=mesh, ignored_params=own)
+        return osdp.fully_shard(model, mesh=mesh, ignored_params=own)
+
+    for way in (
+        lambda m: FSDP(m, me.group, ignored_modules=[m[1]], auto_wrap_policy=ModuleWrapPolicy({nn.Linear})),
+        lambda m: FSDP(m, me.group, ignored_states=m[1].parameters()),
+        by_function,
+    ):
+        whole, model = build(), build()
+        parameters, order = list(model.parameters()), list(whole.state_dict())
+        wrapped = way(model)
+        assert all(a is b for a, b in zip(parameters, wrapped.parameters(), strict=True))
+        assert model[1][0].weight.shape == (WIDTH, WIDTH) and type(model[1][0]) is nn.Linear
+        optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (whole, wrapped)]
+        torch.manual_seed(4)
+        for _ in range(2):
+            x = torch.randn(4, WIDTH)
+            for each, optimizer in zip((whole, wrapped), optimizers, strict=True):
+                optimizer.zero_grad()
+                each(x).square().mean().backward()
+            close(model[1][0].weight.grad, whole[1][0].weight.grad, 1e-6, "a gradient of this rank's own")
+            for p in [*whole[0].parameters(), *whole[2].parameters()]:
+                p.grad = me.mean(p.grad)
+            for optimizer in optimizers:
+                optimizer.step()
+        FSDP.set_state_dict_type(wrapped, StateDictType.FULL_STATE_DICT)
+        state = wrapped.state_dict()
+        assert list(state) == order
+        for name, value in whole.state_dict().items():
+            close(state[name], value, 1e-6, name)
+        wrapped.load_state_dict(state)
+    with pytest.raises(osdp.InvalidProblemError, match="ignored_modules has a str"):
+        FSDP(build(), me.group, ignored_modules=["1"])
+
+
+def test_what_is_ignored_stays_a_ranks_own(ranks):
+    ranks(ignoring, world=2)
 
 
 def policies(me: Member) -> None:

@@ -1,0 +1,82 @@
+"""Ignored: parameters and modules that a script keeps for itself: on each rank its own, in full, and never averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor, nn
+
+from osdp.errors import InvalidProblemError
+from osdp.fsdp.options import Options
+from osdp.sharding.sharded_model import sharded_of
+
+
+class Ignored:
+    """Within it, what wraps of `model` and of its parts were told to ignore is no parameter or buffer of its module but a
+    plain attribute, so that a forward finds it and nothing else does. After it, the model's sharding leaves it alone.
+
+    What is in another model is passed over. Raises InvalidProblemError for what is neither a module nor a parameter.
+    """
+
+    def __init__(self, model: nn.Module, told: list[Options]) -> None:
+        self.model = model
+        of_modules = [m for options in told for m in ignored_modules(options)]
+        given = {id(p) for options in told for p in _parameters_of(options)}
+        self._tensors = {
+            id(t)
+            for m in of_modules
+            for t in (*m._parameters.values(), *m._buffers.values())
+            if t is not None
+        } | given
+        self._homes: list[tuple[nn.Module, str, list[tuple[str, Tensor | None]]]] = []
+
+    def __enter__(self) -> Ignored:
+        for module in self.model.modules() if self._tensors else ():
+            for held in ("_parameters", "_buffers"):
+                container = vars(module)[held]
+                if not any(id(t) in self._tensors for t in container.values()):
+                    continue
+                self._homes.append((module, held, list(container.items())))
+                for key in [k for k, t in container.items() if id(t) in self._tensors]:
+                    vars(module)[key] = container.pop(key)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for module, held, items in self._homes:
+            container = vars(module)[held]
+            now = dict(container)
+            container.clear()
+            for key, tensor in items:  # in their order; others may be new objects, from the meta device
+                container[key] = vars(module).pop(key) if id(tensor) in self._tensors else now[key]
+        sharded = sharded_of(self.model)
+        if sharded is not None and self._homes:
+            sharded.tree.leave_alone(
+                self.model, [p for p in self.model.parameters() if id(p) in self._tensors]
+            )
+
+
+def ignored_modules(options: Options) -> set[nn.Module]:
+    """They, and all in them."""
+    return {m for told in _modules_of(options) for m in told.modules()}
+
+
+def _modules_of(options: Options) -> Iterator[nn.Module]:
+    for each in options.ignored_modules or ():
+        if not isinstance(each, nn.Module):
+            raise InvalidProblemError(f"ignored_modules has a {type(each).__name__}; it is a list of modules")
+        yield each
+    yield from (each for each in options.ignored_states or () if isinstance(each, nn.Module))
+
+
+def _parameters_of(options: Options) -> Iterator[Any]:
+    for each in options.ignored_states or ():
+        if isinstance(each, nn.Parameter):
+            yield each
+        elif not isinstance(each, nn.Module):
+            raise InvalidProblemError(
+                f"ignored_states has a {type(each).__name__}; it is a list of parameters, or of modules"
+            )

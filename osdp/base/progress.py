@@ -1,8 +1,8 @@
 """How far something is that takes long: a line on the terminal, or through `logging` under the name "osdp".
 
 Nothing is told of what takes less than a second. Where the logger "osdp" lets INFO through, it is told every ten seconds and
-at the end; else, where standard error is a terminal, rank 0 shows one line there, which is gone when the work is done. With
-the logger's level above WARNING nothing is shown.
+at the end; else, where standard error is a terminal, rank 0 shows one line there, which is gone when the work is done: not
+from other threads, whose line would mix with what the script shows. With the logger's level above WARNING nothing is shown.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import os
 import shutil
 import sys
+import threading
 import time
 from types import TracebackType
 
@@ -73,4 +74,5 @@ class Progress:
 
 
 def _at_a_terminal() -> bool:
-    return os.environ.get("RANK", "0") == "0" and sys.stderr is not None and sys.stderr.isatty()
+    alone = threading.current_thread() is threading.main_thread()
+    return alone and os.environ.get("RANK", "0") == "0" and sys.stderr is not None and sys.stderr.isatty()

@@ -7,6 +7,7 @@ import logging
 import runpy
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def test_a_terminal_gets_one_line_after_a_second_and_keeps_none(
     assert lines[1] == "osdp.search: part 16, 1 s" and "\n" not in terminal.getvalue()
 
 
-def test_other_ranks_files_and_a_raised_level_get_nothing(
+def test_other_ranks_threads_files_and_a_raised_level_get_nothing(
     clock: list[float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sys, "stderr", file := io.StringIO())
@@ -65,6 +66,9 @@ def test_other_ranks_files_and_a_raised_level_get_nothing(
     monkeypatch.setenv("RANK", "1")
     told(clock, 3.0)
     monkeypatch.delenv("RANK")
+    thread = threading.Thread(target=told, args=(clock, 3.0))
+    thread.start()
+    thread.join()
     with caplog.at_level(logging.ERROR, "osdp"):
         told(clock, 3.0)
     assert terminal.getvalue() == ""

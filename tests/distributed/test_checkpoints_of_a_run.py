@@ -12,7 +12,7 @@ import torch
 from harness import Member
 from harness.doomed import run_doomed
 from support import blocks
-from support.pair import Pair
+from support.pair import SEED, Pair, adamw
 
 import osdp
 from osdp.checkpoint.dcp_planners import BoxWriter
@@ -62,6 +62,40 @@ def go_on_from(me: Member, folder: Path) -> None:
 def test_training_goes_on_while_it_is_written_and_other_ranks_load_it(ranks, tmp_path):
     ranks(train_while_it_is_written, tmp_path, world=2)
     ranks(go_on_from, tmp_path, world=3)
+
+
+def wrapped(me: Member, how: str) -> torch.nn.Module:
+    model = blocks.workload().model(SEED, torch.float64)
+    if how == "by blocks":
+        for block in model.blocks:
+            osdp.fully_shard(block, process_group=me.group)
+        return osdp.fully_shard(model, process_group=me.group)
+    search = {"batch_size": 2}
+    return osdp.FullyShardedDataParallel(model, process_group=me.group, memory="1GiB", search=search)
+
+
+def resume_before_the_first_forward(me: Member, folder: Path) -> None:
+    """Where the first forward regroups or searches, it does so with what was loaded."""
+    for how in ("searched", "by blocks"):
+        losses: dict[int, float] = {}
+        for start in (0, 2):
+            model = wrapped(me, how)
+            optimizer = adamw(model.parameters())
+            with osdp.Checkpoints(folder / how, process_group=me.group) as run:
+                assert run.load(model, optimizer) == start
+                for step in range(start, 4):
+                    (tokens,), target = blocks.workload().data(step, 2 * me.world, torch.float64)
+                    loss = blocks.surprise(model(me.part(tokens)), me.part(target))
+                    loss.backward()
+                    optimizer.step(), optimizer.zero_grad()
+                    assert losses.setdefault(step, loss.item()) == loss.item(), (how, step)
+                    if step == 1:
+                        run.save(model, optimizer, 2)
+
+
+@pytest.mark.filterwarnings("ignore::osdp.MachineMismatchWarning")
+def test_wrapped_models_go_on_from_before_their_first_forward(ranks, tmp_path):
+    ranks(resume_before_the_first_forward, tmp_path, world=2)
 
 
 def fail_on_one(me: Member, folder: Path) -> None:

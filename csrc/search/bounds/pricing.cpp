@@ -1,6 +1,7 @@
 #include "search/bounds/pricing.hpp"
 
 #include <algorithm>
+#include <tuple>
 
 namespace osdp::search {
 
@@ -244,6 +245,7 @@ void Pricing::quicken(Decision& decision, std::vector<int64_t>& phases, int64_t 
 
 bool Pricing::repair(Decision& decision, std::vector<int64_t>& phases, int64_t limit) const {
   std::vector<Place> all = places(decision);
+  std::vector<std::tuple<const void*, const Option*, bool>> seen;
   for (int turn = 0; turn < 100; ++turn) {
     const auto worst = std::max_element(phases.begin(), phases.end());
     if (*worst <= limit) return true;
@@ -252,7 +254,15 @@ bool Pricing::repair(Decision& decision, std::vector<int64_t>& phases, int64_t l
     Place* place = nullptr;
     const Option* to = nullptr;
     double least = 0;
+    seen.clear();
     for (Place& p : all) {
+      // Of equal operators on one side of the phase the first is as good as any.
+      const bool done = paper_ || j < p.op;  // its backward has been
+      if (done || (j > p.op && j >= p.end)) {
+        const std::tuple<const void*, const Option*, bool> alike{p.options, p.now, done};
+        if (std::find(seen.begin(), seen.end(), alike) != seen.end()) continue;
+        seen.push_back(alike);
+      }
       const int64_t bytes = p.bytes(*p.now, j, paper_);
       for (const Option& o : *p.options) {
         const int64_t saved = bytes - p.bytes(o, j, paper_);

@@ -1,6 +1,7 @@
 #include "search/certificate/plan_certificate.hpp"
 
 #include <algorithm>
+#include <map>
 
 #include "search/certificate/option_cost.hpp"
 #include "search/problem/validate.hpp"
@@ -16,6 +17,15 @@ std::string decimal(int128 v) {
   return sign + digits;
 }
 
+// All that decides what an operator's options cost.
+std::vector<int64_t> sizes_of(const Operator& op) {
+  std::vector<int64_t> sizes{op.split_tensor, op.out_features, op.in_features, op.calls, op.places};
+  for (const Tensor& t : op.tensors)
+    sizes.insert(sizes.end(),
+                 {t.rows, t.row_bytes, t.trainable, t.shardable, t.compute_row_bytes, t.reduce_row_bytes});
+  return sizes;
+}
+
 class Checker {
  public:
   Checker(const Model& model, const Request& request, const PlainPlan& plan)
@@ -29,8 +39,11 @@ class Checker {
     std::vector<Recompute> ways = request.recompute;
     if (std::find(ways.begin(), ways.end(), Recompute::None) == ways.end()) ways.push_back(Recompute::None);
     for (Recompute r : ways) {
-      for (const Operator& op : model.operators) {
-        costs_[static_cast<int>(r)].push_back(option_costs(op, request, r));
+      std::map<std::vector<int64_t>, size_t> known;  // operators that are alike cost alike
+      auto& costs = costs_[static_cast<int>(r)];
+      for (size_t i = 0; i < model.operators.size(); ++i) {
+        const auto [at, fresh] = known.try_emplace(sizes_of(model.operators[i]), i);
+        costs.push_back(fresh ? option_costs(model.operators[i], request, r) : costs[at->second]);
       }
     }
     check_totals(ways);

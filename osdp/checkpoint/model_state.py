@@ -218,7 +218,10 @@ def _of_model(model: nn.Module, layout: Layout | None) -> State:
     parameters = dict(model.named_parameters())
     if sorted(names) != sorted(parameters):
         extra = sorted(set(names) ^ set(parameters))[0]
-        raise ShardingError(f"the model's parameters changed since it was sharded: {extra}")
+        raise ShardingError(
+            f"the model's parameters changed since it was sharded, or its wrap ignores some: {extra}. What is ignored may "
+            "differ by rank, and is in no checkpoint: save model.state_dict() on each rank"
+        )
     held = _persistent_buffers(model)
     own: Mapping[str, torch.dtype] = getattr(layout, "buffer_dtypes", {})
     buffers = {n: b.to(own.get(n, b.dtype)) for n, b in held.items()}

@@ -121,6 +121,26 @@ def test_optimizers_that_need_whole_tensors(ranks):
     ranks(refused, world=2)
 
 
+def steps_with_closures(me: Member) -> None:
+    """As Lightning's: the last micro-batch's backward runs within `step`."""
+    pair = Pair(me, blocks.workload(), lambda d: plans.mixture(d, 3))
+    with osdp.no_sync(pair.sharded):
+        pair.backward(pair.data(0, 0), divide=2)
+    pair.sharded_optimizer.step(lambda: pair.backward(pair.data(0, 1), divide=2))
+    pair.same_gradients()
+    pair.whole_optimizer.step()
+    pair.same_parameters()
+    for _, optimizer in pair.both:
+        optimizer.zero_grad()
+    with pytest.raises(osdp.ShardingError, match="no backward has averaged yet"), osdp.no_sync(pair.sharded):
+        pair.sharded_optimizer.step(closure=lambda: pair.backward(pair.data(1)))
+    pair.same_parameters()  # nothing was stepped
+
+
+def test_gradients_that_a_closure_makes(ranks):
+    ranks(steps_with_closures, world=2)
+
+
 def unknown(me: Member) -> None:
     pair = Pair(me, blocks.workload(), "FULL_SHARD", optimizer=lambda ps: Sign(ps, 0.5))
     for _, optimizer in pair.both:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from torch.optim import Optimizer
@@ -19,9 +20,25 @@ def watch_steps() -> None:
     register_optimizer_step_pre_hook(_before_step)
 
 
-def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    _refuse_unreduced(optimizer)
+def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    """`args`: the optimizer, and what `step` was called with. A closure makes the gradients: they are looked at after it."""
     check_before_step(optimizer)
+    if len(args) > 1 and callable(args[1]):
+        return (args[0], _then_refuse(optimizer, args[1]), *args[2:]), kwargs
+    if callable(kwargs.get("closure")):
+        return args, {**kwargs, "closure": _then_refuse(optimizer, kwargs["closure"])}
+    _refuse_unreduced(optimizer)
+    return None
+
+
+def _then_refuse(optimizer: Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
+    @functools.wraps(closure)
+    def checked() -> Any:
+        loss = closure()
+        _refuse_unreduced(optimizer)
+        return loss
+
+    return checked
 
 
 def _refuse_unreduced(optimizer: Optimizer) -> None:

@@ -142,7 +142,8 @@ test-python: build  ## the Python tests: one process, several at once, then seve
 	@$(PY) -m pytest --ignore=tests/unit
 
 .PHONY: test-extras
-test-extras: build  ## the Python tests that CI does not wait for: whole scripts, before and after the changed line (2 minutes)
+test-extras: build  ## the Python tests that CI does not wait for: whole scripts, frameworks, models of transformers (15 minutes)
+	@$(PIP) --no-build-isolation -e '.[test,dev,extras]'
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -m extras $(ARGS)
 
 .PHONY: test-accelerator-all

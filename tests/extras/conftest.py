@@ -1,10 +1,20 @@
-"""All tests in this folder are extras: `make test-extras` runs them."""
+"""Tests in this folder are extras: `make test-extras` runs them, and nobody else imports what they need."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
+from harness import Pool
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return None if config.option.markexpr == "extras" else True
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -12,3 +22,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.extras)
+
+
+@pytest.fixture(scope="session")
+def _pool() -> Iterator[Pool]:
+    pool = Pool(2)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def ranks(_pool: Pool) -> Callable[..., list[Any]]:
+    """As in tests/distributed, on two ranks."""
+    return _pool.run

@@ -1,0 +1,1 @@
+"""OSDP in training frameworks, one module each, imported only by who uses that framework."""

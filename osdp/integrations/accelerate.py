@@ -1,0 +1,105 @@
+"""OSDPAccelerator: Accelerate's loop, with the model sharded by a plan.
+
+    from osdp.integrations.accelerate import OSDPAccelerator
+
+    accelerator = OSDPAccelerator(memory="8GiB", sample=(tokens,))
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+
+`prepare` shards the model in place, so that an optimizer that was made before has the same parameters. Weights and states
+are saved full, by rank 0: a run of one process or under DDP loads them, and the other way round.
+Needs the extra `accelerate`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from torch import nn
+
+from osdp.base.compiled_modules import unwrapped
+from osdp.base.sharded_models import is_sharded
+from osdp.errors import ShardingError
+from osdp.fsdp.optimizer_states import FULL_ON_RANK_0, by_name, numbered
+from osdp.fsdp.options import OPTIONS, Options
+from osdp.fsdp.shard import shard
+from osdp.sharding.step_scopes import no_sync
+
+
+class OSDPAccelerator(Accelerator):
+    """Takes what `osdp.FullyShardedDataParallel` takes after the module, and what `accelerate.Accelerator` takes; where both
+    have an argument (`mixed_precision`), Accelerate's meaning counts: autocast.
+
+    Raises InvalidProblemError for arguments that neither has, and what the search raises (in `prepare`).
+    """
+
+    def __init__(self, **options: Any) -> None:
+        own = {name: options.pop(name) for name in list(options) if name in OURS}
+        self._options = Options.of((), own)
+        super().__init__(**options)
+        if self._options.device is None:
+            self._options = dataclasses.replace(self._options, device_id=self.device)
+        self._sharded: list[nn.Module] = []
+
+    def prepare(self, *args: Any, device_placement: Any = None) -> Any:
+        """As Accelerate's; models first, since what optimizers step are their rows."""
+        for model in args:
+            if isinstance(model, nn.Module):
+                self._shard(model)
+        return super().prepare(*args, device_placement=device_placement)
+
+    def prepare_model(
+        self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> nn.Module:
+        self._shard(model)
+        # What it would do beyond autocast and torch.compile is to wrap the model in DDP.
+        return super().prepare_model(model, device_placement=False, evaluation_mode=True)  # type: ignore[no-any-return]
+
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
+    ) -> AcceleratedOptimizer:
+        prepared = _WholeStates(optimizer, device_placement=False, scaler=self.scaler)
+        prepared.models = self._sharded
+        self._optimizers.append(prepared)
+        return prepared
+
+    def _shard(self, model: nn.Module) -> None:
+        inner = unwrapped(model)
+        if not is_sharded(inner):
+            shard(inner, self._options, self._options.form)
+        if all(known is not inner for known in self._sharded):
+            self._sharded.append(inner)
+
+    @contextmanager
+    def no_sync(self, model: nn.Module) -> Iterator[None]:
+        with no_sync(unwrapped(model)) if is_sharded(unwrapped(model)) else nullcontext():
+            yield
+
+
+class _WholeStates(AcceleratedOptimizer):
+    """Whose state dict is full, on rank 0, with numbers for names as torch's optimizers have it. Collective."""
+
+    models: list[nn.Module]
+
+    def state_dict(self) -> dict[str, Any]:
+        model = self._model()
+        named = by_name(model, self.optimizer, FULL_ON_RANK_0)
+        return numbered(model, self.optimizer, named) if named else {}
+
+    def _model(self) -> nn.Module:
+        mine = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        for model in self.models:
+            if mine <= {id(p) for p in model.parameters()}:
+                return model
+        raise ShardingError(
+            "an optimizer has parameters of no one model that was prepared: give `prepare` the model together with its "
+            "optimizer, and an optimizer the parameters of one model only"
+        )
+
+
+OURS = frozenset(OPTIONS) - {"mixed_precision"}

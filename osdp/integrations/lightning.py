@@ -1,0 +1,119 @@
+"""OSDPStrategy: a Lightning Trainer that trains a LightningModule sharded by a plan.
+
+    from osdp.integrations.lightning import OSDPStrategy
+
+    trainer = Trainer(devices=2, strategy=OSDPStrategy(memory="8GiB", sample=(tokens,)))
+
+The module is sharded in place before `configure_optimizers` runs, and its `*_step` methods gather what they read as
+forward does. Checkpoints are those of one process and of DDP: full tensors, written by rank 0; either loads the other's.
+Needs the extra `lightning`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import nn
+from torch.optim import Optimizer
+
+from osdp.base.sharded_models import is_sharded
+from osdp.errors import InvalidProblemError
+from osdp.fsdp.optimizer_states import FULL_ON_RANK_0, by_name, numbered
+from osdp.fsdp.options import Options
+from osdp.fsdp.shard import shard
+from osdp.sharding.forward_methods import register_forward_method
+from osdp.sharding.step_scopes import no_sync
+
+STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+LAUNCH = ("accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision_plugin",
+          "process_group_backend", "timeout", "start_method")  # fmt: skip
+
+
+class OSDPStrategy(DDPStrategy):
+    """Takes what `osdp.FullyShardedDataParallel` takes after the module, and the strategy's own `process_group_backend`,
+    `timeout`, `start_method` and plugins.
+
+    `memory` searches for the fastest plan that fits, on rank 0; `plan` is obeyed; with neither, everything is FULL_SHARD.
+    `sample`: example inputs of the module's forward, alike on all ranks; by default its `example_input_array`.
+
+    Raises InvalidProblemError for unknown arguments, and for `memory` without a sample.
+    """
+
+    strategy_name = "osdp"
+    model: nn.Module | None
+
+    def __init__(self, **options: Any) -> None:
+        launch = {name: options.pop(name) for name in LAUNCH if name in options}
+        super().__init__(**launch)
+        self._given = {"state_dict_on_rank_0_only": True, "state_dict_device": "cpu", **options}
+        Options.of((), self._given)  # what is wrong is said before anything starts
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        return True  # each rank then takes its rows, and the optimizer's states are made for those
+
+    def setup(self, trainer: Trainer) -> None:
+        assert self.accelerator is not None and self.model is not None
+        self.accelerator.setup(trainer)
+        self.model = self.precision_plugin.convert_module(self.model)
+        if not is_sharded(self.model):  # `test` after `fit` finds it sharded
+            self._shard(self.model)
+        if trainer.state.fn == TrainerFn.FITTING:
+            self.setup_optimizers(trainer)
+        self.setup_precision_plugin()
+
+    def _shard(self, model: nn.Module) -> None:
+        given = {"device_id": self.root_device, **self._given}
+        if given.get("sample") is None and given.get("plan") is None:
+            given["sample"] = _example_of(model)
+        if given.get("memory") is not None and given["sample"] is None:
+            raise InvalidProblemError(
+                "OSDPStrategy(memory=...) needs example inputs of the module's forward: give the strategy sample=, or set "
+                f"{type(model).__name__}.example_input_array"
+            )
+        options = Options.of((), given)
+        shard(model, options, options.form)
+        for step in STEPS:
+            if getattr(type(model), step) is not getattr(LightningModule, step):
+                register_forward_method(model, step)
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Between micro-batches of `accumulate_grad_batches`."""
+        assert self.model is not None
+        with no_sync(self.model):
+            yield
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Full, on rank 0; collective."""
+        assert self.model is not None
+        plain = getattr(optimizer, "optimizer", optimizer)  # Lightning's wrapper has it there
+        named = by_name(self.model, plain, FULL_ON_RANK_0)
+        return numbered(self.model, plain, named) if named else {}
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            optimizer.load_state_dict(state)
+
+    def teardown(self) -> None:
+        """The module stays sharded, where it is: `trainer.test` may follow."""
+        assert self.accelerator is not None and self.cluster_environment is not None
+        self.cluster_environment.teardown()
+        self.precision_plugin.teardown()
+        self.accelerator.teardown()
+        self.checkpoint_io.teardown()
+
+
+def _example_of(model: nn.Module) -> Any:
+    example = getattr(model, "example_input_array", None)
+    return example if example is None or isinstance(example, (tuple, dict)) else (example,)
+
+
+StrategyRegistry.register(
+    "osdp", OSDPStrategy, description="everything FULL_SHARD; OSDPStrategy(memory=...) plans"
+)

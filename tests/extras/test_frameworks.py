@@ -1,0 +1,50 @@
+"""The examples of frameworks: losses are DDP's, and either goes on from what the other saved."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "frameworks"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+RUNNERS = {"lightning": [sys.executable], "accelerate": TORCHRUN}
+MEMORY = "4MiB"  # less than the model, its gradients and its optimizer's state take
+
+
+def run(framework: str, *options: object) -> dict[str, Any]:
+    script = EXAMPLES / f"train_{framework}.py"
+    done = subprocess.run(
+        [*RUNNERS[framework], str(script), *map(str, options)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    return json.loads(line)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("framework", RUNNERS)
+def test_losses_are_those_under_ddp_also_of_a_run_that_was_resumed(framework: str, tmp_path: Path) -> None:
+    places = {"ddp": tmp_path / "ddp", "osdp": tmp_path / "osdp"}
+    plan = {"ddp": [], "osdp": ["--memory", MEMORY]}
+    first = {how: run(framework, *plan[how], "--directory", places[how]) for how in places}
+    assert first["osdp"]["losses"] == pytest.approx(first["ddp"]["losses"], rel=1e-4)
+    assert first["osdp"].get("validation", []) == pytest.approx(first["ddp"].get("validation", []), rel=1e-4)
+    wanted = run(framework, *plan["ddp"], *resuming(framework, places["ddp"]))
+    for how, other in (("osdp", "osdp"), ("osdp", "ddp"), ("ddp", "osdp")):
+        resumed = run(framework, *plan[how], *resuming(framework, places[other]))
+        assert resumed["losses"] == pytest.approx(wanted["losses"], rel=1e-3), (how, other)
+
+
+def resuming(framework: str, place: Path) -> list[object]:
+    if framework == "lightning":
+        return ["--directory", place / "resumed", "--resume", place / "last.ckpt", "--steps", 12]
+    return ["--resume", place, "--steps", 3]

@@ -1,0 +1,159 @@
+"""Models of the transformers library under four plans each: losses, gradients and weights of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import families
+import peft
+import pytest
+import torch
+from harness import Member
+from support.pair import close, cut, naming
+from torch import nn
+
+import osdp
+from osdp.sharding.sharded_model import runtime_of
+
+Prepare = Callable[[nn.Module], nn.Module]
+SAMPLES = 2  # of each rank
+SEED = 3
+
+
+def alternating(described: osdp.ModelDescription) -> osdp.Plan:
+    plan = osdp.Plan.uniform(described, "FULL_SHARD")
+    modes = ("NO_SHARD", "FULL_SHARD", "SHARD_GRAD_OP")
+    return plan.replace({name: osdp.Choice(modes[i % 3]) for i, name in enumerate(plan.choices)})
+
+
+def searched(described: osdp.ModelDescription, world: int) -> osdp.Plan:
+    """Under the least memory of a search that may also recompute and slice, and a little more."""
+    options = {"world_size": world, "hardware": "rtx-titan-8", "batch_size": SAMPLES}
+    least = osdp.search(described, memory="1GiB", **options).predicted.peak_memory_bytes
+    for part in (0.5, 0.6, 0.7, 0.8, 0.9, 1.0):
+        try:
+            return osdp.search(described, memory=int(part * least), **options)
+        except osdp.InfeasibleError:
+            continue
+    raise AssertionError("nothing fits in what a plan needs")
+
+
+def plans(name: str, world: int, prepare: Prepare = nn.Module.train) -> dict[str, osdp.Plan]:
+    sample = families.batch(name, 0, SAMPLES)
+    described = osdp.describe(prepare(families.model(name, SEED)), **sample)
+    return {
+        "NO_SHARD": osdp.Plan.uniform(described, "NO_SHARD"),
+        "FULL_SHARD": osdp.Plan.uniform(described, "FULL_SHARD"),
+        "alternating": alternating(described),
+        "searched": searched(described, world),
+    }
+
+
+def part(me: Member, batch: families.Batch) -> families.Batch:
+    return {key: me.part(value) for key, value in batch.items()}
+
+
+def same_gradients(whole: nn.Module, sharded: nn.Module, tolerance: float) -> None:
+    runtime = runtime_of(sharded)
+    wanted = dict(whole.named_parameters())
+    for name, p in sharded.named_parameters():
+        full = wanted[name].grad
+        assert (full is None) == (p.grad is None) or p.numel() == 0, name
+        for piece in runtime.pieces(name) if full is not None and p.numel() else ():
+            close(piece.view(p.grad), cut(piece, full), tolerance, f"gradient of {name}")
+
+
+def trained(
+    me: Member, name: str, plan: osdp.Plan, prepare: Prepare = nn.Module.train, steps: int = 3
+) -> tuple[nn.Module, nn.Module]:
+    """Both models after some steps, compared in each."""
+    tolerance = families.FAMILIES[name].tolerance
+    whole, sharded = (prepare(families.model(name, seed)) for seed in (SEED, SEED + me.rank))
+    sharded = osdp.fully_shard(sharded, plan, process_group=me.group)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (whole, sharded)]
+    for step in range(steps):
+        batch = families.batch(name, 100 + step, SAMPLES * me.world)
+        wanted, loss = whole(**batch).loss, sharded(**part(me, batch)).loss
+        close(me.mean(loss), wanted, tolerance, f"loss of step {step}")
+        wanted.backward()
+        loss.backward()
+        same_gradients(whole, sharded, tolerance)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    got, full = sharded.state_dict(), whole.state_dict()
+    assert list(got) == list(full)
+    for key, value in full.items():
+        close(got[key], value, 1e-3 if tolerance > 1e-8 else 1e-7, key)  # AdamW divides by gradients near 0
+    return whole, sharded
+
+
+def train_under_each_plan(me: Member, name: str, prepare: Prepare = nn.Module.train) -> None:
+    for what, plan in plans(name, me.world, prepare).items():
+        with naming(what):
+            trained(me, name, plan, prepare)
+
+
+@pytest.mark.parametrize("name", families.FAMILIES)
+def test_training_is_that_of_one_process(ranks, name):
+    ranks(train_under_each_plan, name, world=2, timeout_s=240)
+
+
+def with_checkpoints(model: nn.Module) -> nn.Module:
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+def with_reentrant_checkpoints(model: nn.Module) -> nn.Module:
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    return model
+
+
+@pytest.mark.parametrize("prepare", [with_checkpoints, with_reentrant_checkpoints])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
+def test_their_gradient_checkpointing(ranks, name, prepare):
+    ranks(train_under_each_plan, name, prepare, world=2, timeout_s=240)
+
+
+def with_adapters(model: nn.Module) -> nn.Module:
+    """LoRA on what is frozen otherwise."""
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"], lora_dropout=0.0)
+    adapted = peft.get_peft_model(model, config)
+    for name, p in adapted.named_parameters():
+        if "lora_B" in name:  # zeros at first, so that gradients of the other matrix would be too
+            nn.init.normal_(p, std=0.02)
+    return adapted.double()
+
+
+def with_adapters_and_checkpoints(model: nn.Module) -> nn.Module:
+    """As scripts that fine-tune do it: the frozen embedding's output is made to need a gradient."""
+    model.enable_input_require_grads()
+    return with_adapters(with_reentrant_checkpoints(model))
+
+
+@pytest.mark.parametrize("prepare", [with_adapters, with_adapters_and_checkpoints])
+def test_adapters_on_a_frozen_model(ranks, prepare):
+    ranks(train_under_each_plan, "llama", prepare, world=2, timeout_s=240)
+
+
+def generate(me: Member, name: str) -> None:
+    """Greedy words after training, with a cache of keys and values, and again training after them."""
+    for what, plan in plans(name, me.world).items():
+        with naming(what):
+            whole, sharded = trained(me, name, plan, steps=1)
+            prompt = families.batch(name, 7, 2)["input_ids"]
+            words = []
+            for model in (whole, sharded):
+                model.eval()
+                words.append(model.generate(prompt, max_new_tokens=6, do_sample=False, pad_token_id=0))
+                model.train()
+            assert torch.equal(*words), words
+            batch = families.batch(name, 8, SAMPLES * me.world)
+            wanted, loss = whole(**batch).loss, sharded(**part(me, batch)).loss
+            close(me.mean(loss), wanted, 1e-5, "loss afterwards")
+            loss.backward()
+
+
+@pytest.mark.parametrize("name", [n for n, f in families.FAMILIES.items() if f.generates])
+def test_generate(ranks, name):
+    ranks(generate, name, world=2, timeout_s=240)

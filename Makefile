@@ -51,8 +51,8 @@ demo: build  ## train a GPT on 2 ranks: describe, profile, search, shard, train,
 test: test-sanitize test-threads test-python  ## all tests: C++ under sanitizers, then Python
 
 # What finds most for its time: plans against brute force, what is refused, and gradients against one process's.
-CHECK := tests/unit/test_search.py tests/unit/test_limits.py tests/unit/test_verify.py tests/unit/test_public_names.py \
-  tests/unit/test_drop_in_table.py tests/distributed/test_equivalence.py tests/distributed/test_frozen.py \
+CHECK := tests/unit/planning/test_search.py tests/unit/planning/test_limits.py tests/unit/planning/test_verify.py tests/unit/test_public_names.py \
+  tests/unit/fsdp/test_drop_in_table.py tests/distributed/test_equivalence.py tests/distributed/test_frozen.py \
   tests/distributed/test_nested_wraps.py
 .PHONY: check
 check: lint test-cpp build  ## the linters, the C++ tests and the Python tests that find most: about 3 minutes

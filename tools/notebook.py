@@ -1,7 +1,7 @@
 """Writes examples/plan_gpt2_xl.ipynb from the cells in examples/plan_gpt2_xl.py, executed.
 
 The script is the source: cells begin with a line "# %%" (code) or "# %% [markdown]". With --check, says whether the
-notebook has the script's cells. tests/unit/test_notebook.py executes it.
+notebook has the script's cells. tests/unit/examples/test_notebook.py executes it.
 """
 
 from __future__ import annotations

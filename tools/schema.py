@@ -1,6 +1,6 @@
 """Writes osdp/schemas/*.schema.json (in the wheel) from the dataclasses; with --check, says whether they are current.
 
-Run by `make format`; tests/unit/test_schema.py checks.
+Run by `make format`; tests/unit/base/test_schema.py checks.
 """
 
 from __future__ import annotations

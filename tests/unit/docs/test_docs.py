@@ -1,0 +1,69 @@
+"""The documentation says what is so: error messages that exist, every public name, commands and options that are known."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import osdp
+from osdp.cli.parser import make_parser
+
+ROOT = Path(__file__).parents[3]
+PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
+
+
+def sources() -> str:
+    """All text in the source, with literals that are written over several lines as one."""
+    files = [*(ROOT / "osdp").rglob("*.py"), *(ROOT / "csrc").rglob("*.cpp"), *(ROOT / "csrc").rglob("*.hpp")]
+    return re.sub(r'"\s*f?"', "", "\n".join(file.read_text() for file in files))
+
+
+def test_every_message_of_the_troubleshooting_page_exists() -> None:
+    text, page = sources(), (ROOT / "docs" / "troubleshooting.md").read_text()
+    ours = page[: page.index("## Not ours")]
+    messages = re.findall(r"^\| `([^`]+)`", ours, re.MULTILINE)
+    assert len(messages) > 25
+    assert [message for message in messages if message not in text] == []
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    named = {line.rpartition(".")[2] for line in page.splitlines() if line.startswith(":::")}
+    errors = {name for name in osdp.__all__ if name.endswith(("Error", "Warning"))}
+    assert "osdp.errors" in page and set(osdp.__all__) - errors - named == set()
+    for line in re.findall(r"^::: (\S+)$", page, re.MULTILINE):
+        module, _, name = line.rpartition(".")
+        if name in osdp.__all__:
+            assert getattr(osdp, name).__module__ == module, line
+
+
+COMMANDS = [
+    (page.name, command)
+    for page in PAGES
+    for line in re.findall(r"^    (osdp .*)$", page.read_text(), re.MULTILINE)
+    for command in re.sub(r"\s+#.*|\\$", "", line).split("; ")
+    if command.startswith("osdp ") and "..." not in command
+]
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS)
+def test_commands_of_the_pages_are_understood(page: str, command: str) -> None:
+    with contextlib.redirect_stderr(io.StringIO()) as told:
+        try:
+            make_parser().parse_args(shlex.split(command)[1:])
+        except SystemExit as ended:
+            assert ended.code == 0, told.getvalue()
+
+
+def test_the_pages_have_commands() -> None:
+    assert len(COMMANDS) > 10
+
+
+def test_the_site_has_every_page() -> None:
+    site = (ROOT / "mkdocs.yml").read_text()
+    assert [page.name for page in PAGES if page.parent.name == "docs" and page.name not in site] == []

@@ -1,0 +1,536 @@
+"""osdp.search: from a description to a plan."""
+
+import dataclasses
+import itertools
+import json
+import random
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import osdp
+from osdp import _search
+from osdp.description.model_description import ModelDescription
+from osdp.hardware.hardware import Collective
+from osdp.plan.unit_grouping import BUCKET_BYTES
+from osdp.planning.core_inputs import compute_s
+from osdp.planning.verify import verify
+from tests.unit.gpt_descriptions import gpt, linear, machine, operator
+from tests.unit.problems import problem_of
+
+DATA = Path(__file__).parents[2] / "data"
+MIB = 2**20
+
+
+def tiny(seed: int) -> tuple[ModelDescription, int]:
+    """A random model of few operators, some alike, in up to two kinds of blocks."""
+    r = random.Random(seed)
+    operators = [operator("in", "Embedding", {"weight": (r.randint(3, 40), 8)}, saved=r.randint(0, 4000))]
+    blocks = []
+    for i in range(r.randint(1, 2)):
+        width = r.choice((8, 16))
+        blocks.append((f"h.{i}", 8 * width))
+        operators.append(linear(f"h.{i}.fc", width, 4 * width, 16, f"h.{i}"))
+        if r.random() < 0.5:
+            norm = {"weight": (width,)}
+            operators.append(
+                operator(f"h.{i}.ln", "LayerNorm", norm, block=f"h.{i}", saved=r.randint(0, 3000))
+            )
+    operators.append(operator("act", "GELU", {}, saved=r.randint(0, 2000), flops=1000))
+    from osdp.description.model_description import Block
+
+    names = tuple(Block(name, size) for name, size in blocks)
+    return ModelDescription("Tiny", tuple(operators), names, 1, 64), r.randint(8_000, 60_000)
+
+
+def held(description, i, j, way, c, b, accumulates):
+    """Bytes that operator i holds while the backward of operator j runs (docs/search.md, Phases)."""
+    o = description.operators[i]
+    saved = b * o.saved_bytes_per_sample + o.saved_bytes_fixed
+    work = b * o.work_bytes_per_sample + o.work_bytes_fixed
+    if i > j:
+        return c.state_bytes
+    total = c.state_bytes - c.gradient_bytes + c.gathered_bytes
+    total += c.gradient_bytes * accumulates + (c.own_bytes + work) * (i == j)
+    if way == "none":
+        return total + saved
+    members = [k for k, x in enumerate(description.operators) if x.block == o.block]
+    if members[0] <= j <= members[-1]:
+        total += saved + c.held_bytes * (way == "hold")
+    return total
+
+
+NOTHING = SimpleNamespace(
+    state_bytes=0, gradient_bytes=0, gathered_bytes=0, own_bytes=0, held_bytes=0, transient_bytes=0,
+    communication_ps=0, optimizer_ps=0,
+)  # fmt: skip
+
+
+def brute_force(problem, limit, batches):
+    """Least time per sample, as (time, samples), over every batch, recomputation of every block, and choice."""
+    description, hardware, world_size = problem.description, problem.hardware, problem.ranks
+    model, request = problem.planner.model, problem.planner.request()
+    buffers = 2 if hardware.device == "cpu" else 3
+    operators, n = description.operators, len(description.operators)
+    trainable = sum(o.parameter_bytes for o in operators if o.parameters and o.parameters[0].trainable)
+    part = max(sum(
+        -(-p.shape[0] // world_size) * 4 * p.elements // p.shape[0] for p in o.parameters if p.trainable and p.shape
+    ) for o in operators)  # fmt: skip
+    best = None
+    for b, times in batches or ((b, 1) for b in itertools.count(1)):
+        fits = False
+        compute = [compute_s(o, hardware) for o in operators]
+        for ways in itertools.product(problem.searched.checkpoint, repeat=len(description.blocks)):
+            way = {block.name: w for block, w in zip(description.blocks, ways, strict=True)}
+            time, transient = np.zeros(1, np.int64), np.zeros(1, np.int64)
+            memory = np.zeros((1, n), np.int64)
+            for i, o in enumerate(operators):
+                w = way.get(o.block, "none")
+                options = _search.candidates(model, request, i, w) or [NOTHING]
+                own = [[held(description, i, j, w, c, b, times > 1) for j in range(n)] for c in options]
+                step = [times * c.communication_ps + c.optimizer_ps for c in options]
+                memory = (memory[:, None, :] + np.array(own)[None]).reshape(-1, n)
+                time = (time[:, None] + np.array(step)[None]).reshape(-1)
+                sizes = np.array([c.transient_bytes for c in options])
+                transient = np.maximum(transient[:, None], sizes[None]).reshape(-1)
+            memory += (
+                b * description.input_bytes_per_sample + min(BUCKET_BYTES, trainable) + (times > 1) * part
+            )
+            for block in description.blocks:
+                first = next(i for i, o in enumerate(operators) if o.block == block.name)
+                if way[block.name] != "none":
+                    memory[:, first:] += b * block.input_bytes_per_sample
+            for o, (both, fixed, forward) in zip(operators, compute, strict=True):
+                time += times * (b * round(both * 1e12) + round(fixed * 1e12))
+                time += times * b * round(forward * 1e12) * (way.get(o.block, "none") != "none")
+            ok = memory.max(axis=1) + buffers * transient <= limit
+            if not ok.any():
+                continue
+            fits = True
+            least = int(time[ok].min())
+            if best is None or least * best[1] < best[0] * b * times:
+                best = (least, b * times)
+        if not fits and not batches:
+            break
+    return best
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_search_is_the_best_of_all_plans(seed):
+    description, limit = tiny(seed)
+    r = random.Random(seed)
+    ranks = r.choice((2, 3, 4))
+    hardware = machine(
+        ranks,
+        all_gather=Collective(2e-7, 3e-9),
+        reduce_scatter=Collective(1e-7, 2e-9),
+        all_reduce=Collective(3e-7, 2.5e-9),
+        flops_per_s=1e11,
+        optimizer_s_per_byte=1e-9,
+        device="cuda" if seed % 2 else "cpu",
+    )
+    problem = problem_of(description, hardware, ranks, granularity=(2,))
+    arguments = dict(memory=limit, world_size=ranks, hardware=hardware, granularity=(2,), replay=0)
+    batches = ()
+    if seed % 3 == 2:
+        batches = ((1, 4), (2, 2), (4, 1))
+        arguments["global_batch_size"] = 4 * ranks
+    expected = brute_force(problem, limit, batches)
+    if expected is None:
+        with pytest.raises(osdp.InfeasibleError) as e:
+            osdp.search(description, **arguments)
+        least = e.value.smallest_limit
+        assert e.value.plan.memory_limit_bytes == least > limit
+        assert verify(e.value.plan) == ""
+        assert brute_force(problem, least, batches) is not None
+        assert brute_force(problem, least - 1, batches) is None
+        return
+    plan = osdp.search(description, **arguments)
+    assert plan.certificate.optimal and plan.certificate.gap == 0
+    assert plan.certificate.time_ps * expected[1] == expected[0] * plan.batch_size * plan.accumulation
+    assert plan.predicted.peak_memory_bytes <= limit
+    assert verify(plan) == ""
+
+
+def test_brute_force_saw_feasible_and_infeasible_problems():
+    # Guards the test above against limits that make it empty.
+    limits = []
+    for seed in range(25):
+        description, limit = tiny(seed)
+        try:
+            osdp.search(description, memory=limit, world_size=2, hardware=machine(2), granularity=(2,))
+            limits.append(True)
+        except osdp.InfeasibleError:
+            limits.append(False)
+    assert limits.count(True) >= 8
+
+
+@pytest.mark.parametrize("index", range(22))
+def test_cost_paper_rebuilds_the_papers_instances(index):
+    """The instances were priced with the paper's formulas (N = 8, alpha 20 us, beta 1e-10 s/B, 16 bytes a
+    parameter)."""
+    instance = json.loads((DATA / "search_instances.json").read_text())["instances"][index]
+    operators = []
+    for i, options in enumerate(instance["operators"]):
+        elements = options[0][1] // 16
+        assert elements % 16 == 0
+        shape = (16, elements // 16)
+        operators.append(operator(f"op{i}", "Linear", {"weight": shape}, split=shape))
+    description = ModelDescription("Paper", tuple(operators), (), 1, 0)
+    plan = osdp.search(
+        description, memory=instance["limit"], world_size=8, hardware=machine(8), batch_size=1, cost="paper"
+    )
+    assert plan.certificate.time_ps == instance["best_time"]
+    assert plan.certificate.memory_bytes <= instance["limit"]
+    assert verify(plan) == ""
+
+
+def candidates(op, **changes):
+    problem = problem_of(ModelDescription("One", (op,), (), 1, 0), machine(4, **changes), 4, checkpoint=False)
+    found = _search.candidates(problem.planner.model, problem.planner.request(), 0, "none")
+    return {(c.choice.mode, c.choice.granularity, c.choice.sharded_slices): c for c in found}
+
+
+def figures(candidate):
+    names = (n for n in dir(candidate) if n.endswith(("_bytes", "_ps")))
+    return {name: getattr(candidate, name) for name in names}
+
+
+def test_memory_follows_the_rows_that_ranks_hold():
+    # 10 rows over 4 ranks: 3 each. 12 columns of fp32; a bias of 10: 3 elements each.
+    found = candidates(linear("fc", 10, 12, 1))
+    weight, bias = 10 * 12 * 4, 10 * 4
+    assert found["NO_SHARD", 1, 0].state_bytes == 4 * (weight + bias)
+    assert found["FULL_SHARD", 1, 1].state_bytes == 4 * (3 * 12 * 4 + 3 * 4)
+    assert found["FULL_SHARD", 1, 1].transient_bytes == weight + bias
+    assert found["FULL_SHARD", 1, 1].gradient_bytes == 3 * 12 * 4 + 3 * 4
+    assert found["FULL_SHARD", 1, 1].whole_gradient_bytes == 0
+    assert found["SHARD_GRAD_OP", 1, 1].state_bytes == 4 * (3 * 12 * 4 + 3 * 4)
+    assert found["SHARD_GRAD_OP", 1, 1].gathered_bytes == weight + bias
+    # Two slices of 5 rows, 2 rows of each at most on a rank; one sharded, one whole. The bias stays whole.
+    assert found["FULL_SHARD", 2, 1].whole_gradient_bytes == 5 * 12 * 4 + bias
+    assert found["FULL_SHARD", 2, 1].state_bytes == 4 * (2 * 12 * 4 + 5 * 12 * 4 + bias)
+    assert found["FULL_SHARD", 2, 2].state_bytes == 4 * (2 * 2 * 12 * 4 + bias)
+    assert found["FULL_SHARD", 2, 2].transient_bytes == weight // 2
+    # 4 divides the 12 columns but not the 10 rows: input slices. 8 divides neither.
+    assert found["FULL_SHARD", 4, 4].state_bytes == 4 * (4 * 3 * 3 * 4 + bias)
+    assert not any(g == 8 for _, g, _ in found)
+
+
+@pytest.mark.parametrize("places", [("wte", "head"), ("wte",)], ids=["tied", "called twice"])
+def test_parameters_that_are_read_again_stay_gathered_and_their_gradients_are_summed_meanwhile(places):
+    once = operator("wte", "Embedding", {"weight": (16, 4)})
+    again = dataclasses.replace(once, gather_at=places, calls=2)
+    size = 16 * 4 * 4
+    whole, one = candidates(again)["NO_SHARD", 1, 0], candidates(once)["NO_SHARD", 1, 0]
+    assert figures(whole) == {**figures(one), "gathered_bytes": 2 * size}  # and no room to be gathered in
+    for mode in ("SHARD_GRAD_OP", "FULL_SHARD"):
+        kept, one = candidates(again)[mode, 1, 1], candidates(once)[mode, 1, 1]
+        assert (kept.gathered_bytes, kept.held_bytes, kept.transient_bytes) == (3 * size, 0, size)
+        assert kept.state_bytes == one.state_bytes == size
+        if len(places) > 1:  # gathered at the first reader alone
+            assert kept.communication_ps == one.communication_ps
+
+
+def test_frozen_parameters_cost_no_state_and_no_gradient():
+    found = candidates(operator("e", "Embedding", {"weight": (8, 4)}, trainable=False))
+    assert found["NO_SHARD", 1, 0].state_bytes == 128
+    assert found["NO_SHARD", 1, 0].communication_ps == 0
+    gather = round(3 * (20e-6 + 32 * 1e-10) * 1e12)
+    assert found["FULL_SHARD", 1, 1].communication_ps == 2 * gather
+    assert found["FULL_SHARD", 1, 1].optimizer_ps == 0
+
+
+def test_time_follows_the_collectives():
+    mib = 4 * MIB
+    found = candidates(
+        operator("e", "Embedding", {"weight": (1024, 1024)}, calls=2),
+        all_gather=Collective(1e-6, 1e-10),
+        reduce_scatter=Collective(2e-6, 2e-10),
+        all_reduce=Collective(3e-6, 3e-10),
+        optimizer_s_per_byte=1e-11,
+    )
+    gather, scatter = 3 * (1e-6 + mib / 4 * 1e-10), 3 * (2e-6 + mib / 4 * 2e-10)
+    reduce = 6 * (3e-6 + mib / 4 * 3e-10)
+
+    def ps(seconds):
+        return pytest.approx(seconds * 1e12, abs=1)
+
+    assert found["NO_SHARD", 1, 0].communication_ps == ps(reduce)
+    assert found["FULL_SHARD", 1, 1].communication_ps == ps(
+        4 * gather + scatter
+    )  # two calls, forward and backward
+    assert found["SHARD_GRAD_OP", 1, 1].communication_ps == ps(gather + scatter)
+    assert found["NO_SHARD", 1, 0].optimizer_ps == ps(mib * 1e-11)
+    assert found["FULL_SHARD", 1, 1].optimizer_ps == ps(mib / 4 * 1e-11)
+
+
+def test_one_rank_has_nothing_to_shard():
+    plan = osdp.search(gpt(2, 64), memory="64MiB", world_size=1, hardware=machine(1), batch_size=2)
+    assert {c.mode for c in plan.choices.values()} == {"NO_SHARD"}
+
+
+def test_little_memory_shards_much_memory_does_not():
+    description = gpt(4, 256)
+    modes = {}
+    for memory in ("17MiB", "24MiB", "8GiB"):
+        plan = osdp.search(
+            description,
+            memory=memory,
+            world_size=8,
+            hardware=machine(),
+            batch_size=1,
+            modes=("NO_SHARD", "FULL_SHARD"),
+            replay=0,
+        )
+        modes[memory] = sum(c.mode == "FULL_SHARD" for c in plan.choices.values())
+        assert plan.predicted.peak_memory_bytes <= plan.memory_limit_bytes
+    assert modes["17MiB"] > modes["24MiB"] > modes["8GiB"] == 0
+
+
+def test_wide_operators_are_split_when_their_full_tensor_is_the_trouble():
+    description = gpt(2, 1024, vocabulary=100)
+    plan = osdp.search(
+        description, memory="70MiB", world_size=8, hardware=machine(), batch_size=1, checkpoint=False
+    )
+    assert any(c.granularity > 1 for c in plan.choices.values())
+    with pytest.raises(osdp.InfeasibleError):
+        osdp.search(
+            description,
+            memory="70MiB",
+            world_size=8,
+            hardware=machine(),
+            batch_size=1,
+            checkpoint=False,
+            granularity=1,
+        )
+
+
+def test_recomputation_is_chosen_when_activations_are_the_trouble():
+    description = gpt(8, 64, tokens=512)
+    arguments = dict(memory="24MiB", world_size=2, hardware=machine(2), batch_size=4)
+    with pytest.raises(osdp.InfeasibleError):
+        osdp.search(description, checkpoint=False, **arguments)
+    plan = osdp.search(description, **arguments)
+    assert set(plan.recompute) <= {b.name for b in description.blocks} and len(plan.recompute) >= 6
+    assert verify(plan) == ""
+
+
+def test_the_batch_is_the_best_per_sample():
+    description = gpt(2, 64)
+    plan = osdp.search(description, memory="16MiB", world_size=4, hardware=machine(4), replay=0)
+    best = plan.certificate.time_ps / plan.batch_size
+    for b in itertools.count(1):
+        try:
+            p = osdp.search(
+                description, memory="16MiB", world_size=4, hardware=machine(4), batch_size=b, replay=0
+            )
+        except osdp.InfeasibleError:
+            break
+        assert p.certificate.time_ps / b >= best
+    assert b > plan.batch_size > 1
+
+
+def test_a_global_batch_is_met_by_accumulation():
+    description = gpt(2, 128, tokens=256)
+    plan = osdp.search(
+        description, memory="24MiB", world_size=4, hardware=machine(4), global_batch_size=96, replay=0
+    )
+    assert 24 % plan.batch_size == 0
+    assert plan.predicted.throughput * plan.predicted.step_time_s == pytest.approx(96)
+    assert verify(plan) == ""
+    for b in (1, 2, 3, 4, 6, 8, 12, 24):
+        try:
+            other = osdp.search(
+                description,
+                memory="24MiB",
+                world_size=4,
+                hardware=machine(4),
+                global_batch_size=96,
+                batch_size=b,
+            )
+        except osdp.InfeasibleError:
+            continue
+        assert other.certificate.time_ps >= plan.certificate.time_ps
+
+
+def test_the_papers_algorithm_finds_the_same_plan():
+    description = gpt(1, 64)
+    arguments = dict(memory="2MiB", world_size=4, hardware=machine(4), cost="paper", granularity=1)
+    exact = osdp.search(description, **arguments)
+    dfs = osdp.search(description, method="dfs", **arguments)
+    assert dfs.certificate.optimal and dfs.batch_size == exact.batch_size
+    assert dfs.certificate.time_ps == exact.certificate.time_ps
+
+
+@pytest.mark.parametrize("method", ["dfs", "dfs-smallest-first"])
+def test_the_papers_algorithm_ends_at_the_first_batch_that_does_not_fit(method):
+    """Also where what no choice changes is over the limit by itself."""
+    one = operator("e", "Linear", {"weight": (8, 8)}, flops=10, saved=2**20)
+    description = ModelDescription("One", (one,), (), 1, 0)
+    arguments = dict(world_size=4, hardware=machine(4), cost="paper", method=method)
+    plan = osdp.search(description, memory="3.5MiB", **arguments)
+    assert plan.batch_size == 3 and plan.certificate.optimal
+    with pytest.raises(osdp.InfeasibleError) as e:
+        osdp.search(description, memory="0.5MiB", **arguments)
+    assert e.value.smallest_limit > 2**20
+
+
+def test_infeasible_says_what_would_fit():
+    description = gpt(4, 256)
+    with pytest.raises(
+        osdp.InfeasibleError,
+        match=r"no plan fits 4\.00 MiB; the smallest that fits is .* MiB: batch 1, .*granularity",
+    ) as e:
+        osdp.search(description, memory="4MiB", world_size=8, hardware=machine())
+    smallest = e.value.smallest_limit
+    plan = osdp.search(description, memory=smallest, world_size=8, hardware=machine())
+    assert plan.predicted.peak_memory_bytes <= smallest
+    with pytest.raises(osdp.InfeasibleError):
+        osdp.search(description, memory=smallest - 1, world_size=8, hardware=machine())
+
+
+def test_every_operator_has_a_reason():
+    plan = osdp.search(gpt(4, 256), memory="40MiB", world_size=8, hardware=machine(), batch_size=1)
+    operators = plan.predicted.operators
+    assert set(operators) == {o.name for o in plan.description.operators}
+    for name, choice in plan.choices.items():
+        reason = operators[name].reason
+        assert ("kept whole" in reason) == (choice.mode == "NO_SHARD")
+        assert "save" in reason and " a step" in reason
+    assert "nothing to shard" in operators["h.0.attn"].reason
+
+
+def test_predictions_add_up():
+    plan = osdp.search(gpt(4, 256), memory="40MiB", world_size=8, hardware=machine(), batch_size=2)
+    p = plan.predicted
+    step = plan.simulate()
+    assert p.step_time_s == pytest.approx(step.step_time_s)
+    parts = p.communication_s + p.compute_s + p.optimizer_s - step.overlap_s
+    assert p.step_time_s == pytest.approx(parts, abs=1e-9)
+    assert p.throughput == pytest.approx(16 / p.step_time_s)
+    assert p.compute_s == pytest.approx(sum(o.compute_s for o in p.operators.values()))
+    objective = sum(o.communication_s + o.compute_s for o in p.operators.values()) + p.optimizer_s
+    assert plan.certificate.time_ps * 1e-12 == pytest.approx(objective, rel=1e-4)
+    state = sum(o.state_bytes for o in p.operators.values())
+    assert state * 3 // 4 < p.peak_memory_bytes <= plan.certificate.memory_bytes <= plan.memory_limit_bytes
+
+
+def unit_bytes(plan):
+    """The full tensors that using each unit needs, in fp32: 0 where nothing is gathered, one slice of a split operator."""
+    operators = {o.name: o for o in plan.description.operators}
+    for unit in plan.units:
+        choice, first = plan.choices[unit[0]], operators[unit[0]]
+        if choice.mode == "NO_SHARD":
+            yield 0
+        elif choice.granularity > 1:
+            yield 4 * first.split_shape[0] * first.split_shape[1] // choice.granularity
+        else:
+            yield sum(operators[name].parameter_bytes for name in unit)
+
+
+def test_units_stay_within_the_room_that_was_reserved():
+    for memory in ("17MiB", "20MiB", "30MiB"):
+        plan = osdp.search(
+            gpt(4, 256), memory=memory, world_size=8, hardware=machine(), batch_size=1, modes="FULL_SHARD"
+        )
+        largest = max(o.transient_bytes for o in plan.predicted.operators.values())
+        assert max(unit_bytes(plan)) <= largest
+        assert sorted(n for u in plan.units for n in u) == sorted(plan.choices)
+
+
+@pytest.mark.parametrize("what", ["time", "memory", "limit", "bound", "price", "phase", "search bound"])
+def test_verify_catches_a_broken_certificate(what):
+    plan = osdp.search(gpt(4, 256), memory="40MiB", world_size=8, hardware=machine(), batch_size=1, replay=0)
+    assert verify(plan) == ""
+    c = plan.certificate
+    first = c.prices[0]
+    changes = {
+        "time": {"time_ps": c.time_ps - 1},
+        "memory": {"memory_bytes": c.memory_bytes + 1},
+        "limit": {"limit_bytes": c.memory_bytes - 1},
+        "bound": {"lower_bound_ps": c.lower_bound_ps + 1},
+        "price": {"prices": (dataclasses.replace(first, numerator=first.numerator * 2), *c.prices[1:])},
+        "phase": {"prices": (dataclasses.replace(first, phase=first.phase // 2), *c.prices[1:])},
+        "search bound": {"search_bound_ps": c.search_bound_ps - 1},
+    }[what]
+    assert verify(dataclasses.replace(plan, certificate=dataclasses.replace(c, **changes))) != ""
+
+
+def test_verify_catches_another_choice():
+    plan = osdp.search(gpt(4, 256), memory="40MiB", world_size=8, hardware=machine(), batch_size=1)
+    name = next(n for n, c in plan.choices.items() if c.mode != "NO_SHARD")
+    other = {**plan.choices, name: osdp.Choice("NO_SHARD")}
+    assert verify(dataclasses.replace(plan, choices=other)) != ""
+    with pytest.raises(osdp.PlanMismatchError, match="no certificate"):
+        verify(dataclasses.replace(plan, certificate=None))
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"memory": "8"}, "not a size"),
+        ({"memory": -1}, "not a size|between 0"),
+        ({"world_size": 0}, "world_size"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": "big"}, "batch_size"),
+        ({"global_batch_size": 7}, "global_batch_size is 7; it must be a multiple of the world size 8"),
+        ({"global_batch_size": 16, "batch_size": 3}, "does not divide"),
+        ({"optimizer": "magic"}, "optimizer is 'magic'"),
+        ({"precision": "int1"}, "precision"),
+        ({"granularity": (0,)}, "granularity"),
+        ({"granularity": "huge"}, "granularity"),
+        ({"modes": ("HALF_SHARD",)}, "HALF_SHARD"),
+        ({"modes": ()}, "modes is empty"),
+        ({"checkpoint": "maybe"}, "checkpoint"),
+        ({"cost": "guess"}, "cost is 'guess'"),
+        ({"method": "guess"}, "method is 'guess'"),
+        ({"time_limit": -1}, "time_limit"),
+        ({"cost": "paper", "checkpoint": "hold"}, "no recomputation"),
+    ],
+)
+def test_bad_arguments_are_refused(changes, message):
+    arguments = {"memory": "1GiB", "world_size": 8, "hardware": machine(), **changes}
+    with pytest.raises(osdp.InvalidProblemError, match=message):
+        osdp.search(gpt(1, 64), **arguments)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_a_time_that_means_nothing_is_named(value):
+    with pytest.raises(osdp.InvalidProblemError, match=r"gamma_s\.head"):
+        osdp.search(gpt(1, 64), memory="1GiB", world_size=8, hardware=machine(gamma_s={"head": value}))
+    with pytest.raises(osdp.InvalidProblemError, match="all_gather"):
+        osdp.search(
+            gpt(1, 64), memory="1GiB", world_size=8, hardware=machine(all_gather=Collective(value, 1e-10))
+        )
+
+
+def test_zero_memory_is_infeasible_and_an_empty_model_is_refused():
+    with pytest.raises(osdp.InfeasibleError):
+        osdp.search(gpt(1, 64), memory=0, world_size=8, hardware=machine())
+    with pytest.raises(osdp.InvalidProblemError, match="no operators"):
+        osdp.search(ModelDescription("Empty", (), (), 1, 0), memory="1GiB", world_size=8, hardware=machine())
+
+
+def test_a_plan_is_the_same_every_time():
+    arguments = dict(memory="40MiB", world_size=8, hardware=machine())
+    assert osdp.search(gpt(3, 128), **arguments) == osdp.search(gpt(3, 128), **arguments)
+
+
+def test_a_found_plan_can_be_saved_and_loaded(tmp_path):
+    plan = osdp.search(gpt(3, 128), memory="40MiB", world_size=8, hardware=machine())
+    plan.save(tmp_path / "plan.json")
+    assert osdp.Plan.load(tmp_path / "plan.json") == plan
+
+
+def test_a_model_is_described_first_and_known_machines_have_names():
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
+    plan = osdp.search(model, (torch.zeros(2, 64),), memory="1MiB", world_size=4, hardware="rtx-titan-8")
+    assert set(plan.choices) == {"0", "2"}
+    assert osdp.search(model, (torch.zeros(2, 64),), world_size=4).hardware.name == "a100-8"
+    with pytest.raises(osdp.InvalidProblemError, match="sample"):
+        osdp.search(model, memory="1MiB", world_size=4, hardware="rtx-titan-8")

@@ -1,0 +1,423 @@
+"""osdp.verify: every field of a plan is changed, and the change is noticed, or the field is known to claim nothing."""
+
+import copy
+import dataclasses
+import json
+import random
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import osdp
+from osdp.description.model_description import Parameter
+from osdp.hardware.hardware import Collective, DeviceMemory, Measured
+from osdp.plan.choice import MODES, RECOMPUTE, SPLITS
+from osdp.plan.plan import Plan
+from osdp.plan.precisions import PRECISIONS
+from osdp.plan.searched import COST_VERSION, COSTS, METHODS, OBJECTIVES
+from osdp.planning.objectives import best_plan
+from osdp.planning.search_problem import SearchProblem
+from tests.unit.gpt_descriptions import gpt, machine, operator
+
+PAGE = Path(__file__).parents[3] / "docs" / "plan.md"
+
+CHECKED = "noticed: it follows from the rest, or is said twice"
+INPUT = (
+    "what the plan was made for, or decides: every figure is made anew from it, so a change is noticed where a figure "
+    "depends on it"
+)
+PROOF = "proves `lower_bound_ps`: prices that prove the same are as good"
+NOTHING = {
+    "a name": (
+        "description.name",
+        "description.operators[].kind",
+        "description.operators[].parameters[].name",
+        "description.operators[].gather_at[]",
+        "description.operators[].parameters[].aliases[]",
+        "hardware.name",
+        "hardware.source",
+        "hardware.device",
+    ),
+    "what the profile measured on, with which `fully_shard` and `osdp.report` compare": (
+        "hardware.measured.processor",
+        "hardware.measured.cores",
+        "hardware.measured.threads",
+        "hardware.measured.torch",
+        "hardware.measured.product_s",
+        "hardware.measured.copy_s",
+    ),
+    "for a person, in words": ("predicted.operators.*.reason",),
+    "how the search went about it; no figure depends on it": (
+        "searched.time_limit_s",
+        "searched.small_unit_bytes",
+        "searched.replay",
+        "searched.method",
+    ),
+    "a default of `osdp.search`, which the plan states itself": (
+        "hardware.memory_bytes",
+        "hardware.world_size",
+    ),
+    "not part of the model of memory and time": ("description.sample_batch",),
+    "for a person; what is counted follows from the shapes": ("description.operators[].parameter_bytes",),
+}
+INPUTS = (
+    "world_size",
+    "separate_reductions",
+    "recompute.*",
+    "optimizer",
+    "precision",
+    "cost",
+    "description.operators[].name",
+    "description.operators[].traced",
+    "description.operators[].calls",
+    "description.operators[].block",
+    "description.operators[].split_shape[]",
+    "description.operators[].buffer_bytes",
+    "description.operators[].saved_bytes_per_sample",
+    "description.operators[].saved_bytes_fixed",
+    "description.operators[].flops_per_sample",
+    "description.operators[].work_bytes_per_sample",
+    "description.operators[].work_bytes_fixed",
+    "description.operators[].parameters[].shape[]",
+    "description.operators[].parameters[].dtype",
+    "description.operators[].parameters[].trainable",
+    "description.blocks[].name",
+    "description.blocks[].input_bytes_per_sample",
+    "description.input_bytes_per_sample",
+    "description.output_bytes_per_sample",
+    "hardware.all_gather.alpha_s",
+    "hardware.all_gather.beta_s_per_byte",
+    "hardware.reduce_scatter.alpha_s",
+    "hardware.reduce_scatter.beta_s_per_byte",
+    "hardware.all_reduce.alpha_s",
+    "hardware.all_reduce.beta_s_per_byte",
+    "hardware.between_hosts.alpha_s",
+    "hardware.between_hosts.beta_s_per_byte",
+    "hardware.flops_per_s",
+    "hardware.optimizer_s_per_byte",
+    "hardware.exposed_communication",
+    "hardware.gamma_s.*",
+    "hardware.gamma_fixed_s.*",
+    "hardware.recompute_s.*",
+    "hardware.recompute_slowdown",
+    "hardware.communication_delay.alpha_s",
+    "hardware.communication_delay.beta_s_per_byte",
+    "hardware.stolen_computation",
+    "hardware.flops_per_s_by_dtype.*",
+    "hardware.device_memory.context_bytes",
+    "hardware.device_memory.communicator_bytes",
+    "hardware.device_memory.workspace_bytes",
+    "hardware.device_memory.tensor_rounding_bytes",
+    "hardware.device_memory.small_block_bytes",
+    "hardware.device_memory.large_block_bytes",
+    "hardware.device_memory.unused_bytes",
+    "searched.modes[]",
+    "searched.granularity[]",
+    "searched.checkpoint[]",
+    "searched.batch_size",
+    "searched.global_batch_size",
+    "searched.hosts",
+    "searched.objective",
+    "searched.at_least",
+    "searched.exposed",
+    "searched.cost_version",
+)
+PROOFS = ("certificate.prices[].phase", "certificate.prices[].numerator", "certificate.price_denominator")
+
+
+def fields_of(hint: Any, path: str = "") -> Iterator[str]:
+    """The paths of all values that a dataclass of ours can hold: [] an item of a list, * a value of a mapping."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        yield from fields_of(inner[0], path)
+    elif origin in (types.UnionType, typing.Union):
+        yield from fields_of(next(t for t in inner if t is not types.NoneType), path)
+    elif origin is tuple:
+        yield from fields_of(inner[0], f"{path}[]")
+    elif isinstance(origin, type) and issubclass(origin, Mapping):
+        yield from fields_of(inner[1], f"{path}.*")
+    elif dataclasses.is_dataclass(hint):
+        hints = typing.get_type_hints(hint, include_extras=True)
+        for f in dataclasses.fields(hint):
+            yield from fields_of(hints[f.name], f"{path}.{f.name}" if path else f.name)
+    else:
+        yield path
+
+
+def why_of(field: str) -> str:
+    """What a change of this field comes to."""
+    for why, names in NOTHING.items():
+        if field in names:
+            return f"no claim: {why}"
+    return INPUT if field in INPUTS else PROOF if field in PROOFS else CHECKED
+
+
+def table() -> str:
+    rows: dict[str, list[str]] = {}
+    for field in fields_of(Plan):
+        rows.setdefault(why_of(field), []).append(f"`{field}`")
+    order = sorted(rows, key=lambda why: (why.startswith("no claim"), why != CHECKED, why != INPUT))
+    lines = [f"| {', '.join(rows[why])} | {why} |" for why in order]
+    return "\n".join(["| fields | a change of one |", "|---|---|", *lines]) + "\n"
+
+
+@cache
+def plans() -> dict[str, Plan]:
+    """Plans that together use everything a plan can say."""
+    hardware = machine(
+        4,
+        communication_delay=Collective(1e-6, 1e-11),
+        stolen_computation=0.1,
+        gamma_s={"h.0.mlp.fc": 2e-5},
+        gamma_fixed_s={"h.0.mlp.fc": 1e-5},
+        recompute_s={"h.0.mlp.fc": 1e-5},
+        recompute_slowdown=1.25,
+        exposed_communication=0.75,
+        flops_per_s_by_dtype={"bfloat16": 3e13},
+        device_memory=DeviceMemory(4096, 1024, 512, 64, 2048, 8192, 1000),
+        measured=Measured("a processor", 2, 1, "2.13.0", 2e-3, 1.6e-2),
+    )
+    small = gpt(2, 64)
+    frozen = operator("frozen", "Embedding", {"weight": (64, 64)}, trainable=False)
+    tied = dataclasses.replace(
+        operator("tied", "Embedding", {"weight": (32, 64)}, saved=64, calls=2),
+        parameters=(Parameter("tied.weight", ("readout.weight",), (32, 64), "float32", True),),
+        gather_at=("tied", "h.1"),
+    )
+    rich = dataclasses.replace(small, operators=(frozen, tied, *small.operators), output_bytes_per_sample=400)
+    least = least_memory(rich, hardware)
+    dear = ["h.1.mlp.fc"]  # whole it takes memory that has a price
+    found = {
+        "tight": osdp.search(
+            rich, memory=int(1.02 * least_memory(rich, hardware, dear)), world_size=4, hardware=hardware, replay=0,
+            whole=dear,
+        ),
+        "accumulating": osdp.search(
+            small, memory=2 * least, world_size=4, hardware=hardware, global_batch_size=32, replay=0,
+            precision="bf16-reduce-fp32", objective="memory", at_least=1.0,
+        ),
+        "hosts": osdp.search(
+            gpt(2, 128), memory="24MiB", world_size=8, hosts=2, batch_size=2, replay=0,
+            hardware=machine(8, between_hosts=Collective(1e-4, 2e-9)),
+        ),
+        "paper": osdp.search(small, memory=2 * least, world_size=4, hardware=hardware, cost="paper", batch_size=1),
+    }  # fmt: skip
+    assert all(p.certificate.optimal and osdp.verify(p) == "" for p in found.values())
+    assert any(c.granularity > 1 for c in found["tight"].choices.values())
+    assert found["tight"].recompute and found["tight"].certificate.prices
+    assert found["accumulating"].accumulation > 1
+    assert any(c.mode == "HYBRID_SHARD" for c in found["hosts"].choices.values())
+    return found
+
+
+def least_memory(description: Any, hardware: Any, whole: Any = ()) -> int:
+    with pytest.raises(osdp.InfeasibleError) as e:
+        osdp.search(description, memory=1, world_size=4, hardware=hardware, whole=whole)
+    assert e.value.smallest_limit is not None
+    return e.value.smallest_limit
+
+
+WORDS = (
+    MODES,
+    SPLITS,
+    RECOMPUTE,
+    OBJECTIVES,
+    METHODS,
+    COSTS,
+    tuple(PRECISIONS),
+    ("adamw", "sgd"),
+    ("float32", "float16"),
+)
+
+
+def values(data: Any, path: str = "", place: tuple[Any, ...] = ()) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """(field, where) of everything in a plan's JSON: single values, and what holds them."""
+    maps = (
+        "choices",
+        "recompute",
+        "hardware.gamma_s",
+        "hardware.gamma_fixed_s",
+        "hardware.recompute_s",
+        "hardware.flops_per_s_by_dtype",
+        "predicted.operators",
+    )
+    if path:
+        yield path, place
+    if isinstance(data, dict):
+        for key, value in data.items():
+            if path or key not in ("osdp", "version"):
+                name = "*" if path in maps else key
+                yield from values(value, f"{path}.{name}" if path else name, (*place, key))
+    elif isinstance(data, list):
+        for i, value in enumerate(data):
+            yield from values(value, f"{path}[]", (*place, i))
+
+
+def changed(value: Any) -> Iterator[Any]:
+    """Other values of the same type: a little more or less, much more, and less of what holds several."""
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int):
+        yield from (value + 1, value - 1, 2 * value + 7)
+    elif isinstance(value, float):
+        yield from (value * (1 + 1e-12) if value else 1e-12, value * 0.5, value * 2 + 1e-3)
+    elif isinstance(value, str):
+        words = next((w for w in WORDS if value in w), ())
+        yield from (w for w in (*words, value + "x") if w != value)
+    elif value is None:
+        yield from (1, 1.5, "hold", "h.0", "in")
+    elif isinstance(value, list) and value:
+        yield from (value[1:], value[:-1], [*value, value[0]])
+        if len(value) > 1 and value[0] != value[-1]:
+            yield [value[-1], *value[1:-1], value[0]]
+    elif isinstance(value, dict) and value:
+        yield {k: v for i, (k, v) in enumerate(value.items()) if i}
+        yield {(k if i else k + "x"): v for i, (k, v) in enumerate(value.items())}
+        first, last = next(iter(value)), [*value][-1]
+        if value[first] != value[last]:
+            yield {**value, first: value[last], last: value[first]}
+
+
+def noticed(data: Any) -> bool:
+    try:
+        return osdp.verify(Plan.loads(json.dumps(data))) != ""
+    except (osdp.FormatError, osdp.PlanMismatchError):
+        return True
+
+
+def with_value(data: Any, place: tuple[Any, ...], value: Any) -> Any:
+    result = copy.deepcopy(data)
+    at = result
+    for key in place[:-1]:
+        at = at[key]
+    at[place[-1]] = value
+    return result
+
+
+def try_changes(name: str, results: dict[str, list[tuple[bool, str]]]) -> None:
+    """By field: whether each change of it in this plan was noticed. At two places, or one of a field that another plan
+    has too; not where nothing more can be learned: it claims nothing, or was noticed and need not always be.
+    """
+    r = random.Random(7)
+    everything = set(fields_of(Plan))
+    data = json.loads(plans()[name].dumps())
+    places: dict[str, list[tuple[Any, ...]]] = {}
+    for field, place in values(data):
+        places.setdefault(field, []).append(place)
+    for field, where in places.items():
+        known = results.setdefault(field, [])
+        why = why_of(field) if field in everything else INPUT
+        if why.startswith("no claim"):
+            continue
+        most = len(where) if why != CHECKED else 1 if known else 2
+        for place in r.sample(where, min(most, len(where))):
+            if why != CHECKED and any(was for was, _ in known):
+                break
+            old = data
+            for key in place:
+                old = old[key]
+            for new in (new for new in changed(old) if new != old):
+                was = noticed(with_value(data, place, new))
+                known.append((was, f"{name}: {place}: {old!r:.60} -> {new!r:.60}"))
+
+
+def test_every_change_of_a_plan_is_noticed_or_known_to_claim_nothing():
+    everything = set(fields_of(Plan))
+    known = {name for names in NOTHING.values() for name in names} | set(INPUTS) | set(PROOFS)
+    assert known <= everything, known - everything
+    results: dict[str, list[tuple[bool, str]]] = {}
+    for name in plans():
+        try_changes(name, results)
+    assert everything <= set(results), everything - set(results)
+    wrong = []
+    for field, changes in results.items():
+        missed = [what for was, what in changes if not was]
+        why = why_of(field) if field in everything else INPUT  # of what holds others
+        if why == CHECKED and missed:
+            wrong.append(f"{field}: not noticed: {missed[0]}")
+        elif why in (INPUT, PROOF) and len(missed) == len(changes):
+            wrong.append(f"{field}: never noticed")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_page_says_what_is_checked():
+    assert table() in PAGE.read_text(), f"docs/plan.md should have:\n{table()}"
+
+
+def test_no_price_of_what_the_limit_does_not_bound():
+    """Phase -1 is the paper's sum over the whole step; with memory a maximum over phases it bounds nothing."""
+    plan = plans()["tight"]
+    c = plan.certificate
+    for price in (1, 10**6, 10**9):
+        forged = dataclasses.replace(
+            c, lower_bound_ps=0, prices=(osdp.plan.certificate.PhasePrice(-1, price),)
+        )
+        wrong = osdp.verify(dataclasses.replace(plan, certificate=forged))
+        assert "none that the limit bounds" in wrong
+
+
+@pytest.mark.parametrize("name", ["tight", "accumulating", "hosts", "paper"])
+def test_the_searchs_own_claims_are_checked_by_searching_again(name):
+    plan = plans()[name]
+    c = plan.certificate
+    assert osdp.verify(plan, search=True) == ""
+    # Another plan than the best, which says that it is the best.
+    data = {"modes": ("FULL_SHARD",)} if name == "paper" else {"modes": ("SHARD_GRAD_OP",)}
+    if (
+        name == "accumulating"
+    ):  # mixed precision: which modes are allowed decides what is reserved for averaging
+        data = {"checkpoint": True}
+    other = osdp.search(
+        plan.description, memory=plan.memory_limit_bytes * 4, world_size=plan.world_size, hardware=plan.hardware,
+        batch_size=1, cost=plan.cost, precision=plan.precision, hosts=plan.searched.hosts, replay=0, **data,
+    )  # fmt: skip
+    searched = dataclasses.replace(
+        other.searched, modes=plan.searched.modes, checkpoint=plan.searched.checkpoint
+    )
+    worse = dataclasses.replace(other, searched=searched)
+    bound = osdp.verify(worse)  # its prices prove another bound where more may be chosen
+    if bound:
+        proven = int(bound.split()[3]) if bound.startswith("the prices prove") else 0
+        assert proven, bound
+        certificate = dataclasses.replace(worse.certificate, lower_bound_ps=proven)
+        worse = dataclasses.replace(worse, certificate=certificate)
+    assert osdp.verify(worse) == ""
+    if c.optimal:
+        assert "a plan of batch" in osdp.verify(worse, search=True)
+
+
+@pytest.mark.parametrize("version", range(1, COST_VERSION))
+def test_a_plan_is_checked_by_the_costs_that_its_search_counted(version):
+    """A search that counts as one of then: its plan holds for that version, and not for today's."""
+    description = gpt(2, 128)
+    buffers = dataclasses.replace(description.operators[0], buffer_bytes=4096)
+    description = dataclasses.replace(description, operators=(buffers, *description.operators[1:]))
+    hardware = dataclasses.replace(machine(4), device="cuda")
+    changed_by = {5: {"modes": "NO_SHARD", "precision": "bf16"}}  # the version after; else by what they share
+    today = osdp.search(
+        description, memory="1GiB", world_size=4, hardware=hardware, batch_size=4, checkpoint=False,
+        **changed_by.get(version, {"modes": "FULL_SHARD", "global_batch_size": 32}),
+    )  # fmt: skip
+    then = best_plan(SearchProblem.of(today).changed(cost_version=version), 2**30)
+    plan = dataclasses.replace(then, searched=today.searched)
+    assert osdp.verify(Plan.loads(then.dumps())) == ""
+    assert "the largest phase holds" in osdp.verify(plan)
+    with pytest.raises(
+        osdp.PlanMismatchError, match=f"version {version}, a search's today of {COST_VERSION}"
+    ):
+        osdp.verify(then, search=True)
+
+
+def test_a_plan_of_costs_that_are_yet_to_come_is_refused():
+    plan = next(iter(plans().values()))
+    newer = dataclasses.replace(
+        plan, searched=dataclasses.replace(plan.searched, cost_version=COST_VERSION + 1)
+    )
+    with pytest.raises(osdp.FormatError, match="use a newer osdp") as caught:
+        Plan.loads(newer.dumps())
+    assert caught.value.field == "searched.cost_version"

@@ -66,9 +66,10 @@ def main() -> None:
             break
     if told.directory:
         accelerator.save_state(told.directory)
-    if accelerator.is_main_process:
-        print(json.dumps({"losses": losses}))
+    held = sum(p.numel() for p in model.parameters())
     model, optimizer = accelerator.free_memory(model, optimizer)  # DDP's would else outlive its process group
+    if accelerator.is_main_process:
+        print(json.dumps({"losses": losses, "held parameters": held}))
     accelerator.end_training()
 
 

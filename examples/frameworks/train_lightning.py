@@ -86,7 +86,8 @@ def main() -> None:
     trainer.fit(model, data, data, ckpt_path=told.resume)
     if trainer.is_global_zero:
         validation = [float(v) for name, v in trainer.callback_metrics.items() if name == "validation"]
-        print(json.dumps({"losses": model.losses, "validation": validation}))
+        held = sum(p.numel() for p in model.parameters())
+        print(json.dumps({"losses": model.losses, "validation": validation, "held parameters": held}))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "frameworks"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-RUNNERS = {"lightning": [sys.executable], "accelerate": TORCHRUN}
+RUNNERS = {"lightning": [sys.executable], "accelerate": TORCHRUN, "trainer": TORCHRUN}
 MEMORY = "4MiB"  # less than the model, its gradients and its optimizer's state take
 
 
@@ -38,6 +38,7 @@ def test_losses_are_those_under_ddp_also_of_a_run_that_was_resumed(framework: st
     first = {how: run(framework, *plan[how], "--directory", places[how]) for how in places}
     assert first["osdp"]["losses"] == pytest.approx(first["ddp"]["losses"], rel=1e-4)
     assert first["osdp"].get("validation", []) == pytest.approx(first["ddp"].get("validation", []), rel=1e-4)
+    assert first["osdp"]["held parameters"] < first["ddp"]["held parameters"]
     wanted = run(framework, *plan["ddp"], *resuming(framework, places["ddp"]))
     for how, other in (("osdp", "osdp"), ("osdp", "ddp"), ("ddp", "osdp")):
         resumed = run(framework, *plan[how], *resuming(framework, places[other]))
@@ -47,4 +48,6 @@ def test_losses_are_those_under_ddp_also_of_a_run_that_was_resumed(framework: st
 def resuming(framework: str, place: Path) -> list[object]:
     if framework == "lightning":
         return ["--directory", place / "resumed", "--resume", place / "last.ckpt", "--steps", 12]
+    if framework == "trainer":
+        return ["--directory", place / "resumed", "--resume", place / "checkpoint-6", "--steps", 9]
     return ["--resume", place, "--steps", 3]

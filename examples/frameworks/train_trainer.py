@@ -1,0 +1,67 @@
+"""A small GPT under Hugging Face's Trainer.
+
+torchrun --nproc-per-node 2 examples/frameworks/train_trainer.py                  # DDP
+torchrun --nproc-per-node 2 examples/frameworks/train_trainer.py --memory 40MiB   # the fastest plan that fits
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import torch
+import transformers as hf
+
+from osdp.integrations.transformers import OSDPTrainer
+
+WORDS, LENGTH, SAMPLES = 256, 32, 4
+
+
+def gpt() -> hf.GPT2LMHeadModel:
+    none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
+    return hf.GPT2LMHeadModel(
+        hf.GPT2Config(
+            vocab_size=WORDS, n_positions=64, n_embd=64, n_layer=3, n_head=4, use_cache=False, **none
+        )
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--memory", help="of a rank, such as 40MiB; without it the run is DDP's")
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--directory", default="build/trainer")
+    parser.add_argument("--resume", help="a checkpoint to go on from, written under either")
+    told = parser.parse_args()
+    torch.manual_seed(0)
+    words = torch.randint(0, WORDS, (256, LENGTH))
+    args = hf.TrainingArguments(
+        output_dir=told.directory,
+        max_steps=told.steps,
+        per_device_train_batch_size=SAMPLES,
+        gradient_accumulation_steps=2,
+        learning_rate=1e-3,
+        lr_scheduler_type="constant",
+        logging_steps=1,
+        save_steps=told.steps,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        log_level="error",
+    )
+    data = [{"input_ids": w, "labels": w} for w in words]
+    osdp = {"memory": told.memory, "search": {"batch_size": SAMPLES}}
+    if told.memory:
+        trainer: hf.Trainer = OSDPTrainer(gpt(), args, train_dataset=data, eval_dataset=data[:16], osdp=osdp)
+    else:
+        trainer = hf.Trainer(gpt(), args, train_dataset=data, eval_dataset=data[:16])
+    trainer.train(resume_from_checkpoint=told.resume)
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    validation = [trainer.evaluate()["eval_loss"]]
+    if trainer.is_world_process_zero():
+        held = sum(p.numel() for p in trainer.model.parameters())
+        print(json.dumps({"losses": losses, "validation": validation, "held parameters": held}))
+
+
+if __name__ == "__main__":
+    main()

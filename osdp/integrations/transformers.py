@@ -37,15 +37,17 @@ class OSDPTrainer(Trainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Rank 0 writes; every rank must call it."""
-        state = self.model.state_dict()
+        model: Any = self.model
+        state = model.state_dict()
         self._save(output_dir, state_dict=state)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save")
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        state = self.optimizer.state_dict()  # collective, and the Trainer asks for it on rank 0 only
-        self.optimizer.state_dict = lambda: state
+        optimizer: Any = self.optimizer
+        state = optimizer.state_dict()  # collective, and the Trainer asks for it on rank 0 only
+        optimizer.state_dict = lambda: state
         try:
             super()._save_optimizer_and_scheduler(output_dir)
         finally:
-            del self.optimizer.state_dict
+            del optimizer.state_dict

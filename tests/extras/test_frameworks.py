@@ -27,7 +27,7 @@ def run(framework: str, *options: object) -> dict[str, Any]:
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith('{"losses"')]
     return json.loads(line)  # type: ignore[no-any-return]
 
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <ranges>
 #include <span>
 
 #include "search/problem/problem.hpp"
@@ -256,7 +255,8 @@ class Writer {
     phase_ = StepPhase::Backward;
     for (int i = static_cast<int>(step_.operators.size()) - 1; i >= 0; --i) {
       const StepOperator& o = step_.operators[i];
-      for (int u : ends_[i] | std::views::reverse) use(u);
+      const std::span<const int> ends = ends_[i];
+      for (auto u = ends.rbegin(); u != ends.rend(); ++u) use(*u);
       if (o.block >= 0 && block_end_[o.block] == i) recompute(o.block);
       memory(o.whole_gradient_bytes + o.work_bytes);
       backward_of(i);
@@ -273,7 +273,9 @@ class Writer {
 
   void backward_of(int i) {
     const int64_t ps = step_.operators[i].backward_ps, each = slice_ps(i, ps);
-    for (int u : slices_[i] | std::views::reverse) {
+    const std::span<const int> slices = slices_[i];
+    for (auto at = slices.rbegin(); at != slices.rend(); ++at) {
+      const int u = *at;
       use(u);
       compute(i, each / 2);  // the gradient of the input
       add(Kind::Release, u);

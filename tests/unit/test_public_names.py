@@ -43,10 +43,20 @@ def named_in(page: Path) -> set[str]:
     return names
 
 
+def defined(integration: str) -> set[str]:
+    """The classes of a module that only who has its framework can import."""
+    source = ROOT / f"{integration.replace('.', '/')}.py"
+    return {node.name for node in ast.parse(source.read_text()).body if isinstance(node, ast.ClassDef)}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_what_pages_name_is_there(page: Path) -> None:
     for name in named_in(page):
-        resolved(name)
+        if name.startswith("osdp.integrations."):
+            integration, *classes = re.findall(r"^osdp\.integrations\.[a-z_]+|(?<=\.)[A-Z]\w*", name)
+            assert set(classes) <= defined(integration), name
+        else:
+            resolved(name)
 
 
 def test_the_pages_name_something() -> None:

@@ -19,6 +19,7 @@ from osdp.base.tensor_trees import map_tensors, tensors_in
 from osdp.description.concrete_tensors import KnownValues, ValuesLostError
 from osdp.description.forward_tracer import Trace, Watcher
 from osdp.description.live_bytes import LiveBytes
+from osdp.description.originals import CopiesRead
 from osdp.errors import DescribeError
 
 # Note [Describing on fake tensors]
@@ -85,9 +86,10 @@ def _trace_fakes(
             others = (t for t in _all_tensors(model) if id(t) not in fakes.of)
             replaced = fakes.of | {id(t): _fake_like(t, known) for t in others}
             sample_args, sample_kwargs = map_tensors(lambda t: _fake(t, known), (args, kwargs))
-        watcher = Watcher(_copy(model, replaced), original=model, call=known.call)
+        copied = _copy(model, replaced)
+        watcher = Watcher(copied, original=model, call=known.call)
         try:
-            with _without_log(), fakes.mode:
+            with _without_log(), fakes.mode, CopiesRead(model, copied):
                 return _follow(watcher, sample_args, sample_kwargs)
         except ValuesLostError:
             raise

@@ -75,7 +75,12 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     hook = tensor.register_post_accumulate_grad_hook(self._completed(name))
                     stack.callback(hook.remove)
             try:
-                torch.autograd.backward(losses, [torch.ones_like(t) for t in losses])
+                ones = tuple(torch.ones_like(t) for t in losses)
+                # Not torch.autograd.backward, within which modes on torch functions (CopiesRead) are off.
+                engine = torch.autograd.Variable._execution_engine
+                engine.run_backward(
+                    tuple(losses), ones, False, False, (), allow_unreachable=True, accumulate_grad=True
+                )
             finally:
                 for parameter in self._model.parameters():
                     parameter.grad = None

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import random
+import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import osdp
 from osdp.base.sharded_models import HANDLES
@@ -426,6 +429,39 @@ def test_parameters_behind_a_closure_are_still_the_models() -> None:
     operators = by_name(osdp.describe(Closed(), torch.randn(2, 4)))
     assert operators["layer"].traced and operators["layer"].gather_at == ("",)
     assert sum(o.saved_bytes_fixed for o in operators.values()) == 0
+
+
+def held_weakly(layer: nn.Module) -> Callable[..., torch.Tensor]:
+    me = weakref.ref(layer)
+    return lambda x: type(me()).forward(me(), x)
+
+
+def held_by_a_closure(layer: nn.Module) -> Callable[..., torch.Tensor]:
+    forward = layer.forward
+    return lambda x: forward(x)
+
+
+def recomputed(layer: nn.Module) -> Callable[..., torch.Tensor]:
+    forward = layer.forward
+    return lambda x: checkpoint(forward, x, use_reentrant=True)
+
+
+@pytest.mark.parametrize("replaced", [held_weakly, held_by_a_closure, recomputed])
+def test_a_forward_that_is_still_the_originals_leaves_no_gradient_there(
+    replaced: Callable[[nn.Module], Callable[..., torch.Tensor]],
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4))
+    described = by_name(osdp.describe(model, torch.randn(2, 4)))
+    calls, before = [], copy.deepcopy(model.state_dict())
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(calls.append)
+    for layer in model[1:]:
+        layer.forward = replaced(layer)  # type: ignore[method-assign]
+    operators = by_name(osdp.describe(model, torch.randn(2, 4)))
+    assert not calls and all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    for name in ("0", "1", "2"):
+        assert operators[name].traced and operators[name].gather_at == described[name].gather_at
 
 
 def test_tensors_kept_in_containers_and_made_from_parameters() -> None:

@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from osdp.base.parameter_names import without_wrappers
 from osdp.errors import InvalidProblemError, ShardingError
 from osdp.fsdp.sharded_in import first_sharded_in
 from osdp.fsdp.state_dict_types import optimizer_form
 from osdp.ranks.rank_group import Together
+from osdp.sharding.sharded_model import Sharded
 from osdp.sharding.state_dict_form import StateDictForm
 
 State = dict[str, Any]
@@ -57,10 +59,16 @@ def optim_state_dict_to_load(
 
 
 def by_name(model: nn.Module, optim: Optimizer, form: StateDictForm, given: State | None = None) -> State:
-    """Collective where the form is full: one tensor after another is gathered."""
+    """Collective where the form is full: one tensor after another is gathered, in the model's order, since optimizers of
+    several ranks may have their parameters in other orders. Raises ShardingError where they have states of others."""
     sharded = first_sharded_in(model)
     shown = optim.state_dict() if given is None else given
     names = names_of(model, optim)
+    found = {names.get(k, k): entry for k, entry in shown["state"].items()}
+    order = [name for name in names_of(model, None).values() if name in found]
+    order += [key for key in found if key not in order]
+    if form.kind == "full":
+        _refuse_other_states(sharded, {name: _gathered_in(found[name]) for name in order})
     mine = not form.rank0_only or sharded.runtime.rank == 0
 
     def kept(value: Any) -> Any:
@@ -70,7 +78,7 @@ def by_name(model: nn.Module, optim: Optimizer, form: StateDictForm, given: Stat
             value = value.to("cpu")
         return value if mine else None
 
-    state = {names.get(k, k): _mapped(entry, kept) for k, entry in shown["state"].items()}
+    state = {name: _mapped(found[name], kept) for name in order}
     renamed: State = {"state": state}
     if "param_groups" in shown:
         groups = [{**g, "params": [names.get(k, k) for k in g["params"]]} for g in shown["param_groups"]]
@@ -78,11 +86,31 @@ def by_name(model: nn.Module, optim: Optimizer, form: StateDictForm, given: Stat
     return renamed if mine else {}
 
 
+def _gathered_in(entry: Any) -> list[str]:
+    entries = entry.items() if isinstance(entry, Mapping) else ()
+    return [str(key) for key, value in entries if isinstance(value, DTensor)]
+
+
+def _refuse_other_states(sharded: Sharded, mine: dict[Any, list[str]]) -> None:
+    """Raises ShardingError on all ranks where the optimizers of some have states of other parameters. Collective."""
+    together = Together(sharded.group, "gathering the optimizer's state")
+    everybody = together.all([(name, keys) for name, keys in mine.items() if keys])
+    for rank, theirs in enumerate(everybody):
+        if theirs == everybody[0]:
+            continue
+        name = next(n for n, _ in theirs + everybody[0] if dict(theirs).get(n) != dict(everybody[0]).get(n))
+        raise ShardingError(
+            f"rank {rank}'s optimizer has other states of {name!r} than rank 0's: give the optimizers of all ranks the same "
+            "parameters, and let all step"
+        )
+
+
 def numbered(model: nn.Module, optim: Optimizer | None, named: State) -> State:
     """`optim`: None where it has the model's parameters in their order."""
     numbers = {name: number for number, name in names_of(model, optim).items()}
 
     def number_of(key: Any) -> Any:
+        key = without_wrappers(key) if isinstance(key, str) else key
         if isinstance(key, str) and key not in numbers:
             raise ShardingError(
                 f"the state dict has a state of {key!r}, which is no parameter of the optimizer"
@@ -92,14 +120,15 @@ def numbered(model: nn.Module, optim: Optimizer | None, named: State) -> State:
     ready = {**named, "state": {number_of(k): entry for k, entry in named["state"].items()}}
     if "param_groups" in named:
         groups = named["param_groups"]
-        ready["param_groups"] = [{**g, "params": [number_of(k) for k in g["params"]]} for g in groups]
+        # In this optimizer's order: load_state_dict goes by position.
+        ready["param_groups"] = [{**g, "params": sorted(map(number_of, g["params"]))} for g in groups]
     return ready
 
 
 def names_of(model: nn.Module, optim: Optimizer | None) -> dict[int, str]:
     """The number that the optimizer's state dict has for a parameter -> its name in the unwrapped model."""
     root = getattr(model, "_osdp_wrapped", model)
-    names = {id(p): name for name, p in root.named_parameters()}
+    names = {id(p): without_wrappers(name) for name, p in root.named_parameters()}
     if optim is None:
         return dict(enumerate(names.values()))
     parameters = (p for group in optim.param_groups for p in group["params"])

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from osdp import _C
+from osdp.base.parameter_names import without_wrappers
 from osdp.errors import FormatError, InvalidProblemError
 from osdp.fsdp.sharded_in import first_sharded_in
 
@@ -29,8 +30,9 @@ def local_metadata_dict(model: nn.Module) -> dict[str, Any]:
             continue  # ignored by the wrap
         index = by_id[id(parameter)]
         pieces = [_described(piece, parameter) for piece in runtime.pieces(index)]
-        parameters[name] = {"shape": list(runtime.full_shape(index)), "pieces": pieces}
-    return {"osdp": 1, "parameters": parameters, "buffer_names": [name for name, _ in root.named_buffers()]}
+        parameters[without_wrappers(name)] = {"shape": list(runtime.full_shape(index)), "pieces": pieces}
+    buffers = [without_wrappers(name) for name, _ in root.named_buffers()]
+    return {"osdp": 1, "parameters": parameters, "buffer_names": buffers}
 
 
 def consolidate_shard_weights(

@@ -108,7 +108,10 @@ def measure(name: str, count: str, steps: str, hosts: str) -> dict[str, Any]:
             "plan": label,
             "played_s": played.step_time_s,
             "played_bytes": played.peak_memory_bytes,
-            "certified_bytes": plan.predicted.peak_memory_bytes if plan.predicted else None,
+            "certified_bytes": plan.predicted.peak_memory_bytes
+            if plan.predicted
+            else played.largest_peak_bytes,
+            "held_against_limit_bytes": plan.certificate.memory_bytes if plan.certificate else None,
             "limit_bytes": plan.memory_limit_bytes,
             **taken(plan),
         }

@@ -377,6 +377,8 @@ class Timeline:
     @property
     def events(self) -> list[TimelineEvent]: ...
     @property
+    def largest_peak_bytes(self) -> int: ...
+    @property
     def step(self) -> PlayedStep: ...
 
 class Wish:
@@ -404,6 +406,7 @@ class Answer:
         plan: Plan,
         step_ps: typing.SupportsInt | typing.SupportsIndex,
         peak_bytes: typing.SupportsInt | typing.SupportsIndex,
+        largest_peak_bytes: typing.SupportsInt | typing.SupportsIndex,
         exposed: typing.SupportsFloat | typing.SupportsIndex,
         optimal: bool,
         proven: bool,
@@ -420,6 +423,8 @@ class Answer:
     def exposed(self) -> float: ...
     @property
     def feasible(self) -> bool: ...
+    @property
+    def largest_peak_bytes(self) -> int: ...
     @property
     def limit_bytes(self) -> int: ...
     @property
@@ -477,6 +482,10 @@ class Planner:
         limits: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
         progress: typing.Any = None,
     ) -> list[Answer]: ...
+    def largest_peak(self, plan: Plan, peak_bytes: typing.SupportsInt | typing.SupportsIndex) -> int:
+        """
+        The most that its step may hold, in bytes, however long its communication takes.
+        """
     def play(self, plan: Plan) -> PlayedStep:
         """
         Its step without events and memory.

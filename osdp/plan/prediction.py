@@ -28,7 +28,7 @@ class Prediction:
 
     step_time_s: float
     throughput: float  # samples per second over all ranks
-    peak_memory_bytes: int  # per rank
+    peak_memory_bytes: int  # per rank, however long communication takes; cost="paper": the paper's sum
     communication_s: float
     compute_s: float
     optimizer_s: float

@@ -48,6 +48,7 @@ class Timeline:
     peak_memory_bytes: int
     events: tuple[TimelineEvent, ...]  # by begin
     memory: tuple[tuple[float, int], ...]  # (seconds, bytes held from then on)
+    largest_peak_bytes: int | None = None  # however long communication takes; None: measured
 
     @property
     def exposed_communication_s(self) -> float:

@@ -78,7 +78,7 @@ def predict(
     return Prediction(
         step_time_s=step,
         throughput=problem.ranks * batch * times / step if step > 0 else 1e300,
-        peak_memory_bytes=answer.peak_bytes,
+        peak_memory_bytes=answer.largest_peak_bytes,
         communication_s=communication,
         compute_s=compute,
         optimizer_s=optimizer,

@@ -22,6 +22,31 @@ def simulate(
     plan: Plan, hardware: Hardware | str | os.PathLike[str] | None = None, world_size: int | None = None
 ) -> Timeline:
     """The time line of one step: `Plan.simulate`."""
+    problem, units = _problem(plan, hardware, world_size)
+    try:
+        timeline = problem.planner.timeline(core_plan(plan), units)
+    except _search.InvalidProblem as e:
+        raise InvalidProblemError(str(e)) from None
+    played = timeline.step
+    return Timeline(
+        step_time_s=played.step_ps * PS,
+        compute_s=(played.only_computing_ps + played.both_ps) * PS,
+        communication_s=(played.only_communicating_ps + played.both_ps) * PS,
+        overlap_s=played.both_ps * PS,
+        optimizer_s=played.optimizer_ps * PS,
+        peak_memory_bytes=played.peak_bytes,
+        events=tuple(
+            TimelineEvent(e.resource, e.action, e.phase, e.name, e.begin_ps * PS, e.end_ps * PS)
+            for e in timeline.events
+        ),
+        memory=tuple((point.time_ps * PS, point.bytes) for point in played.memory),
+        largest_peak_bytes=timeline.largest_peak_bytes,
+    )
+
+
+def _problem(
+    plan: Plan, hardware: Hardware | str | os.PathLike[str] | None, world_size: int | None
+) -> tuple[SearchProblem, list[list[int]]]:
     machine = machine_of(hardware) if hardware is not None else plan.hardware
     ranks = world_size or plan.world_size
     if machine is None or ranks is None:
@@ -48,21 +73,4 @@ def simulate(
     )
     index = {o.name: i for i, o in enumerate(plan.description.operators)}
     units = [sorted(index[name] for name in unit) for unit in plan.units]
-    try:
-        timeline = problem.planner.timeline(core_plan(plan), units)
-    except _search.InvalidProblem as e:
-        raise InvalidProblemError(str(e)) from None
-    played = timeline.step
-    return Timeline(
-        step_time_s=played.step_ps * PS,
-        compute_s=(played.only_computing_ps + played.both_ps) * PS,
-        communication_s=(played.only_communicating_ps + played.both_ps) * PS,
-        overlap_s=played.both_ps * PS,
-        optimizer_s=played.optimizer_ps * PS,
-        peak_memory_bytes=played.peak_bytes,
-        events=tuple(
-            TimelineEvent(e.resource, e.action, e.phase, e.name, e.begin_ps * PS, e.end_ps * PS)
-            for e in timeline.events
-        ),
-        memory=tuple((point.time_ps * PS, point.bytes) for point in played.memory),
-    )
+    return problem, units

@@ -73,6 +73,8 @@ def _check_costs(plan: Plan, c: Certificate, s: Searched, cost_version: int) -> 
         return wrong
     made = plan_of(problem, c.limit_bytes, _answer(problem, plan, c))
     but = _PLAYED if cost_version < COST_VERSION else ()
+    if plan.predicted is not None and plan.predicted.peak_memory_bytes == c.memory_bytes:
+        but += ("predicted.peak_memory_bytes",)  # an older prediction: the sum itself
     said = replace(plan, searched=replace(s, cost_version=cost_version))
     return next(_differences("", said, made, but), "")
 
@@ -126,6 +128,7 @@ def _answer(problem: SearchProblem, plan: Plan, c: Certificate) -> _search.Answe
         plan=core,
         step_ps=c.time_ps,
         peak_bytes=c.memory_bytes,
+        largest_peak_bytes=problem.planner.largest_peak(core, c.memory_bytes),
         exposed=plan.searched.exposed,
         optimal=c.optimal,
         proven=c.proven,

@@ -360,7 +360,7 @@ void properties() {
     // Nothing but states, inputs and gradients is left.
     int64_t left = s.held_bytes;
     for (const StepOperator& o : s.operators) left += o.resident_bytes + o.whole_gradient_bytes;
-    for (const StepUnit& u : s.units) left += u.reduce.alone_ps > 0 ? u.kept_gradient_bytes : 0;
+    for (const StepUnit& u : s.units) left += u.reduce.alone_ps > 0 && !u.slice ? u.kept_gradient_bytes : 0;
     CHECK_EQ(p.memory.back().bytes, left);
     // Monotone: slower collectives, slower operators.
     const auto slow = [&](LaneTime& t) {
@@ -432,7 +432,7 @@ void properties_of_lanes() {
     CHECK_EQ(p.step_ps, p.only_computing_ps + p.both_ps + p.only_communicating_ps + p.optimizer_ps);
     int64_t left = s.held_bytes;
     for (const StepOperator& o : s.operators) left += o.resident_bytes + o.whole_gradient_bytes;
-    for (const StepUnit& u : s.units) left += u.reduce.alone_ps > 0 ? u.kept_gradient_bytes : 0;
+    for (const StepUnit& u : s.units) left += u.reduce.alone_ps > 0 && !u.slice ? u.kept_gradient_bytes : 0;
     CHECK_EQ(p.memory.back().bytes, left);
     const PlayedStep hindered = play(s, static_cast<int64_t>(r() % 1001));
     CHECK(hindered.step_ps <= computing + alone + 4 * static_cast<int64_t>(p.events.size()));

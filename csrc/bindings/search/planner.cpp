@@ -62,25 +62,27 @@ void bind_answer(py::module_& m) {
            "replay"_a = 0.0, "time_limit_s"_a = 0.0, "work"_a = Wish().work, "find_smallest"_a = false)
       .def_readwrite("work", &Wish::work);
   py::class_<Answer>(m, "Answer")
-      .def(py::init([](PlainPlan plan, int64_t step_ps, int64_t peak_bytes, double exposed, bool optimal,
-                       bool proven, const std::vector<std::pair<int, double>>& prices,
-                       std::optional<PlayedStep> played) {
+      .def(py::init([](PlainPlan plan, int64_t step_ps, int64_t peak_bytes, int64_t largest_peak_bytes,
+                       double exposed, bool optimal, bool proven,
+                       const std::vector<std::pair<int, double>>& prices, std::optional<PlayedStep> played) {
              Answer a;
              a.feasible = true, a.optimal = optimal, a.proven = proven;
              a.plan = std::move(plan);
              a.step_ps = step_ps, a.peak_bytes = peak_bytes, a.exposed = exposed;
+             a.largest_peak_bytes = largest_peak_bytes;
              for (const auto& [phase, price] : prices) a.prices.push_back({phase, price});
              if (played) a.played = std::move(*played);
              return a;
            }),
-           py::kw_only(), "plan"_a, "step_ps"_a, "peak_bytes"_a, "exposed"_a, "optimal"_a, "proven"_a,
-           "prices"_a, "played"_a, "That of a plan which was found before.")
+           py::kw_only(), "plan"_a, "step_ps"_a, "peak_bytes"_a, "largest_peak_bytes"_a, "exposed"_a,
+           "optimal"_a, "proven"_a, "prices"_a, "played"_a, "That of a plan which was found before.")
       .def_readonly("feasible", &Answer::feasible)
       .def_readonly("optimal", &Answer::optimal)
       .def_readonly("proven", &Answer::proven)
       .def_readonly("plan", &Answer::plan)
       .def_readonly("step_ps", &Answer::step_ps)
       .def_readonly("peak_bytes", &Answer::peak_bytes)
+      .def_readonly("largest_peak_bytes", &Answer::largest_peak_bytes)
       .def_readonly("played", &Answer::played)
       .def_readonly("exposed", &Answer::exposed)
       .def_property_readonly("prices", [](const Answer& a) { return price_pairs(a.prices); })
@@ -155,6 +157,8 @@ void bind_searches(py::module_& m) {
           "play",
           [](const Planner& p, const PlainPlan& plan) { return p.player().play(plan, p.units(plan)); },
           "plan"_a, "Its step without events and memory.")
+      .def("largest_peak", &Planner::largest_peak, "plan"_a, "peak_bytes"_a,
+           "The most that its step may hold, in bytes, however long its communication takes.")
       .def(
           "timeline",
           [](const Planner& p, const PlainPlan& plan, const std::vector<Members>& units) {

@@ -41,7 +41,8 @@ void bind_played(py::module_& m) {
       .def_readonly("end_ps", &TimelineEvent::end_ps);
   py::class_<Timeline>(m, "Timeline")
       .def_readonly("step", &Timeline::step)
-      .def_readonly("events", &Timeline::events);
+      .def_readonly("events", &Timeline::events)
+      .def_readonly("largest_peak_bytes", &Timeline::largest_peak_bytes);
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "search/planner/planner.hpp"
 
+#include <algorithm>
+
 #include "search/planner/objectives.hpp"
 #include "search/planner/searches.hpp"
 #include "search/problem/validate.hpp"
@@ -27,6 +29,14 @@ std::vector<Members> Planner::units(const PlainPlan& plan) const {
                                         .transient_bytes);
   }
   return player_.units(plan, transient);
+}
+
+int64_t Planner::largest_peak(const PlainPlan& plan, int64_t peak_bytes) const {
+  if (request_.paper()) return peak_bytes;
+  const int64_t most = player_.largest_peak(plan, units(plan));
+  const int64_t averaged =
+      averaging_bytes(model_.operators, request_.device, request_.space, plan.batch.accumulation > 1);
+  return std::max(most, std::min(peak_bytes, most + averaged));
 }
 
 Request Planner::request(std::optional<double> exposed) const {

@@ -51,6 +51,7 @@ struct Answer {
   bool proven = false;   // the least objective is known; the plan's is that, or one that plays faster
   PlainPlan plan;
   int64_t step_ps = 0, peak_bytes = 0;  // by the objective
+  int64_t largest_peak_bytes = 0;       // Planner::largest_peak
   PlayedStep played;             // but for events and memory; Cost::Paper: its step_ps is the objective's
   double exposed = 1;            // Device::exposed of the objective
   std::vector<RowPrice> prices;  // of memory
@@ -82,6 +83,10 @@ class Planner {
   // Plays plans of the model, whatever objective they are the best by.
   const PlanPlayer& player() const { return player_; }
   std::vector<Members> units(const PlainPlan& plan) const;
+  // The most that a step may hold, however long communication takes (simulate/largest_peak.hpp), with what is
+  // copied to average gradients (averaging_bytes). A search's limit is held against a sum that is mostly
+  // larger, since it keeps room for the largest transients in every phase. Cost::Paper: that sum.
+  int64_t largest_peak(const PlainPlan& plan, int64_t peak_bytes) const;
   // The request under an objective that takes a second of communication for `exposed`; none: the machine's.
   Request request(std::optional<double> exposed = {}) const;
 

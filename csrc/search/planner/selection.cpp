@@ -16,6 +16,7 @@ constexpr size_t kBeside = 2;                // runners-up of each that are play
 constexpr size_t kPolished = 6;              // plans that are polished
 // Bound the polishing: operators of all steps that it plays, and steps.
 constexpr int64_t kPlayedOperators = 60'000, kFewestPlays = 24, kMostPlays = 1200;
+constexpr int kMostTries = 5;       // for a plan whose largest peak fits, too
 constexpr double kOvertime = 0.05;  // of the time, for the polishing where the searches took all
 
 Found found_of(const Schedule& s) {
@@ -189,6 +190,7 @@ class Selection {
     a.feasible = true, a.optimal = optimal, a.proven = base.optimal;
     a.plan = own.plain(candidacy(chosen.plan));
     a.step_ps = chosen.plan.step_ps, a.peak_bytes = chosen.plan.peak_bytes, a.played = chosen.played;
+    a.largest_peak_bytes = searches_.planner().largest_peak(a.plan, a.peak_bytes);
     a.exposed = own.request().device.exposed;
     a.prices = base.prices;
     a.lower_bound_s_per_sample = base.lower_bound_s_per_sample;
@@ -208,7 +210,22 @@ class Selection {
 Answer Searches::best_plan(int64_t limit_bytes, const std::vector<Batch>& batches, bool find_smallest) {
   Request problem = request(limit_bytes, batches);
   problem.find_smallest = find_smallest;
-  return Selection(*this, problem).run();
+  Answer found = Selection(*this, problem).run();
+  // The sum that the limit is held against leaves out what is rare: copies of gradients whose rows ranks
+  // cannot share evenly, beside an earlier micro-batch's sums; a unit in use around a recomputed block that
+  // is frozen. Where a plan needs more for them, one is searched that has this room. What is known of the
+  // whole problem is then less.
+  int64_t works = 0;  // a limit that such a plan keeps
+  for (int tries = 0; found.feasible && found.largest_peak_bytes > limit_bytes; ++tries) {
+    works = works == 0 ? found.largest_peak_bytes : std::min(works, found.largest_peak_bytes);
+    problem.limit_bytes -= found.largest_peak_bytes - limit_bytes;
+    found = tries < kMostTries ? Selection(*this, problem).run() : Answer{};
+    found.optimal = found.proven = false;
+    found.lower_bound_s_per_sample = 0;
+  }
+  found.limit_bytes = limit_bytes;
+  if (!found.feasible && works > 0) found.smallest_limit_bytes = works;
+  return found;
 }
 
 }  // namespace osdp::search

@@ -4,6 +4,7 @@
 
 #include "search/problem/problem.hpp"
 #include "search/problem/validate.hpp"
+#include "search/simulate/largest_peak.hpp"
 
 namespace osdp::search {
 namespace {
@@ -81,9 +82,16 @@ Step PlanPlayer::step(const PlainPlan& plan, const std::vector<Members>& units) 
   return step_of(model_, request_, plan, std::move(joined), manner_.prefetch, manner_.delay, manner_.lanes);
 }
 
+int64_t PlanPlayer::largest_peak(const PlainPlan& plan, const std::vector<Members>& units) const {
+  Step some = step(plan, units);
+  some.accumulation =
+      std::min<int64_t>(some.accumulation, 2);  // later micro-batches hold what the second does
+  return osdp::search::largest_peak(some);
+}
+
 Timeline PlanPlayer::timeline(const PlainPlan& plan, const std::vector<Members>& units) const {
   const Step all = step(plan, units);
-  Timeline timeline{osdp::search::play(all, manner_.stolen_permille), {}};
+  Timeline timeline{osdp::search::play(all, manner_.stolen_permille), {}, largest_peak(plan, units)};
   for (const StepEvent& e : timeline.step.events)
     timeline.events.push_back(
         {resource_of(all, e.kind), e.kind, e.phase, name_of(all, e), e.begin_ps, e.end_ps});

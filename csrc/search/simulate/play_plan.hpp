@@ -36,6 +36,7 @@ struct TimelineEvent {
 struct Timeline {
   PlayedStep step;
   std::vector<TimelineEvent> events;  // beside step.events
+  int64_t largest_peak_bytes = 0;     // of any timing: simulate/largest_peak.hpp
 };
 
 // A model and how it is run, checked once, of which many plans are played.
@@ -53,6 +54,8 @@ class PlanPlayer {
   // one takes as long as the next, and two are played at most. Throws InvalidProblem where the time
   // overflows.
   PlayedStep play(const PlainPlan& plan, const std::vector<Members>& units) const;
+  // The most that a step may hold, however long its communication takes (simulate/largest_peak.hpp).
+  int64_t largest_peak(const PlainPlan& plan, const std::vector<Members>& units) const;
   // Every micro-batch, event by event.
   Timeline timeline(const PlainPlan& plan, const std::vector<Members>& units) const;
 

@@ -5,12 +5,12 @@
 #include <utility>
 
 #include "search/problem/problem.hpp"
+#include "search/simulate/runtime_rules.hpp"
 
 namespace osdp::search {
 namespace {
 
 using Kind = Instruction::Kind;
-constexpr int64_t kMostAhead = 16;      // units gathered ahead, unless `prefetch` is more
 constexpr int64_t kWhole = 1000000000;  // of what shares are stated in
 
 class Player {
@@ -20,14 +20,11 @@ class Player {
         stolen_permille_(stolen_permille),
         recorded_(record == Record::Everything),
         program_(make_program(step)),
+        rules_(step, program_),
         units_(step.units.size()) {
     note_memory(step.held_bytes);
     for (const StepOperator& o : step.operators) note_memory(o.resident_bytes);
     if (recorded_) result_.memory = {{0, held_}};
-    for (const StepUnit& u : step.units) {
-      largest_bytes_ = std::max(largest_bytes_, u.full_bytes);
-      all_kept_ &= u.keeps;
-    }
   }
 
   PlayedStep play() {
@@ -60,6 +57,7 @@ class Player {
   struct Task {
     StepEvent event;
     int64_t begins_bytes = 0, ends_bytes = 0;  // memory that its beginning and its end bring
+    int64_t copied_bytes = 0;                  // that its beginning needs for a moment
     int64_t left_ps = 0;                       // of its time alone
     Link link = Link::InsideHost;
     int64_t busy_permille = 0;    // its link is busy for so much of its time alone
@@ -127,30 +125,14 @@ class Player {
     if (!asked_) {
       asked_ = true;
       if (units_[i.what].state == State::Sharded) gather(i.what, i.phase);
-      gather_ahead(i);
+      rules_.gather_ahead(i, [&](int next) {
+        if (units_[next].state == State::Sharded) gather(next, i.phase);
+      });
     }
     if (!arrived(i.what)) return false;
     asked_ = false;
     return true;
   }
-
-  // As the runtime does: the unit in use and the next in the memory of 1 + `prefetch` of the largest size; a
-  // forward that keeps all units (SHARD_GRAD_OP) needs no such limit.
-  void gather_ahead(const Instruction& i) {
-    const bool kept = all_kept_ && i.phase == StepPhase::Forward;
-    int128 sum = step_.units[i.what].full_bytes;
-    for (int64_t ahead = 1; ahead <= (step_.prefetch > 0 ? std::max(step_.prefetch, kMostAhead) : 0);
-         ++ahead) {
-      const int next = program_.order[i.position + static_cast<size_t>(ahead)];
-      if (next < 0) break;
-      sum += step_.units[next].full_bytes;
-      if (!kept && ahead > step_.prefetch && sum > reserve()) break;
-      if (units_[next].state == State::Sharded) gather(next, i.phase);
-    }
-  }
-
-  // Bytes of what is gathered for a time and of gradients that leave.
-  int128 reserve() const { return (1 + static_cast<int128>(step_.prefetch)) * largest_bytes_; }
 
   bool arrived(int unit) {
     Unit& u = units_[unit];
@@ -176,17 +158,14 @@ class Player {
   // [Gradients that leave]).
   bool reduce(const Instruction& i) {
     const StepUnit& u = step_.units[i.what];
-    if (!step_.lanes.enqueue && leaving_bytes_ > 0) {
-      int128 held = leaving_bytes_ + u.full_bytes;
-      for (size_t other = 0; other < units_.size(); ++other)
-        if (units_[other].state != State::Sharded && !step_.units[other].keeps)
-          held += step_.units[other].full_bytes;
-      if (held > reserve()) return false;
-    }
+    if (!rules_.may_leave(i.what, leaving_bytes_,
+                          [&](size_t other) { return units_[other].state != State::Sharded; }))
+      return false;
     leaving_bytes_ += u.full_bytes;
-    int64_t freed = u.gradient_bytes + (i.adds ? u.kept_gradient_bytes : 0);
+    int64_t freed = freed_by_reduction(u, i.adds);
     if (step_.lanes.enqueue) reduced_bytes_ += std::exchange(freed, 0);
-    submit(reductions_, {StepEvent::Kind::Reduce, i.phase, i.what}, u.reduce, u.kept_gradient_bytes, -freed);
+    submit(reductions_, {StepEvent::Kind::Reduce, i.phase, i.what}, u.reduce, u.kept_gradient_bytes, -freed,
+           u.copied_bytes);
     last_reduction_ = reductions_.tasks.size();
     return true;
   }
@@ -199,15 +178,18 @@ class Player {
 
   // --- the lanes
 
-  void submit(Lane& lane, StepEvent event, const LaneTime& time, int64_t begins_bytes, int64_t ends_bytes) {
+  void submit(Lane& lane, StepEvent event, const LaneTime& time, int64_t begins_bytes, int64_t ends_bytes,
+              int64_t copied_bytes = 0) {
     // On streams memory is given out at once; that of buckets is the lane's own, for one after the other.
-    if (step_.lanes.enqueue && event.kind != StepEvent::Kind::ReduceBucket)
+    if (step_.lanes.enqueue && event.kind != StepEvent::Kind::ReduceBucket) {
       note_memory(std::exchange(begins_bytes, 0));
+      note_moment(std::exchange(copied_bytes, 0));
+    }
     // Its latency is a wait, and takes nothing. What it steals it must have time for: no less than all of
     // computation's.
     const int64_t stolen = static_cast<int64_t>(static_cast<int128>(stolen_permille_) * time.transfer_ps /
                                                 std::max<int64_t>(time.alone_ps, 1));
-    lane.tasks.push_back({event, begins_bytes, ends_bytes, time.alone_ps, time.link,
+    lane.tasks.push_back({event, begins_bytes, ends_bytes, copied_bytes, time.alone_ps, time.link,
                           permille(time.transfer_ps, time.alone_ps),
                           std::max(permille(time.beside_ps, time.alone_ps), stolen), stolen});
   }
@@ -219,6 +201,7 @@ class Player {
         task.running = true;
         task.event.begin_ps = now_;
         note_memory(task.begins_bytes);
+        note_moment(task.copied_bytes);
         if (task.left_ps > 0) break;
         end_communication(lane);
       }
@@ -308,6 +291,13 @@ class Player {
     if (recorded_) result_.events.push_back(event);
   }
 
+  // Held for less than any time.
+  void note_moment(int64_t bytes) {
+    if (bytes == 0) return;
+    note_memory(bytes);
+    note_memory(-bytes);
+  }
+
   void note_memory(int64_t bytes) {
     held_ += bytes;  // each within 2^61
     if (held_ > kLargestSum || held_ < -kLargestSum)
@@ -327,6 +317,7 @@ class Player {
   const int64_t stolen_permille_;
   const bool recorded_;
   const Program program_;
+  const RuntimeRules rules_;
   std::vector<Unit> units_;
   std::array<Lane, kLanes> lanes_;
   Lane& reductions_ = lanes_[step_.lanes.separate_reductions ? kReductions : kMain];
@@ -336,10 +327,9 @@ class Player {
   size_t next_ = 0;
   int64_t left_ps_ = 0;  // of the computation under way
   bool asked_ = false;   // the unit of the instruction under way was asked for
-  int64_t now_ = 0, held_ = 0, largest_bytes_ = 0;
+  int64_t now_ = 0, held_ = 0;
   int64_t leaving_bytes_ = 0;  // of units whose reductions are submitted and not over
   int64_t reduced_bytes_ = 0;  // on streams: what the end of their wait frees
-  bool all_kept_ = true;
   size_t last_reduction_ = 0;  // tasks of that lane until it is over
 };
 

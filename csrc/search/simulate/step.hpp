@@ -62,6 +62,8 @@ struct StepUnit {
   int64_t full_bytes = 0;           // gathered
   int64_t gradient_bytes = 0;       // its members' full gradients, until they are reduced
   int64_t kept_gradient_bytes = 0;  // this rank's part of the gradient, from the reduction on
+  // Beside the gradients when their reduction begins: copies of those that cannot be sent as they are.
+  int64_t copied_bytes = 0;
 };
 
 // Gradients that every rank holds in full, all-reduced together once all are there.

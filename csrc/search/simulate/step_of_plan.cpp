@@ -132,7 +132,7 @@ class Builder {
       throw InvalidProblem("unit '" + unit.name + "' begins with an operator that has no parameters");
     if (step_.operators[first].parts > 1) return add_slices(unit);
     Mode mode = Mode::NoShard;  // unless any of it is sharded
-    int128 all = 0, sent = 0, made = 0, kept = 0;
+    int128 all = 0, sent = 0, made = 0, kept = 0, copies = 0;
     for (int i : unit.operators) {
       if (modes_[i] != Mode::NoShard) mode = modes_[i];
       StepOperator& o = step_.operators[i];
@@ -142,6 +142,8 @@ class Builder {
         if (t.trainable) sent += t.reduce_bytes(), gradients += std::max(t.compute_bytes(), t.reduce_bytes());
       }
       kept += kept_gradients_[i];
+      if (modes_[i] != Mode::NoShard)
+        for (const Tensor& t : model_.operators[i].tensors) copies += copied(t, 1, modes_[i]);
       if (o.whole_gradient_bytes == 0) o.full_gradient_bytes = gradients;
       made += o.full_gradient_bytes;
     }
@@ -160,6 +162,16 @@ class Builder {
     u.full_bytes = static_cast<int64_t>(all);
     u.gradient_bytes = static_cast<int64_t>(made);
     u.kept_gradient_bytes = static_cast<int64_t>(kept);
+    u.copied_bytes = static_cast<int64_t>(copies);
+  }
+
+  // Of the gradient of `t`, or of one of its `slices`: what is sent of it in a copy. Rows that the ranks
+  // cannot share evenly are padded; those of another dtype are cast.
+  int64_t copied(const Tensor& t, int64_t slices, Mode mode) const {
+    const int64_t ranks =
+        traits(mode).inside_hosts ? request_.device.ranks / request_.device.hosts : request_.device.ranks;
+    const bool even = t.rows % (slices * ranks) == 0 && t.reduce_bytes() == t.compute_bytes();
+    return even || !t.trainable ? 0 : t.reduce_bytes() / slices;
   }
 
   // Of operators that every rank holds in full.
@@ -203,6 +215,9 @@ class Builder {
       u.full_bytes = slice;
       if (weight.trainable)
         u.reduce = links_.reduce(sent, choice.mode), u.gradient_bytes = std::max(slice, sent);
+      if (weight.trainable)
+        u.kept_gradient_bytes = (sent + request_.device.ranks - 1) / request_.device.ranks,
+        u.copied_bytes = copied(weight, choice.granularity, choice.mode);
     }
     int64_t others = 0;
     for (const Tensor& t : op.tensors) others += t.trainable && &t != &weight ? t.reduce_bytes() : 0;

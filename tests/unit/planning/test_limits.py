@@ -36,8 +36,12 @@ def tied_gpt(
 
 
 def keeps_its_limit(plan: osdp.Plan) -> None:
-    assert plan.predicted.peak_memory_bytes == plan.certificate.memory_bytes <= plan.memory_limit_bytes
-    assert plan.simulate().peak_memory_bytes <= plan.certificate.memory_bytes
+    assert plan.predicted.peak_memory_bytes <= plan.certificate.memory_bytes <= plan.memory_limit_bytes
+    assert (
+        plan.simulate().peak_memory_bytes
+        <= plan.simulate().largest_peak_bytes
+        <= plan.predicted.peak_memory_bytes
+    )
     assert verify(plan) == "" and validate(plan) is plan
 
 
@@ -220,3 +224,33 @@ def test_whole_in_a_uniform_plan_and_what_is_refused() -> None:
         for make in (osdp.Plan.uniform, lambda d, whole: osdp.search(d, memory="1GiB", whole=whole)):
             with pytest.raises(osdp.InvalidProblemError, match=message):
                 make(description, whole=whole)
+
+
+def test_the_peak_that_is_predicted_is_the_plans_own() -> None:
+    """A large embedding sets the reserve of every phase, but is in use in the first one alone."""
+    description = gpt(4, 256, 64)
+    large = dataclasses.replace(
+        description.operators[0],
+        parameters=(dataclasses.replace(description.operators[0].parameters[0], shape=(50_000, 256)),),
+        parameter_bytes=4 * 256 * 50_000,
+        split_shape=None,
+    )
+    description = dataclasses.replace(description, operators=(large, *description.operators[1:]))
+    plan = osdp.search(
+        description, memory=GIB, hardware=machine(4), world_size=4, modes=["FULL_SHARD"], batch_size=8
+    )
+    keeps_its_limit(plan)
+    played = plan.simulate()
+    assert played.peak_memory_bytes <= played.largest_peak_bytes <= plan.predicted.peak_memory_bytes
+    assert plan.predicted.peak_memory_bytes < plan.certificate.memory_bytes - large.parameter_bytes // 2
+
+
+def test_an_older_prediction_of_the_peak_is_the_sum_that_the_limit_is_held_against() -> None:
+    plan = osdp.search(gpt(3, 128, 64), memory=GIB, hardware=machine(4), world_size=4)
+    own = plan.predicted.peak_memory_bytes
+    assert own < plan.certificate.memory_bytes
+    for peak, holds in ((plan.certificate.memory_bytes, True), (own - 1, False), (own + 1, False)):
+        other = dataclasses.replace(
+            plan, predicted=dataclasses.replace(plan.predicted, peak_memory_bytes=peak)
+        )
+        assert (verify(other) == "") is holds

@@ -1,0 +1,180 @@
+#include "search/simulate/largest_peak.hpp"
+
+#include <deque>
+#include <utility>
+
+#include "search/simulate/runtime_rules.hpp"
+
+namespace osdp::search {
+namespace {
+
+using Kind = Instruction::Kind;
+
+// Tasks that may be under way: from the first that nothing has waited for to the last that was submitted.
+class OpenTasks {
+ public:
+  // What its beginning and its end bring, and what its beginning needs for a moment, in bytes.
+  void submit(int64_t begins, int64_t ends, int64_t copied) {
+    open_.push_back({begins, ends, copied});
+    ++submitted_;
+  }
+  size_t submitted() const { return submitted_; }
+  size_t awaited() const { return submitted_ - open_.size(); }
+
+  // The first `tasks` are over; returns what they have brought.
+  int64_t wait(size_t tasks) {
+    int64_t bytes = 0;
+    for (; awaited() < tasks; open_.pop_front()) bytes += open_.front().begins + open_.front().ends;
+    return bytes;
+  }
+
+  // The most that those that are open may have brought.
+  int64_t most() const {
+    int64_t sum = 0, most = 0;
+    for (const auto& [begins, ends, copied] : open_) {
+      most = std::max(most, sum + begins + copied);
+      sum += begins + ends;
+      most = std::max(most, sum);
+    }
+    return most;
+  }
+
+ private:
+  struct Task {
+    int64_t begins, ends, copied;
+  };
+  std::deque<Task> open_;
+  size_t submitted_ = 0;
+};
+
+class Walker {
+ public:
+  explicit Walker(const Step& step)
+      : step_(step), program_(make_program(step)), rules_(step, program_), units_(step.units.size()) {
+    hold(step.held_bytes);
+    for (const StepOperator& o : step.operators) hold(o.resident_bytes);
+  }
+
+  int64_t walk() {
+    for (const Instruction& i : program_.instructions) run(i);
+    return peak_;
+  }
+
+ private:
+  struct Unit {
+    bool gathered = false;  // or on its way
+    size_t ticket = 0;      // tasks of the lane until it is there
+  };
+  struct Leaving {
+    size_t ticket;
+    int64_t bytes;
+  };
+
+  void run(const Instruction& i) {
+    switch (i.kind) {
+      case Kind::Compute:
+        return;
+      case Kind::Memory:
+        return hold(i.bytes);
+      case Kind::Use:
+        return use(i);
+      case Kind::Release:
+        if (!units_[i.what].gathered) return;
+        wait(gathers_, units_[i.what].ticket);
+        units_[i.what].gathered = false;
+        return hold(-step_.units[i.what].full_bytes);
+      case Kind::Reduce:
+        return reduce(i);
+      case Kind::ReduceBucket: {
+        const StepBucket& b = step_.buckets[i.what];
+        if (b.reduce.alone_ps > 0) submit(reductions_, b.buffer_bytes, -b.buffer_bytes, 0);
+        return;
+      }
+      case Kind::AwaitReduction:
+        return await_reductions(last_reduction_);
+      case Kind::AwaitCommunication:
+        wait(gathers_, gathers_.submitted());
+        return await_reductions(reductions_.submitted());
+    }
+  }
+
+  void use(const Instruction& i) {
+    gather(i.what);
+    rules_.gather_ahead(i, [this](int next) { gather(next); });
+    wait(gathers_, units_[i.what].ticket);
+  }
+
+  void gather(int unit) {
+    Unit& u = units_[unit];
+    if (u.gathered) return;
+    submit_with_memory(gathers_, step_.units[unit].full_bytes, 0, 0);
+    u = {true, gathers_.submitted()};
+  }
+
+  void reduce(const Instruction& i) {
+    const StepUnit& u = step_.units[i.what];
+    while (!rules_.may_leave(i.what, leaving_bytes_, [this](size_t other) { return units_[other].gathered; }))
+      await_reductions(leaving_.front().ticket);
+    int64_t freed = freed_by_reduction(u, i.adds);
+    if (step_.lanes.enqueue) reduced_bytes_ += std::exchange(freed, 0);
+    submit_with_memory(reductions_, u.kept_gradient_bytes, -freed, u.copied_bytes);
+    last_reduction_ = reductions_.submitted();
+    leaving_.push_back({last_reduction_, u.full_bytes});
+    leaving_bytes_ += u.full_bytes;
+  }
+
+  void await_reductions(size_t tasks) {
+    wait(reductions_, tasks);
+    while (!leaving_.empty() && leaving_.front().ticket <= reductions_.awaited()) {
+      leaving_bytes_ -= leaving_.front().bytes;
+      leaving_.pop_front();
+    }
+    hold(-std::exchange(reduced_bytes_, 0));
+  }
+
+  // On streams memory is given out when a task is submitted; that of buckets is the lane's own.
+  void submit_with_memory(OpenTasks& lane, int64_t begins, int64_t ends, int64_t copied) {
+    if (step_.lanes.enqueue) {
+      hold(std::exchange(begins, 0) + copied);
+      hold(-std::exchange(copied, 0));
+    }
+    submit(lane, begins, ends, copied);
+  }
+  void submit(OpenTasks& lane, int64_t begins, int64_t ends, int64_t copied) {
+    lane.submit(begins, ends, copied);
+    note_peak();
+  }
+  void wait(OpenTasks& lane, size_t tasks) { held_ += lane.wait(tasks); }
+
+  void hold(int64_t bytes) {
+    held_ += bytes;  // each within 2^61
+    if (held_ > kLargestSum || held_ < -kLargestSum)
+      throw InvalidProblem("a step's memory overflows 2^61 bytes");
+    if (bytes > 0) note_peak();
+  }
+  void note_peak() {
+    int128 most = static_cast<int128>(held_) + main_.most();
+    if (step_.lanes.separate_reductions) most += beside_.most();
+    if (most > kLargestSum) throw InvalidProblem("a step's memory overflows 2^61 bytes");
+    peak_ = std::max(peak_, static_cast<int64_t>(most));
+  }
+
+  const Step& step_;
+  const Program program_;
+  const RuntimeRules rules_;
+  std::vector<Unit> units_;
+  OpenTasks main_, beside_;
+  OpenTasks& gathers_ = main_;
+  OpenTasks& reductions_ = step_.lanes.separate_reductions ? beside_ : main_;
+  std::deque<Leaving> leaving_;
+  int64_t leaving_bytes_ = 0;  // of units whose reductions nothing has waited for
+  int64_t reduced_bytes_ = 0;  // on streams: what the end of their wait frees
+  size_t last_reduction_ = 0;
+  int64_t held_ = 0, peak_ = 0;
+};
+
+}  // namespace
+
+int64_t largest_peak(const Step& step) { return Walker(step).walk(); }
+
+}  // namespace osdp::search

@@ -1,0 +1,68 @@
+// What the runtime gathers ahead, and when a gradient may leave: csrc/runtime/step, Notes [How far ahead] and
+// [Gradients that leave], for whoever follows a step's program.
+#pragma once
+
+#include <algorithm>
+
+#include "search/problem/problem.hpp"
+#include "search/simulate/step_program.hpp"
+
+namespace osdp::search {
+
+// What the end of a unit's reduction frees: its full gradients, and this rank's part of them where that is
+// added to what is there already: to an earlier micro-batch's sum, or, of a slice, to the split weight's.
+inline int64_t freed_by_reduction(const StepUnit& unit, bool adds) {
+  return unit.gradient_bytes + (adds || unit.slice ? unit.kept_gradient_bytes : 0);
+}
+
+class RuntimeRules {
+ public:
+  // Both must outlive it.
+  RuntimeRules(const Step& step, const Program& program) : step_(step), program_(program) {
+    for (const StepUnit& u : step.units) {
+      largest_bytes_ = std::max(largest_bytes_, u.full_bytes);
+      all_kept_ &= u.keeps;
+    }
+  }
+
+  // Calls `gather(unit)` for each unit that is gathered ahead at `use`, in order: the unit in use and the
+  // next ones have the memory of 1 + `prefetch` of the largest size; a forward that keeps all units
+  // (SHARD_GRAD_OP) needs no such limit.
+  template <typename Gather>
+  void gather_ahead(const Instruction& use, const Gather& gather) const {
+    const bool kept = all_kept_ && use.phase == StepPhase::Forward;
+    int128 sum = step_.units[use.what].full_bytes;
+    for (int64_t ahead = 1; ahead <= (step_.prefetch > 0 ? std::max(step_.prefetch, kMostAhead) : 0);
+         ++ahead) {
+      const int next = program_.order[use.position + static_cast<size_t>(ahead)];
+      if (next < 0) break;
+      sum += step_.units[next].full_bytes;
+      if (!kept && ahead > step_.prefetch && sum > reserve()) break;
+      gather(next);
+    }
+  }
+
+  // Whether the gradient of `unit` may leave beside `leaving_bytes` of others, while the units of which
+  // `gathered` is true are there or on their way.
+  template <typename Gathered>
+  bool may_leave(int unit, int64_t leaving_bytes, const Gathered& gathered) const {
+    if (step_.lanes.enqueue || leaving_bytes == 0) return true;
+    int128 held = static_cast<int128>(leaving_bytes) + step_.units[unit].full_bytes;
+    for (size_t other = 0; other < step_.units.size(); ++other)
+      if (!step_.units[other].keeps && gathered(other)) held += step_.units[other].full_bytes;
+    return held <= reserve();
+  }
+
+ private:
+  static constexpr int64_t kMostAhead = 16;  // units, unless `prefetch` is more
+
+  // Bytes of what is gathered for a time and of gradients that leave.
+  int128 reserve() const { return (1 + static_cast<int128>(step_.prefetch)) * largest_bytes_; }
+
+  const Step& step_;
+  const Program& program_;
+  int64_t largest_bytes_ = 0;
+  bool all_kept_ = true;
+};
+
+}  // namespace osdp::search

@@ -1,0 +1,134 @@
+// The largest peak of any timing: no timing of the same step holds more, some hold as much, and it is below
+// what a search holds against its limit.
+#include "search/simulate/largest_peak.hpp"
+
+#include "check.hpp"
+#include "random_manner.hpp"
+#include "random_model.hpp"
+#include "search/heuristics/neighbours.hpp"
+#include "search/simulate/step_of_plan.hpp"
+
+using namespace osdp::search;
+
+namespace {
+
+// Three sharded operators of 100 bytes; activations 1000, 10 and 10.
+Step three_units() {
+  Step s;
+  for (int i = 0; i < 3; ++i) {
+    StepOperator& o = s.operators.emplace_back();
+    o.name = "op" + std::to_string(i);
+    o.forward_ps = 10, o.backward_ps = 20;
+    o.saved_bytes = i == 0 ? 1000 : 10;
+    o.full_gradient_bytes = 100, o.resident_bytes = 50;
+    StepUnit& u = s.units.emplace_back();
+    u.name = o.name;
+    u.members = {i};
+    u.calls = {{i, i}};
+    u.gather = {5, 5}, u.reduce = {7, 7};
+    u.full_bytes = u.gradient_bytes = 100, u.kept_gradient_bytes = 50;
+  }
+  return s;
+}
+
+void three_units_by_hand() {
+  Step s = three_units();
+  // Shards 150; backward of op 0: its activations, unit and gradient (200), op 2's shard of the gradient
+  // (50), and op 1's gradients on their way (150).
+  CHECK_EQ(largest_peak(s), 150 + 1000 + 200 + 50 + 150);
+  s.units[2].copied_bytes = 30;  // for a moment, when less is held
+  CHECK_EQ(largest_peak(s), 150 + 1000 + 200 + 50 + 150);
+  s.units[2].copied_bytes =
+      130;  // beside op 2's gradients, op 1's unit and gradient, op 2's activations gone
+  CHECK_EQ(largest_peak(s), 150 + 1010 + 100 + 100 + 100 + 50 + 130);
+  s = three_units();
+  s.lanes.separate_reductions = true;  // op 0's unit is there while op 2's gradients leave
+  CHECK_EQ(largest_peak(s), 150 + 1010 + 200 + 100 + 100 + 50);
+}
+
+Request request(Random& dice) {
+  Request r = random_request(dice);
+  r.device.ranks = 2 * draw(dice, 1, 2);
+  r.device.hosts = draw(dice, 1, 2);
+  r.device.between_hosts = r.device.all_reduce;
+  if (r.device.hosts > 1) r.space.modes.push_back(Mode::HybridShard);
+  if (dice() % 2 == 0) r.batches = {{1, 3}, {2, 1}};
+  r.limit_bytes = int64_t{1} << 40;
+  r.buffers = 2;
+  return r;
+}
+
+Step step_of(const PlanPlayer& player, const Request& asked, const Manner& manner, const PlainPlan& plan,
+             const std::vector<Members>& units) {
+  std::vector<PlannedUnit> planned;
+  for (const Members& members : units) {
+    PlannedUnit& unit = planned.emplace_back();
+    unit.name = player.model().operators[members.front()].name;
+    unit.operators = members;
+    for (int i : members) unit.calls.push_back({i, i});
+  }
+  return osdp::search::step_of(player.model(), asked, plan, planned, manner.prefetch, manner.delay,
+                               manner.lanes);
+}
+
+// Other times of everything, from nothing to a thousand times as long.
+void retime(Random& dice, Step& s) {
+  const auto other = [&](LaneTime& t) {
+    if (t.alone_ps == 0) return;
+    t.alone_ps = t.beside_ps = draw(dice, 1, 10) * (dice() % 3 == 0 ? 1000 : 1);
+    t.transfer_ps = 0;
+  };
+  const int64_t computes = dice() % 2 == 0 ? 1 : 100;
+  for (StepOperator& o : s.operators) {
+    o.forward_ps = computes * draw(dice, 0, 10), o.backward_ps = computes * draw(dice, 0, 10);
+    o.recompute_ps = o.forward_ps;
+  }
+  for (StepUnit& u : s.units) other(u.gather), other(u.reduce), other(u.average);
+  for (StepBucket& b : s.buckets) other(b.reduce);
+}
+
+void no_timing_holds_more() {
+  Random dice(11);
+  int reached = 0, steps = 0;
+  for (int n = 0; n < 400; ++n) {
+    const Model model = random_model(dice, 10);
+    const Request asked = request(dice);
+    Manner how = manner(model);
+    how.prefetch = draw(dice, 0, 2);
+    how.lanes = {dice() % 4 == 0, dice() % 4 == 0};
+    const PlanPlayer player(model, asked, how);
+    Rehearsal rehearsal(asked, player);
+    Neighbours neighbours(rehearsal);
+    Candidacy plan{asked.batches.empty() ? Batch{2, 1} : asked.batches.front(), {}};
+    plan.decision.ways.assign(model.blocks.size(), asked.recompute.front());
+    for (size_t i = 0; i < model.operators.size(); ++i) {
+      const int op = static_cast<int>(i);
+      const auto& list = rehearsal.candidates(op, rehearsal.way_of(op, plan.decision));
+      plan.decision.choices.push_back(list.empty() ? -1 : static_cast<int>(dice() % list.size()));
+    }
+    for (int changes = 0; changes < 3; ++changes) neighbours.change(plan, false);
+    const PlainPlan plain = rehearsal.plain(plan);
+    const auto units = player.units(plain, largest_transient(rehearsal.kinds(), plan.decision));
+    Step step = step_of(player, asked, how, plain, units);
+    const int64_t most = largest_peak(step);
+    if (plain.batch.accumulation <= 2) CHECK_EQ(most, player.largest_peak(plain, units));
+    int64_t seen = 0;
+    for (int timing = 0; timing < 40; ++timing) {
+      retime(dice, step);
+      const int64_t peak = play(step, 0, Record::Totals).peak_bytes;
+      CHECK(peak <= most);
+      seen = std::max(seen, peak);
+    }
+    reached += seen == most;
+    ++steps;
+  }
+  CHECK(reached > steps * 3 / 4);
+}
+
+}  // namespace
+
+int main() {
+  three_units_by_hand();
+  no_timing_holds_more();
+  return report("test_largest_peak");
+}

@@ -19,7 +19,9 @@ Type = fsdp.StateDictType
 _KINDS = {
     Type.FULL_STATE_DICT: ("full", fsdp.FullStateDictConfig, fsdp.FullOptimStateDictConfig),
     Type.SHARDED_STATE_DICT: ("sharded", fsdp.ShardedStateDictConfig, fsdp.ShardedOptimStateDictConfig),
-    Type.LOCAL_STATE_DICT: ("local", fsdp.LocalStateDictConfig, fsdp.LocalOptimStateDictConfig),
+    # FSDP1's has tensors that know which part they are, too: bare rows would be taken for all of a parameter by
+    # torch.distributed.checkpoint. local_state_dict() gives those.
+    Type.LOCAL_STATE_DICT: ("sharded", fsdp.LocalStateDictConfig, fsdp.LocalOptimStateDictConfig),
 }
 _settings: WeakKeyDictionary[Sharded, fsdp.StateDictSettings] = WeakKeyDictionary()
 
@@ -113,7 +115,8 @@ def optimizer_form(module: nn.Module) -> StateDictForm:
 def _settings_of(sharded: Sharded) -> fsdp.StateDictSettings:
     if sharded not in _settings:  # as the model was made
         kind, form = sharded.form.kind, sharded.form
-        which, model_class, optimizer_class = next((t, m, o) for t, (k, m, o) in _KINDS.items() if k == kind)
+        which = Type[f"{kind.upper()}_STATE_DICT"]
+        _, model_class, optimizer_class = _KINDS[which]
         config: Any = model_class(offload_to_cpu=form.on_host)
         if kind == "full":
             config.rank0_only = form.rank0_only

@@ -38,7 +38,7 @@ from osdp.sharding.mixed_precision import chosen_precision, install_precision
 from osdp.sharding.module_tree import Tree
 from osdp.sharding.recomputation import RecomputedBlock
 from osdp.sharding.rollback import AsItWas
-from osdp.sharding.sharded_model import Sharded, joined, register, splits_of
+from osdp.sharding.sharded_model import Sharded, joined, register, sharded_models, splits_of
 from osdp.sharding.state_dict import show_full_state
 from osdp.sharding.torch_patches.install import install_torch_tools
 from osdp.sharding.torch_patches.other_parallels import refuse_others
@@ -291,6 +291,7 @@ def _check(model: nn.Module, plan: Plan, world_size: int) -> None:
         )
     validate(plan)
     refuse_twice(model)
+    _refuse_shards(model)
     if plan.world_size not in (None, world_size):
         raise PlanMismatchError(
             f"the plan was made for {plan.world_size} ranks, the process group has {world_size}: "
@@ -320,6 +321,19 @@ def refuse_twice(model: nn.Module) -> None:
                 f"{what} is sharded already: shard the outermost model alone, once. Wrapping its parts too, as FSDP "
                 "needs, is not needed: the plan says what is gathered together"
             )
+
+
+def _refuse_shards(model: nn.Module) -> None:
+    """Raises ShardingError where a parameter is another sharded model's, and so holds this rank's rows of it."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    for other, sharded in sharded_models():
+        for name, parameter in other.named_parameters():
+            if id(parameter) in names and id(parameter) in sharded.tree.index:
+                raise ShardingError(
+                    f"parameter '{names[id(parameter)]}' is sharded already, as '{name}' of a {type(other).__name__} that is "
+                    "not in this model. Shard a part before the model around it; parts that share a parameter are not sharded "
+                    "by themselves, but with the model around both"
+                )
 
 
 def _states(model: nn.Module) -> list[Tensor]:

@@ -72,7 +72,8 @@ def types(me: Member) -> None:
     before = FSDP.set_state_dict_type(other, LOCAL)
     assert before.state_dict_type is FULL
     local = {name: value.clone() for name, value in other.state_dict().items()}
-    assert local["head.weight"].shape == model.head.weight.shape != wanted["head.weight"].shape
+    assert local["head.weight"].to_local().shape == model.head.weight.shape != wanted["head.weight"].shape
+    same(local, wanted)  # what saves it can tell that it is a part
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.zero_()

@@ -275,7 +275,9 @@ class FullyShardedDataParallel(nn.Module):
                 raise
             if name in OPTIONS and not hasattr(self.module, name) and self._osdp_wrapped in MARKS:
                 told = MARKS[self._osdp_wrapped]
-                return getattr(told, name) if name != "mixed_precision" else told.precision or False
+                # What was said, as it was said: FairScale's scripts ask whether, FSDP1's for what.
+                as_said = name != "mixed_precision" or isinstance(told.mixed_precision, bool)
+                return getattr(told, name) if as_said else told.precision or False
             return getattr(self.module, name)
 
     def __getitem__(self, key: Any) -> Any:

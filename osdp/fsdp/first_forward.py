@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from osdp.base.compiled_modules import is_compiled
+from osdp.base.made_classes import reduced
 from osdp.base.tensor_trees import batch_of
 from osdp.description.describe import watched_once
 from osdp.description.model_description import ModelDescription
@@ -65,8 +66,12 @@ def wait_for_inputs(model: nn.Module, options: Options) -> None:
             _before_forward(self, args, kwargs)
         return kind.__call__(self, *args, **kwargs)
 
+    def __reduce_ex__(self: nn.Module, protocol: Any) -> Any:
+        return reduced(self, protocol, kind)
+
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "_osdp_kind": kind}
-    model.__class__ = type(kind.__name__, (kind,), {**names, "__call__": __call__})
+    methods = {"__call__": __call__, "__reduce_ex__": __reduce_ex__}
+    model.__class__ = type(kind.__name__, (kind,), {**names, **methods})
     _waiting[model] = options
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from osdp.base.made_classes import reduced
 from osdp.errors import ShardingError
 from osdp.sharding.forward_methods import part_of
 
@@ -98,4 +99,16 @@ def as_fsdp_module(module: nn.Module) -> None:
     """Gives it the methods: its class becomes one of both, as FSDP2 has it."""
     kind = type(module)
     if not issubclass(kind, FSDPModule):
-        module.__class__ = type(f"FSDP{kind.__name__}", (FSDPModule, kind), {"__module__": kind.__module__})
+        module.__class__ = _both(kind)
+
+
+def _both(kind: type[nn.Module]) -> type[nn.Module]:
+    def __reduce_ex__(self: nn.Module, protocol: Any) -> Any:
+        return reduced(self, protocol, kind, _made)
+
+    names = {"__module__": kind.__module__, "__reduce_ex__": __reduce_ex__}
+    return type(f"FSDP{kind.__name__}", (FSDPModule, kind), names)
+
+
+def _made(kind: type[nn.Module]) -> nn.Module:
+    return kind.__new__(_both(kind))

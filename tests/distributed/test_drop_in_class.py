@@ -93,6 +93,14 @@ def methods(me: Member) -> None:
     assert not wrapped.module.training and not wrapped.blocks[0].up.training
     tokens, _ = data(me, 0)
     close(wrapped(tokens), whole(tokens), TOLERANCE, "evaluation")
+    for told, shown in (
+        ({"mixed_precision": True}, True),
+        ({"mixed_precision": False}, False),
+        ({}, False),
+        ({"mixed_precision": "bf16"}, osdp.MixedPrecision),
+    ):
+        found = osdp.FullyShardedDataParallel(nn.Linear(2, 2), me.group, **told).mixed_precision
+        assert found is shown or isinstance(found, (str, shown)), (told, found)
 
 
 def test_methods_and_attributes(ranks):

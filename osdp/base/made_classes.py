@@ -1,4 +1,4 @@
-"""Classes that are made for one object, and so found under no name: copying and pickling go by the class they were made of."""
+"""Classes that are made for one object, and found under no name: copying and pickling go by the class they were made of."""
 
 from __future__ import annotations
 

@@ -330,9 +330,9 @@ def _refuse_shards(model: nn.Module) -> None:
         for name, parameter in other.named_parameters():
             if id(parameter) in names and id(parameter) in sharded.tree.index:
                 raise ShardingError(
-                    f"parameter '{names[id(parameter)]}' is sharded already, as '{name}' of a {type(other).__name__} that is "
-                    "not in this model. Shard a part before the model around it; parts that share a parameter are not sharded "
-                    "by themselves, but with the model around both"
+                    f"parameter '{names[id(parameter)]}' is sharded already, as '{name}' of a {type(other).__name__} that "
+                    "is not in this model. Shard a part before the model around it; parts that share a parameter are "
+                    "sharded only together, with the model around both"
                 )
 
 

@@ -229,6 +229,20 @@ class FullyShardedDataParallel(nn.Module):
             yield prefix, self
             yield from self.module.named_modules(memo, prefix, remove_duplicate)
 
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """The module's; without `recurse` its own."""
+        whose = super() if recurse else self.module
+        return whose.named_parameters(prefix, recurse, remove_duplicate)
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """The module's; without `recurse` its own."""
+        whose = super() if recurse else self.module
+        return whose.named_buffers(prefix, recurse, remove_duplicate)
+
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The full state dict, on every rank. Collective."""
         return self.module.state_dict(*args, **kwargs)

@@ -10,14 +10,15 @@ from torch import Tensor, nn
 
 from osdp.errors import InvalidProblemError
 from osdp.fsdp.options import Options
-from osdp.sharding.sharded_model import sharded_of
+from osdp.sharding.sharded_model import sharded_models, sharded_of
 
 
 class Ignored:
     """Within it, what wraps of `model` and of its parts were told to ignore is no parameter or buffer of its module but a
     plain attribute, so that a forward finds it and nothing else does. After it, the model's sharding leaves it alone.
 
-    What is in another model is passed over. Raises InvalidProblemError for what is neither a module nor a parameter.
+    What is in another model is passed over. Raises InvalidProblemError for what is neither a module nor a parameter, and
+    for what is sharded already.
     """
 
     def __init__(self, model: nn.Module, told: list[Options]) -> None:
@@ -30,6 +31,7 @@ class Ignored:
             for t in (*m._parameters.values(), *m._buffers.values())
             if t is not None
         } | given
+        _refuse_sharded(self._tensors)
         self._homes: list[tuple[nn.Module, str, list[tuple[str, Tensor | None]]]] = []
 
     def __enter__(self) -> Ignored:
@@ -57,6 +59,15 @@ class Ignored:
             sharded.tree.leave_alone(
                 self.model, [p for p in self.model.parameters() if id(p) in self._tensors]
             )
+
+
+def _refuse_sharded(ignored: set[int]) -> None:
+    for model, sharded in sharded_models() if ignored else ():
+        for name, parameter in model.named_parameters():
+            if id(parameter) in ignored and id(parameter) in sharded.tree.index:
+                raise InvalidProblemError(
+                    f"'{name}' of a {type(model).__name__} is to be ignored, and is sharded already: wrap it, or ignore it"
+                )
 
 
 def ignored_modules(options: Options) -> set[nn.Module]:

@@ -93,6 +93,16 @@ def methods(me: Member) -> None:
     assert not wrapped.module.training and not wrapped.blocks[0].up.training
     tokens, _ = data(me, 0)
     close(wrapped(tokens), whole(tokens), TOLERANCE, "evaluation")
+    wrapped.scale = nn.Buffer(torch.ones(2))
+    assert torch.equal(wrapped.module.scale, torch.ones(2)) and "scale" in wrapped.state_dict()
+    for recurse in (True, False):
+        for call in ("named_parameters", "named_buffers"):
+            found, wanted = (
+                [name for name, _ in getattr(m.head, call)("head", recurse=recurse)] for m in (wrapped, whole)
+            )
+            assert found == wanted
+            own = [name for name, _ in getattr(wrapped, call)(recurse=recurse)]
+            assert own == [name for name, _ in getattr(wrapped.module, call)(recurse=recurse)]
     for told, shown in (
         ({"mixed_precision": True}, True),
         ({"mixed_precision": False}, False),

@@ -210,6 +210,11 @@ def ignoring(me: Member) -> None:
         osdp.save(wrapped, None, "nowhere")
     with pytest.raises(osdp.InvalidProblemError, match="ignored_modules has a str"):
         FSDP(build(), me.group, ignored_modules=["1"])
+    model = build()
+    model[0] = FSDP(model[0], me.group)
+    with pytest.raises(osdp.InvalidProblemError, match=r"to be ignored, and is sharded already"):
+        FSDP(model, me.group, ignored_modules=[model[0]])
+    FSDP(model, me.group, ignored_modules=[model[1]])
 
 
 def test_what_is_ignored_stays_a_ranks_own(ranks):

@@ -29,7 +29,9 @@ class Tied(nn.Module):
 
 
 def refused(again: Callable[[], object], name: str) -> None:
-    with pytest.raises(osdp.ShardingError, match=rf"parameter '{name}' is sharded already, as '.*weight' of a"):
+    with pytest.raises(
+        osdp.ShardingError, match=rf"parameter '{name}' is sharded already, as '.*weight' of a"
+    ):
         again()
 
 

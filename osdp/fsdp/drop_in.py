@@ -233,15 +233,17 @@ class FullyShardedDataParallel(nn.Module):
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """The module's; without `recurse` its own."""
-        whose = super() if recurse else self.module
-        return whose.named_parameters(prefix, recurse, remove_duplicate)
+        if not recurse:
+            return self.module.named_parameters(prefix, False, remove_duplicate)
+        return super().named_parameters(prefix, True, remove_duplicate)
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
         """The module's; without `recurse` its own."""
-        whose = super() if recurse else self.module
-        return whose.named_buffers(prefix, recurse, remove_duplicate)
+        if not recurse:
+            return self.module.named_buffers(prefix, False, remove_duplicate)
+        return super().named_buffers(prefix, True, remove_duplicate)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The full state dict, on every rank. Collective."""

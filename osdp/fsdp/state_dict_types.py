@@ -115,7 +115,7 @@ def optimizer_form(module: nn.Module) -> StateDictForm:
 def _settings_of(sharded: Sharded) -> fsdp.StateDictSettings:
     if sharded not in _settings:  # as the model was made
         kind, form = sharded.form.kind, sharded.form
-        which = Type[f"{kind.upper()}_STATE_DICT"]
+        which = next(t for t in _KINDS if t.name == f"{kind.upper()}_STATE_DICT")
         _, model_class, optimizer_class = _KINDS[which]
         config: Any = model_class(offload_to_cpu=form.on_host)
         if kind == "full":

@@ -6,22 +6,12 @@ from typing import Any
 
 import torch
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
 from osdp.base.tensor_trees import tensors_in
+from osdp.description.fake_call_cache import VIEWS, view
 
-aten = torch.ops.aten
-# Half of the calls of a transformer; the fake mode looks up for each what takes longer than to do it.
-_VIEWS = {
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.t.default,
-    aten.transpose.int,
-    aten.expand.default,
-    aten.unsqueeze.default,
-    aten.slice.Tensor,
-}
 _MOST_ELEMENTS = 2**18  # of a tensor that keeps its values
 
 
@@ -78,8 +68,8 @@ class KnownValues:
         if len(real) < len(given):
             if real and func._schema.is_mutable and _written(func, args, kwargs) & {id(t) for t in real}:
                 raise ValuesLostError(f"{func} wrote unknown values to known ones")
-            if func in _VIEWS and isinstance(args[0], FakeTensor):
-                return _view(func, args, kwargs)
+            if func in VIEWS and isinstance(args[0], FakeTensor):
+                return view(func, args, kwargs)
             return func(*args, **kwargs)
         try:
             out = func(*args, **kwargs)  # fake, to learn how large it is
@@ -91,14 +81,6 @@ class KnownValues:
             return out
         with no_dispatch():
             return func(*args, **kwargs)
-
-
-def _view(func: Any, args: Any, kwargs: Any) -> torch.Tensor:
-    """What the fake mode makes of a view: the same call on the meta tensor that a fake one is inside."""
-    fake = args[0]
-    with in_kernel_invocation_manager(fake.fake_mode):
-        inner = func(*args, **kwargs)
-    return FakeTensor(fake.fake_mode, inner, fake.fake_device)
 
 
 def _has_fractions(tensor: torch.Tensor) -> bool:

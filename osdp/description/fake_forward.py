@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,7 @@ from osdp.base.module_state import untouched
 from osdp.base.rng_state import generators_kept
 from osdp.base.tensor_trees import map_tensors, tensors_in
 from osdp.description.concrete_tensors import KnownValues, ValuesLostError
+from osdp.description.fake_call_cache import FakeCallCache
 from osdp.description.forward_tracer import Trace, Watcher
 from osdp.description.live_bytes import LiveBytes
 from osdp.description.originals import CopiesRead
@@ -35,6 +37,7 @@ class FakeParameters:
 
     def __init__(self, model: nn.Module) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.calls = FakeCallCache(self.mode)
         self.accepted = False  # a forward ran on fakes
         self.refused = False  # a forward that failed on fakes ran for real
         with self.mode:
@@ -90,7 +93,7 @@ def _trace_fakes(
         watcher = Watcher(copied, original=model, call=known.call)
         try:
             with _without_log(), fakes.mode, CopiesRead(model, copied):
-                return _follow(watcher, sample_args, sample_kwargs)
+                return _follow(watcher, fakes.calls, sample_args, sample_kwargs)
         except ValuesLostError:
             raise
         except Exception as error:
@@ -118,10 +121,10 @@ def _watch(watcher: Watcher, args: Any, kwargs: Any) -> Any:
         return watcher.model(*args, **kwargs)
 
 
-def _follow(watcher: Watcher, args: Any, kwargs: Any) -> Trace:
+def _follow(watcher: Watcher, calls: FakeCallCache, args: Any, kwargs: Any) -> Trace:
     """On fakes: also its memory, through forward and backward."""
-    live = LiveBytes(watcher.model, lambda: watcher.running)
-    with live:
+    live = LiveBytes(watcher.model, lambda: watcher.running, calls.call)
+    with live, _uncollected():
         output = _watch(watcher, args, kwargs)
         try:
             live.run_backward(output)
@@ -129,6 +132,19 @@ def _follow(watcher: Watcher, args: Any, kwargs: Any) -> Trace:
             return watcher.trace
     watcher.trace.moments = (live.forward, live.backward)
     return watcher.trace
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Python's collector frees tensors in cycles at moments that depend on all else that the process did: none here, so that
+    a description does not depend on them. It would take a sixth of the time, too."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextlib.contextmanager

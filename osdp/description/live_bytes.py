@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -36,17 +36,19 @@ class Moment(NamedTuple):
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While entered, follows `model`. `running()` names the module whose forward runs. Enter outside of the Watcher.
+    """While entered, follows `model`. `running()` names the module whose forward runs, `call(func, args, kwargs)` makes the
+    ATen calls. Enter outside of the Watcher.
 
     `forward` and `backward` are the moments of each, in order.
     """
 
-    def __init__(self, model: nn.Module, running: Any) -> None:
+    def __init__(self, model: nn.Module, running: Callable[[], str], call: Callable[..., Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.forward: list[Moment] = []
         self.backward: list[Moment] = []
         self._model = model
         self._running = running
+        self._call = call
         self._module_of: dict[int, str] = {}  # autograd node's sequence number -> module
         self._log: list[
             tuple[int, int, str, str | None]
@@ -134,7 +136,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _now(self) -> str:
         if not self._in_backward:
-            return str(self._running())
+            return self._running()
         node = torch._C._current_autograd_node()
         if node is not None:
             self._last = self._module_of.get(node._sequence_nr(), self._last)
@@ -147,7 +149,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         running = self._now()
         if not self._in_backward and torch.is_grad_enabled():
             self._module_of[torch._C._autograd._get_sequence_nr() - 1] = running
-        out = func(*args, **kwargs)
+        out = self._call(func, args, kwargs)
         self._note(tensors_in(out if isinstance(out, (tuple, list)) else (out,)), running)
         if scratch := scratch_bytes(func, args):
             self._log.append((-2, scratch, running, None))

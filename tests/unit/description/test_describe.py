@@ -426,7 +426,12 @@ def test_parameters_behind_a_closure_are_still_the_models() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.relu(self.call(self.call(x)))
 
-    operators = by_name(osdp.describe(Closed(), torch.randn(2, 4)))
+    model = Closed()
+    gradient = model.layer.weight.grad = torch.ones(4, 4)
+    description = osdp.describe(model, torch.randn(2, 4))
+    assert model.layer.weight.grad is gradient and torch.equal(gradient, torch.ones(4, 4))
+    assert model.layer.bias.grad is None and description == osdp.describe(model, torch.randn(2, 4))
+    operators = by_name(description)
     assert operators["layer"].traced and operators["layer"].gather_at == ("",)
     assert sum(o.saved_bytes_fixed for o in operators.values()) == 0
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+KINDS = ("text/plain", "text/html")
 TOOL = Path(__file__).parents[3] / "tools" / "notebook.py"
 
 
@@ -37,6 +38,25 @@ def test_the_checked_in_notebook_has_the_scripts_cells(monkeypatch: pytest.Monke
     assert tool.main() == 0
     text = tool.NOTEBOOK.read_text()
     assert '"image/png"' in text and '"text/html"' in text, "it is checked in with its outputs"
+
+
+def words(book: Any) -> list[list[str]]:
+    """Of each code cell: its outputs but for pictures."""
+
+    def shown(output: Any) -> str:
+        if "text" in output:
+            return str(output["text"])
+        return "".join(text for kind, text in sorted(output["data"].items()) if kind in KINDS)
+
+    cells = (c for c in book.cells if c.cell_type == "code")
+    return [[shown(o) for o in c.outputs if o.get("name") != "stderr"] for c in cells]
+
+
+def test_its_outputs_are_those_that_are_checked_in(executed: Any) -> None:
+    """If they should differ: run tools/notebook.py, read what it writes, and commit it."""
+    stored = load_tool().nbformat.read(load_tool().NOTEBOOK, 4)
+    for now, then in zip(words(executed), words(stored), strict=True):
+        assert now == then
 
 
 def test_every_cell_shows_what_it_should(executed: Any) -> None:

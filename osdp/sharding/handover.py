@@ -77,7 +77,8 @@ class Handover:
             if theirs != ours:
                 raise ShardingError(
                     f"a part of the model, a {type(module).__name__}, is sharded over the ranks {theirs}, and the whole "
-                    f"over {ours}: shard both over the same ranks"
+                    f"over {ours}: shard both over the same ranks, or leave the part unsharded and tell the whole to "
+                    "ignore it (ignored_modules=): it is each rank's own then"
                 )
 
     def begin(self, plan: Plan, grid: RankGrid | None) -> None:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from osdp.base.parameter_names import without_wrappers
 from osdp.checkpoint.dcp_planners import Tensors
 from osdp.checkpoint.manifest import Group, Manifest, OptimizerEntry, TensorEntry, model_key, state_key
 from osdp.checkpoint.shard_boxes import Chunk, Piece, WholePiece, chunks, elements
 from osdp.errors import FormatError, ShardingError
 from osdp.ranks.rank_group import Together
 from osdp.sharding.sharded_model import sharded_of
-
-if TYPE_CHECKING:
-    pass
 
 CHUNK_BYTES = (
     8 << 20
@@ -50,6 +48,23 @@ class WholeLayout:
 
     def pieces(self, name: str) -> Sequence[Piece]:
         return [WholePiece(self._shapes[name])]
+
+
+class RenamedLayout:
+    """`layout` under the names that state dicts have; see `without_wrappers`."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._names = {without_wrappers(name): name for name in layout.names()}
+
+    def names(self) -> Sequence[str]:
+        return list(self._names)
+
+    def full_shape(self, name: str) -> tuple[int, ...]:
+        return self._layout.full_shape(self._names[name])
+
+    def pieces(self, name: str) -> Sequence[Piece]:
+        return self._layout.pieces(self._names[name])
 
 
 @dataclass
@@ -108,7 +123,9 @@ class State:
         model: nn.Module, optimizer: Optimizer | None, saved: Manifest, layout: Layout | None = None
     ) -> State:
         """Where the checkpoint `saved` goes. FormatError naming the first thing that does not match; changes nothing."""
-        state = _of_model(model, layout)
+        # Checkpoints were once written under the names that named_parameters() has.
+        as_named = any(name != without_wrappers(name) for name in saved.parameters)
+        state = _of_model(model, layout, as_named)
         _match("parameter", saved.parameters, state.manifest.parameters)
         _match("buffer", saved.buffers, state.manifest.buffers)
         if optimizer is None:
@@ -211,21 +228,24 @@ class State:
 _NOT_OPTIONS = ("params", "param_names")
 
 
-def _of_model(model: nn.Module, layout: Layout | None) -> State:
+def _of_model(model: nn.Module, layout: Layout | None, as_named: bool = False) -> State:
     layout = layout or layout_of(model)
+    own: Mapping[str, torch.dtype] = getattr(layout, "buffer_dtypes", {})
+    name_of: Callable[[str], str] = str if as_named else without_wrappers
+    if not as_named:
+        layout = RenamedLayout(layout)
     model = unwrapped(model)
     names = list(layout.names())
-    parameters = dict(model.named_parameters())
+    parameters = {name_of(n): p for n, p in model.named_parameters()}
     if sorted(names) != sorted(parameters):
         extra = sorted(set(names) ^ set(parameters))[0]
         raise ShardingError(
             f"the model's parameters changed since it was sharded, or its wrap ignores some: {extra}. What is ignored may "
             "differ by rank, and is in no checkpoint: save model.state_dict() on each rank"
         )
-    held = _persistent_buffers(model)
-    own: Mapping[str, torch.dtype] = getattr(layout, "buffer_dtypes", {})
-    buffers = {n: b.to(own.get(n, b.dtype)) for n, b in held.items()}
-    cast = {n: b for n, b in held.items() if buffers[n] is not b}
+    held = {name_of(n): (b, own.get(n, b.dtype)) for n, b in _persistent_buffers(model).items()}
+    buffers = {n: b.to(dtype) for n, (b, dtype) in held.items()}
+    cast = {n: b for n, (b, _) in held.items() if buffers[n] is not b}
     manifest = Manifest(
         {n: TensorEntry(tuple(layout.full_shape(n)), _dtype(parameters[n])) for n in names},
         {n: TensorEntry(tuple(b.shape), _dtype(b)) for n, b in buffers.items()},

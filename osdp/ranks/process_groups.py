@@ -27,6 +27,7 @@ from torch import distributed as dist
 from torch.distributed.distributed_c10d import _world
 
 from osdp import _C
+from osdp.errors import ProcessGroupError
 from osdp.ranks import extension_lifetime
 from osdp.ranks.backends import forget_group, make_group, timeout_of
 from osdp.ranks.rendezvous import PHASE, first_contact, meet
@@ -49,6 +50,11 @@ class LaneGroup:
         self.name = name
         self.device = device
         self.communicator_bytes = 0  # that it was seen to take on its device, beside tensors
+        if extension_lifetime.is_fork():
+            raise ProcessGroupError(
+                "this process was forked from one in which OSDP had communicated, and has none of its threads: start ranks "
+                "with torchrun, or by torch.multiprocessing.spawn"
+            )
         self._rank = dist.get_rank(group)
         self._parts: dict[tuple[str, tuple[tuple[int, ...], ...]], str] = {}
         self._made: list[tuple[str, dist.ProcessGroup]] = []

@@ -115,3 +115,36 @@ def wrapped_afterwards(me: Member) -> None:
 
 def test_activation_checkpointing_after_the_wrap(ranks):
     ranks(wrapped_afterwards, world=2)
+
+
+def saved(me: Member, folder: str) -> None:
+    """What was saved with wrappers is loaded without them, and the other way."""
+
+    def build(part: Part) -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = FSDP(nn.Sequential(part(nn.Linear(WIDTH, WIDTH)), part(nn.BatchNorm1d(WIDTH))), me.group)
+        optimizer = adamw(model.parameters())
+        model(torch.randn(4, WIDTH)).square().mean().backward()
+        optimizer.step()
+        return model, optimizer
+
+    def same(found: nn.Module, wanted: nn.Module) -> None:
+        state = found.state_dict()
+        for name, value in wanted.state_dict().items():
+            close(state[name], value, 0, name)
+
+    (wrapped, first), (plain, second) = build(checkpoint_wrapper), build(lambda m: m)
+    osdp.save(wrapped, first, f"{folder}/wrapped")
+    osdp.load(plain, second, f"{folder}/wrapped")
+    same(plain, wrapped)
+    for state, wanted in zip(second.state.values(), first.state.values(), strict=True):
+        close(state["exp_avg"], wanted["exp_avg"], 0, "a state")
+    with torch.no_grad():
+        for p in plain.parameters():
+            p.add_(1)
+    osdp.save(plain, second, f"{folder}/plain")
+    osdp.load(wrapped, first, f"{folder}/plain")
+    same(wrapped, plain)
+
+
+def test_checkpoints_with_and_without_wrappers(ranks, tmp_path):
+    ranks(saved, str(tmp_path), world=2)

@@ -25,7 +25,7 @@ def sources() -> str:
 
 def test_every_message_of_the_troubleshooting_page_exists() -> None:
     text, page = sources(), (ROOT / "docs" / "troubleshooting.md").read_text()
-    ours = page[: page.index("## Not ours")]
+    ours = page[: page.index("## From torch")]
     messages = re.findall(r"^\| `([^`]+)`", ours, re.MULTILINE)
     assert len(messages) > 25
     assert [message for message in messages if message not in text] == []

@@ -86,7 +86,7 @@ FUZZER = $(shell for c in clang++ clang++-2{2,1,0} clang++-1{9,8,7,6,5,4}; do \
     | $$c -xc++ -fsanitize=fuzzer,address,undefined -o /dev/null - 2>/dev/null && { echo $$c; break; }; done)
 FUZZ_SECONDS ?= 60
 FUZZ_OBJECTS := $(patsubst csrc/%.cpp,build/fuzz/%.o,$(wildcard csrc/json/*.cpp csrc/search/*/*.cpp))
-FUZZ_COMPILE = $(shell command -v ccache) $(FUZZER) -std=c++20 -O1 -g -fsanitize=address,undefined,float-cast-overflow \
+FUZZ_COMPILE = $(shell command -v ccache) $(FUZZER) -std=c++20 -O1 -g -ffp-contract=off -fsanitize=address,undefined,float-cast-overflow \
   -fno-sanitize-recover=all -Icsrc -Itests/fuzz -MMD -MP
 
 .PHONY: fuzz

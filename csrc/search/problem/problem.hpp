@@ -105,13 +105,13 @@ struct Solution {
 // ends finds the same on every machine, and on every rank, whatever else they are busy with.
 struct Budget {
   double time_limit_s = 0;  // 0: none
-  std::function<bool()> interrupted;
+  std::function<bool()> interrupted = {};
   double gap = 0;           // a plan is good enough when its time is within this fraction of the lower bound
   int64_t state_bytes = 0;  // of the lists of partial plans, about; 0: no limit
   int64_t* work = nullptr;  // steps that are left, shared by all parts of a search; null: no limit
   // Told now and then how far the best plan is above its bound, as a share of its time; 1 without a plan. For
   // people only: nothing that it does reaches the search.
-  std::function<void(double)> tell_gap;
+  std::function<void(double)> tell_gap = {};
 };
 
 // Asks a Budget, at most every few thousand steps of work.

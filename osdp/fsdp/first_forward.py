@@ -32,14 +32,14 @@ from osdp.description.model_description import ModelDescription
 from osdp.errors import DescribeError, ShardingError
 from osdp.fsdp import state_dict_types
 from osdp.fsdp.ignored import Ignored
-from osdp.fsdp.marks import marked_plan, marked_precision, marks_in
+from osdp.fsdp.marks import marked_plan, marks_in
 from osdp.fsdp.moved_states import MovedStates
+from osdp.fsdp.obeyed_plan import obey
 from osdp.fsdp.options import Options
 from osdp.fsdp.searched_plan import searched_plan
 from osdp.plan.plan import Plan
 from osdp.ranks.rank_group import Together
 from osdp.sharding.forward_methods import named_in_forward, register_forward_method
-from osdp.sharding.fully_shard import fully_shard
 from osdp.sharding.handover import Handover
 from osdp.sharding.sharded_model import Sharded, runtime_of, sharded_of
 
@@ -126,7 +126,7 @@ def _search(
     states.agree(together)
     with Handover(model) as handover:
         plan = searched_plan(model, options)
-        _shard_anew(model, plan, options, handover)
+        obey(model, plan, options, handover)
     _carry_over(sharded, runtime_of(model))
     states.move(handover, runtime_of(model))
 
@@ -147,7 +147,7 @@ def _regroup(
             text = together.all(text)[0]
             if text is None:
                 raise _AsItIsError
-            _shard_anew(model, Plan.loads(text), options, handover)
+            obey(model, Plan.loads(text), options, handover)
     except _AsItIsError:
         return
     _carry_over(sharded, runtime_of(model))
@@ -186,20 +186,6 @@ def _with_named(described: ModelDescription, model: nn.Module) -> ModelDescripti
         for o in described.operators
     )
     return dataclasses.replace(described, operators=tuple(operators))
-
-
-def _shard_anew(model: nn.Module, plan: Plan, options: Options, handover: Handover) -> None:
-    fully_shard(
-        model,
-        plan,
-        options.process_group,
-        device_mesh=options.device_mesh,
-        ranks_per_host=options.ranks_per_host,
-        device_id=options.device,
-        cpu_offload=options.offload,
-        mixed_precision=marked_precision(model, options),
-        handover=handover,
-    )
 
 
 def _carry_over(old: Sharded, new: Sharded) -> None:

@@ -58,6 +58,12 @@ def optim_state_dict_to_load(
     return ready
 
 
+def plain_state_dict(model: nn.Module, optim: Optimizer) -> State:
+    """Full, on rank 0 ({} elsewhere), with numbers for names: what one process's optimizer loads. Collective."""
+    named = by_name(model, optim, FULL_ON_RANK_0)
+    return numbered(model, optim, named) if named else {}
+
+
 def by_name(model: nn.Module, optim: Optimizer, form: StateDictForm, given: State | None = None) -> State:
     """Collective where the form is full: one tensor after another is gathered, in the model's order, since optimizers of
     several ranks may have their parameters in other orders. Raises ShardingError where they have states of others."""

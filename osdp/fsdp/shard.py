@@ -6,10 +6,10 @@ from torch import nn
 
 from osdp.fsdp.first_forward import stop_waiting, wait_for_inputs
 from osdp.fsdp.ignored import Ignored
-from osdp.fsdp.marks import MARKS, marked_plan, marked_precision, marks_in, refuse_planned
+from osdp.fsdp.marks import MARKS, marked_plan, marks_in, refuse_planned
+from osdp.fsdp.obeyed_plan import obey
 from osdp.fsdp.options import Options
 from osdp.fsdp.searched_plan import searched_plan
-from osdp.sharding.fully_shard import fully_shard
 from osdp.sharding.handover import Handover
 from osdp.sharding.sharded_model import runtime_of
 from osdp.sharding.state_dict_form import StateDictForm
@@ -48,16 +48,11 @@ def _shard_parts(module: nn.Module, options: Options) -> None:
             plan = searched_plan(module, options)
         else:
             plan = marked_plan(module, options)
-        fully_shard(
+        obey(
             module,
             plan,
-            options.process_group,
-            device_mesh=options.device_mesh,
-            ranks_per_host=options.ranks_per_host,
-            device_id=options.device,
+            options,
+            handover,
             param_init_fn=options.param_init_fn,
             initialise=options.initialise,
-            cpu_offload=options.offload,
-            mixed_precision=marked_precision(module, options),
-            handover=handover,
         )

@@ -25,7 +25,7 @@ from torch import nn
 from osdp.base.compiled_modules import unwrapped
 from osdp.base.sharded_models import is_sharded
 from osdp.errors import ShardingError
-from osdp.fsdp.optimizer_states import FULL_ON_RANK_0, by_name, numbered
+from osdp.fsdp.optimizer_states import plain_state_dict
 from osdp.fsdp.options import OPTIONS, Options
 from osdp.fsdp.shard import shard
 from osdp.sharding.step_scopes import no_sync
@@ -87,9 +87,7 @@ class _WholeStates(AcceleratedOptimizer):
     models: list[nn.Module]
 
     def state_dict(self) -> dict[str, Any]:
-        model = self._model()
-        named = by_name(model, self.optimizer, FULL_ON_RANK_0)
-        return numbered(model, self.optimizer, named) if named else {}
+        return plain_state_dict(self._model(), self.optimizer)
 
     def _model(self) -> nn.Module:
         mine = {id(p) for group in self.optimizer.param_groups for p in group["params"]}

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from osdp.base.sharded_models import is_sharded
 from osdp.errors import InvalidProblemError
-from osdp.fsdp.optimizer_states import FULL_ON_RANK_0, by_name, numbered
+from osdp.fsdp.optimizer_states import plain_state_dict
 from osdp.fsdp.options import Options
 from osdp.fsdp.shard import shard
 from osdp.sharding.forward_methods import register_forward_method
@@ -93,8 +93,7 @@ class OSDPStrategy(DDPStrategy):
         """Full, on rank 0; collective."""
         assert self.model is not None
         plain = getattr(optimizer, "optimizer", optimizer)  # Lightning's wrapper has it there
-        named = by_name(self.model, plain, FULL_ON_RANK_0)
-        return numbered(self.model, plain, named) if named else {}
+        return plain_state_dict(self.model, plain)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):

@@ -1,0 +1,32 @@
+"""Sharding a module by a plan, as its wrap's options say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from osdp.fsdp.marks import marked_precision
+from osdp.fsdp.options import Options
+from osdp.plan.plan import Plan
+from osdp.sharding.fully_shard import fully_shard
+from osdp.sharding.handover import Handover
+
+
+def obey(module: nn.Module, plan: Plan, options: Options, handover: Handover, **initialising: Any) -> None:
+    """In place. Collective. `initialising`: what `osdp.fully_shard` takes for parameters without values.
+
+    Raises what `osdp.fully_shard` raises.
+    """
+    fully_shard(
+        module,
+        plan,
+        options.process_group,
+        device_mesh=options.device_mesh,
+        ranks_per_host=options.ranks_per_host,
+        device_id=options.device,
+        cpu_offload=options.offload,
+        mixed_precision=marked_precision(module, options),
+        handover=handover,
+        **initialising,
+    )

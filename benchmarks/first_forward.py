@@ -12,14 +12,12 @@ rank that needs most.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from support.launch import as_rank, run_ranks
-from support.machine import machine, machine_line
+from support.machine import machine, show
 
 MODELS = ("six layers", "GPT")
 WAYS = ("FSDP1", "at the wrap", "at the first forward", "memory=")
@@ -105,11 +103,7 @@ def main() -> int:
     for r in rows:
         sizes = [f"{r[k] / 2**20:.1f} MiB" for k in ("first_peak", "peak")]
         table.add_row(r["model"], r["way"], *sizes, *(f"{r[k] * 1e3:.0f} ms" for k in ("first_s", "step_s")))
-    console = Console(width=110)
-    console.print(table)
-    console.print(machine_line(here))
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": here, "ways": rows}, indent=1) + "\n")
+    show(table, here, {"ways": rows}, arguments.json, width=110)
     return 0
 
 

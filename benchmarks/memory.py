@@ -11,14 +11,12 @@ parameters and optimizer state (an arena, say) counts in full.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from support.launch import as_rank, run_ranks
-from support.machine import machine, machine_line
+from support.machine import machine, show
 
 UNITS, WIDTH = 6, 1024
 CONTESTANTS = (
@@ -82,7 +80,6 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     arguments = parser.parse_args()
-    console = Console(width=100)
     here = machine()
     rows = []
     for ranks in arguments.ranks:
@@ -90,7 +87,7 @@ def main() -> int:
             row = {"name": name, "ranks": ranks, **run_ranks(__file__, [name], ranks, seconds=120)}
             row["goal_units"] = GOALS.get(name, {}).get(ranks)
             rows.append(row)
-            console.print(f"{name}, {ranks} ranks: {row['peak_units']:.2f} B")
+            print(f"{name}, {ranks} ranks: {row['peak_units']:.2f} B")
     table = Table(title="peak of the live heap in forward + backward, in units of B", title_justify="left")
     for column in ("", "ranks", "peak", "kept between steps", "goal", ""):
         table.add_column(column, justify="left" if column == "" else "right")
@@ -105,10 +102,7 @@ def main() -> int:
             "" if goal is None else f"{goal}",
             verdict,
         )
-    console.print(table)
-    console.print(machine_line(here))
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": here, "contestants": rows}, indent=1) + "\n")
+    show(table, here, {"contestants": rows}, arguments.json, width=100)
     return 0
 
 

@@ -10,14 +10,12 @@ initialises module by module; and every rank building the whole model before it 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from support.launch import as_rank, run_ranks
-from support.machine import machine, machine_line
+from support.machine import machine, show
 
 WIDTH = 2048
 WAYS = ("from the meta device", "built on every rank")
@@ -80,11 +78,7 @@ def main() -> int:
         verdict = "" if r["goal_share"] is None else "yes" if share <= GOAL else "NO"
         sizes = [f"{r[k] / 2**30:.2f} GiB" for k in ("model_bytes", "peak_bytes", "kept_bytes")]
         table.add_row(r["way"], str(r["ranks"]), *sizes, f"{share:.2f}", verdict, f"{r['seconds']:.1f}")
-    console = Console(width=100)
-    console.print(table)
-    console.print(machine_line(here))
-    if arguments.json:
-        arguments.json.write_text(json.dumps({"machine": here, "ways": rows}, indent=1) + "\n")
+    show(table, here, {"ways": rows}, arguments.json, width=100)
     return 0
 
 

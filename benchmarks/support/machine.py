@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.table import Table
 
 
 def machine() -> dict[str, object]:
@@ -37,3 +41,14 @@ def another_machine(found: Mapping[str, Any]) -> str:
 
 def machine_line(m: dict[str, object]) -> str:
     return f"{m['processor']}, {m['cores']} cores, load {m['load']:.1f}, torch {m['torch']}, {m['date']}"
+
+
+def show(
+    table: Table, here: dict[str, object], figures: dict[str, object], file: Path | None, width: int
+) -> None:
+    """Prints a table and the machine that it is from; with `file`, writes both."""
+    console = Console(width=width)
+    console.print(table)
+    console.print(machine_line(here))
+    if file is not None:
+        file.write_text(json.dumps({"machine": here, **figures}, indent=1) + "\n")

@@ -11,23 +11,12 @@ import json
 from pathlib import Path
 
 import torch
-import transformers as hf
 from accelerate import Accelerator
 from accelerate.utils import set_seed
+from small_gpt import LENGTH, SAMPLES, WORDS, gpt
 from torch.utils.data import DataLoader
 
 from osdp.integrations.accelerate import OSDPAccelerator
-
-WORDS, LENGTH, SAMPLES = 256, 32, 4
-
-
-def gpt() -> hf.GPT2LMHeadModel:
-    none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
-    return hf.GPT2LMHeadModel(
-        hf.GPT2Config(
-            vocab_size=WORDS, n_positions=64, n_embd=64, n_layer=3, n_head=4, use_cache=False, **none
-        )
-    )
 
 
 def main() -> None:

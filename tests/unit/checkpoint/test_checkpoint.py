@@ -37,6 +37,7 @@ from osdp.checkpoint.reading import check, fill, readings
 from osdp.checkpoint.save_load import load, save
 from osdp.checkpoint.shard_boxes import WholePiece, chunks
 from osdp.cli import main
+from tests.unit.checkpoint.killing import Killed, end, kill_at
 
 
 @dataclasses.dataclass(frozen=True)
@@ -835,34 +836,7 @@ def test_names_that_no_directory_can_have_are_refused(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-class Killed(BaseException):
-    """Stands for the end of the process: nothing after it may run."""
-
-
-def kill_at(monkeypatch: pytest.MonkeyPatch, step: int, living: list[Partial]) -> list[str]:
-    """Ends the run before the `step`-th call that changes directories; the calls so far, and what it was writing."""
-    calls: list[str] = []
-    begin = Partial.__init__
-
-    def noted(self: Partial, *args: object) -> None:
-        begin(self, *args)  # type: ignore[arg-type]
-        living.append(self)
-
-    def before(name: str, real: Callable[..., object]) -> Callable[..., object]:
-        def call(*args: object, **kwargs: object) -> object:
-            if len(calls) >= step:
-                raise Killed
-            calls.append(name)
-            return real(*args, **kwargs)
-
-        return call
-
-    places = osdp.checkpoint.places
-    monkeypatch.setattr(Partial, "__init__", noted)
-    monkeypatch.setattr(Path, "rename", before("rename", Path.rename))
-    monkeypatch.setattr(places.Path, "unlink", before("unlink", Path.unlink))
-    monkeypatch.setattr(places.shutil, "rmtree", before("rmtree", shutil.rmtree))
-    return calls
+CHANGES = ((Path, "rename"), (Path, "unlink"), (shutil, "rmtree"))  # of directories, in one save
 
 
 def filled(value: float) -> nn.Module:
@@ -889,15 +863,13 @@ def test_killed_anywhere_while_saving_a_checkpoint_is_found_and_the_next_save_cl
         path.parent.mkdir()
         save(filled(1.0), None, path)
         with pytest.MonkeyPatch.context() as monkeypatch:
-            living: list[Partial] = []
-            calls = kill_at(monkeypatch, step, living)
+            calls, living = kill_at(monkeypatch, step, CHANGES)
             try:
                 save(filled(2.0), None, path)
                 finished = True
             except Killed:
                 finished = False
-        for partial in living:  # as the end of a process does
-            partial._unlock()
+        end(living)
         assert loaded(path) in (1.0, 2.0), calls
         seen.add((loaded(path), path.exists()))
         if finished:

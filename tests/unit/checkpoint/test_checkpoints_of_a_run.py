@@ -7,7 +7,6 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from torch import nn
 import osdp
 from osdp.checkpoint import background, places
 from osdp.checkpoint.dcp_planners import BoxWriter
-from osdp.checkpoint.places import Partial
+from tests.unit.checkpoint.killing import end, kill_at
 
 
 def trained(value: float, width: int = 4) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -172,40 +171,14 @@ def test_a_flipped_bit_in_extra_is_found(tmp_path: Path) -> None:
         run.load(*trained(0.0))
 
 
-class Killed(BaseException):
-    """Stands for the end of the process: nothing after it may run."""
-
-
-def killed_at(monkeypatch: pytest.MonkeyPatch, moment: int, living: list[Partial]) -> list[str]:
-    """Ends the writing thread before the `moment`-th call that changes directories; the calls so far."""
-    calls: list[str] = []
-    begin = Partial.__init__
-
-    def noted(self: Partial, *args: object) -> None:
-        begin(self, *args)  # type: ignore[arg-type]
-        living.append(self)
-
-    def before(name: str, real: Callable[..., object]) -> Callable[..., object]:
-        def call(*args: object, **kwargs: object) -> object:
-            if len(calls) >= moment:
-                raise Killed
-            calls.append(name)
-            return real(*args, **kwargs)
-
-        return call
-
-    monkeypatch.setattr(Partial, "__init__", noted)
-    for owner, name in (
-        (Path, "rename"),
-        (Path, "unlink"),
-        (Path, "symlink_to"),
-        (os, "rename"),
-        (os, "replace"),
-        (shutil, "rmtree"),
-    ):
-        monkeypatch.setattr(owner, name, before(f"{owner.__name__}.{name}", getattr(owner, name)))
-    monkeypatch.setattr(threading, "excepthook", lambda args: None)
-    return calls
+CHANGES = (
+    (Path, "rename"),
+    (Path, "unlink"),
+    (Path, "symlink_to"),
+    (os, "rename"),
+    (os, "replace"),
+    (shutil, "rmtree"),
+)
 
 
 def test_killed_at_any_moment_the_last_good_one_is_found(tmp_path: Path) -> None:
@@ -217,13 +190,12 @@ def test_killed_at_any_moment_the_last_good_one_is_found(tmp_path: Path) -> None
         run.save(*trained(1.0), 1)
         run.wait()
         with pytest.MonkeyPatch.context() as monkeypatch:
-            living: list[Partial] = []
-            calls = killed_at(monkeypatch, moment, living)
+            monkeypatch.setattr(threading, "excepthook", lambda args: None)
+            calls, living = kill_at(monkeypatch, moment, CHANGES)
             run.save(*trained(2.0), 2)
             run._background[0]._thread.join()  # type: ignore[index]
             finished = len(calls) < moment
-        for partial in living:  # as the end of a process does
-            partial._unlock()
+        end(living)
         again = osdp.Checkpoints(folder, keep=1)
         model, optimizer = trained(0.0)
         step = again.load(model, optimizer)

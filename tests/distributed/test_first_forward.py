@@ -45,7 +45,8 @@ def regrouped(me: Member) -> None:
     whole, inner = Layers(), Layers()
     parameters = list(inner.parameters())
     model = FSDP(inner, me.group)
-    both = [(m, torch.optim.AdamW(m.parameters(), 1e-3)) for m in (whole, model)]
+    # AdamW's step is as long for a gradient of 1e-9 as for one of 1, with the sign that rounding gave it: hence eps.
+    both = [(m, torch.optim.AdamW(m.parameters(), 1e-3, eps=1e-4)) for m in (whole, model)]
     FSDP.set_state_dict_type(model, StateDictType.SHARDED_STATE_DICT)
     osdp.register_forward_method(model, "norm")
     before = {"first": ("",), **dict.fromkeys(("rest.0", "rest.1", "rest.2"), ("rest",))}

@@ -26,6 +26,7 @@ from harness.server import server
 START_S = 120.0  # to import torch and connect, on a busy machine
 GRACE_S = 2.0  # for the other ranks, once one has failed: they may be waiting for it for ever
 DUMP_S = 0.3  # for a rank to write its stacks
+DUMPS_S = 10.0  # the same on a busy machine
 LOG_LINES = 30
 
 
@@ -132,7 +133,10 @@ class Pool:
             pid = self._processes[rank].pid
             if pid is not None and self._processes[rank].is_alive():
                 os.kill(pid, signal.SIGUSR1)
+        until = time.monotonic() + DUMPS_S
         time.sleep(DUMP_S if stuck else 0.0)
+        while not all(map(self._stacks, stuck)) and time.monotonic() < until:
+            time.sleep(DUMP_S)
         for rank in stuck:
             lines += [f"--- rank {rank} was here", self._stacks(rank)]
         for rank in sorted({*failed, *stuck}):

@@ -41,10 +41,11 @@ _STEP = re.compile(r"step-([0-9]{8,18})")
 class Checkpoints:
     """The checkpoints in the directory `folder`, on a file system that all ranks share; made if it is not there.
 
-    `keep`: how many stay, the last ones and the one that `latest` names; None: all. `copy_limit`: bytes ("2GiB") of host
-    memory that a save may take on each rank to let training go on; what of the rank's share is above that is written before
-    `save` returns. None: the whole share, which is `share_bytes` (with AdamW in fp32, FULL_SHARD, 12 bytes per parameter
-    over the number of ranks). There is never more than one copy: a save waits for the one before it.
+    `keep`: how many stay, the last ones and the one that `latest` names; None: all. `copy_limit`: bytes
+    ("2GiB") of host memory that a background save may take on each rank; the rest of the rank's share is
+    written before `save` returns. None: the whole share, which is `share_bytes` (with AdamW in fp32,
+    FULL_SHARD, 12 bytes per parameter over the number of ranks). There is never more than one copy: a save
+    waits for the one before it.
 
     Leaving a `with` block waits for the last save; after an exception it only ends what this rank was writing.
 

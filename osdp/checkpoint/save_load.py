@@ -47,13 +47,14 @@ def save(
     """Writes parameters, buffers (rank 0's) and the optimizer's state to `directory`. Collective.
 
     `model`: sharded or not; `optimizer`: made over its parameters, or None. `directory`: on a file system that all
-    ranks share. An older checkpoint there is replaced, with all that lies in it, once the new one is complete; where it is
-    a symbolic link (`latest`), what it leads to is. `process_group`: by default the one over which the model is sharded,
-    else all ranks; without any, one process saves. Each rank writes what it holds; what all ranks hold is written once,
-    spread over them.
+    ranks share. An older checkpoint there is replaced, with all files in its directory, once the new one is
+    complete; if it is a symbolic link (`latest`), its target is replaced. `process_group`: by default the one
+    over which the model is sharded, else all ranks; without any, one process saves. Each rank writes its
+    shards; replicated tensors are written once, divided among the ranks.
 
-    Raises ShardingError where `directory` holds something else than a checkpoint or a state cannot be described,
-    OSDPError where writing failed on some rank. Both on all ranks, and an older checkpoint is still there then.
+    Raises ShardingError if `directory` holds something other than a checkpoint or an optimizer state has an
+    unsupported shape, OSDPError if writing failed on some rank. Both are raised on all ranks and leave the
+    older checkpoint in place.
     """
     together = Together(process_group or group_of(model), "osdp.save")
     step = f"saving {os.fspath(directory)!r:.200}"
@@ -78,7 +79,8 @@ def load(
     World size, plan and grouping of the optimizer's parameters may differ from those that saved; names, shapes, dtypes
     and the optimizer's class may not. `optimizer=None` reads only the model.
 
-    Where no checkpoint stands under that name because a save was killed at its end, the one beside it is read.
+    If a save was killed between its two renames and no checkpoint has that name, the new one beside it is
+    read.
 
     Raises FormatError, on all ranks and with nothing changed, where the checkpoint is incomplete, damaged, of another
     model or of another optimizer; its `field` names the parameter.

@@ -26,22 +26,23 @@ from osdp.errors import DescribeError
 def describe(model: nn.Module, *args: Any, **kwargs: Any) -> ModelDescription:
     """The operators of `model` in execution order, with their bytes and work.
 
-    `args` and `kwargs` are one sample for the model's forward: real tensors, or meta ones; dimension 0 of the
-    first of them is the batch, and so it is of all others of that length. The forward runs on a copy whose
-    tensors are fake: no weight is read, copied or written, nothing large is allocated, and the model (which may
-    be on the meta device), its buffers, its mode and the random number generators stay as they are. It runs in
-    the model's mode: describe a model for training in `model.train()`. Only a forward that depends on values of
-    tensors, which fake ones do not have, runs for real, and what it changes is put back.
+    `args` and `kwargs` are one sample for the model's forward: real or meta tensors; dimension 0 of the first
+    one is the batch, as is dimension 0 of every other tensor of that length. The forward runs on a copy whose
+    tensors are fake: no weight is read, copied or written, nothing large is allocated, and the model (which
+    may be on the meta device), its buffers, its mode and the random number generators stay as they are. It
+    runs in the model's mode: describe a model for training in `model.train()`. Only a forward that depends on
+    values of tensors, which fake ones do not have, runs on the real tensors; its side effects are undone.
 
     Saved bytes are those of storages that autograd's saved-tensor hooks see, each once, for the operator that
-    saved it first; parameters, buffers and the sample are there anyway and do not count. What a custom
+    saved it first; parameters, buffers and the sample do not count. What a custom
     autograd function keeps on its `ctx` without `save_for_backward` is not seen.
 
-    Without a sample nothing is watched: operators come in `named_modules()` order, untraced, with zero
+    Without a sample forward does not run: operators come in `named_modules()` order, untraced, with zero
     activations.
 
     Raises DescribeError, with the module whose forward failed, and for a sample without a tensor of at least one
-    dimension; ShardingError where the model is sharded already, or has parameters that are no plain tensors (DTensors).
+    dimension; ShardingError where the model is sharded already, or has parameters that are not plain tensors
+    (DTensors).
 
     >>> osdp.describe(model, torch.zeros(4, 128, dtype=torch.long)).parameter_bytes
     """

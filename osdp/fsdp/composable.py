@@ -45,13 +45,14 @@ def fully_shard(
 ) -> Any:
     """Shard `module` in place, and return it. Collective over the process group, or the mesh (default: all ranks).
 
-    With a `plan`, as `osdp.sharding.fully_shard.fully_shard` says, whose keywords are taken: that plan is obeyed.
+    With a `plan`, `module` is sharded as the plan says; the keywords are those of
+    `osdp.sharding.fully_shard.fully_shard`.
 
     Without one as torch's `fully_shard`: blocks first, then the model, each becomes a unit that is gathered at its call (see
     docs/drop-in.md for what each argument does). `module` may be a list of modules. `reshard_after_forward=False` is
-    SHARD_GRAD_OP; True, None and a number are FULL_SHARD, or HYBRID_SHARD with a mesh of two dimensions. `mp_policy` and
-    `offload_policy` are torch's objects, or ours. Parameters stay plain tensors that hold this rank's rows; state dicts show
-    those that are sharded as DTensors.
+    SHARD_GRAD_OP; True, None and a number are FULL_SHARD, or HYBRID_SHARD with a mesh of two dimensions.
+    `mp_policy` and `offload_policy` are torch's objects or OSDP's. Parameters stay plain tensors that hold
+    this rank's rows; state dicts show those that are sharded as DTensors.
 
     Raises InvalidProblemError for what is not supported, and what `osdp.sharding.fully_shard.fully_shard` raises.
 

@@ -40,14 +40,15 @@ def _fsdp_modules(module: nn.Module, root_only: bool = False) -> list[FullyShard
 class FullyShardedDataParallel(nn.Module):
     """Wraps `module`, sharded by a plan. Collective over `process_group` (default: all ranks).
 
-    With neither `plan` nor `memory` everything is FULL_SHARD, as FSDP does, and each parameter is gathered where it is read.
-    With `plan` that plan is obeyed. With `memory` ("8GiB", bytes) rank 0 searches for the fastest plan that fits, and all
-    obey it; `hardware` and `search` (a dict: batch_size, modes ...) are `osdp.search`'s. `whole` (patterns of what stays
-    NO_SHARD) also goes without a search. Where parameters are read, and what the search measures, tells `sample` (a tuple or
-    dict of example inputs, alike on all ranks); without it the first forward in training (docs/drop-in.md).
+    With neither `plan` nor `memory` everything is FULL_SHARD, as in FSDP, and each parameter is gathered
+    where it is read. With `plan`, that plan decides. With `memory` ("8GiB", bytes) rank 0 searches for the
+    fastest plan that fits and broadcasts it; `hardware` and `search` (a dict: batch_size, modes ...) are
+    `osdp.search`'s. `whole` (patterns of modules that stay NO_SHARD) also works without a search. `sample` (a
+    tuple or dict of example inputs, alike on all ranks) is traced to find where parameters are read, and is
+    the search's sample; without it the first training forward is traced (docs/drop-in.md).
 
     All arguments of FairScale's class and of torch's FSDP are taken, by name or in either's order after `module` and
-    `process_group`, with their objects as values: docs/drop-in.md says of each what it does. In short:
+    `process_group`, with their objects as values: docs/drop-in.md says what each does. In short:
 
     `mixed_precision`: an osdp.MixedPrecision, or torch's (FSDP1's or FSDP2's); or True, as FairScale has it, with its
     `compute_dtype` (fp16), `buffer_dtype` (the same) and `fp32_reduce_scatter`. `force_input_to_fp32`: where that is not

@@ -18,9 +18,10 @@ class MixedPrecision:
     """The dtypes of a training step, under the names of torch's FSDP (both of them). None: left as it is.
 
     `param_dtype`: floating-point parameters are gathered and computed with in it. `reduce_dtype`: gradients are
-    averaged over the ranks in it (None: in `param_dtype`). `buffer_dtype`: floating-point buffers are kept in it; state
-    dicts show their own. `cast_forward_inputs`: floating-point tensors in the arguments of the model's call are cast to
-    `param_dtype`. `output_dtype`: those in what the call returns are cast to it.
+    averaged over the ranks in it (None: in `param_dtype`). `buffer_dtype`: floating-point buffers are stored
+    in it; state dicts have them in their original dtype. `cast_forward_inputs`: floating-point tensors in the
+    arguments of the model's call are cast to `param_dtype`. `output_dtype`: those in what the call returns
+    are cast to it.
 
     Parameters and buffers of `full_precision_modules` (None: batch norms, whose running statistics need it) stay as
     they are. `parts`: (name of a module, what goes for all in it and for its call) instead; the innermost counts.

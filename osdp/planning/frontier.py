@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 def frontier(plan: Plan, points: int = 32, limits: Sequence[int | float | str] | None = None) -> Frontier:
     """The frontier of the model, machine and search space of `plan`.
 
-    `limits`: the memory limits to look at (limits that nothing fits are left out). By default `points` of them,
-    evenly in the logarithm, from the smallest limit under which a plan exists to the smallest under which the
-    throughput is the best that any limit gives (at most 8 times the plan's own limit and what all devices of
-    this kind hold). Each point is a whole search: its plan is `osdp.search(..., memory=limit)`, or that of a smaller
-    limit where its played step is faster.
+    `limits`: the memory limits to search, in bytes (limits under which no plan fits are left out). By default
+    `points` of them, evenly in the logarithm, from the smallest limit under which a plan exists to the
+    smallest under which the throughput is the best that any limit gives (at most 8 times the plan's own limit
+    and what all devices of this kind hold). Each point is a whole search: its plan is `osdp.search(...,
+    memory=limit)`, or that of a smaller limit where its simulated step is faster.
 
     Raises PlanMismatchError for a plan that was not searched.
 

@@ -60,8 +60,7 @@ def solve(
     would take more than `state` (bytes or a string), or once the best plan is proven to be within the fraction `gap`
     of the optimum, the answer is the best so far (`optimal` False; `time - lower_bound` is how far off it may be).
 
-    Raises InfeasibleError (with `smallest_limit`) if nothing fits, InvalidProblemError for numbers that
-    mean nothing.
+    Raises InfeasibleError (with `smallest_limit`) if nothing fits, InvalidProblemError for invalid numbers.
 
     >>> solve([[(1, 8), (3, 2)], [(1, 8), (3, 2)]], 10).choices
     (1, 0)

@@ -50,14 +50,14 @@ def profile(
     **kwargs: Any,
 ) -> Hardware:
     """Measure this machine in about `seconds` seconds; collective: every rank of `group` calls it and gets
-    the same.
+    the same result.
 
     With a real model and a sample (`args`, `kwargs`, as for `describe`) the operators' times (gamma) are
     measured, on all ranks at once; they add up to the whole forward and backward, without a loss that is
-    computed outside the model; and copies of the model are trained for some steps, sharded (trial_steps.py), which
-    tells what communication costs beside computation. With a description, a model on the meta device, or nothing,
-    there is no gamma: `search` takes the operators' flops, at the rate of the dtype that they compute in. Without a
-    process group, or with one rank, collectives cost nothing.
+    computed outside the model; and copies of the model are trained for some steps, sharded (trial_steps.py),
+    which measures the cost of communication that runs concurrently with computation. With a description, a
+    model on the meta device, or nothing, there is no gamma: `search` takes the operators' flops, at the rate
+    of the dtype that they compute in. Without a process group, or with one rank, collectives cost nothing.
     The model stays as it is; profile it before it is sharded.
 
     Raises ProfileError on every rank when something fails on any of them.

@@ -22,18 +22,19 @@ WARM_UP = 2  # steps that are not counted: the first makes optimizer state, the 
 
 
 def report(model: nn.Module, *, bare_step_s: float | None = None, machine: bool = True) -> Report:
-    """Predicted beside measured for a sharded model, after some training steps; of this rank.
+    """Predicted and measured step time and memory of this rank, after some training steps of a sharded model.
 
     Step time is from one training forward to the next (data loading and the optimizer included), the median without the
     first two. Peak memory counts all tensors above what was live when the model was sharded, and the model. On an
-    accelerator it is what its caching allocator has given out at most, with what that takes of the prediction (no context,
-    no communicators, nothing unused), and beside it, where the device can tell, what the allocator has reserved.
+    accelerator it is the caching allocator's peak of allocated memory, compared with that part of the
+    prediction (without context, communicators and unused memory), and, where the device reports it, the
+    reserved memory.
 
     With `machine`, and a plan whose hardware `osdp.profile` measured, the two fixed jobs of the profile are timed again (a
-    third of a second), and where the machine is faster or slower than then by more than 15%, the report says so and gives
-    the prediction for the machine as it is. The profile had all ranks at it at once, so let all of them report. With
-    `bare_step_s` (`osdp.bare_step_s`, measured before the model was sharded, with plan.batch_size samples) computation is
-    compared on the model itself, not on the two jobs.
+    third of a second), and if the machine is more than 15% faster or slower than then, the report says so and
+    scales the prediction. The profile ran on all ranks at once, so call `report` on all of them. With
+    `bare_step_s` (`osdp.bare_step_s`, measured before the model was sharded, with plan.batch_size samples)
+    computation is compared on the model itself, not on the two jobs.
 
     >>> print(osdp.report(model))
     """

@@ -13,9 +13,11 @@ from osdp.sharding.sharded_model import runtime_of
 
 @contextmanager
 def no_sync(model: nn.Module) -> Iterator[None]:
-    """Within, backward keeps each rank's own full gradients and communicates none; the first backward after reduces all.
+    """A context in which backward keeps each rank's own full gradients without communication; the next
+    backward reduces all.
 
-    Costs a full gradient per parameter. Accumulating without it keeps only shards, and reduces every micro-batch.
+    Needs memory for a full gradient per parameter. Accumulation without it keeps only shards, and reduces
+    every micro-batch.
     """
     runtime = runtime_of(model).runtime
     before, runtime.sync = runtime.sync, False
@@ -28,7 +30,8 @@ def no_sync(model: nn.Module) -> Iterator[None]:
 def clip_grad_norm_(
     model: nn.Module, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
 ) -> Tensor:
-    """Scale all gradients so that their norm, over all ranks' parts, is at most `max_norm`; return the norm before.
+    """Scale all gradients so that their norm over all ranks is at most `max_norm`; return the norm before
+    scaling.
 
     The same on every rank; one all-reduce of two numbers. torch.nn.utils.clip_grad_norm_ gives the same.
     """
@@ -40,9 +43,10 @@ def clip_grad_norm_(
 
 @contextmanager
 def summon_full_params(model: nn.Module, with_grads: bool = False, writeback: bool = True) -> Iterator[None]:
-    """Within, parameters (and gradients, `with_grads`) are full on every rank. Collective; needs memory for all of them.
+    """A context in which parameters (with `with_grads` also gradients) are full on every rank. Collective;
+    needs memory for all.
 
-    With `writeback`, what was changed is kept: each rank its own rows, so change them alike on all ranks.
+    With `writeback`, each rank keeps the changes to its own rows, so change parameters alike on all ranks.
     """
     runtime = runtime_of(model).runtime
     runtime.summon(with_grads)

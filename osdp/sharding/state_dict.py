@@ -20,7 +20,7 @@ def show_full_state(model: nn.Module, sharded: Sharded) -> None:
     too; what the model has got since is looked for at the model's own.
 
     state_dict() is collective (every rank gathers each parameter in turn) and makes full tensors on every rank;
-    load_state_dict() is local: each rank takes its part.
+    load_state_dict() is local, each rank takes its part, unless the state dict has DTensors.
     """
     model.register_state_dict_pre_hook(_Beginning(sharded))  # type: ignore[no-untyped-call]
     model.register_load_state_dict_pre_hook(_Assigning(sharded))  # type: ignore[no-untyped-call]
@@ -108,6 +108,11 @@ class _Assigning:
             )
         if self.sharded.runtime.tree_changed:
             show_full_parameters(module, self.sharded)
+        for name, tensor in (*module.named_parameters(remove_duplicate=False), *module.named_buffers()):
+            # Sharded where it was written, and whole here: in another plan, or not in this one yet.
+            shown = state.get(prefix + name)
+            if isinstance(shown, DTensor) and not tree.is_sharded(tensor):
+                state[prefix + name] = shown.full_tensor()
 
 
 class _Loading:

@@ -392,7 +392,7 @@ class Wish:
         replay: typing.SupportsFloat | typing.SupportsIndex = 0.0,
         time_limit_s: typing.SupportsFloat | typing.SupportsIndex = 0.0,
         work: typing.SupportsInt | typing.SupportsIndex = 500000000,
-        find_smallest: bool = False,
+        limit_is_of_sum: bool = False,
     ) -> None: ...
     @property
     def work(self) -> int: ...
@@ -407,6 +407,8 @@ class Answer:
         step_ps: typing.SupportsInt | typing.SupportsIndex,
         peak_bytes: typing.SupportsInt | typing.SupportsIndex,
         largest_peak_bytes: typing.SupportsInt | typing.SupportsIndex,
+        limit_bytes: typing.SupportsInt | typing.SupportsIndex,
+        sum_limit_bytes: typing.SupportsInt | typing.SupportsIndex,
         exposed: typing.SupportsFloat | typing.SupportsIndex,
         optimal: bool,
         proven: bool,
@@ -445,6 +447,8 @@ class Answer:
     def smallest_limit_bytes(self) -> int: ...
     @property
     def step_ps(self) -> int: ...
+    @property
+    def sum_limit_bytes(self) -> int: ...
 
 class Schedule:
     @property

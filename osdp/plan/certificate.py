@@ -26,8 +26,8 @@ class Certificate:
     """
 
     time_ps: int
-    memory_bytes: int  # the largest phase
-    limit_bytes: int
+    memory_bytes: int  # the largest phase, with room for transients
+    limit_bytes: int  # of memory_bytes, and of all plans that this is about; the plan's own peak keeps `memory_limit_bytes`
     lower_bound_ps: int
     search_bound_ps: int
     prices: tuple[PhasePrice, ...]  # of the phases that bind; none where memory is no limit

@@ -81,8 +81,8 @@ def _memory_problems(plan: PlanFields) -> Iterator[tuple[str, str]]:
     if found is not None and found.peak_memory_bytes > limit:
         why = f"{found.peak_memory_bytes} bytes are over the plan's memory limit of {limit}"
         yield "predicted.peak_memory_bytes", why
-    if c is not None and c.memory_bytes > min(limit, c.limit_bytes):
-        why = f"{c.memory_bytes} bytes are over the plan's memory limit of {min(limit, c.limit_bytes)}"
+    if c is not None and c.memory_bytes > c.limit_bytes:
+        why = f"{c.memory_bytes} bytes are over the certificate's limit of {c.limit_bytes}"
         yield "certificate.memory_bytes", why
 
 

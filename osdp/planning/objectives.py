@@ -11,17 +11,17 @@ from osdp.planning.plan_builder import plan_of
 from osdp.planning.search_problem import SearchProblem
 
 
-def best_plan(problem: SearchProblem, limit: int) -> Plan:
+def best_plan(problem: SearchProblem, limit: int, limit_is_of_sum: bool = False) -> Plan:
     """The plan, or InfeasibleError with the smallest limit that works and its plan."""
     with Progress("osdp.search") as progress:
         answer = problem.planner.search(
-            problem.wish(limit, find_smallest=True), lambda gap: progress(gap_in_words(gap))
+            problem.wish(limit, limit_is_of_sum=limit_is_of_sum), lambda gap: progress(gap_in_words(gap))
         )
     if not answer.feasible:
         raise _nothing_fits(problem, limit, answer.smallest_limit_bytes)
     at_least = problem.searched.at_least
     if at_least is not None and answer.throughput(problem.ranks) < at_least:
-        best = plan_of(problem, answer.limit_bytes, answer)
+        best = plan_of(problem, answer)
         assert best.predicted is not None
         raise InfeasibleError(
             f"no plan that fits {format_bytes(limit)} gives {at_least:g} samples/s; "
@@ -29,7 +29,7 @@ def best_plan(problem: SearchProblem, limit: int) -> Plan:
             None,
             best,
         )
-    return plan_of(problem, answer.limit_bytes, answer)
+    return plan_of(problem, answer)
 
 
 def gap_in_words(gap: float) -> str:
@@ -57,7 +57,7 @@ def _nothing_fits(problem: SearchProblem, limit: int, least: int) -> InfeasibleE
     s = problem.searched
     one = s.batch_size if s.batch_size is not None or s.global_batch_size is not None else 1
     exact = problem.changed(method="exact")
-    nearest = plan_of(exact, least, exact.planner.any_plan(exact.changed(batch_size=one).wish(least)))
+    nearest = plan_of(exact, exact.planner.any_plan(exact.changed(batch_size=one).wish(least)))
     return InfeasibleError(
         f"no plan fits {format_bytes(limit)}; the smallest that fits is {format_bytes(least)}: "
         + _summary(nearest),

@@ -18,8 +18,8 @@ from osdp.planning.search_problem import SearchProblem
 PRICE_DENOMINATOR = 2**30  # of a certificate's prices, in ps per byte
 
 
-def plan_of(problem: SearchProblem, limit: int, answer: _search.Answer) -> Plan:
-    """The plan that `answer` says, under `limit` bytes."""
+def plan_of(problem: SearchProblem, answer: _search.Answer) -> Plan:
+    """The plan that `answer` says."""
     description, searched = problem.description, problem.searched
     names = [o.name for o in description.operators]
     way_of_block = {b.name: way for b, way in zip(description.blocks, answer.plan.blocks, strict=True)}
@@ -30,7 +30,7 @@ def plan_of(problem: SearchProblem, limit: int, answer: _search.Answer) -> Plan:
     }
     treated = treatments(problem, answer.plan, way_of_block)
     units = problem.planner.units(answer.plan)
-    certificate = _certificate(problem, limit, answer)
+    certificate = _certificate(problem, answer)
     price = sum(p.numerator for p in certificate.prices) / certificate.price_denominator
     plan = Plan(
         description=description,
@@ -45,7 +45,7 @@ def plan_of(problem: SearchProblem, limit: int, answer: _search.Answer) -> Plan:
         optimizer=problem.optimizer,
         precision=problem.precision,
         cost=problem.cost,
-        memory_limit_bytes=limit,
+        memory_limit_bytes=answer.limit_bytes,
         accumulation=answer.plan.batch.accumulation,
         prefetch=searched.prefetch,
         separate_reductions=problem.separate_reductions,
@@ -87,7 +87,8 @@ def treatments(
     return treated
 
 
-def _certificate(problem: SearchProblem, limit: int, answer: _search.Answer) -> Certificate:
+def _certificate(problem: SearchProblem, answer: _search.Answer) -> Certificate:
+    limit = answer.sum_limit_bytes
     request = problem.planner.request(answer.exposed, limit)
     rounded = [(phase, min(round(price * PRICE_DENOMINATOR), 2**56)) for phase, price in answer.prices]
     alternatives: list[list[tuple[int, int]]] = [

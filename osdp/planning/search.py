@@ -168,9 +168,16 @@ def search(
 
 
 def search_again(
-    plan: Plan, memory: int | float | str, *, hardware: Hardware | None = None, **changes: Any
+    plan: Plan,
+    memory: int | float | str,
+    *,
+    hardware: Hardware | None = None,
+    limit_is_of_sum: bool = False,
+    **changes: Any,
 ) -> Plan:
-    """The same search under another memory limit; with another machine, or `changes` of `plan.searched`, where given.
+    """The same search under another memory limit, with another machine or `changes` of `plan.searched` where given.
+
+    With `limit_is_of_sum`, the limit is of the sum that a certificate bounds, not of the plan's largest peak.
 
     Raises PlanMismatchError for a plan that was not searched.
     """
@@ -178,6 +185,6 @@ def search_again(
     if hardware is not None:
         problem = dataclasses.replace(problem, hardware=hardware)
     try:
-        return best_plan(problem, parse_bytes(memory))
+        return best_plan(problem, parse_bytes(memory), limit_is_of_sum)
     except _search.InvalidProblem as e:
         raise InvalidProblemError(str(e)) from None

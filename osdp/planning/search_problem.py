@@ -82,8 +82,8 @@ class SearchProblem:
         )
         return _search.Planner(model, request, manner)
 
-    def wish(self, limit: int, *, find_smallest: bool = False) -> _search.Wish:
-        """What is asked of `planner` under `limit` bytes."""
+    def wish(self, limit: int, *, limit_is_of_sum: bool = False) -> _search.Wish:
+        """What is asked of `planner` under `limit` bytes: of what a step can hold, or of a certificate's sum."""
         s = self.searched
         batches = batches_of(
             "auto" if s.batch_size is None else s.batch_size, s.global_batch_size, self.ranks
@@ -95,7 +95,7 @@ class SearchProblem:
             at_least=s.at_least or 0.0,
             replay=s.replay,
             time_limit_s=s.time_limit_s or 0.0,
-            find_smallest=find_smallest,
+            limit_is_of_sum=limit_is_of_sum,
         )
 
     def changed(self, **changes: object) -> SearchProblem:

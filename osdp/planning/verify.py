@@ -71,7 +71,7 @@ def _check_costs(plan: Plan, c: Certificate, s: Searched, cost_version: int) -> 
     problem = SearchProblem.of(plan).changed(cost_version=cost_version)
     if wrong := _check_certificate(plan, c, problem):
         return wrong
-    made = plan_of(problem, c.limit_bytes, _answer(problem, plan, c))
+    made = plan_of(problem, _answer(problem, plan, c))
     but = _PLAYED if cost_version < COST_VERSION else ()
     if plan.predicted is not None and plan.predicted.peak_memory_bytes == c.memory_bytes:
         but += ("predicted.peak_memory_bytes",)  # an older prediction: the sum itself
@@ -82,8 +82,6 @@ def _check_costs(plan: Plan, c: Certificate, s: Searched, cost_version: int) -> 
 def _disagreements(plan: Plan, c: Certificate, s: Searched) -> Iterator[str]:
     """Where what the plan says twice differs."""
     assert plan.world_size is not None
-    if plan.memory_limit_bytes != c.limit_bytes:
-        yield f"the memory limit is {plan.memory_limit_bytes}, but the certificate is for {c.limit_bytes}"
     if plan.prefetch != s.prefetch:
         yield f"prefetch is {plan.prefetch}, but the search was told {s.prefetch}"
     if s.batch_size is not None and plan.batch_size != s.batch_size:
@@ -129,6 +127,8 @@ def _answer(problem: SearchProblem, plan: Plan, c: Certificate) -> _search.Answe
         step_ps=c.time_ps,
         peak_bytes=c.memory_bytes,
         largest_peak_bytes=problem.planner.largest_peak(core, c.memory_bytes),
+        limit_bytes=plan.memory_limit_bytes or 0,
+        sum_limit_bytes=c.limit_bytes,
         exposed=plan.searched.exposed,
         optimal=c.optimal,
         proven=c.proven,
@@ -169,7 +169,8 @@ def _search_again(plan: Plan, c: Certificate) -> str:
     try:
         best = search_again(
             plan,
-            plan.memory_limit_bytes,
+            c.limit_bytes,
+            limit_is_of_sum=True,
             hardware=replace(hardware, exposed_communication=s.exposed),
             objective="throughput",  # under the limit that objective="memory" found
             at_least=None,

@@ -47,7 +47,7 @@ std::vector<std::pair<int, double>> price_pairs(const std::vector<RowPrice>& pri
 void bind_answer(py::module_& m) {
   py::class_<Wish>(m, "Wish")
       .def(py::init([](int64_t limit_bytes, std::vector<Batch> batches, size_t objective, double at_least,
-                       double replay, double time_limit_s, int64_t work, bool find_smallest) {
+                       double replay, double time_limit_s, int64_t work, bool limit_is_of_sum) {
              if (objective >= kObjectives.size()) throw InvalidProblem("objective: an unknown code");
              return Wish{limit_bytes,
                          std::move(batches),
@@ -56,26 +56,29 @@ void bind_answer(py::module_& m) {
                          replay,
                          time_limit_s,
                          work,
-                         find_smallest};
+                         limit_is_of_sum};
            }),
            py::kw_only(), "limit_bytes"_a, "batches"_a, "objective"_a = 0, "at_least"_a = 0.0,
-           "replay"_a = 0.0, "time_limit_s"_a = 0.0, "work"_a = Wish().work, "find_smallest"_a = false)
+           "replay"_a = 0.0, "time_limit_s"_a = 0.0, "work"_a = Wish().work, "limit_is_of_sum"_a = false)
       .def_readwrite("work", &Wish::work);
   py::class_<Answer>(m, "Answer")
-      .def(py::init([](PlainPlan plan, int64_t step_ps, int64_t peak_bytes, int64_t largest_peak_bytes,
-                       double exposed, bool optimal, bool proven,
-                       const std::vector<std::pair<int, double>>& prices, std::optional<PlayedStep> played) {
-             Answer a;
-             a.feasible = true, a.optimal = optimal, a.proven = proven;
-             a.plan = std::move(plan);
-             a.step_ps = step_ps, a.peak_bytes = peak_bytes, a.exposed = exposed;
-             a.largest_peak_bytes = largest_peak_bytes;
-             for (const auto& [phase, price] : prices) a.prices.push_back({phase, price});
-             if (played) a.played = std::move(*played);
-             return a;
-           }),
-           py::kw_only(), "plan"_a, "step_ps"_a, "peak_bytes"_a, "largest_peak_bytes"_a, "exposed"_a,
-           "optimal"_a, "proven"_a, "prices"_a, "played"_a, "That of a plan which was found before.")
+      .def(
+          py::init([](PlainPlan plan, int64_t step_ps, int64_t peak_bytes, int64_t largest_peak_bytes,
+                      int64_t limit_bytes, int64_t sum_limit_bytes, double exposed, bool optimal, bool proven,
+                      const std::vector<std::pair<int, double>>& prices, std::optional<PlayedStep> played) {
+            Answer a;
+            a.feasible = true, a.optimal = optimal, a.proven = proven;
+            a.plan = std::move(plan);
+            a.step_ps = step_ps, a.peak_bytes = peak_bytes, a.exposed = exposed;
+            a.largest_peak_bytes = largest_peak_bytes;
+            a.limit_bytes = limit_bytes, a.sum_limit_bytes = sum_limit_bytes;
+            for (const auto& [phase, price] : prices) a.prices.push_back({phase, price});
+            if (played) a.played = std::move(*played);
+            return a;
+          }),
+          py::kw_only(), "plan"_a, "step_ps"_a, "peak_bytes"_a, "largest_peak_bytes"_a, "limit_bytes"_a,
+          "sum_limit_bytes"_a, "exposed"_a, "optimal"_a, "proven"_a, "prices"_a, "played"_a,
+          "That of a plan which was found before.")
       .def_readonly("feasible", &Answer::feasible)
       .def_readonly("optimal", &Answer::optimal)
       .def_readonly("proven", &Answer::proven)
@@ -88,6 +91,7 @@ void bind_answer(py::module_& m) {
       .def_property_readonly("prices", [](const Answer& a) { return price_pairs(a.prices); })
       .def_readonly("lower_bound_s_per_sample", &Answer::lower_bound_s_per_sample)
       .def_readonly("limit_bytes", &Answer::limit_bytes)
+      .def_readonly("sum_limit_bytes", &Answer::sum_limit_bytes)
       .def_readonly("smallest_limit_bytes", &Answer::smallest_limit_bytes)
       .def("throughput", &Answer::throughput, "ranks"_a);
   py::class_<Schedule>(m, "Schedule")

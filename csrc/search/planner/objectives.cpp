@@ -8,7 +8,6 @@
 namespace osdp::search {
 namespace {
 
-constexpr double kAnyPlan = 1e18;               // a gap with which the first plan ends a search
 constexpr int64_t kFirstPlanWork = 10'000'000;  // in which one that fits is usually found, where there is one
 constexpr double kSameThroughput = 1 - 1e-4;
 constexpr int64_t kMostOfLimit = 8;  // times the wish's limit: no larger one is looked at
@@ -31,16 +30,16 @@ int64_t last_true(const Holds& holds, int64_t most) {
 Answer least_memory(Searches& searches) {
   const Wish& wish = searches.wish();
   const int64_t ranks = searches.planner().request().device.ranks;
-  Answer known = searches.best_plan(wish.limit_bytes, wish.batches, wish.find_smallest);
+  Answer known = searches.best_plan(wish.limit_bytes, wish.batches);
   if (!known.feasible || known.throughput(ranks) < wish.at_least) return known;
-  int64_t low = 0, high = known.peak_bytes;
+  int64_t low = 0, high = known.largest_peak_bytes;
   while (high - low > 1 && !searches.over()) {
     const int64_t middle = low + (high - low) / 2;
     Answer less = searches.best_plan(middle, wish.batches);
     if (!less.feasible || less.throughput(ranks) < wish.at_least) {
       low = middle;
     } else {
-      high = std::max(low + 1, std::min(middle, less.peak_bytes));
+      high = std::max(low + 1, std::min(middle, less.largest_peak_bytes));
       known = std::move(less);
     }
   }
@@ -50,9 +49,7 @@ Answer least_memory(Searches& searches) {
 
 Batch largest_batch(Searches& searches) {
   const Wish& wish = searches.wish();
-  const auto fits = [&](Batch batch) {
-    return !searches.over() && searches.run(searches.request(wish.limit_bytes, {batch}), kAnyPlan).feasible;
-  };
+  const auto fits = [&](Batch batch) { return !searches.over() && searches.fits(wish.limit_bytes, batch); };
   if (wish.batches.empty()) return {last_true([&](int64_t n) { return fits({n, 1}); }, kMostBatch), 1};
   std::vector<Batch> falling = wish.batches;
   std::sort(falling.begin(), falling.end(), [](Batch a, Batch b) { return a.size > b.size; });
@@ -73,7 +70,7 @@ Answer Planner::any_plan(const Wish& wish, const Interrupted& interrupted) const
 UsefulLimits Planner::useful_limits(const Wish& wish, const Interrupted& interrupted) const {
   const auto at = [&](int64_t limit) {
     Wish there = wish;
-    there.limit_bytes = limit, there.find_smallest = limit == 0;
+    there.limit_bytes = limit;
     return search(there, interrupted);
   };
   UsefulLimits limits{std::max<int64_t>(1, at(0).smallest_limit_bytes), 0};

@@ -51,11 +51,11 @@ Answer Planner::search(const Wish& wish, const Interrupted& interrupted) const {
     case Objective::Memory:
       return least_memory(searches);
     case Objective::Batch:
-      return searches.best_plan(wish.limit_bytes, {largest_batch(searches)}, wish.find_smallest);
+      return searches.best_plan(wish.limit_bytes, {largest_batch(searches)});
     case Objective::Throughput:
       break;
   }
-  return searches.best_plan(wish.limit_bytes, wish.batches, wish.find_smallest);
+  return searches.best_plan(wish.limit_bytes, wish.batches);
 }
 
 std::vector<Answer> Planner::frontier(const Wish& wish, const std::vector<int64_t>& limits,

@@ -33,14 +33,14 @@ inline constexpr std::array<const char*, 3> kObjectives{"throughput", "memory", 
 inline constexpr double kDefaultTimeLimitS = 10.0;
 
 struct Wish {
-  int64_t limit_bytes = 0;     // the plan's every phase fits it
+  int64_t limit_bytes = 0;     // the plan's step fits it, however long its communication takes
   std::vector<Batch> batches;  // empty: every size from 1 to the largest that fits, one micro-batch
   Objective objective = Objective::Throughput;
   double at_least = 0;  // Memory: samples per second over all ranks
   double replay = 0;  // share that the plan may be worse than the best by the objective; 0: nothing is played
   double time_limit_s = 0;               // of everything; 0: steps are counted, or kDefaultTimeLimitS
   int64_t work = 500'000'000;            // steps of one search: Note [The same plan on every rank]
-  bool find_smallest = false;            // where nothing fits: the least limit that works
+  bool limit_is_of_sum = false;          // the limit is of Answer::peak_bytes alone
   std::function<void(double)> tell_gap;  // of the search that runs: Budget::tell_gap
 };
 
@@ -57,7 +57,9 @@ struct Answer {
   std::vector<RowPrice> prices;  // of memory
   double lower_bound_s_per_sample = 0;  // per rank, of the objective
   int64_t limit_bytes = 0;              // that the plan was searched under
-  int64_t smallest_limit_bytes = 0;     // where infeasible: the least limit that works; 0: not known
+  int64_t sum_limit_bytes =
+      0;  // that its peak_bytes was held against, and what is proven is of: Note [The whole limit]
+  int64_t smallest_limit_bytes = 0;  // where infeasible: one that works; 0: not known
 
   // Samples per second over all ranks.
   double throughput(int64_t ranks) const;

@@ -16,7 +16,6 @@ constexpr size_t kBeside = 2;                // runners-up of each that are play
 constexpr size_t kPolished = 6;              // plans that are polished
 // Bound the polishing: operators of all steps that it plays, and steps.
 constexpr int64_t kPlayedOperators = 60'000, kFewestPlays = 24, kMostPlays = 1200;
-constexpr int kMostTries = 5;       // for a plan whose largest peak fits, too
 constexpr double kOvertime = 0.05;  // of the time, for the polishing where the searches took all
 
 Found found_of(const Schedule& s) {
@@ -75,6 +74,24 @@ class Selection {
     return fastest_near(player(exposed), base, best, plans);
   }
 
+  // The plan that is the best by the objective.
+  Answer by_objective() {
+    const Schedule s = searches_.run(problem_);
+    Answer none;
+    none.limit_bytes = none.sum_limit_bytes = problem_.limit_bytes,
+    none.smallest_limit_bytes = s.smallest_limit_bytes;
+    if (!s.feasible) return none;
+    Rehearsal& own = player(problem_.device.exposed);
+    const Found plan = found_of(s);
+    PlayedStep played;
+    if (problem_.paper()) {
+      played.step_ps = plan.step_ps;
+    } else {
+      played = own.play(candidacy(plan));
+    }
+    return answer(own, s, {plan, problem_.device.exposed, 0, played}, s.optimal);
+  }
+
  private:
   struct Player {
     Request request;
@@ -93,22 +110,6 @@ class Selection {
     std::unique_ptr<Player>& known = players_[exposed];
     if (!known) known = std::make_unique<Player>(searches_.planner(), problem_at(exposed));
     return known->rehearsal;
-  }
-
-  Answer by_objective() {
-    const Schedule s = searches_.run(problem_);
-    Answer none;
-    none.limit_bytes = problem_.limit_bytes, none.smallest_limit_bytes = s.smallest_limit_bytes;
-    if (!s.feasible) return none;
-    Rehearsal& own = player(problem_.device.exposed);
-    const Found plan = found_of(s);
-    PlayedStep played;
-    if (problem_.paper()) {
-      played.step_ps = plan.step_ps;
-    } else {
-      played = own.play(candidacy(plan));
-    }
-    return answer(own, s, {plan, problem_.device.exposed, 0, played}, s.optimal);
   }
 
   // False where nothing fits.
@@ -194,7 +195,7 @@ class Selection {
     a.exposed = own.request().device.exposed;
     a.prices = base.prices;
     a.lower_bound_s_per_sample = base.lower_bound_s_per_sample;
-    a.limit_bytes = problem_.limit_bytes;
+    a.limit_bytes = a.sum_limit_bytes = problem_.limit_bytes;
     return a;
   }
 
@@ -207,25 +208,15 @@ class Selection {
 
 }  // namespace
 
-Answer Searches::best_plan(int64_t limit_bytes, const std::vector<Batch>& batches, bool find_smallest) {
-  Request problem = request(limit_bytes, batches);
+Answer Searches::best_by_objective(int64_t sum_limit_bytes, const std::vector<Batch>& batches) {
+  return Selection(*this, request(sum_limit_bytes, batches)).by_objective();
+}
+
+Answer Searches::fastest_by_sum(int64_t sum_limit_bytes, const std::vector<Batch>& batches,
+                                bool find_smallest) {
+  Request problem = request(sum_limit_bytes, batches);
   problem.find_smallest = find_smallest;
-  Answer found = Selection(*this, problem).run();
-  // The sum that the limit is held against leaves out what is rare: copies of gradients whose rows ranks
-  // cannot share evenly, beside an earlier micro-batch's sums; a unit in use around a recomputed block that
-  // is frozen. Where a plan needs more for them, one is searched that has this room. What is known of the
-  // whole problem is then less.
-  int64_t works = 0;  // a limit that such a plan keeps
-  for (int tries = 0; found.feasible && found.largest_peak_bytes > limit_bytes; ++tries) {
-    works = works == 0 ? found.largest_peak_bytes : std::min(works, found.largest_peak_bytes);
-    problem.limit_bytes -= found.largest_peak_bytes - limit_bytes;
-    found = tries < kMostTries ? Selection(*this, problem).run() : Answer{};
-    found.optimal = found.proven = false;
-    found.lower_bound_s_per_sample = 0;
-  }
-  found.limit_bytes = limit_bytes;
-  if (!found.feasible && works > 0) found.smallest_limit_bytes = works;
-  return found;
+  return Selection(*this, problem).run();
 }
 
 }  // namespace osdp::search

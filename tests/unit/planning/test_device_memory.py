@@ -12,6 +12,7 @@ from osdp.planning.core_inputs import compute_s, computing_dtypes
 from osdp.planning.device_memory import memory_terms
 from osdp.planning.verify import verify
 from tests.unit.gpt_descriptions import gpt, machine
+from tests.unit.problems import limits_of_sums
 
 MIB = 2**20
 MEMORY = DeviceMemory(
@@ -49,6 +50,7 @@ def test_each_term_is_named_and_follows_from_what_it_is_of() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@limits_of_sums()
 def test_they_count_against_the_limit_in_search_certificate_and_prediction(precision: str) -> None:
     """With the terms and a limit larger by their sum, the plan is the one without them."""
     description, bare = gpt(2, 128), machine(4)

@@ -15,6 +15,7 @@ from osdp.hardware.hardware import Collective, Hardware
 from osdp.plan.plan import Plan
 from osdp.planning.verify import verify
 from tests.unit.gpt_descriptions import gpt, machine
+from tests.unit.problems import limits_of_sums
 
 FILES = Path(__file__).parents[2] / "data" / "files"
 # Computation hides nearly all communication, and the other way round.
@@ -23,9 +24,10 @@ HIDDEN = machine(8, flops_per_s=1e15)
 
 
 def searched(hardware: Hardware, memory: str = "24MiB", **arguments: object) -> Plan:
-    return osdp.search(
-        gpt(4, 256), memory=memory, world_size=8, hardware=hardware, **{"batch_size": 2, **arguments}
-    )
+    with limits_of_sums():
+        return osdp.search(
+            gpt(4, 256), memory=memory, world_size=8, hardware=hardware, **{"batch_size": 2, **arguments}
+        )
 
 
 @pytest.mark.parametrize("hardware", [HIDING, HIDDEN])

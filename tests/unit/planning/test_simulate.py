@@ -12,6 +12,7 @@ from osdp.description.model_description import ModelDescription
 from osdp.hardware.hardware import Collective
 from osdp.planning.verify import verify
 from tests.unit.gpt_descriptions import gpt, linear, machine, operator
+from tests.unit.problems import limits_of_sums
 
 HERE = dict(world_size=8, hardware=machine())
 
@@ -151,6 +152,7 @@ def test_a_module_called_twice_is_gathered_twice_and_tied_ones_once():
     assert gathers(dataclasses.replace(once, calls=2, gather_at=("o", "last"))) == 2
 
 
+@limits_of_sums()
 def test_replay_stays_within_its_tolerance_and_keeps_the_certificate():
     chosen = 0
     for memory in range(16, 40, 2):

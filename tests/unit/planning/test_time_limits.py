@@ -29,7 +29,7 @@ def test_a_search_that_ends_for_its_steps_ends_alike_every_time() -> None:
     problem = SearchProblem.of(plan)
     wish = problem.wish(20 * 2**20)
     wish.work = 2_000_000
-    first, second = (plan_of(problem, 20 * 2**20, problem.planner.search(wish)) for _ in range(2))
+    first, second = (plan_of(problem, problem.planner.search(wish)) for _ in range(2))
     assert first == second and not first.certificate.optimal and verify(first) == ""
 
 

@@ -67,6 +67,8 @@ NOTHING = {
 }
 INPUTS = (
     "world_size",
+    "memory_limit_bytes",
+    "certificate.limit_bytes",  # that the sum is held against: Note [The whole limit]
     "separate_reductions",
     "recompute.*",
     "optimizer",

@@ -6,6 +6,7 @@ notebook has the script's cells. tests/unit/examples/test_notebook.py executes i
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,11 @@ def make() -> Any:
 
 
 def execute(book: Any, timeout: int = 300) -> Any:
-    """`book` with outputs, run by this Python in examples/."""
-    return NotebookClient(
+    """`book` with outputs, run by this Python in examples/, in lines of 100 characters wherever it is run."""
+    client = NotebookClient(
         book, timeout=timeout, kernel_name="python3", resources={"metadata": {"path": str(ROOT / "examples")}}
-    ).execute()
+    )
+    return client.execute(env={**os.environ, "COLUMNS": "100"})
 
 
 def main() -> int:

@@ -21,22 +21,22 @@ from osdp.planning.search_space import choose_space
 
 
 def verify(plan: Plan, *, search: bool = False) -> str:
-    """Check all that a plan says from the plan alone. Empty if it holds, else what is false.
+    """Check every claim of a plan from the plan alone. Returns "" if all hold, else what is false.
 
     Everything follows from `description`, `hardware` and the other arguments of the search, and from the decisions
-    (`choices`, `recompute`, `batch_size`, `accumulation`): the costs of all choices are computed anew, the
-    certificate is checked by code that shares nothing with the search
-    (csrc/search/certificate/plan_certificate.cpp), units and predictions are made anew and compared. It proves:
-    a step of the plan takes and its largest phase holds what the
-    certificate says, that is within the limit, and no plan of this batch size and no larger transients is faster
-    than `lower_bound_ps`.
+    (`choices`, `recompute`, `batch_size`, `accumulation`): the costs of all choices are recomputed, the
+    certificate is checked by code that is independent of the search
+    (csrc/search/certificate/plan_certificate.cpp), and units and predictions are recomputed and compared. It
+    proves that a step's time and its largest phase's memory are those of the certificate, that this memory is
+    within the limit, and that no plan of this batch size and no larger transients is faster than
+    `lower_bound_ps`.
 
-    `search_bound_ps` and `optimal`, which are about plans of all batch sizes and transients, no multiplier can prove:
-    they are what the search said. `search=True` searches again with the same arguments, for about as long, and
-    compares. docs/plan.md lists field by field what is checked.
+    `search_bound_ps` and `optimal`, which are about plans of all batch sizes and transients, cannot be proven
+    by multipliers: they are the search's own statement. `search=True` searches again with the same arguments,
+    for about as long, and compares. docs/plan.md lists field by field what is checked.
 
-    A plan of an older OSDP is checked by the costs of its time (`searched.cost_version`); what the simulator of then played
-    (`predicted.step_time_s` and its parts) is not compared.
+    A plan of an older OSDP is checked with the cost model of its version (`searched.cost_version`); its
+    simulated step time (`predicted.step_time_s` and its parts) is not compared.
 
     Raises PlanMismatchError for a plan without certificate, hardware or the arguments of its search, and with `search`
     where its costs are of an older version.

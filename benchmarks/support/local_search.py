@@ -11,6 +11,7 @@ from osdp.description.model_description import ModelDescription
 from osdp.planning.core_inputs import signature
 
 Candidate = tuple[str, int, int, str]  # mode, granularity, sharded slices, split
+MARGIN = 100  # a plan whose sum is over the limit leaves one part in so many of it free, as osdp.search's do
 STALE = 150  # plays without a faster plan, after which it begins elsewhere
 REPAIRS = 40
 
@@ -39,6 +40,7 @@ class Playground:
     limit: int
     plays: int = 0
     known: dict[Point, float] = field(default_factory=dict)
+    peaks: dict[Point, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         lists: dict[object, list[Candidate]] = {}
@@ -72,9 +74,17 @@ class Playground:
         return Point(batch, tuple(picked), tuple(blocks))
 
     def fits(self, p: Point) -> bool:
-        return (
-            self.plays_of.peak_bytes(_search.Batch(*p.batch), list(p.choices), list(p.blocks)) <= self.limit
-        )
+        """Whether its sum keeps the limit, or what its own step can hold does."""
+        batch = _search.Batch(*p.batch)
+        sum_bytes = self.plays_of.peak_bytes(batch, list(p.choices), list(p.blocks))
+        if sum_bytes <= self.limit:
+            return True
+        if p not in self.peaks:
+            picked = zip(self.candidates, p.choices, strict=True)
+            choices = [_search.Choice(*(list_[i] if list_ else ())) for list_, i in picked]
+            plan = _search.Plan(batch, choices, list(p.blocks))
+            self.peaks[p] = self.planner.largest_peak(plan, sum_bytes)
+        return self.peaks[p] <= self.limit - self.limit // MARGIN
 
     def per_sample_ps(self, p: Point) -> float:
         if p not in self.known:

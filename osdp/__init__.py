@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from osdp.description.model_description import ModelDescription as ModelDescription
 
 check_torch()
-logging.getLogger("osdp").addHandler(logging.NullHandler())  # who wants to read it says where
+logging.getLogger("osdp").addHandler(logging.NullHandler())  # the application configures where log records go
 
 # Public name -> the module that holds it. Loaded on first use: a notebook that only searches never loads the runtime.
 _PUBLIC = {

@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class SavedPlan(Protocol):
-    """What an error says of the plan it carries, an osdp.Plan."""
+    """The part of osdp.Plan that errors depend on; a protocol, since this module imports no other of osdp."""
 
     @property
     def memory_limit_bytes(self) -> int | None: ...
@@ -22,8 +22,8 @@ class OSDPError(RuntimeError):
 class InfeasibleError(OSDPError):
     """No plan fits the memory limit.
 
-    `smallest_limit` is the least memory limit, in bytes, under which a plan exists (None where unknown), and
-    `plan` the plan for it, where there is one.
+    `smallest_limit` is the smallest memory limit, in bytes, under which a plan exists (None if unknown);
+    `plan` is the plan for that limit, or None.
     """
 
     def __init__(
@@ -35,14 +35,15 @@ class InfeasibleError(OSDPError):
 
 
 class InvalidProblemError(OSDPError, ValueError):
-    """A search problem, size or option that cannot mean anything: negative, not finite, overflowing, empty."""
+    """A search problem, size or option that is invalid: negative, not finite, overflowing or empty."""
 
 
 class FormatError(OSDPError, ValueError):
-    """A file or checkpoint that is damaged, has unknown fields, wrong types or a newer version, or is of another model.
+    """A file or checkpoint is damaged, has unknown fields, wrong types or a newer version, or belongs to
+    another model.
 
-    `field` is the path of the offending field, such as "choices.blocks.0.fc.granularity"; `line` and `column` (from 1)
-    say where in the text it is, None where there is no text.
+    `field` is the path of the offending field, such as "choices.blocks.0.fc.granularity"; `line` and `column`
+    (from 1) are its position in the text, None if there is no text.
     """
 
     def __init__(
@@ -63,11 +64,12 @@ class ProfileError(OSDPError):
 
 
 class MachineMismatchWarning(UserWarning):
-    """A plan's predictions are of another machine than the one that trains; the message says what differs."""
+    """The plan's predictions were made for a different machine than the one that trains; the message says
+    what differs."""
 
 
 class PlanMismatchError(OSDPError):
-    """A plan that was made for another model, world size or precision than it is applied to."""
+    """The plan was made for a different model, world size or precision than those it is applied to."""
 
 
 class DisagreementError(OSDPError):
@@ -75,29 +77,32 @@ class DisagreementError(OSDPError):
 
 
 class OrderError(DisagreementError):
-    """Ranks ran different modules in a step, or another number of micro-batches, so their collectives do not match; the
-    message says where each rank was."""
+    """Ranks ran different modules, or different numbers of micro-batches, in a step, so their collectives do
+    not match; the message says where each rank was."""
 
 
 class ReplicaError(DisagreementError):
-    """Parameters that every rank holds in full (NO_SHARD) differ across ranks; the message names one, who holds which value,
-    and what may have made them differ."""
+    """Parameters that every rank holds in full (NO_SHARD) differ across ranks; the message names one such
+    parameter, the ranks' values and possible causes."""
 
 
 class RankError(OSDPError):
-    """Another rank died, hangs, or raised an exception that this rank did not; the message names it and where it was."""
+    """Another rank died, hangs, or raised an exception that this rank did not; the message names that rank
+    and where it was."""
 
 
 class OutOfMemoryError(OSDPError):
-    """No memory to gather parameters into; the message says what was asked for and what the plan predicted."""
+    """Allocating memory for gathered parameters failed; the message gives the requested size and the plan's
+    prediction."""
 
 
 class GradientError(OSDPError):
-    """Gradients are not finite; every rank raises alike."""
+    """Gradients are not finite; every rank raises this error."""
 
 
 class BuildError(OSDPError, ImportError):
-    """osdp was built with another torch than the one installed; the message names the command that mends it."""
+    """osdp was built with a different version of torch than the one installed; the message names the command
+    that fixes it."""
 
 
 class ProcessGroupError(OSDPError):
@@ -105,4 +110,4 @@ class ProcessGroupError(OSDPError):
 
 
 class ShardingError(OSDPError):
-    """A sharded model was used in a way that cannot work; nothing was changed."""
+    """A sharded model was used in a way that is not supported; nothing was changed."""

@@ -1,4 +1,4 @@
-"""The values that pass from search to training: Plan and what it consists of."""
+"""The values that the search hands to training: Plan and its parts."""
 
 from osdp.plan.certificate import Certificate, PhasePrice
 from osdp.plan.choice import MODES, RECOMPUTE, SPLITS, Choice

@@ -20,23 +20,25 @@ class PhasePrice:
 class Certificate:
     """Proof of optimality: cost and memory of the plan, and a lower bound that none undercuts (integers).
 
-    `lower_bound_ps` is for a step of this batch size and this largest transient: anybody can check it from the
-    multipliers. `search_bound_ps` is what the whole search proved, over all batch sizes and transients, scaled to
-    this plan's samples; `optimal` where that is `time_ps`.
+    `lower_bound_ps` holds for steps of this batch size and this largest transient, and can be checked from
+    the multipliers alone. `search_bound_ps` is the bound that the whole search proved, over all batch sizes
+    and transients, scaled to this plan's samples; `optimal` is True where it equals `time_ps`.
     """
 
     time_ps: int
-    memory_bytes: int  # the largest phase, with room for transients
-    limit_bytes: int  # of memory_bytes, and of all plans that this is about; the plan's own peak keeps `memory_limit_bytes`
+    memory_bytes: int  # of the largest phase, including the reserve for transients
+    limit_bytes: int  # on memory_bytes, for all plans in the proof; `memory_limit_bytes` is on the peak
     lower_bound_ps: int
     search_bound_ps: int
-    prices: tuple[PhasePrice, ...]  # of the phases that bind; none where memory is no limit
+    prices: tuple[PhasePrice, ...]  # of the phases whose memory constraint is tight; empty where none is
     price_denominator: Annotated[int, AtLeast(1)]
     optimal: bool
-    # Some plan takes `search_bound_ps`: the optimum was proven, also where this plan is not it (`search`'s `replay`).
+    # Some plan attains `search_bound_ps`: the optimum was proven, even if `search`'s `replay` selected a
+    # different plan.
     proven: bool = False
 
     @property
     def gap(self) -> float:
-        """How much faster another plan may be at most, as a share of this plan's time; 0.0: none is."""
+        """How much faster another plan can be at most, as a fraction of this plan's time; 0.0: no plan is
+        faster."""
         return (self.time_ps - self.search_bound_ps) / self.time_ps if self.time_ps else 0.0

@@ -19,9 +19,10 @@ RECOMPUTE = _search.RECOMPUTES[1:]
 class Choice:
     """How one operator is sharded.
 
-    NO_SHARD, SHARD_GRAD_OP: granularity 1. FULL_SHARD: `granularity` slices, of which `sharded_slices`
-    (default: all) are sharded and the rest kept in full on every rank; `split` says along which dimension of
-    the weight: "out" (contiguous rows, no summation) or "in" (columns, outputs summed, as in the paper).
+    `mode` is NO_SHARD, SHARD_GRAD_OP, FULL_SHARD or HYBRID_SHARD. With FULL_SHARD a Linear can be computed in
+    `granularity` slices, of which `sharded_slices` (default: all) are sharded and the others are kept in full
+    on every rank; in all other cases `granularity` is 1. `split` is the dimension of the weight that is
+    sliced: "out" (contiguous rows, no summation) or "in" (columns, outputs are summed, as in the paper).
 
     >>> Choice("FULL_SHARD", granularity=4, sharded_slices=2, split="out")
     """
@@ -33,12 +34,12 @@ class Choice:
 
     @property
     def traits(self) -> _search.ModeTraits:
-        """What its mode means: `sharded`, `kept`, `inside_hosts`, `sliced` (csrc/modes.hpp)."""
+        """The properties of the mode: `sharded`, `kept`, `inside_hosts`, `sliced` (csrc/modes.hpp)."""
         return _search.traits(self.mode)
 
     @property
     def slices_sharded(self) -> int:
-        """How many of the `granularity` slices are sharded: 0 for NO_SHARD, all of them by default."""
+        """The number of sharded slices, of `granularity` in all: 0 for NO_SHARD, by default all."""
         if not self.traits.sharded:
             return 0
         return self.granularity if self.sharded_slices is None else self.sharded_slices
@@ -50,7 +51,7 @@ class Choice:
 
 
 def split_length(operator: Operator, split: str) -> int | None:
-    """Length of the dimension that `split` ("out" or "in") cuts; None where the operator must stay whole."""
+    """Length of the dimension that `split` ("out" or "in") slices; None if the operator cannot be sliced."""
     if operator.split_shape is None:
         return None
     return operator.split_shape[0 if split == "out" else 1]

@@ -10,7 +10,7 @@ from osdp.base.later_methods import function_of
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """The best plan under one memory limit, in figures."""
+    """The figures of the best plan under one memory limit."""
 
     memory_limit_bytes: int
     throughput: float  # samples per second over all ranks
@@ -21,12 +21,12 @@ class FrontierPoint:
 
 @dataclass(frozen=True)
 class Frontier:
-    """Points by rising limit. Throughput never falls along them."""
+    """The best plans' figures under several memory limits, in ascending order; throughput never decreases."""
 
     points: tuple[FrontierPoint, ...]
 
     def plot(self, library: str | None = None, ax: Any = None) -> Any:
-        """Throughput against the memory limit as a picture: see `osdp.show.frontier_plot.plot`."""
+        """Plot throughput against the memory limit: see `osdp.show.frontier_plot.plot`."""
         return function_of("Frontier.plot")(self, library, ax)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""MixedPrecision: the dtypes of a training step, as a value, and the names that a plan has for it."""
+"""MixedPrecision: the dtypes of a training step, and their names in plans."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MixedPrecision:
-    """The dtypes of a training step, under the names of torch's FSDP (both of them). None: left as it is.
+    """The dtypes of a training step. Fields are named as in torch's FSDP1 and FSDP2; None leaves dtypes
+    unchanged.
 
-    `param_dtype`: floating-point parameters are gathered and computed with in it. `reduce_dtype`: gradients are
-    averaged over the ranks in it (None: in `param_dtype`). `buffer_dtype`: floating-point buffers are stored
-    in it; state dicts have them in their original dtype. `cast_forward_inputs`: floating-point tensors in the
-    arguments of the model's call are cast to `param_dtype`. `output_dtype`: those in what the call returns
-    are cast to it.
+    `param_dtype`: dtype in which floating-point parameters are gathered and used in computation.
+    `reduce_dtype`: dtype in which gradients are averaged over the ranks (None: `param_dtype`).
+    `buffer_dtype`: dtype in which floating-point buffers are stored; state dicts hold them in their original
+    dtype. `cast_forward_inputs`: cast floating-point tensors in the arguments of the model's call to
+    `param_dtype`. `output_dtype`: dtype to which floating-point tensors in the call's result are cast.
 
-    Parameters and buffers of `full_precision_modules` (None: batch norms, whose running statistics need it) stay as
-    they are. `parts`: (name of a module, what goes for all in it and for its call) instead; the innermost counts.
+    Parameters and buffers of `full_precision_modules` (None: batch norms, whose running statistics need it)
+    keep their dtypes. `parts`: pairs of a module's name and the MixedPrecision that applies to its call and
+    to everything inside it instead; the innermost module's applies.
 
     >>> model = osdp.fully_shard(model, plan, mixed_precision=osdp.MixedPrecision(torch.bfloat16, torch.float32))
     """
@@ -54,7 +56,7 @@ class MixedPrecision:
         return not own and all(part.changes_nothing for _, part in self.parts)
 
     def of(self, name: str) -> MixedPrecision:
-        """What goes for the module or parameter of that name."""
+        """The MixedPrecision that applies to the module or parameter of that name."""
         around = [(part, own) for part, own in self.parts if name == part or name.startswith(f"{part}.")]
         return max(around, key=lambda each: len(each[0]))[1] if around else self
 
@@ -70,9 +72,8 @@ def named_precision(name: str) -> MixedPrecision | None:
 
 
 def as_mixed_precision(wanted: object, part: bool = False) -> MixedPrecision | None:
-    """Ours, from what other libraries' scripts pass; `part`: to the wrap of a part of a model. Raises InvalidProblemError
-    for what is none of them.
-    """
+    """Convert the mixed precision objects of torch's FSDP and FairScale to OSDP's. `part`: the object was
+    passed to the wrapper of a submodule. Raises InvalidProblemError for other objects."""
     import torch
 
     if isinstance(wanted, MixedPrecision):
@@ -85,7 +86,7 @@ def as_mixed_precision(wanted: object, part: bool = False) -> MixedPrecision | N
         return named_precision(wanted)
     if hasattr(wanted, "param_dtype") and hasattr(wanted, "reduce_dtype"):
         kept = getattr(wanted, "_module_classes_to_ignore", None)
-        # torch's MixedPrecision has both
+        # torch's MixedPrecision has separate flags for the root and other modules
         root = not part and getattr(wanted, "cast_root_forward_inputs", False)
         return as_mixed_precision(
             MixedPrecision(
@@ -106,7 +107,8 @@ def as_mixed_precision(wanted: object, part: bool = False) -> MixedPrecision | N
 def parameter_dtypes(
     model: nn.Module, policy: MixedPrecision | None
 ) -> dict[str, tuple[torch.dtype | None, torch.dtype | None]]:
-    """Parameter name -> what it is computed in and its gradient averaged in; those that keep their own are left out."""
+    """Parameter name -> dtypes of its computation and of its gradient's average; parameters that keep their
+    own are omitted."""
     if policy is None:
         return {}
     kept = {id(t) for module in kept_as_they_are(model, policy) for t in module.parameters(recurse=False)}
@@ -134,7 +136,8 @@ def fairscale_precision(
     buffer_dtype: torch.dtype | None,
     fp32_reduce_scatter: bool,
 ) -> object:
-    """One `mixed_precision` out of the arguments of FairScale's class; others than those of FairScale stand alone."""
+    """The `mixed_precision` that FairScale's arguments amount to; objects of other libraries must come
+    without them."""
     import torch
 
     if not isinstance(mixed_precision, bool):
@@ -154,7 +157,8 @@ def fairscale_precision(
 
 
 def precision_name(wanted: object) -> str:
-    """The name under which `osdp.search` knows it. Raises InvalidProblemError for what has none."""
+    """The name of this precision in `osdp.search`. Raises InvalidProblemError for one that has no name
+    there."""
     policy = as_mixed_precision(wanted)
     dtypes = (policy.param_dtype, policy.reduce_dtype or policy.param_dtype) if policy else (None, None)
     for name in PRECISIONS:

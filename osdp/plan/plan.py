@@ -1,4 +1,4 @@
-"""Plan: the decision, as a value. All that passes from deciding (search) to doing (fully_shard)."""
+"""Plan: the result of a search, and the only input that fully_shard takes from it."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Plan(PlanFields):
         *,
         whole: str | Sequence[str] = (),
     ) -> Plan:
-        """The plan that treats every operator alike, for any world size; without a prediction.
+        """The plan that gives every operator the same choice, for any world size; without a prediction.
 
         `granularity` applies to the operators that can be computed in slices (`split_shape`) and whose
-        dimension it divides; the others stay whole. `whole`: patterns of what is NO_SHARD for sure, as in
-        `osdp.search`. A model, in place of a description, is described without
-        a sample: then nothing is known to be splittable, and parameters are gathered at their module's
+        dimension it divides; the others stay whole. `whole`: patterns of modules and parameters that are
+        always NO_SHARD, as in `osdp.search`. A model passed instead of a description is described without a
+        sample: then no operator is known to be splittable, and parameters are gathered at their module's
         parent.
 
         >>> Plan.uniform(osdp.describe(model, tokens), "FULL_SHARD", granularity=4, sharded_slices=2)
@@ -97,8 +97,9 @@ class Plan(PlanFields):
         """This plan with other choices for some operators, and other recomputation (None: no more) for some
         blocks.
 
-        Units are made anew; prediction and certificate, which belong to the old plan, are dropped. Raises
-        InvalidProblemError for names that the model does not have and choices that it cannot carry out.
+        Units are recomputed; prediction and certificate are dropped, since they belong to the old plan.
+        Raises InvalidProblemError for names that the model does not have and for choices that its operators
+        do not support.
         """
         for name in choices or {}:
             if name not in self.choices:
@@ -120,37 +121,38 @@ class Plan(PlanFields):
         return validate(plan)
 
     def dumps(self) -> str:
-        """The plan as JSON text, with a schema version; `Plan.loads` gives an equal plan back."""
+        """The plan as JSON text, with a schema version; `Plan.loads` returns an equal plan."""
         return json_files.dumps("plan", self)
 
     @staticmethod
     def loads(text: str) -> Plan:
-        """The plan of `dumps`. Raises FormatError that names line and field."""
+        """Parse the text of `dumps`. Raises FormatError that names line and field."""
         return json_files.loads("plan", Plan, text, problems)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to `path`: whole or not at all."""
+        """Write the plan to `path` atomically."""
         json_files.save_text(path, self.dumps())
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
-        """The plan in `path`. Raises FormatError that names the file, the line and the field."""
+        """Read the plan in `path`. Raises FormatError that names the file, the line and the field."""
         return json_files.load_file(path, "plan", Plan, problems)
 
     @property
     def price_of_memory_s_per_byte(self) -> float:
-        """What one byte more of memory would save per step, to first order; 0.0 where memory is no limit."""
+        """Seconds per step that one more byte of memory would save, to first order; 0.0 where memory does not
+        bind."""
         c = self.certificate
         return sum(p.numerator for p in c.prices) / c.price_denominator * 1e-12 if c is not None else 0.0
 
     def simulate(
         self, hardware: Hardware | str | os.PathLike[str] | None = None, world_size: int | None = None
     ) -> Timeline:
-        """One training step of this plan, played event by event: what computes and what communicates when, and the
-        memory held at every moment.
+        """Simulate one training step of this plan event by event: the timeline of computation and
+        communication, and the memory held at every moment.
 
-        `hardware` and `world_size`: where the plan has none (it was made by hand). Raises PlanMismatchError where
-        either is missing.
+        `hardware` and `world_size` are needed only for plans made by hand, which have none. Raises
+        PlanMismatchError where either is missing.
 
         >>> plan.simulate().save_trace("step.json")  # for https://ui.perfetto.dev
         """
@@ -163,16 +165,16 @@ class Plan(PlanFields):
         return found
 
     def explain(self, width: int | None = None, search: bool = True) -> str:
-        """The plan for a person: its table, and why: for each group of operators what its choice saves and costs,
-        the price of memory, what the next GiB would buy, and why the batch size is what it is.
+        """Explain the plan in text: its table, what the choice of each group of operators saves and costs,
+        the price of memory, what one more GiB would gain, and the reason for the batch size.
 
-        The last two search again under other limits and batch sizes (a few times as long as `osdp.search` took);
-        `search=False` leaves them out. `width`: columns; None: the terminal's.
+        The last two require more searches, under other limits and batch sizes (a few times as long as
+        `osdp.search` took); `search=False` leaves them out. `width`: columns; None: the terminal's.
         """
         return str(function_of("Plan.explain")(self, width, search))
 
     def diff(self, other: Plan) -> str:
-        """What `other` decides differently, one line each; "" where the decisions are equal."""
+        """The decisions in which `other` differs, one line each; "" if all are equal."""
         return str(function_of("Plan.diff")(self, other))
 
     def __str__(self) -> str:

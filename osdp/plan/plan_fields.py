@@ -1,4 +1,4 @@
-"""What a plan says, field by field; Plan adds what can be done with it."""
+"""The fields of a plan; Plan adds the methods."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PlanFields:
 
     description: ModelDescription
     hardware: Hardware | None
-    world_size: Annotated[int, AtLeast(1)] | None  # None: any (a plan made by hand)
+    world_size: Annotated[int, AtLeast(1)] | None  # None: any (plans made by hand)
     choices: Mapping[str, Choice]  # operator name -> Choice; exactly the operators that have parameters
     units: tuple[tuple[str, ...], ...]  # gathered and reduced together; one mode each; covers all choices
     recompute: Mapping[str, Annotated[str, OneOf(RECOMPUTE)]] = field(default_factory=dict)  # by block's name
@@ -32,7 +32,7 @@ class PlanFields:
     memory_limit_bytes: int | None = None
     accumulation: Annotated[int, AtLeast(1)] = 1  # micro-batches of `batch_size` in one optimizer step
     prefetch: Annotated[int, AtLeast(0)] = 1  # units gathered ahead of the one in use
-    separate_reductions: bool = False  # beside gathers, on a communicator of their own; not on CPUs
-    searched: Searched | None = None  # what it was searched with; None: made by hand
+    separate_reductions: bool = False  # concurrent with gathers, on their own communicator; not on CPUs
+    searched: Searched | None = None  # the arguments of the search; None: made by hand
     predicted: Prediction | None = None
     certificate: Certificate | None = None

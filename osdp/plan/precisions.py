@@ -1,13 +1,14 @@
-"""The precisions that a plan may say, by name."""
+"""The precisions that a plan can have, by name."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# What a plan may say: (parameters, reduction), the model's own dtypes where None. What stays on a rank never changes.
+# Dtypes of (gathered parameters, gradient reduction); None: the model's own. Shards keep their dtypes in all
+# of them.
 PRECISIONS: Mapping[str, tuple[str | None, str | None]] = {
     "fp32": (None, None),
-    # The same, and what fp32 is multiplied in is TF32: torch.set_float32_matmul_precision("high") sees to it.
+    # The same dtypes, with fp32 products in TF32: set by torch.set_float32_matmul_precision("high").
     "tf32": (None, None),
     "bf16": ("bfloat16", "bfloat16"),
     "fp16": ("float16", "float16"),

@@ -1,12 +1,12 @@
-"""A recorded training step as a Timeline: what torch.profiler saw, to be drawn beside what was predicted.
+"""A training step recorded by torch.profiler as a Timeline, to compare it with the predicted one.
 
     with torch.profiler.profile(profile_memory=True) as recording:  # one step of a sharded model
         loss = model(x); loss.backward(); optimizer.step()
     recording.export_chrome_trace("step.json")
 
-The runtime names what it does by module and phase: "blocks.3 forward", "blocks.3 all-gather", "wait for ...". Computation
-is the innermost such range that runs, less what is waited for. On accelerators the ranges are when the host launched
-things, not when the device did them.
+The runtime labels profiler ranges by module and phase: "blocks.3 forward", "blocks.3 all-gather", "wait for
+...". Time in the innermost running range counts as computation, except while it waits. On accelerators the
+ranges show when the host launched work, not when the device executed it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _US = 1e-6
 
 
 class Range(NamedTuple):
-    """What ran from `begin_s` to `end_s`; `label` is a phase, or what is waited for."""
+    """A profiler range from `begin_s` to `end_s`; `label` is its phase, or what it waits for."""
 
     begin_s: float
     end_s: float
@@ -43,10 +43,9 @@ class Range(NamedTuple):
 
 
 def read_trace(path: str | os.PathLike[str]) -> Timeline:
-    """The step in a file of `torch.profiler.profile().export_chrome_trace`. Its memory is above what was held when the
-    recording began, and empty without `profile_memory=True`. Raises FormatError for what is no such file, or has no range of
-    a sharded model.
-    """
+    """Read the step in a file written by `torch.profiler.profile().export_chrome_trace`. Its memory is
+    relative to the memory held when recording began, and empty without `profile_memory=True`. Raises
+    FormatError if the file is not such a trace, or has no range of a sharded model."""
     try:
         events = json.loads(Path(path).read_bytes())["traceEvents"]
         ranges = [(str(e["name"]), _span(e)) for e in events if e.get("ph") == "X"]
@@ -58,7 +57,7 @@ def read_trace(path: str | os.PathLike[str]) -> Timeline:
             f"{path}: no trace of torch.profiler: {type(error).__name__}: {error}", "traceEvents"
         ) from None
     computing = [r for name, span in ranges for r in _computing(name, span)]
-    computing.sort(key=lambda r: (r.begin_s, -r.end_s))  # of two that begin at once, the inner one last
+    computing.sort(key=lambda r: (r.begin_s, -r.end_s))  # of two that begin together, the inner one last
     if not any(r.label in COMPUTATION.values() for r in computing):
         raise FormatError(
             f"{path}: no step of a sharded model is recorded there: no range is named 'MODULE forward' or 'MODULE backward'",
@@ -107,7 +106,8 @@ def _communicated(
 
 
 def _innermost(ranges: list[Range]) -> Iterator[TimelineEvent]:
-    """At each moment the range that began last of those that run; nothing while that one waits. `ranges`: by begin."""
+    """At each moment the running range that began last, or nothing while that one waits. `ranges` are sorted
+    by begin."""
     moments = sorted({m for r in ranges for m in (r.begin_s, r.end_s)})
     running: list[Range] = []
     coming = iter([*ranges, None])
@@ -163,7 +163,7 @@ def _timeline(
 
 
 def _covered(events: Iterable[TimelineEvent]) -> float:
-    """Seconds in which any of them runs."""
+    """Seconds in which at least one of the events runs."""
     total, until = 0.0, 0.0
     for e in sorted(events, key=lambda e: e.begin_s):
         total += max(0.0, e.end_s - max(e.begin_s, until))

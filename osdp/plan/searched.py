@@ -13,16 +13,17 @@ METHODS = ("exact", "dfs", "dfs-smallest-first")
 OBJECTIVES = _search.OBJECTIVES
 
 # Note [Cost versions]
-# What a plan's certificate and prediction count, by version. `osdp.verify` checks a plan by its own version, so who changes
-# what the search counts raises kCostVersion in csrc/search/problem/cost.hpp, and keeps what older plans are checked by.
-# Who changes what the simulator plays raises it too: of older plans the played times are not compared.
-#   1: the first. No buffers of modules, no copies that mixed precision averages, no parameters that one module reads several
-#      times; room is reserved for tied parameters whatever is chosen.
-#   2: these too; files before version 4 do not say which of the two they are of, so either will do (`Searched.costs`).
-#   3: operators' work, and the gradient being made, in their own phase; a reserve of 1 + prefetch units, not 2 + prefetch.
-#   4: on accelerators, 2 + prefetch again: the gradient that leaves while the next parameters arrive.
-#   5: with several micro-batches, the part of a gradient that is added to that of the earlier ones.
-#   6: with one, under mixed precision, the gradient that completes a NO_SHARD bucket.
+# The terms of the cost model in certificates and predictions, by version. `osdp.verify` checks a plan with the plan's own
+# version: a change of the search's costs must raise kCostVersion in csrc/search/problem/cost.hpp and keep the code that
+# checks older plans. A change of the simulator must raise it too: simulated times of older plans are not compared.
+#   1: the first. Without modules' buffers, the gradient copies that mixed precision averages, and parameters that one module
+#      reads several times; memory is reserved for tied parameters whatever their choice.
+#   2: with these; files before version 4 do not record which of the two they have, so either is accepted (`Searched.costs`).
+#   3: operators' working memory, and the gradient being computed, in their own phase; a reserve of 1 + prefetch units, not
+#      2 + prefetch.
+#   4: on accelerators, 2 + prefetch again: a gradient is still being reduced while the next parameters are gathered.
+#   5: with several micro-batches, the part of a gradient that is added to the sum of the earlier ones.
+#   6: with one micro-batch, under mixed precision, the gradient that completes a NO_SHARD bucket.
 COST_VERSION = _search.COST_VERSION
 
 
@@ -33,27 +34,27 @@ class Searched:
     (`plan.frontier`).
     """
 
-    modes: tuple[str, ...]  # that any operator might take
-    granularity: tuple[int, ...]  # numbers of slices that were tried, beside 1
-    checkpoint: tuple[str, ...]  # ways a block might be treated: "none", "hold", "regather"
+    modes: tuple[str, ...]  # that the search could choose from
+    granularity: tuple[int, ...]  # numbers of slices that were tried, besides 1
+    checkpoint: tuple[str, ...]  # recomputations that were tried: of "none", "hold", "regather"
     batch_size: int | None = None  # None: every size that fits
     global_batch_size: int | None = None  # None: one micro-batch per step
-    hosts: int = 1  # ranks are spread evenly over so many; more than 1 allows HYBRID_SHARD
+    hosts: int = 1  # number of hosts, with equally many ranks each; more than 1 allows HYBRID_SHARD
     prefetch: int = 1  # units gathered ahead of the one in use
     objective: str = "throughput"  # one of OBJECTIVES
     at_least: float | None = None  # samples/s over all ranks that objective="memory" had to reach
     method: str = "exact"
     time_limit_s: float | None = None
-    whole: tuple[str, ...] = ()  # patterns of what is NO_SHARD for sure
+    whole: tuple[str, ...] = ()  # patterns of modules and parameters that are always NO_SHARD
     small_unit_bytes: int = (
         256 * 2**10
-    )  # neighbours join units of less (osdp.plan.unit_grouping.small_unit_bytes)
-    replay: float = 0.5  # share that a plan chosen by playing may be worse than the best by the objective
+    )  # smaller units are merged with neighbours (osdp.plan.unit_grouping.small_unit_bytes)
+    replay: float = 0.5  # by what fraction the objective of a plan chosen by simulation may exceed the best
     exposed: Annotated[float, AtLeast(0)] = (
         1.0  # how much longer a second of communication makes the objective's step
     )
     cost_version: Annotated[int, AtLeast(1)] = COST_VERSION  # Note [Cost versions]
 
     def costs(self) -> tuple[int, ...]:
-        """The cost versions that the plan may be of."""
+        """The cost versions that the plan may have been made with."""
         return (1, 2) if self.cost_version == 1 else (self.cost_version,)

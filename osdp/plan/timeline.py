@@ -1,4 +1,5 @@
-"""Timeline: a played training step as plain values, for programs, Perfetto and people."""
+"""Timeline: a simulated training step as plain values, which can be exported to Perfetto, plotted and
+printed."""
 
 from __future__ import annotations
 
@@ -15,13 +16,14 @@ from osdp.base.numbers import format_seconds
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-# One thing at a time runs on each. "reductions": where a plan has separate_reductions; else they are communication.
+# Each runs one event at a time. "reductions" is used with separate_reductions only; else they run on
+# "communication".
 RESOURCES = ("computation", "communication", "reductions", "between hosts")
 
 
 @dataclass(frozen=True)
 class TimelineEvent:
-    """One thing that a rank does, from `begin_s` to `end_s` after the step's beginning."""
+    """One event on a rank, from `begin_s` to `end_s` after the step's beginning."""
 
     resource: str  # of RESOURCES
     action: str  # "compute", "gather", "reduce", "average" (HYBRID_SHARD's, between hosts), "all_reduce"
@@ -33,11 +35,11 @@ class TimelineEvent:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One training step of one rank; all ranks do the same. Printable; `rich.print` also draws it.
+    """One training step of one rank; it is the same on all ranks. Printable; `rich.print` also draws it.
 
-    At every moment it computes, communicates, or both: step_time_s is compute_s + communication_s - overlap_s +
-    optimizer_s, each as long as it takes beside the other. Where two things are communicated at once, that time
-    counts once.
+    At every moment the rank computes, communicates, or does both: step_time_s is compute_s + communication_s
+    - overlap_s + optimizer_s, each including its slowdown by the other. Time in which two collectives run
+    concurrently counts once.
     """
 
     step_time_s: float
@@ -48,7 +50,7 @@ class Timeline:
     peak_memory_bytes: int
     events: tuple[TimelineEvent, ...]  # by begin
     memory: tuple[tuple[float, int], ...]  # (seconds, bytes held from then on)
-    largest_peak_bytes: int | None = None  # however long communication takes; None: measured
+    largest_peak_bytes: int | None = None  # over all timings of communication; None: a measured step
 
     @property
     def exposed_communication_s(self) -> float:
@@ -56,18 +58,19 @@ class Timeline:
         return self.communication_s - self.overlap_s
 
     def to_json(self) -> str:
-        """All of it as JSON text."""
+        """The timeline as JSON text."""
         return json.dumps(asdict(self))
 
     @staticmethod
     def of_trace(path: str | os.PathLike[str]) -> Timeline:
-        """A training step as torch.profiler recorded it, from the file of its `export_chrome_trace`: `profiler_trace`."""
+        """Read a training step recorded by torch.profiler from the file of `export_chrome_trace`: see
+        `profiler_trace`."""
         recorded: Timeline = function_of("Timeline.of_trace")(path)
         return recorded
 
     def chrome_trace(self, measured: Timeline | None = None) -> dict[str, Any]:
-        """In Chrome's trace format, which https://ui.perfetto.dev and chrome://tracing show: a track per resource and
-        the memory as a counter; what was measured, if given, as a second process.
+        """The timeline in Chrome's trace format, for https://ui.perfetto.dev and chrome://tracing: a track
+        per resource and the memory as a counter; `measured`, if given, is a second process.
         """
         trace = self._trace(0)
         if measured is not None:
@@ -102,18 +105,19 @@ class Timeline:
         return trace
 
     def save_trace(self, path: str | os.PathLike[str], measured: Timeline | None = None) -> None:
-        """Write `chrome_trace` to `path`: whole or not at all."""
+        """Write `chrome_trace` to `path` atomically."""
         json_files.save_text(path, json.dumps(self.chrome_trace(measured)))
 
     def plot(self, measured: Timeline | None = None) -> Any:
-        """A matplotlib Figure of what runs when and of the memory, beside what was measured: `osdp.show.timeline_plot.plot`.
+        """A matplotlib Figure of the events and the memory, with those of `measured` if given:
+        `osdp.show.timeline_plot.plot`.
 
         >>> plan.simulate().plot(osdp.Timeline.of_trace("recorded.json")).savefig("step.svg")
         """
         return function_of("Timeline.plot")(self, measured)
 
     def beside(self, measured: Timeline) -> Beside:
-        """This step and the measured one, to print or to show in a terminal."""
+        """This step next to the measured one, for printing in a terminal."""
         return Beside(self, measured)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -139,7 +143,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Beside:
-    """A predicted step and a measured one. Printable; `rich.print` also draws both, on one scale."""
+    """A predicted and a measured step. Printable; `rich.print` also draws both, on one scale."""
 
     predicted: Timeline
     measured: Timeline
@@ -167,5 +171,5 @@ class Beside:
 
 
 def _grown_bytes(step: Timeline) -> int | None:
-    """The peak above what is held when the step begins; None where no memory was recorded."""
+    """The peak relative to the memory held when the step begins; None where no memory was recorded."""
     return step.peak_memory_bytes - step.memory[0][1] if step.memory else None

@@ -1,4 +1,4 @@
-"""Which operators are gathered and reduced together."""
+"""Groups operators into units, which are gathered and reduced together."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from osdp.hardware.hardware import Hardware
 from osdp.plan.choice import Choice
 
 BUCKET_BYTES = 4 * 2**20  # of NO_SHARD gradients that are all-reduced together
-SMALL_BYTES = 256 * 2**10  # a gather of less is mostly latency, on any machine
+SMALL_BYTES = 256 * 2**10  # a smaller gather is mostly latency, on any machine
 MOST_SMALL_BYTES = 32 * 2**20
-MERGED_BYTES = 2**20  # a unit may grow to this, or to the model's largest operator
+MERGED_BYTES = 2**20  # merged units are at most this large, or as large as the model's largest operator
 
 
 def small_unit_bytes(hardware: Hardware, ranks: int, hosts: int = 1) -> int:
-    """A gather of less is mostly latency on this machine: a ring step's transfer, S/N beta, takes less than its alpha.
+    """The size below which a gather is mostly latency on this machine: a ring step's transfer, S/N beta,
+    takes less than alpha.
 
     Near 8 MiB over NVLink; 256 KiB at least, 32 MiB at most.
     """
@@ -37,10 +38,10 @@ def group_units(
     """The units of a plan: every operator that has parameters once, in the order of each unit's first
     operator.
 
-    Which operators travel together says csrc/search/simulate/unit_grouping.hpp: neighbours of one mode, dtype and block,
-    one of which is below `small` bytes (see `small_unit_bytes`) and that have together at most `most`: by default
-    1 MiB or the largest operator, which bounds the transient memory anyway. `sizes`: of each operator gathered;
-    by default its parameters'.
+    csrc/search/simulate/unit_grouping.hpp states the rule: neighbours of the same mode, dtype and block are
+    merged if one of them is below `small` bytes (see `small_unit_bytes`) and they have at most `most` bytes
+    together: by default 1 MiB or the largest operator, which bounds the transient memory anyway. `sizes`:
+    gathered bytes of each operator; by default its parameters'.
     """
     operators = description.operators
     if most is None:
@@ -60,7 +61,8 @@ def places_of(
     sizes: Mapping[str, int] | None = None,
     calls: Mapping[str, tuple[list[tuple[int, int]], int]] | None = None,
 ) -> list[_search.Place]:
-    """By operator: what decides with whom it travels. `calls`: when it is gathered (`osdp.planning.core_inputs`)."""
+    """The properties of each operator that determine its unit. `calls`: when it is gathered
+    (`osdp.planning.core_inputs`)."""
     codes: dict[object, int] = {}
 
     def code(what: object) -> int:

@@ -1,4 +1,5 @@
-"""The rules that a plan keeps: what a file or a hand may get wrong, and the runtime relies on."""
+"""The rules for plans: invariants that the runtime relies on, and that a file or a plan made by hand may
+violate."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ P = TypeVar("P", bound=PlanFields)
 
 
 def validate(plan: P) -> P:
-    """`plan` itself, if it keeps every rule that the runtime needs; else InvalidProblemError."""
+    """Return `plan` if it satisfies every rule that the runtime needs; else raise InvalidProblemError."""
     for where, why in problems(plan):
         raise InvalidProblemError(f"{where}: {why}")
     return plan
@@ -74,7 +75,7 @@ def problems(plan: PlanFields) -> Iterator[tuple[str, str]]:
 
 
 def _memory_problems(plan: PlanFields) -> Iterator[tuple[str, str]]:
-    """A limit is a promise: a plan that is predicted to break its own is none."""
+    """A plan whose predicted memory exceeds its own limit is invalid."""
     limit, found, c = plan.memory_limit_bytes, plan.predicted, plan.certificate
     if limit is None:
         return
@@ -102,13 +103,14 @@ def _word_problems(plan: PlanFields) -> Iterator[tuple[str, str]]:
 
 
 def check_description(description: ModelDescription) -> ModelDescription:
-    """`description` itself, if it keeps every rule that the search needs; else InvalidProblemError."""
+    """Return `description` if it satisfies every rule that the search needs; else raise
+    InvalidProblemError."""
     for where, why in _description_problems(description):
         raise InvalidProblemError(f"{where}: {why}")
     return description
 
 
-MOST = 2**50  # bytes of one operator, or of what it keeps of one sample: no product of two sizes overflows
+MOST = 2**50  # bytes of one operator, or of its activations per sample: no product of two sizes overflows
 
 
 def _sizes(where: str, value: object, names: tuple[str, ...], most: int = MOST) -> Iterator[tuple[str, str]]:
@@ -189,7 +191,7 @@ def choices_problems(plan: PlanFields) -> Iterator[tuple[str, str]]:
 
 
 def choice_problems(choice: Choice, operator: Operator | None) -> Iterator[str]:
-    """What is wrong with `choice` by itself, and for `operator` unless that is None."""
+    """The rules that `choice` breaks by itself and, unless `operator` is None, for that operator."""
     g, k = choice.granularity, choice.sharded_slices
     if choice.mode not in MODES:
         yield f"mode {choice.mode!r} is none of {', '.join(MODES)}"

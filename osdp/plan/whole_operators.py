@@ -1,4 +1,5 @@
-"""Patterns of modules and parameters that every rank holds whole: NO_SHARD, whatever would be faster."""
+"""Patterns of modules and parameters that every rank holds in full: NO_SHARD, even if another mode is
+faster."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from osdp.errors import InvalidProblemError
 
 
 def patterns_of(whole: str | Sequence[str]) -> tuple[str, ...]:
-    """The argument `whole` as patterns. Raises InvalidProblemError for what is none."""
+    """The argument `whole` as a tuple of patterns. Raises InvalidProblemError for other values."""
     given = (whole,) if isinstance(whole, str) else whole
     if not isinstance(given, Sequence) or not all(isinstance(p, str) and p for p in given):
         raise InvalidProblemError(
@@ -22,8 +23,9 @@ def patterns_of(whole: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def whole_operators(description: ModelDescription, patterns: Sequence[str]) -> frozenset[str]:
-    """The operators with parameters that a pattern names: their own name, that of a module around them, or a
-    parameter's, tied names too. In a pattern (as a shell has it, case counts) `*` also matches dots.
+    """The operators with parameters that match a pattern: by their own name, that of a module around them, or
+    one of their parameters' (tied names included). Patterns are the shell's, case-sensitive; `*` also matches
+    dots.
 
     Raises InvalidProblemError naming a pattern that matches nothing.
     """

@@ -61,45 +61,54 @@ def search(
     whole: str | Sequence[str] = (),
     replay: float = 0.5,
 ) -> Plan:
-    """The plan with the best throughput whose predicted peak memory per rank is at most `memory`.
+    """Find the plan with the best throughput whose predicted peak memory per rank is at most `memory`.
 
-    A model is described first, with `sample` (a tuple of its forward's arguments, or a dict of keyword
-    arguments). `memory` is bytes or a string ("8GiB"); by default it is the hardware's. `hardware` is a
-    Hardware (measured by `osdp.profile`), its name or file, or None for DEFAULT_HARDWARE without its memory
-    outside of tensors; `world_size` defaults to the process group's, else the hardware's.
+    The best plans of several objectives, which weigh communication differently, and of smaller search spaces are
+    simulated event by event (`Plan.simulate`) and improved by local search; the fastest one is returned. docs/search.md
+    states the objective.
 
-    `batch_size` is per rank; "auto" tries every size that fits and takes the best time per sample. With
-    `global_batch_size` the size per rank must divide global / world_size, and gradients are accumulated over
-    the remaining factor. `granularity`: the numbers of slices to try for split operators, beside 1.
-    `checkpoint`: which recomputation to try ("auto": "none", "hold" and "regather", for each block by
-    itself). `modes`: which of NO_SHARD, SHARD_GRAD_OP, FULL_SHARD and, where `hosts` (over which the ranks
-    are spread evenly) is more than 1, HYBRID_SHARD to try. `whole`: patterns ("head", "*.norm?",
-    "blocks.*.weight") of modules or parameters that every rank holds in full (NO_SHARD), for optimizers that
-    need whole matrices; `*` matches dots too, a module's name stands for all its parameters, and a pattern
-    that matches one parameter of an operator applies to the whole operator. `prefetch`: units gathered ahead
-    of the one in use. `separate_reductions`: on accelerators gradients are reduced while parameters are
-    gathered, on a communicator of their own, whose buffers the plan counts; worth it where latency between
-    hosts is most of a collective (docs/accelerators.md). `precision`: "fp32", "tf32" (fp32 products in TF32):
-    everything has the model's dtypes; "bf16", "fp16", "bf16-reduce-fp32", "fp16-reduce-fp32": parameters are
-    gathered and computed with, and gradients averaged, in these; states stay (docs/precision.md).
-    `cost="paper"` is the paper's model, and `method="dfs"`, with it, its search, which may take very long to
-    find any plan where most do not fit; "dfs-smallest-first" is the same with each operator's smallest
-    options tried first. docs/search.md states the objective.
+    model_or_desc: a model, which is described first with `sample`, or the result of `osdp.describe`.
+    sample: example inputs of the model's forward: a tuple of arguments, or a dict of keyword arguments.
+    memory: limit per rank, in bytes or as a string ("8GiB"); by default the hardware's.
+    world_size: number of ranks; by default the process group's, else the hardware's.
+    hardware: a Hardware (measured by `osdp.profile`), its name or its file. None: DEFAULT_HARDWARE without its memory
+        outside of tensors.
+    batch_size: per rank. "auto" tries every size that fits and takes the best time per sample.
+    global_batch_size: samples of one step over all ranks. The batch size per rank must divide global / world_size, and
+        gradients are accumulated over the remaining factor.
+    optimizer: determines the bytes of optimizer state per parameter: "adamw", "adam", "sgd", "sgd-momentum", "rmsprop"
+        or "adagrad".
+    precision: "fp32", or "tf32" (fp32 products in TF32): everything has the model's dtypes. "bf16", "fp16",
+        "bf16-reduce-fp32", "fp16-reduce-fp32": parameters are gathered and computed with, and gradients averaged, in
+        these dtypes; the dtypes of parameters and optimizer state do not change (docs/precision.md).
+    granularity: numbers of slices to try for split operators, besides 1.
+    checkpoint: which recomputation to try. "auto": "none", "hold" and "regather", for each block separately.
+    modes: which modes to try, of NO_SHARD, SHARD_GRAD_OP, FULL_SHARD and, with more than one host, HYBRID_SHARD.
+    cost: "osdp", or "paper" for the paper's cost model.
+    method: "exact", or with cost="paper" the paper's search: "dfs", which may take very long to find any plan where
+        most do not fit, or "dfs-smallest-first", the same with each operator's smallest options tried first.
+    time_limit: seconds for the whole call. None: the search counts its steps and ends after about 5 to 10 s, so that
+        ranks that search independently find the same plan; objectives other than "throughput" end after 10 s, the
+        paper's search never does.
+    hosts: number of hosts, over which the ranks are spread evenly.
+    prefetch: number of units gathered ahead of the one in use.
+    separate_reductions: on accelerators, reduce gradients while parameters are gathered, on a separate communicator
+        whose buffers the plan counts. Worth it where latency between hosts dominates collectives
+        (docs/accelerators.md).
+    objective: "throughput". "memory": the smallest memory, at most `memory`, whose best plan gives `at_least`
+        samples/s. "batch": the largest batch that fits, and the fastest plan for it.
+    at_least: samples/s over all ranks, for objective="memory".
+    whole: patterns ("head", "*.norm?", "blocks.*.weight") of modules or parameters that every rank holds in full
+        (NO_SHARD), for optimizers that need whole matrices. `*` matches dots too, a module's name stands for all its
+        parameters, and a pattern that matches one parameter of an operator applies to the whole operator.
+    replay: the returned plan's objective may exceed the best by at most this fraction. 0: the objective (with the
+        hardware's `exposed_communication`) decides alone.
 
-    `objective="memory"`: the smallest memory, at most `memory`, whose best plan gives `at_least` samples/s
-    over all ranks. `objective="batch"`: the largest batch that fits, and the fastest plan for it.
+    After `time_limit`, or Ctrl-C, the best plan so far is returned: `plan.certificate.optimal` is False and
+    `plan.certificate.gap` says how much faster another plan might be.
 
-    The best plans of several objectives, which weigh communication differently, and of smaller spaces are
-    simulated event by event (`Plan.simulate`) and improved by local search. The result is the fastest one
-    whose objective exceeds the best by at most the fraction `replay`; with 0 the objective (with the
-    hardware's `exposed_communication`) decides alone.
-
-    Raises InfeasibleError with the smallest limit that works and its plan, InvalidProblemError for arguments
-    that make no sense. After `time_limit` seconds in all, or Ctrl-C, the best plan so far is returned:
-    `plan.certificate.optimal` is False and `plan.certificate.gap` says how much faster another plan might be.
-    Where it is None, a search counts its steps and ends after about 5 to 10 s, so that ranks which search for
-    themselves find the same plan; objectives other than "throughput" end after 10 s, the paper's search never
-    does.
+    Raises InfeasibleError with the smallest limit that works and its plan, and InvalidProblemError for arguments that
+    make no sense.
 
     >>> plan = osdp.search(model, (tokens,), memory="8GiB", world_size=8, hardware="rtx-titan-8")
     """

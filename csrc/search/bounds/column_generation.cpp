@@ -33,7 +33,7 @@ std::vector<int> whole_ways(const ColumnPool& pool, const Box& box, const std::v
 
 namespace {
 
-// A point counts as the plan that it is, not scaled.
+// Weights refer to the plans themselves, so the scaling of points is undone.
 Mixture mixture_of(const std::vector<std::pair<double, const Point*>>& points, const Kinds& kinds) {
   Mixture m;
   double sum = 0;
@@ -79,7 +79,8 @@ Bounded relax(const Kinds& kinds, const ColumnPool& pool, const Request& request
     }
     return value;
   };
-  // 2 ps per operator: options that mixtures are as good as, but for rounding (ColumnPool::Options::corner).
+  // 2 ps per operator: pricing leaves out options that are no better than a mixture up to rounding
+  // (ColumnPool::Options::corner).
   double operators = 0;
   for (const auto& entry : pool.entries) {
     size_t slots = 0;
@@ -115,7 +116,8 @@ Bounded relax(const Kinds& kinds, const ColumnPool& pool, const Request& request
     }
     best.mixture = mixture_of(master.weights(), kinds);
     if (best.time > enough + 1e-9 * std::abs(enough) || !master.exceeds()) return done();
-    // Do the prices show that nothing keeps the rows? They count for memory alone.
+    // The region is infeasible if at these prices, or in one row alone, even the plan of least memory exceeds
+    // the limits.
     Point least;
     double over = 0, size = 0;
     evaluate.at(prices, 0, least);

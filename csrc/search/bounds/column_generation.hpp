@@ -1,35 +1,35 @@
 // The Lagrangian relaxation of the planner's problem under a few rows (problem/phases.hpp): each row has a
-// price per byte, and every operator and block chooses for itself. Its optimum over the prices bounds all
-// plans of a box of batch sizes, transients and recomputations from below.
+// price per byte, and every operator and block chooses independently. Its optimum over the prices is a lower
+// bound for all plans of a region: a box of batch sizes, transients and recomputations.
 //
-// Doubles: bounds are used with a margin, and whatever is claimed in the end is proven in integers.
+// Computed in doubles: bounds are used with a margin, and the final claims are proven in integers.
 #pragma once
 
 #include "search/bounds/region_pricing.hpp"
 
 namespace osdp::search {
 
-// Of plans whose average keeps all rows.
+// A convex combination of plans that satisfies all rows on average.
 struct Mixture {
-  double size = 0, size_apart = 0;            // batch: the average, and how far from it the plans are
-  double transient = 0, transient_apart = 0;  // the largest, bytes
-  std::vector<double> ways;                   // how many instances are treated each way, as Box
+  double size = 0, size_apart = 0;            // batch size: mean, and mean absolute deviation of the plans
+  double transient = 0, transient_apart = 0;  // largest transient in bytes: the same
+  std::vector<double> ways;                   // number of instances per way, indexed as in Box
 };
 
 struct Bounded {
-  bool feasible = false;  // false: no plan of the region keeps all rows
-  double time = 0;        // of hi's samples: no plan of the region is faster, but for rounding
-  double error = 0;       // the rounding
-  Prices prices{};        // that prove it
-  size_t row = 0;         // with the highest price
-  Mixture mixture;        // the optimum
+  bool feasible = false;  // false: no plan of the region satisfies all rows
+  double time = 0;        // for hi's samples: no plan of the region is faster, up to `error`
+  double error = 0;       // bound of the rounding error
+  Prices prices{};        // that prove `time`
+  size_t row = 0;         // the one with the highest price
+  Mixture mixture;        // the relaxation's optimum
 };
 
-// Whole numbers near a mixture of ways that keep the box.
+// Rounds a mixture's numbers of instances per way to integers inside the box.
 std::vector<int> whole_ways(const ColumnPool& pool, const Box& box, const std::vector<double>& mixed);
 
-// `guess`: prices to begin with, a neighbouring region's. Regions whose bound reaches `enough` are not
-// bounded any better. `cheapest`: of the pool.
+// `guess`: initial prices, for example a neighbouring region's. Stops as soon as the bound reaches `enough`.
+// `cheapest` must belong to `pool`.
 Bounded relax(const Kinds& kinds, const ColumnPool& pool, const Request& request, const Region& region,
               Cheapest& cheapest, const Prices& guess, double enough);
 

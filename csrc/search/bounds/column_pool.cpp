@@ -13,7 +13,8 @@ struct Line {
   std::array<int64_t, kMostRows> bytes;
 };
 
-// Whether `a` is a number of sharded slices between one and all, and no better than mixing these two.
+// Whether option `a` shards some but not all slices, more than one, and is no better than the mixture of
+// sharding one and sharding all.
 bool between(const std::vector<Line>& lines, const std::vector<Candidate>& all, size_t a, size_t rows,
              int64_t accumulation) {
   const Candidate& c = all[a];
@@ -35,8 +36,8 @@ bool between(const std::vector<Line>& lines, const std::vector<Candidate>& all, 
   return true;
 }
 
-// Whether `Hold` is never worse than `Regather` in these rows: no row stands inside such a block, so what it
-// holds is in none of them. (Should it break a phase, that phase becomes a row.)
+// Whether `Hold` is never worse than `Regather` in these rows: none of them is a phase inside such a block,
+// so the held parameters count in none. (If a plan then violates such a phase, it becomes a row.)
 bool hold_is_free(const SymmetryClass& symmetry_class) {
   return std::none_of(symmetry_class.relation.begin(), symmetry_class.relation.end(),
                       [](int r) { return r >= 0; });

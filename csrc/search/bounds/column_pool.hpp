@@ -1,4 +1,4 @@
-// What every group of equal instances can choose from under a few rows, and which of it a region allows.
+// The options of every symmetry class under a few rows, and the box of recomputations that a region allows.
 #pragma once
 
 #include <array>
@@ -10,14 +10,14 @@ namespace osdp::search {
 inline constexpr size_t kMostRows = 24;
 using Prices = std::array<double, kMostRows>;  // picoseconds per byte, by row
 
-// The options of every group under some rows and one number of micro-batches, without the dominated ones.
+// The undominated options of every group under some rows and one number of micro-batches.
 struct ColumnPool {
   struct Options {
     std::vector<int> candidate;  // index into the slot's candidates
     std::vector<int64_t> transient;
     std::vector<double> time;
     std::vector<double> bytes;  // [row][option]
-    std::vector<char> corner;   // 0: a mixture of two others is no worse, so no price likes it best
+    std::vector<char> corner;   // 0: a mixture of two others is no worse, so it is not needed in pricing
   };
   struct Way {
     Recompute way;
@@ -32,12 +32,12 @@ struct ColumnPool {
   };
   size_t rows = 0;
   std::vector<SymmetryClass> groups;
-  std::vector<Entry> entries;  // beside groups
+  std::vector<Entry> entries;  // one per group
   size_t ways = 0;             // over all groups
 };
 ColumnPool make_column_pool(const Kinds& kinds, const std::vector<int>& rows, int64_t accumulation);
 
-// How many instances of each group are treated each way: between lo and hi, by Entry::first_way + index.
+// Bounds on the number of instances of each group per way, indexed by Entry::first_way + index.
 struct Box {
   std::vector<int> lo, hi;
 };

@@ -1,8 +1,9 @@
 // Note [Master]
-// The best prices are the dual of a small linear program: mix points (choices of everything) so that every
-// row is kept on average, in the least time. A row may be exceeded at a high penalty. Points are found one by
-// one, as the cheapest at the present dual prices (Dantzig and Wolfe), and each such question also gives a
-// bound. The simplex basis has one column per row and one for the mixture; its inverse is kept whole.
+// The optimal prices are the dual solution of a small linear program: mix points (complete plans) such that
+// every row holds on average, in the least time. A row may be exceeded at a high penalty. Points are
+// generated one by one, as the cheapest at the current dual prices (Dantzig-Wolfe), and each pricing also
+// gives a bound. The simplex basis has one column per row and one for the convexity constraint; its inverse
+// is stored explicitly.
 #include "search/bounds/master_problem.hpp"
 
 #include <algorithm>
@@ -13,7 +14,7 @@ namespace osdp::search {
 
 Master::Master(size_t rows, const Point& first, const Prices& limit, double penalty)
     : size_(rows + 1), rows_(rows), limit_(limit), penalty_(penalty), inverse_(size_ * size_, 0.0) {
-  // The first point alone; each row's slack or excess makes up for what it leaves or lacks.
+  // The initial basis: the first point, and each row's slack or excess.
   for (size_t j = 0; j < rows; ++j) {
     const double over = excess(first, j);
     basis_.push_back({over > 0 ? -2 : -1, j});

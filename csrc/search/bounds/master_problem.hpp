@@ -1,4 +1,5 @@
-// The linear program whose dual gives the best prices of rows. Note [Master] in bounds/master_problem.cpp.
+// The linear program whose dual values are the optimal prices of rows. Note [Master] in
+// bounds/master_problem.cpp.
 #pragma once
 
 #include "search/bounds/region_pricing.hpp"
@@ -10,17 +11,17 @@ class Master {
   // `penalty`: picoseconds for exceeding a row by its whole limit.
   Master(size_t rows, const Point& first, const Prices& limit, double penalty);
 
-  // Prices by row (ps per byte); returns the mixture's time.
+  // Computes the prices by row (ps per byte); returns the dual value of the convexity constraint.
   double duals(Prices& prices);
   void add(const Point& p);
-  // Whether the best mixture exceeds a row.
+  // Whether the optimal mixture violates a row.
   bool exceeds() const;
-  // The points of the best mixture, with their shares.
+  // The points of the optimal mixture with their weights.
   std::vector<std::pair<double, const Point*>> weights() const;
 
  private:
   struct Column {
-    int what;    // a point, or -1: a row's slack, -2: its excess
+    int what;    // index of a point, or -1: a row's slack, -2: a row's excess
     size_t row;  // of -1 and -2
     bool operator==(const Column&) const = default;
   };
@@ -28,7 +29,7 @@ class Master {
   double excess(const Point& p, size_t j) const { return (p.bytes[j] - limit_[j]) / limit_scale(j); }
   double cost_of(const Column& c) const;
   bool has(const Column& c) const;
-  bool enter(const Column& c);  // false where rounding leaves no pivot
+  bool enter(const Column& c);  // false if rounding leaves no pivot
 
   const size_t size_, rows_;
   const Prices limit_;

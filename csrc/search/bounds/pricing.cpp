@@ -55,7 +55,7 @@ Pricing::Pricing(const Model& model, const Request& request, const Kinds& kinds,
   }
 }
 
-// Prices are summed from the left: of phases a to b - 1 together they are sums[b] - sums[a].
+// Prefix sums of prices: the total price of phases a to b - 1 is sums[b] - sums[a].
 template <typename Price, typename Cost>
 Cost Pricing::choose(const std::vector<Price>& prices, bool with_time, Decision& decision) const {
   std::vector<Cost> sums(operators_ + 1, 0);
@@ -72,7 +72,7 @@ Cost Pricing::choose(const std::vector<Price>& prices, bool with_time, Decision&
     Cost least = 0;
     for (size_t m = 0; m < kind.instances.size(); ++m) {
       const auto& at = kind.instances[m];
-      // Neighbours with no price between them choose alike.
+      // Consecutive instances with no priced phase between them choose alike.
       if (m > 0 && (paper_ || over(kind.instances[m - 1].front(), at.back() + 1) == 0)) {
         total += least;
         for (size_t p = 0; p < at.size(); ++p) decision.choices[at[p]] = best_picked[p];
@@ -148,8 +148,8 @@ double Pricing::cheapest(const std::vector<double>& prices, double limit, Decisi
   return cost + held - most - 1 - 1e-12 * (cost + held + most);
 }
 
-// One operator where it stands, with its options under the plan's recomputation. What it holds counts in
-// phases before `op`, at `op`, up to `end`, and behind differently, see Note [Phases].
+// One operator at its position, with its options under the plan's recomputation. Its memory differs between
+// phases before `op`, `op` itself, those up to `end`, and later ones, see Note [Phases].
 struct Pricing::Place {
   size_t op, end;
   const std::vector<Option>* options;
@@ -217,7 +217,7 @@ void Pricing::quicken(Decision& decision, std::vector<int64_t>& phases, int64_t 
   }
   std::stable_sort(moves.begin(), moves.end(),
                    [](const Move& a, const Move& b) { return a.worth > b.worth; });
-  // The largest phase to the left and to the right of each.
+  // Prefix and suffix maxima of the phases.
   std::vector<int64_t> left(phases_ + 1, -kLargestSum), right(phases_ + 1, -kLargestSum);
   const auto refresh = [&] {
     for (size_t j = 0; j < phases_; ++j) left[j + 1] = std::max(left[j], phases[j]);
@@ -256,8 +256,8 @@ bool Pricing::repair(Decision& decision, std::vector<int64_t>& phases, int64_t l
     double least = 0;
     seen.clear();
     for (Place& p : all) {
-      // Of equal operators on one side of the phase the first is as good as any.
-      const bool done = paper_ || j < p.op;  // its backward has been
+      // Equal operators on the same side of the phase are equivalent, so only the first is tried.
+      const bool done = paper_ || j < p.op;  // its backward is over
       if (done || (j > p.op && j >= p.end)) {
         const std::tuple<const void*, const Option*, bool> alike{p.options, p.now, done};
         if (std::find(seen.begin(), seen.end(), alike) != seen.end()) continue;
@@ -267,7 +267,7 @@ bool Pricing::repair(Decision& decision, std::vector<int64_t>& phases, int64_t l
       for (const Option& o : *p.options) {
         const int64_t saved = bytes - p.bytes(o, j, paper_);
         if (saved <= 0) continue;
-        // More than is needed is of no use.
+        // Bytes saved beyond the excess do not count.
         const double cost =
             static_cast<double>(o.time - p.now->time) / static_cast<double>(std::min(saved, over));
         if (to == nullptr || cost < least) place = &p, to = &o, least = cost;

@@ -1,7 +1,7 @@
-// All phases at once: with a price per byte in every phase, each operator and block chooses for itself. Of
-// one batch size, and without options above one transient. Unlike the relaxation, which knows a few rows and
-// counts equal instances together, this looks at every instance where it stands; what it chooses is a
-// complete plan, whose phases can be checked.
+// The pricing problem over all phases: given a price per byte in every phase, each operator and block chooses
+// independently. For one batch size, and without options above a given transient. The relaxation has a few
+// rows and groups equal instances; here every instance is treated at its position, so the result is a
+// complete plan whose phases can be checked.
 #pragma once
 
 #include "search/problem/phases.hpp"
@@ -11,36 +11,36 @@ namespace osdp::search {
 
 class Pricing {
  public:
-  // `memory_alone`: options that are smaller in every phase win, whatever their time.
+  // `memory_alone`: times are ignored, so an option that is no larger in any phase dominates.
   Pricing(const Model& model, const Request& request, const Kinds& kinds, Batch batch,
           int64_t largest_transient, bool memory_alone);
 
-  // False where some operator has no option.
+  // False if some operator has no option.
   bool possible() const { return possible_; }
   size_t phases() const { return phases_; }
 
-  // The plan with the least sum over phases of weight x bytes, and that sum, but for the transients' reserve:
-  // no plan has less. Ties go to what holds less on the average of all phases.
+  // The plan with the least sum over phases of weight x bytes, and that sum without the reserve for
+  // transients: no plan has less. Ties are broken by the mean memory over all phases.
   int128 least(const std::vector<int64_t>& weights, Decision& decision) const;
 
   // The plan with the least time + sum over phases of price x (bytes - limit), prices in ps per byte; and
-  // that sum, less a margin for rounding: no plan within the limit takes less time.
+  // that sum minus a margin for rounding: no plan within the limit takes less time.
   double cheapest(const std::vector<double>& prices, double limit, Decision& decision) const;
 
-  // Makes operators of a plan faster while every phase stays within `limit` bytes (the reserve is off it):
-  // the changes with the most time for their bytes first, at these prices. `phases`: of the plan, kept up to
-  // date.
+  // Greedily moves operators of a plan to faster options while every phase stays within `limit` bytes (net of
+  // the reserve): changes that save most time per priced byte first. Updates `phases`, the plan's memory per
+  // phase.
   void quicken(Decision& decision, std::vector<int64_t>& phases, int64_t limit,
                const std::vector<double>& prices) const;
 
-  // Makes operators of a plan smaller until every phase is within the limit, those first that lose the least
-  // time for it. False where that does not succeed.
+  // Greedily moves operators of a plan to smaller options until every phase is within the limit: changes that
+  // cost least time per byte first. Returns false if that fails.
   bool repair(Decision& decision, std::vector<int64_t>& phases, int64_t limit) const;
 
  private:
   struct Option {
     int candidate = 0;
-    int64_t time = 0, before = 0, own = 0, after = 0, held = 0;  // own: beside `before`
+    int64_t time = 0, before = 0, own = 0, after = 0, held = 0;  // own: on top of `before`
   };
   struct Way {
     Recompute way;
@@ -57,12 +57,12 @@ class Pricing {
   const bool paper_;
   const size_t operators_, phases_;
   bool possible_ = true;
-  double most_ = 0;                     // bytes, no phase has more
+  double most_ = 0;                     // upper bound of the bytes of any phase
   std::vector<std::vector<Way>> ways_;  // by kind
   size_t blocks_;
 };
 
-// Picoseconds of a step.
+// The time of a step in picoseconds.
 int64_t step_ps(const Kinds& kinds, const Decision& decision, Batch batch);
 
 }  // namespace osdp::search

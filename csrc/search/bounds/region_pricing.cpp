@@ -1,13 +1,13 @@
 // Note [Regions]
-// At fixed prices a plan costs time + prices x (bytes - limit), both linear in the batch size b, so the least
-// cost over plans is concave in b; and where a concave function is divided by b, its least over an interval
-// is at one of the ends. So both ends are looked at, each with its own time and memory, and the lower of the
-// two, per sample, bounds all batch sizes between them. To be told apart by one price of time, what is chosen
-// at the small end is scaled to as many samples as the large one has.
+// At fixed prices a plan costs time + prices x (bytes - limit), which is linear in the batch size b, so the
+// least cost over plans is concave in b; and a concave function divided by b attains its minimum over an
+// interval at one of the ends. So both ends are evaluated, each with its own time and memory, and the lower
+// of the two, per sample, bounds all batch sizes between them. To make both comparable, the plan at the small
+// end is scaled to the number of samples of the large end.
 //
-// Each largest transient is looked at: its reserve, and of every slot the cheapest option that is no larger,
-// which a scan of the options by rising transient finds for all of them at once. Where there are very many,
-// neighbours share a band.
+// Each value of the largest transient is evaluated, with its reserve and, for every slot, the cheapest option
+// whose transient is no larger; one scan of the options by ascending transient finds these for all values. If
+// there are very many values, neighbours share a band.
 #include "search/bounds/region_pricing.hpp"
 
 #include <algorithm>
@@ -140,7 +140,7 @@ Evaluator::Evaluator(const Kinds& kinds, const ColumnPool& pool, const Request& 
   total_.resize(reserve_.size());
 }
 
-// As many as possible take the cheapest way.
+// Assigns as many instances as possible to the cheapest way, then to the next.
 double Evaluator::fill(const ColumnPool::Entry& entry, const double* cost, int* taken) const {
   const size_t n = entry.ways.size();
   const int* lo = &region_.box.lo[entry.first_way];
@@ -206,7 +206,7 @@ void Evaluator::at(const Prices& prices, double time_scale, Point& p) {
         band = t;
       }
     }
-    if (time_scale == 0) break;  // smaller batches hold no more
+    if (time_scale == 0) break;  // for memory alone the smallest batch is best
   }
   p.time = chosen->time;
   p.bytes.fill(0);

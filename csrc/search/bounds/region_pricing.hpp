@@ -1,4 +1,4 @@
-// The cheapest choice of everything in a region, at some prices of rows. Note [Regions] in
+// The pricing problem of a region: the cheapest plan at given prices of rows. Note [Regions] in
 // bounds/region_pricing.cpp.
 #pragma once
 
@@ -8,23 +8,24 @@ namespace osdp::search {
 
 struct Region {
   Batch lo, hi;                // accumulation equal
-  size_t lean = 0, large = 0;  // largest transients, as indices of Kinds::transients
+  size_t lean = 0, large = 0;  // range of the largest transient, as indices of Kinds::transients
   Box box;
-  double tolerance = 1e-11;  // how near to the best bound is near enough, as a share of it
+  double tolerance = 1e-11;  // relative gap at which the bound counts as optimal
 };
 
-// What is chosen, scaled to a step of Region::hi's samples.
+// A plan found by pricing, scaled to a step of Region::hi's samples.
 struct Point {
   double time = 0;
-  Prices bytes{};         // as far above or below Evaluator::limit as the plan, times the scale
+  Prices bytes{};         // Evaluator::limit plus the plan's excess over it (signed) times `scale`
   double scale = 1;       // hi.size / size
-  int64_t size = 1;       // batch
-  size_t transient = 0;   // index, of the middle of its band
-  std::vector<int> ways;  // how many instances are treated each way, as Box
+  int64_t size = 1;       // batch size
+  size_t transient = 0;   // index of the middle of its band
+  std::vector<int> ways;  // number of instances per way, indexed as in Box
 };
 
-// Largest transients next to each other. A region has at most 64 of them, or each transient is one: a band
-// allows the options of its largest and reserves for its smallest.
+// A band is a range of consecutive values of the largest transient. It allows the options of its largest
+// value and reserves for its smallest, which keeps bounds valid. A region has at most 64 bands; with no more
+// transients than that each is its own band.
 struct Bands {
   static constexpr size_t kMost = 64;
   size_t lean = 0, large = 0;  // indices of Kinds::transients
@@ -34,14 +35,14 @@ struct Bands {
   size_t last(size_t band) const { return first(band + 1) - 1; }
 };
 
-// How operators are sharded costs the same whatever the batch size: all regions with as many micro-batches
-// share this. Only ever used with one ColumnPool.
+// The costs of sharding do not depend on the batch size, so all regions with the same number of micro-batches
+// share this cache. It belongs to one ColumnPool.
 class Cheapest {
  public:
   Cheapest(const ColumnPool& pool, const std::vector<int64_t>& transients);
 
-  // At some prices: by way (Entry::first_way + index) its operators' cost together, and by slot the option
-  // that they take.
+  // At given prices: for each way (Entry::first_way + index) the total cost of its operators, and for each
+  // slot the option taken.
   struct Answer {
     Prices prices{};
     double time_scale = -1;
@@ -49,7 +50,7 @@ class Cheapest {
     std::vector<double> cost;     // [way][band]
     std::vector<uint32_t> taken;  // [slot][band]
   };
-  struct View {  // of an answer, which may have more bands, before and behind
+  struct View {  // the requested bands of an answer, which may have more on both sides
     const Answer* answer;
     size_t first, stride;
     const double* cost(size_t way) const { return &answer->cost[way * stride + first]; }
@@ -60,25 +61,25 @@ class Cheapest {
 
  private:
   struct Slot {
-    size_t begin, options;  // of values_: times, then each row's bytes; options by rising transient
-    size_t sizes;           // of sizes_: their transients
+    size_t begin, options;  // range in values_: times, then each row's bytes; options by ascending transient
+    size_t sizes;           // begin in sizes_: their transients
   };
   void find(Answer& answer);
 
-  const size_t rows_, stride_;  // bands at most
+  const size_t rows_, stride_;  // largest number of bands
   std::vector<Slot> slots_;
-  std::vector<size_t> first_slot_;  // by way, and one more
+  std::vector<size_t> first_slot_;  // by way, plus an end entry
   const std::vector<int64_t>& transients_;
   std::vector<int64_t> sizes_;
   std::vector<double> values_, cost_;
-  std::vector<int64_t> last_;      // by band, bytes
-  std::array<Answer, 4> answers_;  // the last ones: regions that are cut apart are asked at the same prices
+  std::vector<int64_t> last_;      // by band: its largest transient in bytes
+  std::array<Answer, 4> answers_;  // the latest: both parts of a branched region use the same prices
   size_t next_ = 0;
 };
 
 class Evaluator {
  public:
-  // `cheapest`: of the pool.
+  // `cheapest` must belong to `pool`.
   Evaluator(const Kinds& kinds, const ColumnPool& pool, const Request& request, const Region& region,
             Cheapest& cheapest);
   double limit(size_t row) const { return limit_[row]; }
@@ -87,11 +88,11 @@ class Evaluator {
   void at(const Prices& prices, double time_scale, Point& p);
 
  private:
-  struct Own {  // what a way costs whatever its operators choose
+  struct Own {  // costs of a way that are independent of its operators' choices
     double time = 0;
     Prices bytes{};
   };
-  struct End {  // of the interval of batch sizes
+  struct End {  // one end of the interval of batch sizes
     int64_t size = 1;
     double scale = 1, time = 0, held = 0;
     std::vector<Own> ways;
@@ -104,7 +105,7 @@ class Evaluator {
   Cheapest& cheapest_;
   Prices limit_{};
   const Bands bands_;
-  std::vector<double> reserve_;  // by band, beyond that of the leanest
+  std::vector<double> reserve_;  // by band, minus that of the first band
   std::vector<End> ends_;        // the smallest batch first
   std::vector<double> total_;
 };

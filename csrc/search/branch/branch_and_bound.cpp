@@ -1,15 +1,16 @@
 // Note [Branch and bound over everything]
-// A region is an interval of batch sizes, an interval of largest transients, and a box of how many instances
-// of each group of blocks are treated each way. Its relaxation bounds the time per sample of every plan in it
-// (Note [Regions] in bounds/region_pricing.cpp). Regions wait in a heap by that bound; the lowest is cut
-// between the plans that its relaxation mixes, until it is one batch and one transient; then around the
-// recomputation that its relaxation likes best, or, when that is fixed too, it is solved exactly
-// (branch/fixed_node.hpp). The search ends when the lowest bound is not below the best plan.
+// A region is an interval of batch sizes, an interval of largest transients, and a box of numbers of
+// instances per recomputation for each group of blocks. Its relaxation bounds the time per sample of every
+// plan in it (Note [Regions] in bounds/region_pricing.cpp). Open regions are in a heap ordered by that bound.
+// The one with the lowest bound is branched between the plans that its relaxation mixes, until it has one
+// batch and one transient; then around the recomputation that its relaxation prefers, and when that is fixed
+// too, it is solved exactly (branch/fixed_node.hpp). The search ends when the lowest bound is not below the
+// incumbent.
 //
-// Only some phases are rows. When a leaf's plan breaks another phase, that one becomes a row: with fewer rows
-// a relaxation was searched, so all bounds hold. Which instances are alike changes with the rows, so the
-// boxes of one batch and transient become one again, which is bounded anew when its turn comes; where boxes
-// are of several batches or transients, the search begins again.
+// Only some phases are rows. When a leaf's plan violates another phase, that phase becomes a row. With fewer
+// rows the problem was a relaxation, so all bounds remain valid. A new row changes the symmetry classes, so
+// boxes of one batch and transient are merged into one, which is bounded again when it reaches the top of the
+// heap; if there are boxes of several batches or transients, the search restarts.
 #include "search/branch/branch_and_bound.hpp"
 
 #include <algorithm>
@@ -21,7 +22,8 @@ void BranchAndBound::first_rows() {
     rows_ = {kWholeStep};
     return;
   }
-  // The first and the last phase; the last phase of a block, where recomputation brings all of it back.
+  // The first and the last phase, and the phase of the last block's last operator, where recomputation has
+  // restored the whole block.
   std::set<int> rows{0, static_cast<int>(model_.operators.size()) - 1};
   int last = -1;
   for (const Kind& kind : kinds_.kinds) {

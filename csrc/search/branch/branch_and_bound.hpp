@@ -1,5 +1,5 @@
-// The state of one search over everything. Note [Branch and bound over everything] in
-// branch/branch_and_bound.cpp.
+// The branch-and-bound search over batches, transients, recomputation and sharding. Note [Branch and bound
+// over everything] in branch/branch_and_bound.cpp.
 #pragma once
 
 #include <array>
@@ -13,32 +13,32 @@
 
 namespace osdp::search {
 
-// A region that is bounded and not yet cut.
+// A bounded region that has not been branched yet.
 struct BranchNode {
-  double bound = 0;  // least time, safely rounded down; of `samples`
+  double bound = 0;  // lower bound of the time for `samples`, rounded down safely
   int64_t samples = 1;
   Batch lo, hi;        // accumulation equal
-  size_t lean, large;  // transients, as indices
+  size_t lean, large;  // range of transients, as indices
   Box box;
   Mixture mixture;                             // the relaxation's optimum
-  Prices prices{};                             // a guess, the parent's
-  size_t rows = 0;                             // that it was bounded with
-  int64_t number = 0;                          // ties: first come, first served
+  Prices prices{};                             // the parent's, as an initial guess
+  size_t rows = 0;                             // number of rows it was bounded with
+  int64_t number = 0;                          // breaks ties: first in, first out
   bool operator<(const BranchNode& o) const {  // std::priority_queue: the lowest bound on top
     const double a = bound / static_cast<double>(samples), b = o.bound / static_cast<double>(o.samples);
     return a != b ? a > b : number > o.number;
   }
 };
 
-// One batch and transient, or some much alike, that is searched by label setting. Note [Label subproblems] in
-// branch/label_subproblem.cpp.
+// One batch and one transient, or several nearly equal ones, searched by label setting. Note [Label
+// subproblems] in branch/label_subproblem.cpp.
 struct LabelSubproblem {
   LabelSubproblem(ChainResources chain, const std::vector<double>& phase_prices)
       : labels(std::move(chain), phase_prices), prices(phase_prices) {}
   LabelSetting labels;
   std::vector<double> prices;  // of all phases
-  double allowance = 4e-3;     // of its bound: how far above it plans are looked for next
-  bool begun = false;          // looked at
+  double allowance = 4e-3;     // relative distance above its bound up to which it is searched next
+  bool begun = false;          // searched at least once
 };
 using SubproblemKey = std::array<int64_t, 4>;  // batch, accumulation, transients
 inline SubproblemKey key_of(const BranchNode& w) {
@@ -47,7 +47,7 @@ inline SubproblemKey key_of(const BranchNode& w) {
 
 class BranchAndBound {
  public:
-  // `any`: the first plan that fits will do.
+  // `any`: stop at the first plan that fits.
   BranchAndBound(const Model& model, const Request& request, const Budget& budget, const Kinds& kinds,
                  Stopwatch& watch, bool any, const ScheduleTuning& tuning = {})
       : model_(model),
@@ -58,7 +58,7 @@ class BranchAndBound {
         tuning_(tuning),
         kinds_(kinds) {}
 
-  // A plan to begin with, if it fits.
+  // An initial incumbent, if it fits.
   void offer(const Decision& decision, Batch batch) {
     accept({Status::Feasible, step_ps(kinds_, decision, batch), 0, decision, 0}, batch);
   }
@@ -67,12 +67,12 @@ class BranchAndBound {
  private:
   void first_rows();
   void go_on();
-  // False where a phase is over the limit: broken_.
+  // False if a phase exceeds the limit; that phase is stored in broken_.
   bool accept(const FixedNode& leaf, Batch batch);
   void finish();
 
-  // Regions (branch/nodes.cpp): bounded when pushed.
-  void begin(double least_per_sample);  // a bound that is known
+  // Regions (branch/nodes.cpp); push() computes a region's bound.
+  void begin(double least_per_sample);  // `least_per_sample`: a known lower bound
   void push(BranchNode w);
   bool cut(const BranchNode& w);
   void cut_transients(const BranchNode& w);
@@ -89,28 +89,28 @@ class BranchAndBound {
   Region region(const BranchNode& w) const;
   bool useless(const BranchNode& w) const;
   double apart(const BranchNode& w) const;
-  // No better plan need be sought before it is cut.
+  // The bound is so close that no better plan is sought before branching.
   bool near(const BranchNode& w) const { return apart(w) < 0.002; }
   int64_t cutoff(const BranchNode& w) const;
 
-  // One batch and transient, exactly (branch/label_subproblem.cpp).
+  // Exact search of one batch and transient (branch/label_subproblem.cpp).
   bool make_subproblem(const BranchNode& w, const std::vector<double>& prices);
   bool go_on_in_subproblem(BranchNode w);
   void solve(const BranchNode& w);
   void give_up(BranchNode w, double bound);
 
-  // Prices for all phases (branch/phase_multipliers.cpp).
+  // Multipliers of all phases (branch/phase_multipliers.cpp).
   bool price_phases(BranchNode& w);
   std::vector<double> phase_prices(const BranchNode& w) const;
   bool add_rows(const std::vector<double>& prices);
 
-  // Plans that prove nothing (heuristics/rounding.cpp).
+  // Heuristics for upper bounds (heuristics/rounding.cpp).
   void round(const BranchNode& w);
   void dive(const BranchNode& w);
   bool least_plan(const BranchNode& w, const std::vector<double>& prices);
   bool fit(Decision decision, const BranchNode& w, const Pricing& pricing, const std::vector<double>& prices);
-  // Of a region of one batch and transients that are alike; bytes that the limit leaves each of its plans,
-  // and at most.
+  // For regions of one batch and nearly equal transients. room(): the limit net of the largest reserve;
+  // most_room(): net of the smallest.
   Pricing pricing(const BranchNode& w) const {
     return {model_, request_, kinds_, w.lo, kinds_.transients[w.large], false};
   }
@@ -142,12 +142,12 @@ class BranchAndBound {
   Schedule best_;
   RunnersUp found_;
   int64_t number_ = 0;
-  int broken_ = 0;  // by the last plan that accept() refused
+  int broken_ = 0;  // the phase over the limit in the last plan that accept() refused
   std::map<SubproblemKey, LabelSubproblem> subproblems_;
-  int64_t next_dive_ = 64;            // regions
-  bool boxed_ = false;                // regions of several batches were cut by recomputation
-  std::vector<BranchNode> given_up_;  // leaves that were not solved
-  bool gave_up_ = false;              // the depth-first search
+  int64_t next_dive_ = 64;            // in number of regions
+  bool boxed_ = false;                // regions of several batches were branched by recomputation
+  std::vector<BranchNode> given_up_;  // leaves that were not solved exactly
+  bool gave_up_ = false;              // the depth-first search stopped early
 };
 
 }  // namespace osdp::search

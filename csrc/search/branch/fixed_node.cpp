@@ -8,7 +8,7 @@
 namespace osdp::search {
 namespace {
 
-// Operators of one slot, treated one way, in one group.
+// The operators of one slot of a group, under one recomputation.
 struct Alike {
   size_t group, way, slot;
   int count;
@@ -54,7 +54,7 @@ class FixedNodeSolver {
   bool fits() const { return fits_; }
   int64_t fixed_ps() const { return fixed_ps_; }
 
-  // One row: the exact search of knapsack/solve.hpp. counts_ is its answer.
+  // Solves with a single row, by the exact search of knapsack/solve.hpp, into counts_.
   Solution one(size_t row, const Budget& budget) {
     Problem problem;
     problem.limit_bytes = left_[row];
@@ -83,7 +83,7 @@ class FixedNodeSolver {
     return s;
   }
 
-  // Whether the choices that `one` counted keep every row's limit.
+  // Whether the solution of `one` satisfies every row.
   bool keeps_all_rows() const {
     for (size_t j = 0; j < pool_.rows; ++j) {
       int128 sum = 0;
@@ -116,15 +116,15 @@ class FixedNodeSolver {
   }
 
   // Note [Arrangement]
-  // Which of the equal instances takes which choice: phases are lower the earlier those stand that grow most
-  // in backward. So first come recomputed blocks, and of equal operators those with whole gradients; last
-  // those that stay gathered. This is only a good guess: the phases of the outcome are checked, and a row is
-  // added where one is too large.
+  // Assigns choices to equal instances. Phases are smaller if instances whose memory grows most in backward
+  // come first in the model. So recomputed blocks come first, and among equal operators those with replicated
+  // gradients; those that stay gathered come last. This is a heuristic: the phases of the result are checked,
+  // and a row is added if one is too large.
   Decision decide(const Region& region, const Model& model) const {
     Decision d;
     d.choices.assign(model.operators.size(), -1);
     d.ways.assign(model.blocks.size(), Recompute::None);
-    std::vector<std::vector<int>> first(pool_.groups.size());  // instance index where a way begins
+    std::vector<std::vector<int>> first(pool_.groups.size());  // index of the first instance of each way
     for (size_t g = 0; g < pool_.groups.size(); ++g) {
       const auto& entry = pool_.entries[g];
       const Kind& kind = kinds_.kinds[pool_.groups[g].kind];
@@ -149,7 +149,7 @@ class FixedNodeSolver {
       const auto& way = pool_.entries[a.group].ways[a.way];
       const size_t slot = slot_index(kind, way.way, a.slot);
       const auto& all = kind.slots[slot].candidates[static_cast<int>(way.way)];
-      std::vector<std::pair<int, int64_t>> taken;  // candidate, how many
+      std::vector<std::pair<int, int64_t>> taken;  // candidate, count
       for (size_t k = 0; k < counts_[n].size(); ++k) {
         if (counts_[n][k] > 0) taken.push_back({way.slots[a.slot].candidate[a.options[k]], counts_[n][k]});
       }
@@ -184,7 +184,7 @@ class FixedNodeSolver {
     return static_cast<int64_t>(o.bytes[row * o.time.size() + k]);
   }
 
-  // Without the largest transients more options are dominated than in the pool.
+  // With the transient fixed, more options are dominated than in the pool.
   void drop_dominated(const ColumnPool::Options& o, std::vector<int>& options) const {
     const size_t n = o.time.size();
     const auto no_worse = [&](int a, int b) {
@@ -221,7 +221,7 @@ FixedNode solve_fixed_node(const Kinds& kinds, const ColumnPool& pool, const Req
   FixedNode leaf;
   FixedNodeSolver solver(kinds, pool, request, region);
   if (!solver.fits()) return leaf;
-  // A relaxation first: only the row that costs most. Usually its answer keeps the others too.
+  // First a relaxation with only the row of the highest price. Its solution usually satisfies the others too.
   const Solution s = solver.one(bounded.row, budget);
   leaf.nodes = s.statistics.nodes;
   if (s.status == Status::Infeasible) return leaf;

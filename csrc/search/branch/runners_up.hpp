@@ -1,5 +1,5 @@
-// The best few plans that a search came across, no two of them alike: for whoever wants to look at them more
-// closely than the objective does.
+// The best few distinct plans that a search found. They are simulated later, which is more precise than the
+// objective.
 #pragma once
 
 #include <map>
@@ -8,7 +8,7 @@
 
 namespace osdp::search {
 
-// A plan whose every phase fits.
+// A feasible plan: every phase fits.
 struct Found {
   Batch batch;
   int64_t transient_bytes = 0;  // the largest among the choices
@@ -19,16 +19,16 @@ struct Found {
   bool faster_than(const Found& other) const;
 };
 
-// Plans are alike where batch, largest transient and the number of blocks treated each way are equal; of
-// those the fastest is kept, of equally fast ones the first.
+// Two plans are alike if their batch, largest transient and numbers of blocks per recomputation are equal;
+// the fastest of them is kept, ties go to the first.
 class RunnersUp {
  public:
   static constexpr size_t kMost = 8;
-  static constexpr double kWithin = 1.03;  // times the best plan's time per sample
+  static constexpr double kWithin = 1.03;  // factor of the best plan's time per sample
 
   void offer(const Found& plan);
 
-  // At most kMost, the fastest first, none slower than kWithin allows and none like `best`.
+  // At most kMost plans within kWithin, the fastest first, none of them like `best`.
   std::vector<Found> beside(const Found& best) const;
 
  private:

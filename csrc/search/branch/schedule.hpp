@@ -1,5 +1,5 @@
-// The planner: over batch sizes, largest transients, recomputation of blocks and sharding of operators, the
-// plan with the least time per sample whose every phase fits. See docs/search.md for the objective.
+// The search for the feasible plan with the least time per sample, over batch sizes, largest transients,
+// recomputation of blocks and sharding of operators. See docs/search.md for the objective.
 #pragma once
 
 #include "search/branch/fixed_node.hpp"
@@ -19,19 +19,18 @@ struct Schedule {
   int64_t transient_bytes = 0;  // the largest among the choices
   Decision decision;
   int64_t step_ps = 0, peak_bytes = 0;
-  std::vector<int64_t> phases;          // memory of each, with the transients' reserve
-  std::vector<RowPrice> prices;         // of memory, for this batch and transient
+  std::vector<int64_t> phases;          // memory of each, including the reserve for transients
+  std::vector<RowPrice> prices;         // multipliers of the rows, for this batch and transient
   std::vector<Found> runners_up;        // other plans, nearly as fast (branch/runners_up.hpp)
-  int64_t smallest_limit_bytes = 0;     // where infeasible: the least limit that works; 0: not known
-  double lower_bound_s_per_sample = 0;  // per rank; what the whole search proved
+  int64_t smallest_limit_bytes = 0;     // if infeasible: the smallest feasible limit; 0: not known
+  double lower_bound_s_per_sample = 0;  // per rank; proven by the whole search
   int64_t regions = 0, leaves = 0, nodes = 0, rows = 0;
   double seconds = 0;
 };
 
-// How the search goes about it: the result does not depend on it, only time does.
+// Affects the search's running time, not its result.
 struct ScheduleTuning {
-  double alike =
-      1e-3;  // of the limit: largest transients whose reserves differ by no more are taken together
+  double alike = 1e-3;  // fraction of the limit: transients with closer reserves share a region
 };
 
 Schedule schedule(const Model& model, const Request& request, const Budget& budget = {},

@@ -1,13 +1,13 @@
-// The least memory limit under which a plan exists, where the bound of labels/min_memory_bound.hpp leaves it
-// open.
+// The smallest memory limit with a feasible plan, for cases where the bound of labels/min_memory_bound.hpp
+// does not determine it.
 #pragma once
 
 #include "search/labels/min_memory_bound.hpp"
 
 namespace osdp::search {
 
-// The least limit under which a plan exists, by halving between what is known to be too little and enough.
-// Where time runs out, a limit that works.
+// The smallest limit with a feasible plan, by bisection between a limit known to be infeasible and a feasible
+// one. If the budget is spent, a feasible limit.
 int64_t smallest_limit(const Model& model, Request request, const Kinds& kinds, const MinMemory& least,
                        const Budget& budget, Stopwatch& watch);
 

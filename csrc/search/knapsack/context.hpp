@@ -1,4 +1,4 @@
-// What the techniques of the exact search share: the relaxation, reduced costs, and the best plan so far.
+// State shared by the steps of the exact search: the relaxation, reduced costs, and the best plan so far.
 #pragma once
 
 #include <algorithm>
@@ -8,16 +8,16 @@
 
 namespace osdp::search {
 
-// An option's reduced cost is what it adds to the relaxation's bound by being chosen: t + lambda m, less its
-// group's least. A plan's time is at least that bound plus the sum of its reduced costs.
+// An option's reduced cost is the amount by which choosing it raises the relaxation's bound: t + lambda m
+// minus the minimum in its group. A plan's time is at least that bound plus the sum of its reduced costs.
 struct ReducedCosts {
-  std::vector<std::vector<int64_t>> of;  // [group][option], picoseconds, rounded down: sums never overstate
+  std::vector<std::vector<int64_t>> of;  // [group][option], picoseconds, rounded down: bounds stay valid
   std::vector<int> cheapest;             // [group]: an option of reduced cost 0
 };
 
 ReducedCosts reduced_costs(const std::vector<Group>& groups, Multiplier multiplier);
 
-// The best plan so far; counts as in spread_choices.
+// The best plan so far; `counts` as in spread_choices.
 struct Incumbent {
   int64_t time_ps = 0, memory_bytes = 0;
   std::vector<std::vector<int64_t>> counts;
@@ -41,11 +41,11 @@ struct Context {
     return proven() ||
            static_cast<double>(best.time_ps - bound_ps) <= gap * static_cast<double>(best.time_ps);
   }
-  // What a plan's reduced costs may sum to if it is to be faster than the incumbent.
+  // The largest sum of reduced costs that a plan faster than the incumbent can have.
   int64_t allowance() const { return best.time_ps - step_ps - relaxed.lower_bound_ps; }
   void raise_bound(int64_t bound) {
     bound_ps = std::max(bound_ps, bound);
-    if (bound_ps > best.time_ps - step_ps) bound_ps = best.time_ps;  // nothing lies between
+    if (bound_ps > best.time_ps - step_ps) bound_ps = best.time_ps;  // no plan's time lies between
   }
 };
 

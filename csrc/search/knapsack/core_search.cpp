@@ -1,11 +1,12 @@
 // Note [Three lists]
-// Partial sums over groups, one item each, are kept in lists without the dominated ones. Two such lists, head
-// and tail, are grown over disjoint groups, the most decided ones first, always the shorter one next. A third
-// one, the middle, has the most critical group; of the others it takes the most critical one left whenever
-// the scans that this adds cost less than growing head and tail by it. Matching head and tail is one linear
-// scan per sum of the middle (the most memory that still fits is the least time). A list that would grow
-// beyond its cap is cut into chunks, least reduced cost first, which are searched depth-first: memory is
-// bounded, the search stays exact, and the first chunks find good plans.
+// Partial sums over groups, one item each, are kept in undominated lists. Two such lists, head and tail, grow
+// over disjoint groups, the shorter one next, beginning with the groups whose alternatives have the largest
+// reduced costs. A third list, the middle, starts with the most critical group (smallest reduced cost of an
+// alternative) and takes the next most critical one whenever the additional scans cost less than extending
+// head and tail. Head and tail are matched by one linear scan per sum of the middle: in an undominated list,
+// the partner of most memory that still fits is the fastest. A list that would grow beyond its cap is cut
+// into chunks, least reduced cost first, which are searched depth-first: memory is bounded, the search stays
+// exact, and the first chunks find good plans.
 #include "search/knapsack/core_search.hpp"
 
 #include "search/knapsack/items.hpp"
@@ -37,17 +38,17 @@ class CoreSearch {
   bool stopped() const { return context_.watch.stopped(); }
 
   Context& context_;
-  const int64_t threshold_;  // plans up to this time are looked for
+  const int64_t threshold_;  // searches for plans up to this time
   const size_t cap_;         // longest list that is not cut into chunks
   const bool beam_;
-  bool cut_ = false;  // the beam has left sums out
+  bool cut_ = false;  // the beam dropped sums
 
   OpenGroups groups_;
   std::vector<size_t> head_order_, tail_order_, middle_order_;  // indices into groups_.open
   Lists tail_lists_, middle_lists_;
   std::vector<const std::vector<Sum>*> head_lists_;
   std::vector<Sum> scratch_;
-  size_t held_ = 0;  // sums in all lists but the one that is being made
+  size_t held_ = 0;  // sums in all lists except the one being built
 };
 
 void CoreSearch::extend(const std::vector<Sum>& from, const Items& items, std::vector<Sum>& to) {
@@ -64,7 +65,7 @@ void CoreSearch::extend(const std::vector<Sum>& from, const Items& items, std::v
     }
     if (to.size() == starts.back()) starts.pop_back();
     context_.watch.spent(static_cast<int64_t>(from.size()));
-    context_.watch.too_large((held_ + 2 * to.capacity()) * sizeof(Sum));  // and as much to sort it
+    context_.watch.too_large((held_ + 2 * to.capacity()) * sizeof(Sum));  // twice: sorting needs a copy
     if (stopped()) break;
   }
   context_.statistics.nodes += static_cast<int64_t>(to.size());
@@ -74,15 +75,15 @@ void CoreSearch::extend(const std::vector<Sum>& from, const Items& items, std::v
       std::max(context_.statistics.largest_list, static_cast<int64_t>(to.size()));
 }
 
-// For each sum of the middle, the best partner of each head sum in one pass: heads by rising memory,
-// tails by falling memory.
+// For each sum of the middle, one pass finds the best partner of every head sum: heads by ascending memory,
+// tails by descending memory.
 void CoreSearch::match(const std::vector<Sum>& head) {
   const auto& tail = tail_lists_.back();
   const auto& middle = middle_lists_.back();
   for (size_t i = 0; i < middle.size(); ++i) {
     const int64_t room = context_.limit_bytes - groups_.base.memory - middle[i].memory;
     const int64_t worth =
-        context_.best.time_ps - groups_.base.time - middle[i].time;  // sums below this are better plans
+        context_.best.time_ps - groups_.base.time - middle[i].time;  // smaller sums improve the incumbent
     int64_t least = worth;
     size_t t = tail.size(), head_found = 0, tail_found = 0;
     for (size_t h = 0; h < head.size() && t > 0; ++h) {
@@ -181,10 +182,10 @@ void CoreSearch::grow(Lists& lists, std::vector<size_t>& order, size_t group) {
   lists.push_back(std::move(list));
 }
 
-// Whether the last of the groups `next` to `end` - 1 had better go to the middle: more scans of head and
-// tail, against sums that are made and sorted for each of these groups.
+// Whether the last of the groups `next` to `end` - 1 should go to the middle: compares the additional scans
+// of head and tail with the sums that head and tail would have to build and sort for these groups.
 bool CoreSearch::middle_is_cheaper(size_t head, size_t tail, size_t next, size_t end) const {
-  constexpr double kSort = 4;  // making and sorting a sum, in steps of a scan
+  constexpr double kSort = 4;  // cost of building and sorting a sum, in steps of a scan
   const size_t shorter = std::min(head, tail);
   if (shorter < context_.tuning.long_list) return false;
   const auto items = [&](size_t group) { return static_cast<double>(groups_.open[group].sums.size()); };
@@ -196,7 +197,7 @@ bool CoreSearch::middle_is_cheaper(size_t head, size_t tail, size_t next, size_t
 // False when stopped or cut.
 bool CoreSearch::run() {
   if (!open_groups(context_, allowance(), groups_)) return false;
-  size_t next = 0, end = groups_.open.size();  // of the groups that are in no list
+  size_t next = 0, end = groups_.open.size();  // range of groups in no list yet
   Lists head_lists(1, std::vector<Sum>(1));
   tail_lists_ = middle_lists_ = head_lists;
   if (next < end) grow(middle_lists_, middle_order_, --end);

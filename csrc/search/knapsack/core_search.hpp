@@ -5,9 +5,9 @@
 
 namespace osdp::search {
 
-// Improves context.best. True if complete: then no plan of time <= threshold_ps is faster than the incumbent.
-// False when the watch has stopped. `beam`: lists are cut to `cap` sums, not into chunks; that finds plans,
-// and is false where anything was cut.
+// Improves context.best. Returns true if complete: then no plan of time <= threshold_ps is faster than the
+// incumbent. Returns false if the watch stopped it. `beam`: lists are truncated to `cap` sums instead of cut
+// into chunks; that only finds plans, and returns false if anything was truncated.
 bool search_core(Context& context, int64_t threshold_ps, size_t cap, bool beam);
 
 }  // namespace osdp::search

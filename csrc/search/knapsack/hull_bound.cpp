@@ -16,8 +16,8 @@ Edge edge_between(const std::vector<Option>& options, int group, int from, int t
           options[from].time_ps - options[to].time_ps};
 }
 
-// Spends `room` on moves to faster options that are not on the hull, most gain per byte first: the last few
-// percent.
+// Spends the remaining memory on moves to faster options, on the hull or not, largest gain first: this closes
+// the last few percent.
 void fill(const std::vector<Group>& groups, Relaxation& r, int64_t limit) {
   bool moved = true;
   for (int pass = 0; moved && pass < 32; ++pass) {
@@ -27,7 +27,7 @@ void fill(const std::vector<Group>& groups, Relaxation& r, int64_t limit) {
       const auto& options = groups[g].options;
       for (size_t from = 0; from < options.size(); ++from) {
         if (r.counts[g][from] == 0) continue;
-        // The most memory that fits is the most time gained: options are undominated.
+        // Options are undominated, so the one of most memory that fits gains most time.
         for (size_t to = options.size() - 1; to > from; --to) {
           const Edge e =
               edge_between(options, static_cast<int>(g), static_cast<int>(from), static_cast<int>(to));
@@ -67,7 +67,7 @@ std::vector<int> lower_hull(const std::vector<Option>& options) {
 
 std::vector<Edge> hull_edges(const std::vector<Group>& groups) {
   std::vector<Edge> edges;
-  std::vector<std::pair<double, uint32_t>> order;  // slopes, rounded: exact ones where they do not decide
+  std::vector<std::pair<double, uint32_t>> order;  // rounded slopes; near ties are compared exactly
   for (size_t g = 0; g < groups.size(); ++g) {
     const auto hull = lower_hull(groups[g].options);
     for (size_t i = 1; i < hull.size(); ++i) {
@@ -102,7 +102,7 @@ Relaxation relax(const std::vector<Group>& groups, const std::vector<Edge>& edge
   if (!r.feasible) return r;
   bool broken = false;
   for (const Edge& e : edges) {
-    // Convexity puts a group's edges in order, so before the break all copies stand at e.from.
+    // A group's edges come in hull order (convexity), so before the break all its operators are at e.from.
     const int64_t copies = std::min(r.counts[e.group][e.from], (limit - r.memory_bytes) / e.memory_bytes);
     if (!broken && copies < groups[e.group].count) {
       broken = true;

@@ -1,6 +1,6 @@
 // The Lagrangian bound: every operator may take a mixture of its options, so that only the lower convex hull
-// of its (memory, time) points matters. It is exact for all but one operator, and its multiplier is the price
-// of memory.
+// of its (memory, time) points matters. Its optimum is integral for all but one operator, and its multiplier
+// is the price of memory.
 #pragma once
 
 #include "search/knapsack/operator_groups.hpp"
@@ -14,7 +14,7 @@ struct Edge {
   int64_t gain_ps = 0;       // > 0
 };
 
-// Indices into group.options of the lower convex hull, by rising memory (first: least memory; last: least
+// Indices into group.options of the lower convex hull, by ascending memory (first: least memory; last: least
 // time).
 std::vector<int> lower_hull(const std::vector<Option>& options);
 
@@ -25,8 +25,8 @@ struct Relaxation {
   bool feasible = false;
   int64_t smallest_limit_bytes = 0;
   int64_t lower_bound_ps = 0;  // the relaxation's optimum, rounded up
-  Multiplier multiplier;       // gain / memory of the edge that no longer fits whole; 0 / 1 where all fit
-  // A feasible plan: all edges before the breaking one, then whatever still fits. counts as in
+  Multiplier multiplier;       // gain / memory of the first edge that does not fit entirely; 0 / 1 if all fit
+  // A feasible plan: all edges before that one, then as many later ones as fit. `counts` as in
   // spread_choices.
   std::vector<std::vector<int64_t>> counts;
   int64_t time_ps = 0, memory_bytes = 0;
@@ -34,7 +34,7 @@ struct Relaxation {
 
 Relaxation relax(const std::vector<Group>& groups, const std::vector<Edge>& edges, int64_t limit_bytes);
 
-// The multiplier with the highest bound. `problem` is valid, and something fits.
+// The multiplier with the highest bound. `problem` must be valid and feasible.
 Multiplier price_of_memory(const ProblemView& problem);
 
 }  // namespace osdp::search

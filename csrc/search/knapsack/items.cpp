@@ -20,14 +20,15 @@ bool make_items(Context& context, size_t g, int64_t allowance, Items& items) {
     open.push_back(k);
     items.least_alternative = std::min(items.least_alternative, reduced[k]);
   }
-  // Counts of each open option, the rest takes the cheapest one. Dominance needs equal numbers of operators,
-  // which all items have; while building, the operators not placed yet count as taking the cheapest option.
+  // Enumerates counts of the open options; the remaining operators take the cheapest one. Dominance compares
+  // assignments of equally many operators: while partial ones are built, unassigned operators count as taking
+  // the cheapest option.
   struct Partial {
     Sum sum;
     int64_t used;
     std::vector<std::pair<int, int32_t>> counts;
   };
-  constexpr size_t kPartialBytes = 2 * sizeof(Partial) + 4 * sizeof(int64_t);  // with its counts
+  constexpr size_t kPartialBytes = 2 * sizeof(Partial) + 4 * sizeof(int64_t);  // including its counts
   std::vector<Partial> partials(1), kept;
   partials[0].sum = {n * base.memory_bytes, n * base.time_ps, 0, 0, 0};
   for (int k : open) {
@@ -47,12 +48,13 @@ bool make_items(Context& context, size_t g, int64_t allowance, Items& items) {
       if (context.watch.too_large(partials.size() * kPartialBytes)) return false;
     }
     if (k == open.front()) continue;
-    // A partial is dominated by one with no more memory, no more time and no more operators placed.
+    // A partial assignment is dominated by one with no more memory, no more time and no more operators
+    // assigned.
     std::sort(partials.begin(), partials.end(), [](const Partial& a, const Partial& b) {
       if (by_memory(a.sum, b.sum) || by_memory(b.sum, a.sum)) return by_memory(a.sum, b.sum);
       return a.used != b.used ? a.used < b.used : a.counts < b.counts;
     });
-    std::map<int64_t, int64_t> staircase;  // used -> least time with at most so many, strictly falling
+    std::map<int64_t, int64_t> staircase;  // used -> least time with at most that many assigned, decreasing
     kept.clear();
     for (Partial& partial : partials) {
       auto above = staircase.upper_bound(partial.used);

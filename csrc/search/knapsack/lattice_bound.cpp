@@ -13,7 +13,7 @@ int128 floor_div(int128 n, int128 d) {
 int128 ceil_div(int128 n, int128 d) { return -floor_div(-n, d); }
 int128 modulo(int128 n, int128 d) { return d == 0 ? n : n - floor_div(n, d) * d; }
 
-// (x * y) mod d for d < 2^125, also where the product needs more than 128 bits.
+// (x * y) mod d for d < 2^125, even if the product needs more than 128 bits.
 int128 multiply(int128 x, int128 y, int128 d) {
   constexpr int128 kSmall = int128{1} << 62;
   y = modulo(y, d);
@@ -45,8 +45,8 @@ struct Quotient {
   const int128 d, by, by_rest;
 };
 
-// Adds the vector (x, y) to the lattice: Euclid's algorithm on the time parts, what is left of memory goes
-// into d.
+// Adds the vector (x, y) to the lattice: Euclid's algorithm on the time components; the remaining pure memory
+// vector is merged into d.
 void add(int128& a, int128& b, int128& d, int128 x, int128 y) {
   while (x != 0) {
     const int128 q = a / x;
@@ -64,11 +64,11 @@ void add(int128& a, int128& b, int128& d, int128 x, int128 y) {
 
 // Note [Lattice lines]
 // A lattice vector u = (-s, w), s >= 0, w > 0, whose slope s / w is at most lambda, cuts the lattice into
-// parallel lines. Going along a line towards more memory lowers time, and raises T + lambda M. So the best
-// point of a line is the one with the most memory within the limit, and if that one lies under the Lagrangian
-// line, all points of its line do. Lines are det / w apart in time and a line's best point is less than s
+// parallel lines. Along a line, more memory means less time and a larger T + lambda M. So the best point of a
+// line is the one with the most memory within the limit, and if that point is below the Lagrangian line, so
+// are all points with less memory. Lines are det / w apart in time and a line's best point is less than s
 // above the line's value at the limit: with u from the sail of the lattice (consecutive vectors of a
-// continued fraction) few lines have to be looked at. The value found does not depend on u.
+// continued fraction) few lines need to be examined. The value found does not depend on u.
 Lattice make_lattice(const std::vector<Group>& groups) {
   int128 a = 0, b = 0, d = 0;
   Lattice result;
@@ -81,7 +81,7 @@ Lattice make_lattice(const std::vector<Group>& groups) {
     }
     if (a == 1 && d == 1) break;
   }
-  // A memory period beyond all memory says nothing: keep the period of time only.
+  // A memory period beyond all memory carries no information: keep only the time period.
   if (d > kLargestSum) b = 0, d = 1;
   result.a = static_cast<int64_t>(a);
   result.b = static_cast<int64_t>(b);  // with d == 0 every vector is a multiple of (a, b), both within int64
@@ -99,7 +99,7 @@ void extend(Lattice& lattice, int64_t time, int64_t memory) {
 }
 
 int64_t lattice_bound(const Lattice& l, int64_t limit, int64_t bound, Multiplier lambda) {
-  if (l.a == 0) return std::max(bound, l.base_time_ps);  // one option everywhere
+  if (l.a == 0) return std::max(bound, l.base_time_ps);  // all plans take the same time
   if (lambda.numerator == 0) return bound;
   const int128 p = lambda.numerator, q = lambda.denominator;
   const int128 t0 = l.base_time_ps, m0 = l.base_memory_bytes;
@@ -107,11 +107,11 @@ int64_t lattice_bound(const Lattice& l, int64_t limit, int64_t bound, Multiplier
   if (l.d == 0) {  // one line only, falling in time with memory: (a, b) with b < 0
     if (l.b >= 0) return bound;
     const int128 steps = floor_div(limit - m0, -static_cast<int128>(l.b));
-    const int128 t = t0 - steps * l.a;  // the best within the limit
+    const int128 t = t0 - steps * l.a;  // the fastest point within the limit
     return std::max<int64_t>(bound, static_cast<int64_t>(t));
   }
-  // u = (-s, w), the last sail vector that is not steeper than lambda, and v, which crosses to the next
-  // dearer line: vt * w + vm * s = a * d throughout.
+  // u = (-s, w), the last sail vector that is not steeper than lambda, and v, which leads to the next slower
+  // line. Invariant: vt * w + vm * s = a * d.
   int128 s = 0, w = l.d, vt = l.a, vm = l.b;
   int128 next_s = l.a, next_w = l.d - l.b;
   for (int step = 0; step < kMostSteps && next_w > 0 && next_s < kLargestSum && next_s * q <= p * next_w;
@@ -127,13 +127,13 @@ int64_t lattice_bound(const Lattice& l, int64_t limit, int64_t bound, Multiplier
   // (slack).
   const int128 room = limit - m0;
   int128 line = floor_div((static_cast<int128>(bound) - t0) * w + room * s, det) - 1;
-  if (vm % w == 0) {  // the same memory is left on each line: those that are excluded are passed at once
+  if (vm % w == 0) {  // every line has the same remaining memory, so all excluded lines are skipped at once
     const int128 rest = room - line * vm, left = modulo(rest, w);
     const int128 t = t0 + line * vt - floor_div(rest, w) * s, last = bound - 1 + floor_div(p * left, q);
     if (t <= last) line += (last - t) / (det / w) + 1;
   }
-  Quotient floor_time(line * det - room * s + w - 1, w, det);  // the line's value at the limit, above t0
-  Quotient along(room - line * vm, w, -vm);                    // to the most memory within the limit
+  Quotient floor_time(line * det - room * s + w - 1, w, det);  // the line's time at the limit, relative to t0
+  Quotient along(room - line * vm, w, -vm);  // steps of u to the most memory within the limit
   int128 start = t0 + line * vt, best = -1;
   for (int n = 0; n < kMostLines; ++n) {
     if (best >= 0 && floor_time.value + t0 >= best) return std::max(bound, static_cast<int64_t>(best));
@@ -144,7 +144,8 @@ int64_t lattice_bound(const Lattice& l, int64_t limit, int64_t bound, Multiplier
     floor_time.next();
     along.next();
   }
-  // Too many lines: every line before this one is excluded or not better than the floor of this one.
+  // Too many lines: each line before this one is excluded or has its best point in `best`, and later ones are
+  // no better than this line's floor.
   if (best < 0 || floor_time.value + t0 < best) best = floor_time.value + t0;
   return std::max(bound, static_cast<int64_t>(best));
 }

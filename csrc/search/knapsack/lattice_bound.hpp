@@ -1,8 +1,8 @@
-// The lattice bound: costs have structure. Every plan's (time, memory) differs from one plan's by a sum of
-// differences between options of one operator, so all plans lie on a lattice; a lower bound may be raised to
-// the first lattice point that is neither over the memory limit nor under the Lagrangian line. With the
-// paper's formula the lattice knows that the number of sharded slices is whole: the gap of the Lagrangian
-// bound usually closes without any search.
+// The lattice bound. The (time, memory) points of two plans differ by a sum of differences between options of
+// one operator, so all plans lie on a lattice, and a lower bound can be raised to the least time of a lattice
+// point that is neither above the memory limit nor below the Lagrangian line. With the paper's cost formula
+// the lattice captures that the number of sharded slices is an integer, which usually closes the gap of the
+// Lagrangian bound without any search.
 #pragma once
 
 #include "search/knapsack/operator_groups.hpp"
@@ -18,7 +18,7 @@ struct Lattice {
 
 Lattice make_lattice(const std::vector<Group>& groups);
 
-// Adds a difference of two plans: the lattice becomes the one spanned by it and the old one.
+// Adds the difference of two plans to the vectors that span the lattice.
 void extend(Lattice& lattice, int64_t time_ps, int64_t memory_bytes);
 
 // The least time >= lower_bound_ps of a lattice point (T, M) with M <= limit and T + lambda M >= `line`,

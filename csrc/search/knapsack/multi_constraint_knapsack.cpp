@@ -1,14 +1,13 @@
 // Note [Several limits]
-// As in knapsack/solve_exact.cpp, with vectors for memories: at the relaxation's prices a choice's reduced
-// cost is what it adds to the bound; plans with little of it are enumerated as partial sums over kinds,
-// without those that another one dominates in time and in every row. Rounds allow more and more reduced cost;
-// a round that ends proves the bound up to its allowance. Prices are rounded to fractions of 2^24, so that
-// all sums are integers.
+// As in knapsack/solve_exact.cpp, but memory is a vector: at the relaxation's prices, a choice's reduced cost
+// is the amount by which it raises the bound. Plans of small reduced cost are enumerated as partial sums over
+// kinds, dropping those that another one dominates in time and in every row. Each round allows more reduced
+// cost; a completed round proves the bound up to its allowance. Prices are rounded to multiples of 2^-24, so
+// that all sums are integers.
 //
-// Two things keep the lists short. With the choices that are left, most rows follow from another one, and
-// only those that do not are compared (needed_rows). And a partial sum is bounded at other prices too: where
-// it has left the remaining kinds more memory than they can use, lower prices show that, where less, higher
-// ones.
+// Two techniques keep the lists short. With the remaining choices most rows are implied by another one, and
+// only the others are compared (needed_rows). And a partial sum is also bounded at other prices: lower ones
+// are stronger if it leaves the remaining kinds more memory than they can use, higher ones if it leaves less.
 #include "search/knapsack/multi_constraint_knapsack.hpp"
 
 #include <algorithm>
@@ -24,13 +23,14 @@ constexpr size_t kMostSums = 50000;  // in a list
 constexpr size_t kBeam = 100;
 constexpr size_t kMostOfAll = 400000;  // in all lists together
 
-// How some operators choose, or a partial sum over several kinds. Mostly there are few rows.
+// One assignment of choices to a kind's operators, or a sum over several kinds. kRows is a template parameter
+// since there are usually few rows.
 template <size_t kRows>
 struct PartialSum {
   int64_t time = 0, reduced = 0;
   std::array<int64_t, kRows> bytes{};  // by row
   uint32_t parent = 0, item = 0;       // of an item: `item` is the index of its counts
-  double low = 0;                      // the highest bound that was seen of it
+  double low = 0;                      // the highest lower bound computed for it
 };
 
 template <class Sum>
@@ -50,7 +50,7 @@ void drop_dominated(std::vector<Sum>& list, const std::vector<size_t>& rows, Sto
   std::vector<Sum> kept;
   for (Sum& s : list) {
     bool out = false;
-    // The nearest ones dominate most often; looking at all of a long list costs more than it saves.
+    // The last kept ones dominate most often; checking all of a long list costs more than it saves.
     const size_t look = std::min<size_t>(kept.size(), 32);
     for (size_t n = 0; n < look && !out; ++n) out = dominates(kept[kept.size() - 1 - n], s, rows);
     if (!out) kept.push_back(s);
@@ -112,7 +112,7 @@ class Search {
         s.status = Status::Feasible;
         cutoff_ = std::min(cutoff_, best_);
       }
-      if (!whole) {  // too many sums, or stopped
+      if (!whole) {  // too many sums, or out of budget
         if (s.status == Status::Infeasible) s.status = Status::Feasible;
         return s;
       }
@@ -127,7 +127,8 @@ class Search {
     return s;
   }
 
-  // All ways in which a kind's operators may choose with so little reduced cost. counts: by Sum::item.
+  // All assignments of a kind's operators whose reduced cost is at most `allowance`. `counts` is indexed by
+  // Sum::item.
   bool items_of(size_t k, int64_t allowance, std::vector<Sum>& items,
                 std::vector<std::vector<int64_t>>& counts) {
     const auto& kind = problem_.kinds[k];
@@ -168,8 +169,8 @@ class Search {
     return !watch_.stopped();
   }
 
-  // Rows that do not follow from others: whatever the items, row b has at least `apart` more than row a, so
-  // that what keeps b's limit keeps a's if the limits are no further apart.
+  // Rows that are not implied by others. For all items, row b exceeds row a by at least `apart`, so row a is
+  // implied by row b if the limits differ by no more than that.
   std::vector<size_t> needed_rows(const std::vector<std::vector<Sum>>& items) const {
     std::vector<char> out(rows_, 0);
     for (size_t a = 0; a < rows_; ++a) {
@@ -198,7 +199,7 @@ class Search {
     return needed;
   }
 
-  // Other prices, and what the kinds to come cost at least at them, less the price of all memory.
+  // Alternative prices, and at each the least cost of the remaining kinds minus the price of all limits.
   struct Views {
     std::vector<std::vector<double>> prices;  // [view][row]
     std::vector<std::vector<double>> rest;    // [depth][view]
@@ -237,8 +238,8 @@ class Search {
     for (size_t j : needed) cost += prices[j] * static_cast<double>(s.bytes[j]);
     return cost;
   }
-  // Whether some prices show that a sum over the first `depth` kinds leads to no plan of at most `most`. The
-  // margin is for rounding.
+  // Whether at some prices the bound of a sum over the first `depth` kinds exceeds `most`. The margin covers
+  // rounding.
   bool hopeless(const Views& views, const std::vector<size_t>& needed, Sum& s, size_t depth, double most) {
     s.low = 0;
     const auto beyond = [&](size_t v) {
@@ -255,7 +256,7 @@ class Search {
     return false;
   }
 
-  // False where it was cut short. `beam`: of longer lists only so many are kept, those with the lowest
+  // Returns false if it was cut short. `beam`: keeps only that many sums of a list, those with the lowest
   // bounds, which finds a plan but proves nothing.
   bool round(int64_t allowance, size_t beam = 0) {
     const size_t n = problem_.kinds.size();
@@ -268,7 +269,7 @@ class Search {
     for (size_t k = 0; k < n; ++k) order[k] = k;
     std::stable_sort(order.begin(), order.end(),
                      [&](size_t a, size_t b) { return items[a].size() < items[b].size(); });
-    // What the kinds to come hold at least, by row.
+    // The least memory of the remaining kinds, by row.
     std::vector<std::vector<int64_t>> rest(n + 1, std::vector<int64_t>(rows_, 0));
     for (size_t d = n; d-- > 0;) {
       for (size_t j = 0; j < rows_; ++j) {
@@ -307,7 +308,7 @@ class Search {
           if (!fits) continue;
           const int64_t most = std::min(bound_ + allowance, best_ - 1);
           if (s.time > most || hopeless(views, needed, s, d + 1, static_cast<double>(most))) continue;
-          if (d + 1 == n && !next.empty()) {  // only the fastest counts in the end
+          if (d + 1 == n && !next.empty()) {  // of complete plans only the fastest is needed
             if (s.time < next[0].time) next[0] = s;
           } else {
             next.push_back(s);
@@ -345,15 +346,15 @@ class Search {
   }
 
   const MultiConstraintKnapsack& problem_;
-  size_t likely_ = 0;  // the view that showed it last
+  size_t likely_ = 0;  // the view that last pruned a sum
   int64_t cutoff_;
   Stopwatch& watch_;
   const size_t rows_;
   std::vector<size_t> all_rows_;
   std::vector<double> prices_;
   std::vector<std::vector<int64_t>> reduced_;
-  int64_t bound_ = 0;   // below 0 at bad prices
-  int64_t spread_ = 0;  // no plan takes so much more
+  int64_t bound_ = 0;   // negative at bad prices
+  int64_t spread_ = 0;  // no plan is slower than the bound by more than this
   int64_t best_ = std::numeric_limits<int64_t>::max();
   std::vector<std::vector<int64_t>> best_counts_;
 };

@@ -1,4 +1,4 @@
-// A multiple-choice knapsack with several memory limits, for the few plans where more than one phase binds.
+// A multiple-choice knapsack with several memory limits, for problems with several binding phases.
 #pragma once
 
 #include "search/problem/problem.hpp"
@@ -13,7 +13,7 @@ struct MultiConstraintKnapsack {
     std::vector<int64_t> bytes;  // by row
   };
   struct Kind {
-    int64_t count = 0;  // so many operators choose from `choices`
+    int64_t count = 0;  // number of operators that choose from `choices`
     std::vector<Choice> choices;
   };
   std::vector<Kind> kinds;
@@ -26,10 +26,9 @@ struct MultiConstraintSolution {
   std::vector<std::vector<int64_t>> counts;  // [kind][choice]
 };
 
-// The least time within all limits. `prices` (ps per byte, by row) steer the search and make its bound; the
-// relaxation's optimal ones are best. Plans that take `cutoff_ps` or more are of no interest: where there is
-// no better one the status is Infeasible. See Note [Several limits] in
-// knapsack/multi_constraint_knapsack.cpp.
+// The least time within all limits. `prices` (ps per byte, by row) define the search's Lagrangian bound; the
+// relaxation's optimal multipliers are best. Only plans faster than `cutoff_ps` are searched for; without one
+// the status is Infeasible. See Note [Several limits] in knapsack/multi_constraint_knapsack.cpp.
 MultiConstraintSolution solve_multi_constraint(const MultiConstraintKnapsack& problem,
                                                const std::vector<double>& prices, int64_t cutoff_ps,
                                                Stopwatch& watch);

@@ -8,7 +8,8 @@
 namespace osdp::search {
 namespace {
 
-// Four lanes, so that multiplications overlap: a table of 100,000 operators is read at the memory's speed.
+// Four independent accumulators, so that multiplications overlap: hashing a table of 100,000 operators is
+// limited by memory bandwidth.
 uint64_t hash(std::span<const Option> options) {
   constexpr uint64_t kOdd = 0x9E3779B97F4A7C15ull;
   uint64_t a = options.size(), b = 1, c = 2, d = 3;
@@ -38,7 +39,7 @@ bool same(std::span<const Option> a, std::span<const Option> b) {
 struct Kinds {
   std::vector<uint32_t> of;      // [operator]: its kind
   std::vector<size_t> first;     // [kind]: its first operator
-  std::vector<int64_t> members;  // [kind]: how many
+  std::vector<int64_t> members;  // [kind]: number of operators
 };
 
 Kinds find_kinds(const ProblemView& problem) {
@@ -72,7 +73,7 @@ Kinds find_kinds(const ProblemView& problem) {
   return kinds;
 }
 
-// What validate() finds, but for the limit, looking at each kind once.
+// The checks of validate() without the limit, done once per kind.
 bool valid(const ProblemView& problem, const Kinds& kinds) {
   int128 time = 0, memory = 0;
   for (size_t k = 0; k < kinds.first.size(); ++k) {
@@ -115,7 +116,7 @@ std::vector<int> undominated(std::span<const Option> options) {
 
 std::vector<Group> make_groups(const ProblemView& problem) {
   const Kinds kinds = find_kinds(problem);
-  if (!valid(problem, kinds)) validate(problem);  // which says why
+  if (!valid(problem, kinds)) validate(problem);  // throws with the reason
   std::vector<Group> raw(kinds.first.size());     // one per kind
   for (size_t k = 0; k < raw.size(); ++k) {
     const auto options = problem.operators[kinds.first[k]];

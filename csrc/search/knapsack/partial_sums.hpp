@@ -7,10 +7,10 @@
 
 namespace osdp::search {
 
-// One way for a group's operators to choose, or a partial sum of such over several groups.
+// One assignment of options to a group's operators, or a sum of such assignments over several groups.
 struct Sum {
   int64_t memory = 0, time = 0, reduced = 0;
-  uint32_t parent = 0;  // index into the list it was made from
+  uint32_t parent = 0;  // index into the list it was extended from
   uint32_t item = 0;    // index of the item that was added
 };
 
@@ -18,7 +18,7 @@ inline bool by_memory(const Sum& a, const Sum& b) {
   return a.memory != b.memory ? a.memory < b.memory : a.time < b.time;
 }
 
-// Keeps what nothing dominates; `list` is sorted by_memory.
+// Keeps the undominated sums; `list` is sorted by_memory.
 void drop_dominated(std::vector<Sum>& list);
 
 // Merges sorted runs that begin at `starts` into one sorted list, pairwise; stable.

@@ -1,4 +1,4 @@
-// The two searches for the plan of least time within the memory limit.
+// The two solvers for the plan of least time within the memory limit: depth-first and exact.
 #pragma once
 
 #include "search/problem/problem.hpp"
@@ -6,21 +6,21 @@
 namespace osdp::search {
 
 // The paper's Algorithm 1 for one batch size: depth-first over the operators and their options in the order
-// given, with its two prunings only (a partial plan over the memory limit; a partial plan not faster than the
-// best one). Exponential in the number of operators. lower_bound_ps is 0 until it ends. `smallest_first`: of
-// each operator the options of least memory first (and of these the fastest), so that the first plan it comes
-// to is the smallest one; in the order given it may try very many that do not fit before one that does.
+// given, with its two pruning rules only (a partial plan over the memory limit; a partial plan not faster
+// than the best one). Exponential in the number of operators. lower_bound_ps is 0 unless the search is
+// completed. `smallest_first`: tries each operator's options by ascending memory (ties: by time), so that the
+// first plan found is the one of least memory; the given order may visit very many infeasible plans first.
 Solution solve_dfs(const ProblemView& problem, const Budget& budget = {}, bool smallest_first = false);
 
-// How long the exact search lets its lists grow. Results do not depend on it, only time and memory do.
+// Limits of the exact search's lists. They affect its running time and memory, not its result.
 struct Tuning {
-  size_t beam = 500;               // partial sums kept by the first pass, which only looks for good plans
-  size_t chunk = size_t{1} << 20;  // partial sums searched together, of 32 bytes each
-  size_t long_list = 1000;         // partial sums from which on groups may go to the middle
+  size_t beam = 500;               // partial sums kept by the first beam search, which only finds good plans
+  size_t chunk = size_t{1} << 20;  // partial sums per chunk, of 32 bytes each
+  size_t long_list = 1000;         // length of head and tail from which on groups may go to the middle
 };
 
 // The proven optimum, usually in well under a millisecond; see Note [Exact search] in
-// knapsack/solve_exact.cpp. Stopped early it returns the best plan so far with a valid lower bound.
+// knapsack/solve_exact.cpp. If stopped early it returns the best plan so far with a valid lower bound.
 Solution solve_exact(const ProblemView& problem, const Budget& budget = {}, const Tuning& tuning = {});
 
 }  // namespace osdp::search

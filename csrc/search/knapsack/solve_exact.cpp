@@ -1,16 +1,15 @@
 // Note [Exact search]
-// 1. Equal operators become one group with a multiplicity, dominated options go (groups).
+// 1. Equal operators become one group with a multiplicity; dominated options are removed (groups).
 // 2. The Lagrangian relaxation gives a lower bound, the price of memory lambda and a feasible plan (bound);
-//    the lattice of costs may raise the bound (lattice). Often they meet, and that is all.
-// 3. A plan's time is at least the bound + the sum of its reduced costs, so a plan that may be better than
-// the
-//    incumbent has little of it: most options of most groups are out, what is left of a group are items
-//    (items).
-// 4. Two beams, a narrow and a wide one, find good plans: lists of partial sums, cut to the cheapest (round).
-//    Where nothing had to be cut it was a whole round.
-// 5. Rounds (round): first only plans up to a small distance above the bound, then wider. A round that ends
-//    proves the bound up to its distance, so the work is about what the true gap needs, however bad the first
-//    incumbent was.
+//    the lattice of costs may raise the bound (lattice). Often bound and plan meet, and the search ends.
+// 3. A plan's time is at least the bound plus the sum of its reduced costs, so a plan better than the
+//    incumbent has a small sum. That fixes most options of most groups; the remaining assignments of a group
+//    are its items (items).
+// 4. Two beam searches, a narrow and a wide one, find good plans: lists of partial sums are truncated to
+//    those of least reduced cost (round). If nothing was truncated, the beam search was a complete round.
+// 5. Rounds (round): first only plans up to a small distance above the bound, then larger ones. A completed
+//    round proves the bound up to its distance, so the work depends on the true gap, not on the quality of
+//    the first incumbent.
 #include "search/knapsack/context.hpp"
 #include "search/knapsack/core_search.hpp"
 #include "search/knapsack/lattice_bound.hpp"
@@ -19,7 +18,7 @@
 namespace osdp::search {
 namespace {
 
-constexpr size_t kWider = 40;  // times as many sums has the second beam
+constexpr size_t kWider = 40;  // width of the second beam as a multiple of the first
 
 void close_gap(Context& c) {
   const Lattice lattice = make_lattice(c.groups);
@@ -28,7 +27,8 @@ void close_gap(Context& c) {
   if (c.good_enough()) return;
   c.reduced = reduced_costs(c.groups, c.relaxed.multiplier);
   for (int shift = 8; !c.good_enough() && shift >= 0; shift -= 2) {
-    // The first distance is of the gap before the beam: what the beam found makes it exact at once, mostly.
+    // The first distance is a fraction of the gap before the beam search, whose plan usually makes that round
+    // sufficient.
     const int64_t threshold =
         std::min(c.best.time_ps - c.step_ps, c.bound_ps + ((c.best.time_ps - c.bound_ps) >> shift));
     bool complete = false;
@@ -48,7 +48,7 @@ void close_gap(Context& c) {
 
 Solution solve_exact(const ProblemView& problem, const Budget& budget, const Tuning& tuning) {
   if (tuning.beam < 1 || tuning.chunk < 1) throw InvalidProblem("beam and chunk must be at least 1");
-  if (problem.limit_bytes < 0) validate(problem);  // which throws; make_groups() does the rest of it
+  if (problem.limit_bytes < 0) validate(problem);  // throws; make_groups() checks everything else
   Stopwatch watch(budget);
   const std::vector<Group> groups = make_groups(problem);
   const Relaxation relaxed = relax(groups, hull_edges(groups), problem.limit_bytes);

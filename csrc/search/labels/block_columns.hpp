@@ -1,11 +1,11 @@
-// The ways to treat one segment that a fast plan may use.
+// Columns of one segment: the ways to recompute and shard it that a plan near the bound may use.
 #pragma once
 
 #include "search/labels/chain_resources.hpp"
 
 namespace osdp::search {
 
-// Prices of phases, ps per byte, summed from the left so that a range of phases costs one subtraction.
+// Prefix sums of the phases' prices in ps per byte, so that the total of a range takes one subtraction.
 class PhasePrices {
  public:
   explicit PhasePrices(const std::vector<double>& prices);
@@ -14,7 +14,7 @@ class PhasePrices {
     for (double& s : scaled.sums_) s *= scale;
     return scaled;
   }
-  double before(size_t phase) const { return sums_[phase]; }  // of all phases before this one
+  double before(size_t phase) const { return sums_[phase]; }  // sum over all phases before this one
   double from(size_t phase) const { return sums_.back() - sums_[phase]; }
   double of(size_t first, size_t end) const { return sums_[end] - sums_[first]; }
   double all() const { return sums_.back(); }
@@ -23,13 +23,14 @@ class PhasePrices {
   std::vector<double> sums_;
 };
 
-// Prices as one segment sees them: of the phases before it, its own, and those behind.
+// Prices aggregated for one segment: over the phases before it, its own, and those after it.
 struct StretchPrices {
   StretchPrices(const PhasePrices& prices, const ChainResources::Segment& segment)
       : before(prices.before(segment.first)),
         own(prices.of(segment.first, segment.end)),
         behind(prices.from(segment.end)) {}
-  // Time + sum over phases of price x bytes of the segment, treated so.
+  // Time + sum over phases of price x bytes of the segment with column x, counting its peak in each of its
+  // own phases.
   double cost(const Stretch& x) const {
     return static_cast<double>(x.time) + before * static_cast<double>(x.after) +
            own * static_cast<double>(x.peak) + behind * static_cast<double>(x.before);
@@ -41,21 +42,21 @@ struct StretchPrices {
 double least_cost(const ChainResources& chain, const ChainResources::Segment& segment,
                   const PhasePrices& prices);
 
-// One way to treat one segment whole.
+// One plan for a whole segment: its recomputation and the choices of its operators.
 struct BlockColumn : Stretch {
   Recompute way = Recompute::None;
-  uint32_t row = 0;  // of BlockColumns::choices
+  uint32_t row = 0;  // row of BlockColumns::choices
 };
 
 struct BlockColumns {
   std::vector<BlockColumn> list;
   size_t slots = 0;
-  std::vector<int> choices;  // rows of `slots`
+  std::vector<int> choices;  // row-major, `slots` entries per row
   Chosen chosen(size_t i) const { return {list[i].way, choices.data() + list[i].row * slots}; }
 };
 
-// All columns that cost at most `allowance` more than least_cost(), without those that another one is no
-// worse than in all four numbers. False where there are more than `most`.
+// All undominated columns (in time, before, after and peak) that cost at most `allowance` more than
+// least_cost(). Returns false if there are more than `most`.
 bool list_block_columns(const ChainResources& chain, const ChainResources::Segment& segment,
                         const PhasePrices& prices, double allowance, size_t most, Stopwatch& watch,
                         BlockColumns& columns);

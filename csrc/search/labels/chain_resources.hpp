@@ -8,58 +8,61 @@
 namespace osdp::search {
 
 // Note [Chain resources]
-// Of a stretch of the model four numbers matter to what stands around it: its time; what it holds before its
-// backward, while the backward of what comes after it runs (`before`); what it holds after its backward, in
-// the phases of what comes before it (`after`); and its own largest phase (`peak`). A stretch x followed by y
-// has
+// The rest of the model interacts with a stretch of consecutive segments through four numbers only: its time;
+// the memory it holds before its backward, in the phases of later operators (`before`); the memory it holds
+// after its backward, in the phases of earlier operators (`after`); and its own largest phase (`peak`). A
+// stretch x followed by y has
 //   before = x.before + y.before,  after = x.after + y.after,  peak = max(x.peak + y.after, x.before +
 //   y.peak)
-// and these are exactly the phases of Note [Phases]. So however many phases there are, of the first so many
-// segments a plan has two amounts of memory: `peak`, to which all that follows adds its `after`, and
-// `before`, to which it adds its `peak`. Partial plans that are no better in time, before and peak are
-// dropped.
+// and these are exactly the phases of Note [Phases]. So, however many phases there are, a partial plan of the
+// first segments needs only two amounts of memory: `peak`, to which later segments add their `after`, and
+// `before`, which is added to their `peak`. A partial plan is dominated by one that is no worse in time,
+// before and peak.
 struct Stretch {
   int64_t time = 0, before = 0, after = 0, peak = 0;
 };
 
-// What a plan does with one segment.
+// A plan's decision for one segment.
 struct Chosen {
   Recompute way = Recompute::None;
-  const int* choices = nullptr;  // by slot, index into its candidates, -1 without parameters
+  const int* choices = nullptr;  // by slot: index into its candidates, -1 without parameters
 };
 
-// How an operator may be sharded under one way, within one batch size and largest transient.
+// One option of an operator under one recomputation, batch size and largest transient: time in ps, the rest
+// in bytes.
 struct SlotOption {
   int candidate = 0;
-  int64_t time = 0, before = 0, after = 0, own = 0, held = 0;  // bytes; own: beside `before`, in its phase
+  int64_t time = 0, before = 0, after = 0, own = 0,
+          held = 0;  // own: on top of `before`
 };
 
-// Bytes: no option is larger than `largest`; room is reserved for one of `reserved`.
+// Bytes: options with a transient above `largest` are excluded; the reserve is that of `reserved`.
 struct Transient {
   Transient(int64_t both) : largest(both), reserved(both) {}
   Transient(int64_t most, int64_t least) : largest(most), reserved(least) {}
   int64_t largest, reserved;
 };
 
-// One batch size and one largest transient; or several, with room reserved for the least of them only.
+// For one batch size and one largest transient, or for an interval of transients with the reserve of the
+// smallest.
 class ChainResources {
  public:
-  // `memory_alone`: everything takes no time.
+  // `memory_alone`: all times are 0.
   ChainResources(const Model& model, const Request& request, const Kinds& kinds, Batch batch,
                  Transient transient, bool memory_alone = false);
 
-  // False where a block's operators do not follow each other, which this cannot describe, or where some
-  // operator has no option.
+  // False if a block's operators are not consecutive, which a chain cannot represent, or if some operator has
+  // no option.
   bool possible() const { return possible_; }
 
   struct Way {
     Recompute way = Recompute::None;
-    int64_t time = 0, input = 0;  // of computing again; bytes kept of a recomputed block
+    int64_t time = 0, input = 0;  // of recomputation; bytes of the input kept for it
     std::vector<std::vector<SlotOption>> slots;
   };
   struct Segment {
     size_t kind = 0, instance = 0;
-    size_t first = 0, end = 0;  // operators
+    size_t first = 0, end = 0;  // range of operators
   };
 
   const std::vector<Segment>& segments() const { return segments_; }
@@ -69,8 +72,10 @@ class ChainResources {
   size_t kinds() const { return ways_.size(); }
   size_t operators() const { return operators_; }
   int64_t fixed_ps() const { return fixed_ps_; }
-  int64_t limit() const { return limit_; }        // without what is reserved; may be below 0
-  int64_t reserved() const { return reserved_; }  // held in every phase, and for transients
+  int64_t limit() const { return limit_; }  // net of `reserved`; may be negative
+  int64_t reserved() const {
+    return reserved_;
+  }  // memory held in every phase, and the reserve for transients
 
   Decision decide(const std::vector<Chosen>& chosen) const;  // by segment
 

@@ -1,5 +1,5 @@
-// What each segment of a chain may do in a plan of at most so much time, and what the segments on either
-// side of a cut do at least and at most. Note [Column reduction] in labels/column_reduction.cpp.
+// The columns of each segment that plans up to a given time can use, and bounds on the memory of the segments
+// before and after each cut of the chain. Note [Column reduction] in labels/column_reduction.cpp.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@ struct Item : Stretch {
   uint32_t column = 0;  // index into its list's columns
 };
 
-// What bounds all plans of some segments that follow each other.
+// Bounds that hold for all plans of a range of segments.
 struct Extremes {
   int64_t least_before = 0, least_after = 0, least_peak = -kLargestSum;
   int64_t most_before = 0, most_after = 0, most_peak = -kLargestSum;
@@ -21,44 +21,45 @@ struct Extremes {
 class ColumnReduction {
  public:
   ColumnReduction() = default;
-  // Of plans that take at most `most` (without ChainResources::fixed_ps()); `bound` is what the prices prove.
+  // For plans of time at most `most`; `bound` is the lower bound at these prices. Both without
+  // ChainResources::fixed_ps().
   ColumnReduction(const ChainResources& chain, const PhasePrices& prices, double bound, int64_t most)
       : chain_(&chain), prices_(&prices), bound_(bound), most_(most) {}
 
-  // False where there are too many columns of a segment, or time ran out.
+  // False if a segment has too many columns, or if the budget is spent.
   bool make(Stopwatch& watch);
 
-  // After make(): of plans that take at most so much only.
+  // After make(): restricts to plans of time at most `most`.
   void lower(int64_t most);
 
-  // No plan is fast enough: known after make() and lower().
+  // No plan is fast enough; valid after make() and lower().
   bool hopeless() const { return hopeless_; }
   size_t size() const { return chain_->segments().size(); }
-  // Segments alike share a list: equal segments at equal prices, of whose amounts the same ones matter.
+  // Equal segments at equal prices share a list, provided that the same ones of their amounts matter.
   size_t lists() const { return lists_.size(); }
   size_t list(size_t s) const { return list_of_[s]; }
   const std::vector<Item>& items(size_t s) const { return lists_[list(s)].items; }
-  // A segment of a list: prices are the same for all.
+  // A representative segment of a list; all have the same prices.
   const ChainResources::Segment& segment_of(size_t list) const {
     return chain_->segments()[lists_[list].segment];
   }
   const std::vector<Item>& items_of(size_t list) const { return lists_[list].items; }
   Chosen chosen(size_t s, const Item& item) const { return lists_[list(s)].columns->chosen(item.column); }
-  // As it is, whatever of its amounts was forgotten.
+  // The original column, with the amounts that forget_harmless() has removed from the item.
   const Stretch& column(size_t s, const Item& item) const {
     return lists_[list(s)].columns->list[item.column];
   }
-  // Of the segments from s on.
+  // Over the segments from s on.
   const Extremes& from(size_t s) const { return from_[s]; }
 
  private:
   struct List {
     std::shared_ptr<const BlockColumns> columns;
     std::vector<Item> items;
-    std::vector<double> extra;  // by item: what it costs above the cheapest one
+    std::vector<double> extra;  // by item: cost above the cheapest one's
     double least = 0;           // the cheapest one's cost
-    size_t segment = 0;         // the last one of those alike
-    bool minimal = false;       // no item is no worse than another
+    size_t segment = 0;         // the last one of those that share the list
+    bool minimal = false;       // no item dominates another
   };
   bool make_lists(Stopwatch& watch);
   void shorten();

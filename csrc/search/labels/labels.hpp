@@ -1,5 +1,5 @@
-// Lists of partial plans with time and two amounts of memory (Note [Label setting]), and what is done with
-// them.
+// Labels: partial plans with a time and two amounts of memory (Note [Label setting]), and operations on lists
+// of them.
 #pragma once
 
 #include <limits>
@@ -14,12 +14,12 @@ struct Label {
   int64_t time = 0;
   int64_t before = 0;
   int64_t peak = 0;
-  uint32_t parent = 0;  // index into the list it was made from
+  uint32_t parent = 0;  // index into the list it was extended from
   uint32_t item = 0;    // index of the item that was added
 };
 
-// A list under construction: of parts with equal amounts only the fastest, since equal segments in another
-// order are the most common case.
+// A list under construction that keeps only the fastest of labels with equal memory. Most duplicates are
+// permutations of choices among equal segments.
 class UniqueLabels {
  public:
   explicit UniqueLabels(std::vector<Label>& list) : list_(list), slots_(size_t{1} << 9, 0) {}
@@ -41,7 +41,7 @@ class UniqueLabels {
   std::vector<uint32_t> slots_;  // index + 1, 0: free
 };
 
-// Sorts by time and keeps what is smaller, in `before` or in `peak`, than all that is no slower.
+// Sorts by time and drops labels that are dominated in time, `before` and `peak`.
 void drop_dominated(std::vector<Label>& list);
 
 }  // namespace osdp::search

@@ -7,18 +7,19 @@
 namespace osdp::search {
 
 struct MinMemory {
-  int64_t bound_bytes = 0;  // no plan needs less
-  int64_t peak_bytes = 0;   // this plan needs so much; equal to the bound where it is the least
+  int64_t bound_bytes = 0;  // lower bound of every plan's memory
+  int64_t peak_bytes = 0;   // memory of `decision`; equal to the bound if proven least
   Batch batch;
   Decision decision;
 };
 
-// Over the batches asked for (all: 1), every transient, recomputation and choice. The first plan of no more
-// than `enough_bytes` ends it, with no bound.
+// Minimizes over the requested batches (batch size 1 if all are allowed), transients, recomputation and
+// choices. Stops at the first plan of at most `enough_bytes`, then without a bound.
 MinMemory min_memory(const Model& model, const Request& request, const Kinds& kinds, int64_t enough_bytes,
                      Stopwatch& watch);
 
-// Without the choices and recomputations that need no less memory in any phase than others do.
+// The kinds without choices and recomputations that need at least as much memory as another one in every
+// phase.
 Kinds leanest(const Kinds& kinds, int64_t accumulation);
 
 }  // namespace osdp::search

@@ -6,14 +6,14 @@
 namespace osdp::search {
 
 struct MinPeak {
-  bool complete = false;  // false: lists grew too long, or time ran out
-  bool found = false;     // a plan whose largest phase is below what was asked for
+  bool complete = false;  // false: lists grew too long, or the budget was spent
+  bool found = false;     // a plan whose largest phase is below `below`
   int64_t peak_bytes = 0;
   Decision decision;
 };
 
-// The plan with the least largest phase, where that is below `below` bytes; without what is held in every
-// phase and the transients' reserve. Times count for nothing. `chain` must be possible. Note [Least peak].
+// The plan whose largest phase is least, if that is below `below` bytes; both without
+// ChainResources::reserved(). Times are ignored. `chain` must be possible. Note [Least peak].
 MinPeak min_peak(const ChainResources& chain, int64_t below, Stopwatch& watch);
 
 }  // namespace osdp::search

@@ -1,5 +1,5 @@
-// How fast the last segments of a chain can be, given what the first ones hold: a bound that knows every
-// phase and one price. Note [Price of the peak] in labels/peak_bound.cpp.
+// A lower bound of the time of a chain's last segments, given the memory of the first ones. It covers every
+// phase with a single price. Note [Price of the peak] in labels/peak_bound.cpp.
 #pragma once
 
 #include "search/labels/column_reduction.hpp"
@@ -9,18 +9,19 @@ namespace osdp::search {
 
 class PeakBound {
  public:
-  static constexpr double kNothing = 1e300;  // no plan at all
+  static constexpr double kNothing = 1e300;  // no plan exists
 
-  // At the sum of these prices. False where lists grow longer than `longest`, or time ran out.
+  // Uses the sum of these prices as the price of the peak. False if lists exceed `longest`, or if the budget
+  // is spent.
   bool make(const ChainResources& chain, const ColumnReduction& reduction, const PhasePrices& prices,
             int64_t most, size_t longest, Stopwatch& watch);
 
-  // Of the plans that `most` allows none that begins with `first`, of the segments before s, takes less.
+  // A lower bound of the time of plans, up to `most`, that extend the label `first` of the segments before s.
   double after(size_t s, const Label& first) const {
     const Moved& m = moved_[s];
     const Front& f = fronts_[m.front];
     const double room = static_cast<double>(first.peak) - static_cast<double>(first.before) - m.net;
-    size_t low = 0;  // the first with net <= room; without branches, since no one could guess them
+    size_t low = 0;  // the first with net <= room; branch-free, since branches would be mispredicted
     for (size_t left = f.net.size(); left > 0;) {
       const size_t half = (left + 1) / 2;
       low += f.net[low + half - 1] > room ? half : 0;
@@ -31,28 +32,30 @@ class PeakBound {
     return static_cast<double>(first.time) + m.cost + least -
            price_ * (limit_ - static_cast<double>(first.peak));
   }
-  // The items of the plan at which bound() is reached, by segment. False where rounding hides it.
+  // The items, by segment, of the plan that attains bound(). False if rounding prevents its reconstruction.
   bool plan(const ColumnReduction& reduction, std::vector<Item>& items) const;
-  // Of all plans that `most` allows; and the plan whose time + price * (peak - limit) this is.
+  // The bound over all plans up to `most`, and the time and peak of the plan that attains it as time + price
+  // * (peak - limit).
   double bound() const { return bound_; }
   double time() const { return time_; }
   double peak() const { return peak_; }
   double price() const { return price_; }
 
  private:
-  // Last parts, cheapest first: cost = time + price * after, net = peak - after, falling.
+  // Undominated plans of the last segments, cheapest first: cost = time + price * after; net = peak - after,
+  // decreasing.
   struct Front {
     std::vector<double> cost, net;
-    std::vector<double> least;  // of cost + price * net, up to here
+    std::vector<double> least;  // prefix minimum of cost + price * net
   };
-  struct Moved {  // a front whose parts all cost and hold so much more
+  struct Moved {  // a front with this added to every cost and net
     size_t front = 0;
     double cost = 0, net = 0;
   };
   double price_ = 0, limit_ = 0, bound_ = kNothing, time_ = 0, peak_ = 0;
   double cost_ = 0, net_ = 0;  // of the same plan
-  std::vector<Front> fronts_;  // the first is empty
-  std::vector<Moved> moved_;   // by segment: of it and those behind it
+  std::vector<Front> fronts_;  // the first is that of the empty suffix
+  std::vector<Moved> moved_;   // by segment: for it and all later ones
 };
 
 }  // namespace osdp::search

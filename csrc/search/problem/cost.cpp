@@ -11,7 +11,7 @@ namespace {
 
 int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
 
-// Costs of one operator, seconds until the end.
+// Costs of one operator; times are in seconds until finish() converts them.
 class Pricer {
  public:
   Pricer(const Operator& op, const Device& device, const Space& space, Recompute recompute)
@@ -32,7 +32,7 @@ class Pricer {
     Candidate c;
     for (const Tensor& t : op_.tensors) c.state_bytes += t.bytes() * copies(t) + t.copy_bytes();
     c.gradient_bytes = c.whole_gradient_bytes = c.own_bytes = trainable_bytes_;
-    // The sum that autograd keeps, and, where a reader's gradient is added to it, the new sum.
+    // The sum that autograd keeps and, while another call's gradient is added to it, the new sum.
     if (again()) c.gathered_bytes = (space_.cost_version < 2 ? 1 : 2) * compute_gradient_bytes_;
     return finish(c, all_reduce(reduce_bytes_), trainable_bytes_);
   }
@@ -83,7 +83,7 @@ class Pricer {
   }
 
   // `sharded` of `granularity` slices of the weight are sharded, each a unit of its own; the other slices and
-  // the operator's other parameters (the bias) stay whole.
+  // the operator's other parameters (the bias) are replicated.
   Candidate sliced(int64_t granularity, int64_t sharded, Split split) const {
     const Tensor& weight = op_.tensors[op_.split_tensor];
     Candidate c;
@@ -94,7 +94,7 @@ class Pricer {
     const int64_t item_bytes = weight.bytes() / (op_.out_features * op_.in_features);
     const int64_t out = split == Split::Out ? op_.out_features / granularity : op_.out_features;
     const int64_t in = split == Split::In ? op_.in_features / granularity : op_.in_features;
-    Tensor slice = weight;  // [out, in], ranged over its rows whatever their number
+    Tensor slice = weight;  // [out, in], sharded by rows
     slice.rows = out;
     slice.row_bytes = in * item_bytes;
     int64_t whole = (granularity - sharded) * slice_bytes;
@@ -109,7 +109,7 @@ class Pricer {
     }
     c.gradient_bytes = updated, c.whole_gradient_bytes = kept_whole;
     c.transient_bytes = device_.ranks > 1 ? std::max(gathered, weight.trainable ? sent : 0) : 0;
-    // The first slice makes room for the gradients that this rank keeps of all of them.
+    // Backward of the first slice allocates the gradients that this rank keeps of all slices.
     c.own_bytes = updated + (weight.trainable ? std::max(gathered, sent) : 0);
     const double seconds =
         static_cast<double>(sharded) *
@@ -120,12 +120,12 @@ class Pricer {
 
  private:
   // Note [Parameters that are read again]
-  // Of tied parameters, and of those of a module that is called several times, the runtime keeps what it has
-  // gathered from the backward of the last call to that of the first, where the operator stands (tied ones
-  // also in forward); and so long autograd keeps the full sum of the gradients made so far, to which the
-  // first call's is added. So these are there beside what is gathered and made meanwhile, and not instead of
-  // it. They are a unit like any other, too: it is gathered ahead, and units are gathered as far ahead as the
-  // largest is large.
+  // Tied parameters, and those of a module that is called several times, stay gathered from the backward of
+  // the last call to that of the first, which is the operator's phase (tied ones also in forward). For as
+  // long, autograd keeps the full sum of their gradients so far. Both exist in addition to the units that are
+  // gathered and reduced meanwhile, so they count in every phase between. These parameters are also a unit
+  // like any other: they are prefetched, and the largest unit determines how far ahead units are gathered, so
+  // they count as a transient too.
   bool again() const { return (op_.places > 1 || (op_.calls > 1 && space_.cost_version > 1)) && !paper(); }
   void keep_again(Candidate& c) const {
     if (!again()) return;
@@ -138,15 +138,15 @@ class Pricer {
   int64_t copies(const Tensor& t) const {
     return t.trainable ? 2 + space_.optimizer_bytes_per_parameter_byte : 1;
   }
-  // What the fullest of `ranks` ranks holds of a sharded tensor.
+  // The bytes of a sharded tensor on the rank that holds most of it, of `ranks` ranks.
   int64_t held(const Tensor& t, int64_t ranks) const {
     if (!t.shardable) return t.bytes();
     return paper() ? ceil_div(t.bytes(), ranks) : ceil_div(t.rows, ranks) * t.row_bytes;
   }
-  // How often the parameters are gathered in one step.
+  // Number of gathers of the parameters in one micro-batch.
   double gathers(bool split) const {
     const double calls = paper() ? 1 : static_cast<double>(ceil_div(op_.calls, op_.places));
-    // Slices are gathered one by one, also to recompute a block whose other parameters are held.
+    // Slices are gathered one by one and never held, so recomputation gathers them again even with Hold.
     const bool again = recompute_ == Recompute::Regather || (recompute_ == Recompute::Hold && split);
     return (again ? 3 : 2) * calls;
   }
@@ -154,7 +154,7 @@ class Pricer {
   double reduce_scatter(int64_t bytes) const { return bytes == 0 ? 0 : ring(device_.reduce_scatter, bytes); }
   double all_reduce(int64_t bytes) const {
     if (bytes == 0) return 0;
-    // Small gradients share a bucket, and its latency.
+    // Small gradients share a bucket and its latency.
     const double share =
         paper() ? 1 : std::min(1.0, static_cast<double>(bytes) / static_cast<double>(space_.bucket_bytes));
     const Collective link = slowest(device_.all_reduce);
@@ -174,7 +174,7 @@ class Pricer {
     return static_cast<double>(bytes) / static_cast<double>(device_.ranks);
   }
 
-  // State of the whole operator sharded; returns the bytes of parameters that this rank updates.
+  // Adds the state of a fully sharded operator; returns the bytes of parameters that this rank updates.
   int64_t add_sharded(Candidate& c, int64_t ranks) const {
     int64_t updated = 0;
     for (const Tensor& t : op_.tensors) {
@@ -182,7 +182,7 @@ class Pricer {
       if (t.trainable) updated += held(t, ranks);
     }
     c.gradient_bytes = updated;
-    // The parameters, or the gradients on their way.
+    // The gathered parameters, or the gradient that is reduced.
     c.transient_bytes = device_.ranks > 1 ? std::max(compute_bytes_, reduce_bytes_) : 0;
     c.own_bytes = std::max(compute_gradient_bytes_, reduce_bytes_);
     return updated;
@@ -206,10 +206,10 @@ class Pricer {
   const Space& space_;
   const Recompute recompute_;
   const double steps_;
-  // Parameters as they are gathered; trainable ones as they are kept, and their gradients as they are
-  // averaged.
+  // Bytes of all parameters in the dtype of gathering, of trainable ones as stored, and of their gradients in
+  // the dtype of averaging.
   int64_t compute_bytes_ = 0, trainable_bytes_ = 0, reduce_bytes_ = 0;
-  int64_t compute_gradient_bytes_ = 0;  // as they are made
+  int64_t compute_gradient_bytes_ = 0;  // of gradients, in the dtype in which backward produces them
 };
 
 }  // namespace
@@ -230,9 +230,9 @@ namespace {
 
 using int128 = __int128;
 
-// Of one operator's sharded gradient, where any mode shards it.
+// The largest part of one operator's sharded gradient on a rank; 0 if no mode shards.
 int128 largest_part(const std::vector<Operator>& operators, const Device& device, const Space& space) {
-  int64_t ranks = 0;  // that share it; the fewest
+  int64_t ranks = 0;  // the fewest ranks that share it, over the modes
   for (Mode mode : space.modes) {
     if (!traits(mode).sharded) continue;
     const int64_t sharing = traits(mode).inside_hosts ? device.ranks / device.hosts : device.ranks;
@@ -252,18 +252,18 @@ int128 largest_part(const std::vector<Operator>& operators, const Device& device
 }  // namespace
 
 // Note [Averaging]
-// The lane averages one bucket at a time: neighbours of at most bucket_bytes together, or one larger
-// operator. Gradients in the dtype that they are kept in are averaged where they lie; small tensors through a
-// flat copy of those in their bucket. Under mixed precision there is always a copy, in the reduce dtype. From
-// the second micro-batch on, the gradient that was just made exists beside the sum of the earlier ones until
-// it is copied: in the compute dtype, or, of the whole slices of a split weight, in the parameter's own. And
-// so does this rank's part of a sharded gradient, from its reduction until it is added to the sum's. In every
-// micro-batch autograd holds the gradient that completes a bucket, beside the copy and the means, until the
-// hook that sends the bucket has returned.
+// The lane averages one bucket at a time: consecutive operators of at most bucket_bytes together, or one
+// larger operator. Gradients in their storage dtype are averaged in place, except small tensors, which go
+// through one flat copy per bucket. Under mixed precision there is always a copy, in the reduce dtype. From
+// the second micro-batch on, the new gradient exists beside the accumulated sum until it is copied: in the
+// compute dtype, or, for the replicated slices of a split weight, in the parameter's dtype. So does this
+// rank's part of a sharded gradient, from its reduction until it is added to the sum. In every micro-batch
+// autograd holds the gradient that completes a bucket, beside the copy and the averages, until the hook that
+// submits the bucket has returned.
 int64_t averaging_bytes(const std::vector<Operator>& operators, const Device& device, const Space& space,
                         bool accumulates) {
   if (space.cost == Cost::Paper || device.ranks == 1) return 0;
-  int128 trainable = 0, small = 0, largest = 0;  // small tensors, of all operators and of one
+  int128 trainable = 0, small = 0, largest = 0;  // bytes of small tensors: of all operators, largest of one
   for (const Operator& op : operators) {
     int128 own = 0;
     for (const Tensor& t : op.tensors) {
@@ -277,7 +277,7 @@ int64_t averaging_bytes(const std::vector<Operator>& operators, const Device& de
   const bool whole = std::find(space.modes.begin(), space.modes.end(), Mode::NoShard) != space.modes.end();
   if (space.cost_version < 2) return static_cast<int64_t>(std::min<int128>(bucket, kLargestSum));
   int128 most = space.cost_version < 3 ? bucket : std::max(largest, std::min(bucket, small));
-  int128 completing = 0;  // a bucket under mixed precision
+  int128 completing = 0;  // the gradient that completes a bucket under mixed precision
   for (const Operator& op : operators) {
     int128 own = 0, copied = 0, made = 0;
     bool shardable = false, mixed = false;
@@ -302,7 +302,7 @@ int64_t averaging_bytes(const std::vector<Operator>& operators, const Device& de
 
 namespace {
 
-// Whether every rank holds it in full, whatever is chosen.
+// Whether every rank holds the whole operator under every choice.
 bool is_whole(const Operator& op, const Device& device) {
   const auto has_rows = [](const Tensor& t) { return t.shardable && t.bytes() > 0; };
   return device.ranks == 1 || std::none_of(op.tensors.begin(), op.tensors.end(), has_rows);
@@ -349,7 +349,7 @@ std::vector<Candidate> candidates(const Operator& op, const Device& device, cons
   if (op.split_tensor < 0) return found;
   for (int64_t g : space.granularities) {
     if (g < 2) continue;
-    // Output slices need no summation; input slices are for widths that g does not divide.
+    // Output slices need no summation; input slices are the fallback if g does not divide out_features.
     const Split split = op.out_features % g == 0  ? Split::Out
                         : op.in_features % g == 0 ? Split::In
                                                   : Split::None;

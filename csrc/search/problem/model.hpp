@@ -1,4 +1,4 @@
-// The model that is planned: its operators in execution order and its blocks.
+// Description of the model to be planned: its operators in execution order, and its blocks.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@ namespace osdp::search {
 struct Tensor {
   int64_t rows = 0, row_bytes = 0;
   bool trainable = true;
-  bool shardable = true;  // false: zero-dimensional, always whole
-  // Mixed precision: a row as it is gathered and computed with, and its gradient as it is averaged. 0: the
-  // same.
+  bool shardable = true;  // false: zero-dimensional, always replicated
+  // Mixed precision: bytes of a row in the dtype of gathering and computation, and of its gradient in the
+  // dtype of averaging. 0: the same as row_bytes.
   int64_t compute_row_bytes = 0, reduce_row_bytes = 0;
   int64_t bytes() const { return rows * row_bytes; }
   int64_t compute_bytes() const { return rows * (compute_row_bytes ? compute_row_bytes : row_bytes); }
   int64_t reduce_bytes() const { return rows * (reduce_row_bytes ? reduce_row_bytes : row_bytes); }
-  // What a rank that holds it whole keeps beside it during a step: a copy to compute with.
+  // The copy in the compute dtype that a rank with the whole tensor keeps during a step.
   int64_t copy_bytes() const {
     return compute_row_bytes && compute_row_bytes != row_bytes ? compute_bytes() : 0;
   }
@@ -27,24 +27,24 @@ struct Tensor {
 
 struct Operator {
   std::string name;
-  std::vector<Tensor> tensors;                // empty: only time and activations
+  std::vector<Tensor> tensors;                // empty: only compute time and activations count
   int split_tensor = -1;                      // the tensor that can be sliced, or -1
   int64_t out_features = 0, in_features = 0;  // of it
-  int64_t calls = 1;                          // of the modules that read it, in one forward
-  int64_t places = 1;                         // those modules: more than one where parameters are tied
-  int block = -1;                             // index of the recomputable block it is in, or -1
+  int64_t calls = 1;   // calls, in one forward, of all modules that read these parameters
+  int64_t places = 1;  // number of those modules; above 1 for tied parameters
+  int block = -1;      // index of the recomputable block it is in, or -1
   int64_t saved_bytes_per_sample = 0, saved_bytes_fixed = 0;
   int64_t work_bytes_per_sample = 0, work_bytes_fixed = 0;  // see Note [Work]
   double compute_s_per_sample = 0, compute_s_fixed = 0;     // forward and backward
   double recompute_s_per_sample = 0;                        // forward
 };
 
-// Smaller tensors travel together, through a copy (csrc/comm/packing.hpp: kSmallBytes).
+// Tensors up to this size are packed into a flat copy for communication (csrc/comm/packing.hpp: kSmallBytes).
 inline constexpr int64_t kSmallTensorBytes = 64 << 10;
 
 struct Block {
   std::string name;
-  int64_t input_bytes_per_sample = 0;  // what stays of it when it is recomputed
+  int64_t input_bytes_per_sample = 0;  // kept when the block is recomputed
 };
 
 // Operators in execution order.
@@ -52,7 +52,7 @@ struct Model {
   std::vector<Operator> operators;
   std::vector<Block> blocks;
   int64_t input_bytes_per_sample = 0;
-  int64_t buffer_bytes = 0;  // of its modules: on every rank, in every phase
+  int64_t buffer_bytes = 0;  // registered buffers of its modules: on every rank, in every phase
 };
 
 }  // namespace osdp::search

@@ -70,7 +70,8 @@ std::vector<int64_t> phase_bytes(const Model& model, const Request& request, con
                                  const Decision& decision, Batch batch) {
   const size_t n = model.operators.size();
   const bool accumulates = batch.accumulation > 1;
-  // Of each operator: before and after its backward, and what comes in its own phase.
+  // Per operator: memory before and after its backward, in its own phase only, and of its block's
+  // recomputation.
   std::vector<int64_t> before(n), after(n), own(n), extra(n);
   int128 sum = kinds.held_bytes(batch), kept = 0;
   const auto narrow = [](int128 v) { return static_cast<int64_t>(std::min<int128>(v, kLargestSum)); };
@@ -81,7 +82,7 @@ std::vector<int64_t> phase_bytes(const Model& model, const Request& request, con
       if (way != Recompute::None) {
         before[operators.front()] += Linear{0, kind.input_bytes_per_sample}(batch.size);
       }
-      int64_t again = 0;  // what the block's recomputation has brought back, up to slot p
+      int64_t again = 0;  // what recomputation of the block has restored, up to slot p
       for (size_t p = 0; p < operators.size(); ++p) {
         const int i = operators[p];
         const int64_t saved = kind.slots[p].saved(batch.size);

@@ -1,23 +1,27 @@
 // Note [Phases]
-// Peak memory is a maximum over the phases of a step. Phase j is the backward of operator j. Of an operator i
-// then there is
-//   i > j  its backward has been: parameters, optimizer state, gradient;
-//   i < j  its backward is to come: parameters, optimizer state, what it keeps gathered (SHARD_GRAD_OP) and,
-//          unless its block is recomputed, its activations; with several micro-batches also the gradient;
-//   i = j  the same, the gradient that its backward makes, and its work (Note [Work]);
-//   in the recomputed block of j, up to j: also activations, and with Recompute::Hold the gathered
-//   parameters; of each recomputed block whose backward is not over: its input.
-// Beside these, in every phase: the model's input and buffers, small gradients on their way, the transients'
-// reserve (Note [Reserve]). The end of forward has no more than the phase of the last operator, the
-// optimizer's step no more than that of the first.
+// Peak memory is a maximum over the phases of a step. Phase j is the backward of operator j. In it operator i
+// holds, for
+//   i > j  whose backward is over: parameters, optimizer state, gradient;
+//   i < j  whose backward is still to come: parameters, optimizer state, parameters kept gathered
+//          (SHARD_GRAD_OP) and, unless its block is recomputed, its activations; with several micro-batches
+//          also the gradient;
+//   i = j  the same, the gradient that its backward produces, and its work (Note [Work]);
+//   i <= j in the recomputed block of j: also its activations, with Recompute::Hold also the gathered
+//          parameters.
+// Each recomputed block whose backward is not over also holds its input.
+// Every phase also holds the model's input and buffers, the gradients being averaged (Note [Averaging]) and
+// the reserve for transients (Note [Reserve]). The end of forward holds no more than the phase of the last
+// operator, and the optimizer's step no more than that of the first.
 //
 // Note [Work]
-// Beside what operators have saved, backward has gradients of activations, and what kernels make and drop. So
-// an operator has `work`: the most by which a step of the bare model exceeds, while its backward (or its
-// forward) runs, what the operators up to it have saved. Gradients of parameters are not in it.
+// Besides saved activations, backward holds gradients of activations and temporaries of kernels. An
+// operator's `work` is the most memory that a step of the bare model uses during the operator's backward (or
+// forward) beyond the activations saved by it and the operators before it. Gradients of parameters are not
+// included.
 //
-// A phase's memory is a sum over operators, so a few phases make a few linear constraints (rows). A plan that
-// is best under some of the rows and keeps all of them is best under all: rows are added as plans break them.
+// A phase's memory is a sum over operators, so each phase is a linear constraint (row). A plan that is
+// optimal for a subset of the rows and satisfies all of them is optimal for all, so rows are generated
+// lazily, when a plan violates them.
 #pragma once
 
 #include "search/problem/symmetry_classes.hpp"
@@ -27,23 +31,26 @@ namespace osdp::search {
 // The sum over the whole step, in place of a phase: the paper's model.
 inline constexpr int kWholeStep = -1;
 
-// Where an operator or block stands in a phase: one of these, or, >= 0: backward is inside it, see `inside`.
+// The position of an operator or block relative to a phase: one of these, or a value >= 0 if the phase is
+// inside it, see `inside`.
 enum Relation : int { kOver = -1, kToCome = -2, kSum = -3 };
-// The phase is of this slot; or (`exactly` false) of a foreign operator between this slot and the next one.
+// The phase is that of this slot or, if `exactly` is false, that of an operator outside the block which runs
+// between this slot and the next.
 inline int inside(int slot, bool exactly) { return 2 * slot + !exactly; }
 inline int slot_of(int relation) { return relation / 2; }
 
-// Equal instances of a kind that stand alike in every row.
+// Instances of a kind with the same relation to every row, so that they have equal coefficients in all of
+// them.
 struct SymmetryClass {
   int kind = 0;
-  std::vector<int> instances;  // rising
+  std::vector<int> instances;  // ascending
   std::vector<int> relation;   // one per row
 };
 
-// Splits kinds into groups; rows are operator indices, or kWholeStep.
+// Splits kinds into symmetry classes; rows are operator indices, or kWholeStep.
 std::vector<SymmetryClass> make_symmetry_classes(const Kinds& kinds, const std::vector<int>& rows);
 
-// What one choice of a slot holds in a row, but for activations.
+// The memory of one choice of a slot in a row, without activations.
 inline int64_t held_in(int relation, int slot, Recompute way, const Candidate& c, bool accumulates) {
   if (relation == kSum || relation == kOver) return c.state_bytes;
   if (relation >= 0 && slot > slot_of(relation)) return c.state_bytes;
@@ -54,19 +61,21 @@ inline int64_t held_in(int relation, int slot, Recompute way, const Candidate& c
   return bytes;
 }
 
-// What a whole instance keeps in a row whatever its operators choose: activations and block inputs.
+// The memory of a whole instance in a row that is independent of its operators' choices: activations and
+// block inputs.
 Linear kept_in(int relation, const Kind& kind, Recompute way);
 
-// A complete plan, by operator: index into the slot's candidates (-1: no parameters), and per block its way.
+// A complete plan: for each operator an index into its slot's candidates (-1: no parameters), for each block
+// its recomputation.
 struct Decision {
   std::vector<int> choices;
-  std::vector<Recompute> ways;  // per Model::blocks
+  std::vector<Recompute> ways;  // one per entry of Model::blocks
 };
 
 // The largest transient among a plan's choices.
 int64_t largest_transient(const Kinds& kinds, const Decision& decision);
 
-// The memory of every phase (kWholeStep alone for the paper's model) but for the transients' reserve.
+// The memory of every phase (for the paper's model of kWholeStep only) without the reserve for transients.
 std::vector<int64_t> phase_bytes(const Model& model, const Request& request, const Kinds& kinds,
                                  const Decision& decision, Batch batch);
 

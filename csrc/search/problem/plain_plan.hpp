@@ -1,4 +1,4 @@
-// A plan as plain values, without an index into anything that a search made.
+// A plan as plain values, without indices into a search's tables.
 #pragma once
 
 #include "search/problem/model.hpp"
@@ -15,8 +15,8 @@ struct PlainPlan {
     Split split = Split::None;
     bool operator==(const Choice&) const = default;
   };
-  std::vector<Choice> choices;    // of operators without parameters: ignored
-  std::vector<Recompute> blocks;  // beside Model::blocks
+  std::vector<Choice> choices;    // one per operator; ignored for operators without parameters
+  std::vector<Recompute> blocks;  // one per entry of Model::blocks
 };
 
 }  // namespace osdp::search

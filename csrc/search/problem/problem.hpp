@@ -1,6 +1,6 @@
-// The bare problem of the planner, as plain values: one list of options per operator, a memory limit, one
-// option to be chosen per operator so that the total time is least (a multiple-choice knapsack). Everything
-// is an integer: time in picoseconds (`_ps`), memory in bytes (`_bytes`).
+// The multiple-choice knapsack problem: one list of options per operator and a memory limit; choose one
+// option per operator such that the total time is minimal. Everything is an integer: time in picoseconds
+// (`_ps`), memory in bytes (`_bytes`).
 #pragma once
 
 #include <chrono>
@@ -32,20 +32,20 @@ struct Problem {
   std::vector<std::string> names;  // for messages; empty, or one per operator
 };
 
-// A problem that cannot mean anything (negative, overflowing, empty); the message names the operator.
+// A malformed problem (negative, overflowing or empty); the message names the operator.
 struct InvalidProblem : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-// The same without owning the numbers: options may lie anywhere, in one large array for example. What it
-// views must outlive it.
+// A non-owning view of a problem: options may lie anywhere, for example in one large array, and must outlive
+// the view.
 struct ProblemView {
   std::vector<std::span<const Option>> operators;
   int64_t limit_bytes = 0;
   std::span<const std::string> names;
 
   ProblemView() = default;
-  ProblemView(const Problem& problem)  // NOLINT: a Problem may stand wherever a view is asked for
+  ProblemView(const Problem& problem)  // NOLINT: implicit, so that a Problem can be passed as a view
       : operators(problem.operators.begin(), problem.operators.end()),
         limit_bytes(problem.limit_bytes),
         names(problem.names) {}
@@ -65,8 +65,8 @@ struct ProblemView {
 void validate(const ProblemView& problem);
 inline void validate(const Problem& problem) { validate(ProblemView(problem)); }
 
-// The Lagrange multiplier of memory, picoseconds per byte: what one byte more would save where memory is
-// short.
+// The Lagrange multiplier of the memory limit in picoseconds per byte: the time that one more byte would
+// save.
 struct Multiplier {
   int64_t numerator = 0;
   int64_t denominator = 1;
@@ -74,13 +74,12 @@ struct Multiplier {
 };
 
 struct Statistics {
-  int64_t nodes = 0;         // partial plans looked at
-  int64_t groups = 0;        // kinds of operators
-  int64_t options_left = 0;  // options that are not dominated, over all kinds
-  int64_t largest_list = 0;  // most partial plans held at once
+  int64_t nodes = 0;         // partial plans examined
+  int64_t groups = 0;        // groups of equal operators
+  int64_t options_left = 0;  // undominated options, over all groups
+  int64_t largest_list = 0;  // most partial plans stored at once
   int64_t rounds = 0;        // passes of the exact search
-  int64_t matched =
-      0;  // groups that were added to the middle: Note [Three lists] in knapsack/core_search.cpp
+  int64_t matched = 0;  // groups moved to the middle list: Note [Three lists] in knapsack/core_search.cpp
   double seconds = 0;
 };
 
@@ -92,29 +91,29 @@ enum class Status {
 
 struct Solution {
   Status status = Status::Infeasible;
-  std::vector<int> choices;  // choices[i]: index into operators[i]; empty where infeasible
+  std::vector<int> choices;  // choices[i]: index into operators[i]; empty if infeasible
   int64_t time_ps = 0;
   int64_t memory_bytes = 0;
-  int64_t lower_bound_ps = 0;        // no plan is faster; equal to time_ps where optimal
-  int64_t smallest_limit_bytes = 0;  // the least limit under which any plan exists
-  Multiplier multiplier;             // its bound is what the certificate checks
+  int64_t lower_bound_ps = 0;        // no plan is faster; equal to time_ps if optimal
+  int64_t smallest_limit_bytes = 0;  // the smallest limit with a feasible plan
+  Multiplier multiplier;             // the certificate checks the bound at this multiplier
   Statistics statistics;
 };
 
-// When to stop. `interrupted` is asked about every millisecond and must be cheap. A search that `work` alone
-// ends finds the same on every machine, and on every rank, whatever else they are busy with.
+// When to stop. `interrupted` is called about once a millisecond and must be cheap. A search that is limited
+// by `work` only is deterministic: every machine and every rank finds the same plan, whatever its load.
 struct Budget {
   double time_limit_s = 0;  // 0: none
   std::function<bool()> interrupted = {};
-  double gap = 0;           // a plan is good enough when its time is within this fraction of the lower bound
-  int64_t state_bytes = 0;  // of the lists of partial plans, about; 0: no limit
-  int64_t* work = nullptr;  // steps that are left, shared by all parts of a search; null: no limit
-  // Told now and then how far the best plan is above its bound, as a share of its time; 1 without a plan. For
-  // people only: nothing that it does reaches the search.
+  double gap = 0;           // accept a plan whose time is within this fraction of the lower bound
+  int64_t state_bytes = 0;  // approximate memory for lists of partial plans; 0: no limit
+  int64_t* work = nullptr;  // remaining steps, shared by all parts of a search; null: no limit
+  // Progress callback: receives the gap between the best plan and its bound as a fraction of the plan's time,
+  // 1 without a plan. It does not influence the search.
   std::function<void(double)> tell_gap = {};
 };
 
-// Asks a Budget, at most every few thousand steps of work.
+// Checks a Budget, at most once every few thousand steps of work.
 class Stopwatch {
  public:
   explicit Stopwatch(const Budget& budget) : budget_(budget), start_(Clock::now()), asked_(start_) {}
@@ -122,7 +121,7 @@ class Stopwatch {
   double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
   bool stopped() const { return stopped_; }
 
-  // The search holds so much; true, and stopped, where that is more than the budget allows.
+  // Reports the memory of the search's lists; stops and returns true if it exceeds the budget.
   bool too_large(size_t bytes) {
     if (budget_.state_bytes > 0 && static_cast<int64_t>(bytes) > budget_.state_bytes) stopped_ = true;
     return stopped_;
@@ -131,7 +130,7 @@ class Stopwatch {
   // Counts `work` steps (a few nanoseconds each); true once the budget is spent.
   bool spent(int64_t work = 1) { return (credit_ -= work) > 0 || stopped_ ? stopped_ : ask(); }
 
-  // The same without waiting for more steps.
+  // Checks the budget at once.
   bool ask() {
     if (stopped_) return true;
     const int64_t done = kStepsBetweenQuestions - credit_;

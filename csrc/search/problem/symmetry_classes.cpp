@@ -13,7 +13,7 @@ int64_t narrow(int128 v) {
   return static_cast<int64_t>(v);
 }
 
-// Everything that makes two operators cost the same, wherever they stand.
+// Everything that determines an operator's costs, independent of its position.
 std::vector<int64_t> signature(const Operator& op) {
   std::vector<int64_t> key{op.split_tensor,
                            op.out_features,
@@ -59,7 +59,7 @@ Kind make_kind(const Model& model, const Request& request, const std::vector<int
   return kind;
 }
 
-// What the steps of all plans take at most: bytes, and picoseconds of one step.
+// Upper bounds, over all plans, of the bytes and picoseconds of one step.
 class Totals {
  public:
   Totals(const Kinds& kinds, const Request& request) {
@@ -89,7 +89,7 @@ class Totals {
     bytes_ += request.reserve_bytes(transient);
   }
 
-  // No larger micro-batch keeps all totals below 2^61; 0: none does.
+  // The largest micro-batch for which no total exceeds 2^61; 0: none.
   int64_t most_batch(int64_t accumulation) const {
     const auto most = [](int128 fixed, int128 per_sample) {
       if (fixed > kLargestSum) return int128{0};
@@ -123,7 +123,7 @@ int64_t Linear::operator()(int64_t b) const { return narrow(static_cast<int128>(
 
 Kinds find_kinds(const Model& model, const Request& request) {
   Kinds found;
-  std::map<std::vector<int64_t>, size_t> known;  // ordered: the kinds' order depends on what they are only
+  std::map<std::vector<int64_t>, size_t> known;  // ordered: the order of kinds depends on their costs only
   std::vector<std::pair<std::vector<int>, int>> instances;
   std::vector<std::vector<int>> of_block(model.blocks.size());
   std::vector<std::vector<int64_t>> keys;
@@ -169,7 +169,7 @@ Kinds find_kinds(const Model& model, const Request& request) {
       found.held[accumulates] = {narrow(model.buffer_bytes + averaging), model.input_bytes_per_sample};
     }
   }
-  int64_t needed = 0;  // an operator without a smaller candidate
+  int64_t needed = 0;  // every plan has a transient at least this large
   std::vector<int64_t> sizes{0};
   for (const Kind& kind : found.kinds) {
     for (const Slot& slot : kind.slots) {
@@ -186,7 +186,7 @@ Kinds find_kinds(const Model& model, const Request& request) {
   sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
   for (size_t t = 0; t < sizes.size(); ++t) {
     if (sizes[t] < needed) continue;
-    // Below the least reserve, a larger transient costs nothing.
+    // Below least_transient_bytes the reserve is constant, so only the largest such transient is kept.
     if (t + 1 < sizes.size() && sizes[t + 1] <= request.least_transient_bytes) continue;
     found.transients.push_back(sizes[t]);
   }

@@ -8,7 +8,7 @@
 namespace osdp::search {
 namespace {
 
-// `what`: parts of a text, which are joined only where it is needed.
+// `what`: parts of a message, joined only if it is thrown.
 template <class... Text>
 void within(int64_t value, int64_t least, int64_t most, const Text&... what) {
   if (value >= least && value <= most) return;
@@ -16,7 +16,7 @@ void within(int64_t value, int64_t least, int64_t most, const Text&... what) {
                        std::to_string(least) + " to " + std::to_string(most));
 }
 
-// Also refuses NaN.
+// Also rejects NaN.
 template <class... Text>
 void seconds(double value, const Text&... what) {
   if (value >= 0 && value < 1e6) return;

@@ -1,4 +1,4 @@
-"""ModelDescription: what `describe` tells of a model. Plain values; no tensors, no modules."""
+"""ModelDescription: the result of `describe`. Plain values; no tensors, no modules."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from osdp.base import json_files
 class Parameter:
     """One parameter tensor; tied names are one Parameter.
 
-    `name` is its first name in `named_parameters()`, `aliases` the further ones. `shape` is the full,
-    unsharded one.
+    `name` is its first name in `named_parameters()`, `aliases` are the others. `shape` is the full, unsharded
+    shape.
     """
 
     name: str
@@ -34,8 +34,8 @@ class Parameter:
 class Operator:
     """Parameters decided together, and the module calls that use them.
 
-    Usually what one module owns directly. `name` is that module's name ("" is the root). `parameters` may be
-    empty: a parameter-free module call that costs time or activation memory.
+    Usually the parameters that one module owns directly. `name` is that module's name ("" is the root).
+    `parameters` is empty for the call of a module without parameters that takes time or activation memory.
     """
 
     name: str
@@ -48,10 +48,11 @@ class Operator:
     split_shape: tuple[int, int] | None  # (out, in) where the call can be computed in slices, else None
     parameter_bytes: int
     buffer_bytes: int
-    saved_bytes_per_sample: int  # activations kept for backward, attributed once where storage is shared
+    saved_bytes_per_sample: int  # activations saved for backward; shared storage is counted once
     saved_bytes_fixed: int  # the part that does not grow with the batch
-    flops_per_sample: int  # forward only; backward counts twice that
-    # Beside what is saved, while its backward or forward runs: gradients of activations, what kernels make and drop.
+    flops_per_sample: int  # of the forward; the backward is counted as twice that
+    # Memory besides saved activations while its forward or backward runs: gradients of activations and
+    # temporaries of kernels.
     work_bytes_per_sample: int = 0
     work_bytes_fixed: int = 0
 
@@ -73,8 +74,8 @@ class ModelDescription:
     blocks: tuple[Block, ...]
     sample_batch: int  # the batch size of the sample that was traced; 0: described without one
     input_bytes_per_sample: int
-    # Of what the model returns, beside what is saved anyway: logits, caches. Whoever trains it usually holds them until the
-    # backward is over.
+    # Bytes of the model's outputs that are not saved for backward anyway: logits, caches. Training loops
+    # usually hold them until the backward is over.
     output_bytes_per_sample: int = 0
 
     @property
@@ -86,19 +87,19 @@ class ModelDescription:
         return tuple(p for o in self.operators for p in o.parameters)
 
     def dumps(self) -> str:
-        """The description as JSON."""
+        """The description as JSON text."""
         return json_files.dumps("description", self)
 
     @staticmethod
     def loads(text: str) -> ModelDescription:
-        """The description of `dumps`. Raises FormatError that names line and field."""
+        """Parse the text of `dumps`. Raises FormatError that names line and field."""
         return json_files.loads("description", ModelDescription, text)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the description to `path` as JSON: whole or not at all."""
+        """Write the description to `path` as JSON, atomically."""
         json_files.save_text(path, self.dumps())
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> ModelDescription:
-        """The description in `path`. Raises FormatError that names the file and the field."""
+        """Read the description in `path`. Raises FormatError that names the file and the field."""
         return json_files.load_file(path, "description", ModelDescription)

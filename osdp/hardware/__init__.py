@@ -1,4 +1,4 @@
-"""What is known of a machine: the value `Hardware`, the known machines, and what this one is."""
+"""Hardware: the figures of a machine, the known machines, and identification of the present one."""
 
 from osdp.hardware.hardware import Collective, DeviceMemory, Hardware, Measured, known_machines
 

@@ -1,4 +1,4 @@
-"""A line through measured times: latency and time per byte."""
+"""Fits latency and time per byte to measured times."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from osdp.hardware.hardware import Collective
 
 
 def fit(sizes: Sequence[float], times: Sequence[float]) -> Collective:
-    """alpha and beta, not negative, with `time = alpha + size * beta`.
+    """Fit nonnegative alpha and beta with `time = alpha + size * beta`.
 
-    Weighted least squares over the two unknowns, with weights 1 / time: small sizes count, so that there is
-    an alpha, but the large ones, which a step spends its time on, count more. (When collectives follow each
-    other, a link takes max(alpha, size * beta) rather than the sum; relative errors alone would make beta too
-    small by a seventh.) Where the best of all has a negative one, it is the best with that one zero.
+    Weighted least squares with weights 1 / time: small sizes count enough to determine alpha, but the large
+    ones, where a step spends its time, count more. (When collectives follow each other, a link takes
+    max(alpha, size * beta) rather than the sum; weighting relative errors equally would make beta too small
+    by a seventh.) If the optimum has a negative coefficient, that one is set to zero and the other is fitted
+    again.
     """
     weights = [1 / max(t, 1e-9) for t in times]
     total = sum(weights)

@@ -1,4 +1,4 @@
-"""What a device says of its memory, through its own module of torch (torch.cuda, torch.xpu, ...)."""
+"""Memory statistics of a device, through its torch module (torch.cuda, torch.xpu, ...)."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import torch
 
 
 class DeviceStatistics:
-    """Bytes of one accelerator; None where its module of torch cannot tell."""
+    """Memory statistics of one accelerator, in bytes; None where its torch module does not provide them."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._module = None if device.type == "cpu" else torch.get_device_module(device)
 
     def free_and_total(self) -> tuple[int, int] | None:
-        """Of the whole device, whoever uses it."""
+        """Free and total memory of the whole device, all processes included."""
         told = self._ask("mem_get_info")
         return None if told is None else (int(told[0]), int(told[1]))
 
     def allocated(self) -> int | None:
-        """In tensors, each rounded up as the allocator does."""
+        """Memory in tensors, each rounded up by the allocator."""
         return self._number("memory_allocated")
 
     def reserved(self) -> int | None:
-        """Taken from the device by the caching allocator."""
+        """Memory that the caching allocator has reserved on the device."""
         return self._number("memory_reserved")
 
     def peak_allocated(self) -> int | None:
@@ -38,7 +38,7 @@ class DeviceStatistics:
         self._ask("reset_peak_memory_stats")
 
     def empty_cache(self) -> None:
-        """Gives back to the device what the caching allocator has reserved and no tensor has."""
+        """Release memory that the caching allocator has reserved and no tensor uses."""
         if self._module is not None and hasattr(self._module, "empty_cache"):
             self._module.empty_cache()
 

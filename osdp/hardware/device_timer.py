@@ -1,4 +1,4 @@
-"""Seconds by owner, on a device that may run behind the program."""
+"""Measures time by owner on devices that run asynchronously to the host."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 
 class Timeline:
-    """A row of stamps; the time between two stamps belongs to the owner named by the later one.
+    """A sequence of time stamps; the time between two stamps is attributed to the owner of the later one.
 
-    On CPU a stamp is the time; elsewhere it is an event that the device records when it gets there, so that
-    nothing waits while the row is made. `None` is nobody's time.
+    On the CPU a stamp is a clock value; elsewhere it is a device event, so that recording it does not
+    synchronize. The owner `None` stands for time that is not attributed.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -29,7 +29,7 @@ class Timeline:
         self._stamps.append((moment, owner))
 
     def seconds(self) -> dict[str | None, float]:
-        """Seconds of every owner; waits until the device has passed the last stamp."""
+        """Seconds by owner; waits until the device has passed the last stamp."""
         synchronize(self._device)
         result: dict[str | None, float] = {}
         for (before, _), (after, owner) in zip(self._stamps, self._stamps[1:], strict=False):
@@ -43,7 +43,7 @@ class Timeline:
 
 
 def timed(job: Callable[[], object], device: torch.device) -> float:
-    """Seconds until `device` has done all of it."""
+    """Seconds that `job` takes, until `device` has completed its work."""
     synchronize(device)
     begin = time.perf_counter()
     job()
@@ -52,6 +52,6 @@ def timed(job: Callable[[], object], device: torch.device) -> float:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until `device` has done everything; nothing to do on CPU."""
+    """Wait until `device` has completed all work; no-op on the CPU."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)

@@ -1,4 +1,4 @@
-"""Hardware: what the search knows of the machine: memory, collectives (alpha, beta), computation (gamma)."""
+"""Hardware: the search's model of the machine: memory, collectives (alpha, beta) and computation (gamma)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from osdp.base import json_files
 from osdp.base.schema import AtLeast
 from osdp.errors import InvalidProblemError
 
-MOST_DEVICE_BYTES = 2**50  # so that no sum of them overflows
+MOST_DEVICE_BYTES = 2**50  # so that sums do not overflow
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Collective:
 class DeviceMemory:
     """Bytes of one device that no tensor has, and that count against a limit: `osdp.planning.device_memory`. All 0 on CPUs.
 
-    The last four are the caching allocator's.
+    The last four describe the caching allocator.
     """
 
-    context_bytes: Annotated[int, AtLeast(0)] = 0  # of the process: the driver's, with the kernels' code
+    context_bytes: Annotated[int, AtLeast(0)] = 0  # the process's driver context, including kernels' code
     communicator_bytes: Annotated[int, AtLeast(0)] = 0  # buffers of one communicator of all ranks
     workspace_bytes: Annotated[int, AtLeast(0)] = 0  # of matrix products, for each thread that computes
     tensor_rounding_bytes: Annotated[int, AtLeast(0)] = 0  # a tensor takes a multiple of this
-    small_block_bytes: Annotated[int, AtLeast(0)] = 0  # small tensors are cut from blocks of this size,
+    small_block_bytes: Annotated[int, AtLeast(0)] = 0  # small tensors are allocated from blocks of this size,
     large_block_bytes: Annotated[int, AtLeast(0)] = 0  # larger ones from these
-    unused_bytes: Annotated[int, AtLeast(0)] = 0  # reserved, but in no tensor, when a step is largest
+    unused_bytes: Annotated[int, AtLeast(0)] = 0  # reserved but in no tensor at a step's peak
 
 
 @dataclass(frozen=True)
@@ -64,63 +64,64 @@ class Hardware:
     """One machine, as measured (`osdp.profile`) or from public figures (`Hardware.load("rtx-titan-8")`)."""
 
     name: str
-    source: str  # where the figures come from: "measured 2026-11-21 on ...", or the publication
+    source: str  # of the figures: "measured 2026-11-21 on ...", or a publication
     device: str  # "cpu", "cuda"
     world_size: Annotated[int, AtLeast(1)]
     memory_bytes: Annotated[int, AtLeast(1)] | None  # of one device; the search's default limit
     all_gather: Collective
     reduce_scatter: Collective
     all_reduce: Collective
-    # Achieved on matrix products in fp32; prices operators that were not measured themselves.
+    # Achieved rate of matrix products in fp32; determines the cost of operators that were not measured.
     flops_per_s: Annotated[float, AtLeast(0, strictly=True)]
-    optimizer_s_per_byte: float  # time of an AdamW step per byte of fp32 parameters that this rank updates
+    optimizer_s_per_byte: float  # an AdamW step's time per byte of fp32 parameters that a rank updates
     # One step of a ring between hosts; None: one host, or not measured.
     between_hosts: Collective | None = None
-    # How much longer a step gets for each second of communication: 1.0 where nothing overlaps, less where
-    # computation hides it, more where the two hinder each other (CPU cores).
+    # How many seconds a second of communication adds to a step: 1.0 without overlap, less where computation
+    # hides it, more where the two slow each other down (on CPU cores).
     exposed_communication: Annotated[float, AtLeast(0)] = 1.0
     # Operator name -> seconds: forward + backward per sample; the part that does not grow with the batch;
     # forward alone per sample.
     gamma_s: Mapping[str, float] = field(default_factory=dict)
     gamma_fixed_s: Mapping[str, float] = field(default_factory=dict)
     recompute_s: Mapping[str, float] = field(default_factory=dict)
-    # Beside computation: what one step of a ring takes longer than alone, and how many seconds of computation a second
-    # of transfer (as long as it is alone; latency takes none) takes away.
+    # While computation runs: the additional time of one ring step, and the seconds by which computation is
+    # delayed per second of transfer (of its time without computation; latency delays nothing).
     communication_delay: Collective = Collective(0.0, 0.0)
     stolen_computation: Annotated[float, AtLeast(0)] = 0.0
     # The same as `flops_per_s` in other dtypes: "bfloat16", "float16", "tf32" (fp32 rounded in tensor cores).
-    # Those that are not here compute at the rate of fp32.
+    # Dtypes that are missing here have the rate of fp32.
     flops_per_s_by_dtype: Mapping[str, Annotated[float, AtLeast(0, strictly=True)]] = field(
         default_factory=dict
     )
     device_memory: DeviceMemory = DeviceMemory()
-    # What a forward that is computed again takes, over the first time; 1.0 where it was not measured.
+    # Time of a recomputed forward relative to the first one; 1.0 if it was not measured.
     recompute_slowdown: Annotated[float, AtLeast(0, strictly=True)] = 1.0
-    measured: Measured | None = None  # None: from public figures, or of an older profile
+    measured: Measured | None = None  # None: public figures, or an older profile
 
     def bare_step_s(self, batch_size: int) -> float:
-        """Seconds of a forward and a backward of the model that was profiled, alone on one rank; 0.0 where none was."""
+        """Seconds of a forward and backward of the profiled model on one rank, without communication; 0.0 if
+        none was profiled."""
         return sum(self.gamma_s.values()) * batch_size + sum(self.gamma_fixed_s.values())
 
     def dumps(self) -> str:
-        """The hardware as JSON text; `Hardware.loads` gives an equal one back."""
+        """The hardware as JSON text; `Hardware.loads` returns an equal object."""
         return json_files.dumps("hardware", self)
 
     @staticmethod
     def loads(text: str) -> Hardware:
-        """The hardware of `dumps`. Raises FormatError that names the field."""
+        """Parse the text of `dumps`. Raises FormatError that names the field."""
         return json_files.loads("hardware", Hardware, text, _problems)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the figures to `path` as JSON: whole or not at all."""
+        """Write the figures to `path` as JSON, atomically."""
         json_files.save_text(path, self.dumps())
 
     @staticmethod
     def load(name_or_path: str | os.PathLike[str]) -> Hardware:
-        """A known machine ("rtx-titan-8", "a100-8", "h100-8": `known_machines()`) or the file that `save`
-        wrote.
+        """Load a known machine ("rtx-titan-8", "a100-8", "h100-8": see `known_machines()`) or a file written
+        by `save`.
 
-        Raises FormatError that names the field, and InvalidProblemError for a name that is neither.
+        Raises FormatError that names the field, and InvalidProblemError if the name is neither.
         """
         name = os.fspath(name_or_path)
         if name in known_machines():
@@ -135,13 +136,13 @@ class Hardware:
 
 
 def known_machines() -> list[str]:
-    """The names that `Hardware.load` knows without a file."""
+    """The names of machines that `Hardware.load` accepts besides files."""
     folder = resources.files("osdp.hardware") / "machines"
     return sorted(file.name.removesuffix(".json") for file in folder.iterdir() if file.name.endswith(".json"))
 
 
 def _problems(hardware: Hardware) -> Iterator[tuple[str, str]]:
-    """What no type says; NaN is none of these numbers."""
+    """Violated ranges, which types do not express; NaN is outside of all of them."""
     for name in ("exposed_communication", "stolen_computation"):
         if not 0 <= getattr(hardware, name) <= 100:
             yield name, f"must be between 0 and 100, is {getattr(hardware, name)}"
@@ -167,7 +168,7 @@ def _problems(hardware: Hardware) -> Iterator[tuple[str, str]]:
 
 
 def check_hardware(hardware: Hardware) -> Hardware:
-    """`hardware` itself, if its figures mean something; else InvalidProblemError."""
+    """Return `hardware` if its figures are valid; else raise InvalidProblemError."""
     for field_, why in _problems(hardware):
         raise InvalidProblemError(f"hardware {hardware.name!r}: {field_} {why}")
     return hardware

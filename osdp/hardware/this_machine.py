@@ -1,4 +1,4 @@
-"""The machine under this process: what it is, and how fast it is at this moment."""
+"""Identifies the present machine and measures its current speed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from osdp.hardware.device_timer import timed
 from osdp.hardware.hardware import Hardware, Measured
 
 # Note [Two fixed jobs]
-# A matrix product that stays in a cache and a copy that does not: computation is some of both. `osdp.profile` times them
-# on all ranks at once, `osdp.report` again. They take a few milliseconds each, on memory that torch's allocator, and so
-# the measured peak of a CPU, knows nothing of.
+# A matrix product that fits in a cache and a copy that does not: training is a mixture of both.
+# `osdp.profile` times them on all ranks at once, and `osdp.report` times them again. Each takes a few
+# milliseconds. On a CPU their memory does not come from torch's allocator, so it does not count towards the
+# measured peak.
 _PRODUCT = {"cpu": 512, "cuda": 4096}  # rows and columns, by device
 _PRODUCT_ELSEWHERE = 1024
 _COPIED = 2**26  # bytes, as osdp.profiling.machine_speed.COLD
@@ -26,7 +27,7 @@ _REPEATS = 11
 
 
 def processor_of(device: torch.device) -> str:
-    """The model of what computes, such as "AMD EPYC 7763 64-Core Processor"."""
+    """Model of the processor or accelerator, such as "AMD EPYC 7763 64-Core Processor"."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     if device.type != "cpu":
@@ -43,7 +44,7 @@ def processor_of(device: torch.device) -> str:
 
 
 def measure_probe(device: torch.device) -> tuple[float, float]:
-    """Seconds of the two fixed jobs, in the median of a few: of the product, of the copy."""
+    """Median seconds of the two fixed jobs: (product, copy)."""
     size = _PRODUCT.get(device.type, _PRODUCT_ELSEWHERE)
     a, b, product = (_memory(size * size, device).view(size, size) for _ in range(3))
     source, copied = (_memory(_COPIED // 4, device) for _ in range(2))
@@ -57,7 +58,7 @@ def measure_probe(device: torch.device) -> tuple[float, float]:
 
 
 def measured_here(device: torch.device, product_s: float, copy_s: float) -> Measured:
-    """What a profile keeps of the machine that it was measured on."""
+    """The record of the present machine that a profile stores."""
     return Measured(
         processor=processor_of(device)[:200],
         cores=cores(),
@@ -69,7 +70,7 @@ def measured_here(device: torch.device, product_s: float, copy_s: float) -> Meas
 
 
 def differences(hardware: Hardware, device: torch.device, ranks: int) -> list[str]:
-    """How this run's machine is not the one that `hardware` says, one phrase each."""
+    """Differences between the present machine and the one in `hardware`, one phrase each."""
     pairs: list[tuple[str, object, object]] = [("device", hardware.device, device.type)]
     then = hardware.measured
     if then is not None:
@@ -83,7 +84,8 @@ def differences(hardware: Hardware, device: torch.device, ranks: int) -> list[st
 
 
 def warn_of_another_machine(hardware: Hardware | None, device: torch.device, ranks: int) -> None:
-    """MachineMismatchWarning where predictions are of another machine than this one; one process of a host says so."""
+    """Emit MachineMismatchWarning if the predictions were made for another machine; one process per host
+    warns."""
     if hardware is None or os.environ.get("LOCAL_RANK", "0") != "0":
         return
     if found := differences(hardware, device, ranks):
@@ -97,12 +99,12 @@ def warn_of_another_machine(hardware: Hardware | None, device: torch.device, ran
 
 
 def cores() -> int:
-    """Processors that this process may run on."""
+    """The number of processors that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _memory(elements: int, device: torch.device) -> torch.Tensor:
-    """Numbers that were written once, so that their pages are there."""
+    """Initialized memory, so that its pages are mapped."""
     if device.type != "cpu":
         return torch.ones(elements, device=device)
     return torch.frombuffer(bytearray(4 * elements), dtype=torch.float32).fill_(1.0)

@@ -1,1 +1,1 @@
-"""From a description and a machine to a plan: search, solve, verify, frontier, simulate."""
+"""Makes plans from a description and a machine: search, solve, verify, frontier, simulate."""

@@ -1,4 +1,4 @@
-"""The arguments of search and solve: checked, and "auto" made plain."""
+"""Checks the arguments of search and solve, and resolves "auto"."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from osdp.plan.validation import check_description
 if TYPE_CHECKING:
     from torch import nn
 
-DEFAULT_HARDWARE = "a100-8"  # what `search` assumes when nothing is known of the machine
+DEFAULT_HARDWARE = "a100-8"  # assumed by `search` if no hardware is given
 
 
 def batches_of(batch_size: int | str, global_batch_size: int | None, ranks: int) -> list[tuple[int, int]]:
-    """(size per rank, micro-batches per step) to try; empty: every size."""
+    """Pairs (batch size per rank, micro-batches per step) to try; empty: every size."""
     if isinstance(batch_size, str):
         if batch_size != "auto":
             raise InvalidProblemError(
@@ -59,7 +59,7 @@ def machine_of(hardware: Hardware | str | os.PathLike[str] | None) -> Hardware:
         return check_hardware(hardware)
     if hardware is not None:
         return Hardware.load(hardware)
-    # Nobody has said that it is one: its speeds are as good as any, but the limit may be for tensors on a CPU.
+    # The machine is unknown: any speeds will do, but the memory limit may be meant for tensors on a CPU.
     return dataclasses.replace(Hardware.load(DEFAULT_HARDWARE), device_memory=DeviceMemory())
 
 
@@ -81,7 +81,7 @@ def description_of(
 
 
 def check_sampled(description: ModelDescription) -> ModelDescription:
-    """`description` itself, unless it was made without a sample."""
+    """Return `description`; raise InvalidProblemError if it was made without a sample."""
     if description.sample_batch < 1:
         raise InvalidProblemError(
             f"{description.name} was described without a sample, so nothing is known of its activations and every batch "
@@ -91,7 +91,8 @@ def check_sampled(description: ModelDescription) -> ModelDescription:
 
 
 def check_batch_matters(description: ModelDescription, batch_size: int | str) -> None:
-    """Raise InvalidProblemError where the best batch size is asked for, and a larger one takes no more memory."""
+    """Raise InvalidProblemError if the best batch size is requested, but larger batches take no more
+    memory."""
     grows = (
         description.input_bytes_per_sample,
         description.output_bytes_per_sample,
@@ -119,8 +120,8 @@ def ranks_of(world_size: int | None, hardware: Hardware) -> int:
 
 
 def check_measured_ranks(hardware: Hardware, ranks: int) -> None:
-    """Raise InvalidProblemError where collectives would cost nothing because one rank has none; warn where what fewer ranks
-    were measured at is carried on to more.
+    """Raise InvalidProblemError if collectives would cost nothing because the hardware was measured on one
+    rank; warn if figures measured on fewer ranks are extrapolated.
     """
     if hardware.world_size >= ranks:
         return

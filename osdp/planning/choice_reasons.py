@@ -1,4 +1,4 @@
-"""What a found plan costs, operator by operator, and why each choice was made, in words for a person."""
+"""The predicted costs of a plan by operator, and a readable reason for each choice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Candidate = _search.Candidate
 
 @dataclass(frozen=True)
 class Treated:
-    """An operator with parameters: what it might have been, and what it is."""
+    """An operator with parameters: its candidates and the chosen one."""
 
     candidates: Sequence[Candidate]
     chosen: Candidate
@@ -36,8 +36,8 @@ def predict(
     recompute: Mapping[str, str],
     price_ps_per_byte: float,
 ) -> Prediction:
-    """The prediction of `answer`. `treated`: by operator, None without parameters; `played`: its step, played (None:
-    times are the objective's, one after the other).
+    """The prediction for `answer`. `treated`: by operator, None for those without parameters; `played`: its
+    simulated step (None: the times are the objective's, without overlap).
     """
     description, hardware = problem.description, problem.hardware
     batch, times = answer.plan.batch.size, answer.plan.batch.accumulation
@@ -93,7 +93,7 @@ def reason_for(
     times: int = 1,
     price_ps_per_byte: float = 0.0,
 ) -> str:
-    """One line that says why it is treated so and not in the most obvious other way.
+    """One line: why this candidate was chosen instead of the most obvious alternative.
 
     >>> reason_for(...)
     'kept whole: sharding it would save 1.20 MiB and cost 0.80 ms a step'
@@ -108,7 +108,7 @@ def reason_for(
         return c.state_bytes + c.gathered_bytes
 
     def versus(other: Candidate) -> tuple[str, float]:
-        """What `chosen` saves in memory and costs in milliseconds against `other`."""
+        """Memory that `chosen` saves and milliseconds that it costs compared to `other`."""
         saves = resident(other) - resident(chosen)
         return format_bytes(abs(saves)), (step_ps(chosen) - step_ps(other)) * 1e-9
 
@@ -124,9 +124,7 @@ def reason_for(
         other = min(smaller, key=lambda c: (step_ps(c), resident(c)))
         saves, costs = versus(other)
         verb = "sharding it" if other.choice.granularity == 1 else "sharding a slice of it"
-        if (
-            costs > 0
-        ):  # also faster, but for the room to gather it in, which the whole plan would have to keep
+        if costs > 0:  # also faster, but its transient would increase the reserve of the whole plan
             buffer = format_bytes(other.transient_bytes)
             return (
                 f"kept whole: {verb} would save {saves} and {_ms(costs)} a step, but buffers of {buffer} "

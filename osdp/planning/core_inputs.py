@@ -16,11 +16,11 @@ from osdp.plan.unit_grouping import BUCKET_BYTES, places_of
 from osdp.plan.whole_operators import whole_operators
 from osdp.planning.device_memory import Term, memory_terms
 
-# State that the optimizer keeps, in units of the parameters' bytes.
+# Optimizer state, in units of the parameters' bytes.
 OPTIMIZER_STATE = {"adamw": 2, "adam": 2, "sgd": 0, "sgd-momentum": 1, "rmsprop": 1, "adagrad": 1}
 
-# Each further slice of a split operator is three more matrix products in a step (forward, gradient of the
-# input, gradient of the weight), and launching one takes about this long on CPUs and GPUs alike.
+# Each additional slice of a split operator adds three matrix products to a step (forward, gradient of the
+# input, gradient of the weight); launching one takes about 5 us on both CPUs and GPUs.
 SLICE_OVERHEAD_S = 3 * 5e-6
 
 
@@ -32,10 +32,10 @@ def make_model(
     beside_tensors: int = 0,
     cost_version: int = COST_VERSION,
 ) -> _search.Model:
-    """The description with this machine's computing times. Raises InvalidProblemError naming the operator.
+    """The description with the machine's computation times. Raises InvalidProblemError naming the operator.
 
-    `whole`: patterns of what is NO_SHARD for sure (`whole_operators`). `beside_tensors`: bytes that the device holds all the
-    time (`beside_tensors`, in all).
+    `whole`: patterns of modules and parameters that are always NO_SHARD (`whole_operators`).
+    `beside_tensors`: total bytes that the device holds besides tensors (see `beside_tensors`).
     """
     block_index = {b.name: i for i, b in enumerate(description.blocks)}
     named = whole_operators(description, whole)
@@ -58,7 +58,7 @@ def beside_tensors(
     optimizer: str,
     separate_reductions: bool,
 ) -> tuple[Term, ...]:
-    """What a rank's device holds in every phase and no tensor has: `osdp.planning.device_memory`."""
+    """Memory that a rank's device holds besides tensors in every phase: `osdp.planning.device_memory`."""
     state = OPTIMIZER_STATE.get(optimizer, 0)
     return memory_terms(
         description,
@@ -80,11 +80,11 @@ def make_request(
     precision: str,
     cost: str,
 ) -> _search.Request:
-    """What to search for, without a limit and batches."""
+    """The search request, without limit and batches."""
     if optimizer not in OPTIMIZER_STATE:
         raise InvalidProblemError(f"optimizer is {optimizer!r}; known are {', '.join(OPTIMIZER_STATE)}")
     hosts, version = searched.hosts, searched.cost_version
-    # Where the links between hosts were not measured, all links are taken to be alike.
+    # If links between hosts were not measured, all links are assumed to be alike.
     between = hardware.between_hosts or Collective(0.0, 0.0)
     if hosts > 1 and hardware.between_hosts is None:
         between = hardware.all_reduce
@@ -124,7 +124,7 @@ def make_manner(
     precision: str,
     separate_reductions: bool,
 ) -> _search.Manner:
-    """How the runtime will carry plans out."""
+    """How the runtime will execute plans."""
     enqueue = hardware.device != "cpu"  # its lanes are streams
     sizes = {o.name: gathered_bytes(o, precision) for o in description.operators}
     return _search.Manner(
@@ -143,7 +143,8 @@ def _core(c: Collective) -> _search.Collective:
 
 
 def _buffers(prefetch: int, device: str, cost_version: int) -> int:
-    """Full tensors that room is reserved for: Note [Reserve] in csrc/search/problem/request.hpp."""
+    """Number of full tensors for which memory is reserved: Note [Reserve] in
+    csrc/search/problem/request.hpp."""
     if cost_version < 3:
         return 2 + prefetch
     return 1 + prefetch + (device != "cpu" and cost_version > 3)
@@ -152,8 +153,8 @@ def _buffers(prefetch: int, device: str, cost_version: int) -> int:
 def least_transient(
     description: ModelDescription, precision: str = "fp32", cost_version: int = COST_VERSION
 ) -> int:
-    """Bytes of the largest unit that a plan has whatever it chooses, for which room is reserved: untraced operators
-    that share their gathering modules.
+    """Bytes of the largest unit that every plan has, whatever its choices, for which memory is reserved:
+    untraced operators with the same gathering modules.
     """
     together: dict[object, int] = {}
     if cost_version == 1:
@@ -166,8 +167,8 @@ def least_transient(
 
 
 def computing_dtypes(description: ModelDescription, precision: str) -> dict[str, str]:
-    """Operator -> the dtype that its matrix products are in: the precision's, else its own parameters'; an operator
-    without parameters has that of most of the model's. "tf32" where fp32 is multiplied so.
+    """Operator -> dtype of its matrix products: the precision's, else that of its parameters; for an operator
+    without parameters the model's most frequent one. "tf32" where fp32 products use it.
     """
     given = PRECISIONS[precision][0]
     if given is not None:
@@ -185,7 +186,7 @@ def computing_dtypes(description: ModelDescription, precision: str) -> dict[str,
 
 
 def flops_rate(hardware: Hardware, dtype: str) -> float:
-    """Operations per second of matrix products in `dtype`; those of fp32 where nothing else is known."""
+    """Operations per second of matrix products in `dtype`; those of fp32 if its rate is unknown."""
     rate = hardware.flops_per_s_by_dtype.get(dtype, hardware.flops_per_s)
     if not rate > 0:
         raise InvalidProblemError(f"hardware {hardware.name!r}: flops_per_s is {rate}")
@@ -193,7 +194,8 @@ def flops_rate(hardware: Hardware, dtype: str) -> float:
 
 
 def compute_s(operator: Operator, hardware: Hardware, dtype: str = "float32") -> tuple[float, float, float]:
-    """Seconds: forward and backward per sample, their part that does not grow with the batch, forward per sample.
+    """Seconds of forward and backward per sample, their part independent of the batch size, and the forward's
+    per sample.
 
     Measured where the hardware has a figure for this operator; else from its flops at the rate of `dtype` (backward
     counts twice forward).
@@ -214,7 +216,7 @@ def itemsize(dtype: str) -> int:
 
 
 def itemsizes(p: Parameter, precision: str) -> tuple[int, int]:
-    """Bytes of one element of a parameter as it is gathered and computed with, and of its gradient as it is averaged."""
+    """Bytes per element of a parameter when gathered, and of its gradient when averaged."""
     compute, reduce = PRECISIONS[precision]
     if compute is None or reduce is None or "float" not in p.dtype:
         return itemsize(p.dtype), itemsize(p.dtype)
@@ -222,7 +224,8 @@ def itemsizes(p: Parameter, precision: str) -> tuple[int, int]:
 
 
 def gathered_bytes(o: Operator, precision: str) -> int:
-    """What gathering the whole operator takes, for its parameters or their gradients on their way."""
+    """Bytes of the whole operator when gathered: of its parameters or of their gradients being reduced,
+    whichever is more."""
     sizes = [(p.elements, *itemsizes(p, precision), p.trainable) for p in o.parameters]
     return max(sum(n * compute for n, compute, _, _ in sizes), sum(n * r for n, _, r, t in sizes if t))
 
@@ -264,8 +267,8 @@ def _operator(
 
 
 def gathering_calls(description: ModelDescription) -> dict[str, tuple[list[tuple[int, int]], int]]:
-    """By operator: the first and the last operator of each call that gathers it, and how often each of these modules is
-    called in one forward.
+    """By operator: the first and last operator of each call that gathers it, and the number of calls of each
+    of these modules in one forward.
     """
     spans = _spans(description)
     return {
@@ -278,7 +281,7 @@ def gathering_calls(description: ModelDescription) -> dict[str, tuple[list[tuple
 
 
 def _spans(description: ModelDescription) -> dict[str, tuple[int, int]]:
-    """By module: the first and the last operator, in execution order, that run in its call."""
+    """By module: the first and last operator, in execution order, of its call."""
     spans: dict[str, tuple[int, int]] = {}
     for i, o in enumerate(description.operators):
         name = o.name
@@ -292,7 +295,7 @@ def _spans(description: ModelDescription) -> dict[str, tuple[int, int]]:
 
 
 def signature(o: Operator) -> object:
-    """What makes two operators alike, wherever they stand."""
+    """Equal for operators that are alike apart from their position."""
     parameters = tuple((p.shape, p.dtype, p.trainable) for p in o.parameters)
     return (
         o.kind,

@@ -1,4 +1,4 @@
-"""What a device's memory holds beside tensors, term by term; it counts against a plan's limit."""
+"""Memory that a device holds besides tensors, by term; it counts against a plan's limit."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from osdp.description.model_description import ModelDescription
 from osdp.hardware.hardware import Hardware
 
 # Note [Memory that no tensor has]
-# On an accelerator a limit is about the device, and a device holds more than tensors: the driver's context, buffers of
-# communicators, workspaces of matrix products, and what the caching allocator rounds up and keeps. None of these
-# depends on how operators are sharded, so their sum is held in every phase of every plan, like buffers: search,
-# certificate and prediction count it in one place, and nothing is added to a peak afterwards.
+# On an accelerator the limit applies to the device, which holds more than tensors: the driver's context,
+# buffers of communicators, workspaces of matrix products, and memory that the caching allocator rounds up or
+# caches. None of these depends on how operators are sharded, so their sum is counted in every phase of every
+# plan, like buffers: search, certificate and prediction count it in one place, and nothing is added to a peak
+# afterwards.
 
-# The caller's thread and autograd's own one for the device have a handle, and a workspace, each.
+# The caller's thread and autograd's thread for the device each have a handle and a workspace.
 _COMPUTING_THREADS = 2
-# A fused optimizer's count of its steps, beside its state of the parameters' size.
+# A fused optimizer's step count, besides its states of the parameters' size.
 _SMALL_STATES = 1
 
 
 @dataclass(frozen=True)
 class Term:
-    """A part of the memory beside tensors. `why`: in words, where the bytes come from."""
+    """A part of the memory besides tensors. `why`: a readable origin of the bytes."""
 
     name: str
     bytes: int
@@ -30,7 +31,7 @@ class Term:
 
 
 def total(terms: Iterable[Term]) -> int:
-    """Their bytes."""
+    """The sum of the terms' bytes."""
     return sum(term.bytes for term in terms)
 
 
@@ -43,7 +44,8 @@ def memory_terms(
     state: int = 2,
     separate_reductions: bool = False,
 ) -> tuple[Term, ...]:
-    """The terms of one rank that are not 0; none on a CPU. `state`: tensors of optimizer state of a parameter."""
+    """The nonzero terms of one rank; none on a CPU. `state`: number of optimizer state tensors per
+    parameter."""
     m = hardware.device_memory
     levels = 1 if hosts == 1 else 3  # all ranks; inside and between hosts
     apart = 0 if not separate_reductions else 1 if hosts == 1 else 2  # all ranks; inside hosts

@@ -1,4 +1,5 @@
-"""frontier: throughput against the memory limit, from the least that works to where more gains nothing."""
+"""frontier: throughput against the memory limit, from the smallest feasible limit to the one where more
+memory no longer helps."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ if TYPE_CHECKING:
 def frontier(plan: Plan, points: int = 32, limits: Sequence[int | float | str] | None = None) -> Frontier:
     """The frontier of the model, machine and search space of `plan`.
 
-    `limits`: the memory limits to search, in bytes (limits under which no plan fits are left out). By default
-    `points` of them, evenly in the logarithm, from the smallest limit under which a plan exists to the
-    smallest under which the throughput is the best that any limit gives (at most 8 times the plan's own limit
-    and what all devices of this kind hold). Each point is a whole search: its plan is `osdp.search(...,
-    memory=limit)`, or that of a smaller limit where its simulated step is faster.
+    `limits`: the memory limits to search, in bytes; limits under which no plan fits are omitted. By default
+    there are `points` limits, spaced evenly on a logarithmic scale, from the smallest limit under which a
+    plan exists to the smallest one that gives the highest throughput of all limits (at most 8 times the
+    plan's own limit, and at most the device's memory). Each point is a complete search: its plan is
+    `osdp.search(..., memory=limit)`, or that of a smaller limit if its simulated step is faster.
 
     Raises PlanMismatchError for a plan that was not searched.
 

@@ -1,4 +1,4 @@
-"""What a model saves for backward when it computes in a lower precision than its parameters are kept in."""
+"""Activations that a model saves when it computes in a lower precision than its parameters have."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ def with_low_activations(
     sample: tuple[Any, ...] | Mapping[str, Any],
     precision: str,
 ) -> ModelDescription:
-    """`description`, of `model` and `sample`, with the activations that it saves under `precision`.
+    """`description`, made from `model` and `sample`, with the activations that are saved under `precision`.
 
-    They are those of a copy of the model whose parameters have the lower dtype, without data. Where such a copy cannot
-    be made or run (a forward that depends on values), the description stays as it is: an upper bound.
+    They are determined on a copy of the model whose parameters have the lower dtype and no data. If such a
+    copy cannot be made or run (the forward depends on values), the description is returned unchanged, which
+    is an upper bound.
     """
     policy = named_precision(precision)
     if policy is None:
@@ -67,7 +68,8 @@ def _described(model: nn.Module, sample: Any) -> ModelDescription:
 
 
 def _low_copy(model: nn.Module, dtypes: Mapping[str, tuple[torch.dtype | None, Any]]) -> nn.Module:
-    """A copy whose parameters hold no data. Buffers, which a forward may look at, are copied."""
+    """A copy whose parameters have no data. Buffers are copied, since the forward may depend on their
+    values."""
     replaced: dict[int, Any] = {}
     for name, parameter in model.named_parameters():
         dtype = dtypes.get(name, (None, None))[0] or parameter.dtype

@@ -1,4 +1,5 @@
-"""What a search is asked for, with words for what cannot be: the fastest plan, the least memory, the largest batch."""
+"""The objectives of a search (the fastest plan, the least memory, the largest batch) and their errors for
+infeasible problems."""
 
 from __future__ import annotations
 
@@ -33,9 +34,10 @@ def best_plan(problem: SearchProblem, limit: int, limit_is_of_sum: bool = False)
 
 
 def gap_in_words(gap: float) -> str:
-    """`gap`: how far the best plan so far is above the bound, as a share of its time; 1: there is none.
+    """`gap`: difference of the best plan so far and the bound, as a fraction of the plan's time; 1: no plan
+    yet.
 
-    A search has several passes, one for each weight of communication, and each begins with a gap of its own.
+    A search has several passes, one for each weight of communication, each with its own gap.
     """
     return (
         "no plan yet in this pass"
@@ -53,7 +55,7 @@ def _nothing_fits(problem: SearchProblem, limit: int, least: int) -> InfeasibleE
             + (", or use method='exact'" if method != "exact" else "")
             + (" or 'dfs-smallest-first'" if method == "dfs" else "")
         )
-    # Any plan will do for a message.
+    # Any plan is good enough for the message.
     s = problem.searched
     one = s.batch_size if s.batch_size is not None or s.global_batch_size is not None else 1
     exact = problem.changed(method="exact")

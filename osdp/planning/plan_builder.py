@@ -1,4 +1,4 @@
-"""From the core's answer to a Plan, with its prediction and certificate."""
+"""Converts the answer of csrc/search to a Plan with its prediction and certificate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PRICE_DENOMINATOR = 2**30  # of a certificate's prices, in ps per byte
 
 
 def plan_of(problem: SearchProblem, answer: _search.Answer) -> Plan:
-    """The plan that `answer` says."""
+    """The plan in `answer`."""
     description, searched = problem.description, problem.searched
     names = [o.name for o in description.operators]
     way_of_block = {b.name: way for b, way in zip(description.blocks, answer.plan.blocks, strict=True)}
@@ -66,8 +66,8 @@ def plan_of(problem: SearchProblem, answer: _search.Answer) -> Plan:
 def treatments(
     problem: SearchProblem, plan: _search.Plan, way_of_block: Mapping[str, str]
 ) -> list[Treated | None]:
-    """By operator, None without parameters: what it might have been, and what it is. Figures are with what the
-    hardware says of communication.
+    """The candidates and the chosen one of each operator; None for those without parameters. Costs are those
+    of the hardware's communication.
     """
     planner = problem.planner
     request = planner.request()
@@ -94,7 +94,7 @@ def _certificate(problem: SearchProblem, answer: _search.Answer) -> Certificate:
     alternatives: list[list[tuple[int, int]]] = [
         [],
         rounded,
-    ]  # where memory is no limit, no price proves more
+    ]  # where memory does not bind, no multiplier proves more
     bounds = _search.plan_lower_bounds(
         problem.planner.model, request, answer.plan, alternatives, PRICE_DENOMINATOR
     )

@@ -133,7 +133,7 @@ def search(
 
         assert sample is not None
         description = with_low_activations(description, model_or_desc, sample, precision)
-    whole_operators(description, patterns_of(whole))  # names that the model does not have are refused first
+    whole_operators(description, patterns_of(whole))  # raises for names that the model does not have
     ranks = ranks_of(world_size, machine)
     check_measured_ranks(machine, ranks)
     if memory is None and machine.memory_bytes is None:
@@ -146,7 +146,7 @@ def search(
     if not isinstance(separate_reductions, bool):
         raise InvalidProblemError(f"separate_reductions is {separate_reductions!r}; it is True or False")
     space = choose_space(modes, granularity, checkpoint, cost, hosts)
-    batches_of(batch_size, global_batch_size, ranks)  # refuses what cannot be
+    batches_of(batch_size, global_batch_size, ranks)  # raises for impossible sizes
     problem = SearchProblem(
         description,
         machine,

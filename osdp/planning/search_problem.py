@@ -1,4 +1,4 @@
-"""SearchProblem: what `search`, `verify`, `simulate`, `frontier` and a plan's file share."""
+"""SearchProblem: the problem shared by `search`, `verify`, `simulate`, `frontier` and a plan's file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from osdp.planning.device_memory import total
 
 @dataclasses.dataclass(frozen=True)
 class SearchProblem:
-    """A search but for its memory limit.
+    """A search problem without its memory limit.
 
     >>> problem = SearchProblem.of(plan)
     >>> problem.planner.search(problem.wish(2**30)).throughput(problem.ranks)
@@ -35,7 +35,8 @@ class SearchProblem:
 
     @classmethod
     def of(cls, plan: Plan) -> SearchProblem:
-        """What the plan was searched for. Raises PlanMismatchError where it does not say."""
+        """The problem for which the plan was searched. Raises PlanMismatchError if the plan does not record
+        it."""
         if plan.searched is None or plan.hardware is None or plan.world_size is None:
             raise PlanMismatchError("the plan was not made by osdp.search: there is no search to repeat")
         return cls(
@@ -51,7 +52,7 @@ class SearchProblem:
 
     @cached_property
     def planner(self) -> _search.Planner:
-        """The same in C++."""
+        """The C++ planner of this problem."""
         hosts, searched = self.searched.hosts, self.searched
         beside = beside_tensors(
             self.description, self.hardware, self.ranks, hosts, self.optimizer, self.separate_reductions
@@ -83,7 +84,8 @@ class SearchProblem:
         return _search.Planner(model, request, manner)
 
     def wish(self, limit: int, *, limit_is_of_sum: bool = False) -> _search.Wish:
-        """What is asked of `planner` under `limit` bytes: of what a step can hold, or of a certificate's sum."""
+        """The input of `planner.search` under `limit` bytes: a limit on a step's largest peak, or on the sum
+        in a certificate."""
         s = self.searched
         batches = batches_of(
             "auto" if s.batch_size is None else s.batch_size, s.global_batch_size, self.ranks
@@ -99,5 +101,5 @@ class SearchProblem:
         )
 
     def changed(self, **changes: object) -> SearchProblem:
-        """The same with other fields of `searched`."""
+        """This problem with other fields of `searched`."""
         return dataclasses.replace(self, searched=dataclasses.replace(self.searched, **changes))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What a search may choose from: modes, numbers of slices, ways to treat blocks."""
+"""The search space: modes, numbers of slices, recomputations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GRANULARITIES = (2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class Space:
-    """What the search may choose from."""
+    """The search space."""
 
     modes: tuple[str, ...]
     granularities: tuple[int, ...]
@@ -28,7 +28,7 @@ def choose_space(
     cost: str,
     hosts: int = 1,
 ) -> Space:
-    """The arguments of `search` in full. Raises InvalidProblemError naming the argument."""
+    """The search space given by the arguments of `search`. Raises InvalidProblemError naming the argument."""
     chosen: tuple[str, ...]
     if modes == "auto":
         chosen = ("NO_SHARD", "FULL_SHARD")

@@ -1,4 +1,4 @@
-"""simulate: one training step of a plan, played event by event by csrc/search/simulate."""
+"""simulate: one training step of a plan, simulated event by event by csrc/search/simulate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PS = 1e-12
 def simulate(
     plan: Plan, hardware: Hardware | str | os.PathLike[str] | None = None, world_size: int | None = None
 ) -> Timeline:
-    """The time line of one step: `Plan.simulate`."""
+    """The timeline of one step: see `Plan.simulate`."""
     problem, units = _problem(plan, hardware, world_size)
     try:
         timeline = problem.planner.timeline(core_plan(plan), units)

@@ -1,4 +1,4 @@
-"""solve: the bare problem behind the search, one option per operator under one memory limit."""
+"""solve: the search's underlying knapsack problem: one option per operator under one memory limit."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ SOLVE_STATE = "256MiB"
 class Solution:
     """The best choice of one option per operator. Times and memories are in the units of the options.
 
-    `lower_bound` is what the search proved: `time` where `optimal`, else `time - lower_bound` is the
-    largest possible gap. `multiplier` (numerator, denominator) is the price of memory, time per unit of memory: with
-    it anybody can check the Lagrangian bound `sum(min(t + price * m)) - price * limit`, which is mostly a little
-    below `lower_bound`; `check_solution` checks the rest too. `seconds` and `nodes` say how the search went.
+    `lower_bound` is the bound that the search proved: it equals `time` if `optimal`, else `time -
+    lower_bound` is the largest possible gap. `multiplier` (numerator, denominator) is the price of memory in
+    time per unit of memory; it gives the Lagrangian bound `sum(min(t + price * m)) - price * limit`, which is
+    usually slightly below `lower_bound`. `check_solution` checks both. `seconds` and `nodes` are the search's
+    time and number of nodes.
     """
 
     choices: tuple[int, ...]
@@ -51,14 +52,15 @@ def solve(
 ) -> Solution:
     """Choose one (time, memory) per operator: least total time with total memory <= limit.
 
-    options[i] are operator i's options, integers >= 0 (picoseconds and bytes, say); or all of them are one
-    int64 array of shape (operators, options, 2), a NumPy array for example, which is read where it lies.
-    `method="exact"` proves its answer, also among equal and tied options; `method="dfs"` is the paper's
-    depth-first search with its two prunings, exponential in the number of operators; "dfs-smallest-first" tries
-    each operator's options by rising memory, so that it finds a plan at once where there is one. After `time_limit`
-    seconds (10 where it is None; float("inf"): none), after Ctrl-C, where the exact search's lists of partial plans
-    would take more than `state` (bytes or a string), or once the best plan is proven to be within the fraction `gap`
-    of the optimum, the answer is the best so far (`optimal` False; `time - lower_bound` is how far off it may be).
+    options[i] are operator i's options, integers >= 0 (for example picoseconds and bytes); or `options` is
+    one int64 array of shape (operators, options, 2), for example from NumPy, which is read without a copy.
+    `method="exact"` proves its answer, also with equal and tied options; `method="dfs"` is the paper's
+    depth-first search with its two prunings, exponential in the number of operators; "dfs-smallest-first"
+    tries each operator's options by ascending memory, so that it finds a plan immediately if there is one.
+    After `time_limit` seconds (10 where it is None; float("inf"): none), after Ctrl-C, where the exact
+    search's lists of partial plans would take more than `state` (bytes or a string), or once the best plan is
+    proven to be within the fraction `gap` of the optimum, the best solution so far is returned (`optimal` is
+    False; its gap is at most `time - lower_bound`).
 
     Raises InfeasibleError (with `smallest_limit`) if nothing fits, InvalidProblemError for invalid numbers.
 
@@ -109,13 +111,14 @@ def solve(
 def check_solution(
     options: Sequence[Sequence[tuple[int, int]]] | Buffer, limit: int, solution: Solution
 ) -> str:
-    """Check a solution with code that shares nothing with the search. Empty if it holds, else what is false.
+    """Check a solution with code that is independent of the search. Returns "" if it is correct, else what is
+    false.
 
-    Checked: the choices exist, cost what the solution says and fit the limit; no choices are faster than
-    `lower_bound`; `optimal` says that this is the time; no other multiplier proves more than this one. What the
-    multiplier leaves open of `lower_bound` is checked by listing partial sums
-    (csrc/search/certificate/lower_bound_check.hpp); where these are more than 20 million, the answer says that the bound
-    could not be shown.
+    It checks that the choices exist, have the stated cost and fit the limit; that no choices are faster than
+    `lower_bound`; that `optimal` means that this bound is the time; and that no other multiplier proves more.
+    The part of `lower_bound` that the multiplier does not prove is checked by enumerating partial sums
+    (csrc/search/certificate/lower_bound_check.hpp); if there are more than 20 million of them, the result
+    says that the bound could not be shown.
     """
     if solution.optimal != (solution.lower_bound == solution.time):
         return f"optimal is {solution.optimal}, but the time is {solution.time} and the lower bound {solution.lower_bound}"
@@ -137,7 +140,7 @@ def check_solution(
 
 
 def _as_array(options: object) -> memoryview | None:
-    """The memory of an array; None for anything else."""
+    """The memory of an array; None for other objects."""
     if isinstance(options, (list, tuple)):
         return None
     try:

@@ -1,4 +1,4 @@
-"""verify: what a plan says, checked from the plan alone."""
+"""verify: checks a plan's claims from the plan alone."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def verify(plan: Plan, *, search: bool = False) -> str:
             return f"{where}: {why}"
         for why in _disagreements(plan, c, s):
             return why
-        choose_space(s.modes, s.granularity or 1, s.checkpoint, plan.cost, s.hosts)  # refuses what is none
+        choose_space(s.modes, s.granularity or 1, s.checkpoint, plan.cost, s.hosts)  # may raise
         wrong = [_check_costs(plan, c, s, version) for version in s.costs()]
         if all(wrong):
             return wrong[-1]
@@ -67,20 +67,20 @@ def verify(plan: Plan, *, search: bool = False) -> str:
 
 
 def _check_costs(plan: Plan, c: Certificate, s: Searched, cost_version: int) -> str:
-    """What of the plan is false of the costs of that version."""
+    """The first claim of the plan that is false under the costs of that version, or ""."""
     problem = SearchProblem.of(plan).changed(cost_version=cost_version)
     if wrong := _check_certificate(plan, c, problem):
         return wrong
     made = plan_of(problem, _answer(problem, plan, c))
     but = _PLAYED if cost_version < COST_VERSION else ()
     if plan.predicted is not None and plan.predicted.peak_memory_bytes == c.memory_bytes:
-        but += ("predicted.peak_memory_bytes",)  # an older prediction: the sum itself
+        but += ("predicted.peak_memory_bytes",)  # older predictions contain the sum itself
     said = replace(plan, searched=replace(s, cost_version=cost_version))
     return next(_differences("", said, made, but), "")
 
 
 def _disagreements(plan: Plan, c: Certificate, s: Searched) -> Iterator[str]:
-    """Where what the plan says twice differs."""
+    """Differences between facts that the plan states twice."""
     assert plan.world_size is not None
     if plan.prefetch != s.prefetch:
         yield f"prefetch is {plan.prefetch}, but the search was told {s.prefetch}"
@@ -119,7 +119,7 @@ def _check_certificate(plan: Plan, c: Certificate, problem: SearchProblem) -> st
 
 
 def _answer(problem: SearchProblem, plan: Plan, c: Certificate) -> _search.Answer:
-    """The plan's decisions as the search would have found them."""
+    """The plan's decisions as an answer of the search."""
     assert plan.searched is not None
     core = core_plan(plan)
     return _search.Answer(
@@ -137,9 +137,9 @@ def _answer(problem: SearchProblem, plan: Plan, c: Certificate) -> _search.Answe
     )
 
 
-# Words for a person, and what `_check_certificate` has checked.
+# Readable text, and fields that `_check_certificate` has checked.
 _NOT_COMPARED = ("reason", "certificate")
-# As the simulator of the plan's time played it.
+# Results of the simulator, which depend on its version.
 _PLAYED = tuple(
     f"predicted.{what}"
     for what in ("step_time_s", "throughput", "communication_s", "compute_s", "optimizer_s")
@@ -147,7 +147,8 @@ _PLAYED = tuple(
 
 
 def _differences(path: str, said: Any, made: Any, but: Collection[str] = ()) -> Iterator[str]:
-    """Where what a plan says is not what its decisions make; `but` for these fields."""
+    """Fields whose value in the plan (`said`) differs from the recomputed one (`made`), except the fields in
+    `but`."""
     if path in but:
         return
     if is_dataclass(said) and type(said) is type(made):
@@ -172,7 +173,7 @@ def _search_again(plan: Plan, c: Certificate) -> str:
             c.limit_bytes,
             limit_is_of_sum=True,
             hardware=replace(hardware, exposed_communication=s.exposed),
-            objective="throughput",  # under the limit that objective="memory" found
+            objective="throughput",  # with the limit that objective="memory" found
             at_least=None,
             batch_size=plan.batch_size if s.objective == "batch" else s.batch_size,
             replay=0.0,

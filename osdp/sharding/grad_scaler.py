@@ -1,4 +1,4 @@
-"""ShardedGradScaler: gradient scaling, for fp16, that skips a step on all ranks or on none."""
+"""ShardedGradScaler: gradient scaling for fp16 in which all ranks skip a step, or none does."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler as Torc
 
 
 class ShardedGradScaler(TorchScaler):
-    """torch's GradScaler for gradients that lie in shards: an infinity that only one rank holds counts on all.
+    """torch's GradScaler for sharded gradients: an infinity in one rank's shard makes all ranks skip the
+    step.
 
-    It is torch.distributed.fsdp's, with the two things put right that let ranks drift apart there: fused optimizers,
-    which find infinities by themselves, ask all ranks too; and ranks agree by the maximum, since kernels take only 1.0
-    for an infinity, not the number of ranks that found one. Costs one all-reduce of one number per optimizer and step,
-    on the caller's process group.
+    It extends torch.distributed.fsdp's ShardedGradScaler, in which ranks can diverge, in two respects:
+    infinities that fused optimizers detect by themselves are exchanged between ranks too; and ranks agree on
+    the maximum, since kernels recognize only 1.0 as an infinity, not the number of ranks that found one. It
+    costs one all-reduce of one number per optimizer and step, on the caller's process group.
 
-    `device`: where the gradients are (None: CUDA where there is one, else the CPU). `process_group`: the one that the
-    model is sharded over (None: all ranks).
+    `device`: the gradients' device (None: CUDA if available, else the CPU). `process_group`: the group over
+    which the model is sharded (None: all ranks).
 
     >>> scaler = osdp.ShardedGradScaler()
     >>> scaler.scale(loss).backward()
@@ -47,7 +48,7 @@ class ShardedGradScaler(TorchScaler):
         )
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        super().unscale_(optimizer)  # adds up what the ranks found
+        super().unscale_(optimizer)  # sums the ranks' flags
         if self._enabled:
             found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
             for device, infinite in found.items():

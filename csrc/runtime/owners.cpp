@@ -18,7 +18,7 @@ RuntimeRegistry& runtime_registry() {
   return *made;
 }
 
-// Where its elements begin; empty tensors have no elements, and each a storage of its own.
+// Where a tensor's elements begin. Empty tensors cannot collide: each has a storage of its own.
 struct MemoryKey {
   const void* storage;
   int64_t offset;

@@ -1,5 +1,5 @@
-// Owners: which parameter of which sharded model a tensor is, or is the gradient of. For torch's tools, which
-// are given tensors and know nothing of models.
+// Owners: finds the sharded model and the parameter that a tensor belongs to, as the parameter itself or as
+// its gradient. For torch's tools, which receive tensors and know nothing of models.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,9 +22,9 @@ std::vector<std::shared_ptr<Runtime>> live_runtimes();
 void add_runtime(const std::shared_ptr<Runtime>& runtime);
 void remove_runtime(const Runtime& runtime);
 
-// Of each tensor. It is a parameter's or gradient's if it is that tensor, or a view of all of its memory in
-// its shape (detach(), .data). A model whose parameters are summoned owns nothing: they are full on every
-// rank.
+// The owner of each tensor. A tensor belongs to a parameter or gradient if it is that tensor, or a view of
+// all of its memory with the same shape (detach(), .data). A model whose parameters are summoned owns
+// nothing, because they are full on every rank.
 std::vector<Owner> owners_of(const std::vector<at::Tensor>& tensors);
 
 }  // namespace osdp::runtime

@@ -28,8 +28,8 @@ std::shared_ptr<HybridReducer> reducer_between_lines(const Groups& groups, const
                                          hybrid.replicate);
 }
 
-// Throws before anything is changed; then what is gathered and reduced lies in the backend's memory, if asked
-// to.
+// Checks the specs, so that the constructor throws before anything is changed. With `backend_memory`, gathers
+// and reductions use the backend's memory.
 Arena arena_of(const std::vector<ParamSpec>& params, const std::vector<UnitSpec>& units,
                const ShardGroups& everyone, const ShardGroups& hybrid, at::Device device,
                bool backend_memory) {
@@ -85,14 +85,14 @@ void Runtime::install() {
 void Runtime::uninstall() {
   remove_runtime(*this);
   step_.installed = false;
-  for (const auto& param : shards_.params()) param->accumulator.reset();  // for what a parameter showed here
+  for (const auto& param : shards_.params()) param->accumulator.reset();  // it fits what was shown here
 }
 
 void Runtime::install_hooks(Parameter& p) {
   const ModelShards::Place& place = shards_.place_of(p);
   const bool handled = place.unit || buckets_.holds(p) || place.copy || p.split();
   if (!handled || !p.tensor().requires_grad()) return;
-  // The node takes the shape of what the parameter shows: the full one, except of a split weight.
+  // The node takes its shape from the data shown: the full shape, except for a split weight.
   if (place.slot) p.show_unsharded(place.slot->full());
   if (place.copy) {
     place.copy->cast(true);  // nobody reads it here
@@ -123,7 +123,7 @@ Call* Runtime::add_call(std::string module, const std::vector<int64_t>& params, 
   return shards_.add_call(std::move(module), params, root, hold, method);
 }
 
-// It copies what is fp32; under mixed precision little or nothing is.
+// Autocast caches copies of fp32 parameters only; under mixed precision few or none are fp32.
 bool Runtime::autocast_copies() const {
   if (shards_.params().empty() || !at::autocast::is_autocast_enabled(device_.type())) return false;
   for (const auto& p : shards_.params())

@@ -1,16 +1,16 @@
-// Runtime: a training step of one sharded model, of its parts:
+// Runtime: runs the training steps of one sharded model. Its parts:
 //
-//   hooks of modules and autograd  -->  ForwardPass, BackwardPass, SliceProvider (what happened)
+//   hooks of modules and autograd  -->  ForwardPass, BackwardPass, SliceProvider (events)
 //        -->  UnitScheduler (unshard, reshard, reduce), GradientBuckets (NO_SHARD gradients), ParamViews
 //        (shapes shown)
 //        -->  the lanes, which run collectives in one order
 //   between steps: FullParams
 //
-// Invariant: parts know those to the right of them, and of each other only their public methods; what all of
-// them must agree on is StepState. Everything here runs on the thread that runs forward (and, for hooks, the
-// one that runs backward); only tasks given to a lane run elsewhere, and they touch only what they were
-// given. The GIL must not be held where a transition may wait. Errors: c10::Error or std::runtime_error,
-// naming unit and phase.
+// Invariant: each part depends only on the parts to its right, through their public methods; the state that
+// they share is StepState. Everything here runs on the thread that runs forward (hooks: on the one that runs
+// backward). Only tasks submitted to a lane run elsewhere, and they touch only what was passed to them. The
+// GIL must not be held where a transition may wait. Errors: c10::Error or std::runtime_error, naming unit and
+// phase.
 #pragma once
 
 #include <memory>
@@ -27,30 +27,33 @@ namespace osdp::runtime {
 class Runtime : public std::enable_shared_from_this<Runtime> {
  public:
   // Shards the parameters in place. `groups`: process groups that only this package uses, so that the
-  // caller's own collectives cannot slip in between. Parameters in no unit are left alone. `model`: 1, 2,
-  // ..., a number that the ranks have agreed on, so that the messages of two models never match.
-  // `backend_memory`: see Note [Memory of the backend]; the groups' backends have some.
+  // caller's own collectives cannot interleave with the model's. Parameters in no unit are left alone.
+  // `model`: 1, 2, ..., a number that the ranks have agreed on, so that the messages of two models never
+  // match. `backend_memory`: whether the groups' backends provide memory; see Note [Memory of the backend].
   Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec> params, std::vector<UnitSpec> units,
           int64_t model, bool backend_memory = false);
 
-  // After construction: installs hooks on the gradients (needs shared_from_this).
+  // Installs the gradient hooks. Separate from the constructor because it needs shared_from_this.
   void install();
-  // fully_shard failed and the model is put back: its gradients are no longer this runtime's, however long it
-  // lives.
+  // Called when fully_shard failed and the model is restored: from then on the hooks do nothing, even if the
+  // runtime lives on.
   void uninstall();
 
-  // Takes in parameters that the model got since, as NO_SHARD: their indices follow those there are. Between
-  // steps; `label` names the bucket of their gradients. Every rank must hold the same values.
+  // Adds parameters that the model gained after sharding, as NO_SHARD; their indices follow the existing
+  // ones. Only between steps. `label` names the bucket of their gradients. Every rank must hold the same
+  // values.
   void join(const std::string& label, std::vector<ParamSpec> specs);
-  // Which parameters the model lacks now: their gradients count in no norm, and nothing is asked of them.
+  // Sets which parameters have been removed from the model: their gradients are left out of norms, and no
+  // gradient is expected of them.
   void set_absent(const std::vector<int64_t>& indices);
-  // The number of registrations of modules and parameters that the model's tree was last compared after, and
-  // the model's forwards since the runtime was made. See Note [A module tree that changes] in module_tree.py.
+  // `tree_seen`: the global count of module and parameter registrations when the model's tree was last
+  // compared. `root_calls`: the model's forwards since the runtime was created. See Note [A module tree that
+  // changes] in module_tree.py.
   uint64_t tree_seen = 0;
   uint64_t root_calls = 0;
 
-  // The call of a module that gathers the units that hold these parameters. Each module has one call, and one
-  // for each of its registered methods.
+  // Adds the Call of a module, which gathers the units that hold these parameters. Each module has one, plus
+  // one for each of its registered methods.
   Call* add_call(std::string module, const std::vector<int64_t>& params, bool root, bool hold,
                  bool method = false);
 
@@ -74,20 +77,20 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool autocast_copies() const;
   void set_budget(std::string sentence) { arena_.set_budget(std::move(sentence)); }
   size_t arena_bytes() const { return arena_.reserved_bytes(); }
-  // Right between steps; what the lane still sends is not counted yet.
+  // Exact between steps; bytes that the lane has not sent yet are not counted.
   Statistics statistics() const;
   void reset_statistics();
 
  private:
   void install_hooks(Parameter& param);
-  int64_t sent_bytes() const;  // of all its collectives, since they were made
+  int64_t sent_bytes() const;  // by all collectives, since they were created
 
   const std::shared_ptr<Lane> lane_;
-  const std::shared_ptr<Lane> reductions_lane_;          // lane_ unless reductions are apart
+  const std::shared_ptr<Lane> reductions_lane_;          // lane_, unless reductions have their own
   const ShardGroups everyone_;                           // NO_SHARD, SHARD_GRAD_OP, FULL_SHARD
   const ShardGroups hybrid_;                             // HYBRID_SHARD
   const std::shared_ptr<HybridReducer> hybrid_reducer_;  // null where nothing is HYBRID_SHARD
-  const at::Device device_;                              // that computes
+  const at::Device device_;                              // that runs the computation
   Arena arena_;
   StepState step_;
   ModelShards shards_;

@@ -21,7 +21,7 @@ std::optional<at::Tensor> norm_over_ranks(const std::vector<at::Tensor>& tensors
   for (size_t i = 0; i < tensors.size(); ++i) {
     dtype = c10::promoteTypes(dtype, c10::toRealValueType(tensors[i].scalar_type()));
     const Owner& owner = owners[i];
-    // A whole parameter is the same on every rank, and counts as it does in one process.
+    // A whole parameter is the same on every rank, so it counts as in one process.
     if (!owner.runtime || owner.runtime->parameter(owner.param).whole()) others.push_back(tensors[i]);
   }
   terms.add(others);

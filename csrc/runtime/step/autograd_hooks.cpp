@@ -35,7 +35,8 @@ struct AfterGradient final : torch::autograd::FunctionPostHook {
   }
 };
 
-// A hook on a leaf would stay on it for ever; leaves need none: nothing of the module lies behind them.
+// A hook on a leaf would stay there for ever, and is not needed: no part of the module's graph lies behind a
+// leaf.
 bool hookable(const at::Tensor& t) { return t.defined() && t.requires_grad() && !t.is_leaf(); }
 
 struct GraphTaskEnd {
@@ -73,7 +74,7 @@ void follow_stream(Parameter& param) {
 void watch_outputs(const std::shared_ptr<BackwardPass>& pass, const Call& call,
                    const std::vector<at::Tensor>& outputs, const std::shared_ptr<Invocation>& invocation) {
   for (at::Tensor output : outputs) {
-    // What torch.vmap made: its graph is that of the tensor inside.
+    // Outputs of torch.vmap: the graph belongs to the wrapped tensor.
     while (const auto* batched = at::functorch::maybeGetBatchedImpl(output)) output = batched->value();
     if (hookable(output))
       output.register_hook(

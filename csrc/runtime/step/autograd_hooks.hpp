@@ -1,4 +1,4 @@
-// Where autograd tells the runtime what happens. All hooks are C++: no GIL, no Python frame.
+// The autograd hooks that drive the runtime. All are C++: no GIL, no Python frame.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,11 +17,12 @@ namespace osdp::runtime {
 class BackwardPass;
 
 // Note [A backward that ends elsewhere]
-// On an accelerator autograd's own thread runs the backward. When something throws there, the thread that
-// called backward gets the exception and goes on, while the other still destroys the graph task, and with it
-// the guard that puts the model back. Parameters are unsharded until then: zero_grad would miss their
-// gradients, and a forward would take the backward to be under way still. So backward's exception is held
-// back until every guard has done its work (backward_errors.py), and a forward waits for it too.
+// On an accelerator autograd's device thread runs the backward. If something throws there, the thread that
+// called backward receives the exception and continues while the device thread is still destroying the graph
+// task, and with it the guard that restores the model. Until then parameters are unsharded: zero_grad would
+// miss their gradients, and a forward would believe that the backward is still running. So the exception of a
+// backward is delayed until every guard has finished (backward_errors.py), and a forward waits for the guard
+// too.
 class BackwardEnd {
  public:
   void tell() {
@@ -29,7 +30,7 @@ class BackwardEnd {
     over_ = true;
     changed_.notify_all();
   }
-  // Whoever keeps a failed graph alive keeps the guard from ending: not for ever.
+  // Waits at most 60 s: as long as something keeps a failed graph alive, the guard is not destroyed.
   void await() {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, std::chrono::seconds(60), [this] { return over_; });
@@ -41,26 +42,27 @@ class BackwardEnd {
   bool over_ = false;
 };
 
-// Makes the parameter's gradient node (the parameter must show what its gradients look like: its full shape,
-// or be whole) and hooks it before and after it accumulates. The hooks do not keep the model alive.
+// Creates the parameter's AccumulateGrad node and adds hooks before and after it. The parameter must show the
+// shape of its gradients: it is whole or shows its full shape. The hooks do not keep the model alive.
 void install_gradient_hooks(const std::shared_ptr<BackwardPass>& pass, Parameter& param);
 
-// The node runs on the stream that was current when it was made: while the model was sharded, maybe. Moves it
-// to the one that trains now, or gradients and their reductions would cross streams for nothing. The
-// parameter shows what its gradients look like.
+// An AccumulateGrad node runs on the stream that was current when it was created, possibly that of
+// fully_shard. Moves it to the current stream; otherwise gradients and their reductions would need needless
+// synchronization between streams. The parameter must show the shape of its gradients.
 void follow_stream(Parameter& param);
 
-// When the first gradient of an output arrives, the backward of that call begins. `invocation` may be null.
-// The graph keeps the model alive.
+// Hooks the outputs: the backward of the call begins at the first gradient of an output. `invocation` may be
+// null. The graph keeps the model alive.
 void watch_outputs(const std::shared_ptr<BackwardPass>& pass, const Call& call,
                    const std::vector<at::Tensor>& outputs, const std::shared_ptr<Invocation>& invocation);
 
-// When an input's gradient is complete, the backward of that call is over.
+// Hooks the inputs: the backward of the call ends when the gradient of an input is complete.
 void watch_inputs(const std::shared_ptr<BackwardPass>& pass, const Call& call,
                   const std::vector<at::Tensor>& inputs, const std::shared_ptr<Invocation>& invocation);
 
-// Arranges for BackwardPass::finish when the running graph task ends, or BackwardPass::abort when it is
-// destroyed without that (engine callbacks do not run after an exception; what they captured is destroyed).
+// Arranges for BackwardPass::finish to run when the running graph task ends, or BackwardPass::abort when the
+// task is destroyed without that (after an exception the engine does not run callbacks, but destroys their
+// captures).
 std::shared_ptr<BackwardEnd> at_end_of_graph_task(std::shared_ptr<BackwardPass> pass);
 
 }  // namespace osdp::runtime

@@ -11,16 +11,16 @@
 namespace osdp::runtime {
 
 // Note [A backward]
-// It begins with the first hook that fires (an output of a call, usually the model's; or a gradient), takes
-// all parameters unsharded, and ends in a callback of the graph task. Re-entrant backwards (reentrant
-// checkpoints) run within it and end with it. Each unit is gathered when its call's outputs get their first
-// gradient, reduced and released when the last of the gradients that this graph task makes for it is there. A
-// gradient counts as made when its AccumulateGrad node runs, once per graph task: parameters used in several
-// calls need no counting of their own.
+// It begins with the first hook that fires (on an output of a call, usually the model's, or on a gradient),
+// shows all parameters unsharded, and ends in a callback of the graph task. Re-entrant backwards (reentrant
+// checkpoints) run within it and end with it. A unit is gathered at the first gradient of its call's outputs,
+// and is reduced and resharded when the last gradient that this graph task produces for it has been
+// accumulated. A gradient is complete when its AccumulateGrad node runs, which happens once per graph task,
+// so parameters used in several calls need no use counts.
 
 void BackwardPass::begin() {
   if (step_.in_backward) return;
-  end_ = at_end_of_graph_task(handle());  // first: from here on an exception puts everything back
+  end_ = at_end_of_graph_task(handle());  // first: from here on an exception leads to abort()
   step_.in_backward = true;
   units_.begin_backward();
   views_.show_all_unsharded(/*fresh=*/false);
@@ -28,14 +28,15 @@ void BackwardPass::begin() {
 
 // Note [Backward of a backward]
 // With create_graph=True (a gradient penalty, a Hessian-vector product) the nodes of the new graph read the
-// parameters again in the next backward, and no module's output leads there. So what such a backward has
-// gathered stays gathered, until the end of the next one that makes no graph. What it cannot give is a
-// gradient of a parameter that is itself differentiable: the mean over ranks has no graph. That is refused.
+// parameters again in the next backward, and no hook on a module's output precedes those reads. So the units
+// that such a backward has gathered stay gathered until the end of the next backward without create_graph. A
+// differentiable gradient of a parameter is not supported, because the mean over ranks has no graph; it is
+// refused.
 
 // Note [Gradients that are asked for]
-// torch.autograd.grad(loss, parameters) hands out what autograd has made: this rank's own gradients, full and
-// not averaged. In one process they would be those of the whole batch, so it is refused; within no_sync,
-// where own gradients are what one asks for, it is not.
+// torch.autograd.grad(loss, parameters) returns the gradients that autograd computed: this rank's own, full
+// and not averaged. In one process they would be those of the whole batch, so the call is refused; within
+// no_sync, where a rank's own gradients are expected, it is allowed.
 void BackwardPass::check_asked() {
   const int task = current_graph_task();
   if (std::exchange(asked_task_, task) == task) return;
@@ -78,17 +79,18 @@ void BackwardPass::before_gradient(Parameter& param) {
 }
 
 // Note [Gradients that share memory]
-// A reduction works in the gradient's own memory. AccumulateGrad takes a gradient over without a copy when no
-// other tensor is it, but another may be a view of it: where two parameters are viewed and added, the
-// gradients of both are one memory. So its owners are counted. Ours are .grad, what autograd passed in
-// (`made`), and the tensor that this is a view of; one more is somebody else's.
+// A reduction works in place in the gradient's memory. AccumulateGrad steals a gradient without a copy if
+// nothing else holds that tensor, but other tensors may be views of the same memory: if views of two
+// parameters are added, the gradients of both share one storage. So the references to the storage are
+// counted. Ours are .grad, the gradient that autograd passed in (`made`), and the base tensor if `made` is a
+// view; any further one belongs to another tensor.
 static at::Tensor unshared(at::Tensor gradient, const at::Tensor& made) {
   if (gradient.layout() != at::kStrided) return gradient;
   const size_t ours = 2 + (made.defined() && made.is_view());
   return gradient.storage().use_count() > ours ? gradient.clone() : gradient;
 }
 
-// `made`: by autograd, undefined for a split weight, whose slices have sent theirs.
+// `made`: the gradient from autograd; undefined for a split weight, whose slices have their own.
 static void check_gradient(const Parameter& param, const at::Tensor& made) {
   if (!made.defined()) return;
   OSDP_CHECK(!made.requires_grad(), Sharding,
@@ -109,7 +111,7 @@ void BackwardPass::after_gradient(Parameter& param, const at::Tensor& made) {
   const ModelShards::Place& place = shards_.place_of(param);
   if (place.copy) take_whole_gradient(param, made);
   if (buckets_.holds(param)) return buckets_.arrived(param);
-  if (!place.unit) {  // one rank, or a split weight without NO_SHARD slices: its slices are on their way
+  if (!place.unit) {  // one rank, or a split weight without NO_SHARD slices, which are reduced as units
     param.reduced |= step_.alone;
     return;
   }
@@ -119,8 +121,9 @@ void BackwardPass::after_gradient(Parameter& param, const at::Tensor& made) {
   units_.gradient_arrived(*place.unit, *place.slot, std::move(gradient));
 }
 
-// Of a NO_SHARD parameter under mixed precision: to be averaged, or added to what this rank keeps. What
-// no_sync has kept is in the parameter's own dtype already; it is averaged together with what comes.
+// The gradient of a NO_SHARD parameter under mixed precision is either averaged by itself or added to the
+// gradient that this rank keeps. A gradient kept under no_sync is in the parameter's own dtype already; it is
+// averaged as the sum with the new one.
 void BackwardPass::take_whole_gradient(Parameter& param, const at::Tensor& made) {
   at::Tensor gradient = param.tensor().grad();
   param.tensor().mutable_grad().reset();

@@ -1,9 +1,10 @@
-// BackwardPass: what happens when gradients flow.
+// BackwardPass: handles the events of a backward.
 //
 // Invariants: between begin() and finish() or abort() the model's parameters show their full shape, and
-// step.in_backward is true. Whoever begins one has also arranged its end: by a callback of the graph task,
-// or, where an exception destroys that, by a guard in it. After either, all units are Sharded but those that
-// a graph still needs, the gradients of all ranks are averaged, and the lanes are quiet.
+// step.in_backward is true. begin() also arranges the end: a callback of the graph task calls finish(), or,
+// if an exception destroys the callback, a guard that it captured calls abort(). After finish() all units are
+// Sharded except those that a graph still needs, the gradients of all ranks are averaged, and the lanes are
+// idle.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,24 +32,27 @@ class BackwardPass {
         replicas_(replicas),
         stack_(stack) {}
 
-  // What hooks and graphs hold: with it the whole runtime lives. Before the first hook is installed.
+  // Sets the handle that hooks and graphs hold; it keeps the whole runtime alive. Must be set before the
+  // first hook is installed.
   void set_handle(std::weak_ptr<BackwardPass> handle) { handle_ = std::move(handle); }
   std::shared_ptr<BackwardPass> handle() const { return handle_.lock(); }
   bool installed() const { return step_.installed; }
 
-  void begin();  // unless one is under way
-  // The backward of a call begins: an output has its gradient. `invocation` may be null.
+  void begin();  // no-op during a backward
+  // The backward of a call begins: an output's gradient has arrived. `invocation` may be null.
   void begin_call(const Call& call, Invocation* invocation);
-  // It is over: its inputs have theirs.
+  // The backward of a call ends: the gradient of an input has arrived.
   void end_call(const Call& call, Invocation& invocation);
   void before_gradient(Parameter& param);
-  void after_gradient(Parameter& param, const at::Tensor& made);  // made: what autograd accumulated
+  // `made`: the gradient that autograd accumulated.
+  void after_gradient(Parameter& param, const at::Tensor& made);
   void finish();
-  void abort() noexcept;  // after an exception: everything resharded, parameters sharded, lanes quiet
-  void await_end();       // until the last one has ended, and what an exception left is put back
+  void abort() noexcept;  // after an exception: reshards everything; lanes are idle
+  void await_end();       // until the last backward has ended, or its abort() has
   void note_exception(std::string text) { stack_.note_exception(std::move(text)); }
 
-  // The first parameter whose gradient no_sync has kept and nothing has reduced or dropped since; null: none.
+  // The first parameter with a gradient kept under no_sync that has been neither reduced nor dropped since;
+  // null: none.
   Parameter* unreduced() const;
 
  private:
@@ -65,9 +69,9 @@ class BackwardPass {
   std::weak_ptr<BackwardPass> handle_;
   bool creates_graph_ = false;        // this backward; see Note [Backward of a backward]
   bool kept_unreduced_ = false;       // the last backward was under no_sync
-  int asked_task_ = -1;               // the graph task that check_asked() has looked at
-  std::shared_ptr<BackwardEnd> end_;  // of the last one, until somebody has waited for it
-  PhaseRange range_;                  // from one call's backward to the next one's
+  int asked_task_ = -1;               // the last graph task that check_asked() examined
+  std::shared_ptr<BackwardEnd> end_;  // of the last backward, until a forward has waited for it
+  PhaseRange range_;                  // from the begin of one call's backward to the next one's
 };
 
 }  // namespace osdp::runtime

@@ -1,4 +1,4 @@
-// CallStack: the calls under way, the innermost last, and what other ranks are told of them.
+// CallStack: the calls in progress, innermost last, and the position that is reported to other ranks.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@ class CallStack {
  public:
   struct Frame {
     Call* call;
-    std::shared_ptr<Invocation> invocation;  // null unless it reads frozen parameters that train others
+    std::shared_ptr<Invocation> invocation;  // only of units with frozen parameters; may be null
     PhaseRange range;
     bool in_forward = false;  // its forward has begun
     bool grad = false;        // it records a graph
@@ -30,14 +30,15 @@ class CallStack {
   Frame& push(Frame frame) { return frames_.emplace_back(std::move(frame)); }
   void pop() { frames_.pop_back(); }
 
-  // Where this rank is, for the other ranks' errors: the innermost call under way.
+  // Reports this rank's position, the innermost call, which other ranks name in their errors.
   void tell_place(bool in_backward) {
     const std::string* place = nullptr;
     if (!empty()) place = in_backward ? innermost().call->in_recomputation : innermost().call->in_forward;
     health_.at(place);
   }
   void tell_backward_of(const Call& call) { health_.at(call.in_backward); }
-  // The exception, in words, that ends the calls under way or the backward; and that it has ended them.
+  // note_exception keeps the text of the exception that is ending calls or a backward; tell_raised reports it
+  // to the other ranks once they have ended.
   void note_exception(std::string text) { exception_text_ = std::move(text); }
   void tell_raised() { health_.raised(std::exchange(exception_text_, "")); }
 

@@ -11,7 +11,7 @@
 
 namespace osdp::runtime {
 
-// Between passes, parameters sharded; see Note [Micro-batches between steps].
+// Called between passes, with parameters sharded; see Note [Micro-batches between steps].
 void ForwardPass::look_for_a_step() {
   bool written = false, gradients = false;
   for (const auto& p : shards_.params()) {
@@ -29,7 +29,7 @@ void ForwardPass::begin_training_step() {
     step_seconds_.push_back(std::chrono::duration<double>(now - *last_step_).count());
   }
   last_step_ = now;
-  replicas_.check();  // of a forward without a backward
+  replicas_.check();  // if the last forward had no backward
   replicas_.submit();
 }
 
@@ -46,10 +46,10 @@ void ForwardPass::open(Call& call) {
     p->check_local();
     p->keep_node();
     p->note_version();
-    // NO_SHARD, and unfrozen since it was sharded: its gradients are averaged from now on.
+    // A NO_SHARD parameter that was unfrozen after sharding: its gradients are averaged from now on.
     if (!p->accumulator && p->whole() && p->tensor().requires_grad() && buckets_.holds(*p))
       install_gradient_hooks(backward_.handle(), *p);
-    if (p->whole() && !p->mixed()) follow_stream(*p);  // others when they show their full shape
+    if (p->whole() && !p->mixed()) follow_stream(*p);  // the others: when they are shown unsharded
   }
   ++step_.epoch;
   step_.grad_forward = at::GradMode::is_enabled();
@@ -61,7 +61,7 @@ void ForwardPass::open(Call& call) {
       views_.show_all_unsharded(/*fresh=*/true);
     else
       views_.show_unsharded(call);
-  } catch (...) {  // the call is not on the stack yet: no end of it will put parameters back
+  } catch (...) {  // the call is not on the stack yet, so no end_call would restore the parameters
     views_.show_sharded();
     units_.give_back_idle_memory();
     throw;
@@ -93,12 +93,12 @@ bool ForwardPass::wants_inputs(const Call& call) {
 }
 
 // Note [Functions that are recomputed]
-// A re-entrant checkpoint runs a function without a graph in forward, and again in backward, in a backward of
-// its own. Modules that the function calls are hooked; parameters that it reads by itself are gathered for
-// the module whose forward it is part of, and that call is not run again. Their gradients of the outer
-// backward may all be there before the function has read them, since the inner backward's are not in the
-// outer graph. So where a module is called without a graph within a call that has one, the units of that call
-// stay gathered to the end of backward.
+// A re-entrant checkpoint runs a function without recording a graph in forward, and again during backward,
+// followed by a nested backward of its own. Modules that the function calls are hooked. Parameters that it
+// reads directly are gathered for the module whose forward contains it, and that call does not run again. All
+// of their gradients from the outer backward may have been accumulated before the function reads them, since
+// the nested backward's gradients are not in the outer graph. So if a module is called without a graph within
+// a call that records one, the units of the enclosing call stay gathered until the end of backward.
 void ForwardPass::note_recomputation() {
   for (const CallStack::Frame& frame : stack_.frames())
     if (frame.grad) units_.keep_recomputed(*frame.call);
@@ -108,14 +108,14 @@ void ForwardPass::begin_call(Call& call, const std::vector<at::Tensor>& inputs) 
   NoInference no_inference;
   if (stack_.empty()) backward_.await_end();
   if (stack_.empty() && !step_.in_backward) {
-    // A model called for the first time inside a backward (a checkpoint around the whole of it) joins that
+    // A model whose outermost call is inside a backward (a checkpoint around the whole model) joins that
     // backward.
     if (current_graph_task() != -1)
       backward_.begin();
     else
       open(call);
   } else if (!step_.root_forward && !step_.in_backward) {
-    views_.show_unsharded(call);  // within the call of a submodule by itself
+    views_.show_unsharded(call);  // within the call of a submodule on its own
   }
   const bool grad = at::GradMode::is_enabled();
   if (!grad) note_recomputation();
@@ -136,8 +136,8 @@ void ForwardPass::end_call(Call& call, const std::vector<at::Tensor>& outputs, b
   NoInference no_inference;
   const bool begun = std::any_of(stack_.frames().begin(), stack_.frames().end(),
                                  [&](const CallStack::Frame& f) { return f.call == &call; });
-  if (!begun) return;  // its begin failed before it was noted
-  // Calls above it never ended (an exception that hooks are not told of): they end now, failed.
+  if (!begun) return;  // its begin_call failed before it was pushed
+  // Calls above it never ended (hooks are not called after an exception): they end now, as failed.
   while (stack_.innermost().call != &call) end_call(*stack_.innermost().call, {}, true);
   const std::shared_ptr<Invocation> invocation = std::move(stack_.innermost().invocation);
   stack_.pop();

@@ -1,9 +1,9 @@
-// ForwardPass: what happens when a module is called.
+// ForwardPass: handles calls of modules.
 //
-// Invariants: from the outermost call's begin to its end its parameters (of the model's call, and of a
-// method's: all) show their full shape; while a call runs its units are Unsharded. Calls end in the order
-// opposite to that in which they began: those whose end nobody told end, failed, with the one around them.
-// The outermost call's end leaves only units Unsharded that are kept for the backward.
+// Invariants: from the begin of the outermost call to its end its parameters (for the model's call or a
+// method's: all parameters) show their full shape; while a call runs its units are Unsharded. Calls are
+// nested; a call whose end was not reported ends as failed with the enclosing one. After the outermost call
+// only units that are kept for the backward are Unsharded.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,17 +36,17 @@ class ForwardPass {
   // Whether begin_call needs the inputs that require gradients: see Note [Frozen parameters].
   static bool wants_inputs(const Call& call);
   void begin_call(Call& call, const std::vector<at::Tensor>& inputs);
-  // A forward is about to run: true if it is the first one of the innermost call, which is `call`; else it
-  // was called by itself, and nothing is gathered for it yet.
+  // Called before a forward() runs. True if `call` is the innermost call and this is its first forward;
+  // otherwise forward() was called directly, and nothing has been gathered for it yet.
   bool begins_forward(const Call& call);
   void end_call(Call& call, const std::vector<at::Tensor>& outputs, bool failed);
 
-  // Seconds from one training forward's beginning to the next's: the last kStepsKept of them.
+  // Seconds between the beginnings of consecutive training forwards: the last kStepsKept of them.
   const std::vector<double>& step_seconds() const { return step_seconds_; }
 
  private:
-  void open(Call& call);    // the outermost one
-  void close(bool failed);  // before it ends
+  void open(Call& call);    // begins the outermost call
+  void close(bool failed);  // ends the outermost call
   void look_for_a_step();
   void begin_training_step();
   void note_recomputation();

@@ -8,8 +8,8 @@
 namespace osdp::runtime {
 namespace {
 
-// Puts one piece, gathered from all ranks' rows where it is sharded, into the full tensor. For a piece of
-// rank r all ranks' pieces are offset along `dim` only.
+// Gathers the rows of all ranks into one tensor of `full_rows` rows. The ranks' pieces are offset along `dim`
+// only.
 at::Tensor gathered_rows(Collectives& collectives, const at::Tensor& rows, int64_t dim, int64_t full_rows) {
   const int64_t world = collectives.world();
   const int64_t chunk = (full_rows + world - 1) / world;
@@ -132,9 +132,10 @@ NormTerms FullParams::norm_terms(const std::vector<at::Tensor>& counted, double 
 }
 
 // Note [Norm of a mixed plan]
-// Sharded pieces are disjoint over the ranks; those that several hold are counted by one: replicated ones by
-// rank 0, HYBRID_SHARD's by the first rank of each column. One all-reduce of the sum of powers, or of the
-// maximum, gives every rank the same norm. Nothing of it is read by the host, unless an error is asked for.
+// Sharded pieces are disjoint over the ranks. Pieces that several ranks hold are counted by one of them:
+// replicated ones by rank 0, HYBRID_SHARD's by the first rank of each column. One all-reduce of the sum of
+// powers, or of the maximum, gives every rank the same norm. The host does not read it unless
+// error_if_nonfinite is set.
 at::Tensor FullParams::clip_grad_norm(double max_norm, double norm_type, bool error_if_nonfinite) const {
   NoInference no_inference;
   at::NoGradGuard no_grad;

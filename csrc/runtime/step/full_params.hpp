@@ -1,7 +1,8 @@
-// FullParams: whole parameters between training steps: for state dicts, summon_full_params and clipping.
+// FullParams: full parameters between training steps, for state dicts, summon_full_params and clipping.
 //
-// Invariants: nothing here runs within a forward or backward. While parameters are summoned they show full
-// tensors of their own, which no unit knows, and a forward is refused. All ranks call alike.
+// Invariants: nothing here runs within a forward or backward. While parameters are summoned they show
+// separate full tensors that belong to no unit, and a forward is refused. Every rank must make the same
+// calls.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -39,15 +40,17 @@ class FullParams {
   void summon(bool with_grads);
   void unsummon(bool writeback);
 
-  // The norm of all gradients, one collective; if larger than max_norm all gradients are scaled to it.
+  // The norm of all gradients, with one collective; if it exceeds max_norm, all gradients are scaled down to
+  // it.
   at::Tensor clip_grad_norm(double max_norm, double norm_type, bool error_if_nonfinite) const;
-  // Of what this rank holds of a parameter (or of its gradient, `local`) the pieces that it counts in a sum
-  // over all ranks; the others another rank counts.
+  // The pieces of `local` (this rank's part of a parameter or its gradient) that this rank contributes to a
+  // sum over all ranks. Another rank contributes the remaining ones.
   std::vector<at::Tensor> counted_pieces(int64_t param, const at::Tensor& local) const;
-  // Of `counted`, over all ranks; `function` and `details` say what was asked for, alike on all of them.
+  // The norm's terms of `counted`, reduced over all ranks. `function` and `details` describe the request and
+  // must be equal on all ranks.
   NormTerms norm_terms(const std::vector<at::Tensor>& counted, double norm_type, const char* function,
                        std::string details) const;
-  // The parameter in whose memory this tensor lies; null where it is none of ours.
+  // The parameter whose memory this tensor shares; null: none of this model.
   const Parameter* owner_of(const at::Tensor& tensor) const;
 
  private:
@@ -58,7 +61,7 @@ class FullParams {
   const CallStack& stack_;
   const std::shared_ptr<Lane> lane_;
   const std::shared_ptr<Collectives> collectives_;  // of all ranks, on lane_
-  const at::Device device_;                         // that computes
+  const at::Device device_;                         // that runs the computation
   const int64_t model_;
   bool summoned_ = false;
   std::vector<at::Tensor> summoned_local_, summoned_grad_;

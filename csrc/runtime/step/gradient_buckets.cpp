@@ -24,9 +24,9 @@ at::Tensor GradientBuckets::Item::gradient() const {
 
 namespace {
 
-// Large gradients are averaged where they lie; or in a copy of their own those that cannot be: strided, or in
-// memory that another one of them has too, which would be added to twice. Small ones share a copy, behind the
-// others.
+// Large gradients are averaged in place, except those that cannot be: one that is not contiguous, or whose
+// memory another gradient shares (it would be summed twice), is averaged in a copy. Small ones share one flat
+// copy, sent after the large ones.
 struct Gradients {
   Tensors large, small;
   std::vector<char> in_place;  // of the large ones
@@ -43,7 +43,7 @@ struct Gradients {
     }
   }
 
-  // What can be sent before the lane has made copies.
+  // The leading tensors that can be sent before the lane has made copies.
   Tensors first() const {
     Tensors flat;
     for (size_t i = 0; i < large.size() && in_place[i]; ++i) flat.push_back(large[i].view({-1}));
@@ -51,7 +51,7 @@ struct Gradients {
   }
 };
 
-// Gradients are averaged together where they are averaged alike.
+// Groups parameters whose gradients can be averaged together: those of equal dtypes.
 std::vector<std::vector<Parameter*>> alike_in_precision(const std::vector<Parameter*>& params) {
   std::vector<std::vector<Parameter*>> groups;
   for (Parameter* p : params) {
@@ -67,7 +67,7 @@ std::vector<std::vector<Parameter*>> alike_in_precision(const std::vector<Parame
   return groups;
 }
 
-// All at once.
+// One all-reduce of all gradients.
 void average_together(Collectives& collectives, const Gradients& gradients) {
   Tensors together;
   for (size_t i = 0; i < gradients.large.size(); ++i) {
@@ -213,11 +213,11 @@ void GradientBuckets::launch_mixed(Bucket& bucket) {
   }
   if (gradients->empty()) return;
   const at::ScalarType reduce = bucket.items[0]->param->reduce_dtype();
-  // One gradient is averaged while the next is made, not more: see Note [Averaging] in
+  // At most one gradient is being averaged while the next is computed: see Note [Averaging] in
   // search/problem/cost.cpp.
   if (!works_.empty()) works_.back().wait();
-  // What a stream's lane reads is kept until computation has waited for it: so the gradients themselves are
-  // not given to it, and are free again once they are copied.
+  // A stream's lane keeps the tensors that it reads until the computing stream has waited for it. So it gets
+  // a copy, and the gradients themselves are freed as soon as they have been copied.
   const at::NoGradGuard no_grad;
   at::Tensor copy = lane_->keeps() ? joined(collectives_->world(), reduce, *gradients) : at::Tensor();
   const auto task = [gradients, reduce, copy = std::move(copy), collectives = collectives_] {
@@ -255,7 +255,7 @@ void GradientBuckets::forget() {
     try {
       work.wait();
     } catch (
-        const std::exception&) {  // the error that led here, or its echo, is already on its way to the user
+        const std::exception&) {  // the error that led here, or a consequence of it, already reaches the user
     }
   }
   works_.clear();

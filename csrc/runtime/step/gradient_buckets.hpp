@@ -1,11 +1,11 @@
-// GradientBuckets: gradients of what every rank holds in full (NO_SHARD), averaged over the ranks in place.
+// GradientBuckets: averages the gradients of replicated (NO_SHARD) parameters over the ranks, in place.
 //
 // Note [Gradient buckets]
-// A gradient joins its bucket when it is complete; when all that this graph task will make are there, the
-// bucket is all-reduced on the lane: large gradients where they lie, small ones through one flat buffer. What
-// travels in which message follows from sizes alone, which ranks have in common. What
-// is already averaged from earlier micro-batches is averaged again with it: it is equal on all ranks, so that
-// changes nothing.
+// A gradient joins its bucket when it is complete. When all gradients that this graph task produces for the
+// bucket are complete, the bucket is all-reduced on the lane: large gradients in place, small ones through
+// one flat buffer. The division into messages depends only on sizes, which are equal on all ranks. The
+// averaged sum from earlier micro-batches is averaged again with the new gradient; it is equal on all ranks,
+// so this does not change it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,37 +25,38 @@ namespace osdp::runtime {
 
 class GradientBuckets {
  public:
-  // `model`: its number, see Runtime.
+  // `model`: the model's number, see Runtime.
   GradientBuckets(std::shared_ptr<Lane> lane, std::shared_ptr<Collectives> collectives, const StepState& step,
                   int64_t model)
       : lane_(std::move(lane)), collectives_(std::move(collectives)), step_(step), model_(model) {}
 
-  // Opens buckets for parameters (of one device) that every rank holds in full, or the NO_SHARD slices of:
-  // one for those that are averaged alike.
+  // Opens buckets for parameters (of one device) that every rank holds in full, or of which it holds NO_SHARD
+  // slices: one bucket per combination of dtypes.
   void add(const std::string& name, const std::vector<Parameter*>& params);
   bool holds(const Parameter& param) const { return item_of(param) != nullptr; }
   // The gradient that this rank keeps of a split weight; zeros where it has none yet.
   at::Tensor& split_gradient(Parameter& param);
 
-  // --- a parameter that is in a bucket
-  // Its gradient is complete for this graph task. Launches its bucket if all of the task's are there; under
-  // no_sync it is only noted that it changed.
+  // --- for a parameter that is in a bucket
+  // Its gradient is complete for this graph task. Launches its bucket if it was the last one expected; under
+  // no_sync the gradient is only marked as changed.
   void arrived(const Parameter& param);
-  // Before its gradient is written again: a reduction under way must end first. Of others: nothing.
+  // Called before its gradient is written again: waits for a reduction in flight. No-op for other parameters.
   void await(const Parameter& param);
-  // Under mixed precision: where this backward's gradient waits, to be averaged by itself. Null where it is
-  // to be added to what this rank keeps.
+  // Under mixed precision: where this backward's gradient is kept until it is averaged by itself. Null if it
+  // must be added to the gradient that this rank keeps.
   at::Tensor* averaged_alone(const Parameter& param);
-  // Of a split weight's NO_SHARD slice, in one bucket or in none.
+  // The gradient of a NO_SHARD slice of a split weight; the weight may be in no bucket.
   void add_slice_gradient(Parameter& param, int64_t slice, const at::Tensor& gradient);
 
-  // Launches every bucket that has gradients left which changed since they were last averaged, in order.
+  // Launches, in order, every bucket with gradients that changed since they were last averaged.
   void flush();
   void wait_all();
   bool launched() const { return !works_.empty(); }  // since the last wait_all()
-  // A parameter whose gradient this rank has kept for itself; null: none.
+  // A parameter whose gradient this rank has not averaged yet; null: none.
   Parameter* unreduced() const;
-  void forget();  // after an exception: waits for what is under way, ignoring errors, and empties the buckets
+  void forget();  // after an exception: waits for reductions in flight, ignores their errors, and empties the
+                  // buckets
 
  private:
   // A parameter's gradient, or the NO_SHARD rows of a split weight's.
@@ -67,10 +68,10 @@ class GradientBuckets {
     bool dirty = false;   // its gradient changed since it was last averaged
     bool queued = false;  // waits in its bucket
     Work in_flight;
-    // Under mixed precision: this backward's gradient, to be averaged by itself and then added to what is
-    // kept; not where no_sync kept something that is still to be averaged. See Note [Mixed precision].
+    // Under mixed precision: this backward's gradient, which is averaged by itself and then added to the kept
+    // one. Not used while a gradient kept under no_sync is still to be averaged. See Note [Mixed precision].
     at::Tensor pending;
-    // Of a split weight: it kept nothing before this backward, whose gradient is averaged where it stays.
+    // For a split weight: no gradient was kept before this backward, so its gradient is averaged in place.
     bool first = false;
     bool averages_alone() const { return pending.defined() || !dirty; }
 
@@ -79,7 +80,7 @@ class GradientBuckets {
   };
   struct Bucket {
     TaskNames names;
-    std::vector<TaskNames::Part> parts;  // of the items, in the reduction that is being submitted
+    std::vector<TaskNames::Part> parts;  // per item, in the reduction that is being submitted
     std::vector<std::unique_ptr<Item>> items;
     Arrivals arrivals;
   };

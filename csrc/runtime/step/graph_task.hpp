@@ -1,4 +1,4 @@
-// Questions to the backward that is running on this thread.
+// Queries about the graph task that is running on this thread.
 #pragma once
 
 #include <torch/csrc/autograd/graph_task.h>
@@ -10,13 +10,14 @@ namespace osdp::runtime {
 // Identifies the running graph task (a backward; re-entrant ones have their own); -1 outside of backward.
 inline int current_graph_task() { return torch::autograd::get_current_graph_task_id(); }
 
-// Whether `node` (may be null) belongs to it: of an AccumulateGrad node, whether that gradient will be made.
+// Whether `node` (may be null) is part of it: for an AccumulateGrad node, whether its gradient will be
+// computed.
 inline bool in_graph_task(torch::autograd::Node* node) {
   const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
   return node && nodes && nodes->contains(node);
 }
 
-// Whether the running graph task hands out what reaches `node` (torch.autograd.grad's inputs).
+// Whether the running graph task captures the gradient that reaches `node` (an input of torch.autograd.grad).
 inline bool is_captured(torch::autograd::Node* node) {
   const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
   if (!node || !wanted || wanted->empty()) return false;
@@ -24,12 +25,13 @@ inline bool is_captured(torch::autograd::Node* node) {
   return found != wanted->end() && found->second.captures_ && !found->second.captures_->empty();
 }
 
-// What the running graph task will end with, results or an exception; null outside of backward.
+// The future of the running graph task, which receives its results or its exception; null outside of
+// backward.
 //
 // Note [The exception of a backward]
-// Whoever cleans up after a failed backward runs in a destructor, where the exception under way cannot be
-// asked for. The graph task has it in its future. torch names no way from the running thread to its graph
-// task but to one of its members, of which the task's address follows.
+// The cleanup after a failed backward runs in a destructor, where the exception in flight cannot be accessed.
+// The graph task stores it in its future. torch has no function that returns the running thread's graph task,
+// only one that returns a pointer to one of its members, from which the task's address is computed.
 using GraphTaskFuture = c10::intrusive_ptr<at::ivalue::Future>;
 inline GraphTaskFuture current_graph_task_future() {
   const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();

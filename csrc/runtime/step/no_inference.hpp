@@ -1,6 +1,6 @@
-// Leaves inference mode for a scope: tensors made in it would lose their version counters for good, and
-// parameters shown such data could no longer be trained. Grad mode stays off, as inference mode has it.
-// Leaves the transforms of torch.func too (vmap, grad): tensors made in them are wrapped, and have no memory.
+// Leaves inference mode for a scope: tensors created in inference mode never get version counters, and a
+// parameter that showed such data could no longer be trained. Grad mode stays off, as in inference mode. Also
+// leaves the transforms of torch.func (vmap, grad): tensors created in them are wrappers without storage.
 #pragma once
 
 #include <c10/core/DispatchKeySet.h>

@@ -10,7 +10,7 @@ namespace osdp::runtime {
 
 namespace {
 
-// What one operator can take together.
+// Groups tensors that one foreach operator can process together.
 std::vector<std::vector<at::Tensor>> alike(const std::vector<at::Tensor>& tensors) {
   std::vector<std::vector<at::Tensor>> groups;
   for (const at::Tensor& t : tensors) {
@@ -26,7 +26,7 @@ std::vector<std::vector<at::Tensor>> alike(const std::vector<at::Tensor>& tensor
   return groups;
 }
 
-// From the host, without a wait: the bytes are taken at once.
+// Non-blocking from the host: pageable memory is read before the call returns.
 at::Tensor moved(const at::Tensor& t, at::Device device) { return t.to(device, t.is_cpu()); }
 
 }  // namespace
@@ -62,7 +62,7 @@ void NormTerms::reduce(Lane& lane, const TaskNamePtr& name, const std::shared_pt
     terms_ = {mine};
     return;
   }
-  // A maximum may or may not be not a number when one of its terms is: that travels beside it.
+  // A maximum need not propagate NaN, so a NaN flag is reduced beside it.
   const at::Tensor not_a_number = mine.isnan();
   const at::Tensor all = at::stack({mine.masked_fill(not_a_number, 0.0), not_a_number.to(at::kDouble)});
   lane.submit(name, [collectives, all] { collectives->all_reduce_max(all); }).wait();
@@ -86,7 +86,7 @@ void check_finite(const at::Tensor& norm, double norm_type) {
 void scale_to(double max_norm, const at::Tensor& norm, const std::vector<at::Tensor>& gradients) {
   const at::Tensor scale = (max_norm / (norm + 1e-6)).clamp_max(1.0);
   for (const auto& group : alike(gradients)) {
-    // Never narrower than fp32, or the scale itself would be rounded to 8 bits.
+    // Never narrower than fp32, or the scale itself would be rounded to 8 bits of mantissa.
     const at::ScalarType dtype = c10::toRealValueType(group[0].scalar_type());
     const at::ScalarType wide = c10::elementSize(dtype) < 4 ? at::kFloat : dtype;
     at::_foreach_mul_(group, moved(scale, group[0].device()).to(wide));

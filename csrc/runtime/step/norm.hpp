@@ -1,4 +1,4 @@
-// The norm of tensors of which each rank holds a part: gradients, or parameters, of sharded models.
+// The norm of distributed tensors: gradients or parameters of sharded models.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,12 +11,11 @@
 
 namespace osdp::runtime {
 
-// What a norm of order p is made of: the sum of the p-th powers, or the maximum where p is infinite. It is
-// computed where the gradients are and never read by the host, which on an accelerator would wait for the
-// device.
+// The partial results of a norm of order p: the sum of the p-th powers, or the maximum if p is infinite.
+// Computed on the gradients' device and never read by the host, which would synchronize with the accelerator.
 class NormTerms {
  public:
-  // `device`: where the terms are brought together.
+  // `device`: where the terms are combined.
   NormTerms(double norm_type, at::Device device);
 
   void add(const std::vector<at::Tensor>& tensors);
@@ -35,11 +34,12 @@ class NormTerms {
   std::vector<at::Tensor> terms_;  // one double each
 };
 
-// Throws GradientError, which every rank then does, where the norm is not finite. The host waits for it.
+// Throws GradientError if the norm is not finite; the norm is equal on all ranks, so every rank throws. The
+// host waits for the norm.
 void check_finite(const at::Tensor& norm, double norm_type);
 
-// Scales the gradients to max_norm where their norm, one number, is larger; also where it is not a number:
-// every rank then has the same NaN, as one process would.
+// Scales the gradients down to max_norm if their norm (a scalar tensor) is larger. A NaN norm makes all
+// gradients NaN, as in one process.
 void scale_to(double max_norm, const at::Tensor& norm, const std::vector<at::Tensor>& gradients);
 
 }  // namespace osdp::runtime

@@ -17,7 +17,7 @@ struct Arena::Blocks {
   std::multimap<size_t, c10::DataPtr> idle;  // by size
   size_t in_use_bytes = 0;
   size_t idle_bytes = 0;
-  std::string budget;  // what the plan predicted: a sentence and a space
+  std::string budget;  // what the plan predicted: a sentence followed by a space
 
   explicit Blocks(c10::Device d) : device(d) {
     source = [allocator = c10::GetAllocator(d.type())](size_t bytes) { return allocator->allocate(bytes); };
@@ -41,7 +41,7 @@ void let_go(void* context) {
   b.idle.emplace(block->bytes, std::move(block->memory));
 }
 
-// An idle block may be larger than asked for by an eighth; a larger one is given back instead.
+// A cached block is reused if it exceeds the request by at most an eighth; otherwise the cache is emptied.
 bool fits(size_t block_bytes, size_t bytes) { return block_bytes - bytes <= bytes / 8; }
 
 }  // namespace

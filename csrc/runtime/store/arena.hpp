@@ -1,10 +1,11 @@
-// Arena: the memory that parameters are gathered into.
+// Arena: the caching allocator for the memory that parameters are gathered into.
 //
 // Note [Blocks that come and go]
-// A step gathers into the same few blocks over and over: the unit in use and the one that arrives. Blocks
-// that were let go are kept and used again. But they may not stand idle while a gradient leaves: then there
-// would be four full-size tensors instead of three. So the runtime gives idle blocks back (`trim`) when it
-// begins a reduction, and never more is reserved than is in use, except between two gathers in a row.
+// A step gathers into the same few blocks over and over: one for the unit in use and one for the unit being
+// gathered. Released blocks are therefore cached and reused. But a block must not stay cached while a
+// gradient is being reduced, or four full-size tensors would exist instead of three. So the runtime returns
+// cached blocks to the device's allocator (`trim`) when it begins a reduction, and reserved memory exceeds
+// memory in use only between two consecutive gathers.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -21,22 +22,22 @@ class Arena {
  public:
   explicit Arena(c10::Device device);
 
-  // A block of at least `bytes`; let go when the DataPtr is destroyed, which may be after the arena. Any
-  // thread. Throws OutOfMemoryError (errors.hpp): what was asked for and predicted.
+  // A block of at least `bytes`; released when the DataPtr is destroyed, which may be after the arena.
+  // Thread-safe. Throws OutOfMemoryError (errors.hpp), which states the requested and the predicted memory.
   c10::DataPtr allocate(size_t bytes);
 
-  // Where blocks come from, if not from the device's allocator; before the first.
+  // Replaces the device's allocator as the source of blocks. Must be called before the first allocation.
   using Source = std::function<c10::DataPtr(size_t bytes)>;
   void set_source(Source source);
 
-  // What the plan predicted, for the error's text: a sentence and a space.
+  // What the plan predicted, for the error's text: a sentence followed by a space.
   void set_budget(std::string sentence);
 
-  // Gives idle blocks back to the device's allocator.
+  // Returns cached blocks to the device's allocator.
   void trim();
 
   size_t in_use_bytes() const;
-  size_t reserved_bytes() const;  // in use and idle
+  size_t reserved_bytes() const;  // in use and cached
 
   struct Blocks;
 

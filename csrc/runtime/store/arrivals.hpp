@@ -1,4 +1,5 @@
-// Arrivals: how many of the gradients that a graph task makes for a unit or a bucket have come.
+// Arrivals: counts how many of the gradients that a graph task produces for a unit or a bucket have been
+// accumulated so far.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +8,8 @@ namespace osdp::runtime {
 
 class Arrivals {
  public:
-  // One more, of the running graph task. `expected()` counts those that the task makes; it is asked once per
-  // task. Whether all of them are there.
+  // Counts one more gradient of the running graph task. `expected()` returns how many gradients the task will
+  // produce; it is called once per task. Returns whether all of them have arrived.
   template <typename Expected>
   bool add(int64_t task, Expected expected) {
     if (task_ != task) {

@@ -13,7 +13,7 @@
 namespace osdp::runtime {
 namespace {
 
-// Never goes below zero: only blocks of this allocator are counted off.
+// Never goes below zero: only blocks that this allocator counted are subtracted.
 std::atomic<size_t> live_bytes{0};
 std::atomic<size_t> peak_bytes{0};
 

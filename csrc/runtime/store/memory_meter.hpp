@@ -1,6 +1,6 @@
 // Counts every live byte of CPU tensor memory, whichever thread allocates or frees it (torch's own allocation
-// events are thread-local). It replaces torch's CPU allocator by one that counts; memory allocated before is
-// not seen.
+// events are thread-local). It replaces torch's CPU allocator with a counting one, so memory allocated before
+// is not counted.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@ namespace osdp::runtime {
 void memory_meter_install();  // once; later calls do nothing
 bool memory_meter_installed();
 size_t memory_live_bytes();  // 0 before it is installed
-size_t memory_peak_bytes();  // the most that was live since the last reset
+size_t memory_peak_bytes();  // maximum since the last reset
 void memory_reset_peak();
 
 }  // namespace osdp::runtime

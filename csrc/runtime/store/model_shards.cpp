@@ -8,8 +8,8 @@
 namespace osdp::runtime {
 namespace {
 
-// What cannot be cut into rows stays whole: scalars, tensors of one element or none; and with one rank there
-// is nothing to shard.
+// Tensors that cannot be divided into rows stay whole: scalars and tensors of at most one element. With one
+// rank nothing is sharded.
 bool can_shard(const ParamSpec& spec, const ShardGroups& shard_groups) {
   return !shard_groups.shard->alone() && !spec.sizes().empty() && c10::multiply_integers(spec.sizes()) > 1;
 }
@@ -57,7 +57,7 @@ ModelShards::ModelShards(std::vector<ParamSpec> params, const std::vector<UnitSp
   const std::vector<Mode> modes = modes_of(params.size(), units);
   for (size_t i = 0; i < params.size(); ++i) {
     ParamSpec& spec = params[i];
-    // With one rank a split weight keeps its slices, none of them sharded.
+    // With one rank a split weight keeps its slices, but none is sharded.
     if (spec.split && everyone.shard->alone()) spec.split->sharded = 0;
     const ShardGroups& shard_groups = traits(modes[i]).inside_hosts ? hybrid : everyone;
     const bool sharded = spec.split || (traits(modes[i]).sharded && can_shard(spec, shard_groups));
@@ -100,7 +100,7 @@ void ModelShards::add_unit(const UnitSpec& spec) {
   unit->name = spec.name;
   unit->mode = spec.mode;
   unit->shard_groups = traits(spec.mode).inside_hosts ? &hybrid_ : &everyone_;
-  unit->slots.reserve(spec.params.size());  // places_ points into it
+  unit->slots.reserve(spec.params.size());  // reserved because places_ points into it
   for (int64_t i : spec.params) {
     Parameter& p = *params_[i];
     if (p.split()) {

@@ -1,8 +1,8 @@
-// ModelShards: the parameters of one model as it was sharded, the units that they are gathered in, and the
-// calls that ask for units. What there is; where it is in a step UnitScheduler and ParamViews know.
+// ModelShards: the parameters of one sharded model, the units in which they are gathered, and the calls that
+// use the units. It describes only what exists; UnitScheduler and ParamViews keep the state within a step.
 //
-// Invariants: parameters, units and calls stay where they are in memory, and none is removed. A parameter is
-// whole, or split into slices, or in one unit. Between steps whole parameters may join.
+// Invariants: the addresses of parameters, units and calls are stable, and none is removed. A parameter is
+// whole, or split into slices, or in one unit. Whole parameters may be added between steps.
 #pragma once
 
 #include <memory>
@@ -19,27 +19,27 @@ namespace osdp::runtime {
 
 class ModelShards {
  public:
-  // Where a parameter's pieces are handled.
+  // The objects that handle a parameter.
   struct Place {
     Unit* unit = nullptr;       // sharded, not split
     WholeCopy* copy = nullptr;  // whole, under mixed precision
     Slot* slot = nullptr;
     std::vector<Unit*> slices;                  // the sharded slices of a split one
-    const ShardGroups* shard_groups = nullptr;  // the ranks over which it is cut, where it is
+    const ShardGroups* shard_groups = nullptr;  // the ranks that it is sharded over; null: not sharded
   };
-  // Parameters, or slices, that every rank holds in full, whose gradients are averaged together.
+  // Parameters or slices that every rank holds in full and whose gradients are averaged in one bucket.
   struct Replicated {
     std::string label;
     std::vector<Parameter*> params;
   };
 
-  // Shards the parameters in place; throws before anything is changed where a spec cannot be followed.
-  // `everyone`, `hybrid`: see Runtime; they outlive this. `model`: its number.
+  // Shards the parameters in place. Throws, before anything is changed, if a spec is invalid.
+  // `everyone`, `hybrid`: see Runtime; they outlive this. `model`: the model's number.
   ModelShards(std::vector<ParamSpec> params, const std::vector<UnitSpec>& units, const ShardGroups& everyone,
               const ShardGroups& hybrid, int64_t model);
   static void check(const std::vector<ParamSpec>& params, const std::vector<UnitSpec>& units);
 
-  // Whole parameters that the model got since, in their order.
+  // Adds whole parameters that the model gained after sharding, in the order of `specs`.
   std::vector<Parameter*> join(const std::vector<ParamSpec>& specs);
   Call* add_call(std::string module, const std::vector<int64_t>& params, bool root, bool hold, bool method);
 
@@ -53,13 +53,13 @@ class ModelShards {
   const std::vector<Replicated>& replicated() const { return replicated_; }     // by unit
   const std::vector<Parameter*>& whole_params() const { return whole_; }        // NO_SHARD
   const std::vector<Parameter*>& column_params() const { return in_columns_; }  // HYBRID_SHARD
-  bool offloads() const { return offloads_; }  // some parameter is away from the device; see offload.hpp
-  size_t gathered_bytes() const;               // of full tensors that exist now
+  bool offloads() const { return offloads_; }  // some parameter rests in host memory; see offload.hpp
+  size_t gathered_bytes() const;               // of the full tensors that exist now
   size_t copied_bytes() const;                 // of whole parameters' copies in their compute dtype
 
  private:
   Parameter& add_parameter(const ParamSpec& spec, bool sharded, const ShardGroups& shard_groups);
-  void add_copy(Parameter& param);  // where it is whole and computed in another dtype
+  void add_copy(Parameter& param);  // if it is whole and computed in another dtype
   void add_slices(Parameter& param, const ShardGroups& shard_groups);
   void add_unit(const UnitSpec& spec);
 

@@ -7,22 +7,22 @@
 namespace osdp::runtime {
 
 // Note [Shards in host memory]
-// A parameter that is `away` rests in host memory (pinned, where the device is an accelerator): its rows,
-// their gradient, and what an optimizer makes beside them. For a gather the lane first copies the rows to the
-// device; after a reduction it copies the gradient back, having added what was there. Both are tasks of the
-// lane's stream and do not stop the host, so before the host reads a gradient (the end of a backward) or may
-// write rows (the end of a forward, too) the lane is waited for, host and all. Parameters that are not
+// A parameter that is `away` rests in host memory (pinned, if the device is an accelerator): its rows, their
+// gradient, and the optimizer's state for them. Before a gather the lane copies the rows to the device; after
+// a reduction it adds the gradient that was kept and copies the sum back. Both copies run on the lane's
+// stream without blocking the host. So before the host reads a gradient (at the end of a backward) or may
+// write rows (also at the end of a forward), the host itself waits for the lane. Parameters that are not
 // sharded, and slices, stay on the device.
 
-// What lies at home, on the parameter's device: a copy that the current stream makes, kept as long as a
-// task's memory is.
+// `home` on the device that computes: a copy made on the current stream, with the lifetime of a task's
+// memory; or `home` itself if the parameter is not offloaded.
 inline at::Tensor brought(const Parameter& p, const at::Tensor& home) {
   if (!p.away() || !home.defined()) return home;
   at::Tensor there = Lane::empty(home.sizes(), home.options().device(p.device()).pinned_memory(false));
   return there.copy_(home, /*non_blocking=*/true);
 }
 
-// Puts `value`, of the local shape and on the device, into `home`, which may be undefined.
+// Stores `value` (local shape, on the device) in `home`, which may be undefined.
 inline void send_home(const Parameter& p, const at::Tensor& value, at::Tensor& home) {
   if (!p.away()) {
     home = value;

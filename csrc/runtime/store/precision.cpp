@@ -52,7 +52,7 @@ void average(Collectives& collectives, const at::Tensor& joined, std::vector<Ave
     if (a.kept.defined() && !a.replaces) {
       back.add(a.kept, mean, 1.0 / headroom);
     } else {
-      // Its own memory: `joined` must not live as long as one of the gradients.
+      // Separate memory: otherwise every gradient would keep all of `joined` alive.
       if (!a.kept.defined())
         a.kept = a.param->local_grad() =
             Lane::empty(mean.sizes(), mean.options().dtype(a.param->own_dtype()));

@@ -1,4 +1,4 @@
-// ShardGroups: among which ranks a unit's parameters are cut, and which ranks hold the same rows.
+// ShardGroups: the ranks over which a unit's parameters are sharded, and the ranks that hold the same rows.
 #pragma once
 
 #include <cstdint>
@@ -11,26 +11,25 @@
 namespace osdp::runtime {
 
 // Note [Hybrid sharding]
-// The W ranks stand in a table of W/R lines (replicas, usually hosts) of R ranks. A HYBRID_SHARD parameter is
-// cut over the R ranks of a line, and each line holds all of it: what has the same place in every line, a
-// column, holds the same rows. So parameters are gathered within the line; gradients are reduce-scattered
-// within the line (mean over R) and each rank's rows then all-reduced over its column (mean over W/R). The
-// mean over equal parts of equal size is the mean over all W. Since the all-reduce gives every rank of a
-// column the same bits, replicas stay equal.
-// Lines and columns are process groups of their own. Lines' collectives run on the model's lane, columns' on
-// a second one (Note [Two lanes]): all ranks submit the same sequences there, and a rank takes part in one
-// line and one column, so no two ranks ever wait for each other in different collectives. Sent per rank and
-// step: 3 (R-1)/R S within the line, as FULL_SHARD over R ranks, and 2 (C-1)/C S/R over the column of C = W/R
-// ranks.
+// The W ranks form a 2-D mesh of W/R lines (replicas, usually hosts) of R ranks each. A HYBRID_SHARD
+// parameter is sharded over the R ranks of a line, and each line holds all of it. The ranks at the same
+// position of every line form a column and hold the same rows. So parameters are gathered within the line;
+// gradients are reduce-scattered within the line (mean over R) and each rank's rows then all-reduced over its
+// column (mean over W/R). The mean over equal parts of equal size is the mean over all W. Since the
+// all-reduce gives every rank of a column the same bits, replicas stay equal. Lines and columns are process
+// groups of their own. Lines' collectives run on the model's lane, columns' on a second one (Note [Two
+// lanes]): all ranks submit the same sequence to each lane, and a rank belongs to one line and one column, so
+// no two ranks ever wait for each other in different collectives. Sent per rank and step: 3 (R-1)/R S within
+// the line, as FULL_SHARD over R ranks, and 2 (C-1)/C S/R over the column of C = W/R ranks.
 struct ShardGroups {
-  std::shared_ptr<Collectives> shard;      // together they hold one copy
-  std::shared_ptr<Collectives> reduce;     // the same ranks, for reductions; `shard` unless they are apart
-  std::shared_ptr<Collectives> replicate;  // hold the same rows as this rank; null: no other does
+  std::shared_ptr<Collectives> shard;      // the ranks that together hold one copy
+  std::shared_ptr<Collectives> reduce;     // same ranks, for reductions; may be `shard`
+  std::shared_ptr<Collectives> replicate;  // the ranks that hold the same rows as this one; null: none
 
   int64_t rank() const { return shard->rank(); }
   int64_t world() const { return shard->world(); }
   int64_t total() const { return world() * (replicate ? replicate->world() : 1); }
-  // Whether this rank is the one of its column that counts the rows they share, in a sum over all ranks.
+  // Whether this rank is the one of its column that contributes the shared rows to a sum over all ranks.
   bool counts() const { return !replicate || replicate->rank() == 0; }
 };
 

@@ -11,7 +11,7 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// The slices of a split weight lie one after the other: sizes of slice i, and its place in the full weight.
+// The sizes of one slice of a split weight and, below, its offsets in the full weight.
 std::vector<int64_t> slice_sizes(at::IntArrayRef full, const SplitSpec& s) {
   return s.dim == ops::SplitDim::Out ? std::vector<int64_t>{full[0] / s.granularity, full[1]}
                                      : std::vector<int64_t>{full[0], full[1] / s.granularity};
@@ -38,7 +38,7 @@ std::vector<Piece> split_pieces(at::IntArrayRef full, const SplitSpec& s, int64_
   return pieces;
 }
 
-// The gradient's node is held by another kind of pointer in some versions of torch.
+// Versions of torch differ in the kind of pointer that holds the AccumulateGrad node.
 template <class T>
 std::weak_ptr<T> weak_reference(const std::shared_ptr<T>& node) {
   return node;
@@ -209,7 +209,7 @@ Slot::Slot(Parameter& owner, std::string name, std::vector<int64_t> sizes, int64
   const at::Tensor& like = owner.tensor();
   const int64_t elements = world * range_.chunk * range_.row_elements;
   padded_nbytes_ = static_cast<size_t>(elements) * c10::elementSize(owner.compute_dtype());
-  // Empty storages of the right nominal size on the right device: no memory is taken.
+  // Storages with the right nominal size and device, but without memory.
   const auto storage = [&] {
     return c10::Storage(c10::Storage::use_byte_size_t(), padded_nbytes_, at::DataPtr(nullptr, owner.device()),
                         /*allocator=*/nullptr, /*resizable=*/false);

@@ -1,4 +1,4 @@
-// Where parameters live: what each rank holds of them, and the storages they are gathered into.
+// Storage of parameters: the part that each rank holds, and the storages that full tensors are gathered into.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,10 +16,10 @@ namespace osdp::runtime {
 
 // Note [Row ranges]
 // A tensor is sharded by rows of its first dimension larger than 1: rank r holds rows [r*chunk, (r+1)*chunk)
-// with chunk = ceil(rows / world), the last ranks fewer or none (torch.chunk's rule). All dimensions before
-// are 1, so a range is one contiguous piece of the full tensor, and an all-gather of the ranges, each padded
-// to `chunk` rows, puts the full tensor together in place, padding only at the very end. Nothing is copied in
-// or out.
+// with chunk = ceil(rows / world), and the last ranks may hold fewer or none (torch.chunk's rule). All
+// dimensions before are 1, so a range is one contiguous piece of the full tensor, and an all-gather of the
+// ranges, each padded to `chunk` rows, assembles the full tensor in place with padding only at the very end.
+// No copies in or out are needed.
 struct RowRange {
   int64_t dim = 0;
   int64_t rows = 1;
@@ -34,7 +34,7 @@ struct RowRange {
   static int64_t first_long_dim(at::IntArrayRef sizes);
 };
 
-// A block of the full tensor and where it lies in the local one: for checkpoints, state dicts and norms.
+// A block of the full tensor and its position in the local one: for checkpoints, state dicts and norms.
 struct Piece {
   std::vector<int64_t> offsets;  // in the full tensor
   std::vector<int64_t> sizes;
@@ -47,25 +47,25 @@ struct Piece {
 class Slot;
 
 // Note [Hooks after accumulation]
-// What scripts register by register_post_accumulate_grad_hook (an optimizer's step, say) autograd calls when
-// it has accumulated a gradient. Here that is this rank's own gradient, full and not yet averaged. So the
-// hooks are taken off the parameter while autograd accumulates, and the runtime calls them when a backward
-// ends that reduced this gradient: the parameter is sharded then, .grad is what an optimizer steps with, and
-// a hook may take it away. A backward under no_sync calls none. Hooks are in one object per parameter, which
-// Python's handles add to and remove from, so that it does not matter when a hook was registered.
+// Autograd calls the hooks that scripts register with register_post_accumulate_grad_hook (an optimizer's
+// step, say) right after it has accumulated a gradient. Here that gradient is this rank's own: full and not
+// yet averaged. So the hooks are taken off the parameter while autograd accumulates, and the runtime calls
+// them at the end of the backward that reduced this gradient. The parameter is sharded then, .grad is what an
+// optimizer steps with, and a hook may set it to None. A backward under no_sync calls no hooks. All hooks of
+// a parameter are in one object, which Python's handles add to and remove from, so hooks may be registered at
+// any time.
 
-// One nn.Parameter. Its tensor object never changes; what it shows does:
-//   sharded  the local tensor: this rank's rows; of a split weight the NO_SHARD slices in full, slice after
-//   slice, then
-//            this rank's rows of each sharded slice (2-D: rows of an output slice are as long as the
-//            weight's, rows of an input slice a g-th of that)
-//   unsharded (forward, backward) the full tensor, in the compute dtype and readable only while gathered, and
-//            .grad full or undefined; the local tensor and its gradient are kept aside here. A split weight
-//            stays local: only its own call reads it.
+// One nn.Parameter. Its tensor object never changes; the data that the tensor shows does:
+//   sharded    the local tensor, which is this rank's rows. Of a split weight: the NO_SHARD slices in full,
+//              one after the other, then this rank's rows of each sharded slice (2-D: rows of an output
+//              slice are as long as the weight's, rows of an input slice a g-th of that)
+//   unsharded  (forward, backward) the full tensor, in the compute dtype and readable only while gathered,
+//              and .grad is full or undefined. The local tensor and its gradient are kept aside here. A
+//              split weight stays local: only its own call reads it.
 class Parameter {
  public:
-  // Takes the full value from spec.tensor, unless it is still to come, and leaves the local one in it, with
-  // no gradient. `sharded`: false keeps it whole on every rank (spec.split is then ignored).
+  // Takes the full value from spec.tensor (if it has one already) and leaves the local tensor in it, without
+  // a gradient. `sharded`: false keeps the parameter whole on every rank (spec.split is then ignored).
   Parameter(const ParamSpec& spec, bool sharded, int64_t rank, int64_t world);
 
   const std::string& name() const { return name_; }
@@ -76,7 +76,7 @@ class Parameter {
   std::vector<int64_t> local_sizes() const;
   bool whole() const { return whole_; }
   bool shows_unsharded() const { return shows_unsharded_; }
-  at::Device device() const { return device_; }  // that computes with it
+  at::Device device() const { return device_; }  // where it is computed with
   bool away() const { return away_; }            // rests in host memory; see Note [Shards in host memory]
   at::TensorOptions home_options() const;        // of its local tensor
 
@@ -86,51 +86,53 @@ class Parameter {
   at::ScalarType reduce_dtype() const { return reduce_; }
   bool mixed() const { return mixed_; }
 
-  // What this rank holds, as a plain tensor that shares its memory.
+  // The local tensor, as a plain tensor that shares its memory.
   at::Tensor local() const;
-  // Where the local gradient is while unsharded; the parameter's .grad otherwise.
+  // The local gradient: kept aside while unsharded, otherwise the parameter's .grad.
   at::Tensor& local_grad();
-  // local_grad(), made of zeros where there is none.
+  // local_grad(), created with zeros if undefined.
   at::Tensor& ensure_local_grad();
 
-  // Remembers the state of the local gradient, made of zeros where there is none; and whether it was since
-  // taken away or zeroed. Throws when it was changed otherwise. See Note [Gradients kept under no_sync].
+  // note_gradient records the version of the local gradient (created with zeros if undefined).
+  // gradient_dropped returns whether the gradient has since been set to None or zeroed, and throws if it was
+  // changed otherwise. See Note [Gradients kept under no_sync].
   void note_gradient();
   bool gradient_dropped();
 
-  // Throws ShardingError where p.data, model.to(...) or .half() gave it a shape, dtype or device that is not
-  // this rank's part of the parameter that was sharded.
+  // Throws ShardingError if p.data, model.to(...) or .half() gave it a shape, dtype or device other than that
+  // of this rank's shard.
   void check_local() const;
   void show_unsharded(
       const at::Tensor& full);        // sharded -> unsharded. `full` may be undefined for a split weight
   void show_sharded();                // unsharded -> sharded
   void show(const at::Tensor& data);  // replaces the data shown
-  // p.data = ... of another dtype or device makes autograd forget the gradient's node, on which our hooks
-  // are, also when the next such assignment takes it back (model.bfloat16(), model.float()): reminds it.
+  // Restores the AccumulateGrad node, which carries our hooks. Assigning p.data of another dtype or device
+  // makes autograd drop it, even if the next assignment returns to the first dtype (model.bfloat16(), then
+  // model.float()).
   void keep_node();
 
-  // Whether it was written to in place since it went unsharded, or since the last note_version(); see Note
-  // [Writes in forward]. What is written through .data leaves no version behind.
+  // Whether it was written to in place since it was shown unsharded or since the last note_version(); see
+  // Note [Writes in forward]. Writes through .data do not change the version counter and are not seen.
   bool written() const { return version() != noted_; }
   void note_version() { noted_ = version(); }
-  bool written_in_forward = false;  // whole, and it was, at some time
+  bool written_in_forward = false;  // ever; only for whole parameters
 
   // See Note [Hooks after accumulation].
   void hide_hooks();
   void show_hooks() noexcept;
   void call_hooks() const;
-  bool reduced = false;  // in this backward, so that the hooks are due
+  bool reduced = false;  // in this backward, so the hooks must be called
 
-  // Full-size tensor from / to this rank's part of it.
+  // This rank's part of a full-size tensor.
   at::Tensor take_local(const at::Tensor& full) const;
-  int64_t slice_rows() const;  // of a split weight: rows of one slice
+  int64_t slice_rows() const;  // rows of one slice of a split weight
 
-  // The node that accumulates this parameter's gradient; made when the parameter is full, so that it expects
-  // full gradients ever after. Null where the parameter does not require one.
+  // The node that accumulates this parameter's gradient. It is created while the parameter is full, so that
+  // it always expects full gradients. Null if the parameter does not require a gradient.
   using Node = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
   Node accumulator;
 
-  bool absent = false;  // the model has lost it since
+  bool absent = false;  // it has been removed from the model
   size_t index = 0;     // among the model's parameters
 
  private:
@@ -160,12 +162,12 @@ class Parameter {
 // one.
 //
 // Note [Attached storages]
-// The full tensor's StorageImpl lives as long as the slot; its memory comes and goes. Views that autograd
-// saved in forward point at the StorageImpl and find their data again when backward has gathered it, wherever
-// in the arena that is. A detached storage throws on every access of its data, with the parameter's name and
-// what to do: zero bytes alone would crash or, worse, read what lies there next. Its nominal size stays, so
-// that shapes and views still work. What arrives is written through a second StorageImpl on the same memory
-// (`padded`), so that the parameter cannot be read before it is there.
+// The full tensor's StorageImpl lives as long as the slot; memory is attached to it for each gather. Views
+// that autograd saved in forward point at the StorageImpl and find their data again once backward has
+// gathered it, wherever in the arena that is. A detached storage throws on every access to its data, with the
+// parameter's name and what to do: a storage of zero bytes would crash or, worse, read unrelated memory. Its
+// nominal size stays, so that shapes and views still work. The gather writes through a second StorageImpl on
+// the same memory (`padded`), so that the parameter cannot be read before the gather has finished.
 class Slot {
  public:
   Slot(Parameter& owner, std::string name, std::vector<int64_t> sizes, int64_t local_begin, int64_t rank,
@@ -183,13 +185,13 @@ class Slot {
   bool attached() const { return attached_; }
 
   void attach(at::DataPtr memory);  // to gather into
-  void open();                      // it is there, and can be read
+  void open();                      // the gather has finished: it can be read
   void detach() noexcept;
 
   // This rank's rows: flat views of a local-shaped tensor (the parameter's data or gradient).
   at::Tensor rows_of(const at::Tensor& local) const;
 
-  at::Tensor pending;   // full local gradient that waits for its reduction
+  at::Tensor pending;   // full local gradient that waits to be reduced
   at::Tensor unsynced;  // full local gradient kept under no_sync
 
  private:
@@ -200,7 +202,7 @@ class Slot {
   at::Tensor full_;
   at::Tensor padded_;
   size_t padded_nbytes_;
-  std::string unreadable_;  // the error of a detached access
+  std::string unreadable_;  // the error of an access while detached
   bool attached_ = false;
 };
 

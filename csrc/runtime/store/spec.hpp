@@ -1,4 +1,4 @@
-// What the runtime is told, as plain values: the plan after Python has matched it with a model's parameters.
+// The runtime's input as plain values: the plan, after Python has matched it with a model's parameters.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,9 +14,9 @@
 namespace osdp::runtime {
 
 // Names of process groups that only this package uses. `shard` and `replicate` are this rank's line and
-// column (see Note [Hybrid sharding]); empty where no unit is HYBRID_SHARD. `reductions` and
-// `shard_reductions`: of the same ranks as `all` and `shard`, see Note [A lane for reductions]; empty where
-// gathers and reductions share theirs.
+// column (see Note [Hybrid sharding]); empty if no unit is HYBRID_SHARD. `reductions` and `shard_reductions`
+// have the same ranks as `all` and `shard`, see Note [A lane for reductions]; empty if gathers and reductions
+// share their groups.
 struct Groups {
   std::string all;
   std::string shard;
@@ -25,35 +25,35 @@ struct Groups {
   std::string shard_reductions;
 };
 
-// A Linear weight [out, in] of `granularity` equal slices, the last `sharded` of them sharded over the ranks
-// and the first ones kept in full on each. 0 <= sharded <= granularity; granularity divides the dimension
-// that is split.
+// A Linear weight [out, in] that is divided into `granularity` equal slices. The last `sharded` of them are
+// sharded over the ranks; every rank keeps the others in full. 0 <= sharded <= granularity; granularity
+// divides the dimension that is split.
 struct SplitSpec {
   int64_t granularity;
   int64_t sharded;
   ops::SplitDim dim;
 };
 
-// What a parameter is computed in, and its gradient averaged in: see precision.hpp.
+// The dtypes in which a parameter is computed with and its gradient averaged: see precision.hpp.
 struct Precision {
   std::optional<at::ScalarType> compute;  // empty: its own dtype
-  std::optional<at::ScalarType> reduce;   // empty: the one it is computed in
+  std::optional<at::ScalarType> reduce;   // empty: the compute dtype
 };
 
-// One parameter. On entry `tensor` holds the full value, equal on every rank; or, with `full_sizes`, nothing
-// yet: it is then given memory for this rank's part, whose contents are for the caller to fill.
+// One parameter. On entry `tensor` holds the full value, equal on every rank. With `full_sizes` it holds no
+// value yet: memory for this rank's part is then allocated, and the caller fills it.
 struct ParamSpec {
   std::string name;
   at::Tensor tensor;
   std::optional<SplitSpec> split;
   std::optional<std::vector<int64_t>> full_sizes;
   Precision precision;
-  bool offload = false;  // with full_sizes: what is sharded rests in host memory, see offload.hpp
+  bool offload = false;  // with full_sizes: the sharded part rests in host memory, see offload.hpp
 
   at::IntArrayRef sizes() const { return full_sizes ? at::IntArrayRef(*full_sizes) : tensor.sizes(); }
 };
 
-// Parameters (indices) gathered and reduced together. A split parameter is alone in its unit.
+// Parameters (by index) that are gathered and reduced together. A split parameter is alone in its unit.
 struct UnitSpec {
   std::string name;
   Mode mode;

@@ -1,4 +1,4 @@
-// Storages that throw when their data is asked for, and the way back.
+// Makes a storage throw when its data is accessed, and makes it readable again.
 #pragma once
 
 #include <c10/core/StorageImpl.h>
@@ -10,9 +10,9 @@
 namespace osdp::runtime {
 
 // Note [Readable again]
-// torch lets a storage refuse every access of its data, with an error of one's own, since 2.1; only newer
-// versions have a function that takes this back. In older ones the flag is private, and what an explicit
-// instantiation names may be private.
+// Since 2.1 torch lets a storage refuse every access to its data with a custom error; only newer versions
+// have a function that undoes this. In older ones the flag is a private member, which an explicit template
+// instantiation is allowed to name.
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13
 template <bool c10::StorageImpl::* flag>
 struct Refusing {
@@ -22,13 +22,13 @@ template struct Refusing<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 void refuse(c10::StorageImpl& storage, bool yes);
 #endif
 
-// Its data is gone: every access throws `error`.
+// Releases its data: every access then throws `error`.
 inline void set_unreadable(c10::StorageImpl& storage, const std::string& error) {
   storage.set_data_ptr_noswap(at::DataPtr(nullptr, storage._mutable_data_ptr_no_checks().device()));
   storage.release_data_and_set_meta_custom_data_ptr_error_msg_(error);
 }
 
-// Its data is `memory`, and can be read.
+// Makes `memory` its data and allows access again.
 template <class Storage>
 void set_readable(Storage& storage, at::DataPtr memory) {
   if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) {
@@ -36,7 +36,7 @@ void set_readable(Storage& storage, at::DataPtr memory) {
   } else {
     refuse(storage, false);
   }
-  storage.set_data_ptr_noswap(std::move(memory));  // which looks at the flags again
+  storage.set_data_ptr_noswap(std::move(memory));  // also updates the cached access flags
 }
 
 }  // namespace osdp::runtime

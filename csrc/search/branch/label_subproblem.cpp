@@ -6,12 +6,12 @@
 namespace osdp::search {
 
 // Note [Label subproblems]
-// One batch size and largest transient is solved exactly in one of two ways. Where rows were broken one after
-// another, by label setting (labels/label_setting.hpp), at the prices of Note [All phases]: plans are looked
-// for up to some distance above the bound; where there are none, the bound rises by that much, and the
-// subproblem waits for its turn like any region, to look further then. Else it is cut around its relaxation's
-// recomputation (branch/branch_and_bound.cpp) until a leaf is left (branch/fixed_node.hpp). So it is, too,
-// where a labels' lists grow too long.
+// One batch size and largest transient is solved exactly in one of two ways. If row after row was violated,
+// by label setting (labels/label_setting.hpp) at the prices of Note [All phases]: plans are searched up to
+// some distance above the bound; if there are none, the bound rises by that distance, and the subproblem
+// returns to the heap like any region, to be searched further later. Otherwise it is branched around its
+// relaxation's recomputation (branch/branch_and_bound.cpp) until a leaf is left (branch/fixed_node.hpp). The
+// second way is also the fallback if lists of labels grow too long.
 
 bool BranchAndBound::make_subproblem(const BranchNode& w, const std::vector<double>& prices) {
   ChainResources chain = this->chain(w, false);
@@ -21,7 +21,7 @@ bool BranchAndBound::make_subproblem(const BranchNode& w, const std::vector<doub
   return true;
 }
 
-// False where this region is not searched so.
+// False if this region is not searched by label setting.
 bool BranchAndBound::go_on_in_subproblem(BranchNode w) {
   constexpr size_t kLongest = 100000;
   constexpr double kWider = 2.25;
@@ -52,7 +52,7 @@ bool BranchAndBound::go_on_in_subproblem(BranchNode w) {
     if (accept({Status::Optimal, found.time_ps, 0, found.decision, 0}, w.lo)) return true;
     if (w.lean == w.large) {
       give_up(w, w.bound);
-    } else {  // too large with what its own transient needs
+    } else {  // exceeds the limit with the reserve of its own transient
       w.bound = std::max(w.bound, static_cast<double>(found.time_ps));
       subproblems_.erase(at);
       cut_transients(w);

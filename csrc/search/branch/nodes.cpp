@@ -6,7 +6,7 @@
 namespace osdp::search {
 namespace {
 
-// What is cut anyway need not be bounded as well as can be.
+// A region that will be branched anyway does not need the best bound.
 constexpr double kRough = 3e-4, kFine = 1e-11;
 
 }  // namespace
@@ -28,16 +28,16 @@ Region BranchAndBound::region(const BranchNode& w) const {
   return {w.lo, w.hi, w.lean, w.large, w.box, rough ? kRough : kFine};
 }
 
-// Transients for which nearly the same is reserved. They are only told apart where it matters.
+// Whether the reserves of these transients are nearly equal. They are then separated only where it matters.
 bool BranchAndBound::alike(size_t lean, size_t large) const {
   return static_cast<double>(room(lean) - room(large)) <=
          tuning_.alike * static_cast<double>(request_.limit_bytes);
 }
 
-// Whether no plan in it can be better than the best one.
+// Whether no plan of the region can be better than the incumbent.
 bool BranchAndBound::useless(const BranchNode& w) const {
   if (!best_.feasible) return false;
-  if (w.lo.size == w.hi.size) {  // times are whole
+  if (w.lo.size == w.hi.size) {  // times are integers
     const auto least = static_cast<int128>(std::ceil(std::max(0.0, w.bound)));
     return least * best_.batch.samples() >= static_cast<int128>(best_.step_ps) * w.samples;
   }
@@ -45,7 +45,8 @@ bool BranchAndBound::useless(const BranchNode& w) const {
          static_cast<long double>(best_.step_ps) * w.samples;
 }
 
-// How far the best plan is above its bound, as a share of the plan's time; 1 without a plan.
+// The gap between the incumbent and the region's bound, as a fraction of the incumbent's time; 1 without a
+// plan.
 double BranchAndBound::apart(const BranchNode& w) const {
   if (!best_.feasible) return 1;
   const double best = static_cast<double>(best_.step_ps) / static_cast<double>(best_.batch.samples());
@@ -53,7 +54,7 @@ double BranchAndBound::apart(const BranchNode& w) const {
 }
 
 void BranchAndBound::push(BranchNode w) {
-  if (watch_.stopped()) {  // only the bound of what it is a part of is left
+  if (watch_.stopped()) {  // only the parent's bound is known
     w.bound *= (1 - 1e-12) * static_cast<double>(w.hi.samples()) / static_cast<double>(w.samples);
     w.samples = w.hi.samples();
     w.number = number_++;
@@ -69,7 +70,7 @@ void BranchAndBound::push(BranchNode w) {
   best_.regions++;
   watch_.spent(20000);
   if (!b.feasible) return;
-  const double known = w.samples == w.hi.samples() ? w.bound : 0;  // of a region that this one is a part of
+  const double known = w.samples == w.hi.samples() ? w.bound : 0;  // the parent's bound
   w.bound = std::max(known, b.time - b.error);
   w.samples = w.hi.samples();
   w.rows = rows_.size();
@@ -79,9 +80,9 @@ void BranchAndBound::push(BranchNode w) {
   if (!useless(w)) open_.push(std::move(w));
 }
 
-// Cuts a region where its relaxation's mixture mixes: between batch sizes, between transients, or between
-// whole numbers of blocks treated one way, whichever mixes more bytes. A mixture of one plan is cut off from
-// the rest. False for one batch and transients that are alike.
+// Branches a region on the variable that its relaxation leaves fractional: batch size, transient, or the
+// number of blocks with one recomputation, whichever mixes more bytes. If the mixture is a single plan, that
+// plan's value is separated from the rest. False for one batch with nearly equal transients.
 bool BranchAndBound::cut(const BranchNode& w) {
   const bool batches = w.lo.size < w.hi.size, transients = !alike(w.lean, w.large);
   if (!batches && !transients) return false;
@@ -115,7 +116,7 @@ void BranchAndBound::cut_transients(const BranchNode& w) {
   push(std::move(high));
 }
 
-// How far apart the plans of a region's mixture are, in the row with the highest price.
+// How far apart the plans of a region's mixture are, in bytes of the row with the highest price.
 BranchAndBound::Mixed BranchAndBound::bytes_mixed(const BranchNode& w) {
   const Mixture& m = w.mixture;
   const size_t row = static_cast<size_t>(
@@ -145,13 +146,13 @@ BranchAndBound::Mixed BranchAndBound::bytes_mixed(const BranchNode& w) {
   return mixed;
 }
 
-// The box without `point`, as disjoint boxes, and the point itself.
+// Branches around the rounded mixture: the box without that point, as disjoint boxes, and the point itself.
 void BranchAndBound::around(const BranchNode& w) {
   const ColumnPool& t = pool(w.lo.accumulation);
   BranchNode rest = w;
   const std::vector<int> ways = whole_ways(t, w.box, w.mixture.ways);
   for (const auto& entry : t.entries) {
-    for (size_t i = 0; i + 1 < entry.ways.size(); ++i) {  // the last way is what is left
+    for (size_t i = 0; i + 1 < entry.ways.size(); ++i) {  // the last way takes the remaining instances
       const size_t x = entry.first_way + i;
       const int at = ways[x];
       const auto tighten = [&](BranchNode& part) {
@@ -177,11 +178,11 @@ void BranchAndBound::around(const BranchNode& w) {
   push(std::move(rest));
 }
 
-// After rows were added: what waits and what was given up is searched again.
+// After rows were added: rebuilds the heap from the open and the unsolved regions.
 void BranchAndBound::rebuild_tree() {
   pools_.clear();
   cheapest_.clear();
-  if (boxed_) {  // with all ways allowed again regions would overlap
+  if (boxed_) {  // merging these boxes would make regions overlap, so the search restarts
     boxed_ = false;
     double least = 1e300;
     const auto count = [&](const BranchNode& w) {
@@ -204,7 +205,7 @@ void BranchAndBound::rebuild_tree() {
   for (; !open_.empty(); open_.pop()) add(open_.top());
   for (const BranchNode& w : given_up_) add(w);
   given_up_.clear();
-  // Neighbours that are alike are searched together.
+  // Neighbours with nearly equal reserves are searched together.
   for (auto it = regions.begin(); it != regions.end();) {
     BranchNode w = std::move(it->second);
     for (++it; it != regions.end(); ++it) {
@@ -233,7 +234,7 @@ void BranchAndBound::begin(double least_per_sample) {
   }
 }
 
-// Of a step of this batch: plans that take less are better than the best one.
+// The time of a step of this batch below which a plan is better than the incumbent.
 int64_t BranchAndBound::cutoff(const BranchNode& w) const {
   if (!best_.feasible) return kLargestSum;
   const int128 least = static_cast<int128>(best_.step_ps) * w.samples, per = best_.batch.samples();

@@ -5,14 +5,15 @@
 namespace osdp::search {
 
 // Note [All phases]
-// Where many phases bind, rows that are found one by one raise the bound slowly. So before one batch and
-// transient is cut any further, prices for all phases are sought together, by subgradients: what a plan that
-// is cheapest at some prices has over the limit says where prices should rise. Directions are averages over
-// turns (the volume algorithm of Barahona and Anbil), steps follow from the distance between bound and best
-// plan. Every turn bounds the batch and transient; and its plan, where it fits, is made faster with the
-// memory that it leaves, and offered. The dearest phases become rows.
+// If many phases bind, adding rows one by one raises the bound slowly. So before one batch and transient is
+// branched further, the prices of all phases are optimised together by a subgradient method: the excess over
+// the limit, by phase, of the cheapest plan at some prices is a subgradient. Directions are averages over
+// turns (the volume algorithm of Barahona and Anbil); step lengths follow from the gap between the bound and
+// the best plan. Every turn gives a bound for this batch and transient. The first turn's plan is repaired
+// until it fits, improved with the memory left over, and offered as an incumbent. The phases of the highest
+// prices become rows.
 //
-// True where rows were added.
+// True if rows were added.
 bool BranchAndBound::price_phases(BranchNode& w) {
   constexpr int kTurns = 80;
   if (any_ || rows_.size() < first_rows_ + 2 || !priced_.insert(key_of(w)).second) return false;
@@ -74,14 +75,14 @@ bool BranchAndBound::price_phases(BranchNode& w) {
   return add_rows(best);
 }
 
-// The prices of a region's rows, by phase.
+// The prices of a region's rows, indexed by phase.
 std::vector<double> BranchAndBound::phase_prices(const BranchNode& w) const {
   std::vector<double> prices(request_.paper() ? 1 : model_.operators.size(), 0);
   for (size_t j = 0; j < rows_.size(); ++j) prices[static_cast<size_t>(std::max(rows_[j], 0))] += w.prices[j];
   return prices;
 }
 
-// The phases with the highest prices, at least a hundredth of all.
+// Adds the phases with the highest prices, at least a hundredth of the sum of all, as rows.
 bool BranchAndBound::add_rows(const std::vector<double>& prices) {
   if (request_.paper()) return false;
   double sum = 0;
@@ -94,7 +95,8 @@ bool BranchAndBound::add_rows(const std::vector<double>& prices) {
   }
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return prices[a] > prices[b]; });
   bool added = false;
-  for (size_t k = 0; k < order.size() && rows_.size() + 3 < kMostRows; ++k) {  // leaves room for broken ones
+  for (size_t k = 0; k < order.size() && rows_.size() + 3 < kMostRows;
+       ++k) {  // leaves room for violated ones
     rows_.push_back(order[k]);
     added = true;
   }

@@ -22,7 +22,7 @@ Schedule schedule(const Model& model, const Request& request, const Budget& budg
     }
     s = search.run();
   }
-  // A search that was stopped does not know that nothing fits.
+  // A search that was stopped has not proven that nothing fits.
   if (!s.feasible && request.find_smallest && (!watch.stopped() || least.bound_bytes > request.limit_bytes)) {
     s.smallest_limit_bytes = smallest_limit(model, request, kinds, least, budget, watch);
   }

@@ -14,14 +14,13 @@ struct Certificate {
   Multiplier multiplier;
 };
 
-// What any plan must at least take, by Lagrange's argument: for every lambda = p/q >= 0 and every plan within
-// the limit,
-//   time >= sum over operators of min over options of (t + lambda m)  -  lambda * limit,
-// rounded up because times are whole. Negative where it says nothing.
+// A lower bound of every plan's time by weak duality: for every lambda = p/q >= 0 and every plan within the
+//   limit, time >= sum over operators of min over options of (t + lambda m)  -  lambda * limit,
+// rounded up because times are integers. A negative result proves nothing.
 int64_t proven_lower_bound(const ProblemView& problem, Multiplier multiplier);
 
 // Empty if the claims hold: every choice exists, time and memory are what the choices cost, memory is within
-// the limit, and no plan is faster than lower_bound_ps. Else one line that says which claim is false.
+// the limit, and no plan is faster than lower_bound_ps. Otherwise one line that says which claim is false.
 std::string check(const ProblemView& problem, const std::vector<int>& choices, const Certificate& claims);
 
 }  // namespace osdp::search

@@ -41,7 +41,7 @@ int128 least_priced(const Alike& a, Multiplier m) {
   return least;
 }
 
-// Whether what is cheapest at this price holds more than the limit, so that the best price is a higher one.
+// Whether the cheapest plan at this price exceeds the limit, so that the optimal price is higher.
 bool too_low(const std::vector<Alike>& alike, Multiplier m, int64_t limit) {
   int128 memory = 0;
   for (const Alike& a : alike) {
@@ -73,7 +73,7 @@ Multiplier find_price(const std::vector<Alike>& alike, int64_t limit) {
   return fraction(std::exp2(high));
 }
 
-// The longest time below `bound` that a plan can take: all times differ by multiples of a common divisor.
+// The largest time below `bound` that a plan can have: all times differ by multiples of a common divisor.
 int64_t longest_below(const std::vector<Alike>& alike, int64_t bound) {
   int64_t step = 0;
   int128 base = 0;
@@ -90,7 +90,7 @@ struct Sum {
   int64_t memory, time;
 };
 
-// Sorts by memory and keeps what takes less time than all that holds no more.
+// Sorts by memory and drops dominated sums.
 void drop_worse(std::vector<Sum>& sums) {
   std::sort(sums.begin(), sums.end(), [](const Sum& a, const Sum& b) {
     return a.memory != b.memory ? a.memory < b.memory : a.time < b.time;
@@ -104,10 +104,10 @@ void drop_worse(std::vector<Sum>& sums) {
 
 // The time of the fastest plan that takes at most `target`; -1: there is none, -2: too many sums.
 int64_t fastest(const std::vector<Alike>& alike, int64_t limit, int64_t target, Multiplier m, int64_t work) {
-  // What a plan's reduced costs may sum to.
+  // The largest allowed sum of a plan's reduced costs.
   int128 allowance = static_cast<int128>(m.denominator) * target + static_cast<int128>(m.numerator) * limit;
   std::vector<int128> least;
-  int128 memory_left = 0, time_left = 0;  // of the operators to come, at least
+  int128 memory_left = 0, time_left = 0;  // least memory and time of the remaining operators
   for (const Alike& a : alike) {
     least.push_back(least_priced(a, m));
     allowance -= least.back() * a.count;

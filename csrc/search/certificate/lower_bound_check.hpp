@@ -1,14 +1,14 @@
-// Whether any plan of a bare problem is faster than a lower bound says. Like
+// Checks a lower bound of a knapsack problem: whether any plan is faster. Like
 // certificate/knapsack_certificate.hpp it shares no code with the search.
 //
 // Note [Checking a lower bound]
-// A multiplier proves a bound by itself (certificate/knapsack_certificate.hpp), but not always all that the
-// search proved: between the two is the duality gap. A plan of time T within the limit has reduced costs (t +
-// lambda m, less the operator's least) that sum to at most T + lambda limit - the sum of the least. For a T
-// just below the claimed bound that is little, so most options of most operators are out, and the sums of
-// those that are left are listed, operator by operator, without those that another sum is no worse than in
-// time and memory. Where none is left at the end, no plan is faster. Where the lists grow beyond what was
-// allowed, the claim stays unproven: this is a plain dynamic program, the search knows more ways to cut.
+// A multiplier alone proves a bound (certificate/knapsack_certificate.hpp), which may be below the one that
+// the search proved by the duality gap. The reduced costs (t + lambda m minus the operator's minimum) of a
+// plan of time T within the limit sum to at most T + lambda limit - the sum of the minima. For a T just below
+// the claimed bound this is small, which excludes most options of most operators; the undominated partial
+// sums (in time and memory) of the remaining ones are enumerated operator by operator. If none is left at the
+// end, no plan is faster. If the lists exceed the allowed work, the claim stays unproven: this is a plain
+// dynamic program with fewer pruning rules than the search.
 #pragma once
 
 #include "search/certificate/knapsack_certificate.hpp"
@@ -21,19 +21,19 @@ enum class BoundHolds { Yes, No, Unknown };
 
 struct BoundCheck {
   BoundHolds holds = BoundHolds::Unknown;
-  int64_t faster_ps = 0;  // No: a plan within the limit takes so long, less than the bound
-  int64_t given_ps = 0;   // what the given multiplier proves
-  int64_t proven_ps = 0;  // what the best one proves, but for rounding
+  int64_t faster_ps = 0;  // if No: the time of a plan within the limit, below the bound
+  int64_t given_ps = 0;   // bound of the given multiplier
+  int64_t proven_ps = 0;  // bound of the best multiplier, up to rounding
 };
 
-// `bound_ps`: what is claimed that no plan within the limit is faster than. At most `work` sums are listed.
-// Throws InvalidProblem for a problem that means nothing.
+// `bound_ps`: the claimed lower bound. Enumerates at most `work` sums. Throws InvalidProblem for a malformed
+// problem.
 BoundCheck check_bound(const ProblemView& problem, int64_t bound_ps, Multiplier multiplier,
                        int64_t work = kBoundWork);
 
-// Like check() in certificate/knapsack_certificate.hpp, and also that the lower bound holds, however far
-// above the multiplier's it is, and that no other multiplier proves more. Where `work` does not suffice, the
-// line says so.
+// Like check() in certificate/knapsack_certificate.hpp; also checks that the lower bound holds even if it is
+// above the multiplier's, and that no other multiplier proves more. The line also says if `work` did not
+// suffice.
 std::string check_all(const ProblemView& problem, const std::vector<int>& choices, const Certificate& claims,
                       int64_t work = kBoundWork);
 

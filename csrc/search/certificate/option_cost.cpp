@@ -19,8 +19,8 @@ bool allows(const Request& request, Mode mode) {
 
 bool has_rows(const Tensor& t) { return t.shardable && t.bytes() > 0; }
 
-// One option of one operator. An operator is in one piece, every tensor whole or sharded, or its weight is in
-// slices and its other tensors whole.
+// One option of one operator. Either the operator is unsplit and all its tensors are replicated or sharded,
+// or its weight is split into slices and its other tensors are replicated.
 class Columns {
  public:
   Columns(const Operator& op, const Request& request, Recompute recompute, Choice choice)
@@ -70,17 +70,17 @@ class Columns {
     return sum([&](const Tensor& t) { return t.trainable ? bytes(t) : 0; });
   }
 
-  // --- what a rank keeps
+  // --- memory kept on a rank
 
   // Parameter, gradient and optimizer state.
   int64_t copies(const Tensor& t) const {
     return t.trainable ? 2 + request_.space.optimizer_bytes_per_parameter_byte : 1;
   }
-  // Of `rows` rows that are shared.
+  // A rank's part of `rows` sharded rows.
   int64_t part(int64_t rows, int64_t row_bytes) const {
     return paper() ? divided(rows * row_bytes, sharing()) : divided(rows, sharing()) * row_bytes;
   }
-  // Of the tensor, on the fullest rank.
+  // Bytes of the tensor on the rank that holds most.
   int64_t on_rank(const Tensor& t) const {
     if (is_weight(t)) return whole_slices() * (t.bytes() / choice_.granularity) + slices() * slice_part();
     return whole() || sliced() || !t.shardable ? t.bytes() : part(t.rows, t.row_bytes);
@@ -92,7 +92,7 @@ class Columns {
     const int64_t in = choice_.split == Split::In ? op_.in_features / choice_.granularity : op_.in_features;
     return weight().shardable ? part(out, in * element) : out * in * element;
   }
-  // In the dtype that is computed in, of what is whole all the time.
+  // The copy in the compute dtype of a replicated tensor.
   int64_t working_copy(const Tensor& t) const {
     const bool other = t.compute_row_bytes != 0 && t.compute_row_bytes != t.row_bytes;
     return other && (whole() || (sliced() && !is_weight(t))) ? t.rows * t.compute_row_bytes : 0;
@@ -102,7 +102,7 @@ class Columns {
     return sum_trained([&](const Tensor& t) { return on_rank(t); });
   }
 
-  // --- what is there for a time
+  // --- temporary memory
 
   int64_t gathered() const {
     return sum([](const Tensor& t) { return t.compute_bytes(); });
@@ -113,13 +113,13 @@ class Columns {
   int64_t sent() const {
     return sum_trained([](const Tensor& t) { return t.reduce_bytes(); });
   }
-  // Of one slice: gathered, and its gradient as it leaves.
+  // One slice: its gathered parameters, and its gradient in the dtype of reduction.
   int64_t slice_gathered() const { return weight().compute_bytes() / choice_.granularity; }
   int64_t slice_sent() const {
     return weight().trainable ? weight().reduce_bytes() / choice_.granularity : 0;
   }
 
-  // Gradients that are made where they are kept.
+  // Gradients that backward writes in place.
   int64_t whole_gradient() const {
     return sum_trained([&](const Tensor& t) {
       if (is_weight(t)) return whole_slices() * (t.bytes() / choice_.granularity);
@@ -143,14 +143,14 @@ class Columns {
     return read_again() && version() < 2 ? 0 : std::max(gathered(), sent());
   }
 
-  // --- what is communicated, in seconds
+  // --- communication in seconds
 
-  // Once round a ring; `latency`: the share of it that is paid.
+  // One pass of a ring; `latency`: the fraction of alpha that counts.
   static double round_s(Collective link, int64_t bytes, int64_t ranks, double latency = 1) {
     const auto n = static_cast<double>(ranks);
     return (n - 1) * (latency * link.alpha_s + static_cast<double>(bytes) / n * link.beta_s_per_byte);
   }
-  // Over all ranks the slowest link sets the pace.
+  // A ring over all ranks runs at the speed of its slowest link.
   double over_all_s(Collective link, int64_t bytes, double latency = 1) const {
     if (device_.hosts > 1) {
       link.alpha_s = std::max(link.alpha_s, device_.between_hosts.alpha_s);
@@ -168,8 +168,8 @@ class Columns {
     const double share = paper() ? 1 : std::min(1.0, static_cast<double>(bytes) / bucket);
     return 2 * over_all_s(device_.all_reduce, bytes, share);
   }
-  // All-gathers of a micro-batch: in forward, in backward, and in the recomputation, which does without where
-  // parameters are held; slices are not.
+  // Number of all-gathers in a micro-batch: in forward, in backward, and in recomputation unless the
+  // parameters are held; slices are never held.
   double gathers() const {
     const bool third = recompute_ == Recompute::Regather || (recompute_ == Recompute::Hold && sliced());
     return static_cast<double>((third ? 3 : 2) * (paper() ? 1 : divided(op_.calls, op_.places)));
@@ -190,7 +190,8 @@ class Columns {
       return gathers() * all_gather_s(gathered()) + reduce_scatter_s(sent());
     const double inside = gathers() * round_s(device_.all_gather, gathered(), sharing());
     if (sent() == 0) return inside;
-    // The ranks of a host reduce a part each across hosts, over links that they share: together all of it.
+    // Each rank of a host reduces its part across hosts; they share the links, which therefore carry all
+    // parts.
     return inside + (round_s(device_.reduce_scatter, sent(), sharing()) +
                      2 * round_s(device_.between_hosts, sent(), device_.hosts));
   }
@@ -221,17 +222,17 @@ std::vector<Choice> choices(const Operator& op, const Request& request) {
     if (g < 2 || split == Split::None) continue;
     if (static_cast<int64_t>(found.size()) + g > kMostCandidates)
       throw InvalidProblem("operator '" + op.name + "' can be treated in too many ways to be checked");
-    // Slices that stay whole are NO_SHARD.
+    // Unsharded slices require NO_SHARD.
     for (int64_t k = allows(request, Mode::NoShard) ? 1 : g; k <= g; ++k)
       found.push_back({Mode::FullShard, g, k, split});
   }
   return found;
 }
 
-// What averaging one operator's whole gradients takes: Note [Averaging] in problem/cost.cpp.
+// Memory for averaging one operator's replicated gradients: Note [Averaging] in problem/cost.cpp.
 struct Averaged {
-  int128 trained = 0, small = 0;   // bytes as they are kept, and of tensors that travel together
-  int128 copied = 0, largest = 0;  // under mixed precision: copies; the largest gradient as it is made
+  int128 trained = 0, small = 0;   // bytes as stored, and of tensors packed together
+  int128 copied = 0, largest = 0;  // under mixed precision: copies; the largest gradient in the compute dtype
 };
 
 Averaged averaged(const Operator& op, const Request& request, bool accumulates) {
@@ -256,7 +257,7 @@ Averaged averaged(const Operator& op, const Request& request, bool accumulates) 
   return a;
 }
 
-// A rank's part of the operator's gradient, where the fewest ranks share it.
+// A rank's part of the operator's gradient in the mode in which the fewest ranks share it.
 int128 gradient_part(const Operator& op, const Request& request) {
   int64_t fewest = 0;
   for (const Mode mode : request.space.modes) {
@@ -302,7 +303,7 @@ int128 averaging_cost_bytes(const Model& model, const Request& request, bool acc
   if (version == 1) return bucket;
   int128 most = version == 2 ? bucket : std::max(smalls_of_one, std::min(bucket, small));
   for (const Averaged& a : all) {
-    // A bucket full of operators like it, or it alone.
+    // A bucket full of operators like this one, or this one alone.
     most = std::max(most, a.copied);
     if (a.trained > 0) most = std::max(most, (bucket * a.copied + a.trained - 1) / a.trained);
   }

@@ -1,6 +1,6 @@
-// What one way to treat an operator holds and takes, for the checker: the columns of the tables in
-// docs/search.md ("What is minimised"), each by itself. It shares no code with problem/cost.hpp, by which the
-// search prices the same options, so an error in either shows as a plan that does not check.
+// Memory and time of one option of an operator, for the checker: each column of the tables in docs/search.md
+// ("What is minimised") is computed separately. It shares no code with problem/cost.hpp, which computes the
+// same costs for the search, so an error in either makes a plan's check fail.
 #pragma once
 
 #include "search/problem/plain_plan.hpp"
@@ -10,24 +10,24 @@ namespace osdp::search {
 
 struct OptionCost {
   PlainPlan::Choice choice;
-  int64_t state_bytes = 0;      // parameters, gradients and optimizer state of the fullest rank
-  int64_t gradient_bytes = 0;   // of them: not there before the operator's backward
-  int64_t own_phase_bytes = 0;  // beside them, while its backward runs
-  int64_t kept_bytes = 0;       // gathered, until its backward is over
-  int64_t held_bytes = 0;       // gathered, in the phases of a block that is recomputed with `hold`
+  int64_t state_bytes = 0;      // parameters, gradients and optimizer state on the rank that holds most
+  int64_t gradient_bytes = 0;   // part of state_bytes: allocated in the operator's backward
+  int64_t own_phase_bytes = 0;  // in addition, while its backward runs
+  int64_t kept_bytes = 0;       // gathered parameters kept until its backward is over
+  int64_t held_bytes = 0;       // gathered parameters held in the phases of a block recomputed with `hold`
   int64_t transient_bytes = 0;
-  int64_t communication_ps = 0;  // of a micro-batch
-  int64_t optimizer_ps = 0;      // of a step
+  int64_t communication_ps = 0;  // per micro-batch
+  int64_t optimizer_ps = 0;      // per step
 };
 
-// All that a search may choose from; none for an operator without parameters. Throws InvalidProblem where the
-// figures are none, or the options too many.
+// All options in the search space; empty for an operator without parameters. Throws InvalidProblem if a time
+// is invalid, or if there are too many options.
 std::vector<OptionCost> option_costs(const Operator& op, const Request& request, Recompute recompute);
 
-// What every phase holds for gradients that are averaged, however operators are treated.
+// Memory in every phase for gradients being averaged, independent of the choices.
 int128 averaging_cost_bytes(const Model& model, const Request& request, bool accumulates);
 
-// Of a time in seconds, rounded.
+// A time in seconds, converted to picoseconds and rounded.
 int64_t rounded_ps(double seconds, const std::string& name);
 
 }  // namespace osdp::search

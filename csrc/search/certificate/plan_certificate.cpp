@@ -17,7 +17,7 @@ std::string decimal(int128 v) {
   return sign + digits;
 }
 
-// All that decides what an operator's options cost.
+// Everything that determines the costs of an operator's options.
 std::vector<int64_t> sizes_of(const Operator& op) {
   std::vector<int64_t> sizes{op.split_tensor, op.out_features, op.in_features, op.calls, op.places};
   for (const Tensor& t : op.tensors)
@@ -39,7 +39,7 @@ class Checker {
     std::vector<Recompute> ways = request.recompute;
     if (std::find(ways.begin(), ways.end(), Recompute::None) == ways.end()) ways.push_back(Recompute::None);
     for (Recompute r : ways) {
-      std::map<std::vector<int64_t>, size_t> known;  // operators that are alike cost alike
+      std::map<std::vector<int64_t>, size_t> known;  // equal operators have equal costs
       auto& costs = costs_[static_cast<int>(r)];
       for (size_t i = 0; i < model.operators.size(); ++i) {
         const auto [at, fresh] = known.try_emplace(sizes_of(model.operators[i]), i);
@@ -49,7 +49,7 @@ class Checker {
     check_totals(ways);
   }
 
-  // Finds the plan's choices; empty, or what is wrong.
+  // Looks up the costs of the plan's choices; returns an empty string or what is wrong.
   std::string find() {
     for (size_t b = 0; b < plan_.blocks.size(); ++b) {
       if (std::find(request_.recompute.begin(), request_.recompute.end(), plan_.blocks[b]) ==
@@ -165,7 +165,7 @@ class Checker {
     }
     return sum * plan_.batch.accumulation;
   }
-  // In every phase, with the room for what is being gathered, made and reduced.
+  // Memory in every phase, including the reserve for transients.
   int128 always() const {
     if (request_.space.cost == Cost::Paper) return 0;
     int128 sum = static_cast<int128>(model_.input_bytes_per_sample) * plan_.batch.size + model_.buffer_bytes;
@@ -184,7 +184,7 @@ class Checker {
         static_cast<int128>(op.saved_bytes_per_sample) * plan_.batch.size + op.saved_bytes_fixed;
     const int128 state = c == nullptr ? 0 : c->state_bytes;
     if (phase < 0) return state + saved;
-    if (static_cast<int>(i) > phase) return state;  // its backward has been
+    if (static_cast<int>(i) > phase) return state;  // its backward is over
     int128 sum = c == nullptr ? 0 : state - c->gradient_bytes + c->kept_bytes;
     if (c != nullptr && plan_.batch.accumulation > 1) sum += c->gradient_bytes;
     if (static_cast<int>(i) == phase) {
@@ -233,9 +233,8 @@ std::string prices_problem(const Model& model, const Request& request, const std
   if (prices.size() > 64) return "more than 64 prices";
   for (const PhasePrice& p : prices) {
     if (p.numerator < 0 || p.numerator > (int64_t{1} << 56)) return "a price is not in 0..2^56";
-    // Only what the limit bounds may have a price: every phase by itself, or with the paper's costs the one
-    // sum over the whole step. No plan need keep that sum below the limit where memory is a maximum over
-    // phases.
+    // Only quantities bounded by the limit may have a price: every single phase or, with the paper's costs,
+    // the sum over the whole step. If memory is a maximum over phases, the limit does not bound that sum.
     const bool a_phase = p.phase >= 0 && p.phase < static_cast<int>(model.operators.size());
     if (request.paper() ? p.phase != -1 : !a_phase) {
       return "a price of phase " + decimal(p.phase) + ", which is none that the limit bounds";

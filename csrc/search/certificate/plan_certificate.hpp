@@ -1,7 +1,7 @@
-// An independent check of a whole plan: its time, the memory of every phase, and the Lagrangian bound of the
-// prices it comes with. Everything follows by the definitions of docs/search.md from what single options cost
-// (certificate/option_cost.hpp), operator by operator and in 128-bit integers; no code is shared with the
-// search.
+// An independent check of a whole plan: its time, the memory of every phase, and the Lagrangian bound at the
+// prices in its certificate. Everything is computed from the costs of single options
+// (certificate/option_cost.hpp) by the definitions of docs/search.md, operator by operator and in 128-bit
+// integers; no code is shared with the search.
 #pragma once
 
 #include "search/problem/plain_plan.hpp"
@@ -21,14 +21,16 @@ struct PlanClaims {
   int64_t denominator = 1;  // of all prices, in ps per byte
 };
 
-// What any plan with this plan's batch and no larger transients must take: for all prices p_j / q >= 0
-//   time >= sum over operators and blocks of min over choices of (t + sum_j p_j/q m_j) - sum_j p_j/q limit,
-// rounded up; for each of `alternatives`, lists of prices. Nothing is claimed of the plan itself.
+// Lower bounds of the time of every plan with this plan's batch and no larger transients: for all prices p_j
+//   / q >= 0 time >= sum over operators and blocks of min over choices of (t + sum_j p_j/q m_j) - sum_j p_j/q
+//   limit,
+// rounded up. One bound for each list of prices in `alternatives`. Checks no claim about the plan itself.
 std::vector<int64_t> plan_lower_bounds(const Model& model, const Request& request, const PlainPlan& plan,
                                        const std::vector<std::vector<PhasePrice>>& alternatives,
                                        int64_t denominator);
 
-// Empty if the claims hold; else one line that says which is false. request.limit_bytes is the limit claimed.
+// Empty if the claims hold; otherwise one line that says which is false. request.limit_bytes is the claimed
+// limit.
 std::string check_plan(const Model& model, const Request& request, const PlainPlan& plan,
                        const PlanClaims& claims);
 

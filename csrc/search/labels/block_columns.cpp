@@ -7,13 +7,13 @@
 namespace osdp::search {
 namespace {
 
-// What one way costs at least, slot by slot.
+// The least cost of one way, and the reduced costs of its options by slot.
 struct WayCost {
   struct Extra {
-    double cost;  // above the slot's cheapest option
+    double cost;  // relative to the slot's cheapest option
     const SlotOption* option;
   };
-  double all = 0;                         // of the whole way
+  double all = 0;                         // least cost of the whole way
   std::vector<std::vector<Extra>> extra;  // by slot, cheapest first
 };
 
@@ -44,9 +44,10 @@ WayCost cost_of(const ChainResources& chain, const ChainResources::Segment& segm
   return cost;
 }
 
-// The first slots of a segment.
+// A partial column: choices for the first slots of a segment.
 struct Part {
-  int64_t time = 0, before = 0, after = 0, peak = 0, now = 0;  // now: before, and what is there only inside
+  int64_t time = 0, before = 0, after = 0, peak = 0,
+          now = 0;  // now: `before` plus memory held only inside the segment
   double extra = 0;
   uint32_t parent = 0;
   int candidate = -1;
@@ -56,7 +57,7 @@ bool no_worse(const Part& a, const Part& b) {
   return a.time <= b.time && a.before <= b.before && a.after <= b.after && a.peak <= b.peak && a.now <= b.now;
 }
 
-// Those that none of the last few before them is no worse than. `list` is sorted by time.
+// Drops elements dominated by one of the last few kept before them. `list` is sorted by time.
 template <class T, class NoWorse>
 void drop_dominated(std::vector<T>& list, NoWorse no_worse, Stopwatch& watch) {
   constexpr size_t kLook = 8;
@@ -76,7 +77,7 @@ void drop_dominated(std::vector<T>& list, NoWorse no_worse, Stopwatch& watch) {
 bool add_way(const ChainResources& chain, const ChainResources::Segment& segment,
              const ChainResources::Way& way, WayCost cost, double allowance, size_t most, Stopwatch& watch,
              BlockColumns& columns) {
-  static constexpr SlotOption kWithout{-1, 0, 0, 0, 0, 0};  // parameters
+  static constexpr SlotOption kWithout{-1, 0, 0, 0, 0, 0};  // no parameters
   const bool again = way.way != Recompute::None;
   std::vector<std::vector<Part>> parts(1);
   Part& start = parts[0].emplace_back();

@@ -1,15 +1,15 @@
 // Note [Column reduction]
-// Before partial plans are put together (Note [Label setting]) each segment's list of columns is made
-// short:
-// - A column that makes the bound at the phases' prices exceed what is looked for is out.
-// - A phase that is within the limit whatever the lists choose needs no watching: the segment's peak is
-// forgotten,
-//   that is, lowered to the least one of its list. What a segment holds after its backward matters to earlier
-//   phases only and is forgotten where none of those can be exceeded; what it holds before, to later ones
-//   only. With fewer numbers to compare more columns are dominated, and more partial plans.
-// Segments alike share a list until they differ in what matters, so that all this is done once for them.
-// How much the lists can hold together is bounded as times are: a column that holds more at a cost counts
-// that cost, at some rate, and a plan has no more to spend than lies between bound and what is looked for.
+// Before label setting (Note [Label setting]) each segment's list of columns is shortened:
+// - A column is dropped if with it the bound at the phases' prices exceeds the target.
+// - A phase that is within the limit for every choice from the lists need not be checked. Then the segment's
+//   peak is forgotten, that is, lowered to the least one of its list. A segment's memory after its backward
+//   matters to earlier phases only, and is forgotten if none of those can exceed the limit; in the same way
+//   its memory before, for later phases. With fewer numbers to compare more columns are dominated, and more
+//   labels.
+// Equal segments share a list until they differ in which amounts matter, so that this work is done once for
+// them. The most memory that the lists can hold together is bounded by a Lagrangian argument, too: a column's
+// memory is reduced by its reduced cost times some rate, and the sum of a plan's reduced costs is at most the
+// difference between the target and the bound.
 #include "search/labels/column_reduction.hpp"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ namespace {
 constexpr size_t kMostColumns = 4000;  // of one segment
 constexpr double kHuge = 1e300;
 
-// x followed by y; each bounds what is held at most, less a penalty for its cost.
+// Upper bounds of the memory held, minus a penalty for the cost; join(): x followed by y.
 struct Most {
   double before = 0, after = 0, peak = -kHuge;
   static Most join(const Most& x, const Most& y) {
@@ -52,7 +52,7 @@ void drop_dominated(std::vector<Item>& items) {
   items.resize(kept);
 }
 
-// The least of each amount over some items.
+// The componentwise minimum of the items' amounts.
 Stretch least_of(const std::vector<Item>& items) {
   Stretch least{kLargestSum, kLargestSum, kLargestSum, kLargestSum};
   for (const Item& x : items) {
@@ -88,10 +88,10 @@ bool ColumnReduction::make_lists(Stopwatch& watch) {
   constexpr size_t kNone = ~size_t{0};
   const double allowance = static_cast<double>(most_) - bound_;
   const auto& segments = chain_->segments();
-  std::vector<size_t> last(chain_->kinds(), kNone);  // list, of the kind's last segment
+  std::vector<size_t> last(chain_->kinds(), kNone);  // by kind: the list of its previous segment
   for (size_t s = 0; s < segments.size(); ++s) {
     size_t& at = last[segments[s].kind];
-    // Equal segments mostly have the same prices around them, and none inside.
+    // Equal segments usually have no priced phase in or between them, so they have the same prices.
     if (at == kNone || prices_->of(segments[lists_[at].segment].first, segments[s].end) != 0) {
       auto columns = std::make_shared<BlockColumns>();
       if (!list_block_columns(*chain_, segments[s], *prices_, allowance, kMostColumns, watch, *columns))
@@ -108,7 +108,8 @@ bool ColumnReduction::make_lists(Stopwatch& watch) {
   return true;
 }
 
-// Of all items, and what a plan has to spend above them; but for rounding.
+// Computes the reduced costs of all items; returns the largest sum of reduced costs of a plan of time most_,
+// up to rounding.
 double ColumnReduction::find_costs() {
   for (List& list : lists_) {
     const StretchPrices prices(*prices_, chain_->segments()[list.segment]);
@@ -160,7 +161,7 @@ void ColumnReduction::find_extremes() {
   }
   for (Extremes& e : until_) e.most_before = e.most_after = e.most_peak = kLargestSum;
   for (Extremes& e : from_) e.most_before = e.most_after = e.most_peak = kLargestSum;
-  // What is spent on holding more: nothing counts, or bytes at so many times the price of all memory.
+  // Rates of the penalty: none, or bytes per ps as multiples of 1 / (sum of all prices).
   constexpr std::array<double, 5> kRates{0.0, 0.5, 2.0, 8.0, 32.0};
   const double price = prices_->all(), left = find_costs();
   std::array<double, kRates.size()> bytes_per_ps{};
@@ -208,9 +209,9 @@ void ColumnReduction::forget_harmless() {
   for (size_t s = 0; s < n; ++s)
     harmful[s] = until_[s].most_before + most[list(s)] + from_[s + 1].most_after > limit;
   const auto first = static_cast<size_t>(std::find(harmful.begin(), harmful.end(), 1) - harmful.begin());
-  size_t last = n;  // one behind the last
+  size_t last = n;  // one past the last
   while (last > 0 && !harmful[last - 1]) --last;
-  // Segments that shared a list and now differ in what matters get one each.
+  // Segments that shared a list and now differ in the amounts that matter get separate lists.
   const std::vector<List> before = std::exchange(lists_, {});
   std::vector<std::array<int, 8>> fresh(before.size(), {-1, -1, -1, -1, -1, -1, -1, -1});
   for (size_t s = 0; s < n; ++s) {

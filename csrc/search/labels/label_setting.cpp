@@ -1,15 +1,16 @@
 // Note [Label setting]
-// Plans grow from the front. Of the first segments a partial plan has time, `before` and `peak`, to which
-// what follows adds its `peak` and its `after` (Note [Chain resources]): two amounts of memory are all
-// that it has, however many phases bind. Partial plans that another one is no worse than in time and both
-// amounts are dropped; so are those whose bound is beyond what is looked for (labels/peak_bound.hpp). An
-// amount that nothing behind a partial plan could make too large is raised to the most that is harmless, so
-// that it tells no plans apart.
+// Labels are extended from the front of the chain. A label, a partial plan of the first segments, has a time,
+// `before` and `peak`; later segments add their `peak` and their `after` to these (Note [Chain resources]),
+// so two amounts of memory suffice however many phases bind. Labels dominated in time and both amounts are
+// dropped, and so are those whose lower bound exceeds the target (labels/peak_bound.hpp). An amount that no
+// completion can make exceed the limit is raised to the largest harmless value, so that it does not prevent
+// dominance.
 //
-// Work grows steeply with the distance above the bound up to which plans are looked for. So the bound comes
-// first: with the phases' prices alone much lies below it. Peak bounds are made of the plans up to some time;
-// where there are none the time rises, where lists grow long it falls. Then plans are looked for a little
-// above the best bound, and further, until one is found: the best. What a look has proven the next one knows.
+// Work grows steeply with the distance between target and bound, so the bound is improved first: the phases'
+// prices alone leave a large gap. Peak bounds are computed for plans up to some time, which is raised if
+// there are no such plans and lowered if lists grow long. Then the target starts slightly above the best
+// bound and is raised until a plan is found, which is optimal. What one search has proven is kept for the
+// next.
 #include "search/labels/label_setting.hpp"
 
 #include <algorithm>
@@ -41,7 +42,7 @@ class Growth {
       lists_.push_back(std::move(list));
     }
     found.complete = true;
-    if (lists_.back()[0].time > most_) return found;  // by what was left for rounding
+    if (lists_.back()[0].time > most_) return found;  // exceeds the target by the margin for rounding
     found.found = true;
     found.time_ps = lists_.back()[0].time + chain_.fixed_ps();  // sorted by time
     found.decision = decide(0);
@@ -89,9 +90,9 @@ class Growth {
     double least;
     uint32_t item;
   };
-  // All items, by what they make a part of `from` take at least, but for its own time and price * peak. Such
-  // a part's peak becomes x.peak + t.after at least, and no part has more room (peak - before) than the
-  // roomiest.
+  // All items, sorted by a lower bound on completions of any label of `from` with this item, without the
+  // label's own time and price * peak. The extended label's peak is at least x.peak + t.after, and peak -
+  // before is at most its maximum over `from`.
   std::vector<Ordered> by_cost(const std::vector<Label>& from, size_t s) const {
     int64_t room = -kLargestSum;
     for (const Label& x : from) room = std::max(room, x.peak - x.before);
@@ -133,8 +134,8 @@ LabelSetting::LabelSetting(ChainResources chain, const std::vector<double>& pric
   bound_ = priced_bound_ = sum - memory - 1 - 1e-12 * (sum + std::abs(memory));
 }
 
-// What each segment may do in plans up to `time`. The lists are made for somewhat slower ones, too, since the
-// next ones that are looked for are a little slower. False where that is too much, or time ran out.
+// Computes the columns of each segment for plans up to `time`. The lists are made for a somewhat larger time,
+// since the next target is a little larger. False if there are too many, or if the budget is spent.
 bool LabelSetting::narrow(Near& near, int64_t time, Stopwatch& watch) {
   constexpr double kMore = 1.25;
   if (time > listed_) {
@@ -152,11 +153,11 @@ bool LabelSetting::narrow(Near& near, int64_t time, Stopwatch& watch) {
   return true;
 }
 
-// Bounds at several prices of the peak, about the best one, which comes first: a plan over the limit asks for
-// more, one within it for less. Such a plan's time is enough for `most`. False where lists grow longer than
-// `longest`.
+// Computes bounds at several prices of the peak around the best one, sorted by descending bound: if the
+// bound's plan exceeds the limit the price is raised, otherwise lowered. `most` is lowered to the time of a
+// plan within the limit. False if lists exceed `longest`.
 bool LabelSetting::bound_peak(Near& near, size_t longest, size_t many, int64_t& most, Stopwatch& watch) {
-  constexpr double kLittle = 0.6;  // of a step: no use in looking for a better price
+  constexpr double kLittle = 0.6;  // of a step: below this gain no better price is sought
   const auto limit = static_cast<double>(chain_.limit());
   const PeakBound *over = nullptr, *within = nullptr;
   auto& bounds = near.bounds;
@@ -181,9 +182,9 @@ bool LabelSetting::bound_peak(Near& near, size_t longest, size_t many, int64_t& 
     } else {
       over = &b;
     }
-    if (over != nullptr && within != nullptr) {  // where the two plans are as good as each other
+    if (over != nullptr && within != nullptr) {  // the price at which the two plans have equal value
       const double price = (within->time() - over->time()) / (over->peak() - within->peak());
-      const double highest = over->time() + price * (over->peak() - limit);  // no bound is better
+      const double highest = over->time() + price * (over->peak() - limit);  // no bound is higher
       if (highest - std::max(over->bound(), within->bound()) < kLittle * step()) break;
       scale = price / prices_.all();
     } else {
@@ -198,10 +199,10 @@ bool LabelSetting::bound_peak(Near& near, size_t longest, size_t many, int64_t& 
   return true;
 }
 
-// Bounds of the plans up to some time, about the best price of the peak: as many as lists of `kShort` parts
-// allow. With too few plans there is no bound, with too many lists grow long.
+// Finds bounds near the best price of the peak for plans up to some time, by bisection over that time: if it
+// is too small there are no plans to bound, if too large the lists exceed `kShort`.
 LabelSetting::Progress LabelSetting::price_peak(Near& near, size_t longest, Stopwatch& watch) {
-  constexpr size_t kShort = 600;  // last parts in a list
+  constexpr size_t kShort = 600;  // entries in a list
   double lowest = std::max(bound_, static_cast<double>(proven_)), highest = static_cast<double>(near.most);
   size_t allowed = std::min(kShort, longest);
   int64_t time = near.most;
@@ -217,7 +218,7 @@ LabelSetting::Progress LabelSetting::price_peak(Near& near, size_t longest, Stop
       double bound = near.reduction.hopeless() ? PeakBound::kNothing : lowest;
       for (const PeakBound& b : near.bounds) bound = std::max(bound, b.bound());
       const bool some = bound <= static_cast<double>(enough) * (1 + 1e-12) + 4;
-      if (enough < near.time) near.most = enough;  // a plan is known
+      if (enough < near.time) near.most = enough;  // a plan of this time is known
       if (some) {
         near.time = enough;
         bound_ = std::max(bound_, bound);
@@ -227,7 +228,7 @@ LabelSetting::Progress LabelSetting::price_peak(Near& near, size_t longest, Stop
       proven_ = std::max(proven_, near.time);
       if (near.time >= near.most) return Progress::Nothing;
       lowest = static_cast<double>(near.time);
-      if (lowest >= highest) highest = static_cast<double>(near.most);  // longer lists are allowed now
+      if (lowest >= highest) highest = static_cast<double>(near.most);  // continue with longer lists
     }
     time = static_cast<int64_t>((lowest + highest) / 2);
     if (highest - lowest < step()) {
@@ -237,7 +238,8 @@ LabelSetting::Progress LabelSetting::price_peak(Near& near, size_t longest, Stop
   }
 }
 
-// The plan of a bound, if it fits: what does not matter to plans up to near.time may matter to this one.
+// Keeps the plan of a bound if it fits. All amounts are recomputed, since those removed as harmless for plans
+// up to near.time may matter to this one.
 void LabelSetting::see(const PeakBound& bound, const ColumnReduction& reduction) {
   if (bound.time() + static_cast<double>(chain_.fixed_ps()) >= static_cast<double>(seen_ps_)) return;
   std::vector<Item> items;
@@ -266,7 +268,7 @@ LabelSettingResult LabelSetting::look(int64_t most_ps, int64_t known_ps, size_t 
 
 LabelSettingResult LabelSetting::search(int64_t most_ps, size_t longest, Stopwatch& watch) {
   constexpr double kWider = 1.5, kCheaper = 0.85;
-  constexpr int64_t kFew = 10000, kMany = 40000;  // partial plans: quick to look at; worth another bound
+  constexpr int64_t kFew = 10000, kMany = 40000;  // numbers of labels: cheap to search; worth a second bound
   LabelSettingResult found;
   Near near;
   near.most = most_ps - chain_.fixed_ps();
@@ -281,7 +283,7 @@ LabelSettingResult LabelSetting::search(int64_t most_ps, size_t longest, Stopwat
     if (progress == Progress::Stopped) return found;
     if (progress == Progress::Nothing) return nothing();
   }
-  int64_t most_nodes = 0;  // partial plans, up to any target
+  int64_t most_nodes = 0;  // largest number of labels for any target
   for (double apart = step();; apart *= most_nodes < kFew ? 2 * kWider : kWider) {
     const double lowest = std::max(bound_, static_cast<double>(proven_));
     const int64_t target = std::min(near.most, static_cast<int64_t>(lowest + apart));

@@ -5,7 +5,7 @@
 namespace osdp::search {
 namespace {
 
-// The least value put at a rank or below (a Fenwick tree); ranks from 1.
+// Prefix minimum over ranks (a Fenwick tree); ranks start at 1.
 class LeastBelow {
  public:
   explicit LeastBelow(size_t ranks) : least_(ranks + 1, {kNever, 0}) {}
@@ -33,13 +33,14 @@ std::vector<int64_t> sorted_values(const std::vector<Label>& list, int64_t Label
   return values;
 }
 
-// How many of the sorted `values` are at most v.
+// The number of sorted `values` that are at most v.
 size_t count_up_to(const std::vector<int64_t>& values, int64_t v) {
   return static_cast<size_t>(std::upper_bound(values.begin(), values.end(), v) - values.begin());
 }
 
-// Most that is dominated is so by one of those with the least peak of all, which often are many: `before` is
-// divided into ranges, and whoever is no faster than one of these in a lower range is out. One pass.
+// A cheap first pass. Most dominated labels are dominated by one of least peak, of which there are often
+// many. `before` is divided into ranges; a label is dropped if one of least peak in a lower range is no
+// slower.
 void drop_most(std::vector<Label>& list) {
   constexpr size_t kRanges = 2048;
   int64_t low = kNever, high = 0, peak = kNever;
@@ -48,7 +49,7 @@ void drop_most(std::vector<Label>& list) {
   }
   const int64_t width = (high - low) / static_cast<int64_t>(kRanges) + 1;
   const auto range = [&](const Label& p) { return static_cast<size_t>((p.before - low) / width); };
-  std::vector<int64_t> fastest(kRanges + 1, kNever);  // of the ranges below
+  std::vector<int64_t> fastest(kRanges + 1, kNever);  // over the lower ranges
   for (const Label& p : list) {
     int64_t& f = fastest[range(p) + 1];
     if (p.peak == peak) f = std::min(f, p.time);

@@ -1,13 +1,14 @@
 // Note [Least memory]
-// The least largest phase is a game: one side picks a phase, or weighs phases; the other a plan. The plan of
-// least weighted memory is found operator by operator (Pricing), and whatever the weights its average is a
-// bound. Fictitious play finds good weights: a phase's weight is how often it was the largest one of the plan
-// found. Where some plan's largest phase meets the bound it is the least memory, to the byte; mostly the
-// first or second plan does, since the smallest choices are smallest in all phases.
+// Minimizing the largest phase is a zero-sum game: one player chooses a phase, or weights over phases, the
+// other a plan. The plan of least weighted memory is found operator by operator (Pricing), and for any
+// weights its weighted average is a lower bound. Fictitious play finds good weights: a phase's weight counts
+// how often it was the largest of the plan found. A plan whose largest phase equals the bound has the least
+// memory, to the byte; usually the first or second plan does, since the smallest choices are smallest in all
+// phases.
 //
-// It is played for each largest transient. Where there are very many (a model of thousands of distinct
-// operators), neighbours share a band, with the options of its largest and the reserve of its smallest, and
-// are told apart only where that leaves the answer open.
+// The game is played for each largest transient. If there are very many (a model of thousands of distinct
+// operators), neighbours share a band, with the options of its largest and the reserve of its smallest; a
+// band is split only if it leaves the answer open.
 #include "search/labels/min_memory_bound.hpp"
 
 #include <algorithm>
@@ -23,8 +24,8 @@ namespace {
 
 constexpr int kTurns = 6;
 
-// One batch, and plans whose largest transient is one of some neighbours. (What plans with smaller ones hold
-// less for transients is left to those.)
+// The game for one batch and an interval of largest transients. (Plans with a smaller transient belong to
+// other parts, with a smaller reserve.)
 struct Part {
   Part(const Model& model, const Request& request, const Kinds& kinds, Batch b, size_t first, size_t last)
       : batch(b),
@@ -54,7 +55,8 @@ struct Part {
     ++weights[worst - phases.begin()];
     ++turn;
   }
-  // To the byte, where that succeeds: the bound then is the least peak, or no less than the best one.
+  // Solves the part exactly if that succeeds: then the bound is the least peak, or not below the best known
+  // one.
   void settle(const Model& model, const Request& request, const Kinds& kinds, MinMemory& best,
               Stopwatch& watch) {
     const ChainResources chain(model, request, kinds, batch, transient, true);
@@ -70,14 +72,14 @@ struct Part {
   int64_t work() const { return static_cast<int64_t>(50 * weights.size()); }
 
   Batch batch;
-  size_t lean, large;  // transients, as indices
+  size_t lean, large;  // range of transients, as indices
   int64_t transient, reserve, bound;
-  int turn = 1;  // also the sum of all weights
+  int turn = 1;  // equals the sum of all weights
   Pricing pricing;
   std::vector<int64_t> weights;
 };
 
-// The bands of transients, those first in which every operator can be sharded.
+// The bands of transients; those in which every operator can be sharded come first.
 std::vector<size_t> band_order(const Kinds& kinds, const Bands& bands) {
   int64_t enough = 0;
   for (const Kind& kind : kinds.kinds) {
@@ -111,7 +113,7 @@ MinMemory min_memory(const Model& model, const Request& request, const Kinds& ki
     parts.pop_back();
     return false;
   };
-  const auto play = [&](Part& part) {  // true: that is enough
+  const auto play = [&](Part& part) {  // true: stop
     part.play(model, request, kinds, best);
     return best.peak_bytes <= enough_bytes || watch.spent(part.work());
   };
@@ -128,7 +130,7 @@ MinMemory min_memory(const Model& model, const Request& request, const Kinds& ki
       if (begin(batch, bands.first(band), bands.last(band)) && play(parts.back())) return best;
     }
   }
-  // First every part a little, then those that may still have the least to their end.
+  // First a few turns of every part, then more for those that may still contain the minimum.
   for (const int turns : {2, kTurns}) {
     std::vector<Part*> order;
     for (Part& part : parts) order.push_back(&part);
@@ -138,14 +140,15 @@ MinMemory min_memory(const Model& model, const Request& request, const Kinds& ki
       if (play_on(*part, turns)) return best;
     }
   }
-  for (size_t i = 0; i < parts.size(); ++i) {  // what the weights leave open is found out
+  for (size_t i = 0; i < parts.size();
+       ++i) {  // parts that the weights leave open are split or solved exactly
     Part& part = parts[i];
     if (part.bound >= best.peak_bytes || watch.spent(part.work())) continue;
     if (part.lean < part.large) {
       const size_t middle = part.lean + (part.large - part.lean) / 2;
       if (begin(part.batch, part.lean, middle) && play_on(parts.back(), kTurns)) return best;
       if (begin(part.batch, middle + 1, part.large) && play_on(parts.back(), kTurns)) return best;
-      part.bound = kLargestSum;  // its halves are parts of their own
+      part.bound = kLargestSum;  // replaced by its two halves
       continue;
     }
     part.settle(model, request, kinds, best, watch);

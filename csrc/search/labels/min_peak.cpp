@@ -1,7 +1,7 @@
 // Note [Least peak]
-// Without time, a partial plan over the first segments has two amounts: `before` and `peak` (Note [Chain
-// resources]). Of those that are not dominated there are few, since what is small in one phase is mostly
-// small in all: a model of 100 blocks takes a millisecond. The last amount that is left is the answer.
+// Without time, a partial plan of the first segments has only two amounts: `before` and `peak` (Note [Chain
+// resources]). Few of them are undominated, since a choice that is small in one phase is usually small in
+// all: a model of 100 blocks takes a millisecond. The least `peak` over all segments is the answer.
 #include "search/labels/min_peak.hpp"
 
 #include <algorithm>
@@ -44,7 +44,7 @@ MinPeak min_peak(const ChainResources& chain, int64_t below, Stopwatch& watch) {
                             watch, list))
       return least;
   }
-  // What the segments from s on hold at least.
+  // Lower bounds of the memory of the segments from s on.
   std::vector<int64_t> after(n + 1, 0), peak(n + 1, -kLargestSum);
   for (size_t s = n; s-- > 0;) {
     int64_t a = std::numeric_limits<int64_t>::max(), b = a, p = a;

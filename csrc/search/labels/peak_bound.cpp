@@ -1,24 +1,26 @@
 // Note [Price of the peak]
-// Prices of single phases leave a gap where in many segments alike (wide blocks, say) the own phase binds: at
-// these prices such a segment is as well off with much memory as with little, so that the bound mixes the
-// two, in each of them; but a plan must choose. One price for the largest phase of the plan, as it is, mixes
+// Prices of single phases leave a gap if in many equal segments (wide blocks, for example) the segment's own
+// phase binds: at these prices an option of much memory and one of little cost the same, so the bound mixes
+// the two in every segment, while a plan must choose one. A single price for the plan's largest phase mixes
 // whole plans only:
 //   time >= min over plans of (time + price * (peak - limit)),
-// and with the sum of the phases' prices for price this is never the lower bound, since no phase exceeds the
-// peak. Its minimum is found from the back. Relative to what is held at the end, `net` = peak - after, a
-// segment t before a last part y gives
+// and with the sum of the phases' prices as the price this bound is never below theirs, since no phase
+// exceeds the peak. Its minimum is found from the back of the chain. With the peak relative to the memory
+// after backward, `net` = peak - after, a segment t followed by a suffix y gives
 //   net = max(t.peak - t.after, t.before - t.after + y.net),  cost = t.time + price * t.after + y.cost,
-// two numbers, so that the lists of those that are not dominated are short; and those that the phases' prices
-// show to lead to nothing are dropped.
+// only two numbers, so the undominated lists are short; suffixes that exceed the target at the phases' prices
+// are dropped too.
 //
-// A first part x then needs of the rest y that x.peak + y.after <= limit and x.before + y.after + y.net <=
-// limit, so y.after is at most limit - x.peak - max(0, y.net - (x.peak - x.before)), and
+// A label x of the first segments can be extended by a suffix y only if x.peak + y.after <= limit and
+// x.before + y.after + y.net <= limit, so y.after is at most limit - x.peak - max(0, y.net - (x.peak -
+// x.before)), and
 //   y.time = y.cost - price * y.after
-// is bounded for each y of the list: PeakBound::after().
+// is bounded from below for each y of the list: PeakBound::after().
 //
-// In a run of equal segments the lists soon repeat themselves: one more segment makes each part cost and hold
-// as much more as any other. Where that happened, and in net no segment's own peak counted (nor can it then,
-// if net rises), the same segment once more does the same once more: the list is only moved.
+// In a run of equal segments the lists soon repeat up to an offset: one more segment adds the same cost and
+// memory to every entry. Once that has happened without any segment's own peak determining net (nor can
+// it later, if the offset of net is not negative), another equal segment adds the same offset again, so the
+// list is only shifted.
 #include "search/labels/peak_bound.hpp"
 
 #include <algorithm>
@@ -37,7 +39,7 @@ struct Last {
   double cost, net, after;
 };
 
-// A list that is filled from the front, again and again.
+// A list that is refilled many times without reallocation.
 struct Lasts {
   std::vector<Last> parts;
   size_t count = 0;
@@ -49,7 +51,8 @@ struct Lasts {
   const Last* end() const { return parts.data() + count; }
 };
 
-// Both sorted by cost, with falling net; so is the outcome.
+// Merges two lists sorted by cost with decreasing net, dropping dominated entries; the result is sorted in
+// the same way.
 void merge(const Lasts& a, const Lasts& b, Lasts& to) {
   Last* const first = to.room(a.count + b.count);
   Last* next = first;
@@ -69,7 +72,7 @@ void merge(const Lasts& a, const Lasts& b, Lasts& to) {
   to.count = static_cast<size_t>(next - first);
 }
 
-// What a segment may do, cheapest first, without what something else is no worse than.
+// The undominated choices of a segment, cheapest first.
 std::vector<Choice> choices_of(const std::vector<Item>& items, double price) {
   std::vector<Choice> all, choices;
   for (const Item& t : items) {
@@ -86,12 +89,12 @@ std::vector<Choice> choices_of(const std::vector<Item>& items, double price) {
   return choices;
 }
 
-// The lists of the parts from each segment on, from the back.
+// Builds the lists of suffixes from the back of the chain.
 class Growing {
  public:
   const Lasts& list() const { return list_; }
 
-  // Adds a segment in front, but for parts of which cost + by_net * net is beyond `enough`. Returns the work.
+  // Prepends a segment, dropping suffixes with cost + by_net * net above `enough`. Returns the work.
   size_t add(const std::vector<Choice>& choices, double by_net, double enough, Stopwatch& watch) {
     size_t work = 0;
     sum_.count = 0;
@@ -109,7 +112,8 @@ class Growing {
     return work;
   }
 
-  // By how much the last segment moved the list; and the same segment would again.
+  // Whether the last segment only shifted the list, so that an equal one would shift it again; and by how
+  // much.
   bool moves() const { return moves_; }
   const Last& move() const { return move_; }
   void add_again() {
@@ -122,7 +126,7 @@ class Growing {
  private:
   static constexpr size_t kBlock = 16;
 
-  // By block of the list: the least of cost + by_net * net.
+  // The minimum of cost + by_net * net in each block of the list.
   void find_least(double by_net) {
     least_.clear();
     for (size_t i = 0; i < list_.count; ++i) {
@@ -132,12 +136,12 @@ class Growing {
     }
   }
 
-  // The list with t in front. Most parts are beyond `enough` then: whole blocks of them.
+  // Prepends t to every suffix. Most then exceed `enough`, so whole blocks are skipped.
   void extend(const Choice& t, double by_net, double enough) {
     Last* to = next_.room(list_.count + 1);
     size_t count = 0;
     const double own = t.cost + by_net * t.grows;
-    bool lower = true;  // the next one's net is
+    bool lower = true;  // the next suffix may still have a lower net
     for (size_t b = 0; b < least_.size() && lower; ++b) {
       if (own + least_[b] > enough) continue;
       const Last *y = list_.begin() + b * kBlock, *end = std::min(y + kBlock, list_.end());
@@ -152,7 +156,7 @@ class Growing {
     next_.count = count;
   }
 
-  void find_move(const std::vector<Choice>& choices) {  // from list_ to sum_
+  void find_move(const std::vector<Choice>& choices) {  // compares list_ with sum_
     moves_ = false;
     if (list_.count != sum_.count || list_.count == 0) return;
     const auto move = [&](size_t i) {
@@ -196,7 +200,7 @@ bool PeakBound::make(const ChainResources& chain, const ColumnReduction& reducti
       f.least.push_back(least = std::min(least, y.cost + price_ * y.net));
     }
   };
-  // By list of the reduction: what the segments may do, and cost at least at the phases' prices.
+  // By list of the reduction: the segments' choices, and their least cost at the phases' prices.
   std::vector<std::vector<Choice>> choices;
   std::vector<double> least;
   for (size_t l = 0; l < reduction.lists(); ++l) {
@@ -206,20 +210,20 @@ bool PeakBound::make(const ChainResources& chain, const ColumnReduction& reducti
     least.push_back(own);
     choices.push_back(choices_of(reduction.items_of(l), price_));
   }
-  std::vector<double> costs(n + 1, 0);  // of the segments before
+  std::vector<double> costs(n + 1, 0);  // least cost of the segments before s
   for (size_t s = 0; s < n; ++s) costs[s + 1] = costs[s] + least[reduction.list(s)];
   Growing growing;
   double by_net = 0;
   keep(growing.list(), n);
   for (size_t s = n; s-- > 0;) {
     const std::vector<Choice>& own = choices[reduction.list(s)];
-    // What the segments before cost at least at the phases' prices.
+    // Least cost of the segments before s at the phases' prices, minus the price of the limit.
     const double rest = costs[s] - price_ * limit_;
     const double enough = static_cast<double>(most) + 4 + static_cast<double>(n) - rest +
                           1e-12 * (static_cast<double>(most) + std::abs(rest));
     const double by_net_behind = std::exchange(by_net, prices.from(chain.segments()[s].first));
     const Last& move = growing.move();
-    // `enough` rises by no more than the parts do; but for 1 ps, of which it has one for each segment.
+    // `enough` must not rise by more than the entries do. Its margin has 1 ps per segment for rounding.
     if (growing.moves() && own == choices[reduction.list(s + 1)] && by_net == by_net_behind &&
         costs[s + 1] - costs[s] <= move.cost + by_net * move.net + 1) {
       growing.add_again();
@@ -242,8 +246,8 @@ bool PeakBound::make(const ChainResources& chain, const ColumnReduction& reducti
   return true;
 }
 
-// From the front: of each segment an item, and of those behind it a last part, that together are what is left
-// of the plan.
+// Reconstructs the plan from the front: for each segment, an item and a suffix of later segments that
+// together attain the remaining cost and net.
 bool PeakBound::plan(const ColumnReduction& reduction, std::vector<Item>& items) const {
   double cost = cost_, net = net_;
   items.clear();
@@ -255,7 +259,7 @@ bool PeakBound::plan(const ColumnReduction& reduction, std::vector<Item>& items)
       const double own = static_cast<double>(t.time) + price_ * static_cast<double>(t.after) + m.cost;
       const auto end = std::upper_bound(f.cost.begin(), f.cost.end(), cost - own + rounded);
       if (end == f.cost.begin()) return false;
-      const auto y = static_cast<size_t>(end - f.cost.begin()) - 1;  // the least net that the cost allows
+      const auto y = static_cast<size_t>(end - f.cost.begin()) - 1;  // of least net within the cost
       const double behind = f.net[y] + m.net;
       if (static_cast<double>(t.peak - t.after) > net ||
           static_cast<double>(t.before - t.after) + behind > net)

@@ -1,4 +1,5 @@
-"""The arguments of FairScale's and torch's classes that mean nothing here, and the order in which each class takes its own.
+"""Arguments of FairScale's and torch's classes that have no effect here, and the positional order of each
+class's arguments.
 
 The table of all of them is docs/drop-in.md.
 """
@@ -16,7 +17,7 @@ from torch import distributed as dist
 from osdp.errors import InvalidProblemError
 from osdp.plan.plan import Plan
 
-# Accepted, whatever they say: they tune a mechanism that OSDP does not have, and losses do not depend on them.
+# Accepted with any value: they tune mechanisms that OSDP does not have, and losses do not depend on them.
 HARMLESS = frozenset(
     {
         # FairScale
@@ -36,7 +37,7 @@ HARMLESS = frozenset(
     }
 )
 
-# What is refused, and what to do instead; None, False and empty sequences ask for nothing.
+# Refused arguments, and what to do instead; None, False and empty sequences are accepted as "not requested".
 REFUSED = {
     "no_broadcast_optim_state": "every rank holds a part of every parameter's optimizer state, so leave it out",
     "allow_reset_parameters": "call reset_parameters() inside osdp.summon_full_params(model)",
@@ -91,7 +92,7 @@ def _is_group(value: object) -> bool:
     return isinstance(value, dist.ProcessGroup) or name == "ProcessGroupName" or hasattr(value, "rank")
 
 
-# What tells the orders apart: what these arguments can be.
+# The valid values of these arguments, which distinguish the positional orders.
 _CAN_BE: dict[str, Callable[[Any], bool]] = {
     "plan": lambda v: isinstance(v, Plan),
     "memory": lambda v: isinstance(v, (int, float, str)) and not isinstance(v, bool),
@@ -105,7 +106,8 @@ _CAN_BE: dict[str, Callable[[Any], bool]] = {
 
 
 def by_position(values: Sequence[object]) -> dict[str, object]:
-    """Names for what follows `module, process_group` by position: in the order of the class whose arguments they can be.
+    """Names of the positional arguments after `module, process_group`, in the order of the class that they
+    fit.
 
     >>> by_position((torch.distributed.fsdp.ShardingStrategy.NO_SHARD,))
     {'sharding_strategy': <ShardingStrategy.NO_SHARD: 3>}
@@ -114,7 +116,7 @@ def by_position(values: Sequence[object]) -> dict[str, object]:
         if len(values) > len(names):
             continue
         named = dict(zip(names, values, strict=False))
-        # Where FSDP's third is left out, its fourth still tells it from FairScale's.
+        # If FSDP's third argument is omitted, its fourth still distinguishes it from FairScale's.
         strict = (
             {"cpu_offload"} if owner == "torch's FSDP" and isinstance(named.get("cpu_offload"), bool) else ()
         )
@@ -131,7 +133,8 @@ def _anything(value: object) -> bool:
 
 
 def check_names(given: Mapping[str, object], own: Iterable[str]) -> None:
-    """Raises InvalidProblemError for a name that no class has, and a value that is refused. `own`: what is implemented."""
+    """Raises InvalidProblemError for names that no class has and for refused values. `own`: the implemented
+    names."""
     options = _search_options()
     for name, value in given.items():
         if name in REFUSED and _asks(value):
@@ -148,7 +151,8 @@ def check_names(given: Mapping[str, object], own: Iterable[str]) -> None:
 
 
 def check_search(given: Mapping[str, object]) -> None:
-    """Raises InvalidProblemError for what is none of the search's options, or has an argument of the class's own."""
+    """Raises InvalidProblemError for names that are not options of the search, or are arguments of the class
+    itself."""
     options = _search_options()
     for name in given:
         if name not in options:

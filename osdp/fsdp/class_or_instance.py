@@ -1,4 +1,4 @@
-"""Methods that scripts call either way: FSDP.summon_full_params(model), as FSDP1 has it, and model.summon_full_params()."""
+"""Methods that scripts call on the class, FSDP.summon_full_params(model) as in FSDP1, or on an instance."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch import nn
 
 
 class class_or_instance:
-    """Of a function whose first argument is a module: the instance, where none is passed."""
+    """Descriptor for functions whose first argument is a module: when accessed on an instance, that argument
+    is the instance."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function

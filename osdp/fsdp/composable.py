@@ -1,4 +1,5 @@
-"""fully_shard: with a plan osdp's own; without one FSDP2's, called for blocks first and for the model last."""
+"""fully_shard: OSDP's own with a plan; without one like FSDP2's, called for blocks first and for the model
+last."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from osdp.sharding.state_dict_form import StateDictForm
 
 
 class _Omitted:
-    """None is no plan that anyone meant to give."""
+    """Marks an omitted `plan`, to distinguish it from plan=None, which is probably a mistake."""
 
     def __repr__(self) -> str:
         return "<without>"
@@ -48,13 +49,15 @@ def fully_shard(
     With a `plan`, `module` is sharded as the plan says; the keywords are those of
     `osdp.sharding.fully_shard.fully_shard`.
 
-    Without one as torch's `fully_shard`: blocks first, then the model, each becomes a unit that is gathered at its call (see
-    docs/drop-in.md for what each argument does). `module` may be a list of modules. `reshard_after_forward=False` is
-    SHARD_GRAD_OP; True, None and a number are FULL_SHARD, or HYBRID_SHARD with a mesh of two dimensions.
-    `mp_policy` and `offload_policy` are torch's objects or OSDP's. Parameters stay plain tensors that hold
-    this rank's rows; state dicts show those that are sharded as DTensors.
+    Without a plan it works like torch's `fully_shard`: it is called for the blocks first, then for the model;
+    each becomes a unit that is gathered at its call (docs/drop-in.md describes each argument). `module` may
+    be a list of modules. `reshard_after_forward=False` is SHARD_GRAD_OP; True, None and a number are
+    FULL_SHARD, or HYBRID_SHARD with a mesh of two dimensions. `mp_policy` and `offload_policy` are torch's
+    objects or OSDP's. Parameters remain plain tensors that hold this rank's rows; in state dicts sharded ones
+    are DTensors.
 
-    Raises InvalidProblemError for what is not supported, and what `osdp.sharding.fully_shard.fully_shard` raises.
+    Raises InvalidProblemError for unsupported arguments, and the errors of
+    `osdp.sharding.fully_shard.fully_shard`.
 
     >>> for block in model.blocks:
     ...     osdp.fully_shard(block, reshard_after_forward=True)
@@ -90,7 +93,7 @@ def fully_shard(
 
 
 def _refuse(module: Any, mesh_dims: object, placement: Callable[..., Any] | None) -> None:
-    """What would be sharded otherwise than asked."""
+    """Raises InvalidProblemError for requests that would be sharded differently than asked."""
     from torch.distributed.tensor import Shard
 
     if mesh_dims is not None:

@@ -32,7 +32,7 @@ from osdp.sharding.sharded_model import Sharded
 
 
 def _fsdp_modules(module: nn.Module, root_only: bool = False) -> list[FullyShardedDataParallel]:
-    """The wraps in `module`; with `root_only` those that are no part of another."""
+    """The wrappers in `module`; with `root_only` only those that are not inside another one."""
     found = [m for m in module.modules() if isinstance(m, FullyShardedDataParallel)]
     return [m for m in found if not root_only or m.check_is_root()]
 
@@ -40,28 +40,30 @@ def _fsdp_modules(module: nn.Module, root_only: bool = False) -> list[FullyShard
 class FullyShardedDataParallel(nn.Module):
     """Wraps `module`, sharded by a plan. Collective over `process_group` (default: all ranks).
 
-    With neither `plan` nor `memory` everything is FULL_SHARD, as in FSDP, and each parameter is gathered
-    where it is read. With `plan`, that plan decides. With `memory` ("8GiB", bytes) rank 0 searches for the
-    fastest plan that fits and broadcasts it; `hardware` and `search` (a dict: batch_size, modes ...) are
-    `osdp.search`'s. `whole` (patterns of modules that stay NO_SHARD) also works without a search. `sample` (a
-    tuple or dict of example inputs, alike on all ranks) is traced to find where parameters are read, and is
-    the search's sample; without it the first training forward is traced (docs/drop-in.md).
+    With neither `plan` nor `memory` everything is FULL_SHARD, as in FSDP, and each parameter is gathered by
+    the module that reads it. With `plan`, that plan decides. With `memory` ("8GiB", bytes) rank 0 searches
+    for the fastest plan that fits and broadcasts it; `hardware` and `search` (a dict: batch_size, modes ...)
+    are `osdp.search`'s. `whole` (patterns of modules that stay NO_SHARD) also works without a search.
+    `sample` (a tuple or dict of example inputs, alike on all ranks) is traced to find the modules that read
+    each parameter, and is the search's sample; without it the first training forward is traced
+    (docs/drop-in.md).
 
-    All arguments of FairScale's class and of torch's FSDP are taken, by name or in either's order after `module` and
-    `process_group`, with their objects as values: docs/drop-in.md says what each does. In short:
+    All arguments of FairScale's class and of torch's FSDP are accepted, by name or in either class's order
+    after `module` and `process_group`, with their objects as values: docs/drop-in.md describes each. In
+    short:
 
-    `mixed_precision`: an osdp.MixedPrecision, or torch's (FSDP1's or FSDP2's); or True, as FairScale has it, with its
-    `compute_dtype` (fp16), `buffer_dtype` (the same) and `fp32_reduce_scatter`. `force_input_to_fp32`: where that is not
-    on, inputs are cast to float32.
-    `sharding_strategy`: torch's ShardingStrategy, or its name, in place of a plan: that mode everywhere (_HYBRID_SHARD_ZERO2
-    is taken as HYBRID_SHARD, which gathers again for backward: less memory, the same numbers). `reshard_after_forward=False`
-    is SHARD_GRAD_OP. By default FULL_SHARD, or HYBRID_SHARD where `device_mesh` has two dimensions or `process_group` is
-    a pair. `device_mesh`, `ranks_per_host`, `device_id` (`compute_device`), `param_init_fn`, `initialise` and
-    `cpu_offload` (`move_params_to_cpu`): see `osdp.fully_shard`.
+    `mixed_precision`: an osdp.MixedPrecision, or torch's (FSDP1's or FSDP2's); or True, as in FairScale, with
+    its `compute_dtype` (fp16), `buffer_dtype` (the same) and `fp32_reduce_scatter`. `force_input_to_fp32`:
+    inputs are cast to float32 if mixed precision is off. `sharding_strategy`: torch's ShardingStrategy or its
+    name, instead of a plan: the mode of all operators (_HYBRID_SHARD_ZERO2 is treated as HYBRID_SHARD, which
+    gathers again for backward: less memory, the same results). `reshard_after_forward=False` is
+    SHARD_GRAD_OP. By default FULL_SHARD, or HYBRID_SHARD where `device_mesh` has two dimensions or
+    `process_group` is a pair. `device_mesh`, `ranks_per_host`, `device_id` (`compute_device`),
+    `param_init_fn`, `initialise` and `cpu_offload` (`move_params_to_cpu`): see `osdp.fully_shard`.
 
     Names of parameters, buffers and state dict entries are the unwrapped module's; other attributes, and indexing, are
-    the module's. Raises InvalidProblemError for arguments that no class has or that are not supported, and what
-    `osdp.fully_shard` and `osdp.search` raise.
+    the module's. Raises InvalidProblemError for unknown or unsupported arguments, and the errors of
+    `osdp.fully_shard` and `osdp.search`.
 
     >>> model = osdp.FullyShardedDataParallel(model)
     >>> optimizer = torch.optim.AdamW(model.parameters())
@@ -85,7 +87,7 @@ class FullyShardedDataParallel(nn.Module):
 
     def _mark(self, options: Options) -> None:
         MARKS[self._osdp_wrapped] = options
-        # FairScale casts what comes in only where nothing else does.
+        # As in FairScale, this applies only if mixed precision does not cast the inputs.
         self._casts_inputs = options.force_input_to_fp32 and options.precision is None
 
     @property
@@ -93,7 +95,7 @@ class FullyShardedDataParallel(nn.Module):
         return unwrapped(self.module)
 
     def _sharded(self) -> Sharded:
-        """Of the outermost model around this, or of this."""
+        """The Sharded of the outermost model that contains this wrapper, or of this one."""
         return part_of(self._osdp_wrapped)[1]
 
     def _outermost(self, method: str) -> None:
@@ -136,7 +138,7 @@ class FullyShardedDataParallel(nn.Module):
         self._outermost("clip_grad_norm_")
         return step_scopes.clip_grad_norm_(self.module, max_norm, norm_type, error_if_nonfinite)
 
-    # Called on the class with a model, as FSDP1 has them, or on an instance.
+    # Called on the class with a model, as in FSDP1, or on an instance.
     summon_full_params = class_or_instance(summoning.summon_full_params)
     fsdp_modules = class_or_instance(_fsdp_modules)
     state_dict_type = class_or_instance(state_dict_types.state_dict_type)
@@ -161,12 +163,13 @@ class FullyShardedDataParallel(nn.Module):
             return self.module.state_dict(*args, **kwargs)
 
     def load_local_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load what `local_state_dict` gave on this rank."""
+        """Load the result of `local_state_dict` of this rank."""
         with state_dict_types.shown_as(self, "local"):
             return self.module.load_state_dict(*args, **kwargs)
 
     def apply(self, fn: Callable[[nn.Module], None]) -> FullyShardedDataParallel:
-        """As nn.Module's, while parameters are full, and what it changes is kept: each rank its own rows. Collective."""
+        """Like nn.Module.apply, with full parameters; each rank keeps the changes to its own rows.
+        Collective."""
         if self._sharded().runtime.summoned:
             return super().apply(fn)
         with summoning.summon_full_params(self):
@@ -176,7 +179,8 @@ class FullyShardedDataParallel(nn.Module):
         return part_of(self._osdp_wrapped)[2] == ""
 
     def assert_state(self, state: Any) -> None:
-        """Raises ShardingError unless it is in (one of) FairScale's `TrainingState`s that are given."""
+        """Raises ShardingError unless the model is in the given FairScale `TrainingState` (or one of
+        several)."""
         runtime = self._sharded().runtime
         now = {"SUMMON_FULL_PARAMS"} if runtime.summoned else {"IDLE"}
         if runtime.in_pass:
@@ -192,12 +196,12 @@ class FullyShardedDataParallel(nn.Module):
         return [p for p in self.parameters() if p.grad is not None]
 
     def non_shared_params(self) -> list[nn.Parameter]:
-        """What this wraps and no wrap inside of it does."""
+        """The parameters of this wrapper that are in no wrapper inside of it."""
         inside = {id(p) for m in _fsdp_modules(self) if m is not self for p in m.parameters()}
         return [p for p in self.parameters() if id(p) not in inside]
 
     def append_shared_param(self, p: nn.Parameter) -> None:
-        """Accepted: tied parameters are found."""
+        """Accepted, without effect: tied parameters are found automatically."""
 
     def set_gradient_divide_factors(self, pre: float, post: float, recursive: bool) -> None:
         raise ShardingError(
@@ -217,12 +221,14 @@ class FullyShardedDataParallel(nn.Module):
         units = ", ".join(f"{count} {mode}" for mode, count in sorted(modes.items()))
         return f"world_size={self.world_size}, units: {units}" if self.check_is_root() else ""
 
-    # Names are the unwrapped module's: the wrapper adds no "module." to parameters, buffers and state dicts.
+    # Names are the unwrapped module's: the wrapper adds no "module." prefix in parameters, buffers and state
+    # dicts.
 
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Module]]:
-        """The wrapper and what is in it have one name; all parameters and buffers are named by this."""
+        """The wrapper and its module have the same name; the names of parameters and buffers follow from
+        this."""
         memo = set() if memo is None else memo
         if self not in memo:
             if remove_duplicate:
@@ -233,7 +239,7 @@ class FullyShardedDataParallel(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """The module's; without `recurse` its own."""
+        """Those of the wrapped module; without `recurse` only those it owns directly."""
         if not recurse:
             return self.module.named_parameters(prefix, False, remove_duplicate)
         return super().named_parameters(prefix, True, remove_duplicate)
@@ -241,7 +247,7 @@ class FullyShardedDataParallel(nn.Module):
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """The module's; without `recurse` its own."""
+        """Those of the wrapped module; without `recurse` only those it owns directly."""
         if not recurse:
             return self.module.named_buffers(prefix, False, remove_duplicate)
         return super().named_buffers(prefix, True, remove_duplicate)
@@ -251,15 +257,15 @@ class FullyShardedDataParallel(nn.Module):
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load a full state dict: each rank takes its part."""
+        """Load a full state dict: each rank copies its part."""
         return self.module.load_state_dict(*args, **kwargs)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # Loaded as a part of a larger model, whose state dict has no "module." in the names.
+        # Loading as a part of a larger model, whose state dict has no "module." in its names.
         for key in [k for k in state_dict if k.startswith(prefix)]:
             state_dict[f"{prefix}module.{key.removeprefix(prefix)}"] = state_dict.pop(key)
 
-    # What is added, or put in the place of something, is the module's too.
+    # Attributes that are added or replaced belong to the wrapped module too.
 
     def __setattr__(self, name: str, value: Any) -> None:
         inner = self.__dict__.get("_modules", {}).get("module")
@@ -292,7 +298,7 @@ class FullyShardedDataParallel(nn.Module):
                 raise
             if name in OPTIONS and not hasattr(self.module, name) and self._osdp_wrapped in MARKS:
                 told = MARKS[self._osdp_wrapped]
-                # What was said, as it was said: FairScale's scripts ask whether, FSDP1's for what.
+                # The argument as it was given: FairScale's scripts expect a bool here, FSDP1's an object.
                 as_said = name != "mixed_precision" or isinstance(told.mixed_precision, bool)
                 return getattr(told, name) if as_said else told.precision or False
             return getattr(self.module, name)
@@ -302,9 +308,9 @@ class FullyShardedDataParallel(nn.Module):
 
 
 def _wrap_parts(model: nn.Module, options: Options) -> None:
-    """Wraps what the policy says, to be sharded with `model`."""
+    """Wraps the modules that the policy selects; they are sharded together with `model`."""
     policy = options.auto_wrap_policy
-    own: dict[nn.Module, dict[str, Any]] = {}  # arguments that a CustomPolicy gives to some
+    own: dict[nn.Module, dict[str, Any]] = {}  # arguments that a CustomPolicy returns for some modules
     if hasattr(policy, "_run_policy"):
         own = policy._run_policy(model, set(), {})
 

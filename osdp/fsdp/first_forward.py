@@ -1,16 +1,17 @@
-"""At the first forward the plan is made once more, from the inputs that a script did not give before.
+"""Makes the plan again at the first forward, from its inputs, if the script gave no sample before.
 
 Note [When the plan is made]
-A wrap shards at once, so that no rank holds more in full than what is being wrapped; but a script for FSDP gives it no
-sample, and without one nothing tells where parameters are read. The outermost module's first forward with gradients has real
-inputs. There rank 0 watches the forward on tensors without data, all ranks obey the plan that follows, and the forward
-begins under it. Without `memory=` the modes stay, so rows do; what no wrap has marked is gathered where it is read instead
-of around its parent. With `memory=` the plan is searched, and rows (and what optimizers keep for them: a state that was
-loaded) are cut anew, one parameter after another. Parameters stay the same objects.
-  Without `memory=` it is for less memory alone, so where the forward cannot be watched, or watching might be seen (hooks of
-the script's own would be called once more), units stay as they are.
-  The call is met by a class of the module's own, which it has until then: hooks would come too late, since a call looks up
-hooks and forward before the first one runs.
+A wrapper shards immediately, so that no rank holds more in full than the module being wrapped. But scripts
+for FSDP give no sample, and without one it is unknown which modules read which parameters. The outermost
+module's first forward with gradients has real inputs: rank 0 traces it on tensors without data, all ranks
+apply the resulting plan, and the forward then runs under it. Without `memory=` modes do not change, so
+neither do each rank's rows; parameters that no wrapper has marked are now gathered by the module that reads
+them instead of by its parent. With `memory=` the plan is searched, and rows (and optimizer states for them,
+if some were loaded) are redistributed, one parameter after another. Parameters remain the same objects.
+  Without `memory=` this only saves memory, so units are left unchanged if the forward cannot be traced, or if
+  tracing would be visible (the script's own hooks would be called once more). The call is intercepted by a
+  temporary subclass that the module gets until then. A hook would run too late, since a call looks up all
+  hooks and forward before it runs the first hook.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ from osdp.sharding.forward_methods import named_in_forward, register_forward_met
 from osdp.sharding.handover import Handover
 from osdp.sharding.sharded_model import Sharded, runtime_of, sharded_of
 
-# Sharded models whose plan is still to be made -> what their wrap was told.
+# Sharded models whose plan is still to be made -> the options of their wrapper.
 _waiting: WeakKeyDictionary[nn.Module, Options] = WeakKeyDictionary()
 _SAMPLE = "or give sample=, a tuple or dict of example inputs, to the wrap"
 
 
 def wait_for_inputs(model: nn.Module, options: Options) -> None:
-    """After `model` was sharded without a sample: its first forward will plan."""
+    """Called after `model` was sharded without a sample: its first forward will make the plan."""
     sharded = sharded_of(model)
     if sharded is None or options.plan is not None or options.sample is not None:
         return
@@ -76,7 +77,7 @@ def wait_for_inputs(model: nn.Module, options: Options) -> None:
 
 
 def stop_waiting(model: nn.Module) -> Options | None:
-    """`model` is as its wrap has left it. Returns what it waited with."""
+    """Cancel the wait: `model` remains as its wrapper sharded it. Returns the options of the wrapper."""
     options = _waiting.pop(model, None)
     if options is not None:
         model.__class__ = type(model)._osdp_kind  # type: ignore[attr-defined]
@@ -93,7 +94,7 @@ def _refuse_compiled(model: nn.Module) -> None:
 
 
 def _before_forward(model: nn.Module, args: Any, kwargs: Any) -> None:
-    """Collective at the first forward in training mode with gradients; others change nothing."""
+    """Collective at the first forward in training mode with gradients; other forwards change nothing."""
     if not (model.training and torch.is_grad_enabled()):
         return
     sharded = runtime_of(model)
@@ -109,7 +110,7 @@ def _before_forward(model: nn.Module, args: Any, kwargs: Any) -> None:
             elif not any(together.all(_would_be_seen(model))):
                 _regroup(model, sharded, options, together, args, kwargs)
     except BaseException:
-        if sharded_of(model) is sharded:  # as it was
+        if sharded_of(model) is sharded:  # unchanged
             wait_for_inputs(model, options)
         raise
 
@@ -132,7 +133,7 @@ def _search(
 
 
 class _AsItIsError(Exception):
-    """Ends a handover for nothing."""
+    """Ends a handover without changes."""
 
 
 def _regroup(
@@ -154,7 +155,7 @@ def _regroup(
 
 
 def _regrouped(model: nn.Module, sharded: Sharded, options: Options, args: Any, kwargs: Any) -> str | None:
-    """Rank 0's plan; None where it would change nothing."""
+    """Rank 0's plan; None if it would change nothing."""
     try:
         described = _with_named(watched_once(model, args, kwargs), model)
         plan = marked_plan(model, options, described)
@@ -168,7 +169,8 @@ def _places(plan: Plan) -> object:
 
 
 def _with_named(described: ModelDescription, model: nn.Module) -> ModelDescription:
-    """What a forward's code names (`self.table.weight`), on a path that these inputs did not take, is gathered there too."""
+    """Parameters that a forward's code names (`self.table.weight`) on a path that these inputs did not take
+    are gathered there too."""
     owner = {p.name: o.name for o in described.operators for p in o.parameters}
     names = {id(p): owner[name] for name, p in model.named_parameters()}
     at: dict[str, list[str]] = {}
@@ -189,7 +191,7 @@ def _with_named(described: ModelDescription, model: nn.Module) -> ModelDescripti
 
 
 def _carry_over(old: Sharded, new: Sharded) -> None:
-    """What a script has set since the wrap."""
+    """Copy settings that the script has made since wrapping."""
     state_dict_types.carry_over(old, new)
     new.runtime.sync = old.runtime.sync
     for module, name, reads in old.registered:
@@ -197,7 +199,7 @@ def _carry_over(old: Sharded, new: Sharded) -> None:
 
 
 def _would_be_seen(model: nn.Module) -> bool:
-    """Whether a watched forward might not pass unnoticed, or units might not be changed at this moment."""
+    """Whether a traced forward might be visible to the script, or units cannot be changed now."""
     return any(is_compiled(m) or any(map(_is_scripts, _hooks(m))) for m in model.modules()) or any(
         p.grad is not None for p in model.parameters()
     )
@@ -214,7 +216,8 @@ def _is_scripts(hook: Any) -> bool:
 
 
 def _as_sample(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """One value for both; raises ShardingError where a forward takes what has no name beside what has one."""
+    """`args` and `kwargs` as one sample; raises ShardingError where nameless positional arguments
+    (positional-only or *args) are passed besides named ones."""
     if not kwargs:
         return args
     if not args:

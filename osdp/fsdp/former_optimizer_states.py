@@ -1,4 +1,4 @@
-"""The names that FSDP1 had for optimizer state dicts before optim_state_dict, and FairScale's."""
+"""FSDP1's functions for optimizer state dicts that preceded optim_state_dict, and FairScale's."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def full_optim_state_dict(
     rank0_only: bool = True,
     group: object = None,
 ) -> State:
-    """Full, by names, in host memory; {} on other ranks with `rank0_only`. Collective."""
+    """Full state dict by names, in host memory; {} on other ranks with `rank0_only`. Collective."""
     return by_name(model, optim, StateDictForm("full", on_host=True, rank0_only=rank0_only))
 
 
 def sharded_optim_state_dict(model: nn.Module, optim: Optimizer, group: object = None) -> State:
-    """By names, DTensors."""
+    """State dict by names, with DTensors."""
     return by_name(model, optim, StateDictForm("sharded"))
 
 
 def shard_full_optim_state_dict(
     full_optim_state_dict: State, model: nn.Module, optim_input: object = None, optim: Optimizer | None = None
 ) -> State:
-    """What `optim.load_state_dict` takes, from a full state dict that every rank has."""
+    """Convert a full state dict that every rank has to the input of `optim.load_state_dict`."""
     return numbered(model, optim, full_optim_state_dict)
 
 
@@ -42,14 +42,14 @@ def scatter_full_optim_state_dict(
     optim: Optimizer | None = None,
     group: object = None,
 ) -> State:
-    """The same from rank 0's. Collective."""
+    """Convert rank 0's full state dict to the input of `optim.load_state_dict`. Collective."""
     return numbered(model, optim, from_rank_0(model, full_optim_state_dict))
 
 
 def flatten_sharded_optim_state_dict(
     sharded_optim_state_dict: State, model: nn.Module, optim: Optimizer
 ) -> State:
-    """What `optim.load_state_dict` takes, from `sharded_optim_state_dict`."""
+    """Convert the result of `sharded_optim_state_dict` to the input of `optim.load_state_dict`."""
     return numbered(model, optim, sharded_optim_state_dict)
 
 
@@ -60,7 +60,7 @@ def rekey_optim_state_dict(
     optim_input: object = None,
     optim: Optimizer | None = None,
 ) -> State:
-    """Numbers for names, or names for numbers; `model` need not be sharded."""
+    """Replace names by numbers, or numbers by names; `model` need not be sharded."""
     names = names_of(model, optim)
     keys: dict[Any, Any] = {number: name for number, name in names.items()}
     if optim_state_key_type is OptimStateKeyType.PARAM_ID:
@@ -74,8 +74,8 @@ def rekey_optim_state_dict(
 
 
 def gather_full_optim_state_dict(model: nn.Module, optim: Optimizer, **ignored: object) -> State | None:
-    """FairScale's: what the unwrapped model's optimizer would have, by numbers, in host memory on rank 0; None elsewhere.
-    Collective."""
+    """FairScale's: the unwrapped model's optimizer state dict, by numbers, in host memory on rank 0; None
+    elsewhere. Collective."""
     full = by_name(model, optim, FULL_ON_RANK_0)
     if not full:
         return None
@@ -85,6 +85,6 @@ def gather_full_optim_state_dict(model: nn.Module, optim: Optimizer, **ignored: 
 
 
 def get_shard_from_optim_state_dict(model: nn.Module, full_optim_state_dict: State) -> State:
-    """FairScale's: what `optim.load_state_dict` takes, from `gather_full_optim_state_dict`'s result on every rank. Tensors
-    stay full until then; loading takes this rank's part."""
+    """FairScale's: convert the result of `gather_full_optim_state_dict`, given on every rank, to the input of
+    `optim.load_state_dict`. Its tensors are full; loading copies this rank's part."""
     return {key: full_optim_state_dict[key] for key in ("state", "param_groups")}

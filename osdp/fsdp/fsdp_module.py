@@ -1,4 +1,5 @@
-"""FSDPModule: the methods that FSDP2 gives to a module. Those that tune what OSDP does otherwise do nothing."""
+"""FSDPModule: the methods that FSDP2 adds to a module. Methods that tune mechanisms OSDP does not have do
+nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from osdp.base.made_classes import reduced
 from osdp.errors import ShardingError
 from osdp.sharding.forward_methods import part_of
 
-# What tunes when memory is held and what travels when: the plan's prefetch and modes decide that.
+# These tune how long memory is held and when collectives run; here the plan's prefetch and modes decide that.
 HINTS = (
     "reset_iter_state",
     "reshard",
@@ -28,7 +29,7 @@ HINTS = (
     "set_unshard_in_backward",
 )
 
-# What would change results or memory in a way that is not there, and what to do instead.
+# These would change results or memory in ways that are not supported; and what to do instead.
 UNSUPPORTED = {
     "set_all_reduce_hook": "change gradients after backward, or in register_post_accumulate_grad_hook",
     "set_allocate_memory_from_process_group_for_comm": "pass it to osdp.fully_shard(model, plan)",
@@ -41,21 +42,24 @@ UNSUPPORTED = {
 
 
 class UnshardHandle:
-    """What `unshard` returns; there is nothing to wait for."""
+    """The result of `unshard`; its `wait` returns immediately."""
 
     def wait(self) -> None:
         pass
 
 
 class FSDPModule(nn.Module):
-    """A module that `osdp.fully_shard(module)` has sharded is one of these as well; see docs/drop-in.md for each method."""
+    """Base class of modules that `osdp.fully_shard(module)` has sharded; docs/drop-in.md describes each
+    method."""
 
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
-        """A hint: the next call gathers. To read full parameters outside of calls use `osdp.summon_full_params`."""
+        """Accepted as a hint, without effect: the next call gathers. To read full parameters outside of calls
+        use `osdp.summon_full_params`."""
         return UnshardHandle() if async_op else None
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-        """False: backward keeps this rank's own gradients, as in `osdp.no_sync`. For the outermost module."""
+        """With False, backward keeps this rank's own gradients, as in `osdp.no_sync`. Raises ShardingError
+        except on the outermost module."""
         model, sharded, name = part_of(self)
         if name:
             raise ShardingError(
@@ -64,7 +68,7 @@ class FSDPModule(nn.Module):
         sharded.runtime.sync = requires_gradient_sync
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
-        """Without HYBRID_SHARD there is none to leave out; with it, False is refused."""
+        """Accepted without effect where HYBRID_SHARD is not used; with it, False raises ShardingError."""
         _, sharded, _ = part_of(self)
         if not requires_all_reduce and sharded.grid is not None and len(sharded.grid.lines) > 1:
             raise ShardingError(
@@ -74,7 +78,7 @@ class FSDPModule(nn.Module):
 
 def _hint(name: str) -> Callable[..., None]:
     def accepted(self: FSDPModule, *_: Any, **__: Any) -> None:
-        """Accepted: the plan decides what this would tune."""
+        """Accepted, without effect: the plan decides what this would tune."""
 
     accepted.__name__ = name
     return accepted
@@ -96,7 +100,8 @@ for _name, _instead in UNSUPPORTED.items():
 
 
 def as_fsdp_module(module: nn.Module) -> None:
-    """Gives it the methods: its class becomes one of both, as FSDP2 has it."""
+    """Give `module` the methods: its class becomes a subclass of FSDPModule and its own class, as in
+    FSDP2."""
     kind = type(module)
     if not issubclass(kind, FSDPModule):
         module.__class__ = _both(kind)

@@ -1,4 +1,5 @@
-"""Ignored: parameters and modules that a script keeps for itself: on each rank its own, in full, and never averaged."""
+"""Ignored: parameters and modules that are excluded from sharding: each rank holds its own in full, and their
+gradients are not averaged."""
 
 from __future__ import annotations
 
@@ -14,11 +15,12 @@ from osdp.sharding.sharded_model import sharded_models, sharded_of
 
 
 class Ignored:
-    """Within it, what wraps of `model` and of its parts were told to ignore is no parameter or buffer of its module but a
-    plain attribute, so that a forward finds it and nothing else does. After it, the model's sharding leaves it alone.
+    """Context in which the ignored parameters and buffers of `model` and of its wrapped parts are plain
+    attributes of their modules, so that forwards find them and nothing else does. Afterwards the model's
+    sharding does not touch them.
 
-    What is in another model is passed over. Raises InvalidProblemError for what is neither a module nor a parameter, and
-    for what is sharded already.
+    Tensors that are not in this model are skipped. Raises InvalidProblemError for objects that are neither
+    modules nor parameters, and for those that are sharded already.
     """
 
     def __init__(self, model: nn.Module, told: list[Options]) -> None:
@@ -52,7 +54,7 @@ class Ignored:
             container = vars(module)[held]
             now = dict(container)
             container.clear()
-            for key, tensor in items:  # in their order; others may be new objects, from the meta device
+            for key, tensor in items:  # in the former order; others may be new objects, from the meta device
                 container[key] = vars(module).pop(key) if id(tensor) in self._tensors else now[key]
         sharded = sharded_of(self.model)
         if sharded is not None and self._homes:
@@ -71,7 +73,7 @@ def _refuse_sharded(ignored: set[int]) -> None:
 
 
 def ignored_modules(options: Options) -> set[nn.Module]:
-    """They, and all in them."""
+    """The ignored modules and all modules inside them."""
     return {m for told in _modules_of(options) for m in told.modules()}
 
 

@@ -1,7 +1,8 @@
-"""Marks: what a script wrapped as a unit, and the plan that follows from that where nobody asks for another.
+"""Marks: the modules that a script wrapped as units, and the plan that follows from them if no other is
+requested.
 
-A marked module's parameters are one unit, gathered when it is called, as FSDP does it: everything in it may be read there.
-What no part has marked is gathered module by module.
+A marked module's parameters are one unit, gathered when the module is called, as in FSDP: any of them may be
+read in the call. Unmarked parameters are gathered module by module.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ from osdp.plan.unit_grouping import group_units, operator_dtypes
 from osdp.planning.arguments import description_of
 from osdp.sharding.fully_shard import refuse_twice
 
-# Module (not its wrapper) -> what its wrap was told.
+# Module (not its wrapper) -> the options of its wrapper.
 MARKS: WeakKeyDictionary[nn.Module, Options] = WeakKeyDictionary()
 
 
 def marks_in(model: nn.Module) -> list[Options]:
-    """What wraps in `model`, and of it, were told."""
+    """The options of the wrappers in `model`, its own included."""
     return [MARKS[module] for module in model.modules() if module in MARKS]
 
 
 def refuse_planned(model: nn.Module) -> None:
-    """Raises ShardingError where a part was sharded by a plan of its own: nobody said what becomes of that plan."""
+    """Raises ShardingError if a part was sharded with its own plan, since that plan could not be kept."""
     if any(module in HANDLES and module not in MARKS for module in model.modules()):
         refuse_twice(model)
 
 
 def marked_plan(model: nn.Module, root: Options, described: ModelDescription | None = None) -> Plan:
-    """Units as marked, each in its own mode; what no mark says, as `described` has it: if it is None, as it was watched on
-    `root.sample`, if there is one."""
+    """The plan with the marked units, each in its own mode. Unmarked parameters follow `described`; if that
+    is None, a description made with `root.sample`, if given."""
     marked = _marked(model)
     if described is None:
         described = describe(model) if root.sample is None else description_of(model, root.sample)
@@ -66,10 +67,10 @@ def marked_plan(model: nn.Module, root: Options, described: ModelDescription | N
 
 
 def marked_precision(model: nn.Module, root: Options) -> object:
-    """What each part was told goes for it and for its call.
+    """The mixed precision of the model, in which each part's own applies to its parameters and its call.
 
-    Raises ShardingError where a part was told otherwise than the model, and a plan is given or searched, which counts on
-    one precision.
+    Raises ShardingError if a part's differs from the model's and a plan is given or searched, since plans
+    assume one precision.
     """
     whole = as_mixed_precision(root.precision)
     own = {name: as_mixed_precision(told.precision, part=True) for name, told in _marked(model).items()}
@@ -93,16 +94,17 @@ def _dtypes(policy: MixedPrecision | None) -> object:
 
 
 def _marked(model: nn.Module) -> dict[str, Options]:
-    """By name, without the model itself."""
+    """The marked modules' options by name, without the model itself."""
     return {name: MARKS[m] for name, m in model.named_modules() if name and m in MARKS}
 
 
 def _home(operator: Operator, marked: dict[str, Options], model: nn.Module) -> str | None:
-    """The innermost marked module around the operator and all that its parameters are tied to."""
+    """The innermost marked module that contains the operator and all modules that its parameters are tied
+    to."""
     names = [name for p in operator.parameters for name in (p.name, *p.aliases)]
     around = [m for m in marked if names and all(n.startswith(f"{m}.") for n in names)]
     innermost = max(around, key=len, default=None)
-    # A container is not called: what is in it is gathered where it would be without the mark.
+    # A container is not called, so its contents are gathered as if it were not marked.
     return innermost if innermost is not None and is_callable(model.get_submodule(innermost)) else None
 
 

@@ -1,4 +1,4 @@
-"""MovedStates: what optimizers keep for parameters whose rows change hands is cut as the parameters are."""
+"""MovedStates: redistributes optimizer states together with the parameters whose rows move between ranks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from osdp.sharding.sharded_model import Sharded
 
 
 class MovedStates:
-    """Of all living optimizers: a script makes its own between the wrap and the first forward, and may load its state."""
+    """The states of all live optimizers: a script creates its own between wrapping and the first forward, and
+    may load its state."""
 
     def __init__(self, model: nn.Module, sharded: Sharded) -> None:
-        """Raises ShardingError for a state that is not of its parameter's shape: nobody knows how to cut it."""
+        """Raises ShardingError for a state whose shape is not its parameter's, since it is unknown how to
+        shard it."""
         self.old = sharded
         # The optimizer's dictionary of a parameter, the key, the parameter and its index.
         self._states: list[tuple[dict[str, object], str, Tensor, int]] = []
@@ -41,7 +43,7 @@ class MovedStates:
         self._states.sort(key=lambda s: (s[3], s[1]))
 
     def agree(self, together: Together) -> None:
-        """Raises DisagreementError where ranks keep different states. Collective."""
+        """Raises DisagreementError if ranks have different states. Collective."""
         told = [(index, key) for _, key, _, index in self._states]
         for rank, theirs in enumerate(together.all(told)):
             if theirs != told:
@@ -51,7 +53,7 @@ class MovedStates:
                 )
 
     def move(self, handover: Handover, new: Sharded) -> None:
-        """After the handover. One state is full at a time. Collective."""
+        """Redistribute the states after the handover; one state is full at a time. Collective."""
         for state, key, parameter, index in self._states:
             if handover.stays(parameter):
                 continue

@@ -1,4 +1,4 @@
-"""Sharding a module by a plan, as its wrap's options say."""
+"""Shards a module by a plan, with the options of its wrapper."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from osdp.sharding.handover import Handover
 
 
 def obey(module: nn.Module, plan: Plan, options: Options, handover: Handover, **initialising: Any) -> None:
-    """In place. Collective. `initialising`: what `osdp.fully_shard` takes for parameters without values.
+    """Shard `module` in place. Collective. `initialising`: the arguments of `osdp.fully_shard` for parameters
+    without values.
 
-    Raises what `osdp.fully_shard` raises.
+    Raises the errors of `osdp.fully_shard`.
     """
     fully_shard(
         module,

@@ -1,7 +1,7 @@
 """Optimizer state dicts by parameter names, full or sharded: FSDP1's optim_state_dict family.
 
 `Optimizer.state_dict()` shows states of sharded parameters as DTensors, and `load_state_dict()` takes DTensors and full
-tensors (Note [DTensors at the border]). What is left to do here is to gather, and to put names for numbers.
+tensors (Note [DTensors at the border]). This module gathers them, and replaces numbers by names.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ def optim_state_dict_to_load(
     load_directly: bool = False,
     group: object = None,
 ) -> State:
-    """What `optim.load_state_dict` takes, from `optim_state_dict`'s result: of any number of ranks, FSDP1's and one
-    process's too. With `rank0_only` set, rank 0's counts and the others may pass {}. Collective.
+    """Convert the result of `optim_state_dict` to the input of `optim.load_state_dict`. It may come from any
+    number of ranks, from FSDP1 or from one process. With `rank0_only` set, rank 0's is used and the others
+    may pass {}. Collective.
 
     Raises ShardingError for states of parameters that the optimizer does not have.
     """
@@ -59,14 +60,16 @@ def optim_state_dict_to_load(
 
 
 def plain_state_dict(model: nn.Module, optim: Optimizer) -> State:
-    """Full, on rank 0 ({} elsewhere), with numbers for names: what one process's optimizer loads. Collective."""
+    """The full state dict on rank 0 ({} elsewhere), by numbers, which the optimizer of a single process can
+    load. Collective."""
     named = by_name(model, optim, FULL_ON_RANK_0)
     return numbered(model, optim, named) if named else {}
 
 
 def by_name(model: nn.Module, optim: Optimizer, form: StateDictForm, given: State | None = None) -> State:
-    """Collective where the form is full: one tensor after another is gathered, in the model's order, since optimizers of
-    several ranks may have their parameters in other orders. Raises ShardingError where they have states of others."""
+    """The state dict by names. Collective if the form is full: tensors are gathered one after another in the
+    model's order, since the optimizers of different ranks may order their parameters differently. Raises
+    ShardingError if ranks have states of different parameters."""
     sharded = first_sharded_in(model)
     shown = optim.state_dict() if given is None else given
     names = names_of(model, optim)
@@ -98,7 +101,8 @@ def _gathered_in(entry: Any) -> list[str]:
 
 
 def _refuse_other_states(sharded: Sharded, mine: dict[Any, list[str]]) -> None:
-    """Raises ShardingError on all ranks where the optimizers of some have states of other parameters. Collective."""
+    """Raises ShardingError on all ranks if their optimizers have states of different parameters.
+    Collective."""
     together = Together(sharded.group, "gathering the optimizer's state")
     everybody = together.all([(name, keys) for name, keys in mine.items() if keys])
     for rank, theirs in enumerate(everybody):
@@ -112,7 +116,7 @@ def _refuse_other_states(sharded: Sharded, mine: dict[Any, list[str]]) -> None:
 
 
 def numbered(model: nn.Module, optim: Optimizer | None, named: State) -> State:
-    """`optim`: None where it has the model's parameters in their order."""
+    """The state dict by numbers. `optim`: None if it has the model's parameters in the model's order."""
     numbers = {name: number for number, name in names_of(model, optim).items()}
 
     def number_of(key: Any) -> Any:
@@ -132,7 +136,7 @@ def numbered(model: nn.Module, optim: Optimizer | None, named: State) -> State:
 
 
 def names_of(model: nn.Module, optim: Optimizer | None) -> dict[int, str]:
-    """The number that the optimizer's state dict has for a parameter -> its name in the unwrapped model."""
+    """A parameter's number in the optimizer's state dict -> its name in the unwrapped model."""
     root = getattr(model, "_osdp_wrapped", model)
     names = {id(p): without_wrappers(name) for name, p in root.named_parameters()}
     if optim is None:
@@ -179,7 +183,7 @@ def from_rank_0(model: nn.Module, given: State | None) -> State:
 
 
 class _Sent:
-    """A tensor that will be sent."""
+    """Placeholder for a tensor that is broadcast separately."""
 
     def __init__(self, shape: torch.Size, dtype: torch.dtype) -> None:
         self.shape, self.dtype = shape, dtype

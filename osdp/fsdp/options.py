@@ -1,4 +1,4 @@
-"""Options: what a wrap was told, as a value, whichever class the script was written for."""
+"""Options: the arguments of a wrapper, independent of the class for which the script was written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from osdp.sharding.state_dict_form import StateDictForm
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments that change something; see FullyShardedDataParallel, and docs/drop-in.md."""
+    """The arguments that have an effect; see FullyShardedDataParallel and docs/drop-in.md."""
 
     process_group: GroupLike | None = None
     auto_wrap_policy: Any = None
@@ -57,14 +57,14 @@ class Options:
 
     @staticmethod
     def of(positional: Sequence[object], named: Mapping[str, Any]) -> Options:
-        """From what a script passed after `module` and `process_group`. Raises InvalidProblemError."""
+        """Options from the arguments after `module` and `process_group`. Raises InvalidProblemError."""
         placed = by_position(positional)
         if twice := sorted(placed.keys() & named.keys()):
             raise InvalidProblemError(f"{twice[0]} is given by position and by name")
         given = {**placed, **named}
         own = [f.name for f in dataclasses.fields(Options)]
         check_names(given, own)
-        for name in ("ignored_modules", "ignored_states"):  # a generator is read more than once
+        for name in ("ignored_modules", "ignored_states"):  # generators: iterated more than once
             if given.get(name) is not None:
                 given[name] = tuple(given[name])
         options = Options(**{k: v for k, v in given.items() if k not in HARMLESS and k not in REFUSED})
@@ -102,7 +102,7 @@ class Options:
         _ = self.mode, self.precision
 
     def given(self) -> dict[str, Any]:
-        """What is not the default."""
+        """The options that differ from the defaults."""
         fields = dataclasses.fields(self)
         return {f.name: v for f in fields if (v := getattr(self, f.name)) is not f.default}
 
@@ -112,7 +112,7 @@ class Options:
 
     @property
     def form(self) -> StateDictForm:
-        """Of state dicts: on the host, or where the model is."""
+        """The form of state dicts: on the host, or on the model's device."""
         on_host = self.state_dict_device is not None and torch.device(self.state_dict_device).type == "cpu"
         return StateDictForm("full", on_host, self.state_dict_on_rank_0_only)
 
@@ -122,7 +122,7 @@ class Options:
 
     @property
     def precision(self) -> object:
-        """One mixed precision, of ours or torch's; None: the plan's."""
+        """The mixed precision, OSDP's object or torch's; None: the plan's."""
         wanted = self.mixed_precision
         fairscale = (
             self.compute_dtype is not None or self.buffer_dtype is not None or self.fp32_reduce_scatter
@@ -133,12 +133,12 @@ class Options:
             self.buffer_dtype,
             self.fp32_reduce_scatter,
         )
-        as_mixed_precision(made)  # refuses
+        as_mixed_precision(made)  # may raise
         return made
 
     @property
     def mode(self) -> str:
-        """Of every operator, where no plan is given."""
+        """The mode of every operator if no plan is given."""
         given = self.device_mesh if self.device_mesh is not None else self.process_group
         if self.sharding_strategy is None:
             if self.reshard_after_forward is False:

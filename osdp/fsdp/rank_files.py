@@ -1,4 +1,5 @@
-"""FairScale's way of saving each rank's part in a file of its own, and of putting the files together without ranks.
+"""FairScale's functions for saving each rank's part in its own file, and for merging the files in one
+process.
 
 torch.save((model.local_state_dict(), model.local_metadata_dict()), f"part{rank}.pt")    # every rank
 weights, metadata = zip(*(torch.load(path) for path in paths))                           # later, one process
@@ -20,14 +21,15 @@ from osdp.fsdp.sharded_in import first_sharded_in
 
 
 def local_metadata_dict(model: nn.Module) -> dict[str, Any]:
-    """Where each piece of this rank's parameters lies in the full one; in OSDP's own form, not in FairScale's."""
+    """The position of each piece of this rank's parameters in the full ones, in OSDP's own format, not
+    FairScale's."""
     root = getattr(model, "_osdp_wrapped", model)
     sharded = first_sharded_in(root)
     runtime, by_id = sharded.runtime, sharded.tree.index
     parameters = {}
     for name, parameter in root.named_parameters(remove_duplicate=False):
         if id(parameter) not in by_id:
-            continue  # ignored by the wrap
+            continue  # ignored by the wrapper
         index = by_id[id(parameter)]
         pieces = [_described(piece, parameter) for piece in runtime.pieces(index)]
         parameters[without_wrappers(name)] = {"shape": list(runtime.full_shape(index)), "pieces": pieces}
@@ -41,9 +43,9 @@ def consolidate_shard_weights(
     with_module_buffers: bool = True,
     strict: bool = True,
 ) -> dict[str, Tensor]:
-    """The full state dict, from the local ones of all ranks and their metadata. Buffers are rank 0's.
+    """Merge the local state dicts of all ranks and their metadata to the full one. Buffers are rank 0's.
 
-    Raises FormatError for metadata of another library and, where `strict`, for a parameter that a rank does not have.
+    Raises FormatError for metadata of another library and, with `strict`, for a parameter that a rank lacks.
     """
     if not shard_weights or len(shard_weights) != len(shard_metadata):
         raise InvalidProblemError(
@@ -72,7 +74,8 @@ def consolidate_shard_weights(
 
 
 def _described(piece: _C.Piece, parameter: Tensor) -> tuple[list[int], list[int], list[int], int]:
-    """Where it begins in the full tensor, its sizes, and its strides and offset in this rank's."""
+    """The piece's offsets in the full tensor, its sizes, and its strides and storage offset in this rank's
+    tensor."""
     view = piece.view(torch.empty(parameter.shape))
     return list(piece.global_offsets), list(piece.sizes), list(view.stride()), int(view.storage_offset())
 

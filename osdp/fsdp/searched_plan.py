@@ -1,4 +1,4 @@
-"""The plan that a wrap with memory= searches for: on rank 0, for all."""
+"""The search of a wrapper with memory=, on rank 0 for all ranks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def searched_plan(module: nn.Module, options: Options) -> Plan:
 
 
 def _hosts(together: Together, grid: RankGrid | None, ranks_per_host: int | None) -> int:
-    """Over how many hosts the ranks are spread evenly; 1 where they are not, which rules HYBRID_SHARD out."""
+    """The number of hosts; 1 if the ranks are not spread evenly over them, which rules HYBRID_SHARD out."""
     try:
         return len(given_or_found(together, grid, ranks_per_host).lines)
     except ProcessGroupError:

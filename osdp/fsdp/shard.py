@@ -1,4 +1,5 @@
-"""What every wrap does: a plan from what it was told, the parts that are sharded already handed over, and a mark."""
+"""The steps of every wrapper: make a plan from its options, take over parts that are sharded already, and
+mark the module."""
 
 from __future__ import annotations
 
@@ -16,9 +17,10 @@ from osdp.sharding.state_dict_form import StateDictForm
 
 
 def shard(module: nn.Module, options: Options, form: StateDictForm) -> None:
-    """In place. Collective. `form`: of its state dicts. What has no parameters is marked, and that is all.
+    """Shard `module` in place. Collective. `form`: of its state dicts. A module without parameters is only
+    marked.
 
-    Raises what `osdp.fully_shard` and `osdp.search` raise.
+    Raises the errors of `osdp.fully_shard` and `osdp.search`.
     """
     refuse_planned(module)
     with Ignored(module, [options, *marks_in(module)]):

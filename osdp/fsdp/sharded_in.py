@@ -1,4 +1,4 @@
-"""The sharded models that a module has to do with."""
+"""Finds the sharded models that belong to a module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from osdp.sharding.sharded_model import Sharded, runtime_of
 
 
 def sharded_in(module: nn.Module) -> list[tuple[nn.Module, Sharded]]:
-    """Those that are `module` or inside of it, a plain model with sharded parts, say; else the one around it; else none."""
+    """The sharded models that are `module` or inside it (a plain model may have sharded parts); else the one
+    around it; else none."""
     inside = [(m, runtime_of(m)) for m in module.modules() if m in HANDLES]
     if inside:
         return inside
@@ -23,7 +24,8 @@ def sharded_in(module: nn.Module) -> list[tuple[nn.Module, Sharded]]:
 
 
 def first_sharded_in(module: nn.Module) -> Sharded:
-    """One of them, for what they have in common: ranks. Raises ShardingError where there is none."""
+    """The first of them, for properties that they share, such as the ranks. Raises ShardingError if there is
+    none."""
     found = sharded_in(module)
     if not found:
         raise ShardingError(f"{type(module).__name__} is not part of a sharded model, and none is in it")

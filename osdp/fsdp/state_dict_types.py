@@ -1,4 +1,5 @@
-"""state_dict_type of FSDP1: what state_dict() and optim_state_dict() show, set for a while or for good."""
+"""FSDP1's state_dict_type: the form of state_dict() and optim_state_dict(), set within a context or
+permanently."""
 
 from __future__ import annotations
 
@@ -19,15 +20,15 @@ Type = fsdp.StateDictType
 _KINDS = {
     Type.FULL_STATE_DICT: ("full", fsdp.FullStateDictConfig, fsdp.FullOptimStateDictConfig),
     Type.SHARDED_STATE_DICT: ("sharded", fsdp.ShardedStateDictConfig, fsdp.ShardedOptimStateDictConfig),
-    # FSDP1's has tensors that know which part they are, too: bare rows would be taken for all of a parameter by
-    # torch.distributed.checkpoint. local_state_dict() gives those.
+    # FSDP1's local tensors also carry their position: torch.distributed.checkpoint would treat plain rows as
+    # the whole parameter. local_state_dict() returns plain rows.
     Type.LOCAL_STATE_DICT: ("sharded", fsdp.LocalStateDictConfig, fsdp.LocalOptimStateDictConfig),
 }
 _settings: WeakKeyDictionary[Sharded, fsdp.StateDictSettings] = WeakKeyDictionary()
 
 
 def get_state_dict_type(module: nn.Module) -> fsdp.StateDictSettings:
-    """Of the sharded models in `module`, which must agree. Full, where there are none."""
+    """The settings of the sharded models in `module`, which must agree. Full if there are none."""
     found = [_settings_of(sharded) for _, sharded in sharded_in(module)]
     if not found:
         return fsdp.StateDictSettings(
@@ -73,7 +74,7 @@ def state_dict_type(
     state_dict_config: fsdp.StateDictConfig | None = None,
     optim_state_dict_config: fsdp.OptimStateDictConfig | None = None,
 ) -> Iterator[None]:
-    """Within, as `set_state_dict_type` says; after, as it was."""
+    """Context in which the type is set as by `set_state_dict_type`; restored afterwards."""
     before = [(model, _settings_of(sharded), sharded.form) for model, sharded in sharded_in(module)]
     set_state_dict_type(module, state_dict_type, state_dict_config, optim_state_dict_config)
     try:
@@ -86,7 +87,7 @@ def state_dict_type(
 
 @contextmanager
 def shown_as(module: nn.Module, kind: str) -> Iterator[None]:
-    """Within, state_dict() and load_state_dict() speak of that kind of tensors (see StateDictForm)."""
+    """Context in which state_dict() and load_state_dict() use that kind of tensors (see StateDictForm)."""
     before = [(sharded, sharded.form) for _, sharded in sharded_in(module)]
     for sharded, _ in before:
         sharded.form = StateDictForm(kind)
@@ -98,14 +99,14 @@ def shown_as(module: nn.Module, kind: str) -> Iterator[None]:
 
 
 def carry_over(old: Sharded, new: Sharded) -> None:
-    """`new` shows state dicts as `old` did."""
+    """Copy the state dict settings of `old` to `new`."""
     new.form = old.form
     if old in _settings:
         _settings[new] = _settings[old]
 
 
 def optimizer_form(module: nn.Module) -> StateDictForm:
-    """What `optim_state_dict` shows."""
+    """The form of `optim_state_dict`."""
     settings = get_state_dict_type(module)
     config: Any = settings.optim_state_dict_config
     kind = _KINDS[settings.state_dict_type][0]
@@ -113,7 +114,7 @@ def optimizer_form(module: nn.Module) -> StateDictForm:
 
 
 def _settings_of(sharded: Sharded) -> fsdp.StateDictSettings:
-    if sharded not in _settings:  # as the model was made
+    if sharded not in _settings:  # not set: the form given when the model was wrapped
         kind, form = sharded.form.kind, sharded.form
         which = next(t for t in _KINDS if t.name == f"{kind.upper()}_STATE_DICT")
         _, model_class, optimizer_class = _KINDS[which]

@@ -22,11 +22,13 @@ def summon_full_params(
     with_grads: bool = False,
     volatile: bool = False,
 ) -> Iterator[None]:
-    """Within, parameters (and gradients, `with_grads`) of all sharded models in `module` are full on every rank. Collective.
+    """Context in which parameters (with `with_grads` also gradients) of all sharded models in `module` are
+    full on every rank. Collective.
 
-    Of a part of a model the whole model is summoned, and so with `recurse=False`; with `rank0_only` other ranks see full
-    parameters too. `writeback=False` (FairScale: `volatile=True`) drops what was changed; with `rank0_only` it must be
-    given, since ranks write back their own rows. `offload_to_cpu` is for models whose parameters are in host memory.
+    For a part of a model, and with `recurse=False`, the whole model is summoned; with `rank0_only` other
+    ranks see full parameters too. `writeback=False` (FairScale: `volatile=True`) discards changes; it is
+    required with `rank0_only`, since each rank writes back its own rows. `offload_to_cpu` is supported only
+    for models whose parameters are in host memory.
 
     Raises InvalidProblemError for combinations that are not supported, ShardingError inside a forward or another summon.
     """

@@ -1,7 +1,7 @@
 """Which modules become units: auto_wrap_policy of FSDP1 and FairScale; FairScale's enable_wrap, wrap and auto_wrap.
 
-A policy is asked, from the outside in, whether to look into a module, and on the way back whether to wrap it, with the
-number of elements in it that are not wrapped yet.
+A policy is called from the outside in to decide whether to descend into a module, and on the way back whether
+to wrap it, with the number of its parameter elements that are not wrapped yet.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def default_auto_wrap_policy(
     exclude_wrap_modules: set[type[nn.Module]] | None = None,
     skip_params_check_for_root: bool = False,
 ) -> bool:
-    """FairScale's: what has `min_num_params` elements left, containers excluded, and nothing inside attention."""
+    """FairScale's: wrap modules with at least `min_num_params` unwrapped elements, except containers and the
+    insides of attention."""
     large = unwrapped_params >= min_num_params
     if recurse:
         return large and not isinstance(
@@ -45,7 +46,7 @@ def default_auto_wrap_policy(
 
 
 def config_auto_wrap_policy(module: nn.Module, recurse: bool, *_: Any, **__: Any) -> bool:
-    """FairScale's: what has an attribute `wrapper_config`, a dict of arguments."""
+    """FairScale's: wrap modules with an attribute `wrapper_config`, a dict of arguments."""
     return recurse or hasattr(module, "wrapper_config")
 
 
@@ -53,7 +54,8 @@ def config_auto_wrap_policy(module: nn.Module, recurse: bool, *_: Any, **__: Any
 def enable_wrap(
     auto_wrap_policy: Policy | None = None, *, wrapper_cls: Wrapper, **wrapper_kwargs: Any
 ) -> Iterator[None]:
-    """Within, `wrap` and `auto_wrap` wrap, with `wrapper_cls` (osdp.FullyShardedDataParallel, say) and its arguments."""
+    """Context in which `wrap` and `auto_wrap` wrap with `wrapper_cls` (such as osdp.FullyShardedDataParallel)
+    and its arguments."""
     if _enabled:
         raise InvalidProblemError("enable_wrap inside of enable_wrap: use one of them")
     chosen: Policy = default_auto_wrap_policy if auto_wrap_policy is None else auto_wrap_policy
@@ -65,8 +67,8 @@ def enable_wrap(
 
 
 def wrap(module: nn.Module, **overrides: Any) -> nn.Module:
-    """`module` wrapped, inside of `enable_wrap`; elsewhere as it is. `overrides`, and `module.wrapper_config`, go before the
-    arguments of enable_wrap."""
+    """Wrap `module` inside `enable_wrap`; outside, return it unchanged. `overrides` and
+    `module.wrapper_config` take precedence over the arguments of enable_wrap."""
     if not _enabled:
         return module
     wrapper, _, arguments = _enabled[0]
@@ -74,7 +76,8 @@ def wrap(module: nn.Module, **overrides: Any) -> nn.Module:
 
 
 def auto_wrap(module: nn.Module, auto_wrap_policy: Policy | None = None, **overrides: Any) -> nn.Module:
-    """`module` with those parts wrapped that the policy says, perhaps itself; elsewhere than in `enable_wrap` as it is."""
+    """Wrap the parts of `module` that the policy selects, perhaps itself; outside of `enable_wrap`, return it
+    unchanged."""
     if not _enabled:
         return module
     policy = auto_wrap_policy or _enabled[0][1]
@@ -89,11 +92,11 @@ def wrap_by_policy(
     only_children: bool = False,
     ignored: Set[nn.Module] = frozenset(),
 ) -> nn.Module:
-    """Replaces in `module` what the policy chooses by `wrapper(part)`, inside first, and returns it or its wrapper. What
-    is `ignored` stays as it is."""
+    """Replace each part of `module` that the policy selects by `wrapper(part)`, innermost first, and return
+    `module` or its wrapper. `ignored` modules are not wrapped."""
     names = inspect.signature(policy).parameters
     anything = any(p.kind is p.VAR_KEYWORD for p in names.values())
-    wrapped: dict[int, nn.Module] = {}  # what stands in several places is wrapped once
+    wrapped: dict[int, nn.Module] = {}  # a module that occurs several times is wrapped once
 
     def asked(part: nn.Module, recurse: bool, elements: int, root: bool) -> bool:
         told = {"nonwrapped_numel": elements, "unwrapped_params": elements, "module_is_root": root}

@@ -22,8 +22,8 @@ def frontier(plan: Plan, points: int = 32, limits: Sequence[int | float | str] |
 
     `limits`: the memory limits to search, in bytes; limits under which no plan fits are omitted. By default
     there are `points` limits, spaced evenly on a logarithmic scale, from the smallest limit under which a
-    plan exists to the smallest one that gives the highest throughput of all limits (at most 8 times the
-    plan's own limit, and at most the device's memory). Each point is a complete search: its plan is
+    plan exists to the smallest one that gives the highest throughput of all limits (of those up to 8
+    times the plan's own limit, or twice the smallest one if that is more). Each point is a complete search: its plan is
     `osdp.search(..., memory=limit)`, or that of a smaller limit if its simulated step is faster.
 
     Raises PlanMismatchError for a plan that was not searched.

@@ -50,7 +50,7 @@ void ParamViews::show_all_unsharded(bool fresh) {
 
 void ParamViews::went_unsharded(Parameter& p) {
   unsharded_.push_back(&p);
-  // requires_grad may have been switched on since; the node must expect full gradients.
+  // requires_grad may have been enabled after sharding; the node must expect full gradients.
   if (!p.accumulator && p.tensor().requires_grad()) hook_gradient_(p);
   if (!step_.in_backward) follow_stream(p);
 }
@@ -66,11 +66,12 @@ void ParamViews::drop_copies() {
 }
 
 // Note [Writes in forward]
-// What is gathered is let go of: a write to it in forward (nn.Embedding's max_norm, weight.clamp_(), a moving
-// average in a frozen parameter) would last until then, and be made to rows that other ranks hold. It shows
-// in the parameter's version, which only in-place operations raise, and is refused. Writes to what every rank
-// holds in full last; where ranks write different values, the next digest of the replicas tells. A write
-// through p.data leaves no version behind.
+// A gathered tensor is temporary: a write to it in forward (nn.Embedding's max_norm, weight.clamp_(), a
+// moving average in a frozen parameter) would be lost at the reshard, and would never reach the ranks that
+// hold the rows. Such a write is detected by the tensor's version counter, which only in-place operations
+// increment, and refused. Writes to parameters that every rank holds in full persist; if ranks write
+// different values, the next digest of the replicas detects it. Writes through p.data do not change the
+// version counter and are not detected.
 void ParamViews::refuse_write(const Parameter& p, const std::string& where) const {
   throw_error(
       ErrorKind::Sharding,
@@ -105,7 +106,7 @@ void ParamViews::note_writes() {
     }
 }
 
-// The last first, which is about the order of one process.
+// In reverse order of the parameters, which is about the order in one process.
 void ParamViews::call_hooks() {
   const auto& params = shards_.params();
   for (size_t i = params.size(); i-- > 0;)

@@ -1,14 +1,14 @@
-// ParamViews: which parameters show their full shape, and what was written to them meanwhile.
+// ParamViews: switches parameters between their sharded and full shapes, and detects in-place writes to them.
 //
 // Note [Sharded and unsharded]
-// From the outermost call's begin to its end, and from a backward's begin to its end, sharded parameters are
-// unsharded: they have their full shape, readable while gathered. Reading one that is not gathered is then an
-// error, not a silently smaller matrix. Between passes they are what this rank holds, with its gradient: for
-// optimizers, zero_grad, clipping. A call of a submodule by itself unshards only its own parameters, and
-// those of the calls within it. A method unshards all of them: what it reads without having said so is an
-// error.
+// From the begin of the outermost call to its end, and from the begin of a backward to its end, sharded
+// parameters are unsharded: they have their full shape and are readable while gathered. Reading one that is
+// not gathered is then an error instead of silently giving a smaller matrix. Between passes a parameter shows
+// this rank's shard and its gradient, for optimizers, zero_grad and clipping. A call of a submodule on its
+// own unshards only its parameters and those of nested calls. A method unshards all parameters, so that
+// reading one that is not registered for the method is an error.
 //
-// Invariant: a parameter that shows its full shape is listed here, until show_sharded().
+// Invariant: unsharded_ lists every parameter that shows its full shape, until show_sharded().
 #pragma once
 
 #include <functional>
@@ -22,22 +22,23 @@ namespace osdp::runtime {
 
 class ParamViews {
  public:
-  // `hook_gradient` makes a parameter's gradient node, while it shows what its gradients look like.
+  // `hook_gradient` creates a parameter's AccumulateGrad node while the parameter shows the shape of its
+  // gradients.
   ParamViews(const ModelShards& shards, const StepState& step, std::function<void(Parameter&)> hook_gradient)
       : shards_(shards), step_(step), hook_gradient_(std::move(hook_gradient)) {}
 
   void show_unsharded(const Call& call);  // with fresh copies in the compute dtype
-  // `fresh`: of copies too that were kept; the optimizer may have stepped since.
+  // `fresh`: casts copies anew even if they were kept, since the optimizer may have stepped.
   void show_all_unsharded(bool fresh);
   void show_sharded();
-  void drop_copies();  // of parameters that are sharded
+  void drop_copies();  // of parameters that do not show them now
 
-  // Note [Writes in forward]. Both throw ShardingError where a parameter was written to that is gathered.
+  // See Note [Writes in forward]. Both throw ShardingError if a gathered parameter was written to.
   void check_written(const Call& call) const;
   void check_written() const;
-  void note_writes();  // to NO_SHARD parameters, on the way out
+  void note_writes();  // to NO_SHARD parameters, at the end of a pass
 
-  // Of gradients that were reduced since: see Note [Hooks after accumulation].
+  // Calls the hooks of parameters whose gradients were reduced: see Note [Hooks after accumulation].
   void call_hooks();
 
  private:

@@ -1,9 +1,8 @@
-// PrefetchOrder: the sequence in which units are asked for, recorded in one pass and used to prefetch in the
-// next.
+// PrefetchOrder: the sequence in which units are used, recorded in one pass and used to prefetch in the next.
 //
 // The sequence follows from the model's code, which all ranks run alike, so every rank prefetches the same
-// unit at the same point. Where this pass leaves the recorded path (a branch), nothing is prefetched until it
-// is back on it.
+// unit at the same point. If a pass leaves the recorded sequence (a branch), nothing is prefetched until it
+// returns to it.
 #pragma once
 
 #include <algorithm>
@@ -16,14 +15,15 @@
 namespace osdp::runtime {
 
 // Note [How far ahead]
-// The unit in use and what is gathered ahead of it have the memory of `1 + units` units of the largest size.
-// Where they are smaller, more of them come: a small unit's bytes arrive long before the computation of the
-// one in use ends, and the link would rest. The bound of 2 + `units` full-size tensors holds: a gather begins
-// when the gradients submitted before it have left, so those that leave while it waits are of units that were
-// in this sum, and beside it there is only the gradient being made. At most kMostUnits come, since every use
-// looks at all of them. Where all units are SHARD_GRAD_OP, a forward keeps everything that it gathers for its
-// backward: what comes early takes no memory that the forward's end does not take, and kMostUnits alone is
-// the limit. The link then never waits for a rank that computes late.
+// The unit in use and the units gathered ahead of it share a budget of `1 + units` units of the largest size.
+// If units are smaller, more of them are prefetched: a small unit arrives long before the computation of the
+// unit in use ends, and the link would be idle. The bound of 2 + `units` full-size tensors still holds: a
+// gather begins only after the reductions submitted before it have finished, so gradients that are being
+// reduced while it waits belong to units that were counted in the budget, and beside these there is only the
+// gradient being computed. At most kMostUnits are prefetched, since every use iterates over all of them. If
+// all units are SHARD_GRAD_OP, a forward keeps everything that it gathers for its backward: prefetching early
+// needs no memory beyond that at the forward's end, so kMostUnits is the only limit. The link then never
+// waits for a rank whose computation is late.
 struct Depth {
   static constexpr size_t kMostUnits = 16;
   static constexpr size_t kNoLimit = SIZE_MAX;
@@ -47,9 +47,9 @@ class PrefetchOrder {
     position_ = 0;
   }
 
-  // Notes that `unit` is asked for; returns the units recorded after it that are to be gathered ahead.
+  // Records that `unit` is used; returns the units recorded after it that should be prefetched.
   std::span<Unit* const> advance(Unit* unit, const Depth& depth) {
-    // A unit of several modules is asked for by each of them.
+    // A unit of several modules is used by each of them in turn.
     if (current_.empty() || current_.back() != unit) current_.push_back(unit);
     if (position_ > 0 && recorded_[position_ - 1] == unit) --position_;
     auto found = std::find(recorded_.begin() + static_cast<std::ptrdiff_t>(position_), recorded_.end(), unit);
@@ -59,10 +59,10 @@ class PrefetchOrder {
     return next.first(depth.units > 0 ? depth.of(unit->bytes(), next) : 0);
   }
 
-  // The pass is complete. A pass that was cut short by an exception is not recorded.
+  // The pass is complete. Not called after an exception, so that a partial pass is never recorded.
   void end() { recorded_.swap(current_); }
 
-  // Whether `unit` was just asked for and is the last one of the recorded pass.
+  // Whether `unit` was used last and is the last one of the recorded pass.
   bool ends_with(const Unit* unit) const {
     return !recorded_.empty() && position_ == recorded_.size() && recorded_.back() == unit;
   }

@@ -1,4 +1,4 @@
-// ReplicaChecks: when a model's replicas are compared: see Note [A digest of the replicas].
+// ReplicaChecks: decides when a model's replicas are compared: see Note [A digest of the replicas].
 #pragma once
 
 #include <memory>
@@ -13,8 +13,8 @@ namespace osdp::runtime {
 
 class ReplicaChecks {
  public:
-  // `columns`: the lane of HYBRID_SHARD's second half, null where there is none. `column_ranks`: who the
-  // ranks of a column are among all.
+  // `columns`: the lane for collectives over columns; null if there is none. `column_ranks`: the global ranks
+  // of this rank's column.
   ReplicaChecks(const ModelShards& shards, const StepState& step, std::shared_ptr<Lane> lane,
                 std::shared_ptr<Lane> columns, const ShardGroups& everyone, const ShardGroups& hybrid,
                 int64_t model, std::vector<int64_t> column_ranks)
@@ -27,7 +27,7 @@ class ReplicaChecks {
         all_(model),
         in_columns_(model, std::move(column_ranks)) {}
 
-  // As a training step's forward begins; at most once per backward that averages.
+  // Called when a training step's forward begins; submits at most once per backward that averages.
   void submit() {
     if (!std::exchange(due_, false)) return;
     all_.submit(*lane_, everyone_.shard, shards_.whole_params(), step_.accumulates);
@@ -35,7 +35,7 @@ class ReplicaChecks {
       in_columns_.submit(*columns_, hybrid_.replicate, shards_.column_params(), step_.accumulates);
   }
   void gradients_averaged() { due_ = true; }
-  // Something may have changed parameters on some ranks only: compares them at the next forward.
+  // Called when parameters may have changed on some ranks only: they are compared at the next forward.
   void suspect() {
     due_ = true;
     all_.suspect();

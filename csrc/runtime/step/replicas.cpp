@@ -28,7 +28,7 @@ double digest_here(const at::Tensor& contiguous) {
   return static_cast<double>(all >> 8 & kBits);
 }
 
-// On an accelerator, without a copy to the host.
+// For a tensor on an accelerator: without a copy to the host.
 at::Tensor digest_there(const at::Tensor& contiguous) {
   const at::Tensor bytes = contiguous.view({-1}).view(at::kByte);
   return at::sum(bytes, at::kLong).to(at::kDouble);
@@ -66,7 +66,7 @@ void Replicas::submit(Lane& lane, const std::shared_ptr<Collectives>& collective
     written_.push_back(p->written_in_forward);
     const at::Tensor local = p->local().contiguous();
     names_.push_back(p->name());
-    // Of rows that rest in host memory too: the ranks compare on the device, where their backend is.
+    // Digests of offloaded rows are copied to the device too, since the backend reduces device tensors.
     each.push_back(local.is_cpu() ? at::scalar_tensor(digest_here(local), at::kDouble).to(p->device(), true)
                                   : digest_there(local));
   }
@@ -79,7 +79,7 @@ void Replicas::submit(Lane& lane, const std::shared_ptr<Collectives>& collective
   const char* const label = ranks_.empty() ? "replicas all-reduce" : "replicas all-reduce between lines";
   under_way_ = lane.submit(TaskNames(label, model_, names_).all(accumulates),
                            [digests = digests_.view({-1}), collectives] {
-                             Lane::keep(digests);  // after an exception nobody waits for it
+                             Lane::keep(digests);  // after an exception nothing waits for it
                              collectives->all_reduce_max(digests);
                            });
 }
@@ -99,7 +99,7 @@ void Replicas::check(int64_t rank) {
   under_way_.wait();
   const at::Tensor differs = (digests_[0] + digests_[1]).ne(0).cpu();
   if (!differs.any().item<bool>()) return forget();
-  const auto first = differs.to(at::kInt).argmax().item<int64_t>();  // alike on all of them
+  const auto first = differs.to(at::kInt).argmax().item<int64_t>();  // the same on all ranks
   const std::string values = values_by_rank(digest_of_each_rank(first), ranks_);
   forget();
   const int64_t more = differs.sum().item<int64_t>() - 1;

@@ -1,4 +1,4 @@
-// Replicas: whether what several ranks hold is still the same on all of them.
+// Replicas: checks that replicated parameters are still equal on all ranks that hold them.
 #pragma once
 
 #include <memory>
@@ -14,35 +14,36 @@ namespace osdp::runtime {
 
 // Note [A digest of the replicas]
 // NO_SHARD parameters, and the rows of a HYBRID_SHARD parameter in every line, stay equal because every rank
-// that holds them adds the same mean to them. What breaks this breaks it silently: an update that depends on
-// the rank (noise of its own seed, a scale made of its own gradients), or values that some ranks alone were
-// given. So before the first forwards of training steps and then before every 100th, each rank makes a digest
-// of every such parameter, and before the others of those that a forward has written to (on all ranks alike),
-// and one small all-reduce on the lane takes the maximum of the digests and of their negatives: they are
-// equal everywhere just when both are the same number. Nobody waits for it before backward ends, when the
-// lane is waited for anyway. A digest is a hash of the bits (on an accelerator the sum of the bytes) of 52
-// bits, which a double holds exactly.
-//   Where one differs, all of these ranks have seen so, and gather its digests to tell who holds what.
+// that holds them applies the same update from the same mean gradient. This can break silently: by an update
+// that depends on the rank (noise from a per-rank seed, scaling by the rank's own gradient norm), or by
+// values that were set on some ranks only. So each rank computes a digest of every such parameter before the
+// first forwards of training and then before every 100th. Before the others it computes digests only of
+// parameters that a forward has written to, which are the same on all ranks. One small all-reduce on the lane
+// takes the maximum of the digests and of their negatives: all ranks agree if and only if the two maxima are
+// negatives of each other. It is awaited only at the end of backward, when the lane is awaited anyway. A
+// digest has 52 bits, which a double represents exactly: a hash of the bits on the CPU, the sum of the bytes
+// on an accelerator. If digests differ, all of these ranks know it, and they gather the digests of that
+// parameter to report which rank holds which value.
 class Replicas {
  public:
-  // `ranks`: who the ranks of the collectives are in the lane's group, see ranks_of_part; empty: the same.
+  // `ranks`: the ranks in the lane's group of the collectives' ranks, see ranks_of_part; empty: the same.
   explicit Replicas(int64_t model, std::vector<int64_t> ranks = {})
       : model_(model), ranks_(std::move(ranks)) {}
 
   static constexpr int64_t kFirst = 3, kEvery = 100;
 
-  // Before a training step's forward, of the local tensors of `params`, which the ranks of `collectives`
-  // should hold alike. Does nothing in most steps.
+  // Called before a training step's forward. Submits the comparison of the local tensors of `params`, which
+  // should be equal on the ranks of `collectives`. Does nothing in most steps.
   void submit(Lane& lane, const std::shared_ptr<Collectives>& collectives,
               const std::vector<Parameter*>& params, bool accumulates);
-  // Waits for what was submitted. Throws ReplicaError, naming the first parameter that differs and the ranks
-  // that hold each value.
+  // Waits for the submitted comparison. Throws ReplicaError, naming the first parameter that differs and the
+  // ranks that hold each value.
   void check(int64_t rank);
   void forget();
-  void suspect() { steps_ = 0; }  // compares at the next forwards
+  void suspect() { steps_ = 0; }  // compares at the next kFirst forwards
 
  private:
-  at::Tensor digest_of_each_rank(int64_t of);  // of the parameters of digests_; collective
+  at::Tensor digest_of_each_rank(int64_t of);  // `of` indexes digests_; collective
 
   int64_t model_;  // see Runtime
   std::vector<int64_t> ranks_;
@@ -53,7 +54,7 @@ class Replicas {
   Lane* lane_ = nullptr;
   std::shared_ptr<Collectives> collectives_;
   std::vector<std::string> names_;
-  std::vector<char> written_;  // in forward
+  std::vector<char> written_;  // whether a forward has written to it
 };
 
 }  // namespace osdp::runtime

@@ -10,14 +10,14 @@
 namespace osdp::runtime {
 namespace {
 
-// One weight's slices, as the split product asks for them.
+// The slices of one weight, through the interface that the split product uses.
 class WeightSlices final : public ops::SliceSource {
  public:
   WeightSlices(std::weak_ptr<SliceProvider> provider, int64_t param)
       : provider_(std::move(provider)), param_(param) {}
 
-  // The hint `next` is not needed: slices are units of the recorded order, which also knows what follows the
-  // last one.
+  // The hint `next` is ignored: slices are units of the prefetch order, which also knows the unit that
+  // follows the last slice.
   at::Tensor acquire(int64_t index, int64_t) override {
     const auto provider = provider_.lock();
     OSDP_CHECK(provider, Sharding, "OSDP: a split layer was called after its sharded model was destroyed");

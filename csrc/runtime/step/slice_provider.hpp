@@ -1,8 +1,7 @@
-// SliceProvider: the slices of split weights, for the split product. NO_SHARD ones are views of what this
-// rank holds, sharded ones are units that are gathered for one use.
+// SliceProvider: gives the split matrix product the slices of split weights. NO_SHARD slices are views of the
+// local tensor; sharded slices are units that are gathered for one use.
 //
-// Invariant: a slice that was acquired is readable until it is released; each is acquired and released by one
-// product.
+// Invariant: a slice is readable from acquire to release; the product that acquires it releases it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,8 +22,8 @@ class SliceProvider {
       : shards_(shards), units_(units), buckets_(buckets), stack_(stack), backward_(backward) {}
   ~SliceProvider();
 
-  // The id (see ops::register_source) under which the slices of a split parameter are asked for. `handle`:
-  // with it the whole runtime lives.
+  // Registers the slices of a split parameter; source_of returns their id (see ops::register_source).
+  // `handle` keeps the whole runtime alive while locked.
   void open(int64_t param, const std::weak_ptr<SliceProvider>& handle);
   int64_t source_of(int64_t param) const { return sources_.at(param); }
 
@@ -34,7 +33,7 @@ class SliceProvider {
   const std::string& name_of(int64_t param) const { return shards_.parameter(param).name(); }
 
  private:
-  Unit& unit_of(const Parameter& param, int64_t slice) const;  // of a sharded one
+  Unit& unit_of(const Parameter& param, int64_t slice) const;  // of a sharded slice
 
   const ModelShards& shards_;
   UnitScheduler& units_;

@@ -1,4 +1,4 @@
-// StepState: what the parts of a step must agree on. Each field has one writer, named beside it.
+// StepState: the state that the parts of a step share. Each field has one writer, named above it.
 #pragma once
 
 #include <cstdint>
@@ -8,18 +8,18 @@ namespace osdp::runtime {
 struct StepState {
   // --- the runtime
   int64_t rank = 0;        // among all ranks
-  bool alone = false;      // there is no other
-  bool installed = false;  // the gradients' hooks are this runtime's
+  bool alone = false;      // the only rank
+  bool installed = false;  // the gradient hooks are active
   bool sync = true;        // false within no_sync
 
   // --- the forward pass
-  int64_t epoch = 0;          // counts outermost forwards: what was gathered in an earlier one is stale
+  int64_t epoch = 0;          // counts outermost forwards: units gathered in an earlier one are stale
   bool grad_forward = false;  // the outermost forward records a graph
-  bool root_forward = false;  // the outermost forward is the model's, not a submodule's by itself
+  bool root_forward = false;  // the outermost forward is the model's, not that of a submodule on its own
 
   // --- the backward pass
   bool in_backward = false;
-  int64_t backwards = 0;  // that have ended
+  int64_t backwards = 0;  // backwards that have ended
 
   // --- both: see Note [Micro-batches between steps]
   bool accumulates = false;

@@ -16,35 +16,35 @@ namespace {
 
 int64_t chunk_elements(const Slot& slot) { return slot.range().chunk * slot.range().row_elements; }
 
-// Whether these rows can travel as they are.
+// Whether these rows can be sent in place.
 bool is_chunk(const at::Tensor& rows, const Slot& slot) {
   return rows.numel() == chunk_elements(slot) && rows.scalar_type() == slot.padded().scalar_type();
 }
 
-// `tensor` into the first elements of `padded`, which is flat, cast; and zeros behind it.
+// Copies `tensor`, cast and scaled, into the first elements of the flat `padded`, and zeros the others.
 void pad_into(Batch& batch, const at::Tensor& padded, const at::Tensor& tensor, double factor = 1.0) {
   const int64_t n = tensor.numel(), more = padded.numel() - n;
   if (n > 0) batch.set(more > 0 ? padded.narrow(0, 0, n) : padded, tensor, factor);
   if (more > 0) batch.zero(padded.narrow(0, n, more));
 }
 
-// This rank's rows as they travel, into `chunk`: in the compute dtype, and a whole chunk (the last ranks have
-// fewer).
+// Copies this rank's rows into `chunk`, cast to the compute dtype and padded to a whole chunk (the last ranks
+// have fewer rows).
 void fill(Batch& batch, const at::Tensor& chunk, const Transfer& t) {
   const bool cast = t.tensor.scalar_type() != chunk.scalar_type();
   pad_into(batch, chunk, cast ? brought(t.slot->owner(), t.tensor) : t.tensor);
 }
 
-// Whether it travels with the other small ones of `together` tensors, behind the large ones.
+// Whether it is sent in one buffer with the other small ones of `together` tensors.
 bool is_packed(const Slot& slot, size_t together) { return together > 1 && slot.bytes() <= kSmallBytes; }
 
-// Whether a gradient can be sent as it is, but for a factor.
+// Whether a gradient can be sent in place, up to scaling.
 bool is_padded(const Transfer& t) {
   return t.tensor.is_contiguous() && t.tensor.scalar_type() == t.slot->owner().reduce_dtype() &&
          t.tensor.numel() == t.slot->padded().numel();
 }
 
-// A gradient as the rows that ranks share.
+// A gradient as a matrix of the rows that are sharded.
 at::Tensor rows_of(const Transfer& t) {
   const RowRange& range = t.slot->range();
   return t.tensor.reshape({range.rows, range.row_elements});
@@ -108,7 +108,7 @@ void gather(Collectives& collectives, const TransferPlan& plan) {
   Tensors outputs, inputs;
   std::vector<ChunkPack> packs;
   Batch batch;
-  // What is not sent as it is is made in its place in what is gathered.
+  // An input that cannot be sent in place is built at this rank's position in the output.
   for (size_t i = 0; i < transfers.size(); ++i) {
     const Transfer& t = transfers[i];
     const at::Tensor& full = t.slot->padded();
@@ -142,7 +142,7 @@ void gather(Collectives& collectives, const TransferPlan& plan) {
   }
 }
 
-// Full gradients travel in the reduce dtype, flat, world chunks long, and with headroom (see headroom_of).
+// Full gradients are sent in the reduce dtype, flat, padded to `world` chunks, and scaled by headroom_of.
 Means reduce_scatter(const ShardGroups& shard_groups, TransferPlan& plan) {
   std::vector<Transfer>& transfers = plan.transfers;
   const int64_t world = shard_groups.world();
@@ -204,8 +204,8 @@ void keep_means(const ShardGroups& shard_groups, const TransferPlan& plan, const
       batch.add(plan.transfers[i].target, mean, share);
       continue;
     }
-    // Between the first reduction of a backward and its end, this gradient is touched by one lane
-    // alone.
+    // No lock is needed: from the first reduction of a backward to its end, only one lane accesses this
+    // gradient.
     mean = mean.view(slot.owner().local().sizes());
     at::Tensor& gradient = gradients[i];
     if (slot.owner().local_grad().defined()) {

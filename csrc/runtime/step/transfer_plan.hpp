@@ -1,5 +1,5 @@
-// TransferPlan: what a collective of a unit sends, as a value. It is computed once, when the collective is
-// submitted; its early send and the collective itself both follow it.
+// TransferPlan: describes how a unit's collective sends each tensor. It is computed once, on submission; both
+// the early send and the collective follow it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,47 +14,47 @@
 namespace osdp::runtime {
 
 enum class SentAs : uint8_t {
-  Itself,  // its memory is the message
-  Scaled,  // so it is once it has been multiplied in place, see headroom_of
-  Copy,    // cast, padded or brought to the device
-  Packed,  // with the other small ones of its dtype, behind those that are not
+  Itself,  // in place: its memory is the message
+  Scaled,  // in place, after it has been scaled, see headroom_of
+  Copy,    // in a copy that is cast, padded or on the device
+  Packed,  // in one buffer with the other small tensors of its dtype, after the large ones
 };
 
 struct Transfer {
   Slot* slot;
-  // Of a gather this rank's rows, flat. Of a reduction the full local gradient; let go of when it is sent.
+  // For a gather: this rank's rows, flat. For a reduction: the full local gradient, released once it is sent.
   at::Tensor tensor;
   SentAs sent_as;
-  at::Tensor target;  // of a slice's reduction: its rows of the split weight's local gradient
+  at::Tensor target;  // for a slice's reduction: its rows of the split weight's local gradient
 };
 
 struct TransferPlan {
   std::vector<Transfer> transfers;
 
-  // `slots`: of a unit, whose rows all travel.
+  // Gathers the rows of all slots of a unit.
   static TransferPlan of_gather(std::vector<Slot>& slots);
-  // Gradients are added, then sealed: how each travels depends on how many there are. `total`: see
+  // Add all gradients, then seal: how each is sent depends on how many there are. `total`: see
   // ShardGroups::total.
   void add(Slot& slot, at::Tensor gradient, at::Tensor target);
   void seal_reduction(int64_t total);
-  // Large gradients are copied into the backend's memory, by the stream that made them: so their own memory
-  // is free again at once. See Note [Memory of the backend].
+  // Copies large gradients into the backend's memory, on the stream that computed them, so that their own
+  // memory is free again at once. See Note [Memory of the backend].
   void bring_to(const Collectives& collectives, int64_t total);
 
   bool empty() const { return transfers.empty(); }
-  // What the collective sends before the first message that it must make: its early send.
+  // The tensors of the early send: the messages that need no copy and precede all that need one.
   Tensors sent_first() const;
 };
 
 // --- within tasks of a lane
 
-// Fills every slot, which has memory to gather into.
+// Gathers into every slot; each must have memory attached.
 void gather(Collectives& collectives, const TransferPlan& plan);
 
-// Means over the ranks that share, this rank's rows, flat.
+// This rank's rows of the means over the ranks that shard them, flat.
 struct Means {
-  Tensors memory;  // all of it, as it was made
-  Tensors each;    // one per transfer, parts of it
+  Tensors memory;  // the tensors as they were allocated
+  Tensors each;    // one per transfer, views of `memory`
 };
 Means reduce_scatter(const ShardGroups& shard_groups, TransferPlan& plan);
 

@@ -55,7 +55,7 @@ void UnitScheduler::assert_state(const Unit& unit, bool holds, const char* trans
              ". This is an error of OSDP; please report it with the model and the plan.");
 }
 
-// Backward reads what its forward read; a new forward must not: the optimizer may have stepped since.
+// Backward may read what its forward gathered; a new forward must not, since the optimizer may have stepped.
 bool UnitScheduler::stale(const Unit& unit) const {
   return !step_.in_backward && unit.running_ == 0 && unit.epoch_ != step_.epoch;
 }
@@ -116,7 +116,7 @@ void UnitScheduler::reshard(Unit& unit) noexcept {
   if (unit.state_ == Unit::State::Unsharding) {
     try {
       wait_unshard(unit);
-    } catch (...) {  // the lane tells the same error to whoever waits next; here the memory must go
+    } catch (...) {  // the next wait on the lane throws the same error; here the memory must be freed
       unit.unsharding_ = Work();
     }
   }
@@ -199,11 +199,11 @@ void UnitScheduler::end_call_backward(const Call& call) {
   }
 }
 
-// Its calls under way have read it for the last time, and all gradients that this graph task makes for it are
-// there.
+// Reshards the unit once its calls in progress no longer read it and all gradients that this graph task
+// produces for it are complete.
 void UnitScheduler::reshard_after_backward(Unit& unit) {
   if (unit.readers_ > 0 || unit.running_ > 0 || unit.gradients_.incomplete(current_graph_task())) return;
-  if (unit.again_ || unit.recomputed_) return;  // to the end of this backward, or longer
+  if (unit.again_ || unit.recomputed_) return;  // stays until the end of this backward, or longer
   unit.in_backward_ = false;
   reshard(unit);
 }
@@ -238,11 +238,12 @@ void UnitScheduler::reduce_or_keep(Unit& unit) {
 }
 
 // Note [Gradients that leave]
-// On the CPU a gather waits on the lane for the reductions before it, and the computation for the gather: so
-// gradients of FULL_SHARD units cannot pile up where the lane is late. SHARD_GRAD_OP gathers nothing in
-// backward. So a gradient is given to the lane only when it, those that are leaving, and what is gathered for
-// a time fit what a plan reserves (Note [Reserve] in search/problem/request.hpp), or when it is the only one.
-// On streams the computation waits for the reduction before (Note [Memory that two streams use]).
+// On the CPU a gather waits on the lane for the reductions before it, and the computation waits for the
+// gather, so gradients of FULL_SHARD units cannot pile up when the lane is late. SHARD_GRAD_OP gathers
+// nothing in backward. So a gradient is submitted only if it, the gradients being reduced and the temporarily
+// gathered units fit into what a plan reserves (Note [Reserve] in search/problem/request.hpp), or if no other
+// is being reduced. On streams the computation waits for the previous reduction (Note [Memory that two
+// streams use]).
 void UnitScheduler::await_room(size_t bytes) {
   while (left_ < reductions_.size() && reductions_[left_].reduction.done()) ++left_;
   if (left_ == reductions_.size()) return;
@@ -259,7 +260,7 @@ void UnitScheduler::await_room(size_t bytes) {
 void UnitScheduler::reduce(Unit& unit) {
   auto plan = std::make_shared<TransferPlan>();
   const bool again = unit.reduced_ == step_.backwards;
-  bool own_memory = again;  // of the means: they do not become the gradients
+  bool own_memory = again;  // the means need separate memory: they do not become the gradients
   parts_.assign(unit.slots.size(), TaskNames::Part::None);
   for (size_t i = 0; i < unit.slots.size(); ++i) {
     Slot& slot = unit.slots[i];
@@ -324,10 +325,11 @@ void UnitScheduler::wait_reductions() {
 }
 
 // Note [Gradients kept under no_sync]
-// They are full and not the parameter's .grad, which has the shard's shape; yet zero_grad must drop them. So
-// the parameter gets a .grad (zeros, if it had none) that stands for them, and its state is noted: when it is
-// gone, or was zeroed, by the time the parameter shows its full shape again, what was kept is dropped too.
-// Any other change in between would have to be made to the kept gradients as well, and is refused.
+// They are full, unlike the parameter's .grad, which has the shard's shape; yet zero_grad must drop them. So
+// the parameter gets a .grad (zeros if it had none) as a placeholder, whose version is recorded. If the
+// placeholder has been set to None or zeroed by the time the parameter shows its full shape again, the kept
+// gradient is dropped too. Any other change would have to be applied to the kept gradient as well, and is
+// refused.
 void UnitScheduler::end_backward() {
   backward_order_.end();
   for (const auto& unit : shards_.units())
@@ -349,7 +351,7 @@ void UnitScheduler::forget_reductions() {
   for (const Leaving& each : reductions_) {
     try {
       each.reduction.wait();
-    } catch (const std::exception&) {  // what broke the lane is the exception under way, or follows from it
+    } catch (const std::exception&) {  // the lane failed because of the exception in flight, or caused it
     }
   }
   reductions_.clear();
@@ -368,8 +370,9 @@ void UnitScheduler::end_slice(Unit& slice) noexcept {
 }
 
 void UnitScheduler::slice_gradient_arrived(Unit& slice, at::Tensor gradient) {
-  // One gradient leaves while the next is made, not more: where the input needs no gradient, no slice is
-  // asked for in between that would wait its turn behind the reduction. (A stream's lane waits in `reduce`.)
+  // At most one gradient is being reduced while the next is computed. If the input needs no gradient, no
+  // slice is gathered in between, whose gather would wait for the reduction. (A stream's lane waits in
+  // `reduce`.)
   if (!lane_->keeps() && !reductions_.empty()) reductions_.back().reduction.wait();
   add_pending(slice.slots[0], std::move(gradient));
   reduce_or_keep(slice);
@@ -385,7 +388,7 @@ Parameter* UnitScheduler::unreduced() const {
 // See Note [Shards in host memory].
 void UnitScheduler::await_host_memory() {
   if (!shards_.offloads() || left_out("host wait")) return;
-  reductions_lane_->synchronize();  // where gradients come home
+  reductions_lane_->synchronize();  // which copies gradients to the host
   if (hybrid_) hybrid_->lane().synchronize();
 }
 

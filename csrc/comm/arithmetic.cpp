@@ -25,7 +25,7 @@ std::optional<elementwise::DType> elementwise_dtype(at::ScalarType dtype) {
 
 namespace {
 
-// Where csrc/elementwise can take the tensor, its dtype.
+// The tensor's dtype, if csrc/elementwise can process the tensor.
 std::optional<elementwise::DType> taken_as(const at::Tensor& t) {
   return t.is_cpu() && t.is_contiguous() ? elementwise_dtype(t.scalar_type()) : std::nullopt;
 }
@@ -54,7 +54,7 @@ void scale_on_cpu(const at::Tensor& tensor, double factor) {
     tensor.mul_(factor);
 }
 
-// What one launch can take: tensors of one dtype (and others of another), and one factor.
+// Operations that one launch can execute: one dtype of what is written, one of what is read, and one factor.
 struct Alike {
   at::ScalarType to, from;
   double factor;
@@ -67,7 +67,7 @@ struct Alike {
   }
 };
 
-// Foreach operators take tensors without gaps, whose elements lie in one order; others one by one.
+// The fast path of foreach operators needs dense tensors with equal strides; others are processed one by one.
 bool one_order(const at::Tensor& a, const at::Tensor& b) {
   return a.is_non_overlapping_and_dense() && a.sizes() == b.sizes() && a.strides() == b.strides();
 }
@@ -112,8 +112,8 @@ void Batch::run() {
   for (Operation& o : std::exchange(sums_, {})) {
     const auto to = o.to.scalar_type();
     if (o.from.scalar_type() != to) {
-      // No launch adds tensors of two dtypes. Widened small ones are little memory, and nothing is rounded
-      // twice.
+      // No foreach launch adds tensors of two dtypes, so small addends are widened first. That takes little
+      // memory and does not round.
       if (o.from.nbytes() > kSmallBytes || at::promote_types(to, o.from.scalar_type()) != to) {
         o.to.add_(o.from, o.factor);
         continue;

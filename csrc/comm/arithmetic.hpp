@@ -1,11 +1,12 @@
-// Copies, casts, sums and scalings of the tensors of a unit or bucket, computed on the lane.
+// Copies, casts, sums and scalings of the tensors of a unit or bucket, executed on the lane.
 //
 // Note [Many small tensors]
-// A unit has a dozen small tensors, and each is cast, padded, copied, added to and scaled. On the CPU a
-// loop on this thread (csrc/elementwise) is run for each, at once, so that memory can be let go of tensor
-// by tensor: the compute threads must be left alone, and torch's own operators would open a pool of threads
-// beside theirs. On an accelerator a launch takes longer than the work. There they are collected, and run()
-// takes a few launches for all of them (ATen's foreach operators, of which each takes tensors of one dtype).
+// A unit has a dozen small tensors, and each is cast, padded, copied, added to and scaled. On the CPU each
+// operation runs immediately as a loop on this thread (csrc/elementwise), so that memory can be released
+// tensor by tensor. torch's own operators would start a second thread pool on this thread and compete with
+// the compute threads. On an accelerator a launch takes longer than the work. There the operations are
+// collected, and run() executes all of them in a few launches (ATen's foreach operators, each of which takes
+// tensors of one dtype).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,15 +18,15 @@
 
 namespace osdp::runtime {
 
-// What csrc/elementwise calls a dtype; empty for those that it does not know.
+// The dtype in csrc/elementwise; nullopt for those that it does not support.
 std::optional<elementwise::DType> elementwise_dtype(at::ScalarType dtype);
 
-// Operations that do not depend on each other, of tensors of one device. Each pair is of one number of
-// elements, and the tensor that is written contiguous where the shapes differ.
+// Independent operations on tensors of one device. Both tensors of a pair have the same number of elements;
+// if their shapes differ, the one that is written must be contiguous.
 class Batch {
  public:
-  // to = from * factor, rounded to `to`'s dtype, and so again where the factor is not 1. On an accelerator
-  // `from` may be in host memory, of `to`'s dtype.
+  // to = from * factor. Rounded to `to`'s dtype after the copy, and again after the scaling if the factor is
+  // not 1. If `to` is on an accelerator, `from` may be in host memory with `to`'s dtype.
   void set(at::Tensor to, const at::Tensor& from, double factor = 1.0);
   // sum += addend * factor.
   void add(at::Tensor sum, const at::Tensor& addend, double factor = 1.0);

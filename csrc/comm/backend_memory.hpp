@@ -1,14 +1,14 @@
-// BackendMemory: memory of a process group's backend.
+// BackendMemory: memory allocated by a process group's backend.
 //
 // Note [Memory of the backend]
-// A backend may send from and receive into memory of its own without copies of its own: NCCL's is registered
-// with the communicator (ncclMemAlloc), so that a switch can read it, and sum. If asked to
-// (fully_shard(allocate_memory_from_process_group_for_comm=True)), what is gathered is allocated there, and
-// what is reduced: a gradient that autograd has made elsewhere is copied there first. The stream that made it
-// copies it, not the lane's, which would keep both: so no more full-size tensors exist than without. Such a
-// pool too knows streams: Note [Memory that two streams use] holds for it. Only sums are reduced without a
-// copy, so means are sums that are divided then (Note [Averages in half]). With HYBRID_SHARD the pool is that
-// of the line.
+// A backend may send from and receive into memory that it allocated without an internal copy: NCCL's is
+// registered with the communicator (ncclMemAlloc), so that a switch can read and sum it. On request
+// (fully_shard(allocate_memory_from_process_group_for_comm=True)) the buffers of gathers and reductions are
+// allocated there; a gradient that autograd allocated elsewhere is copied there first. The computing stream
+// makes this copy. The lane's stream would have to keep both tensors; this way no more full-size tensors
+// exist than without the option. Such a pool is stream-ordered too: Note [Memory that two streams use]
+// applies to it. Only sums are reduced without a copy, so means are computed as sums that are divided
+// afterwards (Note [Averages in half]). With HYBRID_SHARD the pool is that of the line's group.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,7 +30,7 @@ class BackendMemory {
     return !device.is_cpu() && backend.supportsTensorAlloc(device.index());
   }
 
-  // Of the current stream. Flat.
+  // Allocated on the current stream. Flat.
   at::Tensor empty(int64_t elements, const at::TensorOptions& options) const {
     return backend_->allocateTensor(static_cast<long>(elements), options);
   }

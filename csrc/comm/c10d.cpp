@@ -7,7 +7,7 @@
 namespace osdp::runtime {
 namespace {
 
-// What c10 adds to an exception's text, a stack, is of no use in ours.
+// Drops the backtrace that c10 appends to an exception's text.
 template <typename Work>
 auto briefly(Work work) {
   try {
@@ -27,7 +27,7 @@ class WorkMessage final : public Peers::Message {
   void abort() noexcept override {
     try {
       work_->abort();
-    } catch (const std::exception&) {  // it cannot be interrupted, and ends with the backend's timeout
+    } catch (const std::exception&) {  // it cannot be interrupted; the backend's timeout will end it
     }
   }
 
@@ -66,7 +66,7 @@ class BackendAbort final : public Abortable {
   void abort() noexcept override {
     try {
       backend_->abort();
-    } catch (const std::exception&) {  // it cannot be, and ends with its own timeout
+    } catch (const std::exception&) {  // not supported; the backend's own timeout will end it
     }
   }
 

@@ -1,4 +1,4 @@
-// c10d's process groups and stores, as the parts of the runtime see them that need no torch.
+// Adapts c10d's process groups and stores to the interfaces that the torch-free parts of the runtime use.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -13,7 +13,7 @@
 namespace osdp::runtime {
 
 std::shared_ptr<Peers> peers_of(c10::intrusive_ptr<c10d::Backend> backend);
-// What ends what the backend has under way (Backend::abort; of some backends that is nothing).
+// Aborts the backend's pending operations (Backend::abort, which some backends do not implement).
 std::shared_ptr<Abortable> abortable(c10::intrusive_ptr<c10d::Backend> backend);
 std::shared_ptr<Store> store_of(c10::intrusive_ptr<c10d::Store> store);
 

@@ -1,5 +1,5 @@
-// Coalesced: several collectives as one launch, where the backend can (NCCL: one group call, so one kernel
-// and one latency; it may reorder what is inside).
+// Coalesced: issues several collectives as one launch, if the backend supports it (NCCL: one group call, so
+// one kernel and one latency; it may reorder the collectives within the group).
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -9,8 +9,8 @@
 
 namespace osdp::runtime {
 
-// Collectives called on the backend while this exists are launched at end(), or, where it is left by an
-// exception, when it is destroyed. With fewer than two, or a backend that cannot, each is launched as it is
+// Collectives called on the backend during its lifetime are launched at end(), or by the destructor after an
+// exception. With fewer than two collectives, or a backend without coalescing, each is launched when it is
 // called.
 class Coalesced {
  public:
@@ -26,11 +26,11 @@ class Coalesced {
   ~Coalesced() {
     try {
       end();
-    } catch (const std::exception&) {  // the one that led here is on its way
+    } catch (const std::exception&) {  // the exception that led here is already propagating
     }
   }
 
-  // Of all of them; null where there is none, or the calls gave theirs.
+  // The Work of all of them; null if there is none or if each call returned its own.
   Work end() {
     c10d::Backend* backend = std::exchange(backend_, nullptr);
     return backend ? backend->endCoalescing() : Work();

@@ -19,9 +19,9 @@
 namespace osdp::runtime {
 namespace {
 
-// gloo's thread lets go of a finished Work, and with it of the tensors, only a moment after it has told so (a
-// long one on a busy machine). What comes next on the lane may count on that memory, so the lane waits for
-// that too.
+// gloo's thread releases a finished Work, and with it the tensors, only some time after it has signalled
+// completion (a long time on a busy machine). The next task of the lane may need that memory, so the lane
+// waits for the release too.
 void wait_until_let_go(const c10::intrusive_ptr<c10d::Work>& work) {
   const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(1);
   for (int tries = 0; work.use_count() > 1 && std::chrono::steady_clock::now() < give_up; ++tries) {
@@ -38,13 +38,13 @@ void finish(const c10::intrusive_ptr<c10d::Work>& work) {
   wait_until_let_go(work);
 }
 
-// Throws what interrupts the lane whose task this is: a wait for the device has then ended by an abort, and
-// what it waited for is not there.
+// Throws if the lane that runs this task has been interrupted: a wait for the device then ended because of
+// the abort, and its result is not valid.
 void check_lane() {
   if (const CollectiveTracker* tracker = CollectiveTracker::here()) tracker->check();
 }
 
-// A flat tensor's memory. Sums of complex numbers are sums of their parts.
+// A flat tensor's memory. Complex numbers are treated as pairs of reals, which gives the same sums.
 Range range_of(const at::Tensor& tensor) {
   const bool complex = tensor.is_complex();
   const int64_t parts = complex ? 2 : 1;
@@ -91,7 +91,7 @@ class RingCollectives final : public Collectives {
   }
   void all_reduce(const Tensors& tensors) override { ring_->all_reduce(ranges_of(tensors)); }
   void send_from_first(const Tensors& bytes) override { ring_->broadcast(ranges_of(bytes)); }
-  // Of a few numbers, by all ranks in the same order.
+  // For a few numbers. Every rank sums in the same order, so the results are bitwise equal.
   void reduce_one(const at::Tensor& tensor, c10d::ReduceOp::RedOpType operation) override {
     const at::Tensor all = at::empty({world() * tensor.numel()}, tensor.options());
     gather({all}, {tensor.contiguous().view({-1})});
@@ -136,7 +136,7 @@ std::shared_ptr<Collectives> Collectives::over(Lane& lane, const std::string& gr
   }
   std::shared_ptr<Collectives> made;
   const auto make = [&] { made = std::make_shared<RingCollectives>(group, backend); };
-  // A task counts in the lane's order, so only what all of its ranks do alike is one.
+  // Tasks are counted in the lane's sequence, so only what all ranks of the lane do alike may be a task.
   if (backend->getSize() < 2 || is_connected(group))
     make();
   else
@@ -181,9 +181,9 @@ at::Tensor Collectives::empty(int64_t elements, const at::TensorOptions& options
 }
 
 // Note [Averages in half]
-// NCCL's average multiplies with 1 / W before it sums, in the tensor's dtype: of half, which has few bits
-// below, small gradients vanish. They come here scaled so that their sum fits (headroom_of). So they are
-// summed, and divided then, as the ring does.
+// NCCL's average multiplies by 1 / W before it sums, in the tensor's dtype: in half, with its small exponent
+// range, small gradients would underflow. Gradients arrive here scaled so that their sum does not overflow
+// (headroom_of). So they are summed and then divided, as the ring does.
 void Collectives::divide_sums(const Tensors& tensors) const {
   Batch batch;
   for (const at::Tensor& tensor : tensors)

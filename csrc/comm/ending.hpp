@@ -1,13 +1,13 @@
-// What a process group of the runtime had, and lets go of at its end.
+// Releases what the runtime keeps for a process group.
 #pragma once
 
 #include <string>
 
 namespace osdp::runtime {
 
-// The group's heartbeat, its lanes, its transport and what was known of it as a part end now, or with the
-// last model that still holds them. Ranks do this by themselves, at any time after the group's last
-// collective.
+// Ends the group's heartbeat, lanes and transport, and forgets its ranks (ranks_of_part); those that a model
+// still holds end with the last such model. Not collective: each rank may call it at any time after the
+// group's last collective.
 void end_group(const std::string& group);
 
 }  // namespace osdp::runtime

@@ -1,4 +1,4 @@
-// Events of one device, recorded again and again: making one costs a driver call that recording does not.
+// A pool of reusable events of one device: creating an event costs a driver call that recording does not.
 #pragma once
 
 #include <c10/core/Event.h>
@@ -13,8 +13,8 @@ namespace osdp::runtime {
 
 class EventPool : public std::enable_shared_from_this<EventPool> {
  public:
-  // The point that the stream has reached. Given back, and recorded again by somebody else, when nobody holds
-  // it any more: whoever has made a stream wait for it has done with it. Any thread.
+  // Records an event on the stream. It returns to the pool with the last reference: a stream that waits for
+  // an event no longer needs it once the wait has been enqueued. Thread-safe.
   std::shared_ptr<const c10::Event> record(const c10::Stream& stream) {
     c10::Event event = take(stream.device_type());
     event.record(stream);

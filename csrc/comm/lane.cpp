@@ -64,7 +64,7 @@ struct Registry {
 };
 
 Registry& registry() {
-  static auto* r = new Registry();  // never destroyed: shutdown() ends the threads while torch still stands
+  static auto* r = new Registry();  // never destroyed: shutdown() ends the threads while torch is usable
   return *r;
 }
 
@@ -75,7 +75,7 @@ std::shared_ptr<Lane> made(std::shared_ptr<GroupHealth> health, c10::Device devi
   return stream_lane(std::move(health), device);
 }
 
-// With the registry's mutex held. `beside`: whose health a new lane has; null: one of its own.
+// Requires the registry's mutex. `beside`: a new lane shares its GroupHealth; null: it gets a new one.
 std::shared_ptr<Lane> lane_of(const std::string& name, c10::Device device, const Lane* beside) {
   auto& lane = registry().lanes[{name, device}];
   if (!lane)

@@ -1,12 +1,13 @@
-// Lane: an ordered sequence of communications of a process group.
+// Lane: executes the communication of a process group in order.
 //
 // Note [One lane]: every collective runs here (but for Note [Two lanes] and Note [A lane for reductions]),
 // one after the other, in the order of submission. All ranks submit in the same order, so collectives never
-// cross. And because a gather begins (and takes its memory) only when the reduction submitted before it has
-// ended, a step holds at most three full-size tensors: the parameters in use, those arriving or the gradients
-// leaving, and the gradients being made. On the CPU a lane is a thread, which waits for gloo where the caller
-// computes on. On accelerators it is a stream of its own: tasks run on the caller's thread and only enqueue;
-// the stream waits for the work that the caller enqueued before.
+// cross. And because a gather begins (and allocates its memory) only when the reduction submitted before it
+// has ended, a step holds at most three full-size tensors: the parameters in use, the parameters being
+// gathered or the gradients being reduced, and the gradients being computed. On the CPU a lane is a thread,
+// which blocks in communication while the caller continues to compute. On accelerators it is a separate
+// stream: tasks run on the caller's thread and only enqueue work, and the stream waits for the work that the
+// caller enqueued before.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,31 +27,30 @@
 namespace osdp::runtime {
 
 // Note [A lane for reductions]
-// On one lane a gather waits for the reduction submitted before it, although one is often the other's
-// latency: a ring's link is free while its messages are under way. If the plan asks for it
-// (separate_reductions), what is reduced has a lane and a communicator beside, on accelerators. A step needs
-// no more memory for it: there the computation waits for one reduction before it submits the next anyway
-// (below). On the CPU nothing is gained, since each message waits for a core.
-//   Communicators that are used at once must be used in one order on all ranks, or their kernels may wait for
-// each other (NCCL's documentation, "Using multiple NCCL communicators concurrently"): all lanes are
-// submitted to by one thread, in the order of the model.
+// On one lane a gather waits for the reduction submitted before it, although the two could hide each other's
+//   latency: a ring's link is idle while a message is in flight. If the plan asks for it
+//   (separate_reductions), reductions have a lane and a communicator of their own, on accelerators. A step
+//   needs no more memory for it: there the computation waits for one reduction before it submits the next
+//   anyway (below). On the CPU nothing is gained, since each message waits for a core. Communicators that are
+//   used concurrently must be used in the same order on all ranks, or their kernels may deadlock (NCCL's
+//   documentation, "Using multiple NCCL communicators concurrently"): one thread submits to all lanes, in the
+//   order of the model.
 //
 // Note [Memory that two streams use]
-// A device's allocator gives freed memory out again on the stream that it was allocated on, at once, whatever
-// other streams still do with it. So memory that a task of a stream's lane reads or writes, and that somebody
-// may free before he has waited for the task, is kept by its Work (`Lane::keep`) until the stream that
-// submitted it has waited for it. Gradients leave that way: so that they do not pile up, whoever submits one
-// first waits for the one before (`keeps()`): at most one more exists than on a lane that is a thread, which
-// lets go of memory only when it is done with it.
-//   What a task makes also belongs to one stream's pool, and no pool can help another. So all that is large,
-// and all that outlives the task, is allocated from the submitter's (`Lane::empty`, `SubmittersMemory`):
-// there it is freed and given out again, in order with what that stream computes. The task's stream may use
-// it at once: it has waited for all that the submitter enqueued before the task, and while a task runs, on
-// the submitter's thread, nothing else is enqueued there. Only temporary copies of small tensors are left in
-// the lane's own pool.
-//   A task may submit another one to the lane beside (Note [Two lanes]). It begins after what the first has
-// enqueued, but its memory is that of the stream that trains too, which waits for it before it is free.
-//   `where`, in what follows: the call, by which a test leaves it out; see left_out.hpp.
+// A device's caching allocator reuses freed memory on the stream that it was allocated on at once, even if
+//   other streams still use it. So memory that a task of a stream lane reads or writes, and that may be freed
+//   before the task has been awaited, is kept alive by its Work (`Lane::keep`) until the submitting stream
+//   has waited for it. This applies to gradients being reduced. So that they do not pile up, the submitter of
+//   a gradient first waits for the previous one (`keeps()`): at most one more exists than on a thread lane,
+//   which releases memory when the task has finished. Memory that a task allocates also belongs to one
+//   stream's pool, and pools cannot lend memory to each other. So everything that is large or outlives the
+//   task is allocated from the submitter's pool (`Lane::empty`, `SubmittersMemory`), where it is freed and
+//   reused in order with what that stream computes. The task's stream may use it at once: it has waited for
+//   everything that the submitter enqueued before the task, and nothing else is enqueued there while the task
+//   runs on the submitter's thread. Only temporary copies of small tensors come from the lane's own pool. A
+//   task may submit another one to a second lane (Note [Two lanes]). That task begins after what the first
+//   has enqueued, but its memory also belongs to the computing stream, which waits for it before the memory
+//   is freed. `where`, below, is the call site, by which a test can leave the call out; see left_out.hpp.
 
 class BackendMemory;
 
@@ -60,21 +60,21 @@ class Lane {
 
   virtual ~Lane() = default;
 
-  // `name`: alike on all ranks, or their messages do not match. Its label names the unit and the phase in the
-  // profiler's timeline, and in the error if the task fails.
-  // After a task has failed, those after it fail at once with the same error: ranks no longer agree on where
-  // they are. `early` is what the task's first schedule sends first, if that is known already; it is not kept
-  // once the task runs.
+  // `name` must be equal on all ranks, or their messages do not match. Its label names the unit and the phase
+  // in the profiler's timeline, and in the error if the task fails. After a task has failed, later tasks fail
+  // at once with the same error, because ranks may no longer be at the same position. `early`: the first
+  // messages of the task's first schedule, if they are known already; released when the task begins to run.
   virtual Work submit(TaskNamePtr name, Task task, EarlySend early = {}) = 0;
 
-  // Whether tasks end before their memory is let go of; see Note [Memory that two streams use].
+  // Whether memory of a task is kept after the task has returned; see Note [Memory that two streams use].
   virtual bool keeps() const { return false; }
-  // Within a task that reads the tensor, which was allocated outside of it.
+  // Within a task: keeps alive a tensor that the task uses and that was allocated outside of it.
   static void keep(at::Tensor tensor, std::source_location where = std::source_location::current());
-  // Within a task: memory of the submitter's, kept. Flat where it is the backend's `memory`.
+  // Within a task: a tensor from the submitter's pool, kept alive. With the backend's `memory` it is flat.
   static at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options,
                           const BackendMemory* memory = nullptr);
-  // Within a task, where nothing is computed: what is allocated meanwhile is memory of the submitter's.
+  // Within a task: while this exists, allocations come from the submitter's pool. Nothing may be computed
+  // meanwhile.
   class SubmittersMemory {
    public:
     SubmittersMemory();
@@ -83,23 +83,24 @@ class Lane {
     c10::OptionalStreamGuard there_;
   };
 
-  // The host waits until what was submitted has been carried out on the device too; where the lane is a
-  // thread, Work::wait does that.
+  // Blocks the host until submitted tasks have finished on the device. No-op for a thread lane, where
+  // Work::wait blocks already.
   virtual void synchronize() {}
 
-  // What the lanes of the process group share.
+  // Shared by all lanes of the process group.
   GroupHealth& health() const { return *health_; }
 
   // One lane per process group (by name) and device, shared by every model on it.
   static std::shared_ptr<Lane> of(const std::string& group, c10::Device device);
-  // A lane beside it: see Note [Two lanes], Note [A lane for reductions]. They end together, with one error.
+  // A further lane of the same group: see Note [Two lanes], Note [A lane for reductions]. If one of them
+  // fails, all end with the same error.
   static constexpr const char* kBetweenLines = "between lines";
   static constexpr const char* kReductions = "reductions";
   static std::shared_ptr<Lane> beside(const std::string& group, const char* what, c10::Device device);
-  // One of the caller's own, for what only some ranks of a group do: it moves no position of the group's.
+  // A private lane, for what only some ranks of a group do: its tasks do not count in the group's sequence.
   static std::shared_ptr<Lane> apart(c10::Device device);
 
-  // Ends all lanes' threads; to be called before the interpreter goes down.
+  // Ends the threads of all lanes; must be called before the interpreter is finalized.
   static void shutdown();
 
  protected:
@@ -107,13 +108,12 @@ class Lane {
       : health_(std::move(health)), tracker_(health_->add_lane()) {}
 
   const std::shared_ptr<GroupHealth> health_;
-  CollectiveTracker& tracker_;  // where this rank is in the lane's sequence
+  CollectiveTracker& tracker_;  // this rank's position in the lane's sequence
 
   friend void start_heartbeat(const std::string& group, c10::Device device, double timeout_s);
 };
 
-// Other ranks that die, hang or go another way are found out from here on; see heartbeat.hpp. Once per group
-// and device.
+// From now on detects other ranks that die, hang or diverge; see heartbeat.hpp. Once per group and device.
 void start_heartbeat(const std::string& group, c10::Device device, double timeout_s);
 
 }  // namespace osdp::runtime

@@ -1,4 +1,4 @@
-// The two kinds of lane, and what they have in common.
+// The two kinds of lane, and their shared code.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -13,8 +13,8 @@ namespace osdp::runtime {
 std::shared_ptr<Lane> thread_lane(std::shared_ptr<GroupHealth> health);
 std::shared_ptr<Lane> stream_lane(std::shared_ptr<GroupHealth> health, c10::Device device);
 
-// Runs the task under its label and the lane's tracker. What it throws is told as an error that knows what
-// happened where; so is what interrupted the lane since.
+// Runs the task under its profiler label and the lane's tracker. Returns null, or the task's exception
+// extended by GroupHealth with what happened on other ranks, or the exception that interrupted the lane.
 std::exception_ptr run_task(const TaskNamePtr& name, const Lane::Task& task, CollectiveTracker& tracker,
                             GroupHealth& health);
 

@@ -1,11 +1,11 @@
-// For tests of the ordering rules in docs/accelerators.md: which calls order streams, and one of them left
-// out.
+// For tests of the ordering rules in docs/accelerators.md: records the calls that order streams and can leave
+// one of them out.
 //
 // Note [What orders streams]
-// Each call that makes a stream wait for another, holds memory until one has waited, or moves a gradient's
-// node to another stream, asks here whether it is left out. With any of them left out, a device that checks
-// the order of accesses must report a race; a call that nothing notices is not needed
-// (tests/accelerator/test_sensitivity.py). Outside of tests asking is one load.
+// Each call that makes a stream wait for another, keeps memory until one has waited, or moves an
+// AccumulateGrad node to another stream, checks here whether it is left out. If any of them is left out, a
+// device that checks the order of accesses must report a race; a call whose omission is not reported is not
+// needed (tests/accelerator/test_sensitivity.py). Outside of tests the check is one atomic load.
 #pragma once
 
 #include <atomic>
@@ -15,10 +15,10 @@
 
 namespace osdp::runtime {
 
-// From now on notes which of these calls are made, and leaves out `site`, as ordering_sites names it; empty:
-// none.
+// From now on records which of these calls are made, and leaves out `site` (a name from ordering_sites;
+// empty: none).
 void leave_out(const std::string& site);
-// Those made since leave_out, sorted: "WHAT FILE:LINE in FUNCTION".
+// The calls made since leave_out, sorted: "WHAT FILE:LINE in FUNCTION".
 std::vector<std::string> ordering_sites();
 
 namespace detail {
@@ -26,7 +26,7 @@ extern std::atomic<bool> noting;
 bool is_left_out(const char* what, const std::source_location& where);
 }  // namespace detail
 
-// `what`: the kind of call, as "wait".
+// `what`: the kind of call, such as "wait".
 inline bool left_out(const char* what, std::source_location where = std::source_location::current()) {
   return detail::noting.load(std::memory_order_relaxed) && detail::is_left_out(what, where);
 }

@@ -1,6 +1,6 @@
-// Messages: to and from other ranks of a group, under the lane's tracker: tagged with the digest of the
-// collective that they belong to (Note [A digest in every message]), and waited for in a way that the
-// heartbeat can interrupt.
+// Messages: sends to and receives from other ranks of a group, under the lane's tracker. Messages are tagged
+// with the digest of their collective (Note [A digest in every message]), and the heartbeat can interrupt the
+// waits.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@ namespace osdp::runtime {
 
 class Messages {
  public:
-  // For the collective that runs on this thread.
+  // For the collective that is running on this thread.
   explicit Messages(Peers& peers) : peers_(peers), tracker_(CollectiveTracker::here()) {}
 
   struct Message {
@@ -43,7 +43,7 @@ class Messages {
     }
   }
 
-  // gloo's: a message is received by who asks for its tag, which has 31 bits.
+  // gloo matches messages by tag; a tag has 31 bits.
   int tag() const {
     const uint64_t digest = tracker_ ? tracker_->digest() : 0;
     return static_cast<int>((digest ^ digest >> 32) & 0x7fffffff);

@@ -24,13 +24,13 @@ void ChunkPack::put(std::vector<ChunkPack>& packs, at::ScalarType dtype, size_t 
 
 namespace {
 
-// Flat, of `all`'s dtype, and zeros behind it.
+// `tensor` flat, in `all`'s dtype, and padded with zeros to `elements`.
 at::Tensor padded(const at::Tensor& tensor, int64_t elements, const at::Tensor& all) {
   const int64_t n = tensor.numel();
   if (n == elements && tensor.is_contiguous() && tensor.scalar_type() == all.scalar_type())
     return tensor.view({-1});
   at::Tensor flat = at::empty({elements}, all.options());
-  Batch batch;  // on the CPU: at once
+  Batch batch;  // on the CPU it runs immediately, so run() is not needed
   batch.set(flat.narrow(0, 0, n), tensor);
   if (n < elements) batch.zero(flat.narrow(0, n, elements - n));
   return flat;

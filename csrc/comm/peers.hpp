@@ -1,5 +1,5 @@
-// Peers: the other ranks of a group as its backend (gloo) reaches them. What transports are agreed on over,
-// and what carries messages where no transport of our own can. See c10d.cpp.
+// Peers: point-to-point messages to the other ranks of a group through its backend (gloo). Used to negotiate
+// transports, and to carry messages if no transport of our own is possible. See c10d.cpp.
 #pragma once
 
 #include <chrono>
@@ -12,14 +12,14 @@ namespace osdp::runtime {
 
 class Peers {
  public:
-  // One that is on its way. Its memory must stay until it is complete or this is destroyed.
+  // A message in flight. Its memory must stay valid until the message is complete or this is destroyed.
   using Message = AbortableWait;
 
   virtual ~Peers() = default;
   virtual int rank() const = 0;
   virtual int world() const = 0;
   virtual std::chrono::milliseconds timeout() const = 0;
-  // Messages between two ranks match in the order of their calls, those of one tag. Throw std::exception.
+  // Messages of one tag between two ranks match in the order of the calls. Throw std::exception.
   virtual std::shared_ptr<Message> send(const Range& range, int to, int tag) = 0;
   virtual std::shared_ptr<Message> receive(const Range& range, int from, int tag) = 0;
 };

@@ -1,5 +1,5 @@
-// PhaseRange: a stretch of a step in the profiler's timeline, named by module and phase, so that a timeline
-// reads by itself. Costs the test of a flag while nobody records.
+// PhaseRange: a range in the profiler's timeline, named by module and phase. Without an active profiler it
+// costs the test of a flag.
 #pragma once
 
 #include <ATen/record_function.h>
@@ -12,7 +12,7 @@ namespace osdp::runtime {
 
 class PhaseRange {
  public:
-  // Ends the range before, if there is one.
+  // Ends the previous range, if any.
   void begin(const std::string& module, const char* phase) {
     end();
     auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
@@ -23,7 +23,7 @@ class PhaseRange {
   }
   void end() {
     if (!recording_) return;
-    // A backward may end on another thread than it began on.
+    // A backward may end on a different thread than it began on.
     if (recording_->thread != std::this_thread::get_id()) recording_->function._setAsync();
     recording_.reset();
   }
@@ -32,7 +32,7 @@ class PhaseRange {
   struct Recording {
     Recording(std::string n, at::StepCallbacks&& callbacks)
         : name(std::move(n)), function(std::move(callbacks)) {}
-    std::string name;  // the function only points to it
+    std::string name;  // `function` only points to it
     at::RecordFunction function;
     std::thread::id thread = std::this_thread::get_id();
   };

@@ -1,4 +1,4 @@
-// Rendezvous: what the ranks of a group tell each other, once, before they have a transport of their own.
+// Rendezvous: the exchange of connection data between the ranks of a group, before they have a transport.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace osdp::runtime {
 
-// Every rank's endpoint, in rank order. Plain bytes. Collective; on a lane, what interrupts its tracker
-// interrupts this. Throws ConnectionLost.
+// Returns every rank's endpoint (a trivially copyable type), in rank order. Collective; on a lane, an
+// interruption of its tracker interrupts this. Throws ConnectionLost.
 template <class Endpoint>
 std::vector<Endpoint> rendezvous(Peers& peers, Endpoint mine) {
   static_assert(std::is_trivially_copyable_v<Endpoint>);
@@ -32,7 +32,7 @@ std::vector<Endpoint> rendezvous(Peers& peers, Endpoint mine) {
   return endpoints;
 }
 
-// Whether it is so on all ranks. Collective.
+// Whether `here` is true on all ranks. Collective.
 inline bool everywhere(Peers& peers, bool here) {
   const std::vector<char> answers = rendezvous(peers, static_cast<char>(here));
   return std::all_of(answers.begin(), answers.end(), [](char answer) { return answer != 0; });

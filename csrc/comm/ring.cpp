@@ -11,7 +11,8 @@
 namespace osdp::runtime {
 namespace {
 
-// Arrays, each cut into `world` chunks and those into segments, all arrays' behind each other.
+// Divides each array into `world` chunks and each chunk into segments; the segments of all arrays are
+// numbered consecutively.
 class Segments {
  public:
   Segments(const Ranges& arrays, int64_t world, int64_t longest_bytes) : arrays_(arrays) {
@@ -24,7 +25,7 @@ class Segments {
   }
 
   int64_t count() const { return static_cast<int64_t>(list_.size()); }
-  // Empty where the chunk, a last one, is too short for it.
+  // Empty (count <= 0) if the chunk is one of the last and too short to have this segment.
   Range operator()(int64_t chunk, int64_t segment) const {
     const Segment& s = list_[segment];
     const Range& array = arrays_[s.array];
@@ -51,7 +52,7 @@ elementwise::DType summed_as(const Range& range) {
   return *range.element.dtype;
 }
 
-// sum += as many addends of its type. On this thread alone: the others compute.
+// sum += addends, of the same count and type. On this thread only, since the other threads compute.
 void add_into(const Range& sum, const void* addends) {
   const elementwise::DType type = summed_as(sum);
   elementwise::accumulate(sum.data, type, addends, type, sum.count);
@@ -61,7 +62,7 @@ void scale_by(const Range& range, double factor) {
   elementwise::scale(range.data, summed_as(range), range.count, factor);
 }
 
-// Memory for a while, aligned for loops that are vectorised.
+// Temporary memory, aligned for vectorised loops.
 std::shared_ptr<char> memory_of(int64_t bytes) {
   constexpr size_t line = 64;
   const size_t size = (std::max<int64_t>(bytes, 1) + line - 1) / line * line;
@@ -147,9 +148,10 @@ void Ring::reduce_scatter(const Ranges& outputs, const Ranges& inputs) {
 }
 
 // Note [An all-reduce is one schedule]
-// Its second half, an all-gather of the sums, sends chunk_before(t + 1) and receives chunk_before(t + 2) as
-// the first half does: the chunks only go round once more. So it is one schedule of 2 (world - 1) steps, and
-// the first segments of the second half are on their way before the last of the first half have come.
+// Its second half, an all-gather of the sums, sends chunk_before(t + 1) and receives chunk_before(t + 2) like
+// the first half: the chunks just go round the ring once more. So it is one schedule of 2 (world - 1) steps,
+// and the first segments of the second half are in flight before the last ones of the first half have
+// arrived.
 void Ring::all_reduce(const Ranges& arrays) {
   Ranges together;
   for (const Range& array : arrays) {
@@ -185,9 +187,9 @@ void Ring::all_reduce(const Ranges& arrays) {
 }
 
 // Note [A broadcast is a schedule]
-// In step t rank t sends everything to the next: segments follow each other through the ranks. In the last
-// step the last rank returns the last segment to rank 0, which so does not end, and go on, before all ranks
-// have begun (Note [Who is at fault]).
+// In step t rank t sends everything to the next rank; the segments are pipelined through the ranks. In the
+// last step the last rank returns the last segment to rank 0, so that rank 0 does not finish and continue
+// before all ranks have begun (Note [Who is at fault]).
 void Ring::broadcast(const Ranges& arrays) {
   const Segments segments(arrays, 1, transport_->longest_message_bytes());
   const auto in_step = [&](int64_t sender, int64_t t, int64_t s) {

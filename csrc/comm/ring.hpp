@@ -3,11 +3,11 @@
 //
 // Note [A ring of our own]
 // Gloo's reduce-scatter is an all-reduce of a copy, and its all-gather waits for each whole piece before it
-// passes it on. Here a rank sends to the next and receives from the one before, in segments, several of which
-// are in flight: a segment is passed on as soon as it has arrived, so that the link never rests. Received
-// bytes go straight to where they are wanted; a reduction adds into the array that it was given. There are
-// no temporaries but an all-reduce's few segments, and those only on transports without memory of their own.
-// Sums are taken in ring order, the same whoever asks.
+// forwards it. Here a rank sends to the next rank and receives from the previous one in segments, several of
+// which are in flight: a segment is forwarded as soon as it has arrived, so that the link is never idle.
+// Received bytes are written directly to their destination, and a reduction adds into its input array. The
+// only temporaries are a few segments of an all-reduce, on transports without buffers of their own. A chunk
+// is summed once, in ring order, so all ranks get the same bits.
 #pragma once
 
 #include <atomic>
@@ -21,23 +21,23 @@ namespace osdp::runtime {
 
 using Ranges = std::vector<Range>;
 
-// With two ranks at least. Each call blocks until it is done; the ranges are flat arrays of any element, of
-// one that can be summed where there are sums.
+// For two or more ranks. Each call blocks until it is done. The ranges are flat arrays of any element type;
+// reductions need one that can be summed.
 class Ring {
  public:
-  // `ranks`: who the peers are in the lane's group, see ranks_of_part; empty: the same.
+  // `ranks`: the peers' ranks in the lane's group, see ranks_of_part; empty: the same.
   Ring(std::shared_ptr<Transport> transport, std::shared_ptr<Peers> peers, std::vector<int64_t> ranks)
       : transport_(std::move(transport)), peers_(std::move(peers)), ranks_(std::move(ranks)) {}
 
   // outputs[i] (world * n_i elements) is filled with every rank's inputs[i] (n_i), in rank order.
   void gather(const Ranges& outputs, const Ranges& inputs);
   // outputs[i] (n_i) becomes the mean of this rank's chunk of inputs[i] (world * n_i), whose contents are
-  // lost.
+  // overwritten.
   void reduce_scatter(const Ranges& outputs, const Ranges& inputs);
   void all_reduce(const Ranges& arrays);  // their means, in place
-  void broadcast(const Ranges& arrays);   // rank 0's
+  void broadcast(const Ranges& arrays);   // from rank 0
 
-  // What such a collective sends first. The caller says who keeps the memory.
+  // The first messages of such a collective. The caller sets the owner of the memory (EarlySend::kept).
   EarlySend early_send_of_gather(const Ranges& inputs) const { return early_send_of(inputs, 1, 0); }
   EarlySend early_send_of_reduce_scatter(const Ranges& inputs) const {
     return early_send_of(inputs, world(), chunk_before(1));
@@ -48,12 +48,12 @@ class Ring {
   int64_t sent_bytes() const { return sent_bytes_; }  // payload, so far
 
  private:
-  void run(const RingSchedule& schedule);  // over the link, counted
-  // `work`, which communicates; the connection that it loses is to a rank of the lane's group.
+  void run(const RingSchedule& schedule);  // on the transport; counts the bytes sent
+  // Runs `work`; translates the rank in a ConnectionLost that it throws to the lane's group.
   template <typename Work>
   void naming_ranks(Work work) const;
   void exchange(const Range& array);
-  bool at_once(const Range& array) const;  // an all-reduce's, by exchange()
+  bool at_once(const Range& array) const;  // whether an all-reduce uses exchange()
   EarlySend early_send_of(const Ranges& whole, int64_t chunks, int64_t chunk) const;
 
   int64_t rank() const { return peers_->rank(); }

@@ -1,5 +1,5 @@
-// RingSchedule: what goes round a ring of ranks in one collective, told as values. Rings compute it
-// (ring.cpp), transports carry it (transport.hpp).
+// RingSchedule: describes the messages of one collective on a ring of ranks. Ring computes it (ring.cpp),
+// transports execute it (transport.hpp).
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@
 
 namespace osdp::runtime {
 
-// What the elements of a range are: their length and, where they can be summed, their type.
+// The element type of a range: its size and, if it can be summed, its dtype.
 struct Element {
   int32_t bytes = 1;
   std::optional<elementwise::DType> dtype;
 };
 
-// Elements one behind the other in this host's memory, which somebody else keeps: what one message carries.
-// With count 0 (or less, past an end) nothing is carried.
+// A contiguous, non-owning range of elements in host memory: the contents of one message. With count <= 0 (a
+// segment past the end of an array) there is no message.
 struct Range {
   char* data = nullptr;
   int64_t count = 0;
@@ -28,18 +28,18 @@ struct Range {
   Range part(int64_t begin, int64_t length) const { return {data + begin * element.bytes, length, element}; }
 };
 
-// `steps` rounds of `segments` messages each, the same on all ranks: every message goes from each rank to the
-// next. Message (t, s) can be sent when (t-1, s) has been taken, and arrives in the order sent.
+// `steps` rounds of `segments` messages each, the same on all ranks: in each, every rank sends to the next
+// rank. Message (t, s) can be sent when (t-1, s) has been taken; messages arrive in the order sent.
 struct RingSchedule {
   int64_t steps = 0, segments = 0;
-  int64_t window = 0;  // messages that may be on their way to this rank at once
+  int64_t window = 0;  // messages that may be in flight to this rank at once
   std::function<Range(int64_t step, int64_t segment)> to_send;
-  // As long as the message that arrives, and of its elements; empty where none does.
+  // A range with the length and element type of the arriving message; empty if none arrives.
   std::function<Range(int64_t step, int64_t segment)> counterpart;
-  // Where the message may be put until it is taken, for transports that have no memory of their own. Good for
-  // `window` messages at once.
+  // Where a transport without buffers of its own stores the message until it is taken. Valid for `window`
+  // messages at once.
   std::function<Range(int64_t step, int64_t segment)> inbox;
-  // The message is here, in its inbox or in the transport's memory, and is gone after this.
+  // Consumes the message, which is in its inbox or in the transport's memory and is invalid afterwards.
   std::function<void(int64_t step, int64_t segment, const void* message)> take;
 
   int64_t messages() const { return steps * segments; }

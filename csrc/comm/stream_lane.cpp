@@ -15,7 +15,8 @@
 namespace osdp::runtime {
 namespace {
 
-// An event as the tracker asks for it. The device's errors are for the thread that trains to raise.
+// Wraps an event for the tracker, which polls it. Device errors count as passed here; the computing thread
+// raises them.
 std::function<bool()> passed(std::shared_ptr<const c10::Event> event) {
   return [event = std::move(event)] {
     try {
@@ -26,7 +27,7 @@ std::function<bool()> passed(std::shared_ptr<const c10::Event> event) {
   };
 }
 
-// Of the task of a stream's lane that runs here.
+// The task of a stream lane that is running on this thread.
 thread_local Work::State* running = nullptr;
 
 class StreamLane final : public Lane {
@@ -43,7 +44,7 @@ class StreamLane final : public Lane {
     auto state = std::make_shared<Work::State>(health_);
     tracker_.submitted();
     const c10::Stream current = guard_.getStream(device_);
-    // A task that another lane's task submits: its memory too is that of the stream that trains.
+    // For a task submitted by another lane's task, too, memory belongs to the computing stream.
     state->submitter = running ? *running->submitter : current;
     if (!broken_) {
       Work::State* const outer = std::exchange(running, state.get());
@@ -72,7 +73,7 @@ class StreamLane final : public Lane {
  private:
   c10::Device device_;
   c10::impl::VirtualGuardImpl guard_;
-  // Its kernels are few and somebody waits for them: they go before the computation's.
+  // High priority: its kernels are few and the computation waits for them.
   c10::Stream stream_;
   const std::shared_ptr<EventPool> events_ = std::make_shared<EventPool>();
   std::exception_ptr broken_;

@@ -27,7 +27,7 @@ class ThreadLane final : public Lane {
     std::unique_lock lock(mutex_);
     ending_ = true;
     changed_.notify_all();
-    // Nobody here waits for what is still under way. Other ranks may need it, or be gone.
+    // Nothing on this rank waits for the remaining tasks, but other ranks may need them; or they may be gone.
     if (!changed_.wait_for(lock, kLastTasks, [this] { return ended_; })) {
       lock.unlock();
       health_->interrupt(make_error(ErrorKind::Rank, "OSDP: the process is ending"));
@@ -80,7 +80,7 @@ class ThreadLane final : public Lane {
       const auto begin = std::chrono::steady_clock::now();
       if (!broken_) broken_ = run_task(item.name, item.task, tracker_, *health_);
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-      item.task = nullptr;  // what it holds is let go before anybody is told that it is done
+      item.task = nullptr;  // releases its captures before completion is signalled
       item.state->finish(broken_, took.count());
     }
   }

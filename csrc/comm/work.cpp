@@ -19,7 +19,7 @@ constexpr auto kSignalCheck = std::chrono::milliseconds(100);
 
 void set_signal_check(void (*check)()) { signal_check = check; }
 
-// This process was told to stop while it waited: its lanes end, and the other ranks are told.
+// A signal interrupted this process while it waited: ends its lanes and notifies the other ranks.
 static void give_up(GroupHealth& health) {
   const std::string why = "was interrupted by a signal (Ctrl-C?) while it waited for the others";
   Heartbeat::give_up(health, why);
@@ -48,7 +48,8 @@ void Work::wait(std::source_location where) const {
   }
   state_->order_after(where);
   if (state_->error) std::rethrow_exception(state_->error);
-  if (state_->event) state_->health->check();  // after an abort events pass whose collectives have not ended
+  // After an abort, events complete although their collectives have not.
+  if (state_->event) state_->health->check();
 }
 
 void Work::settle(std::source_location where) const {

@@ -1,4 +1,4 @@
-// What lanes keep of a task until it has ended and somebody has waited for it; theirs alone.
+// The state of a task, kept until it has ended and been awaited. Internal to lanes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,7 +21,7 @@
 
 namespace osdp::runtime {
 
-// What `stream` is given from now on waits for the event.
+// Makes work enqueued on `stream` from now on wait for the event.
 inline void block(const c10::Event& event, const c10::Stream& stream,
                   std::source_location where = std::source_location::current()) {
   if (!left_out("wait", where)) event.block(stream);
@@ -29,7 +29,7 @@ inline void block(const c10::Event& event, const c10::Stream& stream,
 
 struct Work::State {
   explicit State(std::shared_ptr<GroupHealth> a) : health(std::move(a)) {}
-  // Also where nobody has waited for the task.
+  // Orders the submitter also if the task was never awaited.
   ~State() {
     if (event && !kept.empty()) block(*event, *submitter);
   }
@@ -44,7 +44,7 @@ struct Work::State {
   // Accelerators.
   std::shared_ptr<const c10::Event> event;
   std::optional<c10::Stream> submitter;
-  std::vector<at::Tensor> kept;  // until that stream has waited for the event
+  std::vector<at::Tensor> kept;  // until the submitter has waited for the event
 
   void finish(std::exception_ptr e, double took = 0) {
     std::lock_guard lock(mutex);
@@ -54,7 +54,7 @@ struct Work::State {
     changed.notify_all();
   }
 
-  // Once it is done, with the mutex held: the current stream waits, and what was kept is let go of.
+  // Once it is done, with the mutex held: makes the current stream wait, and releases what was kept.
   void order_after(std::source_location where) {
     if (!event) return;
     const c10::impl::VirtualGuardImpl guard(submitter->device_type());

@@ -1,11 +1,12 @@
-"""Covers: modules that gather a unit for all that is compiled inside of them.
+"""Covers: modules that gather a unit for all compiled code inside of them.
 
 Note [Covers]
-A unit is gathered at each of the modules that read it, and each would break the graph. Where a module holds all of them and
-nothing of another unit, a transformer block that is one unit, it covers them: while frames are being compiled its forward
-gathers the unit, around the graph, and the hooks inside do nothing when Dynamo looks through them. What they ask,
-`Cover.gathered`, is read in their forwards too, because there Dynamo guards on it: a graph without hooks runs
-within the cover only. A cover is never inside a graph: its forward is one that Dynamo may not look into.
+A unit is gathered at each module that reads it, and each of these would break the graph. If a module contains
+all of them and nothing of another unit, such as a transformer block that is one unit, it covers them: while
+frames are being compiled its forward gathers the unit, around the graph, and the hooks inside do nothing when
+Dynamo traces them. These hooks check `Cover.gathered`, which the modules' forwards read too, so that Dynamo
+guards on it: a graph without hooks only runs within the cover. A cover is never inside a graph, since Dynamo
+is disabled for its forward.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from osdp.description.recompute_blocks import is_callable
 
 
 class Cover:
-    """A module that gathers for those inside of it while they are compiled. See Note [Covers]."""
+    """A module that gathers for the modules inside of it while they are compiled. See Note [Covers]."""
 
     def __init__(self) -> None:
         self.gathered = False
 
     def around(self, forward: Callable[..., Any], gathering: Callable[..., Any]) -> Callable[..., Any]:
-        """`gathering`, which is `forward` between a call's hooks, where frames are being compiled; else `forward`."""
+        """`gathering` (`forward` with the call's hooks) while frames are being compiled; else `forward`."""
 
         @functools.wraps(forward)
         def covering(*args: Any, **kwargs: Any) -> Any:
@@ -46,7 +47,8 @@ class Cover:
 
 
 def covers(model: nn.Module, units_at: Mapping[str, set[int]]) -> dict[str, list[str]]:
-    """Modules that can cover, and the places inside that they do it for. `units_at`: what is gathered where."""
+    """Modules that can be covers, and the modules that each covers. `units_at`: the units gathered at each
+    module."""
     found: dict[str, list[str]] = {}
     for unit in sorted(set().union(*units_at.values())):
         places = [place for place, units in units_at.items() if unit in units]

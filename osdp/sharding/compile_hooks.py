@@ -1,15 +1,15 @@
-"""torch.compile and units: hooks that gather and release must run outside of what is compiled.
+"""torch.compile and units: hooks that gather and release must run outside of compiled graphs.
 
 Note [Compiled modules]
-Dynamo looks through a module's call into the modules inside, and their hooks. It cannot compile ours, so it breaks the
-graph at each; and it does not notice a hook that was not there when it compiled (it guards on no hooks at all), so that
-a graph of a model without units would be run on one that has them.
+Dynamo traces through a module's call into the modules inside and their hooks. It cannot compile our hooks, so
+it breaks the graph at each one. And since it does not guard on hooks, it does not notice those added after
+compilation, so a graph compiled before sharding would run on the sharded model.
   Compiled before fully_shard (block.compile(), torch.compile(block)): everything inside is gathered at the compiled
-module's call, around the graph, which stays whole. That is more memory than the plan counts on, unless the block is
-one unit anyway.
+module's call, around the graph, which stays whole. That takes more memory than the plan predicts, unless the
+block is one unit anyway.
   Compiled afterwards: graphs are broken where units are gathered, and memory is as planned. Each module with hooks has a
-`forward` of its own in its __dict__ (gathering_calls.py), which is what Dynamo does guard on. It is no frame to compile: the
-module's own forward inside of it is, as FSDP2 has it.
+`forward` of its own in its __dict__ (gathering_calls.py), which is what Dynamo does guard on. That function
+itself is not compiled; the module's own forward inside of it is, as in FSDP2.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WHY = (
 
 
 def compiled_modules(model: nn.Module) -> list[str]:
-    """Names of the outermost compiled modules. Raises ShardingError where that is the model itself."""
+    """Names of the outermost compiled modules. Raises ShardingError if the model itself is compiled."""
     found: list[str] = []
     for name, module in model.named_modules():
         inside = any(name.startswith(f"{outer}.") for outer in found)
@@ -49,12 +49,13 @@ def compiled_modules(model: nn.Module) -> list[str]:
 
 
 def outside(place: str, compiled: list[str]) -> str:
-    """Where to gather what `place` reads: at the compiled module that it is in, if there is one."""
+    """The module at which to gather the parameters that `place` reads: the compiled module that contains it,
+    if any."""
     return next((outer for outer in compiled if f"{place}.".startswith(f"{outer}.")), place)
 
 
 def install_call(module: nn.Module, hook: _C.CallHook, cover: Cover | None = None) -> None:
-    """Have `hook` called before and after each call of `module`, outside of what is compiled of it, or by its cover."""
+    """Call `hook` before and after each call of `module`, outside of its compiled code, or in its cover."""
     if module._compiled_call_impl is not None:
         module._compiled_call_impl = _Around(module, hook)
         return
@@ -67,7 +68,8 @@ def install_call(module: nn.Module, hook: _C.CallHook, cover: Cover | None = Non
 
 
 class _Hooks:
-    """Around the call of one module. An object, since a copy of the module must come across the hook, which refuses."""
+    """The hooks around one module's call. An object that holds the hook, so that copying the module reaches
+    it: the hook refuses to be copied."""
 
     def __init__(self, hook: _C.CallHook, cover: Cover | None) -> None:
         self.hook, self.cover = hook, cover
@@ -89,8 +91,8 @@ class _Hooks:
         self.hook.after(module, args, kwargs, output)
 
     def install_under_one_key(self, module: nn.Module) -> None:
-        """As register_forward_pre_hook and register_forward_hook do, but with a key that is the same in every module:
-        Dynamo guards on keys, and would compile each block anew."""
+        """Like register_forward_pre_hook and register_forward_hook, but with the same key in every module:
+        Dynamo guards on keys, and would otherwise recompile for each block."""
         key: Any = "osdp"
         module._forward_pre_hooks[key] = self.before
         pre_hooks: Any = module._forward_pre_hooks  # an OrderedDict

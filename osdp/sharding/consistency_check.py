@@ -1,4 +1,4 @@
-"""Agreement: ranks that shard a model together must hold the same plan, model and versions. Checked in one exchange."""
+"""Checks in one exchange that all ranks of a model have the same plan, model and versions."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def agree(
     precision: object = None,
     backend_memory: bool = False,
 ) -> int:
-    """Raise on every rank unless all hold the same and none has an `error` of its own.
+    """Raise on every rank unless all have the same facts and none has an `error`.
 
-    A rank that has one raises it; the others, and all where not all have one and facts differ, raise DisagreementError
-    naming the rank and the first difference. Every rank must call this, with its error if it has one, so that none waits
-    for another.
-    Nothing is changed. Cost: one exchange of a few hundred bytes; another of the facts themselves if they differ.
-    Returns the model's number, the same on all ranks and of no other model on the process group.
+    A rank with an error raises it. Ranks without one, and all ranks if facts differ and not all have an
+    error, raise DisagreementError naming the rank and the first difference. Every rank must call this, with
+    its error if it has one, so that no rank waits for another. Changes nothing. Costs one exchange of a few
+    hundred bytes, and another of the facts themselves if they differ. Returns the model's number, which is
+    the same on all ranks and unique on the process group.
     """
     facts = {
         **_facts(model, plan),
@@ -47,7 +47,7 @@ def agree(
     assert group is not None
     answers = together.all((digest, told, _models.get(group, 0)))
     if error is not None and all(text for _, text, _ in answers):
-        raise error  # the same mistake everywhere; what differs may follow from it (parts that are sharded already)
+        raise error  # the same error on all ranks; differences may be its consequence (parts that are sharded already)
     if len({digest for digest, _, _ in answers}) > 1:
         everyone = together.all(json.dumps(facts))
         first = json.loads(everyone[0])
@@ -70,7 +70,7 @@ def agree(
 
 
 def _facts(model: nn.Module, plan: object) -> dict[str, Any]:
-    # Not its certificate: searches that find the same plan may prove more of it, or less, in their time.
+    # Without the certificate: searches that find the same plan may prove different bounds in their time.
     decided = replace(plan, certificate=None).dumps() if isinstance(plan, Plan) else None
     return {
         "osdp version": version.__version__,
@@ -90,7 +90,7 @@ def tensor_facts(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def first_difference(a: Any, b: Any, path: str) -> str:
-    """Where two JSON values differ first, in words; "" where they are equal."""
+    """The first difference of two JSON values, in words; "" if they are equal."""
     if isinstance(a, dict) and isinstance(b, dict):
         for key in [*a, *(k for k in b if k not in a)]:
             where = f"{path}.{key}" if path else key

@@ -1,8 +1,10 @@
-"""CPU offload: shards, their gradients and the optimizer's state rest in host memory; gathered parameters do not.
+"""CPU offload: shards, their gradients and the optimizer's state are kept in host memory; gathered parameters
+are not.
 
-A rank then holds of its model on the device what it is computing with, and what is not sharded. Each gather first copies
-this rank's rows to the device, each reduction copies the gradient's rows back (csrc/runtime/store/offload.hpp), so the
-optimizer steps on the host. Where the device is the host, there is nothing to move.
+The device then holds only the parameters in use and those that are not sharded. Each gather first copies this
+rank's rows to the device, and each reduction copies the gradient's rows back
+(csrc/runtime/store/offload.hpp), so the optimizer steps on the host. If the device is the CPU, offload has no
+effect.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ HOST = torch.device("cpu")
 
 
 def wants_offload(given: object) -> bool:
-    """What `cpu_offload=` says: True or False, FSDP1's CPUOffload(offload_params=...), FSDP2's CPUOffloadPolicy or
-    OffloadPolicy (which means none), or None.
+    """Whether the argument `cpu_offload` requests offload. It is True or False, FSDP1's
+    CPUOffload(offload_params=...), FSDP2's CPUOffloadPolicy or OffloadPolicy (no offload), or None.
 
     >>> wants_offload(torch.distributed.fsdp.CPUOffload(offload_params=True))
     True
@@ -35,5 +37,5 @@ def wants_offload(given: object) -> bool:
 
 
 def rests_apart(offload: bool, device: torch.device) -> bool:
-    """Whether host memory is another memory than the one `device` computes in."""
+    """Whether shards are kept in a different memory than the one of `device`."""
     return offload and device != HOST

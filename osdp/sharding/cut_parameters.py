@@ -1,4 +1,4 @@
-"""Which of some parameters are cut over the ranks, and how: for torch's tools, which are given parameters only."""
+"""Finds which parameters are sharded, and how, for torch's tools, which receive only parameters."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from osdp.sharding.sharded_model import Sharded, sharded_models
 
 @dataclass(frozen=True)
 class CutParameter:
-    """A parameter of which this rank holds a part."""
+    """A sharded parameter: this rank holds a part of it."""
 
     sharded: Sharded
     name: str
-    hybrid: bool  # cut over a line of ranks, and every line holds a copy
+    hybrid: bool  # sharded over a line of ranks; every line holds a copy
 
     @property
     def full_shape(self) -> tuple[int, ...]:
@@ -25,7 +25,7 @@ class CutParameter:
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """Of this rank's part, also while the parameter is summoned."""
+        """The shape of this rank's part, also while the full parameter is summoned."""
         pieces = self.sharded.pieces(self.name)
         shape = list(pieces[0].sizes)
         shape[self.dim] = sum(piece.sizes[self.dim] for piece in pieces)
@@ -33,7 +33,8 @@ class CutParameter:
 
     @property
     def dim(self) -> int:
-        """Along which rows are cut: the first longer than 1; of a split weight 0, by which it is shown."""
+        """The sharded dimension: the first one longer than 1; 0 for a split weight, which is shown as sharded
+        along 0."""
         if self.split:
             return 0
         return next((d for d, size in enumerate(self.full_shape) if size > 1), 0)
@@ -52,7 +53,7 @@ class CutParameter:
 
     @property
     def advice(self) -> str:
-        """How to have it whole on every rank."""
+        """Advice for the user: how to keep the parameter in full on every rank."""
         module = self.name.rpartition(".")[0]
         by_hand = f"plan.replace({{{module!r}: osdp.Choice('NO_SHARD')}})"
         return f"osdp.search(..., whole=[{module or self.name!r}]), or by hand {by_hand}"
@@ -63,17 +64,17 @@ def cut_parameter(sharded: Sharded, name: str) -> CutParameter:
 
 
 def models_sharded() -> int:
-    """How many there are now; what was found of parameters may be stale when it changed."""
+    """The number of sharded models now; results for parameters may be stale if it has changed."""
     return len(sharded_models())
 
 
 def cut_parameters(parameters: Iterable[Tensor]) -> dict[int, CutParameter]:
-    """Those that are cut, by id()."""
+    """Those of `parameters` that are sharded, by id()."""
     wanted = {id(p) for p in parameters}
     found = {}
     for model, sharded in sharded_models():
         hybrid: set[str] | None = None
-        # Not by the names that they have now: a module may have been wrapped in another since.
+        # Not by present names: a module may have been wrapped in another one since.
         names = {index: name for name, index in sharded.index.items()}
         for p in model.parameters():
             if id(p) not in wanted or not sharded.tree.is_sharded(p):

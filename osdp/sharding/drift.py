@@ -1,4 +1,4 @@
-"""Drift: how much longer the same work takes now than when the machine was profiled."""
+"""Drift: change of the machine's speed since it was profiled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from osdp.hardware.hardware import Collective, Hardware
 from osdp.hardware.this_machine import measure_probe
 from osdp.plan.plan import Plan
 
-NOTICED = 0.15  # a smaller share may be the measurement's own spread
+NOTICED = 0.15  # smaller changes may be noise of the measurement
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Drift:
 
     @property
     def changed(self) -> bool:
-        """Whether any of them takes another time than then, beyond what measuring it twice may."""
+        """Whether any of the times has changed by more than the noise of measurement."""
         return any(span.changed for span in (self.product, self.copy, self.bare_step) if span is not None)
 
     def __str__(self) -> str:
@@ -61,7 +61,8 @@ class Drift:
 
 
 def drift_of(plan: Plan, device: torch.device, bare_step_s: float | None) -> Drift | None:
-    """What has become of the machine that `plan` was made for; None where it was not profiled, or is another device."""
+    """The change of speed since the profile of `plan`; None if there is no profile, or it is for a different
+    device."""
     hardware = plan.hardware
     if hardware is None or hardware.measured is None or hardware.device != device.type:
         return None
@@ -75,7 +76,8 @@ def drift_of(plan: Plan, device: torch.device, bare_step_s: float | None) -> Dri
 
 
 def step_now_s(plan: Plan, drift: Drift) -> float | None:
-    """The predicted step on the machine as it is: played on the profile and on what the drift makes of it."""
+    """The predicted step time at the machine's present speed, from simulations with the profile and with the
+    profile scaled by the drift."""
     if plan.predicted is None or plan.hardware is None:
         return None
     then_s = plan.simulate().step_time_s
@@ -84,11 +86,12 @@ def step_now_s(plan: Plan, drift: Drift) -> float | None:
 
 
 def as_it_is(plan: Plan, hardware: Hardware, drift: Drift) -> Hardware:
-    """`hardware` with the times that the drift makes longer or shorter.
+    """`hardware` with its times scaled by the drift.
 
-    Computation: by the bare step where it was measured; else, of each operator, what its flops take at the machine's rate
-    by the product, and the rest by the copy. The optimizer by the copy; communication too, if its links are the memory of
-    one host. Links between hosts, and an accelerator's, stay.
+    Computation is scaled by the bare step if it was measured; else, for each operator, the time of its flops
+    at the machine's rate is scaled by the product, and the rest by the copy. The optimizer is scaled by the
+    copy, and so is communication through the memory of one host. Links between hosts and those of
+    accelerators are not scaled.
     """
     product_s = {o.name: o.flops_per_sample / hardware.flops_per_s for o in plan.description.operators}
 

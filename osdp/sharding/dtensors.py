@@ -1,4 +1,5 @@
-"""This rank's rows of a full tensor as a DTensor that shares their memory, and back; see Note [DTensors at the border]."""
+"""Converts this rank's rows to a DTensor that shares their memory, and back; see Note [DTensors at the
+border]."""
 
 from __future__ import annotations
 
@@ -13,12 +14,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from osdp.ranks.process_groups import group_of_ranks
 from osdp.sharding.cut_parameters import CutParameter
 
-_RANK = "_osdp_rank"  # of a DTensor: whose rows it holds; travels with it into a user's own file
+_RANK = "_osdp_rank"  # attribute of a DTensor: the rank of its rows; kept when a user saves the DTensor
 _meshes: WeakKeyDictionary[object, dict[bool, DeviceMesh]] = WeakKeyDictionary()
 
 
 def as_dtensor(parameter: CutParameter, rows: Tensor) -> Tensor:
-    """Of the full shape. `rows`: this rank's, of the parameter or of something of its shape. Collective if it is split."""
+    """A DTensor of the full shape. `rows`: this rank's rows of the parameter or of a tensor of its shape.
+    Collective for a split weight."""
     from torch.distributed.tensor import DTensor
 
     mesh = mesh_of(parameter)
@@ -34,7 +36,7 @@ def as_dtensor(parameter: CutParameter, rows: Tensor) -> Tensor:
 
 
 def rank_of(value: Tensor, parameter: CutParameter) -> tuple[int, int]:
-    """Whose rows a DTensor of ours holds: rank and number of ranks; this rank's where nothing says it."""
+    """Rank and number of ranks of the rows that one of our DTensors holds; by default this rank's."""
     here = (parameter.rank, parameter.world)
     found: tuple[int, int] = getattr(value, _RANK, here)
     return found
@@ -56,7 +58,8 @@ def placements_of(parameter: CutParameter) -> list[Any]:
 
 
 def mesh_of(parameter: CutParameter) -> DeviceMesh:
-    """The ranks that hold the parameter; made when first asked for, with HYBRID_SHARD by the ranks of line and column."""
+    """The mesh of the parameter's ranks, created on first use; with HYBRID_SHARD by the ranks of line and
+    column."""
     sharded = parameter.sharded
     made = _meshes.setdefault(sharded, {})
     if parameter.hybrid not in made:
@@ -77,7 +80,7 @@ def mesh_of(parameter: CutParameter) -> DeviceMesh:
 
 
 def _first_rows(full: Tensor, mesh: DeviceMesh) -> Tensor:
-    """This rank's rows as Shard(0) has them."""
+    """This rank's rows under the placement Shard(0)."""
     chunk = -(-full.shape[0] // mesh.size())
     begin = min(chunk * mesh.get_local_rank(), full.shape[0])
     return full[begin : begin + chunk].clone()

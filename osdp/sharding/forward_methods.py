@@ -1,12 +1,13 @@
-"""Methods other than forward that read sharded parameters: registered ones work, others are told what to do.
+"""Methods other than forward that read sharded parameters: registered ones gather, others raise an error with
+advice.
 
 Note [Methods that read parameters]
-Hooks see the calls of modules, not those of `model.loss_of(x)`. Outside of those a sharded parameter is this rank's
-rows, and `F.linear(x, self.head.weight)` would quietly be a narrower matrix. Nothing in such a call tells it from what
-optimizers and moving averages do, except what the parameter meets: they use tensors of the parameter's own shape, a
-model uses activations and indices. So methods whose code names a parameter are watched when they are called from outside
-of forward: where in them a function gets a sharded parameter together with a tensor of another shape, that is an error.
-A free function is not watched.
+Hooks run in calls of modules, not in `model.loss_of(x)`. Outside of module calls a sharded parameter is this
+rank's rows, and `F.linear(x, self.head.weight)` would silently use a smaller matrix. Such a use differs from
+those of optimizers and moving averages only in the other operands: these use tensors of the parameter's own
+shape, a model uses activations and indices. So methods whose code names a parameter are watched when they are
+called outside of forward: if a function in them gets a sharded parameter together with a tensor of a
+different shape, that is an error. Free functions are not watched.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from osdp.sharding.torch_patches.init_functions import refuse_part
 if TYPE_CHECKING:
     from osdp import _C
 Method = Callable[..., Any]
-# They take a matrix or a table and what it is applied to, which may by chance have this rank's shape.
+# These take a matrix or a table and its operand, which may happen to have the shape of this rank's part.
 _DRAWS = re.compile(r"(normal|uniform|random|bernoulli|exponential|cauchy|log_normal|geometric)_")
 _PRODUCTS = re.compile(
     r"(bi)?linear|matmul|__r?matmul__|(add)?m[mv]|(badd)?bmm|einsum|tensordot|embedding(_bag)?|conv(_transpose)?\dd"
@@ -40,13 +41,14 @@ _PRODUCTS = re.compile(
 
 
 def register_forward_method(module: nn.Module, name: str, reads: Iterable[str] | None = None) -> None:
-    """Have `module.name(...)` gather the parameters that it reads, as forward does (FSDP2: register_fsdp_forward_method).
+    """Make `module.name(...)` gather the parameters that it reads, like forward (FSDP2:
+    register_fsdp_forward_method).
 
     `module` is a sharded model or a module in it. `reads`: names, as in `module.named_parameters()`, of the parameters
     that the method reads by itself; by default those that forward reads by itself, and those that the method's code
     names as `self.head.weight`. Modules that it calls gather theirs in any case: a method that only calls modules
-    (`generate`) need not be registered. Every rank must call the method. Within it parameters are full or, if not
-    listed, not readable: do not step an optimizer there.
+    (`generate`) need not be registered. Every rank must call the method. Within the method parameters are
+    full or, if not listed, not readable: do not step an optimizer there.
 
     Raises ShardingError when the module is not part of a sharded model, has no such method or parameter, or the parameter is
     computed in slices (its full tensor never exists: call its module).
@@ -62,7 +64,7 @@ def register_forward_method(module: nn.Module, name: str, reads: Iterable[str] |
         raise ShardingError(
             f"{type(module).__name__} has no method {name!r} to register (forward needs no registration)"
         )
-    method = getattr(method, "_osdp_method", method)  # watched or registered until now
+    method = getattr(method, "_osdp_method", method)  # it may be watched or registered already
     parameters = {id(p): n for n, p in model.named_parameters()}
     label = f"{prefix}.{name}()" if prefix else f"{name}()"
     chosen = _chosen(module, method, reads, label) | _read_by_forward(sharded, prefix, parameters)
@@ -81,12 +83,12 @@ def register_forward_method(module: nn.Module, name: str, reads: Iterable[str] |
 
 
 def named_in_forward(module: nn.Module) -> list[nn.Parameter]:
-    """Parameters that the code of its class's forward spells out, whichever way a call takes through it."""
+    """Parameters that the code of the class's forward names, on any path through it."""
     return list(_named_in(module, type(module).forward, set()))
 
 
 def part_of(module: nn.Module) -> tuple[nn.Module, Sharded, str]:
-    """The sharded model that contains `module`, what is known of it, and the module's name there."""
+    """The sharded model that contains `module`, its Sharded, and the module's name in it."""
     for model, sharded in sharded_models():
         for name, part in model.named_modules():
             if part is module:
@@ -110,11 +112,11 @@ def _chosen(module: nn.Module, method: Method, reads: Iterable[str] | None, labe
 
 def _read_by_forward(sharded: Sharded, prefix: str, parameters: dict[int, str]) -> set[int]:
     here = {p.name for o in sharded.plan.description.operators if prefix in o.gather_at for p in o.parameters}
-    here -= sharded.split_names  # asked for slice by slice
+    here -= sharded.split_names  # gathered slice by slice
     return {i for i, name in parameters.items() if name in here}
 
 
-# --- what a method's code names
+# --- parameters that a method's code names
 
 
 def _code(function: object) -> CodeType | None:
@@ -122,7 +124,7 @@ def _code(function: object) -> CodeType | None:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """It, and the functions and comprehensions written in it."""
+    """`code` and the code of functions and comprehensions inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -130,14 +132,14 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _named_in(module: nn.Module, function: object, seen: set[object]) -> Iterator[nn.Parameter]:
-    """Parameters that the code spells out, `self.head.weight`; also in methods of `self` that it calls."""
+    """Parameters that the code names, such as `self.head.weight`, also in methods of `self` that it calls."""
     whole = _code(function)
     if whole is None or function in seen or not whole.co_varnames:
         return
     seen.add(function)
     me = whole.co_varnames[0]
     for code in _codes(whole):
-        at: object = None  # what the instruction before has loaded, if it is `self` or a part of it
+        at: object = None  # loaded by the previous instruction, if it is `self` or a part of it
         for instruction in dis.get_instructions(code):
             loaded = instruction.argval[-1] if isinstance(instruction.argval, tuple) else instruction.argval
             if instruction.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and loaded == me:
@@ -154,7 +156,7 @@ def _named_in(module: nn.Module, function: object, seen: set[object]) -> Iterato
 
 
 def watch_methods(model: nn.Module, sharded: Sharded) -> None:
-    """Have methods whose code names a sharded parameter ("weight") tell when it is used as if it were whole."""
+    """Make methods whose code names a sharded parameter ("weight") raise if it is used like the full one."""
     cut = {name: p for name, p in model.named_parameters() if not sharded.is_whole(name)}
     leaves = {name.rpartition(".")[2] for name in cut}
     for path, module in model.named_modules():
@@ -170,7 +172,7 @@ def watch_methods(model: nn.Module, sharded: Sharded) -> None:
 
 
 def _methods(kind: type) -> dict[str, FunctionType]:
-    """Functions that a class of somebody else's than torch adds to what nn.Module has."""
+    """Methods that classes outside of torch add to those of nn.Module."""
     found: dict[str, FunctionType] = {}
     for base in kind.__mro__:
         if base.__module__.partition(".")[0] in ("torch", "builtins"):
@@ -194,12 +196,12 @@ def _watched(method: Method, watch: _Watch) -> Method:
 
 
 class _Watch(TorchFunctionMode):
-    """Raises where a function gets a part of a parameter together with what a whole one would meet."""
+    """Raises if a function gets this rank's part of a parameter together with operands for the full one."""
 
     def __init__(self, label: str, cut: dict[str, nn.Parameter], runtime: _C.Runtime) -> None:
         super().__init__()
         self.label, self.cut, self.runtime = label, cut, runtime
-        self.names: dict[int, str] = {}  # of parameters by the storage of this rank's part: views have it too
+        self.names: dict[int, str] = {}  # storage of this rank's part (which views share) -> parameter name
 
     def __enter__(self) -> Any:
         self.names = {p.untyped_storage()._cdata: name for name, p in self.cut.items()}

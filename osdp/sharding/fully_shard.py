@@ -1,4 +1,4 @@
-"""fully_shard: puts a plan into effect on a model. Everything a training step does from then on is C++ (csrc/runtime)."""
+"""fully_shard: applies a plan to a model. Training steps then run in C++ (csrc/runtime)."""
 
 from __future__ import annotations
 
@@ -61,37 +61,42 @@ def fully_shard(
 ) -> nn.Module:
     """Shard `model` in place as `plan` says, and return it. Collective over `process_group` (default: all ranks).
 
-    Class, names and parameter objects stay; outside of forward and backward a sharded parameter is this rank's rows, so
-    optimizers are made afterwards, as usual. Rank 0's parameters and buffers count. Blocks in `plan.recompute` are
-    recomputed in backward. `state_dict()` and `load_state_dict()` keep speaking of full tensors (collective).
+    Class, names and parameter objects do not change. Outside of forward and backward a sharded parameter is
+    this rank's rows, so create optimizers afterwards, as usual. All ranks get rank 0's parameters and
+    buffers. Blocks in `plan.recompute` are recomputed in backward. `state_dict()` and `load_state_dict()`
+    still use full tensors (collective).
 
-    HYBRID_SHARD parameters are sharded inside a line of ranks, and each line holds a copy: `device_mesh` (2-D, replicate x
-    shard) or `process_group=(shard group, replicate group)` says which ranks make a line; else it is the ranks of a host,
-    which are `ranks_per_host` consecutive ones, or those that find the same host name (see hybrid_mesh.py). The other
-    modes shard over all ranks of mesh or groups. A 1-D mesh is its process group.
+    HYBRID_SHARD parameters are sharded inside a line of ranks, and each line holds a copy. `device_mesh`
+    (2-D, replicate x shard) or `process_group=(shard group, replicate group)` determines the lines; otherwise
+    a line is the ranks of one host: `ranks_per_host` consecutive ranks, or those with the same host name (see
+    hybrid_mesh.py). The other modes shard over all ranks of the mesh or groups. A 1-D mesh is equivalent to
+    its process group.
 
     A model built under `torch.device("meta")` is initialised here, a few modules at a time, by their `reset_parameters` or
-    by `param_init_fn(module)`, which is called, as in FSDP1, for each module that holds parameters or buffers itself; no
-    rank ever has all of it (see meta_init.py). With `initialise=False` it is left full of NaN for `osdp.load` or
-    `load_state_dict`. Where rank 0 has values and others are on the meta device, they receive their rows of them.
-    With `cpu_offload` (True, or what FSDP1 and FSDP2 take) shards, their gradients and so the optimizer's state rest in
-    host memory; what is not sharded, and slices, stay on the device (see osdp/sharding/cpu_offload.py).
-    `device_id`: the device to train on, by default the one that the model is on (from the meta device: the current
-    accelerator, if the process group communicates there).
+    by `param_init_fn(module)`, which is called, as in FSDP1, for each module that directly owns parameters or
+    buffers; no rank ever holds the full model (see meta_init.py). With `initialise=False` its values are NaN,
+    to be loaded by `osdp.load` or `load_state_dict`. If only rank 0 has values and the others are on the meta
+    device, they receive their rows from it. With `cpu_offload` (True, or FSDP1's and FSDP2's objects) shards,
+    their gradients and therefore the optimizer's state are kept in host memory; parameters that are not
+    sharded, and slices, stay on the device (see osdp/sharding/cpu_offload.py). `device_id`: the device to
+    train on, by default the model's (for the meta device: the current accelerator, if the process group
+    communicates on it).
 
-    `mixed_precision`: an osdp.MixedPrecision, or whatever osdp.plan.mixed_precision.as_mixed_precision takes; None: what
-    `plan.precision` says. What a rank keeps, and state dicts, stay in the model's dtypes.
+    `mixed_precision`: an osdp.MixedPrecision, or an object that osdp.plan.mixed_precision.as_mixed_precision
+    accepts; None: `plan.precision`. Shards and state dicts keep the model's dtypes.
 
-    `allocate_memory_from_process_group_for_comm`, as FSDP2's setter of that name: parameters are gathered, and gradients
-    reduced, in memory that the process group's backend allocates (NCCL: registered with its communicator, so that a switch
-    with SHARP can read and sum it). Means are then sums that are divided afterwards, and a gradient is copied there
-    first. See docs/accelerators.md. ProcessGroupError where the backend has no such memory.
+    `allocate_memory_from_process_group_for_comm`, like FSDP2's setter of that name: parameters are gathered,
+    and gradients reduced, in memory that the process group's backend allocates (NCCL registers it with its
+    communicator, so that a switch with SHARP can read and sum it). Means are then computed as sums that are
+    divided afterwards, and gradients are first copied to this memory. See docs/accelerators.md.
+    Raises ProcessGroupError if the backend has no such memory.
 
-    `handover`: of the parts of `model` that are sharded already and become this one's, entered by the caller.
+    `handover`: the Handover of parts of `model` that are sharded already, entered by the caller.
 
     Raises, on all ranks and with nothing changed: ProcessGroupError without a usable group, PlanMismatchError when the
-    plan is for another model, world size or number of hosts, DisagreementError when ranks hold different things,
-    ShardingError when the model is sharded already, or a module on the meta device cannot be initialised.
+    plan is for another model, world size or number of hosts, DisagreementError when ranks differ in plan,
+    model or versions, ShardingError when the model is sharded already, or a module on the meta device cannot
+    be initialised.
 
     >>> model = osdp.fully_shard(model, osdp.search(model, (tokens,), memory="8GiB", world_size=2))
     >>> optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -133,7 +138,7 @@ def fully_shard(
         )
     except BaseException as caught:
         was.put_back()
-        traceback.clear_frames(caught.__traceback__)  # they hold the runtime, and it the hooks on gradients
+        traceback.clear_frames(caught.__traceback__)  # they hold the runtime, and it the gradient hooks
         raise
     was.let_go()
     del was, placing  # the full values
@@ -155,7 +160,7 @@ def _cut(
     offload: bool,
     backend_memory: bool,
 ) -> _C.Runtime:
-    """Parameters become this rank's part of rank 0's. Collective; see Note [All or nothing]."""
+    """Replace parameters by this rank's part of rank 0's values. Collective; see Note [All or nothing]."""
     group = together.group
     assert group is not None
     install_torch_tools()
@@ -171,7 +176,7 @@ def _cut(
         together.do(
             "looking for the backend's memory", lambda: _need_backend_memory(collectives, group, device)
         )
-        collectives.all_reduce_mean([torch.zeros(1, device=device)])  # the pool is its communicator's
+        collectives.all_reduce_mean([torch.zeros(1, device=device)])  # creates the pool's communicator
 
     def runtime_of_parts() -> _C.Runtime:
         index = {name: i for i, name in enumerate(names)}
@@ -206,7 +211,7 @@ def _install(
     grid: RankGrid | None,
     policy: MixedPrecision | None,
 ) -> Sharded:
-    """What makes the model's calls gather, compute and keep what the plan says."""
+    """Install hooks and forwards, so that the model's calls gather, compute and save as the plan says."""
     names = [name for name, _ in model.named_parameters()]
     sharded = Sharded(plan, names, runtime, group, device, grid, policy)
     sharded.lane = lane_group(group, device)
@@ -246,7 +251,7 @@ def _spec(
 def _parts(
     grid: RankGrid | None, group: dist.ProcessGroup, lane: LaneGroup, separate_reductions: bool
 ) -> dict[str, str]:
-    """The groups that the runtime needs beside the lane's, which every rank makes in this order."""
+    """The groups that the runtime needs besides the lane's; every rank creates them in this order."""
     parts = {}
     if grid is not None:
         parts["shard_group"] = lane.part(group, grid.lines)
@@ -297,7 +302,7 @@ def _check(model: nn.Module, plan: Plan, world_size: int) -> None:
             f"the plan was made for {plan.world_size} ranks, the process group has {world_size}: "
             f"search again with world_size={world_size}"
         )
-    compiled_modules(model)  # refuses
+    compiled_modules(model)  # may raise
     refuse_others(model)
     check_same_model(plan, describe(model))
     if with_gradient := [name for name, p in model.named_parameters() if p.grad is not None]:
@@ -313,7 +318,7 @@ def _check(model: nn.Module, plan: Plan, world_size: int) -> None:
 
 
 def refuse_twice(model: nn.Module) -> None:
-    """Raises ShardingError where a part of the model, or all of it, is sharded already."""
+    """Raises ShardingError if the model, or a part of it, is sharded already."""
     for name, module in model.named_modules():
         if module in HANDLES:
             what = f"'{name}', a {type(module).__name__} inside the model," if name else type(module).__name__
@@ -324,7 +329,8 @@ def refuse_twice(model: nn.Module) -> None:
 
 
 def _refuse_shards(model: nn.Module) -> None:
-    """Raises ShardingError where a parameter is another sharded model's, and so holds this rank's rows of it."""
+    """Raises ShardingError if a parameter belongs to another sharded model, and so is only this rank's
+    rows."""
     names = {id(p): name for name, p in model.named_parameters()}
     for other, sharded in sharded_models():
         for name, parameter in other.named_parameters():
@@ -349,7 +355,7 @@ def _units(plan: Plan, index: dict[str, int], splits: dict[str, _C.SplitSpec]) -
         names = [p.name for member in members for p in operators[member].parameters]
         split = [n for n in names if n in splits]
         units.append(_C.UnitSpec(label, mode, [index[n] for n in (split or names)]))
-        # The bias of a split layer is a few rows beside its weight: not worth a gather of its own.
+        # A split layer's bias is small compared to its weight: not worth a separate gather.
         if split and (rest := [index[n] for n in names if n not in splits]):
             units.append(_C.UnitSpec(f"{label} bias", _C.Mode.NO_SHARD, rest))
     return units
@@ -358,8 +364,8 @@ def _units(plan: Plan, index: dict[str, int], splits: dict[str, _C.SplitSpec]) -
 def _install_calls(
     model: nn.Module, plan: Plan, index: dict[str, int], runtime: _C.Runtime, mixed: Collection[str]
 ) -> tuple[list[tuple[nn.Module, _C.CallHook, Cover | None]], list[tuple[nn.Module, _C.CallHook, Cover]]]:
-    """Modules, their hooks and what covers them; and the covers. `mixed`: parameters of other dtypes in a call than
-    between calls."""
+    """Returns modules that gather, with their hooks and covers; and modules that are covers, with theirs.
+    `mixed`: parameters whose dtype in calls differs from that between calls."""
     compiled = compiled_modules(model)
     params_at: dict[str, list[int]] = {"": []}
     units_at: dict[str, set[int]] = {}
@@ -404,7 +410,8 @@ def _install_calls(
 def _owners_not_called(
     model: nn.Module, params_at: dict[str, list[int]], compiled: list[str]
 ) -> dict[str, list[int]]:
-    """Modules whose parameters others read, in the model's forward: they are not called there, but may be by themselves."""
+    """Modules whose parameters other modules read: the model's forward does not call them, but they may be
+    called directly."""
     index = {id(p): i for i, p in enumerate(model.parameters())}
     gathered = {i for params in params_at.values() for i in params}
     found: dict[str, list[int]] = {}

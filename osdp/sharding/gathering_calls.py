@@ -1,11 +1,13 @@
-"""Functions that gather what they read, as a module's call does: registered methods, and `forward` called by itself.
+"""Functions that gather the parameters they read, like module calls: registered methods, and `forward` called
+directly.
 
 Note [Forward called by itself]
-`model.forward(x)`, or `self.block.forward(x)` in a parent, passes torch's hooks by, and ours with them: parameters would
-be this rank's rows, which is silently wrong where they broadcast. So each module that gathers has a `forward` of its own
-in its __dict__. Called by the module's __call__ it goes straight to what was there; else it gathers before and releases
-after. The user's own hooks are passed by as ever. `super().forward(x)` reaches the class's function, within a call. What
-was taken before fully_shard (`f = model.forward`) reaches it from outside, and nothing can tell.
+`model.forward(x)`, or `self.block.forward(x)` in a parent, bypasses torch's hooks, including ours: parameters
+would be this rank's rows, which is silently wrong where they broadcast. So each module that gathers has a
+`forward` of its own in its __dict__. When called by the module's __call__ it calls the original directly;
+otherwise it gathers before and releases after. The user's hooks are bypassed as usual. `super().forward(x)`
+calls the class's function within a call. A bound method taken before fully_shard (`f = model.forward`) calls
+it from outside, which cannot be detected.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ Function = Callable[..., Any]
 def gathering(
     module: nn.Module, function: Function, hook: _C.CallHook, policy: MixedPrecision | None
 ) -> Function:
-    """`function` between a call's hooks. `policy`: the mixed precision of a whole model's arguments and results."""
+    """`function` with the call's hooks around it. `policy`: the mixed precision of arguments and results, for
+    a whole model."""
     inputs = policy.param_dtype if policy is not None and policy.cast_forward_inputs else None
     outputs = policy.output_dtype if policy is not None else None
 
@@ -52,7 +55,7 @@ def gathering(
 def route_forward(
     module: nn.Module, hook: _C.CallHook, policy: MixedPrecision | None, cover: Cover | None = None
 ) -> None:
-    """Have `module.forward(...)` gather as `module(...)` does."""
+    """Make `module.forward(...)` gather like `module(...)`."""
     forward: Function = module.forward
     alone = gathering(module, forward, hook, policy)
 
@@ -67,6 +70,6 @@ def route_forward(
 
 
 def cover_forward(module: nn.Module, hook: _C.CallHook, cover: Cover) -> None:
-    """Have `module.forward(...)` gather for the modules that it covers."""
+    """Make `module.forward(...)` gather for the modules that it covers."""
     forward: Function = module.forward
     module.forward = cover.around(forward, not_a_frame(gathering(module, forward, hook, None)))

@@ -1,12 +1,13 @@
-"""Handover: parts of a model that are sharded already become parts of the whole's sharding.
+"""Handover: parts of a model that are sharded already are included in the sharding of the whole model.
 
 Note [Parts and the whole]
-Scripts written for FSDP wrap parts of a model first and the model last. Each wrap shards at once, so a rank never holds more
-in full than its largest part; and each may be used by itself. When a module around sharded parts is sharded, their runtimes
-end and one runtime is made over all parameters. Meanwhile each rank keeps its rows, and the parameters stand there in full
-shape without memory, for descriptions and checks. The rows are then taken over as they are where the new plan cuts the
-parameter the same way; else it is gathered, cut anew and let go, one parameter after another. Parameter objects stay, so an
-optimizer that holds them may have been made before. Up to `begin`, a refusal puts the parts back as they were.
+Scripts written for FSDP wrap parts of a model first and the model last. Each wrapper shards immediately, so a
+rank never holds more in full than the largest part, and each part may be used separately. When a module
+around sharded parts is sharded, their runtimes are closed and one runtime is created for all parameters.
+Meanwhile each rank keeps its rows, and parameters have their full shape but no memory, for descriptions and
+checks. If the new plan shards a parameter in the same way, its rows are reused; otherwise it is gathered,
+sharded again and freed, one parameter after another. Parameter objects do not change, so an optimizer that
+holds them may have been created before. Until `begin`, an error restores the parts.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ _ANEW = "The parts of the model that were sharded before cannot be put back: bui
 
 
 class Handover:
-    """Within it, `model` and its modules are as before they were sharded or wrapped, but for the parameters' memory.
+    """Context in which `model` and its modules are as before sharding and wrapping, except for the
+    parameters' memory.
 
-    Raises ShardingError, with nothing changed, where a part is in use.
+    Raises ShardingError, with nothing changed, if a part is in use.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -41,7 +43,7 @@ class Handover:
         self.parts = [(m, s) for m in model.modules() if m in HANDLES and (s := sharded_of(m)) is not None]
         self._rows: dict[int, Tensor] = {}
         self._source: dict[int, tuple[Sharded, int]] = {}
-        self._alike: set[int] = set()  # parameters that are cut as they were
+        self._alike: set[int] = set()  # parameters that are sharded as before
         self._wrappers: list[tuple[nn.Module, str, nn.Module]] = []
         self._was: AsItWas | None = None
         self._begun = False
@@ -82,7 +84,8 @@ class Handover:
                 )
 
     def begin(self, plan: Plan, grid: RankGrid | None) -> None:
-        """Everything was checked on all ranks, and the whole will be cut by `plan`; from now on there is no way back."""
+        """Called when all checks have passed on all ranks and the model will be sharded by `plan`; it cannot
+        be undone."""
         self._begun, self._was = True, None
         cut = _layouts(plan, grid)
         parameters = {id(p): name for name, p in self.model.named_parameters()}
@@ -100,7 +103,8 @@ class Handover:
         return id(parameter) in self._alike
 
     def take(self, parameter: Tensor, index: int, runtime: _C.Runtime) -> Tensor | None:
-        """This rank's part of it, as the new runtime wants it; None where no part had it. Collective."""
+        """This rank's part of the parameter in the new runtime's layout; None if no sharded part had it.
+        Collective."""
         if id(parameter) not in self._source:
             return None
         rows = self._rows.pop(id(parameter))
@@ -136,7 +140,8 @@ def _refuse_in_use(module: nn.Module, sharded: Sharded) -> None:
 
 
 def _layouts(plan: Plan, grid: RankGrid | None) -> dict[str, object]:
-    """Parameter name -> how it is cut, equal where ranks hold the same rows; None: in slices, which nothing is alike."""
+    """Parameter name -> its layout, equal if ranks hold the same rows; None: in slices, which are never
+    reused."""
     found: dict[str, object] = {}
     for operator in plan.description.operators:
         choice = plan.choices.get(operator.name)

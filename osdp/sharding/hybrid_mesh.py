@@ -1,4 +1,5 @@
-"""RankGrid: which ranks hold one copy of a HYBRID_SHARD parameter together, and which hold the same part of it.
+"""RankGrid: which ranks together hold one copy of a HYBRID_SHARD parameter, and which hold the same part of
+it.
 
     4 ranks on 2 hosts        a parameter of 8 rows
       line 0: ranks 0, 1        rank 0 rows 0-3, rank 1 rows 4-7
@@ -25,7 +26,7 @@ from osdp.plan.plan import Plan
 from osdp.ranks.process_groups import group_of_ranks
 from osdp.ranks.rank_group import Together
 
-RANKS_PER_HOST = "OSDP_RANKS_PER_HOST"  # environment: says it, instead of the hosts' names
+RANKS_PER_HOST = "OSDP_RANKS_PER_HOST"  # environment variable that replaces the comparison of host names
 
 GroupLike = dist.ProcessGroup | tuple[dist.ProcessGroup, dist.ProcessGroup] | DeviceMesh
 
@@ -52,8 +53,8 @@ def model_ranks(
 ) -> tuple[dist.ProcessGroup | None, RankGrid | None]:
     """The process group of all ranks of a model (None: the default one), and their grid where one was given.
 
-    Collective where the ranks of a mesh or of a pair of groups are not all that there are, or a pair is given. Raises
-    ProcessGroupError for groups and meshes that cannot be one.
+    Collective if a pair of groups is given, or a mesh that does not contain all ranks. Raises
+    ProcessGroupError for invalid groups and meshes.
     """
     if device_mesh is not None and process_group is not None:
         raise ProcessGroupError("give process_group= or device_mesh=, not both")
@@ -68,14 +69,15 @@ def model_ranks(
 def agreed_grid(
     together: Together, plan: Plan, given: RankGrid | None, ranks_per_host: int | None = None
 ) -> RankGrid | None:
-    """The grid for the HYBRID_SHARD operators of `plan`, the same on every rank; None where it has none. Collective.
+    """The grid for the HYBRID_SHARD operators of `plan`, the same on every rank; None if it has none.
+    Collective.
 
-    `given`: from the caller's mesh or groups. Else each host is a line: `ranks_per_host` consecutive ranks, or so many as
-    OSDP_RANKS_PER_HOST says, or those that find the same host name, boot and network namespace. One host: one line, which
-    is FULL_SHARD.
+    `given`: from the caller's mesh or groups. Otherwise each host is a line: `ranks_per_host` (or
+    OSDP_RANKS_PER_HOST) consecutive ranks, or those with the same host name, boot and network namespace. With
+    one host there is one line, which is equivalent to FULL_SHARD.
 
-    Raises, on all ranks: DisagreementError where ranks were told different things, ProcessGroupError where hosts hold
-    different numbers of ranks, PlanMismatchError where the plan was searched for another number of hosts.
+    Raises, on all ranks: DisagreementError if ranks have different arguments, ProcessGroupError if hosts have
+    different numbers of ranks, PlanMismatchError if the plan was searched for a different number of hosts.
     """
     if not any(choice.traits.inside_hosts for choice in plan.choices.values()):
         return None
@@ -91,7 +93,7 @@ def agreed_grid(
 
 
 def given_or_found(together: Together, given: RankGrid | None, ranks_per_host: int | None) -> RankGrid:
-    """See `agreed_grid`, which this is without a plan."""
+    """Like `agreed_grid`, without a plan."""
     told = (given, _ranks_per_host(ranks_per_host))
     answers = together.all((told, _host()))
     for rank, (theirs, _) in enumerate(answers):
@@ -107,7 +109,8 @@ def given_or_found(together: Together, given: RankGrid | None, ranks_per_host: i
 
 
 def _ranks_per_host(argument: int | None) -> int | str | None:
-    """What was said: a number; text where the environment holds something else, which all ranks must refuse alike."""
+    """The argument or the environment's number; text if the environment variable is no number, so that all
+    ranks can raise together."""
     if argument is not None:
         return argument
     text = os.environ.get(RANKS_PER_HOST, "").strip()
@@ -136,7 +139,7 @@ def _by_host(hosts: Sequence[tuple[str, str]]) -> RankGrid:
 
 
 def _host() -> tuple[str, str]:
-    """Its name, and what tells it from others of that name: machine, boot, network."""
+    """The host's name, and an identity that distinguishes hosts of the same name: machine, boot, network."""
     return socket.gethostname(), _C.host_identity()
 
 
@@ -167,7 +170,7 @@ def _of_pair(groups: tuple[dist.ProcessGroup, ...]) -> tuple[dist.ProcessGroup, 
         )
     shard, replicate = groups
     mine = dist.get_process_group_ranks(shard), dist.get_process_group_ranks(replicate)
-    # Each rank of the line tells the column that it is in: the whole grid, if they fit together.
+    # Each rank of the line sends its column: together they are the whole grid, if they are consistent.
     columns = [column for _, column in Together(shard).all(mine)]
     lines = [line for line, _ in Together(replicate).all(mine)]
     if [list(line) for line in zip(*columns, strict=False)] != lines:
@@ -179,7 +182,7 @@ def _of_pair(groups: tuple[dist.ProcessGroup, ...]) -> tuple[dist.ProcessGroup, 
 
 
 def _of_lines(lines: Sequence[Sequence[int]]) -> tuple[dist.ProcessGroup, RankGrid]:
-    """From global ranks."""
+    """The process group and grid of `lines`, which are global ranks."""
     ranks = sorted(rank for line in lines for rank in line)
     if dist.get_rank() not in ranks:
         raise ProcessGroupError(

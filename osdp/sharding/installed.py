@@ -1,6 +1,7 @@
-"""Installed: what sharding puts onto modules (hooks, forwards, watched methods, cast buffers), to take it off again.
+"""Installed: records what sharding installs on modules (hooks, forwards, watched methods, cast buffers), to
+remove it again.
 
-What a script has put there since, a hook of its own or another forward, stays.
+Changes that a script has made since, such as hooks or another forward, are kept.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ _ABSENT = object()
 _OTHERS = (
     "_parameters",
     "_modules",
-)  # placed, not installed: a parameter from the meta device is another object now
+)  # not recorded: parameters from the meta device have been replaced by new objects
 
 
-# Held by the model's own attributes: what it lists belongs to the model and leads back to it, so that anything that
-# outlives the model would keep it alive.
+# Stored in an attribute of the model: its entries refer to the model, so an owner that outlives the model would
+# keep it alive.
 _ATTRIBUTE = "_osdp_installed"
 
 
 class Installed:
     def __init__(self, model: nn.Module) -> None:
-        """Before anything is installed; `note` after."""
+        """Record the state before installation; `note` records it after."""
         self._model = vars(model)
         self._before = [(m, dict(vars(m)), _dicts(m)) for m in model.modules()]
-        # Dictionary, key, what it held, what it holds: to be undone where it still does.
+        # (dictionary, key, old value, new value): undone if the value is still the new one.
         self._changes: list[tuple[dict[Any, Any], Any, Any, Any]] = []
 
     def note(self) -> None:
@@ -40,7 +41,7 @@ class Installed:
 
     @staticmethod
     def on(model: nn.Module) -> Installed:
-        """What sharding put onto this model, which is sharded."""
+        """The record of `model`, which is sharded."""
         installed = vars(model)[_ATTRIBUTE]
         assert isinstance(installed, Installed)
         return installed
@@ -61,7 +62,7 @@ class Installed:
         for holder, key, was, put in reversed(self._changes):
             if holder.get(key, _ABSENT) is not put:
                 continue
-            if isinstance(was, Tensor) and isinstance(put, Tensor):  # a buffer that was cast
+            if isinstance(was, Tensor) and isinstance(put, Tensor):  # a cast buffer
                 was.copy_(put)
             if was is _ABSENT:
                 del holder[key]

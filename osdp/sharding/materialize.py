@@ -1,8 +1,10 @@
-"""Placing: parameters that become shards one at a time, since their full values are not here, or not on this device.
+"""Placing: parameters are sharded one at a time if their full values are not on this rank, or not on the
+training device.
 
-Rank 0 may have them and the others only shapes (the meta device); all may have only shapes, and initialise; or all may have
-them on another device than the one they train on. Either way the runtime first makes memory for every rank's rows, then one
-full value after another is made or received, cut, and let go.
+Either rank 0 has values and the others only shapes (the meta device); or all ranks have only shapes, and
+initialise; or all have values on a different device than the one they train on. In each case the runtime
+first allocates memory for every rank's rows; then full values are created or received one after another,
+sharded and freed.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from osdp.sharding.meta_init import InitFunction, Turn, own_tensors, run_turn, t
 
 @dataclass(frozen=True)
 class Survey:
-    """Where a model's tensors go, and whether any of any rank lies elsewhere now."""
+    """The device of a model's tensors, and whether some tensor of some rank is on a different one now."""
 
     device: torch.device
     elsewhere: bool
@@ -37,11 +39,12 @@ def survey(
     offload: bool = False,
     initialise: bool = True,
 ) -> Survey:
-    """The device that the model trains on: `device_id`; else where its tensors are; from the meta device (and, with
-    `offload`, from the host), the current accelerator, if `group` communicates there, else the CPU. Collective.
+    """The device that the model trains on: `device_id`; else the device of its tensors; for the meta device
+    (and, with `offload`, for the host) the current accelerator if `group` communicates on it, else the CPU.
+    Collective.
 
-    Raises DisagreementError where ranks were told different things, have values on different kinds of devices, or rank 0,
-    whose values count, lacks one that another rank has.
+    Raises DisagreementError if ranks have different arguments or values on different kinds of devices, or if
+    rank 0, whose values are used, lacks one that another rank has.
     """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     wanted = None if device_id is None else _device(device_id)
@@ -81,7 +84,7 @@ def _accelerator(group: dist.ProcessGroup) -> torch.device:
 
 
 def _device(given: int | str | torch.device) -> torch.device:
-    """With its index, where it has one."""
+    """`given` as a device with its index, if it has one."""
     if isinstance(given, int):
         kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         if kind is None:
@@ -96,7 +99,8 @@ def _device(given: int | str | torch.device) -> torch.device:
 
 
 class Placing:
-    """Of one model: `spec` for the runtime, then `fill`, then `commit`. Values that are here already are only read."""
+    """Places the parameters of one model: `spec` for the runtime, then `fill`, then `commit`. Existing values
+    are only read."""
 
     def __init__(
         self,
@@ -107,12 +111,13 @@ class Placing:
         initialise: bool = True,
         handover: Handover | None = None,
     ) -> None:
-        """Collective. Raises ShardingError on all ranks, with nothing changed, where a module cannot be initialised."""
+        """Collective. Raises ShardingError on all ranks, with nothing changed, if a module cannot be
+        initialised."""
         self.model, self.together, self.device, self.init = model, together, device, init
         self.initialise, self.handover = initialise, handover
         self.parameters = dict(model.named_parameters())
         self.buffers = dict(model.named_buffers())
-        # What rank 0 has no value of is initialised, by all; the rest is rank 0's.
+        # Tensors without a value on rank 0 are initialised, on all ranks; the others get rank 0's value.
         first = together.first(lambda: {n for n, t in self._tensors().items() if t.is_meta})
         self.initialised = {id(t) for n, t in self._tensors().items() if n in first}
         self.turns: list[Turn] = []
@@ -121,14 +126,15 @@ class Placing:
                 "initialising the model", lambda: turns_of(model, init, only_unsaved=not initialise)
             )
         self.stand_ins: dict[int, nn.Parameter] = {}
-        self.values: dict[int, Tensor] = {}  # real parameters' data, until it is placed
+        self.values: dict[int, Tensor] = {}  # data of real parameters, until they are placed
         self.new_buffers: dict[int, Tensor] = {}
 
     def _tensors(self) -> dict[str, Tensor]:
         return {**self.parameters, **self.buffers}
 
     def stand_in(self, name: str) -> nn.Parameter:
-        """What takes the parameter's place, without memory yet: the parameter itself, unless it is on the meta device."""
+        """The parameter object that will be sharded, without memory yet: the parameter itself, unless it is
+        on the meta device."""
         parameter = self.parameters[name]
         empty = torch.empty(0, dtype=parameter.dtype, device=self.device)
         if parameter.is_meta:
@@ -142,7 +148,7 @@ class Placing:
         return stand_in
 
     def fill(self, runtime: _C.Runtime, collectives: _C.Collectives) -> None:
-        """Gives every rank its part of everything. Collective; raises on all ranks alike."""
+        """Give every rank its part of all tensors. Collective; errors are raised on all ranks."""
         index = {id(p): i for i, p in enumerate(self.parameters.values())}
 
         def take(tensor: Tensor, full: Tensor) -> None:
@@ -182,11 +188,12 @@ class Placing:
         return part is not None
 
     def commit(self) -> None:
-        """The model holds what was placed. Parameters from the meta device are new objects; ties stay."""
+        """Put the placed tensors into the model. Parameters from the meta device become new objects; ties are
+        kept."""
         for module in self.model.modules():
             for key, parameter in list(module._parameters.items()):
                 if parameter is not None and parameter.is_meta:
-                    setattr(module, key, self.stand_ins[id(parameter)])  # LSTMs keep lists of theirs
+                    setattr(module, key, self.stand_ins[id(parameter)])  # LSTMs keep lists of their weights
             for key, buffer in list(module._buffers.items()):
                 if buffer is not None and id(buffer) in self.new_buffers:
                     module._buffers[key] = self.new_buffers[id(buffer)]
@@ -217,7 +224,7 @@ class Placing:
             fresh = torch.empty_like(tensor, device=self.device)
             self.new_buffers[id(tensor)] = fresh
         number = fresh.is_floating_point() or fresh.is_complex()
-        fresh.fill_(torch.nan if number else 0)  # so that a load that was forgotten shows
+        fresh.fill_(torch.nan if number else 0)  # so that a forgotten load is noticed
 
 
 def _raising(error: Exception | None) -> Callable[[], None]:

@@ -5,18 +5,21 @@
     osdp.fully_shard(model, plan)           # every module's reset_parameters() runs, on one module's memory at a time
 
 Note [Initialisation piece by piece]
-Modules take their turn children first, in the order of `named_modules`, as constructors run. In its turn a module's own
-parameters and buffers get memory, its `reset_parameters` (or `_reset_parameters`, or the caller's `param_init_fn`) fills
-them, rank 0's values are sent to all, each rank keeps its rows, and the memory goes. The order and the random numbers drawn
-depend on the model alone: any plan on any number of ranks gives the same values. All ranks run it, although rank 0's values
-count, so that their random generators stay in step.
+Modules are initialised children first, in the order of `named_modules`, like constructors. In its turn a
+module's own parameters and buffers get memory, its `reset_parameters` (or `_reset_parameters`, or the
+caller's `param_init_fn`) fills them, rank 0's values are broadcast, each rank keeps its rows, and the memory
+is freed. The order and the random numbers drawn depend on the model alone: any plan on any number of ranks
+gives the same values. All ranks run it, although only rank 0's values are used, so that their random
+generators stay synchronized.
 
-A module whose reset also writes to modules below it (MultiheadAttention; a container that initialises its layers) must
-find those with memory. Which ones do is found by running each reset first on the meta device, where it costs nothing, and
-watching what it writes to. Such a module and all below it are one turn, of the memory of all of them.
+If a module's reset also writes to its submodules (MultiheadAttention; a container that initialises its
+layers), those need memory too. Such modules are found by first running each reset on the meta device, where
+it costs nothing, and recording the tensors it writes to. Such a module and all its submodules are one turn,
+with memory for all of them.
 
-A tied parameter is filled by the first module that holds it; later ones get scratch memory in its place. What a reset
-leaves unwritten would be garbage, so memory is handed out full of NaN, and what is still so afterwards is an error.
+A tied parameter is filled by the first module that holds it; later ones get scratch memory in its place.
+Tensors that a reset does not write would be garbage, so memory is filled with NaN first, and remaining NaNs
+are an error.
 """
 
 from __future__ import annotations
@@ -44,14 +47,14 @@ class Turn:
 
 
 def own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Its parameters and buffers that lie on the meta device, by the name it knows them by."""
+    """The module's own parameters and buffers on the meta device, by their names in the module."""
     for key, tensor in (*module._parameters.items(), *module._buffers.items()):
         if tensor is not None and tensor.is_meta:
             yield key, tensor
 
 
 def turns_of(model: nn.Module, init: InitFunction | None, only_unsaved: bool = False) -> list[Turn]:
-    """In the order that they are taken. `only_unsaved`: only modules with buffers that no checkpoint has.
+    """The turns in order. `only_unsaved`: only modules with buffers that checkpoints do not contain.
 
     Raises ShardingError naming a module that cannot be initialised: one that holds tensors on the meta device and has no
     `reset_parameters`, where there is no `init`.
@@ -90,10 +93,10 @@ def turns_of(model: nn.Module, init: InitFunction | None, only_unsaved: bool = F
 def run_turn(
     turn: Turn, init: InitFunction | None, device: torch.device, filled: set[int]
 ) -> dict[int, Tensor]:
-    """The values that the turn makes, on `device`, by the id of the tensors on the meta device that they are for.
+    """Run the turn on `device`; returns the values by the id of the meta tensors that they belong to.
 
-    `filled`: ids of those that have values already. The modules are left as they were. Raises ShardingError naming the
-    module that failed, or left a tensor unwritten.
+    `filled`: ids of the tensors that have values already. The modules are restored. Raises ShardingError
+    naming the module that failed, or left a tensor unwritten.
     """
     made: dict[int, Tensor] = {}
     versions: dict[int, int] = {}
@@ -137,7 +140,7 @@ def _held(modules: Iterable[nn.Module]) -> list[Held]:
 
 
 def _put_back(was: list[Held]) -> None:
-    """Modules hold again what they held at `_held`."""
+    """Restore the modules' tensors as recorded by `_held`."""
     for module, parameters, buffers in was:
         module._parameters.clear()
         module._parameters.update(parameters)
@@ -224,7 +227,7 @@ def _check(
 
 
 class _Written(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The storages that operators write to."""
+    """Records the storages that operators write to."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -240,7 +243,8 @@ class _Written(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _writes_below(module: nn.Module) -> bool:
-    """Whether its reset, run on the meta device, writes to tensors of modules below it. True where it fails there."""
+    """Whether the module's reset, run on the meta device, writes to tensors of its submodules. True if it
+    fails there."""
     reset = _reset_of(module)
     everything = list(module.modules())
     below = [t for each in everything if each is not module for _, t in own_tensors(each)]
@@ -258,7 +262,7 @@ def _writes_below(module: nn.Module) -> bool:
             for now, then in ((each._parameters, parameters), (each._buffers, buffers))
             for key, tensor in then.items()
         )
-    except Exception:  # it needs values; then it runs with all of them
+    except Exception:  # it depends on values; so it will run with memory for all submodules
         replaced = True
     finally:
         _put_back(was)

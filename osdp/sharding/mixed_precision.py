@@ -1,9 +1,10 @@
-"""MixedPrecision: what a step computes in and averages gradients in, where that is not what a rank keeps.
+"""MixedPrecision: dtypes of computation and of gradient reduction that differ from the dtypes of shards.
 
 Note [Three dtypes]
-Parameters, gradients and optimizer state keep the model's dtype (fp32, usually): that is what optimizers, checkpoints,
-state dicts and summon_full_params see. Parameters are cast before they travel, gradients before they are averaged; the
-mean is added to the gradient in the parameter's own dtype. csrc/runtime/store/precision.hpp tells the mechanism.
+Parameters, gradients and optimizer state keep the model's dtype (usually fp32), which optimizers,
+checkpoints, state dicts and summon_full_params see. Parameters are cast before they are gathered, gradients
+before they are averaged; the mean is added to the gradient in the parameter's own dtype.
+csrc/runtime/store/precision.hpp describes the mechanism.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
 
 
 def chosen_precision(wanted: object, plan: Plan) -> MixedPrecision | None:
-    """What `fully_shard(model, plan, mixed_precision=wanted)` does; None: every dtype is the model's own.
+    """The mixed precision of `fully_shard(model, plan, mixed_precision=wanted)`; None: all dtypes are the
+    model's.
 
-    `wanted`: None (as the plan says), a MixedPrecision of ours, of torch's FSDP or its MixedPrecisionPolicy, True (as
-    FairScale: fp16), or a name of PRECISIONS. Raises PlanMismatchError where the plan was searched for another one.
+    `wanted`: None (the plan's), an osdp.MixedPrecision, torch's MixedPrecision or MixedPrecisionPolicy, True
+    (fp16, as in FairScale), or a name in PRECISIONS. Raises PlanMismatchError if the plan was searched for a
+    different one.
     """
     planned = named_precision(plan.precision)
     if wanted is None:
@@ -43,13 +46,13 @@ def chosen_precision(wanted: object, plan: Plan) -> MixedPrecision | None:
 
 
 def install_precision(model: nn.Module, policy: MixedPrecision) -> dict[str, torch.dtype]:
-    """Casts buffers, and hooks the calls of the model and of parts for their arguments and what they return. Names of cast
-    buffers -> what they were."""
+    """Cast buffers, and install hooks that cast arguments and results of the model's and its parts' calls.
+    Returns the names of cast buffers -> their original dtypes."""
     buffers = cast_buffers(model, policy)
     for name, own in (("", policy), *policy.parts):
         module = model.get_submodule(name)
         if own.cast_forward_inputs and own.param_dtype is not None:
-            # Before the runtime's own hook: what it sees must be what the module sees.
+            # Before the runtime's own hook, which must see the same inputs as the module.
             module.register_forward_pre_hook(_CastInputs(own.param_dtype), prepend=True, with_kwargs=True)
         if own.output_dtype is not None:
             module.register_forward_hook(_CastOutputs(own.output_dtype))
@@ -75,7 +78,8 @@ class _CastOutputs:
 def cast_buffers(
     model: nn.Module, policy: MixedPrecision, only: Collection[int] | None = None
 ) -> dict[str, torch.dtype]:
-    """Names of the cast buffers -> what they were. `only`: ids of those to cast; by default all."""
+    """Cast buffers; returns their names -> their original dtypes. `only`: ids of the buffers to cast; by
+    default all."""
     kept = {id(b) for module in kept_as_they_are(model, policy) for b in module.buffers(recurse=False)}
     cast: dict[int, Any] = {}
     were: dict[str, torch.dtype] = {}
@@ -96,7 +100,7 @@ def cast_buffers(
 
 
 class _OwnDtype:
-    """State dicts show buffers in the dtype that the model had them in."""
+    """State dict hook: shows buffers in their original dtypes."""
 
     def __init__(self, dtypes: dict[str, torch.dtype]) -> None:
         self.dtypes = dtypes

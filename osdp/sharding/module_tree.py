@@ -1,17 +1,20 @@
-"""What a model gets after fully_shard, a new head or adapters, is taken in; what cannot be is refused by name.
+"""Parameters that a model gets after fully_shard (a new head, adapters) are added to the runtime, or refused
+by name.
 
 Note [A module tree that changes]
-A parameter that the runtime does not know has its gradient averaged by nobody, and ranks drift apart. torch tells of
-registrations (`model.head = nn.Linear(...)`, register_parameter, add_module) by global hooks, and ours count them
-(csrc/bindings/runtime.cpp). Where the count is another than at the last look, the next outermost call first compares
-the tree with what is known. What is new is taken in as at fully_shard: ranks must have added the same, rank 0's values
-count, and the runtime holds it as NO_SHARD: in full on every rank, which the plan did not count on. State dicts, save
-and load compare too. A step in which nothing was registered compares two numbers.
-  Nobody tells of a direct write (`module._parameters[name] = p`; ModuleList.insert of a module made before). It is seen
-in the model's first forwards, in every 100th, and by state dicts and save. By then ranks may have trained the parameter
-each for itself, so that is an error. So is a parameter made within a forward, which has used this rank's own values.
-  Buffers stay local after fully_shard, as in FSDP, so those made within a forward (caches) are left alone, and so is a
-new tensor under a known name. A new name that was given between steps gets rank 0's values.
+The gradient of a parameter that the runtime does not know is not averaged, so ranks would diverge. torch
+reports registrations (`model.head = nn.Linear(...)`, register_parameter, add_module) through global hooks,
+and ours count them (csrc/bindings/runtime.cpp). If the count has changed, the next outermost call first
+compares the module tree with the recorded one. New parameters are added as in fully_shard: all ranks must
+have added the same ones, rank 0's values are used, and the runtime holds them as NO_SHARD: in full on every
+rank, which the plan does not account for. State dicts, save and load compare too. A step in which nothing was
+registered compares two numbers.
+  Direct writes are not reported (`module._parameters[name] = p`; ModuleList.insert of an existing module).
+  They are noticed in the model's first forwards, in every 100th, and by state dicts and save. By then ranks
+  may have trained the parameter separately, so this is an error. So is a parameter created within a forward,
+  which has used this rank's own values. Buffers remain local after fully_shard, as in FSDP, so those created
+  within a forward (caches) are left alone, and so is a new tensor under a known name. A buffer with a new
+  name that was registered between steps gets rank 0's values.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ def watch_registrations() -> None:
 
 
 def _buffer_registered(module: nn.Module, name: str, buffer: Tensor | None) -> None:
-    if name not in module._buffers:  # else a new tensor in its place, as forwards do
+    if name not in module._buffers:  # else an existing buffer was replaced, as forwards do
         _C.count_registration(module, name, buffer)
 
 
@@ -66,22 +69,23 @@ def _look(runtime: _C.Runtime, when: str) -> None:
 
 
 class Tree:
-    """The parameters and buffers of a sharded model when it was last looked at."""
+    """The parameters and buffers of a sharded model at the last comparison."""
 
     def __init__(self, model: nn.Module, sharded: Sharded, collectives: _C.Collectives) -> None:
         self.sharded = sharded
         self.collectives = collectives
         self.known: list[nn.Parameter] = list(model.parameters())  # in the order of the runtime's indices
         self.index = {id(p): i for i, p in enumerate(self.known)}
-        self.left_alone: list[nn.Parameter] = []  # in the model, and none of the runtime's
+        self.left_alone: list[nn.Parameter] = []  # in the model, but not in the runtime
         self.buffers: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
-        # Where sharded parameters were registered when the model was sharded: module -> {key: parameter}.
+        # The modules in which sharded parameters were registered when the model was sharded: module -> {key:
+        # parameter}.
         self.homes: WeakKeyDictionary[nn.Module, dict[str, nn.Parameter]] = WeakKeyDictionary()
         for module in model.modules():
             self.buffers[module] = set(module._buffers)
             own = ((k, p) for k, p in module._parameters.items() if p is not None)
             self.homes[module] = {k: p for k, p in own if self.is_sharded(p)}
-        # Their calls hold the parameters themselves.
+        # The calls of sliced modules hold the parameters themselves.
         self.sliced: WeakKeyDictionary[nn.Module, dict[str, nn.Parameter | None]] = WeakKeyDictionary()
         for name in sharded.split_names:
             module = model.get_submodule(name.rpartition(".")[0])
@@ -96,24 +100,24 @@ class Tree:
         return len(pieces) > 1 or not pieces[0].replicated
 
     def leave_alone(self, model: nn.Module, parameters: list[nn.Parameter]) -> None:
-        """These, and all buffers that the model has now, are not taken in."""
+        """Exclude these parameters, and all buffers that the model has now, from the runtime."""
         self.left_alone = parameters
         self._know_buffers(model)
         self.sharded.runtime.saw_tree()
 
     def look_between_steps(self, model: nn.Module) -> None:
-        """Before a state dict or a checkpoint. Collective where something was added."""
+        """Compare before a state dict or a checkpoint. Collective if something was added."""
         runtime = self.sharded.runtime
         if not runtime.summoned and not runtime.in_pass:
             self.look(model, "registered" if runtime.tree_changed else "")
 
     def look(self, model: nn.Module, when: str) -> None:
-        """Compares. `when`: "registered" since the last look, before a call; "forward": within the one that has just
-        ended; "": nothing was."""
+        """Compare. `when`: "registered": something was registered since the last comparison, before a call;
+        "forward": within the forward that has just ended; "": nothing was registered."""
         alone = {id(p) for p in self.left_alone}
         found = {name: p for name, p in model.named_parameters() if id(p) not in alone}
         if not all(isinstance(p, nn.Parameter) for p in found.values()):
-            return  # torch.func.functional_call has put them there, for the time of a call
+            return  # torch.func.functional_call has replaced them during a call
         new = {name: p for name, p in found.items() if id(p) not in self.index}
         if when == "forward":
             _refuse_within_forward(new)
@@ -144,7 +148,8 @@ class Tree:
             self.buffers.setdefault(module, set()).update(module._buffers)
 
     def _reparametrised(self, model: nn.Module) -> Iterator[str]:
-        """What was made of this rank's part of a parameter, and stands where the parameter stood."""
+        """Tensors that were computed from this rank's part of a parameter and have replaced it in its
+        module."""
         for prefix, module in model.named_modules():
             for key, held in self.sliced.get(module, {}).items():
                 if module._parameters.get(key) is not held:
@@ -172,7 +177,7 @@ class Tree:
         return torch.Size(self.sharded.runtime.full_shape(self.index[id(parameter)]))
 
     def _agree(self, added: dict[str, Tensor], errors: list[str]) -> None:
-        """Raises on all ranks where they have added different things, or one has an error. Collective."""
+        """Raises on all ranks if they have added different tensors, or one has an error. Collective."""
         together = Together(self.sharded.group)
         told = json.dumps({"parameter or buffer": {n: tensor_facts(t) for n, t in added.items()}, "": errors})
         digest = hashlib.sha256(told.encode()).digest()
@@ -221,7 +226,8 @@ class Tree:
 
 
 def _install_copies(model: nn.Module, sharded: Sharded, mixed: dict[str, int]) -> None:
-    """Calls of modules by themselves make the copies that they compute with; the model's call makes all."""
+    """Install hooks so that modules that are called directly make their low-precision copies; the model's
+    call makes all copies."""
     compiled = [] if is_compiled(model) else compiled_modules(model)
     at: dict[str, list[int]] = {}
     for name, index in mixed.items():
@@ -233,8 +239,9 @@ def _install_copies(model: nn.Module, sharded: Sharded, mixed: dict[str, int]) -
 
 
 def _made_of_a_part(module: nn.Module, key: str) -> bool:
-    """torch's ways: prune and spectral_norm leave weight_orig, weight_norm weight_g, and parametrize a list that keeps
-    the parameter, except where it has a right_inverse to make others of it."""
+    """Whether torch has reparametrized `key`: prune and spectral_norm register weight_orig, weight_norm
+    registers weight_g, and parametrize keeps the parameter in a list, unless its right_inverse computes new
+    ones."""
     if any(name.startswith(f"{key}_") for name in [*module._parameters, *module._buffers]):
         return True
     parametrizations: Any = module._modules.get("parametrizations")

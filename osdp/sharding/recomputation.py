@@ -1,17 +1,18 @@
-"""Recomputed blocks: their activations are made again in backward, and nothing else happens twice.
+"""Recomputed blocks: their activations are recomputed in backward, without repeating side effects.
 
 Note [What a forward changes]
-Activations that are made again must be those that were there: the second forward has to find what the first one found,
-and what it changes must not count. Random numbers are torch.utils.checkpoint's to restore. Buffers are ours: the second
-forward of a batch norm would move its running statistics once more, and that of a spectral norm would start from another
-vector. So buffers that a block changes are kept as they were at the first forward; the second one works on those copies,
-and then the present ones are put back. Which ones those are is found by comparing all of them around the block's first
-forward, in training and in evaluation, and after that by their versions; the kernels of batch norms raise none, so those
-always count while they train.
+Recomputed activations must equal the first ones: the second forward has to start from the same state as the
+first one, and its side effects must be discarded. torch.utils.checkpoint restores random number generators.
+Buffers are restored here: the second forward of a batch norm would update its running statistics again, and
+that of a spectral norm would start from a different vector. So buffers that a block changes are copied at the
+first forward; the second one works on those copies, and then the present ones are put back. The changed
+buffers are found by comparing all of them around the block's first forward, in training and in evaluation,
+and afterwards by their version counters; the kernels of batch norms do not increment these, so their buffers
+always count as changed in training.
 
-What a block is called with cannot be kept: it may be large, and it is the caller's. A block that writes into it (a cache
-of keys and values, an addition in place) is refused at its first forward, before there is a gradient; `osdp.describe`
-offers no plan that would recompute it.
+A block's arguments cannot be copied: they may be large, and belong to the caller. A block that writes into
+them (a cache of keys and values, an addition in place) is refused at its first forward, before there is a
+gradient; `osdp.describe` does not list it as recomputable.
 """
 
 from __future__ import annotations
@@ -32,19 +33,20 @@ Place = tuple[nn.Module, str]  # a module and the name of a buffer of its own
 
 
 class RecomputedBlock:
-    """In place of the block's forward.
+    """Replaces the block's forward.
 
-    Raises ShardingError where the block changes what it was called with, or changes a buffer only after its first forward.
+    Raises ShardingError if the block modifies its arguments, or changes a buffer only after its first
+    forward.
     """
 
     def __init__(self, name: str, block: nn.Module) -> None:
         self.name = name
         self.block = block
         self.forward: Callable[..., Any] = block.forward
-        self.changing: dict[bool, list[Place]] = {}  # in training, in evaluation: once it is known
+        self.changing: dict[bool, list[Place]] = {}  # by training mode, once it is known
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # a graph has neither versions nor buffers to look at
+        if torch.compiler.is_compiling():  # version counters and buffers are not visible in graphs
             return checkpoint(self.forward, *args, use_reentrant=False, **kwargs)
         if not torch.is_grad_enabled():
             return self.forward(*args, **kwargs)
@@ -108,14 +110,15 @@ def _buffer(place: Place) -> Tensor:
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """As values, where nan equals nan."""
+    """Whether the values are equal; NaN equals NaN."""
     return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 class _KeptBuffers:
-    """Entered, the block's buffers are copies of the kept ones; entered again where a graph is walked again.
+    """Context in which the block's buffers are copies of the saved ones; it is entered again if backward runs
+    again on a graph.
 
-    Tensors change places and are not written into, so that what autograd has saved of the present ones stays valid.
+    Tensors are exchanged instead of overwritten, so that those autograd has saved remain valid.
     """
 
     def __init__(self, kept: dict[Place, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""report: what was predicted of a plan beside what was measured."""
+"""report: predicted and measured figures of a plan."""
 
 from __future__ import annotations
 
@@ -15,33 +15,34 @@ from osdp.sharding.report_value import Report
 from osdp.sharding.sharded_model import Sharded, runtime_of
 from osdp.show.plan_figures import device_terms
 
-# Terms of osdp.planning.device_memory that the caching allocator knows nothing of, and those that it gives to no tensor.
+# Terms of osdp.planning.device_memory that the caching allocator does not count, and those that it does not
+# count as allocated.
 _NOT_RESERVED = ("context", "communicators")
 _NOT_ALLOCATED = (*_NOT_RESERVED, "open blocks", "unused")
-WARM_UP = 2  # steps that are not counted: the first makes optimizer state, the second still finds its memory
+WARM_UP = 2  # steps not counted: the first creates optimizer state, the second still allocates
 
 
 def report(model: nn.Module, *, bare_step_s: float | None = None, machine: bool = True) -> Report:
     """Predicted and measured step time and memory of this rank, after some training steps of a sharded model.
 
-    Step time is from one training forward to the next (data loading and the optimizer included), the median without the
-    first two. Peak memory counts all tensors above what was live when the model was sharded, and the model. On an
-    accelerator it is the caching allocator's peak of allocated memory, compared with that part of the
-    prediction (without context, communicators and unused memory), and, where the device reports it, the
-    reserved memory.
+    Step time is measured from one training forward to the next (data loading and the optimizer included): the
+    median without the first two. Peak memory is that of all tensors minus those live when the model was
+    sharded, plus the model's. On an accelerator it is the caching allocator's peak of allocated memory,
+    compared with that part of the prediction (without context, communicators and unused memory), and, where
+    the device reports it, the reserved memory.
 
     With `machine`, and a plan whose hardware `osdp.profile` measured, the two fixed jobs of the profile are timed again (a
-    third of a second), and if the machine is more than 15% faster or slower than then, the report says so and
+    third of a second), and if the machine has become more than 15% faster or slower, the report says so and
     scales the prediction. The profile ran on all ranks at once, so call `report` on all of them. With
-    `bare_step_s` (`osdp.bare_step_s`, measured before the model was sharded, with plan.batch_size samples)
-    computation is compared on the model itself, not on the two jobs.
+    `bare_step_s` (from `osdp.bare_step_s` before the model was sharded, with plan.batch_size samples)
+    computation is compared using the model itself instead of the two jobs.
 
     >>> print(osdp.report(model))
     """
     sharded = runtime_of(model)
     times = sharded.runtime.step_seconds[WARM_UP:]
     predicted = sharded.plan.predicted
-    peak = _peak(model)  # before anything is measured
+    peak = _peak(model)  # before measurements allocate memory
     reserved = DeviceStatistics(sharded.device).peak_reserved()
     drift = drift_of(sharded.plan, sharded.device, bare_step_s) if machine else None
     return Report(
@@ -59,7 +60,7 @@ def report(model: nn.Module, *, bare_step_s: float | None = None, machine: bool 
 
 
 def _predicted_without(sharded: Sharded, terms: Collection[str]) -> int | None:
-    """The predicted peak less these terms of the device's memory."""
+    """The predicted peak without these terms of the device's memory."""
     plan = sharded.plan
     if plan.predicted is None:
         return None

@@ -1,4 +1,4 @@
-"""Report: predicted beside measured, as text, a table, a picture, or plain numbers."""
+"""Report: predicted and measured figures as text, a table, a plot, or plain numbers."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Report:
     predicted_peak_memory_bytes: int | None
     measured_peak_memory_bytes: int
     steps: int
-    # Of an accelerator whose allocator keeps memory: what of the predicted peak it would reserve (all but context and
-    # communicators), and what it has reserved.
+    # For accelerators with a caching allocator: the part of the predicted peak that it reserves (all but
+    # context and communicators), and the memory that it has reserved.
     predicted_reserved_bytes: int | None = None
     measured_reserved_bytes: int | None = None
-    # What has become of the machine since it was profiled, and the step that is predicted for it as it is; None where
-    # there is no profile of this device to compare with, or nobody asked.
+    # The change of the machine's speed since the profile, and the step time predicted for the present speed;
+    # None without a profile of this device, or if not requested.
     drift: Drift | None = None
     predicted_step_time_now_s: float | None = None
     step_times_s: tuple[float, ...] = ()  # of every step, the first two included
@@ -44,7 +44,7 @@ class Report:
         return _table(self)
 
     def metrics(self, prefix: str = "osdp/") -> dict[str, float]:
-        """What is known as plain numbers, in seconds and bytes, for TensorBoard, W&B or a JSON file.
+        """The known figures as plain numbers, in seconds and bytes, for TensorBoard, W&B or a JSON file.
 
         >>> wandb.log(osdp.report(model, machine=False).metrics(), step=step)
         >>> for name, value in osdp.report(model, machine=False).metrics().items(): writer.add_scalar(name, value, step)
@@ -95,7 +95,7 @@ def _text(report: Report) -> str:
 
 
 def _table(report: Report) -> RenderableType:
-    """For a rich console."""
+    """The report as a table for rich."""
     table = Table(show_edge=False, pad_edge=False, box=None, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("")
     for column in ("predicted", "measured", "error"):

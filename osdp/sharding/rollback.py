@@ -1,11 +1,12 @@
-"""AsItWas: a model before something that may fail changes it, to put it back.
+"""AsItWas: the state of a model before a change that may fail, to restore it.
 
 Note [All or nothing]
-fully_shard changes modules, parameters and buffers in many steps; in some of them a user's code takes part
-(reset_parameters, param_init_fn), in others the other ranks do. Where one fails on some rank, every rank puts its model
-back: parameters' data and gradients, buffers, classes, hooks, forwards, attributes. That only assigns, and copies small
-buffers. So full values live until all steps are done on all ranks, and what rank 0 sends arrives in memory of its own: a
-rank needs its full model, its rows, and one more full parameter meanwhile.
+fully_shard changes modules, parameters and buffers in many steps; some run user code (reset_parameters,
+param_init_fn), others communicate. If a step fails on some rank, every rank restores its model: parameters'
+data and gradients, buffers, classes, hooks, forwards, attributes. Restoring only assigns references, and
+copies small buffers. So full values live until all steps are done on all ranks, and values from rank 0 are
+received in separate memory: meanwhile a rank needs memory for its full model, its rows, and one more full
+parameter.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ class AsItWas:
         self._parameters = [(p, p.data, p.grad, p.requires_grad, dict(vars(p))) for p in parameters]
         self._buffers = [(b, b.detach().clone()) for b in model.buffers() if not b.is_meta]
         self._room = torch.empty(0)
-        self.runtime: _C.Runtime | None = None  # once there is one; cycles may keep it after put_back
-        self._received: dict[int, tuple[Tensor, Tensor]] = {}  # whole parameters' data and values
+        self.runtime: _C.Runtime | None = None  # cycles may keep it alive after put_back
+        self._received: dict[int, tuple[Tensor, Tensor]] = {}  # whole parameters: data, values
 
     def make_room(self, rank: int) -> None:
-        """For what `share_values` receives. After the parameters were cut."""
+        """Allocate memory for the values that `share_values` receives. Called after the parameters were
+        sharded."""
         if rank == 0:
             return
         cut = [full for p, full, *_ in self._parameters if p.data_ptr() != full.data_ptr()]
@@ -40,7 +42,7 @@ class AsItWas:
         self._received = {id(full): (full, torch.empty_like(full)) for full in whole}
 
     def share_values(self, runtime: _C.Runtime, collectives: _C.Collectives) -> None:
-        """Gives every rank rank 0's values. Collective."""
+        """Send rank 0's values to every rank. Collective."""
         with torch.no_grad():
             for i, (parameter, full, *_) in enumerate(self._parameters):
                 if runtime.rank == 0:
@@ -54,7 +56,7 @@ class AsItWas:
             collectives.broadcast([buffer for buffer, _ in self._buffers])
 
     def let_go(self) -> None:
-        """Nothing will fail any more."""
+        """Release the saved state: no step can fail any more."""
         self.runtime = None
         with torch.no_grad():
             for whole, value in self._received.values():
@@ -86,7 +88,7 @@ class AsItWas:
 
 
 def _containers(module: nn.Module) -> list[tuple[Any, Any]]:
-    """Of the module's attributes: its dictionaries of parameters, buffers and hooks, lists such as LSTM's of its weights;
-    each with a copy of what it holds."""
+    """The containers among the module's attributes (dictionaries of parameters, buffers and hooks, lists such
+    as an LSTM's weights), each with a copy of its contents."""
     found = [value for value in vars(module).values() if isinstance(value, (dict, list, set))]
     return [(value, list(value) if isinstance(value, list) else value.copy()) for value in found]

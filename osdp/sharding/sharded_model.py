@@ -1,4 +1,4 @@
-"""Sharded: what is known of a sharded model, and which models are."""
+"""Sharded: the record of a sharded model, and the registry of all sharded models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from osdp.sharding.state_dict_form import StateDictForm
 
 
 class ModuleTree(Protocol):
-    """What is known of the model's modules: osdp.sharding.module_tree.Tree."""
+    """The record of the model's modules: osdp.sharding.module_tree.Tree."""
 
     index: dict[int, int]  # id of a parameter -> its index in the runtime
     known: list[nn.Parameter]  # in the order of the runtime's indices
@@ -38,7 +38,7 @@ class ModuleTree(Protocol):
 
 
 class Sharded:
-    """What is known of a sharded model: its plan, and the C++ runtime by parameter names. See `runtime_of`."""
+    """A sharded model's plan, and access to the C++ runtime by parameter names. See `runtime_of`."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class Sharded:
         self.plan = plan
         self.group = group
         self.lane: LaneGroup | None = None  # lives as long as this does
-        self.device = device  # that computes
-        self.grid = grid  # of its HYBRID_SHARD parameters; None where there are none
+        self.device = device  # of computation
+        self.grid = grid  # of its HYBRID_SHARD parameters; None if there are none
         self.runtime = runtime
         self.policy = policy
         self.tree: ModuleTree
@@ -69,21 +69,22 @@ class Sharded:
             str, torch.dtype
         ] = {}  # of buffers that mixed precision has cast: what they were
         self.resting_bytes = 0  # live CPU bytes right after sharding, as the meter counts them
-        self.local_bytes = 0  # of which parameters and buffers that this rank holds
+        self.local_bytes = 0  # the part of them that is this rank's parameters and buffers
 
     def names(self) -> list[str]:
         """Parameter names, as in `named_parameters()` of the unwrapped model."""
         return list(self.index)
 
     def pieces(self, name: str) -> list[_C.Piece]:
-        """The boxes of the full parameter that this rank holds: global_offsets, sizes, replicated, view(local)."""
+        """The boxes of the full parameter that this rank holds, each with global_offsets, sizes, replicated
+        and view(local)."""
         return self.runtime.pieces(self.index[name])
 
     def full_shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.runtime.full_shape(self.index[name]))
 
     def is_whole(self, name: str) -> bool:
-        """Whether this rank holds the parameter as the unwrapped model does."""
+        """Whether this rank holds the full parameter."""
         pieces = self.pieces(name)
         return len(pieces) == 1 and pieces[0].replicated
 
@@ -111,12 +112,12 @@ def sharded_models() -> list[tuple[nn.Module, Sharded]]:
 
 
 def sharded_of(model: nn.Module) -> Sharded | None:
-    """The Sharded of a model given to `fully_shard`, or wrapped; None where it is neither."""
+    """The Sharded of a model that was given to `fully_shard` or wrapped; None for other models."""
     return _sharded.get(unwrapped(model))
 
 
 def runtime_of(model: nn.Module) -> Sharded:
-    """The same; raises ShardingError where it is not sharded."""
+    """Like `sharded_of`; raises ShardingError if the model is not sharded."""
     found = sharded_of(model)
     if found is None:
         raise ShardingError(
@@ -126,7 +127,7 @@ def runtime_of(model: nn.Module) -> Sharded:
 
 
 def splits_of(plan: Plan) -> dict[str, _C.SplitSpec]:
-    """Weight name -> how it is cut, of the operators that the plan computes in slices."""
+    """Weight name -> its slices, for the operators that the plan computes in slices."""
     return {
         joined(name, "weight"): _C.SplitSpec(
             choice.granularity, choice.slices_sharded, SPLITS.index(choice.split or "out")

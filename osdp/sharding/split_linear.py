@@ -1,4 +1,5 @@
-"""The split matrix product as torch sees it: the op, its shapes, and what replaces a Linear's call.
+"""The split matrix product in torch: the operator, its shape functions, and the replacement of a Linear's
+forward.
 
 Importing this module loads `osdp._C` and registers the shape functions that FakeTensor, meta tensors and
 torch.compile need; whoever builds a `SplitCall` imports it from here. How it works: docs/splitting.md.
@@ -31,8 +32,9 @@ def split_linear(
     """`F.linear(x, W, bias)` in `granularity` slices of W; x [..., in_features] -> [..., out_features].
 
     With `source` 0, `weight` holds every slice: split "out": [out, in], the ordinary weight; split "in":
-    [granularity * out, in / granularity], slices one below the other. Otherwise slices come from the
-    registered source (see `register_source`), `weight` is the parameter as it is; both sizes must be given.
+    [granularity * out, in / granularity], with the slices stacked vertically. Otherwise slices come from the
+    registered source (see `register_source`), and `weight` is the sharded parameter; both sizes must be
+    given.
 
     >>> split_linear(torch.ones(2, 4), torch.eye(4), granularity=2, split="out").shape
     torch.Size([2, 4])
@@ -90,5 +92,6 @@ def _split_linear_backward_shape(
     )
 
 
-# With a source the slices' gradients leave inside this op: a graph keeps it even if nobody uses its results.
+# With a source the slices' gradients are reduced inside this op, so graphs must keep it even if its results
+# are unused.
 torch.fx.node.has_side_effect(torch.ops.osdp.split_linear_backward.default)

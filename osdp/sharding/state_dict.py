@@ -1,5 +1,5 @@
-"""state_dict and load_state_dict of a sharded model speak of full tensors, under the unwrapped model's names; unless its
-StateDictForm says otherwise."""
+"""state_dict and load_state_dict of a sharded model use full tensors under the unwrapped model's names,
+unless its StateDictForm says otherwise."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from osdp.sharding.sharded_model import Sharded
 
 
 def show_full_state(model: nn.Module, sharded: Sharded) -> None:
-    """Install the hooks. They sit on the modules that own sharded parameters, so that a submodule's state dict is full
-    too; what the model has got since is looked for at the model's own.
+    """Install the hooks. They are on the modules that own sharded parameters, so that a submodule's state
+    dict is full too; the model's own state_dict() looks for modules that were added since.
 
     state_dict() is collective (every rank gathers each parameter in turn) and makes full tensors on every rank;
-    load_state_dict() is local, each rank takes its part, unless the state dict has DTensors.
+    load_state_dict() is local (each rank copies its part), unless the state dict has DTensors.
     """
     model.register_state_dict_pre_hook(_Beginning(sharded))  # type: ignore[no-untyped-call]
     model.register_load_state_dict_pre_hook(_Assigning(sharded))  # type: ignore[no-untyped-call]
@@ -29,7 +29,7 @@ def show_full_state(model: nn.Module, sharded: Sharded) -> None:
 
 
 def show_full_parameters(model: nn.Module, sharded: Sharded) -> None:
-    """On modules that have none yet."""
+    """Install the hooks on modules that have none yet."""
     for module in model.modules():
         if module not in sharded.shown and any(_sharded_in(module, sharded)):
             module.register_state_dict_post_hook(_Saving(sharded))  # type: ignore[no-untyped-call]
@@ -38,7 +38,7 @@ def show_full_parameters(model: nn.Module, sharded: Sharded) -> None:
 
 
 def _sharded_in(module: nn.Module, sharded: Sharded) -> Iterator[tuple[str, nn.Parameter, int]]:
-    """Its sharded parameters by every name that it has for them, with their indices."""
+    """The module's sharded parameters under each of their names in it, with their indices."""
     for key, parameter in module._parameters.items():
         if parameter is not None and sharded.tree.is_sharded(parameter):
             yield key, parameter, sharded.tree.index[id(parameter)]
@@ -80,7 +80,7 @@ class _Saving:
 
 
 class _Ending:
-    """On the model, when all its modules have shown theirs: what is not sharded."""
+    """Runs on the model after all its modules' hooks: handles tensors that are not sharded."""
 
     def __init__(self, sharded: Sharded) -> None:
         self.sharded = sharded
@@ -109,7 +109,7 @@ class _Assigning:
         if self.sharded.runtime.tree_changed:
             show_full_parameters(module, self.sharded)
         for name, tensor in (*module.named_parameters(remove_duplicate=False), *module.named_buffers()):
-            # Sharded where it was written, and whole here: in another plan, or not in this one yet.
+            # It was sharded when saved, but is not sharded here: another plan, or not sharded yet.
             shown = state.get(prefix + name)
             if isinstance(shown, DTensor) and not tree.is_sharded(tensor):
                 state[prefix + name] = shown.full_tensor()
@@ -143,12 +143,13 @@ class _Loading:
                 continue
             wanted = tuple(runtime.full_shape(index))
             if self.sharded.form.kind == "local":
-                continue  # rows for rows; torch compares the shapes
+                continue  # local rows on both sides; torch compares the shapes
             if isinstance(full, DTensor) and tuple(full.shape) == wanted:
                 state[prefix + key] = self._rows_of(index, full)
                 continue
             if not isinstance(full, Tensor) or tuple(full.shape) != wanted:
-                # Taken out, so that a tensor of by chance this rank's local shape is not loaded as if it were full.
+                # Removed, so that a tensor that happens to have this rank's local shape is not loaded as the
+                # full one.
                 del state[prefix + key]
                 found = tuple(full.shape) if isinstance(full, Tensor) else type(full).__name__
                 errors.append(

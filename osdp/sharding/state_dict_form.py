@@ -1,4 +1,4 @@
-"""StateDictForm: what state_dict() of a sharded model shows."""
+"""StateDictForm: the form of a sharded model's state_dict()."""
 
 from __future__ import annotations
 

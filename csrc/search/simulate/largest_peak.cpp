@@ -10,10 +10,10 @@ namespace {
 
 using Kind = Instruction::Kind;
 
-// Tasks that may be under way: from the first that nothing has waited for to the last that was submitted.
+// Tasks that may be in flight: from the first that nothing has waited for to the last submitted.
 class OpenTasks {
  public:
-  // What its beginning and its end bring, and what its beginning needs for a moment, in bytes.
+  // Bytes allocated at the task's begin and at its end, and those needed at its begin for a moment only.
   void submit(int64_t begins, int64_t ends, int64_t copied) {
     open_.push_back({begins, ends, copied});
     ++submitted_;
@@ -21,14 +21,14 @@ class OpenTasks {
   size_t submitted() const { return submitted_; }
   size_t awaited() const { return submitted_ - open_.size(); }
 
-  // The first `tasks` are over; returns what they have brought.
+  // Completes the first `tasks`; returns the bytes that they have allocated.
   int64_t wait(size_t tasks) {
     int64_t bytes = 0;
     for (; awaited() < tasks; open_.pop_front()) bytes += open_.front().begins + open_.front().ends;
     return bytes;
   }
 
-  // The most that those that are open may have brought.
+  // The most bytes that the open tasks may have allocated.
   int64_t most() const {
     int64_t sum = 0, most = 0;
     for (const auto& [begins, ends, copied] : open_) {
@@ -62,8 +62,8 @@ class Walker {
 
  private:
   struct Unit {
-    bool gathered = false;  // or on its way
-    size_t ticket = 0;      // tasks of the lane until it is there
+    bool gathered = false;  // or being gathered
+    size_t ticket = 0;      // number of the lane's tasks until it is gathered
   };
   struct Leaving {
     size_t ticket;
@@ -132,7 +132,7 @@ class Walker {
     hold(-std::exchange(reduced_bytes_, 0));
   }
 
-  // On streams memory is given out when a task is submitted; that of buckets is the lane's own.
+  // On streams memory is allocated at submission; buckets have the lane's own buffer.
   void submit_with_memory(OpenTasks& lane, int64_t begins, int64_t ends, int64_t copied) {
     if (step_.lanes.enqueue) {
       hold(std::exchange(begins, 0) + copied);
@@ -167,8 +167,8 @@ class Walker {
   OpenTasks& gathers_ = main_;
   OpenTasks& reductions_ = step_.lanes.separate_reductions ? beside_ : main_;
   std::deque<Leaving> leaving_;
-  int64_t leaving_bytes_ = 0;  // of units whose reductions nothing has waited for
-  int64_t reduced_bytes_ = 0;  // on streams: what the end of their wait frees
+  int64_t leaving_bytes_ = 0;  // full bytes of units whose reductions nothing has waited for
+  int64_t reduced_bytes_ = 0;  // on streams: freed after the next wait for reductions
   size_t last_reduction_ = 0;
   int64_t held_ = 0, peak_ = 0;
 };

@@ -30,7 +30,7 @@ std::string name_of(const Step& step, const StepEvent& event) {
   return event.what < 0 ? "optimizer" : step.operators[event.what].name;
 }
 
-// After two micro-batches, every further one takes what the second did.
+// Extrapolates from the totals of one and two micro-batches: every further one takes as long as the second.
 int64_t lasting(int64_t one, int64_t two, int64_t times) {
   const int128 all = two + static_cast<int128>(times - 2) * (two - one);
   if (all > kLargestSum) throw InvalidProblem("a step's time overflows 2^61 ps");
@@ -85,7 +85,7 @@ Step PlanPlayer::step(const PlainPlan& plan, const std::vector<Members>& units) 
 int64_t PlanPlayer::largest_peak(const PlainPlan& plan, const std::vector<Members>& units) const {
   Step some = step(plan, units);
   some.accumulation =
-      std::min<int64_t>(some.accumulation, 2);  // later micro-batches hold what the second does
+      std::min<int64_t>(some.accumulation, 2);  // later micro-batches hold as much as the second
   return osdp::search::largest_peak(some);
 }
 

@@ -1,4 +1,4 @@
-// A plan of a model, played: from its choices and units to the time of a step.
+// Simulates a plan of a model: from its choices and units to the time of a step.
 #pragma once
 
 #include "search/simulate/simulate.hpp"
@@ -7,20 +7,20 @@
 
 namespace osdp::search {
 
-// How the runtime carries plans out.
+// How the runtime executes plans.
 struct Manner {
-  std::vector<Place> places;     // beside Model::operators
-  int64_t small_unit_bytes = 0;  // units below this are joined with a neighbour
+  std::vector<Place> places;     // one per entry of Model::operators
+  int64_t small_unit_bytes = 0;  // smaller units are joined with a neighbour
   int64_t prefetch = 1;          // units gathered ahead
   Lanes lanes;
-  Collective delay;             // what one step of a ring takes longer while this rank computes
+  Collective delay;             // additional time of one ring step while this rank computes
   int64_t stolen_permille = 0;  // see `play`
 };
 
-// Operators gathered together, by index, rising.
+// Operators gathered together, as ascending indices.
 using Members = std::vector<int>;
 
-// Where something runs: the caller's thread or stream, or one of the lanes.
+// Where an event runs: the caller's thread or stream, or one of the lanes.
 enum class Resource : int { Computation, Communication, Reductions, BetweenHosts };
 inline constexpr std::array<const char*, 4> kResources{"computation", "communication", "reductions",
                                                        "between hosts"};
@@ -35,28 +35,28 @@ struct TimelineEvent {
 
 struct Timeline {
   PlayedStep step;
-  std::vector<TimelineEvent> events;  // beside step.events
-  int64_t largest_peak_bytes = 0;     // of any timing: simulate/largest_peak.hpp
+  std::vector<TimelineEvent> events;  // one per entry of step.events
+  int64_t largest_peak_bytes = 0;     // over all timings: simulate/largest_peak.hpp
 };
 
-// A model and how it is run, checked once, of which many plans are played.
+// Simulates many plans of one model; model and request are validated once.
 class PlanPlayer {
  public:
-  // `model` and `request` must outlive it. Throws InvalidProblem for what cannot mean anything.
+  // `model` and `request` must outlive it. Throws InvalidProblem for malformed arguments.
   PlanPlayer(const Model& model, const Request& request, Manner manner);
 
   const Model& model() const { return model_; }
 
-  // The units of a plan (simulate/unit_grouping.hpp); none that is traced is larger than `transient_bytes`,
-  // the largest transient among the plan's choices.
+  // The units of a plan (simulate/unit_grouping.hpp); traced operators are not joined beyond
+  // `transient_bytes`, the largest transient among the plan's choices.
   std::vector<Members> units(const PlainPlan& plan, int64_t transient_bytes) const;
-  // A step without events and memory: at a micro-batch's end all communication has been waited for, so each
-  // one takes as long as the next, and two are played at most. Throws InvalidProblem where the time
-  // overflows.
+  // Simulates a step without recording events and memory. Every micro-batch ends by waiting for all
+  // communication, so all after the first take equally long, and at most two are simulated. Throws
+  // InvalidProblem if the time overflows.
   PlayedStep play(const PlainPlan& plan, const std::vector<Members>& units) const;
-  // The most that a step may hold, however long its communication takes (simulate/largest_peak.hpp).
+  // The largest memory peak over all possible durations of communication (simulate/largest_peak.hpp).
   int64_t largest_peak(const PlainPlan& plan, const std::vector<Members>& units) const;
-  // Every micro-batch, event by event.
+  // Simulates every micro-batch and records all events.
   Timeline timeline(const PlainPlan& plan, const std::vector<Members>& units) const;
 
  private:

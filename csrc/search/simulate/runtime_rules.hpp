@@ -1,5 +1,5 @@
-// What the runtime gathers ahead, and when a gradient may leave: csrc/runtime/step, Notes [How far ahead] and
-// [Gradients that leave], for whoever follows a step's program.
+// The runtime's rules for prefetching units and for submitting reductions, as in csrc/runtime/step, Notes
+// [How far ahead] and [Gradients that leave]. Used by everything that simulates a step's program.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace osdp::search {
 
-// What the end of a unit's reduction frees: its full gradients, and this rank's part of them where that is
-// added to what is there already: to an earlier micro-batch's sum, or, of a slice, to the split weight's.
+// The memory freed at the end of a unit's reduction: its full gradients, and this rank's part of them if that
+// is added to an existing gradient: the sum of earlier micro-batches or, for a slice, the split weight's.
 inline int64_t freed_by_reduction(const StepUnit& unit, bool adds) {
   return unit.gradient_bytes + (adds || unit.slice ? unit.kept_gradient_bytes : 0);
 }
@@ -25,8 +25,8 @@ class RuntimeRules {
     }
   }
 
-  // Calls `gather(unit)` for each unit that is gathered ahead at `use`, in order: the unit in use and the
-  // next ones have the memory of 1 + `prefetch` of the largest size; a forward that keeps all units
+  // Calls `gather(unit)` for each unit to prefetch at `use`, in order: the unit in use and the next ones
+  // share the memory of 1 + `prefetch` units of the largest size. A forward that keeps all units
   // (SHARD_GRAD_OP) needs no such limit.
   template <typename Gather>
   void gather_ahead(const Instruction& use, const Gather& gather) const {
@@ -42,8 +42,8 @@ class RuntimeRules {
     }
   }
 
-  // Whether the gradient of `unit` may leave beside `leaving_bytes` of others, while the units of which
-  // `gathered` is true are there or on their way.
+  // Whether the reduction of `unit` may be submitted while reductions of `leaving_bytes` are in flight.
+  // `gathered(other)`: whether a unit is gathered or being gathered.
   template <typename Gathered>
   bool may_leave(int unit, int64_t leaving_bytes, const Gathered& gathered) const {
     if (step_.lanes.enqueue || leaving_bytes == 0) return true;
@@ -54,9 +54,9 @@ class RuntimeRules {
   }
 
  private:
-  static constexpr int64_t kMostAhead = 16;  // units, unless `prefetch` is more
+  static constexpr int64_t kMostAhead = 16;  // in units; a larger `prefetch` takes precedence
 
-  // Bytes of what is gathered for a time and of gradients that leave.
+  // Bytes available to gathered units and gradients being reduced.
   int128 reserve() const { return (1 + static_cast<int128>(step_.prefetch)) * largest_bytes_; }
 
   const Step& step_;

@@ -11,7 +11,7 @@ namespace osdp::search {
 namespace {
 
 using Kind = Instruction::Kind;
-constexpr int64_t kWhole = 1000000000;  // of what shares are stated in
+constexpr int64_t kWhole = 1000000000;  // denominator of shares
 
 class Player {
  public:
@@ -31,7 +31,7 @@ class Player {
     while (true) {
       begin_communication();
       size_t ended = events_ + 1;
-      while (ended != events_ && !computing()) {  // tasks of no time let it go on at once
+      while (ended != events_ && !computing()) {  // tasks of zero duration end at once and may unblock it
         ended = events_;
         run_to_work();
         begin_communication();
@@ -52,22 +52,22 @@ class Player {
   enum class State { Sharded, Gathering, Gathered };
   struct Unit {
     State state = State::Sharded;
-    size_t ticket = 0;  // while Gathering: tasks of the lane until it is there
+    size_t ticket = 0;  // while Gathering: number of the lane's tasks until it is gathered
   };
   struct Task {
     StepEvent event;
-    int64_t begins_bytes = 0, ends_bytes = 0;  // memory that its beginning and its end bring
-    int64_t copied_bytes = 0;                  // that its beginning needs for a moment
-    int64_t left_ps = 0;                       // of its time alone
+    int64_t begins_bytes = 0, ends_bytes = 0;  // allocated at its begin and at its end
+    int64_t copied_bytes = 0;                  // needed at its begin for a moment only
+    int64_t left_ps = 0;                       // remaining time, in time alone
     Link link = Link::InsideHost;
-    int64_t busy_permille = 0;    // its link is busy for so much of its time alone
-    int64_t beside_permille = 0;  // what it takes beside computation, of its time alone
-    int64_t stolen_permille = 0;  // of computation, for each second of its time alone
+    int64_t busy_permille = 0;    // fraction of its time alone in which its link is busy
+    int64_t beside_permille = 0;  // its time beside computation over its time alone
+    int64_t stolen_permille = 0;  // computation time taken per time alone
     bool running = false;
   };
   struct Lane {
     std::vector<Task> tasks;
-    size_t done = 0;  // of them; the next one is under way
+    size_t done = 0;  // number of completed tasks; the next one is in progress
     bool idle() const { return done == tasks.size(); }
     Task& current() { return tasks[done]; }
     const Task& current() const { return tasks[done]; }
@@ -79,9 +79,9 @@ class Player {
     return std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& l) { return !l.idle(); });
   }
 
-  // --- the thread that computes
+  // --- the computing thread
 
-  // Instructions that take no time, up to one that does or has to wait.
+  // Executes instructions that take no time, up to one that takes time or has to wait.
   void run_to_work() {
     while (left_ps_ == 0 && next_ < program_.instructions.size()) {
       const Instruction& i = program_.instructions[next_];
@@ -90,7 +90,7 @@ class Player {
     }
   }
 
-  // False: it has to wait.
+  // Returns false if it has to wait.
   bool run(const Instruction& i) {
     switch (i.kind) {
       case Kind::Compute:
@@ -154,8 +154,8 @@ class Player {
     return true;
   }
 
-  // False: it must wait until what leaves fits the reserve (csrc/runtime/step/unit_scheduler.cpp, Note
-  // [Gradients that leave]).
+  // Returns false if it must wait until the reductions in flight fit the reserve
+  // (csrc/runtime/step/unit_scheduler.cpp, Note [Gradients that leave]).
   bool reduce(const Instruction& i) {
     const StepUnit& u = step_.units[i.what];
     if (!rules_.may_leave(i.what, leaving_bytes_,
@@ -170,7 +170,7 @@ class Player {
     return true;
   }
 
-  // What streams have reduced is kept until computation has waited for it.
+  // On streams reduced gradients are kept until computation has waited for the reduction.
   bool free_reduced() {
     note_memory(-std::exchange(reduced_bytes_, 0));
     return true;
@@ -180,13 +180,13 @@ class Player {
 
   void submit(Lane& lane, StepEvent event, const LaneTime& time, int64_t begins_bytes, int64_t ends_bytes,
               int64_t copied_bytes = 0) {
-    // On streams memory is given out at once; that of buckets is the lane's own, for one after the other.
+    // On streams memory is allocated at submission; buckets use the lane's own buffer, one after the other.
     if (step_.lanes.enqueue && event.kind != StepEvent::Kind::ReduceBucket) {
       note_memory(std::exchange(begins_bytes, 0));
       note_moment(std::exchange(copied_bytes, 0));
     }
-    // Its latency is a wait, and takes nothing. What it steals it must have time for: no less than all of
-    // computation's.
+    // Latency is a wait and takes nothing from computation. A task lasts at least as long as the computation
+    // time it takes.
     const int64_t stolen = static_cast<int64_t>(static_cast<int128>(stolen_permille_) * time.transfer_ps /
                                                 std::max<int64_t>(time.alone_ps, 1));
     lane.tasks.push_back({event, begins_bytes, ends_bytes, copied_bytes, time.alone_ps, time.link,
@@ -209,7 +209,7 @@ class Player {
   }
 
   void end_communication(Lane& lane) {
-    // A copy: what is submitted below may move the tasks.
+    // Copied, since submit() below may reallocate the tasks.
     StepEvent event = lane.current().event;
     event.end_ps = now_;
     note_memory(lane.current().ends_bytes);
@@ -232,9 +232,9 @@ class Player {
                : static_cast<int64_t>(std::min<int128>((part * 1000 + whole - 1) / whole, kLargestSum));
   }
 
-  // How many times as long as alone a task takes now, in thousandths.
+  // The current slowdown of a task relative to running alone, in thousandths.
   int64_t slowdown(const Task& task) const {
-    int64_t busy = 0;  // its link
+    int64_t busy = 0;  // of its link
     for (const Lane& lane : lanes_)
       if (!lane.idle() && lane.current().link == task.link) busy += lane.current().busy_permille;
     const int128 factor = computing() ? task.beside_permille : 1000;
@@ -242,11 +242,11 @@ class Player {
         std::clamp<int128>(factor * std::max<int64_t>(busy, 1000) / 1000, 1000, kLargestSum));
   }
 
-  // To the end of whatever ends first.
+  // Advances to the next end of a task or of the computation.
   void advance() {
     std::array<int64_t, kLanes> slow{};
-    std::array<int128, kLanes> ends{};  // until the end of its task, as things are
-    int128 share = kWhole;              // what computation gets
+    std::array<int128, kLanes> ends{};  // remaining time of its task at the current slowdown
+    int128 share = kWhole;              // computation's share of time
     int128 passed = -1;
     for (size_t l = 0; l < kLanes; ++l) {
       if (lanes_[l].idle()) continue;
@@ -291,7 +291,7 @@ class Player {
     if (recorded_) result_.events.push_back(event);
   }
 
-  // Held for less than any time.
+  // Memory held for an instant only.
   void note_moment(int64_t bytes) {
     if (bytes == 0) return;
     note_memory(bytes);
@@ -307,7 +307,7 @@ class Player {
     auto& points = result_.memory;
     if (bytes == 0 && !points.empty()) return;
     if (!points.empty() && points.back().time_ps == now_ && points.back().bytes <= held_) {
-      points.back().bytes = held_;  // of several at one moment, rising ones are one
+      points.back().bytes = held_;  // successive increases at one time are merged
     } else {
       points.push_back({now_, held_});
     }
@@ -322,15 +322,15 @@ class Player {
   std::array<Lane, kLanes> lanes_;
   Lane& reductions_ = lanes_[step_.lanes.separate_reductions ? kReductions : kMain];
   PlayedStep result_;
-  size_t events_ = 0;  // that are over
+  size_t events_ = 0;  // completed ones
   StepEvent computed_;
   size_t next_ = 0;
-  int64_t left_ps_ = 0;  // of the computation under way
-  bool asked_ = false;   // the unit of the instruction under way was asked for
+  int64_t left_ps_ = 0;  // of the computation in progress
+  bool asked_ = false;   // the current instruction's unit has been requested
   int64_t now_ = 0, held_ = 0;
-  int64_t leaving_bytes_ = 0;  // of units whose reductions are submitted and not over
-  int64_t reduced_bytes_ = 0;  // on streams: what the end of their wait frees
-  size_t last_reduction_ = 0;  // tasks of that lane until it is over
+  int64_t leaving_bytes_ = 0;  // full bytes of units whose reductions are submitted and not over
+  int64_t reduced_bytes_ = 0;  // on streams: freed after the next wait for reductions
+  size_t last_reduction_ = 0;  // number of the lane's tasks until it is over
 };
 
 }  // namespace

@@ -1,6 +1,6 @@
-// One training step of one rank, as plain values: what computes, what is gathered and reduced, what they take
-// when nothing else runs, and what they hold. See simulate/step_program.hpp for the order in which
-// csrc/runtime does it.
+// One training step of one rank, as plain values: its operators, the units that are gathered and reduced,
+// their durations when nothing else runs, and their memory. See simulate/step_program.hpp for the order in
+// which csrc/runtime executes them.
 #pragma once
 
 #include <compare>
@@ -10,74 +10,74 @@
 
 namespace osdp::search {
 
-// What a collective's bytes travel over.
+// The link that a collective uses.
 enum class Link : int { InsideHost, BetweenHosts };
 
-// How long something takes on its lane: while nothing is computed, and while this rank computes all the time.
-// On a CPU each message then waits for a core.
+// A collective's duration on its lane: without computation, and while this rank computes all the time. In the
+// latter case each message waits for a core on a CPU.
 struct LaneTime {
   int64_t alone_ps = 0, beside_ps = 0;  // beside_ps >= alone_ps
-  int64_t transfer_ps = 0;              // of alone_ps: what its link is busy; the rest is latency
+  int64_t transfer_ps = 0;              // part of alone_ps in which its link is busy; the rest is latency
   Link link = Link::InsideHost;
 };
 
-// One operator's share of a micro-batch.
+// One operator's part of a micro-batch.
 struct StepOperator {
   std::string name;
   int64_t forward_ps = 0, backward_ps = 0;
-  int64_t resident_bytes = 0;  // parameters and optimizer state on this rank, all the time
-  int64_t saved_bytes = 0;     // activations, from its forward to its backward
-  int64_t whole_gradient_bytes =
-      0;  // from its backward on: of what every rank holds in full, and of all slices
-  int64_t full_gradient_bytes = 0;  // of what is sharded, but for slices: until the unit's reduction is over
-  int64_t parts = 1;                // it is computed in so many slices, the sharded ones last
-  int block = -1;                   // the recomputed block that it is in, or -1
+  int64_t resident_bytes = 0;        // parameters and optimizer state on this rank, always held
+  int64_t saved_bytes = 0;           // activations, from its forward to its backward
+  int64_t whole_gradient_bytes = 0;  // from its backward on: of replicated parameters and of all slices
+  int64_t full_gradient_bytes = 0;  // of sharded parameters except slices: until the unit's reduction is over
+  int64_t parts = 1;                // number of slices, the sharded ones last
+  int block = -1;                   // index of its recomputed block, or -1
   int64_t work_bytes = 0;           // while its backward runs: Note [Work] in problem/phases.hpp
-  int64_t recompute_ps = 0;         // its forward, the second time
+  int64_t recompute_ps = 0;         // of its recomputed forward
 };
 
-// A recomputed block: neighbouring operators.
+// A recomputed block of consecutive operators.
 struct StepBlock {
-  bool hold = false;  // parameters are kept from the recomputation to the backward
+  bool hold = false;  // parameters stay gathered from recomputation to backward
   int64_t input_bytes = 0;
 };
 
-// Operators [first, last] during whose computation a unit must be there: what one module's call spans.
+// Operators [first, last] during which a unit must be gathered: those of one module's call.
 struct Span {
   int first = 0, last = 0;
   auto operator<=>(const Span&) const = default;
 };
 
-// What is gathered and reduced together. A slice of a split operator is a unit of its own.
+// Parameters that are gathered and reduced together. A slice of a split operator is a unit of its own.
 struct StepUnit {
   std::string name;
-  std::vector<int> members;  // operators whose gradients it waits for; rising
-  std::vector<Span> calls;   // that gather it; rising, one per module
-  int64_t repeats = 1;       // gathers of each call in a forward: the module is called so many times
-  bool keeps = false;        // SHARD_GRAD_OP: gathered until its backward is over
-  bool slice = false;        // asked for by its operator's product, and let go right after it
+  std::vector<int> members;  // operators whose gradients it waits for; ascending
+  std::vector<Span> calls;   // calls that gather it; ascending, one per module
+  int64_t repeats = 1;       // number of calls of each module in a forward; each gathers it
+  bool keeps = false;        // SHARD_GRAD_OP: stays gathered until its backward is over
+  bool slice = false;        // gathered by its operator's matrix product, released right after it
   LaneTime gather;
-  LaneTime reduce;                  // zero: nothing of it is trained
-  LaneTime average;                 // HYBRID_SHARD: what is reduced then travels between hosts, on their lane
-  int64_t full_bytes = 0;           // gathered
-  int64_t gradient_bytes = 0;       // its members' full gradients, until they are reduced
-  int64_t kept_gradient_bytes = 0;  // this rank's part of the gradient, from the reduction on
-  // Beside the gradients when their reduction begins: copies of those that cannot be sent as they are.
+  LaneTime reduce;             // zero: no trainable parameters
+  LaneTime average;            // HYBRID_SHARD: all-reduce between hosts after the reduction, on its own lane
+  int64_t full_bytes = 0;      // gathered parameters
+  int64_t gradient_bytes = 0;  // its members' full gradients, until the reduction is over
+  int64_t kept_gradient_bytes = 0;  // this rank's part of the gradient, from the start of the reduction
+  // Copies, at the start of the reduction, of gradients that cannot be sent in place (padding or another
+  // dtype).
   int64_t copied_bytes = 0;
 };
 
-// Gradients that every rank holds in full, all-reduced together once all are there.
+// Gradients of replicated parameters, all-reduced together when the last is complete.
 struct StepBucket {
   std::string name;
   std::vector<int> members;
   LaneTime reduce;
-  int64_t buffer_bytes = 0;  // that they are packed into meanwhile
+  int64_t buffer_bytes = 0;  // buffer that they are packed into
 };
 
 // How the runtime communicates; see csrc/comm/lane.hpp.
 struct Lanes {
-  bool separate_reductions = false;  // they have a lane of their own; else gathers share theirs
-  // They are streams of an accelerator: computation waits for one reduction before it submits the next.
+  bool separate_reductions = false;  // reductions have a lane of their own, apart from gathers
+  // Lanes are streams of an accelerator: computation waits for one reduction before it submits the next.
   bool enqueue = false;
 };
 
@@ -87,9 +87,9 @@ struct Step {
   std::vector<StepUnit> units;
   std::vector<StepBucket> buckets;
   int64_t accumulation = 1;  // micro-batches
-  int64_t prefetch = 1;      // units of the largest size whose memory may hold what is gathered ahead
+  int64_t prefetch = 1;      // memory for prefetching, in units of the largest size
   Lanes lanes;
-  int64_t held_bytes = 0;  // all the time: the model's input
+  int64_t held_bytes = 0;  // always held: the model's buffers and input
   int64_t optimizer_ps = 0;
 };
 

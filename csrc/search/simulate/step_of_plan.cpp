@@ -9,7 +9,7 @@
 namespace osdp::search {
 namespace {
 
-// Costs of the collectives that units need, alone on their lane.
+// Durations of the units' collectives, alone on their lane.
 class Links {
  public:
   Links(const Device& device, const Collective& delay) : device_(device), delay_(delay) {}
@@ -17,8 +17,8 @@ class Links {
   LaneTime gather(int64_t bytes, Mode mode) const { return ring(1, device_.all_gather, bytes, mode); }
   LaneTime reduce(int64_t bytes, Mode mode) const { return ring(1, device_.reduce_scatter, bytes, mode); }
   LaneTime all_reduce(int64_t bytes) const { return ring(2, device_.all_reduce, bytes, Mode::NoShard); }
-  // Of what is reduced inside hosts, over all hosts: every rank of a host sends its part at the same time,
-  // over links that they share.
+  // Averages over hosts what was reduced inside hosts: all ranks of a host send their parts at the same time
+  // over shared links.
   LaneTime average(int64_t bytes, Mode mode) const {
     if (!traits(mode).inside_hosts) return {};
     return time(2, device_.between_hosts, bytes, device_.hosts, Link::BetweenHosts);
@@ -34,7 +34,7 @@ class Links {
     c.beta_s_per_byte = std::max(c.beta_s_per_byte, device_.between_hosts.beta_s_per_byte);
     return time(times, c, bytes, device_.ranks, Link::BetweenHosts);
   }
-  // `times` round a ring of `ranks`, without and with computation beside it.
+  // `times` passes of a ring of `ranks`, without and with concurrent computation.
   LaneTime time(int64_t times, const Collective& c, int64_t bytes, int64_t ranks, Link link) const {
     if (bytes == 0) return {};
     const auto n = static_cast<double>(ranks);
@@ -82,7 +82,7 @@ class Builder {
   }
 
  private:
-  // Throws InvalidProblem where it overflows 2^61.
+  // Throws InvalidProblem if it overflows 2^61.
   int64_t of_batch(int64_t fixed, int64_t per_sample) const {
     return Linear{fixed, per_sample}(plan_.batch.size);
   }
@@ -107,10 +107,11 @@ class Builder {
                                      choice.granularity, choice.sharded_slices, choice.split);
     modes_[i] = c.mode;
     o.resident_bytes = c.state_bytes - c.gradient_bytes;
-    // The first slice makes room for the gradients that this rank keeps of all of them.
+    // Backward of the first slice allocates the gradients that this rank keeps of all slices.
     o.whole_gradient_bytes = c.granularity > 1 ? c.gradient_bytes : c.whole_gradient_bytes;
     o.parts = c.granularity;
-    if (c.granularity > 1) {  // each further slice launches three products more, one of them in forward
+    if (c.granularity >
+        1) {  // each further slice launches three more matrix products, one of them in forward
       const int64_t launches = Linear{0, ps(request_.space.slice_overhead_s)}(c.granularity - 1);
       o.forward_ps += launches / 3;
       o.recompute_ps += launches / 3;
@@ -131,12 +132,12 @@ class Builder {
     if (model_.operators[first].tensors.empty())
       throw InvalidProblem("unit '" + unit.name + "' begins with an operator that has no parameters");
     if (step_.operators[first].parts > 1) return add_slices(unit);
-    Mode mode = Mode::NoShard;  // unless any of it is sharded
+    Mode mode = Mode::NoShard;  // unless an operator of it is sharded
     int128 all = 0, sent = 0, made = 0, kept = 0, copies = 0;
     for (int i : unit.operators) {
       if (modes_[i] != Mode::NoShard) mode = modes_[i];
       StepOperator& o = step_.operators[i];
-      int64_t gradients = 0;  // as they are made, or as they are sent: whichever needs more
+      int64_t gradients = 0;  // in the compute or the reduce dtype, whichever is larger
       for (const Tensor& t : model_.operators[i].tensors) {
         all += t.compute_bytes();
         if (t.trainable) sent += t.reduce_bytes(), gradients += std::max(t.compute_bytes(), t.reduce_bytes());
@@ -165,8 +166,8 @@ class Builder {
     u.copied_bytes = static_cast<int64_t>(copies);
   }
 
-  // Of the gradient of `t`, or of one of its `slices`: what is sent of it in a copy. Rows that the ranks
-  // cannot share evenly are padded; those of another dtype are cast.
+  // The bytes of the gradient of `t`, or of one of its `slices`, that are copied to be sent: it is padded if
+  // the ranks cannot share its rows evenly, and cast if it is reduced in another dtype.
   int64_t copied(const Tensor& t, int64_t slices, Mode mode) const {
     const int64_t ranks =
         traits(mode).inside_hosts ? request_.device.ranks / request_.device.hosts : request_.device.ranks;
@@ -174,7 +175,7 @@ class Builder {
     return even || !t.trainable ? 0 : t.reduce_bytes() / slices;
   }
 
-  // Of operators that every rank holds in full.
+  // Adds the bucket of replicated operators.
   void add_bucket(std::string name, std::vector<int> members) {
     std::vector<const Tensor*> tensors;
     for (int i : members) {
@@ -191,13 +192,13 @@ class Builder {
     add_bucket(std::move(name), std::move(members), sent, mixed ? sent : small);
   }
 
-  // `copied`: of the bytes that are sent, see Note [Averaging] in problem/cost.cpp.
+  // `copied`: the part of `bytes` that is sent from a copy, see Note [Averaging] in problem/cost.cpp.
   void add_bucket(std::string name, std::vector<int> members, int64_t bytes, int64_t copied) {
     if (bytes > 0)
       step_.buckets.push_back({std::move(name), std::move(members), links_.all_reduce(bytes), copied});
   }
 
-  // The slices that are sharded, each a unit; the others, and the other parameters, in buckets of their own.
+  // Adds each sharded slice as a unit; the other slices and the other parameters form buckets.
   void add_slices(const PlannedUnit& unit) {
     const int i = unit.operators.front();
     const Operator& op = model_.operators[i];
@@ -231,7 +232,7 @@ class Builder {
   const PlainPlan& plan_;
   const Links links_;
   Step step_;
-  std::vector<Mode> modes_;              // by operator: as it is treated
+  std::vector<Mode> modes_;              // by operator: its actual mode
   std::vector<int64_t> kept_gradients_;  // by operator: this rank's part
 };
 

@@ -1,6 +1,6 @@
-// The step that a plan's units make, with what each collective takes: the additive costs of problem/cost.hpp
-// say what an operator adds to a step by itself, this says what its unit does when it is gathered and reduced
-// with its neighbours.
+// Builds the step of a plan's units, with the duration of each collective. The additive costs of
+// problem/cost.hpp give what a single operator adds to a step; here operators are gathered and reduced in
+// units with their neighbours.
 #pragma once
 
 #include "search/problem/plain_plan.hpp"
@@ -11,14 +11,14 @@ namespace osdp::search {
 // Operators gathered and reduced together, all of one mode; a split operator is alone.
 struct PlannedUnit {
   std::string name;
-  std::vector<int> operators;  // rising
-  std::vector<Span> calls;     // during which operators' computation it is there, one per gathering module
+  std::vector<int> operators;  // ascending
+  std::vector<Span> calls;     // operators during which it must be gathered, one span per gathering module
   int64_t repeats = 1;         // calls of each of these modules in a forward
 };
 
-// `delay`: what one step of a ring takes longer while this rank computes. Model, request and delay have been
-// validated; throws InvalidProblem where the plan does not fit the model, or an operator cannot be treated
-// so.
+// `delay`: additional time of one ring step while this rank computes. Model, request and delay must be valid;
+// throws InvalidProblem if the plan does not match the model, or if an operator cannot be sharded in the way
+// it says.
 Step step_of(const Model& model, const Request& request, const PlainPlan& plan,
              std::vector<PlannedUnit> units, int64_t prefetch, const Collective& delay, Lanes lanes = {});
 

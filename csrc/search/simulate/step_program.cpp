@@ -74,7 +74,7 @@ void check(const Step& step) {
   }
   if (step.accumulation < 1 || step.prefetch < 0 || step.optimizer_ps < 0)
     throw InvalidProblem("accumulation, prefetch or optimizer of a step");
-  // What it takes to write it down.
+  // Upper estimate of the program's length.
   int128 instructions = 12 * static_cast<int128>(step.operators.size()) + 2 * step.buckets.size();
   for (const StepUnit& u : step.units)
     instructions += 12 + 8 * static_cast<int128>(u.calls.size()) * u.repeats;
@@ -83,13 +83,13 @@ void check(const Step& step) {
                          " micro-batches is too long to be played");
 }
 
-// What belongs to each operator: units, buckets. One piece of memory for all, since many steps are written.
+// Lists of units or buckets by operator, in one allocation, since many steps are generated.
 class ByOperator {
  public:
   struct Entry {
     int op, order, what;
   };
-  // Of each operator by rising `order`, then as they are given.
+  // For each operator sorted by `order`, then in the given order.
   ByOperator(size_t operators, std::vector<Entry> entries) : first_(operators + 1) {
     std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
       return a.op != b.op ? a.op < b.op : a.order < b.order;
@@ -110,7 +110,7 @@ class Writer {
  public:
   explicit Writer(const Step& step)
       : step_(step),
-        // Calls around others begin before them and end after them.
+        // Enclosing calls begin before and end after those inside them.
         begins_(step.operators.size(),
                 calls([](const Span& s, int reach) { return Entry{s.first, -reach, 0}; })),
         ends_(step.operators.size(), calls([](const Span& s, int reach) { return Entry{s.last, reach, 0}; })),
@@ -176,7 +176,7 @@ class Writer {
     if (bytes != 0) add(Kind::Memory, -1).bytes = bytes;
   }
   void use(int unit) {
-    // A unit of several modules is asked for by each of them.
+    // A unit of several modules is requested by each of them.
     if (program_.order.empty() || program_.order.back() != unit) program_.order.push_back(unit);
     add(Kind::Use, unit).position = program_.order.size() - 1;
   }
@@ -186,10 +186,10 @@ class Writer {
 
   bool kept_in_forward(int u) const { return step_.units[u].keeps || u == ends_forward_; }
 
-  // What one of the slices of `i` takes of `ps`; the rest is that of the part that is not sharded.
+  // The part of `ps` that one slice of `i` takes; unsharded slices are computed together in the remainder.
   int64_t slice_ps(int i, int64_t ps) const { return ps / step_.operators[i].parts; }
 
-  // The first time or, in a recomputed block, the second.
+  // In forward or in recomputation.
   void forward_of(int i) {
     const StepOperator& o = step_.operators[i];
     const int64_t ps = phase_ == StepPhase::Recompute ? o.recompute_ps : o.forward_ps;
@@ -204,7 +204,7 @@ class Writer {
 
   void forward() {
     phase_ = StepPhase::Forward;
-    // The unit that is asked for last.
+    // The unit requested last stays gathered.
     ends_forward_ = -1;
     for (int i = static_cast<int>(step_.operators.size()) - 1; i >= 0 && ends_forward_ < 0; --i) {
       if (!slices_[i].empty()) break;
@@ -216,7 +216,7 @@ class Writer {
       if (o.block >= 0 && block_begin_[o.block] == i) memory(step_.blocks[o.block].input_bytes);
       for (int u : begins_[i]) {
         use(u);
-        // Further calls of the same module: it was let go in between.
+        // Further calls of the same module: the unit is released in between.
         for (int64_t n = 1; n < step_.units[u].repeats; ++n) {
           if (!kept_in_forward(u) && step_.units[u].calls.size() == 1) add(Kind::Release, u);
           use(u);
@@ -297,7 +297,7 @@ class Writer {
     }
   }
 
-  // All gradients of the unit are there.
+  // All gradients of the unit are complete.
   void complete(int u) {
     add(Kind::Release, u);
     reduce(u);
@@ -305,9 +305,9 @@ class Writer {
 
   const Step& step_;
   const ByOperator begins_, ends_;  // units whose calls begin and end at an operator
-  const ByOperator slices_;         // of an operator
+  const ByOperator slices_;         // slices of an operator
   const ByOperator completes_;      // units whose last gradient is an operator's
-  const ByOperator fills_;          // buckets, likewise
+  const ByOperator fills_;          // buckets whose last gradient is an operator's
   std::vector<int> block_end_, block_begin_;
   Program program_;
   StepPhase phase_ = StepPhase::Forward;

@@ -66,7 +66,7 @@ class Grouping {
   const int64_t bucket_bytes_, small_, most_;
   std::vector<std::vector<int>> units_;
   std::map<int, Bucket> buckets_;                   // by dtype: the one that may still grow
-  std::map<std::pair<Key, int>, size_t> untraced_;  // by where they are gathered
+  std::map<std::pair<Key, int>, size_t> untraced_;  // by the modules that gather them
   bool open_ = false;                               // the last sharded unit may still grow
   Key open_key_;
   Bucket last_;

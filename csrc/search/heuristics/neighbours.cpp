@@ -30,7 +30,7 @@ Neighbours::Neighbours(const Rehearsal& rehearsal) : rehearsal_(rehearsal) {
     auto& alike = alike_.emplace_back();
     for (const auto& instance : kind.instances) alike.push_back(instance.front());
   }
-  // Blocks of other widths have the same places.
+  // Blocks of different widths are grouped too, if they have the same positions.
   std::map<std::array<size_t, 3>, std::vector<int>> places;
   for (const auto& block : of_block_) {
     for (size_t p = 0; p < block.size(); ++p)
@@ -80,7 +80,7 @@ void Neighbours::add_operators(std::vector<int> operators) {
   }
 }
 
-// `operators`, or those of them that are in slices, are `mode` in one piece.
+// Sets `operators`, or only those that are split, to `mode`, unsplit.
 bool Neighbours::set(Candidacy& plan, const std::vector<int>& operators, Mode mode, bool only_slices) const {
   bool changed = false;
   for (const int i : operators) {
@@ -106,7 +106,7 @@ void Neighbours::change(Candidacy& plan, bool coarse) {
   set_operators(plan, coarse);
 }
 
-// All, one, or what lies between.
+// A random range: everything, one element, or several.
 Neighbours::Range Neighbours::range(size_t length, bool coarse) {
   const size_t what = coarse ? 0 : below(10);
   if (what < 3) return {0, length};
@@ -119,7 +119,7 @@ void Neighbours::set_operators(Candidacy& plan, bool coarse) {
   const auto& alike = one ? open_ : alike_[below(alike_.size())];
   Range changed = range(alike.size(), coarse);
   if (one) changed.last = (changed.first = below(alike.size())) + 1;
-  // Slices are many options, and most of them much alike.
+  // Slices add many options, most of them similar, so half of the moves choose among unsplit ones.
   const int op = alike[changed.first];
   const size_t to = below(whole_[op] > 0 && below(2) == 0 ? whole_[op] : options_[op]);
   for (size_t n = changed.first; n < changed.last; ++n)

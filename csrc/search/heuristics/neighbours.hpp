@@ -1,4 +1,5 @@
-// Changes of a plan: coarse ones in order, and random ones, the same every time and on every machine.
+// Moves for the local search: coarse ones in a fixed order, and random ones that are reproducible on every
+// machine.
 #pragma once
 
 #include <functional>
@@ -15,27 +16,28 @@ class Neighbours {
   Neighbours(const Neighbours&) = delete;
   Neighbours& operator=(const Neighbours&) = delete;
 
-  // Changes of a plan that mostly differ in much; false where one changes nothing: all operators, those in
-  // one place, half of them, or one of those at either end of the model take another mode in one piece; the
-  // first or the last blocks of a kind take another recomputation.
+  // Coarse moves; each returns false if it changes nothing. All operators, those at one position of the
+  // blocks, half of those, or a single one near either end of the model take another mode, unsplit; the first
+  // or the last blocks of a kind take another recomputation.
   using Change = std::function<bool(Candidacy&)>;
   const std::vector<Change>& in_order() const { return in_order_; }
 
-  // A random change, after which the plan may be over the limit: an operator, or those in one place of
-  // neighbouring blocks, take another option; blocks take another recomputation, or all that another block
-  // has; the batch changes; two operators change places. `coarse`: of blocks, all.
+  // A random move, after which the plan may exceed the limit: an operator, or those at one position of
+  // neighbouring blocks, take another option; blocks take another recomputation, or copy another block
+  // entirely; the batch changes; two operators swap their options. `coarse`: moves of blocks apply to all of
+  // them.
   void change(Candidacy& plan, bool coarse);
 
-  // Less memory: one more block is recomputed, or the operators with the largest transient take smaller ones.
-  // False where the one tried is not possible.
+  // Reduces memory: one more block is recomputed, or the operators with the largest transient take options
+  // with smaller ones. False if the move that was drawn is not possible.
   bool shrink(Candidacy& plan);
-  // One block less is recomputed. False where there is none.
+  // Stops recomputing one block. False if there is none to stop.
   bool keep_block(Candidacy& plan);
 
   size_t below(size_t n) { return static_cast<size_t>(dice_() % n); }  // n > 0
 
  private:
-  static constexpr size_t kEnds = 6;  // operators at either end that are changed by themselves
+  static constexpr size_t kEnds = 6;  // operators at either end with moves of their own
   void list_in_order();
   void add_operators(std::vector<int> operators);
   bool set(Candidacy& plan, const std::vector<int>& operators, Mode mode, bool only_slices) const;
@@ -52,13 +54,14 @@ class Neighbours {
   bool smaller_transient(Candidacy& plan) const;
 
   const Rehearsal& rehearsal_;
-  std::vector<size_t> options_, whole_;     // by operator; of them, in one piece: these come first
+  std::vector<size_t> options_,
+      whole_;                               // by operator: options; unsplit ones (come first)
   std::vector<int> open_;                   // operators with several options
-  std::vector<std::vector<int>> alike_;     // the same, by kind or, in blocks, by place
+  std::vector<std::vector<int>> alike_;     // the same, grouped by kind or, in blocks, by position
   std::vector<std::vector<int>> of_block_;  // operators
-  std::vector<const Kind*> recomputed_;     // blocks that may be, in several ways
+  std::vector<const Kind*> recomputed_;     // kinds of blocks with several allowed ways
   std::vector<Change> in_order_;
-  std::mt19937_64 dice_{1};  // what it gives is the standard's
+  std::mt19937_64 dice_{1};  // its sequence is specified by the C++ standard
 };
 
 }  // namespace osdp::search

@@ -12,11 +12,11 @@
 namespace osdp::search {
 namespace {
 
-constexpr size_t kInTurn = 3;   // seeds that are changed as they are
-constexpr int kStale = 40;      // changes in a row that help nothing
-constexpr int kShrinks = 20;    // of a plan that is over the limit
-constexpr int kKept = 4;        // blocks that are no longer recomputed at once
-constexpr int64_t kTries = 20;  // changes looked at for each step that may be played
+constexpr size_t kInTurn = 3;   // seeds from which the search starts unchanged
+constexpr int kStale = 40;      // consecutive changes without progress before a restart
+constexpr int kShrinks = 20;    // most attempts to shrink a plan over the limit
+constexpr int kKept = 4;        // most blocks whose recomputation is dropped at once
+constexpr int64_t kTries = 20;  // changes considered per step that may be simulated
 
 struct Played {
   Candidacy plan;
@@ -79,14 +79,14 @@ class Polisher {
   bool fits(const Candidacy& plan) const { return rehearsal_.peak_bytes(plan) <= limit(); }
   bool more() const { return rehearsal_.plays() < last_ && tries_ > 0; }
 
-  // Played once.
+  // Simulates each plan only once.
   int64_t step_ps(const Candidacy& plan) {
     const auto [at, fresh] = known_.try_emplace(key_of(plan), 0);
     if (fresh) at->second = rehearsal_.step_ps(plan);
     return at->second;
   }
 
-  // A few changes at once, whatever they cost. False where the plan does not fit then.
+  // Applies a few changes at once, whatever they cost. False if the plan then cannot be made to fit.
   bool move_away() {
     Candidacy far = here_.plan;
     for (size_t n = 2 + neighbours_.below(4); n > 0; --n) neighbours_.change(far, false);
@@ -109,7 +109,7 @@ class Polisher {
     }
   }
 
-  // Whether it plays faster.
+  // Moves to `next` if its simulated step is faster; returns whether it is.
   bool take(const Candidacy& next) {
     if (!more()) return false;
     const Played played{next, step_ps(next), here_.seed};
@@ -118,7 +118,7 @@ class Polisher {
     return true;
   }
 
-  // Changes of which none plays slower, until many have not helped.
+  // Random changes, kept if the simulated step is no slower, until many in a row have not helped.
   void climb(bool coarse) {
     for (int stale = 0; stale < kStale && more(); ++stale, --tries_) {
       Candidacy next = here_.plan;
@@ -131,7 +131,7 @@ class Polisher {
     }
   }
 
-  // Makes it fit; some of the times puts what memory is left to use.
+  // Makes the plan fit; at random, also uses the memory left over.
   bool settle(Candidacy& plan) {
     if (!fit(plan)) return false;
     const size_t how = neighbours_.below(4);
@@ -146,7 +146,7 @@ class Polisher {
     return true;
   }
 
-  // What memory is left, where the objective gains most.
+  // Uses the memory left over where the objective gains most.
   void use_room(Candidacy& plan) {
     std::vector<int64_t> phases = phases_of(plan);
     const std::vector<double> prices(phases.size(), 1.0 / static_cast<double>(phases.size()));
@@ -154,7 +154,7 @@ class Polisher {
     pricing.quicken(plan.decision, phases, room_, prices);
   }
 
-  // Where the objective loses least, or at random.
+  // Shrinks the plan where the objective loses least, or at random.
   bool fit(Candidacy& plan) {
     int left = neighbours_.below(2) == 0 ? kShrinks : 0;
     while (!fits(plan)) {
@@ -175,8 +175,8 @@ class Polisher {
                        plan.batch);
   }
 
-  // Changes a plan by what the objective says of its operators; no transient becomes larger. Also sets room_.
-  // Plans that come one after the other mostly have the same.
+  // The objective's costs for the plan's batch and largest transient, which changes do not exceed. Also sets
+  // room_. Cached, since consecutive plans usually have the same batch and transient.
   const Pricing& pricing_of(const Candidacy& plan) {
     const int64_t transient = largest_transient(rehearsal_.kinds(), plan.decision);
     const std::array key{plan.batch.size, plan.batch.accumulation, transient};
@@ -193,12 +193,12 @@ class Polisher {
   Neighbours neighbours_;
   const int64_t last_;
   int64_t tries_;
-  std::map<Key, int64_t> known_;  // ps of a step
+  std::map<Key, int64_t> known_;  // simulated ps of a step
   std::vector<Played> seeds_;
   Played here_;
-  std::optional<Pricing> pricing_;  // of the last batch and transient
+  std::optional<Pricing> pricing_;  // for the last batch and transient
   std::array<int64_t, 3> pricing_key_{};
-  int64_t room_ = 0;  // bytes that their reserve leaves
+  int64_t room_ = 0;  // the limit net of their reserve, bytes
 };
 
 }  // namespace

@@ -1,14 +1,15 @@
-// Local search on the played step: from plans that searches found to one that plays faster.
+// Local search on the simulated step: improves plans of the searches until a plan with a shorter simulated
+// step is found.
 //
 // Note [Polish]
 // The objective is a sum over operators; a step's critical path is not, and neighbours of one mode share a
-// latency, so that a plan may have to change in several places at once before it plays faster. The best plans
-// by several objectives are changed at random (heuristics/neighbours.hpp): first all blocks alike, then some
-// of them. What is then over the limit is made smaller where the objective loses least, or at random; memory
-// that is left is used where it gains most. A change that plays no slower stays. Where many have not helped,
-// another plan has its turn, changed in a few places, until `plays` steps were played: a number, not a time,
-// and the changes are the same every time, so the result is, too. Every plan that is returned fits the limit;
-// nothing is proven of its played time.
+// latency, so several simultaneous changes may be needed before the simulated step gets shorter. The best
+// plans by several objectives are changed at random (heuristics/neighbours.hpp): first all blocks in the same
+// way, then some of them. A plan over the limit is repaired where the objective loses least, or at random;
+// memory left over is used where the objective gains most. A change is kept if the simulated step is no
+// slower. After many changes without progress the search restarts from another plan with a few changes, until
+// `plays` steps were simulated. That is a count, not a time, and the random sequence is fixed, so the result
+// is deterministic. Every returned plan fits the limit; nothing is proven about its simulated time.
 #pragma once
 
 #include "search/branch/runners_up.hpp"
@@ -17,14 +18,14 @@
 namespace osdp::search {
 
 struct Polished {
-  Found plan;             // step_ps: by the objective
-  int64_t played_ps = 0;  // of a step
-  size_t seed = 0;        // the one that it came from
+  Found plan;             // step_ps: the objective
+  int64_t played_ps = 0;  // simulated time of a step
+  size_t seed = 0;        // index of the seed that it was derived from
 };
 
-// Of equally fast plans the earlier one. `seeds` keep the limit of the rehearsal's request; at least the
-// first one is played, and all of them where `plays` suffices. Throws InvalidProblem where there are none, or
-// one is none of the problem's.
+// Ties go to the earlier plan. Seeds over the limit of the rehearsal's request are ignored; at least the
+// first one is simulated, and all of them if `plays` suffices. Throws InvalidProblem if no seed is left, or
+// if one is not a plan of this problem.
 Polished polish(Rehearsal& rehearsal, const std::vector<Candidacy>& seeds, int64_t plays);
 
 }  // namespace osdp::search

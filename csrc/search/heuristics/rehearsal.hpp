@@ -1,5 +1,5 @@
-// Plays plans of one problem, given as decisions: what a step takes (simulate/simulate.hpp) once neighbours
-// are joined to units, and what its largest phase holds (problem/phases.hpp).
+// Evaluates plans of one problem, given as decisions: the simulated time of a step (simulate/simulate.hpp)
+// with operators grouped into units, and the memory of its largest phase (problem/phases.hpp).
 #pragma once
 
 #include "search/problem/phases.hpp"
@@ -12,8 +12,8 @@ struct Candidacy {
   Decision decision;
 };
 
-// `request`, of the player's problem but for objective, limit and batches, and `player` must outlive it. Not
-// const: it counts.
+// `request` and `player` must outlive it; `request` may differ from the player's in objective, limit and
+// batches. Not const: it counts simulations.
 class Rehearsal {
  public:
   Rehearsal(const Request& request, const PlanPlayer& player);
@@ -24,20 +24,20 @@ class Rehearsal {
   const Request& request() const { return request_; }
   const Kinds& kinds() const { return kinds_; }
 
-  // Throws InvalidProblem where `plan` is of another model, or its choices are not there.
+  // Throws InvalidProblem if `plan` is for another model, or if one of its choices does not exist.
   void check(const Candidacy& plan) const;
-  // The largest phase with the transients' reserve: what the limit is held against.
+  // Memory of the largest phase including the reserve for transients; it is compared with the limit.
   int64_t peak_bytes(const Candidacy& plan) const;
-  // A whole step with all its micro-batches.
+  // Simulates a whole step with all its micro-batches.
   PlayedStep play(const Candidacy& plan);
   int64_t step_ps(const Candidacy& plan) { return play(plan).step_ps; }
-  // By the objective.
+  // The plan's objective.
   int64_t objective_ps(const Candidacy& plan) const;
   int64_t plays() const { return plays_; }
 
   const std::vector<Candidate>& candidates(int op, Recompute way) const;
   Recompute way_of(int op, const Decision& decision) const;
-  // Without indices into candidates.
+  // The plan as plain values.
   PlainPlan plain(const Candidacy& plan) const;
 
  private:

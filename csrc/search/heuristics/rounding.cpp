@@ -7,10 +7,10 @@
 namespace osdp::search {
 
 // Note [Rounding]
-// A good plan soon makes all bounds more useful. At the relaxation's prices the choices of everything are
-// near the best plan, but often too large in a phase that has no price or not enough of one. So that phase's
-// price rises, a few times, until a plan fits. What memory is left is spent on the operators that it speeds
-// up most. Once for every batch and transient.
+// A good incumbent makes all bounds more effective. The cheapest plan at the relaxation's prices is near the
+// optimum, but often exceeds the limit in a phase whose price is zero or too low. So that phase's price is
+// raised, a few times, until a plan fits. The memory left over is spent on the operators that gain most. Done
+// once for every batch and transient.
 void BranchAndBound::round(const BranchNode& w) {
   constexpr int kTurns = 6;
   constexpr double kShare = 0.25;
@@ -37,9 +37,9 @@ void BranchAndBound::round(const BranchNode& w) {
   }
 }
 
-// Regions are cut best first, so it may be long until one is small enough to be rounded. Where that takes
-// many regions and no plan near the bound is known, one of the batch and transient that the relaxation likes
-// is made at once: rounded, or else repaired. At growing distances, so that it takes little of the time.
+// Best-first branching may take long to reach a region small enough for rounding. After many regions without
+// a plan near the bound, one for the batch and transient that the relaxation prefers is constructed at once:
+// by rounding, or else by repair. The intervals between dives grow, so that they take little of the time.
 void BranchAndBound::dive(const BranchNode& w) {
   if (any_ || best_.regions < next_dive_ || apart(w) < 0.02) return;
   next_dive_ = 2 * best_.regions;
@@ -56,15 +56,15 @@ void BranchAndBound::dive(const BranchNode& w) {
   Decision decision;
   pricing.cheapest(prices, static_cast<double>(room(one)), decision);
   if (fit(std::move(decision), one, pricing, prices) || !best_.feasible) return;
-  one.lo = one.hi = best_.batch;  // what memory the best plan leaves may make it faster
+  one.lo = one.hi = best_.batch;  // the memory that the incumbent leaves may make it faster
   one.large = 0;
   while (kinds_.transients[one.large] < best_.transient_bytes) ++one.large;
   one.lean = one.large;
   fit(best_.decision, one, this->pricing(one), prices);
 }
 
-// Where no plan near the bound is known: the one of this batch and transient that needs the least memory,
-// made faster with what it leaves. False where not even that one fits.
+// If no plan near the bound is known: constructs the plan of least memory for this batch and transient and
+// spends the memory left over. False if not even that plan fits.
 bool BranchAndBound::least_plan(const BranchNode& w, const std::vector<double>& prices) {
   const ChainResources chain = this->chain(w, true);
   const MinPeak least = min_peak(chain, chain.limit() + 1, watch_);
@@ -73,8 +73,8 @@ bool BranchAndBound::least_plan(const BranchNode& w, const std::vector<double>& 
   return least.found;
 }
 
-// Makes a plan fit that is too large in some phase, and offers it with what memory it leaves spent. False
-// where it does not fit.
+// Repairs a plan that exceeds the limit, spends the memory left over, and offers the result. False if it
+// cannot be repaired.
 bool BranchAndBound::fit(Decision decision, const BranchNode& w, const Pricing& pricing,
                          const std::vector<double>& prices) {
   std::vector<int64_t> phases = phase_bytes(model_, request_, kinds_, decision, w.lo);

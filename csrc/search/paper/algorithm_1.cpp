@@ -29,7 +29,7 @@ void BranchAndBound::depth_first() {
     Budget rest = budget_;
     if (rest.time_limit_s > 0) rest.time_limit_s = std::max(1e-3, rest.time_limit_s - watch_.seconds());
     Solution s;
-    s.status = problem.limit_bytes < 0 ? Status::Infeasible : Status::Optimal;  // by what no choice changes
+    s.status = problem.limit_bytes < 0 ? Status::Infeasible : Status::Optimal;  // before any choice
     if (problem.limit_bytes >= 0 && !problem.operators.empty())
       s = solve_dfs(problem, rest, request_.smallest_first);
     best_.leaves++;

@@ -17,7 +17,7 @@ Solution solve_dfs(const ProblemView& problem, const Budget& budget, bool smalle
           return a.memory_bytes < b.memory_bytes;
         })->memory_bytes;
   }
-  std::vector<std::vector<int>> order(n);  // in which options are tried
+  std::vector<std::vector<int>> order(n);  // order in which options are tried
   for (size_t i = 0; i < n; ++i) {
     const auto options = problem.operators[i];
     order[i].resize(options.size());
@@ -28,7 +28,7 @@ Solution solve_dfs(const ProblemView& problem, const Budget& budget, bool smalle
       return x.memory_bytes != y.memory_bytes ? x.memory_bytes < y.memory_bytes : x.time_ps < y.time_ps;
     });
   }
-  std::vector<int> choice(n, -1);  // as numbers of `order`
+  std::vector<int> choice(n, -1);  // as indices into `order`
   std::vector<int64_t> time(n + 1, 0), memory(n + 1, 0);
   bool found = false;
   size_t depth = 0;
@@ -59,7 +59,7 @@ Solution solve_dfs(const ProblemView& problem, const Budget& budget, bool smalle
   }
   best.statistics.seconds = watch.seconds();
   if (!found) {
-    // Stopped before any plan was seen: not known to be infeasible unless the limit says so.
+    // Stopped before any plan was found: infeasible only if the limit is below the smallest one.
     best.status = best.smallest_limit_bytes > problem.limit_bytes ? Status::Infeasible : Status::Feasible;
     return best;
   }

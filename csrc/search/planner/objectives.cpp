@@ -8,11 +8,11 @@
 namespace osdp::search {
 namespace {
 
-constexpr int64_t kFirstPlanWork = 10'000'000;  // in which one that fits is usually found, where there is one
+constexpr int64_t kFirstPlanWork = 10'000'000;  // usually enough to find a feasible plan if there is one
 constexpr double kSameThroughput = 1 - 1e-4;
-constexpr int64_t kMostOfLimit = 8;  // times the wish's limit: no larger one is looked at
+constexpr int64_t kMostOfLimit = 8;  // largest limit considered, as a multiple of the wish's
 
-// The largest n from 1 to `most` that holds; what holds for n holds for less. 1 where none does.
+// The largest n from 1 to `most` with holds(n), which must be monotone; 1 if there is none.
 template <typename Holds>
 int64_t last_true(const Holds& holds, int64_t most) {
   int64_t low = 1, high = 2;

@@ -1,16 +1,16 @@
-// What is asked over many limits or batches: bisections, each step of which is a search.
+// Objectives over many limits or batches, by bisection; each step of it is a search.
 #pragma once
 
 #include "search/planner/searches.hpp"
 
 namespace osdp::search {
 
-// The plan of the smallest limit whose best plan gives `wish.at_least` samples per second, to the byte; where
-// time runs out, of the smallest limit by then. Where no plan under the wish's limit gives as many, the
-// fastest there is.
+// The best plan under the smallest limit, to the byte, at which it reaches `wish.at_least` samples per
+// second; if time runs out, under the smallest such limit found. If no plan under the wish's limit is fast
+// enough, the fastest one.
 Answer least_memory(Searches& searches);
 
-// The largest that fits; the smallest asked for where none does; where time runs out, the largest that is
+// The largest batch that fits; if none does, the smallest requested one; if time runs out, the largest one
 // known to fit.
 Batch largest_batch(Searches& searches);
 

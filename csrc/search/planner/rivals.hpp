@@ -1,10 +1,10 @@
-// Searches of other objectives, other limits and smaller spaces: their plans are played beside the problem's
-// own.
+// Variants of the search with other objectives, other limits or smaller spaces. Their plans are simulated
+// along with the problem's own.
 //
 // Note [Rivals]
-// The objective charges each operator for its own latency, and all communication alike. In a step neighbours
-// share a latency, most where they have one mode; so plans are searched that pay none, in one piece, too.
-// What memory a plan leaves, polishing uses where it shows in the played step.
+// The objective charges every operator its own latency and weights all communication equally. In a step,
+// neighbours share a latency, most of all if they have one mode; so some rivals have no latency, and some no
+// slices. Rivals with a smaller limit leave memory that polishing uses where it shortens the simulated step.
 #pragma once
 
 #include <algorithm>
@@ -16,13 +16,13 @@
 namespace osdp::search {
 
 struct Rival {
-  double exposed = 1;  // weight of communication, times the machine's
+  double exposed = 1;  // weight of communication, as a multiple of the machine's
   double of_limit = 1;
-  bool latency = true;  // false: collectives have none
+  bool latency = true;  // false: alpha is 0
   bool slices = true;
   bool recomputes = true;
 
-  // Whether what it proves holds for all plans of the problem.
+  // Whether its lower bound holds for all plans of the problem.
   bool whole_problem() const { return of_limit == 1 && latency && slices && recomputes; }
 };
 
@@ -39,8 +39,7 @@ inline double exposed_of(const Request& problem, const Rival& rival) {
   return rival.exposed == 1 ? own : (own > 0 ? own : 1) * rival.exposed;
 }
 
-// What the rival searches for; none where it would be another rival's. Options keep their places in smaller
-// spaces.
+// The rival's request; none if it would equal another rival's. In smaller spaces options keep their indices.
 inline std::optional<Request> request_of(const Request& problem, const Rival& rival) {
   Request request = problem;
   request.device.exposed = exposed_of(problem, rival);

@@ -6,8 +6,8 @@
 namespace osdp::search {
 namespace {
 
-constexpr int64_t kStateBytes = int64_t{256} << 20;  // of each knapsack that a search solves
-constexpr double kLeastShare = 0.01;                 // of the time there always is, for a first plan
+constexpr int64_t kStateBytes = int64_t{256} << 20;  // for each knapsack that a search solves
+constexpr double kLeastShare = 0.01;  // fraction of the time that is always granted, for a first plan
 
 bool counts_work(const Request& request, const Wish& wish) {
   return !request.depth_first && wish.time_limit_s <= 0 && wish.objective == Objective::Throughput;

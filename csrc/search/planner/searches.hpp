@@ -1,4 +1,4 @@
-// The searches of one wish: they share its time, and an interruption ends all of them.
+// The searches for one wish. They share its time limit, and an interruption ends all of them.
 #pragma once
 
 #include <optional>
@@ -13,39 +13,40 @@ class Searches {
   Searches(const Planner& planner, const Wish& wish, const Interrupted& interrupted);
 
   const Planner& planner() const { return planner_; }
-  // The planner's, under this limit.
+  // The planner's request with this limit and these batches.
   Request request(int64_t limit_bytes, const std::vector<Batch>& batches) const;
   const Wish& wish() const { return wish_; }
 
-  // Ends where the best plan is known but for the share `gap`, or after `work` steps; 0: the wish's, where it
-  // counts them.
+  // Ends at a relative gap of `gap`, or after `work` steps (0: the wish's number, if it counts steps).
   Schedule run(const Request& request, double gap = 0, int64_t work = 0);
 
-  // The plan that plays fastest of those near the objective's best whose step keeps the limit:
-  // planner/whole_limit.cpp.
+  // The plan with the fastest simulated step among those near the objective's optimum whose step keeps the
+  // limit: planner/whole_limit.cpp.
   Answer best_plan(int64_t limit_bytes, const std::vector<Batch>& batches);
-  // Whether there is one of this batch.
+  // Whether there is such a plan for this batch.
   bool fits(int64_t limit_bytes, Batch batch);
 
   bool interrupted() const { return interrupted_; }
-  // Of the time; infinite where steps are counted, negative once it is over.
+  // Remaining time; infinite if steps are counted, negative after the end.
   double left_s() const;
   double limit_s() const { return limit_s_; }
   bool over() const { return interrupted_ || left_s() <= 0; }
 
  private:
-  // Of the wish's limit; there is no other for the paper's costs and for one rank.
+  // Whether the limit applies to the sum: if the wish says so, with the paper's costs, and for one rank.
   bool limit_is_of_sum() const;
-  // The same of those whose sum keeps this limit: planner/selection.cpp. `find_smallest`: where none does,
-  // the smallest that any plan has.
+  // Like best_plan(), but with a limit of the sum: planner/selection.cpp. `find_smallest`: if nothing fits,
+  // finds the smallest feasible limit of the sum.
   Answer fastest_by_sum(int64_t sum_limit_bytes, const std::vector<Batch>& batches, bool find_smallest);
   Answer best_by_objective(int64_t sum_limit_bytes, const std::vector<Batch>& batches);
-  // That of the smallest sum, by the objective, so that every wish finds the same; searched for once.
+  // The best plan under the smallest feasible limit of the sum, by the objective, so that it is the same for
+  // every wish; cached.
   const Answer& least_by_sum(const std::vector<Batch>& batches, int64_t smallest_sum_bytes);
-  // That plan where its step keeps the limit; otherwise none, and the smallest limit under which it would.
-  // `smallest_sum_bytes` is 0 where it is not known.
+  // That plan if its step keeps the limit; otherwise no plan, and the smallest limit that its step would
+  // keep. `smallest_sum_bytes`: 0 if not known.
   Answer smallest(int64_t limit_bytes, const std::vector<Batch>& batches, int64_t smallest_sum_bytes);
-  // Under smaller limits of the sum, and larger ones, until the step's own peak keeps its limit and fills it.
+  // Repeat the search with a smaller limit of the sum until the step's own peak keeps the limit (cut), or
+  // with a larger one to use what that peak leaves (raised).
   Answer cut(Answer found, int64_t limit_bytes, const std::vector<Batch>& batches);
   Answer raised(Answer found, int64_t limit_bytes, const std::vector<Batch>& batches);
 

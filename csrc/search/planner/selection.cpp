@@ -10,13 +10,13 @@
 namespace osdp::search {
 namespace {
 
-constexpr double kCoarseGap = 0.003;         // at which rivals' searches end
-constexpr int64_t kCoarseWork = 50'000'000;  // steps, for each of them
-constexpr size_t kBeside = 2;                // runners-up of each that are played
-constexpr size_t kPolished = 6;              // plans that are polished
-// Bound the polishing: operators of all steps that it plays, and steps.
+constexpr double kCoarseGap = 0.003;         // rivals' searches end at this gap
+constexpr int64_t kCoarseWork = 50'000'000;  // steps of each rival's search
+constexpr size_t kBeside = 2;                // runners-up of each search that are simulated
+constexpr size_t kPolished = 6;              // number of plans that are polished
+// Limits of polishing: the number of operators over all simulated steps, and the number of steps.
 constexpr int64_t kPlayedOperators = 60'000, kFewestPlays = 24, kMostPlays = 1200;
-constexpr double kOvertime = 0.05;  // of the time, for the polishing where the searches took all
+constexpr double kOvertime = 0.05;  // fraction of the time granted to polishing if the searches took all
 
 Found found_of(const Schedule& s) {
   return {s.batch, s.transient_bytes, s.decision, s.step_ps, s.peak_bytes};
@@ -24,12 +24,11 @@ Found found_of(const Schedule& s) {
 
 Candidacy candidacy(const Found& found) { return {found.batch, found.decision}; }
 
-// A plan under a weight of communication, by whose objective its step_ps is, and what its step takes when
-// played.
+// A plan with its simulated step; plan.step_ps is the objective with the weight of communication `exposed`.
 struct Seed {
   Found plan;
   double exposed = 1;
-  size_t of = 0;  // the search that found it
+  size_t of = 0;  // index of the search that found it
   PlayedStep played;
 
   bool faster_than(const Seed& other) const {
@@ -38,7 +37,7 @@ struct Seed {
   }
 };
 
-// Whether the objective of `plan` is worse than that of `best` by at most the share `replay`.
+// Whether the objective of `plan` is worse than that of `best` by at most the fraction `replay`.
 bool near(const Found& plan, const Found& best, double replay) {
   const auto per_sample = [](const Found& f) {
     return static_cast<double>(f.step_ps) / static_cast<double>(f.batch.samples());
@@ -74,7 +73,7 @@ class Selection {
     return fastest_near(player(exposed), base, best, plans);
   }
 
-  // The plan that is the best by the objective.
+  // The optimal plan by the objective.
   Answer by_objective() {
     const Schedule s = searches_.run(problem_);
     Answer none;
@@ -105,14 +104,14 @@ class Selection {
     return request;
   }
 
-  // Plays plans of the problem, and weighs them by the objective with this weight of communication.
+  // Evaluates plans of the problem, with this weight of communication in the objective.
   Rehearsal& player(double exposed) {
     std::unique_ptr<Player>& known = players_[exposed];
     if (!known) known = std::make_unique<Player>(searches_.planner(), problem_at(exposed));
     return known->rehearsal;
   }
 
-  // False where nothing fits.
+  // False if nothing fits.
   bool search_rivals() {
     for (const Rival& rival : kRivals) {
       std::optional<Request> request = request_of(problem_, rival);
@@ -131,7 +130,7 @@ class Selection {
     return !seeds_.empty();
   }
 
-  // The plans that a rival found, as plans of the problem with the rival's weight of communication.
+  // Adds a rival's plans, evaluated as plans of the problem with the rival's weight of communication.
   void add_seeds(const Schedule& s, double exposed) {
     Rehearsal& own = player(exposed);
     const auto add = [&](Found plan) {
@@ -153,11 +152,11 @@ class Selection {
     return polish(own, seeds, plays).plan;
   }
 
-  // The weight of communication of the first seed, or the next smaller one by which `plan` is near enough to
-  // the best.
+  // The first seed's weight of communication, or the next smaller one for which the objective of `plan` is
+  // near enough to the best.
   double nearest(const Found& plan) {
     const double first = seeds_.front().exposed;
-    std::map<double, Found, std::greater<>> best;  // by weight, falling
+    std::map<double, Found, std::greater<>> best;  // by weight, descending
     for (const Seed& seed : seeds_) {
       const auto [at, fresh] = best.try_emplace(seed.exposed, seed.plan);
       if (!fresh && seed.plan.faster_than(at->second)) at->second = seed.plan;
@@ -171,7 +170,8 @@ class Selection {
     return first;
   }
 
-  // Of `plans` and `best`, which is the best by the objective of `base`; with it `own` weighs plans.
+  // The fastest in simulation of `plans` and `best`, among those near `best`, the optimum of `base`. `own`
+  // evaluates the same objective.
   Answer fastest_near(Rehearsal& own, const Schedule& base, const Found& best,
                       const std::vector<Found>& plans) const {
     Seed fastest{best, 0, 0, own.play(candidacy(best))};
@@ -202,7 +202,7 @@ class Selection {
   Searches& searches_;
   const Request problem_;
   std::map<double, std::unique_ptr<Player>> players_;  // by weight of communication
-  std::vector<Schedule> found_;                        // by rival that found one
+  std::vector<Schedule> found_;                        // of the rivals that found a plan
   std::vector<Seed> seeds_;
 };
 

@@ -95,8 +95,7 @@ bool BranchAndBound::add_rows(const std::vector<double>& prices) {
   }
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return prices[a] > prices[b]; });
   bool added = false;
-  for (size_t k = 0; k < order.size() && rows_.size() + 3 < kMostRows;
-       ++k) {  // leaves room for violated ones
+  for (size_t k = 0; k < order.size() && rows_.size() + 3 < kMostRows; ++k) {  // room for violated ones
     rows_.push_back(order[k]);
     added = true;
   }

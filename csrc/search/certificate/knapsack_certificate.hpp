@@ -15,7 +15,8 @@ struct Certificate {
 };
 
 // A lower bound of every plan's time by weak duality: for every lambda = p/q >= 0 and every plan within the
-//   limit, time >= sum over operators of min over options of (t + lambda m)  -  lambda * limit,
+// limit,
+//   time >= sum over operators of min over options of (t + lambda m)  -  lambda * limit,
 // rounded up because times are integers. A negative result proves nothing.
 int64_t proven_lower_bound(const ProblemView& problem, Multiplier multiplier);
 

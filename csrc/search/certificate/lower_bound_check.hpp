@@ -2,13 +2,13 @@
 // certificate/knapsack_certificate.hpp it shares no code with the search.
 //
 // Note [Checking a lower bound]
-// A multiplier alone proves a bound (certificate/knapsack_certificate.hpp), which may be below the one that
-// the search proved by the duality gap. The reduced costs (t + lambda m minus the operator's minimum) of a
-// plan of time T within the limit sum to at most T + lambda limit - the sum of the minima. For a T just below
-// the claimed bound this is small, which excludes most options of most operators; the undominated partial
-// sums (in time and memory) of the remaining ones are enumerated operator by operator. If none is left at the
-// end, no plan is faster. If the lists exceed the allowed work, the claim stays unproven: this is a plain
-// dynamic program with fewer pruning rules than the search.
+// A multiplier alone proves a bound (certificate/knapsack_certificate.hpp). The bound that the search proved
+// may be higher, by up to the duality gap. To check it: the reduced costs (t + lambda m minus the operator's
+// minimum) of a plan of time T within the limit sum to at most T + lambda limit - the sum of the minima. For
+// a T just below the claimed bound this is small, which excludes most options of most operators; the
+// undominated partial sums (in time and memory) of the remaining ones are enumerated operator by operator. If
+// none is left at the end, no plan is faster. If the lists exceed the allowed work, the claim stays unproven:
+// this is a plain dynamic program with fewer pruning rules than the search.
 #pragma once
 
 #include "search/certificate/knapsack_certificate.hpp"

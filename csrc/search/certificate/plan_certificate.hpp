@@ -21,9 +21,9 @@ struct PlanClaims {
   int64_t denominator = 1;  // of all prices, in ps per byte
 };
 
-// Lower bounds of the time of every plan with this plan's batch and no larger transients: for all prices p_j
-//   / q >= 0 time >= sum over operators and blocks of min over choices of (t + sum_j p_j/q m_j) - sum_j p_j/q
-//   limit,
+// Lower bounds of the time of every plan with this plan's batch and no larger transients: for all prices
+// p_j / q >= 0
+//   time >= sum over operators and blocks of min over choices of (t + sum_j p_j/q m_j) - sum_j p_j/q limit,
 // rounded up. One bound for each list of prices in `alternatives`. Checks no claim about the plan itself.
 std::vector<int64_t> plan_lower_bounds(const Model& model, const Request& request, const PlainPlan& plan,
                                        const std::vector<std::vector<PhasePrice>>& alternatives,

@@ -54,8 +54,7 @@ class Neighbours {
   bool smaller_transient(Candidacy& plan) const;
 
   const Rehearsal& rehearsal_;
-  std::vector<size_t> options_,
-      whole_;                               // by operator: options; unsplit ones (come first)
+  std::vector<size_t> options_, whole_;     // by operator; unsplit ones, which come first
   std::vector<int> open_;                   // operators with several options
   std::vector<std::vector<int>> alike_;     // the same, grouped by kind or, in blocks, by position
   std::vector<std::vector<int>> of_block_;  // operators

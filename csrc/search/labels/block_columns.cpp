@@ -46,8 +46,7 @@ WayCost cost_of(const ChainResources& chain, const ChainResources::Segment& segm
 
 // A partial column: choices for the first slots of a segment.
 struct Part {
-  int64_t time = 0, before = 0, after = 0, peak = 0,
-          now = 0;  // now: `before` plus memory held only inside the segment
+  int64_t time = 0, before = 0, after = 0, peak = 0, now = 0;  // now: `before`, and what is held only inside
   double extra = 0;
   uint32_t parent = 0;
   int candidate = -1;

@@ -32,8 +32,7 @@ struct Chosen {
 // in bytes.
 struct SlotOption {
   int candidate = 0;
-  int64_t time = 0, before = 0, after = 0, own = 0,
-          held = 0;  // own: on top of `before`
+  int64_t time = 0, before = 0, after = 0, own = 0, held = 0;  // bytes; own: beside `before`, in its phase
 };
 
 // Bytes: options with a transient above `largest` are excluded; the reserve is that of `reserved`.
@@ -72,10 +71,8 @@ class ChainResources {
   size_t kinds() const { return ways_.size(); }
   size_t operators() const { return operators_; }
   int64_t fixed_ps() const { return fixed_ps_; }
-  int64_t limit() const { return limit_; }  // net of `reserved`; may be negative
-  int64_t reserved() const {
-    return reserved_;
-  }  // memory held in every phase, and the reserve for transients
+  int64_t limit() const { return limit_; }        // net of `reserved`; may be negative
+  int64_t reserved() const { return reserved_; }  // held in every phase, and for transients
 
   Decision decide(const std::vector<Chosen>& chosen) const;  // by segment
 

@@ -140,8 +140,7 @@ MinMemory min_memory(const Model& model, const Request& request, const Kinds& ki
       if (play_on(*part, turns)) return best;
     }
   }
-  for (size_t i = 0; i < parts.size();
-       ++i) {  // parts that the weights leave open are split or solved exactly
+  for (size_t i = 0; i < parts.size(); ++i) {  // split or solve what is still open
     Part& part = parts[i];
     if (part.bound >= best.peak_bytes || watch.spent(part.work())) continue;
     if (part.lean < part.large) {

@@ -3,8 +3,8 @@
 //
 // Cost::Paper (section "Problem formulation" of the OSDP paper, N ranks, S bytes of parameters):
 //   memory  M_model + b M_act                   (NO_SHARD), M_model / N + b M_act               (FULL_SHARD)
-//   time    2 (N-1) (alpha + S/N beta) + b gamma (NO_SHARD), 3 (N-1) (alpha + S/N beta) + b gamma
-//   (FULL_SHARD)
+//   time    2 (N-1) (alpha + S/N beta) + b gamma (NO_SHARD)
+//           3 (N-1) (alpha + S/N beta) + b gamma (FULL_SHARD)
 //   A split operator: its unsharded slices together cost as NO_SHARD, each sharded slice as FULL_SHARD.
 // Cost::Osdp: the costs of this library's runtime, see docs/search.md.
 #pragma once

@@ -1,11 +1,11 @@
 // Note [Phases]
-// Peak memory is a maximum over the phases of a step. Phase j is the backward of operator j. In it operator i
-// holds, for
-//   i > j  whose backward is over: parameters, optimizer state, gradient;
-//   i < j  whose backward is still to come: parameters, optimizer state, parameters kept gathered
+// Peak memory is a maximum over the phases of a step. Phase j is the backward of operator j. The memory
+// of operator i in it depends on i:
+//   i > j  Its backward is over: parameters, optimizer state, gradient.
+//   i < j  Its backward is still to come: parameters, optimizer state, parameters kept gathered
 //          (SHARD_GRAD_OP) and, unless its block is recomputed, its activations; with several micro-batches
-//          also the gradient;
-//   i = j  the same, the gradient that its backward produces, and its work (Note [Work]);
+//          also the gradient.
+//   i = j  The same, the gradient that its backward produces, and its work (Note [Work]).
 //   i <= j in the recomputed block of j: also its activations, with Recompute::Hold also the gathered
 //          parameters.
 // Each recomputed block whose backward is not over also holds its input.

@@ -35,11 +35,11 @@ struct Device {
 // A certificate is a proof about the costs that its search used. Plans are kept for years, so the costs of
 // older versions can still be computed to verify them (osdp/plan/searched.py says what each version counts).
 // Each version differs from the current one in its own line and in those above it:
-//   5: the gradient that completes a bucket under mixed precision did not count.
+//   5: with one micro-batch, the gradient that completes a bucket under mixed precision did not count.
 //   4: with several micro-batches, nothing was added for the accumulated sum.
 //   3: on accelerators the reserve had one unit less.
 //   2: the gradient that a backward produces was part of the reserve, not of its operator's phase, unless it
-//      is produced in place; all small tensors of a bucket counted as copied.
+//      is produced in place; a whole bucket counted as copied, not only its small tensors.
 //   1: copies of mixed precision did not count, nor did parameters that one module reads several times; tied
 //      parameters were no transient.
 inline constexpr int64_t kCostVersion = 6;

@@ -3,17 +3,20 @@
 //
 // Note [Computation and lanes]
 // One thread computes, in program order; a lane communicates, task by task, in the order of submission. There
-//   is one lane for all collectives, another for HYBRID_SHARD's averages between hosts, and one for
-//   reductions alone if the plan asks for it. All ranks do the same at the same time, so one of them is
-//   simulated. Computation and communication slow each other down, in different ways. Communication mostly
-//   waits (for a core, on a CPU), so each task has a time alone and a time beside computation. The time that
-//   it takes from computation does not grow with that wait, nor with its latency, which is a wait too: it is
-//   `stolen` times the task's transfer time alone. During a task that transfers for t s and takes b s beside
-//   computation, b - t stolen s of computation are done; the task takes longer if that would be negative.
-//   With one lane and no interference, the step takes at least the longer of the two alone, at most their
-//   sum, and is monotone in every duration. Tasks of different lanes share a link: each keeps it busy for a
-//   fraction of its time (transfer_ps / alone_ps). If these fractions sum to at most 1, all run as if alone,
-//   since one's latency overlaps the other's transfer; otherwise each takes longer by that factor.
+// is one lane for all collectives, another for HYBRID_SHARD's averages between hosts, and one for reductions
+// alone if the plan asks for it. All ranks do the same at the same time, so one of them is simulated.
+//
+// Computation and communication slow each other down, in different ways. Communication mostly waits (for a
+// core, on a CPU), so each task has a time alone and a time beside computation. The time that it takes from
+// computation does not grow with that wait, nor with its latency, which is a wait too: it is `stolen` times
+// the task's transfer time alone. During a task that transfers for t s and takes b s beside computation,
+// b - t stolen s of computation are done; the task takes longer if that would be negative. With one lane and
+// no interference, the step takes at least the longer of the two alone, at most their sum, and is monotone in
+// every duration.
+//
+// Tasks of different lanes share a link: each keeps it busy for a fraction of its time (transfer_ps /
+// alone_ps). If these fractions sum to at most 1, all run as if alone, since one's latency overlaps the
+// other's transfer; otherwise each takes longer by that factor.
 #pragma once
 
 #include <array>

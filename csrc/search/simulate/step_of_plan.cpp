@@ -110,8 +110,7 @@ class Builder {
     // Backward of the first slice allocates the gradients that this rank keeps of all slices.
     o.whole_gradient_bytes = c.granularity > 1 ? c.gradient_bytes : c.whole_gradient_bytes;
     o.parts = c.granularity;
-    if (c.granularity >
-        1) {  // each further slice launches three more matrix products, one of them in forward
+    if (c.granularity > 1) {  // each further slice launches three more products, one of them in forward
       const int64_t launches = Linear{0, ps(request_.space.slice_overhead_s)}(c.granularity - 1);
       o.forward_ps += launches / 3;
       o.recompute_ps += launches / 3;

@@ -1,19 +1,20 @@
-// What one thread has under way, or waits for, and another may end.
+// Operations of one thread that another thread may abort.
 #pragma once
 
 namespace osdp::runtime {
 
-// What an accelerator's backend has under way, where streams wait that no message's end would wake.
+// For example the pending operations of an accelerator's backend: streams wait for them, so there is no
+// single message to abort.
 class Abortable {
  public:
   virtual ~Abortable() = default;
-  virtual void abort() noexcept = 0;  // ends it, from any thread; may take a while
+  virtual void abort() noexcept = 0;  // thread-safe; may take a while
 };
 
-// A message, say: its wait() throws a std::exception where it fails or is aborted.
+// For example a message. wait() throws a std::exception if it fails or is aborted.
 class AbortableWait : public Abortable {
  public:
-  virtual void wait() = 0;  // until it is complete
+  virtual void wait() = 0;  // blocks until complete
 };
 
 }  // namespace osdp::runtime

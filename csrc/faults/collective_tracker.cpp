@@ -35,7 +35,7 @@ void CollectiveTracker::enqueued(Enqueued device) {
   std::lock_guard lock(health_.mutex_);
   trail_.add(position_, task_);
   while (!on_device_.empty() && on_device_.front().over) on_device_.pop_front();
-  if (on_device_.size() == kMostEnqueued) on_device_.pop_back();  // this one ends after it
+  if (on_device_.size() == kMostEnqueued) on_device_.pop_back();  // the new one ends after it
   on_device_.push_back({position_, task_, std::move(device)});
 }
 

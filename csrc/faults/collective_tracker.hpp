@@ -1,5 +1,5 @@
-// CollectiveTracker: where this rank is in a lane's sequence of collectives, told by the lane's thread and
-// read by the heartbeat (heartbeat.hpp). What the lanes of a process group share is their GroupHealth
+// CollectiveTracker: this rank's position in a lane's sequence of collectives, written by the lane's thread
+// and read by the heartbeat (heartbeat.hpp). The lanes of a process group share a GroupHealth
 // (group_health.hpp).
 #pragma once
 
@@ -20,59 +20,59 @@
 namespace osdp::runtime {
 
 class GroupHealth;
-struct Upcoming;  // of the lane that communicates, which alone knows what is in it
+struct Upcoming;  // defined by the lane's side (early_send.hpp)
 
-// The connection to another rank of the group failed: it has ended, or the network has.
+// The connection to another rank of the group failed, because the rank ended or the network failed.
 struct ConnectionLost final : std::runtime_error {
   ConnectionLost(int64_t rank, const std::string& what) : std::runtime_error(what), peer(rank) {}
   int64_t peer;  // -1: not known
 };
 
 // Note [Collectives that are only enqueued]
-// On an accelerator a lane's task has run when its collective is enqueued; whether it has ended, or waits for
-// a rank that does not come, the device knows. So the lane hands over two questions about each task, and the
-// heartbeat's thread asks them, ten times a second (events of the stream: the thread that trains waits for
-// none of them). The rank's position is then the first task that is not over: it is under way once what was
-// enqueued before it is done, and the rank computes until then.
+// On an accelerator a lane's task returns when its collective has been enqueued; only the device knows
+// whether the collective has ended or waits for a rank that does not come. So the lane passes two queries
+// about each task (stream events), which the heartbeat's thread polls ten times a second; the computing
+// thread does not wait for them. The rank's position is then the first task that is not over. That task
+// counts as in progress once everything enqueued before it is done; until then the rank computes.
 struct Enqueued {
-  std::function<bool()> begun, over;  // from any thread; they do not throw, and do not wait
+  std::function<bool()> begun, over;  // called from any thread; must neither throw nor block
 };
 
 class CollectiveTracker {
  public:
   explicit CollectiveTracker(GroupHealth& health) : health_(health) {}
 
-  // What can be seen from outside at one moment.
+  // The state visible to the heartbeat at one moment.
   struct Snapshot {
     int64_t position = 0;  // collectives begun on the lane (on its device, if it only enqueues)
     int64_t asked = 0;     // collectives submitted to it
     int64_t progress = 0;  // messages that have arrived
-    bool busy = false;     // one is under way
+    bool busy = false;     // one is in progress
     TaskNamePtr task;      // the last one begun
 
     bool operator==(const Snapshot&) const = default;
   };
 
-  // --- whoever submits to the lane
+  // --- the submitting thread
   void submitted() noexcept { asked_.fetch_add(1, std::memory_order_relaxed); }
 
   // --- the lane's thread
   void begin(TaskNamePtr task);
   void end();
-  // The lane only enqueues: this is the task that ended last.
+  // For a lane that only enqueues: the queries of the task that has just returned.
   void enqueued(Enqueued device);
-  void forget_enqueued();  // its events may be destroyed by this thread alone, and end with the lane
-  // Of the task that runs: Note [A digest in every message].
+  void forget_enqueued();  // only this thread may destroy its events; called when the lane ends
+  // The digest of the running task: Note [A digest in every message].
   uint64_t digest() const { return digest_; }
-  // The task behind the one that runs, if one has been submitted; good until the running one ends.
+  // The task after the running one, if it has been submitted already; valid until the running one ends.
   const Upcoming* upcoming() const { return upcoming_.load(std::memory_order_acquire); }
   void set_upcoming(const Upcoming* next) { upcoming_.store(next, std::memory_order_release); }  // any thread
   uint64_t next_digest(const TaskName& next) const { return digest_at(position_ + 1, next); }
-  // Until `message`, from or to `peer`, is complete. Throws what interrupts it, and ConnectionLost where it
-  // fails.
+  // Blocks until `message`, from or to `peer`, is complete. Throws the exception that interrupted it, or
+  // ConnectionLost if it fails.
   void wait(const std::shared_ptr<AbortableWait>& message, int64_t peer);
-  // For transports that wait by themselves: a message has arrived; and throw what interrupts the lane, if
-  // anything.
+  // For transports with their own waiting loops. moved(): a message has arrived. check(): throws the
+  // exception that interrupted the lane, if any.
   void moved() noexcept { progress_.fetch_add(1, std::memory_order_relaxed); }
   void check() const;
 
@@ -84,7 +84,7 @@ class CollectiveTracker {
     ~Here();
 
    private:
-    CollectiveTracker* const outer_;  // of a task that has submitted this one, where lanes only enqueue
+    CollectiveTracker* const outer_;  // the tracker of the task that submitted this one, if any
   };
 
  private:
@@ -98,18 +98,18 @@ class CollectiveTracker {
   };
 
   static uint64_t digest_at(int64_t position, const TaskName& task);
-  Snapshot snapshot();  // both with GroupHealth's mutex held
+  Snapshot snapshot();  // this and the next require GroupHealth's mutex
   void abort_message();
 
   GroupHealth& health_;
   std::atomic<int64_t> position_{0}, asked_{0}, progress_{0};
   std::atomic<const Upcoming*> upcoming_{nullptr};
-  uint64_t digest_ = 0;  // the lane's thread alone
+  uint64_t digest_ = 0;  // used by the lane's thread only
   // Under GroupHealth's mutex:
   bool busy_ = false;
   TaskNamePtr task_;
   std::shared_ptr<AbortableWait> current_;
-  std::deque<OnDevice> on_device_;  // in their order; those that are over are let go of by the lane
+  std::deque<OnDevice> on_device_;  // in order; the lane's thread removes those that are over
   TaskNamePtr last_over_;
   Trail trail_;
 };

@@ -22,7 +22,7 @@ std::string last_heard(const Seen& seen) {
                      : std::string("it had never stood still long enough to tell where it was");
 }
 
-// gloo's words without its source file and advice.
+// gloo's message without its source location and advice.
 std::string brief(std::string what) {
   if (what.starts_with('['))
     if (const size_t end = what.find("] "); end != std::string::npos) what.erase(0, end + 2);
@@ -57,7 +57,7 @@ struct Advice {
   const char *what, *todo;
 };
 
-// On two tasks that should be one.
+// What to say about two tasks that should be the same.
 Advice advice(const TaskName& here, const TaskName& there) {
   if (here.label == there.label && here.model != there.model)
     return {
@@ -82,7 +82,7 @@ Advice advice(const TaskName& here, const TaskName& there) {
       "frozen parameter that differs between ranks"};
 }
 
-// Of one lane, in which this rank waits.
+// For one lane, in which this rank waits.
 std::optional<Failure> certain_failure(size_t lane, int64_t rank, const RankStatus& mine,
                                        const std::vector<Seen>& seen, double timeout_s) {
   const LaneStatus& here = mine.lane(lane);
@@ -124,7 +124,8 @@ std::optional<Failure> certain_failure(size_t lane, int64_t rank, const RankStat
   return std::nullopt;
 }
 
-// Whether a lane in which this rank waits is not there yet, or has not been left, on the other.
+// Whether, in a lane in which this rank waits, the other rank has not reached this rank's position, or is at
+// it but not in a collective.
 bool is_behind(const RankStatus& mine, const std::optional<RankStatus>& theirs) {
   if (!theirs) return true;
   for (size_t i = 0; i < mine.lanes.size(); ++i) {

@@ -1,4 +1,4 @@
-// Digest: 64 bits of what ranks must agree on, the same with every compiler and on every machine.
+// Digest: a 64-bit hash of what ranks must agree on, the same with every compiler and on every machine.
 #pragma once
 
 #include <bit>
@@ -7,7 +7,7 @@
 
 namespace osdp::runtime {
 
-// The order in which words are added counts.
+// Depends on the order in which words are added.
 class Digest {
  public:
   Digest() = default;
@@ -26,7 +26,7 @@ class Digest {
   uint64_t value() const { return sum_; }
 
  private:
-  // A step of splitmix64: a bijection in which every bit of x counts for every bit of the result.
+  // A step of splitmix64: a bijection in which every bit of x affects every bit of the result.
   static constexpr uint64_t mixed(uint64_t x) {
     x += 0x9E3779B97F4A7C15u;
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;

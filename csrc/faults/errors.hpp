@@ -1,5 +1,5 @@
-// Errors of the runtime: a kind, which Python knows as a class of osdp.errors, and a message that says what
-// happened, where (rank, unit, phase) and what to do.
+// Errors of the runtime: a kind, which corresponds to a class of osdp.errors in Python, and a message that
+// says what happened, where (rank, unit, phase) and what to do.
 #pragma once
 
 #include <exception>
@@ -14,17 +14,17 @@ enum class ErrorKind : int {
   Sharding = 0,  // ShardingError: a sharded model was used in a way that cannot work
   Rank,          // RankError: a rank died, hangs or raised
   Order,         // OrderError: ranks ran different modules in one step
-  Replica,       // ReplicaError: what every rank holds alike differs
-  Memory,        // OutOfMemoryError: no memory to gather or reduce into
-  Gradient,      // GradientError: gradients that are not finite
+  Replica,       // ReplicaError: replicated parameters differ between ranks
+  Memory,        // OutOfMemoryError: no memory for a gather or reduction
+  Gradient,      // GradientError: gradients are not finite
 };
 constexpr int kErrorKinds = 6;
 
 // Note [Errors that keep their type]
-// Errors leave through pybind11 (module hooks, methods) and through autograd's engine (hooks on gradients),
-// which turns C++ exceptions into Python ones by rules of torch: a torch::PyTorchError keeps its Python type,
-// other exceptions become RuntimeError. So the bindings say how errors are thrown, and the runtime needs no
-// Python header. Before they did, throw_error throws a std::runtime_error.
+// Errors reach Python through pybind11 (module hooks, methods) and through autograd's engine (hooks on
+// gradients), which translates C++ exceptions by torch's rules: a torch::PyTorchError keeps its Python type,
+// other exceptions become RuntimeError. So the bindings register how errors are thrown (set_thrower), and the
+// runtime needs no Python header. Without a registered thrower, throw_error throws a std::runtime_error.
 class KnownError {
  public:
   virtual ~KnownError() = default;
@@ -35,13 +35,13 @@ void set_thrower(Thrower thrower);
 
 [[noreturn]] void throw_error(ErrorKind kind, std::string message);
 std::exception_ptr make_error(ErrorKind kind, std::string message);
-// The kind of an exception thrown by throw_error; of none of ours: nullopt.
+// The kind of an exception thrown by throw_error; nullopt for any other exception.
 std::optional<ErrorKind> kind_of(const std::exception& error);
 
-// What torch says of an error, without the stack trace that it appends: the part that another rank can use.
+// The text of a torch error without the backtrace that torch appends, which is useless to other ranks.
 std::string without_backtrace(std::string text);
 
-// The parts, as a stream writes them, behind each other.
+// The parts, formatted by a stream and concatenated.
 template <typename... Parts>
 std::string joined(const Parts&... parts) {
   std::ostringstream text;
@@ -49,7 +49,7 @@ std::string joined(const Parts&... parts) {
   return text.str();
 }
 
-// throw_error unless `condition`; the message is only made when needed.
+// Calls throw_error unless `condition`; the message is only formatted on failure.
 #define OSDP_CHECK(condition, kind, ...)                                                                    \
   do {                                                                                                      \
     if (!(condition)) [[unlikely]]                                                                          \

@@ -28,7 +28,7 @@ GroupHealth::Trouble::Trouble(std::string task, std::exception_ptr error) : labe
 
 const std::string* interned(const std::string& text) {
   static std::mutex mutex;
-  static auto* all = new std::unordered_set<std::string>();  // read until the process ends
+  static auto* all = new std::unordered_set<std::string>();  // never destroyed: read until the process ends
   std::lock_guard lock(mutex);
   return &*all->insert(text).first;
 }
@@ -54,7 +54,7 @@ CollectiveTracker& GroupHealth::add_lane() {
 std::exception_ptr GroupHealth::explain(Trouble trouble) {
   std::unique_lock lock(mutex_);
   if (interruption_) return interruption_;
-  if (!trouble_) trouble_ = std::move(trouble);  // else another lane's, which came first
+  if (!trouble_) trouble_ = std::move(trouble);  // another lane's trouble may have come first
   if (explained_) told_.wait_for(lock, kExplainWait, [this] { return interruption_ != nullptr; });
   if (!interruption_) {
     std::string message = "OSDP: " + trouble_->label + " failed: ";

@@ -1,6 +1,6 @@
-// GroupHealth: what the lanes of a process group have in common: where the thread that computes is, which
-// exceptions ended its passes, and what ends all of the lanes. Told by the threads that know, read by the
-// heartbeat (heartbeat.hpp), which can interrupt a wait that will not end.
+// GroupHealth: the state that the lanes of a process group share: the computing thread's position, the
+// exceptions that ended its passes, and the exception that ends all lanes. Written by the computing thread
+// and the lanes; read by the heartbeat (heartbeat.hpp), which can interrupt a wait that would not end.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@
 
 namespace osdp::runtime {
 
-// Strings that the computing thread hands over by pointer: kept for ever, each once.
+// Strings that the computing thread passes by pointer: each is stored once, for ever.
 const std::string* interned(const std::string& text);
 
 class GroupHealth : public std::enable_shared_from_this<GroupHealth> {
@@ -27,11 +27,11 @@ class GroupHealth : public std::enable_shared_from_this<GroupHealth> {
   GroupHealth();
   ~GroupHealth();
 
-  // What can be seen from outside at one moment.
+  // The state visible to the heartbeat at one moment.
   struct Snapshot {
-    std::vector<CollectiveTracker::Snapshot> lanes;  // in the order in which they were made
+    std::vector<CollectiveTracker::Snapshot> lanes;  // in order of creation
     const std::string* place = nullptr;  // "forward of 'blocks.3'"; null outside of forward and backward
-    // Passes that an exception ended: how many, and with what the last one did.
+    // The number of passes that an exception ended, and the text of the last exception.
     int64_t raised = 0;
     std::string raised_text;
 
@@ -45,32 +45,32 @@ class GroupHealth : public std::enable_shared_from_this<GroupHealth> {
     std::string label;  // of the task
     std::string text;
     std::optional<ErrorKind> kind;
-    bool connection = false;  // it is about the connection to `peer`: that rank knows the cause
-    int64_t peer = -1;        // rank of the lanes' group; -1: not known
+    bool connection = false;  // the connection to `peer` failed: the cause is there
+    int64_t peer = -1;        // rank in the lanes' group; -1: unknown
   };
 
-  // --- the thread that computes
+  // --- the computing thread
   void at(const std::string* place) noexcept { place_.store(place, std::memory_order_relaxed); }
   void raised(std::string text);  // an exception ended a forward or backward
 
   // --- the lanes
   CollectiveTracker& add_lane();  // lives as long as this
-  // A lane's task has thrown. Waits up to kExplainWait for the heartbeat's word on what happened where;
-  // returns what this and all later tasks of all lanes end with.
+  // Called when a lane's task has thrown. Waits up to kExplainWait for the heartbeat's diagnosis; returns the
+  // exception with which this and all later tasks of all lanes end.
   std::exception_ptr explain(Trouble trouble);
   std::exception_ptr interruption() const;
-  void check() const;  // throws what interrupts the lanes, if anything
+  void check() const;  // throws the exception that interrupted the lanes, if any
   // `backend` is aborted when the lanes are interrupted.
   void aborts(const std::shared_ptr<Abortable>& backend);
 
-  // --- the heartbeat, and who waits for a task
+  // --- the heartbeat, and threads that wait for a task
   Snapshot snapshot();
   std::optional<Trouble> trouble() const;
-  // Ends the messages that are waited for, and all later ones, with `why`. Later calls change nothing.
+  // Ends the messages being waited for, and all later ones, with `why`. Later calls have no effect.
   void interrupt(std::exception_ptr why);
   void set_explained(bool by_heartbeat) { explained_ = by_heartbeat; }
   bool explained() const { return explained_; }
-  // Of lanes that only enqueue, Note [Ranks that go apart unnoticed]; one per lane.
+  // For lanes that only enqueue, see Note [Ranks that go apart unnoticed]; one per lane.
   std::vector<TrailMark> trail_marks() const;
   std::optional<uint64_t> trail_digest(size_t lane, int64_t position) const;
   TrailPiece trail_piece(size_t lane, int64_t after, int64_t to) const;

@@ -18,9 +18,9 @@ constexpr auto kTick = std::chrono::milliseconds(100);
 constexpr double kTellAfter_s = 0.25;  // standing still
 constexpr double kTellEvery_s = 0.5;
 constexpr double kAskAfter_s = 0.5;      // waiting
-constexpr double kAskEvery_s = 0.25;     // times ranks / 16, so that the store keeps up
-constexpr double kStoreLost_s = 1.0;     // the store fails for so long while this rank waits
-constexpr double kLastWords_s = 0.3;     // for a rank whose connection closed to have told why
+constexpr double kAskEvery_s = 0.25;     // times ranks / 16, to limit the store's load
+constexpr double kStoreLost_s = 1.0;     // how long the store may fail while this rank waits
+constexpr double kLastWords_s = 0.3;     // for a rank whose connection closed to report why
 constexpr double kCompareEvery_s = 0.1;  // times ranks / 64
 constexpr double kPiecesWait_s = 5.0;    // for another rank's tasks, once two are known to differ
 constexpr auto kEndWait = std::chrono::milliseconds(500);
@@ -29,7 +29,7 @@ double since(Clock::time_point then) { return Seconds(Clock::now() - then).count
 
 }  // namespace
 
-// What the thread works on; it outlives shutdown() if the thread is stuck in a store that does not answer.
+// The thread's state. It outlives shutdown() if the thread is stuck in a store that does not answer.
 class Beating {
  public:
   Beating(std::shared_ptr<Store> store, int64_t rank, int64_t world, double timeout_s,
@@ -117,7 +117,7 @@ class Beating {
     }
   }
 
-  // Whatever the thread that computes does meanwhile.
+  // Whether no lane has made progress since the last tick, whatever the computing thread has done.
   bool lanes_stand(const GroupHealth::Snapshot& now) const {
     return std::equal(now.lanes.begin(), now.lanes.end(), last_.lanes.begin(), last_.lanes.end(),
                       [](const CollectiveTracker::Snapshot& a, const CollectiveTracker::Snapshot& b) {
@@ -180,8 +180,8 @@ class Beating {
     return process;
   }
 
-  // Note [A dead rank's children]. What a rank sent before it ended may still be on its way: it counts when
-  // it is seen twice, and nothing has come in between.
+  // Note [A dead rank's children]. Messages that a rank sent before it ended may still arrive: it counts as
+  // ended when two ticks have seen it so without any progress in between.
   void look_at_processes() {
     for (size_t r = 0; r < processes_.size(); ++r) {
       if (!processes_[r] || static_cast<int64_t>(r) == rank_ || life_of(*processes_[r]) != Life::Ended)
@@ -237,7 +237,8 @@ class Beating {
     return std::string("trail/") + what + "/" + std::to_string(rank);
   }
 
-  // `differ`: "lane agreed position", of the two ranks that found it first.
+  // Stores this rank's tasks after `agreed`. `differ`: "lane agreed position", from the rank that found the
+  // difference first.
   TrailPiece tell_piece(int64_t lane, int64_t agreed, int64_t position) {
     TrailPiece piece = health_->trail_piece(static_cast<size_t>(lane), agreed, position);
     store_->set(trail_key("piece", rank_), piece.encode());
@@ -271,7 +272,7 @@ class Beating {
     conclude(went_apart(agreed, position, rank_, other));
   }
 
-  // `mine` counts if no rank was earlier.
+  // Adopts `mine` unless another rank concluded earlier.
   void conclude(const Failure& mine) {
     const std::string said = store_->set_first(kFailure, mine.encode());
     interrupt(Failure::decode(said).value_or(mine));
@@ -287,8 +288,8 @@ class Beating {
     health_->interrupt(make_error(failure.kind, std::move(message)));
   }
 
-  // The lane's thread waits for this. A lost connection is an echo of something, and so may be what a backend
-  // throws; everything else happened here.
+  // The lane's thread waits for this. A lost connection is the consequence of a fault elsewhere, and so may
+  // be an exception of a backend; every other exception originated on this rank.
   void explain(const GroupHealth::Trouble& trouble) {
     if (!trouble.connection && (trouble.kind || !ended_elsewhere())) return blame_me(trouble);
     if (over_) return;
@@ -309,7 +310,7 @@ class Beating {
     if (!asked) interrupt(lost(trouble));
   }
 
-  // Whether another rank has failed, or its process ended; then that is concluded.
+  // Whether another rank has failed or its process has ended; if so, concludes that.
   bool ended_elsewhere() {
     const auto until = Clock::now() + Seconds(kLastWords_s);
     do {
@@ -353,24 +354,24 @@ class Beating {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool ending_ = false, ended_ = false;  // under mutex_, as is giving_up_
+  bool ending_ = false, ended_ = false;  // under mutex_, as are the strings below
   std::string giving_up_, last_words_;
 
-  // The thread alone:
+  // Used by the thread only:
   GroupHealth::Snapshot last_;
   Clock::time_point still_since_ = Clock::now(), waits_since_ = still_since_, told_{}, asked_{};
   bool told_still_ = false;
-  bool over_ = false;  // concluded: nothing is left to find out
+  bool over_ = false;  // concluded: nothing is left to diagnose
   int64_t beat_ = 0;
   std::vector<Seen> seen_;
   std::vector<Clock::time_point> heard_;
-  std::vector<std::optional<Process>> processes_;  // as far as they have been asked for
+  std::vector<std::optional<Process>> processes_;  // those read from the store so far
   int64_t gone_ = -1;                              // the rank whose process the last tick found ended
   std::optional<Clock::time_point> store_lost_;
   Clock::time_point compared_{};
   std::vector<TrailMark> told_marks_;
-  bool level_ = true;            // the rank before this one had told the same
-  std::vector<int64_t> agreed_;  // per lane: the last position at which the two were seen to agree
+  bool level_ = true;            // the rank before this one had reported the same marks
+  std::vector<int64_t> agreed_;  // per lane: the last position at which the two agreed
 };
 
 namespace {
@@ -389,7 +390,7 @@ Hearts& hearts() {
 
 void Heartbeat::start(std::shared_ptr<Store> store, int64_t rank, int64_t world, double timeout_s,
                       std::shared_ptr<GroupHealth> health) {
-  health->set_explained(true);  // before the thread runs: what fails meanwhile waits for it
+  health->set_explained(true);  // before the thread runs, so that earlier failures wait for it
   auto beating = std::make_shared<Beating>(std::move(store), rank, world, timeout_s, std::move(health));
   std::lock_guard lock(hearts().mutex);
   hearts().all.push_back(beating);

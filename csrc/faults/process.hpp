@@ -1,13 +1,14 @@
-// Process: which process a rank is, and whether it still runs, as far as another rank can tell.
+// Process: identifies a rank's process, and tells other ranks of its host whether it still runs.
 //
 // Note [A dead rank's children]
-// A rank that dies closes its connections; but not those that a forked child (a worker of a DataLoader) has
-// inherited and keeps open. Then nothing closes, and a dead rank looks like one that hangs. What holds where:
-//   - our own sockets: the child closes them as it is forked (socket.cpp), so they close on every host;
-//   - shared memory: a lock that children do not inherit (shared_memory.hpp);
-//   - everything, gloo's sockets too: ranks of the same host look whether the process still exists, while
-//     they wait (heartbeat.cpp). What one of them finds, all ranks are told through the store.
-// So only over gloo's sockets, and where nobody else waits on the dead rank's host, it takes the timeout.
+// When a rank dies, its connections close, except those that a forked child (a DataLoader worker) has
+// inherited and keeps open. A dead rank then looks like one that hangs. Therefore:
+//   - our own sockets: the child closes them right after the fork (socket.cpp), so a death is noticed on
+//     every host;
+//   - shared memory: the owner holds a lock that children do not inherit (shared_memory.hpp);
+//   - everything, including gloo's sockets: waiting ranks of the same host check whether the process still
+// exists (heartbeat.cpp), and report a death to all ranks through the store. So it takes the timeout only
+// over gloo's sockets, and only if no other rank waits on the dead rank's host.
 #pragma once
 
 #include <cstdint>
@@ -17,9 +18,9 @@
 namespace osdp::runtime {
 
 struct Process {
-  std::string host;  // machine, boot, and namespace of process numbers; "" where that cannot be told
+  std::string host;  // boot id and PID namespace; "": unknown
   int64_t id = 0;
-  uint64_t started = 0;  // ticks since boot: a number is used again, but not at the same time
+  uint64_t started = 0;  // ticks since boot: distinguishes processes that reuse a PID
 
   static Process here();
   std::string encode() const;

@@ -1,4 +1,4 @@
-// RankStatus: what a rank tells the others of itself through the store.
+// RankStatus: what a rank reports about itself to the others through the store.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +19,9 @@ struct LaneStatus {
 };
 
 struct RankStatus {
-  int64_t beat = 0;               // counts what the rank has told; it grows while the process runs
+  int64_t beat = 0;               // number of reports; grows while the process runs
   std::vector<LaneStatus> lanes;  // see GroupHealth::Snapshot
-  double still_s = 0;             // for so long nothing of this has changed
+  double still_s = 0;             // seconds without any change of this
   std::string place;              // "" outside of forward and backward
   int64_t raised = 0;
   bool ended = false;  // its process ends after an exception
@@ -29,9 +29,9 @@ struct RankStatus {
 
   std::string encode() const;
   static std::optional<RankStatus> decode(const std::string& text);  // nullopt: not a status
-  const LaneStatus& lane(size_t i) const;                            // one that has not begun: all zero
+  const LaneStatus& lane(size_t i) const;                            // all zero if it has not begun
   bool busy() const;
-  // Something is enqueued that its device has not begun, for what was enqueued before it.
+  // Whether something is enqueued that its device has not begun, because of earlier work.
   bool awaits_device() const;
   // "waits at #12 'blocks.1 all-gather' in backward of 'blocks.1'"
   std::string where() const;

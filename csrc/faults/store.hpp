@@ -9,10 +9,10 @@ namespace osdp::runtime {
 class Store {
  public:
   virtual ~Store() = default;
-  // All throw std::exception where the store does not answer.
+  // All throw std::exception if the store does not answer.
   virtual void set(const std::string& key, const std::string& value) = 0;
-  virtual std::optional<std::string> get(const std::string& key) = 0;  // at once; nothing: it is not set
-  // Sets the key unless it is set; what it holds then.
+  virtual std::optional<std::string> get(const std::string& key) = 0;  // does not block; nullopt: not set
+  // Sets the key unless it is set already; returns its value afterwards.
   virtual std::string set_first(const std::string& key, const std::string& value) = 0;
 };
 

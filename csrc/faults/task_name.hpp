@@ -1,25 +1,26 @@
-// TaskName: what a task of a lane is. It must be alike on all ranks that take part.
+// TaskName: identifies a task of a lane. It must be equal on all participating ranks.
 //
 // Note [A digest in every message]
-// All ranks must run the same collectives on the same tensors in the same order. A rank that takes another
-// branch, calls another model or leaves a parameter out would leave the others waiting, or have its bytes
-// taken for those of another tensor. So the messages of a collective carry 64 bits in their header: a digest
-// of the task's position (#1, #2, ... since the lane was made), of its model, unit and phase, and of which
-// tensors of the unit are in it. A message with another digest is never taken. Ranks that differ then wait,
-// both; the heartbeat of a rank that waits for half a second compares positions and digests, and both ranks
-// end with an OrderError that says where each is and what differs. Over gloo the digest is folded into the
+// All ranks must run the same collectives on the same tensors in the same order. If a rank took another
+// branch, called another model or left out a parameter, the others would hang, or its bytes would be mistaken
+// for those of another tensor. So the messages of a collective carry 64 bits in their header: a digest of the
+// task's position (#1, #2, ... since the lane was created), its model, unit and phase, and the tensors of the
+// unit that take part. A message with another digest is never taken. Ranks that differ then both wait; the
+// heartbeat of a rank that has waited for half a second compares positions and digests, and both ranks end
+// with an OrderError that says where each is and what differs. Over gloo the digest is folded into the
 // message's tag, which has 31 bits. NCCL's messages carry nothing of ours: see Note [Ranks that go apart
 // unnoticed].
-//   It costs a step next to nothing: names are made when the model is sharded, and what is left is to mix in
-// the tensors of a reduction, and the position.
+//   The cost per step is negligible: names are created when the model is sharded, and only the tensors of a
+//   reduction and the position are mixed in later.
 //
 // Note [Micro-batches between steps]
-// Where one rank steps after two backwards and another after three, their collectives still match: a gradient
-// of the one's new parameters is averaged with one of the other's old ones, and rows of both are gathered
-// together. So the digest of what a forward or backward exchanges says whether it accumulates: whether a
-// gradient has been averaged since this rank's parameters changed (which their version tells) or every
-// gradient was dropped. All of this ranks do alike, whatever their own data. It follows from what was
-// averaged, so passes that exchange nothing may differ in number (NO_SHARD under no_sync).
+// If one rank steps after two backwards and another after three, their collectives still match: a gradient of
+// the first rank's new parameters would be averaged with one of the other's old ones, and rows of both
+// gathered together. So the digest of every collective in a forward or backward includes whether it
+// accumulates: whether a gradient has been averaged since this rank's parameters changed (detected by their
+// version counters) or all gradients were dropped. Correct ranks agree on this, whatever their data. It
+// depends on what was averaged, so passes that exchange nothing (NO_SHARD under no_sync) may differ in
+// number.
 #pragma once
 
 #include <array>
@@ -34,10 +35,10 @@
 namespace osdp::runtime {
 
 struct TaskName {
-  std::string label;    // unit and phase: "blocks.3 all-gather"
-  int64_t model = 0;    // the model's number, see Runtime; 0: it belongs to none
-  std::string details;  // what else ranks must agree on, in words: "with gradients of 'w' only"; mostly ""
-  uint64_t digest = 0;  // of all this
+  std::string label;         // unit and phase: "blocks.3 all-gather"
+  int64_t model = 0;         // the model's number, see Runtime; 0: it belongs to none
+  std::string details;       // what else ranks must agree on: "with gradients of 'w' only"; mostly ""
+  uint64_t digest = 0;       // of all this
   bool accumulates = false;  // see Note [Micro-batches between steps]
 
   // "'blocks.3 all-gather' of model 2 with gradients of 'w' only"
@@ -45,33 +46,33 @@ struct TaskName {
 };
 using TaskNamePtr = std::shared_ptr<const TaskName>;
 
-// Lines of text, for other ranks.
+// Serialization as lines of text.
 void write(std::ostream& out, const TaskName& task);
 TaskName read_task(std::istream& in);
 
-// `digest`: of what ranks must agree on beyond what is said in words (sizes).
+// `digest`: of further things that ranks must agree on but that are not in the text (sizes).
 TaskNamePtr task_name(std::string label, int64_t model = 0, std::string details = "", uint64_t digest = 0);
 
-// One phase of a unit or bucket: the names of its tasks, by which of its tensors take part.
+// The task names of one phase of a unit or bucket: one for each set of its tensors that takes part.
 class TaskNames {
  public:
-  enum class Part : uint8_t { None, Gradient, WithKept };  // WithKept: and what no_sync kept of it
+  enum class Part : uint8_t { None, Gradient, WithKept };  // WithKept: with the gradient kept under no_sync
 
   TaskNames() = default;
   TaskNames(const std::string& label, int64_t model, std::vector<std::string> tensors);
 
   const TaskNamePtr& all(bool accumulates) const { return all_[accumulates]; }
-  // parts[i]: of the i-th tensor.
+  // parts[i]: how the i-th tensor takes part.
   const TaskNamePtr& of(const std::vector<Part>& parts, bool accumulates);
 
  private:
   TaskNamePtr of_some(const std::vector<Part>& parts, uint64_t digest, bool accumulates) const;
 
   std::vector<std::string> tensors_;
-  std::vector<uint64_t> digests_;   // of their names
-  std::array<uint64_t, 2> base_{};  // both by whether it accumulates
+  std::vector<uint64_t> digests_;   // of the tensors' names
+  std::array<uint64_t, 2> base_{};  // this and all_: indexed by `accumulates`
   std::array<TaskNamePtr, 2> all_;
-  TaskNamePtr some_;  // the last of those that are not all
+  TaskNamePtr some_;  // the last name in which not all take part
 };
 
 }  // namespace osdp::runtime

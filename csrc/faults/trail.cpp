@@ -18,7 +18,7 @@ void Trail::add(int64_t position, TaskNamePtr task) {
 TrailMark Trail::newest() const { return {end_, steps_.empty() ? 0 : steps_.back().digest}; }
 
 std::optional<uint64_t> Trail::digest_at(int64_t position) const {
-  const int64_t back = end_ - position;  // from the last one
+  const int64_t back = end_ - position;  // distance from the last one
   if (position < 1 || back < 0 || back >= static_cast<int64_t>(steps_.size())) return std::nullopt;
   return steps_[steps_.size() - 1 - static_cast<size_t>(back)].digest;
 }

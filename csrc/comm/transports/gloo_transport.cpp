@@ -53,7 +53,7 @@ class GlooTransport final : public Transport {
 
 }  // namespace
 
-// By the messages of the group's backend, gloo, between any hosts.
+// Through messages of the group's backend, gloo, between any hosts.
 std::unique_ptr<Transport> gloo_transport(const std::shared_ptr<Peers>& peers) {
   return std::make_unique<GlooTransport>(peers);
 }

@@ -1,5 +1,5 @@
-// Neighbours: the two ranks that a transport of our own is connected with, and what it must not take from
-// them or wait for: a message of another collective, one of another length, silence.
+// Neighbours: the two ranks that a transport of our own is connected to, and the checks on what comes from
+// them: messages of another collective or of the wrong length, and silence.
 #pragma once
 
 #include <chrono>
@@ -17,7 +17,7 @@ namespace osdp::runtime {
 class Neighbours {
  public:
   using Clock = std::chrono::steady_clock;
-  // How often whoever sleeps looks whether he is interrupted.
+  // How often a sleeping thread checks whether it has been interrupted.
   static constexpr std::chrono::milliseconds kGlance{100};
 
   explicit Neighbours(const Peers& peers)
@@ -27,30 +27,30 @@ class Neighbours {
   int before() const { return (rank_ + world_ - 1) % world_; }
   int world() const { return world_; }
 
-  // A schedule begins, on a lane's thread or on one without a lane.
+  // Called when a schedule begins, on a lane's thread or on one without a lane.
   void begin() {
     tracker_ = CollectiveTracker::here();
     digest_ = tracker_ ? tracker_->digest() : 0;
   }
-  // Of the collective that runs: Note [A digest in every message].
+  // The digest of the running collective: Note [A digest in every message].
   uint64_t digest() const { return digest_; }
-  const CollectiveTracker* tracker() const { return tracker_; }  // null: there is no lane
+  const CollectiveTracker* tracker() const { return tracker_; }  // null: no lane
 
-  void moved() {  // messages have
+  void moved() {  // messages have arrived
     if (tracker_) tracker_->moved();
   }
-  // A message has `bytes`, and is to have `expected`.
+  // Throws if a message of `bytes` bytes should have `expected` bytes.
   void check_length(int64_t bytes, int64_t expected) const {
     if (bytes == expected) return;
     throw std::runtime_error("rank " + std::to_string(before()) + " sent " + std::to_string(bytes) +
                              " bytes where rank " + std::to_string(rank_) + " expects " +
                              std::to_string(expected) + ": the ranks run different collectives");
   }
-  // After a glance in which nothing moved: throws what interrupts the lane.
+  // Called every kGlance while nothing moves: throws the exception that interrupted the lane, if any.
   void check_lane() const {
     if (tracker_) tracker_->check();
   }
-  // Nothing has moved since then: throws ConnectionLost after the group's timeout.
+  // Throws ConnectionLost if the group's timeout has passed since `since`, when a message last moved.
   void check_silence(Clock::time_point since) const {
     if (Clock::now() - since > timeout_)
       throw ConnectionLost(
@@ -60,12 +60,12 @@ class Neighbours {
  private:
   int rank_, world_;
   std::chrono::milliseconds timeout_;
-  // Of the schedule that runs:
+  // Of the running schedule:
   CollectiveTracker* tracker_ = nullptr;
   uint64_t digest_ = 0;
 };
 
-// Whether the environment does not say VARIABLE=0.
+// False if the environment says VARIABLE=0.
 inline bool wanted(const char* variable) {
   const char* given = std::getenv(variable);
   return !given || std::string_view(given) != "0";

@@ -43,11 +43,11 @@ Queue::Message Queue::front() const {
   return {digests[slot], bytes[slot], slots[slot]};
 }
 
-// A memory file without a name: nothing is left behind, however the process ends.
+// An anonymous memory file: nothing remains, however the process ends.
 SharedQueue::SharedQueue() : descriptor_(checked(memfd_create("osdp-queue", MFD_CLOEXEC), "memfd_create")) {
   try {
     checked(ftruncate(descriptor_, sizeof(Queue)), "ftruncate");
-    struct flock lock = lock_of(F_WRLCK);  // not inherited by forked children: they do not keep it alive
+    struct flock lock = lock_of(F_WRLCK);  // not inherited by forked children
     checked(fcntl(descriptor_, F_SETLK, &lock), "fcntl(F_SETLK)");
     map();
     if (getrandom(&queue_->secret, sizeof queue_->secret, 0) != sizeof queue_->secret)
@@ -89,7 +89,7 @@ void SharedQueue::map() {
 SharedQueue::Address SharedQueue::address() const { return {getpid(), descriptor_, queue_->secret}; }
 
 bool SharedQueue::owner_lives() const {
-  if (ours_) return true;  // of itself a process sees no locks
+  if (ours_) return true;  // a process does not see its own locks
   struct flock lock = lock_of(F_WRLCK);
   return fcntl(descriptor_, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }

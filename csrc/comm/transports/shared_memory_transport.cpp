@@ -53,7 +53,7 @@ class SharedMemoryTransport final : public Transport {
     if (expected.empty()) return true;
     if ((*in_)->empty()) return false;
     const Queue::Message message = (*in_)->front();
-    // Of another collective: the heartbeat tells who differs.
+    // A message of another collective is left alone: the heartbeat finds out which rank differs.
     if (message.digest != neighbours_.digest()) return false;
     neighbours_.check_length(message.bytes, expected.bytes());
     schedule.take(i / schedule.segments, i % schedule.segments, message.data);
@@ -62,7 +62,8 @@ class SharedMemoryTransport final : public Transport {
     return true;
   }
 
-  // Until the bell rings. A neighbour that ended, or has not moved for the group's timeout, is an error.
+  // Sleeps until the bell rings. Throws if a neighbour has ended or nothing has moved for the group's
+  // timeout.
   void wait(uint32_t heard) {
     const auto begin = Neighbours::Clock::now();
     while ((*in_)->bell.load() == heard) {
@@ -76,13 +77,13 @@ class SharedMemoryTransport final : public Transport {
     }
   }
 
-  std::unique_ptr<SharedQueue> in_;      // from the rank before; our own bell
+  std::unique_ptr<SharedQueue> in_;      // from the rank before; has our bell
   std::unique_ptr<SharedQueue> out_;     // the next rank's
-  std::unique_ptr<SharedQueue> before_;  // the one that the rank before reads: for its bell
+  std::unique_ptr<SharedQueue> before_;  // the queue of the rank before: for its bell
   Neighbours neighbours_;
 };
 
-// What ranks tell each other: where they are, and where their queue is.
+// What ranks exchange: their host and their queue.
 struct QueueEndpoint {
   char host[256] = {};
   SharedQueue::Address queue;
@@ -90,8 +91,8 @@ struct QueueEndpoint {
 
 }  // namespace
 
-// Through memory that ranks of one host share; null on all ranks when they are not all on one host, or one of
-// them cannot or must not (OSDP_SHARED_MEMORY=0) share memory.
+// Through memory shared by the ranks of one host. Null on all ranks if they are not all on one host, or if
+// one of them cannot share memory or must not (OSDP_SHARED_MEMORY=0).
 std::unique_ptr<Transport> shared_memory_transport(const std::shared_ptr<Peers>& peers) {
   const Neighbours neighbours(*peers);
   std::unique_ptr<SharedQueue> in, out, before;
@@ -103,7 +104,7 @@ std::unique_ptr<Transport> shared_memory_transport(const std::shared_ptr<Peers>&
       std::copy_n(host.data(), std::min(host.size(), sizeof mine.host - 1), mine.host);
       mine.queue = in->address();
     }
-  } catch (const std::exception&) {  // this machine cannot; sockets can
+  } catch (const std::exception&) {  // not possible on this machine; sockets follow
   }
   const std::vector<QueueEndpoint> endpoints = rendezvous(*peers, mine);
   const auto with_us = [&](const QueueEndpoint& endpoint) {

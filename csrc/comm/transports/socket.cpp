@@ -39,9 +39,10 @@ void wait_for(int descriptor, short events, Socket::Deadline deadline) {
   }
 }
 
-// Which descriptors are sockets of ours. A forked child lets go of them at once, else it would keep this
-// rank's connections open when this rank has died (Note [A dead rank's children]). The numbers stay taken, by
-// /dev/null, so that what the child destroys closes nothing of others.
+// The descriptors of our sockets. A forked child closes them at once, or it would keep this rank's
+// connections open after this rank has died (Note [A dead rank's children]). In the child the descriptors are
+// redirected to /dev/null rather than freed, so that the child's destructors cannot close unrelated files
+// that reuse the numbers.
 class OpenSockets {
  public:
   static OpenSockets& all() {
@@ -77,7 +78,7 @@ class OpenSockets {
 int new_socket(int family) {
   const int descriptor =
       checked(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP), "socket");
-  const int yes = 1;  // a message must not wait for the acknowledgement of the one before
+  const int yes = 1;  // a message must not wait for the previous one's acknowledgement
   setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
   return descriptor;
 }
@@ -102,7 +103,7 @@ std::optional<SocketAddress> of_interface(const std::string& name) {
   return {};
 }
 
-// What the name resolves to and this host can listen at.
+// The first address that the name resolves to and that this host can listen on.
 std::optional<SocketAddress> of_name(const char* name) {
   addrinfo hints{}, *list = nullptr;
   hints.ai_socktype = SOCK_STREAM;
@@ -114,7 +115,7 @@ std::optional<SocketAddress> of_name(const char* name) {
       const SocketAddress address = copy_of(i->ai_addr);
       Socket::listening(address);
       return address;
-    } catch (const std::system_error&) {  // not ours
+    } catch (const std::system_error&) {  // not an address of this host
     }
   }
   return {};

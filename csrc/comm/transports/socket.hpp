@@ -1,4 +1,4 @@
-// Sockets: TCP connections of our own between ranks, which never block. Linux.
+// Sockets: non-blocking TCP connections of our own between ranks. Linux only.
 #pragma once
 
 #include <sys/socket.h>
@@ -10,14 +10,15 @@
 
 namespace osdp::runtime {
 
-// An address and port. Plain bytes, sent between ranks.
+// An address and port. Trivially copyable, sent between ranks.
 struct SocketAddress {
   sockaddr_storage storage = {};
   socklen_t length = 0;
 };
 
-// By which the other ranks reach this one, as gloo chooses it: that of the interface GLOO_SOCKET_IFNAME (the
-// first, if it names several), else what the host's name resolves to, else the loopback's. Port 0.
+// The address by which other ranks reach this one, chosen as gloo does: that of the interface
+// GLOO_SOCKET_IFNAME (the first, if it names several), else what the host name resolves to, else the loopback
+// address. Port 0.
 std::optional<SocketAddress> own_address();
 
 class Socket {
@@ -25,7 +26,7 @@ class Socket {
   using Deadline = std::chrono::steady_clock::time_point;
 
   Socket() = default;
-  // All three throw std::system_error; the last two after the deadline too.
+  // All three throw std::system_error; the last two also if the deadline passes.
   static Socket listening(const SocketAddress& address);
   static Socket connected(const SocketAddress& address, Deadline deadline);
   Socket accepted(Deadline deadline) const;
@@ -34,14 +35,14 @@ class Socket {
   Socket& operator=(Socket&& other) noexcept;
   ~Socket();
 
-  SocketAddress address() const;  // its own, with the port it was given
+  SocketAddress address() const;  // local, with the port that the system assigned
   int descriptor() const { return descriptor_; }
 
-  // As many bytes as can be moved at once, 0 if none. Throw std::system_error when the connection is broken,
-  // `read` also when the other end has closed it.
+  // Move as many bytes as possible without blocking; return their number, which may be 0. Throw
+  // std::system_error if the connection is broken; `read` also if the other end has closed it.
   size_t write(iovec* pieces, int count);
   size_t read(void* into, size_t bytes);
-  // Until `bytes` bytes are there, or the deadline.
+  // Blocks until `bytes` bytes have been read. Throws std::system_error at the deadline.
   void read_all(void* into, size_t bytes, Deadline deadline);
 
  private:

@@ -1,10 +1,11 @@
 // A transport over TCP connections of our own.
 //
 // Note [Streams instead of requests]
-// gloo sends a message when its receiver has asked for it: each costs a round trip and two changes of
-// threads, so the link rests between collectives. Here each rank has one stream of bytes to the next rank and
-// one from the rank before. Messages follow each other with a header each; the receiver's system holds what
-// comes early. One thread, the lane's, serves both streams and sleeps when neither moves.
+// gloo sends a message only after its receiver has requested it: each message costs a round trip and two
+// thread switches, and the link is idle between collectives. Here each rank has one byte stream to the next
+// rank and one from the previous rank. Messages follow each other, each with a header; the receiver's kernel
+// buffers those that arrive early. One thread, the lane's, serves both streams and sleeps when neither can
+// move.
 #ifdef __linux__
 
 #include <poll.h>
@@ -47,7 +48,7 @@ class Sender {
     left_ = sizeof header_ + range.bytes();
   }
 
-  // Whether the message has been handed over as a whole.
+  // Whether the whole message has been handed to the system.
   bool push() {
     while (left_ > 0) {
       const size_t payload = header_.bytes;
@@ -77,7 +78,7 @@ class Receiver {
 
   int descriptor() const { return socket_.descriptor(); }
 
-  // The next message's header, once it is there.
+  // The next message's header; null until all of it has arrived.
   const Header* header() {
     while (have_ < sizeof header_) {
       const size_t moved = socket_.read(reinterpret_cast<char*>(&header_) + have_, sizeof header_ - have_);
@@ -87,7 +88,8 @@ class Receiver {
     return &header_;
   }
 
-  // Whether all of the message is in `into`, the same in every call for it. Then the next one can come.
+  // Whether all of the message is in `into`, which must be the same in every call for one message. Then the
+  // next message can be read.
   bool read(void* into) {
     const size_t total = sizeof header_ + header_.bytes;
     while (have_ < total) {
@@ -127,7 +129,7 @@ class SocketTransport final : public Transport {
     }
     const int64_t total = schedule.messages();
     int64_t sent = 0, taken = 0;
-    bool ours = !out_.idle();  // whether the message that is being handed over is this schedule's
+    bool ours = !out_.idle();  // whether the message being sent is this schedule's
     last_move_ = Clock::now();
     while (true) {
       const bool pushed = send(schedule, sent, taken, ours);
@@ -142,7 +144,7 @@ class SocketTransport final : public Transport {
   }
 
  private:
-  // Hands over what can be sent now. Whether anything has moved.
+  // Sends what can be sent now. Returns whether anything was.
   bool send(const RingSchedule& schedule, int64_t& sent, int64_t taken, bool& ours) {
     const int64_t total = schedule.messages();
     bool moved = false;
@@ -174,7 +176,7 @@ class SocketTransport final : public Transport {
     }
   }
 
-  // Takes message `taken` if it has come, or as much of it as has. Whether it was taken.
+  // Takes message `taken` if it has arrived, or reads the part that has. Returns whether it was taken.
   bool take(const RingSchedule& schedule, int64_t& taken) {
     const Range expected = schedule.expected(taken);
     const int64_t step = taken / schedule.segments, segment = taken % schedule.segments;
@@ -182,7 +184,7 @@ class SocketTransport final : public Transport {
       if (!expected.empty()) {
         const Header* header = in_.header();
         stranger_ = header && header->digest != neighbours_.digest();
-        if (!header || stranger_) return false;  // of another collective: the heartbeat tells who differs
+        if (!header || stranger_) return false;  // another collective's: left to the heartbeat
         neighbours_.check_length(header->bytes, expected.bytes());
         const Range into = schedule.inbox(step, segment);
         if (!in_.read(into.data)) return false;
@@ -195,7 +197,7 @@ class SocketTransport final : public Transport {
     return true;
   }
 
-  // Until a stream can move. To be silent for the group's timeout is an error.
+  // Sleeps until a stream can move. Throws if nothing has moved for the group's timeout.
   void wait(bool receiving) {
     std::array<pollfd, 2> streams{pollfd{receiving && !stranger_ ? in_.descriptor() : -1, POLLIN, 0},
                                   pollfd{out_.idle() ? -1 : out_.descriptor(), POLLOUT, 0}};
@@ -208,24 +210,24 @@ class SocketTransport final : public Transport {
   Receiver in_;
   Neighbours neighbours_;
 
-  // Of the next collective (Note [Sent ahead]): messages begun, and their digest.
+  // For the next collective (Note [Sent ahead]): messages that have been sent or begun, and their digest.
   int64_t ahead_ = 0;
   uint64_t ahead_digest_ = 0;
 
-  // Of the schedule that runs:
+  // Of the running schedule:
   int64_t skip_ = 0;       // messages that were sent ahead
-  bool stranger_ = false;  // a message of another collective has come
+  bool stranger_ = false;  // a message of another collective has arrived
   Clock::time_point last_move_;
 };
 
-// Where the rank before reaches this one, and what it says there.
+// Where the previous rank connects to this one, and the secret that it must send.
 struct SocketEndpoint {
   SocketAddress address;
-  uint64_t secret = 0;  // 0: this rank cannot, or must not
+  uint64_t secret = 0;  // 0: this rank cannot or must not use sockets
 };
 
 bool sockets_wanted() {
-  const char* device = std::getenv("GLOO_DEVICE_TRANSPORT");  // TCP_TLS: the streams must be encrypted
+  const char* device = std::getenv("GLOO_DEVICE_TRANSPORT");  // TCP_TLS: encryption is required
   return wanted("OSDP_SOCKETS") && (!device || std::string(device) == "TCP");
 }
 
@@ -234,7 +236,7 @@ uint64_t new_secret() {
   return (uint64_t{device()} << 32 | device()) | 1;
 }
 
-// The rank before, and nobody else who may have found the port.
+// Accepts the previous rank only: other connections to the port do not know the secret.
 Socket accepted(const Socket& listening, uint64_t secret, Socket::Deadline deadline) {
   while (true) {
     Socket socket = listening.accepted(deadline);
@@ -249,9 +251,9 @@ Socket accepted(const Socket& listening, uint64_t secret, Socket::Deadline deadl
 
 }  // namespace
 
-// By TCP connections of its own, between any hosts that reach each other by the addresses that gloo would
-// use; null on all ranks where one of them cannot connect, or must not (OSDP_SOCKETS=0, or gloo's own are
-// encrypted: GLOO_DEVICE_TRANSPORT=TCP_TLS).
+// Through TCP connections of its own, between hosts that can reach each other by the addresses that gloo
+// would use. Null on all ranks if one of them cannot connect or must not (OSDP_SOCKETS=0, or gloo's
+// connections are encrypted: GLOO_DEVICE_TRANSPORT=TCP_TLS).
 std::unique_ptr<Transport> socket_transport(const std::shared_ptr<Peers>& peers) {
   const Neighbours neighbours(*peers);
   SocketEndpoint mine;
@@ -261,7 +263,7 @@ std::unique_ptr<Transport> socket_transport(const std::shared_ptr<Peers>& peers)
       listening = Socket::listening(*address);
       mine = {listening.address(), new_secret()};
     }
-  } catch (const std::system_error&) {  // gloo can, perhaps
+  } catch (const std::system_error&) {  // gloo may still work
   }
   const std::vector<SocketEndpoint> endpoints = rendezvous(*peers, mine);
   if (std::any_of(endpoints.begin(), endpoints.end(),

@@ -1,4 +1,4 @@
-// System calls that tell of their failure by a negative number and errno.
+// Error checking for system calls that return a negative number and set errno.
 #pragma once
 
 #include <cerrno>
@@ -6,7 +6,7 @@
 
 namespace osdp::runtime {
 
-// Throws std::system_error, which says `what` failed and why.
+// Throws std::system_error if `result` is negative; the error says that `what` failed and why.
 inline int checked(int result, const char* what) {
   if (result < 0) throw std::system_error(errno, std::generic_category(), what);
   return result;

@@ -6,17 +6,17 @@
 
 namespace osdp::runtime {
 
-// Each in the file of its name. Null, on all ranks, where one of them cannot or must not use it. Collective.
+// Each is in the file of its name. Null on all ranks if one of them cannot or must not use it. Collective.
 using Connect = std::unique_ptr<Transport>(const std::shared_ptr<Peers>& peers);
 Connect shared_memory_transport, socket_transport, gloo_transport;
 
 namespace {
 
-// The best first; the last one always can.
+// The best first; the last one always works.
 constexpr Connect* kTable[] = {
     shared_memory_transport,  // between ranks of one host
     socket_transport,         // between hosts that reach each other by the addresses that gloo would use
-    gloo_transport,           // between any
+    gloo_transport,           // between any hosts
 };
 
 struct Connected {
@@ -42,7 +42,7 @@ std::shared_ptr<Transport> transport_of(const std::string& group, const std::sha
     std::lock_guard lock(connected().mutex);
     if (const auto found = connected().of.find(group); found != connected().of.end()) return found->second;
   }
-  auto made = make_transport(peers);  // waits for the other ranks: other groups' must not wait meanwhile
+  auto made = make_transport(peers);  // without the lock: it waits for other ranks
   std::lock_guard lock(connected().mutex);
   return connected().of[group] = std::move(made);
 }

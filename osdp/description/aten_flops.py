@@ -13,7 +13,7 @@ aten = torch.ops.aten
 
 
 def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> int:
-    """2 x multiplications of the ATen call `func(*args, **kwargs)`; 0 where products do not dominate."""
+    """2 x multiplications of the ATen call `func(*args, **kwargs)`; 0 if products do not dominate it."""
     packet = getattr(func, "overloadpacket", None)
     if packet in flop_registry:
         return int(flop_registry[packet](*args, **kwargs, out_val=out))
@@ -30,6 +30,7 @@ def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> int:
 
 
 def _recurrent(sequence: torch.Tensor, weights: Any) -> int:
-    """Of one direction of one layer: every step of every sequence multiplies with both weight matrices."""
+    """Flops of one direction of one layer: every step of every sequence multiplies by both weight
+    matrices."""
     steps = sequence.numel() // max(1, sequence.shape[-1])
     return 2 * steps * sum(int(w.numel()) for w in weights)

@@ -1,4 +1,4 @@
-"""Memory that CPU kernels keep for backward, or take while they run, and that fake tensors do not show."""
+"""Memory of CPU kernels, saved for backward or temporary, that fake tensors do not show."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PAGE_BYTES = 4096
 
 
 def hidden_workspace_bytes(func: Any, args: Any, out: Any) -> int:
-    """Bytes of a workspace that the ATen call saves for backward, where `out`, a fake result, has it empty.
+    """Bytes of a workspace that the ATen call saves for backward, if it is empty in the fake result `out`.
 
     oneDNN's LSTM layer keeps gates and states of all steps in a private layout. Its size was measured (fp32,
     hidden sizes 16 to 512): 15.1 values per step and 10 per sequence for each hidden unit, and three pages.
@@ -19,7 +19,7 @@ def hidden_workspace_bytes(func: Any, args: Any, out: Any) -> int:
         return 0
     sequence, hidden_size, batch_first = args[0], args[10], args[14]
     if out[3].numel() > 0:
-        return 0  # a real one: the saved-tensor hooks have seen it
+        return 0  # a real workspace: the saved-tensor hooks have counted it
     steps, batch = (sequence.shape[1], sequence.shape[0]) if batch_first else sequence.shape[:2]
     values = int(batch) * int(hidden_size) * (15.125 * int(steps) + 10)
     size = int(values) * int(sequence.element_size())
@@ -27,24 +27,25 @@ def hidden_workspace_bytes(func: Any, args: Any, out: Any) -> int:
 
 
 def scratch_bytes(func: Any, args: Any) -> int:
-    """Bytes that the ATen call takes while it runs, beside what it returns.
+    """Bytes of temporary memory of the ATen call, besides its results.
 
-    Convolutions: oneDNN computes on copies in a layout of its own. Measured (fp32, 3 to 512 channels, kernels of 1 to 3,
-    strides of 1 and 2): within 16 KiB of this, but for 0.2 MB more in backward with few channels.
+    Convolutions: oneDNN computes on copies in its own layout. Measured (fp32, 3 to 512 channels, kernels of 1
+    to 3, strides of 1 and 2): within 16 KiB of this, but for 0.2 MB more in backward with few channels.
     """
     packet = getattr(func, "overloadpacket", None)
     if packet is torch.ops.aten.convolution and not _is_product(args[1], args[3]):
         given, weight = args[:2]
         return _bytes(given) + _bytes(weight) + 4 * _PAGE_BYTES
     if packet is torch.ops.aten.convolution_backward and not _is_product(args[2], args[4]):
-        # The gradient of the input, from the result's and the weight; that of the weight, and then its copy.
+        # First the input's gradient, from copies of the result's gradient and the weight; then the weight's
+        # gradient with its copy.
         result, given, weight = args[:3]
         return max(_bytes(given) + _bytes(result), _bytes(weight)) + 4 * _PAGE_BYTES
     return 0
 
 
 def _is_product(weight: torch.Tensor, stride: Any) -> bool:
-    """A convolution that is one matrix product, on what it is given as it lies."""
+    """Whether the convolution is one matrix product on its unmodified input."""
     return all(n == 1 for n in weight.shape[2:]) and all(s == 1 for s in stride)
 
 

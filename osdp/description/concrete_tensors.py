@@ -1,4 +1,4 @@
-"""Known values among fake tensors: small integers, and what a forward makes of them."""
+"""Tensors with known values among fake tensors: small integers and results computed from them."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from torch.utils._mode_utils import no_dispatch
 from osdp.base.tensor_trees import tensors_in
 from osdp.description.fake_call_cache import VIEWS, view
 
-_MOST_ELEMENTS = 2**18  # of a tensor that keeps its values
+_MOST_ELEMENTS = 2**18  # of a tensor with known values
 
 
 class ValuesLostError(Exception):
-    """A tensor of known values was written to with unknown ones."""
+    """Unknown values were written into a tensor of known values."""
 
 
 # Note [Known values]
-# Models ask their integers what to do: whether a mask is all ones, whether positions are consecutive, which
-# number a random one is below. On fake tensors such a question has no answer, or, in models that ask first
-# whether a tensor is fake, another one than in training. So small integer tensors and single numbers that
-# the model or the sample holds are real ones beside the fake ones. What a forward makes from known values
-# alone, or from none, as torch.ones does, is known, if it is small; whatever meets a fake tensor is fake.
-# Should unknown values be written into a known tensor (a loss that is summed up in place, say), nothing can
-# be told of it any more: ValuesLostError, and the forward is watched again with fewer known: first without
-# fractions, then with everything fake.
+# Models branch on values of integer tensors: whether a mask is all ones, whether positions are consecutive,
+# whether a random number is below a threshold. Fake tensors have no values, and models that check for fake
+# tensors would take a different branch than in training. So small integer tensors and single numbers of the
+# model or the sample are real tensors among the fake ones. Small results computed only from known values, or
+# from no tensors (torch.ones), are known too; results that depend on a fake tensor are fake. If unknown
+# values are written into a known tensor (such as a loss that is summed up in place), its values are lost:
+# ValuesLostError is raised, and the forward is traced again with fewer known values: first without fractions,
+# then with everything fake.
 
 
 class KnownValues:
-    """Which tensors keep their values, and the ATen calls of a forward in which they do: `integers` (with
-    booleans), also `fractions`, or none at all.
+    """Decides which tensors have known values, and runs ATen calls on them: `integers` (and booleans), also
+    `fractions`, or none.
     """
 
     def __init__(self, integers: bool = True, fractions: bool = False) -> None:
@@ -40,11 +40,12 @@ class KnownValues:
         self.fractions = integers and fractions
 
     def keeps_given(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor of the model or the sample does: of those with fractions, only single numbers."""
+        """Whether a tensor of the model or the sample keeps its values; floating-point tensors only if they
+        are single numbers."""
         return self.keeps(tensor) and (not _has_fractions(tensor) or tensor.numel() <= 1)
 
     def keeps(self, tensor: torch.Tensor) -> bool:
-        """Whether a real tensor like `tensor` may stand among fake ones."""
+        """Whether a tensor like `tensor` may be a real one among fake ones."""
         return (
             (self.fractions if _has_fractions(tensor) else self.integers)
             and tensor.numel() <= _MOST_ELEMENTS
@@ -60,7 +61,8 @@ class KnownValues:
             return tensor.detach().clone()
 
     def call(self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor]) -> Any:
-        """`func(*args, **kwargs)`, an ATen call inside of a FakeTensorMode; for real where its values are known.
+        """Run the ATen call `func(*args, **kwargs)` inside of a FakeTensorMode, on real tensors if the values
+        are known.
 
         `given` are the tensors among the arguments. Raises ValuesLostError.
         """
@@ -72,11 +74,11 @@ class KnownValues:
                 return view(func, args, kwargs)
             return func(*args, **kwargs)
         try:
-            out = func(*args, **kwargs)  # fake, to learn how large it is
+            out = func(*args, **kwargs)  # fake, to find out its size
         except (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException):
             if not all(self.keeps(t) for t in given):
                 raise
-            out = None  # not much more than the arguments, which are small
+            out = None  # at most slightly larger than the arguments, which are small
         if not all(self.keeps(t) for t in (*given, *tensors_in(out))):
             return out
         with no_dispatch():

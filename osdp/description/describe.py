@@ -1,4 +1,4 @@
-"""describe: the operators of a model, from one forward on tensors that hold no data."""
+"""describe: the operators of a model, from a forward on tensors without data."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ def describe(model: nn.Module, *args: Any, **kwargs: Any) -> ModelDescription:
     """The operators of `model` in execution order, with their bytes and work.
 
     `args` and `kwargs` are one sample for the model's forward: real or meta tensors; dimension 0 of the first
-    one is the batch, as is dimension 0 of every other tensor of that length. The forward runs on a copy whose
-    tensors are fake: no weight is read, copied or written, nothing large is allocated, and the model (which
-    may be on the meta device), its buffers, its mode and the random number generators stay as they are. It
-    runs in the model's mode: describe a model for training in `model.train()`. Only a forward that depends on
-    values of tensors, which fake ones do not have, runs on the real tensors; its side effects are undone.
+    one is the batch, as is dimension 0 of every other tensor of that length. The forward runs on a copy with
+    fake tensors: no weight is read, copied or written, nothing large is allocated, and the model (which may
+    be on the meta device), its buffers, its mode and the random number generators do not change. It runs in
+    the model's mode, so call `model.train()` first to describe training. Only if the forward depends on
+    values of tensors, which fake ones do not have, it runs on the real tensors, and its side effects are
+    undone.
 
-    Saved bytes are those of storages that autograd's saved-tensor hooks see, each once, for the operator that
-    saved it first; parameters, buffers and the sample do not count. What a custom
-    autograd function keeps on its `ctx` without `save_for_backward` is not seen.
+    Saved bytes are those of storages that autograd's saved-tensor hooks see, each counted once, for the
+    operator that saved it first; parameters, buffers and the sample do not count. Tensors that a custom
+    autograd function stores on its `ctx` without `save_for_backward` are not seen.
 
-    Without a sample forward does not run: operators come in `named_modules()` order, untraced, with zero
+    Without a sample the forward does not run: operators are in `named_modules()` order, untraced, with zero
     activations.
 
     Raises DescribeError, with the module whose forward failed, and for a sample without a tensor of at least one
@@ -69,9 +70,10 @@ def describe(model: nn.Module, *args: Any, **kwargs: Any) -> ModelDescription:
 
 
 def watched_once(model: nn.Module, args: Any, kwargs: Any) -> ModelDescription:
-    """As `describe`, from one forward: it tells where parameters are read, and of activations only what they are here.
+    """Like `describe`, from a single forward: finds out where parameters are read, and the activations at
+    this batch size only.
 
-    Raises DescribeError, also where the forward depends on values and there are none.
+    Raises DescribeError, also if the forward depends on values that are not available.
     """
     _refuse_sharded(model)
     _refuse_uninitialised(model)
@@ -84,15 +86,16 @@ def watched_once(model: nn.Module, args: Any, kwargs: Any) -> ModelDescription:
 
 @dataclass(frozen=True)
 class Watched:
-    """What two forwards did: one on `batch` samples, one on twice as many (None: the model refuses those)."""
+    """The traces of two forwards: with `batch` samples, and with twice as many (None: the model fails on
+    those)."""
 
     first: Trace
     second: Trace | None
     batch: int
 
     def parts(self, amount: Callable[[Trace], int]) -> tuple[int, int]:
-        """What grows with the batch, per sample, and what does not; exact at `batch` and, unless it grows
-        faster than the batch does, at twice that.
+        """The part of `amount` that grows with the batch, per sample, and the fixed part; exact at `batch`
+        and, unless the amount grows faster than the batch, at twice that.
         """
         whole = amount(self.first)
         if self.second is None:
@@ -106,9 +109,9 @@ class Watched:
 
 def _two_traces(model: nn.Module, sample: tuple[Any, Any], batch: int) -> tuple[Trace, Trace | None, int]:
     # Note [Two batch sizes]
-    # What is saved is fixed + batch x per sample, so two forwards tell both parts. A single sample is not one
-    # of the two: with a dimension of 1, tensors are contiguous and expanded ones need no copy, where larger
-    # batches save one more tensor.
+    # Saved bytes are fixed + batch x per sample, so two forwards determine both parts. Neither of them has a
+    # single sample: with a dimension of 1 more tensors are contiguous and expanded ones need no copy, so
+    # larger batches may save one more tensor.
     base = max(batch, 2)
     fakes = FakeParameters(model)
     try:
@@ -120,7 +123,7 @@ def _two_traces(model: nn.Module, sample: tuple[Any, Any], batch: int) -> tuple[
     try:
         return first, trace(model, fakes, *with_batch(sample, 2 * base)), base
     except DescribeError:
-        return first, None, base  # the model insists on its batch size: count all as growing with the batch
+        return first, None, base  # the model requires its batch size: count all as growing with the batch
 
 
 class Ownership:
@@ -143,10 +146,9 @@ class Ownership:
             self.owned.setdefault(name.rpartition(".")[0], []).append(name)
 
     def fallback(self, owner: str) -> str:
-        """Where parameters are gathered whose reader is not known: the nearest callable module around their
-        owner.
+        """Where to gather parameters whose reader is unknown: the nearest callable module around their owner.
 
-        Around all their owners, where they are tied or their module has several names.
+        If they are tied or their module has several names: around all owners.
         """
         names = [name for p in self.owned[owner] for name in (p, *self.aliases[p])]
         around = [name.split(".")[:-2] for name in names]  # the paths of the owners' parents
@@ -161,7 +163,7 @@ class Ownership:
 
 
 def _unchanging(blocks: list[str], watched: Watched | None) -> list[str]:
-    """Without those that write into what they are called with: a second forward would do so again."""
+    """`blocks` without those that modify their inputs, since a second forward would do so again."""
     changed = watched.first.changed_inputs if watched is not None else set()
     if left := [b for b in blocks if b in changed]:
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
@@ -229,7 +231,7 @@ def _assemble(
                 work_bytes_fixed=work_fixed,
             )
         )
-    if operators and any(buffers.values()):  # of modules that are no operators
+    if operators and any(buffers.values()):  # of modules that are not operators
         first_bytes = operators[0].buffer_bytes + sum(buffers.values())
         operators[0] = dataclasses.replace(operators[0], buffer_bytes=first_bytes)
     return ModelDescription(
@@ -246,7 +248,7 @@ def _assemble(
 
 
 def _works(watched: Watched, owners: Ownership, order: list[str]) -> dict[Trace, dict[str, int]]:
-    """Of each trace, the work of those in `order` that will be operators."""
+    """Working memory in each trace of those in `order` that will be operators."""
     traces = [t for t in (watched.first, watched.second) if t is not None]
     amounts = [t.saved_bytes for t in traces] + [t.flops for t in traces]
     names = [name for name in order if name in owners.owned or any(a.get(name) for a in amounts)]
@@ -262,7 +264,7 @@ def _works(watched: Watched, owners: Ownership, order: list[str]) -> dict[Trace,
 
 
 def _buffer_bytes(owners: Ownership) -> dict[str, int]:
-    """By module, what it owns of the buffers' memory; what several share is the first one's."""
+    """Bytes of buffers by module; shared ones count for the first module."""
     known: set[int] = set()
     found = {}
     for name, module in owners.modules.items():
@@ -278,14 +280,15 @@ def _output_bytes(watched: Watched) -> int:
 
 
 def _split_shape(owners: Ownership, name: str, trace: Trace | None) -> tuple[int, int] | None:
-    """(out, in) of a plain nn.Linear that alone reads its weight: it can be computed in slices."""
+    """(out, in) if the module is a plain nn.Linear and the only reader of its weight, so that it can be
+    sliced; else None."""
     module = owners.modules[name]
     if trace is None or type(module) is not nn.Linear or "forward" in vars(module) or _has_hooks(module):
         return None
     weight = f"{name}.weight" if name else "weight"
     owned = owners.owned.get(name, [])
     if not owned or len(owned) != len(module._parameters) - (module.bias is None):
-        return None  # the bias, or the weight, belongs to an operator that comes before, or to nobody
+        return None  # the bias or the weight belongs to an earlier operator, or to none
     if any(owners.aliases[p] for p in owned) or trace.readers([weight]) != (name,):
         return None
     out_features, in_features = module.weight.shape

@@ -1,4 +1,4 @@
-"""FakeCallCache: an ATen call on fake tensors is worked out once for all calls that are alike."""
+"""FakeCallCache: computes the result of an ATen call on fake tensors once for all similar calls."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_
 aten = torch.ops.aten
 
 # Note [Alike calls]
-# The blocks of a model are alike, so most ATen calls of a forward and its backward were made before, on other tensors of the
-# same sizes. The fake mode caches results too, but needs 60 us to look one up, and makes no exception for views, which take
-# less to do than to look up. Nothing is assumed about blocks: their Python code, hooks and branches run every time.
-#   A result is kept where the call's arguments say all that it depends on: the function writes nothing, returns new tensors
-# and does not depend on values; its tensors are fake ones, of which sizes, strides, data type, device and dispatch keys
-# (conjugate, negative, sparse, ...) are in the key; and its other arguments are plain values, with their types, since 1 and
-# 1.0 are equal and make tensors of different types. A result that is more than a dense tensor in a storage of its own size
-# (`_dense`) is not kept.
+# The blocks of a model are alike, so most ATen calls of a forward and its backward repeat earlier ones on
+# other tensors of the same sizes. The fake mode caches results too, but a lookup takes 60 us, also for views,
+# which take less time to compute than to look up. Nothing is assumed about blocks: their Python code, hooks
+# and branches run every time.
+# A result is cached if the call's arguments determine it: the function writes nothing, returns new tensors
+# and does not depend on values; its tensors are fake, and their sizes, strides, dtype, device and dispatch
+# keys (conjugate, negative, sparse, ...) are in the key; and its other arguments are plain values, whose
+# types are in the key too, since 1 and 1.0 are equal but make tensors of different dtypes. Only dense tensors
+# in a storage of their own size (`_dense`) are cached.
 
 VIEWS = {
     aten.view.default,
@@ -36,7 +37,7 @@ _DEPENDS_ON_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_
 
 
 class _Dense(NamedTuple):
-    """A tensor that a call returns, alone in a storage that is no larger than it needs."""
+    """A returned tensor that is alone in a storage of exactly its size."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -48,12 +49,13 @@ _Result = _Dense | tuple[_Dense | None, ...]  # one tensor, or several, some of 
 
 
 class FakeCallCache:
-    """Makes ATen calls inside of `mode`: `call(func, args, kwargs)` returns what `func(*args, **kwargs)` would."""
+    """Executes ATen calls inside of `mode`: `call(func, args, kwargs)` returns the same as `func(*args,
+    **kwargs)`."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
         self._mode = mode
         self._can_keep: dict[Any, bool] = {}  # by function
-        self._results: dict[tuple[Any, ...], _Result | None] = {}  # None: is not kept
+        self._results: dict[tuple[Any, ...], _Result | None] = {}  # None: not cached
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in VIEWS and isinstance(args[0], FakeTensor):
@@ -76,7 +78,7 @@ class FakeCallCache:
         return tuple(None if dense is None else self._make(dense) for dense in result)
 
     def _add(self, key: list[Any], values: Iterable[Any]) -> bool:
-        """Add to `key` what a result may depend on; False if there may be more than that."""
+        """Add to `key` the properties on which a result may depend; False if there may be others."""
         for value in values:
             kind = type(value)
             if kind is FakeTensor:
@@ -106,7 +108,7 @@ class FakeCallCache:
         return tuple(None if t is None else self._dense(t) for t in out)
 
     def _dense(self, tensor: torch.Tensor) -> _Dense | None:
-        """None: a tensor made from what is kept would not be the same."""
+        """The tensor's description; None if a tensor made from it would not be the same."""
         if type(tensor) is not FakeTensor or not _is_plain(tensor):
             return None
         dense = _Dense(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.fake_device)
@@ -125,7 +127,7 @@ class FakeCallCache:
 
 
 def view(func: Any, args: Any, kwargs: Any) -> torch.Tensor:
-    """What the fake mode makes of one of VIEWS: the same call on the meta tensor that a fake one is inside."""
+    """The fake mode's result for one of VIEWS: the same call on the meta tensor inside the fake one."""
     fake = args[0]
     with in_kernel_invocation_manager(fake.fake_mode):
         inner = func(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""One watched forward of a model: on tensors that hold no data or, where its values are asked for, for real."""
+"""Traces one forward of a model, on tensors without data or, if it depends on values, on real ones."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from osdp.description.originals import CopiesRead
 from osdp.errors import DescribeError
 
 # Note [Describing on fake tensors]
-# Fake CPU tensors, not meta ones: the meta device takes other kernels than CPU and CUDA do, which save
-# other tensors for backward. The copy is a deepcopy that is told beforehand what each tensor becomes, so
-# every reference to a parameter (an LSTM's weight list, tied weights, a tensor in a plain attribute)
-# leads to the same fake one.
+# Fake CPU tensors, not meta ones: the meta device uses different kernels than CPU and CUDA, which save
+# different tensors for backward. The copy is a deepcopy whose memo maps each tensor to its fake one, so every
+# reference to a parameter (an LSTM's weight list, tied weights, a tensor in a plain attribute) becomes the
+# same fake tensor.
 
 
 class FakeParameters:
-    """Fake parameters of `model`, and the mode they belong to, for all of its traces: making them is most of
-    the work beside the forward."""
+    """Fake parameters of `model` and their mode, for all of its traces: apart from the forward, creating them
+    takes most of the time."""
 
     def __init__(self, model: nn.Module) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -45,7 +45,7 @@ class FakeParameters:
 
 
 def trace(model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any) -> Trace:
-    """What a forward of `model` on a sample does; model, sample and random generators stay as they are.
+    """Trace a forward of `model` on a sample; model, sample and random generators do not change.
 
     Raises DescribeError that names the module whose forward failed.
     """
@@ -56,8 +56,8 @@ def trace(model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any) -> Tr
     except _AsksForValuesError:
         return _trace_for_real(model, args, kwargs)
     except DescribeError:
-        # Some operators refuse fake tensors that they would take if they were real. If none has been refused
-        # so far, it may be that; the sample, or this batch size, may also be wrong for the model.
+        # Some operators fail on fake tensors but not on real ones. If no forward has run on fakes so far,
+        # that may be the reason; the sample, or this batch size, may also be wrong for the model.
         if fakes.accepted or _lacks_values(model, args, kwargs):
             raise
         result = _trace_for_real(model, args, kwargs)
@@ -68,7 +68,7 @@ def trace(model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any) -> Tr
 
 
 def _trace_known(model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any) -> Trace:
-    """On fakes, with as many known values as can be."""
+    """Trace on fakes, with as many known values as possible."""
     for known in (KnownValues(fractions=True), KnownValues()):
         try:
             return _trace_fakes(model, fakes, args, kwargs, known)
@@ -78,7 +78,7 @@ def _trace_known(model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any
 
 
 class _AsksForValuesError(Exception):
-    """The forward depends on values that fake tensors do not have, and that real ones would."""
+    """The forward depends on values that fake tensors do not have, but real ones would."""
 
 
 def _trace_fakes(
@@ -105,7 +105,7 @@ def _trace_fakes(
 
 
 def _trace_for_real(model: nn.Module, args: Any, kwargs: Any) -> Trace:
-    """For a forward that depends on values of tensors: one real forward, whose traces are undone."""
+    """For a forward that depends on values of tensors: run it on real tensors, and undo its side effects."""
     with generators_kept(next(model.parameters()).device), untouched(model):
         watcher = Watcher(model)
         try:
@@ -116,19 +116,19 @@ def _trace_for_real(model: nn.Module, args: Any, kwargs: Any) -> Trace:
 
 
 def _watch(watcher: Watcher, args: Any, kwargs: Any) -> Any:
-    """What the model returns."""
+    """Run the forward and return its result."""
     with torch.enable_grad(), _batch_norms_alone(), watcher:
         return watcher.model(*args, **kwargs)
 
 
 def _follow(watcher: Watcher, calls: FakeCallCache, args: Any, kwargs: Any) -> Trace:
-    """On fakes: also its memory, through forward and backward."""
+    """Trace on fakes, including memory during forward and backward."""
     live = LiveBytes(watcher.model, lambda: watcher.running, calls.call)
     with live, _uncollected():
         output = _watch(watcher, args, kwargs)
         try:
             live.run_backward(output)
-        except Exception:  # an operator whose backward has no fake kernel: its work stays unknown
+        except Exception:  # an operator whose backward has no fake kernel: its working memory remains unknown
             return watcher.trace
     watcher.trace.moments = (live.forward, live.backward)
     return watcher.trace
@@ -136,8 +136,8 @@ def _follow(watcher: Watcher, calls: FakeCallCache, args: Any, kwargs: Any) -> T
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Python's collector frees tensors in cycles at moments that depend on all else that the process did: none here, so that
-    a description does not depend on them. It would take a sixth of the time, too."""
+    """Disable Python's garbage collector, which frees tensors in cycles at times that depend on the rest of
+    the process, so that descriptions are deterministic. It would also take a sixth of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -149,7 +149,7 @@ def _uncollected() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_log() -> Iterator[None]:
-    """torch logs the traceback of every operator that fails on fake tensors; here DescribeError says what failed."""
+    """Disable torch's log of operators that fail on fake tensors; DescribeError reports the failure."""
     log = logging.getLogger(fake_tensor.__name__)
     before, log.disabled = log.disabled, True
     try:
@@ -160,8 +160,8 @@ def _without_log() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _batch_norms_alone() -> Iterator[None]:
-    """SyncBatchNorm runs as BatchNorm: where there is a process group it takes tensors on a GPU only, not fake ones, and
-    waits for other ranks, which may not be describing."""
+    """Run SyncBatchNorm as BatchNorm: with a process group it accepts only tensors on a GPU, not fake ones,
+    and waits for other ranks, which may not be describing."""
     synchronised = nn.SyncBatchNorm.forward
     nn.SyncBatchNorm.forward = nn.modules.batchnorm._BatchNorm.forward  # type: ignore[method-assign]
     try:
@@ -180,7 +180,8 @@ def _needs_values(error: Exception) -> bool:
 
 
 def _without_values(tensor: torch.Tensor) -> bool:
-    """On the meta device, or of a full shape that nothing in memory stands for: parts that are sharded already."""
+    """Whether the tensor has no values: it is on the meta device, or has a full shape without memory (parts
+    that are sharded already)."""
     return tensor.is_meta or (tensor.numel() > 1 and not any(tensor.stride()))
 
 
@@ -216,14 +217,14 @@ def _first_line(error: Exception) -> str:
 
 
 def _all_tensors(model: nn.Module) -> Iterator[torch.Tensor]:
-    """Parameters, buffers, and tensors in plain attributes of modules."""
+    """All parameters, buffers, and tensors in plain attributes of modules."""
     for module in model.modules():
         yield from (t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None)
         yield from tensors_in([v for v in vars(module).values() if not isinstance(v, nn.Module)])
 
 
 def _fake_like(tensor: torch.Tensor, known: KnownValues) -> torch.Tensor:
-    """A fake parameter for a parameter, with the marks that models leave on them, such as `no_decay`."""
+    """A fake parameter with the attributes that models set on parameters, such as `no_decay`."""
     fake = _fake(tensor, known)
     if isinstance(tensor, nn.Parameter):
         fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)

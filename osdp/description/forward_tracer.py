@@ -1,6 +1,4 @@
-"""Watcher: what a forward does, module by module: which parameters it reads, what it saves, how much it
-computes.
-"""
+"""Watcher: records by module which parameters a forward reads, what it saves and how much it computes."""
 
 from __future__ import annotations
 
@@ -24,33 +22,33 @@ _DEVICE = torch.ops.prim.device.default
 
 
 class Trace:
-    """What one forward did. Module names are those of `named_modules()`, parameter names of
+    """The record of one forward. Module names are those of `named_modules()`, parameter names those of
     `named_parameters()`.
     """
 
     def __init__(self) -> None:
         self.order: dict[
             str, None
-        ] = {}  # parameters as first read, modules as they first saved or computed something
+        ] = {}  # parameters by first read, modules by their first saved tensor or computation
         self.stacks: dict[
             str, dict[tuple[str, ...], None]
-        ] = {}  # parameter -> running modules at its reads, distinct
+        ] = {}  # parameter -> distinct stacks of running modules at its reads
         self.calls: dict[str, int] = {}
         self.saved_bytes: dict[str, int] = {}
         self.flops: dict[str, int] = {}
         self.input_bytes: dict[str, int] = {}  # block -> bytes of the tensors it was called with
-        self.changed_inputs: set[str] = set()  # blocks that write into what they are called with
-        self.output_bytes = 0  # that the model returned, beside what is saved anyway
+        self.changed_inputs: set[str] = set()  # blocks that modify their inputs
+        self.output_bytes = 0  # of the model's outputs that are not saved anyway
         self.moments: tuple[list[Moment], list[Moment]] = (
             [],
             [],
-        )  # of forward and backward, where they were followed
+        )  # of forward and backward, if recorded
 
     def readers(self, parameters: Sequence[str]) -> tuple[str, ...]:
         """The innermost modules that read any of `parameters`, in order of first read.
 
-        A module whose every read happens inside the call of another reader is left out: the parameters are
-        there.
+        A module that reads only inside the call of another reader is omitted: the parameters are gathered
+        there already.
         """
         stacks = list(dict.fromkeys(stack for name in parameters for stack in self.stacks.get(name, ())))
         innermost = list(dict.fromkeys(stack[-1] for stack in stacks))
@@ -65,27 +63,26 @@ class Trace:
 
 
 class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While entered, writes down in `trace` what the forward of `model` does. Enter inside of other dispatch
-    modes.
+    """While entered, records the forward of `model` in `trace`. Enter inside of other dispatch modes.
 
-    `original` is the model that `model` is a copy of: what still leads to its parameters (a closure, say)
-    is taken for the copy's. `call(func, args, kwargs, tensors)` makes the ATen calls. The module that a thing
-    is attributed to is the innermost one running.
-    Parameters, buffers and what the model was called with are not counted as saved: they are there anyway.
+    `original` is the model that `model` is a copy of: remaining references to its parameters (such as in a
+    closure) count as the copy's. `call(func, args, kwargs, tensors)` executes ATen calls. Everything is
+    attributed to the innermost running module. Parameters, buffers and the model's inputs are not counted as
+    saved, since they exist anyway.
     """
 
     # Note [Reading is dispatching]
     # A parameter is read when an operation gets a tensor with its storage: the parameter itself or a view of
-    # it, such as weight.t(). A view counts as a read by itself, since its sizes come from the full parameter,
-    # so a module that hands a view to another one is a reader too. Reading only `weight.shape` or `.device`
+    # it, such as weight.t(). Creating a view counts as a read, since its sizes come from the full parameter,
+    # so a module that passes a view to another one is a reader too. Reading only `weight.shape` or `.device`
     # is not seen.
 
     # Note [What blocks share]
-    # An attention mask, rotary tables or an encoder's output go into every block, and the first block that
-    # saves them is no more their owner than the others are: if that block is recomputed, the rest keep them.
-    # So a saved tensor that blocks were called with more than once counts for the caller of the first of
-    # those blocks, where recomputing frees nothing, and for no block's inputs. One that nobody saves exists
-    # only as long as some recomputed block holds it: each such block counts its share.
+    # An attention mask, rotary tables or an encoder's output are inputs of every block, and should not be
+    # attributed to the first block that saves them: if that block is recomputed, the others still hold them.
+    # So a saved tensor that is the input of several block calls counts for the caller of the first of those
+    # blocks, where recomputation frees nothing, and not for any block's inputs. A tensor that is never saved
+    # exists only as long as some recomputed block holds it: each such block counts its share.
 
     def __init__(
         self, model: nn.Module, original: nn.Module | None = None, call: Callable[..., Any] | None = None
@@ -96,15 +93,15 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._call = call or (lambda func, args, kwargs, tensors: func(*args, **kwargs))
         self._stack: list[str] = []
         self._parameter_of: dict[int, str] = {}
-        self._uncounted: set[int] = set()  # storages that are there anyway
-        # Storages by identity. They are kept alive, so that no identity is used twice.
+        self._uncounted: set[int] = set()  # storages that exist anyway
+        # Storages by identity. They are kept alive, so that identities are unique.
         self._saved: dict[int, tuple[str, torch.UntypedStorage]] = {}  # with the module that saved it first
         self._given: dict[int, _Given] = {}
-        self._returned: dict[int, torch.UntypedStorage] = {}  # what whoever called the model holds
+        self._returned: dict[int, torch.UntypedStorage] = {}  # held by the model's caller
         self._blocks = set(recomputable_blocks(model))
         self._inputs: dict[
             str, list[dict[int, int]]
-        ] = {}  # block -> versions of its inputs, of the calls under way
+        ] = {}  # block -> versions of its inputs, for calls in progress
         self._failures: list[tuple[BaseException, str]] = []
         self._copy_of: dict[int, torch.Tensor] = {}  # storage of a tensor of `original` -> the copy's tensor
         self._exit: ExitStack | None = None
@@ -192,13 +189,13 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             storage = tensor.untyped_storage()
             self._saved[identity] = (self.running, storage)
             if storage.nbytes():
-                if identity in self._given:  # it may turn out to be the caller's
+                if identity in self._given:  # it may later be attributed to the caller
                     self.trace.order.setdefault(self._given[identity].caller)
                 self.trace.order.setdefault(self.running)
         return tensor
 
     def _attribute(self) -> None:
-        """Fill in the trace's bytes, when all of the forward is known. See Note [What blocks share]."""
+        """Compute the trace's bytes after the whole forward. See Note [What blocks share]."""
         shared = {identity: given for identity, given in self._given.items() if len(given.blocks) > 1}
         for identity, (place, storage) in self._saved.items():
             owner = shared[identity].caller if identity in shared else place
@@ -221,7 +218,7 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is _DEVICE:  # of a fake tensor: asked for more often than all other calls together
+        if func is _DEVICE:  # of a fake tensor: called more often than all others together
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
         tensors = _tensors_given(args, kwargs)
         given = [_storage_id(t) for t in tensors]
@@ -241,15 +238,15 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Given(NamedTuple):
-    """A tensor that blocks are called with."""
+    """A tensor that is an input of blocks."""
 
     storage: torch.UntypedStorage
     caller: str  # the module that ran when the first of them was called
-    blocks: list[str]  # one entry a call
+    blocks: list[str]  # one entry per call
 
 
 def _tensors_given(args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The tensors among the arguments of an ATen call, which are flat but for lists."""
+    """The tensors among the arguments of an ATen call, which are flat except for lists."""
     found: list[torch.Tensor] = []
     for argument in (*args, *kwargs.values()):
         if isinstance(argument, torch.Tensor):
@@ -260,5 +257,5 @@ def _tensors_given(args: Any, kwargs: Any) -> list[torch.Tensor]:
 
 
 def _storage_id(tensor: torch.Tensor) -> int:
-    """Equal for tensors on one storage; 0 for sparse ones, which have several."""
+    """Identity of the tensor's storage; 0 for sparse tensors, which have several."""
     return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else 0

@@ -1,4 +1,4 @@
-"""LiveBytes: how much memory a forward and its backward have at which moment, beside parameters and their gradients."""
+"""LiveBytes: memory over the course of a forward and its backward, besides parameters and their gradients."""
 
 from __future__ import annotations
 
@@ -19,25 +19,27 @@ from osdp.description.aten_workspaces import scratch_bytes
 _DEVICE = torch.ops.prim.device.default
 
 # Note [Live bytes]
-# Every storage that an ATen call makes is noted when it comes and, by a weak reference, when it goes. On fake tensors that
-# costs nothing, and what goes when is what goes in a real step, since autograd's graph holds the same. Gradients of
-# parameters are left out afterwards: how many of them a rank has depends on the plan, and the search counts them.
-#   A moment of backward belongs to the operator whose gradients are the next to be complete, from the end of the model; or,
-# where one without parameters runs that stands behind it, to that. A module that runs functions at its beginning and at its
-# end (a model that adds positions, and then takes the loss) is one operator at one place: names would mislead.
+# Every storage that an ATen call creates is recorded when it is allocated and, by a weak reference, when it
+# is freed. On fake tensors that costs nothing, and storages are freed at the same points as in a real step,
+# since autograd's graph holds the same tensors. Gradients of parameters are excluded afterwards: their size
+# on a rank depends on the plan, and the search counts them.
+# A moment of backward is attributed to the operator whose gradients are the next to be complete, from the end
+# of the model; or, if an operator without parameters that comes after it is running, to that one. Module
+# names alone would mislead: a module that runs functions at its beginning and at its end (a model that adds
+# positions, and later computes the loss) is one operator at one position.
 
 
 class Moment(NamedTuple):
     """A stretch of a forward or backward in which one module runs and no gradient becomes complete."""
 
-    bytes: int  # the most that was there
+    bytes: int  # the maximum
     running: str  # the module
     completed: str | None  # the parameter whose gradient ended it
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While entered, follows `model`. `running()` names the module whose forward runs, `call(func, args, kwargs)` makes the
-    ATen calls. Enter outside of the Watcher.
+    """While entered, records the memory of `model`. `running()` returns the name of the module whose forward
+    runs, `call(func, args, kwargs)` executes ATen calls. Enter outside of the Watcher.
 
     `forward` and `backward` are the moments of each, in order.
     """
@@ -52,17 +54,17 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._module_of: dict[int, str] = {}  # autograd node's sequence number -> module
         self._log: list[
             tuple[int, int, str, str | None]
-        ] = []  # (storage or -1, bytes come or gone, module, completed)
+        ] = []  # (storage or -1, bytes allocated or freed, module, completed)
         self._known: dict[int, int] = {}  # live storages -> their number in the log
         self._count = 0
-        self._live_before = 0  # bytes, when the log begins
+        self._live_before = 0  # bytes when the log begins
         self._left_out: set[int] = set()  # numbers
         self._anyway = {_storage(t) for t in (*model.parameters(), *model.buffers())}
         self._in_backward = False
         self._last = ""
 
     def run_backward(self, output: Any) -> None:
-        """Of the loss that the model returned; of all that it returned where that is none."""
+        """Run backward of the loss in `output`, or of all its tensors if there is no loss."""
         returned = [t for t in tensors_held(output) if t.requires_grad and t.is_floating_point()]
         losses = [t for t in returned if t.dim() == 0][:1] or returned
         self.forward = self._moments()
@@ -90,7 +92,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _incoming(self, parameter: nn.Parameter) -> Any:
         def hook(gradient: torch.Tensor) -> None:
-            # What it would become without a copy, were it not for this hook.
+            # Without this hook it would become the parameter's gradient without a copy.
             if gradient.layout is torch.strided and gradient.stride() == parameter.stride():
                 self._leave_out(gradient)
 
@@ -110,7 +112,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._left_out.add(number)
 
     def _moments(self) -> list[Moment]:
-        """Of what was logged since the last time; what is live stays so."""
+        """The moments since the last call; live storages are carried over."""
         moments: list[Moment] = []
         live = self._live_before
         most, module = live, None
@@ -123,7 +125,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 moments.append(Moment(most, running, completed))
                 most = live
             elif number not in self._left_out:
-                if number == -2:  # scratch: there and gone
+                if number == -2:  # temporary memory
                     most = max(most, live + size)
                 else:
                     live += size
@@ -182,7 +184,8 @@ def work_of(
     parameters: Mapping[str, int],
     held: int,
 ) -> list[int]:
-    """By operator, the most that was there in its moments beyond what operators up to it have saved: Note [Live bytes].
+    """By operator, the maximum memory in its moments minus the bytes saved by operators up to it: Note [Live
+    bytes].
 
     `saved`: bytes by operator, in order. `modules` and `parameters`: name -> its operator. `held`: bytes that count
     elsewhere.
@@ -197,7 +200,7 @@ def work_of(
     for moment in forward:
         at = max(at, modules.get(moment.running, 0))
         note(at, moment)
-    # Operators with parameters, by when the last of their gradients comes.
+    # Operators with parameters, by the moment of their last gradient.
     last: dict[int, int] = {}
     for n, moment in enumerate(backward):
         if moment.completed is not None:

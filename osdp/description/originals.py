@@ -1,4 +1,4 @@
-"""CopiesRead: a copied model whose code still leads to the original's tensors reads its own."""
+"""CopiesRead: makes a copied model whose code still refers to the original's tensors use its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class CopiesRead(TorchFunctionMode):
-    """While entered, operations on parameters and buffers of `original` get those of its `copy`.
+    """While entered, operations on parameters and buffers of `original` receive those of `copy`.
 
     A deep copy leaves functions as they are, so a forward that is a closure, or holds its module by a weak reference (as
     FairScale's checkpoint_wrapper does), is still the original module's. Its backward would accumulate gradients on the

@@ -1,4 +1,4 @@
-"""Which modules can be recomputed as a whole."""
+"""Finds the modules that can be recomputed as a whole."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def recomputable_blocks(model: nn.Module) -> list[str]:
         classes = Counter(type(child) for child in module.children())
         for key, child in module.named_children():
             path = f"{name}.{key}" if name else key
-            if path not in names:  # a shared module, met before under its first name
+            if path not in names:  # a shared module, visited before under its first name
                 continue
             eligible = container and is_callable(child) and any(True for _ in child.children())
             repeats = classes[type(child)] >= 2 and type(child) is not nn.Sequential

@@ -1,4 +1,5 @@
-"""Parameters and buffers that are more than a plain dense tensor: refused by name, before anything looks at their memory."""
+"""Refuses parameters and buffers that are not plain dense tensors, by name, before their memory is
+accessed."""
 
 from __future__ import annotations
 
@@ -10,10 +11,11 @@ from osdp.errors import ShardingError
 
 
 def refuse_tensor_subclasses(model: nn.Module) -> None:
-    """Raises ShardingError for the first tensor of `model` whose bytes are not its values in this process: a DTensor (of
-    tensor parallelism, or sharded by FSDP2), a quantised or another wrapped tensor, a sparse or nested one.
+    """Raises ShardingError for the first tensor of `model` whose memory in this process is not its values: a
+    DTensor (of tensor parallelism, or sharded by FSDP2), a quantised or otherwise wrapped tensor, a sparse or
+    nested one.
 
-    Their shape is not that of what is stored here: bytes would be counted, sent and cut wrongly.
+    Their shape is not that of the stored data, so bytes would be counted, sent and sharded incorrectly.
     """
     kind = [("parameter", model.named_parameters()), ("buffer", model.named_buffers())]
     for what, tensors in kind:

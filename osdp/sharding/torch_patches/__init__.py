@@ -1,1 +1,1 @@
-"""What OSDP changes in torch itself, so that its tools are right with sharded models or refuse them."""
+"""Patches of torch, so that its tools are correct with sharded models or refuse them."""

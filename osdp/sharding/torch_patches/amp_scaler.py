@@ -1,8 +1,9 @@
-"""torch.amp.GradScaler with sharded models: an infinity that one rank holds skips the step on all.
+"""torch.amp.GradScaler with sharded models: an infinity on one rank makes all ranks skip the step.
 
-torch's scaler looks for infinities in the gradients that this rank has. Of sharded parameters these are its rows: one rank
-would skip a step that the others take, and the ranks would drift apart. What it has found is exchanged by one all-reduce
-of one number per model and step, on the caller's process group. torch's and OSDP's ShardedGradScaler do that themselves.
+torch's scaler looks for infinities in this rank's gradients. For sharded parameters these are only its rows:
+one rank would skip a step that the others take, and the ranks would diverge. So the result is exchanged in
+one all-reduce of one number per model and step, on the caller's process group. torch's and OSDP's
+ShardedGradScaler do this themselves.
 """
 
 from __future__ import annotations

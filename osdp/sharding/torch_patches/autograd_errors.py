@@ -1,10 +1,11 @@
-"""Errors that torch raises as RuntimeErrors of its own, in classes of osdp.errors.
+"""Converts RuntimeErrors of torch to classes of osdp.errors.
 
 Note [Errors of backward]
-A parameter's memory is read, and gradients' shapes are compared, deep inside autograd's engine. What is thrown there
-becomes a RuntimeError before any hook of ours is asked; the only Python that sees it is torch.autograd's call of the
-engine. That call goes through a function here once something was sharded. Of another torch, which has no such function,
-the errors stay RuntimeErrors with the same text. Errors in forward: see CallHook in csrc/bindings/runtime.cpp.
+Parameters' memory is read and gradients' shapes are compared deep inside autograd's engine. Exceptions thrown
+there become RuntimeErrors before any of our hooks runs; the only Python frame that sees them is
+torch.autograd's call of the engine. After the first sharding that call goes through a function here. With
+versions of torch that have no such function, the errors remain RuntimeErrors with the same text. Errors in
+forward: see CallHook in csrc/bindings/runtime.cpp.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from osdp.errors import ShardingError
 from osdp.sharding.sharded_model import sharded_models
 
 _UNGATHERED = re.compile(r"OSDP: parameter '.*' was read while it is not gathered")
-# A gradient of this rank's part arrives where gradients of the full parameter are expected.
+# A gradient with the shape of this rank's part where one of the full parameter's shape is expected.
 _SHAPES = re.compile(
     r"returned an invalid gradient at index \d+ - got (\[[\d, ]*\]) but expected shape compatible with (\[[\d, ]*\])"
 )
 
 
 def typed(error: RuntimeError) -> ShardingError | None:
-    """The error to raise instead; None where it is not about a sharded parameter."""
+    """The error to raise instead; None if it does not concern a sharded parameter."""
     text = str(error)
     if _UNGATHERED.match(text):
         message = text
@@ -49,7 +50,7 @@ def typed(error: RuntimeError) -> ShardingError | None:
 
 
 def _parameters(part: str, whole: str) -> list[str]:
-    """Names of parameters of which this rank holds a part of this shape."""
+    """Names of the parameters whose part on this rank has this shape."""
     found = [
         name
         for model, sharded in sharded_models()

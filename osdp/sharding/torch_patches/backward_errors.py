@@ -1,5 +1,5 @@
-"""The exception of a backward is told when the models are put back: see Note [A backward that ends elsewhere] in
-csrc/runtime/step/autograd_hooks.hpp.
+"""Raises the exception of a backward only after the models have been reset: see Note [A backward that ends elsewhere]
+in csrc/runtime/step/autograd_hooks.hpp.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from osdp import _C
 
 @functools.cache
 def install_backward_errors() -> None:
-    """Once per process. Every backward and autograd.grad that Python asks for goes through this function of torch's."""
+    """Once per process. Every backward and autograd.grad called from Python goes through this function of
+    torch."""
     autograd: Any = torch.autograd
     run = autograd._engine_run_backward
 

@@ -1,12 +1,13 @@
-"""Optimizers that step on shards: those whose step of a matrix is not the step of its rows are refused.
+"""Refuses optimizers on shards whose step of a matrix is not the same as separate steps of its rows.
 
 Note [Is an optimizer element-wise]
-AdamW's step of a matrix is the steps of its halves put together, so it may be given rows. Muon's (which orthogonalises the
-matrix), Adafactor's, LBFGS's, LARS's or SAM's (which take norms) is not: on shards each rank would quietly do something
-else. Names of classes do not tell, since anybody may write one; behaviour does. Before the first step of an optimizer
-that holds shards, an optimizer of its class and options steps small tensors of the same dimensions as a whole, and two
-more step their two halves; where these differ, it is refused, with nothing changed. torch's own element-wise ones are known
-and not tried. After that a step costs one look into a dictionary.
+AdamW's step of a matrix equals separate steps of its halves, so it can be given rows. This is not so for Muon
+(which orthogonalises the matrix), Adafactor, LBFGS, LARS or SAM (which use norms): on shards each rank would
+silently compute something different. Optimizers cannot be recognized by class, since anyone may write one, so
+their behaviour is tested. Before the first step of an optimizer that holds shards, one of its class with its
+options steps small tensors with the same number of dimensions, and two more step their halves; if the results
+differ, the optimizer is refused, with nothing changed. torch's own element-wise ones are known and not
+tested. After that a step costs one dictionary lookup.
 """
 
 from __future__ import annotations
@@ -34,13 +35,14 @@ _NAMES = (
     *("NAdam", "RAdam", "RMSprop", "Rprop", "SGD", "SparseAdam"),
 )
 _ELEMENT_WISE = frozenset(getattr(torch.optim, name) for name in _NAMES if hasattr(torch.optim, name))
-# Of an optimizer: how many parameters it and how many sharded models there were when it was looked at, and what its options
-# are checked by; None where it holds no shards.
+# Optimizer -> numbers of its parameters and of sharded models at the last check, and the check of its
+# options; None if it holds no shards.
 _checked: WeakKeyDictionary[Optimizer, tuple[tuple[int, int], OptionCheck | None]] = WeakKeyDictionary()
 
 
 def check_before_step(optimizer: Optimizer) -> None:
-    """ShardingError where it holds shards and is not element-wise, DisagreementError where its options differ by rank."""
+    """Raises ShardingError if the optimizer holds shards and is not element-wise, DisagreementError if its
+    options differ between ranks."""
     seen = sum(len(group["params"]) for group in optimizer.param_groups), models_sharded()
     known = _checked.get(optimizer)
     if known is None or known[0] != seen:
@@ -50,8 +52,9 @@ def check_before_step(optimizer: Optimizer) -> None:
         models = {id(c.sharded): c.sharded for c in cut.values()}.values()
         places = [(m.group, m.device) for m in models]
         check = known and known[1]
-        # Kept where it can be: when a model is collected differs by rank, and what a check sends must not. It knows no
-        # model, since one that is sharded anew at its first forward is another, and the former must go.
+        # The check is kept if possible: models are garbage-collected at different times on different ranks,
+        # but the checks' messages must match. It has no reference to a model: sharding again at the first
+        # forward replaces the model's runtime, and the former one must be freed.
         if check is None or check.places != places:
             check = OptionCheck(places) if places else None
         known = _checked[optimizer] = seen, check
@@ -60,7 +63,7 @@ def check_before_step(optimizer: Optimizer) -> None:
 
 
 def check_optimizer(optimizer: Optimizer, cut: dict[int, CutParameter]) -> None:
-    """Raises ShardingError where the optimizer holds shards, which are `cut`, and is not element-wise."""
+    """Raises ShardingError if the optimizer holds shards (those in `cut`) and is not element-wise."""
     if not cut:
         return
     kind = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
@@ -92,7 +95,7 @@ def check_optimizer(optimizer: Optimizer, cut: dict[int, CutParameter]) -> None:
 
 
 def step_difference(optimizer: Optimizer, cut: dict[int, CutParameter]) -> float | None:
-    """How far steps of halves are from the step of the whole, relative to it; None where they agree."""
+    """Relative difference between steps of halves and the step of the whole; None if they agree."""
     whole, upper, lower = (_Trial(optimizer, cut, part) for part in (slice(None), slice(0, 3), slice(3, 6)))
     for _ in range(STEPS):
         for trial in (whole, upper, lower):
@@ -126,7 +129,7 @@ class _Trial:
             replaced.append([])
             for dims, dtype in sorted(shapes, key=str):
                 size = (6, 4, 2, 2, *(1,) * dims)[:dims]
-                # The halves are of other magnitudes, so that norms of them differ.
+                # The halves have different magnitudes, so that their norms differ.
                 scale = torch.tensor([1.0, 1.0, 1.0, 5.0, 5.0, 5.0]).view(6, *(1,) * (dims - 1))
                 start, target = (torch.randn(size, generator=generator) * scale for _ in range(2))
                 curvature = 30 ** (2 * torch.rand(size, generator=generator) - 1)
@@ -142,7 +145,7 @@ class _Trial:
         self._takes_closure = "closure" in inspect.signature(step).parameters
 
     def loss(self) -> Tensor:
-        """A sum over elements: its gradient at an element depends on that alone."""
+        """A sum over elements, so the gradient of an element depends on that element alone."""
         total = torch.zeros(())
         for parameter, target, curvature in zip(self.params, self.targets, self.curvatures, strict=True):
             apart = parameter.detach() - target
@@ -159,12 +162,12 @@ class _Trial:
 
 
 def _like(optimizer: Optimizer, replaced: list[list[nn.Parameter]]) -> Optimizer:
-    """An optimizer of the class and options, over other parameters, that has not stepped yet."""
+    """A new optimizer of the same class with the same options, for other parameters."""
     groups = []
     for group, params in zip(optimizer.param_groups, replaced, strict=True):
         if params:
             options = {k: copy.deepcopy(v) for k, v in group.items() if k not in ("params", "param_names")}
-            if "lr" in options:  # a schedule that warms up begins with 0
+            if "lr" in options:  # warm-up schedules begin with 0
                 lr = options["lr"]
                 options["lr"] = torch.full_like(lr, 0.1) if isinstance(lr, Tensor) else 0.1
             groups.append({**options, "params": params})
@@ -179,7 +182,8 @@ def _like(optimizer: Optimizer, replaced: list[list[nn.Parameter]]) -> Optimizer
 def _copied(
     optimizer: Optimizer, replaced: list[list[nn.Parameter]], groups: list[dict[str, Any]]
 ) -> Optimizer:
-    """Where the constructor asks for more than its options: a copy, in which optimizers inside are replaced alike."""
+    """For constructors that need more than the options: a copy, in which inner optimizers are replaced in the
+    same way."""
     made = object.__new__(type(optimizer))
     for key, value in vars(optimizer).items():
         if key == "param_groups":

@@ -1,13 +1,15 @@
-"""Drawing values anew after fully_shard, where a rank holds rows: refused, unless inside summon_full_params.
+"""Refuses to initialise sharded parameters after fully_shard, except inside summon_full_params.
 
 Note [Initialising shards]
-torch.nn.init takes fan-in and fan-out from the shape, and draws from this rank's generator. Of some rows, xavier's scale
-is another, orthogonal rows are orthogonal to this rank's only, and ranks of equal seeds draw equal rows. So its functions
-refuse a tensor in whose memory this rank's part of a parameter lies (`.data` and views are in it too); `reset_parameters`
-of torch's modules call them. zeros_, ones_ and constant_ are right for any part. What every rank holds in full is drawn,
-and compared over the ranks at the next forward, which tells where seeds differ.
-  Methods of the tensor itself, `p.data.normal_()`, are told within `model.apply(...)` and within methods that name a
-parameter (osdp/sharding/forward_methods.py). In a function of the script nothing tells them from what an optimizer does.
+torch.nn.init computes fan-in and fan-out from the shape, and draws from this rank's generator. With only some
+rows, xavier's scale would be wrong, rows would be orthogonal only to those of this rank, and ranks with equal
+seeds would draw equal rows. So its functions refuse tensors that share memory with this rank's part of a
+parameter (including `.data` and views); `reset_parameters` of torch's modules call them. zeros_, ones_ and
+constant_ are correct for any part. Parameters that every rank holds in full may be drawn, and are compared
+between ranks at the next forward, which raises if seeds differ.
+  Methods of the tensor itself, `p.data.normal_()`, are detected within `model.apply(...)` and within methods
+  that name a parameter (osdp/sharding/forward_methods.py). In a free function they cannot be distinguished
+  from an optimizer's operations.
 """
 
 from __future__ import annotations
@@ -27,13 +29,14 @@ _PUBLIC = (
     "uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_",
     "orthogonal_", "sparse_", "eye_", "dirac_",
 )  # fmt: skip
-# They are what the public ones call: a script may have imported those before. Names of torch's own; others are passed by.
+# Called by the public ones, which a script may have imported before. Private to torch; missing ones are
+# skipped.
 _WITHIN = ("_no_grad_uniform_", "_no_grad_normal_", "_no_grad_trunc_normal_", "_calculate_correct_fan")
 
 
 @functools.cache
 def watch_initialising() -> None:
-    """Once per process: has torch.nn.init ask."""
+    """Patches torch.nn.init, once per process."""
     for name in (*_PUBLIC, *_WITHIN):
         if callable(function := getattr(init, name, None)):
             setattr(init, name, _asking(name, function))
@@ -50,7 +53,8 @@ def _asking(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refuse_part(tensor: Tensor, what: str) -> None:
-    """ShardingError where `tensor` is this rank's part of a parameter; what is whole is compared at the next forward."""
+    """Raises ShardingError if `tensor` is this rank's part of a parameter; full parameters are compared at
+    the next forward."""
     for _, sharded in sharded_models():
         runtime = sharded.runtime
         if runtime.in_pass or runtime.summoned or (found := runtime.owner_of(tensor)) is None:

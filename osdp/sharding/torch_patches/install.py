@@ -1,5 +1,6 @@
-"""What OSDP changes in torch itself, once per process, at the first fully_shard: so that torch's tools, which take a rank's
-part of a sharded tensor for all of it, are right with it or refuse. Models that are not sharded see no difference.
+"""Installs the patches of torch, once per process, at the first fully_shard: torch's tools treat a rank's
+part of a sharded tensor as the whole one, and must be correct for it or refuse it. Models that are not
+sharded are not affected.
 """
 
 from __future__ import annotations

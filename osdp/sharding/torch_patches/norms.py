@@ -1,11 +1,13 @@
-"""torch.nn.utils.clip_grad_norm_ and its relatives with gradients of sharded models: as in one process.
+"""torch.nn.utils.clip_grad_norm_ and related functions, with the same results for sharded models as in one
+process.
 
 Note [Functions of torch that are given parts]
-torch.nn.utils.get_total_norm is given gradients, of which each rank holds a part. Where one of them belongs to a sharded
-model, the norm is taken over all ranks (csrc/runtime/step/norm.hpp); else torch's own function runs. Scripts import these
-functions by name, perhaps before osdp, so that a new function in torch's module would not reach them: the function objects
-stay, and what they call is replaced. torch wraps them in `no_grad`; the wrapper's closure holds the function itself.
-clip_grad_norm_ calls get_total_norm, and scaling by a norm is done element by element: both are right with it.
+torch.nn.utils.get_total_norm receives gradients of which each rank holds a part. If one of them belongs to a
+sharded model, the norm is computed over all ranks (csrc/runtime/step/norm.hpp); otherwise torch's own
+function runs. Scripts import these functions by name, perhaps before osdp, so a replacement in torch's module
+would not reach them: the function objects stay, and the functions that they call are replaced. torch wraps
+them in `no_grad`; the wrapper's closure holds the function itself. clip_grad_norm_ calls get_total_norm, and
+scaling is element-wise, so both are then correct.
 """
 
 from __future__ import annotations

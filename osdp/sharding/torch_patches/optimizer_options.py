@@ -1,9 +1,11 @@
-"""Options of an optimizer that differ by rank (a schedule fed with one rank's loss): told within a few steps.
+"""Detects optimizer options that differ between ranks (such as from a schedule that uses one rank's loss)
+within a few steps.
 
 Note [A digest of the options]
-Each rank steps its own rows: with another learning rate on each, no value differs that two ranks hold. In the first steps
-of an optimizer and in every 100th, each rank sends a digest of its groups' options with the model's own communication; the
-next step compares, when the answer has long come. So an error comes one step late, and a step costs nothing between.
+Each rank updates its own rows, so different learning rates cause no difference in values that two ranks
+share. In an optimizer's first steps and in every 100th, each rank sends a digest of its groups' options along
+with the model's communication; the next step compares them, when the result has long arrived. So the error is
+raised one step late, and other steps cost nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ Place = tuple[dist.ProcessGroup, torch.device]
 
 
 class OptionCheck:
-    """Of one optimizer, which steps on parameters of models sharded over these groups, on these devices."""
+    """The check for one optimizer, whose parameters belong to models sharded over these groups, on these
+    devices."""
 
     def __init__(self, places: list[Place]) -> None:
         self.places = places
@@ -36,12 +39,12 @@ class OptionCheck:
         self._told: list[tuple[Place, _C.Work, Tensor, float, str]] = []
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Raises DisagreementError where the last digest differed."""
+        """Raises DisagreementError if the last digest differed between ranks."""
         told, self._told = self._told, []
         for (group, _), ticket, mean, own, options in told:
             ticket.wait()
             given = float(mean)
-            ticket.wait()  # a fault ends the wait for the device too, and then this tells it
+            ticket.wait()  # a fault also ends the wait on the device, and is then raised here
             if abs(given - own) > 0.25:
                 raise DisagreementError(
                     f"rank {dist.get_rank(group)}: in the step before, the options of "

@@ -1,13 +1,15 @@
-"""Optimizer state dicts: states of sharded parameters are DTensors in them, so that torch's tools see the whole tensor.
+"""Optimizer state dicts: states of sharded parameters are DTensors in them, so that torch's tools see the
+full tensor.
 
 Note [DTensors at the border]
-Inside, parameters and states are plain tensors of this rank's rows: an optimizer steps on them at full speed (the figures
-are in docs/dtensor.md). torch.distributed.checkpoint, `get_optimizer_state_dict` and their like must know what the rows are
-rows of: `Optimizer.state_dict()` shows them as DTensors, which share the rows' memory, and `load_state_dict()` takes
-DTensors, or the full tensors of one process, apart again. Both are replaced on the class, so that optimizers made before
-the model was sharded are served too. The rows are DTensor's own: ceil(rows / ranks) each, along the same dimension; of
-HYBRID_SHARD the mesh has two dimensions. A split weight lies here slice by slice, which no placement describes: its states
-are gathered and shown as `Shard(0)` of the ordinary layout, which is collective.
+Internally parameters and states are plain tensors with this rank's rows, on which optimizers step at full
+speed (docs/dtensor.md has the figures). torch.distributed.checkpoint, `get_optimizer_state_dict` and similar
+tools must know the position of the rows: `Optimizer.state_dict()` shows them as DTensors, which share the
+rows' memory, and `load_state_dict()` converts DTensors, or the full tensors of one process, back to rows.
+Both are replaced on the class, so this also works for optimizers created before the model was sharded. Rows
+are distributed as in DTensor: ceil(rows / ranks) each, along the same dimension; with HYBRID_SHARD the mesh
+has two dimensions. A split weight is stored slice by slice, which no placement describes: its states are
+gathered and shown as `Shard(0)` of the ordinary layout, which is collective.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ def _taking_apart(original: Callable[..., None]) -> Callable[..., None]:
     def load_state_dict(self: Optimizer, state_dict: dict[str, Any]) -> None:
         cut = _cut_of(self)
         if cut and "state" in state_dict and "param_groups" in state_dict:
-            # A wrong number of parameters is told by torch.
+            # torch reports a wrong number of parameters.
             places = dict(zip(_indices(state_dict["param_groups"]), _parameters(self), strict=False))
             states = {}
             for key, state in state_dict["state"].items():
@@ -80,7 +82,7 @@ def _indices(groups: list[dict[str, Any]]) -> Iterator[Any]:
 
 
 def _map(value: Value, function: Callable[[Tensor, str], Tensor], key: str = "") -> Value:
-    """`value` with every tensor replaced; `key`: the innermost name it has in the state."""
+    """`value` with every tensor replaced; `key`: the innermost name in the state."""
     if isinstance(value, Tensor):
         return function(value, key)
     if isinstance(value, dict):
@@ -91,7 +93,7 @@ def _map(value: Value, function: Callable[[Tensor, str], Tensor], key: str = "")
 
 
 class _OfParameter:
-    """Makes one tensor of a parameter's state into another."""
+    """Converts one tensor of a parameter's state."""
 
     def __init__(self, optimizer: Optimizer, parameter: CutParameter) -> None:
         self.kind, self.parameter = type(optimizer).__name__, parameter
@@ -119,7 +121,7 @@ class _Shown(_OfParameter):
 
 
 class _Local(_OfParameter):
-    """This rank's part of what a state dict holds: a DTensor, or a full tensor."""
+    """This rank's part of a DTensor or full tensor in a state dict."""
 
     def __call__(self, value: Tensor, key: str) -> Tensor:
         from torch.distributed.tensor import DTensor

@@ -1,4 +1,5 @@
-"""Before a step of an optimizer: what cannot mean what it does in one process is told, with nothing changed."""
+"""Checks before optimizer steps: steps that would differ from those of one process raise an error, with
+nothing changed."""
 
 from __future__ import annotations
 
@@ -16,12 +17,13 @@ from osdp.sharding.torch_patches.elementwise_probe import check_before_step
 
 @functools.cache
 def watch_steps() -> None:
-    """Once per process: `Optimizer.step` of any class calls this first."""
+    """Once per process: install a hook that every `Optimizer.step` calls first."""
     register_optimizer_step_pre_hook(_before_step)
 
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-    """`args`: the optimizer, and what `step` was called with. A closure makes the gradients: they are looked at after it."""
+    """`args`: the optimizer and the arguments of `step`. With a closure, which computes the gradients, they
+    are checked after it."""
     check_before_step(optimizer)
     if len(args) > 1 and callable(args[1]):
         return (args[0], _then_refuse(optimizer, args[1]), *args[2:]), kwargs
@@ -44,7 +46,7 @@ def _then_refuse(optimizer: Optimizer, closure: Callable[[], Any]) -> Callable[[
 def _refuse_unreduced(optimizer: Optimizer) -> None:
     for model, sharded in sharded_models():
         index = sharded.runtime.unreduced()
-        if index is None:  # mostly: parameters are looked through only to tell of an error
+        if index is None:  # the usual case; parameters are searched only to report an error
             continue
         stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if any(id(p) in stepped for p in model.parameters()):

@@ -1,11 +1,13 @@
-"""Other data parallels around a sharded model, or inside one: refused before they change anything.
+"""Refuses other kinds of data parallelism around or inside a sharded model, before they change anything.
 
 Note [Two data parallels]
-DistributedDataParallel broadcasts rank 0's parameters when it is made: of a sharded model those are rank 0's rows, which
-would overwrite everybody's. FSDP would shard each rank's rows once more. torch calls a hook when a module becomes part of
-another, which these do before they communicate (`replicate` at its first forward, with a list of bare parameters); FSDP1
-flattens parameters before, so its constructor asks first. The other way round, `fully_shard` looks for data parallels around
-the model among the objects that Python knows of, and inside it, where `replicate` leaves a mark on the module.
+DistributedDataParallel broadcasts rank 0's parameters when it is constructed: for a sharded model these are
+rank 0's rows, which would overwrite those of all ranks. FSDP would shard each rank's rows again. torch calls
+a hook when a module becomes part of another, and these wrappers register the module before they communicate
+(`replicate` at its first forward, with a list of parameters); FSDP1 flattens parameters before, so its
+constructor is patched to check first. Conversely, `fully_shard` looks for wrappers around the model among all
+objects that Python's garbage collector tracks, and inside the model, where `replicate` leaves a mark on the
+module.
 """
 
 from __future__ import annotations
@@ -37,14 +39,14 @@ def install_refusals() -> None:
     asking = _asking_first("FullyShardedDataParallel", FullyShardedDataParallel.__init__, 1)
     FullyShardedDataParallel.__init__ = asking  # type: ignore[method-assign]
     for what, module in (("torch's fully_shard", fsdp2), ("torch's replicate", _replicate_with_fsdp())):
-        if hasattr(module, "_validate_module"):  # the first thing that they call
+        if hasattr(module, "_validate_module"):  # the first function that they call
             setattr(module, "_validate_module", _asking_first(what, module._validate_module, 0))  # noqa: B010
 
 
 def _replicate_with_fsdp() -> Any:
     try:
         return importlib.import_module("torch.distributed._composable.replicate_with_fsdp")
-    except ImportError:  # of an older torch
+    except ImportError:  # an older torch
         return None
 
 
@@ -101,7 +103,7 @@ def _sharded_parameter(part: nn.Module) -> str | None:
 
 
 def refuse_others(model: nn.Module) -> None:
-    """Raises ShardingError where a data parallel is around a part of the model, or in it."""
+    """Raises ShardingError if a data-parallel wrapper is inside the model or around a part of it."""
     for name, module in model.named_modules():
         kind = type(module)
         place = f"'{name}'" if name else "the model itself"
@@ -111,7 +113,7 @@ def refuse_others(model: nn.Module) -> None:
             what = "torch's fully_shard" if not isinstance(module, _WRAPPERS) else kind.__name__
             _refuse_inside(f"{place} is under {what} already")
     if _holder(model) is not None:
-        gc.collect()  # one that was let go of may only not have been collected yet
+        gc.collect()  # an unreferenced one may not have been collected yet
         if (holder := _holder(model)) is not None:
             _refuse_inside(f"a part of the model is in a {type(holder).__name__} already")
 
@@ -121,10 +123,10 @@ def _is_torchs(kind: type) -> bool:
 
 
 def _holder(model: nn.Module) -> nn.Module | None:
-    """A data parallel around the model or a part of it."""
+    """A data-parallel wrapper around the model or a part of it."""
     parts = set(model.modules())
     kinds = {id(kind) for kind in _with_subclasses(_WRAPPERS)}
-    for found in gc.get_objects():  # a million: asking whether each is an instance takes ten times as long
+    for found in gc.get_objects():  # about a million: isinstance would take ten times as long
         if id(type(found)) not in kinds or "_modules" not in vars(found) or found in parts:
             continue
         holder: nn.Module = found

@@ -1,5 +1,5 @@
-// The branch-and-bound search over batches, transients, recomputation and sharding. Note [Branch and bound
-// over everything] in branch/branch_and_bound.cpp.
+// The branch-and-bound search over batches, transients, recomputation and sharding.
+// Note [Branch and bound over everything] in branch/branch_and_bound.cpp.
 #pragma once
 
 #include <array>
@@ -30,8 +30,8 @@ struct BranchNode {
   }
 };
 
-// One batch and one transient, or several nearly equal ones, searched by label setting. Note [Label
-// subproblems] in branch/label_subproblem.cpp.
+// One batch and one transient, or several nearly equal ones, searched by label setting.
+// Note [Label subproblems] in branch/label_subproblem.cpp.
 struct LabelSubproblem {
   LabelSubproblem(ChainResources chain, const std::vector<double>& phase_prices)
       : labels(std::move(chain), phase_prices), prices(phase_prices) {}

@@ -1,5 +1,5 @@
-// The model as a chain of segments, each an operator or a block, in execution order. See Note [Chain
-// resources].
+// The model as a chain of segments, each an operator or a block, in execution order.
+// See Note [Chain resources].
 #pragma once
 
 #include "search/problem/phases.hpp"

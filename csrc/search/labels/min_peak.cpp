@@ -1,7 +1,7 @@
 // Note [Least peak]
-// Without time, a partial plan of the first segments has only two amounts: `before` and `peak` (Note [Chain
-// resources]). Few of them are undominated, since a choice that is small in one phase is usually small in
-// all: a model of 100 blocks takes a millisecond. The least `peak` over all segments is the answer.
+// Without time, a partial plan of the first segments has only two amounts: `before` and `peak`
+// (Note [Chain resources]). Few of them are undominated, since a choice that is small in one phase is usually
+// small in all: a model of 100 blocks takes a millisecond. The least `peak` of a complete plan is the answer.
 #include "search/labels/min_peak.hpp"
 
 #include <algorithm>

@@ -68,8 +68,8 @@ struct Batch {
 // the largest size, and gradients being reduced. If the lane is a thread, a gather begins only after the
 // reduction submitted before it has ended, so a gradient being reduced takes the place of a unit already in
 // this sum, and `buffers` is 1 + prefetch. On streams a gather gets its memory at submission, and the
-// previous gradient is kept until computation has waited for its reduction (csrc/comm/lane.hpp, Note [Memory
-// that two streams use]), which takes one more. The reserve counts in every phase.
+// previous gradient is kept until computation has waited for its reduction (csrc/comm/lane.hpp,
+// Note [Memory that two streams use]), which takes one more. The reserve counts in every phase.
 struct Request {
   Device device;
   Space space;

@@ -263,7 +263,7 @@ int128 largest_part(const std::vector<Operator>& operators, const Device& device
 int64_t averaging_bytes(const std::vector<Operator>& operators, const Device& device, const Space& space,
                         bool accumulates) {
   if (space.cost == Cost::Paper || device.ranks == 1) return 0;
-  int128 trainable = 0, small = 0, largest = 0;  // bytes of small tensors: of all operators, largest of one
+  int128 trainable = 0, small = 0, largest = 0;  // small tensors: of all operators; most of one
   for (const Operator& op : operators) {
     int128 own = 0;
     for (const Tensor& t : op.tensors) {

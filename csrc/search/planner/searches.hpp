@@ -42,8 +42,8 @@ class Searches {
   // The best plan under the smallest feasible limit of the sum, by the objective, so that it is the same for
   // every wish; cached.
   const Answer& least_by_sum(const std::vector<Batch>& batches, int64_t smallest_sum_bytes);
-  // That plan if its step keeps the limit; otherwise no plan, and the smallest limit that its step would
-  // keep. `smallest_sum_bytes`: 0 if not known.
+  // The plan of least_by_sum() if its step keeps the limit; otherwise no plan, and the smallest limit that
+  // its step would keep. `smallest_sum_bytes`: 0 if not known.
   Answer smallest(int64_t limit_bytes, const std::vector<Batch>& batches, int64_t smallest_sum_bytes);
   // Repeat the search with a smaller limit of the sum until the step's own peak keeps the limit (cut), or
   // with a larger one to use what that peak leaves (raised).

@@ -10,7 +10,7 @@ namespace osdp::search {
 // An affine function of the batch size.
 struct Linear {
   int64_t fixed = 0, per_sample = 0;
-  int64_t operator()(int64_t b) const;  // throws InvalidProblem where it overflows 2^61
+  int64_t operator()(int64_t b) const;  // throws InvalidProblem if it overflows 2^61
   double at(double b) const { return static_cast<double>(fixed) + static_cast<double>(per_sample) * b; }
 };
 

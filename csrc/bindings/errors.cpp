@@ -12,9 +12,9 @@ namespace rt = osdp::runtime;
 
 namespace {
 
-std::array<PyObject*, rt::kErrorKinds> classes{};  // never let go: errors may be thrown until the very end
+std::array<PyObject*, rt::kErrorKinds> classes{};  // never released: errors may be thrown until exit
 
-// What torch's engine and pybind11's translator below both turn into the right Python class.
+// Both torch's autograd engine and pybind11's translator below turn this into the right Python class.
 class PythonError final : public torch::PyTorchError, public rt::KnownError {
  public:
   PythonError(rt::ErrorKind kind, std::string message)
@@ -36,7 +36,7 @@ void set_error_types(const py::list& types) {
   rt::set_thrower(&throw_python_error);
 }
 
-// Python's signal handlers run in the main thread, between bytecodes: never while it waits here.
+// Python runs signal handlers in the main thread between bytecodes, so not while that thread waits in C++.
 void check_signals() {
   if (!Py_IsInitialized()) return;
   py::gil_scoped_acquire gil;

@@ -1,4 +1,5 @@
-// osdp._C: elementwise, ops and runtime. `import torch` first: it loads the libraries that this one needs.
+// osdp._C: elementwise, ops and runtime. Needs `import torch` before it, which loads the libraries that it
+// links to.
 #include <torch/csrc/utils/pybind.h>
 
 namespace py = pybind11;

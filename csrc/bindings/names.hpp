@@ -1,4 +1,4 @@
-// Enumerations cross into Python by their names, as files have them (csrc/modes.hpp).
+// Enumerations are passed to and from Python as their names, which files use too (csrc/modes.hpp).
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -10,7 +10,7 @@
 
 namespace osdp {
 
-// Of a code: its name and, for messages, what it is one of.
+// The names of an enumeration, and `what`: how messages call it.
 template <typename Code>
 struct Names;
 
@@ -42,7 +42,7 @@ pybind11::tuple names_of() {
   return names;
 }
 
-// Raises ValueError for a string that is no name.
+// Raises ValueError for an unknown name.
 template <typename Code>
 Code code_of(const std::string& name) {
   for (size_t i = 0; i < Names<Code>::count; ++i)

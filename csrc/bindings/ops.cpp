@@ -36,7 +36,7 @@ class PythonSource final : public ops::SliceSource {
   void release(int64_t index) noexcept override {
     const py::gil_scoped_acquire gil;
     try {
-      // Often called while a Python exception is on its way: it must be the same one afterwards.
+      // Often called while a Python exception is propagating, which must be preserved.
       const py::error_scope pending;
       try {
         object_.attr("release")(index);
@@ -67,8 +67,8 @@ int64_t parse_split(const py::object& split) {
 }
 
 // linear.forward = SplitCall(linear.weight, linear.bias, ...): the module keeps its class, name, parameters
-// and hooks. Holds the parameters themselves, so that it sees what set_data, an optimizer or load_state_dict
-// puts into them; a *new* Parameter object assigned to the module is not seen.
+// and hooks. Holds the Parameter objects, so it sees changes by set_data, an optimizer or load_state_dict,
+// but not a *new* Parameter object assigned to the module.
 struct SplitCall {
   at::Tensor weight;
   std::optional<at::Tensor> bias;

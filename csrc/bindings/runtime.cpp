@@ -26,7 +26,7 @@ namespace rt = osdp::runtime;
 namespace {
 
 // Collects the tensors in a module's inputs or outputs: in tuples, lists, dicts, dataclasses and any object's
-// attributes, however nested. An object is visited once; modules, types and callables are not looked into.
+// attributes, however nested. An object is visited once; modules, types and callables are skipped.
 class Tensors {
  public:
   std::vector<at::Tensor> found;
@@ -67,7 +67,7 @@ class Tensors {
     } else {
       PyErr_Clear();
     }
-    // Dataclasses and others with slots have no __dict__.
+    // Classes with __slots__ (dataclasses, too) have no __dict__.
     for (py::handle type : py::reinterpret_borrow<py::tuple>(Py_TYPE(value.ptr())->tp_mro)) {
       auto slots = py::reinterpret_steal<py::object>(PyObject_GetAttrString(type.ptr(), "__slots__"));
       if (!slots) {
@@ -86,19 +86,19 @@ class Tensors {
 };
 
 // See Note [A module tree that changes] in module_tree.py. `registrations` counts modules, parameters and
-// named buffers that were registered anywhere in this process; `look` compares a model's tree with what its
-// runtime knows. Both belong to whoever holds the GIL.
+// named buffers that were registered anywhere in this process; `look` compares a model's tree with its
+// runtime's parameters. Both are protected by the GIL.
 struct TreeWatch {
   uint64_t registrations = 0;
   py::object look;
 };
 TreeWatch& tree_watch() {
-  static auto* watch = new TreeWatch;  // never destroyed: Python may be gone by then
+  static auto* watch = new TreeWatch;  // never destroyed: Python may be finalized by then
   return *watch;
 }
 constexpr uint64_t kFirstLooks = 3, kLookEvery = 100;
 
-// Where a module finds a parameter: torch.func.functional_call puts other tensors there for the time of a
+// The entry in which a module finds a parameter: torch.func.functional_call puts other tensors there during a
 // call.
 struct Held {
   py::dict parameters;  // of the module that owns it
@@ -106,7 +106,7 @@ struct Held {
   py::object parameter;
   int64_t index;
 
-  // What is there instead of the parameter, if something is.
+  // The tensor that replaces the parameter; undefined if none does.
   at::Tensor other() const {
     PyObject* found = PyDict_GetItem(parameters.ptr(), leaf.ptr());
     const bool is_other = found && found != parameter.ptr() && THPVariable_Check(found);
@@ -114,13 +114,13 @@ struct Held {
   }
 };
 
-// What a module's hooks call. Holds the runtime: the model lives as long as its hooks.
+// The object that a module's hooks call. It keeps the runtime alive as long as the hooks exist.
 struct CallHook {
   std::shared_ptr<rt::Runtime> runtime;
   rt::Call* call;
   bool warned = false;
-  std::vector<Held> held;   // that the call gathers
-  std::vector<Held> whole;  // of the model's call: those that every rank holds in full
+  std::vector<Held> held;   // parameters that the call gathers
+  std::vector<Held> whole;  // for the model's call: parameters that every rank holds in full
 
   void before(const py::object&, const py::tuple& args, const py::dict& kwargs) {
     for (const Held& h : held) check_other(h);
@@ -137,7 +137,7 @@ struct CallHook {
     runtime->forward().begin_call(*call, inputs.found);
   }
 
-  // An exception inside the call shows as an output of None (the hook is registered with always_call).
+  // After an exception in the call, `output` is None (the hook is registered with always_call).
   void after(const py::object&, const py::tuple&, const py::dict&, const py::object& output) const {
     Tensors outputs;
     outputs.visit(output);
@@ -154,7 +154,7 @@ struct CallHook {
       tree_watch().look(runtime, "forward");
   }
 
-  // Whether the forward that is about to run is that of the call that `before` has begun.
+  // Whether the forward about to run belongs to the call that `before` has begun.
   bool begins_forward() const { return runtime->forward().begins_forward(*call); }
 
  private:
@@ -206,9 +206,9 @@ struct CallHook {
   }
 
   // Note [Errors of torch's own class]
-  // What is thrown deep inside torch, as by a read of memory that is not there, Python sees as a
-  // RuntimeError, whoever wrote its text. A module's call that failed calls its hooks, and then raises the
-  // exception that is being handled: so the hook puts one of our class in its place. For backward see
+  // An error thrown deep inside torch, such as an access to a detached storage, reaches Python as a
+  // RuntimeError even if its text is ours. A failed call of a module runs its hooks and then raises the
+  // exception being handled, so the hook replaces that exception by one of our classes. For backward see
   // osdp/sharding/torch_patches/autograd_errors.py.
   static void retype() {
     const py::object error = exception();
@@ -218,7 +218,7 @@ struct CallHook {
     if (!typed.is_none()) PyErr_SetHandledException(typed.ptr());
   }
 
-  // Inside an `except` block of nn.Module's call the exception is the one being handled.
+  // The hook runs inside an `except` block of nn.Module's call, so this is the exception being handled.
   static py::object exception() {
     PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
     PyErr_GetExcInfo(&type, &value, &traceback);
@@ -232,22 +232,22 @@ struct CallHook {
     std::string text = Py_TYPE(error.ptr())->tp_name;
     try {
       text += ": " + std::string(py::str(error));
-    } catch (const py::error_already_set&) {  // its __str__ raises: the name must do
+    } catch (const py::error_already_set&) {  // its __str__ raised: only the name is used
     }
     return text;
   }
 };
 
 // Note [Copies of a sharded model]
-// A copy would share the hooks, and with them the runtime, of the original. copy.deepcopy, pickle and
-// torch.save of the module all come across its hooks.
+// A copy would share the original's hooks, and with them its runtime. copy.deepcopy, pickle and torch.save of
+// a module all reach its hooks, which refuse.
 [[noreturn]] void refuse_copy() {
   rt::throw_error(rt::ErrorKind::Sharding,
                   "a sharded model cannot be copied or pickled. Copy it before fully_shard and shard both; "
                   "save it with osdp.save(model, optimizer, directory) or torch.save(model.state_dict()).");
 }
 
-// The collectives of a group, each on its lane. `group` must be one that only this package uses.
+// The collectives of a group, executed on its lane. `group` must be one that only this package uses.
 class LaneCollectives {
  public:
   LaneCollectives(const std::string& group, const at::Device& device)
@@ -267,7 +267,7 @@ class LaneCollectives {
   void broadcast(const rt::Tensors& tensors) const {
     run("broadcast", tensors, [&] { collectives_->broadcast(tensors); });
   }
-  // Every rank's bytes, in the order of ranks. `label`: what for; the same on all ranks.
+  // Every rank's bytes, in rank order. `label` names the purpose and must be equal on all ranks.
   py::list all_bytes(const std::string& label, const std::string& mine) const {
     std::vector<std::string> all;
     {
@@ -278,7 +278,7 @@ class LaneCollectives {
     for (const std::string& text : all) result.append(py::bytes(text));
     return result;
   }
-  // Does not wait: the caller may compute meanwhile.
+  // Does not wait: the caller may continue to compute.
   rt::Work submit_all_reduce_mean(const rt::Tensors& tensors) const {
     return lane_->submit(named("all-reduce", tensors), [collectives = collectives_, tensors] {
       collectives->all_reduce_mean(tensors);
@@ -332,7 +332,7 @@ py::dict statistics(const rt::Runtime& runtime) {
 }  // namespace
 
 void bind_runtime(py::module_& m) {
-  // Bound in osdp._search, too, which does not share types with this module.
+  // Also bound in osdp._search, which does not share types with this module.
   py::enum_<osdp::Mode> modes(m, "Mode", py::module_local());
   for (const osdp::ModeTraits& mode : osdp::kModes) modes.value(mode.name, mode.mode);
 
@@ -589,7 +589,7 @@ void bind_runtime(py::module_& m) {
       [](const std::string& part, const at::Device& device) {
         const auto lane = rt::Lane::apart(device);
         const auto collectives = rt::Collectives::over(*lane, part, device);
-        if (device.is_cpu()) return;  // its ring connects the ranks
+        if (device.is_cpu()) return;  // Collectives::over has connected the ranks
         const at::Tensor one = at::zeros({1}, device);
         lane->submit(rt::task_name("connecting the ranks"), [&] { collectives->all_reduce_sum(one); }).wait();
       },

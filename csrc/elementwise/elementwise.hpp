@@ -1,8 +1,8 @@
-// Casts, sums and scalings of arrays in host memory, element by element.
+// Elementwise casts, sums and scalings of arrays in host memory.
 //
-// Plain pointers and element counts; no torch, so that what ranks exchange is summed without it, and no
-// threads: these are loops that the compiler vectorises, called from a lane's thread beside those that
-// compute. A caller with threads to spare divides the range.
+// The interface is pointers and element counts, without torch, so that ring reductions do not need it. There
+// are no threads either: these are loops that the compiler vectorises, called from a lane's thread beside the
+// compute threads. A caller with idle threads divides the range itself.
 //
 // Ranges must not overlap, and counts may be 0. Negative counts, and null pointers with a positive count, are
 // refused (std::invalid_argument).
@@ -14,7 +14,7 @@ namespace osdp::elementwise {
 
 enum class DType { Float32, Float64, BFloat16, Float16 };
 
-// dst[i] = src[i], rounded to nearest even; any pair of types (to 16 bits by way of float, as torch does).
+// dst[i] = src[i], rounded to nearest even; any pair of types (to 16 bits via float, as torch does).
 void cast(void* dst, DType dst_dtype, const void* src, DType src_dtype, int64_t count);
 
 // dst[i] += factor * src[i], computed in double where either type is double, else in float; stored rounded.

@@ -1,4 +1,4 @@
-// bfloat16 and IEEE half: storage types and conversions, without branches so that loops over them vectorise.
+// bfloat16 and IEEE half: storage types and branch-free conversions, so that loops over them vectorise.
 #pragma once
 
 #include <bit>
@@ -19,8 +19,8 @@ inline float to_float(BFloat16 value) {
 
 inline BFloat16 to_bfloat16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
-  // Half an ulp less one, plus one more where the kept part is odd: ties go to even. A carry into the
-  // exponent is right.
+  // Adds half an ulp minus one, plus one if the kept part is odd, so that ties round to even. A carry into
+  // the exponent gives the right result.
   const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
   return {static_cast<uint16_t>(nan ? 0x7fc0u : rounded)};
@@ -55,7 +55,7 @@ inline Float16 to_float16(float value) {
   return {static_cast<uint16_t>(((bits >> 16) & 0x8000u) | half)};
 }
 
-// One name for reading and writing any element: C is the type that is computed in.
+// Uniform names for reading and writing any element; C is the type used for computing.
 template <class C>
 C load(float value) {
   return static_cast<C>(value);

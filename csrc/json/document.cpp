@@ -10,20 +10,20 @@ namespace {
 
 constexpr size_t kShownBytes = 60, kShownNameBytes = 100;
 
-// At most `bytes` of well-formed `text`, cut between characters.
+// At most `bytes` bytes of well-formed `text`, truncated between characters.
 std::string shortened(std::string_view text, size_t bytes) {
   if (text.size() <= bytes) return std::string(text);
   while (bytes > 0 && (static_cast<unsigned char>(text[bytes]) & 0xC0) == 0x80) --bytes;
   return std::string(text.substr(0, bytes)) + "...";
 }
 
-// Text as a message may hold it: no control characters.
+// Text for an error message: control characters become spaces.
 std::string printable(std::string text) {
   std::replace_if(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; }, ' ');
   return text;
 }
 
-// What is left of `path` behind the step `name`, if it begins with it; else npos.
+// If `path` begins with the member name `name`, the offset of the rest of the path; else npos.
 size_t behind(std::string_view path, std::string_view name) {
   if (path.substr(0, name.size()) != name) return std::string_view::npos;
   if (path.size() == name.size() || path[name.size()] == '[') return name.size();

@@ -1,4 +1,4 @@
-// What is wrong with a text that should be JSON, and where; and the caps on what is read at all.
+// The error of the JSON reader, with its position, and the limits on what is read.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,11 @@
 
 namespace osdp::json {
 
-// Caps, checked before the thing they cap is stored: a hostile file costs at most their product in memory
-// (24 bytes for each value), never a stack overflow.
+// Limits, each checked before the limited thing is stored. They bound the memory that a hostile file can take
+// (24 bytes for each value, and the texts), and it cannot overflow the stack.
 struct Limits {
   int64_t bytes = int64_t{64} << 20;  // of the text; never more than 4 GiB - 1
-  int depth = 32;                     // of arrays and objects in each other
+  int depth = 32;                     // of nested arrays and objects
   int64_t values = int64_t{4} << 20;  // numbers, texts, keys, arrays ... together
   int64_t text_characters = 4096;     // of one text or key
 };

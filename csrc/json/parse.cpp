@@ -14,8 +14,8 @@ namespace {
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 // Note [Reading without recursion]
-// `open_` holds the arrays and objects that are not closed yet, so depth costs 16 bytes each and not a stack
-// frame, and says at any moment where reading is: that is the path in an error.
+// `open_` is an explicit stack of the arrays and objects that are not closed yet. A level of nesting costs an
+// entry of it instead of a stack frame, and its entries give the path for an error message.
 class Parser {
  public:
   Parser(std::string_view text, const Limits& limits) : text_(text), limits_(limits) {}
@@ -43,8 +43,8 @@ class Parser {
  private:
   struct Open {
     uint32_t node;      // the array or object
-    uint32_t key;       // the node of the member's key that is being read
-    uint32_t elements;  // begun so far
+    uint32_t key;       // the node of the current member's key
+    uint32_t elements;  // elements begun so far
   };
 
   [[noreturn]] void fail(size_t offset, const std::string& why) const {
@@ -94,7 +94,7 @@ class Parser {
     return node;
   }
 
-  // One value; of an array or object only its beginning (and its end, where it is empty).
+  // Reads one value; of an array or object only the opening bracket and, in an object, the first key.
   void value() {
     switch (peek()) {
       case '{':
@@ -151,7 +151,7 @@ class Parser {
     ++innermost.elements;
   }
 
-  // After a value: closes what ends here. True where another value follows.
+  // Called after a value: closes the arrays and objects that end here. Returns whether another value follows.
   bool next_in_open() {
     if (pending_) {
       pending_ = false;
@@ -275,7 +275,7 @@ class Parser {
     append_utf8(document_.texts, code);
   }
 
-  // Behind the 'u' of an escape.
+  // The digits after the 'u' of an escape.
   uint32_t four_digits() {
     uint32_t code = 0;
     const auto digits = text_.substr(std::min(at_ + 1, text_.size()), 4);
@@ -291,9 +291,9 @@ class Parser {
   const Limits& limits_;
   Document document_;
   std::vector<Open> open_;
-  std::vector<uint32_t> keys_;  // of refuse_repeated; here so that it is allocated once
+  std::vector<uint32_t> keys_;  // for refuse_repeated; a member so that it is allocated once
   size_t at_ = 0;
-  bool pending_ = false;  // an array or object was opened, and its first value comes next
+  bool pending_ = false;  // an array or object has been opened; its first value is next
 };
 
 }  // namespace

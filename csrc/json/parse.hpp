@@ -1,7 +1,7 @@
-// The strict reader: RFC 8259 and nothing more, without recursion.
+// The strict parser: exactly RFC 8259, without recursion.
 //
-// Refused: comments, NaN and Infinity, trailing commas, text behind the end, a member that is there twice,
-// bytes that are not UTF-8, lone surrogates, numbers beyond a double, and whatever is over the caps.
+// Rejected: comments, NaN and Infinity, trailing commas, text after the end, duplicate members, invalid
+// UTF-8, lone surrogates, numbers outside the range of a double, and whatever exceeds the limits.
 #pragma once
 
 #include <string_view>
@@ -10,8 +10,8 @@
 
 namespace osdp::json {
 
-// Reads `text`, which must outlive the result. Throws Error with line, column and the path of the field in
-// which reading stopped.
+// Parses `text`, which must outlive the result. Throws Error with line, column and the path of the field at
+// which parsing stopped.
 Document parse(std::string_view text, const Limits& limits = {});
 
 }  // namespace osdp::json

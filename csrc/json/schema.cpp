@@ -20,7 +20,7 @@ std::string minimum_text(double minimum) {
   return text;
 }
 
-// Recursion is as deep as the schema, which `validate` bounds.
+// The recursion depth is that of the schema, which `validate` makes finite.
 class Checker {
  public:
   Checker(const Document& document, const Schema& schema) : d_(document), schema_(schema) {}
@@ -95,7 +95,7 @@ class Checker {
     fail(node, path, "expected " + expected + ", found " + d_.show(node));
   }
 
-  // Anything whose value is kept: an integer beyond 64 bits would come back as a double.
+  // Accepts any value that survives reading: an integer that does not fit 64 bits would become a double.
   void any(const Node& node, const std::string& path) const {
     for (uint32_t i = d_.index_of(node); i < node.end; ++i) {
       if (d_.nodes[i].kind == Kind::HugeInteger) {
@@ -145,7 +145,7 @@ class Checker {
 
   void object(const Node& node, const Shape& shape, const std::string& path) const {
     const bool map = shape.kind == Shape::Kind::Map, top = &node == &d_.root();
-    // Unknown and missing fields first: a file of another version is told as such.
+    // Unknown and missing fields are reported first, since they point to a file of another version.
     if (!map) fields(node, shape, path, top);
     for (uint32_t i = d_.index_of(node) + 1; i < node.end; i = d_.nodes[i + 1].end) {
       const auto name = d_.text(d_.nodes[i]);
@@ -163,7 +163,7 @@ class Checker {
       if (field(shape, name) == shape.names.size()) {
         fail(d_.nodes[i], member_path(path, name), "unknown field; was the file written by a newer osdp?");
       }
-      ++found;  // none is there twice: parse saw to that
+      ++found;  // no name occurs twice: parse rejects that
     }
     if (found == shape.names.size()) return;
     for (const std::string& name : shape.names) {

@@ -2,8 +2,8 @@
 // split_linear_autograd.cpp; shapes for FakeTensor, meta tensors and compile (dynamic sizes included):
 // osdp/sharding/split_linear.py.
 //
-// `out_features` and `in_features` are arguments since `weight` may be a shard, from which they cannot be
-// read. `split`: 0 slices the output dimension, 1 the input dimension. `source`: an id of register_source, or
+// `out_features` and `in_features` are arguments because `weight` may be a shard, which does not determine
+// them. `split`: 0 slices the output dimension, 1 the input dimension. `source`: an id of register_source, or
 // 0.
 #include <torch/library.h>
 

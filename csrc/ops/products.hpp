@@ -1,4 +1,4 @@
-// The two ways in which the products of slices make one result: side by side, or summed.
+// The two ways to combine the products of slices: as column blocks, or as a sum.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,15 +8,14 @@
 
 namespace osdp::ops {
 
-// to[:, first : first + b.size(1)] = a b (+ bias); written where it belongs, without a temporary. bias:
-// [b.size(1)].
+// to[:, first : first + b.size(1)] = a b (+ bias); written in place, without a temporary. bias: [b.size(1)].
 void product_into_columns(at::Tensor& to, int64_t first, const at::Tensor& a, const at::Tensor& b,
                           const std::optional<at::Tensor>& bias = std::nullopt);
 
-// sum = bias + a_0 b_0 + a_1 b_1 + ... of [rows, cols]; with no term at all: bias, or zeros.
+// sum = bias + a_0 b_0 + a_1 b_1 + ... of [rows, cols]; without any term: bias, or zeros.
 //
-// float and double accumulate in the result itself. bfloat16 and half are summed in float, each product
-// rounded once, so that the error stays that of an unsplit product: that takes a float [rows, cols] beside
+// float and double accumulate in the result itself. bfloat16 and half are summed in float, with each product
+// rounded once, so that the error stays that of an unsplit product. This needs a float [rows, cols] beside
 // the result.
 class ProductSum {
  public:
@@ -27,7 +26,7 @@ class ProductSum {
 
  private:
   at::Tensor result_;
-  at::Tensor total_;  // undefined where result_ itself accumulates
+  at::Tensor total_;  // undefined if result_ itself accumulates
   bool empty_;        // nothing added yet: result_ (or total_) is uninitialised
 };
 

@@ -1,5 +1,5 @@
-// The registry of slice sources: see slice_source.hpp. Backward runs on threads of the autograd engine, hence
-// the lock.
+// The registry of slice sources: see slice_source.hpp. It is locked because backward runs on threads of the
+// autograd engine.
 #include <c10/util/Exception.h>
 
 #include <mutex>
@@ -17,7 +17,7 @@ struct Registry {
 };
 
 Registry& registry() {
-  static auto* instance = new Registry;  // outlives every static object that might still unregister at exit
+  static auto* instance = new Registry;  // never destroyed: static objects may unregister at exit
   return *instance;
 }
 
@@ -32,7 +32,7 @@ int64_t register_source(std::shared_ptr<SliceSource> source) {
 }
 
 void unregister_source(int64_t id) {
-  std::shared_ptr<SliceSource> last;  // destroyed after the lock is gone: its destructor may take other locks
+  std::shared_ptr<SliceSource> last;  // destroyed after the unlock: its destructor may take other locks
   auto& r = registry();
   const std::lock_guard<std::mutex> lock(r.mutex);
   const auto found = r.sources.find(id);

@@ -1,4 +1,4 @@
-// The computation itself, for every device: kernels below autograd.
+// The kernels below autograd, for every device.
 #include "ops/split_linear.hpp"
 
 #include <ATen/ATen.h>
@@ -15,11 +15,11 @@ namespace {
 //   split  forward                                     grad_x
 //   out    y[:, rows_i] = x W_i^T + bias[rows_i]       sum_i gout[:, rows_i] W_i
 //   in     y = bias + sum_i x[:, cols_i] W_i^T         grad_x[:, cols_i] = gout W_i
-// so that what is written by columns in one direction is summed in the other. Forward walks 0..g-1; backward
-// walks back, so that the slice that was there last is asked for first, and releases W_i before it makes the
-// gradient of W_i: of a slice, either the weight or the gradient exists here.
+// so a split that writes columns in one direction sums in the other. Forward iterates over 0..g-1; backward
+// iterates in reverse, so that the slice gathered last is acquired first. It releases W_i before it computes
+// the gradient of W_i, so that never both exist here.
 
-// [..., features] as [N, features] with unit or BLAS-able strides; a view wherever x allows it.
+// [..., features] as [N, features] with unit or BLAS-able strides; a view if x allows it.
 at::Tensor as_rows(const at::Tensor& t, int64_t features) {
   int64_t rows = 1;
   for (int64_t d = 0; d < t.dim() - 1; ++d) rows *= t.size(d);
@@ -27,7 +27,7 @@ at::Tensor as_rows(const at::Tensor& t, int64_t features) {
   const bool by_rows = flat.stride(1) == 1 && flat.stride(0) >= features;
   const bool by_cols = flat.stride(0) == 1 && flat.stride(1) >= rows;
   if (by_rows || by_cols) return flat;
-  return flat.contiguous();  // expanded, as the gradient of a sum is: copied once, not once per slice
+  return flat.contiguous();  // expanded (such as the gradient of a sum): copied once, not once per slice
 }
 
 std::vector<int64_t> with_last(const at::Tensor& t, int64_t features) {
@@ -85,7 +85,7 @@ at::Tensor forward_kernel(const at::Tensor& x, const at::Tensor& weight,
   return std::move(sum).take().view(with_last(x, out_features));
 }
 
-// Gradients of the slices: into one tensor of their layout, or to the source.
+// Stores the gradients of the slices: in one tensor of the weight's layout, or at the source.
 class WeightGradients {
  public:
   WeightGradients(const SplitShape& shape, SliceSource* source, const at::TensorOptions& options,
@@ -133,8 +133,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_kernel(
   if (want_bias) grad_bias = gout.sum(0);
   if (!want_x && !want_weight) return {grad_x, grad_weight, grad_bias};
 
-  // Without grad_x no slice is needed, and none is acquired; the tensor that holds them all need not be
-  // given.
+  // Without grad_x no slice is acquired, and the tensor that holds them all need not be given.
   const bool needs_slices = want_x || source != 0;
   std::optional<WeightSlices> slices;
   if (needs_slices) slices.emplace(shape, weight, source);

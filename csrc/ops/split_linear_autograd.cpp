@@ -1,4 +1,4 @@
-// Above the kernels: calls through the dispatcher, autograd, autocast.
+// The layers above the kernels: dispatcher calls, autograd, autocast.
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -36,10 +36,10 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 // Note [What is saved]
-// x, where the weight trains. Not the weight of a source: its slices are asked for again, and must be those
-// of the forward: its version is compared where it would have been saved. The weight stays an input of the
-// node although its gradient goes to the source: so its AccumulateGrad node runs in this backward, after this
-// node, and whoever hooks it learns that all gradients of the slices have been put.
+// x is saved if the weight requires a gradient. The weight of a source is not saved: backward acquires its
+// slices again. They must have the values of the forward, so the weight's version is compared instead. The
+// weight stays an input of the node although its gradient goes to the source: so its AccumulateGrad node runs
+// in this backward, after this node, and a hook on it knows that put_grad has been called for all slices.
 class SplitLinear : public torch::autograd::Function<SplitLinear> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
@@ -58,7 +58,7 @@ class SplitLinear : public torch::autograd::Function<SplitLinear> {
     return split_linear(x, weight, bias, out_features, in_features, granularity, split, source);
   }
 
-  // As autograd does for what is saved.
+  // The check that autograd makes for saved tensors.
   static void check_version(AutogradContext* ctx, int64_t source) {
     const auto saved = ctx->saved_data.find("version");
     if (saved == ctx->saved_data.end()) return;
@@ -76,7 +76,7 @@ class SplitLinear : public torch::autograd::Function<SplitLinear> {
     const auto saved = ctx->get_saved_variables();
     const auto shape = ctx->saved_data["shape"].toIntVector();
     check_version(ctx, shape[4]);
-    // Edges are counted over the tensors that were given: x, weight, and bias where there is one.
+    // needs_input_grad counts only tensors that were given: x, weight, and bias if there is one.
     const std::array<bool, 3> wanted = {ctx->needs_input_grad(0), ctx->needs_input_grad(1),
                                         ctx->saved_data["has_bias"].toBool() && ctx->needs_input_grad(2)};
     auto [grad_x, grad_weight, grad_bias] =
@@ -92,11 +92,12 @@ at::Tensor autograd_kernel(const at::Tensor& x, const at::Tensor& weight,
   return SplitLinear::apply(x, weight, bias, out_features, in_features, granularity, split, source);
 }
 
-// Gradients of gradients: the slices would have to be gathered a third time. The first derivative may be
-// taken with create_graph=True; going through it again is refused.
+// Second derivatives would have to gather the slices a third time. The first derivative may be taken with
+// create_graph=True; differentiating it is refused.
 class NotTwice : public torch::autograd::Function<NotTwice> {
  public:
-  // The operands are named one by one: only so are they inputs of the node. `results` is not one.
+  // The operands are separate arguments, since only these become inputs of the node. `results` must not be
+  // one.
   static variable_list forward(AutogradContext* ctx, const at::Tensor& grad,
                                const std::optional<at::Tensor>& x, const std::optional<at::Tensor>& weight,
                                const variable_list& results) {
@@ -137,9 +138,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> autograd_backward_kernel(
   return {results[0], results[1], results[2]};
 }
 
-// As autocast treats linear: x and bias to the lower precision. So with a weight that is held here; slices of
-// a source are cast when they are used (a shard is never cast for nothing), and their gradients go to it in
-// the lower precision.
+// Like autocast of linear: casts x, bias and a weight that is given to the lower precision. Slices of a
+// source are cast when they are used, so that no shard is cast needlessly, and their gradients go to the
+// source in the lower precision.
 template <c10::DispatchKey key, c10::DeviceType device>
 at::Tensor autocast_kernel(const at::Tensor& x, const at::Tensor& weight,
                            const std::optional<at::Tensor>& bias, int64_t out_features, int64_t in_features,

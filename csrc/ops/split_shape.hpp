@@ -1,4 +1,4 @@
-// The shape of a split matrix product: what is sliced how.
+// The shape of a split matrix product, and how its weight is sliced.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -16,7 +16,7 @@ struct SplitShape {
   int64_t granularity;
   SplitDim split;
 
-  // Throws c10::Error naming the argument that cannot be.
+  // Throws c10::Error naming the invalid argument.
   SplitShape(int64_t out_features, int64_t in_features, int64_t granularity, int64_t split)
       : out_features(out_features),
         in_features(in_features),
@@ -38,7 +38,7 @@ struct SplitShape {
   int64_t width() const { return divided() / granularity; }  // of one slice, along the split dimension
   int64_t slice_rows() const { return by_out() ? width() : out_features; }
   int64_t slice_cols() const { return by_out() ? in_features : width(); }
-  int64_t packed_rows() const { return slice_rows() * granularity; }  // all slices, one below the other
+  int64_t packed_rows() const { return slice_rows() * granularity; }  // all slices, stacked along dimension 0
 };
 
 }  // namespace osdp::ops

@@ -22,8 +22,8 @@ WeightSlices::WeightSlices(const SplitShape& shape, const std::optional<at::Tens
 
 namespace {
 
-// A slice may be kept wider than it is computed with (autocast, mixed precision); any other difference is the
-// mistake that nn.Linear reports too.
+// A slice may be kept in a wider dtype than the compute dtype (autocast, mixed precision); any other
+// difference is an error, as for nn.Linear.
 void check_slice(const SplitShape& shape, const at::Tensor& slice, int64_t index, at::ScalarType compute,
                  const at::Device& device) {
   TORCH_CHECK(slice.defined() && slice.dim() == 2 && slice.size(0) == shape.slice_rows() &&

@@ -1,4 +1,4 @@
-// One slice of the weight at a time, wherever it is: in a tensor that holds them all, or at a SliceSource.
+// Access to one slice of the weight at a time, from a tensor that holds all slices or from a SliceSource.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +12,8 @@
 
 namespace osdp::ops {
 
-// A slice that is readable as long as this object lives; then it is released, also when an exception passes.
+// A slice that is readable as long as this object lives, and is released by the destructor, also after an
+// exception.
 class AcquiredSlice {
  public:
   AcquiredSlice(SliceSource* source, int64_t index, at::Tensor tensor)
@@ -23,7 +24,7 @@ class AcquiredSlice {
         tensor_(std::move(other.tensor_)) {}
   AcquiredSlice& operator=(AcquiredSlice&&) = delete;
   ~AcquiredSlice() {
-    tensor_.reset();  // the source may check that nobody else holds it
+    tensor_.reset();  // the source may check that nothing else holds it
     if (source_ != nullptr) source_->release(index_);
   }
   const at::Tensor& tensor() const { return tensor_; }
@@ -36,15 +37,15 @@ class AcquiredSlice {
 
 class WeightSlices {
  public:
-  // source == 0: `weight` is [packed_rows, slice_cols] and holds every slice; else `weight` is not looked at.
+  // source == 0: `weight` is [packed_rows, slice_cols] and holds every slice; else `weight` is ignored.
   WeightSlices(const SplitShape& shape, const std::optional<at::Tensor>& weight, int64_t source);
 
-  // Slice `index` in dtype `compute`: itself, or a copy where it is kept in another dtype (the original is
-  // then released at once). `next` as in SliceSource::acquire. Throws c10::Error where the source returns
-  // another shape, device or an unsuitable dtype.
+  // Slice `index` in dtype `compute`: the slice itself, or a copy if it is kept in another dtype (the
+  // original is then released at once). `next` as in SliceSource::acquire. Throws c10::Error if the source
+  // returns a wrong shape or device or an unsuitable dtype.
   AcquiredSlice acquire(int64_t index, int64_t next, at::ScalarType compute, const at::Device& device) const;
 
-  SliceSource* source() const { return source_.get(); }  // null where a tensor holds the slices
+  SliceSource* source() const { return source_.get(); }  // null if a tensor holds the slices
 
  private:
   SplitShape shape_;

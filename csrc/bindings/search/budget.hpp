@@ -1,4 +1,4 @@
-// Ctrl-C, and what is told of the progress, while csrc/search runs without the GIL.
+// Handles Ctrl-C and reports progress while csrc/search runs without the GIL.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -9,7 +9,7 @@
 
 namespace osdp {
 
-// Asks Python whether a signal's handler raised; takes the GIL for the question only.
+// Returns a check whether a Python signal handler has raised; it takes the GIL only for the check.
 inline std::function<bool()> ask_signals() {
   return [] {
     pybind11::gil_scoped_acquire gil;
@@ -17,9 +17,9 @@ inline std::function<bool()> ask_signals() {
   };
 }
 
-// Calls `progress(gap)` at most every 0.2 s. `progress` must outlive the result and its copies, which are
-// made without the GIL and so must not count references. An exception that it raises ends the search as one
-// of a signal handler does: ask_signals() sees it.
+// Returns a function that calls `progress(gap)` at most every 0.2 s. `progress` must outlive the function and
+// its copies: they are copied without the GIL and so must not change reference counts. An exception raised by
+// `progress` ends the search like one from a signal handler: ask_signals() detects it.
 inline std::function<void(double)> telling(const pybind11::object& progress) {
   using Clock = std::chrono::steady_clock;
   return [ask = &progress, told = std::make_shared<Clock::time_point>(Clock::now())](double gap) {
@@ -36,8 +36,8 @@ inline std::function<void(double)> telling(const pybind11::object& progress) {
   };
 }
 
-// After a search: where Ctrl-C ended it, the best so far is the answer, if there is one. Other exceptions of
-// signal handlers go on.
+// Called after a search. If Ctrl-C ended it and a solution was found, the best so far is the answer; all
+// other pending exceptions are raised.
 inline void end_of_search(bool found) {
   if (PyErr_Occurred() == nullptr) return;
   if (!found || PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) == 0) throw pybind11::error_already_set();

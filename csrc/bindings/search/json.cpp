@@ -1,5 +1,5 @@
-// Bindings of csrc/json, in osdp._search. A file that fits its schema becomes values of the classes that the
-// schema names; anything else raises JsonError(message, field, line, column).
+// Bindings of csrc/json, in osdp._search. A file that matches its schema becomes values of the Python classes
+// given for it; anything else raises JsonError(message, field, line, column).
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -18,7 +18,7 @@ py::object text_object(const Document& document, const Node& node) {
       PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "strict"));
 }
 
-// As Python's own json would give it: dictionaries and lists. Recursion is as deep as Limits::depth.
+// The result of Python's own json: dictionaries and lists. The recursion depth is bounded by Limits::depth.
 py::object plain(const Document& document, const Node& node) {
   switch (node.kind) {
     case Kind::Null:
@@ -49,7 +49,7 @@ py::object plain(const Document& document, const Node& node) {
   return dict;
 }
 
-// A Schema, and for each Object among its shapes the Python class that is called with the fields in order.
+// A Schema, and for each of its Object shapes the Python class that is called with the fields in order.
 class Reader {
  public:
   Reader(std::string kind, int64_t version, std::vector<Shape> shapes, std::vector<py::object> classes)
@@ -134,7 +134,7 @@ Shape::Kind kind_of(const std::string& name) {
 }  // namespace
 
 void bind_json(py::module_& m) {
-  // Made by hand, since it carries more than a message.
+  // Created by hand, since the exception has more arguments than a message.
   static PyObject* json_error = PyErr_NewException("osdp._search.JsonError", PyExc_ValueError, nullptr);
   m.attr("JsonError") = py::reinterpret_borrow<py::object>(json_error);
   py::register_exception_translator([](std::exception_ptr pointer) {

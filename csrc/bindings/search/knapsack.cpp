@@ -1,4 +1,4 @@
-// Bindings of the bare problem (csrc/search/knapsack) and its checker: osdp.solve.
+// Bindings of the knapsack problem (csrc/search/knapsack) and its checker: osdp.solve.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 

@@ -1,4 +1,4 @@
-// Bindings of csrc/search/planner, of a bare search for benchmarks, and of what plays many plans.
+// Bindings of csrc/search/planner, of the search of one objective (for benchmarks), and of IndexedPlans.
 #include "search/planner/planner.hpp"
 #include "bindings/names.hpp"
 #include "bindings/search/budget.hpp"
@@ -10,14 +10,14 @@ using namespace osdp::search;
 
 namespace {
 
-// `search(interrupted)`; Ctrl-C ends it.
+// Runs `search(interrupted)` without the GIL; Ctrl-C ends it.
 template <typename Search>
 auto without_gil(const Search& search) {
   py::gil_scoped_release release;
   return search(osdp::ask_signals());
 }
 
-// The same of `search(wish, interrupted)`, which tells `progress` (a callable, or None) its gap meanwhile.
+// The same for `search(wish, interrupted)`, which reports its gap to `progress` (a callable or None).
 template <typename Search>
 auto with_progress(Wish wish, const py::object& progress, const Search& search) {
   if (progress.is_none()) return without_gil([&](const Interrupted& ask) { return search(wish, ask); });
@@ -171,14 +171,14 @@ void bind_searches(py::module_& m) {
           "plan"_a, "units"_a);
 }
 
-// Plays plans given as indices into candidates, as a local search changes them.
+// Simulates plans given as indices into the candidates, for a local search over these.
 class IndexedPlans {
  public:
   // `planner` must outlive it.
   IndexedPlans(const Planner& planner, int64_t limit_bytes)
       : request_(under(planner, limit_bytes)), rehearsal_(request_, planner.player()) {}
 
-  // What a method of the rehearsal says of the plan, which is checked first.
+  // Checks the plan and returns the result of a method of the rehearsal.
   template <auto method>
   int64_t of(Batch batch, std::vector<int> choices, std::vector<osdp::Recompute> blocks) {
     const Candidacy plan{batch, {std::move(choices), std::move(blocks)}};

@@ -1,4 +1,4 @@
-// Bindings of the values that csrc/search/problem takes and gives.
+// Bindings of the input and output values of csrc/search/problem.
 #include "search/problem/problem.hpp"
 #include "bindings/names.hpp"
 #include "search/problem/cost.hpp"

@@ -1,4 +1,4 @@
-// Bindings of units and played steps (csrc/search/simulate).
+// Bindings of units and simulated steps (csrc/search/simulate).
 #include "bindings/names.hpp"
 #include "search/problem/problem.hpp"
 #include "search/simulate/play_plan.hpp"

@@ -2,10 +2,11 @@
 
     from osdp.integrations.accelerate import OSDPAccelerator
 
-    accelerator = OSDPAccelerator(memory="8GiB", sample=(tokens,))
+    accelerator = OSDPAccelerator(memory="8GiB")
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
-`prepare` shards the model in place, so that an optimizer that was made before has the same parameters. Weights and states
+`prepare` shards the model in place, so that an optimizer that was made before has the same parameters. Without `sample=`
+the plan is made at the model's first forward. Weights and states
 are saved full, by rank 0: a run of one process or under DDP loads them, and the other way round.
 Needs the extra `accelerate`.
 """
@@ -25,6 +26,7 @@ from torch import nn
 from osdp.base.compiled_modules import unwrapped
 from osdp.base.sharded_models import is_sharded
 from osdp.errors import ShardingError
+from osdp.fsdp.first_forward import wait_for_inputs
 from osdp.fsdp.optimizer_states import plain_state_dict
 from osdp.fsdp.options import OPTIONS, Options
 from osdp.fsdp.shard import shard
@@ -72,6 +74,7 @@ class OSDPAccelerator(Accelerator):
         inner = unwrapped(model)
         if not is_sharded(inner):
             shard(inner, self._options, self._options.form)
+            wait_for_inputs(inner, self._options)
         if all(known is not inner for known in self._sharded):
             self._sharded.append(inner)
 

@@ -16,7 +16,8 @@
 namespace osdp::search {
 namespace {
 
-constexpr int kMostRaises = 2, kMostCuts = 5;  // searches for one plan, beside the first
+constexpr int kMostRaises = 6, kMostCuts = 5;  // searches for one plan, beside the first
+constexpr int64_t kFirstRaise = 16;            // one part in so many of the limit, also where a plan fills it
 constexpr int64_t kMargin = 100;               // one part in so many of the limit
 constexpr int64_t kLeastRoom = 50;             // the same: for less it is not searched again
 
@@ -106,7 +107,8 @@ Answer Searches::raised(Answer found, int64_t limit_bytes, const std::vector<Bat
   const int64_t least_room = limit_bytes / kLeastRoom;
   int64_t too_large = std::numeric_limits<int64_t>::max();  // a limit of the sum whose plan does not fit
   for (int tries = 0; tries < kMostRaises && !over(); ++tries) {
-    const int64_t room = inside(limit_bytes) - found.largest_peak_bytes;
+    int64_t room = inside(limit_bytes) - found.largest_peak_bytes;
+    if (tries == 0 && room < least_room) room = limit_bytes / kFirstRaise;
     if (room < least_room || found.prices.empty()) break;
     int64_t next = found.sum_limit_bytes + std::min(room, kLargestSum - found.sum_limit_bytes);
     if (next >= too_large) next = found.sum_limit_bytes + (too_large - found.sum_limit_bytes) / 2;

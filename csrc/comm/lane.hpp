@@ -28,29 +28,35 @@ namespace osdp::runtime {
 
 // Note [A lane for reductions]
 // On one lane a gather waits for the reduction submitted before it, although the two could hide each other's
-//   latency: a ring's link is idle while a message is in flight. If the plan asks for it
-//   (separate_reductions), reductions have a lane and a communicator of their own, on accelerators. A step
-//   needs no more memory for it: there the computation waits for one reduction before it submits the next
-//   anyway (below). On the CPU nothing is gained, since each message waits for a core. Communicators that are
-//   used concurrently must be used in the same order on all ranks, or their kernels may deadlock (NCCL's
-//   documentation, "Using multiple NCCL communicators concurrently"): one thread submits to all lanes, in the
-//   order of the model.
+// latency: a ring's link is idle while a message is in flight. If the plan asks for it (separate_reductions),
+// reductions have a lane and a communicator of their own, on accelerators. A step needs no more memory for
+// it: there the computation waits for one reduction before it submits the next anyway (below). On the CPU
+// nothing is gained, since each message waits for a core.
+//
+// Communicators that are used concurrently must be used in the same order on all ranks, or their kernels may
+// deadlock (NCCL's documentation, "Using multiple NCCL communicators concurrently"): one thread submits to
+// all lanes, in the order of the model.
 //
 // Note [Memory that two streams use]
 // A device's caching allocator reuses freed memory on the stream that it was allocated on at once, even if
-//   other streams still use it. So memory that a task of a stream lane reads or writes, and that may be freed
-//   before the task has been awaited, is kept alive by its Work (`Lane::keep`) until the submitting stream
-//   has waited for it. This applies to gradients being reduced. So that they do not pile up, the submitter of
-//   a gradient first waits for the previous one (`keeps()`): at most one more exists than on a thread lane,
-//   which releases memory when the task has finished. Memory that a task allocates also belongs to one
-//   stream's pool, and pools cannot lend memory to each other. So everything that is large or outlives the
-//   task is allocated from the submitter's pool (`Lane::empty`, `SubmittersMemory`), where it is freed and
-//   reused in order with what that stream computes. The task's stream may use it at once: it has waited for
-//   everything that the submitter enqueued before the task, and nothing else is enqueued there while the task
-//   runs on the submitter's thread. Only temporary copies of small tensors come from the lane's own pool. A
-//   task may submit another one to a second lane (Note [Two lanes]). That task begins after what the first
-//   has enqueued, but its memory also belongs to the computing stream, which waits for it before the memory
-//   is freed. `where`, below, is the call site, by which a test can leave the call out; see left_out.hpp.
+// other streams still use it. So memory that a task of a stream lane reads or writes, and that may be freed
+// before the task has been awaited, is kept alive by its Work (`Lane::keep`) until the submitting stream has
+// waited for it. This applies to gradients being reduced. So that they do not pile up, the submitter of a
+// gradient first waits for the previous one (`keeps()`): at most one more exists than on a thread lane, which
+// releases memory when the task has finished.
+//
+// Memory that a task allocates also belongs to one stream's pool, and pools cannot lend memory to each other.
+// So everything that is large or outlives the task is allocated from the submitter's pool (`Lane::empty`,
+// `SubmittersMemory`), where it is freed and reused in order with what that stream computes. The task's
+// stream may use it at once: it has waited for everything that the submitter enqueued before the task, and
+// nothing else is enqueued there while the task runs on the submitter's thread. Only temporary copies of
+// small tensors come from the lane's own pool.
+//
+// A task may submit another one to a second lane (Note [Two lanes]). That task begins after what the first
+// has enqueued, but its memory also belongs to the computing stream, which waits for it before the memory is
+// freed.
+//
+// `where`, below, is the call site, by which a test can leave the call out; see left_out.hpp.
 
 class BackendMemory;
 

@@ -3,17 +3,18 @@
 //
 // Note [Heartbeats]
 // While ranks make progress nothing is reported: a tick every 100 ms compares a few counters of the
-//   GroupHealth. A rank without progress for a quarter of a second, inside a forward or backward or waiting
-//   on the lane, writes its RankStatus to the process group's store, and again every half second, so that it
-//   is known to be alive even if its main thread sleeps for ever. Outside of a pass (between steps, at the
-//   end of the script) it does so once. A waiting rank reads the other ranks' statuses and ends its wait with
-//   an error once they explain it (see Note [Who is at fault]), instead of hanging. The first rank to reach a
-//   conclusion stores its Failure under one key, and all ranks adopt the one that they find there. So all
-//   report the same cause, also those whose neighbours only fail as a consequence. The store is accessed
-//   through a connection of its own (clone), since a TCPStore client is locked while it waits. Because the
-//   store's host may itself have died, gloo's own timeout, kMargin later, ends the wait if this thread
-//   cannot. If a lane only enqueues, ranks also compare what they have enqueued, while they make progress:
-//   Note [Ranks that go apart unnoticed].
+// GroupHealth. A rank without progress for a quarter of a second, inside a forward or backward or waiting on
+// the lane, writes its RankStatus to the process group's store, and again every half second, so that it is
+// known to be alive even if its main thread sleeps for ever. Outside of a pass (between steps, at the end of
+// the script) it does so once. A waiting rank reads the other ranks' statuses and ends its wait with an error
+// once they explain it (see Note [Who is at fault]), instead of hanging. The first rank to reach a conclusion
+// stores its Failure under one key, and all ranks adopt the one that they find there. So all report the same
+// cause, also those whose neighbours only fail as a consequence. The store is accessed through a connection
+// of its own (clone), since a TCPStore client is locked while it waits. Because the store's host may itself
+// have died, gloo's own timeout, kMargin later, ends the wait if this thread cannot.
+//
+// If a lane only enqueues, ranks also compare what they have enqueued, while they make progress: Note [Ranks
+// that go apart unnoticed].
 #pragma once
 
 #include <chrono>

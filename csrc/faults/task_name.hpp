@@ -10,8 +10,9 @@
 // with an OrderError that says where each is and what differs. Over gloo the digest is folded into the
 // message's tag, which has 31 bits. NCCL's messages carry nothing of ours: see Note [Ranks that go apart
 // unnoticed].
-//   The cost per step is negligible: names are created when the model is sharded, and only the tensors of a
-//   reduction and the position are mixed in later.
+//
+// The cost per step is negligible: names are created when the model is sharded, and only the tensors of a
+// reduction and the position are mixed in later.
 //
 // Note [Micro-batches between steps]
 // If one rank steps after two backwards and another after three, their collectives still match: a gradient of

@@ -3,20 +3,21 @@
 //
 // Note [Two lanes]
 // A HYBRID_SHARD gradient is reduce-scattered inside its line, over fast links, and then all-reduced over its
-//   column, over slow ones. On a single lane the slow links would be idle while the next unit is gathered
-//   inside the host, and the gathers would wait for the slow links. So a model with such units has a second
-//   lane, with a thread or stream of its own, for all collectives over columns. A task of the first lane that
-//   has computed its rows submits their all-reduce to the second lane as its last action. So all ranks submit
-//   in the same order there too, and the rows are ready on submission, which makes the first messages an
-//   early send (Note [Sent ahead]). The full gradient is freed when the first half ends. Only this rank's
-//   rows wait for the all-reduce, and they become its gradient. If the rank has a gradient already (a second
-//   micro-batch), or keeps it in a narrower dtype, the rows need separate memory: then the rows of at most
-//   kMostWaiting units exist, and the first lane waits before it computes more. The second lane never waits
-//   for the first, so this cannot deadlock. If one lane fails, both end with the same error (GroupHealth). On
-//   accelerators the second stream waits for the first at the point where a task of the first submits, and
-//   the rows are kept until the computing stream has waited for the second, since their memory belongs to the
-//   computing stream. So it is the computing stream that waits in make_room, and that waits for both lanes at
-//   the end of a backward.
+// column, over slow ones. On a single lane the slow links would be idle while the next unit is gathered
+// inside the host, and the gathers would wait for the slow links. So a model with such units has a second
+// lane, with a thread or stream of its own, for all collectives over columns. A task of the first lane that
+// has computed its rows submits their all-reduce to the second lane as its last action. So all ranks submit
+// in the same order there too, and the rows are ready on submission, which makes the first messages an early
+// send (Note [Sent ahead]). The full gradient is freed when the first half ends. Only this rank's rows wait
+// for the all-reduce, and they become its gradient. If the rank has a gradient already (a second
+// micro-batch), or keeps it in a narrower dtype, the rows need separate memory: then the rows of at most
+// kMostWaiting units exist, and the first lane waits before it computes more. The second lane never waits for
+// the first, so this cannot deadlock. If one lane fails, both end with the same error (GroupHealth).
+//
+// On accelerators the second stream waits for the first at the point where a task of the first submits, and
+// the rows are kept until the computing stream has waited for the second, since their memory belongs to the
+// computing stream. So it is the computing stream that waits in make_room, and that waits for both lanes at
+// the end of a backward.
 #pragma once
 
 #include <deque>

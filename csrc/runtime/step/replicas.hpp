@@ -22,8 +22,10 @@ namespace osdp::runtime {
 // takes the maximum of the digests and of their negatives: all ranks agree if and only if the two maxima are
 // negatives of each other. It is awaited only at the end of backward, when the lane is awaited anyway. A
 // digest has 52 bits, which a double represents exactly: a hash of the bits on the CPU, the sum of the bytes
-// on an accelerator. If digests differ, all of these ranks know it, and they gather the digests of that
-// parameter to report which rank holds which value.
+// on an accelerator.
+//
+// If digests differ, all of these ranks know it, and they gather the digests of that parameter to report
+// which rank holds which value.
 class Replicas {
  public:
   // `ranks`: the ranks in the lane's group of the collectives' ranks, see ranks_of_part; empty: the same.

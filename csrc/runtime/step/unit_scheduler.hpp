@@ -9,8 +9,8 @@
 //   - All collectives of units go to the lanes from here, in the order of the model's code, which all ranks
 //     run alike.
 //   - Every reduction that it submits is awaited before a backward ends (wait_reductions) or after an
-// exception (forget_reductions). Called by the thread that runs forward or backward; the GIL must not be
-// held.
+//     exception (forget_reductions).
+// Called by the thread that runs forward or backward; the GIL must not be held.
 #pragma once
 
 #include <functional>

@@ -3,17 +3,20 @@
 //
 // Note [Mixed precision]
 // A parameter has three dtypes. Its own dtype: that of the shard and the gradient that a rank keeps, and so
-//   of the optimizer's state; checkpoints and summon_full_params see no other. The compute dtype: rows are
-//   cast to it before they are gathered, so both the message and the gathered tensor are smaller. The reduce
-//   dtype: gradients are cast to it, averaged over the ranks, and the mean is added to the gradient that the
-//   rank keeps. Only one micro-batch's gradient is ever averaged, never the sum so far: a sum in 8 bits of
-//   mantissa would
+// of the optimizer's state; checkpoints and summon_full_params see no other. The compute dtype: rows are cast
+// to it before they are gathered, so both the message and the gathered tensor are smaller. The reduce dtype:
+// gradients are cast to it, averaged over the ranks, and the mean is added to the gradient that the rank
+// keeps.
+//
+// Only one micro-batch's gradient is ever averaged, never the sum so far: a sum in 8 bits of mantissa would
 // stop growing. For the same reason a gradient kept under no_sync is widened to the parameter's own dtype as
-//   soon as a second one is added to it. A parameter that every rank holds in full (NO_SHARD, and everything
-//   on one rank) is shown unsharded too: a copy in the compute dtype is made when a forward begins and
-//   dropped when its backward ends. Changing the dtype makes autograd drop the parameter's AccumulateGrad
-//   node. The original node, which expects gradients in the compute dtype, is put back at each change: see
-//   Parameter::show.
+// soon as a second one is added to it.
+//
+// A parameter that every rank holds in full (NO_SHARD, and everything on one rank) is shown unsharded too: a
+// copy in the compute dtype is made when a forward begins and dropped when its backward ends.
+//
+// Changing the dtype makes autograd drop the parameter's AccumulateGrad node. The original node, which
+// expects gradients in the compute dtype, is put back at each change: see Parameter::show.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,13 +1,13 @@
 // Note [The whole limit]
-// A search holds a sum over operators against its limit, so that its optimum can be proven: the largest phase
-// with room for the largest transients (Note [Reserve]). What a plan's own step can hold
-// (Planner::largest_peak) is mostly less, by a third where one large operator is sharded. So a plan is
-// searched under a larger limit of that sum, as long as its own peak keeps the limit that was asked for;
-// where no sum fits, under the smallest that any plan has. What is proven then is of more plans, not fewer:
-// none whose sum is within `sum_limit_bytes` is faster. Such plans leave kMargin of the limit free, for what
-// libraries of kernels allocate for themselves (at most 0.7% of the peaks measured). Rarely a peak is more
-// than the sum, which leaves out copies of gradients whose rows ranks cannot share evenly, and a frozen unit
-// in use around a recomputed block: then under a smaller one.
+// So that its optimum can be proven, a search compares its limit with a sum over operators: the largest phase
+// with the reserve for the largest transients (Note [Reserve]). The peak of a plan's own step
+// (Planner::largest_peak) is usually smaller, by a third if one large operator is sharded. So the search is
+// repeated under a larger limit of that sum, as long as the plan's own peak keeps the requested limit; if no
+// sum fits, under the smallest feasible one. The proof then covers more plans, not fewer: none whose sum is
+// within `sum_limit_bytes` is faster. Such plans leave one part in kMargin of the limit free, for memory that
+// kernel libraries allocate themselves (at most 0.7% of the peaks measured). Rarely a peak exceeds the sum,
+// which does not include copies of gradients whose rows the ranks cannot share evenly, nor a frozen unit in
+// use around a recomputed block; then the search is repeated under a smaller limit.
 #include <algorithm>
 #include <limits>
 
@@ -16,12 +16,12 @@
 namespace osdp::search {
 namespace {
 
-constexpr int kMostRaises = 6, kMostCuts = 5;  // searches for one plan, beside the first
-constexpr int64_t kFirstRaise = 16;            // one part in so many of the limit, also where a plan fills it
-constexpr int64_t kMargin = 100;               // one part in so many of the limit
-constexpr int64_t kLeastRoom = 50;             // the same: for less it is not searched again
+constexpr int kMostRaises = 6, kMostCuts = 5;  // additional searches for one plan
+constexpr int64_t kFirstRaise = 16;            // first raise of a plan that fills the limit: limit / this
+constexpr int64_t kMargin = 100;               // the margin is limit / this
+constexpr int64_t kLeastRoom = 50;             // further searches need at least room of limit / this
 
-// What a plan whose sum is over the limit may hold; and the smallest limit under which it may hold `peak`.
+// The largest peak allowed to a plan whose sum exceeds the limit; and the smallest limit that allows `peak`.
 int64_t inside(int64_t limit) { return limit - limit / kMargin; }
 int64_t around(int64_t peak) {
   int64_t limit = peak + peak / (kMargin - 1);
@@ -29,12 +29,12 @@ int64_t around(int64_t peak) {
   return limit;
 }
 
-// A plan whose sum is over the limit leaves the margin free.
+// A plan whose sum exceeds the limit must leave the margin free.
 bool keeps(const Answer& plan, int64_t limit) {
   return plan.largest_peak_bytes <= (plan.peak_bytes <= limit ? limit : inside(limit));
 }
 
-// By samples in a second of the played step.
+// Compares samples per second of the simulated step.
 bool slower(const Answer& a, const Answer& b) { return a.throughput(1) < b.throughput(1); }
 
 }  // namespace
@@ -70,7 +70,7 @@ Answer Searches::smallest(int64_t limit_bytes, const std::vector<Batch>& batches
   if (!least.feasible) return none;
   if (keeps(least, limit_bytes)) {
     Answer found = least;
-    // Cuts may have left out faster plans of larger sums.
+    // cut() may have excluded faster plans of larger sums.
     if (found.sum_limit_bytes < limit_bytes) found.optimal = found.proven = false;
     return found;
   }
@@ -85,7 +85,7 @@ bool Searches::limit_is_of_sum() const {
 }
 
 bool Searches::fits(int64_t limit_bytes, Batch batch) {
-  constexpr double kAnyPlan = 1e18;  // a gap with which the first plan ends a search
+  constexpr double kAnyPlan = 1e18;  // a gap at which any plan ends the search
   Request request = this->request(limit_bytes, {batch});
   request.find_smallest = !limit_is_of_sum();
   const Schedule found = run(request, kAnyPlan);
@@ -105,7 +105,7 @@ Answer Searches::cut(Answer found, int64_t limit_bytes, const std::vector<Batch>
 
 Answer Searches::raised(Answer found, int64_t limit_bytes, const std::vector<Batch>& batches) {
   const int64_t least_room = limit_bytes / kLeastRoom;
-  int64_t too_large = std::numeric_limits<int64_t>::max();  // a limit of the sum whose plan does not fit
+  int64_t too_large = std::numeric_limits<int64_t>::max();  // a limit of the sum that gave no better plan
   for (int tries = 0; tries < kMostRaises && !over(); ++tries) {
     int64_t room = inside(limit_bytes) - found.largest_peak_bytes;
     if (tries == 0 && room < least_room) room = limit_bytes / kFirstRaise;

@@ -1,11 +1,12 @@
-"""Background: a checkpoint that is written while training goes on.
+"""Background: a checkpoint that is written while training continues.
 
 Note [No collectives in the background]
-Training's collectives and a checkpoint's would meet in another order on every rank. So what ranks tell each other while a
-checkpoint is written goes through its directory: each rank puts a file there that says what it wrote, or that it failed, and
-rank 0 reads these, completes the checkpoint and removes them. Only `wait` communicates: where a rank has died, the
-heartbeat names it there. Rank 0 gives up where a rank's file does not come: at once when `wait` failed, and else a minute
-after every rank has said that it was done, or after this process's main thread has ended.
+Collectives of a checkpoint would interleave with those of training in a different order on every rank. So
+while a checkpoint is written, ranks exchange data through its directory: each rank creates a file that says
+what it wrote, or that it failed, and rank 0 reads these files, completes the checkpoint and removes them.
+Only `wait` communicates: if a rank has died, the heartbeat names it there. Rank 0 gives up on a missing file
+immediately if `wait` failed; otherwise a minute after every rank has reported that it is done, or after this
+process's main thread has ended.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _PATIENCE_S = 60.0
 
 
 class Background:
-    """Starts at once. `completed`: called on rank 0 when the checkpoint stands under its name."""
+    """Starts writing immediately. `completed`: called on rank 0 when the checkpoint is complete under its
+    name."""
 
     def __init__(self, saving: Saving, completed: Callable[[], None]) -> None:
         self._saving = saving
@@ -36,12 +38,13 @@ class Background:
         self._written = threading.Event()
         self._stop = threading.Event()
         self._deadline: float | None = None
-        # No daemon: a script that ends right after a save still gets its checkpoint.
+        # Not a daemon: a script that ends right after a save still gets its checkpoint.
         self._thread = threading.Thread(target=self._run, name=f"osdp.save {saving.target.name}")
         self._thread.start()
 
     def wait(self, together: Together) -> None:
-        """Until the checkpoint stands under its name. Collective; raises on all ranks where it failed on one."""
+        """Wait until the checkpoint is complete under its name. Collective; raises on all ranks if it failed
+        on one."""
         step = f"saving {str(self._saving.target)!r:.200}"
         try:
             self._written.wait()
@@ -55,7 +58,7 @@ class Background:
         typed_do(together, step, self._raise)
 
     def abandon(self) -> None:
-        """Of this rank alone: what is not complete yet never will be."""
+        """Stop this rank's writing: an incomplete checkpoint will not be completed. Not collective."""
         self._stop.set()
         self._thread.join()
 
@@ -100,7 +103,7 @@ class Background:
         os.rename(f"{path}.tmp", path)
 
     def _told(self, rank: int) -> Written:
-        """What a rank wrote; waits for its file, and removes it."""
+        """The report of a rank; waits for its file, and removes it."""
         path = self._path(rank)
         while not os.path.exists(path):
             if self._stop.is_set():

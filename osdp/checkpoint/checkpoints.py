@@ -2,11 +2,12 @@
 
     run/step-00000900           complete checkpoints, the last `keep` of them
     run/step-00001000
-    run/latest -> step-00001000    moved last, in one step: it always names a complete one
+    run/latest -> step-00001000    replaced last, atomically: it always names a complete one
 
 Note [Old checkpoints go whole]
-A checkpoint that is no longer kept is renamed, loses its manifest, and then the rest: killed at any moment, a run leaves
-nothing that looks like a checkpoint and is not all of one. The next run removes the rest.
+A checkpoint that is no longer kept is renamed, then its manifest is removed, then the other files: a run
+killed at any moment leaves no incomplete directory that looks like a checkpoint. The next run removes the
+remaining files.
 """
 
 from __future__ import annotations
@@ -39,15 +40,16 @@ _STEP = re.compile(r"step-([0-9]{8,18})")
 
 
 class Checkpoints:
-    """The checkpoints in the directory `folder`, on a file system that all ranks share; made if it is not there.
+    """The checkpoints in the directory `folder`, on a file system that all ranks share; it is created if
+    missing.
 
-    `keep`: how many stay, the last ones and the one that `latest` names; None: all. `copy_limit`: bytes
-    ("2GiB") of host memory that a background save may take on each rank; the rest of the rank's share is
-    written before `save` returns. None: the whole share, which is `share_bytes` (with AdamW in fp32,
-    FULL_SHARD, 12 bytes per parameter over the number of ranks). There is never more than one copy: a save
-    waits for the one before it.
+    `keep`: the number of checkpoints to keep, the last ones and the one that `latest` names; None: all.
+    `copy_limit`: bytes ("2GiB") of host memory that a background save may use on each rank; the rest of the
+    rank's share is written before `save` returns. None: the whole share, which is `share_bytes` (with AdamW
+    in fp32 and FULL_SHARD, 12 bytes per parameter divided by the number of ranks). There is never more than
+    one copy: a save waits for the previous one.
 
-    Leaving a `with` block waits for the last save; after an exception it only ends what this rank was writing.
+    Leaving a `with` block waits for the last save; after an exception it only stops this rank's writing.
 
     >>> checkpoints = osdp.Checkpoints("run", keep=3)
     >>> for step in range(checkpoints.load(model, optimizer), steps):
@@ -71,9 +73,9 @@ class Checkpoints:
             )
         self.folder = Path(folder)
         self.keep = keep
-        self.extra: dict[str, Any] = {}  # of the checkpoint that was loaded
-        self.share_bytes = 0  # that this rank wrote, or is writing, of the last checkpoint
-        self.copied_bytes = 0  # of these, in host memory while they were written
+        self.extra: dict[str, Any] = {}  # of the loaded checkpoint
+        self.share_bytes = 0  # of the last checkpoint, that this rank wrote or is writing
+        self.copied_bytes = 0  # of these, copied to host memory for writing
         self._copy_limit = None if copy_limit is None else byte_sizes.parse_bytes(copy_limit)
         self._group = process_group
         self._background: tuple[Background, Together] | None = None
@@ -85,11 +87,13 @@ class Checkpoints:
         step: int,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        """Begins to save as `step`; returns when this rank's share is copied. Collective.
+        """Begin to save as `step`; returns when this rank's share is copied. Collective.
 
-        `extra`: what JSON can hold, such as a scheduler's state; rank 0's is saved, and is `extra` after loading.
+        `extra`: values that JSON can represent, such as a scheduler's state; rank 0's is saved, and is in
+        `extra` after loading.
 
-        Raises, on all ranks, what the save before this one failed with (this one is not begun then), or as `osdp.save`.
+        Raises, on all ranks, the error of the previous save (then this one is not begun), or those of
+        `osdp.save`.
         """
         self.wait()
         together = Together(self._group or save_load.group_of(model), "osdp.Checkpoints.save")
@@ -111,14 +115,14 @@ class Checkpoints:
         self._background = Background(saving, lambda: self._completed(name)), together
 
     def wait(self) -> None:
-        """Until the last save stands on the disk. Collective; raises on all ranks what it failed with."""
+        """Wait until the last save is on disk. Collective; raises its error on all ranks."""
         if self._background is not None:
             (background, together), self._background = self._background, None
             background.wait(together)
 
     def load(self, model: nn.Module, optimizer: Optimizer | None) -> int:
-        """Loads what `latest` names (without it: the last complete checkpoint), and returns its step; 0 where there is none,
-        with nothing changed. Collective. Raises FormatError as `osdp.load` does.
+        """Load the checkpoint that `latest` names (without it: the last complete one), and return its step; 0
+        if there is none, with nothing changed. Collective. Raises FormatError like `osdp.load`.
         """
         self.wait()
         self.extra = {}
@@ -146,7 +150,7 @@ class Checkpoints:
             self._background[0].abandon()
 
     def steps(self) -> list[int]:
-        """Of the complete checkpoints that are there, in rising order."""
+        """The steps of the existing complete checkpoints, in ascending order."""
         return sorted(int(match[1]) for path in self._complete() if (match := _STEP.fullmatch(path.name)))
 
     def _complete(self) -> list[Path]:
@@ -160,7 +164,7 @@ class Checkpoints:
         latest = self.folder / LATEST
         for link in self.folder.glob(
             f"{LATEST}.partial-*"
-        ):  # of a run that was killed while it moved `latest`
+        ):  # of a run that was killed while it replaced `latest`
             if link.is_symlink():
                 link.unlink(missing_ok=True)
         if latest.is_symlink() and places.is_complete(latest):
@@ -168,7 +172,7 @@ class Checkpoints:
         return max(self._complete(), key=places.age, default=None)
 
     def _completed(self, name: str) -> None:
-        """Rank 0: the checkpoint `name` is complete."""
+        """Called on rank 0 when the checkpoint `name` is complete."""
         link = self.folder / f"{LATEST}.partial-{os.urandom(4).hex()}"
         link.symlink_to(name, target_is_directory=True)
         try:
@@ -204,7 +208,7 @@ def _text(step: int, extra: Mapping[str, Any] | None) -> bytes:
 
 
 def _read_extra(directory: Path) -> tuple[int, dict[str, Any]]:
-    """(step, extra) of a checkpoint that was just loaded, and so checked."""
+    """(step, extra) of a checkpoint that was just loaded and therefore checked."""
     with contextlib.closing(Folder(directory)) as folder:
         if not folder.has(EXTRA_NAME):  # saved by osdp.save
             match = _STEP.fullmatch(directory.name)

@@ -42,7 +42,8 @@ from osdp.errors import FormatError
 
 @dataclasses.dataclass(frozen=True)
 class Tensors:
-    """What one rank has to write or fill: for every key the full tensor's entry, and this rank's boxes of it."""
+    """The tensors that one rank writes or fills: for every key the full tensor's entry, and this rank's boxes
+    of it."""
 
     entries: Mapping[str, TensorEntry]
     chunks: Mapping[str, Sequence[Chunk]]
@@ -55,15 +56,16 @@ class Tensors:
 
 
 class ChunkSavePlanner(SavePlanner):
-    """Every box is written by one rank: its holder, or for a replicated one the holder with the least to write."""
+    """Every box is written by one rank: its holder or, if it is replicated, the holder with the least to
+    write."""
 
     def __init__(self, tensors: Tensors) -> None:
         self.tensors = tensors
-        self.tell: Callable[[int], None] | None = None  # told how many bytes have been handed out
+        self.tell: Callable[[int], None] | None = None  # called with the number of bytes handed out
         self._handed_out = 0
 
     def set_up_planner(self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False) -> None:
-        """Nothing: the tensors came with the constructor; the state dict is empty."""
+        """Does nothing: the constructor received the tensors; the state dict is empty."""
 
     def create_local_plan(self) -> SavePlan:
         return SavePlan([self._item(key, c) for key, held in self.tensors.chunks.items() for c in held])
@@ -94,7 +96,7 @@ class ChunkSavePlanner(SavePlanner):
         load = [0] * len(all_plans)
         written: list[list[WriteItem]] = [[] for _ in all_plans]
         metadata: dict[str, TensorStorageMetadata] = {}
-        # The boxes with one holder first: the replicated ones then level the load.
+        # Boxes with one holder first: the replicated ones then balance the load.
         for index, ranks in sorted(holders.items(), key=lambda entry: len(entry[1]) > 1):
             data = items[index].tensor_data
             assert data is not None
@@ -127,14 +129,14 @@ class ChunkSavePlanner(SavePlanner):
         return self.tensors.find(index)
 
     def copied(self, items: Sequence[WriteItem]) -> CopiedPlanner:
-        """One that writes these items as they are now, whatever becomes of the tensors."""
+        """A planner that writes the present values of these items, from copies."""
         return CopiedPlanner(
             {item.index: self._found(item.index).detach().to("cpu", copy=True) for item in items}
         )
 
 
 class CopiedPlanner(ChunkSavePlanner):
-    """Hands out copies, each once: none is kept here after it was handed out."""
+    """Hands out each copy once, and does not keep it afterwards."""
 
     def __init__(self, copies: dict[MetadataIndex, Tensor]) -> None:
         super().__init__(Tensors({}, {}))
@@ -145,7 +147,7 @@ class CopiedPlanner(ChunkSavePlanner):
 
 
 class BoxWriter(FileSystemWriter):
-    """DCP's writer, which tells afterwards where this rank's boxes lie."""
+    """DCP's writer, which also reports the positions of this rank's boxes in the files."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -163,7 +165,7 @@ class BoxWriter(FileSystemWriter):
         return written
 
     def boxes(self, folder: Folder) -> dict[str, tuple[Box, ...]]:
-        """This rank's boxes, with the checksums of what lies in the files."""
+        """This rank's boxes, with checksums of their bytes in the files."""
         return {
             key: tuple(
                 box._replace(crc32=zlib.crc32(folder.read(box.file, box.begin, box.length))) for box in places
@@ -173,14 +175,14 @@ class BoxWriter(FileSystemWriter):
 
 
 def bytes_of(item: WriteItem) -> int:
-    """Of the tensor that it writes."""
+    """Bytes of the tensor that the item writes."""
     data = item.tensor_data
     assert data is not None
     return elements(data.chunk.sizes) * data.properties.dtype.itemsize
 
 
 def write_metadata(writer: BoxWriter, metadata: Metadata, boxes: Mapping[str, Sequence[Row]]) -> None:
-    """DCP's own table, of what all ranks wrote."""
+    """Write DCP's own metadata for the boxes of all ranks."""
     results = [
         WriteResult(MetadataIndex(key, torch.Size(offsets)), length, _StorageInfo(file, begin, length))
         for key, rows in boxes.items()

@@ -33,14 +33,16 @@ _INDEX = "model.safetensors.index.json"
 def export(
     directory: str | os.PathLike[str], target: str | os.PathLike[str], *, max_shard: int | str = "5GB"
 ) -> list[Path]:
-    """Writes parameters and buffers of the checkpoint `directory` into the directory `target`; the files, in order.
+    """Write parameters and buffers of the checkpoint `directory` into the directory `target`; returns the
+    files in order.
 
-    In one process, without a model; holds one file's tensors at a time, `max_shard` bytes (more where one tensor is larger).
-    Names are the model's; a tied tensor is there once, under its first name, as Hugging Face expects it. `target` may hold
-    other files, such as config.json. Each file is written beside its name and then renamed, the index last.
+    It runs in one process, without a model, and holds one file's tensors at a time, `max_shard` bytes (more
+    if a single tensor is larger). Names are the model's; a tied tensor is written once, under its first name,
+    as Hugging Face expects. `target` may hold other files, such as config.json. Each file is written under a
+    temporary name and then renamed, the index last.
 
-    Raises FormatError for a damaged checkpoint, InvalidProblemError where `target` holds weights already, OSDPError without
-    the package safetensors or where writing fails.
+    Raises FormatError for a damaged checkpoint, InvalidProblemError if `target` contains weights already,
+    OSDPError without the package safetensors or if writing fails.
     """
     try:
         from safetensors.torch import save_file

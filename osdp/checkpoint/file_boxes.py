@@ -1,4 +1,4 @@
-"""Boxes: which part of a full tensor lies where in a checkpoint's files. Together they are all of it, each part once."""
+"""Boxes: parts of a full tensor and their positions in a checkpoint's files. They tile the tensor."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Annotated, NamedTuple
 from osdp.base.schema import AtLeast
 
 Count = Annotated[int, AtLeast(0)]
-# As a manifest holds it: see Box.
+# A Box in a manifest.
 Row = tuple[tuple[Count, ...], tuple[Count, ...], str, Count, Count, Count | None]
 
-MAX_CUT_DIMENSIONS = 8  # that a tensor's boxes may be cut along; OSDP cuts along two
+MAX_CUT_DIMENSIONS = 8  # along which a tensor may be divided into boxes; OSDP uses two
 
 
 class Box(NamedTuple):
@@ -24,21 +24,21 @@ class Box(NamedTuple):
     file: str
     begin: int
     length: int
-    crc32: int | None  # of these bytes; None in a checkpoint of version 1, which knows the files' only
+    crc32: int | None  # of these bytes; None in checkpoints of version 1, which have checksums of files only
 
 
 def tile(shape: Sequence[int], boxes: Iterable[tuple[Sequence[int], Sequence[int]]]) -> bool:
-    """Whether boxes (offsets, sizes) are disjoint and together all of a tensor of `shape`.
+    """Whether boxes (offsets, sizes) are disjoint and together cover a tensor of `shape`.
 
     >>> tile((4, 6), [((0, 0), (4, 3)), ((0, 3), (4, 3))])
     True
 
     Note [Boxes that tile]
     Mark each corner of a box with +1, or -1 where an odd number of its coordinates are upper ends. Summing the marks of
-    all points that lie at or before an element gives 1 for an element inside the box and 0 outside, so marks determine
-    the elements and the other way round: boxes cover every element of the tensor exactly once if and only if the sum of
-    their marks is the sum of the whole tensor's. This takes linear time, whatever the boxes are. Dimensions that no box
-    cuts are left out.
+    all points that lie at or before an element gives 1 for an element inside the box and 0 outside, so marks
+    and covered elements determine each other: boxes cover every element of the tensor exactly once if and
+    only if the sum of their marks equals the marks of the whole tensor. This takes linear time for any boxes.
+    Dimensions that no box divides are omitted.
     """
     held = list(boxes)
     if any(
@@ -68,7 +68,7 @@ def tile(shape: Sequence[int], boxes: Iterable[tuple[Sequence[int], Sequence[int
 
 
 def apart(boxes: Iterable[Box]) -> Box | None:
-    """The first box that shares bytes of a file with another one; None where all are apart."""
+    """The first box that overlaps another one in a file; None if all are disjoint."""
     end: dict[str, int] = {}
     for box in sorted(boxes, key=lambda b: (b.file, b.begin, b.length)):
         if box.begin < end.get(box.file, 0):

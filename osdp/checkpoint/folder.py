@@ -1,7 +1,8 @@
-"""Folder: a checkpoint's directory, read without trust in what lies in it.
+"""Folder: reads a checkpoint's directory, whose contents are not trusted.
 
-It is held open, so that a checkpoint that is renamed or replaced meanwhile can be read to its end. Only plain files are
-opened: never a symbolic link (it could lead anywhere), a pipe or socket (reading could wait for ever) or a device.
+The directory is held open, so that a checkpoint can be read completely even if it is renamed or replaced
+meanwhile. Only regular files are opened: no symbolic links (they could lead anywhere), pipes or sockets
+(reading could block forever) or devices.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from pathlib import Path
 from osdp.errors import FormatError
 
 _BLOCK = 1 << 20
-_KEPT_OPEN = 200  # files; more are opened again for each read
+_KEPT_OPEN = 200  # files; others are opened again for each read
 
 
 def is_file_name(name: str) -> bool:
-    """Whether `name` can be the name of a file in a directory: no path, nothing that a system call would cut off."""
+    """Whether `name` can be the name of a file in a directory: not a path, and without characters that
+    truncate it in system calls."""
     return name not in ("", ".", "..") and not set(name) & {"/", "\0"} and len(os.fsencode(name)) <= 255
 
 
 class Folder:
-    """The directory `path`, which may be a symbolic link to one. FormatError where it is none or cannot be read."""
+    """The directory `path`, which may be a symbolic link to one. FormatError if it is not a directory or
+    cannot be read."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -52,7 +55,7 @@ class Folder:
         self._files, self._fd = {}, -1
 
     def has(self, name: str) -> bool:
-        """Whether something of that name is there."""
+        """Whether the name exists in the directory."""
         try:
             os.stat(name, dir_fd=self._fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -66,7 +69,7 @@ class Folder:
             return os.fstat(file.fd).st_size
 
     def read(self, name: str, begin: int, length: int) -> bytes:
-        """`length` bytes of a file, from `begin`; FormatError where they are not there."""
+        """`length` bytes of a file, from `begin`; FormatError if the file is shorter."""
         parts = []
         with self._opened(name) as file:
             while length > 0:
@@ -82,7 +85,7 @@ class Folder:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_all(self, name: str, limit: int) -> bytes:
-        """A whole file; FormatError where it is larger than `limit`."""
+        """A whole file; FormatError if it is larger than `limit` bytes."""
         size = self.size(name)
         if size > limit:
             raise FormatError(
@@ -110,8 +113,8 @@ class Folder:
         if not is_file_name(name):
             raise FormatError(f"{self}: {name!r:.80} is not a file's name", "files")
         try:
-            # Opening a device could act on it, so it is looked at first; what was put there since, O_NOFOLLOW and the
-            # second look find.
+            # Opening a device could have an effect on it, so its type is checked first; O_NOFOLLOW and the
+            # second check detect a replacement in between.
             _must_be_file(os.stat(name, dir_fd=self._fd, follow_symlinks=False))
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
             fd = os.open(name, flags, dir_fd=self._fd)

@@ -1,4 +1,5 @@
-"""Manifest: what a checkpoint holds, as JSON beside the tensors. Written last; a directory without it is no checkpoint.
+"""Manifest: the contents of a checkpoint, as a JSON file. Written last; a directory without it is not a
+checkpoint.
 
     {"osdp": "checkpoint", "version": 2,
      "parameters": {"blocks.0.fc.weight": {"shape": [1536, 384], "dtype": "float32"}, ...},
@@ -12,9 +13,10 @@
      "files": {"__0_0.distcp": {"bytes": 1234, "crc32": 99}, ".metadata": ...},
      "checksum": "crc32:0123abcd"}
 
-Shapes are those of the full tensors. `optimizer` is null where none was saved. A box is offsets, sizes, file, first byte,
-bytes, their CRC-32 (file_boxes.py). The checksum is of all the text before it, from the file's first byte. An option or
-value that JSON cannot hold is an object: {"float": "inf"}, {"integer": "9223372036854775808"}.
+Shapes are those of the full tensors. `optimizer` is null if none was saved. A box consists of offsets, sizes,
+file, first byte, number of bytes, and their CRC-32 (file_boxes.py). The checksum is that of the whole text
+before it. An option or value that JSON cannot represent is an object: {"float": "inf"}, {"integer":
+"9223372036854775808"}.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from osdp.errors import FormatError
 FILE_NAME = "manifest.json"
 KIND = "checkpoint"
 MAX_BYTES = 512 * 2**20
-MAX_VALUES = 64 * 2**20  # about 11 for each box: some six million boxes
+MAX_VALUES = 64 * 2**20  # about 11 for each box, so about six million boxes
 
 _END = re.compile(rb',\n "checksum": "crc32:([0-9a-f]{8})"\n}\n\Z')
 
@@ -67,7 +69,7 @@ class Group:
 
 @dataclass(frozen=True)
 class OptimizerEntry:
-    """The optimizer: its class with its module, its groups, and what it holds of each parameter."""
+    """The optimizer: its qualified class name, its groups, and its states of each parameter."""
 
     kind: str
     groups: tuple[Group, ...]
@@ -85,7 +87,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint holds."""
+    """The contents of a checkpoint."""
 
     parameters: Mapping[str, TensorEntry]
     buffers: Mapping[str, TensorEntry]
@@ -119,7 +121,7 @@ def state_key(parameter: str, state: str) -> str:
 
 
 def dumps(manifest: Manifest) -> bytes:
-    """The text of `manifest`, checked as when it is read: FormatError where no reader would take it."""
+    """The text of `manifest`, checked as in reading: FormatError if no reader would accept it."""
     body = json_files.dumps(KIND, _with_values(manifest, _plain)).removesuffix("\n}\n").encode()
     text = body + b',\n "checksum": "crc32:%08x"\n}\n' % zlib.crc32(body)
     loads(text)
@@ -127,23 +129,24 @@ def dumps(manifest: Manifest) -> bytes:
 
 
 def loads(text: bytes) -> Manifest:
-    """The manifest of `dumps`, of version 2. FormatError, naming the field, where it is damaged or says what cannot be."""
+    """Parse the text of `dumps`, of version 2. FormatError, naming the field, if it is damaged or
+    inconsistent."""
     end = _END.search(text)
     body = text if end is None else text[: end.start()] + b"\n}\n"
     damaged = end is None or zlib.crc32(text[: end.start()]) != int(end[1], 16)
     if damaged:
         version = json_files.version(
             KIND, Manifest, body, _limits()
-        )  # of a newer one we do not know the checksum
+        )  # the checksum of newer versions is unknown
         raise FormatError(f"damaged: its checksum is wrong or missing (version {version})", "checksum")
     return _with_values(json_files.loads(KIND, Manifest, body, _problems, _limits()), _value)
 
 
 def read_manifest(folder: Folder) -> Manifest:
-    """Reads and validates the manifest in `folder`, also one of version 1.
+    """Read and validate the manifest in `folder`, also one of version 1.
 
-    Raises FormatError, naming the field, where the directory is no complete checkpoint, or the file is damaged, of a newer
-    version, or has missing, unknown or wrongly typed fields.
+    Raises FormatError, naming the field, if the directory is not a complete checkpoint, or the file is
+    damaged, of a newer version, or has missing, unknown or wrongly typed fields.
     """
     from osdp.checkpoint import version_1
 
@@ -169,7 +172,7 @@ def _limits() -> _search.JsonLimits:
 
 
 def _problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """What no type says. The first of them is raised."""
+    """Violations that types do not express. The first one is raised."""
     for name in manifest.files:
         if not is_file_name(name) or name == FILE_NAME:
             yield "files", f"{name!r:.80} is not the name of a file beside the manifest"
@@ -198,7 +201,7 @@ def _problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def _with_values(manifest: Manifest, change: Any) -> Manifest:
-    """The manifest with every option and value of the optimizer changed."""
+    """The manifest with `change` applied to every option and value of the optimizer."""
     optimizer = manifest.optimizer
     if optimizer is None:
         return manifest
@@ -208,7 +211,7 @@ def _with_values(manifest: Manifest, change: Any) -> Manifest:
 
 
 def _plain(value: Any) -> Any:
-    """As strict JSON can hold it."""
+    """`value` in a form that strict JSON can represent."""
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
@@ -219,7 +222,7 @@ def _plain(value: Any) -> Any:
 
 
 def _value(plain: Any) -> Any:
-    """What `_plain` was made of."""
+    """The inverse of `_plain`."""
     if isinstance(plain, list):
         return [_value(v) for v in plain]
     if isinstance(plain, dict):

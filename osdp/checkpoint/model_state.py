@@ -21,13 +21,13 @@ from osdp.sharding.sharded_model import sharded_of
 
 CHUNK_BYTES = (
     8 << 20
-)  # the largest box that is written at once, and so what reading needs beside its destination
+)  # the largest box that is written at once, and so the memory that reading needs besides its destination
 
 _PLAIN = (bool, int, float, str, type(None))
 
 
 class Layout(Protocol):
-    """Which part of every parameter this rank holds: the runtime of a sharded model, or WholeLayout."""
+    """The part of every parameter that this rank holds: the runtime of a sharded model, or WholeLayout."""
 
     def names(self) -> Sequence[str]: ...
     def full_shape(self, name: str) -> tuple[int, ...]: ...
@@ -51,7 +51,7 @@ class WholeLayout:
 
 
 class RenamedLayout:
-    """`layout` under the names that state dicts have; see `without_wrappers`."""
+    """`layout` under the names used in state dicts; see `without_wrappers`."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -69,10 +69,10 @@ class RenamedLayout:
 
 @dataclass
 class State:
-    """A model's and an optimizer's tensors under the names that the checkpoint uses.
+    """A model's and an optimizer's tensors under the names in the checkpoint.
 
-    `states[parameter][key]` are the optimizer's tensors: those it has (to save), or fresh ones to be filled (to load),
-    which `install` gives to the optimizer.
+    `states[parameter][key]` are the optimizer's tensors: when saving, the existing ones; when loading, new
+    ones to be filled, which `install` gives to the optimizer.
     """
 
     layout: Layout
@@ -82,12 +82,12 @@ class State:
     states: dict[str, dict[str, Tensor]]
     manifest: Manifest
     writes_buffers: bool = field(default=True)
-    cast: Mapping[str, Tensor] = field(default_factory=dict)  # buffers that the model holds in another dtype
-    options: list[dict[str, Any]] = field(default_factory=list)  # to be given to the optimizer's groups
+    cast: Mapping[str, Tensor] = field(default_factory=dict)  # buffers whose dtype in the model differs
+    options: list[dict[str, Any]] = field(default_factory=list)  # for the optimizer's groups
 
     @staticmethod
     def of_save(model: nn.Module, optimizer: Optimizer | None, layout: Layout | None = None) -> State:
-        """What is there. ShardingError where an option or state of the optimizer cannot be described."""
+        """The present state. ShardingError if an option or state of the optimizer cannot be represented."""
         state = _of_model(model, layout)
         if optimizer is None:
             return state
@@ -122,8 +122,9 @@ class State:
     def of_load(
         model: nn.Module, optimizer: Optimizer | None, saved: Manifest, layout: Layout | None = None
     ) -> State:
-        """Where the checkpoint `saved` goes. FormatError naming the first thing that does not match; changes nothing."""
-        # Checkpoints were once written under the names that named_parameters() has.
+        """The destination of the checkpoint `saved`. FormatError naming the first mismatch; changes
+        nothing."""
+        # Early checkpoints use the names of named_parameters().
         as_named = any(name != without_wrappers(name) for name in saved.parameters)
         state = _of_model(model, layout, as_named)
         _match("parameter", saved.parameters, state.manifest.parameters)
@@ -165,9 +166,10 @@ class State:
         return replace(state, optimizer=optimizer, manifest=manifest, options=options)
 
     def agree(self, together: Together) -> Manifest:
-        """The manifest of all ranks: the same models, groups and options, and every state that some rank has.
+        """The common manifest of all ranks: equal models, groups and options, and the union of their states.
 
-        A rank that holds no row of a parameter may lack its state. Raises ShardingError on all ranks where they differ.
+        A rank that holds no row of a parameter may lack its state. Raises ShardingError on all ranks if they
+        differ.
         """
         all_manifests = together.all(self.manifest)
         self.writes_buffers = together.rank == 0
@@ -208,7 +210,7 @@ class State:
         return Tensors(manifest.tensors(), held)
 
     def install(self) -> None:
-        """Gives the filled states and the saved options to the optimizer, and cast buffers to the model."""
+        """Give the filled states and the saved options to the optimizer, and cast buffers to the model."""
         for name, buffer in self.cast.items():
             buffer.copy_(self.buffers[name])
         optimizer, entry = self.optimizer, self.manifest.optimizer
@@ -255,7 +257,8 @@ def _of_model(model: nn.Module, layout: Layout | None, as_named: bool = False) -
 
 
 def layout_of(model: nn.Module) -> Layout:
-    """The runtime of a sharded model, or the layout of one that is not. ShardingError where only a part is sharded."""
+    """The runtime of a sharded model, or the layout of one that is not sharded. ShardingError if only a part
+    is sharded."""
     sharded = sharded_of(model)
     if sharded is not None:
         return sharded
@@ -268,7 +271,7 @@ def layout_of(model: nn.Module) -> Layout:
 
 
 def look_at_tree(model: nn.Module) -> None:
-    """Takes in what a sharded model has got since it was sharded. Collective where there is something."""
+    """Add parameters that a sharded model has got since it was sharded. Collective if there are any."""
     sharded = sharded_of(model)
     if sharded is not None:
         sharded.tree.look_between_steps(unwrapped(model))
@@ -284,7 +287,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """The buffers that a state dict has; a shared one once, under its first name."""
+    """The buffers in state dicts; a shared one once, under its first name."""
     kept: dict[str, Tensor] = {}
     seen: set[int] = set()
     for prefix, module in model.named_modules():
@@ -296,7 +299,7 @@ def _persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _names(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> dict[nn.Parameter, str]:
-    """Parameter -> name, for what the optimizer updates."""
+    """Parameter -> name, for the optimizer's parameters."""
     by_identity = {id(p): name for name, p in parameters.items()}
     result: dict[nn.Parameter, str] = {}
     for group in optimizer.param_groups:
@@ -322,7 +325,8 @@ def _state_entry(layout: Layout, name: str, parameter: Tensor, value: Tensor, wh
 
 
 def _state_device(optimizer: Optimizer, parameter: Tensor, dims: int) -> torch.device:
-    """Where torch's optimizers keep a state: scalars on the CPU, unless a fused or capturable one reads them."""
+    """The device on which torch's optimizers keep a state: the CPU for scalars, unless the optimizer is fused
+    or capturable."""
     group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
     if dims > 0 or group.get("fused") or group.get("capturable"):
         return parameter.device
@@ -346,7 +350,7 @@ def _match(kind: str, saved: Mapping[str, TensorEntry], here: Mapping[str, Tenso
 
 
 def _match_groups(entry: OptimizerEntry, optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> None:
-    """Groups may differ, but every group here must find one set of options."""
+    """Groups may differ, but all parameters of a group here must have the same saved options."""
     options = {name: group.options for group in entry.groups for name in group.parameters}
     missing = sorted(set(options) ^ set(names.values()))
     if missing:
@@ -366,7 +370,7 @@ def _match_groups(entry: OptimizerEntry, optimizer: Optimizer, names: Mapping[nn
 def _options(
     entry: OptimizerEntry, optimizer: Optimizer, names: Mapping[nn.Parameter, str]
 ) -> list[dict[str, Any]]:
-    """For each group here the saved options, in the types that it has."""
+    """For each group here the saved options, converted to the types of its present ones."""
     saved = {name: group.options for group in entry.groups for name in group.parameters}
     result: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
@@ -382,7 +386,7 @@ def _options(
 
 
 def _plain(value: Any, where: str) -> Any:
-    """`value` as JSON can hold it."""
+    """`value` in a form that JSON can represent."""
     if isinstance(value, Tensor) and value.numel() == 1:
         return value.item()
     if isinstance(value, list | tuple):
@@ -397,7 +401,7 @@ def _refuse(value: object, where: str) -> NoReturn:
 
 
 def _like(current: Any, saved: Any) -> Any:
-    """The saved option in the type that the group has: a tensor stays one, a tuple comes back from JSON's list."""
+    """The saved option in the type of the present one: tensors remain tensors, JSON's lists become tuples."""
     if isinstance(current, Tensor):
         return torch.full_like(current, saved)
     if current is not None and isinstance(saved, str) != isinstance(current, str):

@@ -1,15 +1,16 @@
-"""Where checkpoints lie: the directory under its name, and those beside it that a save makes on the way.
+"""The directories of checkpoints: the final one, and temporary ones beside it.
 
     run/last                            the checkpoint
-    run/last.partial-1a2b3c4d           being written, or what a killed run left; complete once it has a manifest
-    run/last.partial-1a2b3c4d-replaced  the older checkpoint, between the two renames that put the new one in its place
+    run/last.partial-1a2b3c4d           being written, or left by a killed run; complete if it has a manifest
+    run/last.partial-1a2b3c4d-replaced  the older checkpoint, between the two renames that replace it
 
 Note [Killed between two renames]
-A directory that is not empty cannot be replaced in one step, so the older checkpoint is renamed away first. A run killed
-between the two leaves nothing under the name and two complete checkpoints beside it. `found` then takes the new one. The
-next save gives it the name, and removes what else was left: what lacks a manifest was never complete, and what has one is
-older than what then stands under the name. A directory that a living run writes is left alone: it holds a lock on a file
-there, which ends with the process however that ends. Where a file system has no such locks, nothing is removed.
+A directory that is not empty cannot be replaced atomically, so the older checkpoint is renamed first. A run
+killed between the two renames leaves no checkpoint under the name and two complete ones beside it. `found`
+then selects the new one. The next save renames it to the final name, and removes the other remains: those
+without a manifest were never complete, and those with one are older than the checkpoint that now has the
+name. A directory that a live run is writing is left alone: the run holds a lock on a file in it, which is
+released when the process ends for any reason. On file systems without such locks nothing is removed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
 
 
 def resolved(directory: str | os.PathLike[str]) -> Path:
-    """The directory itself, where `directory` is a symbolic link to it. ShardingError for a name that none can have."""
+    """The path with symbolic links resolved. ShardingError for an invalid name."""
     try:
         target = Path(os.path.realpath(directory))
     except (ValueError, OSError) as error:  # ValueError: a null character
@@ -45,7 +46,8 @@ def resolved(directory: str | os.PathLike[str]) -> Path:
 
 
 def found(directory: Path) -> Path:
-    """`directory`, or, where no checkpoint stands there, the newest complete one that a killed save left beside it."""
+    """`directory` or, if it is not a checkpoint, the newest complete one that a killed save left beside
+    it."""
     target = Path(os.path.realpath(directory))
     if is_complete(target):
         return target
@@ -53,7 +55,7 @@ def found(directory: Path) -> Path:
 
 
 def check_target(target: Path) -> None:
-    """ShardingError where something else than a checkpoint is there, which saving would remove."""
+    """ShardingError if something other than a checkpoint exists there, which saving would remove."""
     if target.exists() and not is_complete(target) and (not target.is_dir() or any(target.iterdir())):
         raise ShardingError(
             f"{target} exists and is not a checkpoint: it is not replaced. Save to another directory, or remove it."
@@ -61,7 +63,7 @@ def check_target(target: Path) -> None:
 
 
 def recover(target: Path) -> None:
-    """Finishes what killed saves to `target` began: see Note [Killed between two renames]."""
+    """Complete or remove what killed saves to `target` left: see Note [Killed between two renames]."""
     dead = [path for path in _beside(target) if not _locked(path)]
     if not is_complete(target):
         newest = max((path for path in dead if is_complete(path)), key=age, default=None)
@@ -69,7 +71,7 @@ def recover(target: Path) -> None:
             dead = [path for path in dead if not is_complete(path)]
         else:
             with contextlib.suppress(FileNotFoundError):
-                target.rmdir()  # an empty directory does not matter
+                target.rmdir()  # an empty directory may be removed
             newest.rename(target)
             (target / LOCK_NAME).unlink(missing_ok=True)
             dead.remove(newest)
@@ -86,7 +88,7 @@ def recover_all(folder: Path, names: re.Pattern[str]) -> None:
 
 
 def remove(checkpoint: Path) -> None:
-    """Removes a complete checkpoint: Note [Old checkpoints go whole] in checkpoints.py."""
+    """Remove a complete checkpoint: Note [Old checkpoints go whole] in checkpoints.py."""
     going = checkpoint.with_name(f"{partial_path(checkpoint, os.urandom(4).hex()).name}-replaced")
     checkpoint.rename(going)
     (going / FILE_NAME).unlink()
@@ -106,7 +108,8 @@ class Partial:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def complete(self, manifest: bytes) -> None:
-        """Adds the manifest and gives the directory its name. Of two runs that save there at once, the last one stays."""
+        """Add the manifest and rename the directory to its final name. If two runs save there concurrently,
+        the last one wins."""
         with (self.path / FILE_NAME).open("xb") as file:
             file.write(manifest)
             file.flush()
@@ -124,7 +127,7 @@ class Partial:
                     with contextlib.suppress(OSError):
                         older.rename(self.target)
                     raise
-                shutil.rmtree(older, ignore_errors=True)  # another run's stands there now
+                shutil.rmtree(older, ignore_errors=True)  # another run's checkpoint has the name now
         _sync(self.target.parent)
         (self.target / LOCK_NAME).unlink(missing_ok=True)
         self._unlock()
@@ -155,21 +158,22 @@ def _beside(target: Path) -> list[Path]:
 
 
 def is_complete(path: Path) -> bool:
-    """Whether a checkpoint stands there: the manifest is what a save writes last."""
+    """Whether there is a complete checkpoint: a save writes the manifest last."""
     return (path / FILE_NAME).is_file()
 
 
 def age(path: Path) -> tuple[int, bool]:
-    """Larger for what was completed later; a save's new checkpoint before the one that it replaces."""
+    """Sort key: larger for later completion; a save's new checkpoint is larger than the one that it
+    replaces."""
     return (path / FILE_NAME).stat().st_mtime_ns, not path.name.endswith("-replaced")
 
 
 def _locked(path: Path) -> bool:
-    """Whether a living run writes there, or, where that cannot be told, may write there."""
+    """Whether a live run is writing there, or may be if that cannot be determined."""
     try:
         fd = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
-        return not any(path.iterdir())  # empty: a run may be just making it
+        return not any(path.iterdir())  # empty: a run may just have created it
     except OSError:
         return True
     try:
@@ -182,7 +186,7 @@ def _locked(path: Path) -> bool:
 
 
 def _sync(directory: Path) -> None:
-    """Renames in it are on the disk, where the file system can say so."""
+    """Flush renames in the directory to disk, if the file system supports it."""
     with contextlib.suppress(OSError):
         fd = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -1,4 +1,4 @@
-"""Reading a checkpoint's tensors, in two passes: all is checked, then this rank's boxes are filled.
+"""Reads a checkpoint's tensors in two passes: everything is checked, then this rank's boxes are filled.
 
 The first pass reads every byte that this rank will need, and a share of all files for their checksums, and changes
 nothing. The second reads again and copies. Both hold one box at a time (8 MiB; shard_boxes.py), never a full tensor.
@@ -24,7 +24,7 @@ from osdp.errors import FormatError
 
 @dataclass(frozen=True)
 class Reading:
-    """One box to read, and where its parts go: (slices of the box, this rank's memory)."""
+    """One box to read, and the destinations of its parts: (slices of the box, this rank's memory)."""
 
     key: str
     box: Box
@@ -36,7 +36,8 @@ def _silent(_: int) -> None: ...
 
 
 def readings(tensors: Tensors, manifest: Manifest) -> list[Reading]:
-    """What fills `tensors`, in the order of the files. The manifest's boxes are all of every tensor (manifest.py)."""
+    """The readings that fill `tensors`, in the order of the files. The manifest's boxes tile every tensor
+    (manifest.py)."""
     found = []
     for key, held in tensors.chunks.items():
         dtype = tensors.entries[key].torch_dtype
@@ -64,7 +65,7 @@ def _overlap(box: Box, offsets: tuple[int, ...], tensor: Tensor) -> tuple[tuple[
 
 
 def check_files(folder: Folder, manifest: Manifest, rank: int, world_size: int) -> None:
-    """That this rank's share of the files is there and undamaged."""
+    """Check that this rank's share of the files exists and is undamaged."""
     for name in sorted(manifest.files)[rank::world_size]:
         found, wanted = FileEntry(*folder.checksum(name)), manifest.files[name]
         if found != wanted:
@@ -76,9 +77,9 @@ def check_files(folder: Folder, manifest: Manifest, rank: int, world_size: int) 
 
 
 def check(folder: Folder, wanted: list[Reading], tell: Callable[[int], None] = _silent) -> list[int]:
-    """That every box can be read and is what the manifest says; the checksums of what was read. Changes nothing.
+    """Check that every box can be read and agrees with the manifest; returns the checksums. Changes nothing.
 
-    `tell`: told how many bytes have been read.
+    `tell`: called with the number of bytes read.
     """
     return [crc for crc, _ in _boxes(folder, wanted, tell)]
 
@@ -86,7 +87,7 @@ def check(folder: Folder, wanted: list[Reading], tell: Callable[[int], None] = _
 def fill(
     folder: Folder, wanted: list[Reading], checksums: list[int], tell: Callable[[int], None] = _silent
 ) -> None:
-    """Copies into this rank's memory what `check` has seen."""
+    """Copy the boxes that `check` has checked into this rank's memory."""
     for reading, checksum, (crc, tensor) in zip(wanted, checksums, _boxes(folder, wanted, tell), strict=True):
         if crc != checksum:
             raise FormatError(f"{folder / reading.box.file} changed", reading.key)
@@ -114,7 +115,7 @@ def _boxes(
 
 
 def _tensor(raw: bytes, reading: Reading, folder: Folder) -> Tensor:
-    """The tensor that torch.save wrote as `raw`. FormatError where it is another thing."""
+    """The tensor that torch.save wrote as `raw`. FormatError if it is something else."""
     where = f"{folder / reading.box.file}, {reading.key} at {list(reading.box.offsets)}"
     try:
         records = zipfile.ZipFile(io.BytesIO(raw)).infolist()
@@ -123,7 +124,7 @@ def _tensor(raw: bytes, reading: Reading, folder: Folder) -> Tensor:
         tensor = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
     except FormatError:
         raise
-    except Exception as error:  # what torch.load raises of damaged bytes
+    except Exception as error:  # torch.load's error for damaged bytes
         raise FormatError(
             f"{where}: not a tensor: {type(error).__name__}: {error!s:.200}", reading.key
         ) from None

@@ -1,4 +1,4 @@
-"""save and load: checkpoints that fit any world size and any plan, and never make a full tensor.
+"""save and load: checkpoints that fit any world size and any plan, without creating full tensors.
 
     osdp.save(model, optimizer, "run/step-1000")     # collective: every rank calls it
     osdp.load(model, optimizer, "run/step-1000")     # other ranks, another plan, or one process without any
@@ -6,10 +6,10 @@
 A checkpoint is a directory of files of torch.distributed.checkpoint (DCP) and `manifest.json` (see manifest.py).
 
 Note [When a checkpoint is valid]
-Ranks write into a directory beside the target; when all are done, rank 0 adds the manifest with all files' sizes and
-checksums, and renames the directory (osdp/checkpoint/places.py): a run that dies while saving leaves the previous
-checkpoint. Loading first reads and checks everything, on all ranks, and only when none objects does it change anything
-(osdp/checkpoint/reading.py).
+Ranks write into a directory beside the target. When all are done, rank 0 adds the manifest with all files'
+sizes and checksums, and renames the directory (osdp/checkpoint/places.py): a run that dies while saving
+leaves the previous checkpoint intact. Loading first reads and checks everything on all ranks, and changes
+something only if no rank has found an error (osdp/checkpoint/reading.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from osdp.errors import FormatError
 from osdp.ranks.rank_group import Together
 from osdp.sharding.sharded_model import sharded_of
 
-_WHOLE = 1 << 62  # bytes: pieces are filled as they are, not in boxes
+_WHOLE = 1 << 62  # bytes: pieces are filled undivided
 
 
 def save(
@@ -44,13 +44,13 @@ def save(
     *,
     process_group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Writes parameters, buffers (rank 0's) and the optimizer's state to `directory`. Collective.
+    """Write parameters, buffers (rank 0's) and the optimizer's state to `directory`. Collective.
 
-    `model`: sharded or not; `optimizer`: made over its parameters, or None. `directory`: on a file system that all
-    ranks share. An older checkpoint there is replaced, with all files in its directory, once the new one is
-    complete; if it is a symbolic link (`latest`), its target is replaced. `process_group`: by default the one
-    over which the model is sharded, else all ranks; without any, one process saves. Each rank writes its
-    shards; replicated tensors are written once, divided among the ranks.
+    `model`: sharded or not; `optimizer`: an optimizer of its parameters, or None. `directory`: on a file
+    system that all ranks share. An older checkpoint there is replaced, with all files in its directory, once
+    the new one is complete; if it is a symbolic link (`latest`), its target is replaced. `process_group`: by
+    default the one over which the model is sharded, else all ranks; without any, one process saves. Each rank
+    writes its shards; replicated tensors are written once, divided among the ranks.
 
     Raises ShardingError if `directory` holds something other than a checkpoint or an optimizer state has an
     unsupported shape, OSDPError if writing failed on some rank. Both are raised on all ranks and leave the
@@ -74,16 +74,16 @@ def load(
     *,
     process_group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Reads `directory` into `model` and `optimizer`, in place. Collective.
+    """Read `directory` into `model` and `optimizer`, in place. Collective.
 
-    World size, plan and grouping of the optimizer's parameters may differ from those that saved; names, shapes, dtypes
-    and the optimizer's class may not. `optimizer=None` reads only the model.
+    World size, plan and grouping of the optimizer's parameters may differ from those at saving; names,
+    shapes, dtypes and the optimizer's class may not. `optimizer=None` reads only the model.
 
     If a save was killed between its two renames and no checkpoint has that name, the new one beside it is
     read.
 
-    Raises FormatError, on all ranks and with nothing changed, where the checkpoint is incomplete, damaged, of another
-    model or of another optimizer; its `field` names the parameter.
+    Raises FormatError, on all ranks and with nothing changed, if the checkpoint is incomplete, damaged, or of
+    a different model or optimizer; its `field` names the parameter.
     """
     look_at_tree(model)
     together = Together(process_group or group_of(model), "osdp.load")

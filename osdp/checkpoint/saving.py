@@ -1,4 +1,4 @@
-"""Saving: one checkpoint on its way, from a plan that all ranks made to the directory under its name.
+"""Saving: the steps of saving one checkpoint, from the ranks' common write plan to the final directory.
 
     saving = Saving.begin(together, model, optimizer, directory)   # collective: who writes which boxes
     saving.copy(limit_bytes)         # optional: from here on training may go on
@@ -6,10 +6,10 @@
     saving.complete(everybody's)     # rank 0: manifest, then the name
 
 Note [A copy of bounded size]
-To let training go on while a checkpoint is written, a rank copies what it will write into host memory: its share of
-parameters, buffers and optimizer state, in which what all ranks hold is counted once over all ranks. Where the share is
-larger than the limit, what is above it is written at once, before `copy` returns; so a copy never takes more than the limit
-and one box. Each box's copy is freed when it is written.
+So that training can continue while a checkpoint is written, a rank copies its share of parameters, buffers
+and optimizer state to host memory; replicated tensors are divided among the ranks. If the share is larger
+than the limit, the excess is written immediately, before `copy` returns; so copies never take more than the
+limit and one box. Each box's copy is freed when it is written.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from osdp.ranks.rank_group import Together
 
 T = TypeVar("T")
 
-METADATA_NAME = ".metadata"  # DCP's own table, for its tools
+METADATA_NAME = ".metadata"  # DCP's own metadata, for its tools
 
 
 @dataclass(frozen=True)
 class Written:
-    """What one rank wrote: boxes by tensor, and its files."""
+    """The record of one rank's writes: boxes by tensor, and its files."""
 
     boxes: Mapping[str, Sequence[Row]]
     files: Mapping[str, FileEntry]
 
 
 def typed_do(together: Together, step: str, work: Callable[[], T]) -> T:
-    """`Together.do`, with an error of the system as one of ours."""
+    """`Together.do`, with system errors converted to ours."""
 
     def typed() -> T:
         try:
@@ -62,14 +62,14 @@ def typed_do(together: Together, step: str, work: Callable[[], T]) -> T:
 
 
 class Saving:
-    """What this rank has to do for one checkpoint. Made by `begin`; `abandon` it where something fails."""
+    """This rank's work for one checkpoint. Created by `begin`; call `abandon` if something fails."""
 
     def __init__(self, target: Path, token: str, partial: Partial | None, rank: int, world_size: int) -> None:
         self.target = target
         self.path = partial_path(target, token)
         self.rank, self.world_size = rank, world_size
         self.share_bytes = 0  # of tensors that this rank writes
-        self.copied_bytes = 0  # of them, those that were copied to host memory
+        self.copied_bytes = 0  # of these, copied to host memory
         self._partial = partial  # rank 0's
         self._extra: dict[str, bytes] = {}
 
@@ -110,7 +110,7 @@ class Saving:
         tensors = typed_do(together, step, lambda: state.tensors(self._manifest))
         self._planner = ChunkSavePlanner(tensors)
         local = together.all(self._planner.create_local_plan())
-        # All ranks make the same plan of it, or all raise.
+        # All ranks make the same plan from it, or all raise.
         plans, metadata = self._planner.create_global_plan(local)
         self._metadata: Metadata = metadata
         self._items = plans[self.rank].items
@@ -134,7 +134,7 @@ class Saving:
         self.copied_bytes = sum(bytes_of(item) for item in later)
 
     def write(self) -> Written:
-        """Writes what is left of this rank's boxes. Needs nothing of the other ranks."""
+        """Write this rank's remaining boxes. Does not communicate."""
         with Progress(f"osdp.save {self.target.name}") as progress:
             total = sum(bytes_of(item) for item in self._items)
             self._planner.tell = lambda done: progress(
@@ -147,7 +147,7 @@ class Saving:
             return Written(boxes, {name: FileEntry(*folder.checksum(name)) for name in names})
 
     def _write(self, items: Sequence[object], part: int) -> None:
-        """`part`: 0 or 1, each with files of its own."""
+        """Write `items`. `part`: 0 or 1, which have separate files."""
         if not items:
             return
         plans = [SavePlan([]) for _ in range(2 * self.world_size)]
@@ -158,13 +158,14 @@ class Saving:
             self._writer.write_data(plan, self._planner).wait()
         except (OSError, OSDPError):
             raise
-        except Exception as error:  # torch.save's, where a disk is full
+        except Exception as error:  # of torch.save, such as when the disk is full
             raise OSDPError(
                 f"writing {self.path} failed on rank {self.rank}: {type(error).__name__}: {error}"
             ) from error
 
     def complete(self, everything: Sequence[Written]) -> None:
-        """Rank 0, with what every rank wrote, in the order of ranks: checks it and gives the checkpoint its name."""
+        """On rank 0, with the records of all ranks in order: check them and rename the checkpoint to its
+        final name."""
         if self._partial is None:
             return
         folder = Folder(self.path)

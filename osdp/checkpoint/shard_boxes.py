@@ -1,4 +1,4 @@
-"""Pieces: which part of a full tensor a rank holds, and where in its local tensor that part lies.
+"""Pieces: the parts of a full tensor that a rank holds, and their positions in its local tensor.
 
     full weight [8, 6], FULL_SHARD, 2 ranks            split "in" into 2 slices, slice 0 kept in full, slice 1 sharded
       rank 0: rows 0-3  one piece at (0, 0) [4, 6]       rank 0: slice 0 at (0, 0) [8, 3], rows 0-3 of slice 1 at (0, 3)
@@ -27,7 +27,7 @@ class Piece(Protocol):
 
     @property
     def replicated(self) -> bool:
-        """True where every rank holds the same piece."""
+        """True if every rank holds the same piece."""
 
     def view(self, local: Tensor) -> Tensor:
         """This piece inside a tensor of the parameter's local shape: shares its memory, has the shape `sizes`."""
@@ -50,7 +50,7 @@ class WholePiece:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A box of a full tensor beside the memory of this rank that holds it; what is written or read at once."""
+    """A box of a full tensor and this rank's memory that holds it; the unit of writing and reading."""
 
     offsets: tuple[int, ...]
     tensor: Tensor  # shape: the box's; a view of the parameter or of the optimizer's state
@@ -72,9 +72,9 @@ def elements(shape: Sequence[int]) -> int:
 def chunks(pieces: Sequence[Piece], local: Tensor, limit_bytes: int) -> list[Chunk]:
     """The pieces of `local`, cut along their first dimension longer than 1 into boxes of at most `limit_bytes`.
 
-    The cut bounds what a reader of another layout needs beside its own tensors: it reads whole boxes. A replicated
-    piece is cut alike on every rank, so that its boxes can be spread over the ranks. Empty pieces give nothing. A box
-    may exceed the limit where one row does.
+    The limit bounds the memory that a reader with a different layout needs besides its own tensors, since it
+    reads whole boxes. A replicated piece is divided in the same way on every rank, so that its boxes can be
+    distributed over the ranks. Empty pieces have no boxes. A box may exceed the limit if a single row does.
     """
     result: list[Chunk] = []
     for piece in pieces:

@@ -1,12 +1,13 @@
-"""Checkpoints of version 1: the manifest of that time, and the table of boxes, which was torch's pickle `.metadata`.
+"""Checkpoints of version 1: their manifest, and the table of boxes, which was torch's pickle `.metadata`.
 
-Both become one document of version 1, which file_versions.py takes further. Nothing else in OSDP unpickles a table.
+Both are converted to one document of version 1, which file_versions.py upgrades. Nothing else in OSDP
+unpickles a table.
 
 Note [Reading a pickle without trust]
-A pickle is a program: it can name any function, and set attributes on whatever it names. This reader first looks at all of
-its instructions and refuses those that a table has no use for, and numbers by which the unpickler would reserve more
-memory than the file is large. What it then names are not torch's classes but values made for this one table, in which the
-unpickler only stores.
+A pickle is a program: it can name any function, and set attributes on any object that it names. This reader
+first checks all of its instructions, and refuses those that a table does not need, and lengths for which the
+unpickler would reserve more memory than the file's size. Names are then resolved not to torch's classes but
+to placeholder values created for this table, into which the unpickler only stores.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ METADATA_NAME = ".metadata"
 MAX_BYTES = 512 * 2**20
 
 _FORMAT = re.compile(rb'\s*{\s*"format"\s*:')
-# Instructions that a table has no use for, and that reserve what they say, leave the file, or make objects otherwise.
+# Instructions that a table does not need, and that reserve memory of a given size, refer outside of the file,
+# or create objects in other ways.
 _REFUSED = {
     "BYTEARRAY8",
     "NEXT_BUFFER",
@@ -51,12 +53,12 @@ _TYPES = {
     },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
     "torch.serialization": {"_get_layout"},
-    "builtins": {"getattr"},  # of an enumeration's member, as some releases of Python 3.11 pickle it
+    "builtins": {"getattr"},  # for enumeration members, as some releases of Python 3.11 pickle them
 }
 
 
 def is_manifest(text: bytes) -> bool:
-    """Whether a manifest is one of version 1, which says "format" where later ones say "osdp"."""
+    """Whether a manifest has version 1, which has "format" instead of "osdp"."""
     return _FORMAT.match(text) is not None
 
 
@@ -88,7 +90,7 @@ def _number(text: str) -> Any:
 
 
 class _Value:
-    """An object of the table, whatever its class: its arguments, and its fields as the pickle sets them."""
+    """An object of the table of any class: its arguments, and its fields as set by the pickle."""
 
     def __init__(self, *args: Any) -> None:
         self.args = args
@@ -103,15 +105,15 @@ class _Value:
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and name != "Size" and name.isidentifier():
-            return f"torch.{name}"  # a dtype, or the layout: the name will do
+            return f"torch.{name}"  # a dtype, or the layout: the name is enough
         base = {"torch.Size": tuple, "collections.OrderedDict": dict}.get(f"{module}.{name}", _Value)
         known = (
             base is not _Value
             or name in _TYPES.get(module, ())
-            or (module.partition(".")[0] == "pathlib" and name.endswith("Path"))  # where it was written
+            or (module.partition(".")[0] == "pathlib" and name.endswith("Path"))  # the path of the files
         )
         if known:
-            return type(name, (base,), {})  # of this table alone: what the pickle sets there is gone with it
+            return type(name, (base,), {})  # of this table alone, as are attributes set on it
         raise FormatError(
             f"{METADATA_NAME} refers to {module}.{name}, which a table of tensors has no use for"
         )
@@ -149,7 +151,7 @@ def _rows(folder: Folder) -> list[tuple[str, list[Any]]]:
         ]
     except FormatError:
         raise
-    except Exception as error:  # a damaged pickle raises nearly anything
+    except Exception as error:  # damaged pickles raise all kinds of errors
         raise FormatError(
             f"{folder / METADATA_NAME} is damaged or not a table of tensors: {type(error).__name__}: {error!s:.200}"
         ) from None

@@ -1,1 +1,1 @@
-"""OSDP in training frameworks, one module each, imported only by who uses that framework."""
+"""OSDP in training frameworks, one module for each, imported only by users of that framework."""

@@ -1,4 +1,4 @@
-"""OSDPAccelerator: Accelerate's loop, with the model sharded by a plan.
+"""OSDPAccelerator: Accelerate's training loop with a model sharded by a plan.
 
     from osdp.integrations.accelerate import OSDPAccelerator
 
@@ -34,10 +34,10 @@ from osdp.sharding.step_scopes import no_sync
 
 
 class OSDPAccelerator(Accelerator):
-    """Takes what `osdp.FullyShardedDataParallel` takes after the module, and what `accelerate.Accelerator` takes; where both
-    have an argument (`mixed_precision`), Accelerate's meaning counts: autocast.
+    """Takes the arguments of `osdp.FullyShardedDataParallel` after the module, and those of
+    `accelerate.Accelerator`; an argument of both (`mixed_precision`) has Accelerate's meaning: autocast.
 
-    Raises InvalidProblemError for arguments that neither has, and what the search raises (in `prepare`).
+    Raises InvalidProblemError for arguments that neither has, and the search's errors (in `prepare`).
     """
 
     def __init__(self, **options: Any) -> None:
@@ -49,7 +49,7 @@ class OSDPAccelerator(Accelerator):
         self._sharded: list[nn.Module] = []
 
     def prepare(self, *args: Any, device_placement: Any = None) -> Any:
-        """As Accelerate's; models first, since what optimizers step are their rows."""
+        """Like Accelerate's; models are prepared first, since optimizers step on their rows."""
         for model in args:
             if isinstance(model, nn.Module):
                 self._shard(model)
@@ -59,7 +59,7 @@ class OSDPAccelerator(Accelerator):
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
         self._shard(model)
-        # What it would do beyond autocast and torch.compile is to wrap the model in DDP.
+        # Apart from autocast and torch.compile it would wrap the model in DDP.
         return super().prepare_model(model, device_placement=False, evaluation_mode=True)  # type: ignore[no-any-return]
 
     def prepare_optimizer(
@@ -85,7 +85,7 @@ class OSDPAccelerator(Accelerator):
 
 
 class _WholeStates(AcceleratedOptimizer):
-    """Whose state dict is full, on rank 0, with numbers for names as torch's optimizers have it. Collective."""
+    """An optimizer whose state dict is full, on rank 0, with numbers as in torch's optimizers. Collective."""
 
     models: list[nn.Module]
 

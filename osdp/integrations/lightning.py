@@ -1,12 +1,12 @@
-"""OSDPStrategy: a Lightning Trainer that trains a LightningModule sharded by a plan.
+"""OSDPStrategy: a strategy for Lightning's Trainer that shards the LightningModule by a plan.
 
     from osdp.integrations.lightning import OSDPStrategy
 
     trainer = Trainer(devices=2, strategy=OSDPStrategy(memory="8GiB", sample=(tokens,)))
 
-The module is sharded in place before `configure_optimizers` runs, and its `*_step` methods gather what they read as
-forward does. Checkpoints are those of one process and of DDP: full tensors, written by rank 0; either loads the other's.
-Needs the extra `lightning`.
+The module is sharded in place before `configure_optimizers` runs, and its `*_step` methods gather parameters
+like forward. Checkpoints have the format of one process and of DDP: full tensors, written by rank 0; each can
+load the other's. Needs the extra `lightning`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ LAUNCH = ("accelerator", "parallel_devices", "cluster_environment", "checkpoint_
 
 
 class OSDPStrategy(DDPStrategy):
-    """Takes what `osdp.FullyShardedDataParallel` takes after the module, and the strategy's own `process_group_backend`,
-    `timeout`, `start_method` and plugins.
+    """Takes the arguments of `osdp.FullyShardedDataParallel` after the module, and the strategy's own
+    `process_group_backend`, `timeout`, `start_method` and plugins.
 
-    `memory` searches for the fastest plan that fits, on rank 0; `plan` is obeyed; with neither, everything is FULL_SHARD.
-    `sample`: example inputs of the module's forward, alike on all ranks; by default its `example_input_array`.
+    With `memory` rank 0 searches for the fastest plan that fits; `plan` is a given plan; with neither,
+    everything is FULL_SHARD. `sample`: example inputs of the module's forward, of the same shapes on all
+    ranks; by default its `example_input_array`.
 
     Raises InvalidProblemError for unknown arguments, and for `memory` without a sample.
     """
@@ -51,17 +52,17 @@ class OSDPStrategy(DDPStrategy):
         launch = {name: options.pop(name) for name in LAUNCH if name in options}
         super().__init__(**launch)
         self._given = {"state_dict_on_rank_0_only": True, "state_dict_device": "cpu", **options}
-        Options.of((), self._given)  # what is wrong is said before anything starts
+        Options.of((), self._given)  # raises for invalid arguments before anything starts
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
-        return True  # each rank then takes its rows, and the optimizer's states are made for those
+        return True  # each rank then copies its rows, and the optimizer's states are created for those
 
     def setup(self, trainer: Trainer) -> None:
         assert self.accelerator is not None and self.model is not None
         self.accelerator.setup(trainer)
         self.model = self.precision_plugin.convert_module(self.model)
-        if not is_sharded(self.model):  # `test` after `fit` finds it sharded
+        if not is_sharded(self.model):  # in `test` after `fit` it is sharded already
             self._shard(self.model)
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)
@@ -84,15 +85,15 @@ class OSDPStrategy(DDPStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Between micro-batches of `accumulate_grad_batches`."""
+        """Context for all but the last micro-batch of `accumulate_grad_batches`."""
         assert self.model is not None
         with no_sync(self.model):
             yield
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Full, on rank 0; collective."""
+        """The full state on rank 0. Collective."""
         assert self.model is not None
-        plain = getattr(optimizer, "optimizer", optimizer)  # Lightning's wrapper has it there
+        plain = getattr(optimizer, "optimizer", optimizer)  # inside Lightning's wrapper
         return plain_state_dict(self.model, plain)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
@@ -100,7 +101,7 @@ class OSDPStrategy(DDPStrategy):
             optimizer.load_state_dict(state)
 
     def teardown(self) -> None:
-        """The module stays sharded, where it is: `trainer.test` may follow."""
+        """The module remains sharded on its device, since `trainer.test` may follow."""
         assert self.accelerator is not None and self.cluster_environment is not None
         self.cluster_environment.teardown()
         self.precision_plugin.teardown()

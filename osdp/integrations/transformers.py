@@ -1,12 +1,12 @@
-"""OSDPTrainer: Hugging Face's Trainer, with the model sharded by a plan.
+"""OSDPTrainer: Hugging Face's Trainer with a model sharded by a plan.
 
     from osdp.integrations.transformers import OSDPTrainer
 
     trainer = OSDPTrainer(model, args, train_dataset=data, osdp={"memory": "8GiB"})
 
-`osdp` holds what `osdp.FullyShardedDataParallel` takes after the module; with `memory` and no sample the first batch is the
-sample. Checkpoints are the Trainer's own, with full weights and states: a run under DDP loads them, and the other way
-round. Needs the extras `hf` and `accelerate`.
+`osdp` contains the arguments of `osdp.FullyShardedDataParallel` after the module; with `memory` and no sample
+the first batch is the sample. Checkpoints are the Trainer's own, with full weights and states: runs under DDP
+can load them, and vice versa. Needs the extras `hf` and `accelerate`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from osdp.integrations.accelerate import OSDPAccelerator
 
 
 class OSDPTrainer(Trainer):
-    """Takes what `transformers.Trainer` takes, and `osdp`. Raises what OSDPAccelerator raises."""
+    """Takes the arguments of `transformers.Trainer`, and `osdp`. Raises the errors of OSDPAccelerator."""
 
     def __init__(self, *args: Any, osdp: Mapping[str, Any], **kwargs: Any) -> None:
         self._osdp = dict(osdp)
@@ -32,11 +32,11 @@ class OSDPTrainer(Trainer):
 
     def create_accelerator_and_postprocess(self) -> None:
         super().create_accelerator_and_postprocess()
-        # Their states are one: what was set on the first holds for this one.
+        # Accelerators share one state: settings of the first one apply to this one.
         self.accelerator = OSDPAccelerator(**self._accelerator_args, **self._osdp)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Rank 0 writes; every rank must call it."""
+        """Rank 0 writes; every rank must call this."""
         model: Any = self.model
         state = model.state_dict()
         self._save(output_dir, state_dict=state)
@@ -45,7 +45,7 @@ class OSDPTrainer(Trainer):
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         optimizer: Any = self.optimizer
-        state = optimizer.state_dict()  # collective, and the Trainer asks for it on rank 0 only
+        state = optimizer.state_dict()  # collective, but the Trainer calls it on rank 0 only
         optimizer.state_dict = lambda: state
         try:
             super()._save_optimizer_and_scheduler(output_dir)

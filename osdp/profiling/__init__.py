@@ -1,1 +1,1 @@
-"""The machine and the model, measured: what a search needs to know of them."""
+"""Measures the machine and the model for the search."""

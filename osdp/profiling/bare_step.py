@@ -1,4 +1,4 @@
-"""bare_step_s: how long the model's own step takes at this moment."""
+"""bare_step_s: the present time of the model's step without sharding."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _REPEATS = 7
 
 
 def bare_step_s(model: nn.Module, *args: Any, **kwargs: Any) -> float:
-    """Median seconds of a forward and a backward of a model that is not sharded, on this rank: no communication, no
-    optimizer, no loss that is computed outside of the model. The model stays as it is.
+    """Median seconds of a forward and a backward of a model that is not sharded, on this rank: without
+    communication, optimizer, and losses computed outside of the model. The model does not change.
 
-    Measured on all ranks at once, as `osdp.profile` has it, and before `fully_shard`. `osdp.report(model, bare_step_s=...)`
-    then says what has become of the machine since it was profiled.
+    Call it on all ranks at once, like `osdp.profile`, and before `fully_shard`. `osdp.report(model,
+    bare_step_s=...)` then compares the machine's speed with the profile.
 
     >>> now = osdp.bare_step_s(model, tokens)  # as many samples as plan.batch_size
     """

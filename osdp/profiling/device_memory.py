@@ -1,4 +1,4 @@
-"""What a device's memory holds beside tensors (`Hardware.device_memory`), measured on it."""
+"""Measures the memory that a device holds besides tensors (`Hardware.device_memory`)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from osdp.hardware.device_timer import synchronize
 from osdp.hardware.hardware import DeviceMemory
 from osdp.ranks.process_groups import LaneGroup
 
-_LARGE = 2**21  # bytes of a tensor that the allocator cuts from a large block
+_LARGE = 2**21  # bytes of a tensor that the allocator places in a large block
 
 
 class MemoryProbe:
-    """Asks before and after what takes memory beside tensors. On a CPU, and where a device cannot tell, all is 0.
+    """Measures memory besides tensors before and after its allocation. On a CPU, and on devices without
+    statistics, everything is 0.
 
     Note [Whose memory it is]
-    A device tells what is in use on all of it. What the caching allocator has not reserved of that is the context, the
-    communicators, and what other processes use there, which this one cannot have either. A communicator is what that
-    grows by when the collectives first run on it.
+    A device reports its total memory in use. The part that the caching allocator has not reserved consists of
+    the context, the communicators, and memory of other processes, which is not available to this one either.
+    A communicator's size is the growth of this part when its first collectives run.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -30,13 +31,14 @@ class MemoryProbe:
         self._communicator = 0
 
     def communicated(self, lane: LaneGroup) -> None:
-        """Collectives of this group have just run: the first ones, unless an earlier probe has seen those."""
+        """Called when collectives of this group have just run, for the first time unless an earlier probe has
+        measured them."""
         grown = max(0, self._in_use_beside() - self._before)
         lane.communicator_bytes = self._communicator = max(grown, lane.communicator_bytes)
 
     def found(self, step: Callable[[], object] | None, communicators: int) -> DeviceMemory:
-        """At the end of a profile, when all kernels that a step needs have been loaded. `communicators`: those that were
-        made by now. `step`: a forward and backward.
+        """The result, at the end of a profile, when all kernels of a step have been loaded. `communicators`:
+        the number created by now. `step`: a forward and backward.
         """
         if self._statistics.reserved() is None or self._statistics.allocated() is None:
             return DeviceMemory()
@@ -60,8 +62,8 @@ class MemoryProbe:
         return max(0, told[1] - told[0] - reserved)
 
     def _allocator(self) -> tuple[int, int, int]:
-        """What the smallest tensor takes, and what is reserved for it and for a large one where nothing is yet: on a
-        stream of its own.
+        """Bytes that the smallest tensor takes, and that are reserved for it and for a large one on a new
+        stream, where nothing is reserved yet.
         """
         before = self._allocated()
         self._statistics.empty_cache()
@@ -77,16 +79,16 @@ class MemoryProbe:
         return rounding, reserved[1] - reserved[0], reserved[2] - reserved[1]
 
     def _workspace(self) -> int:
-        """What stays allocated after a matrix product that found no workspace."""
+        """Bytes that remain allocated after a matrix product that had no workspace yet."""
         if self._device.type == "cuda" and hasattr(torch._C, "_cuda_clearCublasWorkspaces"):
             torch._C._cuda_clearCublasWorkspaces()
         matrix = torch.ones(256, 256, device=self._device)
         before = self._allocated()
-        torch.mm(matrix, matrix)  # its result is let go of
+        torch.mm(matrix, matrix)  # the result is freed
         return max(0, self._allocated() - before)
 
     def _unused(self, step: Callable[[], object]) -> int:
-        """What was reserved beyond what tensors took, where each was largest in a step."""
+        """Peak of reserved memory minus peak of tensors' memory in a step."""
         synchronize(self._device)
         self._statistics.empty_cache()
         self._statistics.reset_peaks()

@@ -1,4 +1,4 @@
-"""How fast this machine is: collectives, matrix products, the optimizer's step."""
+"""Measures this machine's collectives, matrix products and optimizer step."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ from osdp.hardware.hardware import Collective
 from osdp.ranks.process_groups import LaneGroup, lane_group
 
 SIZES = (2**12, 2**15, 2**18, 2**20, 2**22)  # bytes of the full tensor: from all latency to mostly transfer
-LARGE_SIZES = (2**24, 2**26, 2**28)  # where an accelerator's links come to their rate
+LARGE_SIZES = (2**24, 2**26, 2**28)  # at which an accelerator's links reach their full rate
 MOST_OPTIMIZED = 2**28  # bytes of parameters that an accelerator's optimizer is timed on
 # Note [Memory that no cache holds]
-# On a CPU, a step comes to a parameter once in each direction, and to its optimizer state once; in between it touches
-# everything else. So it finds little of it in a cache, where reading may be twice as fast or more. What is timed here goes
-# round memory that is larger than caches: each collective takes the next piece, and the optimizer has that much.
+# On a CPU, a step accesses a parameter once in forward and once in backward, and its optimizer state once; in
+# between it accesses all others. So little of it is in a cache, where reading may be twice as fast or more.
+# The measurements therefore cycle through memory larger than the caches: each collective uses the next piece,
+# and the optimizer has parameters of that size.
 COLD = 2**26  # bytes
 WARM_UPS = (
     3  # on an accelerator: kernels are loaded, and algorithms chosen, at first use; on a CPU one is enough
 )
 _ROUNDS = (5, 60)  # fewest, most
 # Note [A link's first bytes are fast]
-# Buffers along the way, and links that are shaped, take some hundred KiB at once before they slow down to their rate. A
-# step does not feel this, since its collectives follow each other; a collective by itself does, and a small one is
-# nothing else. So a large one goes before, and each is timed as the mean of several without a pause.
+# Network buffers, and links with traffic shaping, accept some hundred KiB immediately before they slow down
+# to their rate. This does not matter in a step, whose collectives follow each other; but it distorts the time
+# of a single collective, most of all of a small one. So a large one runs first, and each is timed as the mean
+# of several without a pause.
 _FIRST = 2**20  # bytes
 _MOVED, _MOST_REPEATS = 2**21, 64  # bytes of full tensors in all, and no more collectives than this
 
@@ -46,11 +48,11 @@ def measure_collectives(
     seconds: float,
     sizes: Sequence[int] = SIZES,
 ) -> tuple[Collective, Collective, Collective]:
-    """all_gather, reduce_scatter, all_reduce of the `world` ranks of `group` (None: the default one), as the
-    runtime does them. Collective; about `seconds` long.
+    """Measure all_gather, reduce_scatter and all_reduce of the `world` ranks of `group` (None: the default
+    one), as the runtime executes them. Collective; takes about `seconds`.
 
-    Several of every size and collective are run in every round, so that a disturbance meets all of them; the median over
-    rounds, averaged over ranks, is fitted.
+    Every round runs several of every size and collective, so that a disturbance affects all of them; the fit
+    uses the median over rounds, averaged over ranks.
     """
     if world == 1:
         nothing = Collective(0.0, 0.0)
@@ -73,7 +75,7 @@ def measure_collectives(
     def run_round() -> list[float]:
         times = []
         for _, repeats, job in jobs:
-            meet(ours, device)  # else the time of a rank that comes early is the other's delay
+            meet(ours, device)  # else the time of an early rank would include the other's delay
             ours.all_reduce_mean([first])
             synchronize(device)
             begin = time.perf_counter()
@@ -83,7 +85,7 @@ def measure_collectives(
             times.append((time.perf_counter() - begin) / repeats)
         return times
 
-    for _ in range(warm_ups(device)):  # connections are made on first use
+    for _ in range(warm_ups(device)):  # connections are established on first use
         for _, _, job in jobs:
             job()
     took = sum(t * repeats for t, (_, repeats, _) in zip(run_round(), jobs, strict=True))
@@ -109,10 +111,10 @@ def meet(lane: _C.Collectives, device: torch.device) -> None:
 
 
 class Rotation:
-    """Pieces of one tensor, one behind the other and from the beginning again: see Note [Memory that no cache holds]."""
+    """Successive pieces of one tensor, cyclically: see Note [Memory that no cache holds]."""
 
     def __init__(self, size: int, device: torch.device) -> None:
-        # Not zeros, which have no memory until they are written.
+        # Not zeros, whose pages are mapped only when they are written.
         self._all = torch.ones(size // 4, device=device)
         self._at = 0
 
@@ -125,8 +127,8 @@ class Rotation:
 def collective_sizes(
     device: torch.device, group: dist.ProcessGroup | None, world: int, seconds: float
 ) -> tuple[int, ...]:
-    """Bytes of the full tensors to measure collectives on, the same on all ranks: SIZES, and on an accelerator of
-    LARGE_SIZES as many as its free memory holds and `seconds` allow to repeat. Collective.
+    """Bytes of the full tensors for measuring collectives, the same on all ranks: SIZES, and on an
+    accelerator as many of LARGE_SIZES as its free memory and `seconds` allow. Collective.
     """
     if device.type == "cpu" or world == 1:
         return SIZES
@@ -136,53 +138,54 @@ def collective_sizes(
     for size in LARGE_SIZES:
         tensor = torch.zeros(sizes[-1] // 4, device=device)
         took = _median_time(device, lambda t=tensor: ours.all_reduce_mean([t]), 0.0, at_most=1)  # type: ignore[misc]
-        # Two tensors of the largest size, and what the backend needs.
+        # Two tensors of the largest size, and the backend's memory.
         fits = 6 * size <= free_bytes(device) and took * size / sizes[-1] * rounds <= seconds / 2
         agreed = torch.tensor([float(fits)], device=device)
         ours.all_reduce_mean([agreed])
-        if agreed.item() < 1 - 1e-3:  # on some rank it does not
+        if agreed.item() < 1 - 1e-3:  # it does not fit on some rank
             break
         sizes.append(size)
     return tuple(sizes)
 
 
 def warm_ups(device: torch.device) -> int:
-    """How often something is run before it is timed."""
+    """The number of runs before timing."""
     return 1 if device.type == "cpu" else WARM_UPS
 
 
 def free_bytes(device: torch.device) -> int:
-    """What new tensors may take on an accelerator."""
+    """Bytes available for new tensors on an accelerator."""
     told = DeviceStatistics(device).free_and_total()
     return told[0] if told is not None else 2**30
 
 
 def lane_of(group: dist.ProcessGroup | None, device: torch.device) -> LaneGroup:
-    """The runtime's group beside `group` (None: the default one)."""
+    """The runtime's own group for the ranks of `group` (None: the default one)."""
     assert group is not None or dist.group.WORLD is not None
     return lane_group(group or dist.group.WORLD, device)  # type: ignore[arg-type]
 
 
 def lane_collectives(device: torch.device, group: dist.ProcessGroup | None) -> _C.Collectives:
-    """The collectives of `group` as the runtime does them."""
+    """The runtime's collectives on the ranks of `group`."""
     return lane_of(group, device).collectives
 
 
 def measure_rates(device: torch.device, seconds: float) -> dict[str, float]:
-    """Dtype -> floating-point operations per second; those that the device multiplies matrices in ("tf32": on GPUs)."""
+    """Dtype -> floating-point operations per second, for the dtypes in which the device multiplies matrices
+    ("tf32": on GPUs)."""
     others = ["bfloat16", "float16", *(["tf32"] if device.type == "cuda" else [])]
     rates = {"float32": measure_flops(device, seconds / 2)}
     for name in others:
         try:
             rates[name] = measure_flops(device, seconds / 2 / len(others), name)
-        except (RuntimeError, TypeError):  # this device has no such product
+        except (RuntimeError, TypeError):  # not supported by this device
             continue
     return rates
 
 
 @contextmanager
 def _products_in(device: torch.device, precision: str) -> Iterator[None]:
-    """What fp32 matrices are multiplied in on a GPU: "highest" is fp32, "high" TF32."""
+    """Sets the precision of fp32 products on a GPU: "highest" is fp32, "high" TF32."""
     before = torch.get_float32_matmul_precision()
     if device.type == "cuda":
         torch.set_float32_matmul_precision(precision)
@@ -202,7 +205,8 @@ def measure_flops(device: torch.device, seconds: float, dtype: str = "float32") 
 
 
 def products(device: torch.device, at_least_s: float) -> Callable[[], None]:
-    """Enqueues matrix products, in bf16 where the device has them, that take some milliseconds and no less than that."""
+    """A function that enqueues matrix products, in bf16 if the device supports it, that take some
+    milliseconds and no less than `at_least_s`."""
     dtype = torch.bfloat16
     try:
         torch.mm(*torch.ones(2, 8, 8, device=device, dtype=dtype).unbind())
@@ -240,7 +244,8 @@ def measure_optimizer(device: torch.device, seconds: float) -> float:
     """Seconds of a fused AdamW step per byte of fp32 parameters."""
     if device.type == "cpu":
         return _optimizer_time(device, seconds, COLD) / COLD
-    # An accelerator needs as much before launching no longer counts, as far as its memory and the time allow.
+    # On an accelerator, increase the size until launch overhead is negligible, as far as memory and time
+    # allow.
     size = 2**24
     while True:
         took = _optimizer_time(device, seconds / 3, size)
@@ -256,7 +261,7 @@ def _optimizer_time(device: torch.device, seconds: float, size: int) -> float:
     parameter = torch.zeros(size // 4, device=device, requires_grad=True)
     parameter.grad = torch.zeros_like(parameter)
     optimizer = torch.optim.AdamW([parameter], fused=True)
-    optimizer.step()  # makes the state
+    optimizer.step()  # creates the state
     return _median_time(device, optimizer.step, seconds, at_most=50)
 
 
@@ -271,7 +276,7 @@ def _median_time(device: torch.device, job: Callable[[], object], seconds: float
 
 
 def device_memory(device: torch.device, ranks_on_host: int) -> int:
-    """Bytes of memory that one rank has: the device's, or its part of the host's (of the container's, if
+    """Bytes of memory per rank: the device's, or a rank's part of the host's (of the container's limit, if
     less).
     """
     if (told := DeviceStatistics(device).free_and_total()) is not None:

@@ -1,4 +1,4 @@
-"""gamma: seconds of every operator, forward and backward, on the real model."""
+"""gamma: measures the seconds of every operator, forward and backward, on the real model."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def measure_gamma(
     device: torch.device,
     seconds: float,
 ) -> Gamma:
-    """Times of the operators, from real steps on the sample, of two batch sizes.
+    """Measure the operators' times in real steps on the sample, with two batch sizes.
 
-    `operators` maps the names of operators (which are names of modules) to something that is equal for those
-    that do the same work: they get the same times. Parameters, gradients, buffers, plain attributes of
-    modules and random number generators are afterwards what they were; hooks that make gradients
+    `operators` maps the names of operators (which are names of modules) to a value that is equal for
+    operators that do the same work: they get the same times. Parameters, gradients, buffers, plain attributes
+    of modules and random number generators are restored; hooks on gradients
     (`register_post_accumulate_grad_hook`) do not run.
     """
     # Note [Parts that add up]
     # Hooks cost time, and parts of a step belong to no operator (residual additions, the engine between two
-    # nodes). So the whole step is timed without hooks, and the parts are scaled to add up to it: the rest is
-    # spread in proportion. A share of the whole that does not grow with the batch is told apart by the two
-    # batch sizes. Single operators are short and a busy machine disturbs them much, so each takes its lower
-    # quartile, averaged over those that are alike.
+    # nodes). So the whole step is timed without hooks, and the operators' times are scaled to add up to it,
+    # which distributes the rest in proportion. The two batch sizes determine the part that does not grow with
+    # the batch. Single operators are short and easily disturbed on a busy machine, so each gets its lower
+    # quartile, averaged over operators that are alike.
     batch = batch_of((args, kwargs))
     small, large = (batch // 2, batch) if batch >= 4 else (batch, 2 * batch)
     samples = {b: with_batch((args, kwargs), b) for b in (small, large)}
@@ -67,23 +67,23 @@ def measure_gamma(
                         raise
                     del samples[
                         b
-                    ]  # this size does not work (BatchNorm of one sample): measure only the sample's own
+                    ]  # this size does not work (BatchNorm of one sample): use only the sample's own
                     continue
                 detail = _detailed_step(model, a, k, device, operators)
-                if count >= first:  # those before pay for warming up
+                if count >= first:  # earlier ones are warm-up
                     whole[b].append(times)
                     parts[b].append(detail)
     return _combine(operators, batch, {b: whole[b] for b in samples}, {b: parts[b] for b in samples})
 
 
 def enqueue_step(model: nn.Module, args: Any, kwargs: Any) -> None:
-    """A forward and a backward, which nobody waits for; gradients stay as they are."""
+    """Enqueue a forward and a backward without waiting; gradients do not change."""
     with torch.enable_grad():
         _backward(model, differentiable(model(*args, **kwargs)))
 
 
 def run_step(model: nn.Module, args: Any, kwargs: Any, device: torch.device) -> tuple[float, float]:
-    """A forward and a backward; gradients stay as they are. Returns the seconds of each."""
+    """Run a forward and a backward; gradients do not change. Returns the seconds of each."""
     synchronize(device)
     begin = time.perf_counter()
     with torch.enable_grad():
@@ -121,7 +121,7 @@ def differentiable(outputs: Any) -> list[torch.Tensor]:
 
 
 def _backward(model: nn.Module, outputs: list[torch.Tensor]) -> None:
-    # autograd.grad, not backward: .grad stays as it is, and hooks that expect a real training step do not
+    # autograd.grad, not backward: .grad does not change, and hooks that expect a real training step do not
     # run.
     inputs = [p for p in model.parameters() if p.requires_grad]
     torch.autograd.grad(outputs, inputs, [torch.ones_like(t) for t in outputs], allow_unused=True)
@@ -131,10 +131,10 @@ class _StepWatch:
     """Times of one step by operator, from hooks on modules (forward) and on autograd nodes (backward)."""
 
     # Note [Whose node]
-    # An autograd node belongs to the module that ran when it was made. When a module is entered, the nodes
-    # behind its inputs that nobody has yet are its caller's; when it is left, those behind its outputs are
-    # its own. What no module input or output leads to (a cached tensor) stays nobody's and is spread over
-    # all.
+    # An autograd node belongs to the module that ran when it was created. When a module is entered, the nodes
+    # behind its inputs without an owner are attributed to its caller; when it is left, those behind its
+    # outputs are attributed to it. Nodes that are not reachable from any module's input or output (a cached
+    # tensor) have no owner, and their time is distributed over all.
 
     def __init__(self, model: nn.Module, device: torch.device, operators: Collection[str]) -> None:
         self._device = device
@@ -150,7 +150,7 @@ class _StepWatch:
             self._handles.append(module.register_forward_hook(self._leave()))
 
     def seconds(self) -> dict[str, float]:
-        """Seconds by operator since the last call, without nobody's."""
+        """Seconds by operator since the last call, without time that has no owner."""
         result = {owner: s for owner, s in self._timeline.seconds().items() if owner is not None}
         self._timeline = Timeline(self._device)
         return result
@@ -186,7 +186,7 @@ class _StepWatch:
         pending = [t.grad_fn for t in tensors_in(tensors) if t.grad_fn is not None]
         while pending:
             node = pending.pop()
-            if node in self._owner or hasattr(node, "variable"):  # AccumulateGrad: it does not run here
+            if node in self._owner or hasattr(node, "variable"):  # AccumulateGrad does not run here
                 continue
             self._owner[node] = owner
             pending += [following for following, _ in node.next_functions if following is not None]
@@ -224,7 +224,7 @@ def _combine(
     return Gamma(
         per_sample_s=_scaled(slopes, per_sample),
         fixed_s=_scaled(offsets if any(offsets.values()) else both[large], fixed),
-        # At the sample's own size, since a forward of half or twice the batch does not take half or twice as long.
+        # At the sample's own size, since a forward's time is not proportional to the batch size.
         forward_s={n: t / batch for n, t in forward[batch].items()},
     )
 
@@ -234,7 +234,7 @@ def _quartile(values: list[float]) -> float:
 
 
 def _evened(times: Mapping[str, float], alike: Mapping[str, Hashable]) -> dict[str, float]:
-    """`times` with the mean, for every operator, over those that do the same work."""
+    """`times`, averaged over operators that do the same work."""
     groups: dict[Hashable, list[float]] = {}
     for name, t in times.items():
         groups.setdefault(alike[name], []).append(t)

@@ -1,4 +1,4 @@
-"""What computing and communicating at the same time cost each other."""
+"""Measures how much concurrent computation and communication slow each other down."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from osdp.profiling.machine_speed import COLD, Rotation, lane_collectives, meet
 from osdp.profiling.overlap_by_events import measure_by_events
 
 SIZES = (2**14, 2**18, 2**20, 2**22)  # bytes: one message of the ring, a segment, and several
-MOST_QUEUED = 2000  # rounds of all sizes that wait on the lane at one time
+MOST_QUEUED = 2000  # rounds of all sizes queued on the lane at a time
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Contention:
 
     @property
     def exposed(self) -> float:
-        """`Hardware.exposed_communication`: not less than 1, since how much is beside computation depends on the plan."""
+        """`Hardware.exposed_communication`: at least 1, since the amount of overlap depends on the plan."""
         return max(1.0, self.stolen)
 
 
@@ -43,18 +43,22 @@ def measure_contention(
     step: Callable[[], object] | None = None,
     sizes: Sequence[int] = SIZES,
 ) -> Contention:
-    """Collective; about `seconds` long, no less than four times `step` and what communicates beside it.
+    """Collective; takes about `seconds`, and no less than four times `step` with its concurrent
+    communication.
 
-    On an accelerator by its events (`overlap_by_events.py`), on all-reduces of the four largest `sizes`. On a CPU
-    all-reduces of four sizes, in turn, as the runtime does them, are timed on the lane: while this rank waits for them,
-    and while it computes without a pause: `step`, a forward and backward of the model, or matrix products. A line through
-    the differences of the medians is the delay of a ring's step.
+    On an accelerator all-reduces of the four largest `sizes` are measured with device events
+    (`overlap_by_events.py`). On a CPU the runtime's all-reduces of four sizes, in turn, are timed on the
+    lane: while this rank waits for them, and while it computes without a pause (`step`, a forward and
+    backward of the model, or matrix products). A line fitted to the differences of the medians is the delay
+    of a ring step.
     """
     # Note [What communication takes away]
-    # On a CPU, the lane and the backend's threads need a processor, as far as computing threads take all cores; and the
-    # memory that they move drives the computation's out of caches. So what these threads use of the processor beside `step`,
-    # and what the computing thread uses more of it than alone, over what the collectives that ended meanwhile take alone,
-    # is what a second of communication takes away. Seconds of the processor, since time that passes has more noise.
+    # On a CPU, the lane and the backend's threads need processor time, which they take from computation if
+    # its threads use all cores; and the memory that they move evicts the computation's from caches. So the
+    # computation lost per second of communication is the processor time of these threads during `step`, plus
+    # the additional processor time of the computing thread compared to running alone, divided by the time
+    # that the collectives completed meanwhile would take alone. Processor time is used because elapsed time
+    # is noisier.
     if world == 1:
         return Contention(Collective(0.0, 0.0), 0.0)
     if device.type != "cpu":
@@ -62,12 +66,12 @@ def measure_contention(
         return Contention(*measure_by_events(device, group, world, large, seconds, step))
     bench = _Bench(device, group)
     compute = step or bench.products
-    bench.communicate(1)  # makes connections
+    bench.communicate(1)  # establishes connections
     alone: list[list[float]] = [[] for _ in SIZES]  # seconds of each all-reduce, by size
     beside: list[list[float]] = [[] for _ in SIZES]
-    ended = [0] * len(SIZES)  # beside computation
+    ended = [0] * len(SIZES)  # during computation
     processor_s = 0.0
-    alone_s: list[float] = []  # of the processor, by the computing thread
+    alone_s: list[float] = []  # processor time of the computing thread
     beside_s: list[float] = []
     begin = time.perf_counter()
     timed(compute, device)
@@ -80,11 +84,11 @@ def measure_contention(
         compute()
         alone_s.append(time.thread_time() - thread_s)
         trial = bench.communicate(rounds, compute)
-        # As many as last a little longer than the step.
+        # Enough to last slightly longer than the step.
         took = bench.mean([trial.passed_s])[0]
         rounds = min(max(rounds, int(1.5 * rounds * step_s / max(took, 1e-6)) + 1), MOST_QUEUED)
         if n == 0:
-            continue  # that was to find their number
+            continue  # this round only determined their number
         _add(beside, trial)
         ended = [before + len(more) for before, more in zip(ended, trial.seconds, strict=True)]
         processor_s += trial.processor_s
@@ -109,10 +113,10 @@ def measure_contention(
 
 @dataclass
 class _Trial:
-    """Rounds of all-reduces, of which those are noted that ended before the computation did."""
+    """Rounds of all-reduces; those that ended before the computation are recorded."""
 
     seconds: list[list[float]]  # by size
-    processor_s: float  # of other threads than this one, until then
+    processor_s: float  # of other threads, until then
     thread_s: float  # of this one
     passed_s: float
 
@@ -130,7 +134,7 @@ class _Bench:
         self._matrix = torch.randn(512, 512, device=device)
 
     def mean(self, values: Sequence[float]) -> list[float]:
-        """Over ranks: the same on all of them."""
+        """The mean of `values` over ranks."""
         table = torch.tensor(values, dtype=torch.float64, device=self._device)
         self.ours.all_reduce_mean([table])
         return [float(x) for x in table.tolist()]
@@ -140,7 +144,7 @@ class _Bench:
             torch.mm(self._matrix, self._matrix)
 
     def communicate(self, rounds: int, compute: Callable[[], object] | None = None) -> _Trial:
-        """`rounds` of all-reduces of all sizes, waited for, or beside one `compute`."""
+        """Run `rounds` of all-reduces of all sizes, while waiting, or concurrently with one `compute`."""
         meet(self.ours, self._device)
         begin, processor_s, thread_s = time.perf_counter(), _others(), time.thread_time()
         tickets = [
@@ -161,5 +165,5 @@ class _Bench:
 
 
 def _others() -> float:
-    """Seconds of the processor that other threads of this process have used."""
+    """Processor time of the other threads of this process, in seconds."""
     return time.process_time() - time.thread_time()

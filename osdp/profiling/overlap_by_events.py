@@ -1,11 +1,13 @@
-"""What computing and communicating at the same time cost each other, on a device whose streams are asynchronous.
+"""Measures how much concurrent computation and communication slow each other down, on devices with
+asynchronous streams.
 
 Note [In flight while computing]
-The host runs ahead of the device, so its clock says nothing of what was at work there at one moment. Large collectives are
-submitted from a side stream, each after the one before, as many as outlast the computation; then the computation is
-enqueued on the caller's stream. Events around each collective and around the computation say afterwards, on the device's own
-clock, which parts of which collectives fell into the computation. Only those count: for the delay as far as they took longer
-than alone, for what is stolen as the seconds that this communication would have taken alone.
+The host runs ahead of the device, so its clock does not show what the device executes at a given time. Large
+collectives are submitted on a side stream, one after the other, enough to last longer than the computation;
+then the computation is enqueued on the caller's stream. Events around each collective and around the
+computation show afterwards, on the device's clock, which parts of the collectives overlapped with the
+computation. Only those are used: for the delay, their additional time compared to running alone; for the
+stolen computation, the time that this communication would have taken alone.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ from osdp.profiling.machine_speed import WARM_UPS, lane_collectives, products
 MOST_SUBMITTED = 256  # collectives in flight
 FEWEST_TRIALS = 3
 MOST_TRIALS = 30
-_HALF = 0.5  # of a collective has to be beside computation before its delay is judged by it
+_HALF = 0.5  # fraction of a collective that must overlap with computation for its delay to count
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Moments on the device in seconds: the computation's begin and end, and of each collective in the order of their
-    submission, the first one's begin before all.
+    """Device times in seconds: begin and end of the computation, begin of the first collective, and the ends
+    of all collectives in the order of submission.
     """
 
     computed: tuple[float, float]
@@ -44,7 +46,7 @@ class Trial:
         return self.computed[1] - self.computed[0]
 
     def beside(self) -> list[tuple[float, float]]:
-        """Of each collective: its seconds, and which share of them fell into the computation."""
+        """For each collective: its seconds, and the fraction that overlapped with the computation."""
         result = []
         for begin, end in zip(self.communicated, self.communicated[1:], strict=False):
             both = min(end, self.computed[1]) - max(begin, self.computed[0])
@@ -55,13 +57,14 @@ class Trial:
 
 @dataclass
 class Judgement:
-    """What trials say of all-reduces of several sizes, one after the other in turn."""
+    """Evaluates trials of all-reduces of several sizes, in turn."""
 
     alone_s: Sequence[float]  # by size
     compute_alone_s: float
 
     def delays(self, trials: Sequence[Trial]) -> list[float | None]:
-        """By size: seconds that one takes longer beside computation; None where none was beside it for the most part."""
+        """By size: additional seconds during computation; None if no collective overlapped with it for the
+        most part."""
         longer: list[list[float]] = [[] for _ in self.alone_s]
         for trial in trials:
             for i, (took, share) in enumerate(trial.beside()):
@@ -71,8 +74,8 @@ class Judgement:
         return [max(0.0, statistics.median(found)) if found else None for found in longer]
 
     def stolen(self, trials: Sequence[Trial]) -> float | None:
-        """Seconds that computation takes longer for each second that what ran beside it would take alone; None where
-        nothing ran beside it.
+        """Additional seconds of computation per second that the concurrent communication would take alone;
+        None if nothing ran concurrently.
         """
         found = []
         for trial in trials:
@@ -91,10 +94,9 @@ def measure_by_events(
     seconds: float,
     step: Callable[[], object] | None,
 ) -> tuple[Collective, float]:
-    """(`Hardware.communication_delay`, `Hardware.stolen_computation`). Collective; about `seconds` long.
+    """(`Hardware.communication_delay`, `Hardware.stolen_computation`). Collective; takes about `seconds`.
 
-    `step` must only enqueue; None: matrix products. Where the device runs nothing at the same time both are 0: there
-    is no beside.
+    `step` must only enqueue; None: matrix products. If the device does not run them concurrently, both are 0.
     """
     bench = Trials(device, group, sizes)
     for _ in range(WARM_UPS):
@@ -108,7 +110,7 @@ def measure_by_events(
         [statistics.median(bench.run(0, compute).compute_s for _ in range(FEWEST_TRIALS))]
     )[0]
     judgement = Judgement(alone, compute_s)
-    # As many as last a little longer than the computation.
+    # Enough to last slightly longer than the computation.
     count = _count(len(sizes), 1.2 * compute_s / max(sum(alone), 1e-9))
     trials: list[Trial] = []
     end = time.perf_counter() + seconds
@@ -132,12 +134,13 @@ def measure_by_events(
 
 
 def _count(sizes: int, rounds: float) -> int:
-    """Collectives of so many rounds of all sizes; whole rounds."""
+    """The number of collectives in `rounds` rounds of all sizes, in whole rounds."""
     return sizes * max(1, min(int(rounds) + 1, MOST_SUBMITTED // sizes))
 
 
 class Trials:
-    """All-reduces of several sizes, in turn, beside computation. Collective, like each of its functions."""
+    """Runs all-reduces of several sizes, in turn, concurrently with computation. Collective, like each of its
+    methods."""
 
     def __init__(self, device: torch.device, group: dist.ProcessGroup | None, sizes: Sequence[int]) -> None:
         self._device = device
@@ -152,13 +155,13 @@ class Trials:
         return [float(x) for x in table.tolist()]
 
     def agreed(self, values: Sequence[float | None]) -> list[float | None]:
-        """The mean of each that all ranks know."""
+        """The mean of each value that all ranks have; None for the others."""
         known = self.mean([float(v is not None) for v in values])
         means = self.mean([v or 0.0 for v in values])
         return [m if k > 1 - 1e-6 else None for m, k in zip(means, known, strict=True)]
 
     def run(self, count: int, compute: Callable[[], object] | None) -> Trial:
-        """`count` all-reduces of all sizes in turn, in flight while `compute` is carried out."""
+        """Run `count` all-reduces of all sizes, in turn, in flight while `compute` runs."""
         self._ours.all_reduce_mean([torch.zeros(1, device=self._device)])  # a barrier
         synchronize(self._device)
         start = self._passed()
@@ -179,7 +182,7 @@ class Trials:
         return Trial((since[0], since[1]), since[2:])
 
     def _passed(self) -> torch.Event:
-        """When the current stream gets here."""
+        """An event recorded on the current stream."""
         event = torch.Event(self._device, enable_timing=True)
         event.record()
         return event

@@ -1,4 +1,4 @@
-"""profile: what the search needs to know of this machine, measured on it."""
+"""profile: measures this machine for the search."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from osdp.ranks.rank_group import Together
 
 T = TypeVar("T")
 
-_SILENT_S = 1.0  # a profile of no more seconds tells nothing of its progress
+_SILENT_S = 1.0  # shorter profiles show no progress
 
 
 def profile(
@@ -54,11 +54,11 @@ def profile(
 
     With a real model and a sample (`args`, `kwargs`, as for `describe`) the operators' times (gamma) are
     measured, on all ranks at once; they add up to the whole forward and backward, without a loss that is
-    computed outside the model; and copies of the model are trained for some steps, sharded (trial_steps.py),
+    computed outside the model; and sharded copies of the model are trained for some steps (trial_steps.py),
     which measures the cost of communication that runs concurrently with computation. With a description, a
-    model on the meta device, or nothing, there is no gamma: `search` takes the operators' flops, at the rate
-    of the dtype that they compute in. Without a process group, or with one rank, collectives cost nothing.
-    The model stays as it is; profile it before it is sharded.
+    model on the meta device, or no model, there is no gamma: `search` uses the operators' flops and the rate
+    of their dtype. Without a process group, or with one rank, collectives cost nothing. The model does not
+    change; profile it before it is sharded.
 
     Raises ProfileError on every rank when something fails on any of them.
 
@@ -74,7 +74,8 @@ def profile(
 
 
 def each(ranks: Together, what: str, job: Callable[[], T]) -> T:
-    """This rank's `job()`, which must not communicate; the same ProfileError on all ranks where it fails on any."""
+    """This rank's `job()`, which must not communicate; if it fails on any rank, all ranks raise the same
+    ProfileError."""
     result: T | None = None
     cause: Exception | None = None
     try:
@@ -90,7 +91,8 @@ def each(ranks: Together, what: str, job: Callable[[], T]) -> T:
 
 @contextmanager
 def failing_as(what: str) -> Iterator[None]:
-    """What communicates: every rank's fails when one's does, by an OSDPError that goes on, or as a ProfileError."""
+    """For code that communicates, and so fails on every rank if it fails on one: OSDPErrors pass, others
+    become ProfileErrors."""
     try:
         yield
     except OSDPError:
@@ -145,7 +147,7 @@ def _profile(
             probe.communicated(lane_of(ranks.group, device))
 
     def measure_locally() -> dict[str, float]:
-        product_s, copy_s = measure_probe(device)  # first: the ranks have just met
+        product_s, copy_s = measure_probe(device)  # first, since the ranks have just synchronized
         with generators_kept(device), torch.enable_grad():
             rates = {name: 1 / rate for name, rate in measure_rates(device, seconds * 0.1).items()}
             optimizer_s = measure_optimizer(device, seconds * 0.1)
@@ -219,11 +221,11 @@ def _profile(
         )
     if trials:
 
-        def fit() -> Hardware:  # rank 0's is everybody's
+        def fit() -> Hardware:  # rank 0's is used on all ranks
             return fitted(measured, trials, ranks.world_size) if ranks.rank == 0 else measured
 
         measured = each(ranks, "fitting trial steps", fit)
-    return Hardware.loads(ranks.first(measured.dumps))  # rank 0's, to the last digit
+    return Hardware.loads(ranks.first(measured.dumps))  # rank 0's, exactly equal on all ranks
 
 
 def _step_of(model: nn.Module, args: Any, kwargs: Any, device: torch.device) -> Callable[[], object]:
@@ -242,20 +244,20 @@ def _likeness(operator: Operator) -> tuple[object, ...]:
 
 
 def _mean(ranks: Together, mine: dict[str, float]) -> dict[str, float]:
-    """The mean over ranks of every entry that all of them have."""
+    """The mean over ranks of every entry that all ranks have."""
     tables = [json.loads(text) for text in ranks.all(json.dumps(mine))]
     names = [name for name in tables[0] if all(name in table for table in tables)]
     return {name: sum(table[name] for table in tables) / ranks.world_size for name in names}
 
 
 def _most(ranks: Together, mine: dict[str, int]) -> dict[str, int]:
-    """The largest over ranks of every entry."""
+    """The maximum over ranks of every entry."""
     tables = [json.loads(text) for text in ranks.all(json.dumps(mine))]
     return {name: max(table[name] for table in tables) for name in mine}
 
 
 def _exchanges_on_host(ranks: Together) -> bool:
-    """Whether what ranks tell each other needs no communicator of the device."""
+    """Whether ranks can exchange objects without a communicator on the device."""
     return ranks.group is None or any(d.type == "cpu" for d in ranks.group._device_types)
 
 
@@ -273,7 +275,7 @@ def _model_device(model: nn.Module, ranks: Together) -> torch.device:
 
 
 def _group_device(ranks: Together) -> torch.device:
-    """The accelerator, where the group's backend for it is one of its own."""
+    """The accelerator, if the group has a separate backend for it."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is None or (
         ranks.world_size > 1 and backend_of(ranks.group, accelerator) in (None, "gloo")

@@ -1,16 +1,17 @@
-"""Trial steps: what a step of the model takes, sharded in each mode, in turns with the bare model's.
+"""Trial steps: times steps of the model sharded in each mode, alternating with steps of the bare model.
 
 Note [What trial steps are for]
-How much of a second of communication a step takes longer depends on what both are busy with: on a CPU they want the same
-cores and drive each other out of caches, and sums of figures that were measured apart miss it by a third. So the model
-itself is trained for some steps, all of it in one mode, and four figures of the profile are fitted to that, all relative
-to the bare steps between them, since a machine's speed may change by half from one minute to the next:
+By how much a second of communication lengthens a step depends on the kinds of work: on a CPU communication
+and computation compete for cores and caches, and sums of separately measured figures are wrong by a third. So
+the model itself is trained for some steps, entirely in one mode, and four figures of the profile are fitted
+to these, all relative to the bare steps between them, since a machine's speed may change by half from one
+minute to the next:
   the operators' times, scaled to the bare step, and their forwards to its forward;
   the optimizer's rate, on the tensors of this model;
-  `stolen_computation`, with which the steps, played, take as long as measured. Fitted to forward and backward apart, it
-comes out the same, within what the machine's noise allows to tell;
-  `recompute_slowdown`: with every block recomputed. A forward takes longer the second time, for what
-torch.utils.checkpoint does around it and for activations that the backward has driven out of caches.
+  `stolen_computation`, such that simulated steps take as long as the measured ones. Separate fits to forward
+  and backward agree within the machine's noise; `recompute_slowdown`, with every block recomputed. A forward
+  takes longer the second time, because of torch.utils.checkpoint's overhead and because the backward has
+  evicted activations from caches.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from osdp.profiling.machine_speed import lane_collectives, meet
 from osdp.profiling.operator_times import differentiable, run_step
 from osdp.ranks.rank_group import Together
 
-MODES = ("SHARD_GRAD_OP", "FULL_SHARD", "NO_SHARD")  # the last one needs most memory
-WARM_UPS = 2  # steps: then the order of units is known, and the optimizer has its state
+MODES = ("SHARD_GRAD_OP", "FULL_SHARD", "NO_SHARD")  # the last one needs the most memory
+WARM_UPS = 2  # steps: afterwards the order of units is known, and the optimizer has its state
 _ROUNDS = (3, 30)  # fewest, most
 _MOST_STOLEN, _MOST_SLOWDOWN = 10.0, 4.0
 
@@ -63,10 +64,10 @@ def take_trials(
     hardware: Hardware,
     seconds: float,
 ) -> list[Trial]:
-    """About `seconds` long, no less than 5 steps in each mode. Collective.
+    """Takes about `seconds`, and no less than 5 steps in each mode. Collective.
 
-    The model stays as it is: copies of it are sharded, one after the other. A mode is left out where a copy would not
-    fit beside the model, or cannot be made or sharded; with none left the list is empty.
+    The model does not change: copies of it are sharded, one after the other. A mode is skipped if a copy
+    would not fit besides the model, or cannot be made or sharded; the list may be empty.
     """
     device = next(model.parameters()).device
     batch_size = batch_of((args, kwargs))
@@ -82,12 +83,13 @@ def take_trials(
             turns = _turns(ranks, model, sharded, args, kwargs, device, seconds / len(plans))
             trials.append(_judge(ranks, plan, turns))
         del sharded
-        gc.collect()  # modules and their hooks know each other
+        gc.collect()  # modules and their hooks form reference cycles
     return trials
 
 
 def fitted(hardware: Hardware, trials: list[Trial], world_size: int) -> Hardware:
-    """`hardware` with what the trials say, which are not none: see Note [What trial steps are for]."""
+    """`hardware` fitted to the trials, of which there is at least one: see Note [What trial steps are
+    for]."""
     batch_size = trials[0].plan.batch_size
     forward, backward = (statistics.median(t.bare_s[i] for t in trials) for i in (0, 1))
     alone = hardware.bare_step_s(batch_size)
@@ -99,7 +101,7 @@ def fitted(hardware: Hardware, trials: list[Trial], world_size: int) -> Hardware
         gamma_fixed_s=_scaled(hardware.gamma_fixed_s, scale),
         recompute_s=_scaled(hardware.recompute_s, forward / alone_forward if alone_forward > 0 else 1.0),
     )
-    if here.device == "cpu":  # on an accelerator it was measured by events
+    if here.device == "cpu":  # on an accelerator it was measured with events
         here = replace(here, communication_delay=Collective(0.0, 0.0))
     played = sum(t.plan.simulate(here, world_size).optimizer_s for t in trials)
     took = sum(t.optimizer for t in trials) * (forward + backward)
@@ -120,7 +122,8 @@ def fitted(hardware: Hardware, trials: list[Trial], world_size: int) -> Hardware
 
 
 def _largest(low: float, high: float, holds: Callable[[float], bool]) -> float:
-    """About the largest value for which it holds, as it does for smaller ones; `low` where it does for none."""
+    """Approximately the largest value for which `holds` is true, by bisection; `low` if it is true for
+    none."""
     for _ in range(12 if holds(low) else 0):
         middle = (low + high) / 2
         low, high = (middle, high) if holds(middle) else (low, middle)
@@ -128,19 +131,19 @@ def _largest(low: float, high: float, holds: Callable[[float], bool]) -> float:
 
 
 def _fits(plan: Plan, description: ModelDescription, hardware: Hardware, world_size: int) -> bool:
-    """Whether training with it fits beside the model and the gradients of its bare step."""
+    """Whether training with the plan fits besides the model and the gradients of its bare step."""
     needed = plan.simulate(hardware, world_size).peak_memory_bytes + 2 * description.parameter_bytes
     return hardware.memory_bytes is None or needed <= hardware.memory_bytes
 
 
 def _sharded_copy(ranks: Together, model: nn.Module, plan: Plan) -> nn.Module | None:
-    """None where any rank cannot make it."""
+    """A sharded copy of the model; None if some rank cannot create it."""
     from osdp.sharding.fully_shard import fully_shard
 
     copied: nn.Module | None = None
     try:
         copied = copy.deepcopy(model)
-    except Exception:  # whatever a module's own __deepcopy__ raises
+    except Exception:  # a module's own __deepcopy__ may raise anything
         copied = None
     if not all(ranks.all(copied is not None)):
         return None
@@ -148,7 +151,7 @@ def _sharded_copy(ranks: Together, model: nn.Module, plan: Plan) -> nn.Module | 
     sharded: nn.Module | None = None
     try:
         sharded = fully_shard(copied, plan, ranks.group)
-    except OSDPError:  # a model that is refused is refused in training too, and there it is said why
+    except OSDPError:  # training refuses the model too, and says why
         sharded = None
     return sharded if all(ranks.all(sharded is not None)) else None
 
@@ -167,7 +170,7 @@ def _turns(
 ) -> list[Turn]:
     lane = lane_collectives(device, ranks.group)
     trainable = [p for p in sharded.parameters() if p.requires_grad]
-    # The weights stay what they are, so that numbers stay normal ones.
+    # The weights do not change, so that values remain in a normal range.
     optimizer = torch.optim.AdamW(trainable, lr=0.0, weight_decay=0.0, fused=True)
 
     def turn() -> Turn:

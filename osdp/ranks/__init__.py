@@ -1,1 +1,1 @@
-"""Ranks that act together: process groups of our own, how ranks meet, and failing on all of them or on none."""
+"""Cooperation of ranks: own process groups, rendezvous, and steps that fail on all ranks or on none."""

@@ -1,14 +1,16 @@
-"""Backends for process groups of our own: of the kind that the caller's group has for a device, and with its options.
+"""Backends for our own process groups, of the same kind and with the same options as the caller's group has
+for a device.
 
 Note [Beside the caller's group]
-A group that is made by hand has none of what `init_process_group` was given, so it is copied: NCCL's `config` (how many
-blocks it may use, `cta_policy`), the stream's priority, description and ranks. Where the caller's group is bound to a
-device, its communicator exists and can be split (ncclCommSplit), which takes a part of the time and memory of another one.
-All of its ranks must call that, and one call makes several groups that have no rank in common: each rank names the one that
-it will be in by a colour, the first of that group's ranks. So a group of all ranks is made that way, and all lines of
-HYBRID_SHARD, and all columns; one of some ranks alone is not. The split is made at once, not by a first collective: nothing
-may be under way on the communicator that is split. And `destroy_process_group` knows ours: it shuts them down with all
-others, in the same order on all ranks.
+A group that is created by hand does not get the options of `init_process_group`, so they are copied: NCCL's
+`config` (how many blocks it may use, `cta_policy`), the stream's priority, description and ranks. If the
+caller's group is bound to a device, its communicator exists and can be split (ncclCommSplit), which takes
+less time and memory than a new one. All of its ranks must call it, and one call creates several disjoint
+groups: each rank selects its group by a colour, the first of that group's ranks. So a group of all ranks is
+created in this way, and all lines of HYBRID_SHARD, and all columns, but not a group of only some ranks. The
+split is made immediately instead of by the first collective, since no operation may be in progress on the
+communicator that is split. `destroy_process_group` knows our groups: it shuts them down with all others, in
+the same order on all ranks.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta:
 
 
 def backend_of(group: dist.ProcessGroup | None, device: torch.device) -> str | None:
-    """The kind of backend that `group` (None: the default one) has for devices of this type; None: it has none."""
+    """The name of the backend of `group` (None: the default one) for devices of this type; None if it has
+    none."""
     config: Any = _world.pg_backend_config[group or dist.group.WORLD]  # type: ignore[index]
     return dist.BackendConfig(config).get_device_backend_map().get(device.type)
 
@@ -46,9 +49,9 @@ def make_group(
     ranks: Sequence[int],
     together: bool = False,
 ) -> dist.ProcessGroup:
-    """A group of these global ranks, this one among them, under a name that no other has, with the backends, options and
-    timeout that `like` has for `devices`. Called by these ranks alone, or `together`: by all ranks of `like`, each for the
-    one group that it is in.
+    """Create a group of these global ranks, which include this one, under a unique name, with the backends,
+    options and timeout of `like` for `devices`. Called by these ranks only, or with `together` by all ranks
+    of `like`, each for its own group.
     """
     rank = list(ranks).index(dist.get_rank())
     made = dist.ProcessGroup(PrefixStore(f"{name}/", _get_default_store()), rank, len(ranks))
@@ -70,7 +73,8 @@ def make_group(
 
 
 def forget_group(group: dist.ProcessGroup, name: str) -> None:
-    """Nothing of torch.distributed holds it any more; where the default group has been destroyed, nothing does."""
+    """Remove all of torch.distributed's references to the group; there are none if the default group has been
+    destroyed."""
     for known in (_world.pg_map, _world.pg_names, _world.pg_group_ranks, _world.pg_backend_config):
         known.pop(group, None)
     tag = _world.pg_to_tag.pop(group, None)
@@ -82,7 +86,7 @@ def forget_group(group: dist.ProcessGroup, name: str) -> None:
 
 
 def _announce(group: dist.ProcessGroup, name: str, like: dist.ProcessGroup, ranks: Sequence[int]) -> None:
-    """Lets torch.distributed know the group, as new_group does at its end."""
+    """Register the group with torch.distributed, as new_group does at its end."""
     _world.pg_map[group] = (_world.pg_map[like][0], PrefixStore(f"{name}/", _get_default_store()))
     _world.pg_names[group] = name  # type: ignore[assignment]
     _world.pg_group_ranks[group] = {rank: i for i, rank in enumerate(ranks)}
@@ -105,9 +109,9 @@ def _backend(
     rank: int,
     source: Any,
 ) -> Any:
-    """Of a kind that torch has, or that somebody has registered with it; split from `source`, if that is given."""
+    """A backend of a kind built into torch or registered with it; split from `source` if given."""
     store = PrefixStore(f"{name}/{kind}/", _get_default_store())
-    # The heartbeat's verdict, which knows more, comes first.
+    # The heartbeat must report first, since it knows the cause.
     timeout = timeout_of(like, device) + timedelta(seconds=_C.HEARTBEAT_MARGIN_S)
     if kind == dist.Backend.GLOO:
         gloo = dist.ProcessGroupGloo(store, rank, len(ranks), timeout)
@@ -140,7 +144,7 @@ def _describe(options: Any, name: str, ranks: list[int]) -> None:
 
 
 def _unwrapped(like: dist.ProcessGroup, device: torch.device) -> Any:
-    """The backend itself, without what TORCH_DISTRIBUTED_DEBUG=DETAIL puts around it."""
+    """The backend itself, without the wrapper of TORCH_DISTRIBUTED_DEBUG=DETAIL."""
     backend: Any = like._get_backend(device)
     while hasattr(backend, "wrapped_pg"):
         backend = backend.wrapped_pg
@@ -148,7 +152,8 @@ def _unwrapped(like: dist.ProcessGroup, device: torch.device) -> Any:
 
 
 def _options_of(like: dist.ProcessGroup, device: torch.device) -> Any:
-    """A copy of the caller's; what cannot be copied as it is; None where the backend tells none."""
+    """A copy of the caller's options, or the options themselves if they cannot be copied; None if the backend
+    has none."""
     try:
         options = getattr(_unwrapped(like, device), "options", None)
     except RuntimeError:
@@ -159,7 +164,7 @@ def _options_of(like: dist.ProcessGroup, device: torch.device) -> Any:
 
 
 def _splittable(like: dist.ProcessGroup, device: torch.device) -> Any:
-    """The caller's backend where its communicator can be split, else None: Note [Beside the caller's group]."""
+    """The caller's backend if its communicator can be split, else None: Note [Beside the caller's group]."""
     source = _unwrapped(like, device)
     bound = getattr(like, "bound_device_id", None)
     return source if bound is not None and source.supports_splitting else None

@@ -1,4 +1,4 @@
-"""What the extension osdp._C is told when it is first used, and at the end of the process."""
+"""Lifetime of the extension osdp._C: its first use, and the end of the process."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ _C.set_error_types(
     ]
 )
 
-_with_threads: int | None = None  # the process in which the runtime has threads
+_with_threads: int | None = None  # id of the process in which the runtime has threads
 
 
 def has_threads() -> None:
-    """To be called where the runtime has been given its first thread."""
+    """Called when the runtime has started its first thread."""
     global _with_threads
     _with_threads = os.getpid()
 
 
 def is_fork() -> bool:
-    """Whether this is a forked child (a DataLoader's worker) of such a process: it has none of its threads, and must end
-    none.
+    """Whether this is a forked child (a DataLoader's worker) of such a process: it does not have the threads,
+    and must not end them.
     """
     return _with_threads not in (None, os.getpid())
 
 
 @atexit.register
 def _end() -> None:
-    """Ends the threads of the runtime; where an exception ends the process, the other ranks are told which."""
+    """End the runtime's threads; if an exception ends the process, report it to the other ranks."""
     if is_fork():
         return
     last = getattr(sys, "last_value", None)

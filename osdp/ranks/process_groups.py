@@ -1,16 +1,17 @@
-"""The process group that a sharded model communicates on: one of its own beside each of the caller's.
+"""The process group of a sharded model's collectives: a separate one for each of the caller's groups.
 
 Note [A group of our own]
-Collectives of the runtime are submitted from hooks, while the caller's own (a loss averaged for the log, a barrier) come
-from his code. On one group the two would interleave, and differently on ranks that run at different speeds. new_group
-cannot make the second group: it must be called by all ranks of the job, and with use_local_synchronization it derives
-the name from the number of groups that this rank happens to have. So the backend is made over the job's store directly
-(`backends.py`).
+The runtime submits collectives from hooks, while the caller's own (a loss averaged for the log, a barrier)
+come from the script. On one group the two would interleave, differently on ranks that run at different
+speeds. new_group cannot create the second group: it must be called by all ranks of the job, and with
+use_local_synchronization it derives the name from the number of groups that this rank happens to have. So the
+backend is created on the job's store directly (`backends.py`).
 
 Note [Names that no one has used]
-A store may outlive the job: torchelastic starts the ranks anew with the store that the last attempt used, and its
-addresses and its failures are still there. So every name has random digits in it, drawn by one rank and told to the others
-by a way on which nothing old can be: the caller's own group, or an answer to a question with random digits (`meeting.py`).
+A store may outlive the job: torchelastic restarts the ranks with the store of the last attempt, which still
+contains its addresses and failures. So every name contains random digits, drawn by one rank and sent to the
+others on a channel without stale data: the caller's own group, or an answer to a request with random digits
+(`rendezvous.py`).
 """
 
 from __future__ import annotations
@@ -40,16 +41,18 @@ _times_made: dict[tuple[int, ...], int] = {}
 
 
 class LaneGroup:
-    """The group beside one of the caller's, for one kind of device, with its lanes and heartbeat. See `lane_group`.
+    """The separate group for one of the caller's groups and one kind of device, with its lanes and heartbeat.
+    See `lane_group`.
 
-    They end with the last reference to this: of the caller's group, and of each model that was sharded on it.
+    They end with the last reference to this object: those of the caller's group, and of each model sharded on
+    it.
     """
 
     def __init__(self, name: str, group: dist.ProcessGroup, device: torch.device, phase: str) -> None:
         """Collective, with the same new name on all ranks."""
         self.name = name
         self.device = device
-        self.communicator_bytes = 0  # that it was seen to take on its device, beside tensors
+        self.communicator_bytes = 0  # measured size on its device, besides tensors
         if extension_lifetime.is_fork():
             raise ProcessGroupError(
                 "this process was forked from one in which OSDP had communicated, and has none of its threads: start ranks "
@@ -58,17 +61,17 @@ class LaneGroup:
         self._rank = dist.get_rank(group)
         self._parts: dict[tuple[str, tuple[tuple[int, ...], ...]], str] = {}
         self._made: list[tuple[str, dist.ProcessGroup]] = []
-        weakref.finalize(self, _end, self._made).atexit = False  # there native.py ends all of them
+        weakref.finalize(self, _end, self._made).atexit = False  # then extension_lifetime.py ends all
         extension_lifetime.has_threads()
         self._make(name, group, range(dist.get_world_size(group)), phase)
         _C.start_heartbeat(name, device, timeout_of(group, device).total_seconds())
         self.collectives = _C.Collectives(name, device)
 
     def part(self, group: dist.ProcessGroup, parts: Sequence[Sequence[int]], purpose: str = "") -> str:
-        """The name of this rank's one of the groups that part the ranks of `group`, whose lane group this is; those of
-        another `purpose` are others.
+        """The name of this rank's subgroup, where `parts` partition the ranks of `group`, whose lane group
+        this is. Different `purpose`s have different subgroups.
 
-        Made at the first call; all ranks of `group` must call this alike.
+        Created at the first call; all ranks of `group` must call this with the same arguments.
         """
         key = (purpose, tuple(map(tuple, parts)))
         if key not in self._parts:
@@ -76,7 +79,7 @@ class LaneGroup:
             name = f"{self.name}/{hashlib.sha256(repr((key, ranks)).encode()).hexdigest()[:16]}"
             _C.set_ranks_of_part(name, ranks)
             self._make(name, group, ranks, PHASE)
-            # Here, where all of them come: the making of a Runtime may fail on some.
+            # Connect here, which all ranks reach: creating a Runtime may fail on some.
             first_contact(group, lambda: _C.connect_part(name, self.device), PHASE)
             self._parts[key] = name
         return self._parts[key]
@@ -102,8 +105,8 @@ def _end(made: list[tuple[str, dist.ProcessGroup]]) -> None:
 
 
 def lane_group(group: dist.ProcessGroup, device: torch.device, phase: str = PHASE) -> LaneGroup:
-    """The group beside `group`. Made at the first call, which is collective. Raises RankError, naming a rank that died or
-    did not come, and the `phase` in which.
+    """The separate group for `group`. Created at the first call, which is collective. Raises RankError,
+    naming a rank that died or did not join, and the `phase`.
     """
     for old in [g for g in _groups if g not in _world.pg_map]:  # destroyed
         del _groups[old]
@@ -121,8 +124,9 @@ def _agreed_name(group: dist.ProcessGroup) -> str:
 
 
 def group_of_ranks(ranks: Sequence[int]) -> dist.ProcessGroup:
-    """A group of these global ranks, this one among them, for `torch.distributed`'s functions; the default group where
-    they are all. Made at the first call, by those ranks alone (`dist.new_group` needs all ranks of the job).
+    """A group of these global ranks, which include this one, for `torch.distributed`'s functions; the default
+    group if they are all ranks. Created at the first call, by those ranks only (`dist.new_group` needs all
+    ranks of the job).
     """
     world = dist.group.WORLD
     assert world is not None
@@ -131,10 +135,10 @@ def group_of_ranks(ranks: Sequence[int]) -> dist.ProcessGroup:
     made = _of_ranks.setdefault(world, {})
     key = tuple(ranks)
     if key not in made:
-        # Whoever is in it has made it as often, whatever other groups they were in meanwhile.
+        # All its members have created it equally often, whatever other groups they joined meanwhile.
         times = _times_made[key] = _times_made.get(key, 0) + 1
         name = f"osdp/ranks/{'-'.join(map(str, key))}/{times}"
         name = f"{name}/{meet(name, key, timeout_of(world, world._device_types[0]))}"
         made[key] = make_group(name, world, world._device_types, key)
-        _world.tags_to_pg.setdefault("", []).append(made[key])  # found by its ranks, as new_group's are
+        _world.tags_to_pg.setdefault("", []).append(made[key])  # found by its ranks, like new_group's
     return made[key]

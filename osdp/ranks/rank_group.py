@@ -1,8 +1,8 @@
-"""Together: a step that every rank takes, and that fails on all ranks when it fails on one.
+"""Together: steps of all ranks that fail on all of them if they fail on one.
 
 Note [Exchanges on the lane]
-What ranks tell each other here goes over the lane, as a step's collectives do: so a rank that died, hangs or went another
-way is named, with the phase ("osdp.save"), by the heartbeat and within the same times (docs/faults.md).
+Exchanges between ranks use the lane, like a training step's collectives: so the heartbeat names a rank that
+died, hangs or runs different code, with the phase ("osdp.save"), within the same times (docs/faults.md).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Together:
-    """The ranks of a process group (None: the default group), or one process where torch.distributed is not initialised.
+    """The ranks of a process group (None: the default group), or one process if torch.distributed is not initialised.
 
     `phase`: what they do together, for errors; the same on all ranks.
 
@@ -50,10 +50,11 @@ class Together:
         return self.all(work() if self.rank == 0 else None)[0]  # type: ignore[return-value]
 
     def do(self, step: str, work: Callable[[], T]) -> T:
-        """This rank's result of `work`. When it raised on some rank, all ranks raise: that one its own error, the others
-        one of the same OSDP type (OSDPError for any other) that names `step` and the rank.
+        """This rank's result of `work`. If it raised on some rank, all ranks raise: that one its own error,
+        the others an error of the same OSDP type (else OSDPError) that names `step` and the rank.
 
-        `work` must not use collectives that a failing rank would not reach, unless all ranks fail there alike.
+        `work` must not use collectives that a failing rank would not reach, unless all ranks fail there in
+        the same way.
         """
         error: Exception | None = None
         try:
@@ -71,7 +72,7 @@ class Together:
 
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:
-    """Where ranks exchange what is no tensor: in host memory if the group can."""
+    """The device for exchanging objects: the CPU if the group supports it."""
     kinds = [device.type for device in group._device_types]
     if "cpu" in kinds:
         return torch.device("cpu")

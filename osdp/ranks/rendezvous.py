@@ -1,7 +1,8 @@
-"""Meeting: how ranks find each other before they have a lane, whose heartbeat names who does not come.
+"""Rendezvous of ranks before they have a lane, whose heartbeat names missing ranks.
 
-The first exchanges go over the caller's group and the job's store, whose errors name nobody. So each rank says in the
-store which process it is, before it waits; where an exchange then fails, the others look who has come and who still runs.
+The first exchanges use the caller's group and the job's store, whose errors name no rank. So each rank stores
+its process's identity before it waits; if an exchange then fails, the others check which ranks have arrived
+and which still run.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from osdp.errors import OSDPError, RankError
 
 T = TypeVar("T")
 PHASE = "connecting the ranks"
-_PATIENCE_S = 1.0  # for a process that has just lost its connections to have ended
+_PATIENCE_S = 1.0  # time for a process that has just lost its connections to end
 _POLL_S = 0.01
 
 
 def first_contact(group: dist.ProcessGroup, work: Callable[[], T], phase: str) -> T:
-    """The result of `work`, which communicates over `group` or its ranks' store. Collective. Where that fails because a
-    rank's process has ended, or has not come, RankError says which, and in which `phase`.
+    """The result of `work`, which communicates over `group` or its ranks' store. Collective. If it fails
+    because a rank's process has ended, or has not arrived, RankError names the rank and the `phase`.
     """
     ranks = dist.get_process_group_ranks(group)
     me = dist.get_rank(group)
@@ -48,7 +49,7 @@ def first_contact(group: dist.ProcessGroup, work: Callable[[], T], phase: str) -
 
 
 def _missing(store: Store, key: str, me: int, world: int) -> str:
-    """Who has ended, else who has not come; "" where that cannot be told."""
+    """The ranks that have ended, else those that have not arrived; "" if unknown."""
     until = time.monotonic() + _PATIENCE_S
     absent: list[int] = []
     while True:
@@ -72,10 +73,11 @@ def _first_line(error: Exception) -> str:
 
 
 def meet(name: str, ranks: Sequence[int], timeout: timedelta) -> str:
-    """Random digits that only these global ranks, now, have in common; `name`: the same on all. They need no group, and
-    what an earlier attempt left in the store under `name` changes nothing.
+    """Random digits shared by these global ranks in this attempt only; `name`: the same on all. It needs no
+    group, and values that an earlier attempt left in the store under `name` have no effect.
 
-    A rank asks with digits of its own; the first of `ranks` answers under these, and waits for the thanks under its own.
+    A rank sends a request with its own digits; the first of `ranks` answers under these, and waits for
+    acknowledgements under its own digits.
     """
     store = _get_default_store()
     me, first = dist.get_rank(), ranks[0]

@@ -1,1 +1,1 @@
-"""What every other package may use: sizes, JSON files and their schemas, tensors in containers."""
+"""Utilities for all other packages: sizes, JSON files and their schemas, tensors in containers."""

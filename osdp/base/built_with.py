@@ -1,4 +1,5 @@
-"""Whether the torch here is the one that the extension was compiled against: any other fails later, by a missing symbol."""
+"""Checks that torch is the version for which the extension was compiled: others fail later with a missing
+symbol."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ _MEND = (
 
 
 def check_torch() -> None:
-    """BuildError, an ImportError, where it is not. Does not import torch: planning alone never does."""
+    """Raises BuildError, an ImportError, if it is not. Does not import torch, since planning alone does not
+    need it."""
     try:
         from osdp import _search
     except ImportError as error:
@@ -36,7 +38,7 @@ def check_torch() -> None:
 
 
 def installed_torch() -> str | None:
-    """Its version; None where there is none."""
+    """The version of the installed torch; None if there is none."""
     torch: Any = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "version"):
         return str(torch.__version__)

@@ -1,4 +1,4 @@
-"""Byte sizes as people write them: "8GiB" to integers and back."""
+"""Converts readable byte sizes such as "8GiB" to integers and back."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def parse_bytes(value: int | float | str) -> int:
 
 
 def format_bytes(size: int | float) -> str:
-    """`size` bytes for a person, in units of 1024 with three digits: 8589934592 -> "8.00 GiB"."""
+    """`size` bytes in readable form, in units of 1024 with three digits: 8589934592 -> "8.00 GiB"."""
     amount, sign = abs(float(size)), "-" if size < 0 else ""
     if amount < 1024:
         return f"{sign}{amount:.0f} B"

@@ -1,4 +1,4 @@
-"""Tensors of containers, cast to another dtype."""
+"""Casts tensors in containers to another dtype."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 def cast_floats(value: Any, dtype: torch.dtype) -> Any:
-    """`value` with its floating-point tensors cast: in tuples, lists, dicts and dataclasses, however nested."""
+    """`value` with its floating-point tensors cast, in arbitrarily nested tuples, lists, dicts and
+    dataclasses."""
     import torch
 
     if isinstance(value, (torch.Tensor, torch.nn.utils.rnn.PackedSequence)):
@@ -33,7 +34,7 @@ def cast_floats(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _like(value: Any, cast: dict[Any, Any]) -> Any:
-    """A mapping of another class than dict, with other values."""
+    """A copy of a mapping that is not a dict, with other values."""
     changed = copy.copy(value)
     for key, item in cast.items():
         changed[key] = item

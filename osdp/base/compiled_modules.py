@@ -1,4 +1,4 @@
-"""Modules and functions that torch.compile has compiled, or should not."""
+"""Modules that torch.compile has compiled, and functions that it should not compile."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import nn
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether the module's call is compiled: by module.compile(), or as what torch.compile(module) returned."""
+    """Whether the module's call is compiled, by module.compile() or torch.compile(module)."""
     return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """What fully_shard was given: the module inside of torch.compile(model) and of osdp.FullyShardedDataParallel (of all of
-    them, where one wraps another)."""
+    """The module that was given to fully_shard: the one inside of torch.compile(model) and
+    osdp.FullyShardedDataParallel (of all wrappers, if nested)."""
     model = getattr(model, "_orig_mod") if type(model).__name__ == "OptimizedModule" else model  # noqa: B009
     return getattr(model, "_osdp_wrapped", model)
 
 
 @contextlib.contextmanager
 def not_compiled(model: nn.Module) -> Iterator[None]:
-    """Within, what is compiled of `model` runs as if it were not."""
+    """Context in which the compiled parts of `model` run uncompiled."""
     if not any(is_compiled(module) for module in model.modules()):
         yield
         return
@@ -33,7 +33,8 @@ def not_compiled(model: nn.Module) -> Iterator[None]:
 
 
 def not_a_frame(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Called from what is not compiled, `function` is not compiled either; what it calls is."""
+    """Make Dynamo skip `function` when it is called from uncompiled code; functions that it calls are still
+    compiled."""
     from torch._dynamo.eval_frame import skip_code
 
     skip_code(function.__code__)

@@ -1,15 +1,15 @@
 """Upgrading: the steps from each version of a kind of file to the next, all in one place.
 
-Every kind of file has versions of its own; a file says both: {"osdp": "plan", "version": 2, ...}. Readers know the newest
-version only. An older document is taken through the steps first, one version after the other, in memory; `osdp upgrade`
-writes the result (osdp/cli/upgrade_files.py).
+Every kind of file has its own versions; a file states both: {"osdp": "plan", "version": 2, ...}. Readers know
+the newest version only. An older document is first upgraded in memory, one version after the other; `osdp
+upgrade` writes the result (osdp/cli/upgrade_files.py).
 
-To change a kind of file: change its dataclass, add a step to the end of the kind's list here, which gives an older document
-the fields that it lacks, and keep a file of the new version in tests/data/files. A plan holds a description and hardware:
-a step of theirs is part of a step of the plan's.
+To change a kind of file: change its dataclass, add a step to the end of the kind's list here, which adds the
+missing fields to an older document, and keep a file of the new version in tests/data/files. A plan holds a
+description and hardware: a step of theirs is part of a step of the plan's.
 
-A step is given a document whose header was read and nothing else: it may fail in any way where a field is not as it should
-be, which then is a FormatError. What it returns is checked like every file of the newest version.
+A step receives a document of which only the header was checked: if a field is invalid it may raise any
+exception, which becomes a FormatError. Its result is checked like every file of the newest version.
 """
 
 from __future__ import annotations
@@ -157,12 +157,13 @@ STEPS: Mapping[str, tuple[Step, ...]] = {
 
 
 def newest(kind: str) -> int:
-    """The version that is written, and that the dataclasses describe."""
+    """The version that is written, which corresponds to the dataclasses."""
     return 1 + len(STEPS[kind])
 
 
 def upgraded(kind: str, document: Document, version: int) -> Document:
-    """The document in the newest version; itself where it is. FormatError where a step finds it damaged."""
+    """The document in the newest version, unchanged if it has that already. FormatError if a step fails on
+    it."""
     for number in range(version, newest(kind)):
         try:
             document = {**STEPS[kind][number - 1](document), "version": number + 1}

@@ -1,9 +1,10 @@
-"""Strict JSON for the value types: what is written is read back equal; anything else is refused by name.
+"""Strict JSON for the value types: written values are read back equal; invalid files are refused with the
+field's name.
 
 A file is `{"osdp": KIND, "version": N, ...the dataclass's fields}`; older versions are upgraded when they are read
 (osdp/base/file_versions.py). Reading (csrc/json) follows the dataclasses'
-annotations (osdp/base/schema.py) and nothing else: no eval, no pickle, no unknown or missing or repeated fields, no
-bool where an int belongs, caps on everything that could grow.
+annotations (osdp/base/schema.py) and nothing else: no eval, no pickle, no unknown or missing or repeated
+fields, no bool in place of an int, and limits on all sizes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from osdp.base import file_versions, schema
 from osdp.errors import FormatError
 
 T = TypeVar("T")
-Rules = Callable[[Any], Iterable[tuple[str, str]]]  # a value's (field, what is wrong), beyond its types
+Rules = Callable[[Any], Iterable[tuple[str, str]]]  # (field, error) of each violation
 
 MAX_FILE_BYTES = 64 * 2**20
 MAX_DEPTH = 32
@@ -31,7 +32,7 @@ MAX_VALUES = 8 * 2**20  # numbers, texts, names, lists and objects together
 
 
 def dumps(kind: str, value: object) -> str:
-    """The text of `value`, a dataclass of ours. Raises FormatError for a number that is not finite."""
+    """The text of `value`, one of our dataclasses. Raises FormatError for a number that is not finite."""
     return _pretty({"osdp": kind, "version": file_versions.newest(kind), **_encode(value, "")}, 3) + "\n"
 
 
@@ -42,7 +43,8 @@ def loads(
     rules: Rules | None = None,
     limits: _search.JsonLimits | None = None,
 ) -> T:
-    """The `cls` that `dumps(kind, ...)` wrote as `text`, if it keeps `rules`. `limits`: other caps than usual.
+    """Parse the text of `dumps(kind, ...)` to a `cls` that satisfies `rules`. `limits`: instead of the usual
+    ones.
 
     Raises FormatError that names line, column and field.
     """
@@ -55,7 +57,7 @@ def loads(
 
 
 def version(kind: str, cls: type[Any], text: bytes, limits: _search.JsonLimits) -> int:
-    """What the header of a file of `kind` says. FormatError where it is none, or newer."""
+    """The version in the header of a file of `kind`. FormatError if it is not such a file, or newer."""
     try:
         return schema.reader(kind, cls).version(text, limits)
     except _search.JsonError as error:
@@ -73,7 +75,7 @@ def _read(kind: str, cls: type[T], raw: bytes, limits: _search.JsonLimits) -> T:
     try:
         document = file_versions.upgraded(kind, value, version)
         return reader.read(_bytes(json.dumps(document)), limits)[1]  # type: ignore[no-any-return]
-    except _search.JsonError as error:  # its line is one of the upgraded text
+    except _search.JsonError as error:  # its line refers to the upgraded text
         message, field, *_ = error.args
         why = message.partition(": ")[2]
     except FormatError as error:
@@ -83,7 +85,8 @@ def _read(kind: str, cls: type[T], raw: bytes, limits: _search.JsonLimits) -> T:
 
 
 def parse(text: str | bytes) -> Any:
-    """Any JSON text, read as strictly, as dictionaries, lists, numbers and text. Raises FormatError."""
+    """Parse any JSON text equally strictly, to dictionaries, lists, numbers and strings. Raises
+    FormatError."""
     try:
         return _search.read_json(_bytes(text), _limits())
     except _search.JsonError as error:
@@ -109,7 +112,8 @@ def _refused(error: Exception) -> FormatError:
 def save_text(path: str | os.PathLike[str], text: str) -> None:
     """Write `text` so that `path` holds either the old content or all of the new one, also after a crash.
 
-    A symbolic link stays one: the file that it leads to is replaced. What is no file (/dev/stdout, a pipe) is written to.
+    A symbolic link is kept, and its target is replaced. Anything that is not a regular file (/dev/stdout, a
+    pipe) is written to directly.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         Path(path).write_text(text, encoding="utf-8")
@@ -130,7 +134,7 @@ def save_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def _mode(target: Path) -> int:
-    """That of the file that is replaced, or what a new file gets."""
+    """The mode of the replaced file, or the default one of a new file."""
     with contextlib.suppress(FileNotFoundError):
         return target.stat().st_mode & 0o777
     mask = os.umask(0)
@@ -139,7 +143,7 @@ def _mode(target: Path) -> int:
 
 
 def load_bytes(path: str | os.PathLike[str]) -> bytes:
-    """A file of at most 64 MiB. Raises FormatError where it is larger, OSError as usual."""
+    """Read a file of at most 64 MiB. Raises FormatError if it is larger, OSError as usual."""
     with open(path, "rb") as file:
         raw = file.read(MAX_FILE_BYTES + 1)
     if len(raw) > MAX_FILE_BYTES:
@@ -159,9 +163,9 @@ def load_file(path: str | os.PathLike[str], kind: str, cls: type[T], rules: Rule
 
 
 def _pretty(data: Any, levels: int, indent: str = "") -> str:
-    """JSON with a line for each item; what holds only single values, or lies below `levels`, is one line.
+    """JSON with a line for each item; containers of scalars only, or below `levels`, are on one line.
 
-    For people who read or compare such files, and much faster than json's own indentation.
+    This is easier to read and compare, and much faster than json's own indentation.
     """
     items = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
     if levels == 0 or (indent and not any(isinstance(item, (dict, list)) for item in items)):

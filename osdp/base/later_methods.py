@@ -1,6 +1,7 @@
-"""Methods of values that packages above implement: `plan.explain()` is made by osdp.show, which knows plans.
+"""Methods of values that higher packages implement: `plan.explain()` is implemented by osdp.show.
 
-A value names its method, and osdp/__init__.py says which function it is, so that no value imports what is made of it.
+A value calls the method by name, and osdp/__init__.py registers its function, so that values import no higher
+package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Classes that are made for one object, and found under no name: copying and pickling go by the class they were made of."""
+"""Classes that are created for one object and cannot be imported by name: copying and pickling use the class
+they were derived from."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ def _new(kind: Any) -> Any:
 
 
 def reduced(value: Any, protocol: Any, kind: Any, make: Callable[..., Any] = _new) -> Any:
-    """What `value.__reduce_ex__(protocol)` is to return, where type(value) was made of `kind`: the copy is what `make(kind)`
-    returns, a function of a module; by default a `kind`."""
+    """The result for `value.__reduce_ex__(protocol)`, where type(value) was derived from `kind`: the copy is
+    created by `make(kind)`, a module-level function; by default it is a `kind`."""
     function, arguments, *rest = kind.__reduce_ex__(value, protocol)
     if function is copyreg.__newobj__ and arguments == (type(value),):  # type: ignore[attr-defined]
         return make, (kind,), *rest

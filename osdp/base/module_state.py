@@ -1,4 +1,4 @@
-"""Running a model for real without leaving traces in it."""
+"""Runs a model without permanent changes to it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Buffers and attributes of every module as they were, whatever its forward changed."""
+    """Context that restores buffers and attributes of every module afterwards."""
     modules = list(model.modules())
     attributes = [dict(vars(m)) for m in modules]
     buffers = [dict(m._buffers) for m in modules]
@@ -25,7 +25,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
             module._buffers.clear()
             module._buffers.update(held)
             for buffer in held.values():
-                # Not by `_version`, which BatchNorm's kernels do not raise.
+                # Not by `_version`, which BatchNorm's kernels do not increment.
                 if buffer is not None and not torch.equal(buffer, values[id(buffer)]):
                     with torch.no_grad():
                         buffer.copy_(values[id(buffer)])

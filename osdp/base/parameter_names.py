@@ -1,4 +1,4 @@
-"""The names that parameters have in state dicts."""
+"""Parameters' names in state dicts."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""How far something is that takes long: a line on the terminal, or through `logging` under the name "osdp".
+"""Progress of long operations: a line on the terminal, or log messages of the logger "osdp".
 
-Nothing is told of what takes less than a second. Where the logger "osdp" lets INFO through, it is told every ten seconds and
-at the end; else, where standard error is a terminal, rank 0 shows one line there, which is gone when the work is done: not
-from other threads, whose line would mix with what the script shows. With the logger's level above WARNING nothing is shown.
+Operations of less than a second show nothing. If INFO is enabled for the logger "osdp", progress is logged
+every ten seconds and at the end. Otherwise, if standard error is a terminal, rank 0 shows one line there,
+which is removed when the work is done; only from the main thread, since lines of others would mix with the
+script's output. With the logger's level above WARNING nothing is shown.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _BETWEEN_RECORDS_S = 10.0
 
 
 class Progress:
-    """Told what is going on, as often as is convenient; shows it now and then. `name`: of the whole, such as "osdp.search".
+    """Called with the present state as often as is convenient; shows it from time to time. `name`: of the
+    operation, such as "osdp.search".
 
     >>> with Progress("osdp.load") as progress:
     ...     progress("checked 1.00 GiB of 2.00 GiB")
@@ -46,7 +48,7 @@ class Progress:
             self._tell(doing, now)
 
     def step(self, doing: str) -> None:
-        """What begins now and is known to take long: shown at once."""
+        """Show immediately that a step begins which is known to take long."""
         self._tell(doing, time.monotonic())
 
     def _tell(self, doing: str, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Random number generators, left as they were."""
+"""Restores random number generators."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 
 @contextmanager
 def generators_kept(device: torch.device | None = None) -> Iterator[None]:
-    """Python's, NumPy's (if it is loaded) and torch's generators (CPU's and `device`'s) as they were
-    afterwards.
+    """Context that afterwards restores Python's, NumPy's (if loaded) and torch's generators (CPU's and
+    `device`'s).
     """
     numpy = sys.modules.get("numpy")
     python_state = random.getstate()

@@ -1,11 +1,11 @@
-"""What a file of each kind looks like, from the dataclasses' annotations: for the reader and as JSON Schema.
+"""The format of each kind of file, from the dataclasses' annotations: for the reader and as JSON Schema.
 
     batch_size: Annotated[int, AtLeast(1)]          # a bound
     mode: Annotated[str, OneOf(MODES)]              # an enumeration
     saved_bytes: int                                # a quantity (see QUANTITY): at least 0, without saying so
 
 Both `reader` (csrc/json checks every file with it) and `json_schema` (osdp/schemas/*.schema.json, by tools/schema.py)
-come from the same shapes, so they cannot differ in what a field may be.
+come from the same shapes, so they always agree on the valid values of a field.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from osdp.base import file_versions
 MAX_TEXT = 4096  # characters, of a value or a name
 INT64 = (-(2**63), 2**63 - 1)
 
-# Numbers of these names count something: none is negative.
+# Numbers with these names are quantities, which are not negative.
 QUANTITY = re.compile(r"_(bytes|s|ps|per_byte|per_sample|fixed)$")
 
 
@@ -110,7 +110,7 @@ _READERS: dict[tuple[str, type[Any]], _search.JsonReader] = {}
 def _reader(kind: str, shape: Shape) -> _search.JsonReader:
     shapes = [shape]
     items: list[list[int]] = []
-    # Breadth first: what a shape refers to comes behind it.
+    # Breadth first: a shape precedes those that it refers to.
     for shape in shapes:  # grows meanwhile
         items.append([len(shapes) + i for i in range(len(shape.items))])
         shapes += shape.items

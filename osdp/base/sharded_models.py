@@ -1,4 +1,4 @@
-"""Which models fully_shard has changed. Here, below all that asks, so that `describe` need not load the runtime."""
+"""The registry of sharded models. It is in this package so that `describe` need not load the runtime."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ HANDLES: WeakKeyDictionary[nn.Module, object] = WeakKeyDictionary()
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether `model`, or what is compiled or wrapped in it, was given to `fully_shard`."""
+    """Whether `model`, or the module that it compiles or wraps, was given to `fully_shard`."""
     return unwrapped(model) in HANDLES

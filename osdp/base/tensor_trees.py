@@ -14,8 +14,8 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> 
     """`tree` with `function` applied to its tensors, in lists, tuples, named tuples, mappings and
     dataclasses.
 
-    A tensor that is there twice is mapped once, so that shared arguments stay shared. Containers are copied,
-    other values passed on as they are.
+    A tensor that occurs twice is mapped once, so that shared arguments remain shared. Containers are copied,
+    other values are passed on unchanged.
     """
     done: dict[int, torch.Tensor] = {}
 
@@ -88,19 +88,20 @@ def tensors_held(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def versions_of(tree: Any) -> dict[int, int]:
-    """Of the tensors that `tree` holds, by storage: differs after something was written into one, put in or taken out."""
+    """Versions of the tensors that `tree` holds, by storage: changes when a tensor is written to, added or
+    removed."""
     return {
         t.untyped_storage()._cdata: version_of(t) for t in tensors_held(tree) if t.layout is torch.strided
     }
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Rises with every write; 0 for tensors of inference mode, which have none."""
+    """The version counter; 0 for inference tensors, which have none."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def batch_of(tree: Any) -> int:
-    """Size of dimension 0 of the first tensor in `tree` that has one; 1 where there is none."""
+    """Size of dimension 0 of the first tensor in `tree` that has one; 1 if there is none."""
     return next((t.shape[0] for t in tensors_in(tree) if t.dim() > 0), 1)
 
 
@@ -108,7 +109,7 @@ def with_batch(tree: Any, batch: int) -> Any:
     """`tree` with the tensors whose dimension 0 is the batch repeated (or cut) to `batch` samples; others
     unchanged.
 
-    A tensor of another length, such as a [tokens, tokens] mask, does not belong to the batch.
+    A tensor of a different length, such as a [tokens, tokens] mask, does not belong to the batch.
     """
     present = batch_of(tree)
 

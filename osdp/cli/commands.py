@@ -1,4 +1,4 @@
-"""What each command does. Modules are loaded when a command needs them: `osdp diff` never imports torch."""
+"""The commands. Modules are loaded when a command needs them: `osdp diff` never imports torch."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def search(arguments: argparse.Namespace) -> None:
 
 
 def verify(arguments: argparse.Namespace) -> int:
-    """1 where something is false: what, on standard error."""
+    """Returns 1 and reports on standard error if a claim of the plan is false."""
     from osdp.planning.verify import verify
 
     wrong = verify(_plan(arguments.plan), search=arguments.search)

@@ -1,4 +1,4 @@
-"""Files that a command reads and writes: `-` is standard input, and what cannot be written is refused before the work."""
+"""Input and output files of commands: `-` is standard input, and output files are checked before the work."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read(kind: Kind[T], path: str) -> T:
 
 
 def check_output(option: str, path: str | None) -> None:
-    """InvalidProblemError where a file `path` could not be written. Writes nothing that stays."""
+    """Raises InvalidProblemError if the file `path` cannot be written. Leaves no file."""
     if path is None or path == STANDARD:
         return
     target = Path(path)
@@ -48,7 +48,7 @@ def check_output(option: str, path: str | None) -> None:
     folder = target.resolve().parent
     if not folder.is_dir():
         raise InvalidProblemError(f"{option} {path}: there is no directory {folder}")
-    try:  # rights alone do not tell: the file system may be read-only, or full
+    try:  # permissions are not enough: the file system may be read-only, or full
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise InvalidProblemError(
@@ -57,7 +57,7 @@ def check_output(option: str, path: str | None) -> None:
 
 
 def check_picture(path: str | None) -> None:
-    """The same of a picture; also where matplotlib is missing or does not know what the file's name ends in."""
+    """The same for a plot; also if matplotlib is missing or does not support the file's extension."""
     if path is None:
         return
     if importlib.util.find_spec("matplotlib") is None:

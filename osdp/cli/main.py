@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from osdp.cli.parser import make_parser
 from osdp.errors import OSDPError
 
-_INTERRUPTED = 130  # what a shell says of a process that SIGINT ended
+_INTERRUPTED = 130  # a shell's status of a process ended by SIGINT
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns 0; 1 where `osdp verify` finds something false; 2 after one line on standard error when
-    nothing fits or the input is bad; 130 after Ctrl-C.
+    """Run one command. Returns 0; 1 if `osdp verify` finds a false claim; 2 after one line on standard error
+    if no plan fits or the input is invalid; 130 after Ctrl-C.
     """
     try:
         arguments = make_parser().parse_args(argv)

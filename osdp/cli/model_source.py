@@ -1,4 +1,4 @@
-"""The model that a command is about: `--module` or `--hf-config`."""
+"""The model of a command: `--module` or `--hf-config`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands and their options. What an option can be is taken from the modules that obey it."""
+"""The commands and their options. Options' valid values come from the modules that implement them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""upgrade: files and checkpoints of older versions, rewritten in place in the newest."""
+"""upgrade: rewrites files and checkpoints of older versions in place in the newest version."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from osdp.plan.plan import Plan
 def upgrade(path: str | os.PathLike[str]) -> Iterator[str]:
     """Upgrades the file or checkpoint `path`, or those in the directory `path` and below; yields a line for each.
 
-    Each file is replaced in one step once its new text has been read back. What is of the newest version stays untouched,
-    and in a directory so does what OSDP did not write. Raises FormatError where a file is damaged or of a newer OSDP.
+    Each file is replaced atomically after its new text has been read back. Files of the newest version are
+    not touched, nor are files in a directory that OSDP did not write. Raises FormatError if a file is damaged
+    or of a newer OSDP.
     """
     path = Path(path)
     if path.is_dir():
@@ -58,7 +59,7 @@ def _is_manifest(path: Path) -> bool:
 
 
 def _kind(path: Path) -> str | None:
-    """What the file says that it is; None where that is nothing of OSDP's."""
+    """The kind that the file states; None if it is not a file of OSDP."""
     try:
         document = json_files.parse(json_files.load_bytes(path))
     except FormatError:
@@ -85,7 +86,7 @@ def _upgrade_file(path: Path) -> str:
 
 
 def _upgrade_checkpoint(path: Path) -> str:
-    """Only the manifest is written anew: it gets the table of boxes, and checksums of all files and boxes."""
+    """Only the manifest is rewritten: it gets the table of boxes, and checksums of all files and boxes."""
     folder = Folder(path)
     held = manifest.read_manifest(folder)
     newest = file_versions.newest(manifest.KIND)

@@ -5,9 +5,9 @@
     accelerator = OSDPAccelerator(memory="8GiB")
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
-`prepare` shards the model in place, so that an optimizer that was made before has the same parameters. Without `sample=`
-the plan is made at the model's first forward. Weights and states
-are saved full, by rank 0: a run of one process or under DDP loads them, and the other way round.
+`prepare` shards the model in place, so that an optimizer created before has the same parameters. Without `sample=` the
+plan is made at the model's first forward. Weights and states are saved as full tensors by rank 0: runs of one process or
+under DDP can load them, and vice versa.
 Needs the extra `accelerate`.
 """
 

@@ -1,1 +1,1 @@
-"""Plans for people: in terminals and notebooks, as pictures and in words."""
+"""Shows plans in terminals and notebooks, as plots and in words."""

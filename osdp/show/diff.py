@@ -1,4 +1,4 @@
-"""diff: what another plan decides differently, a line for each row of operators."""
+"""diff: the decisions in which another plan differs, a line for each row of operators."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SETTINGS = (
 
 
 def diff(plan: Plan, other: Plan) -> str:
-    """What `other` decides differently; "" where they decide the same.
+    """The decisions in which `other` differs; "" if there are none.
 
     blocks.0-11.mlp.fc (12 operators): FULL_SHARD -> NO_SHARD
     """

@@ -1,4 +1,4 @@
-"""explain: why a plan is as it is, in words and figures that a person can check by searching again."""
+"""explain: the reasons for a plan, in words and figures that can be checked by searching again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def explain(plan: Plan, width: int | None = None, search: bool = True) -> str:
 
 
 def explained(plan: Plan, search: bool = True) -> RenderableType:
-    """The same for a rich console."""
+    """The plan's table and its reasons, for a rich console."""
     parts: list[RenderableType] = [render(plan)]
     if plan.predicted is not None:
         parts += [
@@ -87,7 +87,7 @@ def _full_name(section: Section, row: Row) -> str:
 
 
 def recompute_reason(plan: Plan, section: Section) -> str:
-    """What recomputing one block of the section saves and costs."""
+    """The memory that recomputing one block of the section saves, and its cost."""
     block = next(b for b in plan.description.blocks if b.name == section.blocks[0])
     inside = [o for o in plan.description.operators if o.block == block.name]
     saved = sum(plan.batch_size * o.saved_bytes_per_sample + o.saved_bytes_fixed for o in inside)
@@ -103,12 +103,12 @@ def recompute_reason(plan: Plan, section: Section) -> str:
 
 
 def device_lines(plan: Plan) -> list[str]:
-    """What the device holds beside tensors, a line for each part; none on a CPU."""
+    """The device's memory besides tensors, a line for each part; none on a CPU."""
     return [f"{term.name}: {format_bytes(term.bytes)} ({term.why})" for term in device_terms(plan)]
 
 
 def price(plan: Plan) -> str:
-    """What memory is worth at this limit, to first order."""
+    """The value of memory at this limit, to first order."""
     if plan.certificate is None:
         return "unknown: the plan was not searched, or was changed since."
     ms = plan.price_of_memory_s_per_byte * GIB * 1e3
@@ -123,7 +123,7 @@ def price(plan: Plan) -> str:
 
 
 def next_gib(plan: Plan) -> str:
-    """What the same search finds with 1 GiB more."""
+    """The result of the same search with 1 GiB more."""
     assert plan.memory_limit_bytes is not None and plan.predicted is not None
     richer = search_again(plan, plan.memory_limit_bytes + GIB)
     assert richer.predicted is not None
@@ -145,7 +145,7 @@ def next_gib(plan: Plan) -> str:
 
 
 def batch_reasons(plan: Plan) -> list[str]:
-    """The plan's batch size against its neighbours, each searched for."""
+    """Compares the plan's batch size with its neighbours, with a search for each."""
     searched = plan.searched
     assert searched is not None and plan.memory_limit_bytes is not None
     if searched.batch_size is not None:
@@ -198,7 +198,7 @@ def _throughput(plan: Plan) -> str:
 
 
 def _neighbours(plan: Plan) -> tuple[int | None, int | None]:
-    """The next smaller and larger size that the search might have taken."""
+    """The next smaller and larger batch size that the search could have chosen."""
     b = plan.batch_size
     if plan.searched is None or plan.searched.global_batch_size is None or plan.world_size is None:
         return (b - 1 if b > 1 else None), b + 1

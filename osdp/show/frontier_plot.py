@@ -1,4 +1,4 @@
-"""A frontier as a picture and as a table."""
+"""Shows a frontier as a plot and as a table."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 _LIBRARIES = ("plotly", "matplotlib")
 _X, _Y = "memory limit per rank (GiB)", "throughput (samples/s over all ranks)"
-_LABELS = 10  # at most so many batch sizes are written into the picture
+_LABELS = 10  # the maximum number of batch sizes written into the plot
 
 
 def plot(frontier: Frontier, library: str | None = None, ax: Any = None) -> Any:
-    """Throughput against the memory limit. What lies between two points is what the left one reaches.
+    """Plot throughput against the memory limit. Between two points the left one's throughput holds.
 
-    `library`: "plotly" (gives a plotly Figure) or "matplotlib" (gives an Axes; `ax`: one to draw into); None: the
-    first that is installed, matplotlib where `ax` is given. Raises InvalidProblemError where neither is, or there
-    is nothing to draw.
+    `library`: "plotly" (gives a plotly Figure) or "matplotlib" (gives an Axes; `ax`: one to draw into); None:
+    the first that is installed, matplotlib if `ax` is given. Raises InvalidProblemError if neither is
+    installed, or there is nothing to draw.
     """
     if not frontier.points:
         raise InvalidProblemError("the frontier has no points: no plan fits any of its memory limits")
@@ -67,7 +67,8 @@ def _gib(p: FrontierPoint) -> float:
 
 
 def labelled(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
-    """The points to write the batch size at: where it changes, thinned out evenly, the first and last kept."""
+    """The points at which to write the batch size: where it changes, thinned out evenly, including the first
+    and last."""
     changes = [p for i, p in enumerate(points) if i == 0 or p.batch_size != points[i - 1].batch_size]
     if len(changes) <= _LABELS:
         return changes

@@ -1,4 +1,5 @@
-"""A plan in a notebook: what `osdp.show.terminal` shows in a terminal, as HTML. No scripts, no files; all text escaped."""
+"""Shows a plan in a notebook, as HTML with the contents of `osdp.show.terminal`. No scripts, no files; all
+text is escaped."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ _MODE_COLORS = {
 }
 _MEMORY_COLORS = ("#4c78a8", "#9ecae9")
 _TIME_COLORS = ("#54a24b", "#b8a13a", "#e45756", "#4c78a8")
-# Colours of text and background are the notebook's own, so that dark themes stay readable.
+# Colours of text and background are the notebook's own, so that dark themes remain readable.
 _STYLE = (
     "<style>.osdp{font-size:13px}.osdp table{border-collapse:collapse;margin:.6em 0}"
     ".osdp td,.osdp th{padding:2px 10px 2px 0;text-align:right;border:0}"

@@ -1,4 +1,4 @@
-"""Numbers for people, and the parts of a plan's predicted memory and time that its pictures are made of."""
+"""The parts of a plan's predicted memory and time that are shown in plots and tables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StepParts:
 
 
 def step_parts(p: Prediction) -> StepParts:
-    """What overlaps is what the parts' sum exceeds the step by."""
+    """The overlap is the difference between the parts' sum and the step."""
     hidden = p.communication_s + p.compute_s + p.optimizer_s - p.step_time_s
     if hidden < 1e-6 * p.step_time_s:  # rounding
         hidden = 0.0
@@ -39,8 +39,8 @@ def step_parts(p: Prediction) -> StepParts:
 
 
 def memory_parts(plan: Plan) -> list[tuple[str, int]]:
-    """The predicted peak in parts: parameters, gradients and optimizer state that stay, what a step adds, and, on
-    accelerators, what the device holds beside tensors.
+    """The predicted peak in parts: parameters, gradients and optimizer state held throughout, a step's
+    additional memory and, on accelerators, the device's memory besides tensors.
     """
     assert plan.predicted is not None
     peak = plan.predicted.peak_memory_bytes
@@ -51,7 +51,8 @@ def memory_parts(plan: Plan) -> list[tuple[str, int]]:
 
 
 def device_terms(plan: Plan) -> tuple[Term, ...]:
-    """What of the plan's predicted peak no tensor has; nothing under cost="paper", which knows of no such memory."""
+    """The part of the plan's predicted peak that is not in tensors; empty with cost="paper", which has no
+    such terms."""
     if plan.hardware is None or plan.world_size is None or plan.cost != "osdp":
         return ()
     hosts = plan.searched.hosts if plan.searched is not None else 1

@@ -1,4 +1,5 @@
-"""A plan's operators as few rows: equal blocks are one section, equal operators with one choice one row."""
+"""Groups a plan's operators into few rows: equal blocks form a section, equal operators with the same choice
+a row."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ NUMBER = re.compile(r"(?<![0-9A-Za-z_])[0-9]+(?![0-9A-Za-z_])")
 
 @dataclass(frozen=True)
 class Row:
-    """Operators that look alike: the same places in the same blocks, one choice."""
+    """Similar operators: in the same places of the same blocks, with the same choice."""
 
     blocks: tuple[str, ...]  # which blocks; empty: none
     places: tuple[str, ...]  # the operators' names inside a block, or their full names
@@ -50,7 +51,7 @@ class Row:
 
     @property
     def elements(self) -> int:
-        """Of the parameters of one of them."""
+        """The number of parameter elements of one of them."""
         return sum(p.elements for p in self.operator.parameters)
 
 
@@ -63,12 +64,12 @@ class Section:
     recompute: str | None  # "hold", "regather", None
 
     def part(self, row: Row) -> str:
-        """Which of the section's blocks `row` is about, "0-5,7"; "" for all of them."""
+        """The section's blocks that `row` contains, "0-5,7"; "" for all of them."""
         return spans(row.blocks, like=self.blocks) if set(row.blocks) != set(self.blocks) else ""
 
 
 def sections(plan: Plan) -> list[Section]:
-    """What there is to show, in execution order: every operator with parameters, and those without that cost
+    """The sections to show, in execution order: every operator with parameters, and those without that take
     time or memory.
     """
     predictions = plan.predicted.operators if plan.predicted else {}
@@ -115,7 +116,7 @@ def rows(plan: Plan) -> list[Row]:
 def _block_rows(
     plan: Plan, inside: Mapping[str, Sequence[Operator]], predictions: Mapping[str, OperatorPrediction]
 ) -> list[Row]:
-    """Rows of blocks that are built alike: per place, those blocks together that choose the same there."""
+    """Rows of equal blocks: for each place, blocks with the same choice there form a row."""
     by_place = list(zip(*inside.values(), strict=True))  # one column of equal operators for each place
     cells: dict[tuple[tuple[str, ...], tuple[object, ...]], dict[str, list[Operator]]] = {}
     for column in by_place:
@@ -188,8 +189,8 @@ def runs(names: Sequence[str]) -> list[list[str]]:
     """`names`, which differ in numbers only, in parts that can be written as one: the same single number differs."""
     parts: list[list[str]] = []
     for name in names:
-        # The first, the last and the new one speak for all: the ones between differ from the first in that
-        # place too.
+        # Comparing the first, the last and the new one is enough: those between differ from the first in the
+        # same place.
         if parts and differing([parts[-1][0], parts[-1][-1], name]) is not None:
             parts[-1].append(name)
         else:

@@ -1,4 +1,5 @@
-"""A plan in a terminal: a table grouped by equal blocks, memory against the limit, the step's time, the proof."""
+"""Shows a plan in a terminal: a table grouped by equal blocks, memory against the limit, the step's time, the
+proof."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ RECOMPUTED = {
     "regather": "recomputed, parameters gathered again",
 }
 _BAR_CELLS = 40
-_SHADES = ("█", "▓", "▒", "•")  # told apart without colour
+_SHADES = ("█", "▓", "▒", "•")  # distinguishable without colour
 _PART_STYLES = ("green", "yellow", "red", "blue")
 
 
@@ -34,7 +35,7 @@ _WIDE = 96  # columns from which memory and time are shown in parts
 
 
 class View:
-    """A plan for a rich console: narrow ones are shown fewer columns."""
+    """A plan for a rich console; narrow consoles get fewer columns."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -51,7 +52,7 @@ def render(plan: Plan) -> RenderableType:
 
 
 def show(plan: Plan, width: int | None = None) -> str:
-    """The plan as plain text of at most `width` columns; None: the terminal's, 100 where there is none."""
+    """The plan as plain text of at most `width` columns; None: the terminal's, 100 if there is none."""
     return plain(render(plan), width)
 
 
@@ -73,7 +74,7 @@ def plain(renderable: RenderableType, width: int | None = None) -> str:
 
 
 def facts(plan: Plan) -> list[str]:
-    """What the plan is for, and what holds for all of it."""
+    """The plan's target and settings."""
     parameters = sum(p.elements for p in plan.description.parameters)
     ranks = "any number of ranks" if plan.world_size is None else f"{plan.world_size} ranks"
     micro = f" x {plan.accumulation} micro-batches" if plan.accumulation > 1 else ""
@@ -133,7 +134,7 @@ def block_title(section: Section) -> str:
 
 
 def row_name(section: Section, row: Row) -> str:
-    """The operator's name inside its block, and which of the blocks where not all choose alike."""
+    """The operator's name inside its block, and the blocks if not all have the same choice."""
     part = section.part(row)
     return f"{row.place} [{part}]" if part else row.place
 

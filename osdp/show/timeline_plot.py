@@ -1,4 +1,4 @@
-"""A played step as a picture: what runs when on each resource, and the memory held meanwhile. In a terminal, or by
+"""Plots a simulated step: the events on each resource, and the memory over time. In a terminal, or with
 matplotlib, which writes SVG.
 """
 
@@ -18,7 +18,7 @@ from osdp.plan.timeline import RESOURCES, Timeline
 if TYPE_CHECKING:
     from osdp.plan.timeline import TimelineEvent
 
-_SHADES = " ░▒▓█"  # of a cell: how much of it something runs in
+_SHADES = " ░▒▓█"  # of a cell: the busy fraction of its time
 _HEIGHTS = " ▁▂▃▄▅▆▇█"  # of the peak
 # By phase: in a terminal, and by matplotlib.
 _STYLES = {"forward": "blue", "recompute": "yellow", "backward": "green", "optimizer": "magenta"}
@@ -34,7 +34,8 @@ def rows(timeline: Timeline) -> dict[str, list[TimelineEvent]]:
 
 
 def busy(events: list[TimelineEvent], step_s: float, cells: int) -> list[tuple[float, str]]:
-    """For each of so many equal parts of a step: the share in which one of `events` runs, and the phase of most of it."""
+    """For each of `cells` equal parts of a step: the fraction in which one of `events` runs, and its
+    predominant phase."""
     seconds: list[Counter[str]] = [Counter() for _ in range(cells)]
     cell_s = step_s / cells
     for e in events:
@@ -45,7 +46,7 @@ def busy(events: list[TimelineEvent], step_s: float, cells: int) -> list[tuple[f
 
 
 def most_held(timeline: Timeline, cells: int) -> list[int]:
-    """For each of so many equal parts of the step: the most bytes that are held in it."""
+    """For each of `cells` equal parts of the step: the maximum of the bytes held in it."""
     most = [0] * cells
     if not timeline.memory:  # of a step that was recorded without it
         return most

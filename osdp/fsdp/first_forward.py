@@ -9,9 +9,9 @@ neither do each rank's rows; parameters that no wrapper has marked are now gathe
 them instead of by its parent. With `memory=` the plan is searched, and rows (and optimizer states for them,
 if some were loaded) are redistributed, one parameter after another. Parameters remain the same objects.
   Without `memory=` this only saves memory, so units are left unchanged if the forward cannot be traced, or if
-  tracing would be visible (the script's own hooks would be called once more). The call is intercepted by a
-  temporary subclass that the module gets until then. A hook would run too late, since a call looks up all
-  hooks and forward before it runs the first hook.
+  tracing would be visible (the script's own hooks would be called once more).
+  The call is intercepted by a temporary subclass that the module gets until then. A hook would run too late,
+  since a call looks up all hooks and forward before it runs the first hook.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ minute to the next:
   the operators' times, scaled to the bare step, and their forwards to its forward;
   the optimizer's rate, on the tensors of this model;
   `stolen_computation`, such that simulated steps take as long as the measured ones. Separate fits to forward
-  and backward agree within the machine's noise; `recompute_slowdown`, with every block recomputed. A forward
-  takes longer the second time, because of torch.utils.checkpoint's overhead and because the backward has
-  evicted activations from caches.
+  and backward agree within the machine's noise;
+  `recompute_slowdown`, with every block recomputed. A forward takes longer the second time, because of
+  torch.utils.checkpoint's overhead and because the backward has evicted activations from caches.
 """
 
 from __future__ import annotations

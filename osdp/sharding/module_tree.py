@@ -12,9 +12,10 @@ registered compares two numbers.
   Direct writes are not reported (`module._parameters[name] = p`; ModuleList.insert of an existing module).
   They are noticed in the model's first forwards, in every 100th, and by state dicts and save. By then ranks
   may have trained the parameter separately, so this is an error. So is a parameter created within a forward,
-  which has used this rank's own values. Buffers remain local after fully_shard, as in FSDP, so those created
-  within a forward (caches) are left alone, and so is a new tensor under a known name. A buffer with a new
-  name that was registered between steps gets rank 0's values.
+  which has used this rank's own values.
+  Buffers remain local after fully_shard, as in FSDP, so those created within a forward (caches) are left
+  alone, and so is a new tensor under a known name. A buffer with a new name that was registered between steps
+  gets rank 0's values.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ class Certificate:
     prices: tuple[PhasePrice, ...]  # of the phases whose memory constraint is tight; empty where none is
     price_denominator: Annotated[int, AtLeast(1)]
     optimal: bool
-    # Some plan attains `search_bound_ps`: the optimum was proven, even if `search`'s `replay` selected a
-    # different plan.
+    # Some plan that keeps the memory limit attains `search_bound_ps`: the optimum was proven, even if
+    # `search`'s `replay` selected a different plan.
     proven: bool = False
 
     @property

@@ -31,15 +31,16 @@ struct Played {
 
 class Polisher {
  public:
-  Polisher(Rehearsal& rehearsal, int64_t plays)
+  Polisher(Rehearsal& rehearsal, int64_t plays, const Keeps& keeps)
       : rehearsal_(rehearsal),
+        keeps_(keeps),
         neighbours_(rehearsal),
         last_(rehearsal.plays() + std::max<int64_t>(plays, 1)),
         tries_(kTries * std::max<int64_t>(plays, 1)) {}
 
   void add(const Candidacy& seed, size_t number) {
     rehearsal_.check(seed);
-    if (!more() || known_.contains(key_of(seed)) || !fits(seed)) return;
+    if (!more() || known_.contains(key_of(seed)) || !fits(seed) || !keeps_(seed)) return;
     seeds_.push_back({seed, step_ps(seed), number});
   }
 
@@ -86,12 +87,19 @@ class Polisher {
     return at->second;
   }
 
+  // Asks about each plan only once.
+  bool keeps(const Candidacy& plan) {
+    const auto [at, fresh] = kept_.try_emplace(key_of(plan), false);
+    if (fresh) at->second = keeps_(plan);
+    return at->second;
+  }
+
   // Applies a few changes at once, whatever they cost. False if the plan then cannot be made to fit.
   bool move_away() {
     Candidacy far = here_.plan;
     for (size_t n = 2 + neighbours_.below(4); n > 0; --n) neighbours_.change(far, false);
     --tries_;
-    if (!settle(far)) return false;
+    if (!settle(far) || !keeps(far)) return false;
     here_ = {far, step_ps(far), here_.seed};
     return true;
   }
@@ -113,7 +121,7 @@ class Polisher {
   bool take(const Candidacy& next) {
     if (!more()) return false;
     const Played played{next, step_ps(next), here_.seed};
-    if (!played.faster_than(here_)) return false;
+    if (!played.faster_than(here_) || !keeps(next)) return false;
     here_ = played;
     return true;
   }
@@ -126,8 +134,9 @@ class Polisher {
       while (neighbours_.below(3) == 0) neighbours_.change(next, coarse);
       if (key_of(next) == key_of(here_.plan) || !settle(next)) continue;
       const Played played{next, step_ps(next), here_.seed};
+      if (here_.faster_than(played) || !keeps(next)) continue;
       if (played.faster_than(here_)) stale = -1;
-      if (!here_.faster_than(played)) here_ = played;
+      here_ = played;
     }
   }
 
@@ -190,10 +199,12 @@ class Polisher {
   }
 
   Rehearsal& rehearsal_;
+  const Keeps& keeps_;
   Neighbours neighbours_;
   const int64_t last_;
   int64_t tries_;
   std::map<Key, int64_t> known_;  // simulated ps of a step
+  std::map<Key, bool> kept_;
   std::vector<Played> seeds_;
   Played here_;
   std::optional<Pricing> pricing_;  // for the last batch and transient
@@ -203,8 +214,9 @@ class Polisher {
 
 }  // namespace
 
-Polished polish(Rehearsal& rehearsal, const std::vector<Candidacy>& seeds, int64_t plays) {
-  Polisher polisher(rehearsal, plays);
+Polished polish(Rehearsal& rehearsal, const std::vector<Candidacy>& seeds, int64_t plays,
+                const Keeps& keeps) {
+  Polisher polisher(rehearsal, plays, keeps);
   for (size_t n = 0; n < seeds.size(); ++n) polisher.add(seeds[n], n);
   return polisher.run();
 }

@@ -7,10 +7,12 @@
 // plans by several objectives are changed at random (heuristics/neighbours.hpp): first all blocks in the same
 // way, then some of them. A plan over the limit is repaired where the objective loses least, or at random;
 // memory left over is used where the objective gains most. A change is kept if the simulated step is no
-// slower. After many changes without progress the search restarts from another plan with a few changes, until
+// slower and `keeps` accepts the plan; that is asked only then. After many changes without progress the search restarts from another plan with a few changes, until
 // `plays` steps were simulated. That is a count, not a time, and the random sequence is fixed, so the result
 // is deterministic. Every returned plan fits the limit; nothing is proven about its simulated time.
 #pragma once
+
+#include <functional>
 
 #include "search/branch/runners_up.hpp"
 #include "search/heuristics/rehearsal.hpp"
@@ -23,9 +25,14 @@ struct Polished {
   size_t seed = 0;        // index of the seed that it was derived from
 };
 
-// Ties go to the earlier plan. Seeds over the limit of the rehearsal's request are ignored; at least the
-// first one is simulated, and all of them if `plays` suffices. Throws InvalidProblem if no seed is left, or
-// if one is not a plan of this problem.
-Polished polish(Rehearsal& rehearsal, const std::vector<Candidacy>& seeds, int64_t plays);
+// A further condition on plans, which is expensive to evaluate.
+using Keeps = std::function<bool(const Candidacy&)>;
+
+// Ties go to the earlier plan. Seeds over the limit of the rehearsal's request, and those that `keeps` does
+// not accept, are ignored; at least the first one is simulated, and all of them if `plays` suffices. Throws
+// InvalidProblem if no seed is left, or if one is not a plan of this problem.
+Polished polish(
+    Rehearsal& rehearsal, const std::vector<Candidacy>& seeds, int64_t plays,
+    const Keeps& keeps = [](const Candidacy&) { return true; });
 
 }  // namespace osdp::search

@@ -49,7 +49,7 @@ struct Wish {
 struct Answer {
   bool feasible = false;
   bool optimal = false;  // the plan's objective is the optimum
-  bool proven = false;   // the optimum is known; the plan attains it or simulates faster
+  bool proven = false;   // the optimum is known and keeps the limit; the plan attains it or simulates faster
   PlainPlan plan;
   int64_t step_ps = 0, peak_bytes = 0;  // by the objective
   int64_t largest_peak_bytes = 0;       // Planner::largest_peak

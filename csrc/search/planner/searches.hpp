@@ -26,6 +26,9 @@ class Searches {
   // Whether there is such a plan for this batch.
   bool fits(int64_t limit_bytes, Batch batch);
 
+  // Whether the step of `plan`, whose sum is `peak_bytes`, keeps the limit.
+  bool keeps(const PlainPlan& plan, int64_t peak_bytes, int64_t limit_bytes) const;
+
   bool interrupted() const { return interrupted_; }
   // Remaining time; infinite if steps are counted, negative after the end.
   double left_s() const;
@@ -35,9 +38,11 @@ class Searches {
  private:
   // Whether the limit applies to the sum: if the wish says so, with the paper's costs, and for one rank.
   bool limit_is_of_sum() const;
-  // Like best_plan(), but with a limit of the sum: planner/selection.cpp. `find_smallest`: if nothing fits,
+  // Like best_plan(), with a limit of the sum as well: planner/selection.cpp. If no plan is found whose step
+  // keeps `limit_bytes`, the plan returned keeps `sum_limit_bytes` only. `find_smallest`: if nothing fits,
   // finds the smallest feasible limit of the sum.
-  Answer fastest_by_sum(int64_t sum_limit_bytes, const std::vector<Batch>& batches, bool find_smallest);
+  Answer fastest_by_sum(int64_t sum_limit_bytes, int64_t limit_bytes, const std::vector<Batch>& batches,
+                        bool find_smallest);
   Answer best_by_objective(int64_t sum_limit_bytes, const std::vector<Batch>& batches);
   // The best plan under the smallest feasible limit of the sum, by the objective, so that it is the same for
   // every wish; cached.
@@ -45,9 +50,7 @@ class Searches {
   // The plan of least_by_sum() if its step keeps the limit; otherwise no plan, and the smallest limit that
   // its step would keep. `smallest_sum_bytes`: 0 if not known.
   Answer smallest(int64_t limit_bytes, const std::vector<Batch>& batches, int64_t smallest_sum_bytes);
-  // Repeat the search with a smaller limit of the sum until the step's own peak keeps the limit (cut), or
-  // with a larger one to use what that peak leaves (raised).
-  Answer cut(Answer found, int64_t limit_bytes, const std::vector<Batch>& batches);
+  // Repeats the search with larger limits of the sum to use what the peak of `found` leaves of the limit.
   Answer raised(Answer found, int64_t limit_bytes, const std::vector<Batch>& batches);
 
   const Planner& planner_;

@@ -47,7 +47,9 @@ bool near(const Found& plan, const Found& best, double replay) {
 
 class Selection {
  public:
-  Selection(Searches& searches, const Request& problem) : searches_(searches), problem_(problem) {}
+  // `limit_bytes`: of the plan's own peak.
+  Selection(Searches& searches, const Request& problem, int64_t limit_bytes)
+      : searches_(searches), problem_(problem), limit_bytes_(limit_bytes) {}
 
   Answer run() {
     if (problem_.paper() || searches_.wish().replay <= 0 || problem_.device.ranks == 1 || !search_rivals())
@@ -111,7 +113,7 @@ class Selection {
     return known->rehearsal;
   }
 
-  // False if nothing fits.
+  // False if no plan was found whose step keeps the limit.
   bool search_rivals() {
     for (const Rival& rival : kRivals) {
       std::optional<Request> request = request_of(problem_, rival);
@@ -122,12 +124,17 @@ class Selection {
         add_seeds(s, request->device.exposed);
         if (!rival.whole_problem()) s.lower_bound_s_per_sample = 0;
         found_.push_back(std::move(s));
-      } else if (seeds_.empty()) {
+      } else if (found_.empty()) {
         return false;
       }
       if (searches_.over()) break;
     }
     return !seeds_.empty();
+  }
+
+  // Whether the step of `plan` keeps the limit.
+  bool keeps(const Rehearsal& own, const Found& plan) const {
+    return searches_.keeps(own.plain(candidacy(plan)), plan.peak_bytes, limit_bytes_);
   }
 
   // Adds a rival's plans, evaluated as plans of the problem with the rival's weight of communication.
@@ -136,7 +143,7 @@ class Selection {
     const auto add = [&](Found plan) {
       const Candidacy decided = candidacy(plan);
       plan.step_ps = own.objective_ps(decided), plan.peak_bytes = own.peak_bytes(decided);
-      if (plan.peak_bytes <= problem_.limit_bytes)
+      if (plan.peak_bytes <= problem_.limit_bytes && keeps(own, plan))
         seeds_.push_back({plan, exposed, found_.size(), own.play(decided)});
     };
     add(found_of(s));
@@ -149,7 +156,10 @@ class Selection {
         std::clamp(kPlayedOperators / std::max<int64_t>(1, operators), kFewestPlays, kMostPlays);
     std::vector<Candidacy> seeds;
     for (const Found& plan : plans) seeds.push_back(candidacy(plan));
-    return polish(own, seeds, plays).plan;
+    const auto kept = [&](const Candidacy& plan) {
+      return searches_.keeps(own.plain(plan), own.peak_bytes(plan), limit_bytes_);
+    };
+    return polish(own, seeds, plays, kept).plan;
   }
 
   // The first seed's weight of communication, or the next smaller one for which the objective of `plan` is
@@ -170,20 +180,26 @@ class Selection {
     return first;
   }
 
-  // The fastest in simulation of `plans` and `best`, among those near `best`, the optimum of `base`. `own`
-  // evaluates the same objective.
+  // The fastest in simulation of `plans`, whose steps keep the limit, and `best`, the optimum of `base`,
+  // among those near `best`. `own` evaluates the same objective. If the step of `best` does not keep the
+  // limit, it is returned only if no other plan is near it.
   Answer fastest_near(Rehearsal& own, const Schedule& base, const Found& best,
                       const std::vector<Found>& plans) const {
     Seed fastest{best, 0, 0, own.play(candidacy(best))};
-    bool optimal = base.optimal;
+    const bool best_keeps = keeps(own, best);
+    bool optimal = base.optimal, any = best_keeps;
     for (const Found& plan : plans) {
       Seed seed{plan, 0, 0, own.play(candidacy(plan))};
       seed.plan.step_ps = own.objective_ps(candidacy(plan));
-      if (!seed.faster_than(fastest) || !near(seed.plan, best, searches_.wish().replay)) continue;
+      if (any && !seed.faster_than(fastest)) continue;
+      if (!near(seed.plan, best, searches_.wish().replay)) continue;
       optimal = base.optimal && !best.faster_than(seed.plan);
+      any = true;
       fastest = seed;
     }
-    return answer(own, base, fastest, optimal);
+    Answer a = answer(own, base, fastest, optimal);
+    a.proven = base.optimal && best_keeps;
+    return a;
   }
 
   Answer answer(const Rehearsal& own, const Schedule& base, const Seed& chosen, bool optimal) const {
@@ -201,6 +217,7 @@ class Selection {
 
   Searches& searches_;
   const Request problem_;
+  const int64_t limit_bytes_;
   std::map<double, std::unique_ptr<Player>> players_;  // by weight of communication
   std::vector<Schedule> found_;                        // of the rivals that found a plan
   std::vector<Seed> seeds_;
@@ -209,14 +226,14 @@ class Selection {
 }  // namespace
 
 Answer Searches::best_by_objective(int64_t sum_limit_bytes, const std::vector<Batch>& batches) {
-  return Selection(*this, request(sum_limit_bytes, batches)).by_objective();
+  return Selection(*this, request(sum_limit_bytes, batches), sum_limit_bytes).by_objective();
 }
 
-Answer Searches::fastest_by_sum(int64_t sum_limit_bytes, const std::vector<Batch>& batches,
-                                bool find_smallest) {
+Answer Searches::fastest_by_sum(int64_t sum_limit_bytes, int64_t limit_bytes,
+                                const std::vector<Batch>& batches, bool find_smallest) {
   Request problem = request(sum_limit_bytes, batches);
   problem.find_smallest = find_smallest;
-  return Selection(*this, problem).run();
+  return Selection(*this, problem, limit_bytes).run();
 }
 
 }  // namespace osdp::search

@@ -7,7 +7,8 @@
 // within `sum_limit_bytes` is faster. Such plans leave one part in kMargin of the limit free, for memory that
 // kernel libraries allocate themselves (at most 0.7% of the peaks measured). Rarely a peak exceeds the sum,
 // which does not include copies of gradients whose rows the ranks cannot share evenly, nor a frozen unit in
-// use around a recomputed block; then the search is repeated under a smaller limit.
+// use around a recomputed block. Plans whose peak exceeds the limit are passed over (planner/selection.cpp);
+// if only such were found, the plan of the smallest sum is the first, and the limit of the sum rises from there.
 #include <algorithm>
 #include <limits>
 
@@ -16,10 +17,10 @@
 namespace osdp::search {
 namespace {
 
-constexpr int kMostRaises = 6, kMostCuts = 5;  // additional searches for one plan
-constexpr int64_t kFirstRaise = 16;            // first raise of a plan that fills the limit: limit / this
-constexpr int64_t kMargin = 100;               // the margin is limit / this
-constexpr int64_t kLeastRoom = 50;             // further searches need at least room of limit / this
+constexpr int kMostRaises = 6;       // additional searches for one plan
+constexpr int64_t kFirstRaise = 16;  // first raise of a plan that fills the limit: limit / this
+constexpr int64_t kMargin = 100;     // the margin is limit / this
+constexpr int64_t kLeastRoom = 50;   // further searches need at least room of limit / this
 
 // The largest peak allowed to a plan whose sum exceeds the limit; and the smallest limit that allows `peak`.
 int64_t inside(int64_t limit) { return limit - limit / kMargin; }
@@ -30,14 +31,22 @@ int64_t around(int64_t peak) {
 }
 
 // A plan whose sum exceeds the limit must leave the margin free.
-bool keeps(const Answer& plan, int64_t limit) {
-  return plan.largest_peak_bytes <= (plan.peak_bytes <= limit ? limit : inside(limit));
+bool may_peak_at(int64_t largest_peak, int64_t sum, int64_t limit) {
+  return largest_peak <= (sum <= limit ? limit : inside(limit));
+}
+bool keeps_limit(const Answer& plan, int64_t limit) {
+  return may_peak_at(plan.largest_peak_bytes, plan.peak_bytes, limit);
 }
 
 // Compares samples per second of the simulated step.
 bool slower(const Answer& a, const Answer& b) { return a.throughput(1) < b.throughput(1); }
 
 }  // namespace
+
+bool Searches::keeps(const PlainPlan& plan, int64_t peak_bytes, int64_t limit_bytes) const {
+  if (limit_is_of_sum()) return peak_bytes <= limit_bytes;
+  return may_peak_at(planner_.largest_peak(plan, peak_bytes), peak_bytes, limit_bytes);
+}
 
 const Answer& Searches::least_by_sum(const std::vector<Batch>& batches, int64_t smallest_sum_bytes) {
   const auto alike = [&](const Batch& a, const Batch& b) {
@@ -50,30 +59,25 @@ const Answer& Searches::least_by_sum(const std::vector<Batch>& batches, int64_t 
 }
 
 Answer Searches::best_plan(int64_t limit_bytes, const std::vector<Batch>& batches) {
-  Answer found = fastest_by_sum(limit_bytes, batches, true);
+  Answer found = fastest_by_sum(limit_bytes, limit_bytes, batches, true);
   if (limit_is_of_sum()) return found;
-  const int64_t smallest_sum = found.smallest_limit_bytes;
-  found = cut(std::move(found), limit_bytes, batches);
-  if (!found.feasible) found = smallest(limit_bytes, batches, smallest_sum);
+  if (!found.feasible || !keeps_limit(found, limit_bytes))
+    found = smallest(limit_bytes, batches, found.smallest_limit_bytes);
   if (found.feasible) found = raised(std::move(found), limit_bytes, batches);
+  if (found.sum_limit_bytes < limit_bytes) found.optimal = found.proven = false;
   found.limit_bytes = limit_bytes;
   return found;
 }
 
 Answer Searches::smallest(int64_t limit_bytes, const std::vector<Batch>& batches,
                           int64_t smallest_sum_bytes) {
-  if (smallest_sum_bytes == 0) smallest_sum_bytes = fastest_by_sum(1, batches, true).smallest_limit_bytes;
+  if (smallest_sum_bytes == 0) smallest_sum_bytes = fastest_by_sum(1, limit_bytes, batches, true).smallest_limit_bytes;
   Answer none;
   none.smallest_limit_bytes = smallest_sum_bytes;
   if (smallest_sum_bytes == 0) return none;
   const Answer& least = least_by_sum(batches, smallest_sum_bytes);
   if (!least.feasible) return none;
-  if (keeps(least, limit_bytes)) {
-    Answer found = least;
-    // cut() may have excluded faster plans of larger sums.
-    if (found.sum_limit_bytes < limit_bytes) found.optimal = found.proven = false;
-    return found;
-  }
+  if (keeps_limit(least, limit_bytes)) return least;
   none.smallest_limit_bytes =
       std::min(std::max(least.peak_bytes, least.largest_peak_bytes), around(least.largest_peak_bytes));
   return none;
@@ -91,16 +95,7 @@ bool Searches::fits(int64_t limit_bytes, Batch batch) {
   const Schedule found = run(request, kAnyPlan);
   if (found.feasible || limit_is_of_sum() || found.smallest_limit_bytes == 0) return found.feasible;
   const Answer least = best_by_objective(found.smallest_limit_bytes, {batch});
-  return least.feasible && keeps(least, limit_bytes);
-}
-
-Answer Searches::cut(Answer found, int64_t limit_bytes, const std::vector<Batch>& batches) {
-  for (int tries = 0; found.feasible && found.largest_peak_bytes > limit_bytes; ++tries) {
-    const int64_t less = found.sum_limit_bytes - (found.largest_peak_bytes - limit_bytes);
-    found = tries < kMostCuts && less > 0 ? fastest_by_sum(less, batches, false) : Answer{};
-    found.optimal = found.proven = false;
-  }
-  return found;
+  return least.feasible && keeps_limit(least, limit_bytes);
 }
 
 Answer Searches::raised(Answer found, int64_t limit_bytes, const std::vector<Batch>& batches) {
@@ -113,8 +108,9 @@ Answer Searches::raised(Answer found, int64_t limit_bytes, const std::vector<Bat
     int64_t next = found.sum_limit_bytes + std::min(room, kLargestSum - found.sum_limit_bytes);
     if (next >= too_large) next = found.sum_limit_bytes + (too_large - found.sum_limit_bytes) / 2;
     if (next - found.sum_limit_bytes < least_room / 2) break;
-    Answer more = fastest_by_sum(next, batches, false);
-    if (more.feasible && keeps(more, limit_bytes) && !slower(more, found)) {
+    Answer more = fastest_by_sum(next, limit_bytes, batches, false);
+    if (more.feasible && keeps_limit(more, limit_bytes) && !slower(more, found) &&
+        (more.proven || !more.prices.empty())) {
       found = std::move(more);
     } else {
       too_large = next;

@@ -7,9 +7,10 @@
 // plans by several objectives are changed at random (heuristics/neighbours.hpp): first all blocks in the same
 // way, then some of them. A plan over the limit is repaired where the objective loses least, or at random;
 // memory left over is used where the objective gains most. A change is kept if the simulated step is no
-// slower and `keeps` accepts the plan; that is asked only then. After many changes without progress the search restarts from another plan with a few changes, until
-// `plays` steps were simulated. That is a count, not a time, and the random sequence is fixed, so the result
-// is deterministic. Every returned plan fits the limit; nothing is proven about its simulated time.
+// slower and `keeps` accepts the plan; that is asked only then. After many changes without progress the
+// search restarts from another plan with a few changes, until `plays` steps were simulated. That is a count,
+// not a time, and the random sequence is fixed, so the result is deterministic. Every returned plan fits the
+// limit; nothing is proven about its simulated time.
 #pragma once
 
 #include <functional>

@@ -8,7 +8,8 @@
 // kernel libraries allocate themselves (at most 0.7% of the peaks measured). Rarely a peak exceeds the sum,
 // which does not include copies of gradients whose rows the ranks cannot share evenly, nor a frozen unit in
 // use around a recomputed block. Plans whose peak exceeds the limit are passed over (planner/selection.cpp);
-// if only such were found, the plan of the smallest sum is the first, and the limit of the sum rises from there.
+// if only such were found, the plan of the smallest sum is the first, and the limit of the sum rises from
+// there.
 #include <algorithm>
 #include <limits>
 
@@ -71,7 +72,8 @@ Answer Searches::best_plan(int64_t limit_bytes, const std::vector<Batch>& batche
 
 Answer Searches::smallest(int64_t limit_bytes, const std::vector<Batch>& batches,
                           int64_t smallest_sum_bytes) {
-  if (smallest_sum_bytes == 0) smallest_sum_bytes = fastest_by_sum(1, limit_bytes, batches, true).smallest_limit_bytes;
+  if (smallest_sum_bytes == 0)
+    smallest_sum_bytes = fastest_by_sum(1, limit_bytes, batches, true).smallest_limit_bytes;
   Answer none;
   none.smallest_limit_bytes = smallest_sum_bytes;
   if (smallest_sum_bytes == 0) return none;

@@ -14,7 +14,7 @@ OBJECTIVES = _search.OBJECTIVES
 
 # Note [Cost versions]
 # The terms of the cost model in certificates and predictions, by version. `osdp.verify` checks a plan with the plan's own
-# version: a change of the search's costs must raise kCostVersion in csrc/search/problem/cost.hpp and keep the code that
+# version: a change of the search's costs must raise kCostVersion in csrc/search/problem/request.hpp and keep the code that
 # checks older plans. A change of the simulator must raise it too: simulated times of older plans are not compared.
 #   1: the first. Without modules' buffers, the gradient copies that mixed precision averages, and parameters that one module
 #      reads several times; memory is reserved for tied parameters whatever their choice.

@@ -107,7 +107,7 @@ void SharedQueue::sleep(uint32_t heard, std::chrono::milliseconds limit) const {
 }
 
 std::string host_identity() {
-  std::string boot, machine;
+  std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   char network[64] = {};
   if (readlink("/proc/self/ns/net", network, sizeof network - 1) < 0) return "";

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -99,7 +101,13 @@ class Options:
             raise InvalidProblemError(
                 f"auto_wrap_policy is {policy!r}; it is a function, or a ModuleWrapPolicy or CustomPolicy of torch's"
             )
-        _ = self.mode, self.precision
+        _ = self.mode
+        if as_mixed_precision(self.precision) and os.environ.get("FSDP_USE_FULL_PREC_IN_EVAL") == "1":
+            warnings.warn(
+                "FSDP_USE_FULL_PREC_IN_EVAL has no effect on OSDP: the model evaluates in the precision that it trains "
+                "in. To evaluate in full precision, load the state dict into a model without mixed precision.",
+                stacklevel=2,
+            )
 
     def given(self) -> dict[str, Any]:
         """The options that differ from the defaults."""

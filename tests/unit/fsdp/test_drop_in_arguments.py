@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import warnings
 
 import pytest
 import torch
@@ -111,6 +112,15 @@ def test_one_meaning_under_two_names():
     halves = Options.of((), {"mixed_precision": True, "fp32_reduce_scatter": True}).precision
     assert halves == osdp.MixedPrecision(torch.float16, torch.float32, torch.float16)
     assert Options.of((), {"compute_dtype": torch.float32}).precision is None
+
+
+def test_full_precision_in_evaluation_by_the_environment_is_warned_of(monkeypatch):
+    monkeypatch.setenv("FSDP_USE_FULL_PREC_IN_EVAL", "1")
+    with pytest.warns(UserWarning, match="FSDP_USE_FULL_PREC_IN_EVAL has no effect"):
+        Options.of((), {"mixed_precision": osdp.MixedPrecision(torch.bfloat16)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Options.of((), {})
 
 
 @pytest.mark.outcome("gradients in another memory than their shards", osdp.InvalidProblemError)

@@ -8,32 +8,33 @@
 #include "faults/errors.hpp"
 
 namespace py = pybind11;
-namespace rt = osdp::runtime;
+namespace comm = osdp::comm;
+namespace faults = osdp::faults;
 
 namespace {
 
-std::array<PyObject*, rt::kErrorKinds> classes{};  // never released: errors may be thrown until exit
+std::array<PyObject*, faults::kErrorKinds> classes{};  // never released: errors may be thrown until exit
 
 // Both torch's autograd engine and pybind11's translator below turn this into the right Python class.
-class PythonError final : public torch::PyTorchError, public rt::KnownError {
+class PythonError final : public torch::PyTorchError, public faults::KnownError {
  public:
-  PythonError(rt::ErrorKind kind, std::string message)
+  PythonError(faults::ErrorKind kind, std::string message)
       : torch::PyTorchError(std::move(message)), kind_(kind) {}
   PyObject* python_type() override { return classes[static_cast<size_t>(kind_)]; }
-  rt::ErrorKind kind() const noexcept override { return kind_; }
+  faults::ErrorKind kind() const noexcept override { return kind_; }
 
  private:
-  rt::ErrorKind kind_;
+  faults::ErrorKind kind_;
 };
 
-void throw_python_error(rt::ErrorKind kind, std::string message) {
+void throw_python_error(faults::ErrorKind kind, std::string message) {
   throw PythonError(kind, std::move(message));
 }
 
 void set_error_types(const py::list& types) {
   if (types.size() != classes.size()) throw py::value_error("one class per kind of faults/errors.hpp");
   for (size_t i = 0; i < classes.size(); ++i) classes[i] = py::object(types[i]).release().ptr();
-  rt::set_thrower(&throw_python_error);
+  faults::set_thrower(&throw_python_error);
 }
 
 // Python runs signal handlers in the main thread between bytecodes, so not while that thread waits in C++.
@@ -55,5 +56,5 @@ void bind_errors(py::module_& m) {
   });
   m.def("set_error_types", &set_error_types, py::arg("types"),
         "The classes of osdp.errors, in the order of ErrorKind in csrc/faults/errors.hpp");
-  rt::set_signal_check(&check_signals);
+  comm::set_signal_check(&check_signals);
 }

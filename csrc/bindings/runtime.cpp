@@ -21,6 +21,8 @@
 #include "runtime/total_norm.hpp"
 
 namespace py = pybind11;
+namespace comm = osdp::comm;
+namespace faults = osdp::faults;
 namespace rt = osdp::runtime;
 
 namespace {
@@ -242,29 +244,30 @@ struct CallHook {
 // A copy would share the original's hooks, and with them its runtime. copy.deepcopy, pickle and torch.save of
 // a module all reach its hooks, which refuse.
 [[noreturn]] void refuse_copy() {
-  rt::throw_error(rt::ErrorKind::Sharding,
-                  "a sharded model cannot be copied or pickled. Copy it before fully_shard and shard both; "
-                  "save it with osdp.save(model, optimizer, directory) or torch.save(model.state_dict()).");
+  faults::throw_error(
+      faults::ErrorKind::Sharding,
+      "a sharded model cannot be copied or pickled. Copy it before fully_shard and shard both; "
+      "save it with osdp.save(model, optimizer, directory) or torch.save(model.state_dict()).");
 }
 
 // The collectives of a group, executed on its lane. `group` must be one that only this package uses.
 class LaneCollectives {
  public:
   LaneCollectives(const std::string& group, const at::Device& device)
-      : lane_(rt::Lane::of(group, device)),
-        collectives_(rt::Collectives::over(*lane_, group, device)),
+      : lane_(comm::Lane::of(group, device)),
+        collectives_(comm::Collectives::over(*lane_, group, device)),
         device_(device) {}
 
-  void all_gather(const rt::Tensors& outputs, const rt::Tensors& inputs, const std::string& label) const {
+  void all_gather(const comm::Tensors& outputs, const comm::Tensors& inputs, const std::string& label) const {
     run(label, outputs, [&] { collectives_->all_gather(outputs, inputs); });
   }
-  void reduce_scatter_mean(const rt::Tensors& outputs, const rt::Tensors& inputs) const {
+  void reduce_scatter_mean(const comm::Tensors& outputs, const comm::Tensors& inputs) const {
     run("reduce-scatter", outputs, [&] { collectives_->reduce_scatter_mean(outputs, inputs); });
   }
-  void all_reduce_mean(const rt::Tensors& tensors) const {
+  void all_reduce_mean(const comm::Tensors& tensors) const {
     run("all-reduce", tensors, [&] { collectives_->all_reduce_mean(tensors); });
   }
-  void broadcast(const rt::Tensors& tensors) const {
+  void broadcast(const comm::Tensors& tensors) const {
     run("broadcast", tensors, [&] { collectives_->broadcast(tensors); });
   }
   // Every rank's bytes, in rank order. `label` names the purpose and must be equal on all ranks.
@@ -272,34 +275,34 @@ class LaneCollectives {
     std::vector<std::string> all;
     {
       py::gil_scoped_release no_gil;
-      lane_->submit(rt::task_name(label), [&] { all = collectives_->all_texts(mine, device_); }).wait();
+      lane_->submit(faults::task_name(label), [&] { all = collectives_->all_texts(mine, device_); }).wait();
     }
     py::list result;
     for (const std::string& text : all) result.append(py::bytes(text));
     return result;
   }
   // Does not wait: the caller may continue to compute.
-  rt::Work submit_all_reduce_mean(const rt::Tensors& tensors) const {
+  comm::Work submit_all_reduce_mean(const comm::Tensors& tensors) const {
     return lane_->submit(named("all-reduce", tensors), [collectives = collectives_, tensors] {
       collectives->all_reduce_mean(tensors);
-      for (const at::Tensor& tensor : tensors) rt::Lane::keep(tensor);
+      for (const at::Tensor& tensor : tensors) comm::Lane::keep(tensor);
     });
   }
   std::string transport() const { return collectives_->transport(); }
   bool has_memory() const { return collectives_->has_memory(device_); }
 
  private:
-  static rt::TaskNamePtr named(const std::string& label, const rt::Tensors& tensors) {
-    rt::Digest sizes;
+  static faults::TaskNamePtr named(const std::string& label, const comm::Tensors& tensors) {
+    faults::Digest sizes;
     for (const at::Tensor& tensor : tensors) sizes.add(uint64_t{tensor.nbytes()});
-    return rt::task_name(label, 0, "", sizes.value());
+    return faults::task_name(label, 0, "", sizes.value());
   }
-  void run(const std::string& label, const rt::Tensors& tensors, rt::Lane::Task task) const {
+  void run(const std::string& label, const comm::Tensors& tensors, comm::Lane::Task task) const {
     lane_->submit(named(label, tensors), std::move(task)).wait();
   }
 
-  std::shared_ptr<rt::Lane> lane_;
-  std::shared_ptr<rt::Collectives> collectives_;
+  std::shared_ptr<comm::Lane> lane_;
+  std::shared_ptr<comm::Collectives> collectives_;
   at::Device device_;
 };
 
@@ -498,11 +501,11 @@ void bind_runtime(py::module_& m) {
       .def("statistics", &statistics)
       .def("reset_statistics", &rt::Runtime::reset_statistics);
 
-  py::class_<rt::Work>(m, "Work", "The end of a task on the lane.")
+  py::class_<comm::Work>(m, "Work", "The end of a task on the lane.")
       .def(
-          "wait", [](const rt::Work& work) { work.wait(); }, Release())
-      .def_property_readonly("done", &rt::Work::done)
-      .def_property_readonly("seconds", &rt::Work::seconds,
+          "wait", [](const comm::Work& work) { work.wait(); }, Release())
+      .def_property_readonly("done", &comm::Work::done)
+      .def_property_readonly("seconds", &comm::Work::seconds,
                              "How long the task ran; 0 on accelerators, and before it is done.");
   py::class_<LaneCollectives>(
       m, "Collectives",
@@ -526,7 +529,7 @@ void bind_runtime(py::module_& m) {
 
   m.def(
       "owners_of",
-      [](const rt::Tensors& tensors) {
+      [](const comm::Tensors& tensors) {
         std::vector<std::optional<std::pair<RuntimePtr, int64_t>>> found;
         for (rt::Owner& owner : rt::owners_of(tensors)) {
           found.emplace_back();
@@ -549,12 +552,12 @@ void bind_runtime(py::module_& m) {
       "count_registration",
       [](const py::object&, const py::object&, const py::object&) { ++tree_watch().registrations; },
       "A hook for torch.nn.modules.module.register_module_..._registration_hook");
-  m.def("start_heartbeat", &rt::start_heartbeat, py::arg("group"), py::arg("device"), py::arg("timeout_s"),
+  m.def("start_heartbeat", &comm::start_heartbeat, py::arg("group"), py::arg("device"), py::arg("timeout_s"),
         Release(), "Finds out which rank died, hangs or goes another way; see csrc/faults/heartbeat.hpp.");
   m.def(
       "timeout_of",
       [](const std::string& group, const at::Device& device) {
-        return rt::peers_of(c10d::resolve_process_group(group)->getBackend(device.type()))->timeout();
+        return comm::peers_of(c10d::resolve_process_group(group)->getBackend(device.type()))->timeout();
       },
       py::arg("group"), py::arg("device"), "Of the backend that a group has for a device.");
   m.def(
@@ -565,49 +568,50 @@ void bind_runtime(py::module_& m) {
       Release(),
       "After an exception in a backward: until every model is put back. See Note [A backward that ends "
       "elsewhere].");
-  m.def("end_group", &rt::end_group, py::arg("group"), Release(),
+  m.def("end_group", &comm::end_group, py::arg("group"), Release(),
         "Ends a group's heartbeat, lanes and transport; see csrc/comm/ending.hpp.");
   m.def(
       "set_place",
       [](const std::string& group, const at::Device& device, const std::string& place) {
-        rt::Lane::of(group, device)->health().at(place.empty() ? nullptr : rt::interned(place));
+        comm::Lane::of(group, device)->health().at(place.empty() ? nullptr : faults::interned(place));
       },
       py::arg("group"), py::arg("device"), py::arg("place"),
       "Where this rank is, for the other ranks' errors: 'osdp.save'; '' where it is nowhere in particular.");
   m.def(
-      "this_process", [] { return rt::Process::here().encode(); },
+      "this_process", [] { return faults::Process::here().encode(); },
       "What tells this process from all others, as a text; see csrc/faults/process.hpp.");
   m.def(
       "process_ended",
       [](const std::string& text) {
-        const auto process = rt::Process::decode(text);
-        return process && rt::life_of(*process) == rt::Life::Ended;
+        const auto process = faults::Process::decode(text);
+        return process && faults::life_of(*process) == faults::Life::Ended;
       },
       py::arg("process"), "Whether that process was on this host and has ended.");
   m.def(
       "connect_part",
       [](const std::string& part, const at::Device& device) {
-        const auto lane = rt::Lane::apart(device);
-        const auto collectives = rt::Collectives::over(*lane, part, device);
+        const auto lane = comm::Lane::apart(device);
+        const auto collectives = comm::Collectives::over(*lane, part, device);
         if (device.is_cpu()) return;  // Collectives::over has connected the ranks
         const at::Tensor one = at::zeros({1}, device);
-        lane->submit(rt::task_name("connecting the ranks"), [&] { collectives->all_reduce_sum(one); }).wait();
+        lane->submit(faults::task_name("connecting the ranks"), [&] { collectives->all_reduce_sum(one); })
+            .wait();
       },
       py::arg("part"), py::arg("device"), Release(),
       "Makes the transport of a group of some of a lane's ranks, by those ranks alone. Collective.");
-  m.def("set_ranks_of_part", &rt::set_ranks_of_part, py::arg("group"), py::arg("ranks"),
+  m.def("set_ranks_of_part", &comm::set_ranks_of_part, py::arg("group"), py::arg("ranks"),
         "Who the ranks of a line or column are among all, for errors; see csrc/comm/parts.hpp.");
-  m.attr("HEARTBEAT_MARGIN_S") = rt::Heartbeat::kMargin_s;
+  m.attr("HEARTBEAT_MARGIN_S") = faults::Heartbeat::kMargin_s;
   m.def(
       "shutdown",
       [](const std::string& last_words) {
-        rt::Heartbeat::shutdown(last_words);
-        rt::Lane::shutdown();
+        faults::Heartbeat::shutdown(last_words);
+        comm::Lane::shutdown();
       },
       py::arg("last_words") = "", Release(),
       "Ends the communication threads. `last_words`: the exception that ends this process, for the other "
       "ranks.");
-  m.def("host_identity", &rt::host_identity,
+  m.def("host_identity", &comm::host_identity,
         "Machine, boot, network namespace and name of this host: the same for ranks that share it");
   m.def("memory_meter_install", &rt::memory_meter_install);
   m.def("memory_meter_installed", &rt::memory_meter_installed);

@@ -7,7 +7,7 @@
 
 #include "comm/packing.hpp"
 
-namespace osdp::runtime {
+namespace osdp::comm {
 std::optional<elementwise::DType> elementwise_dtype(at::ScalarType dtype) {
   switch (dtype) {
     case at::kFloat:
@@ -133,4 +133,4 @@ void Batch::run() {
   if (!zeros_.empty()) at::_foreach_zero_(std::exchange(zeros_, {}));
 }
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

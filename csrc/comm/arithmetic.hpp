@@ -16,7 +16,7 @@
 
 #include "elementwise/elementwise.hpp"
 
-namespace osdp::runtime {
+namespace osdp::comm {
 
 // The dtype in csrc/elementwise; nullopt for those that it does not support.
 std::optional<elementwise::DType> elementwise_dtype(at::ScalarType dtype);
@@ -44,4 +44,4 @@ class Batch {
   std::vector<at::Tensor> zeros_;
 };
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

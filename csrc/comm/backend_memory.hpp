@@ -19,7 +19,7 @@
 #include <memory>
 #include <utility>
 
-namespace osdp::runtime {
+namespace osdp::comm {
 
 class BackendMemory {
  public:
@@ -46,4 +46,4 @@ class BackendMemory {
   c10::intrusive_ptr<c10d::Backend> backend_;
 };
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

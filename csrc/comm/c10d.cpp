@@ -4,7 +4,7 @@
 
 #include <stdexcept>
 
-namespace osdp::runtime {
+namespace osdp::comm {
 namespace {
 
 // Drops the backtrace that c10 appends to an exception's text.
@@ -59,7 +59,7 @@ class BackendPeers final : public Peers {
   c10::intrusive_ptr<c10d::Backend> backend_;
 };
 
-class BackendAbort final : public Abortable {
+class BackendAbort final : public faults::Abortable {
  public:
   explicit BackendAbort(c10::intrusive_ptr<c10d::Backend> backend) : backend_(std::move(backend)) {}
 
@@ -74,7 +74,7 @@ class BackendAbort final : public Abortable {
   c10::intrusive_ptr<c10d::Backend> backend_;
 };
 
-class C10dStore final : public Store {
+class C10dStore final : public faults::Store {
  public:
   explicit C10dStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
 
@@ -97,12 +97,12 @@ std::shared_ptr<Peers> peers_of(c10::intrusive_ptr<c10d::Backend> backend) {
   return std::make_shared<BackendPeers>(std::move(backend));
 }
 
-std::shared_ptr<Abortable> abortable(c10::intrusive_ptr<c10d::Backend> backend) {
+std::shared_ptr<faults::Abortable> abortable(c10::intrusive_ptr<c10d::Backend> backend) {
   return std::make_shared<BackendAbort>(std::move(backend));
 }
 
-std::shared_ptr<Store> store_of(c10::intrusive_ptr<c10d::Store> store) {
+std::shared_ptr<faults::Store> store_of(c10::intrusive_ptr<c10d::Store> store) {
   return std::make_shared<C10dStore>(std::move(store));
 }
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

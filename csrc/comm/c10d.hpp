@@ -10,11 +10,11 @@
 #include "faults/group_health.hpp"
 #include "faults/store.hpp"
 
-namespace osdp::runtime {
+namespace osdp::comm {
 
 std::shared_ptr<Peers> peers_of(c10::intrusive_ptr<c10d::Backend> backend);
 // Aborts the backend's pending operations (Backend::abort, which some backends do not implement).
-std::shared_ptr<Abortable> abortable(c10::intrusive_ptr<c10d::Backend> backend);
-std::shared_ptr<Store> store_of(c10::intrusive_ptr<c10d::Store> store);
+std::shared_ptr<faults::Abortable> abortable(c10::intrusive_ptr<c10d::Backend> backend);
+std::shared_ptr<faults::Store> store_of(c10::intrusive_ptr<c10d::Store> store);
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

@@ -7,7 +7,7 @@
 #include <exception>
 #include <utility>
 
-namespace osdp::runtime {
+namespace osdp::comm {
 
 // Collectives called on the backend during its lifetime are launched at end(), or by the destructor after an
 // exception. With fewer than two collectives, or a backend without coalescing, each is launched when it is
@@ -40,4 +40,4 @@ class Coalesced {
   c10d::Backend* backend_ = nullptr;
 };
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

@@ -16,7 +16,7 @@
 #include "comm/ring.hpp"
 #include "comm/transports/transports.hpp"
 
-namespace osdp::runtime {
+namespace osdp::comm {
 namespace {
 
 // gloo's thread releases a finished Work, and with it the tensors, only some time after it has signalled
@@ -41,7 +41,7 @@ void finish(const c10::intrusive_ptr<c10d::Work>& work) {
 // Throws if the lane that runs this task has been interrupted: a wait for the device then ended because of
 // the abort, and its result is not valid.
 void check_lane() {
-  if (const CollectiveTracker* tracker = CollectiveTracker::here()) tracker->check();
+  if (const faults::CollectiveTracker* tracker = faults::CollectiveTracker::here()) tracker->check();
 }
 
 // A flat tensor's memory. Complex numbers are treated as pairs of reals, which gives the same sums.
@@ -140,7 +140,7 @@ std::shared_ptr<Collectives> Collectives::over(Lane& lane, const std::string& gr
   if (backend->getSize() < 2 || is_connected(group))
     make();
   else
-    lane.submit(task_name("connecting the ranks"), make).wait();
+    lane.submit(faults::task_name("connecting the ranks"), make).wait();
   return made;
 }
 
@@ -260,4 +260,4 @@ std::vector<std::string> Collectives::all_texts(const std::string& mine, at::Dev
   return texts;
 }
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

@@ -20,7 +20,7 @@
 #include "comm/early_send.hpp"
 #include "comm/lane.hpp"
 
-namespace osdp::runtime {
+namespace osdp::comm {
 
 using Tensors = std::vector<at::Tensor>;
 
@@ -103,7 +103,8 @@ class Collectives {
 
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::shared_ptr<BackendMemory> memory_;
-  std::shared_ptr<Abortable> abort_;  // kept for GroupHealth::aborts; null: messages end by themselves
+  std::shared_ptr<faults::Abortable>
+      abort_;  // kept for GroupHealth::aborts; null: messages end by themselves
 };
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

@@ -18,7 +18,7 @@
 #include "comm/ring_schedule.hpp"
 #include "faults/task_name.hpp"
 
-namespace osdp::runtime {
+namespace osdp::comm {
 
 class Transport;
 
@@ -30,8 +30,8 @@ struct EarlySend {
 
 // The part of the lane's next task that transports need.
 struct Upcoming {
-  TaskNamePtr name;
+  faults::TaskNamePtr name;
   EarlySend early;
 };
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

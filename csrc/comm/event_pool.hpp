@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace osdp::runtime {
+namespace osdp::comm {
 
 class EventPool : public std::enable_shared_from_this<EventPool> {
  public:
@@ -38,4 +38,4 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
   std::vector<c10::Event> idle_;
 };
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

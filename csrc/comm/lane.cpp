@@ -19,11 +19,11 @@
 #include "comm/transports/transports.hpp"
 #include "faults/heartbeat.hpp"
 
-namespace osdp::runtime {
+namespace osdp::comm {
 namespace {
 
-GroupHealth::Trouble trouble_of(const std::string& label, std::exception_ptr error) {
-  GroupHealth::Trouble trouble(label, error);
+faults::GroupHealth::Trouble trouble_of(const std::string& label, std::exception_ptr error) {
+  faults::GroupHealth::Trouble trouble(label, error);
   try {
     std::rethrow_exception(error);
   } catch (const c10::Error& e) {
@@ -35,10 +35,10 @@ GroupHealth::Trouble trouble_of(const std::string& label, std::exception_ptr err
 
 }  // namespace
 
-std::exception_ptr run_task(const TaskNamePtr& name, const Lane::Task& task, CollectiveTracker& tracker,
-                            GroupHealth& health) {
+std::exception_ptr run_task(const faults::TaskNamePtr& name, const Lane::Task& task,
+                            faults::CollectiveTracker& tracker, faults::GroupHealth& health) {
   if (auto interrupted = health.interruption()) return interrupted;
-  const CollectiveTracker::Here here(&tracker);
+  const faults::CollectiveTracker::Here here(&tracker);
   c10::InferenceMode no_inference(false);
   at::NoGradGuard no_grad;
   RECORD_FUNCTION(name->label, std::vector<c10::IValue>());
@@ -70,7 +70,7 @@ Registry& registry() {
 
 std::string name_beside(const std::string& group, const char* what) { return group + " " + what; }
 
-std::shared_ptr<Lane> made(std::shared_ptr<GroupHealth> health, c10::Device device) {
+std::shared_ptr<Lane> made(std::shared_ptr<faults::GroupHealth> health, c10::Device device) {
   if (device.is_cpu()) return thread_lane(std::move(health));
   return stream_lane(std::move(health), device);
 }
@@ -79,7 +79,8 @@ std::shared_ptr<Lane> made(std::shared_ptr<GroupHealth> health, c10::Device devi
 std::shared_ptr<Lane> lane_of(const std::string& name, c10::Device device, const Lane* beside) {
   auto& lane = registry().lanes[{name, device}];
   if (!lane)
-    lane = made(beside ? beside->health().shared_from_this() : std::make_shared<GroupHealth>(), device);
+    lane =
+        made(beside ? beside->health().shared_from_this() : std::make_shared<faults::GroupHealth>(), device);
   return lane;
 }
 
@@ -91,7 +92,7 @@ std::shared_ptr<Lane> Lane::of(const std::string& group, c10::Device device) {
 }
 
 std::shared_ptr<Lane> Lane::apart(c10::Device device) {
-  return made(std::make_shared<GroupHealth>(), device);
+  return made(std::make_shared<faults::GroupHealth>(), device);
 }
 
 std::shared_ptr<Lane> Lane::beside(const std::string& group, const char* what, c10::Device device) {
@@ -104,8 +105,8 @@ void start_heartbeat(const std::string& group, c10::Device device, double timeou
   auto process_group = c10d::resolve_process_group(group);
   if (process_group->getSize() < 2) return;
   auto store = c10::make_intrusive<c10d::PrefixStore>("heartbeat/", process_group->getStore()->clone());
-  Heartbeat::start(store_of(std::move(store)), process_group->getRank(), process_group->getSize(), timeout_s,
-                   Lane::of(group, device)->health_);
+  faults::Heartbeat::start(store_of(std::move(store)), process_group->getRank(), process_group->getSize(),
+                           timeout_s, Lane::of(group, device)->health_);
 }
 
 void end_group(const std::string& group) {
@@ -120,7 +121,7 @@ void end_group(const std::string& group) {
       at = ours ? registry().lanes.erase(at) : std::next(at);
     }
   }
-  for (const auto& lane : ending) Heartbeat::end(lane->health());
+  for (const auto& lane : ending) faults::Heartbeat::end(lane->health());
   ending.clear();
   forget_transport(group);
   forget_part(group);
@@ -132,4 +133,4 @@ void Lane::shutdown() {
   ending.swap(registry().lanes);
 }
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

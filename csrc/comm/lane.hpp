@@ -24,7 +24,7 @@
 #include "faults/group_health.hpp"
 #include "faults/task_name.hpp"
 
-namespace osdp::runtime {
+namespace osdp::comm {
 
 // Note [A lane for reductions]
 // On one lane a gather waits for the reduction submitted before it, although the two could hide each other's
@@ -70,7 +70,7 @@ class Lane {
   // in the profiler's timeline, and in the error if the task fails. After a task has failed, later tasks fail
   // at once with the same error, because ranks may no longer be at the same position. `early`: the first
   // messages of the task's first schedule, if they are known already; released when the task begins to run.
-  virtual Work submit(TaskNamePtr name, Task task, EarlySend early = {}) = 0;
+  virtual Work submit(faults::TaskNamePtr name, Task task, EarlySend early = {}) = 0;
 
   // Whether memory of a task is kept after the task has returned; see Note [Memory that two streams use].
   virtual bool keeps() const { return false; }
@@ -94,7 +94,7 @@ class Lane {
   virtual void synchronize() {}
 
   // Shared by all lanes of the process group.
-  GroupHealth& health() const { return *health_; }
+  faults::GroupHealth& health() const { return *health_; }
 
   // One lane per process group (by name) and device, shared by every model on it.
   static std::shared_ptr<Lane> of(const std::string& group, c10::Device device);
@@ -110,11 +110,11 @@ class Lane {
   static void shutdown();
 
  protected:
-  explicit Lane(std::shared_ptr<GroupHealth> health)
+  explicit Lane(std::shared_ptr<faults::GroupHealth> health)
       : health_(std::move(health)), tracker_(health_->add_lane()) {}
 
-  const std::shared_ptr<GroupHealth> health_;
-  CollectiveTracker& tracker_;  // this rank's position in the lane's sequence
+  const std::shared_ptr<faults::GroupHealth> health_;
+  faults::CollectiveTracker& tracker_;  // this rank's position in the lane's sequence
 
   friend void start_heartbeat(const std::string& group, c10::Device device, double timeout_s);
 };
@@ -122,4 +122,4 @@ class Lane {
 // From now on detects other ranks that die, hang or diverge; see heartbeat.hpp. Once per group and device.
 void start_heartbeat(const std::string& group, c10::Device device, double timeout_s);
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

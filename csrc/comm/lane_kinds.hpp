@@ -8,14 +8,14 @@
 
 #include "comm/lane.hpp"
 
-namespace osdp::runtime {
+namespace osdp::comm {
 
-std::shared_ptr<Lane> thread_lane(std::shared_ptr<GroupHealth> health);
-std::shared_ptr<Lane> stream_lane(std::shared_ptr<GroupHealth> health, c10::Device device);
+std::shared_ptr<Lane> thread_lane(std::shared_ptr<faults::GroupHealth> health);
+std::shared_ptr<Lane> stream_lane(std::shared_ptr<faults::GroupHealth> health, c10::Device device);
 
 // Runs the task under its profiler label and the lane's tracker. Returns null, or the task's exception
 // extended by GroupHealth with what happened on other ranks, or the exception that interrupted the lane.
-std::exception_ptr run_task(const TaskNamePtr& name, const Lane::Task& task, CollectiveTracker& tracker,
-                            GroupHealth& health);
+std::exception_ptr run_task(const faults::TaskNamePtr& name, const Lane::Task& task,
+                            faults::CollectiveTracker& tracker, faults::GroupHealth& health);
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

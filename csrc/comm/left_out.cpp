@@ -6,7 +6,7 @@
 #include <set>
 #include <string_view>
 
-namespace osdp::runtime {
+namespace osdp::comm {
 namespace {
 
 std::mutex mutex;
@@ -17,8 +17,9 @@ std::set<std::string> reached;
 std::string plain(std::string_view function) {
   function = function.substr(0, function.find('('));
   function = function.substr(function.rfind(' ') + 1);
-  constexpr std::string_view kHere = "osdp::runtime::";
-  return std::string(function.starts_with(kHere) ? function.substr(kHere.size()) : function);
+  for (const std::string_view here : {"osdp::runtime::", "osdp::comm::"})
+    if (function.starts_with(here)) function.remove_prefix(here.size());
+  return std::string(function);
 }
 
 }  // namespace
@@ -51,4 +52,4 @@ std::vector<std::string> ordering_sites() {
   return {reached.begin(), reached.end()};
 }
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

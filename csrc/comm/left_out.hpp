@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-namespace osdp::runtime {
+namespace osdp::comm {
 
 // From now on records which of these calls are made, and leaves out `site` (a name from ordering_sites;
 // empty: none).
@@ -31,4 +31,4 @@ inline bool left_out(const char* what, std::source_location where = std::source_
   return detail::noting.load(std::memory_order_relaxed) && detail::is_left_out(what, where);
 }
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

@@ -8,12 +8,12 @@
 #include "comm/peers.hpp"
 #include "faults/collective_tracker.hpp"
 
-namespace osdp::runtime {
+namespace osdp::comm {
 
 class Messages {
  public:
   // For the collective that is running on this thread.
-  explicit Messages(Peers& peers) : peers_(peers), tracker_(CollectiveTracker::here()) {}
+  explicit Messages(Peers& peers) : peers_(peers), tracker_(faults::CollectiveTracker::here()) {}
 
   struct Message {
     std::shared_ptr<Peers::Message> message;  // null: nothing to wait for
@@ -29,7 +29,7 @@ class Messages {
     try {
       one.message->wait();
     } catch (const std::exception& e) {
-      throw ConnectionLost(one.peer, e.what());
+      throw faults::ConnectionLost(one.peer, e.what());
     }
   }
 
@@ -39,7 +39,7 @@ class Messages {
     try {
       return {(peers_.*post)(range, peer, tag()), peer};
     } catch (const std::exception& e) {
-      throw ConnectionLost(peer, e.what());
+      throw faults::ConnectionLost(peer, e.what());
     }
   }
 
@@ -50,7 +50,7 @@ class Messages {
   }
 
   Peers& peers_;
-  CollectiveTracker* tracker_;
+  faults::CollectiveTracker* tracker_;
 };
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

@@ -8,7 +8,7 @@
 
 #include "comm/arithmetic.hpp"
 
-namespace osdp::runtime {
+namespace osdp::comm {
 
 FlatPack::FlatPack(const std::vector<int64_t>& counts, const at::TensorOptions& options)
     : FlatPack(at::empty({std::accumulate(counts.begin(), counts.end(), int64_t{0})}, options), counts) {}
@@ -68,4 +68,4 @@ void split_columns(const std::vector<at::Tensor>& columns, const at::Tensor& all
     columns[i].copy_(all.narrow(1, begin, widths[i]));
 }
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

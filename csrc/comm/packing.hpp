@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace osdp::runtime {
+namespace osdp::comm {
 
 constexpr size_t kSmallBytes = 64 * 1024;
 
@@ -45,4 +45,4 @@ void join_chunks(const at::Tensor& all, const std::vector<at::Tensor>& tensors);
 // The inverse: columns[i] [chunks, width of i], contiguous.
 void split_columns(const std::vector<at::Tensor>& columns, const at::Tensor& all);
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

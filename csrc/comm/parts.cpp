@@ -3,7 +3,7 @@
 #include <map>
 #include <mutex>
 
-namespace osdp::runtime {
+namespace osdp::comm {
 namespace {
 
 struct Parts {
@@ -34,4 +34,4 @@ std::vector<int64_t> ranks_of_part(const std::string& group) {
   return found == parts().ranks.end() ? std::vector<int64_t>() : found->second;
 }
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace osdp::runtime {
+namespace osdp::comm {
 
 // `ranks[i]`: the rank in the lane's group of rank i of `group`. Must be set before Collectives::over(group).
 void set_ranks_of_part(const std::string& group, std::vector<int64_t> ranks);
@@ -14,4 +14,4 @@ void forget_part(const std::string& group);
 // Empty if `group` is not a part: its ranks are the lane's.
 std::vector<int64_t> ranks_of_part(const std::string& group);
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

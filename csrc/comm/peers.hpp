@@ -8,12 +8,12 @@
 #include "comm/ring_schedule.hpp"
 #include "faults/abortable.hpp"
 
-namespace osdp::runtime {
+namespace osdp::comm {
 
 class Peers {
  public:
   // A message in flight. Its memory must stay valid until the message is complete or this is destroyed.
-  using Message = AbortableWait;
+  using Message = faults::AbortableWait;
 
   virtual ~Peers() = default;
   virtual int rank() const = 0;
@@ -24,4 +24,4 @@ class Peers {
   virtual std::shared_ptr<Message> receive(const Range& range, int from, int tag) = 0;
 };
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

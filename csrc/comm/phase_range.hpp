@@ -8,7 +8,7 @@
 #include <string>
 #include <thread>
 
-namespace osdp::runtime {
+namespace osdp::comm {
 
 class PhaseRange {
  public:
@@ -39,4 +39,4 @@ class PhaseRange {
   std::unique_ptr<Recording> recording_;
 };
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

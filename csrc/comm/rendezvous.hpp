@@ -7,7 +7,7 @@
 
 #include "comm/messages.hpp"
 
-namespace osdp::runtime {
+namespace osdp::comm {
 
 // Returns every rank's endpoint (a trivially copyable type), in rank order. Collective; on a lane, an
 // interruption of its tracker interrupts this. Throws ConnectionLost.
@@ -38,4 +38,4 @@ inline bool everywhere(Peers& peers, bool here) {
   return std::all_of(answers.begin(), answers.end(), [](char answer) { return answer != 0; });
 }
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

@@ -8,7 +8,7 @@
 #include "comm/messages.hpp"
 #include "faults/errors.hpp"
 
-namespace osdp::runtime {
+namespace osdp::comm {
 namespace {
 
 // Divides each array into `world` chunks and each chunk into segments; the segments of all arrays are
@@ -104,9 +104,9 @@ template <typename Work>
 void Ring::naming_ranks(Work work) const {
   try {
     work();
-  } catch (const ConnectionLost& e) {
+  } catch (const faults::ConnectionLost& e) {
     if (ranks_.empty() || e.peer < 0) throw;
-    throw ConnectionLost(ranks_.at(e.peer), e.what());
+    throw faults::ConnectionLost(ranks_.at(e.peer), e.what());
   }
 }
 
@@ -230,4 +230,4 @@ void Ring::exchange(const Range& array) {
   scale_by(array, share());
 }
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

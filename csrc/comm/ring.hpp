@@ -17,7 +17,7 @@
 
 #include "comm/transports/transport.hpp"
 
-namespace osdp::runtime {
+namespace osdp::comm {
 
 using Ranges = std::vector<Range>;
 
@@ -67,4 +67,4 @@ class Ring {
   std::atomic<int64_t> sent_bytes_ = 0;
 };
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

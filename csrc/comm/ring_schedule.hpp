@@ -8,7 +8,7 @@
 
 #include "elementwise/elementwise.hpp"
 
-namespace osdp::runtime {
+namespace osdp::comm {
 
 // The element type of a range: its size and, if it can be summed, its dtype.
 struct Element {
@@ -47,4 +47,4 @@ struct RingSchedule {
   Range expected(int64_t i) const { return counterpart(i / segments, i % segments); }
 };
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

@@ -12,7 +12,7 @@
 #include "comm/left_out.hpp"
 #include "comm/work_state.hpp"
 
-namespace osdp::runtime {
+namespace osdp::comm {
 namespace {
 
 // Wraps an event for the tracker, which polls it. Device errors count as passed here; the computing thread
@@ -32,7 +32,7 @@ thread_local Work::State* running = nullptr;
 
 class StreamLane final : public Lane {
  public:
-  StreamLane(std::shared_ptr<GroupHealth> health, c10::Device device)
+  StreamLane(std::shared_ptr<faults::GroupHealth> health, c10::Device device)
       : Lane(std::move(health)),
         device_(device),
         guard_(device.type()),
@@ -40,7 +40,7 @@ class StreamLane final : public Lane {
 
   ~StreamLane() override { tracker_.forget_enqueued(); }
 
-  Work submit(TaskNamePtr name, Task task, EarlySend) override {
+  Work submit(faults::TaskNamePtr name, Task task, EarlySend) override {
     auto state = std::make_shared<Work::State>(health_);
     tracker_.submitted();
     const c10::Stream current = guard_.getStream(device_);
@@ -81,7 +81,7 @@ class StreamLane final : public Lane {
 
 }  // namespace
 
-std::shared_ptr<Lane> stream_lane(std::shared_ptr<GroupHealth> health, c10::Device device) {
+std::shared_ptr<Lane> stream_lane(std::shared_ptr<faults::GroupHealth> health, c10::Device device) {
   return std::make_shared<StreamLane>(std::move(health), device);
 }
 
@@ -104,4 +104,4 @@ Lane::SubmittersMemory::SubmittersMemory() {
   if (running) there_.reset_stream(*running->submitter);
 }
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

@@ -13,14 +13,14 @@
 #include "comm/work_state.hpp"
 #include "faults/errors.hpp"
 
-namespace osdp::runtime {
+namespace osdp::comm {
 namespace {
 
 constexpr auto kLastTasks = std::chrono::seconds(2);
 
 class ThreadLane final : public Lane {
  public:
-  explicit ThreadLane(std::shared_ptr<GroupHealth> health)
+  explicit ThreadLane(std::shared_ptr<faults::GroupHealth> health)
       : Lane(std::move(health)), thread_([this] { work(); }) {}
 
   ~ThreadLane() override {
@@ -30,14 +30,14 @@ class ThreadLane final : public Lane {
     // Nothing on this rank waits for the remaining tasks, but other ranks may need them; or they may be gone.
     if (!changed_.wait_for(lock, kLastTasks, [this] { return ended_; })) {
       lock.unlock();
-      health_->interrupt(make_error(ErrorKind::Rank, "OSDP: the process is ending"));
+      health_->interrupt(faults::make_error(faults::ErrorKind::Rank, "OSDP: the process is ending"));
     } else {
       lock.unlock();
     }
     thread_.join();
   }
 
-  Work submit(TaskNamePtr name, Task task, EarlySend early) override {
+  Work submit(faults::TaskNamePtr name, Task task, EarlySend early) override {
     auto state = std::make_shared<Work::State>(health_);
     tracker_.submitted();
     state->name = name;
@@ -95,8 +95,8 @@ class ThreadLane final : public Lane {
 
 }  // namespace
 
-std::shared_ptr<Lane> thread_lane(std::shared_ptr<GroupHealth> health) {
+std::shared_ptr<Lane> thread_lane(std::shared_ptr<faults::GroupHealth> health) {
   return std::make_shared<ThreadLane>(std::move(health));
 }
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

@@ -9,7 +9,7 @@
 #include "faults/errors.hpp"
 #include "faults/heartbeat.hpp"
 
-namespace osdp::runtime {
+namespace osdp::comm {
 namespace {
 
 std::atomic<void (*)()> signal_check{nullptr};
@@ -20,10 +20,10 @@ constexpr auto kSignalCheck = std::chrono::milliseconds(100);
 void set_signal_check(void (*check)()) { signal_check = check; }
 
 // A signal interrupted this process while it waited: ends its lanes and notifies the other ranks.
-static void give_up(GroupHealth& health) {
+static void give_up(faults::GroupHealth& health) {
   const std::string why = "was interrupted by a signal (Ctrl-C?) while it waited for the others";
-  Heartbeat::give_up(health, why);
-  health.interrupt(make_error(ErrorKind::Rank, "OSDP: this rank cannot go on: it " + why));
+  faults::Heartbeat::give_up(health, why);
+  health.interrupt(faults::make_error(faults::ErrorKind::Rank, "OSDP: this rank cannot go on: it " + why));
 }
 
 void Work::wait(std::source_location where) const {
@@ -71,4 +71,4 @@ double Work::seconds() const {
   return state_->seconds;
 }
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

@@ -5,7 +5,7 @@
 #include <source_location>
 #include <utility>
 
-namespace osdp::runtime {
+namespace osdp::comm {
 
 // A handle to the completion of one task. Copyable; an empty one is complete.
 class Work {
@@ -38,4 +38,4 @@ class Work {
 // stopped.
 void set_signal_check(void (*check)());
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

@@ -19,7 +19,7 @@
 #include "faults/group_health.hpp"
 #include "faults/task_name.hpp"
 
-namespace osdp::runtime {
+namespace osdp::comm {
 
 // Makes work enqueued on `stream` from now on wait for the event.
 inline void block(const c10::Event& event, const c10::Stream& stream,
@@ -28,19 +28,19 @@ inline void block(const c10::Event& event, const c10::Stream& stream,
 }
 
 struct Work::State {
-  explicit State(std::shared_ptr<GroupHealth> a) : health(std::move(a)) {}
+  explicit State(std::shared_ptr<faults::GroupHealth> a) : health(std::move(a)) {}
   // Orders the submitter also if the task was never awaited.
   ~State() {
     if (event && !kept.empty()) block(*event, *submitter);
   }
 
-  std::shared_ptr<GroupHealth> health;
+  std::shared_ptr<faults::GroupHealth> health;
   std::mutex mutex;
   std::condition_variable changed;
   bool done = false;
   double seconds = 0;
   std::exception_ptr error;
-  TaskNamePtr name;
+  faults::TaskNamePtr name;
   // Accelerators.
   std::shared_ptr<const c10::Event> event;
   std::optional<c10::Stream> submitter;
@@ -65,4 +65,4 @@ struct Work::State {
   }
 };
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

@@ -1,7 +1,7 @@
 // Operations of one thread that another thread may abort.
 #pragma once
 
-namespace osdp::runtime {
+namespace osdp::faults {
 
 // For example the pending operations of an accelerator's backend: streams wait for them, so there is no
 // single message to abort.
@@ -17,4 +17,4 @@ class AbortableWait : public Abortable {
   virtual void wait() = 0;  // blocks until complete
 };
 
-}  // namespace osdp::runtime
+}  // namespace osdp::faults

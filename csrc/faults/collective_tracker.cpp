@@ -4,7 +4,7 @@
 
 #include "faults/group_health.hpp"
 
-namespace osdp::runtime {
+namespace osdp::faults {
 namespace {
 
 thread_local CollectiveTracker* the_tracker = nullptr;
@@ -85,4 +85,4 @@ void CollectiveTracker::abort_message() {
   if (current_) current_->abort();
 }
 
-}  // namespace osdp::runtime
+}  // namespace osdp::faults

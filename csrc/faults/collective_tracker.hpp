@@ -17,10 +17,13 @@
 #include "faults/task_name.hpp"
 #include "faults/trail.hpp"
 
-namespace osdp::runtime {
+namespace osdp::comm {
+struct Upcoming;  // early_send.hpp
+}
+
+namespace osdp::faults {
 
 class GroupHealth;
-struct Upcoming;  // defined by the lane's side (early_send.hpp)
 
 // The connection to another rank of the group failed, because the rank ended or the network failed.
 struct ConnectionLost final : std::runtime_error {
@@ -65,8 +68,10 @@ class CollectiveTracker {
   // The digest of the running task: Note [A digest in every message].
   uint64_t digest() const { return digest_; }
   // The task after the running one, if it has been submitted already; valid until the running one ends.
-  const Upcoming* upcoming() const { return upcoming_.load(std::memory_order_acquire); }
-  void set_upcoming(const Upcoming* next) { upcoming_.store(next, std::memory_order_release); }  // any thread
+  const comm::Upcoming* upcoming() const { return upcoming_.load(std::memory_order_acquire); }
+  void set_upcoming(const comm::Upcoming* next) {
+    upcoming_.store(next, std::memory_order_release);
+  }  // any thread
   uint64_t next_digest(const TaskName& next) const { return digest_at(position_ + 1, next); }
   // Blocks until `message`, from or to `peer`, is complete. Throws the exception that interrupted it, or
   // ConnectionLost if it fails.
@@ -103,7 +108,7 @@ class CollectiveTracker {
 
   GroupHealth& health_;
   std::atomic<int64_t> position_{0}, asked_{0}, progress_{0};
-  std::atomic<const Upcoming*> upcoming_{nullptr};
+  std::atomic<const comm::Upcoming*> upcoming_{nullptr};
   uint64_t digest_ = 0;  // used by the lane's thread only
   // Under GroupHealth's mutex:
   bool busy_ = false;
@@ -114,4 +119,4 @@ class CollectiveTracker {
   Trail trail_;
 };
 
-}  // namespace osdp::runtime
+}  // namespace osdp::faults

@@ -6,7 +6,7 @@
 #include <map>
 #include <sstream>
 
-namespace osdp::runtime {
+namespace osdp::faults {
 namespace {
 
 std::string seconds(double s) {
@@ -216,4 +216,4 @@ Failure process_ended(int64_t peer, const std::vector<Seen>& seen) {
   return {ErrorKind::Rank, peer, rank_name(peer) + "'s process has ended; " + last_heard(theirs)};
 }
 
-}  // namespace osdp::runtime
+}  // namespace osdp::faults

@@ -12,7 +12,7 @@
 #include "faults/rank_status.hpp"
 #include "faults/task_name.hpp"
 
-namespace osdp::runtime {
+namespace osdp::faults {
 
 // A rank's last status as another rank saw it.
 struct Seen {
@@ -54,4 +54,4 @@ Failure went_apart(int64_t position, const std::pair<int64_t, const TaskName*>& 
                    const std::pair<int64_t, const TaskName*>& other);
 Failure went_apart(int64_t agreed, int64_t position, int64_t one, int64_t other);
 
-}  // namespace osdp::runtime
+}  // namespace osdp::faults

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace osdp::runtime {
+namespace osdp::faults {
 
 // Depends on the order in which words are added.
 class Digest {
@@ -36,4 +36,4 @@ class Digest {
   uint64_t sum_ = 0;
 };
 
-}  // namespace osdp::runtime
+}  // namespace osdp::faults

@@ -4,7 +4,7 @@
 #include <atomic>
 #include <stdexcept>
 
-namespace osdp::runtime {
+namespace osdp::faults {
 namespace {
 
 class PlainError final : public std::runtime_error, public KnownError {
@@ -46,4 +46,4 @@ std::string without_backtrace(std::string text) {
   return text;
 }
 
-}  // namespace osdp::runtime
+}  // namespace osdp::faults

@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-namespace osdp::runtime {
+namespace osdp::faults {
 
 enum class ErrorKind : int {
   Sharding = 0,  // ShardingError: a sharded model was used in a way that cannot work
@@ -50,10 +50,10 @@ std::string joined(const Parts&... parts) {
 }
 
 // Calls throw_error unless `condition`; the message is only formatted on failure.
-#define OSDP_CHECK(condition, kind, ...)                                                                    \
-  do {                                                                                                      \
-    if (!(condition)) [[unlikely]]                                                                          \
-      ::osdp::runtime::throw_error(::osdp::runtime::ErrorKind::kind, ::osdp::runtime::joined(__VA_ARGS__)); \
+#define OSDP_CHECK(condition, kind, ...)                                                                 \
+  do {                                                                                                   \
+    if (!(condition)) [[unlikely]]                                                                       \
+      ::osdp::faults::throw_error(::osdp::faults::ErrorKind::kind, ::osdp::faults::joined(__VA_ARGS__)); \
   } while (false)
 
-}  // namespace osdp::runtime
+}  // namespace osdp::faults

@@ -4,7 +4,7 @@
 #include <chrono>
 #include <unordered_set>
 
-namespace osdp::runtime {
+namespace osdp::faults {
 namespace {
 
 constexpr auto kExplainWait = std::chrono::milliseconds(1500);
@@ -135,4 +135,4 @@ void GroupHealth::interrupt(std::exception_ptr why) {
     if (const auto backend = each.lock()) backend->abort();
 }
 
-}  // namespace osdp::runtime
+}  // namespace osdp::faults

@@ -17,7 +17,7 @@
 #include "faults/collective_tracker.hpp"
 #include "faults/errors.hpp"
 
-namespace osdp::runtime {
+namespace osdp::faults {
 
 // Strings that the computing thread passes by pointer: each is stored once, for ever.
 const std::string* interned(const std::string& text);
@@ -91,4 +91,4 @@ class GroupHealth : public std::enable_shared_from_this<GroupHealth> {
   std::vector<std::weak_ptr<Abortable>> backends_;
 };
 
-}  // namespace osdp::runtime
+}  // namespace osdp::faults

@@ -8,7 +8,7 @@
 #include "faults/diagnosis.hpp"
 #include "faults/process.hpp"
 
-namespace osdp::runtime {
+namespace osdp::faults {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -425,4 +425,4 @@ void Heartbeat::give_up(const GroupHealth& health, const std::string& cause) {
     if (beating->health() == &health) beating->give_up(cause);
 }
 
-}  // namespace osdp::runtime
+}  // namespace osdp::faults

@@ -24,7 +24,7 @@
 #include "faults/group_health.hpp"
 #include "faults/store.hpp"
 
-namespace osdp::runtime {
+namespace osdp::faults {
 
 class Heartbeat {
  public:
@@ -47,4 +47,4 @@ class Heartbeat {
   static void give_up(const GroupHealth& health, const std::string& cause);
 };
 
-}  // namespace osdp::runtime
+}  // namespace osdp::faults

@@ -11,7 +11,7 @@
 #include <fstream>
 #endif
 
-namespace osdp::runtime {
+namespace osdp::faults {
 
 std::string Process::encode() const {
   return std::to_string(id) + ' ' + std::to_string(started) + ' ' + host;
@@ -81,4 +81,4 @@ Life life_of(const Process&) { return Life::Unseen; }
 
 #endif
 
-}  // namespace osdp::runtime
+}  // namespace osdp::faults

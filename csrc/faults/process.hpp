@@ -15,7 +15,7 @@
 #include <optional>
 #include <string>
 
-namespace osdp::runtime {
+namespace osdp::faults {
 
 struct Process {
   std::string host;  // boot id and PID namespace; "": unknown
@@ -30,4 +30,4 @@ struct Process {
 enum class Life { Runs, Ended, Unseen };  // Unseen: it is on another host
 Life life_of(const Process& process);
 
-}  // namespace osdp::runtime
+}  // namespace osdp::faults

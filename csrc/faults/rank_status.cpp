@@ -5,7 +5,7 @@
 #include <sstream>
 #include <utility>
 
-namespace osdp::runtime {
+namespace osdp::faults {
 
 std::string RankStatus::encode() const {
   std::ostringstream out;
@@ -67,4 +67,4 @@ std::string RankStatus::where() const {
   return out.str();
 }
 
-}  // namespace osdp::runtime
+}  // namespace osdp::faults

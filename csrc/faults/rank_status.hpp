@@ -8,7 +8,7 @@
 
 #include "faults/task_name.hpp"
 
-namespace osdp::runtime {
+namespace osdp::faults {
 
 // Of one lane; see CollectiveTracker::Snapshot.
 struct LaneStatus {
@@ -37,4 +37,4 @@ struct RankStatus {
   std::string where() const;
 };
 
-}  // namespace osdp::runtime
+}  // namespace osdp::faults

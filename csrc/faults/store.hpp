@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-namespace osdp::runtime {
+namespace osdp::faults {
 
 class Store {
  public:
@@ -16,4 +16,4 @@ class Store {
   virtual std::string set_first(const std::string& key, const std::string& value) = 0;
 };
 
-}  // namespace osdp::runtime
+}  // namespace osdp::faults

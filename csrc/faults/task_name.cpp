@@ -5,7 +5,7 @@
 #include <ostream>
 #include <utility>
 
-namespace osdp::runtime {
+namespace osdp::faults {
 
 std::string TaskName::text() const {
   std::string text = "'" + label + "'";
@@ -75,4 +75,4 @@ TaskNamePtr TaskNames::of_some(const std::vector<Part>& parts, uint64_t digest, 
       TaskName{all_[0]->label, all_[0]->model, std::move(details), digest, accumulates});
 }
 
-}  // namespace osdp::runtime
+}  // namespace osdp::faults

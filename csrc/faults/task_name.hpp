@@ -33,7 +33,7 @@
 
 #include "faults/digest.hpp"
 
-namespace osdp::runtime {
+namespace osdp::faults {
 
 struct TaskName {
   std::string label;         // unit and phase: "blocks.3 all-gather"
@@ -76,4 +76,4 @@ class TaskNames {
   TaskNamePtr some_;  // the last name in which not all take part
 };
 
-}  // namespace osdp::runtime
+}  // namespace osdp::faults

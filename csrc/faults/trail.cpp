@@ -4,7 +4,7 @@
 #include <sstream>
 #include <utility>
 
-namespace osdp::runtime {
+namespace osdp::faults {
 
 void Trail::add(int64_t position, TaskNamePtr task) {
   if (position != end_ + 1) steps_.clear();
@@ -76,4 +76,4 @@ std::optional<std::vector<TrailMark>> decode_marks(const std::string& text) {
   return marks;
 }
 
-}  // namespace osdp::runtime
+}  // namespace osdp::faults

@@ -18,7 +18,7 @@
 
 #include "faults/task_name.hpp"
 
-namespace osdp::runtime {
+namespace osdp::faults {
 
 // What a rank reports of its trail: the digest at a position of a lane.
 struct TrailMark {
@@ -64,4 +64,4 @@ struct TrailPiece {
 std::string encode(const std::vector<TrailMark>& marks);  // one per lane
 std::optional<std::vector<TrailMark>> decode_marks(const std::string& text);
 
-}  // namespace osdp::runtime
+}  // namespace osdp::faults

@@ -11,20 +11,20 @@ namespace osdp::runtime {
 namespace {
 
 // Names of groups; `reductions` and `replicate` may be empty.
-ShardGroups shard_groups_of(Lane& lane, const std::string& shard, Lane& reductions_lane,
+ShardGroups shard_groups_of(comm::Lane& lane, const std::string& shard, comm::Lane& reductions_lane,
                             const std::string& reductions, const std::string& replicate, at::Device device) {
   ShardGroups shard_groups{
-      .shard = Collectives::over(lane, shard, device), .reduce = nullptr, .replicate = nullptr};
+      .shard = comm::Collectives::over(lane, shard, device), .reduce = nullptr, .replicate = nullptr};
   shard_groups.reduce =
-      reductions.empty() ? shard_groups.shard : Collectives::over(reductions_lane, reductions, device);
-  if (!replicate.empty()) shard_groups.replicate = Collectives::over(lane, replicate, device);
+      reductions.empty() ? shard_groups.shard : comm::Collectives::over(reductions_lane, reductions, device);
+  if (!replicate.empty()) shard_groups.replicate = comm::Collectives::over(lane, replicate, device);
   return shard_groups;
 }
 
 std::shared_ptr<HybridReducer> reducer_between_lines(const Groups& groups, const ShardGroups& hybrid,
                                                      at::Device device) {
   if (!hybrid.replicate || hybrid.replicate->alone()) return nullptr;
-  return std::make_shared<HybridReducer>(Lane::beside(groups.all, Lane::kBetweenLines, device),
+  return std::make_shared<HybridReducer>(comm::Lane::beside(groups.all, comm::Lane::kBetweenLines, device),
                                          hybrid.replicate);
 }
 
@@ -49,9 +49,10 @@ Arena arena_of(const std::vector<ParamSpec>& params, const std::vector<UnitSpec>
 
 Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec> params,
                  std::vector<UnitSpec> units, int64_t model, bool backend_memory)
-    : lane_(Lane::of(groups.all, device)),
-      reductions_lane_(groups.reductions.empty() ? lane_
-                                                 : Lane::beside(groups.all, Lane::kReductions, device)),
+    : lane_(comm::Lane::of(groups.all, device)),
+      reductions_lane_(groups.reductions.empty()
+                           ? lane_
+                           : comm::Lane::beside(groups.all, comm::Lane::kReductions, device)),
       everyone_(shard_groups_of(*lane_, groups.all, *reductions_lane_, groups.reductions, "", device)),
       hybrid_(groups.shard.empty() ? everyone_
                                    : shard_groups_of(*lane_, groups.shard, *reductions_lane_,
@@ -66,7 +67,7 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
       buckets_(reductions_lane_, everyone_.reduce, step_, model),
       units_(shards_, step_, arena_, buckets_, lane_, reductions_lane_, hybrid_reducer_),
       replicas_(shards_, step_, lane_, hybrid_reducer_ ? hybrid_reducer_->shared_lane() : nullptr, everyone_,
-                hybrid_, model, ranks_of_part(groups.replicate)),
+                hybrid_, model, comm::ranks_of_part(groups.replicate)),
       backward_(shards_, step_, views_, units_, buckets_, replicas_, stack_),
       full_params_(shards_, step_, stack_, lane_, everyone_.shard, device, model),
       forward_(shards_, step_, views_, units_, buckets_, replicas_, stack_, backward_, full_params_),

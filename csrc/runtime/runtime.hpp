@@ -85,8 +85,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void install_hooks(Parameter& param);
   int64_t sent_bytes() const;  // by all collectives, since they were created
 
-  const std::shared_ptr<Lane> lane_;
-  const std::shared_ptr<Lane> reductions_lane_;          // lane_, unless reductions have their own
+  const std::shared_ptr<comm::Lane> lane_;
+  const std::shared_ptr<comm::Lane> reductions_lane_;    // lane_, unless reductions have their own
   const ShardGroups everyone_;                           // NO_SHARD, SHARD_GRAD_OP, FULL_SHARD
   const ShardGroups hybrid_;                             // HYBRID_SHARD
   const std::shared_ptr<HybridReducer> hybrid_reducer_;  // null where nothing is HYBRID_SHARD

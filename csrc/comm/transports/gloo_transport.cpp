@@ -3,7 +3,7 @@
 #include "comm/messages.hpp"
 #include "comm/transports/transport.hpp"
 
-namespace osdp::runtime {
+namespace osdp::comm {
 namespace {
 
 class GlooTransport final : public Transport {
@@ -58,4 +58,4 @@ std::unique_ptr<Transport> gloo_transport(const std::shared_ptr<Peers>& peers) {
   return std::make_unique<GlooTransport>(peers);
 }
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

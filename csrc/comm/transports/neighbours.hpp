@@ -12,7 +12,7 @@
 #include "comm/peers.hpp"
 #include "faults/collective_tracker.hpp"
 
-namespace osdp::runtime {
+namespace osdp::comm {
 
 class Neighbours {
  public:
@@ -29,12 +29,12 @@ class Neighbours {
 
   // Called when a schedule begins, on a lane's thread or on one without a lane.
   void begin() {
-    tracker_ = CollectiveTracker::here();
+    tracker_ = faults::CollectiveTracker::here();
     digest_ = tracker_ ? tracker_->digest() : 0;
   }
   // The digest of the running collective: Note [A digest in every message].
   uint64_t digest() const { return digest_; }
-  const CollectiveTracker* tracker() const { return tracker_; }  // null: no lane
+  const faults::CollectiveTracker* tracker() const { return tracker_; }  // null: no lane
 
   void moved() {  // messages have arrived
     if (tracker_) tracker_->moved();
@@ -53,7 +53,7 @@ class Neighbours {
   // Throws ConnectionLost if the group's timeout has passed since `since`, when a message last moved.
   void check_silence(Clock::time_point since) const {
     if (Clock::now() - since > timeout_)
-      throw ConnectionLost(
+      throw faults::ConnectionLost(
           -1, "this rank's neighbours were silent for " + std::to_string(timeout_.count() / 1000) + " s");
   }
 
@@ -61,7 +61,7 @@ class Neighbours {
   int rank_, world_;
   std::chrono::milliseconds timeout_;
   // Of the running schedule:
-  CollectiveTracker* tracker_ = nullptr;
+  faults::CollectiveTracker* tracker_ = nullptr;
   uint64_t digest_ = 0;
 };
 
@@ -71,4 +71,4 @@ inline bool wanted(const char* variable) {
   return !given || std::string_view(given) != "0";
 }
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

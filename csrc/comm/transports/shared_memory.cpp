@@ -16,7 +16,7 @@
 
 #include "comm/transports/system_call.hpp"
 
-namespace osdp::runtime {
+namespace osdp::comm {
 namespace {
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
@@ -116,12 +116,12 @@ std::string host_identity() {
   return boot + " " + network + " " + names.nodename;
 }
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm
 
 #else
 
-namespace osdp::runtime {
+namespace osdp::comm {
 std::string host_identity() { return ""; }
-}  // namespace osdp::runtime
+}  // namespace osdp::comm
 
 #endif

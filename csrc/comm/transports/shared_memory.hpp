@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <string>
 
-namespace osdp::runtime {
+namespace osdp::comm {
 
 // Note [A queue in shared memory]
 // One rank writes messages into slots, the other reads them in place and frees the slots. `written` and
@@ -80,4 +80,4 @@ class SharedQueue {
 // Containers with separate networks count as separate hosts.
 std::string host_identity();
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

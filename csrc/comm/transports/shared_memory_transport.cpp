@@ -6,7 +6,7 @@
 #include "comm/transports/shared_memory.hpp"
 #include "comm/transports/transport.hpp"
 
-namespace osdp::runtime {
+namespace osdp::comm {
 
 #ifdef __linux__
 
@@ -72,7 +72,7 @@ class SharedMemoryTransport final : public Transport {
       neighbours_.check_lane();
       for (const auto& [queue, rank] :
            {std::pair(before_.get(), neighbours_.before()), std::pair(out_.get(), neighbours_.next())})
-        if (!queue->owner_lives()) throw ConnectionLost(rank, "its shared memory is free");
+        if (!queue->owner_lives()) throw faults::ConnectionLost(rank, "its shared memory is free");
       neighbours_.check_silence(begin);
     }
   }
@@ -127,4 +127,4 @@ std::unique_ptr<Transport> shared_memory_transport(const std::shared_ptr<Peers>&
 
 #endif
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

@@ -22,7 +22,7 @@
 
 #include "comm/transports/system_call.hpp"
 
-namespace osdp::runtime {
+namespace osdp::comm {
 namespace {
 
 bool later(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
@@ -208,6 +208,6 @@ void Socket::read_all(void* into, size_t bytes, Deadline deadline) {
   }
 }
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm
 
 #endif

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <optional>
 
-namespace osdp::runtime {
+namespace osdp::comm {
 
 // An address and port. Trivially copyable, sent between ranks.
 struct SocketAddress {
@@ -50,4 +50,4 @@ class Socket {
   int descriptor_ = -1;
 };
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

@@ -23,7 +23,7 @@
 #include "comm/transports/socket.hpp"
 #include "comm/transports/transport.hpp"
 
-namespace osdp::runtime {
+namespace osdp::comm {
 namespace {
 
 using Clock = Neighbours::Clock;
@@ -162,7 +162,7 @@ class SocketTransport final : public Transport {
           out_.begin(neighbours_.digest(), range);
           ours = true;
         } else {
-          const CollectiveTracker* tracker = neighbours_.tracker();
+          const faults::CollectiveTracker* tracker = neighbours_.tracker();
           const Upcoming* next = tracker ? tracker->upcoming() : nullptr;
           if (!next || next->early.transport != this) return moved;
           if (ahead_ == static_cast<int64_t>(next->early.messages.size())) return moved;
@@ -172,7 +172,7 @@ class SocketTransport final : public Transport {
         moved = true;
       }
     } catch (const std::system_error& e) {
-      throw ConnectionLost(neighbours_.next(), e.what());
+      throw faults::ConnectionLost(neighbours_.next(), e.what());
     }
   }
 
@@ -191,7 +191,7 @@ class SocketTransport final : public Transport {
         schedule.take(step, segment, into.data);
       }
     } catch (const std::system_error& e) {
-      throw ConnectionLost(neighbours_.before(), e.what());
+      throw faults::ConnectionLost(neighbours_.before(), e.what());
     }
     ++taken;
     return true;
@@ -283,14 +283,14 @@ std::unique_ptr<Transport> socket_transport(const std::shared_ptr<Peers>& peers)
   return std::make_unique<SocketTransport>(std::move(*out), std::move(*in), neighbours);
 }
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm
 
 #else
 
 #include "comm/transports/transport.hpp"
 
-namespace osdp::runtime {
+namespace osdp::comm {
 std::unique_ptr<Transport> socket_transport(const std::shared_ptr<Peers>&) { return nullptr; }
-}  // namespace osdp::runtime
+}  // namespace osdp::comm
 
 #endif

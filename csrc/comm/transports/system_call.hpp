@@ -4,7 +4,7 @@
 #include <cerrno>
 #include <system_error>
 
-namespace osdp::runtime {
+namespace osdp::comm {
 
 // Throws std::system_error if `result` is negative; the error says that `what` failed and why.
 inline int checked(int result, const char* what) {
@@ -12,4 +12,4 @@ inline int checked(int result, const char* what) {
   return result;
 }
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

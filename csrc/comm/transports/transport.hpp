@@ -7,7 +7,7 @@
 #include "comm/peers.hpp"
 #include "comm/ring_schedule.hpp"
 
-namespace osdp::runtime {
+namespace osdp::comm {
 
 class Transport {
  public:
@@ -27,4 +27,4 @@ class Transport {
   virtual bool sends_early() const { return false; }
 };
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

@@ -4,7 +4,7 @@
 #include <mutex>
 #include <utility>
 
-namespace osdp::runtime {
+namespace osdp::comm {
 
 // Each is in the file of its name. Null on all ranks if one of them cannot or must not use it. Collective.
 using Connect = std::unique_ptr<Transport>(const std::shared_ptr<Peers>& peers);
@@ -61,4 +61,4 @@ void forget_transport(const std::string& group) {
   }
 }
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

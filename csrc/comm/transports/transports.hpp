@@ -7,7 +7,7 @@
 
 #include "comm/transports/transport.hpp"
 
-namespace osdp::runtime {
+namespace osdp::comm {
 
 // The first transport of the table that all of these ranks can use. Collective.
 std::shared_ptr<Transport> make_transport(const std::shared_ptr<Peers>& peers);
@@ -19,4 +19,4 @@ std::shared_ptr<Transport> transport_of(const std::string& group, const std::sha
 bool is_connected(const std::string& group);  // whether its transport exists
 void forget_transport(const std::string& group);
 
-}  // namespace osdp::runtime
+}  // namespace osdp::comm

@@ -66,7 +66,7 @@ void follow_stream(Parameter& param) {
   const c10::impl::VirtualGuardImpl guard(param.device().type());
   const auto stream = param.accumulator->stream();
   if (!stream || *stream == guard.getStream(param.device())) return;
-  if (left_out("stream of a gradient")) return;
+  if (comm::left_out("stream of a gradient")) return;
   param.accumulator->clear_input_metadata();
   param.accumulator->add_input_metadata(param.tensor());
 }

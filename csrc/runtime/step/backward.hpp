@@ -71,7 +71,7 @@ class BackwardPass {
   bool kept_unreduced_ = false;       // the last backward was under no_sync
   int asked_task_ = -1;               // the last graph task that check_asked() examined
   std::shared_ptr<BackwardEnd> end_;  // of the last backward, until a forward has waited for it
-  PhaseRange range_;                  // from the begin of one call's backward to the next one's
+  comm::PhaseRange range_;            // from the begin of one call's backward to the next one's
 };
 
 }  // namespace osdp::runtime

@@ -17,12 +17,12 @@ class CallStack {
   struct Frame {
     Call* call;
     std::shared_ptr<Invocation> invocation;  // only of units with frozen parameters; may be null
-    PhaseRange range;
+    comm::PhaseRange range;
     bool in_forward = false;  // its forward has begun
     bool grad = false;        // it records a graph
   };
 
-  explicit CallStack(GroupHealth& health) : health_(health) {}
+  explicit CallStack(faults::GroupHealth& health) : health_(health) {}
 
   bool empty() const { return frames_.empty(); }
   Frame& innermost() { return frames_.back(); }
@@ -44,7 +44,7 @@ class CallStack {
 
  private:
   std::vector<Frame> frames_;
-  GroupHealth& health_;
+  faults::GroupHealth& health_;
   std::string exception_text_;
 };
 

@@ -10,15 +10,16 @@ namespace {
 
 // Gathers the rows of all ranks into one tensor of `full_rows` rows. The ranks' pieces are offset along `dim`
 // only.
-at::Tensor gathered_rows(Collectives& collectives, const at::Tensor& rows, int64_t dim, int64_t full_rows) {
+at::Tensor gathered_rows(comm::Collectives& collectives, const at::Tensor& rows, int64_t dim,
+                         int64_t full_rows) {
   const int64_t world = collectives.world();
   const int64_t chunk = (full_rows + world - 1) / world;
   std::vector<int64_t> sizes = rows.sizes().vec();
   sizes[dim] = chunk;
-  at::Tensor padded = Lane::empty(sizes, rows.options()).zero_();
+  at::Tensor padded = comm::Lane::empty(sizes, rows.options()).zero_();
   padded.narrow(dim, 0, rows.size(dim)).copy_(rows);
   sizes[dim] = chunk * world;
-  at::Tensor all = Lane::empty(sizes, rows.options());
+  at::Tensor all = comm::Lane::empty(sizes, rows.options());
   collectives.all_gather({all.view({-1})}, {padded.view({-1})});
   return all.narrow(dim, 0, full_rows);
 }
@@ -35,8 +36,8 @@ at::Tensor FullParams::gather(int64_t index, const at::Tensor& local, const char
   at::Tensor full = at::empty(p.full_sizes(), local.options());
   const ShardGroups& shard_groups = *shards_.place_of(p).shard_groups;
   at::Tensor here = brought(p, local);
-  const TaskNamePtr name = task_name(p.name() + " all-gather (" + what + ")", model_);
-  Work done = lane_->submit(name, [&shard_groups, &p, here, full] {
+  const faults::TaskNamePtr name = faults::task_name(p.name() + " all-gather (" + what + ")", model_);
+  comm::Work done = lane_->submit(name, [&shard_groups, &p, here, full] {
     for (const Piece& piece : p.pieces()) {
       at::Tensor rows = here.narrow(piece.local_dim, piece.local_begin, piece.local_count);
       const int64_t full_rows = p.split() ? p.slice_rows() : p.full_sizes()[piece.local_dim];
@@ -126,7 +127,8 @@ NormTerms FullParams::norm_terms(const std::vector<at::Tensor>& counted, double 
       "the optimizer's step");
   NormTerms terms(norm_type, device_);
   terms.add(counted);
-  const TaskNamePtr name = task_name(std::string(function) + " all-reduce", model_, std::move(details));
+  const faults::TaskNamePtr name =
+      faults::task_name(std::string(function) + " all-reduce", model_, std::move(details));
   terms.reduce(*lane_, name, collectives_);
   return terms;
 }

@@ -22,8 +22,8 @@ namespace osdp::runtime {
 class FullParams {
  public:
   FullParams(const ModelShards& shards, const StepState& step, const CallStack& stack,
-             std::shared_ptr<Lane> lane, std::shared_ptr<Collectives> collectives, at::Device device,
-             int64_t model)
+             std::shared_ptr<comm::Lane> lane, std::shared_ptr<comm::Collectives> collectives,
+             at::Device device, int64_t model)
       : shards_(shards),
         step_(step),
         stack_(stack),
@@ -59,9 +59,9 @@ class FullParams {
   const ModelShards& shards_;
   const StepState& step_;
   const CallStack& stack_;
-  const std::shared_ptr<Lane> lane_;
-  const std::shared_ptr<Collectives> collectives_;  // of all ranks, on lane_
-  const at::Device device_;                         // that runs the computation
+  const std::shared_ptr<comm::Lane> lane_;
+  const std::shared_ptr<comm::Collectives> collectives_;  // of all ranks, on lane_
+  const at::Device device_;                               // that runs the computation
   const int64_t model_;
   bool summoned_ = false;
   std::vector<at::Tensor> summoned_local_, summoned_grad_;

@@ -28,13 +28,13 @@ namespace {
 // memory another gradient shares (it would be summed twice), is averaged in a copy. Small ones share one flat
 // copy, sent after the large ones.
 struct Gradients {
-  Tensors large, small;
+  comm::Tensors large, small;
   std::vector<char> in_place;  // of the large ones
 
-  explicit Gradients(const Tensors& all) {
+  explicit Gradients(const comm::Tensors& all) {
     std::set<const void*> memory;
     for (const at::Tensor& g : all) {
-      if (all.size() > 1 && g.nbytes() <= kSmallBytes) {
+      if (all.size() > 1 && g.nbytes() <= comm::kSmallBytes) {
         small.push_back(g);
         continue;
       }
@@ -44,8 +44,8 @@ struct Gradients {
   }
 
   // The leading tensors that can be sent before the lane has made copies.
-  Tensors first() const {
-    Tensors flat;
+  comm::Tensors first() const {
+    comm::Tensors flat;
     for (size_t i = 0; i < large.size() && in_place[i]; ++i) flat.push_back(large[i].view({-1}));
     return flat;
   }
@@ -68,14 +68,14 @@ std::vector<std::vector<Parameter*>> alike_in_precision(const std::vector<Parame
 }
 
 // One all-reduce of all gradients.
-void average_together(Collectives& collectives, const Gradients& gradients) {
-  Tensors together;
+void average_together(comm::Collectives& collectives, const Gradients& gradients) {
+  comm::Tensors together;
   for (size_t i = 0; i < gradients.large.size(); ++i) {
     const at::Tensor& g = gradients.large[i];
     together.push_back((gradients.in_place[i] ? g : g.clone(at::MemoryFormat::Contiguous)).view({-1}));
   }
-  std::optional<FlatPack> pack;
-  Batch there, back;
+  std::optional<comm::FlatPack> pack;
+  comm::Batch there, back;
   if (!gradients.small.empty()) {
     std::vector<int64_t> counts;
     for (const at::Tensor& g : gradients.small) counts.push_back(g.numel());
@@ -108,7 +108,7 @@ void GradientBuckets::open(const std::string& name, const std::vector<Parameter*
     item_of_[param->index] = bucket.items.back().get();
     names.push_back(param->name());
   }
-  bucket.names = TaskNames(name + " all-reduce", model_, std::move(names));
+  bucket.names = faults::TaskNames(name + " all-reduce", model_, std::move(names));
   buckets_.push_back(std::move(bucket));
 }
 
@@ -136,7 +136,7 @@ void GradientBuckets::await(const Parameter& param) {
   Item* item = item_of(param);
   if (!item) return;
   item->in_flight.wait();
-  item->in_flight = Work();
+  item->in_flight = comm::Work();
 }
 
 at::Tensor* GradientBuckets::averaged_alone(const Parameter& param) {
@@ -164,9 +164,9 @@ void GradientBuckets::add_slice_gradient(Parameter& p, int64_t slice, const at::
 
 void GradientBuckets::launch(Bucket& bucket) {
   if (bucket.items[0]->param->mixed()) return launch_mixed(bucket);
-  Tensors all;
+  comm::Tensors all;
   std::vector<Item*> launched;
-  bucket.parts.assign(bucket.items.size(), TaskNames::Part::None);
+  bucket.parts.assign(bucket.items.size(), faults::TaskNames::Part::None);
   for (size_t i = 0; i < bucket.items.size(); ++i) {
     Item* item = bucket.items[i].get();
     if (!item->queued) continue;
@@ -178,13 +178,13 @@ void GradientBuckets::launch(Bucket& bucket) {
                item->param->name(),
                "' got a sparse gradient, which is not supported. Use sparse=False in its module.");
     if (!gradient.defined() || gradient.numel() == 0) continue;
-    bucket.parts[i] = TaskNames::Part::Gradient;
+    bucket.parts[i] = faults::TaskNames::Part::Gradient;
     all.push_back(std::move(gradient));
   }
   if (all.empty()) return;
   const Gradients gradients(all);
-  EarlySend early = collectives_->early_send_of_all_reduce(gradients.first());
-  Work work = lane_->submit(
+  comm::EarlySend early = collectives_->early_send_of_all_reduce(gradients.first());
+  comm::Work work = lane_->submit(
       bucket.names.of(bucket.parts, step_.accumulates),
       [gradients, collectives = collectives_] { average_together(*collectives, gradients); },
       std::move(early));
@@ -195,7 +195,7 @@ void GradientBuckets::launch(Bucket& bucket) {
 void GradientBuckets::launch_mixed(Bucket& bucket) {
   auto gradients = std::make_shared<std::vector<Averaged>>();
   std::vector<Item*> launched;
-  bucket.parts.assign(bucket.items.size(), TaskNames::Part::None);
+  bucket.parts.assign(bucket.items.size(), faults::TaskNames::Part::None);
   for (size_t i = 0; i < bucket.items.size(); ++i) {
     Item* item = bucket.items[i].get();
     if (!item->queued) continue;
@@ -207,8 +207,8 @@ void GradientBuckets::launch_mixed(Bucket& bucket) {
     at::Tensor gradient = alone ? std::exchange(item->pending, at::Tensor()) : kept;
     if (!gradient.defined() || gradient.numel() == 0) continue;
     launched.push_back(item);
-    bucket.parts[i] =
-        alone || std::exchange(item->first, false) ? TaskNames::Part::Gradient : TaskNames::Part::WithKept;
+    bucket.parts[i] = alone || std::exchange(item->first, false) ? faults::TaskNames::Part::Gradient
+                                                                 : faults::TaskNames::Part::WithKept;
     gradients->push_back({item->param, std::move(gradient), std::move(kept), !alone});
   }
   if (gradients->empty()) return;
@@ -237,7 +237,7 @@ void GradientBuckets::flush() {
 }
 
 void GradientBuckets::wait_all() {
-  for (const Work& work : works_) work.wait();
+  for (const comm::Work& work : works_) work.wait();
   works_.clear();
 }
 
@@ -251,7 +251,7 @@ Parameter* GradientBuckets::unreduced() const {
 }
 
 void GradientBuckets::forget() {
-  for (const Work& work : works_) {
+  for (const comm::Work& work : works_) {
     try {
       work.wait();
     } catch (
@@ -263,7 +263,7 @@ void GradientBuckets::forget() {
     bucket.arrivals.forget();
     for (const auto& item : bucket.items) {
       item->queued = item->dirty = item->first = false;
-      item->in_flight = Work();
+      item->in_flight = comm::Work();
       item->pending.reset();
     }
   }

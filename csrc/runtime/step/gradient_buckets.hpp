@@ -26,8 +26,8 @@ namespace osdp::runtime {
 class GradientBuckets {
  public:
   // `model`: the model's number, see Runtime.
-  GradientBuckets(std::shared_ptr<Lane> lane, std::shared_ptr<Collectives> collectives, const StepState& step,
-                  int64_t model)
+  GradientBuckets(std::shared_ptr<comm::Lane> lane, std::shared_ptr<comm::Collectives> collectives,
+                  const StepState& step, int64_t model)
       : lane_(std::move(lane)), collectives_(std::move(collectives)), step_(step), model_(model) {}
 
   // Opens buckets for parameters (of one device) that every rank holds in full, or of which it holds NO_SHARD
@@ -67,7 +67,7 @@ class GradientBuckets {
     size_t bucket;
     bool dirty = false;   // its gradient changed since it was last averaged
     bool queued = false;  // waits in its bucket
-    Work in_flight;
+    comm::Work in_flight;
     // Under mixed precision: this backward's gradient, which is averaged by itself and then added to the kept
     // one. Not used while a gradient kept under no_sync is still to be averaged. See Note [Mixed precision].
     at::Tensor pending;
@@ -79,8 +79,8 @@ class GradientBuckets {
     at::Tensor gradient() const;
   };
   struct Bucket {
-    TaskNames names;
-    std::vector<TaskNames::Part> parts;  // per item, in the reduction that is being submitted
+    faults::TaskNames names;
+    std::vector<faults::TaskNames::Part> parts;  // per item, in the reduction that is being submitted
     std::vector<std::unique_ptr<Item>> items;
     Arrivals arrivals;
   };
@@ -92,13 +92,13 @@ class GradientBuckets {
   void launch(Bucket& bucket);
   void launch_mixed(Bucket& bucket);
 
-  std::shared_ptr<Lane> lane_;
-  std::shared_ptr<Collectives> collectives_;
+  std::shared_ptr<comm::Lane> lane_;
+  std::shared_ptr<comm::Collectives> collectives_;
   const StepState& step_;
   int64_t model_;
   std::vector<Bucket> buckets_;
   std::vector<Item*> item_of_;  // by the parameter's index
-  std::vector<Work> works_;
+  std::vector<comm::Work> works_;
 };
 
 }  // namespace osdp::runtime

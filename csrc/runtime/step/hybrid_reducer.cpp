@@ -11,10 +11,11 @@ void HybridReducer::make_room() {
   }
 }
 
-void HybridReducer::average(TaskNamePtr name, Tensors rows, bool own_memory, std::function<void()> deliver) {
-  EarlySend early = column_->early_send_of_all_reduce(rows);
+void HybridReducer::average(faults::TaskNamePtr name, comm::Tensors rows, bool own_memory,
+                            std::function<void()> deliver) {
+  comm::EarlySend early = column_->early_send_of_all_reduce(rows);
   const auto task = [column = column_, rows = std::move(rows), deliver = std::move(deliver)] {
-    for (const at::Tensor& row : rows) Lane::keep(row);
+    for (const at::Tensor& row : rows) comm::Lane::keep(row);
     column->all_reduce_mean(rows);
     deliver();
   };
@@ -23,13 +24,13 @@ void HybridReducer::average(TaskNamePtr name, Tensors rows, bool own_memory, std
 }
 
 void HybridReducer::wait_all() {
-  for (const Work& work : works_) work.wait();
+  for (const comm::Work& work : works_) work.wait();
   works_.clear();
   waiting_.clear();
 }
 
 void HybridReducer::forget() noexcept {
-  for (const Work& work : works_) work.settle();
+  for (const comm::Work& work : works_) work.settle();
   works_.clear();
   waiting_.clear();
 }

@@ -36,11 +36,11 @@ class HybridReducer {
   static constexpr size_t kMostWaiting = 2;
 
   // `lane`: the second lane, see Lane::beside.
-  HybridReducer(std::shared_ptr<Lane> lane, std::shared_ptr<Collectives> column)
+  HybridReducer(std::shared_ptr<comm::Lane> lane, std::shared_ptr<comm::Collectives> column)
       : lane_(std::move(lane)), column_(std::move(column)) {}
 
-  Lane& lane() const { return *lane_; }
-  const std::shared_ptr<Lane>& shared_lane() const { return lane_; }
+  comm::Lane& lane() const { return *lane_; }
+  const std::shared_ptr<comm::Lane>& shared_lane() const { return lane_; }
 
   // Called before rows with separate memory are allocated: within the task of the first lane that computes
   // them, or, if lanes only enqueue work on a stream, before that task is submitted.
@@ -49,17 +49,17 @@ class HybridReducer {
   // --- within tasks of the first lane
   // `rows`, flat: the line's means, which become the means over all ranks; then `deliver` stores them.
   // `own_memory`: the rows have separate memory, see above.
-  void average(TaskNamePtr name, Tensors rows, bool own_memory, std::function<void()> deliver);
+  void average(faults::TaskNamePtr name, comm::Tensors rows, bool own_memory, std::function<void()> deliver);
 
   // --- from the computing thread, once the first lane's tasks of this backward have ended
   void wait_all();  // rethrows a task's exception
   void forget() noexcept;
 
  private:
-  std::shared_ptr<Lane> lane_;
-  std::shared_ptr<Collectives> column_;
-  std::vector<Work> works_;   // of this backward
-  std::deque<Work> waiting_;  // those of them with separate memory
+  std::shared_ptr<comm::Lane> lane_;
+  std::shared_ptr<comm::Collectives> column_;
+  std::vector<comm::Work> works_;   // of this backward
+  std::deque<comm::Work> waiting_;  // those of them with separate memory
 };
 
 }  // namespace osdp::runtime

@@ -55,7 +55,8 @@ void NormTerms::add(const std::vector<at::Tensor>& tensors) {
 
 void NormTerms::add(const NormTerms& other) { terms_.push_back(moved(other.total(), device_)); }
 
-void NormTerms::reduce(Lane& lane, const TaskNamePtr& name, const std::shared_ptr<Collectives>& collectives) {
+void NormTerms::reduce(comm::Lane& lane, const faults::TaskNamePtr& name,
+                       const std::shared_ptr<comm::Collectives>& collectives) {
   const at::Tensor mine = total();
   if (!largest()) {
     lane.submit(name, [collectives, mine] { collectives->all_reduce_sum(mine); }).wait();

@@ -21,7 +21,8 @@ class NormTerms {
   void add(const std::vector<at::Tensor>& tensors);
   void add(const NormTerms& other);
   // Over all ranks of the lane.
-  void reduce(Lane& lane, const TaskNamePtr& name, const std::shared_ptr<Collectives>& collectives);
+  void reduce(comm::Lane& lane, const faults::TaskNamePtr& name,
+              const std::shared_ptr<comm::Collectives>& collectives);
   at::Tensor norm(at::ScalarType dtype) const;  // one number
 
  private:

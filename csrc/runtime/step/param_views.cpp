@@ -26,7 +26,7 @@ void ParamViews::show(const std::vector<Unit*>& units) {
 
 template <typename Copies>
 void ParamViews::show_copies(const Copies& copies, bool fresh) {
-  Tensors casts, own;
+  comm::Tensors casts, own;
   for (const auto& copy : copies)
     if (copy->cast(fresh)) casts.push_back(copy->shown()), own.push_back(copy->owner().local());
   if (!casts.empty()) at::_foreach_copy_(casts, own);
@@ -73,8 +73,8 @@ void ParamViews::drop_copies() {
 // different values, the next digest of the replicas detects it. Writes through p.data do not change the
 // version counter and are not detected.
 void ParamViews::refuse_write(const Parameter& p, const std::string& where) const {
-  throw_error(
-      ErrorKind::Sharding,
+  faults::throw_error(
+      faults::ErrorKind::Sharding,
       c10::str("OSDP: rank ", step_.rank, ": parameter '", p.name(), "' was written to in ", where,
                " (nn.Embedding(max_norm=...), weight.clamp_(), a moving average?). What is written to a ",
                "sharded parameter there is lost, and other ranks would not have it. Write between steps, ",

@@ -15,8 +15,8 @@ class ReplicaChecks {
  public:
   // `columns`: the lane for collectives over columns; null if there is none. `column_ranks`: the global ranks
   // of this rank's column.
-  ReplicaChecks(const ModelShards& shards, const StepState& step, std::shared_ptr<Lane> lane,
-                std::shared_ptr<Lane> columns, const ShardGroups& everyone, const ShardGroups& hybrid,
+  ReplicaChecks(const ModelShards& shards, const StepState& step, std::shared_ptr<comm::Lane> lane,
+                std::shared_ptr<comm::Lane> columns, const ShardGroups& everyone, const ShardGroups& hybrid,
                 int64_t model, std::vector<int64_t> column_ranks)
       : shards_(shards),
         step_(step),
@@ -54,7 +54,7 @@ class ReplicaChecks {
  private:
   const ModelShards& shards_;
   const StepState& step_;
-  const std::shared_ptr<Lane> lane_, columns_;
+  const std::shared_ptr<comm::Lane> lane_, columns_;
   const ShardGroups& everyone_;
   const ShardGroups& hybrid_;
   Replicas all_, in_columns_;

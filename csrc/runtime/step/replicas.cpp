@@ -52,7 +52,7 @@ std::string values_by_rank(const at::Tensor& digest_of_each, const std::vector<i
 
 }  // namespace
 
-void Replicas::submit(Lane& lane, const std::shared_ptr<Collectives>& collectives,
+void Replicas::submit(comm::Lane& lane, const std::shared_ptr<comm::Collectives>& collectives,
                       const std::vector<Parameter*>& params, bool accumulates) {
   const int64_t step = steps_++;
   if (params.empty() || collectives->alone()) return;
@@ -77,9 +77,9 @@ void Replicas::submit(Lane& lane, const std::shared_ptr<Collectives>& collective
   lane_ = &lane;
   collectives_ = collectives;
   const char* const label = ranks_.empty() ? "replicas all-reduce" : "replicas all-reduce between lines";
-  under_way_ = lane.submit(TaskNames(label, model_, names_).all(accumulates),
+  under_way_ = lane.submit(faults::TaskNames(label, model_, names_).all(accumulates),
                            [digests = digests_.view({-1}), collectives] {
-                             Lane::keep(digests);  // after an exception nothing waits for it
+                             comm::Lane::keep(digests);  // after an exception nothing waits for it
                              collectives->all_reduce_max(digests);
                            });
 }
@@ -88,7 +88,7 @@ at::Tensor Replicas::digest_of_each_rank(int64_t of) {
   const at::Tensor mine = own_.narrow(0, of, 1).clone();
   at::Tensor all = at::empty({collectives_->world()}, mine.options());
   lane_
-      ->submit(task_name("replicas all-gather", model_),
+      ->submit(faults::task_name("replicas all-gather", model_),
                [mine, all, collectives = collectives_] { collectives->all_gather({all}, {mine}); })
       .wait();
   return all.cpu();
@@ -104,8 +104,8 @@ void Replicas::check(int64_t rank) {
   forget();
   const int64_t more = differs.sum().item<int64_t>() - 1;
   const auto at = static_cast<size_t>(first);
-  throw_error(
-      ErrorKind::Replica,
+  faults::throw_error(
+      faults::ErrorKind::Replica,
       c10::str("rank ", rank, ": parameter '", names_[at], "'",
                more > 0 ? c10::str(" (and ", more, " more)") : "",
                " is not the same on all ranks that hold it any more: ", values, ". ",
@@ -126,7 +126,7 @@ void Replicas::forget() {
   digests_.reset();
   own_.reset();
   collectives_.reset();
-  under_way_ = Work();
+  under_way_ = comm::Work();
 }
 
 }  // namespace osdp::runtime

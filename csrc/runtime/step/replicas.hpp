@@ -36,7 +36,7 @@ class Replicas {
 
   // Called before a training step's forward. Submits the comparison of the local tensors of `params`, which
   // should be equal on the ranks of `collectives`. Does nothing in most steps.
-  void submit(Lane& lane, const std::shared_ptr<Collectives>& collectives,
+  void submit(comm::Lane& lane, const std::shared_ptr<comm::Collectives>& collectives,
               const std::vector<Parameter*>& params, bool accumulates);
   // Waits for the submitted comparison. Throws ReplicaError, naming the first parameter that differs and the
   // ranks that hold each value.
@@ -50,11 +50,11 @@ class Replicas {
   int64_t model_;  // see Runtime
   std::vector<int64_t> ranks_;
   int64_t steps_ = 0;
-  Work under_way_;
+  comm::Work under_way_;
   at::Tensor digests_;  // [2, params]: maxima of the digests and of their negatives
   at::Tensor own_;      // [params]
-  Lane* lane_ = nullptr;
-  std::shared_ptr<Collectives> collectives_;
+  comm::Lane* lane_ = nullptr;
+  std::shared_ptr<comm::Collectives> collectives_;
   std::vector<std::string> names_;
   std::vector<char> written_;  // whether a forward has written to it
 };

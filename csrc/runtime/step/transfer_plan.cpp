@@ -22,7 +22,7 @@ bool is_chunk(const at::Tensor& rows, const Slot& slot) {
 }
 
 // Copies `tensor`, cast and scaled, into the first elements of the flat `padded`, and zeros the others.
-void pad_into(Batch& batch, const at::Tensor& padded, const at::Tensor& tensor, double factor = 1.0) {
+void pad_into(comm::Batch& batch, const at::Tensor& padded, const at::Tensor& tensor, double factor = 1.0) {
   const int64_t n = tensor.numel(), more = padded.numel() - n;
   if (n > 0) batch.set(more > 0 ? padded.narrow(0, 0, n) : padded, tensor, factor);
   if (more > 0) batch.zero(padded.narrow(0, n, more));
@@ -30,13 +30,15 @@ void pad_into(Batch& batch, const at::Tensor& padded, const at::Tensor& tensor, 
 
 // Copies this rank's rows into `chunk`, cast to the compute dtype and padded to a whole chunk (the last ranks
 // have fewer rows).
-void fill(Batch& batch, const at::Tensor& chunk, const Transfer& t) {
+void fill(comm::Batch& batch, const at::Tensor& chunk, const Transfer& t) {
   const bool cast = t.tensor.scalar_type() != chunk.scalar_type();
   pad_into(batch, chunk, cast ? brought(t.slot->owner(), t.tensor) : t.tensor);
 }
 
 // Whether it is sent in one buffer with the other small ones of `together` tensors.
-bool is_packed(const Slot& slot, size_t together) { return together > 1 && slot.bytes() <= kSmallBytes; }
+bool is_packed(const Slot& slot, size_t together) {
+  return together > 1 && slot.bytes() <= comm::kSmallBytes;
+}
 
 // Whether a gradient can be sent in place, up to scaling.
 bool is_padded(const Transfer& t) {
@@ -78,11 +80,11 @@ void TransferPlan::seal_reduction(int64_t total) {
   }
 }
 
-void TransferPlan::bring_to(const Collectives& collectives, int64_t total) {
+void TransferPlan::bring_to(const comm::Collectives& collectives, int64_t total) {
   const at::NoGradGuard no_grad;
-  Batch batch;
+  comm::Batch batch;
   for (Transfer& t : transfers) {
-    if (t.slot->bytes() <= kSmallBytes) continue;
+    if (t.slot->bytes() <= comm::kSmallBytes) continue;
     const auto options = t.tensor.options().dtype(t.slot->owner().reduce_dtype());
     const at::Tensor there = collectives.empty(t.slot->padded().numel(), options);
     pad_into(batch, there, t.tensor);
@@ -92,8 +94,8 @@ void TransferPlan::bring_to(const Collectives& collectives, int64_t total) {
   seal_reduction(total);
 }
 
-Tensors TransferPlan::sent_first() const {
-  Tensors first;
+comm::Tensors TransferPlan::sent_first() const {
+  comm::Tensors first;
   for (const Transfer& t : transfers) {
     if (t.sent_as == SentAs::Packed) continue;
     if (t.sent_as != SentAs::Itself) break;
@@ -102,18 +104,18 @@ Tensors TransferPlan::sent_first() const {
   return first;
 }
 
-void gather(Collectives& collectives, const TransferPlan& plan) {
+void gather(comm::Collectives& collectives, const TransferPlan& plan) {
   const std::vector<Transfer>& transfers = plan.transfers;
   const int64_t world = collectives.world(), rank = collectives.rank();
-  Tensors outputs, inputs;
-  std::vector<ChunkPack> packs;
-  Batch batch;
+  comm::Tensors outputs, inputs;
+  std::vector<comm::ChunkPack> packs;
+  comm::Batch batch;
   // An input that cannot be sent in place is built at this rank's position in the output.
   for (size_t i = 0; i < transfers.size(); ++i) {
     const Transfer& t = transfers[i];
     const at::Tensor& full = t.slot->padded();
     if (t.sent_as == SentAs::Packed) {
-      ChunkPack::put(packs, full.scalar_type(), i, chunk_elements(*t.slot));
+      comm::ChunkPack::put(packs, full.scalar_type(), i, chunk_elements(*t.slot));
       continue;
     }
     outputs.push_back(full);
@@ -125,20 +127,20 @@ void gather(Collectives& collectives, const TransferPlan& plan) {
       fill(batch, inputs.back(), t);
     }
   }
-  Tensors packed;  // [ranks, width] of each pack
-  for (const ChunkPack& pack : packs) {
+  comm::Tensors packed;  // [ranks, width] of each pack
+  for (const comm::ChunkPack& pack : packs) {
     packed.push_back(at::empty({world, pack.width}, transfers[pack.members[0]].slot->padded().options()));
     outputs.push_back(packed.back().view({-1}));
     inputs.push_back(packed.back().select(0, rank));
-    const FlatPack chunks(inputs.back(), pack.widths);
+    const comm::FlatPack chunks(inputs.back(), pack.widths);
     for (size_t i = 0; i < pack.members.size(); ++i) fill(batch, chunks.parts[i], transfers[pack.members[i]]);
   }
   batch.run();
   collectives.all_gather(outputs, inputs);
   for (size_t p = 0; p < packs.size(); ++p) {
-    Tensors columns;
+    comm::Tensors columns;
     for (size_t i : packs[p].members) columns.push_back(transfers[i].slot->padded().view({world, -1}));
-    split_columns(columns, packed[p]);
+    comm::split_columns(columns, packed[p]);
   }
 }
 
@@ -146,14 +148,14 @@ void gather(Collectives& collectives, const TransferPlan& plan) {
 Means reduce_scatter(const ShardGroups& shard_groups, TransferPlan& plan) {
   std::vector<Transfer>& transfers = plan.transfers;
   const int64_t world = shard_groups.world();
-  Tensors outputs(transfers.size()), sent_outputs, sent_inputs;
-  std::vector<ChunkPack> packs;
-  Batch batch;
+  comm::Tensors outputs(transfers.size()), sent_outputs, sent_inputs;
+  std::vector<comm::ChunkPack> packs;
+  comm::Batch batch;
   for (size_t i = 0; i < transfers.size(); ++i) {
     Transfer& t = transfers[i];
     const at::ScalarType dtype = t.slot->owner().reduce_dtype();
     if (t.sent_as == SentAs::Packed) {
-      ChunkPack::put(packs, dtype, i, chunk_elements(*t.slot));
+      comm::ChunkPack::put(packs, dtype, i, chunk_elements(*t.slot));
       continue;
     }
     const double headroom = headroom_of(dtype, shard_groups.total());
@@ -165,37 +167,37 @@ Means reduce_scatter(const ShardGroups& shard_groups, TransferPlan& plan) {
       sent_inputs.push_back(shard_groups.reduce->empty(t.slot->padded().numel(), options));
       pad_into(batch, sent_inputs.back(), t.tensor, headroom);
     }
-    Lane::keep(std::exchange(t.tensor, at::Tensor()));
+    comm::Lane::keep(std::exchange(t.tensor, at::Tensor()));
     outputs[i] = shard_groups.reduce->empty(chunk_elements(*t.slot), options);
     sent_outputs.push_back(outputs[i]);
   }
-  Tensors packed;  // the means of each pack, flat
-  for (const ChunkPack& pack : packs) {
+  comm::Tensors packed;  // the means of each pack, flat
+  for (const comm::ChunkPack& pack : packs) {
     const auto options = transfers[pack.members[0]].tensor.options().dtype(pack.dtype);
     packed.push_back(shard_groups.reduce->empty(pack.width, options));
     sent_outputs.push_back(packed.back());
     const at::Tensor all = at::empty({world, pack.width}, options);
-    Tensors gradients;
+    comm::Tensors gradients;
     for (size_t i : pack.members) {
       gradients.push_back(rows_of(transfers[i]));
-      Lane::keep(std::exchange(transfers[i].tensor, at::Tensor()));
+      comm::Lane::keep(std::exchange(transfers[i].tensor, at::Tensor()));
     }
-    join_chunks(all, gradients);
+    comm::join_chunks(all, gradients);
     batch.scale(all, headroom_of(pack.dtype, shard_groups.total()));
     sent_inputs.push_back(all.view({-1}));
   }
   batch.run();
   shard_groups.reduce->reduce_scatter_mean(sent_outputs, sent_inputs);
   for (size_t p = 0; p < packs.size(); ++p) {
-    const FlatPack chunks(packed[p], packs[p].widths);
+    const comm::FlatPack chunks(packed[p], packs[p].widths);
     for (size_t i = 0; i < chunks.parts.size(); ++i) outputs[packs[p].members[i]] = chunks.parts[i];
   }
   return {std::move(sent_outputs), std::move(outputs)};
 }
 
-void keep_means(const ShardGroups& shard_groups, const TransferPlan& plan, const Tensors& means) {
-  Batch batch;
-  Tensors gradients(means.size());
+void keep_means(const ShardGroups& shard_groups, const TransferPlan& plan, const comm::Tensors& means) {
+  comm::Batch batch;
+  comm::Tensors gradients(means.size());
   for (size_t i = 0; i < means.size(); ++i) {
     Slot& slot = *plan.transfers[i].slot;
     const double share = 1.0 / headroom_of(slot.owner().reduce_dtype(), shard_groups.total());
@@ -212,7 +214,7 @@ void keep_means(const ShardGroups& shard_groups, const TransferPlan& plan, const
       gradient = brought(slot.owner(), slot.owner().local_grad());
       batch.add(gradient, mean, share);
     } else if (const at::ScalarType own = slot.owner().own_dtype(); mean.scalar_type() != own) {
-      gradient = Lane::empty(mean.sizes(), mean.options().dtype(own));
+      gradient = comm::Lane::empty(mean.sizes(), mean.options().dtype(own));
       batch.set(gradient, mean, share);
     } else {
       gradient = mean;

@@ -39,26 +39,26 @@ struct TransferPlan {
   void seal_reduction(int64_t total);
   // Copies large gradients into the backend's memory, on the stream that computed them, so that their own
   // memory is free again at once. See Note [Memory of the backend].
-  void bring_to(const Collectives& collectives, int64_t total);
+  void bring_to(const comm::Collectives& collectives, int64_t total);
 
   bool empty() const { return transfers.empty(); }
   // The tensors of the early send: the messages that need no copy and precede all that need one.
-  Tensors sent_first() const;
+  comm::Tensors sent_first() const;
 };
 
 // --- within tasks of a lane
 
 // Gathers into every slot; each must have memory attached.
-void gather(Collectives& collectives, const TransferPlan& plan);
+void gather(comm::Collectives& collectives, const TransferPlan& plan);
 
 // This rank's rows of the means over the ranks that shard them, flat.
 struct Means {
-  Tensors memory;  // the tensors as they were allocated
-  Tensors each;    // one per transfer, views of `memory`
+  comm::Tensors memory;  // the tensors as they were allocated
+  comm::Tensors each;    // one per transfer, views of `memory`
 };
 Means reduce_scatter(const ShardGroups& shard_groups, TransferPlan& plan);
 
 // Adds the means over all ranks to the gradients that this rank keeps.
-void keep_means(const ShardGroups& shard_groups, const TransferPlan& plan, const Tensors& means);
+void keep_means(const ShardGroups& shard_groups, const TransferPlan& plan, const comm::Tensors& means);
 
 }  // namespace osdp::runtime

@@ -26,8 +26,8 @@ const char* name_of(Unit::State state) {
 }  // namespace
 
 UnitScheduler::UnitScheduler(const ModelShards& shards, const StepState& step, Arena& arena,
-                             GradientBuckets& buckets, std::shared_ptr<Lane> gathers,
-                             std::shared_ptr<Lane> reductions, std::shared_ptr<HybridReducer> hybrid)
+                             GradientBuckets& buckets, std::shared_ptr<comm::Lane> gathers,
+                             std::shared_ptr<comm::Lane> reductions, std::shared_ptr<HybridReducer> hybrid)
     : shards_(shards),
       step_(step),
       arena_(arena),
@@ -65,12 +65,12 @@ void UnitScheduler::unshard(Unit& unit) {
                unit.state_ == Unit::State::Sharded || (unit.state_ == Unit::State::Unsharded && stale(unit)),
                "unshard");
   TransferPlan plan = TransferPlan::of_gather(unit.slots);
-  EarlySend early = unit.shard_groups->shard->early_send_of_gather(plan.sent_first());
+  comm::EarlySend early = unit.shard_groups->shard->early_send_of_gather(plan.sent_first());
   unit.unsharding_ = lane_->submit(
       unit.gathers.all(step_.accumulates),
       [&arena = arena_, &shard_groups = *unit.shard_groups, plan = std::move(plan)] {
         {
-          const Lane::SubmittersMemory here;
+          const comm::Lane::SubmittersMemory here;
           for (const Transfer& t : plan.transfers)
             if (!t.slot->attached()) t.slot->attach(arena.allocate(t.slot->bytes()));
         }
@@ -90,7 +90,7 @@ void UnitScheduler::unshard(Unit& unit) {
 void UnitScheduler::wait_unshard(Unit& unit) {
   assert_state(unit, unit.state_ == Unit::State::Unsharding, "be waited for");
   unit.unsharding_.wait();
-  unit.unsharding_ = Work();
+  unit.unsharding_ = comm::Work();
   for (Slot& slot : unit.slots) slot.open();
   unit.state_ = Unit::State::Unsharded;
 }
@@ -117,7 +117,7 @@ void UnitScheduler::reshard(Unit& unit) noexcept {
     try {
       wait_unshard(unit);
     } catch (...) {  // the next wait on the lane throws the same error; here the memory must be freed
-      unit.unsharding_ = Work();
+      unit.unsharding_ = comm::Work();
     }
   }
   for (Slot& slot : unit.slots)
@@ -261,11 +261,11 @@ void UnitScheduler::reduce(Unit& unit) {
   auto plan = std::make_shared<TransferPlan>();
   const bool again = unit.reduced_ == step_.backwards;
   bool own_memory = again;  // the means need separate memory: they do not become the gradients
-  parts_.assign(unit.slots.size(), TaskNames::Part::None);
+  parts_.assign(unit.slots.size(), faults::TaskNames::Part::None);
   for (size_t i = 0; i < unit.slots.size(); ++i) {
     Slot& slot = unit.slots[i];
     if (!slot.pending.defined()) continue;
-    parts_[i] = TaskNames::Part::Gradient;
+    parts_[i] = faults::TaskNames::Part::Gradient;
     slot.owner().reduced = true;
     own_memory |=
         !again && (slot.owner().local_grad().defined() || c10::elementSize(slot.owner().reduce_dtype()) >
@@ -281,7 +281,7 @@ void UnitScheduler::reduce(Unit& unit) {
   unit.reduced_ = step_.backwards;
   ++statistics_.reductions;
   arena_.trim();  // see Note [Blocks that come and go]
-  EarlySend early = shard_groups.reduce->early_send_of_reduce_scatter(plan->sent_first());
+  comm::EarlySend early = shard_groups.reduce->early_send_of_reduce_scatter(plan->sent_first());
   const std::shared_ptr<HybridReducer> hybrid = shard_groups.replicate ? hybrid_ : nullptr;
   if (reductions_lane_->keeps()) {
     if (!reductions_.empty()) reductions_.back().reduction.wait();
@@ -290,7 +290,7 @@ void UnitScheduler::reduce(Unit& unit) {
   } else {
     await_room(unit.bytes());
   }
-  const TaskNamePtr average = hybrid ? unit.averages.of(parts_, step_.accumulates) : nullptr;
+  const faults::TaskNamePtr average = hybrid ? unit.averages.of(parts_, step_.accumulates) : nullptr;
   const auto task = [shard_groups, plan, hybrid, own_memory, average] {
     if (hybrid && own_memory) hybrid->make_room();
     Means means = reduce_scatter(shard_groups, *plan);
@@ -298,7 +298,8 @@ void UnitScheduler::reduce(Unit& unit) {
     hybrid->average(average, means.memory, own_memory,
                     [shard_groups, plan, each = means.each] { keep_means(shard_groups, *plan, each); });
   };
-  Work work = reductions_lane_->submit(unit.reductions.of(parts_, step_.accumulates), task, std::move(early));
+  comm::Work work =
+      reductions_lane_->submit(unit.reductions.of(parts_, step_.accumulates), task, std::move(early));
   reductions_.push_back({std::move(work), unit.bytes()});
 }
 
@@ -387,7 +388,7 @@ Parameter* UnitScheduler::unreduced() const {
 
 // See Note [Shards in host memory].
 void UnitScheduler::await_host_memory() {
-  if (!shards_.offloads() || left_out("host wait")) return;
+  if (!shards_.offloads() || comm::left_out("host wait")) return;
   reductions_lane_->synchronize();  // which copies gradients to the host
   if (hybrid_) hybrid_->lane().synchronize();
 }

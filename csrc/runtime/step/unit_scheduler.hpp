@@ -42,7 +42,7 @@ class UnitScheduler {
   // `reductions`: the lane of reductions, `gathers` unless they have their own. `hybrid`: null if no unit is
   // HYBRID_SHARD. All arguments outlive this.
   UnitScheduler(const ModelShards& shards, const StepState& step, Arena& arena, GradientBuckets& buckets,
-                std::shared_ptr<Lane> gathers, std::shared_ptr<Lane> reductions,
+                std::shared_ptr<comm::Lane> gathers, std::shared_ptr<comm::Lane> reductions,
                 std::shared_ptr<HybridReducer> hybrid);
 
   // Sets how many units are prefetched beyond the one in use if all have the largest size (Note [How far
@@ -112,20 +112,20 @@ class UnitScheduler {
   const StepState& step_;
   Arena& arena_;
   GradientBuckets& buckets_;
-  const std::shared_ptr<Lane> lane_;
-  const std::shared_ptr<Lane> reductions_lane_;
+  const std::shared_ptr<comm::Lane> lane_;
+  const std::shared_ptr<comm::Lane> reductions_lane_;
   const std::shared_ptr<HybridReducer> hybrid_;
   Depth depth_;
   Depth kept_depth_;  // for a forward that keeps all units for its backward
   PrefetchOrder forward_order_;
   PrefetchOrder backward_order_;
   struct Leaving {
-    Work reduction;
+    comm::Work reduction;
     size_t bytes;
   };
-  std::vector<Leaving> reductions_;     // of this backward
-  size_t left_ = 0;                     // how many of them have finished: Note [Gradients that leave]
-  std::vector<TaskNames::Part> parts_;  // of the slots of the unit that is being reduced
+  std::vector<Leaving> reductions_;             // of this backward
+  size_t left_ = 0;                             // how many of them have finished: Note [Gradients that leave]
+  std::vector<faults::TaskNames::Part> parts_;  // of the slots of the unit that is being reduced
   Statistics statistics_;
 };
 

@@ -67,8 +67,8 @@ c10::DataPtr Arena::allocate(size_t bytes) {
       block->memory = b.source(bytes);
     } catch (const c10::Error& e) {
       const auto mib = [](size_t n) { return c10::str(static_cast<double>(n) / (1 << 20), " MiB"); };
-      throw_error(
-          ErrorKind::Memory,
+      faults::throw_error(
+          faults::ErrorKind::Memory,
           c10::str("out of memory: ", mib(bytes), " were asked for to gather parameters into, beside ",
                    mib(b.in_use_bytes), " in use for that (", e.what_without_backtrace(), "). ", b.budget,
                    "Search with a smaller memory=, or use a smaller batch."));

@@ -35,9 +35,9 @@ std::vector<Mode> modes_of(size_t params, const std::vector<UnitSpec>& units) {
 void name_tasks(Unit& unit, int64_t model) {
   std::vector<std::string> names;
   for (const Slot& slot : unit.slots) names.push_back(slot.name());
-  unit.gathers = TaskNames(unit.name + " all-gather", model, names);
-  unit.reductions = TaskNames(unit.name + " reduce-scatter", model, names);
-  unit.averages = TaskNames(unit.name + " all-reduce between lines", model, std::move(names));
+  unit.gathers = faults::TaskNames(unit.name + " all-gather", model, names);
+  unit.reductions = faults::TaskNames(unit.name + " reduce-scatter", model, names);
+  unit.averages = faults::TaskNames(unit.name + " all-reduce between lines", model, std::move(names));
 }
 
 }  // namespace
@@ -143,9 +143,9 @@ Call* ModelShards::add_call(std::string module, const std::vector<int64_t>& para
                             bool method) {
   auto call = std::make_unique<Call>();
   const std::string named = module.empty() ? "the model" : "'" + module + "'";
-  call->in_forward = interned("forward of " + named);
-  call->in_recomputation = interned("recomputation of " + named);
-  call->in_backward = interned("backward of " + named);
+  call->in_forward = faults::interned("forward of " + named);
+  call->in_recomputation = faults::interned("recomputation of " + named);
+  call->in_backward = faults::interned("backward of " + named);
   call->module = std::move(module);
   call->root = root;
   call->hold = hold;

@@ -18,7 +18,7 @@ namespace osdp::runtime {
 // memory; or `home` itself if the parameter is not offloaded.
 inline at::Tensor brought(const Parameter& p, const at::Tensor& home) {
   if (!p.away() || !home.defined()) return home;
-  at::Tensor there = Lane::empty(home.sizes(), home.options().device(p.device()).pinned_memory(false));
+  at::Tensor there = comm::Lane::empty(home.sizes(), home.options().device(p.device()).pinned_memory(false));
   return there.copy_(home, /*non_blocking=*/true);
 }
 

@@ -24,8 +24,8 @@ double headroom_of(at::ScalarType reduce, int64_t world) {
 at::Tensor joined(int64_t world, at::ScalarType reduce, std::vector<Averaged>& gradients) {
   std::vector<int64_t> counts;
   for (const Averaged& a : gradients) counts.push_back(a.gradient.numel());
-  const FlatPack pack(counts, gradients[0].gradient.options().dtype(reduce));
-  Batch there;
+  const comm::FlatPack pack(counts, gradients[0].gradient.options().dtype(reduce));
+  comm::Batch there;
   for (size_t i = 0; i < gradients.size(); ++i) {
     there.set(pack.parts[i], gradients[i].gradient);
     if (!gradients[i].replaces) gradients[i].gradient.reset();
@@ -35,17 +35,17 @@ at::Tensor joined(int64_t world, at::ScalarType reduce, std::vector<Averaged>& g
   return pack.flat;
 }
 
-void average(Collectives& collectives, const at::Tensor& joined, std::vector<Averaged>& gradients) {
+void average(comm::Collectives& collectives, const at::Tensor& joined, std::vector<Averaged>& gradients) {
   const double headroom = headroom_of(joined.scalar_type(), collectives.world());
-  Lane::keep(joined);
+  comm::Lane::keep(joined);
   collectives.all_reduce_mean({joined});
   const auto sizes_of = [](const Averaged& a) {
     return a.kept.defined() ? a.kept.sizes() : a.param->full_sizes();
   };
   std::vector<int64_t> counts;
   for (const Averaged& a : gradients) counts.push_back(c10::multiply_integers(sizes_of(a)));
-  const FlatPack pack(joined, counts);
-  Batch back;
+  const comm::FlatPack pack(joined, counts);
+  comm::Batch back;
   for (size_t i = 0; i < gradients.size(); ++i) {
     Averaged& a = gradients[i];
     const at::Tensor mean = pack.parts[i].view(sizes_of(a));
@@ -55,7 +55,7 @@ void average(Collectives& collectives, const at::Tensor& joined, std::vector<Ave
       // Separate memory: otherwise every gradient would keep all of `joined` alive.
       if (!a.kept.defined())
         a.kept = a.param->local_grad() =
-            Lane::empty(mean.sizes(), mean.options().dtype(a.param->own_dtype()));
+            comm::Lane::empty(mean.sizes(), mean.options().dtype(a.param->own_dtype()));
       back.set(a.kept, mean, 1.0 / headroom);
     }
   }

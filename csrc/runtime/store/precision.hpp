@@ -48,7 +48,7 @@ struct Averaged {
 // nothing else keeps.
 at::Tensor joined(int64_t world, at::ScalarType reduce, std::vector<Averaged>& gradients);
 // Averages `joined` over the ranks and stores the means. Runs on the lane.
-void average(Collectives& collectives, const at::Tensor& joined, std::vector<Averaged>& gradients);
+void average(comm::Collectives& collectives, const at::Tensor& joined, std::vector<Averaged>& gradients);
 
 // A parameter that every rank holds in full, while it is unsharded.
 class WholeCopy {

@@ -22,9 +22,9 @@ namespace osdp::runtime {
 // no two ranks ever wait for each other in different collectives. Sent per rank and step: 3 (R-1)/R S within
 // the line, as FULL_SHARD over R ranks, and 2 (C-1)/C S/R over the column of C = W/R ranks.
 struct ShardGroups {
-  std::shared_ptr<Collectives> shard;      // the ranks that together hold one copy
-  std::shared_ptr<Collectives> reduce;     // same ranks, for reductions; may be `shard`
-  std::shared_ptr<Collectives> replicate;  // the ranks that hold the same rows as this one; null: none
+  std::shared_ptr<comm::Collectives> shard;      // the ranks that together hold one copy
+  std::shared_ptr<comm::Collectives> reduce;     // same ranks, for reductions; may be `shard`
+  std::shared_ptr<comm::Collectives> replicate;  // the ranks that hold the same rows as this one; null: none
 
   int64_t rank() const { return shard->rank(); }
   int64_t world() const { return shard->world(); }

@@ -28,7 +28,7 @@ class Unit {
   Mode mode = Mode::FullShard;
   const ShardGroups* shard_groups = nullptr;  // it is gathered and reduced over these ranks
   std::vector<Slot> slots;
-  TaskNames gathers, reductions, averages;  // averages: HYBRID_SHARD's, between lines
+  faults::TaskNames gathers, reductions, averages;  // averages: HYBRID_SHARD's, between lines
   // The module calls that gather it in every forward (methods do not count). Empty for a slice, which its
   // matrix product acquires.
   std::vector<Call*> calls;
@@ -50,7 +50,7 @@ class Unit {
   friend class UnitScheduler;
 
   State state_ = State::Sharded;
-  Work unsharding_;         // while Unsharding
+  comm::Work unsharding_;   // while Unsharding
   int64_t epoch_ = -1;      // of the outermost forward in which it was last gathered; see StepState::epoch
   int64_t running_ = 0;     // forward calls in progress that use it
   int64_t calls_seen_ = 0;  // distinct calls that used it since it was gathered, of calls.size()

@@ -27,7 +27,8 @@
 
 namespace ranks {
 
-namespace rt = osdp::runtime;
+namespace comm = osdp::comm;
+namespace faults = osdp::faults;
 
 // What has come for a rank and was not asked for yet.
 class Mailbox {
@@ -43,9 +44,9 @@ class Mailbox {
     changed_.notify_all();
   }
 
-  class Receipt final : public rt::Peers::Message {
+  class Receipt final : public comm::Peers::Message {
    public:
-    Receipt(Mailbox& box, rt::Range into, int from, int tag, std::chrono::milliseconds timeout)
+    Receipt(Mailbox& box, comm::Range into, int from, int tag, std::chrono::milliseconds timeout)
         : box_(box), into_(into), from_(from), tag_(tag), timeout_(timeout) {}
     void wait() override {
       std::unique_lock lock(box_.mutex_);
@@ -66,7 +67,7 @@ class Mailbox {
 
    private:
     Mailbox& box_;
-    rt::Range into_;
+    comm::Range into_;
     int from_, tag_;
     std::chrono::milliseconds timeout_;
     bool aborted_ = false;
@@ -81,18 +82,18 @@ class Mailbox {
 
 using Deliver = std::function<void(int to, int tag, std::vector<char> message)>;
 
-class MailPeers final : public rt::Peers {
+class MailPeers final : public comm::Peers {
  public:
   MailPeers(int rank, int world, Mailbox& box, Deliver deliver, std::chrono::milliseconds timeout)
       : rank_(rank), world_(world), box_(box), deliver_(std::move(deliver)), timeout_(timeout) {}
   int rank() const override { return rank_; }
   int world() const override { return world_; }
   std::chrono::milliseconds timeout() const override { return timeout_; }
-  std::shared_ptr<Message> send(const rt::Range& range, int to, int tag) override {
+  std::shared_ptr<Message> send(const comm::Range& range, int to, int tag) override {
     deliver_(to, tag, {range.data, range.data + range.bytes()});
     return std::make_shared<Sent>();
   }
-  std::shared_ptr<Message> receive(const rt::Range& range, int from, int tag) override {
+  std::shared_ptr<Message> receive(const comm::Range& range, int from, int tag) override {
     return std::make_shared<Mailbox::Receipt>(box_, range, from, tag, timeout_);
   }
 
@@ -109,24 +110,25 @@ class MailPeers final : public rt::Peers {
 
 struct Rank {
   int rank, world;
-  std::shared_ptr<rt::Peers> peers;
-  std::shared_ptr<rt::Store> store;
+  std::shared_ptr<comm::Peers> peers;
+  std::shared_ptr<faults::Store> store;
 };
 
 // As a lane does it: one collective after the other under the tracker, each knowing the next.
 class Lane {
  public:
-  explicit Lane(std::shared_ptr<rt::GroupHealth> health)
+  explicit Lane(std::shared_ptr<faults::GroupHealth> health)
       : health_(std::move(health)), tracker_(health_->add_lane()) {}
-  rt::GroupHealth& health() { return *health_; }
-  rt::CollectiveTracker& tracker() { return tracker_; }
+  faults::GroupHealth& health() { return *health_; }
+  faults::CollectiveTracker& tracker() { return tracker_; }
   // Throws what ended it, as Work::wait does. `next`: what runs after it.
-  void run(const std::string& label, const std::function<void()>& work, const rt::Upcoming* next = nullptr) {
+  void run(const std::string& label, const std::function<void()>& work,
+           const comm::Upcoming* next = nullptr) {
     if (auto over = health_->interruption()) std::rethrow_exception(over);
     tracker_.submitted();
     tracker_.set_upcoming(next);
-    const rt::CollectiveTracker::Here here(&tracker_);
-    tracker_.begin(rt::task_name(label));
+    const faults::CollectiveTracker::Here here(&tracker_);
+    tracker_.begin(faults::task_name(label));
     try {
       work();
     } catch (...) {
@@ -141,13 +143,13 @@ class Lane {
   }
 
  private:
-  std::shared_ptr<rt::GroupHealth> health_;
-  rt::CollectiveTracker& tracker_;
+  std::shared_ptr<faults::GroupHealth> health_;
+  faults::CollectiveTracker& tracker_;
 };
 
 // --- ranks that are threads
 
-class MemoryStore final : public rt::Store {
+class MemoryStore final : public faults::Store {
  public:
   void set(const std::string& key, const std::string& value) override {
     std::lock_guard lock(mutex_);
@@ -205,7 +207,7 @@ inline void on_threads(int world, const std::function<void(Rank&)>& work,
 // --- ranks that are processes
 
 // Between processes: a table in memory that they share, under a lock that outlives who holds it.
-class SharedStore final : public rt::Store {
+class SharedStore final : public faults::Store {
  public:
   SharedStore() {
     void* memory = mmap(nullptr, sizeof(Table), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -300,7 +302,7 @@ inline void deliver_from(int descriptor, int from, Mailbox& box) {
 }
 
 [[noreturn]] inline void be_rank(int rank, const std::vector<std::vector<int>>& ends, int result, int stay,
-                                 const std::shared_ptr<rt::Store>& store,
+                                 const std::shared_ptr<faults::Store>& store,
                                  const std::function<std::string(Rank&)>& work,
                                  std::chrono::milliseconds timeout) {
   const int world = static_cast<int>(ends.size());

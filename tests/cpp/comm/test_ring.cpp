@@ -24,12 +24,12 @@ void all_equal(const std::vector<float>& found, Value value, const std::string& 
 struct Job {
   std::string label;
   std::function<void()> work;
-  rt::EarlySend early;
+  comm::EarlySend early;
 };
 
 void train(Rank& me, const std::string& link) {
-  Lane lane(std::make_shared<rt::GroupHealth>());
-  std::unique_ptr<rt::Ring> ring;
+  Lane lane(std::make_shared<faults::GroupHealth>());
+  std::unique_ptr<comm::Ring> ring;
   lane.run("connecting", [&] { ring = ring_of(me); });
   {
     std::lock_guard lock(checking);
@@ -49,8 +49,8 @@ void train(Rank& me, const std::string& link) {
     jobs.push_back({"reduce", [&] { ring->all_reduce({range_of(array)}); },
                     ring->early_send_of_all_reduce({range_of(array)})});
     jobs.push_back({"broadcast", [&] { ring->broadcast({range_of(from_first)}); }, {}});
-    std::deque<rt::Upcoming> upcoming;
-    for (Job& job : jobs) upcoming.push_back({rt::task_name(job.label), std::move(job.early)});
+    std::deque<comm::Upcoming> upcoming;
+    for (Job& job : jobs) upcoming.push_back({faults::task_name(job.label), std::move(job.early)});
     for (size_t i = 0; i < jobs.size(); ++i)
       lane.run(jobs[i].label, jobs[i].work, i + 1 < jobs.size() ? &upcoming[i + 1] : nullptr);
     all_equal(whole, [&](int64_t i) { return number(static_cast<int>(i / n), i % n); }, what + " gather");
@@ -67,7 +67,7 @@ void train(Rank& me, const std::string& link) {
 
 // The queue of shared memory in one mapping, where the sanitizers see both sides.
 void pass_through_a_queue() {
-  const rt::SharedQueue queue;
+  const comm::SharedQueue queue;
   constexpr int kMessages = 2000;
   std::thread writer([&] {
     for (int i = 0; i < kMessages; ++i) {
@@ -83,7 +83,7 @@ void pass_through_a_queue() {
       if (!queue->empty()) break;
       queue.sleep(heard, std::chrono::milliseconds(100));
     }
-    const rt::Queue::Message message = queue->front();
+    const comm::Queue::Message message = queue->front();
     int first = 0;
     std::memcpy(&first, message.data, sizeof first);
     CHECK(first == i && message.digest == static_cast<uint64_t>(i % 7) &&

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kCount = 200000;  // elements: many messages
 
-std::string reduce(rt::Ring& ring, Rank& me, int64_t count = kCount) {
+std::string reduce(comm::Ring& ring, Rank& me, int64_t count = kCount) {
   std::vector<float> values = numbers(me.rank, count);
   ring.all_reduce({range_of(values)});
   for (int64_t i = 0; i < count; ++i)
@@ -23,12 +23,12 @@ std::string reduce(rt::Ring& ring, Rank& me, int64_t count = kCount) {
 
 // `last` is what the last rank does after some good rounds; the others go on until an error ends them, with a
 // heart that says whose fault it was.
-std::vector<Ending> after_good_rounds(int world, const std::function<void(rt::Ring&, Rank&, Lane&)>& last) {
+std::vector<Ending> after_good_rounds(int world, const std::function<void(comm::Ring&, Rank&, Lane&)>& last) {
   return on_processes(world, [&](Rank& me) -> std::string {
-    auto health = std::make_shared<rt::GroupHealth>();
+    auto health = std::make_shared<faults::GroupHealth>();
     Lane lane(health);
-    rt::Heartbeat::start(me.store, me.rank, world, 15, health);
-    std::unique_ptr<rt::Ring> ring;
+    faults::Heartbeat::start(me.store, me.rank, world, 15, health);
+    std::unique_ptr<comm::Ring> ring;
     std::string found;
     lane.run("connecting", [&] { ring = ring_of(me); });
     for (int i = 0; i < 3; ++i) {
@@ -49,17 +49,17 @@ bool holds(const Ending& ending, const std::string& part, const std::string& wha
 
 void deaths(const std::string& link) {
   for (const int world : {2, 4}) {
-    const auto endings = after_good_rounds(world, [](rt::Ring&, Rank&, Lane&) { raise(SIGKILL); });
+    const auto endings = after_good_rounds(world, [](comm::Ring&, Rank&, Lane&) { raise(SIGKILL); });
     for (int r = 0; r < world - 1; ++r)
       CHECK(holds(endings[r], "rank " + std::to_string(world - 1) + "'s process has ended", link));
     CHECK(WIFSIGNALED(endings[world - 1].status));
   }
   // Two ranks: each survivor names one of them.
   const auto two = on_processes(4, [&](Rank& me) -> std::string {
-    auto health = std::make_shared<rt::GroupHealth>();
+    auto health = std::make_shared<faults::GroupHealth>();
     Lane lane(health);
-    rt::Heartbeat::start(me.store, me.rank, 4, 15, health);
-    std::unique_ptr<rt::Ring> ring;
+    faults::Heartbeat::start(me.store, me.rank, 4, 15, health);
+    std::unique_ptr<comm::Ring> ring;
     lane.run("connecting", [&] { ring = ring_of(me); });
     if (me.rank % 2) raise(SIGKILL);
     std::string found;
@@ -76,7 +76,7 @@ void deaths(const std::string& link) {
 
 // A child that the dead rank has forked holds all that it can.
 void a_child_lives_on(const std::string& link) {
-  const auto endings = after_good_rounds(3, [](rt::Ring&, Rank&, Lane&) {
+  const auto endings = after_good_rounds(3, [](comm::Ring&, Rank&, Lane&) {
     if (fork() == 0) {
       sleep(3);
       _exit(0);
@@ -88,7 +88,7 @@ void a_child_lives_on(const std::string& link) {
 
 // Stopped first, so that it looks as if it hung, then killed.
 void stopped_then_killed(const std::string& link) {
-  const auto endings = after_good_rounds(2, [](rt::Ring&, Rank&, Lane&) {
+  const auto endings = after_good_rounds(2, [](comm::Ring&, Rank&, Lane&) {
     const pid_t me = getpid();
     if (fork() == 0) {
       sleep(1);
@@ -102,7 +102,7 @@ void stopped_then_killed(const std::string& link) {
 
 void another_length(const std::string& link) {
   if (link == "gloo") return;  // its messages have lengths of their own to complain of
-  const auto endings = after_good_rounds(2, [](rt::Ring& ring, Rank& me, Lane& lane) {
+  const auto endings = after_good_rounds(2, [](comm::Ring& ring, Rank& me, Lane& lane) {
     lane.run("layers.1 reduce", [&] { reduce(ring, me, kCount / 2); });
   });
   const std::string both = endings[0].text + endings[1].text;
@@ -110,7 +110,7 @@ void another_length(const std::string& link) {
 }
 
 void another_collective(const std::string& link) {
-  const auto endings = after_good_rounds(3, [](rt::Ring& ring, Rank& me, Lane& lane) {
+  const auto endings = after_good_rounds(3, [](comm::Ring& ring, Rank& me, Lane& lane) {
     lane.run("layers.2 reduce", [&] { reduce(ring, me); });
   });
   for (const Ending& ending : endings) CHECK(holds(ending, "run different modules", link));
@@ -119,9 +119,9 @@ void another_collective(const std::string& link) {
 // While they connect: before, between and after the exchanges of endpoints.
 void death_while_connecting(const std::string& link) {
   const auto endings = on_processes(3, [&](Rank& me) -> std::string {
-    auto health = std::make_shared<rt::GroupHealth>();
+    auto health = std::make_shared<faults::GroupHealth>();
     Lane lane(health);
-    rt::Heartbeat::start(me.store, me.rank, 3, 15, health);
+    faults::Heartbeat::start(me.store, me.rank, 3, 15, health);
     std::string found;
     lane.run("connecting", [&] {
       if (me.rank == 2) raise(SIGKILL);
@@ -136,11 +136,11 @@ void death_while_connecting(const std::string& link) {
 void sockets_of_a_fork() {
   const auto far = std::chrono::steady_clock::now() + std::chrono::seconds(10);
   want("sockets");
-  const auto address = rt::own_address();
+  const auto address = comm::own_address();
   CHECK(address.has_value());
-  const rt::Socket listening = rt::Socket::listening(*address);
-  auto out = std::make_unique<rt::Socket>(rt::Socket::connected(listening.address(), far));
-  rt::Socket in = listening.accepted(far);
+  const comm::Socket listening = comm::Socket::listening(*address);
+  auto out = std::make_unique<comm::Socket>(comm::Socket::connected(listening.address(), far));
+  comm::Socket in = listening.accepted(far);
   const pid_t child = fork();
   if (child == 0) {
     char byte = 0;

@@ -10,8 +10,8 @@ namespace {
 
 std::string chosen(Rank& me) {
   std::string name;
-  Lane lane(std::make_shared<rt::GroupHealth>());
-  lane.run("connecting", [&] { name = rt::make_transport(me.peers)->name(); });
+  Lane lane(std::make_shared<faults::GroupHealth>());
+  lane.run("connecting", [&] { name = comm::make_transport(me.peers)->name(); });
   return name;
 }
 
@@ -41,22 +41,22 @@ void kept_until_forgotten() {
   // A group's name is this process's, and here all ranks are: each has a group of its own.
   on_threads(2, [&](Rank& me) {
     const std::string group = "group of rank " + std::to_string(me.rank);
-    CHECK(!rt::is_connected(group));
-    const auto first = rt::transport_of(group, me.peers);
-    CHECK(rt::is_connected(group));
-    CHECK(rt::transport_of(group, me.peers) == first);
-    rt::forget_transport(group);
-    CHECK(!rt::is_connected(group));
-    rt::forget_transport(group);  // ranks end groups that others have ended
-    const auto second = rt::transport_of(group, me.peers);
+    CHECK(!comm::is_connected(group));
+    const auto first = comm::transport_of(group, me.peers);
+    CHECK(comm::is_connected(group));
+    CHECK(comm::transport_of(group, me.peers) == first);
+    comm::forget_transport(group);
+    CHECK(!comm::is_connected(group));
+    comm::forget_transport(group);  // ranks end groups that others have ended
+    const auto second = comm::transport_of(group, me.peers);
     CHECK(second != first);
     // Whoever still holds the first one can use it.
     for (const auto& transport : {first, second}) {
       std::vector<float> values = numbers(me.rank, 1000);
-      rt::Ring(transport, me.peers, {}).all_reduce({range_of(values)});
+      comm::Ring(transport, me.peers, {}).all_reduce({range_of(values)});
       CHECK_EQ(values[7], mean(2, 7));
     }
-    rt::forget_transport(group);
+    comm::forget_transport(group);
   });
 }
 
@@ -68,13 +68,13 @@ struct Address {
 void endpoints_in_rank_order() {
   for (const int world : {1, 2, 5})
     on_threads(world, [&](Rank& me) {
-      const auto all = rt::rendezvous(*me.peers, Address{me.rank, {static_cast<char>('a' + me.rank), 0}});
+      const auto all = comm::rendezvous(*me.peers, Address{me.rank, {static_cast<char>('a' + me.rank), 0}});
       CHECK_EQ(static_cast<int>(all.size()), world);
       for (int r = 0; r < world; ++r)
         CHECK(all[r].rank == r && all[r].name[0] == 'a' + r && all[r].name[1] == 0);
-      CHECK(rt::everywhere(*me.peers, true));
-      CHECK(!rt::everywhere(*me.peers, me.rank != world - 1));  // the last one's word counts everywhere
-      CHECK(!rt::everywhere(*me.peers, me.rank != 0));
+      CHECK(comm::everywhere(*me.peers, true));
+      CHECK(!comm::everywhere(*me.peers, me.rank != world - 1));  // the last one's word counts everywhere
+      CHECK(!comm::everywhere(*me.peers, me.rank != 0));
     });
 }
 
@@ -83,8 +83,8 @@ void a_rank_that_does_not_come() {
   const auto endings = on_processes(3, [](Rank& me) -> std::string {
     if (me.rank == 2) raise(SIGKILL);
     try {
-      rt::rendezvous(*me.peers, me.rank);
-    } catch (const rt::ConnectionLost& e) {
+      comm::rendezvous(*me.peers, me.rank);
+    } catch (const faults::ConnectionLost& e) {
       return "lost " + std::to_string(e.peer);
     }
     return "met";
@@ -99,16 +99,16 @@ void early_sends() {
     on_threads(3, [&](Rank& me) {
       const auto ring = ring_of(me);
       std::vector<float> small = numbers(me.rank, 3), large = numbers(me.rank, 90000);
-      const rt::EarlySend gather = ring->early_send_of_gather({range_of(large)});
+      const comm::EarlySend gather = ring->early_send_of_gather({range_of(large)});
       const bool sends = ring->transport().sends_early();
       CHECK_EQ(sends, std::string(link) == "sockets");
       CHECK_EQ(gather.transport == &ring->transport(), sends);
       int64_t bytes = 0;
-      for (const rt::Range& message : gather.messages) bytes += message.bytes();
+      for (const comm::Range& message : gather.messages) bytes += message.bytes();
       CHECK_EQ(bytes, sends ? 90000 * 4 : 0);
       // Of a reduction the chunk of the rank before: a third of it.
       bytes = 0;
-      for (const rt::Range& message : ring->early_send_of_reduce_scatter({range_of(large)}).messages)
+      for (const comm::Range& message : ring->early_send_of_reduce_scatter({range_of(large)}).messages)
         bytes += message.bytes();
       CHECK_EQ(bytes, sends ? 30000 * 4 : 0);
       CHECK(ring->early_send_of_all_reduce({range_of(small)}).messages.empty());

@@ -20,11 +20,11 @@ inline void want(const std::string& link) {
   setenv("OSDP_SOCKETS", link == "gloo" ? "0" : "1", 1);
 }
 
-inline std::unique_ptr<rt::Ring> ring_of(Rank& me) {
-  return std::make_unique<rt::Ring>(rt::make_transport(me.peers), me.peers, std::vector<int64_t>());
+inline std::unique_ptr<comm::Ring> ring_of(Rank& me) {
+  return std::make_unique<comm::Ring>(comm::make_transport(me.peers), me.peers, std::vector<int64_t>());
 }
 
-inline rt::Range range_of(std::vector<float>& values) {
+inline comm::Range range_of(std::vector<float>& values) {
   return {reinterpret_cast<char*>(values.data()),
           static_cast<int64_t>(values.size()),
           {4, osdp::elementwise::DType::Float32}};

@@ -24,11 +24,11 @@ bool holds(const std::string& text, const char* part) {
 
 // A rank with its heart: in a process of its own these would be one.
 struct Member {
-  Member(std::shared_ptr<rt::Store> store, int rank, int world, double timeout_s = 30)
-      : health(std::make_shared<rt::GroupHealth>()), lane(health) {
-    rt::Heartbeat::start(std::move(store), rank, world, timeout_s, health);
+  Member(std::shared_ptr<faults::Store> store, int rank, int world, double timeout_s = 30)
+      : health(std::make_shared<faults::GroupHealth>()), lane(health) {
+    faults::Heartbeat::start(std::move(store), rank, world, timeout_s, health);
   }
-  ~Member() { rt::Heartbeat::end(*health); }
+  ~Member() { faults::Heartbeat::end(*health); }
   // What a collective that never ends by itself ends with.
   std::string wait(const std::string& label) {
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
@@ -46,13 +46,13 @@ struct Member {
   }
   std::string lose(int peer, const char* why = "connection reset") {
     try {
-      lane.run("layers.1 all-gather", [&] { throw rt::ConnectionLost(peer, why); });
+      lane.run("layers.1 all-gather", [&] { throw faults::ConnectionLost(peer, why); });
     } catch (const std::exception& e) {
       return e.what();
     }
     return "(nothing)";
   }
-  std::shared_ptr<rt::GroupHealth> health;
+  std::shared_ptr<faults::GroupHealth> health;
   Lane lane;
 };
 
@@ -101,7 +101,7 @@ void times_out() {
 bool yes() { return true; }
 bool no() { return false; }
 
-std::string ended_with(const rt::GroupHealth& health) {
+std::string ended_with(const faults::GroupHealth& health) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
   while (std::chrono::steady_clock::now() < until) {
     try {
@@ -115,7 +115,7 @@ std::string ended_with(const rt::GroupHealth& health) {
 }
 
 // What is aborted: a backend with a collective that the other ranks do not come to.
-struct Backend final : rt::Abortable {
+struct Backend final : faults::Abortable {
   void abort() noexcept override { aborted = true; }
   std::atomic<bool> aborted{false};
 };
@@ -189,33 +189,34 @@ void enqueues_without_end() {
 }
 
 void trails() {
-  rt::Trail trail;
-  CHECK(trail.newest() == rt::TrailMark());
-  for (int64_t i = 1; i <= 3; ++i) trail.add(i, rt::task_name("a" + std::to_string(i)));
+  faults::Trail trail;
+  CHECK(trail.newest() == faults::TrailMark());
+  for (int64_t i = 1; i <= 3; ++i) trail.add(i, faults::task_name("a" + std::to_string(i)));
   CHECK(trail.newest().position == 3 && trail.digest_at(3) == trail.newest().digest);
   CHECK(trail.digest_at(2) != trail.digest_at(3) && !trail.digest_at(0) && !trail.digest_at(4));
   int64_t first = 0;
   const auto tasks = trail.tasks(1, 9, first);
   CHECK(first == 2 && tasks.size() == 2 && tasks[1]->label == "a3");
-  for (int64_t i = 4; i <= 10000; ++i) trail.add(i, rt::task_name("b"));
-  CHECK(!trail.digest_at(3) && trail.digest_at(10000 - static_cast<int64_t>(rt::Trail::kKept) + 1));
-  rt::TrailPiece piece;
+  for (int64_t i = 4; i <= 10000; ++i) trail.add(i, faults::task_name("b"));
+  CHECK(!trail.digest_at(3) && trail.digest_at(10000 - static_cast<int64_t>(faults::Trail::kKept) + 1));
+  faults::TrailPiece piece;
   piece.first = 7;
-  piece.tasks = {*rt::task_name("a\tb", 3, "with 'w'", 5)};
-  const auto read = rt::TrailPiece::decode(piece.encode());
+  piece.tasks = {*faults::task_name("a\tb", 3, "with 'w'", 5)};
+  const auto read = faults::TrailPiece::decode(piece.encode());
   CHECK(read && read->at(7) && read->at(7)->text() == piece.tasks[0].text() && !read->at(6) && !read->at(8));
   for (size_t n = 0; n < piece.encode().size(); ++n)
-    (void)rt::TrailPiece::decode(piece.encode().substr(0, n));
-  CHECK(!rt::TrailPiece::decode("") && !rt::TrailPiece::decode("1 99999999\n"));
-  const std::vector<rt::TrailMark> marks{{3, 4}, {}};
-  CHECK(rt::decode_marks(rt::encode(marks)) == marks && !rt::decode_marks("") && !rt::decode_marks("3 1 2"));
+    (void)faults::TrailPiece::decode(piece.encode().substr(0, n));
+  CHECK(!faults::TrailPiece::decode("") && !faults::TrailPiece::decode("1 99999999\n"));
+  const std::vector<faults::TrailMark> marks{{3, 4}, {}};
+  CHECK(faults::decode_marks(faults::encode(marks)) == marks && !faults::decode_marks("") &&
+        !faults::decode_marks("3 1 2"));
 }
 
 // An error of the backend's, where another rank has ended: that is the cause.
 void an_echo_of_a_death() {
   auto store = std::make_shared<MemoryStore>();
   Member me(store, 0, 2);
-  rt::Process gone = rt::Process::here();
+  faults::Process gone = faults::Process::here();
   gone.started += 1;
   store->set("process/1", gone.encode());
   std::string message;
@@ -230,7 +231,7 @@ void an_echo_of_a_death() {
 void last_words() {
   auto store = std::make_shared<MemoryStore>();
   auto me = std::make_unique<Member>(store, 0, 2);
-  rt::RankStatus theirs;
+  faults::RankStatus theirs;
   theirs.beat = 9;
   theirs.ended = true;
   theirs.text = "ValueError: the third batch\nis bad";
@@ -243,7 +244,7 @@ void gives_up() {
   Member me(store, 0, 2), other(store, 1, 2);
   std::string theirs;
   std::thread thread([&] { theirs = other.wait("layers.1 all-gather"); });
-  rt::Heartbeat::give_up(*me.health, "was interrupted by a signal");
+  faults::Heartbeat::give_up(*me.health, "was interrupted by a signal");
   thread.join();
   CHECK(holds(theirs, "rank 0 was interrupted by a signal"));
 }
@@ -257,27 +258,28 @@ void process_ended() {
     _exit(0);
   }
   Member me(store, 0, 2);
-  rt::Process process = rt::Process::here();
+  faults::Process process = faults::Process::here();
   process.id = child;
   process.started = 0;
   store->set("process/1", process.encode());
-  CHECK(rt::life_of(process) == rt::Life::Runs);
+  CHECK(faults::life_of(process) == faults::Life::Runs);
   std::thread killer([&] {
     std::this_thread::sleep_for(kSoon);
     kill(child, SIGKILL);  // not waited for: a process that nobody has buried yet has ended too
   });
   CHECK(holds(me.wait("layers.1 all-gather"), "rank 1's process has ended"));
   killer.join();
-  CHECK(rt::life_of(process) == rt::Life::Ended);
+  CHECK(faults::life_of(process) == faults::Life::Ended);
   waitpid(child, nullptr, 0);
-  CHECK(rt::life_of(process) == rt::Life::Ended);
+  CHECK(faults::life_of(process) == faults::Life::Ended);
   process.host = "another";
-  CHECK(rt::life_of(process) == rt::Life::Unseen);
-  process = rt::Process::here();
-  CHECK(rt::life_of(process) == rt::Life::Runs);
+  CHECK(faults::life_of(process) == faults::Life::Unseen);
+  process = faults::Process::here();
+  CHECK(faults::life_of(process) == faults::Life::Runs);
   process.started += 1;  // the number is another process's by now
-  CHECK(rt::life_of(process) == rt::Life::Ended);
-  CHECK(!rt::Process::decode("") && !rt::Process::decode("x y") && !rt::Process::decode("-3 0 h"));
+  CHECK(faults::life_of(process) == faults::Life::Ended);
+  CHECK(!faults::Process::decode("") && !faults::Process::decode("x y") &&
+        !faults::Process::decode("-3 0 h"));
 }
 
 void store_fails() {
@@ -298,10 +300,11 @@ void fails_here() {
   std::string theirs, ours;
   std::thread thread([&] { theirs = other.wait("layers.1 all-gather"); });
   try {
-    me.lane.run("layers.1 all-gather", [] { rt::throw_error(rt::ErrorKind::Memory, "out of memory"); });
+    me.lane.run("layers.1 all-gather",
+                [] { faults::throw_error(faults::ErrorKind::Memory, "out of memory"); });
   } catch (const std::exception& e) {
     ours = e.what();
-    CHECK(rt::kind_of(e) == rt::ErrorKind::Memory);
+    CHECK(faults::kind_of(e) == faults::ErrorKind::Memory);
   }
   thread.join();
   CHECK(holds(ours, "out of memory"));
@@ -315,27 +318,27 @@ void many_begin_and_end() {
     me.lane.run("a", [] {});
   }
   auto store = std::make_shared<MemoryStore>();
-  auto health = std::make_shared<rt::GroupHealth>();
-  rt::Heartbeat::start(store, 0, 2, 30, health);
-  rt::Heartbeat::shutdown("SystemExit: 3");
+  auto health = std::make_shared<faults::GroupHealth>();
+  faults::Heartbeat::start(store, 0, 2, 30, health);
+  faults::Heartbeat::shutdown("SystemExit: 3");
   const auto said = store->get("pulse/0");
-  CHECK(said && rt::RankStatus::decode(*said) && rt::RankStatus::decode(*said)->ended);
+  CHECK(said && faults::RankStatus::decode(*said) && faults::RankStatus::decode(*said)->ended);
 }
 
 // Whatever stands in the store is a status, a failure, or nothing.
 void what_is_read() {
-  rt::RankStatus status;
+  faults::RankStatus status;
   status.beat = 3;
-  status.lanes = {{4, 5, true, *rt::TaskNames("a\tb all-gather", 1, {"a"}).all(true)}, {}};
+  status.lanes = {{4, 5, true, *faults::TaskNames("a\tb all-gather", 1, {"a"}).all(true)}, {}};
   status.place = "forward of 'x'";
   status.text = "two\nlines\n";
-  const auto read = rt::RankStatus::decode(status.encode());
+  const auto read = faults::RankStatus::decode(status.encode());
   CHECK(read && read->text == status.text && read->lanes.size() == 2 &&
         read->lanes[0].task.label == "a\tb all-gather" && read->lanes[0].task.accumulates);
   const std::string whole = status.encode();
-  for (size_t n = 0; n < whole.size(); ++n) (void)rt::RankStatus::decode(whole.substr(0, n));
-  CHECK(!rt::RankStatus::decode("") && !rt::RankStatus::decode("1 2 3 4 99999999\n"));
-  CHECK(!rt::Failure::decode("77 0\nwhat") && !rt::Failure::decode(""));
+  for (size_t n = 0; n < whole.size(); ++n) (void)faults::RankStatus::decode(whole.substr(0, n));
+  CHECK(!faults::RankStatus::decode("") && !faults::RankStatus::decode("1 2 3 4 99999999\n"));
+  CHECK(!faults::Failure::decode("77 0\nwhat") && !faults::Failure::decode(""));
 }
 
 }  // namespace

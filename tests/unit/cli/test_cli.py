@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +72,7 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             raise InfeasibleError("no plan fits 64 B;\nthe smallest that fits is 1.00 KiB", 1024)
         return Plan.uniform(description)
 
-    stub = types.ModuleType("osdp.planning.search")
-    stub.search = search  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "osdp.planning.search", stub)
+    monkeypatch.setattr("osdp.planning.search.search", search)
     return asked
 
 
@@ -164,7 +161,7 @@ def test_search_can_build_on_the_meta_device(models: str, searched: list[dict[st
         ({"--module": "{}:bare"}, "return (model, (inputs,))"),
         ({"--module": "{}:bare_and_none"}, "return (model, (inputs,))"),
         ({"--module": "{}:bare_and_empty"}, "return (model, (inputs,))"),
-        ({"--module": "/nowhere/m.py:build"}, "no file /nowhere/m.py"),
+        ({"--module": "/nowhere/m.py:build"}, "no such file: /nowhere/m.py"),
         ({"--module": "no.such.package:build"}, "ModuleNotFoundError"),
         ({"-o": "/nowhere/plan.json"}, "/nowhere"),
     ],
@@ -262,9 +259,9 @@ def test_search_of_a_transformers_config(architecture: str | None, tmp_path: Pat
     [
         ('{"model_type": "gpt2"', [], "truncated"),
         ("[]", [], "no field 'model_type'"),
-        ('{"model_type": "gpt99"}', [], "cannot build it"),
-        ('{"model_type": "gpt2", "n_embd": 30, "n_head": 4}', [], "cannot build it"),
-        ('{"model_type": "gpt2", "n_embd": "wide"}', [], "cannot build it"),
+        ('{"model_type": "gpt99"}', [], "cannot build the model"),
+        ('{"model_type": "gpt2", "n_embd": 30, "n_head": 4}', [], "cannot build the model"),
+        ('{"model_type": "gpt2", "n_embd": "wide"}', [], "cannot build the model"),
         (None, [], "config.json"),
     ],
 )

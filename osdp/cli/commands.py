@@ -53,11 +53,11 @@ def search(arguments: argparse.Namespace) -> None:
     try:
         from osdp.planning.search import search
     except ImportError as error:
-        raise OSDPError(f"the planner is not built ({error}); install osdp again: pip install .") from error
+        raise OSDPError(f"the planner is not built ({error}); reinstall osdp: pip install .") from error
 
     memory = parse_bytes(arguments.memory)
     if arguments.world_size < 1:
-        raise InvalidProblemError(f"--world-size {arguments.world_size}: it must be at least 1")
+        raise InvalidProblemError(f"--world-size {arguments.world_size}: must be at least 1")
     check_output("-o", arguments.output)
     hardware = _hardware(arguments.hardware)
     options = {name: value for name in _SEARCH_OPTIONS if (value := getattr(arguments, name)) is not None}
@@ -81,8 +81,8 @@ def verify(arguments: argparse.Namespace) -> int:
         print(f"osdp: {arguments.plan}: {' '.join(wrong.split())}", file=sys.stderr)
         return 1
     print(
-        "all that the plan says holds"
-        + (", and a search of today finds the same" if arguments.search else "")
+        "everything that the plan states holds"
+        + (", and a search by this version finds the same plan" if arguments.search else "")
     )
     return 0
 
@@ -90,7 +90,7 @@ def verify(arguments: argparse.Namespace) -> int:
 def explain(arguments: argparse.Namespace) -> None:
     plan = _plan(arguments.plan)
     if arguments.diff is not None:
-        print(plan.diff(_plan(arguments.diff)) or "the plans decide the same\n", end="")
+        print(plan.diff(_plan(arguments.diff)) or "the plans make the same decisions\n", end="")
         return
     from osdp.show.explain import explained
 
@@ -187,7 +187,7 @@ def _described(arguments: argparse.Namespace) -> ModelDescription:
 
         if arguments.meta or arguments.sequence_length is not None:
             raise InvalidProblemError(
-                "--meta and --sequence-length say how to build a model; a description is of one"
+                "--meta and --sequence-length apply to --module and --hf-config, not to --description"
             )
         return read(ModelDescription, arguments.description)
     from osdp.cli.model_source import model_of

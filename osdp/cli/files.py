@@ -29,7 +29,7 @@ def read(kind: Kind[T], path: str) -> T:
         return kind.load(path)
     text = sys.stdin.read()
     if not text:
-        raise FormatError("standard input is empty, or was read already: only one argument can be -")
+        raise FormatError("standard input is empty, or was read already: only one argument may be -")
     try:
         return kind.loads(text)
     except FormatError as error:
@@ -42,18 +42,16 @@ def check_output(option: str, path: str | None) -> None:
         return
     target = Path(path)
     if target.is_dir():
-        raise InvalidProblemError(f"{option} {path}: this is a directory; name a file in it")
+        raise InvalidProblemError(f"{option} {path}: is a directory; give a file")
     if target.exists() and not target.is_file():  # /dev/stdout, a pipe
         return
     folder = target.resolve().parent
     if not folder.is_dir():
-        raise InvalidProblemError(f"{option} {path}: there is no directory {folder}")
+        raise InvalidProblemError(f"{option} {path}: no such directory: {folder}")
     try:  # permissions are not enough: the file system may be read-only, or full
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise InvalidProblemError(
-            f"{option} {path}: {folder} cannot be written to: {error.strerror}"
-        ) from None
+        raise InvalidProblemError(f"{option} {path}: {folder} is not writable: {error.strerror}") from None
 
 
 def check_picture(path: str | None) -> None:
@@ -66,5 +64,5 @@ def check_picture(path: str | None) -> None:
 
     known = sorted(FigureCanvasBase.get_supported_filetypes())
     if Path(path).suffix.removeprefix(".").lower() not in known:
-        raise InvalidProblemError(f"--plot {path}: its name must end in one of .{', .'.join(known)}")
+        raise InvalidProblemError(f"--plot {path}: the name must end in one of .{', .'.join(known)}")
     check_output("--plot", path)

@@ -34,7 +34,7 @@ def build(
     values = json_files.parse(json_files.load_bytes(path))
     kind = values.pop("model_type", None) if isinstance(values, dict) else None
     if not isinstance(kind, str):
-        raise InvalidProblemError(f"--hf-config {path}: there is no field 'model_type'; is it a config.json?")
+        raise InvalidProblemError(f"--hf-config {path}: has no field 'model_type'; is it a config.json?")
     try:
         config = transformers.AutoConfig.for_model(kind, **values)
         names = getattr(config, "architectures", None) or []
@@ -48,7 +48,7 @@ def build(
         raise
     except Exception as error:
         raise InvalidProblemError(
-            f"--hf-config {path}: transformers {transformers.__version__} cannot build it: "
+            f"--hf-config {path}: transformers {transformers.__version__} cannot build the model: "
             f"{type(error).__name__}: {error}"
         ) from error
     return model.train(), sample
@@ -62,7 +62,7 @@ def _sample(model: nn.Module, config: Any, sequence_length: int | None) -> dict[
     if "pixel_values" in takes and "input_ids" not in takes:
         size = getattr(config, "image_size", None)
         if size is None:
-            raise InvalidProblemError("the config of a vision model does not say its image_size")
+            raise InvalidProblemError("the config of this vision model has no image_size")
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
         pixels = torch.zeros(1, getattr(config, "num_channels", 3), height, width)
         return {"pixel_values": pixels} | ({"labels": torch.zeros(1, dtype=torch.long)} if labelled else {})

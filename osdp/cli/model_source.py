@@ -24,7 +24,7 @@ def model_of(arguments: argparse.Namespace) -> Built:
     if arguments.hf_config is None:
         if arguments.sequence_length is not None:
             raise InvalidProblemError(
-                "--sequence-length: only with --hf-config; --module gives its own sample"
+                "--sequence-length works only with --hf-config; --module gives its own sample"
             )
         return build(arguments.module, arguments.meta)
     from osdp.cli import hf_config
@@ -49,7 +49,7 @@ def build(where: str, meta: bool) -> Built:
         raise InvalidProblemError(f"--module {where}: {place} has no function {name!r}") from None
     except Exception as error:
         raise InvalidProblemError(
-            f"--module {where}: importing failed: {type(error).__name__}: {error}"
+            f"--module {where}: import failed: {type(error).__name__}: {error}"
         ) from error
     try:
         with torch.device("meta") if meta else nullcontext():
@@ -65,8 +65,9 @@ def build(where: str, meta: bool) -> Built:
         )
     if sample is None or (isinstance(sample, (tuple, list, dict)) and not sample):
         raise InvalidProblemError(
-            f"--module {where}: {name}() returned a model without a sample, so nothing is known of its activations: "
-            "return (model, (inputs,)), with the arguments of one forward as a tuple or a dict"
+            f"--module {where}: {name}() returned a model without a sample, so its activations are "
+            "unknown: return (model, (inputs,)), with the arguments of one forward as a tuple or a "
+            "dict"
         )
     if isinstance(sample, dict):
         return model, (), sample
@@ -79,7 +80,7 @@ def _import(place: str) -> Any:
         sys.path.insert(0, os.getcwd())
         return importlib.import_module(place)
     if not path.is_file():
-        raise InvalidProblemError(f"--module: there is no file {place}")
+        raise InvalidProblemError(f"--module: no such file: {place}")
     sys.path.insert(0, str(path.parent.resolve()))  # as for `python FILE.py`: it may import its neighbours
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None

@@ -11,8 +11,10 @@ from osdp.plan.searched import COSTS, METHODS, OBJECTIVES
 from osdp.planning.core_inputs import OPTIMIZER_STATE
 from osdp.version import __version__
 
-_PLAN = "a plan; - reads standard input"
-_MACHINES = f"one of {', '.join(known_machines())}; or a file of `osdp profile`; - reads standard input"
+_PLAN = "a plan file; - reads standard input"
+_MACHINES = (
+    f"one of {', '.join(known_machines())}, or a file written by `osdp profile`; - reads standard input"
+)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -39,135 +41,166 @@ def _add_model(parser: argparse.ArgumentParser, what: argparse._MutuallyExclusiv
     what.add_argument(
         "--module",
         metavar="WHERE",
-        help="FILE.py:FUNCTION or package.module:FUNCTION, which returns (model, sample)",
+        help="a function that returns (model, sample), as FILE.py:FUNCTION or package.module:FUNCTION",
     )
     what.add_argument(
-        "--hf-config", metavar="CONFIG.json", help="a config of transformers; the model is never given memory"
+        "--hf-config",
+        metavar="CONFIG.json",
+        help="a config.json of transformers; the model's weights are never allocated",
     )
     parser.add_argument(
-        "--meta", action="store_true", help="build the model on the meta device: no memory for weights"
+        "--meta", action="store_true", help="build the model on the meta device, without memory for weights"
     )
     parser.add_argument(
-        "--sequence-length", type=_count, metavar="N", help="tokens of a sample, with --hf-config"
+        "--sequence-length", type=_count, metavar="N", help="length of the sample in tokens, with --hf-config"
     )
 
 
 def _add_output(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--json", action="store_true", help=f"print {what} as JSON instead of a table")
-    parser.add_argument("-o", "--output", metavar="FILE", help=f"write {what} there; -: the same as --json")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help=f"write {what} to FILE; - is the same as --json"
+    )
 
 
 def _describe(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("describe", help="show a model's operators, with their bytes and work")
+    parser = subparsers.add_parser("describe", help="show a model's operators with their bytes and FLOPs")
     _add_model(parser, parser.add_mutually_exclusive_group(required=True))
     _add_output(parser, "the description")
     parser.set_defaults(command=commands.describe)
 
 
 def _search(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    search = subparsers.add_parser("search", help="find the fastest plan that fits the memory")
+    search = subparsers.add_parser("search", help="find the fastest plan that fits in memory")
     what = search.add_mutually_exclusive_group(required=True)
     _add_model(search, what)
     what.add_argument(
-        "--description", metavar="FILE", help="a file of `osdp describe -o`; - reads standard input"
+        "--description", metavar="FILE", help="a file written by `osdp describe -o`; - reads standard input"
     )
-    search.add_argument("--memory", required=True, metavar="SIZE", help="per device, such as 16GiB")
     search.add_argument(
-        "--world-size", required=True, type=int, metavar="N", help="how many ranks will train"
+        "--memory", required=True, metavar="SIZE", help="memory limit per device, such as 16GiB"
+    )
+    search.add_argument(
+        "--world-size", required=True, type=int, metavar="N", help="number of ranks that will train"
     )
     search.add_argument("--hardware", metavar="NAME|FILE", help=_MACHINES)
     search.add_argument(
-        "--batch-size", type=_count_or_auto, metavar="N|auto", help="per rank; default: the best one"
+        "--batch-size",
+        type=_count_or_auto,
+        metavar="N|auto",
+        help="samples per rank; default: the best batch size",
     )
-    search.add_argument("--global-batch-size", type=int, metavar="N", help="over all ranks")
+    search.add_argument("--global-batch-size", type=int, metavar="N", help="samples per step over all ranks")
     search.add_argument("--optimizer", choices=tuple(OPTIMIZER_STATE), help="default: adamw")
     search.add_argument("--precision", choices=tuple(PRECISIONS), help="default: fp32")
-    search.add_argument("--cost", choices=COSTS, help="the cost model; default: osdp")
-    search.add_argument("--method", choices=METHODS, help="default: exact; the others are the paper's")
-    search.add_argument("--granularity", type=_count_or_auto, metavar="N|auto", help="slices of an operator")
-    search.add_argument("--checkpoint", choices=("auto", "none"), help="whether blocks may be recomputed")
-    search.add_argument("--hosts", type=_count, metavar="N", help="over which the ranks are spread evenly")
+    search.add_argument("--cost", choices=COSTS, help="cost model; default: osdp")
+    search.add_argument(
+        "--method", choices=METHODS, help="search method; default: exact, the others are the paper's"
+    )
+    search.add_argument(
+        "--granularity", type=_count_or_auto, metavar="N|auto", help="number of slices of an operator"
+    )
+    search.add_argument(
+        "--checkpoint", choices=("auto", "none"), help="whether blocks may be recomputed in backward"
+    )
+    search.add_argument(
+        "--hosts", type=_count, metavar="N", help="number of hosts; every host has the same number of ranks"
+    )
     search.add_argument(
         "--whole",
         action="append",
         metavar="PATTERN",
-        help="modules or parameters that every rank holds whole, such as 'head' or '*.norm?'; repeatable",
+        help="names or patterns of modules or parameters that every rank holds in full, such as 'head' or "
+        "'*.norm?'; repeatable",
     )
     search.add_argument("--objective", choices=OBJECTIVES, help="default: throughput")
     search.add_argument(
-        "--at-least", type=float, metavar="SAMPLES/S", help="with --objective memory: the throughput to reach"
+        "--at-least", type=float, metavar="SAMPLES/S", help="the throughput to reach, with --objective memory"
     )
-    search.add_argument("--time-limit", type=float, metavar="SECONDS", help="of the search")
+    search.add_argument("--time-limit", type=float, metavar="SECONDS", help="time limit of the search")
     _add_output(search, "the plan")
     search.set_defaults(command=commands.search)
 
 
 def _verify(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("verify", help="check all that a plan says, from the plan alone")
+    parser = subparsers.add_parser("verify", help="check everything that a plan states, from its file alone")
     parser.add_argument("plan", metavar="PLAN.json", help=_PLAN)
     parser.add_argument(
-        "--search", action="store_true", help="also search again, for what no certificate proves"
+        "--search",
+        action="store_true",
+        help="also repeat the search, which checks what no certificate proves",
     )
     parser.set_defaults(command=commands.verify)
 
 
 def _explain(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("explain", help="show a plan, and why it is as it is")
+    parser = subparsers.add_parser("explain", help="show a plan and the reasons for its choices")
     parser.add_argument("plan", metavar="PLAN.json", help=_PLAN)
     parser.add_argument(
-        "--no-search", action="store_true", help="leave out what other limits and batch sizes would give"
+        "--no-search",
+        action="store_true",
+        help="leave out what other memory limits and batch sizes would give",
     )
-    parser.add_argument(
-        "--diff", metavar="OTHER.json", help="show only what the other plan decides differently"
-    )
+    parser.add_argument("--diff", metavar="OTHER.json", help="show only what differs in this other plan")
     parser.set_defaults(command=commands.explain)
 
 
 def _diff(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("diff", help="show what a second plan decides differently")
+    parser = subparsers.add_parser("diff", help="show how a second plan differs")
     parser.add_argument("plan", metavar="PLAN.json", help=_PLAN)
     parser.add_argument("diff", metavar="OTHER.json", help=_PLAN)
     parser.set_defaults(command=commands.explain)
 
 
 def _frontier(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("frontier", help="throughput of the best plans under other memory limits")
+    parser = subparsers.add_parser(
+        "frontier", help="show the throughput of the best plans under other memory limits"
+    )
     parser.add_argument("plan", metavar="PLAN.json", help=_PLAN)
-    parser.add_argument("--points", type=_count, default=16, metavar="N", help="how many limits (16)")
-    parser.add_argument("--json", action="store_true", help="print them as JSON instead of a table")
-    parser.add_argument("--plot", metavar="FILE.png", help="draw them (needs matplotlib)")
+    parser.add_argument(
+        "--points", type=_count, default=16, metavar="N", help="number of limits (default 16)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the points as JSON instead of a table")
+    parser.add_argument("--plot", metavar="FILE.png", help="draw the points (needs matplotlib)")
     parser.set_defaults(command=commands.frontier)
 
 
 def _simulate(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("simulate", help="play a step of a plan: what runs when, and the memory")
+    parser = subparsers.add_parser(
+        "simulate", help="simulate a step of a plan: the timeline of events, and memory"
+    )
     parser.add_argument("plan", metavar="PLAN.json", help=_PLAN)
     parser.add_argument(
-        "--hardware", metavar="NAME|FILE", help=f"in place of the plan's, or where it has none: {_MACHINES}"
+        "--hardware", metavar="NAME|FILE", help=f"use this hardware instead of the plan's: {_MACHINES}"
     )
     parser.add_argument(
-        "--world-size", type=_count, metavar="N", help="on so many ranks; default: the plan's"
+        "--world-size", type=_count, metavar="N", help="simulate this number of ranks; default: the plan's"
     )
     parser.add_argument(
         "--measured",
         metavar="FILE.json",
-        help="beside a step that torch.profiler recorded (export_chrome_trace)",
+        help="compare with a step recorded by torch.profiler (export_chrome_trace)",
     )
     parser.add_argument("--json", action="store_true", help="print events and memory as JSON")
-    parser.add_argument("--trace", metavar="FILE.json", help="write them for https://ui.perfetto.dev")
-    parser.add_argument("--plot", metavar="FILE.svg", help="draw them (needs matplotlib)")
+    parser.add_argument("--trace", metavar="FILE.json", help="write a trace for https://ui.perfetto.dev")
+    parser.add_argument("--plot", metavar="FILE.svg", help="draw the timeline (needs matplotlib)")
     parser.set_defaults(command=commands.simulate)
 
 
 def _profile(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = subparsers.add_parser("profile", help="measure this machine; also under torchrun")
-    parser.add_argument("-o", "--output", metavar="FILE", help="write the figures there; default: print them")
+    parser = subparsers.add_parser("profile", help="measure this machine; works under torchrun too")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="write the figures to FILE; default: print them"
+    )
     parser.add_argument(
         "--module",
         metavar="WHERE",
-        help="FILE.py:FUNCTION or package.module:FUNCTION, which returns (model, sample): measure its operators too",
+        help="also measure the operators of a model: a function that returns (model, sample), as "
+        "FILE.py:FUNCTION or package.module:FUNCTION",
     )
-    parser.add_argument("--seconds", type=float, default=10.0, help="about how long to measure (default 10)")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="how long to measure, approximately (default 10)"
+    )
     parser.set_defaults(command=commands.profile)
 
 
@@ -175,21 +208,23 @@ def _export(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser = subparsers.add_parser(
         "export", help="write a checkpoint's weights as safetensors, in Hugging Face's layout"
     )
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a directory of osdp.save")
-    parser.add_argument("target", metavar="DIR", help="where model.safetensors goes")
-    parser.add_argument("--max-shard", default="5GB", metavar="SIZE", help="of one file (default 5GB)")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a directory written by osdp.save")
+    parser.add_argument("target", metavar="DIR", help="directory for model.safetensors")
+    parser.add_argument(
+        "--max-shard", default="5GB", metavar="SIZE", help="largest size of one file (default 5GB)"
+    )
     parser.set_defaults(command=commands.export)
 
 
 def _upgrade(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
-        "upgrade", help="rewrite files of an older OSDP in today's versions, in place"
+        "upgrade", help="rewrite files of older versions of OSDP in the current format, in place"
     )
     parser.add_argument(
         "paths",
         nargs="+",
         metavar="FILE|DIR",
-        help="a plan, a description, hardware, a checkpoint, or where such are",
+        help="a plan, a description, hardware, a checkpoint, or a directory that contains such files",
     )
     parser.set_defaults(command=commands.upgrade)
 

@@ -72,7 +72,9 @@ def _upgrade_file(path: Path) -> str:
     kind = _kind(path)
     if kind is None or kind not in _READERS:
         raise FormatError(
-            f"{path}: not a file of OSDP: a plan, hardware, a description or a checkpoint's directory", "osdp"
+            f"{path}: not a file that OSDP writes: a plan, hardware, a description or a checkpoint's "
+            "directory",
+            "osdp",
         )
     old = json_files.parse(json_files.load_bytes(path))
     text = json_files.dumps(kind, _READERS[kind](path))
@@ -106,6 +108,6 @@ def _upgrade_checkpoint(path: Path) -> str:
     )
     json_files.save_text(path / manifest.FILE_NAME, manifest.dumps(complete).decode())
     return (
-        f"{path}: checkpoint, version 1 to {newest}: added {len(readings)} boxes with their checksums, that of .metadata "
-        "and the manifest's own"
+        f"{path}: checkpoint, version 1 to {newest}: added {len(readings)} boxes with their "
+        "checksums, and the checksums of .metadata and of the manifest"
     )

@@ -69,7 +69,7 @@ class KnownValues:
         real = [t for t in given if not isinstance(t, FakeTensor)]
         if len(real) < len(given):
             if real and func._schema.is_mutable and _written(func, args, kwargs) & {id(t) for t in real}:
-                raise ValuesLostError(f"{func} wrote unknown values to known ones")
+                raise ValuesLostError(f"{func} wrote unknown values into a tensor with known values")
             if func in VIEWS and isinstance(args[0], FakeTensor):
                 return view(func, args, kwargs)
             return func(*args, **kwargs)

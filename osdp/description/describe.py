@@ -57,12 +57,12 @@ def describe(model: nn.Module, *args: Any, **kwargs: Any) -> ModelDescription:
         return _assemble(model, ownership, None, 0, 0)
     if not any(t.dim() > 0 for t in tensors_in((args, kwargs))):
         raise DescribeError(
-            "the sample holds no tensor whose dimension 0 could be the batch, so nothing would tell what grows with it: "
-            "pass tensors, or tuples, lists, dicts or dataclasses of them"
+            "the sample has no tensor whose dimension 0 could be the batch, so OSDP cannot tell what "
+            "grows with the batch: pass tensors, or tuples, lists, dicts or dataclasses of them"
         )
     batch = batch_of((args, kwargs))
     if batch < 1:
-        raise DescribeError("the sample is empty: dimension 0 of its tensors, the batch, has size 0")
+        raise DescribeError("the sample is empty: its tensors have a batch (dimension 0) of size 0")
     with not_compiled(model):
         first, second, traced = _two_traces(model, (args, kwargs), batch)
     total = sum(_nbytes(t) for t in _distinct(tensors_in((args, kwargs))))
@@ -168,9 +168,9 @@ def _unchanging(blocks: list[str], watched: Watched | None) -> list[str]:
     if left := [b for b in blocks if b in changed]:
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
         warnings.warn(
-            f"{left[0]!r}{more} changed what it was called with (a cache of keys and values? an operation in place?), so no "
-            "plan will recompute it in backward to save memory. A model of transformers can be described and trained with "
-            "use_cache=False",
+            f"{left[0]!r}{more} changed its inputs (a KV cache? an operation in place?), so no plan "
+            "will recompute it in backward to save memory. Models of transformers can be described "
+            "and trained with use_cache=False",
             stacklevel=4,
         )
     return [b for b in blocks if b not in changed]
@@ -317,8 +317,8 @@ def _refuse_sharded(model: nn.Module) -> None:
     if not is_sharded(model):
         return
     raise DescribeError(
-        f"this {type(model).__name__} is sharded: its parameters are this rank's pieces. Describe and profile the "
-        "model before osdp.fully_shard"
+        f"this {type(model).__name__} is sharded already, and its parameters are this rank's parts: "
+        "describe and profile the model before osdp.fully_shard"
     )
 
 

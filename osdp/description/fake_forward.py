@@ -191,9 +191,10 @@ def _lacks_values(model: nn.Module, args: Any, kwargs: Any) -> bool:
 
 def _values_needed(watcher: Watcher, error: Exception) -> DescribeError:
     return DescribeError(
-        f"the forward of {_failing(watcher, error)} depends on the values of tensors ({_first_line(error)}), and there are "
-        "none (the meta device, or parameters that are sharded already). Describe the model with weights and a sample on a "
-        "real device, make that module's forward not depend on values (.item(), an if on a tensor, nonzero()), or call "
+        f"the forward of {_failing(watcher, error)} depends on the values of tensors "
+        f"({_first_line(error)}), which have none here (meta device, or parameters that are already "
+        "sharded). Describe the model with weights and a sample on a real device, remove the "
+        "dependence from that module's forward (.item(), an if on a tensor, nonzero()), or call "
         "osdp.describe(model) without a sample"
     )
 
@@ -201,8 +202,8 @@ def _values_needed(watcher: Watcher, error: Exception) -> DescribeError:
 def _forward_failed(watcher: Watcher, error: Exception) -> DescribeError:
     return DescribeError(
         f"the forward of {_failing(watcher, error)} failed while the model was described: "
-        f"{type(error).__name__}: {error}. "
-        "Check that the sample fits the model's forward, or call osdp.describe(model) without a sample"
+        f"{type(error).__name__}: {error}. Check that the sample fits the model's forward, or call "
+        "osdp.describe(model) without a sample"
     )
 
 
@@ -240,7 +241,7 @@ def _copy(model: nn.Module, replaced: dict[int, torch.Tensor]) -> nn.Module:
         return copy.deepcopy(model, dict(replaced))
     except Exception as error:
         raise DescribeError(
-            f"{type(model).__name__} cannot be copied, which describing it with a sample needs: "
+            f"{type(model).__name__} cannot be copied, but describing it with a sample needs a copy: "
             f"{type(error).__name__}: {error}. Call osdp.describe(model) without a sample"
         ) from error
 

@@ -22,9 +22,10 @@ def refuse_tensor_subclasses(model: nn.Module) -> None:
         for name, tensor in tensors:
             if found := _unusual(tensor.data if isinstance(tensor, nn.Parameter) else tensor):
                 raise ShardingError(
-                    f"{what} '{name}' is {found}, which OSDP does not support. Give it a plain tensor: with tensor "
-                    "parallelism or FSDP2 (fully_shard, distribute_tensor, parallelize_module) on the model OSDP cannot "
-                    "shard it too; build the model without, or dequantise or densify it first"
+                    f"{what} '{name}' is {found}, which OSDP does not support; it shards only plain "
+                    "tensors. Build the model without tensor parallelism or FSDP2 (fully_shard, "
+                    "distribute_tensor, parallelize_module), or dequantise or densify the tensor "
+                    "first"
                 )
 
 

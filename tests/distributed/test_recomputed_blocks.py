@@ -119,7 +119,7 @@ def test_buffers_change_once(ranks):
 
 
 def change_inputs(me: Member) -> None:
-    with pytest.warns(UserWarning, match=r"'1\.0' and 1 more changed what it was called with"):
+    with pytest.warns(UserWarning, match=r"'1\.0' and 1 more changed its inputs"):
         model = sharded(me, InPlace, False)
     model(x_of(me, 0)).sum().backward()
     model = stack(InPlace)

@@ -100,7 +100,7 @@ def test_describe_writes_what_search_reads(
     assert main(["search", "--description", "-", "--memory", "1GiB", *MACHINE, "--json"]) == 0
     assert Plan.loads(capsys.readouterr().out).description == ModelDescription.load(path)
     argv = ("search", "--description", str(path), "--memory", "1GiB", *MACHINE)
-    assert "a description is of one" in fails(capsys, *argv, "--meta")
+    assert "not to --description" in fails(capsys, *argv, "--meta")
 
 
 def test_verify_says_what_holds(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,7 +137,7 @@ def test_plans_and_hardware_come_from_standard_input(
     assert main(["simulate", str(plan), "--hardware", "-", "--json"]) == 0
     capsys.readouterr()
     given(plan.read_text())
-    assert "only one argument can be -" in fails(capsys, "diff", "-", "-")
+    assert "only one argument may be -" in fails(capsys, "diff", "-", "-")
     given(plan.read_text()[:50])
     assert "standard input: " in fails(capsys, "explain", "-")
 
@@ -145,14 +145,14 @@ def test_plans_and_hardware_come_from_standard_input(
 @pytest.mark.parametrize(
     ("option", "name", "says"),
     [
-        ("-o", "missing/plan.json", "there is no directory"),
-        ("-o", ".", "this is a directory"),
-        ("-o", "cli_models.py/plan.json", "there is no directory"),
-        ("-o", "/proc/plan.json", "cannot be written to"),
-        ("--plot", "missing/frontier.png", "there is no directory"),
+        ("-o", "missing/plan.json", "no such directory"),
+        ("-o", ".", "is a directory; give a file"),
+        ("-o", "cli_models.py/plan.json", "no such directory"),
+        ("-o", "/proc/plan.json", "is not writable"),
+        ("--plot", "missing/frontier.png", "no such directory"),
         ("--plot", "frontier.excel", "must end in one of"),
         ("--plot", "frontier", "must end in one of"),
-        ("--trace", "missing/step.json", "there is no directory"),
+        ("--trace", "missing/step.json", "no such directory"),
     ],
 )
 def test_outputs_are_checked_before_the_work(

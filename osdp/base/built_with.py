@@ -28,12 +28,14 @@ def check_torch() -> None:
     version, here = _search.built_with(), installed_torch()
     if here is None:
         raise BuildError(
-            f"osdp needs torch {_minor(version)}, and none is installed: pip install 'torch=={_minor(version)}.*'"
+            f"osdp needs torch {_minor(version)}, but no torch is installed: pip install "
+            f"'torch=={_minor(version)}.*'"
         )
     if _minor(here) != _minor(version):
         raise BuildError(
-            f"osdp was built with torch {version}, and torch {here} is installed, whose C++ interface is another. {_MEND}, "
-            f"or install that torch: pip install 'torch=={_minor(version)}.*'"
+            f"osdp was built with torch {version}, but torch {here} is installed, and its C++ "
+            f"interface differs. {_MEND}, or install the torch that it was built with: pip install "
+            f"'torch=={_minor(version)}.*'"
         )
 
 

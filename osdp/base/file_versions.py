@@ -169,7 +169,7 @@ def upgraded(kind: str, document: Document, version: int) -> Document:
             document = {**STEPS[kind][number - 1](document), "version": number + 1}
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise FormatError(
-                f"a damaged osdp {kind!r} file: upgrading it from version {number} failed: "
+                f"the osdp {kind!r} file is damaged: upgrading it from version {number} failed: "
                 f"{type(error).__name__}: {error}"
             ) from None
     return document

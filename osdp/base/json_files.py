@@ -147,9 +147,7 @@ def load_bytes(path: str | os.PathLike[str]) -> bytes:
     with open(path, "rb") as file:
         raw = file.read(MAX_FILE_BYTES + 1)
     if len(raw) > MAX_FILE_BYTES:
-        raise FormatError(
-            f"{path}: larger than {MAX_FILE_BYTES >> 20} MiB; this is not a file that osdp wrote"
-        )
+        raise FormatError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB; osdp does not write such files")
     return raw
 
 

@@ -107,13 +107,13 @@ class Background:
         path = self._path(rank)
         while not os.path.exists(path):
             if self._stop.is_set():
-                raise OSDPError("given up: another rank failed")
+                raise OSDPError("abandoned: another rank failed")
             if self._deadline is None and not threading.main_thread().is_alive():
                 self._deadline = time.monotonic() + _PATIENCE_S
             if self._deadline is not None and time.monotonic() > self._deadline:
                 raise OSDPError(
-                    f"rank {rank} wrote {path}, which rank 0 does not see, or it has died: save to a directory on a file "
-                    "system that all ranks share"
+                    f"rank {rank} died, or wrote {path} where rank 0 does not see it: save to a "
+                    "directory on a file system that all ranks share"
                 )
             time.sleep(_POLL_S)
         with open(path, encoding="utf-8") as file:

@@ -69,7 +69,7 @@ class Checkpoints:
     ) -> None:
         if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
             raise InvalidProblemError(
-                f"keep is {keep!r}; it is a number of checkpoints from 1, or None for all"
+                f"keep must be an integer of at least 1, or None to keep all checkpoints, got {keep!r}"
             )
         self.folder = Path(folder)
         self.keep = keep
@@ -102,7 +102,8 @@ class Checkpoints:
         for rank, other in enumerate(names):
             if other != names[0]:
                 raise DisagreementError(
-                    f"rank {rank} saves {other}, rank 0 {names[0]}: all ranks must save the same step"
+                    f"rank {rank} saves {other} and rank 0 saves {names[0]}: all ranks must save the "
+                    "same step"
                 )
         text = typed_do(together, f"saving {name}", lambda: _text(step, extra))
         saving = Saving.begin(together, model, optimizer, self.folder / name, {EXTRA_NAME: text})
@@ -191,7 +192,7 @@ class Checkpoints:
 
 def _name(step: int) -> str:
     if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 10**18:
-        raise InvalidProblemError(f"step is {step!r}; it is a whole number from 0")
+        raise InvalidProblemError(f"step must be an integer from 0 to 10**18 - 1, got {step!r}")
     return f"step-{step:08d}"
 
 
@@ -200,10 +201,10 @@ def _text(step: int, extra: Mapping[str, Any] | None) -> bytes:
         text = json.dumps({"step": step, "extra": dict(extra or {})}, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ShardingError(
-            f"extra cannot be saved: {error}; give numbers, text, lists and dicts of them"
+            f"extra cannot be saved: {error}; it may hold numbers, strings, lists and dicts"
         ) from None
     if len(text) > _EXTRA_BYTES:
-        raise ShardingError(f"extra has {len(text)} bytes as JSON; a checkpoint holds at most {_EXTRA_BYTES}")
+        raise ShardingError(f"extra is {len(text)} bytes of JSON; a checkpoint holds at most {_EXTRA_BYTES}")
     return text
 
 
@@ -217,4 +218,4 @@ def _read_extra(directory: Path) -> tuple[int, dict[str, Any]]:
     match document:
         case {"step": int(step), "extra": dict(extra)}:
             return step, extra
-    raise FormatError(f"{directory / EXTRA_NAME} is not what OSDP writes", f"files.{EXTRA_NAME}")
+    raise FormatError(f"{directory / EXTRA_NAME} was not written by OSDP", f"files.{EXTRA_NAME}")

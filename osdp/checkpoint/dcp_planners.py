@@ -90,7 +90,7 @@ class ChunkSavePlanner(SavePlanner):
                 first = items.setdefault(item.index, item)
                 if first.tensor_data != item.tensor_data:
                     raise FormatError(
-                        f"ranks hold different boxes of {item.index.fqn} at {item.index.offset}"
+                        f"ranks disagree on the boxes of {item.index.fqn} at {item.index.offset}"
                     )
                 holders.setdefault(item.index, []).append(rank)
         load = [0] * len(all_plans)
@@ -110,7 +110,7 @@ class ChunkSavePlanner(SavePlanner):
             held = metadata[key].chunks if key in metadata else []
             if not tile(entry.shape, ((box.offsets, box.sizes) for box in held)):
                 raise FormatError(
-                    f"the ranks' boxes of {key} are not all of {list(entry.shape)}, each part once", key
+                    f"the ranks' boxes of {key} do not cover {list(entry.shape)} exactly once", key
                 )
         plans = [dataclasses.replace(p, items=w) for p, w in zip(all_plans, written, strict=True)]
         # DCP types this field by its union of tensors and bytes, which a dict of tensors is.

@@ -50,13 +50,13 @@ def export(
         raise OSDPError("exporting needs safetensors: pip install 'osdp[safetensors]'") from error
     limit = byte_sizes.parse_bytes(max_shard)
     if limit < 1:
-        raise InvalidProblemError(f"max_shard is {max_shard!r}; a file needs some bytes")
+        raise InvalidProblemError(f"max_shard must be at least 1 byte, got {max_shard!r}")
     place = Path(target)
     if place.exists() and not place.is_dir():
-        raise InvalidProblemError(f"{place} is a file; name a directory")
+        raise InvalidProblemError(f"{place} is a file; give a directory")
     for old in (*place.glob("model*.safetensors"), *place.glob(_INDEX)):
         raise InvalidProblemError(
-            f"{place} holds weights already: {old.name}. Name another directory, or remove them"
+            f"{place} already holds weights: {old.name}. Give another directory, or remove them"
         )
     folder, manifest, _ = opened(directory)
     with contextlib.closing(folder), Progress("osdp.export") as progress:

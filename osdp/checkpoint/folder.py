@@ -33,9 +33,9 @@ class Folder:
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
-            raise FormatError(f"{path}: there is no such directory") from None
+            raise FormatError(f"{path}: no such directory") from None
         except (OSError, ValueError) as error:  # ValueError: a null character
-            raise FormatError(f"{path!s:.200} cannot be read as a checkpoint's directory: {error}") from None
+            raise FormatError(f"{path!s:.200} cannot be read as a checkpoint directory: {error}") from None
         self._files: dict[str, int] = {}
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class Folder:
                 except (OSError, OverflowError) as error:
                     raise self._unreadable(name, error) from None
                 if not part:
-                    raise FormatError(f"{self / name} is damaged: it ends at byte {begin}", f"files.{name}")
+                    raise FormatError(f"{self / name} is damaged: truncated at byte {begin}", f"files.{name}")
                 parts.append(part)
                 begin += len(part)
                 length -= len(part)
@@ -89,7 +89,7 @@ class Folder:
         size = self.size(name)
         if size > limit:
             raise FormatError(
-                f"{self / name} has {size} bytes, more than the {limit} that OSDP reads", f"files.{name}"
+                f"{self / name} has {size} bytes; OSDP reads at most {limit} of it", f"files.{name}"
             )
         return self.read(name, 0, size)
 
@@ -111,7 +111,7 @@ class Folder:
         if name in self._files:
             return _Opened(self._files[name], keep=True)
         if not is_file_name(name):
-            raise FormatError(f"{self}: {name!r:.80} is not a file's name", "files")
+            raise FormatError(f"{self}: {name!r:.80} is not a file name", "files")
         try:
             # Opening a device could have an effect on it, so its type is checked first; O_NOFOLLOW and the
             # second check detect a replacement in between.
@@ -158,4 +158,4 @@ def _must_be_file(status: os.stat_result) -> None:
             stat.S_IFBLK: "a device",
         }
         kind = kinds.get(stat.S_IFMT(status.st_mode), "something else")
-        raise OSError(None, f"it is {kind}, where a checkpoint has plain files")
+        raise OSError(None, f"it is {kind}; a checkpoint holds only regular files")

@@ -175,15 +175,15 @@ def _problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Violations that types do not express. The first one is raised."""
     for name in manifest.files:
         if not is_file_name(name) or name == FILE_NAME:
-            yield "files", f"{name!r:.80} is not the name of a file beside the manifest"
+            yield "files", f"{name!r:.80} is not the name of a file next to the manifest"
     entries = manifest.tensors()
     if len(entries) < sum(1 for _ in manifest._tensors()):
-        yield "boxes", "two tensors have the same key: names with dots that cannot be told apart"
+        yield "boxes", "two tensors have the same key: their dotted names are ambiguous"
     for key, entry in entries.items():
         if not isinstance(getattr(torch, entry.dtype, None), torch.dtype):
-            yield f"boxes.{key}", f"{entry.dtype!r:.60} is not a dtype of this torch"
+            yield f"boxes.{key}", f"{entry.dtype!r:.60} is not a dtype of the installed torch"
         elif not tile(entry.shape, ((row[0], row[1]) for row in manifest.boxes.get(key, ()))):
-            yield f"boxes.{key}", f"the boxes of {key} are not all of {list(entry.shape)}, each part once"
+            yield f"boxes.{key}", f"the boxes of {key} do not cover {list(entry.shape)} exactly once"
     for key, box in manifest.all_boxes():
         file = manifest.files.get(box.file)
         if key not in entries:
@@ -191,13 +191,16 @@ def _problems(manifest: Manifest) -> Iterator[tuple[str, str]]:
         elif file is None or box.begin + box.length > file.bytes:
             yield (
                 f"boxes.{key}",
-                f"{key} lies in {box.file!r:.80}, bytes {box.begin} to {box.begin + box.length}, which the "
-                "manifest does not list",
+                f"{key} is in {box.file!r:.80}, bytes {box.begin} to {box.begin + box.length}, which "
+                "the manifest does not list",
             )
         elif box.length < elements(box.sizes) * entries[key].torch_dtype.itemsize:
-            yield f"boxes.{key}", f"{box.length} bytes cannot hold {list(box.sizes)} of {entries[key].dtype}"
+            yield (
+                f"boxes.{key}",
+                f"{box.length} bytes cannot hold a {list(box.sizes)} of {entries[key].dtype}",
+            )
     if (shared := apart(box for _, box in manifest.all_boxes())) is not None:
-        yield "boxes", f"two boxes share bytes of {shared.file!r:.80}, from {shared.begin}"
+        yield "boxes", f"two boxes overlap in {shared.file!r:.80} at byte {shared.begin}"
 
 
 def _with_values(manifest: Manifest, change: Any) -> Manifest:
@@ -231,5 +234,5 @@ def _value(plain: Any) -> Any:
                 return float(text)
             case {"integer": str(text), **rest} if not rest and re.fullmatch(r"-?[0-9]{1,4000}", text):
                 return int(text)
-        raise FormatError("an option or value is an object that is no number", "optimizer")
+        raise FormatError("an option or value is an object that does not encode a number", "optimizer")
     return plain

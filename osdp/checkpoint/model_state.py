@@ -139,7 +139,7 @@ class State:
             )
         if entry.kind != _kind(optimizer):
             raise FormatError(
-                f"the checkpoint is of {entry.kind}, the optimizer is {_kind(optimizer)}",
+                f"the checkpoint is of {entry.kind}, but the optimizer is {_kind(optimizer)}",
                 field="optimizer.kind",
             )
         _match_groups(entry, optimizer, names)
@@ -148,14 +148,15 @@ class State:
         for name, tensors in entry.tensors.items():
             if name not in by_name:
                 raise FormatError(
-                    f"the checkpoint has a state of {name}, the optimizer has no such parameter", name
+                    f"the checkpoint has optimizer state of {name}, but the optimizer has no such parameter",
+                    name,
                 )
             for key, tensor in tensors.items():
                 full = tuple(state.layout.full_shape(name))
                 if tensor.shape != full and elements(tensor.shape) != 1:
                     raise FormatError(
-                        f"the state {key!r} of {name} has shape {list(tensor.shape)}, neither the parameter's {list(full)} "
-                        "nor one number",
+                        f"the state {key!r} of {name} has shape {list(tensor.shape)}, which is "
+                        f"neither the parameter's {list(full)} nor a scalar's",
                         name,
                     )
                 local = by_name[name].shape if tensor.shape == full else tensor.shape
@@ -179,12 +180,14 @@ class State:
                 raise ShardingError(f"rank {rank} and rank 0 save different models")
             if first.optimizer is None or other.optimizer is None:
                 if first.optimizer is not other.optimizer:
-                    raise ShardingError(f"rank {rank} and rank 0: only one of them saves an optimizer")
+                    raise ShardingError(f"only one of rank {rank} and rank 0 saves an optimizer")
                 continue
             assert merged.optimizer is not None
             mine, theirs = first.optimizer, other.optimizer
             if (mine.kind, mine.groups) != (theirs.kind, theirs.groups):
-                raise ShardingError(f"rank {rank} and rank 0 save different optimizers, groups or options")
+                raise ShardingError(
+                    f"rank {rank} and rank 0 save different optimizers, parameter groups or options"
+                )
             tensors = {
                 name: {**theirs.tensors.get(name, {}), **merged.optimizer.tensors.get(name, {})}
                 for name in [*merged.optimizer.tensors, *theirs.tensors]
@@ -242,8 +245,9 @@ def _of_model(model: nn.Module, layout: Layout | None, as_named: bool = False) -
     if sorted(names) != sorted(parameters):
         extra = sorted(set(names) ^ set(parameters))[0]
         raise ShardingError(
-            f"the model's parameters changed since it was sharded, or its wrap ignores some: {extra}. What is ignored may "
-            "differ by rank, and is in no checkpoint: save model.state_dict() on each rank"
+            "the model's parameters have changed since it was sharded, or its wrap ignores some of "
+            f"them: {extra}. Ignored parameters may differ between ranks and are in no checkpoint: "
+            "save model.state_dict() on each rank"
         )
     held = {name_of(n): (b, own.get(n, b.dtype)) for n, b in _persistent_buffers(model).items()}
     buffers = {n: b.to(dtype) for n, (b, dtype) in held.items()}
@@ -265,7 +269,7 @@ def layout_of(model: nn.Module) -> Layout:
     for name, module in unwrapped(model).named_modules():
         if sharded_of(module) is not None:
             raise ShardingError(
-                f"only the submodule {name!r} is sharded: save and load that module by itself"
+                f"only the submodule {name!r} is sharded: save and load that submodule instead"
             )
     return WholeLayout(unwrapped(model))
 
@@ -306,8 +310,8 @@ def _names(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> dict
         for parameter in group["params"]:
             if id(parameter) not in by_identity:
                 raise ShardingError(
-                    f"the optimizer updates a parameter of shape {list(parameter.shape)} that is not one of the model's; "
-                    "make the optimizer over model.parameters()"
+                    f"the optimizer updates a parameter of shape {list(parameter.shape)} that is not "
+                    "one of the model's: create the optimizer from model.parameters()"
                 )
             result[parameter] = by_identity[id(parameter)]
     return result
@@ -318,8 +322,8 @@ def _state_entry(layout: Layout, name: str, parameter: Tensor, value: Tensor, wh
         return TensorEntry(tuple(layout.full_shape(name)), _dtype(value))
     if value.numel() != 1:
         raise ShardingError(
-            f"{where} has shape {list(value.shape)}, neither the parameter's {list(parameter.shape)} nor one number: "
-            "it cannot be laid out for other ranks"
+            f"{where} has shape {list(value.shape)}, which is neither the parameter's "
+            f"{list(parameter.shape)} nor a scalar's: it cannot be resharded for other ranks"
         )
     return TensorEntry(tuple(value.shape), _dtype(value))
 
@@ -337,16 +341,18 @@ def _match(kind: str, saved: Mapping[str, TensorEntry], here: Mapping[str, Tenso
     for name, entry in here.items():
         found = saved.get(name)
         if found is None:
-            raise FormatError(f"the checkpoint has no {kind} {name}: it is of another model", field=name)
+            raise FormatError(
+                f"the checkpoint has no {kind} {name}: it was saved from another model", field=name
+            )
         if found != entry:
             raise FormatError(
-                f"{kind} {name} is {found.dtype} {list(found.shape)} in the checkpoint and "
+                f"{kind} {name} is {found.dtype} {list(found.shape)} in the checkpoint but "
                 f"{entry.dtype} {list(entry.shape)} in the model",
                 field=name,
             )
     for name in saved:
         if name not in here:
-            raise FormatError(f"the checkpoint has a {kind} {name} that the model lacks", field=name)
+            raise FormatError(f"the checkpoint has a {kind} {name} that the model does not have", field=name)
 
 
 def _match_groups(entry: OptimizerEntry, optimizer: Optimizer, names: Mapping[nn.Parameter, str]) -> None:
@@ -361,8 +367,8 @@ def _match_groups(entry: OptimizerEntry, optimizer: Optimizer, names: Mapping[nn
         for name in of_group[1:]:
             if options[name] != options[of_group[0]]:
                 raise FormatError(
-                    f"{of_group[0]} and {name} share a group here, but have different options in the checkpoint: "
-                    f"{options[of_group[0]]} and {options[name]}",
+                    f"{of_group[0]} and {name} are in one parameter group here, but have different "
+                    f"options in the checkpoint: {options[of_group[0]]} and {options[name]}",
                     field=name,
                 )
 
@@ -380,7 +386,7 @@ def _options(
                 result[-1][key] = _like(group.get(key), value)
             except (TypeError, ValueError, RuntimeError) as error:
                 raise FormatError(
-                    f"the optimizer's option {key!r} cannot be {value!r:.80}: {error}", key
+                    f"the optimizer's option {key!r} cannot be set to {value!r:.80}: {error}", key
                 ) from None
     return result
 

@@ -36,11 +36,11 @@ def resolved(directory: str | os.PathLike[str]) -> Path:
     try:
         target = Path(os.path.realpath(directory))
     except (ValueError, OSError) as error:  # ValueError: a null character
-        raise ShardingError(f"{os.fspath(directory)!r:.200} cannot be a directory's name: {error}") from None
+        raise ShardingError(f"{os.fspath(directory)!r:.200} is not a valid directory name: {error}") from None
     if not 0 < len(os.fsencode(target.name)) <= _LONGEST:
         raise ShardingError(
-            f"{target.name!r:.200} cannot be a checkpoint's name: it should have 1 to {_LONGEST} bytes, so that "
-            "NAME.partial-... can stand beside it"
+            f"{target.name!r:.200} is not a valid checkpoint name: it must have 1 to {_LONGEST} "
+            "bytes, so that NAME.partial-... fits next to it"
         )
     return target
 
@@ -58,7 +58,8 @@ def check_target(target: Path) -> None:
     """ShardingError if something other than a checkpoint exists there, which saving would remove."""
     if target.exists() and not is_complete(target) and (not target.is_dir() or any(target.iterdir())):
         raise ShardingError(
-            f"{target} exists and is not a checkpoint: it is not replaced. Save to another directory, or remove it."
+            f"{target} exists and is not a checkpoint, so it is not replaced. Save to another "
+            "directory, or remove it."
         )
 
 

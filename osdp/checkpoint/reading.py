@@ -70,8 +70,8 @@ def check_files(folder: Folder, manifest: Manifest, rank: int, world_size: int) 
         found, wanted = FileEntry(*folder.checksum(name)), manifest.files[name]
         if found != wanted:
             raise FormatError(
-                f"{folder}: {name} is damaged: {found.bytes} bytes with checksum {found.crc32:08x}, should be "
-                f"{wanted.bytes} with {wanted.crc32:08x}",
+                f"{folder}: {name} is damaged: {found.bytes} bytes with checksum {found.crc32:08x}, "
+                f"expected {wanted.bytes} bytes with checksum {wanted.crc32:08x}",
                 field=f"files.{name}",
             )
 
@@ -90,7 +90,7 @@ def fill(
     """Copy the boxes that `check` has checked into this rank's memory."""
     for reading, checksum, (crc, tensor) in zip(wanted, checksums, _boxes(folder, wanted, tell), strict=True):
         if crc != checksum:
-            raise FormatError(f"{folder / reading.box.file} changed", reading.key)
+            raise FormatError(f"{folder / reading.box.file} has changed", reading.key)
         for source, target in reading.parts:
             target.copy_(tensor[source])
 
@@ -107,8 +107,8 @@ def _boxes(
         crc = zlib.crc32(raw)
         if box.crc32 is not None and crc != box.crc32:
             raise FormatError(
-                f"{folder}: {box.file} is damaged in {reading.key}: bytes {box.begin} to {box.begin + box.length} have "
-                f"checksum {crc:08x}, should have {box.crc32:08x}",
+                f"{folder}: {box.file} is damaged in {reading.key}: bytes {box.begin} to "
+                f"{box.begin + box.length} have checksum {crc:08x}, expected {box.crc32:08x}",
                 field=reading.key,
             )
         yield crc, _tensor(raw, reading, folder)
@@ -132,7 +132,8 @@ def _tensor(raw: bytes, reading: Reading, folder: Folder) -> Tensor:
         raise FormatError(f"{where}: not a tensor", field=reading.key)
     if tuple(tensor.shape) != tuple(reading.box.sizes) or tensor.dtype != reading.dtype:
         raise FormatError(
-            f"{where}: {tensor.dtype} {list(tensor.shape)}, should be {reading.dtype} {list(reading.box.sizes)}",
+            f"{where}: {tensor.dtype} {list(tensor.shape)}, expected {reading.dtype} "
+            f"{list(reading.box.sizes)}",
             field=reading.key,
         )
     return tensor.detach()

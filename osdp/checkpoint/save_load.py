@@ -124,8 +124,8 @@ def _must_be_the_same(folder: Folder, checksums: list[int]) -> None:
     for rank, checksum in enumerate(checksums):
         if checksum != checksums[0]:
             raise FormatError(
-                f"rank {rank} and rank 0 see different checkpoints at {folder}: it must be on a file system that all "
-                "ranks share, and not be replaced meanwhile"
+                f"rank {rank} and rank 0 see different checkpoints at {folder}: load from a file "
+                "system that all ranks share, and do not replace the checkpoint meanwhile"
             )
 
 
@@ -139,6 +139,7 @@ def _fill(folder: Folder, wanted: list[Reading], checksums: list[int], tell: Cal
         fill(folder, wanted, checksums, tell)
     except FormatError as error:
         raise FormatError(
-            f"{error}: while it was loaded, after all of it had been checked. The model holds a part of it now: load again",
+            f"{error} while it was being loaded, after every file had passed its checks. The model is "
+            "partly loaded: load again",
             error.field,
         ) from None

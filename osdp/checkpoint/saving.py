@@ -177,8 +177,8 @@ class Saving:
             for name, entry in written.files.items():
                 if not folder.has(name) or folder.size(name) != entry.bytes:
                     raise OSDPError(
-                        f"rank {rank} wrote {folder / name}, which rank 0 does not see: save to a directory on a file "
-                        "system that all ranks share"
+                        f"rank {rank} wrote {folder / name}, but rank 0 does not see it: save to a "
+                        "directory on a file system that all ranks share"
                     )
                 files[name] = entry
         write_metadata(self._writer, self._metadata, boxes)

@@ -69,7 +69,7 @@ def document(folder: Folder, text: bytes) -> bytes:
     except (ValueError, RecursionError) as error:  # ValueError: also text that is not UTF-8
         raise FormatError(f"not valid JSON (truncated?): {error}") from None
     if manifest.pop("format") != "osdp-checkpoint":
-        raise FormatError("format should be 'osdp-checkpoint'", "format")
+        raise FormatError("the format must be 'osdp-checkpoint'", "format")
     table = [[key, *row] for key, row in _rows(folder)]
     try:
         return json.dumps({"osdp": "checkpoint", **manifest, "table": table}).encode()
@@ -79,7 +79,7 @@ def document(folder: Folder, text: bytes) -> bytes:
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len({name for name, _ in pairs}) < len(pairs):
-        raise ValueError("a field is there twice")
+        raise ValueError("a field appears twice")
     return dict(pairs)
 
 
@@ -114,22 +114,21 @@ class _Unpickler(pickle.Unpickler):
         )
         if known:
             return type(name, (base,), {})  # of this table alone, as are attributes set on it
-        raise FormatError(
-            f"{METADATA_NAME} refers to {module}.{name}, which a table of tensors has no use for"
-        )
+        raise FormatError(f"{METADATA_NAME} refers to {module}.{name}, which no table of tensors needs")
 
     def persistent_load(self, pid: Any) -> NoReturn:
-        raise FormatError(f"{METADATA_NAME} refers to something outside itself")
+        raise FormatError(f"{METADATA_NAME} refers to an object outside of the file")
 
 
 def _check_instructions(raw: bytes) -> None:
     for number, (instruction, argument, _) in enumerate(pickletools.genops(raw)):
         if instruction.name in _REFUSED:
             raise FormatError(
-                f"{METADATA_NAME} has the instruction {instruction.name}, which a table does not need"
+                f"{METADATA_NAME} has the pickle instruction {instruction.name}, which no table of "
+                "tensors needs"
             )
         if instruction.name in ("PUT", "BINPUT", "LONG_BINPUT") and not 0 <= int(argument or 0) <= number:
-            raise FormatError(f"{METADATA_NAME} reserves memory that it has no use for")
+            raise FormatError(f"{METADATA_NAME} reserves memory that no table of tensors needs")
 
 
 def _rows(folder: Folder) -> list[tuple[str, list[Any]]]:

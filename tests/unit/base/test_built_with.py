@@ -43,7 +43,7 @@ def test_another_patch_release_is_the_same_interface(tmp_path: Path):
 
 def test_no_torch_is_told_at_import(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(built_with, "installed_torch", lambda: None)
-    with pytest.raises(osdp.BuildError, match="none is installed"):
+    with pytest.raises(osdp.BuildError, match="no torch is installed"):
         built_with.check_torch()
 
 

@@ -96,7 +96,7 @@ def test_an_error_in_an_old_file_says_the_line_of_that_file() -> None:
     assert (caught.value.field, caught.value.line) == ("batch_size", line)
     assert f"line {line}, column {caught.value.column}: batch_size: must be" in str(caught.value)
     for damaged in ("3", "[1]", '"text"'):  # upgrading itself stumbles
-        with pytest.raises(FormatError, match="line 1, column 1: a damaged osdp 'plan' file"):
+        with pytest.raises(FormatError, match="line 1, column 1: the osdp 'plan' file is damaged"):
             Plan.loads(f'{{"osdp": "plan", "version": 1, "description": {damaged}}}')
 
 
@@ -154,7 +154,7 @@ def test_upgrade_of_a_directory_takes_what_is_osdp_s(tmp_path: Path, capsys: Any
 def test_upgrade_refuses_what_is_not_osdp_s(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "config.json").write_text('{"hidden_size": 8}')
     assert main(["upgrade", str(tmp_path / "config.json")]) == 2
-    assert "not a file of OSDP" in capsys.readouterr().err
+    assert "not a file that OSDP writes" in capsys.readouterr().err
     assert main(["upgrade", str(tmp_path / "nowhere")]) == 2
     assert "neither a file nor a directory" in capsys.readouterr().err
 

@@ -140,13 +140,13 @@ def test_what_cannot_be_saved_is_refused_before_anything_changes(tmp_path: Path)
     run = osdp.Checkpoints(tmp_path / "run")
     model, optimizer = trained(1.0)
     for step in (-1, 1.5, True, "7", 10**18):
-        with pytest.raises(osdp.InvalidProblemError, match="step is"):
+        with pytest.raises(osdp.InvalidProblemError, match="step must be"):
             run.save(model, optimizer, step)  # type: ignore[arg-type]
     for extra in ({"loss": float("nan")}, {"model": model}, {"t": torch.zeros(2)}):
         with pytest.raises(osdp.ShardingError, match="extra cannot be saved"):
             run.save(model, optimizer, 1, extra=extra)
     for keep in (0, -1, True, 1.5):
-        with pytest.raises(osdp.InvalidProblemError, match="keep is"):
+        with pytest.raises(osdp.InvalidProblemError, match="keep must be"):
             osdp.Checkpoints(tmp_path, keep=keep)  # type: ignore[arg-type]
     assert not (tmp_path / "run").exists()
 

@@ -142,7 +142,7 @@ test-python: build  ## the Python tests: one process, several at once, then seve
 	@$(PY) -m pytest --ignore=tests/unit
 
 .PHONY: test-extras
-test-extras: build  ## the Python tests that CI does not wait for: whole scripts, frameworks, models of transformers (15 minutes)
+test-extras: build  ## the Python tests that CI does not wait for: whole scripts, frameworks, models of transformers (20 minutes)
 	@$(PIP) --no-build-isolation -e '.[test,dev,extras]'
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -m extras $(ARGS)
 

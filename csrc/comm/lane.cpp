@@ -106,7 +106,7 @@ void start_heartbeat(const std::string& group, c10::Device device, double timeou
   if (process_group->getSize() < 2) return;
   auto store = c10::make_intrusive<c10d::PrefixStore>("heartbeat/", process_group->getStore()->clone());
   faults::Heartbeat::start(store_of(std::move(store)), process_group->getRank(), process_group->getSize(),
-                           timeout_s, Lane::of(group, device)->health_);
+                           timeout_s, Lane::of(group, device)->health().shared_from_this());
 }
 
 void end_group(const std::string& group) {

@@ -115,8 +115,6 @@ class Lane {
 
   const std::shared_ptr<faults::GroupHealth> health_;
   faults::CollectiveTracker& tracker_;  // this rank's position in the lane's sequence
-
-  friend void start_heartbeat(const std::string& group, c10::Device device, double timeout_s);
 };
 
 // From now on detects other ranks that die, hang or diverge; see heartbeat.hpp. Once per group and device.

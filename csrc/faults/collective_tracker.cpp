@@ -1,8 +1,6 @@
 #include "faults/collective_tracker.hpp"
 
-#include <mutex>
-
-#include "faults/group_health.hpp"
+#include <utility>
 
 namespace osdp::faults {
 namespace {
@@ -21,18 +19,18 @@ uint64_t CollectiveTracker::digest_at(int64_t position, const TaskName& task) {
 
 void CollectiveTracker::begin(TaskNamePtr task) {
   digest_ = digest_at(++position_, *task);
-  std::lock_guard lock(health_.mutex_);
+  std::lock_guard lock(mutex_);
   task_ = std::move(task);
   busy_ = true;
 }
 
 void CollectiveTracker::end() {
-  std::lock_guard lock(health_.mutex_);
+  std::lock_guard lock(mutex_);
   busy_ = false;
 }
 
 void CollectiveTracker::enqueued(Enqueued device) {
-  std::lock_guard lock(health_.mutex_);
+  std::lock_guard lock(mutex_);
   trail_.add(position_, task_);
   while (!on_device_.empty() && on_device_.front().over) on_device_.pop_front();
   if (on_device_.size() == kMostEnqueued) on_device_.pop_back();  // the new one ends after it
@@ -40,14 +38,14 @@ void CollectiveTracker::enqueued(Enqueued device) {
 }
 
 void CollectiveTracker::forget_enqueued() {
-  std::lock_guard lock(health_.mutex_);
+  std::lock_guard lock(mutex_);
   on_device_.clear();
 }
 
 void CollectiveTracker::wait(const std::shared_ptr<AbortableWait>& message, int64_t peer) {
   {
-    std::lock_guard lock(health_.mutex_);
-    if (health_.interruption_) std::rethrow_exception(health_.interruption_);
+    std::lock_guard lock(mutex_);
+    if (interruption_) std::rethrow_exception(interruption_);
     current_ = message;
   }
   std::string error;
@@ -57,15 +55,25 @@ void CollectiveTracker::wait(const std::shared_ptr<AbortableWait>& message, int6
     error = e.what();
   }
   moved();
-  std::lock_guard lock(health_.mutex_);
+  std::lock_guard lock(mutex_);
   current_.reset();
-  if (health_.interruption_) std::rethrow_exception(health_.interruption_);
+  if (interruption_) std::rethrow_exception(interruption_);
   if (!error.empty()) throw ConnectionLost(peer, error);
 }
 
-void CollectiveTracker::check() const { health_.check(); }
+void CollectiveTracker::check() const {
+  std::lock_guard lock(mutex_);
+  if (interruption_) std::rethrow_exception(interruption_);
+}
+
+void CollectiveTracker::interrupt(std::exception_ptr why) {
+  std::lock_guard lock(mutex_);
+  interruption_ = std::move(why);
+  if (current_) current_->abort();
+}
 
 CollectiveTracker::Snapshot CollectiveTracker::snapshot() {
+  std::lock_guard lock(mutex_);
   Snapshot now{.position = position_, .asked = asked_, .progress = progress_, .busy = busy_, .task = task_};
   for (OnDevice& each : on_device_) {
     if (!each.over) each.over = each.device.over();
@@ -81,8 +89,21 @@ CollectiveTracker::Snapshot CollectiveTracker::snapshot() {
   return now;
 }
 
-void CollectiveTracker::abort_message() {
-  if (current_) current_->abort();
+TrailMark CollectiveTracker::trail_mark() const {
+  std::lock_guard lock(mutex_);
+  return trail_.newest();
+}
+
+std::optional<uint64_t> CollectiveTracker::trail_digest(int64_t position) const {
+  std::lock_guard lock(mutex_);
+  return trail_.digest_at(position);
+}
+
+TrailPiece CollectiveTracker::trail_piece(int64_t after, int64_t to) const {
+  std::lock_guard lock(mutex_);
+  TrailPiece piece;
+  for (const TaskNamePtr& task : trail_.tasks(after, to, piece.first)) piece.tasks.push_back(*task);
+  return piece;
 }
 
 }  // namespace osdp::faults

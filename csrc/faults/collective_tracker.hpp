@@ -1,6 +1,6 @@
 // CollectiveTracker: this rank's position in a lane's sequence of collectives, written by the lane's thread
-// and read by the heartbeat (heartbeat.hpp). The lanes of a process group share a GroupHealth
-// (group_health.hpp).
+// and read by the heartbeat (heartbeat.hpp) through the GroupHealth that the lanes of a process group share
+// (group_health.hpp), which also interrupts them. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -9,6 +9,8 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -22,8 +24,6 @@ struct Upcoming;  // early_send.hpp
 }
 
 namespace osdp::faults {
-
-class GroupHealth;
 
 // The connection to another rank of the group failed, because the rank ended or the network failed.
 struct ConnectionLost final : std::runtime_error {
@@ -43,8 +43,6 @@ struct Enqueued {
 
 class CollectiveTracker {
  public:
-  explicit CollectiveTracker(GroupHealth& health) : health_(health) {}
-
   // The state visible to the heartbeat at one moment.
   struct Snapshot {
     int64_t position = 0;  // collectives begun on the lane (on its device, if it only enqueues)
@@ -81,6 +79,15 @@ class CollectiveTracker {
   void moved() noexcept { progress_.fetch_add(1, std::memory_order_relaxed); }
   void check() const;
 
+  // --- GroupHealth
+  Snapshot snapshot();
+  // Ends the message being waited for, and all later ones, with `why`.
+  void interrupt(std::exception_ptr why);
+  // For lanes that only enqueue, see Note [Ranks that go apart unnoticed] and Trail.
+  TrailMark trail_mark() const;
+  std::optional<uint64_t> trail_digest(int64_t position) const;
+  TrailPiece trail_piece(int64_t after, int64_t to) const;
+
   // The tracker of the lane whose task runs on this thread; null elsewhere.
   static CollectiveTracker* here();
   class Here {
@@ -93,7 +100,6 @@ class CollectiveTracker {
   };
 
  private:
-  friend class GroupHealth;
   static constexpr size_t kMostEnqueued = 4096;
   struct OnDevice {
     int64_t position;
@@ -103,14 +109,13 @@ class CollectiveTracker {
   };
 
   static uint64_t digest_at(int64_t position, const TaskName& task);
-  Snapshot snapshot();  // this and the next require GroupHealth's mutex
-  void abort_message();
 
-  GroupHealth& health_;
   std::atomic<int64_t> position_{0}, asked_{0}, progress_{0};
   std::atomic<const comm::Upcoming*> upcoming_{nullptr};
   uint64_t digest_ = 0;  // used by the lane's thread only
-  // Under GroupHealth's mutex:
+  mutable std::mutex mutex_;
+  // Under mutex_:
+  std::exception_ptr interruption_;
   bool busy_ = false;
   TaskNamePtr task_;
   std::shared_ptr<AbortableWait> current_;

@@ -48,7 +48,9 @@ void GroupHealth::raised(std::string text) {
 
 CollectiveTracker& GroupHealth::add_lane() {
   std::lock_guard lock(mutex_);
-  return *lanes_.emplace_back(std::make_unique<CollectiveTracker>(*this));
+  CollectiveTracker& lane = *lanes_.emplace_back(std::make_unique<CollectiveTracker>());
+  if (interruption_) lane.interrupt(interruption_);
+  return lane;
 }
 
 std::exception_ptr GroupHealth::explain(Trouble trouble) {
@@ -88,22 +90,18 @@ GroupHealth::Snapshot GroupHealth::snapshot() {
 std::vector<TrailMark> GroupHealth::trail_marks() const {
   std::lock_guard lock(mutex_);
   std::vector<TrailMark> marks;
-  for (const auto& lane : lanes_) marks.push_back(lane->trail_.newest());
+  for (const auto& lane : lanes_) marks.push_back(lane->trail_mark());
   return marks;
 }
 
 std::optional<uint64_t> GroupHealth::trail_digest(size_t lane, int64_t position) const {
   std::lock_guard lock(mutex_);
-  return lane < lanes_.size() ? lanes_[lane]->trail_.digest_at(position) : std::nullopt;
+  return lane < lanes_.size() ? lanes_[lane]->trail_digest(position) : std::nullopt;
 }
 
 TrailPiece GroupHealth::trail_piece(size_t lane, int64_t after, int64_t to) const {
   std::lock_guard lock(mutex_);
-  TrailPiece piece;
-  if (lane >= lanes_.size()) return piece;
-  for (const TaskNamePtr& task : lanes_[lane]->trail_.tasks(after, to, piece.first))
-    piece.tasks.push_back(*task);
-  return piece;
+  return lane < lanes_.size() ? lanes_[lane]->trail_piece(after, to) : TrailPiece();
 }
 
 void GroupHealth::aborts(const std::shared_ptr<Abortable>& backend) {
@@ -128,7 +126,7 @@ void GroupHealth::interrupt(std::exception_ptr why) {
     if (interruption_) return;
     interruption_ = std::move(why);
     told_.notify_all();
-    for (const auto& lane : lanes_) lane->abort_message();
+    for (const auto& lane : lanes_) lane->interrupt(interruption_);
     backends = backends_;
   }
   for (const auto& each : backends)

@@ -76,8 +76,6 @@ class GroupHealth : public std::enable_shared_from_this<GroupHealth> {
   TrailPiece trail_piece(size_t lane, int64_t after, int64_t to) const;
 
  private:
-  friend class CollectiveTracker;
-
   mutable std::mutex mutex_;
   std::condition_variable told_;
   std::atomic<const std::string*> place_{nullptr};

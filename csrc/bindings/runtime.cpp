@@ -439,7 +439,7 @@ void bind_runtime(py::module_& m) {
           "unreduced",
           [](rt::Runtime& runtime) -> std::optional<int64_t> {
             const rt::Parameter* found = runtime.backward().unreduced();
-            return found ? std::optional(static_cast<int64_t>(found->index)) : std::nullopt;
+            return found ? std::optional(static_cast<int64_t>(found->index())) : std::nullopt;
           },
           "The first parameter whose gradient no_sync has kept and nothing has reduced or dropped since")
       .def(

@@ -86,7 +86,7 @@ void Runtime::install() {
 void Runtime::uninstall() {
   remove_runtime(*this);
   step_.installed = false;
-  for (const auto& param : shards_.params()) param->accumulator.reset();  // it fits what was shown here
+  for (const auto& param : shards_.params()) param->set_accumulator({});  // it fits what was shown here
 }
 
 void Runtime::install_hooks(Parameter& p) {
@@ -113,8 +113,8 @@ void Runtime::join(const std::string& label, std::vector<ParamSpec> specs) {
 }
 
 void Runtime::set_absent(const std::vector<int64_t>& indices) {
-  for (const auto& p : shards_.params()) p->absent = false;
-  for (int64_t i : indices) shards_.parameter(i).absent = true;
+  for (const auto& p : shards_.params()) p->set_absent(false);
+  for (int64_t i : indices) shards_.parameter(i).set_absent(true);
 }
 
 Call* Runtime::add_call(std::string module, const std::vector<int64_t>& params, bool root, bool hold,

@@ -56,19 +56,19 @@ struct GraphTaskEnd {
 }  // namespace
 
 void install_gradient_hooks(const std::shared_ptr<BackwardPass>& pass, Parameter& param) {
-  param.accumulator = torch::autograd::impl::grad_accumulator(param.tensor());
-  param.accumulator->add_pre_hook(std::make_unique<BeforeGradient>(pass, param));
-  param.accumulator->add_post_hook(std::make_unique<AfterGradient>(pass, param));
+  param.set_accumulator(torch::autograd::impl::grad_accumulator(param.tensor()));
+  param.accumulator()->add_pre_hook(std::make_unique<BeforeGradient>(pass, param));
+  param.accumulator()->add_post_hook(std::make_unique<AfterGradient>(pass, param));
 }
 
 void follow_stream(Parameter& param) {
-  if (!param.accumulator || param.device().is_cpu()) return;
+  if (!param.accumulator() || param.device().is_cpu()) return;
   const c10::impl::VirtualGuardImpl guard(param.device().type());
-  const auto stream = param.accumulator->stream();
+  const auto stream = param.accumulator()->stream();
   if (!stream || *stream == guard.getStream(param.device())) return;
   if (comm::left_out("stream of a gradient")) return;
-  param.accumulator->clear_input_metadata();
-  param.accumulator->add_input_metadata(param.tensor());
+  param.accumulator()->clear_input_metadata();
+  param.accumulator()->add_input_metadata(param.tensor());
 }
 
 void watch_outputs(const std::shared_ptr<BackwardPass>& pass, const Call& call,

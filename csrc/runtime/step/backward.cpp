@@ -43,7 +43,7 @@ void BackwardPass::check_asked() {
   for (const auto& p : shards_.params()) {
     const bool own = step_.alone || !step_.sync;
     if (own && !p->split()) continue;
-    OSDP_CHECK(!is_captured(p->accumulator.get()), Sharding, "OSDP: rank ", step_.rank,
+    OSDP_CHECK(!is_captured(p->accumulator().get()), Sharding, "OSDP: rank ", step_.rank,
                ": torch.autograd.grad asks for the gradient of parameter '", p->name(), "', ",
                p->split() ? "which is computed in slices and never has one in full. "
                           : "which would be this rank's own: no average over the ranks, as backward makes. ",
@@ -112,7 +112,7 @@ void BackwardPass::after_gradient(Parameter& param, const at::Tensor& made) {
   if (place.copy) take_whole_gradient(param, made);
   if (buckets_.holds(param)) return buckets_.arrived(param);
   if (!place.unit) {  // one rank, or a split weight without NO_SHARD slices, which are reduced as units
-    param.reduced |= step_.alone;
+    if (step_.alone) param.note_reduced();
     return;
   }
   at::Tensor gradient = param.tensor().grad();
@@ -136,7 +136,7 @@ void BackwardPass::take_whole_gradient(Parameter& param, const at::Tensor& made)
                               : unshared(std::move(gradient), made);
     return;
   }
-  param.reduced |= !buckets_.holds(param);
+  if (!buckets_.holds(param)) param.note_reduced();
   at::Tensor& kept = param.local_grad();
   if (kept.defined())
     kept.add_(gradient);
@@ -196,7 +196,7 @@ void BackwardPass::abort() noexcept {
     buckets_.forget();
     for (const auto& p : shards_.params()) {
       p->show_hooks();
-      p->reduced = false;
+      p->take_reduced();
     }
     units_.abort();
     units_.await_host_memory();

@@ -15,7 +15,7 @@ namespace osdp::runtime {
 void ForwardPass::look_for_a_step() {
   bool written = false, gradients = false;
   for (const auto& p : shards_.params()) {
-    if (p->absent) continue;
+    if (p->absent()) continue;
     written |= p->written();
     gradients |= p->local_grad().defined();
   }
@@ -42,12 +42,12 @@ void ForwardPass::open(Call& call) {
              "' was called inside summon_full_params; leave that context before a forward.");
   look_for_a_step();
   for (const auto& p : shards_.params()) {
-    if (p->absent) continue;
+    if (p->absent()) continue;
     p->check_local();
     p->keep_node();
     p->note_version();
     // A NO_SHARD parameter that was unfrozen after sharding: its gradients are averaged from now on.
-    if (!p->accumulator && p->whole() && p->tensor().requires_grad() && buckets_.holds(*p))
+    if (!p->accumulator() && p->whole() && p->tensor().requires_grad() && buckets_.holds(*p))
       install_gradient_hooks(backward_.handle(), *p);
     if (p->whole() && !p->mixed()) follow_stream(*p);  // the others: when they are shown unsharded
   }

@@ -59,7 +59,7 @@ at::Tensor FullParams::gather(int64_t index, const at::Tensor& local, const char
 const Parameter* FullParams::owner_of(const at::Tensor& tensor) const {
   if (!tensor.has_storage()) return nullptr;
   for (const auto& p : shards_.params())
-    if (!p->absent && p->tensor().storage().is_alias_of(tensor.storage())) return p.get();
+    if (!p->absent() && p->tensor().storage().is_alias_of(tensor.storage())) return p.get();
   return nullptr;
 }
 
@@ -69,7 +69,7 @@ void FullParams::summon(bool with_grads) {
   summoned_grad_.assign(shards_.params().size(), {});
   for (size_t i = 0; i < shards_.params().size(); ++i) {
     Parameter& p = shards_.parameter(static_cast<int64_t>(i));
-    if (p.whole() || p.absent) continue;
+    if (p.whole() || p.absent()) continue;
     summoned_local_[i] = p.local();
     summoned_grad_[i] = p.tensor().grad();
     at::Tensor full = gather(static_cast<int64_t>(i), summoned_local_[i]);
@@ -90,7 +90,7 @@ void FullParams::unsummon(bool writeback) {
   at::NoGradGuard no_grad;
   for (size_t i = 0; i < shards_.params().size(); ++i) {
     Parameter& p = shards_.parameter(static_cast<int64_t>(i));
-    if (p.whole() || p.absent) continue;
+    if (p.whole() || p.absent()) continue;
     at::Tensor full = p.tensor().variable_data(), grad = p.tensor().grad();
     p.tensor().mutable_grad().reset();
     p.show(summoned_local_[i]);
@@ -145,7 +145,7 @@ at::Tensor FullParams::clip_grad_norm(double max_norm, double norm_type, bool er
   for (size_t i = 0; i < shards_.params().size(); ++i) {
     const Parameter& p = *shards_.params()[i];
     const at::Tensor grad = p.tensor().grad();
-    if (p.absent || !grad.defined() || grad.numel() == 0) continue;
+    if (p.absent() || !grad.defined() || grad.numel() == 0) continue;
     gradients.push_back(grad);
     for (at::Tensor& piece : counted_pieces(static_cast<int64_t>(i), grad))
       counted.push_back(std::move(piece));

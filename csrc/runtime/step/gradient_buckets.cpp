@@ -104,8 +104,8 @@ void GradientBuckets::open(const std::string& name, const std::vector<Parameter*
   std::vector<std::string> names;
   for (Parameter* param : params) {
     bucket.items.push_back(std::make_unique<Item>(param, buckets_.size()));
-    if (item_of_.size() <= param->index) item_of_.resize(param->index + 1);
-    item_of_[param->index] = bucket.items.back().get();
+    if (item_of_.size() <= param->index()) item_of_.resize(param->index() + 1);
+    item_of_[param->index()] = bucket.items.back().get();
     names.push_back(param->name());
   }
   bucket.names = faults::TaskNames(name + " all-reduce", model_, std::move(names));
@@ -126,7 +126,7 @@ void GradientBuckets::arrived(const Parameter& param) {
   Bucket& bucket = buckets_[item.bucket];
   const auto expected = [&] {
     int64_t count = 0;
-    for (const auto& other : bucket.items) count += in_graph_task(other->param->accumulator.get());
+    for (const auto& other : bucket.items) count += in_graph_task(other->param->accumulator().get());
     return count;
   };
   if (bucket.arrivals.add(current_graph_task(), expected)) launch(bucket);
@@ -171,7 +171,7 @@ void GradientBuckets::launch(Bucket& bucket) {
     Item* item = bucket.items[i].get();
     if (!item->queued) continue;
     item->queued = item->dirty = false;
-    item->param->reduced = true;
+    item->param->note_reduced();
     launched.push_back(item);
     at::Tensor gradient = item->gradient();
     OSDP_CHECK(!gradient.defined() || gradient.layout() == at::kStrided, Sharding, "OSDP: parameter '",
@@ -200,7 +200,7 @@ void GradientBuckets::launch_mixed(Bucket& bucket) {
     Item* item = bucket.items[i].get();
     if (!item->queued) continue;
     item->queued = item->dirty = false;
-    item->param->reduced = true;
+    item->param->note_reduced();
     const bool alone = item->pending.defined();
     if (alone && (item->param->split() || item->pending.numel() == 0)) item->param->ensure_local_grad();
     at::Tensor kept = item->gradient();

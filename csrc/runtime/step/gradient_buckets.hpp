@@ -86,7 +86,7 @@ class GradientBuckets {
   };
 
   Item* item_of(const Parameter& param) const {
-    return param.index < item_of_.size() ? item_of_[param.index] : nullptr;
+    return param.index() < item_of_.size() ? item_of_[param.index()] : nullptr;
   }
   void open(const std::string& name, const std::vector<Parameter*>& params);
   void launch(Bucket& bucket);

@@ -16,7 +16,7 @@ void ParamViews::show(Unit& unit) {
       p.show_unsharded(p.split() ? at::Tensor() : slot.full());
       went_unsharded(p);
     }
-    if (slot.unsynced.defined() && p.gradient_dropped()) slot.unsynced.reset();
+    if (slot.gradient.kept() && p.gradient_dropped()) slot.gradient.drop_kept();
   }
 }
 
@@ -51,7 +51,7 @@ void ParamViews::show_all_unsharded(bool fresh) {
 void ParamViews::went_unsharded(Parameter& p) {
   unsharded_.push_back(&p);
   // requires_grad may have been enabled after sharding; the node must expect full gradients.
-  if (!p.accumulator && p.tensor().requires_grad()) hook_gradient_(p);
+  if (!p.accumulator() && p.tensor().requires_grad()) hook_gradient_(p);
   if (!step_.in_backward) follow_stream(p);
 }
 
@@ -101,8 +101,7 @@ void ParamViews::check_written() const {
 void ParamViews::note_writes() {
   for (Parameter* p : shards_.whole_params())
     if (!p->shows_unsharded() && p->written()) {
-      p->written_in_forward = true;
-      p->note_version();
+      p->note_written_in_forward();
     }
 }
 
@@ -110,7 +109,7 @@ void ParamViews::note_writes() {
 void ParamViews::call_hooks() {
   const auto& params = shards_.params();
   for (size_t i = params.size(); i-- > 0;)
-    if (std::exchange(params[i]->reduced, false)) params[i]->call_hooks();
+    if (params[i]->take_reduced()) params[i]->call_hooks();
 }
 
 }  // namespace osdp::runtime

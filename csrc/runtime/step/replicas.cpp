@@ -61,9 +61,9 @@ void Replicas::submit(comm::Lane& lane, const std::shared_ptr<comm::Collectives>
   written_.clear();
   std::vector<at::Tensor> each;
   for (const Parameter* p : params) {
-    if (p->absent) continue;
-    if (!all && !p->written_in_forward) continue;
-    written_.push_back(p->written_in_forward);
+    if (p->absent()) continue;
+    if (!all && !p->written_in_forward()) continue;
+    written_.push_back(p->written_in_forward());
     const at::Tensor local = p->local().contiguous();
     names_.push_back(p->name());
     // Digests of offloaded rows are copied to the device too, since the backend reduces device tensors.

@@ -11,13 +11,15 @@
 namespace osdp::runtime {
 namespace {
 
-const char* name_of(Unit::State state) {
-  switch (state) {
-    case Unit::State::Sharded:
+using Phase = UnitState::Phase;
+
+const char* name_of(Phase phase) {
+  switch (phase) {
+    case Phase::Sharded:
       return "sharded";
-    case Unit::State::Unsharding:
+    case Phase::Unsharding:
       return "unsharding";
-    case Unit::State::Unsharded:
+    case Phase::Unsharded:
       return "unsharded";
   }
   return "?";
@@ -30,6 +32,7 @@ UnitScheduler::UnitScheduler(const ModelShards& shards, const StepState& step, A
                              std::shared_ptr<comm::Lane> reductions, std::shared_ptr<HybridReducer> hybrid)
     : shards_(shards),
       step_(step),
+      states_(shards.units().size()),
       arena_(arena),
       buckets_(buckets),
       lane_(std::move(gathers)),
@@ -51,22 +54,24 @@ void UnitScheduler::set_prefetch(size_t units) {
 
 void UnitScheduler::assert_state(const Unit& unit, bool holds, const char* transition) const {
   OSDP_CHECK(holds, Sharding, "OSDP: rank ", step_.rank, ": unit '", unit.name, "' cannot ", transition,
-             " in ", step_.in_backward ? "backward" : "forward", " while it is ", name_of(unit.state_),
+             " in ", step_.in_backward ? "backward" : "forward", " while it is ",
+             name_of(state_of(unit).phase),
              ". This is an error of OSDP; please report it with the model and the plan.");
 }
 
 // Backward may read what its forward gathered; a new forward must not, since the optimizer may have stepped.
 bool UnitScheduler::stale(const Unit& unit) const {
-  return !step_.in_backward && unit.running_ == 0 && unit.epoch_ != step_.epoch;
+  const UnitState& state = state_of(unit);
+  return !step_.in_backward && state.running == 0 && state.epoch != step_.epoch;
 }
 
 void UnitScheduler::unshard(Unit& unit) {
-  assert_state(unit,
-               unit.state_ == Unit::State::Sharded || (unit.state_ == Unit::State::Unsharded && stale(unit)),
+  UnitState& state = state_of(unit);
+  assert_state(unit, state.phase == Phase::Sharded || (state.phase == Phase::Unsharded && stale(unit)),
                "unshard");
   TransferPlan plan = TransferPlan::of_gather(unit.slots);
   comm::EarlySend early = unit.shard_groups->shard->early_send_of_gather(plan.sent_first());
-  unit.unsharding_ = lane_->submit(
+  state.unsharding = lane_->submit(
       unit.gathers.all(step_.accumulates),
       [&arena = arena_, &shard_groups = *unit.shard_groups, plan = std::move(plan)] {
         {
@@ -77,53 +82,53 @@ void UnitScheduler::unshard(Unit& unit) {
         gather(*shard_groups.shard, plan);
       },
       std::move(early));
-  unit.state_ = Unit::State::Unsharding;
-  unit.epoch_ = step_.epoch;
-  unit.calls_seen_ = 0;
-  for (Call* call : unit.calls)
-    for (size_t i = 0; i < call->units.size(); ++i)
-      if (call->units[i] == &unit) call->seen[i] = 0;
+  state.phase = Phase::Unsharding;
+  state.epoch = step_.epoch;
+  state.used_by.clear();
   ++statistics_.gathers;
   statistics_.gathered_bytes += static_cast<int64_t>(unit.bytes());
 }
 
 void UnitScheduler::wait_unshard(Unit& unit) {
-  assert_state(unit, unit.state_ == Unit::State::Unsharding, "be waited for");
-  unit.unsharding_.wait();
-  unit.unsharding_ = comm::Work();
+  UnitState& state = state_of(unit);
+  assert_state(unit, state.phase == Phase::Unsharding, "be waited for");
+  state.unsharding.wait();
+  state.unsharding = comm::Work();
   for (Slot& slot : unit.slots) slot.open();
-  unit.state_ = Unit::State::Unsharded;
+  state.phase = Phase::Unsharded;
 }
 
 void UnitScheduler::use(Unit& unit) {
+  UnitState& state = state_of(unit);
   const bool again = stale(unit);
-  if (unit.state_ == Unit::State::Unsharding && again) wait_unshard(unit);
-  if (unit.state_ == Unit::State::Sharded || again) unshard(unit);
+  if (state.phase == Phase::Unsharding && again) wait_unshard(unit);
+  if (state.phase == Phase::Sharded || again) unshard(unit);
   std::span<Unit* const> ahead;
   if (step_.in_backward)
     ahead = backward_order_.advance(&unit, depth_);
   else if (step_.root_forward)
     ahead = forward_order_.advance(&unit, step_.grad_forward ? kept_depth_ : depth_);
   for (Unit* next : ahead)
-    if (next->state_ == Unit::State::Sharded) {
+    if (state_of(*next).phase == Phase::Sharded) {
       unshard(*next);
       ++statistics_.prefetches;
     }
-  if (unit.state_ == Unit::State::Unsharding) wait_unshard(unit);
+  if (state.phase == Phase::Unsharding) wait_unshard(unit);
 }
 
 void UnitScheduler::reshard(Unit& unit) noexcept {
-  if (unit.state_ == Unit::State::Unsharding) {
+  UnitState& state = state_of(unit);
+  if (state.phase == Phase::Unsharding) {
     try {
       wait_unshard(unit);
     } catch (...) {  // the next wait on the lane throws the same error; here the memory must be freed
-      unit.unsharding_ = comm::Work();
+      state.unsharding = comm::Work();
     }
   }
   for (Slot& slot : unit.slots)
     if (slot.attached()) slot.detach();
-  unit.state_ = Unit::State::Sharded;
-  unit.keep_ = unit.held_ = false;
+  state.phase = Phase::Sharded;
+  state.keep = false;
 }
 
 void UnitScheduler::begin_forward() { forward_order_.begin(); }
@@ -131,53 +136,48 @@ void UnitScheduler::begin_forward() { forward_order_.begin(); }
 void UnitScheduler::begin_call(Call& call) {
   for (Unit* unit : call.units) {
     use(*unit);
-    ++unit->running_;
+    ++state_of(*unit).running;
   }
 }
 
 void UnitScheduler::end_call(Call& call, bool failed) {
   for (Unit* unit : call.units)
-    if (unit->running_ > 0) {
-      --unit->running_;
+    if (state_of(*unit).running > 0) {
+      --state_of(*unit).running;
       reshard_after_forward(call, *unit, failed);
     }
 }
 
 void UnitScheduler::keep_recomputed(const Call& call) {
-  for (Unit* unit : call.units) unit->recomputed_ = true;
+  for (Unit* unit : call.units) state_of(*unit).recomputed = true;
 }
 
 void UnitScheduler::reshard_after_forward(Call& call, Unit& unit, bool failed) {
-  if (unit.running_ > 0 || unit.in_backward_ || unit.state_ != Unit::State::Unsharded) return;
+  UnitState& state = state_of(unit);
+  if (state.running > 0 || state.in_backward || state.phase != Phase::Unsharded) return;
   if (failed) return reshard(unit);
-  if (unit.again_) {
-    unit.keep_ = true;
+  if (state.again) {
+    state.keep = true;
     return;
   }
   if (step_.in_backward) {  // a recomputation
-    if (call.hold)
-      unit.held_ = true;
-    else
-      reshard(unit);
+    if (!call.hold) reshard(unit);
     return;
   }
   if (step_.grad_forward &&
       (traits(unit.mode).kept || (step_.root_forward && forward_order_.ends_with(&unit)))) {
-    unit.keep_ = true;
+    state.keep = true;
     return;
   }
   if (call.method) return reshard(unit);
-  const auto at = std::find(call.units.begin(), call.units.end(), &unit) - call.units.begin();
-  if (!call.seen[at]) {
-    call.seen[at] = 1;
-    ++unit.calls_seen_;
-  }
-  if (unit.calls_seen_ == static_cast<int64_t>(unit.calls.size())) reshard(unit);
+  std::vector<const Call*>& used_by = state.used_by;
+  if (std::find(used_by.begin(), used_by.end(), &call) == used_by.end()) used_by.push_back(&call);
+  if (used_by.size() == unit.calls.size()) reshard(unit);
 }
 
 void UnitScheduler::end_forward(bool failed) {
   for (const auto& unit : shards_.units())
-    if (failed || !unit->keep_) reshard(*unit);
+    if (failed || !state_of(*unit).keep) reshard(*unit);
   if (!failed && step_.root_forward) forward_order_.end();
 }
 
@@ -185,16 +185,17 @@ void UnitScheduler::begin_backward() { backward_order_.begin(); }
 
 void UnitScheduler::begin_call_backward(const Call& call, bool reads, bool again) {
   for (Unit* unit : call.units) {
-    unit->in_backward_ = true;
-    unit->readers_ += reads;
-    unit->again_ |= again;
+    UnitState& state = state_of(*unit);
+    state.in_backward = true;
+    state.readers += reads;
+    state.again |= again;
     use(*unit);
   }
 }
 
 void UnitScheduler::end_call_backward(const Call& call) {
   for (Unit* unit : call.units) {
-    --unit->readers_;
+    --state_of(*unit).readers;
     reshard_after_backward(*unit);
   }
 }
@@ -202,39 +203,34 @@ void UnitScheduler::end_call_backward(const Call& call) {
 // Reshards the unit once its calls in progress no longer read it and all gradients that this graph task
 // produces for it are complete.
 void UnitScheduler::reshard_after_backward(Unit& unit) {
-  if (unit.readers_ > 0 || unit.running_ > 0 || unit.gradients_.incomplete(current_graph_task())) return;
-  if (unit.again_ || unit.recomputed_) return;  // stays until the end of this backward, or longer
-  unit.in_backward_ = false;
+  UnitState& state = state_of(unit);
+  if (state.readers > 0 || state.running > 0 || state.gradients.incomplete(current_graph_task())) return;
+  if (state.again || state.recomputed) return;  // stays until the end of this backward, or longer
+  state.in_backward = false;
   reshard(unit);
 }
 
 void UnitScheduler::add_pending(Slot& slot, at::Tensor gradient) const {
   OSDP_CHECK(gradient.layout() == at::kStrided, Sharding, "OSDP: parameter '", slot.name(),
              "' got a sparse gradient, which cannot be sharded. Use sparse=False, or NO_SHARD for it.");
-  const at::ScalarType own = slot.owner().own_dtype();
-  if (slot.unsynced.defined()) {
-    gradient = wide_sum(std::move(gradient), slot.unsynced, own);
-    slot.unsynced.reset();
-  }
-  slot.pending = slot.pending.defined() ? wide_sum(slot.pending, gradient, own) : std::move(gradient);
+  slot.gradient.add(std::move(gradient), slot.owner().own_dtype());
 }
 
 void UnitScheduler::gradient_arrived(Unit& unit, Slot& slot, at::Tensor gradient) {
   if (gradient.defined()) add_pending(slot, std::move(gradient));
   const auto expected = [&] {
     int64_t count = 0;
-    for (const Slot& each : unit.slots) count += in_graph_task(each.owner().accumulator.get());
+    for (const Slot& each : unit.slots) count += in_graph_task(each.owner().accumulator().get());
     return count;
   };
-  if (!unit.gradients_.add(current_graph_task(), expected)) return;
+  if (!state_of(unit).gradients.add(current_graph_task(), expected)) return;
   reshard_after_backward(unit);
   reduce_or_keep(unit);
 }
 
 void UnitScheduler::reduce_or_keep(Unit& unit) {
   if (step_.sync) return reduce(unit);
-  for (Slot& slot : unit.slots)
-    if (slot.pending.defined()) slot.unsynced = std::move(slot.pending), slot.pending = at::Tensor();
+  for (Slot& slot : unit.slots) slot.gradient.keep();
 }
 
 // Note [Gradients that leave]
@@ -250,7 +246,7 @@ void UnitScheduler::await_room(size_t bytes) {
   size_t held = bytes;
   for (size_t i = left_; i < reductions_.size(); ++i) held += reductions_[i].bytes;
   for (const auto& unit : shards_.units())
-    if (unit->state_ != Unit::State::Sharded && !traits(unit->mode).kept) held += unit->bytes();
+    if (state_of(*unit).phase != Phase::Sharded && !traits(unit->mode).kept) held += unit->bytes();
   for (; left_ < reductions_.size() && held > depth_.bytes; ++left_) {
     reductions_[left_].reduction.wait();
     held -= reductions_[left_].bytes;
@@ -258,27 +254,28 @@ void UnitScheduler::await_room(size_t bytes) {
 }
 
 void UnitScheduler::reduce(Unit& unit) {
+  UnitState& state = state_of(unit);
   auto plan = std::make_shared<TransferPlan>();
-  const bool again = unit.reduced_ == step_.backwards;
+  const bool again = state.reduced == step_.backwards;
   bool own_memory = again;  // the means need separate memory: they do not become the gradients
   parts_.assign(unit.slots.size(), faults::TaskNames::Part::None);
   for (size_t i = 0; i < unit.slots.size(); ++i) {
     Slot& slot = unit.slots[i];
-    if (!slot.pending.defined()) continue;
+    if (!slot.gradient.pending()) continue;
     parts_[i] = faults::TaskNames::Part::Gradient;
-    slot.owner().reduced = true;
+    slot.owner().note_reduced();
     own_memory |=
         !again && (slot.owner().local_grad().defined() || c10::elementSize(slot.owner().reduce_dtype()) >
                                                               c10::elementSize(slot.owner().own_dtype()));
     at::Tensor target;
     if (slot.owner().split()) target = slot.rows_of(buckets_.split_gradient(slot.owner()));
     statistics_.reduced_bytes += static_cast<int64_t>(slot.reduced_bytes());
-    plan->add(slot, std::exchange(slot.pending, at::Tensor()), std::move(target));
+    plan->add(slot, slot.gradient.take(), std::move(target));
   }
   if (plan->empty()) return;
   const ShardGroups& shard_groups = *unit.shard_groups;
   plan->seal_reduction(shard_groups.total());
-  unit.reduced_ = step_.backwards;
+  state.reduced = step_.backwards;
   ++statistics_.reductions;
   arena_.trim();  // see Note [Blocks that come and go]
   comm::EarlySend early = shard_groups.reduce->early_send_of_reduce_scatter(plan->sent_first());
@@ -305,15 +302,15 @@ void UnitScheduler::reduce(Unit& unit) {
 
 void UnitScheduler::finish_units(bool creates_graph) {
   for (const auto& unit : shards_.units()) {
-    if (unit->again_ && !creates_graph) unit->again_ = unit->keep_ = false;
-    const bool kept = unit->again_ || (unit->keep_ && !unit->in_backward_);
-    if (unit->running_ == 0 && !kept) reshard(*unit);
-    if (unit->again_) unit->keep_ = true;
-    unit->in_backward_ = false;
-    unit->readers_ = 0;
+    UnitState& state = state_of(*unit);
+    if (state.again && !creates_graph) state.again = state.keep = false;
+    const bool kept = state.again || (state.keep && !state.in_backward);
+    if (state.running == 0 && !kept) reshard(*unit);
+    if (state.again) state.keep = true;
+    state.in_backward = false;
+    state.readers = 0;
     if (step_.sync)
-      for (Slot& slot : unit->slots)
-        if (!slot.pending.defined()) slot.pending = std::exchange(slot.unsynced, at::Tensor());
+      for (Slot& slot : unit->slots) slot.gradient.resume();
     reduce_or_keep(*unit);
   }
 }
@@ -335,16 +332,17 @@ void UnitScheduler::end_backward() {
   backward_order_.end();
   for (const auto& unit : shards_.units())
     for (Slot& slot : unit->slots)
-      if (slot.unsynced.defined()) slot.owner().note_gradient();
+      if (slot.gradient.kept()) slot.owner().note_gradient();
 }
 
 void UnitScheduler::abort() {
   for (const auto& unit : shards_.units()) {
+    UnitState& state = state_of(*unit);
     reshard(*unit);
-    unit->in_backward_ = false;
-    unit->readers_ = 0;
-    unit->gradients_.forget();
-    for (Slot& slot : unit->slots) slot.pending.reset();
+    state.in_backward = false;
+    state.readers = 0;
+    state.gradients.forget();
+    for (Slot& slot : unit->slots) slot.gradient.drop_pending();
   }
 }
 
@@ -362,12 +360,13 @@ void UnitScheduler::forget_reductions() {
 
 const at::Tensor& UnitScheduler::begin_slice(Unit& slice) {
   use(slice);
-  ++slice.running_;
+  ++state_of(slice).running;
   return slice.slots[0].full();
 }
 
 void UnitScheduler::end_slice(Unit& slice) noexcept {
-  if (slice.running_ > 0 && --slice.running_ == 0) reshard(slice);
+  UnitState& state = state_of(slice);
+  if (state.running > 0 && --state.running == 0) reshard(slice);
 }
 
 void UnitScheduler::slice_gradient_arrived(Unit& slice, at::Tensor gradient) {
@@ -382,7 +381,7 @@ void UnitScheduler::slice_gradient_arrived(Unit& slice, at::Tensor gradient) {
 Parameter* UnitScheduler::unreduced() const {
   for (const auto& unit : shards_.units())
     for (Slot& slot : unit->slots)
-      if (slot.unsynced.defined() && !slot.owner().gradient_dropped()) return &slot.owner();
+      if (slot.gradient.kept() && !slot.owner().gradient_dropped()) return &slot.owner();
   return nullptr;
 }
 

@@ -22,6 +22,7 @@
 #include "runtime/step/prefetch_order.hpp"
 #include "runtime/step/step_state.hpp"
 #include "runtime/step/transfer_plan.hpp"
+#include "runtime/step/unit_state.hpp"
 #include "runtime/store/arena.hpp"
 #include "runtime/store/model_shards.hpp"
 
@@ -100,6 +101,8 @@ class UnitScheduler {
   void use(Unit& unit);               // any -> Unsharded; prefetches the next ones
   void assert_state(const Unit& unit, bool holds, const char* transition) const;
 
+  UnitState& state_of(const Unit& unit) { return states_[unit.index]; }
+  const UnitState& state_of(const Unit& unit) const { return states_[unit.index]; }
   bool stale(const Unit& unit) const;
   void reshard_after_forward(Call& call, Unit& unit, bool failed);
   void reshard_after_backward(Unit& unit);
@@ -110,6 +113,7 @@ class UnitScheduler {
 
   const ModelShards& shards_;
   const StepState& step_;
+  std::vector<UnitState> states_;  // by the unit's index
   Arena& arena_;
   GradientBuckets& buckets_;
   const std::shared_ptr<comm::Lane> lane_;

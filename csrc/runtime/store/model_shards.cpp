@@ -69,11 +69,10 @@ ModelShards::ModelShards(std::vector<ParamSpec> params, const std::vector<UnitSp
 }
 
 Parameter& ModelShards::add_parameter(const ParamSpec& spec, bool sharded, const ShardGroups& shard_groups) {
-  params_.push_back(std::make_unique<Parameter>(spec, sharded, shard_groups.rank(), shard_groups.world()));
-  Parameter& p = *params_.back();
-  p.index = places_.size();
+  params_.push_back(
+      std::make_unique<Parameter>(spec, params_.size(), sharded, shard_groups.rank(), shard_groups.world()));
   places_.emplace_back().shard_groups = &shard_groups;
-  return p;
+  return *params_.back();
 }
 
 void ModelShards::add_slices(Parameter& p, const ShardGroups& shard_groups) {
@@ -90,6 +89,7 @@ void ModelShards::add_slices(Parameter& p, const ShardGroups& shard_groups) {
                               shard_groups.world());
     place_of(p).slices.push_back(slice.get());
     name_tasks(*slice, model_);
+    slice->index = units_.size();
     units_.push_back(std::move(slice));
   }
 }
@@ -120,6 +120,7 @@ void ModelShards::add_unit(const UnitSpec& spec) {
   if (!replicated.params.empty()) replicated_.push_back(std::move(replicated));
   if (unit->slots.empty()) return;
   name_tasks(*unit, model_);
+  unit->index = units_.size();
   units_.push_back(std::move(unit));
 }
 
@@ -159,7 +160,6 @@ Call* ModelShards::add_call(std::string module, const std::vector<int64_t>& para
     }
     if (place.copy) call->copies.push_back(place.copy);
   }
-  call->seen.assign(call->units.size(), 0);
   calls_.push_back(std::move(call));
   return calls_.back().get();
 }

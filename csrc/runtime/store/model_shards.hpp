@@ -47,8 +47,8 @@ class ModelShards {
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }  // slices included
   const std::vector<std::unique_ptr<WholeCopy>>& copies() const { return copies_; }
   Parameter& parameter(int64_t index) const { return *params_.at(index); }
-  Place& place_of(const Parameter& param) { return places_[param.index]; }
-  const Place& place_of(const Parameter& param) const { return places_[param.index]; }
+  Place& place_of(const Parameter& param) { return places_[param.index()]; }
+  const Place& place_of(const Parameter& param) const { return places_[param.index()]; }
 
   const std::vector<Replicated>& replicated() const { return replicated_; }     // by unit
   const std::vector<Parameter*>& whole_params() const { return whole_; }        // NO_SHARD

@@ -71,8 +71,9 @@ RowRange::RowRange(at::IntArrayRef sizes, int64_t range_dim, int64_t rank, int64
   for (size_t d = dim + 1; d < sizes.size(); ++d) row_elements *= sizes[d];
 }
 
-Parameter::Parameter(const ParamSpec& spec, bool sharded, int64_t rank, int64_t world)
+Parameter::Parameter(const ParamSpec& spec, size_t index, bool sharded, int64_t rank, int64_t world)
     : name_(spec.name),
+      index_(index),
       tensor_(spec.tensor),
       full_sizes_(spec.sizes().vec()),
       own_(spec.tensor.scalar_type()),
@@ -169,7 +170,7 @@ void Parameter::show(const at::Tensor& data) {
 }
 
 void Parameter::keep_node() {
-  if (accumulator) torch::autograd::impl::set_grad_accumulator(tensor_, weak_reference(accumulator));
+  if (accumulator_) torch::autograd::impl::set_grad_accumulator(tensor_, weak_reference(accumulator_));
 }
 
 void Parameter::hide_hooks() {

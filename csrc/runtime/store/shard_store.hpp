@@ -7,9 +7,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "faults/errors.hpp"
+#include "runtime/store/pending_gradient.hpp"
 #include "runtime/store/spec.hpp"
 
 namespace osdp::runtime {
@@ -66,9 +68,11 @@ class Parameter {
  public:
   // Takes the full value from spec.tensor (if it has one already) and leaves the local tensor in it, without
   // a gradient. `sharded`: false keeps the parameter whole on every rank (spec.split is then ignored).
-  Parameter(const ParamSpec& spec, bool sharded, int64_t rank, int64_t world);
+  // `index`: among the model's parameters.
+  Parameter(const ParamSpec& spec, size_t index, bool sharded, int64_t rank, int64_t world);
 
   const std::string& name() const { return name_; }
+  size_t index() const { return index_; }
   const at::Tensor& tensor() const { return tensor_; }
   at::IntArrayRef full_sizes() const { return full_sizes_; }
   const std::optional<SplitSpec>& split() const { return split_; }
@@ -115,13 +119,17 @@ class Parameter {
   // Note [Writes in forward]. Writes through .data do not change the version counter and are not seen.
   bool written() const { return version() != noted_; }
   void note_version() { noted_ = version(); }
-  bool written_in_forward = false;  // ever; only for whole parameters
+  // For whole parameters: that a forward has written to it, ever.
+  void note_written_in_forward() { written_in_forward_ = true, note_version(); }
+  bool written_in_forward() const { return written_in_forward_; }
 
   // See Note [Hooks after accumulation].
   void hide_hooks();
   void show_hooks() noexcept;
   void call_hooks() const;
-  bool reduced = false;  // in this backward, so the hooks must be called
+  // In this backward its gradient has been reduced, so the hooks must be called.
+  void note_reduced() { reduced_ = true; }
+  bool take_reduced() { return std::exchange(reduced_, false); }  // whether it was; forgets it
 
   // This rank's part of a full-size tensor.
   at::Tensor take_local(const at::Tensor& full) const;
@@ -130,16 +138,22 @@ class Parameter {
   // The node that accumulates this parameter's gradient. It is created while the parameter is full, so that
   // it always expects full gradients. Null if the parameter does not require a gradient.
   using Node = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
-  Node accumulator;
+  const Node& accumulator() const { return accumulator_; }
+  void set_accumulator(Node node) { accumulator_ = std::move(node); }
 
-  bool absent = false;  // it has been removed from the model
-  size_t index = 0;     // among the model's parameters
+  bool absent() const { return absent_; }  // it has been removed from the model
+  void set_absent(bool absent) { absent_ = absent; }
 
  private:
   int64_t version() const { return tensor_.is_inference() ? 0 : static_cast<int64_t>(tensor_._version()); }
 
   std::string name_;
+  size_t index_;
   at::Tensor tensor_;
+  Node accumulator_;
+  bool absent_ = false;
+  bool reduced_ = false;
+  bool written_in_forward_ = false;
   std::vector<int64_t> full_sizes_;
   std::optional<SplitSpec> split_;
   std::vector<Piece> pieces_;
@@ -191,8 +205,7 @@ class Slot {
   // This rank's rows: flat views of a local-shaped tensor (the parameter's data or gradient).
   at::Tensor rows_of(const at::Tensor& local) const;
 
-  at::Tensor pending;   // full local gradient that waits to be reduced
-  at::Tensor unsynced;  // full local gradient kept under no_sync
+  PendingGradient gradient;
 
  private:
   Parameter* owner_;

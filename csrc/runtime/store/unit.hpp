@@ -1,11 +1,11 @@
-// Unit: parameters that are gathered and reduced together, and their state in a step.
+// Unit: parameters that are gathered and reduced together, and the calls of modules that read them. Its state
+// within a step is UnitScheduler's (step/unit_state.hpp).
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "comm/lane.hpp"
-#include "runtime/store/arrivals.hpp"
+#include "faults/task_name.hpp"
 #include "runtime/store/shard_groups.hpp"
 #include "runtime/store/shard_store.hpp"
 
@@ -14,17 +14,10 @@ namespace osdp::runtime {
 struct Call;
 class WholeCopy;
 
-// Note [Unit states]
-//   Sharded --unshard--> Unsharding --wait_unshard--> Unsharded --reshard--> Sharded
-// A gathered unit is not resharded after a forward call if another call is using it, if its backward is under
-// way, if it is kept for the backward (SHARD_GRAD_OP, or the last unit of the forward), if it is held from
-// recomputation to backward, or if another call of the same unit is still to come in this forward.
-class Unit {
- public:
-  enum class State { Sharded, Unsharding, Unsharded };
-
-  // Set when the model is sharded, constant afterwards.
+// Set when the model is sharded, constant afterwards.
+struct Unit {
   std::string name;
+  size_t index = 0;  // among the model's units
   Mode mode = Mode::FullShard;
   const ShardGroups* shard_groups = nullptr;  // it is gathered and reduced over these ranks
   std::vector<Slot> slots;
@@ -33,7 +26,6 @@ class Unit {
   // matrix product acquires.
   std::vector<Call*> calls;
 
-  State state() const { return state_; }
   size_t bytes() const {
     size_t sum = 0;
     for (const Slot& slot : slots) sum += slot.bytes();
@@ -44,24 +36,6 @@ class Unit {
       if (!slot.owner().tensor().requires_grad()) return true;
     return false;
   }
-
- private:
-  // State within a step: only UnitScheduler reads and changes it.
-  friend class UnitScheduler;
-
-  State state_ = State::Sharded;
-  comm::Work unsharding_;   // while Unsharding
-  int64_t epoch_ = -1;      // of the outermost forward in which it was last gathered; see StepState::epoch
-  int64_t running_ = 0;     // forward calls in progress that use it
-  int64_t calls_seen_ = 0;  // distinct calls that used it since it was gathered, of calls.size()
-  bool in_backward_ = false;
-  int64_t readers_ = 0;  // calls in backward that may still read its frozen parameters; see Invocation
-  bool keep_ = false;
-  bool held_ = false;
-  bool again_ = false;       // see Note [Backward of a backward]
-  bool recomputed_ = false;  // see Note [Functions that are recomputed]
-  Arrivals gradients_;
-  int64_t reduced_ = -1;  // the backward in which it was reduced last; see StepState::backwards
 };
 
 // Note [Frozen parameters]
@@ -87,8 +61,7 @@ struct Call {
   std::vector<Unit*> slices;  // of a split module: acquired by its matrix product, one at a time
   std::vector<WholeCopy*> copies;
   bool root = false;
-  bool hold = false;       // inside a recomputed block whose parameters are held for the backward
-  std::vector<char> seen;  // per unit: this call has used it since it was gathered
+  bool hold = false;  // inside a recomputed block whose parameters are held for the backward
 };
 
 }  // namespace osdp::runtime

@@ -23,7 +23,7 @@ from osdp.plan.mixed_precision import MixedPrecision, as_mixed_precision
 from osdp.plan.plan import Plan
 from osdp.plan.unit_grouping import group_units, operator_dtypes
 from osdp.planning.arguments import description_of
-from osdp.sharding.fully_shard import refuse_twice
+from osdp.sharding.refusals import refuse_twice
 
 # Module (not its wrapper) -> the options of its wrapper.
 MARKS: WeakKeyDictionary[nn.Module, Options] = WeakKeyDictionary()

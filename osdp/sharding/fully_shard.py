@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -11,20 +11,13 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from osdp import _C
-from osdp.base.sharded_models import HANDLES
-from osdp.description.describe import describe
-from osdp.errors import InvalidProblemError, PlanMismatchError, ProcessGroupError, ShardingError
 from osdp.hardware.this_machine import warn_of_another_machine
 from osdp.plan.mixed_precision import MixedPrecision, parameter_dtypes
 from osdp.plan.plan import Plan
-from osdp.plan.validation import check_same_model, validate
-from osdp.ranks.backends import backend_of
 from osdp.ranks.process_groups import LaneGroup, lane_group
 from osdp.ranks.rank_group import Together
 from osdp.sharding import cpu_offload as offload_module
 from osdp.sharding import split_linear
-from osdp.sharding.compile_covers import Cover, covers
-from osdp.sharding.compile_hooks import compiled_modules, install_call, outside
 from osdp.sharding.consistency_check import agree
 from osdp.sharding.cpu_offload import wants_offload
 from osdp.sharding.forward_methods import watch_methods
@@ -37,11 +30,12 @@ from osdp.sharding.meta_init import InitFunction
 from osdp.sharding.mixed_precision import chosen_precision, install_precision
 from osdp.sharding.module_tree import Tree
 from osdp.sharding.recomputation import RecomputedBlock
+from osdp.sharding.refusals import check_plan_and_model, need_backend_memory, need_process_group, usable_group
 from osdp.sharding.rollback import AsItWas
-from osdp.sharding.sharded_model import Sharded, joined, register, sharded_models, splits_of
+from osdp.sharding.sharded_model import Sharded, joined, register, splits_of
 from osdp.sharding.state_dict import show_full_state
 from osdp.sharding.torch_patches.install import install_torch_tools
-from osdp.sharding.torch_patches.other_parallels import refuse_others
+from osdp.sharding.unit_calls import install_calls
 
 
 def fully_shard(
@@ -101,16 +95,16 @@ def fully_shard(
     >>> model = osdp.fully_shard(model, osdp.search(model, (tokens,), memory="8GiB", world_size=2))
     >>> optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     """
-    _need_process_group()
+    need_process_group()
     given, grid = model_ranks(process_group, device_mesh)
-    group = _usable_group(given)
+    group = usable_group(given)
     together = Together(group, "osdp.fully_shard")
     error: Exception | None = None
     offload = False
     policy: MixedPrecision | None = None
     try:
         offload = wants_offload(cpu_offload)
-        _check(model, plan, together.world_size)
+        check_plan_and_model(model, plan, together.world_size)
         if handover is not None:
             handover.check_group(group)
         policy = chosen_precision(mixed_precision, plan)
@@ -174,7 +168,7 @@ def _cut(
     parts = _parts(grid, group, lane, plan.separate_reductions and device.type != "cpu")
     if backend_memory:
         together.do(
-            "looking for the backend's memory", lambda: _need_backend_memory(collectives, group, device)
+            "looking for the backend's memory", lambda: need_backend_memory(collectives, group, device)
         )
         collectives.all_reduce_mean([torch.zeros(1, device=device)])  # creates the pool's communicator
 
@@ -217,7 +211,7 @@ def _install(
     sharded.lane = lane_group(group, device)
     installed = Installed(model)
     mixed = parameter_dtypes(model, policy)
-    calls, covering = _install_calls(model, plan, sharded.index, runtime, mixed)
+    calls, covering = install_calls(model, plan, sharded.index, runtime, mixed)
     if sharded.policy is not None:
         sharded.buffer_dtypes = install_precision(model, sharded.policy)
     _install_splits(model, plan, sharded.index, runtime)
@@ -263,85 +257,6 @@ def _parts(
     return parts
 
 
-def _need_backend_memory(collectives: _C.Collectives, group: dist.ProcessGroup, device: torch.device) -> None:
-    if not collectives.has_memory:
-        raise ProcessGroupError(
-            f"allocate_memory_from_process_group_for_comm: backend {backend_of(group, device)!r} allocates no tensors on "
-            f"{device}. Leave it out, or use nccl on GPUs whose driver supports multicast"
-        )
-
-
-def _need_process_group() -> None:
-    if not dist.is_available() or not dist.is_initialized():
-        raise ProcessGroupError(
-            "no process group: start the script with torchrun and call torch.distributed.init_process_group() first "
-            "(one process alone needs it too, with world_size=1)"
-        )
-
-
-def _usable_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    group = group if group is not None else dist.group.WORLD
-    if group is None or not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
-        raise ProcessGroupError(
-            "this process is not a rank of the given process group: only its ranks may shard the model"
-        )
-    return group
-
-
-def _check(model: nn.Module, plan: Plan, world_size: int) -> None:
-    if not isinstance(plan, Plan):
-        raise InvalidProblemError(
-            f"plan is a {type(plan).__name__}, not an osdp.Plan: make one with osdp.search(...), "
-            "osdp.Plan.uniform(...) or osdp.Plan.load(path)"
-        )
-    validate(plan)
-    refuse_twice(model)
-    _refuse_shards(model)
-    if plan.world_size not in (None, world_size):
-        raise PlanMismatchError(
-            f"the plan was made for {plan.world_size} ranks, the process group has {world_size}: "
-            f"search again with world_size={world_size}"
-        )
-    compiled_modules(model)  # may raise
-    refuse_others(model)
-    check_same_model(plan, describe(model))
-    if with_gradient := [name for name, p in model.named_parameters() if p.grad is not None]:
-        raise ShardingError(
-            f"parameter '{with_gradient[0]}' has a gradient already (of {len(with_gradient)} that have): it is this rank's "
-            "own, and full. Call model.zero_grad() before fully_shard, and make it anew after"
-        )
-    devices = {p.device for p in model.parameters() if not p.is_meta}
-    if len(devices) > 1:
-        raise ShardingError(
-            f"parameters are on several devices: {sorted(map(str, devices))}; move them to one"
-        )
-
-
-def refuse_twice(model: nn.Module) -> None:
-    """Raises ShardingError if the model, or a part of it, is sharded already."""
-    for name, module in model.named_modules():
-        if module in HANDLES:
-            what = f"'{name}', a {type(module).__name__} inside the model," if name else type(module).__name__
-            raise ShardingError(
-                f"{what} is sharded already: shard the outermost model alone, once. Wrapping its parts too, as FSDP "
-                "needs, is not needed: the plan says what is gathered together"
-            )
-
-
-def _refuse_shards(model: nn.Module) -> None:
-    """Raises ShardingError if a parameter belongs to another sharded model, and so is only this rank's
-    rows."""
-    names = {id(p): name for name, p in model.named_parameters()}
-    for other, sharded in sharded_models():
-        for name, parameter in other.named_parameters():
-            if id(parameter) in names and id(parameter) in sharded.tree.index:
-                raise ShardingError(
-                    f"parameter '{names[id(parameter)]}' is sharded already, as '{name}' of a {type(other).__name__} that "
-                    "is not in this model. Shard a part before the model around it; parts that share a parameter are "
-                    "sharded only together, with the model around both"
-                )
-
-
 def _states(model: nn.Module) -> list[Tensor]:
     return [t.detach() for t in [*model.parameters(), *model.buffers()]]
 
@@ -359,67 +274,6 @@ def _units(plan: Plan, index: dict[str, int], splits: dict[str, _C.SplitSpec]) -
         if split and (rest := [index[n] for n in names if n not in splits]):
             units.append(_C.UnitSpec(f"{label} bias", _C.Mode.NO_SHARD, rest))
     return units
-
-
-def _install_calls(
-    model: nn.Module, plan: Plan, index: dict[str, int], runtime: _C.Runtime, mixed: Collection[str]
-) -> tuple[list[tuple[nn.Module, _C.CallHook, Cover | None]], list[tuple[nn.Module, _C.CallHook, Cover]]]:
-    """Returns modules that gather, with their hooks and covers; and modules that are covers, with theirs.
-    `mixed`: parameters whose dtype in calls differs from that between calls."""
-    compiled = compiled_modules(model)
-    params_at: dict[str, list[int]] = {"": []}
-    units_at: dict[str, set[int]] = {}
-    unit_of = {member: i for i, members in enumerate(plan.units) for member in members}
-    for operator in plan.description.operators:
-        choice = plan.choices.get(operator.name)
-        if choice is None:
-            continue
-        called = [p.name for p in operator.parameters if choice.traits.sharded or p.name in mixed]
-        places = {outside(place, compiled): None for place in operator.gather_at if called}
-        for place in places:
-            params_at.setdefault(place, []).extend(index[name] for name in called)
-            units = units_at.setdefault(place, set())
-            units |= {unit_of[operator.name]} if choice.traits.sharded else set()
-    held = [name for name, how in plan.recompute.items() if how == "hold"]
-    names = list(index)
-
-    def add(name: str, params: list[int], hold: bool, method: bool) -> _C.CallHook:
-        hook = runtime.add_call(name, params, name == "", hold, method=method)
-        for i in params if name else range(len(names)):
-            owner, _, leaf = names[i].rpartition(".")
-            hook.hold(model.get_submodule(owner)._parameters, leaf, model.get_parameter(names[i]), i)
-        return hook
-
-    calls = []
-    covering = []
-    cover_of: dict[str, Cover] = {}
-    elsewhere = _owners_not_called(model, params_at, compiled)
-    for name, inside in covers(model, units_at).items():
-        hook = add(name, [i for place in inside for i in params_at[place]], False, True)
-        covering.append((model.get_submodule(name), hook, Cover()))
-        cover_of |= dict.fromkeys(inside, covering[-1][2])
-    for name, params in [*params_at.items(), *elsewhere.items()]:
-        hold = any(name == block or name.startswith(f"{block}.") for block in held)
-        hook = add(name, params, hold, name in elsewhere)
-        module = model.get_submodule(name)
-        install_call(module, hook, cover_of.get(name))
-        calls.append((module, hook, cover_of.get(name)))
-    return calls, covering
-
-
-def _owners_not_called(
-    model: nn.Module, params_at: dict[str, list[int]], compiled: list[str]
-) -> dict[str, list[int]]:
-    """Modules whose parameters other modules read: the model's forward does not call them, but they may be
-    called directly."""
-    index = {id(p): i for i, p in enumerate(model.parameters())}
-    gathered = {i for params in params_at.values() for i in params}
-    found: dict[str, list[int]] = {}
-    for name, module in model.named_modules():
-        own = {index[id(p)] for p in module._parameters.values() if p is not None} & gathered
-        if own and name not in params_at and outside(name, compiled) == name:
-            found[name] = sorted(own)
-    return found
 
 
 def _install_splits(model: nn.Module, plan: Plan, index: dict[str, int], runtime: _C.Runtime) -> None:

@@ -13,7 +13,7 @@ from support.pair import naming
 from torch import nn
 
 import osdp
-from osdp.sharding import fully_shard
+from osdp.sharding import fully_shard, unit_calls
 
 STEPS = (
     "_units",
@@ -21,14 +21,15 @@ STEPS = (
     "_C.Runtime",
     "AsItWas.make_room",
     "Sharded",
-    "_install_calls",
-    "install_call",
+    "install_calls",
+    "unit_calls.install_call",
     "install_precision",
     "_install_splits",
     "_install_recomputation",
     "show_full_state",
     "watch_methods",
 )
+HOLDERS = {"": fully_shard, "unit_calls": unit_calls}
 
 
 class Block(nn.Module):
@@ -113,7 +114,7 @@ def fails(me: Member) -> None:
             with naming(f"{step}, {when}"):
                 before = picture(model)
                 owner, _, name = step.rpartition(".")
-                holder = getattr(fully_shard, owner) if owner else fully_shard
+                holder = HOLDERS.get(owner) or getattr(fully_shard, owner)
                 real = getattr(holder, name)
 
                 failing = failing_at(real, when)

@@ -1,0 +1,97 @@
+"""What fully_shard refuses: process groups, plans and models that it cannot shard. Nothing is changed here."""
+
+from __future__ import annotations
+
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from osdp import _C
+from osdp.base.sharded_models import HANDLES
+from osdp.description.describe import describe
+from osdp.errors import InvalidProblemError, PlanMismatchError, ProcessGroupError, ShardingError
+from osdp.plan.plan import Plan
+from osdp.plan.validation import check_same_model, validate
+from osdp.ranks.backends import backend_of
+from osdp.sharding.compile_hooks import compiled_modules
+from osdp.sharding.sharded_model import sharded_models
+from osdp.sharding.torch_patches.other_parallels import refuse_others
+
+
+def need_process_group() -> None:
+    if not dist.is_available() or not dist.is_initialized():
+        raise ProcessGroupError(
+            "no process group: start the script with torchrun and call torch.distributed.init_process_group() first "
+            "(one process alone needs it too, with world_size=1)"
+        )
+
+
+def usable_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    group = group if group is not None else dist.group.WORLD
+    if group is None or not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
+        raise ProcessGroupError(
+            "this process is not a rank of the given process group: only its ranks may shard the model"
+        )
+    return group
+
+
+def check_plan_and_model(model: nn.Module, plan: Plan, world_size: int) -> None:
+    if not isinstance(plan, Plan):
+        raise InvalidProblemError(
+            f"plan is a {type(plan).__name__}, not an osdp.Plan: make one with osdp.search(...), "
+            "osdp.Plan.uniform(...) or osdp.Plan.load(path)"
+        )
+    validate(plan)
+    refuse_twice(model)
+    _refuse_shards(model)
+    if plan.world_size not in (None, world_size):
+        raise PlanMismatchError(
+            f"the plan was made for {plan.world_size} ranks, the process group has {world_size}: "
+            f"search again with world_size={world_size}"
+        )
+    compiled_modules(model)  # may raise
+    refuse_others(model)
+    check_same_model(plan, describe(model))
+    if with_gradient := [name for name, p in model.named_parameters() if p.grad is not None]:
+        raise ShardingError(
+            f"parameter '{with_gradient[0]}' has a gradient already (of {len(with_gradient)} that have): it is this rank's "
+            "own, and full. Call model.zero_grad() before fully_shard, and make it anew after"
+        )
+    devices = {p.device for p in model.parameters() if not p.is_meta}
+    if len(devices) > 1:
+        raise ShardingError(
+            f"parameters are on several devices: {sorted(map(str, devices))}; move them to one"
+        )
+
+
+def refuse_twice(model: nn.Module) -> None:
+    """Raises ShardingError if the model, or a part of it, is sharded already."""
+    for name, module in model.named_modules():
+        if module in HANDLES:
+            what = f"'{name}', a {type(module).__name__} inside the model," if name else type(module).__name__
+            raise ShardingError(
+                f"{what} is sharded already: shard the outermost model alone, once. Wrapping its parts too, as FSDP "
+                "needs, is not needed: the plan says what is gathered together"
+            )
+
+
+def _refuse_shards(model: nn.Module) -> None:
+    """Raises ShardingError if a parameter belongs to another sharded model, and so is only this rank's
+    rows."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    for other, sharded in sharded_models():
+        for name, parameter in other.named_parameters():
+            if id(parameter) in names and id(parameter) in sharded.tree.index:
+                raise ShardingError(
+                    f"parameter '{names[id(parameter)]}' is sharded already, as '{name}' of a {type(other).__name__} that "
+                    "is not in this model. Shard a part before the model around it; parts that share a parameter are "
+                    "sharded only together, with the model around both"
+                )
+
+
+def need_backend_memory(collectives: _C.Collectives, group: dist.ProcessGroup, device: torch.device) -> None:
+    if not collectives.has_memory:
+        raise ProcessGroupError(
+            f"allocate_memory_from_process_group_for_comm: backend {backend_of(group, device)!r} allocates no tensors on "
+            f"{device}. Leave it out, or use nccl on GPUs whose driver supports multicast"
+        )

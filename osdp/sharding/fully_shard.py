@@ -32,7 +32,7 @@ from osdp.sharding.module_tree import Tree
 from osdp.sharding.recomputation import RecomputedBlock
 from osdp.sharding.refusals import check_plan_and_model, need_backend_memory, need_process_group, usable_group
 from osdp.sharding.rollback import AsItWas
-from osdp.sharding.sharded_model import Sharded, joined, register, splits_of
+from osdp.sharding.sharded_model import Sharded, joined, register, splits_of, unregister
 from osdp.sharding.state_dict import show_full_state
 from osdp.sharding.torch_patches.install import install_torch_tools
 from osdp.sharding.unit_calls import install_calls
@@ -131,13 +131,13 @@ def fully_shard(
             lambda: _install(model, plan, runtime, group, place.device, grid, policy),
         )
     except BaseException as caught:
+        unregister(model)
         was.put_back()
         traceback.clear_frames(caught.__traceback__)  # they hold the runtime, and it the gradient hooks
         raise
-    was.let_go()
+    was.let_go()  # nothing fails from here on
     del was, placing  # the full values
-    register(model, sharded)
-    _measure_rest(model, sharded)
+    _measure_rest(sharded)
     return model
 
 
@@ -157,9 +157,7 @@ def _cut(
     """Replace parameters by this rank's part of rank 0's values. Collective; see Note [All or nothing]."""
     group = together.group
     assert group is not None
-    install_torch_tools()
-    if device.type == "cpu":
-        _C.memory_meter_install()
+    together.do("installing torch's hooks", lambda: _install_tools(device))
     lane = lane_group(group, device)
     collectives = lane.collectives
     names = [name for name, _ in model.named_parameters()]
@@ -192,7 +190,7 @@ def _cut(
         was.share_values(runtime, collectives)
     else:
         placing.fill(runtime, collectives)
-        placing.commit()
+        together.do("placing the parameters", placing.commit)
     return runtime
 
 
@@ -224,6 +222,8 @@ def _install(
     show_full_state(model, sharded)
     watch_methods(model, sharded)
     installed.note()
+    sharded.local_bytes = sum(t.numel() * t.element_size() for t in _states(model))
+    register(model, sharded)
     return sharded
 
 
@@ -301,7 +301,12 @@ def _install_recomputation(model: nn.Module, plan: Plan) -> None:
         block.forward = RecomputedBlock(name, block)
 
 
-def _measure_rest(model: nn.Module, sharded: Sharded) -> None:
-    sharded.local_bytes = sum(t.numel() * t.element_size() for t in _states(model))
+def _install_tools(device: torch.device) -> None:
+    install_torch_tools()
+    if device.type == "cpu":
+        _C.memory_meter_install()
+
+
+def _measure_rest(sharded: Sharded) -> None:
     sharded.resting_bytes = _C.memory_live_bytes()
     _C.memory_reset_peak()

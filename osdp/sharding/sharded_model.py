@@ -107,6 +107,10 @@ def register(model: nn.Module, sharded: Sharded) -> None:
     _sharded[model] = sharded
 
 
+def unregister(model: nn.Module) -> None:
+    _sharded.pop(model, None)
+
+
 def sharded_models() -> list[tuple[nn.Module, Sharded]]:
     return list(_sharded.items())
 

@@ -13,9 +13,11 @@ from support.pair import naming
 from torch import nn
 
 import osdp
+from osdp.base.sharded_models import is_sharded
 from osdp.sharding import fully_shard, unit_calls
 
 STEPS = (
+    "_install_tools",
     "_units",
     "_spec",
     "_C.Runtime",
@@ -26,8 +28,13 @@ STEPS = (
     "install_precision",
     "_install_splits",
     "_install_recomputation",
+    "cover_forward",
+    "route_forward",
+    "Tree",
     "show_full_state",
     "watch_methods",
+    "Installed.note",
+    "register",
 )
 HOLDERS = {"": fully_shard, "unit_calls": unit_calls}
 
@@ -68,7 +75,7 @@ def plan_of(model: nn.Module) -> osdp.Plan:
 
 def picture(model: nn.Module) -> dict[str, Any]:
     """All that fully_shard may touch."""
-    seen: dict[str, Any] = {}
+    seen: dict[str, Any] = {"sharded": is_sharded(model)}
     for name, module in model.named_modules():
         seen[f"{name}: class"] = type(module)
         for key, value in vars(module).items():
@@ -153,3 +160,30 @@ def test_a_rank_that_fails_before_lines_and_columns_are_used(ranks):
 @pytest.mark.outcome("`fully_shard` fails on one rank: the model is as it was on all", osdp.OSDPError)
 def test_each_step_that_fails(ranks):
     ranks(fails, world=2, timeout_s=120.0)
+
+
+def fails_when_placed(me: Member) -> None:
+    """Parameters from the meta device are new objects, put into their modules in one step."""
+    with torch.device("meta"):
+        model = Net(seed=0)
+    real_plan = plan_of(Net(seed=0))
+    commit = fully_shard.Placing.commit
+    failing = failing_at(commit, "after") if me.rank == me.world - 1 else commit
+    before = picture_of_meta(model)
+    with (
+        mock.patch.object(fully_shard.Placing, "commit", failing),
+        pytest.raises((MemoryError, osdp.OSDPError), match="injected"),
+    ):
+        osdp.fully_shard(model, real_plan, me.group)
+    assert picture_of_meta(model) == before
+    osdp.fully_shard(model, real_plan, me.group)
+    model(torch.randn(4, 8)).sum().backward()
+
+
+def picture_of_meta(model: nn.Module) -> list[Any]:
+    held = [*model.named_parameters(), *model.named_buffers()]
+    return [is_sharded(model), *((name, id(t), t.is_meta, t.shape) for name, t in held)]
+
+
+def test_a_rank_that_fails_as_parameters_are_placed(ranks):
+    ranks(fails_when_placed, world=2)

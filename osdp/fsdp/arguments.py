@@ -39,7 +39,7 @@ HARMLESS = frozenset(
 
 # Refused arguments, and what to do instead; None, False and empty sequences are accepted as "not requested".
 REFUSED = {
-    "no_broadcast_optim_state": "every rank holds a part of every parameter's optimizer state, so leave it out",
+    "no_broadcast_optim_state": "every rank keeps its part of every parameter's optimizer state, so leave it out",
     "allow_reset_parameters": "call reset_parameters() inside osdp.summon_full_params(model)",
 }
 
@@ -124,7 +124,8 @@ def by_position(values: Sequence[object]) -> dict[str, object]:
             return named
     shown = "; ".join(f"{owner}: {', '.join(names[:3])} ..." for owner, names in ORDERS.items())
     raise InvalidProblemError(
-        f"{len(values)} arguments after process_group are in the order of no class ({shown}): pass them by name"
+        f"the {len(values)} positional arguments after process_group match no known order ({shown}): "
+        "pass them by name"
     )
 
 
@@ -143,7 +144,8 @@ def check_names(given: Mapping[str, object], own: Iterable[str]) -> None:
             continue
         if name in options:
             raise InvalidProblemError(
-                f"FullyShardedDataParallel has no argument {name!r}: options of the search go into search={{{name!r}: ...}}"
+                f"FullyShardedDataParallel has no argument {name!r}: pass options of the search as "
+                f"search={{{name!r}: ...}}"
             )
         near = difflib.get_close_matches(name, [*own, *HARMLESS, *REFUSED], n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -157,7 +159,8 @@ def check_search(given: Mapping[str, object]) -> None:
     for name in given:
         if name not in options:
             raise InvalidProblemError(
-                f"search={{{name!r}: ...}}: the search's options are {', '.join(options)}"
+                f"search={{{name!r}: ...}}: the search has no such option; its options are "
+                f"{', '.join(options)}"
             )
 
 

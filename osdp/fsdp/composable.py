@@ -69,7 +69,7 @@ def fully_shard(
     if not isinstance(plan, _Omitted):
         if given := [name for name, value in torchs.items() if value is not None]:
             raise InvalidProblemError(
-                f"{given[0]}= goes without a plan: a plan says how everything is sharded"
+                f"{given[0]}= cannot be combined with a plan: the plan decides how everything is sharded"
             )
         return shard_by_plan(module, plan, process_group, **options)
     _refuse(module, dp_mesh_dims, shard_placement_fn)
@@ -98,7 +98,7 @@ def _refuse(module: Any, mesh_dims: object, placement: Callable[..., Any] | None
 
     if mesh_dims is not None:
         raise InvalidProblemError(
-            "dp_mesh_dims is not supported: give the submesh of its dimensions as mesh="
+            "dp_mesh_dims is not supported: pass the submesh of these dimensions as mesh="
         )
     if placement is None:
         return
@@ -107,6 +107,6 @@ def _refuse(module: Any, mesh_dims: object, placement: Callable[..., Any] | None
             placed = placement(parameter)
             if placed is not None and not isinstance(placed, Shard):
                 raise InvalidProblemError(
-                    f"shard_placement_fn gives {placed!r} for {name!r}; only Shard(dim) and None are supported (and the "
-                    "dimension is OSDP's: rows)"
+                    f"shard_placement_fn returned {placed!r} for {name!r}; only Shard(dim) and None "
+                    "are supported (and OSDP always shards rows)"
                 )

@@ -102,7 +102,8 @@ class FullyShardedDataParallel(nn.Module):
         model, _, name = part_of(self._osdp_wrapped)
         if name:
             raise ShardingError(
-                f"{method} is for the outermost wrap: {name!r} is a part of a {type(model).__name__} that is sharded whole"
+                f"{method} must be called on the outermost wrap: {name!r} is a part of a "
+                f"{type(model).__name__} that is sharded as a whole"
             )
 
     @property
@@ -188,7 +189,7 @@ class FullyShardedDataParallel(nn.Module):
         wanted = [each.name for each in (state if isinstance(state, (list, tuple)) else [state])]
         if not now & set(wanted):
             raise ShardingError(
-                f"expected to be in {' or '.join(wanted)}, but it is {' or '.join(sorted(now))}"
+                f"expected state {' or '.join(wanted)}, but the model is in {' or '.join(sorted(now))}"
             )
 
     @property
@@ -205,12 +206,13 @@ class FullyShardedDataParallel(nn.Module):
 
     def set_gradient_divide_factors(self, pre: float, post: float, recursive: bool) -> None:
         raise ShardingError(
-            "set_gradient_divide_factors is not supported: scale the loss; gradients are means"
+            "set_gradient_divide_factors is not supported: gradients are means; scale the loss instead"
         )
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         raise ShardingError(
-            "register_comm_hook is not supported: reduce_dtype of mixed_precision= says what gradients travel in"
+            "register_comm_hook is not supported: set the dtype in which gradients are reduced by "
+            "mixed_precision=MixedPrecision(reduce_dtype=...)"
         )
 
     def extra_repr(self) -> str:

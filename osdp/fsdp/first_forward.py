@@ -46,7 +46,7 @@ from osdp.sharding.sharded_model import Sharded, runtime_of, sharded_of
 
 # Sharded models whose plan is still to be made -> the options of their wrapper.
 _waiting: WeakKeyDictionary[nn.Module, Options] = WeakKeyDictionary()
-_SAMPLE = "or give sample=, a tuple or dict of example inputs, to the wrap"
+_SAMPLE = "or pass sample=, a tuple or dict of example inputs, to the wrap"
 
 
 def wait_for_inputs(model: nn.Module, options: Options) -> None:
@@ -88,8 +88,8 @@ def stop_waiting(model: nn.Module) -> Options | None:
 def _refuse_compiled(model: nn.Module) -> None:
     if model in _waiting and model.training and torch.is_grad_enabled():
         raise ShardingError(
-            "memory= searches at the first forward, which is compiled here: run one step before torch.compile, "
-            + _SAMPLE
+            "memory= searches during the first forward, which is being compiled: run one step before "
+            "torch.compile, " + _SAMPLE
         )
 
 
@@ -121,9 +121,9 @@ def _search(
     told = dict(options.search or {})
     if "global_batch_size" not in told:
         told.setdefault("batch_size", max(batch_of((args, kwargs)), 1))
-    sample = together.do("taking the inputs as a sample", lambda: _as_sample(model, args, kwargs))
+    sample = together.do("converting the inputs to a sample", lambda: _as_sample(model, args, kwargs))
     options = dataclasses.replace(options, sample=sample, search=told)
-    states = together.do("looking for optimizers' states", lambda: MovedStates(model, sharded))
+    states = together.do("looking for optimizer states", lambda: MovedStates(model, sharded))
     states.agree(together)
     with Handover(model) as handover:
         plan = searched_plan(model, options)
@@ -144,7 +144,7 @@ def _regroup(
 
     try:
         with Handover(model) as handover:
-            text = together.do("following the first forward", found)
+            text = together.do("tracing the first forward", found)
             text = together.all(text)[0]
             if text is None:
                 raise _AsItIsError
@@ -233,8 +233,8 @@ def _as_sample(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
             named |= value
         elif kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
             raise ShardingError(
-                f"memory= searches with the inputs of the first forward, which took {name!r} by position beside others by "
-                "name: pass all by name, " + _SAMPLE
+                "memory= searches with the inputs of the first forward, which were passed partly by "
+                f"position ({name!r}) and partly by name: pass all of them by name, " + _SAMPLE
             )
         else:
             named[name] = value

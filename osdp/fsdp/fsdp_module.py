@@ -33,11 +33,11 @@ HINTS = (
 UNSUPPORTED = {
     "set_all_reduce_hook": "change gradients after backward, or in register_post_accumulate_grad_hook",
     "set_allocate_memory_from_process_group_for_comm": "pass it to osdp.fully_shard(model, plan)",
-    "set_custom_all_gather": "OSDP's collectives are its own",
-    "set_custom_reduce_scatter": "OSDP's collectives are its own",
-    "set_gradient_divide_factor": "scale the loss: gradients are means over the ranks",
-    "set_reduce_scatter_divide_factor": "scale the loss: gradients are means over the ranks",
-    "set_reduce_scatter_unused_params": "a parameter that no rank used has no gradient",
+    "set_custom_all_gather": "OSDP uses its own collectives",
+    "set_custom_reduce_scatter": "OSDP uses its own collectives",
+    "set_gradient_divide_factor": "gradients are means over the ranks; scale the loss instead",
+    "set_reduce_scatter_divide_factor": "gradients are means over the ranks; scale the loss instead",
+    "set_reduce_scatter_unused_params": "a parameter that no rank used gets no gradient",
 }
 
 
@@ -63,7 +63,8 @@ class FSDPModule(nn.Module):
         model, sharded, name = part_of(self)
         if name:
             raise ShardingError(
-                f"set_requires_gradient_sync is for the outermost module: {name!r} is a part of a {type(model).__name__}"
+                f"set_requires_gradient_sync must be called on the outermost module: {name!r} is a "
+                f"part of a {type(model).__name__}"
             )
         sharded.runtime.sync = requires_gradient_sync
 
@@ -72,7 +73,8 @@ class FSDPModule(nn.Module):
         _, sharded, _ = part_of(self)
         if not requires_all_reduce and sharded.grid is not None and len(sharded.grid.lines) > 1:
             raise ShardingError(
-                "set_requires_all_reduce(False) is not supported: accumulate with set_requires_gradient_sync(False)"
+                "set_requires_all_reduce(False) is not supported: accumulate with "
+                "set_requires_gradient_sync(False)"
             )
 
 

@@ -68,7 +68,8 @@ def _refuse_sharded(ignored: set[int]) -> None:
         for name, parameter in model.named_parameters():
             if id(parameter) in ignored and id(parameter) in sharded.tree.index:
                 raise InvalidProblemError(
-                    f"'{name}' of a {type(model).__name__} is to be ignored, and is sharded already: wrap it, or ignore it"
+                    f"'{name}' of a {type(model).__name__} is listed as ignored but is already "
+                    "sharded: either wrap it or ignore it"
                 )
 
 
@@ -80,7 +81,9 @@ def ignored_modules(options: Options) -> set[nn.Module]:
 def _modules_of(options: Options) -> Iterator[nn.Module]:
     for each in options.ignored_modules or ():
         if not isinstance(each, nn.Module):
-            raise InvalidProblemError(f"ignored_modules has a {type(each).__name__}; it is a list of modules")
+            raise InvalidProblemError(
+                f"ignored_modules must contain only modules, got a {type(each).__name__}"
+            )
         yield each
     yield from (each for each in options.ignored_states or () if isinstance(each, nn.Module))
 
@@ -91,5 +94,5 @@ def _parameters_of(options: Options) -> Iterator[Any]:
             yield each
         elif not isinstance(each, nn.Module):
             raise InvalidProblemError(
-                f"ignored_states has a {type(each).__name__}; it is a list of parameters, or of modules"
+                f"ignored_states must contain only parameters or modules, got a {type(each).__name__}"
             )

@@ -78,9 +78,10 @@ def marked_precision(model: nn.Module, root: Options) -> object:
         for name, part in own.items():
             if _dtypes(part) != _dtypes(whole):
                 raise ShardingError(
-                    f"{name!r} was wrapped with mixed_precision={part!r}, and the model around it with {whole!r}, "
-                    "whose plan counts on one precision: give both the same; full_precision_modules of "
-                    "osdp.MixedPrecision, or _module_classes_to_ignore of torch's, name what stays as it is"
+                    f"{name!r} was wrapped with mixed_precision={part!r} and the model around it with "
+                    f"{whole!r}, but a plan assumes one precision: give both the same. To keep "
+                    "modules in full precision, name them in full_precision_modules of "
+                    "osdp.MixedPrecision or _module_classes_to_ignore of torch's"
                 )
         return root.precision
     if whole is None and not any(own.values()):

@@ -34,10 +34,11 @@ class MovedStates:
                         continue
                     if value.shape != parameter.shape:
                         raise ShardingError(
-                            f"{type(optimizer).__name__} keeps a {key!r} of shape {tuple(value.shape)} for "
-                            f"{sharded.planned[index[id(parameter)]]!r}, this rank's {tuple(parameter.shape)}: it cannot be "
-                            "cut anew for the plan that memory= finds. Give sample= to the wrap, so that the plan is made "
-                            "before the optimizer"
+                            f"{type(optimizer).__name__} keeps a state {key!r} of shape "
+                            f"{tuple(value.shape)} for {sharded.planned[index[id(parameter)]]!r}, "
+                            f"whose part on this rank has shape {tuple(parameter.shape)}: it cannot "
+                            "be resharded for the plan that memory= finds. Pass sample= to the wrap, "
+                            "so that the plan is made before the optimizer"
                         )
                     self._states.append((state, key, parameter, index[id(parameter)]))
         self._states.sort(key=lambda s: (s[3], s[1]))
@@ -48,8 +49,8 @@ class MovedStates:
         for rank, theirs in enumerate(together.all(told)):
             if theirs != told:
                 raise DisagreementError(
-                    f"rank {rank} has optimizer states of {len(theirs)} tensors, rank {together.rank} of {len(told)}: load "
-                    "them on every rank, or on none"
+                    f"rank {rank} has {len(theirs)} tensors of optimizer state and rank "
+                    f"{together.rank} has {len(told)}: load the state on all ranks or on none"
                 )
 
     def move(self, handover: Handover, new: Sharded) -> None:

@@ -110,8 +110,8 @@ def _refuse_other_states(sharded: Sharded, mine: dict[Any, list[str]]) -> None:
             continue
         name = next(n for n, _ in theirs + everybody[0] if dict(theirs).get(n) != dict(everybody[0]).get(n))
         raise ShardingError(
-            f"rank {rank}'s optimizer has other states of {name!r} than rank 0's: give the optimizers of all ranks the same "
-            "parameters, and let all step"
+            f"the optimizer state of {name!r} differs between rank {rank} and rank 0: give the "
+            "optimizers of all ranks the same parameters, and step them all"
         )
 
 
@@ -123,7 +123,7 @@ def numbered(model: nn.Module, optim: Optimizer | None, named: State) -> State:
         key = without_wrappers(key) if isinstance(key, str) else key
         if isinstance(key, str) and key not in numbers:
             raise ShardingError(
-                f"the state dict has a state of {key!r}, which is no parameter of the optimizer"
+                f"the state dict has a state of {key!r}, which is not a parameter of the optimizer"
             )
         return numbers.get(key, key)
 
@@ -157,7 +157,8 @@ def from_rank_0(model: nn.Module, given: State | None) -> State:
             return value
         if isinstance(value, DTensor):
             raise InvalidProblemError(
-                "rank 0's optimizer state must be full tensors where it is sent to the others"
+                "rank 0's optimizer state must consist of full tensors to be sent to the other "
+                "ranks, but it has a DTensor"
             )
         tensors.append(value)
         return _Sent(value.shape, value.dtype)

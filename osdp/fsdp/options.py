@@ -62,7 +62,7 @@ class Options:
         """Options from the arguments after `module` and `process_group`. Raises InvalidProblemError."""
         placed = by_position(positional)
         if twice := sorted(placed.keys() & named.keys()):
-            raise InvalidProblemError(f"{twice[0]} is given by position and by name")
+            raise InvalidProblemError(f"{twice[0]} is passed both by position and by name")
         given = {**placed, **named}
         own = [f.name for f in dataclasses.fields(Options)]
         check_names(given, own)
@@ -76,36 +76,39 @@ class Options:
     def _check(self) -> None:
         if self.plan is not None and self.memory is not None:
             raise InvalidProblemError(
-                "give plan= or memory=, not both: a plan was made for its own memory limit"
+                "pass plan= or memory=, not both: a plan was made for its own memory limit"
             )
         if self.sharding_strategy is not None and (self.plan is not None or self.memory is not None):
             raise InvalidProblemError(
-                "sharding_strategy= is one mode for everything; with plan= or memory= the plan says the modes"
+                "sharding_strategy= sets one mode for the whole model; it cannot be combined with "
+                "plan= or memory=, where the plan sets the modes"
             )
         own = {"hardware": self.hardware, "search": self.search}
         given = [name for name, value in own.items() if value is not None]
         if self.memory is None and given:
             verb, rest = ("are", "them") if len(given) > 1 else ("is", "it")
             raise InvalidProblemError(
-                f"{', '.join(given)} {verb} for the search: give memory= too, or leave {rest} out"
+                f"{', '.join(given)} {verb} used only by the search: pass memory= too, or leave {rest} out"
             )
         if self.move_grads_to_cpu not in (None, self.offload):
             raise InvalidProblemError(
                 f"move_grads_to_cpu={self.move_grads_to_cpu} with shards "
-                f"{'in host memory' if self.offload else 'on the device'} is not supported: a gradient rests where its "
-                "shard does, so set move_params_to_cpu alone"
+                f"{'in host memory' if self.offload else 'on the device'} is not supported: gradients "
+                "stay where their shards are, so set only move_params_to_cpu"
             )
         check_search(self.search or {})
         policy = self.auto_wrap_policy
         if not (policy is None or callable(policy) or hasattr(policy, "_run_policy")):
             raise InvalidProblemError(
-                f"auto_wrap_policy is {policy!r}; it is a function, or a ModuleWrapPolicy or CustomPolicy of torch's"
+                "auto_wrap_policy must be a function, or torch's ModuleWrapPolicy or CustomPolicy, "
+                f"got {policy!r}"
             )
         _ = self.mode
         if as_mixed_precision(self.precision) and os.environ.get("FSDP_USE_FULL_PREC_IN_EVAL") == "1":
             warnings.warn(
-                "FSDP_USE_FULL_PREC_IN_EVAL has no effect on OSDP: the model evaluates in the precision that it trains "
-                "in. To evaluate in full precision, load the state dict into a model without mixed precision.",
+                "FSDP_USE_FULL_PREC_IN_EVAL has no effect on OSDP: the model evaluates in the "
+                "precision that it trains in. To evaluate in full precision, load the state dict "
+                "into a model without mixed precision.",
                 stacklevel=2,
             )
 
@@ -156,7 +159,7 @@ class Options:
         told = self.sharding_strategy
         name = str(getattr(told, "name", told)).removeprefix("_").removesuffix("_ZERO2")
         if name not in MODES:
-            raise InvalidProblemError(f"sharding_strategy is {told!r}; it is one of {', '.join(MODES)}")
+            raise InvalidProblemError(f"sharding_strategy must be one of {', '.join(MODES)}, got {told!r}")
         return name
 
 

@@ -49,11 +49,13 @@ def consolidate_shard_weights(
     """
     if not shard_weights or len(shard_weights) != len(shard_metadata):
         raise InvalidProblemError(
-            f"there are {len(shard_weights)} local state dicts and {len(shard_metadata)} metadata: give both of every rank"
+            f"got {len(shard_weights)} local state dicts and {len(shard_metadata)} metadata: pass "
+            "both from every rank"
         )
     if any("parameters" not in metadata for metadata in shard_metadata):
         raise FormatError(
-            "the metadata is not of osdp's local_metadata_dict: FairScale loads its own", "parameters"
+            "the metadata does not come from osdp's local_metadata_dict; load FairScale's with FairScale",
+            "parameters",
         )
     full: dict[str, Tensor] = {}
     for name, first in shard_metadata[0]["parameters"].items():

@@ -28,5 +28,5 @@ def first_sharded_in(module: nn.Module) -> Sharded:
     none."""
     found = sharded_in(module)
     if not found:
-        raise ShardingError(f"{type(module).__name__} is not part of a sharded model, and none is in it")
+        raise ShardingError(f"{type(module).__name__} is not part of a sharded model and contains none")
     return found[0][1]

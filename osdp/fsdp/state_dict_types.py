@@ -36,7 +36,7 @@ def get_state_dict_type(module: nn.Module) -> fsdp.StateDictSettings:
         )
     if any(settings != found[0] for settings in found):
         raise InvalidProblemError(
-            f"the sharded models in this {type(module).__name__} have several types of state dicts"
+            f"the sharded models in this {type(module).__name__} use different state dict types"
         )
     return found[0]
 
@@ -54,14 +54,14 @@ def set_state_dict_type(
     before = get_state_dict_type(module)
     if state_dict_type not in _KINDS:
         raise InvalidProblemError(
-            f"state_dict_type is {state_dict_type!r}; it is one of {', '.join(map(str, _KINDS))}"
+            f"state_dict_type must be one of {', '.join(map(str, _KINDS))}, got {state_dict_type!r}"
         )
     _, model_class, optimizer_class = _KINDS[state_dict_type]
     model_config: Any = state_dict_config or model_class()
     optimizer_config: Any = optim_state_dict_config or optimizer_class()
     for config, wanted in ((model_config, model_class), (optimizer_config, optimizer_class)):
         if not isinstance(config, wanted):
-            raise InvalidProblemError(f"{state_dict_type} goes with a {wanted.__name__}, not with {config!r}")
+            raise InvalidProblemError(f"{state_dict_type} needs a {wanted.__name__}, got {config!r}")
     for _, sharded in sharded_in(module):
         _set(sharded, fsdp.StateDictSettings(state_dict_type, model_config, optimizer_config))
     return before

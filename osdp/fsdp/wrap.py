@@ -57,7 +57,7 @@ def enable_wrap(
     """Context in which `wrap` and `auto_wrap` wrap with `wrapper_cls` (such as osdp.FullyShardedDataParallel)
     and its arguments."""
     if _enabled:
-        raise InvalidProblemError("enable_wrap inside of enable_wrap: use one of them")
+        raise InvalidProblemError("enable_wrap does not nest: use one of the two")
     chosen: Policy = default_auto_wrap_policy if auto_wrap_policy is None else auto_wrap_policy
     _enabled.append((wrapper_cls, chosen, wrapper_kwargs))
     try:

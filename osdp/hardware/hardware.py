@@ -129,8 +129,8 @@ class Hardware:
                 return json_files.load_file(path, "hardware", Hardware, _problems)
         if not Path(name).is_file():
             raise InvalidProblemError(
-                f"hardware {name!r} is neither a file nor a known machine; "
-                f"known are {', '.join(known_machines())}"
+                f"hardware {name!r} is neither a file nor a known machine; the known machines are "
+                f"{', '.join(known_machines())}"
             )
         return json_files.load_file(name, "hardware", Hardware, _problems)
 
@@ -145,7 +145,7 @@ def _problems(hardware: Hardware) -> Iterator[tuple[str, str]]:
     """Violated ranges, which types do not express; NaN is outside of all of them."""
     for name in ("exposed_communication", "stolen_computation"):
         if not 0 <= getattr(hardware, name) <= 100:
-            yield name, f"must be between 0 and 100, is {getattr(hardware, name)}"
+            yield name, f"must be between 0 and 100, got {getattr(hardware, name)}"
     seconds = {"optimizer_s_per_byte": hardware.optimizer_s_per_byte}
     for name in ("all_gather", "reduce_scatter", "all_reduce", "between_hosts", "communication_delay"):
         if (link := getattr(hardware, name)) is not None:
@@ -156,15 +156,15 @@ def _problems(hardware: Hardware) -> Iterator[tuple[str, str]]:
         seconds |= {f"measured.{job}": getattr(hardware.measured, job) for job in ("product_s", "copy_s")}
     for name, value in seconds.items():
         if not 0 <= value < 1e6:
-            yield name, f"must be at least 0 and less than 1e6 seconds, is {value}"
+            yield name, f"must be at least 0 and less than 1e6 seconds, got {value}"
     rates = {"flops_per_s": hardware.flops_per_s}
     rates |= {f"flops_per_s_by_dtype.{dtype}": rate for dtype, rate in hardware.flops_per_s_by_dtype.items()}
     for name, rate in rates.items():
         if not 0 < rate <= 1e30:
-            yield name, f"must be above 0 and at most 1e30, is {rate}"
+            yield name, f"must be above 0 and at most 1e30, got {rate}"
     for name, size in asdict(hardware.device_memory).items():
         if not 0 <= size <= MOST_DEVICE_BYTES:
-            yield f"device_memory.{name}", f"must be between 0 and 2^50, is {size}"
+            yield f"device_memory.{name}", f"must be between 0 and 2^50, got {size}"
 
 
 def check_hardware(hardware: Hardware) -> Hardware:

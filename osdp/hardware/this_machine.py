@@ -90,9 +90,9 @@ def warn_of_another_machine(hardware: Hardware | None, device: torch.device, ran
         return
     if found := differences(hardware, device, ranks):
         warnings.warn(
-            f"the plan was made for {hardware.name!r}, and this machine is another: {'; '.join(found)}. It trains all "
-            "the same, but its predicted times and memory are those of that machine: run osdp.profile here, and "
-            "osdp.search with what it returns",
+            f"the plan was made for {hardware.name!r}, but this machine differs: {'; '.join(found)}. "
+            "Training works, but the predicted times and memory are those of the other machine: run "
+            "osdp.profile here, and osdp.search with its result",
             MachineMismatchWarning,
             stacklevel=3,
         )

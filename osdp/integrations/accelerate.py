@@ -98,8 +98,9 @@ class _WholeStates(AcceleratedOptimizer):
             if mine <= {id(p) for p in model.parameters()}:
                 return model
         raise ShardingError(
-            "an optimizer has parameters of no one model that was prepared: give `prepare` the model together with its "
-            "optimizer, and an optimizer the parameters of one model only"
+            "an optimizer's parameters do not belong to exactly one prepared model: pass the model "
+            "to `prepare` together with its optimizer, and give each optimizer the parameters of one "
+            "model only"
         )
 
 

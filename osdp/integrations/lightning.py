@@ -74,8 +74,8 @@ class OSDPStrategy(DDPStrategy):
             given["sample"] = _example_of(model)
         if given.get("memory") is not None and given["sample"] is None:
             raise InvalidProblemError(
-                "OSDPStrategy(memory=...) needs example inputs of the module's forward: give the strategy sample=, or set "
-                f"{type(model).__name__}.example_input_array"
+                "OSDPStrategy(memory=...) needs example inputs of the module's forward: pass sample= "
+                f"to the strategy, or set {type(model).__name__}.example_input_array"
             )
         options = Options.of((), given)
         shard(model, options, options.form)
@@ -115,5 +115,7 @@ def _example_of(model: nn.Module) -> Any:
 
 
 StrategyRegistry.register(
-    "osdp", OSDPStrategy, description="everything FULL_SHARD; OSDPStrategy(memory=...) plans"
+    "osdp",
+    OSDPStrategy,
+    description="shards everything with FULL_SHARD; OSDPStrategy(memory=...) searches for a plan",
 )

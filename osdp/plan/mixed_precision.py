@@ -47,7 +47,8 @@ class MixedPrecision:
             dtype = getattr(self, field)
             if dtype is not None and dtype not in known:
                 raise InvalidProblemError(
-                    f"MixedPrecision.{field} is {dtype!r}; it is None or one of {', '.join(map(str, known))}"
+                    f"MixedPrecision.{field} must be None or one of {', '.join(map(str, known))}, got "
+                    f"{dtype!r}"
                 )
 
     @property
@@ -66,7 +67,9 @@ def named_precision(name: str) -> MixedPrecision | None:
     import torch
 
     if name not in PRECISIONS:
-        raise InvalidProblemError(f"precision is {name!r}; it is one of {', '.join(map(repr, PRECISIONS))}")
+        raise InvalidProblemError(
+            f"precision must be one of {', '.join(map(repr, PRECISIONS))}, got {name!r}"
+        )
     param, reduce = PRECISIONS[name]
     return MixedPrecision(getattr(torch, param), getattr(torch, reduce)) if param and reduce else None
 
@@ -99,8 +102,8 @@ def as_mixed_precision(wanted: object, part: bool = False) -> MixedPrecision | N
             )
         )
     raise InvalidProblemError(
-        f"mixed_precision is a {type(wanted).__name__}; it is an osdp.MixedPrecision, one of torch's FSDP, True or a "
-        f"name: {', '.join(PRECISIONS)}"
+        "mixed_precision must be an osdp.MixedPrecision, a MixedPrecision of torch's FSDP, True or "
+        f"one of {', '.join(PRECISIONS)}, got a {type(wanted).__name__}"
     )
 
 
@@ -143,8 +146,8 @@ def fairscale_precision(
     if not isinstance(mixed_precision, bool):
         if compute_dtype is not None or buffer_dtype is not None or fp32_reduce_scatter:
             raise InvalidProblemError(
-                "compute_dtype, buffer_dtype and fp32_reduce_scatter go with mixed_precision=True; "
-                "a MixedPrecision has fields for them"
+                "compute_dtype, buffer_dtype and fp32_reduce_scatter need mixed_precision=True; with "
+                "a MixedPrecision, set its own fields"
             )
         return mixed_precision
     if not mixed_precision:
@@ -166,5 +169,6 @@ def precision_name(wanted: object) -> str:
         if dtypes == ((named.param_dtype, named.reduce_dtype) if named else (None, None)):
             return name
     raise InvalidProblemError(
-        f"the search knows no precision of these dtypes: {wanted!r}; it knows {', '.join(PRECISIONS)}"
+        f"the search does not support a precision with these dtypes: {wanted!r}; it supports "
+        f"{', '.join(PRECISIONS)}"
     )

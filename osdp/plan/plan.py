@@ -63,7 +63,7 @@ class Plan(PlanFields):
             model = describe(model)
         if granularity != 1 and mode != "FULL_SHARD":
             raise InvalidProblemError(
-                f"granularity {granularity} means FULL_SHARD slices; mode {mode} has none"
+                f"granularity {granularity} needs FULL_SHARD slices, but mode {mode} has none"
             )
         for why in choice_problems(Choice(mode, granularity, sharded_slices, split), None):
             raise InvalidProblemError(f"Plan.uniform: {why}")

@@ -54,13 +54,14 @@ def read_trace(path: str | os.PathLike[str]) -> Timeline:
         ]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(
-            f"{path}: no trace of torch.profiler: {type(error).__name__}: {error}", "traceEvents"
+            f"{path}: not a trace of torch.profiler: {type(error).__name__}: {error}", "traceEvents"
         ) from None
     computing = [r for name, span in ranges for r in _computing(name, span)]
     computing.sort(key=lambda r: (r.begin_s, -r.end_s))  # of two that begin together, the inner one last
     if not any(r.label in COMPUTATION.values() for r in computing):
         raise FormatError(
-            f"{path}: no step of a sharded model is recorded there: no range is named 'MODULE forward' or 'MODULE backward'",
+            f"{path}: the trace has no step of a sharded model: no range is named 'MODULE forward' or "
+            "'MODULE backward'",
             "traceEvents",
         )
     computed = list(_innermost(computing))

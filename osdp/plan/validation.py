@@ -39,8 +39,8 @@ def check_same_model(plan: PlanFields, description: ModelDescription) -> None:
         for what in ("shape", "dtype", "aliases"):
             if getattr(a, what) != getattr(b, what):
                 raise PlanMismatchError(
-                    f"parameter {name!r}: {what} is {getattr(b, what)} in the model, {getattr(a, what)} "
-                    "in the plan; make a plan for this model"
+                    f"parameter {name!r}: {what} is {getattr(b, what)} in the model but "
+                    f"{getattr(a, what)} in the plan; make a plan for this model"
                 )
 
 
@@ -50,25 +50,28 @@ def problems(plan: PlanFields) -> Iterator[tuple[str, str]]:
     for name in ("world_size", "batch_size"):
         value = getattr(plan, name)
         if value is not None and value < 1:
-            yield name, f"must be at least 1, is {value}"
+            yield name, f"must be at least 1, got {value}"
     if plan.memory_limit_bytes is not None and plan.memory_limit_bytes < 0:
-        yield "memory_limit_bytes", f"must not be negative, is {plan.memory_limit_bytes}"
+        yield "memory_limit_bytes", f"must not be negative, got {plan.memory_limit_bytes}"
     if plan.accumulation < 1:
-        yield "accumulation", f"must be at least 1, is {plan.accumulation}"
+        yield "accumulation", f"must be at least 1, got {plan.accumulation}"
     if plan.prefetch < 0:
-        yield "prefetch", f"must not be negative, is {plan.prefetch}"
+        yield "prefetch", f"must not be negative, got {plan.prefetch}"
     yield from _word_problems(plan)
     if plan.searched is not None and plan.searched.cost_version > COST_VERSION:
         found = plan.searched.cost_version
-        yield "searched.cost_version", f"must be at most {COST_VERSION}, is {found}: use a newer osdp"
+        yield "searched.cost_version", f"must be at most {COST_VERSION}, got {found}: use a newer osdp"
     if plan.certificate is not None:
         if plan.certificate.price_denominator < 1:
             yield "certificate.price_denominator", "must be at least 1"
         for i, price in enumerate(plan.certificate.prices):
             if not -1 <= price.phase < len(plan.description.operators):
-                yield f"certificate.prices[{i}].phase", f"{price.phase} is none of the model's operators"
+                yield f"certificate.prices[{i}].phase", f"{price.phase} is not one of the model's operators"
             if not 0 <= price.numerator <= 2**56:
-                yield f"certificate.prices[{i}].numerator", f"must be from 0 to 2**56, is {price.numerator}"
+                yield (
+                    f"certificate.prices[{i}].numerator",
+                    f"must be between 0 and 2**56, got {price.numerator}",
+                )
     yield from _memory_problems(plan)
     yield from choices_problems(plan)
     yield from _unit_problems(plan)
@@ -80,10 +83,10 @@ def _memory_problems(plan: PlanFields) -> Iterator[tuple[str, str]]:
     if limit is None:
         return
     if found is not None and found.peak_memory_bytes > limit:
-        why = f"{found.peak_memory_bytes} bytes are over the plan's memory limit of {limit}"
+        why = f"{found.peak_memory_bytes} bytes exceed the plan's memory limit of {limit}"
         yield "predicted.peak_memory_bytes", why
     if c is not None and c.memory_bytes > c.limit_bytes:
-        why = f"{c.memory_bytes} bytes are over the certificate's limit of {c.limit_bytes}"
+        why = f"{c.memory_bytes} bytes exceed the certificate's limit of {c.limit_bytes}"
         yield "certificate.memory_bytes", why
 
 
@@ -99,7 +102,7 @@ def _word_problems(plan: PlanFields) -> Iterator[tuple[str, str]]:
         ]
     for where, value, allowed in words:
         if value not in allowed:
-            yield where, f"{value!r} is none of {', '.join(allowed)}"
+            yield where, f"{value!r} is not one of {', '.join(allowed)}"
 
 
 def check_description(description: ModelDescription) -> ModelDescription:
@@ -117,9 +120,9 @@ def _sizes(where: str, value: object, names: tuple[str, ...], most: int = MOST) 
     for name in names:
         size = getattr(value, name)
         if size < 0:
-            yield f"{where}{name}", f"must not be negative, is {size}"
+            yield f"{where}{name}", f"must not be negative, got {size}"
         elif size > most:
-            yield f"{where}{name}", f"must be at most {most}, is {size}"
+            yield f"{where}{name}", f"must be at most {most}, got {size}"
 
 
 def _description_problems(description: ModelDescription) -> Iterator[tuple[str, str]]:
@@ -133,12 +136,12 @@ def _description_problems(description: ModelDescription) -> Iterator[tuple[str, 
     for i, block in enumerate(description.blocks):
         yield from _sizes(f"description.blocks[{i}].", block, ("input_bytes_per_sample",))
     if len(blocks) < len(description.blocks):
-        yield "description.blocks", "have a name twice"
+        yield "description.blocks", "two blocks have the same name"
     owned: set[str] = set()
     for i, operator in enumerate(description.operators):
         where = f"description.operators[{i}]"
         if operator.name in seen:
-            yield f"{where}.name", f"{operator.name!r} is there twice"
+            yield f"{where}.name", f"{operator.name!r} appears twice"
         seen.add(operator.name)
         if operator.parameters and not operator.gather_at:
             yield f"{where}.gather_at", "is empty, but the operator has parameters"
@@ -161,11 +164,11 @@ def _description_problems(description: ModelDescription) -> Iterator[tuple[str, 
         if operator.split_shape is not None and not any(
             sorted(p.shape) == sorted(operator.split_shape) for p in operator.parameters
         ):
-            yield f"{where}.split_shape", f"{operator.split_shape} is the shape of none of its parameters"
+            yield f"{where}.split_shape", f"no parameter of the operator has shape {operator.split_shape}"
         for j, parameter in enumerate(operator.parameters):
             for name in (parameter.name, *parameter.aliases):
                 if name in owned:
-                    yield f"{where}.parameters[{j}].name", f"{name!r} is there twice"
+                    yield f"{where}.parameters[{j}].name", f"{name!r} appears twice"
                 owned.add(name)
             if any(d < 0 for d in parameter.shape):
                 yield f"{where}.parameters[{j}].shape", f"{parameter.shape} has a negative dimension"
@@ -187,26 +190,26 @@ def choices_problems(plan: PlanFields) -> Iterator[tuple[str, str]]:
         if name not in blocks:
             yield f"recompute.{name}", unknown_name("block that can be recomputed", name, blocks)
         elif how not in RECOMPUTE:
-            yield f"recompute.{name}", f"{how!r} is none of {', '.join(RECOMPUTE)}"
+            yield f"recompute.{name}", f"{how!r} is not one of {', '.join(RECOMPUTE)}"
 
 
 def choice_problems(choice: Choice, operator: Operator | None) -> Iterator[str]:
     """The rules that `choice` breaks by itself and, unless `operator` is None, for that operator."""
     g, k = choice.granularity, choice.sharded_slices
     if choice.mode not in MODES:
-        yield f"mode {choice.mode!r} is none of {', '.join(MODES)}"
+        yield f"mode {choice.mode!r} is not one of {', '.join(MODES)}"
         return
     if choice.split is not None and choice.split not in SPLITS:
-        yield f"split {choice.split!r} is none of {', '.join(SPLITS)}"
+        yield f"split {choice.split!r} is not one of {', '.join(SPLITS)}"
     elif isinstance(g, bool) or not isinstance(g, int) or g < 1:
-        yield f"granularity must be a whole number of at least 1, is {g!r}"
+        yield f"granularity must be an integer of at least 1, got {g!r}"
     elif k is not None and (isinstance(k, bool) or not isinstance(k, int) or not 0 <= k <= g):
-        yield f"sharded_slices must be between 0 and the granularity {g}, is {k!r}"
+        yield f"sharded_slices must be between 0 and the granularity {g}, got {k!r}"
     elif g == 1:
         if k == 0 and choice.traits.sharded:
             yield f"sharded_slices is 0 of 1, which is NO_SHARD, but the mode is {choice.mode}"
     elif not choice.traits.sliced:
-        yield f"granularity {g} means FULL_SHARD slices; mode {choice.mode} has none"
+        yield f"granularity {g} needs FULL_SHARD slices, but mode {choice.mode} has none"
     elif choice.split is None:
         yield f"granularity {g} needs split='out' or split='in'"
     elif operator is not None:
@@ -230,7 +233,7 @@ def _unit_problems(plan: PlanFields) -> Iterator[tuple[str, str]]:
             if name not in plan.choices:
                 yield where, unknown_name("operator with parameters", name, plan.choices)
             elif name in seen:
-                yield where, f"operator {name!r} is in a unit already"
+                yield where, f"operator {name!r} is already in another unit"
             seen.add(name)
         modes = {plan.choices[name].mode for name in known}
         if len(modes) > 1:
@@ -238,11 +241,11 @@ def _unit_problems(plan: PlanFields) -> Iterator[tuple[str, str]]:
         if len(unit) == 1:
             continue
         if any(plan.choices[name].granularity > 1 for name in known):
-            yield where, "has a split operator, which must be a unit of its own"
+            yield where, "contains a split operator, which must be a unit of its own"
         if len({operator_dtypes(operators[name]) for name in known}) > 1:
             yield where, "has several dtypes"
         if modes != {"NO_SHARD"} and len({block_of[name] for name in known}) > 1:
-            yield where, "crosses the edge of a recomputed block"
+            yield where, "crosses the boundary of a recomputed block"
     for name in plan.choices:
         if name not in seen:
             yield "units", f"operator {name!r} is in no unit"

@@ -17,7 +17,8 @@ def patterns_of(whole: str | Sequence[str]) -> tuple[str, ...]:
     given = (whole,) if isinstance(whole, str) else whole
     if not isinstance(given, Sequence) or not all(isinstance(p, str) and p for p in given):
         raise InvalidProblemError(
-            f"whole is {whole!r}; it is patterns of module or parameter names, such as ['head', 'blocks.*.norm']"
+            "whole must be patterns of module or parameter names, such as ['head', 'blocks.*.norm'], "
+            f"got {whole!r}"
         )
     return tuple(given)
 
@@ -41,7 +42,7 @@ def whole_operators(description: ModelDescription, patterns: Sequence[str]) -> f
             near = difflib.get_close_matches(pattern, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise InvalidProblemError(
-                f"whole: {pattern!r} matches no module with parameters and no parameter{hint}"
+                f"whole: {pattern!r} matches no parameter and no module with parameters{hint}"
             )
         found |= named
     return frozenset(found)

@@ -25,7 +25,7 @@ def batches_of(batch_size: int | str, global_batch_size: int | None, ranks: int)
     if isinstance(batch_size, str):
         if batch_size != "auto":
             raise InvalidProblemError(
-                f"batch_size is {batch_size!r}; it is 'auto' or a number of samples per rank"
+                f"batch_size must be 'auto' or a number of samples per rank, got {batch_size!r}"
             )
         size = None
     else:
@@ -70,8 +70,8 @@ def description_of(
         return check_sampled(model)
     if sample is None or (isinstance(sample, (tuple, Mapping)) and not sample):
         raise InvalidProblemError(
-            "a model needs a sample, or nothing is known of its activations: osdp.search(model, (inputs,), ...), or "
-            "osdp.describe(model, inputs) first"
+            "a model needs a sample, or its activations are unknown: osdp.search(model, (inputs,), "
+            "...), or osdp.describe(model, inputs) first"
         )
     from osdp.description.describe import describe
 
@@ -84,8 +84,8 @@ def check_sampled(description: ModelDescription) -> ModelDescription:
     """Return `description`; raise InvalidProblemError if it was made without a sample."""
     if description.sample_batch < 1:
         raise InvalidProblemError(
-            f"{description.name} was described without a sample, so nothing is known of its activations and every batch "
-            "would seem to fit: osdp.describe(model, inputs)"
+            f"{description.name} was described without a sample, so its activations are unknown and "
+            "every batch would seem to fit: use osdp.describe(model, inputs)"
         )
     return check_description(description)
 
@@ -100,9 +100,9 @@ def check_batch_matters(description: ModelDescription, batch_size: int | str) ->
     )
     if isinstance(batch_size, str) and description.operators and not any(grows):
         raise InvalidProblemError(
-            f"nothing of {description.name}'s memory grows with the batch, so no batch size is the best: its sample has "
-            "no dimension of the batch, or its forward keeps nothing for backward (torch.no_grad, frozen parameters); "
-            "say batch_size="
+            f"no memory of {description.name} grows with the batch, so no batch size is the best: its "
+            "sample has no batch dimension, or its forward saves nothing for backward "
+            "(torch.no_grad, frozen parameters); set batch_size="
         )
 
 
@@ -110,7 +110,7 @@ def ranks_of(world_size: int | None, hardware: Hardware) -> int:
     if world_size is not None:
         ranks = integer(world_size, "world_size")
         if not 1 <= ranks <= 2**24:
-            raise InvalidProblemError(f"world_size is {ranks}; it must be at least 1")
+            raise InvalidProblemError(f"world_size must be between 1 and 2**24, got {ranks}")
         return ranks
     import torch.distributed as dist
 
@@ -128,14 +128,15 @@ def check_measured_ranks(hardware: Hardware, ranks: int) -> None:
     collectives = (hardware.all_gather, hardware.reduce_scatter, hardware.all_reduce)
     if hardware.world_size == 1 and all(c.alpha_s == c.beta_s_per_byte == 0 for c in collectives):
         raise InvalidProblemError(
-            f"hardware {hardware.name!r} was measured on one rank, where no collective costs anything, and the search "
-            f"is for {ranks}: profile with the ranks that will train (osdp profile under torchrun, or osdp.profile "
-            "in the training script)"
+            f"hardware {hardware.name!r} was measured on one rank, where collectives cost nothing, "
+            f"but the search is for {ranks} ranks: profile with the ranks that will train (osdp "
+            "profile under torchrun, or osdp.profile in the training script)"
         )
     if hardware.measured is not None:
         warnings.warn(
-            f"hardware {hardware.name!r} was measured on {hardware.world_size} ranks, and the search is for {ranks}: what "
-            "collectives cost on so many is carried on along a ring; links that were not measured count as those that were",
+            f"hardware {hardware.name!r} was measured on {hardware.world_size} ranks, but the search "
+            f"is for {ranks}: the cost of collectives is extrapolated along a ring, and links that "
+            "were not measured are assumed equal to those that were",
             MachineMismatchWarning,
             stacklevel=3,
         )
@@ -143,13 +144,13 @@ def check_measured_ranks(hardware: Hardware, ranks: int) -> None:
 
 def one_of(what: str, value: object, allowed: Sequence[str]) -> None:
     if value not in allowed:
-        raise InvalidProblemError(f"{what} is {value!r}; it is one of {', '.join(map(repr, allowed))}")
+        raise InvalidProblemError(f"{what} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
 
 
 def check_time_limit(time_limit: float | None) -> None:
     if time_limit is not None and not 0 < time_limit < 1e9:
         raise InvalidProblemError(
-            f"time_limit is {time_limit!r}; it is a positive number of seconds, or None"
+            f"time_limit must be a positive number of seconds below 1e9, or None, got {time_limit!r}"
         )
 
 
@@ -160,7 +161,7 @@ def integer(value: object, what: str) -> int:
             raise TypeError
         number = index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise InvalidProblemError(f"{what} is {value!r}; it must be an integer") from None
+        raise InvalidProblemError(f"{what} must be an integer, got {value!r}") from None
     if not -(2**63) <= number < 2**63:
-        raise InvalidProblemError(f"{what} is {number}; it overflows 64 bits")
+        raise InvalidProblemError(f"{what} is {number}, which overflows 64 bits")
     return number

@@ -82,7 +82,7 @@ def make_request(
 ) -> _search.Request:
     """The search request, without limit and batches."""
     if optimizer not in OPTIMIZER_STATE:
-        raise InvalidProblemError(f"optimizer is {optimizer!r}; known are {', '.join(OPTIMIZER_STATE)}")
+        raise InvalidProblemError(f"optimizer must be one of {', '.join(OPTIMIZER_STATE)}, got {optimizer!r}")
     hosts, version = searched.hosts, searched.cost_version
     # If links between hosts were not measured, all links are assumed to be alike.
     between = hardware.between_hosts or Collective(0.0, 0.0)

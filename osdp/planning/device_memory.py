@@ -55,7 +55,7 @@ def memory_terms(
         2 + state + _SMALL_STATES if p.trainable else 1 for o in description.operators for p in o.parameters
     )
     terms = (
-        Term("context", m.context_bytes, "the driver's, with the kernels' code"),
+        Term("context", m.context_bytes, "of the driver, including the code of kernels"),
         Term(
             "communicators",
             groups * m.communicator_bytes,
@@ -66,12 +66,12 @@ def memory_terms(
         Term(
             "workspaces",
             _COMPUTING_THREADS * m.workspace_bytes,
-            "of matrix products: the caller's thread and autograd's",
+            "of matrix products, for the caller's thread and autograd's",
         ),
         Term(
             "rounding",
             tensors * m.tensor_rounding_bytes,
-            f"{tensors} tensors that stay, each up to a multiple of {m.tensor_rounding_bytes} bytes",
+            f"{tensors} persistent tensors, each rounded up to a multiple of {m.tensor_rounding_bytes} bytes",
         ),
         Term(
             "open blocks",
@@ -79,7 +79,9 @@ def memory_terms(
             f"of the caching allocator, one of each size for each of {pools} streams",
         ),
         Term(
-            "unused", m.unused_bytes, "reserved by the caching allocator when a step is largest, in no tensor"
+            "unused",
+            m.unused_bytes,
+            "reserved by the caching allocator at the peak of a step, but in no tensor",
         ),
     )
     return tuple(term for term in terms if term.bytes)

@@ -51,7 +51,8 @@ def _nothing_fits(problem: SearchProblem, limit: int, least: int) -> InfeasibleE
     if least <= limit:
         return InfeasibleError(
             f"method={method!r} found no plan that fits {format_bytes(limit)} in "
-            f"{problem.searched.time_limit_s or _search.DEFAULT_TIME_LIMIT_S:g} s: give it a larger time_limit"
+            f"{problem.searched.time_limit_s or _search.DEFAULT_TIME_LIMIT_S:g} s: allow a larger "
+            "time_limit"
             + (", or use method='exact'" if method != "exact" else "")
             + (" or 'dfs-smallest-first'" if method == "dfs" else "")
         )

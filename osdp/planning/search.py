@@ -117,14 +117,14 @@ def search(
     one_of("precision", precision, tuple(PRECISIONS))
     one_of("objective", objective, OBJECTIVES)
     if method != "exact" and cost != "paper":
-        raise InvalidProblemError(f"method={method!r} is the paper's search: it knows cost='paper' only")
+        raise InvalidProblemError(f"method={method!r} is the paper's search and supports only cost='paper'")
     if (at_least is not None) != (objective == "memory"):
-        raise InvalidProblemError("objective='memory' and at_least (samples/s) belong together")
+        raise InvalidProblemError("objective='memory' and at_least (samples/s) must be given together")
     if at_least is not None and not 0 < at_least < 1e15:
-        raise InvalidProblemError(f"at_least is {at_least}; it is a positive number of samples/s")
+        raise InvalidProblemError(f"at_least must be a positive number of samples/s, got {at_least}")
     check_time_limit(time_limit)
     if isinstance(replay, bool) or not 0 <= replay < 1:
-        raise InvalidProblemError(f"replay is {replay}; it is a share from 0 to less than 1")
+        raise InvalidProblemError(f"replay must be at least 0 and less than 1, got {replay}")
     machine = machine_of(hardware)
     description = description_of(model_or_desc, sample)
     check_batch_matters(description, batch_size)
@@ -142,9 +142,9 @@ def search(
     if not 1 <= integer(hosts, "hosts") <= ranks or ranks % hosts:
         raise InvalidProblemError(f"hosts is {hosts}; it must divide the world size {ranks}")
     if not 0 <= integer(prefetch, "prefetch") <= 64:
-        raise InvalidProblemError(f"prefetch is {prefetch}; it is a number of units from 0 to 64")
+        raise InvalidProblemError(f"prefetch must be a number of units between 0 and 64, got {prefetch}")
     if not isinstance(separate_reductions, bool):
-        raise InvalidProblemError(f"separate_reductions is {separate_reductions!r}; it is True or False")
+        raise InvalidProblemError(f"separate_reductions must be True or False, got {separate_reductions!r}")
     space = choose_space(modes, granularity, checkpoint, cost, hosts)
     batches_of(batch_size, global_batch_size, ranks)  # raises for impossible sizes
     problem = SearchProblem(

@@ -38,25 +38,27 @@ def choose_space(
         chosen = (modes,) if isinstance(modes, str) else tuple(modes)
         for mode in chosen:
             if mode not in MODES:
-                raise InvalidProblemError(f"modes: {mode!r} is none of {', '.join(MODES)}")
+                raise InvalidProblemError(f"modes: {mode!r} is not one of {', '.join(MODES)}")
             if chosen.count(mode) > 1:
-                raise InvalidProblemError(f"modes: {mode!r} is there twice")
+                raise InvalidProblemError(f"modes: {mode!r} appears twice")
         if not chosen:
             raise InvalidProblemError("modes is empty: at least one mode must be allowed")
         for mode in chosen:
             if _search.traits(mode).inside_hosts and hosts == 1:
-                raise InvalidProblemError(f"modes: {mode} needs several hosts: say hosts=")
+                raise InvalidProblemError(f"modes: {mode} needs several hosts: set hosts=")
     if granularity == "auto":
         slices: tuple[int, ...] = GRANULARITIES
     elif isinstance(granularity, str):
         raise InvalidProblemError(
-            f"granularity is {granularity!r}; it is 'auto', a number or a tuple of numbers"
+            f"granularity must be 'auto', a number or a tuple of numbers, got {granularity!r}"
         )
     else:
         slices = (granularity,) if isinstance(granularity, int) else tuple(granularity)
         for g in slices:
             if isinstance(g, bool) or not isinstance(g, int) or not 1 <= g <= 4096:
-                raise InvalidProblemError(f"granularity: {g!r} is not a number of slices from 1 to 4096")
+                raise InvalidProblemError(
+                    f"granularity: the number of slices must be between 1 and 4096, got {g!r}"
+                )
     ways: dict[object, tuple[str, ...]] = {
         "auto": _search.RECOMPUTES,
         False: ("none",),
@@ -66,17 +68,20 @@ def choose_space(
     asked = checkpoint if isinstance(checkpoint, (str, bool)) else tuple(checkpoint)
     if not isinstance(asked, tuple) and asked not in ways:
         raise InvalidProblemError(
-            f"checkpoint is {checkpoint!r}; it is 'auto', True, False, 'none', 'hold', 'regather' or some of these"
+            "checkpoint must be 'auto', True, False, 'none', 'hold', 'regather' or a tuple of these "
+            f"names, got {checkpoint!r}"
         )
     recompute = asked if isinstance(asked, tuple) else ways[asked]
     if not recompute or any(r not in _search.RECOMPUTES for r in recompute):
-        raise InvalidProblemError(f"checkpoint: {asked!r} is not some of 'none', 'hold', 'regather'")
+        raise InvalidProblemError(
+            f"checkpoint: {asked!r} must contain only 'none', 'hold' and 'regather', and at least one of them"
+        )
     if len(set(recompute)) < len(recompute):
-        raise InvalidProblemError(f"checkpoint: {asked!r} names a way twice")
+        raise InvalidProblemError(f"checkpoint: {asked!r} contains a name twice")
     if cost == "paper":
         if asked != "auto" and recompute != ("none",):
             raise InvalidProblemError(
-                "cost='paper' knows no recomputation: use checkpoint=False or cost='osdp'"
+                "cost='paper' does not model recomputation: use checkpoint=False or cost='osdp'"
             )
         recompute = ("none",)
     return Space(chosen, tuple(sorted({g for g in slices if g > 1})), recompute)

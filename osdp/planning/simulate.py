@@ -51,8 +51,8 @@ def _problem(
     ranks = world_size or plan.world_size
     if machine is None or ranks is None:
         raise PlanMismatchError(
-            "the plan does not say for which hardware and how many ranks it is: "
-            "pass hardware= and world_size= to simulate"
+            "the plan does not state its hardware and number of ranks: pass hardware= and "
+            "world_size= to simulate"
         )
     searched = Searched(
         modes=MODES,

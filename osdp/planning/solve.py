@@ -74,11 +74,11 @@ def solve(
     else:
         check_time_limit(seconds)
     if not 0 <= gap < 1:
-        raise InvalidProblemError(f"gap is {gap}; it must be a fraction of the time, at least 0 and below 1")
+        raise InvalidProblemError(f"gap must be a fraction of the time, at least 0 and below 1, got {gap}")
     bound = integer(limit, "limit")
     held = parse_bytes(state)
     if held < 1:
-        raise InvalidProblemError(f"state is {state!r}; a search needs some memory")
+        raise InvalidProblemError(f"state must be at least 1 byte, got {state!r}")
     array = _as_array(options)
     try:
         if array is None:
@@ -148,13 +148,11 @@ def _as_array(options: object) -> memoryview | None:
     except TypeError:
         return None
     if array.ndim != 3 or array.shape is None or array.shape[2] != 2:
-        raise InvalidProblemError(
-            f"options is an array of shape {array.shape}; it must be (operators, options, 2)"
-        )
+        raise InvalidProblemError(f"options must have shape (operators, options, 2), got {array.shape}")
     if array.format not in ("l", "q") or array.itemsize != 8:
-        raise InvalidProblemError(f"options is an array of format {array.format!r}; it must be int64")
+        raise InvalidProblemError(f"options must be int64, got format {array.format!r}")
     if not array.c_contiguous:
-        raise InvalidProblemError("options is an array with gaps; pass a contiguous one")
+        raise InvalidProblemError("options must be a contiguous array")
     if array.shape[0] > 0 and array.shape[1] == 0:
         raise InvalidProblemError("operator 0 has no options")
     return array

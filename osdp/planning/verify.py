@@ -44,7 +44,7 @@ def verify(plan: Plan, *, search: bool = False) -> str:
     c, s = plan.certificate, plan.searched
     if c is None or s is None or plan.hardware is None or plan.world_size is None:
         raise PlanMismatchError(
-            "the plan has no certificate: it was not made by osdp.search, or was changed since"
+            "the plan has no certificate: it was not made by osdp.search, or was changed afterwards"
         )
     try:
         check_hardware(plan.hardware)
@@ -58,8 +58,8 @@ def verify(plan: Plan, *, search: bool = False) -> str:
             return wrong[-1]
         if search and s.cost_version < COST_VERSION:
             raise PlanMismatchError(
-                f"the plan's costs are of version {s.cost_version}, a search's today of {COST_VERSION}: what the "
-                "certificate proves holds, but no search of today can repeat it"
+                f"the plan uses cost version {s.cost_version}, and this osdp searches with version "
+                f"{COST_VERSION}: what the certificate proves holds, but the search cannot be repeated"
             )
         return _search_again(plan, c) if search else ""
     except (_search.InvalidProblem, InvalidProblemError) as e:
@@ -83,14 +83,14 @@ def _disagreements(plan: Plan, c: Certificate, s: Searched) -> Iterator[str]:
     """Differences between facts that the plan states twice."""
     assert plan.world_size is not None
     if plan.prefetch != s.prefetch:
-        yield f"prefetch is {plan.prefetch}, but the search was told {s.prefetch}"
+        yield f"prefetch is {plan.prefetch}, but the search was given {s.prefetch}"
     if s.batch_size is not None and plan.batch_size != s.batch_size:
-        yield f"batch_size is {plan.batch_size}, but the search was told {s.batch_size}"
+        yield f"batch_size is {plan.batch_size}, but the search was given {s.batch_size}"
     samples = plan.batch_size * plan.accumulation
     if s.global_batch_size is not None and samples * plan.world_size != s.global_batch_size:
         yield f"{samples} samples on each of {plan.world_size} ranks are not global_batch_size {s.global_batch_size}"
     if s.global_batch_size is None and plan.accumulation != 1:
-        yield f"accumulation is {plan.accumulation}, but the search was told no global_batch_size"
+        yield f"accumulation is {plan.accumulation}, but the search was given no global_batch_size"
     if (s.at_least is not None) != (s.objective == "memory"):
         yield f"objective is {s.objective!r}, but at_least is {s.at_least}"
     if s.at_least is not None and plan.predicted is not None and plan.predicted.throughput < s.at_least:
@@ -100,7 +100,7 @@ def _disagreements(plan: Plan, c: Certificate, s: Searched) -> Iterator[str]:
         or c.optimal != (c.search_bound_ps == c.time_ps)
         or (c.optimal and not c.proven)
     ):
-        yield "the search's bound does not agree with the time"
+        yield "the search's bound contradicts the time"
 
 
 def _check_certificate(plan: Plan, c: Certificate, problem: SearchProblem) -> str:
@@ -160,7 +160,7 @@ def _differences(path: str, said: Any, made: Any, but: Collection[str] = ()) -> 
         for key in said:
             yield from _differences(f"{path}.{key}", said[key], made[key], but)
     elif said != made:
-        yield f"{path} is {said!r:.200}, but these decisions make it {made!r:.200}"
+        yield f"{path} is {said!r:.200}, but the plan's decisions give {made!r:.200}"
 
 
 def _search_again(plan: Plan, c: Certificate) -> str:
@@ -179,7 +179,7 @@ def _search_again(plan: Plan, c: Certificate) -> str:
             replay=0.0,
         )
     except InfeasibleError as e:
-        return f"another search finds no plan: {e}"
+        return f"a repeated search finds no plan: {e}"
     other = best.certificate
     assert other is not None
     samples, others = plan.batch_size * plan.accumulation, best.batch_size * best.accumulation
@@ -191,5 +191,5 @@ def _search_again(plan: Plan, c: Certificate) -> str:
     if not c.optimal and other.search_bound_ps * samples < c.search_bound_ps * others and not other.optimal:
         return "the search's bound could not be proven again in the same time"
     if c.optimal and not other.optimal:
-        return "that the plan is optimal could not be proven again in the same time"
+        return "the plan's optimality could not be proven again in the same time"
     return ""

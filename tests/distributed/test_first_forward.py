@@ -160,11 +160,11 @@ def refused(me: Member) -> None:
             model(tokens)
     optimizer.state[next(model.parameters())]["rows"] = torch.zeros(3)
     with pytest.raises(
-        osdp.ShardingError, match=r"keeps a 'rows' of shape \(3,\) for 'table.weight'.*Give sample="
+        osdp.ShardingError, match=r"keeps a state 'rows' of shape \(3,\) for 'table.weight'.*Pass sample="
     ):
         model(tokens)
     del optimizer
-    with pytest.raises(osdp.ShardingError, match="first forward, which is compiled here"):
+    with pytest.raises(osdp.ShardingError, match="first forward, which is being compiled"):
         torch.compile(model, backend="eager")(tokens)
     model.eval()
     close(model(tokens), net(SEED).eval()(tokens), 1e-9, "output")

@@ -98,10 +98,10 @@ def told(me: Member) -> None:
         model[0].set_requires_gradient_sync(False)
     fresh = nn.Linear(2, 2)
     for named, match in (
-        ({"ignored_params": {1}}, "ignored_states has a int"),
+        ({"ignored_params": {1}}, "ignored_states must contain only parameters or modules, got a int"),
         ({"dp_mesh_dims": 0}, "dp_mesh_dims is not supported"),
         ({"shard_placement_fn": lambda p: Replicate()}, "only Shard"),
-        ({"plan": osdp.Plan.uniform(fresh), "mesh": mesh}, "mesh= goes without a plan"),
+        ({"plan": osdp.Plan.uniform(fresh), "mesh": mesh}, "mesh= cannot be combined with a plan"),
         ({"reshard": True}, "no argument 'reshard'"),
     ):
         with pytest.raises(osdp.InvalidProblemError, match=match):

@@ -39,7 +39,8 @@ def by_hand(me: Member, strategy: ShardingStrategy) -> None:
     assert [n for n, _ in model.named_parameters()] == [n for n, _ in whole.named_parameters()]
     assert model.plan.choices["blocks.0.up"].mode == strategy.name
     with pytest.raises(
-        osdp.ShardingError, match=r"no_sync is for the outermost wrap: 'blocks\.0' is a part of a Net"
+        osdp.ShardingError,
+        match=r"no_sync must be called on the outermost wrap: 'blocks\.0' is a part of a Net",
     ):
         model.blocks[0].no_sync()
     units = {unit for unit in model.plan.units if len(unit) > 1}
@@ -208,11 +209,13 @@ def ignoring(me: Member) -> None:
         wrapped.load_state_dict(state)
     with pytest.raises(osdp.ShardingError, match=r"its wrap ignores some of them: 1\.0\.bias"):
         osdp.save(wrapped, None, "nowhere")
-    with pytest.raises(osdp.InvalidProblemError, match="ignored_modules has a str"):
+    with pytest.raises(
+        osdp.InvalidProblemError, match="ignored_modules must contain only modules, got a str"
+    ):
         FSDP(build(), me.group, ignored_modules=["1"])
     model = build()
     model[0] = FSDP(model[0], me.group)
-    with pytest.raises(osdp.InvalidProblemError, match=r"to be ignored, and is sharded already"):
+    with pytest.raises(osdp.InvalidProblemError, match=r"listed as ignored but is already sharded"):
         FSDP(model, me.group, ignored_modules=[model[0]])
     FSDP(model, me.group, ignored_modules=[model[1]])
 
@@ -269,7 +272,7 @@ def annotated(me: Member) -> None:
         policy = functools.partial(size_based_auto_wrap_policy, min_num_params=140)
         chosen = auto_wrap(nn.Sequential(Block(), nn.Linear(2, 2)), policy)
         with (
-            pytest.raises(osdp.InvalidProblemError, match="enable_wrap inside of enable_wrap"),
+            pytest.raises(osdp.InvalidProblemError, match="enable_wrap does not nest"),
             enable_wrap(wrapper_cls=FSDP),
         ):
             pass

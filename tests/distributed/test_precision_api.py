@@ -187,10 +187,13 @@ def obeyed_and_refused(me: Member) -> None:
     )
     assert runtime_of(wrapped).plan.precision == "fp16-reduce-fp32"
     plain = osdp.Plan.uniform(load.model(SEED, FP32), "FULL_SHARD")
-    for wanted, match in ((3, "mixed_precision is a int"), ("fp8", "precision is 'fp8'")):
+    for wanted, match in (
+        (3, "mixed_precision must be .*, got a int"),
+        ("fp8", "precision must be .*, got 'fp8'"),
+    ):
         with pytest.raises(osdp.InvalidProblemError, match=match):
             osdp.fully_shard(load.model(SEED, FP32), plain, me.group, mixed_precision=wanted)
-    with pytest.raises(osdp.InvalidProblemError, match=r"param_dtype is torch\.int8"):
+    with pytest.raises(osdp.InvalidProblemError, match=r"param_dtype must be .*, got torch\.int8"):
         osdp.MixedPrecision(torch.int8)
     with pytest.raises(osdp.DisagreementError, match="mixed precision"):
         wanted = osdp.MixedPrecision(BF16 if me.rank else FP16)

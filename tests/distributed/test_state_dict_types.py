@@ -80,13 +80,13 @@ def types(me: Member) -> None:
     other.load_state_dict(local)
     FSDP.set_state_dict_type(other, FULL)
     same(other.state_dict(), wanted)
-    with pytest.raises(osdp.InvalidProblemError, match="FULL_STATE_DICT goes with a FullStateDictConfig"):
+    with pytest.raises(osdp.InvalidProblemError, match="FULL_STATE_DICT needs a FullStateDictConfig"):
         FSDP.set_state_dict_type(other, FULL, ShardedStateDictConfig())
-    with pytest.raises(osdp.InvalidProblemError, match="state_dict_type is 'full'"):
+    with pytest.raises(osdp.InvalidProblemError, match=r"state_dict_type must be .*, got 'full'"):
         FSDP.set_state_dict_type(other, "full")
     both = nn.ModuleList([model, other])
     FSDP.set_state_dict_type(other, SHARDED)
-    with pytest.raises(osdp.InvalidProblemError, match="several types"):
+    with pytest.raises(osdp.InvalidProblemError, match="different state dict types"):
         FSDP.get_state_dict_type(both)
     with FSDP.state_dict_type(nn.Linear(2, 2), SHARDED), FSDP.summon_full_params(nn.Linear(2, 2)):
         pass  # nothing there is sharded
@@ -145,7 +145,7 @@ def optimizers(me: Member) -> None:
     by_number = me.everywhere(by_number)[0]
     again.load_state_dict(other.get_shard_from_optim_state_dict(by_number))
     check(FSDP.sharded_optim_state_dict(other, again), wanted)
-    with pytest.raises(osdp.ShardingError, match="state of 'nobody', which is no parameter"):
+    with pytest.raises(osdp.ShardingError, match="state of 'nobody', which is not a parameter"):
         FSDP.shard_full_optim_state_dict({"state": {"nobody": {}}}, other, optim=again)
     again.load_state_dict(FSDP.shard_full_optim_state_dict(full, other))
     check(FSDP.sharded_optim_state_dict(other, again), wanted)
@@ -157,7 +157,7 @@ def optimizers(me: Member) -> None:
     several = FSDP.optim_state_dict(apart, stepper)
     assert several["state"]["b.weight"]["exp_avg"].shape == (2, 3) and "c.bias" in several["state"]
     stepper.load_state_dict(FSDP.optim_state_dict_to_load(apart, stepper, several))
-    with pytest.raises(osdp.ShardingError, match="Linear is not part of a sharded model, and none is in it"):
+    with pytest.raises(osdp.ShardingError, match="Linear is not part of a sharded model and contains none"):
         FSDP.optim_state_dict(nn.Linear(2, 2), stepper)
 
 
@@ -179,7 +179,7 @@ def summoned(me: Member) -> None:
     with FSDP.summon_full_params(model, writeback=False), torch.no_grad():
         model.assert_state([TrainingState.IDLE, TrainingState.SUMMON_FULL_PARAMS])
         with pytest.raises(
-            osdp.ShardingError, match="expected to be in FORWARD, but it is SUMMON_FULL_PARAMS"
+            osdp.ShardingError, match="expected state FORWARD, but the model is in SUMMON_FULL_PARAMS"
         ):
             model.assert_state(TrainingState.FORWARD)
         with pytest.raises(osdp.ShardingError, match="already active"), model.summon_full_params():
@@ -244,10 +244,13 @@ def files(me: Member) -> None:
     assert runtime_of(sliced).plan.choices["blocks.0.up"].granularity == 2
     weights[1].pop("inner.0.up.weight")
     assert "inner.0.up.weight" not in FSDP.consolidate_shard_weights(weights, metadata, strict=False)
-    for broken, match in (((weights, metadata), "has no 'inner"), ((weights, [{}, {}]), "not of osdp's")):
+    for broken, match in (
+        ((weights, metadata), "has no 'inner"),
+        ((weights, [{}, {}]), "does not come from osdp's"),
+    ):
         with pytest.raises(osdp.FormatError, match=match):
             FSDP.consolidate_shard_weights(*broken)
-    with pytest.raises(osdp.InvalidProblemError, match="give both of every rank"):
+    with pytest.raises(osdp.InvalidProblemError, match="pass both from every rank"):
         FSDP.consolidate_shard_weights(weights, metadata[:1])
 
 

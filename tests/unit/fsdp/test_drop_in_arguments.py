@@ -40,7 +40,7 @@ def test_an_unknown_argument_is_named(memory):
 @pytest.mark.outcome("an option of the search among the class's arguments", osdp.InvalidProblemError)
 def test_options_of_the_search_have_an_argument_of_their_own():
     with pytest.raises(
-        osdp.InvalidProblemError, match=r"'batch_size': options of .* into search=\{'batch_size'"
+        osdp.InvalidProblemError, match=r"'batch_size': pass options of .* as search=\{'batch_size'"
     ):
         osdp.FullyShardedDataParallel(nn.Linear(2, 2), memory="1GiB", batch_size=2)
     with pytest.raises(
@@ -50,9 +50,11 @@ def test_options_of_the_search_have_an_argument_of_their_own():
 
 
 def test_arguments_of_the_search_need_a_limit():
-    with pytest.raises(osdp.InvalidProblemError, match=r"^hardware, search are for the search: give memory="):
+    with pytest.raises(
+        osdp.InvalidProblemError, match=r"^hardware, search are used only by the search: pass memory="
+    ):
         osdp.FullyShardedDataParallel(nn.Linear(2, 2), hardware="a100-8", search={"batch_size": 4})
-    with pytest.raises(osdp.InvalidProblemError, match=r"^hardware is for the search: give memory="):
+    with pytest.raises(osdp.InvalidProblemError, match=r"^hardware is used only by the search: pass memory="):
         osdp.FullyShardedDataParallel(nn.Linear(2, 2), hardware="a100-8")
 
 
@@ -82,9 +84,9 @@ def test_the_order_is_told_by_the_values(values, names):
 @pytest.mark.outcome("positional arguments in the order of no known class", osdp.InvalidProblemError)
 def test_values_in_no_known_order():
     for values in ((3.5,), (ZERO3, PLAN), ("8GiB", "8GiB")):
-        with pytest.raises(osdp.InvalidProblemError, match=r"in the order of no class .*by name"):
+        with pytest.raises(osdp.InvalidProblemError, match=r"match no known order .*by name"):
             osdp.FullyShardedDataParallel(nn.Linear(2, 2), None, *values)
-    with pytest.raises(osdp.InvalidProblemError, match="plan is given by position and by name"):
+    with pytest.raises(osdp.InvalidProblemError, match="plan is passed both by position and by name"):
         osdp.FullyShardedDataParallel(nn.Linear(2, 2), None, PLAN, plan=PLAN)
 
 
@@ -127,5 +129,5 @@ def test_full_precision_in_evaluation_by_the_environment_is_warned_of(monkeypatc
 def test_gradients_rest_with_their_shards():
     Options.of((), {"move_params_to_cpu": True, "move_grads_to_cpu": True})
     for named in ({"move_grads_to_cpu": True}, {"move_params_to_cpu": True, "move_grads_to_cpu": False}):
-        with pytest.raises(osdp.InvalidProblemError, match="a gradient rests where its shard does"):
+        with pytest.raises(osdp.InvalidProblemError, match="gradients stay where their shards are"):
             Options.of((), named)

@@ -103,7 +103,7 @@ def test_uniform_of_a_bare_model_is_valid(mode: str) -> None:
         (("SHARDED",), "SHARDED"),
         (("NO_SHARD", 2), "NO_SHARD"),
         (("FULL_SHARD", 0), "at least 1"),
-        (("FULL_SHARD", True), "whole number"),
+        (("FULL_SHARD", True), "an integer of at least 1"),
         (("FULL_SHARD", 2, "rows"), "rows"),
         (("FULL_SHARD", 2, "out", 3), "sharded_slices"),
     ],
@@ -120,7 +120,7 @@ def test_uniform_refuses_what_cannot_be(description: ModelDescription, arguments
         ("blocks.0.norm1", Choice("FULL_SHARD", 2, None, "out"), "cannot be computed in slices"),
         ("blocks.0.up", Choice("FULL_SHARD", 3, None, "out"), "does not divide 128"),
         ("blocks.0.up", Choice("FULL_SHARD", 4), "needs split"),
-        ("blocks.0.up", Choice("SHARD_GRAD_OP", 2, None, "out"), "means FULL_SHARD slices"),
+        ("blocks.0.up", Choice("SHARD_GRAD_OP", 2, None, "out"), "needs FULL_SHARD slices"),
         ("blocks.0.up", Choice("FULL_SHARD", 4, -1, "out"), "between 0 and"),
         ("norm", Choice("FULL_SHARD", 1, 0), "which is NO_SHARD"),
     ],
@@ -240,7 +240,7 @@ def test_any_grouping_keeps_the_rules(parts: list[tuple[int, str, str, bool]]) -
     ("change", "match"),
     [
         (lambda p: {"units": p.units[1:]}, "is in no unit"),
-        (lambda p: {"units": (*p.units, ("norm",))}, "in a unit already"),
+        (lambda p: {"units": (*p.units, ("norm",))}, "already in another unit"),
         (lambda p: {"units": (*p.units, ("ghost",))}, "no operator with parameters 'ghost'"),
         (lambda p: {"units": (*p.units, ())}, "is empty"),
         (lambda p: {"units": (tuple(p.choices),)}, "several modes"),
@@ -264,7 +264,7 @@ def test_a_gathered_unit_does_not_cross_the_edge_of_a_recomputed_block(descripti
     plan = Plan.uniform(description, "FULL_SHARD")
     crossing = dataclasses.replace(plan, units=(tuple(plan.choices),))
     validate(crossing)  # nothing is recomputed
-    with pytest.raises(InvalidProblemError, match="crosses the edge"):
+    with pytest.raises(InvalidProblemError, match="crosses the boundary"):
         validate(dataclasses.replace(crossing, recompute={"blocks.0": "hold"}))
     bucket = Plan.uniform(description, "NO_SHARD")
     assert len(bucket.units) == 1

@@ -71,7 +71,7 @@ def test_no_batch_is_the_best_of_a_model_that_keeps_nothing():
         output_bytes_per_sample=0,
     )
     for arguments in ({}, {"global_batch_size": 64}, {"objective": "batch"}):
-        with pytest.raises(osdp.InvalidProblemError, match="say batch_size="):
+        with pytest.raises(osdp.InvalidProblemError, match="set batch_size="):
             osdp.search(free, **HERE, **arguments)
     assert osdp.search(free, **HERE, batch_size=2).batch_size == 2
 
@@ -80,10 +80,10 @@ def test_no_batch_is_the_best_of_a_model_that_keeps_nothing():
     "arguments, says",
     [
         # An array of three was written beyond its end.
-        ({"checkpoint": ("hold", "hold", "none", "regather")}, "names a way twice"),
-        ({"checkpoint": ("none", "none")}, "names a way twice"),
-        ({"checkpoint": ()}, "is not some of"),
-        ({"modes": ("FULL_SHARD", "FULL_SHARD")}, "'FULL_SHARD' is there twice"),
+        ({"checkpoint": ("hold", "hold", "none", "regather")}, "contains a name twice"),
+        ({"checkpoint": ("none", "none")}, "contains a name twice"),
+        ({"checkpoint": ()}, "must contain only"),
+        ({"modes": ("FULL_SHARD", "FULL_SHARD")}, "'FULL_SHARD' appears twice"),
         # Each host has one rank: nothing to shard inside a host.
         ({"modes": "HYBRID_SHARD", "hosts": 4}, "'h.0.fc' can be sharded in none of the modes"),
         ({"granularity": tuple(range(1, 1025))}, "ways to shard it"),
@@ -113,7 +113,7 @@ def test_a_layer_without_inputs_is_not_split():
         ({"saved_bytes_fixed": 2**70}, r"operators\[1\].saved_bytes_fixed"),
         ({"flops_per_sample": -(2**70)}, r"operators\[1\].flops_per_sample"),
         ({"calls": -1}, r"operators\[1\].calls"),
-        ({"name": "wte"}, "is there twice"),
+        ({"name": "wte"}, "appears twice"),
         ({"split_shape": (3, 3)}, r"operators\[1\].split_shape"),
     ],
 )

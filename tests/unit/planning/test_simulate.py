@@ -36,7 +36,7 @@ def test_a_step_by_hand():
     )
     plan = osdp.Plan.uniform(two_linears(), "FULL_SHARD")
     plan = dataclasses.replace(plan, units=(("a",), ("b",)))
-    with pytest.raises(osdp.PlanMismatchError, match="which hardware"):
+    with pytest.raises(osdp.PlanMismatchError, match="its hardware"):
         plan.simulate()
     step = plan.simulate(hardware, 2)
     # tests/cpp/test_simulate.cpp, two_units_by_hand: the same in tenths of a millisecond.

@@ -410,7 +410,7 @@ def test_a_plan_is_checked_by_the_costs_that_its_search_counted(version):
     assert osdp.verify(Plan.loads(then.dumps())) == ""
     assert "the largest phase holds" in osdp.verify(plan)
     with pytest.raises(
-        osdp.PlanMismatchError, match=f"version {version}, a search's today of {COST_VERSION}"
+        osdp.PlanMismatchError, match=f"version {version}, and this osdp searches with version {COST_VERSION}"
     ):
         osdp.verify(then, search=True)
 

@@ -83,4 +83,4 @@ def test_the_command_line_draws_and_writes(tmp_path: Path, capsys: pytest.Captur
     assert main([*command, "--hardware", "nowhere.json"]) == 2
     assert main(["simulate", str(tmp_path / "none.json")]) == 2
     osdp.Plan.uniform(gpt(2, 128)).save(tmp_path / "plan.json")
-    assert main(command) == 2 and "which hardware" in capsys.readouterr().err
+    assert main(command) == 2 and "its hardware" in capsys.readouterr().err

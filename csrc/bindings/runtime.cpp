@@ -435,6 +435,7 @@ void bind_runtime(py::module_& m) {
           "prefetch", [](rt::Runtime& runtime) { return runtime.units().prefetch(); },
           [](rt::Runtime& runtime, size_t units) { runtime.units().set_prefetch(units); })
       .def_property("sync", &rt::Runtime::sync, &rt::Runtime::set_sync)
+      .def_property("part", &rt::Runtime::part, &rt::Runtime::set_part)
       .def(
           "unreduced",
           [](rt::Runtime& runtime) -> std::optional<int64_t> {
@@ -485,10 +486,15 @@ void bind_runtime(py::module_& m) {
           py::arg("writeback"), Release())
       .def(
           "clip_grad_norm",
-          [](rt::Runtime& runtime, double max_norm, double norm_type, bool error_if_nonfinite) {
-            return runtime.full_params().clip_grad_norm(max_norm, norm_type, error_if_nonfinite);
+          [](rt::Runtime& runtime, double max_norm, double norm_type, bool error_if_nonfinite,
+             const std::vector<RuntimePtr>& parts) {
+            std::vector<const rt::FullParams*> inside;
+            inside.reserve(parts.size());
+            for (const RuntimePtr& part : parts) inside.push_back(&part->full_params());
+            return runtime.full_params().clip_grad_norm(max_norm, norm_type, error_if_nonfinite, inside);
           },
-          py::arg("max_norm"), py::arg("norm_type"), py::arg("error_if_nonfinite"), Release())
+          py::arg("max_norm"), py::arg("norm_type"), py::arg("error_if_nonfinite"), py::arg("parts"),
+          Release())
       .def("set_budget", &rt::Runtime::set_budget, py::arg("sentence"),
            "What the plan predicted, for the text of OutOfMemoryError")
       .def(
@@ -541,7 +547,7 @@ void bind_runtime(py::module_& m) {
       "Of each tensor: the sharded model and the parameter that it is, or is the gradient of; see "
       "csrc/runtime/owners.hpp.");
   m.def("norm_over_ranks", &rt::norm_over_ranks, py::arg("tensors"), py::arg("norm_type"),
-        py::arg("error_if_nonfinite"), Release(),
+        py::arg("error_if_nonfinite"), py::arg("parts"), Release(),
         "The norm of tensors as in one process, where any is a part; see csrc/runtime/total_norm.hpp.");
   m.def(
       "watch_tree", [](py::object look) { tree_watch().look = std::move(look); }, py::arg("look"),

@@ -73,6 +73,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool in_pass() const { return !stack_.empty() || step_.in_backward; }
   void set_sync(bool sync) { step_.sync = sync; }
   bool sync() const { return step_.sync; }
+  void set_part(bool part) { step_.part = part; }
+  bool part() const { return step_.part; }
   // Whether torch.autocast is on and will keep low-precision copies of parameters for backward.
   bool autocast_copies() const;
   void set_budget(std::string sentence) { arena_.set_budget(std::move(sentence)); }

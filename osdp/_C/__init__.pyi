@@ -185,6 +185,7 @@ class Runtime:
     A training step of one sharded model; see csrc/runtime/runtime.hpp
     """
 
+    part: bool
     sync: bool
     def __init__(
         self,
@@ -216,6 +217,7 @@ class Runtime:
         max_norm: typing.SupportsFloat | typing.SupportsIndex,
         norm_type: typing.SupportsFloat | typing.SupportsIndex,
         error_if_nonfinite: bool,
+        parts: collections.abc.Sequence[Runtime],
     ) -> torch.Tensor: ...
     def copied_bytes(self) -> int:
         """
@@ -378,6 +380,7 @@ def norm_over_ranks(
     tensors: collections.abc.Sequence[torch.Tensor],
     norm_type: typing.SupportsFloat | typing.SupportsIndex,
     error_if_nonfinite: bool,
+    parts: collections.abc.Sequence[tuple[Runtime, Runtime]],
 ) -> torch.Tensor | None:
     """
     The norm of tensors as in one process, where any is a part; see csrc/runtime/total_norm.hpp.

@@ -17,6 +17,7 @@ from osdp.checkpoint.manifest import Group, Manifest, OptimizerEntry, TensorEntr
 from osdp.checkpoint.shard_boxes import Chunk, Piece, WholePiece, chunks, elements
 from osdp.errors import FormatError, ShardingError
 from osdp.ranks.rank_group import Together
+from osdp.sharding.parts import refuse_parts
 from osdp.sharding.sharded_model import sharded_of
 
 CHUNK_BYTES = (
@@ -265,6 +266,11 @@ def layout_of(model: nn.Module) -> Layout:
     is sharded."""
     sharded = sharded_of(model)
     if sharded is not None:
+        refuse_parts(
+            model,
+            "A checkpoint",
+            "Save model.state_dict() on each rank, or each part by itself, in a directory per group",
+        )
         return sharded
     for name, module in unwrapped(model).named_modules():
         if sharded_of(module) is not None:

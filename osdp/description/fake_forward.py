@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from osdp.base.module_state import untouched
 from osdp.base.rng_state import generators_kept
+from osdp.base.stand_in import StandIn
 from osdp.base.tensor_trees import map_tensors, tensors_in
 from osdp.description.concrete_tensors import KnownValues, ValuesLostError
 from osdp.description.fake_call_cache import FakeCallCache
@@ -222,6 +223,8 @@ def _all_tensors(model: nn.Module) -> Iterator[torch.Tensor]:
     for module in model.modules():
         yield from (t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None)
         yield from tensors_in([v for v in vars(module).values() if not isinstance(v, nn.Module)])
+        if isinstance(module, StandIn):
+            yield from _all_tensors(module.stands_for)
 
 
 def _fake_like(tensor: torch.Tensor, known: KnownValues) -> torch.Tensor:

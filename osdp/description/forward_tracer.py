@@ -12,6 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from osdp.base.stand_in import StandIn
 from osdp.base.tensor_trees import map_tensors, tensors_held, tensors_in, versions_of
 from osdp.description.aten_flops import flops_of
 from osdp.description.aten_workspaces import hidden_workspace_bytes
@@ -126,6 +127,8 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __enter__(self) -> Watcher:
         with ExitStack() as stack:
             for name, module in self.model.named_modules():
+                if isinstance(module, StandIn):
+                    continue
                 stack.callback(
                     module.register_forward_pre_hook(self._begin(name), prepend=True, with_kwargs=True).remove
                 )

@@ -13,7 +13,7 @@ from osdp.errors import InvalidProblemError
 from osdp.fsdp.first_forward import wait_for_inputs
 from osdp.fsdp.fsdp_module import as_fsdp_module
 from osdp.fsdp.options import Options
-from osdp.fsdp.shard import shard
+from osdp.fsdp.shard import separate_parts, shard
 from osdp.plan.plan import Plan
 from osdp.sharding.fully_shard import fully_shard as shard_by_plan
 from osdp.sharding.hybrid_mesh import GroupLike
@@ -67,11 +67,13 @@ def fully_shard(
     torchs |= {"offload_policy": offload_policy, "shard_placement_fn": shard_placement_fn}
     torchs |= {"ignored_params": ignored_params}
     if not isinstance(plan, _Omitted):
-        if given := [name for name, value in torchs.items() if value is not None]:
+        if only := [name for name, value in torchs.items() if value is not None]:
             raise InvalidProblemError(
-                f"{given[0]}= cannot be combined with a plan: the plan decides how everything is sharded"
+                f"{only[0]}= cannot be combined with a plan: the plan decides how everything is sharded"
             )
-        return shard_by_plan(module, plan, process_group, **options)
+        given = Options(process_group=process_group, device_mesh=options.get("device_mesh"))
+        with separate_parts(module, given):
+            return shard_by_plan(module, plan, process_group, **options)
     _refuse(module, dp_mesh_dims, shard_placement_fn)
     told = Options.of(
         (),

@@ -22,11 +22,11 @@ from osdp.fsdp.first_forward import wait_for_inputs
 from osdp.fsdp.ignored import ignored_modules
 from osdp.fsdp.marks import MARKS, refuse_planned
 from osdp.fsdp.options import OPTIONS, Options
-from osdp.fsdp.shard import shard
+from osdp.fsdp.shard import separate_parts, shard
 from osdp.fsdp.wrap import wrap_by_policy
 from osdp.plan.plan import Plan
 from osdp.sharding import step_scopes
-from osdp.sharding.forward_methods import part_of
+from osdp.sharding.forward_methods import outermost_around, part_of
 from osdp.sharding.hybrid_mesh import GroupLike
 from osdp.sharding.sharded_model import Sharded
 
@@ -79,7 +79,8 @@ class FullyShardedDataParallel(nn.Module):
         self.module = module
         inner = self._osdp_wrapped
         if options.auto_wrap_policy is not None:
-            refuse_planned(inner)
+            with separate_parts(inner, options):
+                refuse_planned(inner)
             _wrap_parts(inner, options)
         shard(inner, options, options.form)
         self._mark(options)
@@ -95,11 +96,11 @@ class FullyShardedDataParallel(nn.Module):
         return unwrapped(self.module)
 
     def _sharded(self) -> Sharded:
-        """The Sharded of the outermost model that contains this wrapper, or of this one."""
+        """The Sharded of the model that this wrapper was sharded with, which is the outermost one unless ranks differ."""
         return part_of(self._osdp_wrapped)[1]
 
     def _outermost(self, method: str) -> None:
-        model, _, name = part_of(self._osdp_wrapped)
+        model, _, name = outermost_around(self._osdp_wrapped)
         if name:
             raise ShardingError(
                 f"{method} must be called on the outermost wrap: {name!r} is a part of a "
@@ -177,7 +178,7 @@ class FullyShardedDataParallel(nn.Module):
             return super().apply(fn)
 
     def check_is_root(self) -> bool:
-        return part_of(self._osdp_wrapped)[2] == ""
+        return outermost_around(self._osdp_wrapped)[2] == ""
 
     def assert_state(self, state: Any) -> None:
         """Raises ShardingError unless the model is in the given FairScale `TrainingState` (or one of
@@ -221,7 +222,8 @@ class FullyShardedDataParallel(nn.Module):
         plan = self._sharded().plan
         modes = Counter(plan.choices[unit[0]].mode for unit in plan.units)
         units = ", ".join(f"{count} {mode}" for mode, count in sorted(modes.items()))
-        return f"world_size={self.world_size}, units: {units}" if self.check_is_root() else ""
+        own = part_of(self._osdp_wrapped)[2] == ""
+        return f"world_size={self.world_size}, units: {units}" if own else ""
 
     # Names are the unwrapped module's: the wrapper adds no "module." prefix in parameters, buffers and state
     # dicts.
@@ -320,10 +322,12 @@ def _wrap_parts(model: nn.Module, options: Options) -> None:
         return recurse or module in own
 
     def marked(module: nn.Module) -> nn.Module:
+        told = Options.of((), own.get(module, {}))
+        if told.process_group is not None or told.device_mesh is not None:
+            return FullyShardedDataParallel(module, **options.for_part(told))  # perhaps over other ranks
         wrapper = FullyShardedDataParallel.__new__(FullyShardedDataParallel)
         nn.Module.__init__(wrapper)
         wrapper.module = module
-        told = Options.of((), own.get(module, {}))
         wrapper._mark(dataclasses.replace(options, **told.given(), auto_wrap_policy=None))
         return wrapper
 

@@ -42,6 +42,7 @@ from osdp.plan.plan import Plan
 from osdp.ranks.rank_group import Together
 from osdp.sharding.forward_methods import named_in_forward, register_forward_method
 from osdp.sharding.handover import Handover
+from osdp.sharding.separate_parts import SeparateParts
 from osdp.sharding.sharded_model import Sharded, runtime_of, sharded_of
 
 # Sharded models whose plan is still to be made -> the options of their wrapper.
@@ -95,20 +96,21 @@ def _refuse_compiled(model: nn.Module) -> None:
 
 def _before_forward(model: nn.Module, args: Any, kwargs: Any) -> None:
     """Collective at the first forward in training mode with gradients; other forwards change nothing."""
-    if not (model.training and torch.is_grad_enabled()):
-        return
-    sharded = runtime_of(model)
-    if sharded.runtime.summoned or sharded.runtime.in_pass:
-        return
+    if not (model.training and torch.is_grad_enabled()) or torch._C._current_graph_task_id() != -1:
+        return  # within a backward it is recomputed
+    sharded = sharded_of(model)
+    if sharded is None or sharded.runtime.summoned or sharded.runtime.in_pass:
+        return  # None: a part that is read for the plan of the model around it
     options = stop_waiting(model)
     assert options is not None
     together = Together(sharded.group, "making the plan at the first forward")
+    seen = _would_be_seen(model)
     try:
-        with Ignored(model, marks_in(model)):
+        with SeparateParts(model, sharded.group) as separate, Ignored(model, marks_in(model)):
             if options.memory is not None:
-                _search(model, sharded, options, together, args, kwargs)
-            elif not any(together.all(_would_be_seen(model))):
-                _regroup(model, sharded, options, together, args, kwargs)
+                _search(model, sharded, options, together, separate, args, kwargs)
+            elif not any(together.all(seen)):
+                _regroup(model, sharded, options, together, separate, args, kwargs)
     except BaseException:
         if sharded_of(model) is sharded:  # unchanged
             wait_for_inputs(model, options)
@@ -116,7 +118,13 @@ def _before_forward(model: nn.Module, args: Any, kwargs: Any) -> None:
 
 
 def _search(
-    model: nn.Module, sharded: Sharded, options: Options, together: Together, args: Any, kwargs: Any
+    model: nn.Module,
+    sharded: Sharded,
+    options: Options,
+    together: Together,
+    separate: SeparateParts,
+    args: Any,
+    kwargs: Any,
 ) -> None:
     told = dict(options.search or {})
     if "global_batch_size" not in told:
@@ -126,7 +134,8 @@ def _search(
     states = together.do("looking for optimizer states", lambda: MovedStates(model, sharded))
     states.agree(together)
     with Handover(model) as handover:
-        plan = searched_plan(model, options)
+        with separate.readable():
+            plan = searched_plan(model, options)
         obey(model, plan, options, handover)
     _carry_over(sharded, runtime_of(model))
     states.move(handover, runtime_of(model))
@@ -137,14 +146,21 @@ class _AsItIsError(Exception):
 
 
 def _regroup(
-    model: nn.Module, sharded: Sharded, options: Options, together: Together, args: Any, kwargs: Any
+    model: nn.Module,
+    sharded: Sharded,
+    options: Options,
+    together: Together,
+    separate: SeparateParts,
+    args: Any,
+    kwargs: Any,
 ) -> None:
     def found() -> str | None:
         return _regrouped(model, sharded, options, args, kwargs) if together.rank == 0 else None
 
     try:
         with Handover(model) as handover:
-            text = together.do("tracing the first forward", found)
+            with separate.readable():
+                text = together.do("tracing the first forward", found)
             text = together.all(text)[0]
             if text is None:
                 raise _AsItIsError
@@ -193,7 +209,7 @@ def _with_named(described: ModelDescription, model: nn.Module) -> ModelDescripti
 def _carry_over(old: Sharded, new: Sharded) -> None:
     """Copy settings that the script has made since wrapping."""
     state_dict_types.carry_over(old, new)
-    new.runtime.sync = old.runtime.sync
+    new.runtime.sync, new.runtime.part = old.runtime.sync, old.runtime.part
     for module, name, reads in old.registered:
         register_forward_method(module, name, reads)
 

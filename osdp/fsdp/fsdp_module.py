@@ -10,7 +10,8 @@ from torch import nn
 
 from osdp.base.made_classes import reduced
 from osdp.errors import ShardingError
-from osdp.sharding.forward_methods import part_of
+from osdp.sharding.forward_methods import outermost_around, part_of
+from osdp.sharding.step_scopes import set_sync
 
 # These tune how long memory is held and when collectives run; here the plan's prefetch and modes decide that.
 HINTS = (
@@ -60,13 +61,13 @@ class FSDPModule(nn.Module):
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """With False, backward keeps this rank's own gradients, as in `osdp.no_sync`. Raises ShardingError
         except on the outermost module."""
-        model, sharded, name = part_of(self)
+        model, _, name = outermost_around(self)
         if name:
             raise ShardingError(
                 f"set_requires_gradient_sync must be called on the outermost module: {name!r} is a "
                 f"part of a {type(model).__name__}"
             )
-        sharded.runtime.sync = requires_gradient_sync
+        set_sync(model, requires_gradient_sync)
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """Accepted without effect where HYBRID_SHARD is not used; with it, False raises ShardingError."""

@@ -15,10 +15,12 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from osdp.base.parameter_names import without_wrappers
+from osdp.base.sharded_models import HANDLES
 from osdp.errors import InvalidProblemError, ShardingError
-from osdp.fsdp.sharded_in import first_sharded_in
+from osdp.fsdp.sharded_in import first_sharded_in, sharded_in
 from osdp.fsdp.state_dict_types import optimizer_form
 from osdp.ranks.rank_group import Together
+from osdp.sharding.parts import parts_of, refuse_parts
 from osdp.sharding.sharded_model import Sharded
 from osdp.sharding.state_dict_form import StateDictForm
 
@@ -71,13 +73,17 @@ def by_name(model: nn.Module, optim: Optimizer, form: StateDictForm, given: Stat
     model's order, since the optimizers of different ranks may order their parameters differently. Raises
     ShardingError if ranks have states of different parameters."""
     sharded = first_sharded_in(model)
+    if form.rank0_only or form.kind == "sharded":
+        _refuse_parts(model, "rank 0's alone" if form.rank0_only else "a sharded one")
     shown = optim.state_dict() if given is None else given
     names = names_of(model, optim)
     found = {names.get(k, k): entry for k, entry in shown["state"].items()}
     order = [name for name in names_of(model, None).values() if name in found]
     order += [key for key in found if key not in order]
     if form.kind == "full":
-        _refuse_other_states(sharded, {name: _gathered_in(found[name]) for name in order})
+        gathered = {name: _gathered_in(found[name]) for name in order}
+        for each, own in _names_by_model(model, sharded, order):
+            _refuse_other_states(each, {name: gathered[name] for name in own})
     mine = not form.rank0_only or sharded.runtime.rank == 0
 
     def kept(value: Any) -> Any:
@@ -95,9 +101,33 @@ def by_name(model: nn.Module, optim: Optimizer, form: StateDictForm, given: Stat
     return renamed if mine else {}
 
 
+def _refuse_parts(model: nn.Module, what: str) -> None:
+    for each, _ in sharded_in(model):
+        refuse_parts(
+            each,
+            f"An optimizer state dict, {what},",
+            "Take a full one on every rank (FullOptimStateDictConfig(rank0_only=False)), in which each rank has the states "
+            "of its own parts",
+        )
+
+
 def _gathered_in(entry: Any) -> list[str]:
     entries = entry.items() if isinstance(entry, Mapping) else ()
     return [str(key) for key, value in entries if isinstance(value, DTensor)]
+
+
+def _names_by_model(model: nn.Module, whole: Sharded, names: list[Any]) -> list[tuple[Sharded, list[Any]]]:
+    """The names that belong to `whole` and to each part that is sharded over other ranks: only the ranks of one group have
+    the same states (an expert that was never called has none)."""
+    root = getattr(model, "_osdp_wrapped", model)
+    parts = (
+        {f"{without_wrappers(name)}.": part for name, _, part in parts_of(root)} if root in HANDLES else {}
+    )
+    own: dict[str, list[Any]] = {prefix: [] for prefix in ("", *parts)}
+    for name in names:
+        inside = (prefix for prefix in parts if isinstance(name, str) and name.startswith(prefix))
+        own[max(inside, key=len, default="")].append(name)
+    return [(parts.get(prefix, whole), mine) for prefix, mine in own.items()]
 
 
 def _refuse_other_states(sharded: Sharded, mine: dict[Any, list[str]]) -> None:
@@ -148,6 +178,7 @@ def names_of(model: nn.Module, optim: Optimizer | None) -> dict[int, str]:
 def from_rank_0(model: nn.Module, given: State | None) -> State:
     """Rank 0's state dict on every rank, one full tensor after another. Collective."""
     sharded = first_sharded_in(model)
+    _refuse_parts(model, "rank 0's alone")
     together = Together(sharded.group, "sending rank 0's optimizer state")
     assert sharded.lane is not None
     tensors: list[Tensor] = []

@@ -117,6 +117,22 @@ class Options:
         fields = dataclasses.fields(self)
         return {f.name: v for f in fields if (v := getattr(self, f.name)) is not f.default}
 
+    def for_part(self, told: Options) -> dict[str, Any]:
+        """The arguments of a part's wrapper that has a group of its own: `told`, and those of the model's that hold for a
+        part."""
+        of_whole = (
+            "process_group",
+            "device_mesh",
+            "auto_wrap_policy",
+            "plan",
+            "memory",
+            "sample",
+            "hardware",
+            "search",
+        )
+        kept = {name: value for name, value in self.given().items() if name not in of_whole}
+        return {**kept, **told.given()}
+
     @property
     def offload(self) -> bool:
         return wants_offload(self.cpu_offload) or self.move_params_to_cpu

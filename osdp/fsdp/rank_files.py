@@ -18,6 +18,7 @@ from osdp import _C
 from osdp.base.parameter_names import without_wrappers
 from osdp.errors import FormatError, InvalidProblemError
 from osdp.fsdp.sharded_in import first_sharded_in
+from osdp.sharding.parts import refuse_parts
 
 
 def local_metadata_dict(model: nn.Module) -> dict[str, Any]:
@@ -25,6 +26,9 @@ def local_metadata_dict(model: nn.Module) -> dict[str, Any]:
     FairScale's."""
     root = getattr(model, "_osdp_wrapped", model)
     sharded = first_sharded_in(root)
+    refuse_parts(
+        root, "local_metadata_dict", "Call it for each part by itself, and for the rest by state_dict()"
+    )
     runtime, by_id = sharded.runtime, sharded.tree.index
     parameters = {}
     for name, parameter in root.named_parameters(remove_duplicate=False):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from osdp.base.sharded_models import HANDLES
 from osdp.fsdp.first_forward import stop_waiting, wait_for_inputs
 from osdp.fsdp.ignored import Ignored
 from osdp.fsdp.marks import MARKS, marked_plan, marks_in, refuse_planned
@@ -12,6 +13,8 @@ from osdp.fsdp.obeyed_plan import obey
 from osdp.fsdp.options import Options
 from osdp.fsdp.searched_plan import searched_plan
 from osdp.sharding.handover import Handover
+from osdp.sharding.hybrid_mesh import model_ranks
+from osdp.sharding.separate_parts import SeparateParts
 from osdp.sharding.sharded_model import runtime_of
 from osdp.sharding.state_dict_form import StateDictForm
 
@@ -22,18 +25,27 @@ def shard(module: nn.Module, options: Options, form: StateDictForm) -> None:
 
     Raises the errors of `osdp.fully_shard` and `osdp.search`.
     """
-    refuse_planned(module)
-    with Ignored(module, [options, *marks_in(module)]):
-        _shard(module, options, form)
+    with separate_parts(module, options) as separate:
+        refuse_planned(module)
+        with Ignored(module, [options, *marks_in(module)]):
+            _shard(module, options, form, separate)
 
 
-def _shard(module: nn.Module, options: Options, form: StateDictForm) -> None:
+def separate_parts(module: nn.Module, options: Options) -> SeparateParts:
+    """The parts of `module` that are sharded over other ranks than `options` say. Collective where
+    `osdp.sharding.hybrid_mesh.model_ranks` is, if a part is sharded."""
+    if not any(m in HANDLES for m in module.modules()):
+        return SeparateParts(module, None)
+    return SeparateParts(module, model_ranks(options.process_group, options.device_mesh)[0])
+
+
+def _shard(module: nn.Module, options: Options, form: StateDictForm, separate: SeparateParts) -> None:
     if next(module.parameters(), None) is None:
         MARKS[module] = options
         return
     waited = [(m, told) for m in module.modules() if (told := stop_waiting(m)) is not None]
     try:
-        _shard_parts(module, options)
+        _shard_parts(module, options, separate)
     except BaseException:
         for part, told in waited:
             wait_for_inputs(part, told)
@@ -42,14 +54,15 @@ def _shard(module: nn.Module, options: Options, form: StateDictForm) -> None:
     runtime_of(module).form = form
 
 
-def _shard_parts(module: nn.Module, options: Options) -> None:
+def _shard_parts(module: nn.Module, options: Options, separate: SeparateParts) -> None:
     with Handover(module) as handover:
-        if options.plan is not None:
-            plan = options.plan
-        elif options.memory is not None and options.sample is not None:
-            plan = searched_plan(module, options)
-        else:
-            plan = marked_plan(module, options)
+        with separate.readable():
+            if options.plan is not None:
+                plan = options.plan
+            elif options.memory is not None and options.sample is not None:
+                plan = searched_plan(module, options)
+            else:
+                plan = marked_plan(module, options)
         obey(
             module,
             plan,

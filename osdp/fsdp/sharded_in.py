@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from osdp.base.compiled_modules import unwrapped
 from osdp.base.sharded_models import HANDLES
 from osdp.errors import ShardingError
 from osdp.sharding.forward_methods import part_of
@@ -11,16 +12,16 @@ from osdp.sharding.sharded_model import Sharded, runtime_of
 
 
 def sharded_in(module: nn.Module) -> list[tuple[nn.Module, Sharded]]:
-    """The sharded models that are `module` or inside it (a plain model may have sharded parts); else the one
-    around it; else none."""
+    """The sharded model that is `module` or contains it, if there is one, and those inside it (a plain model may have
+    sharded parts)."""
     inside = [(m, runtime_of(m)) for m in module.modules() if m in HANDLES]
-    if inside:
+    if inside and inside[0][0] is unwrapped(module):
         return inside
     try:
-        model, sharded, _ = part_of(getattr(module, "_osdp_wrapped", module))
+        model, sharded, _ = part_of(unwrapped(module))
     except ShardingError:
-        return []
-    return [(model, sharded)]
+        return inside
+    return [(model, sharded), *inside]
 
 
 def first_sharded_in(module: nn.Module) -> Sharded:

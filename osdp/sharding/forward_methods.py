@@ -68,6 +68,11 @@ def register_forward_method(module: nn.Module, name: str, reads: Iterable[str] |
     parameters = {id(p): n for n, p in model.named_parameters()}
     label = f"{prefix}.{name}()" if prefix else f"{name}()"
     chosen = _chosen(module, method, reads, label) | _read_by_forward(sharded, prefix, parameters)
+    if apart := [parameters[i] for i in chosen if parameters[i] not in sharded.index]:
+        raise ShardingError(
+            f"{label} reads '{apart[0]}', which the model's sharding leaves alone: it is ignored, or of a part that is "
+            "sharded over other ranks. Give reads= without it, and call the part"
+        )
     if split := [parameters[i] for i in chosen if parameters[i] in sharded.split_names]:
         raise ShardingError(
             f"{label} reads '{split[0]}', which is computed in slices: its full tensor never exists. Call its "
@@ -88,14 +93,28 @@ def named_in_forward(module: nn.Module) -> list[nn.Parameter]:
 
 
 def part_of(module: nn.Module) -> tuple[nn.Module, Sharded, str]:
-    """The sharded model that contains `module`, its Sharded, and the module's name in it."""
-    for model, sharded in sharded_models():
-        for name, part in model.named_modules():
-            if part is module:
-                return model, sharded, name
-    raise ShardingError(
-        f"{type(module).__name__} is not part of a sharded model: call osdp.fully_shard(model, plan) first"
-    )
+    """The sharded model that contains `module`, its Sharded, and the module's name in it; the innermost one, if `module` is
+    in a part of a model that is sharded over other ranks."""
+    return _models_around(module)[0]
+
+
+def outermost_around(module: nn.Module) -> tuple[nn.Module, Sharded, str]:
+    """Like `part_of`, but the outermost one."""
+    return _models_around(module)[-1]
+
+
+def _models_around(module: nn.Module) -> list[tuple[nn.Module, Sharded, str]]:
+    found = [
+        (model, sharded, name)
+        for model, sharded in sharded_models()
+        for name, part in model.named_modules()
+        if part is module
+    ]
+    if not found:
+        raise ShardingError(
+            f"{type(module).__name__} is not part of a sharded model: call osdp.fully_shard(model, plan) first"
+        )
+    return sorted(found, key=lambda each: len(each[2].split(".")) if each[2] else 0)
 
 
 def _chosen(module: nn.Module, method: Method, reads: Iterable[str] | None, label: str) -> set[int]:

@@ -35,11 +35,11 @@ class Handover:
     """Context in which `model` and its modules are as before sharding and wrapping, except for the
     parameters' memory.
 
-    Raises ShardingError, with nothing changed, if a part is in use.
+    Raises ShardingError, with nothing changed, if a part is in use. `lent`: the parts are put back afterwards in any case.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, lent: bool = False) -> None:
+        self.model, self.lent = model, lent
         self.parts = [(m, s) for m in model.modules() if m in HANDLES and (s := sharded_of(m)) is not None]
         self._rows: dict[int, Tensor] = {}
         self._source: dict[int, tuple[Sharded, int]] = {}
@@ -70,7 +70,7 @@ class Handover:
                 self._rows[id(parameter)] = parameter.data
                 self._source[id(parameter)] = (sharded, index)
                 shape = sharded.runtime.full_shape(index)
-                parameter.data = torch.empty((), dtype=parameter.dtype, device=parameter.device).expand(shape)
+                parameter.data = torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(shape)
         return self
 
     def check_group(self, group: dist.ProcessGroup) -> None:
@@ -78,9 +78,8 @@ class Handover:
             theirs, ours = (dist.get_process_group_ranks(g) for g in (sharded.group, group))
             if theirs != ours:
                 raise ShardingError(
-                    f"a part of the model, a {type(module).__name__}, is sharded over the ranks {theirs}, and the whole "
-                    f"over {ours}: shard both over the same ranks, or leave the part unsharded and tell the whole to "
-                    "ignore it (ignored_modules=): it is each rank's own then"
+                    f"the model, a {type(module).__name__}, is sharded over the ranks {theirs} already, and cannot be "
+                    f"sharded over {ours} too: only a part of a model may have a process group of its own"
                 )
 
     def begin(self, plan: Plan, grid: RankGrid | None) -> None:
@@ -116,14 +115,15 @@ class Handover:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and self.parts:
+        if self.parts and (self.lent or error is not None):
             self._put_back(error)
         for parent, key, child in self._wrappers:
             parent._modules[key] = child
 
-    def _put_back(self, error: BaseException) -> None:
+    def _put_back(self, error: BaseException | None) -> None:
         if self._begun:
-            error.add_note(_ANEW)
+            if error is not None:
+                error.add_note(_ANEW)
             return
         assert self._was is not None
         self._was.put_back()

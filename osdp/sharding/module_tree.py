@@ -44,6 +44,7 @@ from osdp.ranks.rank_group import Together
 from osdp.sharding.compile_hooks import compiled_modules, install_call, outside
 from osdp.sharding.consistency_check import first_difference, tensor_facts
 from osdp.sharding.mixed_precision import cast_buffers
+from osdp.sharding.parts import modules_in_parts
 from osdp.sharding.sharded_model import Sharded, sharded_models
 from osdp.sharding.state_dict import show_full_parameters
 
@@ -115,7 +116,9 @@ class Tree:
     def look(self, model: nn.Module, when: str) -> None:
         """Compare. `when`: "registered": something was registered since the last comparison, before a call;
         "forward": within the forward that has just ended; "": nothing was registered."""
-        alone = {id(p) for p in self.left_alone}
+        alone = {id(p) for p in self.left_alone} | {
+            id(p) for module in modules_in_parts(model) for p in module._parameters.values()
+        }
         found = {name: p for name, p in model.named_parameters() if id(p) not in alone}
         if not all(isinstance(p, nn.Parameter) for p in found.values()):
             return  # torch.func.functional_call has replaced them during a call
@@ -140,7 +143,10 @@ class Tree:
         self.sharded.runtime.saw_tree()
 
     def _new_buffers(self, model: nn.Module) -> Iterator[tuple[str, Tensor | None]]:
+        apart = set(modules_in_parts(model))
         for prefix, module in model.named_modules():
+            if module in apart:
+                continue
             names = module._buffers.keys() - self.buffers.get(module, set())
             yield from ((f"{prefix}.{n}" if prefix else n, module._buffers[n]) for n in sorted(names))
 

@@ -3,6 +3,7 @@ unless its StateDictForm says otherwise."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from osdp.errors import ShardingError
 from osdp.sharding.cut_parameters import cut_parameter
 from osdp.sharding.dtensors import as_dtensor, rows_of
+from osdp.sharding.parts import names_in_parts, refuse_parts
 from osdp.sharding.sharded_model import Sharded
 
 
@@ -49,6 +51,13 @@ class _Beginning:
         self.sharded = sharded
 
     def __call__(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
+        if self.sharded.form.kind == "sharded":
+            refuse_parts(
+                module,
+                "A sharded state dict",
+                "Take a full one (FSDP.set_state_dict_type(model, StateDictType.FULL_STATE_DICT)), in which each rank has "
+                "its own, or each part's by itself, in a directory per group",
+            )
         self.sharded.tree.look_between_steps(module)
 
 
@@ -80,7 +89,8 @@ class _Saving:
 
 
 class _Ending:
-    """Runs on the model after all its modules' hooks: handles tensors that are not sharded."""
+    """Runs on the model after all its modules' hooks: handles tensors that are not sharded. Those of its parts are left to
+    the parts' own hooks, whose rank 0 is the first of their ranks."""
 
     def __init__(self, sharded: Sharded) -> None:
         self.sharded = sharded
@@ -89,7 +99,14 @@ class _Ending:
         form, rank = self.sharded.form, self.sharded.runtime.rank
         if not form.on_host and not form.rank0_only:
             return
-        for key in [key for key in state if key.startswith(prefix)]:
+        parts = names_in_parts(module, prefix)
+        if parts and form.rank0_only and rank == 0:
+            warnings.warn(
+                f"OSDP: rank 0's state dict has the {parts[0].removesuffix('.')!r} of its own group of ranks. The other "
+                "groups' are in the state dicts of their first ranks: save these too.",
+                stacklevel=2,
+            )
+        for key in [key for key in state if key.startswith(prefix) and not key.startswith(parts)]:
             if form.rank0_only and rank != 0:
                 del state[key]
             elif form.on_host and isinstance(state[key], Tensor):
@@ -108,7 +125,10 @@ class _Assigning:
             )
         if self.sharded.runtime.tree_changed:
             show_full_parameters(module, self.sharded)
+        parts = names_in_parts(module)
         for name, tensor in (*module.named_parameters(remove_duplicate=False), *module.named_buffers()):
+            if name.startswith(parts):  # the parts' own hooks
+                continue
             # It was sharded when saved, but is not sharded here: another plan, or not sharded yet.
             shown = state.get(prefix + name)
             if isinstance(shown, DTensor) and not tree.is_sharded(tensor):

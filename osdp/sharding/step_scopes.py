@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from torch import Tensor, nn
 
-from osdp.base.compiled_modules import unwrapped
-from osdp.sharding.sharded_model import runtime_of
+from osdp.sharding.parts import counted_with, with_parts
+from osdp.sharding.sharded_model import Sharded, runtime_of
 
 
 @contextmanager
 def no_sync(model: nn.Module) -> Iterator[None]:
     """Context in which backward accumulates each rank's own full gradients without communication; the first
-    backward after it reduces their sum.
+    backward after it reduces their sum. Includes the model's parts that are sharded over other ranks.
 
     It needs memory for a full gradient of every parameter. Accumulation without no_sync keeps only shards,
     and reduces gradients in every micro-batch.
     """
-    runtime = runtime_of(model).runtime
-    before, runtime.sync = runtime.sync, False
+    before = [(each, sharded.runtime.sync) for each, sharded in with_parts(model)]
+    set_sync(model, False)
     try:
         yield
     finally:
-        runtime_of(model).runtime.sync = before  # a new runtime, if the plan was made within the context
+        for each, sync in before:
+            runtime_of(each).runtime.sync = sync  # a new runtime, if the plan was made within the context
+
+
+def set_sync(model: nn.Module, sync: bool) -> None:
+    """Whether backward reduces gradients, of the model and of its parts."""
+    for _, sharded in with_parts(model):
+        sharded.runtime.sync = sync
 
 
 def clip_grad_norm_(
@@ -35,11 +42,16 @@ def clip_grad_norm_(
 
     The result is the same on every rank; it takes one all-reduce of two numbers.
     torch.nn.utils.clip_grad_norm_ gives the same result.
+
+    A part that is sharded over other ranks (an expert) counts once for each group of ranks that has one, as in one
+    process that holds them all. Raises ShardingError if the part has ranks that the model lacks.
     """
-    sharded = runtime_of(model)
-    if sharded.runtime.tree_changed:  # parameters removed since the last forward do not count
-        sharded.tree.look_between_steps(unwrapped(model))
-    return sharded.runtime.clip_grad_norm(float(max_norm), float(norm_type), error_if_nonfinite)
+    for each, sharded in with_parts(model):
+        if sharded.runtime.tree_changed:  # parameters removed since the last forward do not count
+            sharded.tree.look_between_steps(each)
+    return runtime_of(model).runtime.clip_grad_norm(
+        float(max_norm), float(norm_type), error_if_nonfinite, counted_with(model)
+    )
 
 
 @contextmanager
@@ -49,7 +61,16 @@ def summon_full_params(model: nn.Module, with_grads: bool = False, writeback: bo
 
     With `writeback`, each rank keeps the changes to its own rows, so make the same changes on all ranks.
     """
-    runtime = runtime_of(model).runtime
+    with ExitStack() as stack:
+        for _, sharded in with_parts(model):
+            stack.enter_context(summoned(sharded, with_grads, writeback))
+        yield
+
+
+@contextmanager
+def summoned(sharded: Sharded, with_grads: bool, writeback: bool) -> Iterator[None]:
+    """The same for one sharded model, without its parts."""
+    runtime = sharded.runtime
     runtime.summon(with_grads)
     try:
         yield

@@ -119,12 +119,16 @@ std::vector<at::Tensor> FullParams::counted_pieces(int64_t param, const at::Tens
   return counted;
 }
 
-NormTerms FullParams::norm_terms(const std::vector<at::Tensor>& counted, double norm_type,
-                                 const char* function, std::string details) const {
+void FullParams::check_between_steps() const {
   OSDP_CHECK(
       !in_pass(), Sharding,
       "OSDP: the norm of gradients was asked for inside a forward or backward; ask between backward and "
       "the optimizer's step");
+}
+
+NormTerms FullParams::norm_terms(const std::vector<at::Tensor>& counted, double norm_type,
+                                 const char* function, std::string details) const {
+  check_between_steps();
   NormTerms terms(norm_type, device_);
   terms.add(counted);
   const faults::TaskNamePtr name =
@@ -133,15 +137,9 @@ NormTerms FullParams::norm_terms(const std::vector<at::Tensor>& counted, double 
   return terms;
 }
 
-// Note [Norm of a mixed plan]
-// Sharded pieces are disjoint over the ranks. Pieces that several ranks hold are counted by one of them:
-// replicated ones by rank 0, HYBRID_SHARD's by the first rank of each column. One all-reduce of the sum of
-// powers, or of the maximum, gives every rank the same norm. The host does not read it unless
-// error_if_nonfinite is set.
-at::Tensor FullParams::clip_grad_norm(double max_norm, double norm_type, bool error_if_nonfinite) const {
-  NoInference no_inference;
-  at::NoGradGuard no_grad;
-  std::vector<at::Tensor> gradients, counted;
+// All gradients, and the pieces of them that this rank counts.
+void FullParams::add_gradients(std::vector<at::Tensor>& gradients, std::vector<at::Tensor>& counted) const {
+  check_between_steps();
   for (size_t i = 0; i < shards_.params().size(); ++i) {
     const Parameter& p = *shards_.params()[i];
     const at::Tensor grad = p.tensor().grad();
@@ -150,6 +148,23 @@ at::Tensor FullParams::clip_grad_norm(double max_norm, double norm_type, bool er
     for (at::Tensor& piece : counted_pieces(static_cast<int64_t>(i), grad))
       counted.push_back(std::move(piece));
   }
+}
+
+// Note [Norm of a mixed plan]
+// Sharded pieces are disjoint over the ranks. Pieces that several ranks hold are counted by one of them:
+// replicated ones by rank 0, HYBRID_SHARD's by the first rank of each column. One all-reduce of the sum of
+// powers, or of the maximum, gives every rank the same norm. The host does not read it unless
+// error_if_nonfinite is set.
+//   A part of the model that is sharded over other ranks (an expert) is another parameter in each group of
+// ranks. Each group counts its own once, and the sum over the whole model's ranks, which the groups divide,
+// counts every group's: all ranks scale by the same norm, as one process that holds all experts would.
+at::Tensor FullParams::clip_grad_norm(double max_norm, double norm_type, bool error_if_nonfinite,
+                                      const std::vector<const FullParams*>& parts) const {
+  NoInference no_inference;
+  at::NoGradGuard no_grad;
+  std::vector<at::Tensor> gradients, counted;
+  add_gradients(gradients, counted);
+  for (const FullParams* part : parts) part->add_gradients(gradients, counted);
   const at::Tensor norm = norm_terms(counted, norm_type, "clip_grad_norm_",
                                      c10::str("with max_norm ", max_norm, ", norm_type ", norm_type))
                               .norm(at::kDouble);

@@ -41,8 +41,9 @@ class FullParams {
   void unsummon(bool writeback);
 
   // The norm of all gradients, with one collective; if it exceeds max_norm, all gradients are scaled down to
-  // it.
-  at::Tensor clip_grad_norm(double max_norm, double norm_type, bool error_if_nonfinite) const;
+  // it. `parts`: of the models inside this one that are sharded over other ranks, whose gradients count too.
+  at::Tensor clip_grad_norm(double max_norm, double norm_type, bool error_if_nonfinite,
+                            const std::vector<const FullParams*>& parts = {}) const;
   // The pieces of `local` (this rank's part of a parameter or its gradient) that this rank contributes to a
   // sum over all ranks. Another rank contributes the remaining ones.
   std::vector<at::Tensor> counted_pieces(int64_t param, const at::Tensor& local) const;
@@ -55,6 +56,8 @@ class FullParams {
 
  private:
   bool in_pass() const { return !stack_.empty() || step_.in_backward; }
+  void check_between_steps() const;
+  void add_gradients(std::vector<at::Tensor>& gradients, std::vector<at::Tensor>& counted) const;
 
   const ModelShards& shards_;
   const StepState& step_;

@@ -11,6 +11,7 @@ struct StepState {
   bool alone = false;      // the only rank
   bool installed = false;  // the gradient hooks are active
   bool sync = true;        // false within no_sync
+  bool part = false;       // of another model, which runs other modules before this one's backward
 
   // --- the forward pass
   int64_t epoch = 0;          // counts outermost forwards: units gathered in an earlier one are stale

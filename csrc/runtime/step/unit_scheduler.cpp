@@ -164,8 +164,8 @@ void UnitScheduler::reshard_after_forward(Call& call, Unit& unit, bool failed) {
     if (!call.hold) reshard(unit);
     return;
   }
-  if (step_.grad_forward &&
-      (traits(unit.mode).kept || (step_.root_forward && forward_order_.ends_with(&unit)))) {
+  const bool backward_follows = step_.root_forward && !step_.part && forward_order_.ends_with(&unit);
+  if (step_.grad_forward && (traits(unit.mode).kept || backward_follows)) {
     state.keep = true;
     return;
   }

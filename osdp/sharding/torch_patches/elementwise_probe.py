@@ -49,13 +49,13 @@ def check_before_step(optimizer: Optimizer) -> None:
         cut = cut_parameters(p for group in optimizer.param_groups for p in group["params"])
         if type(optimizer) not in _ELEMENT_WISE:
             check_optimizer(optimizer, cut)
-        models = {id(c.sharded): c.sharded for c in cut.values()}.values()
-        places = [(m.group, m.device) for m in models]
+        places = list(dict.fromkeys((c.sharded.group, c.sharded.device) for c in cut.values()))
         check = known and known[1]
         # The check is kept if possible: models are garbage-collected at different times on different ranks,
         # but the checks' messages must match. It has no reference to a model: sharding again at the first
-        # forward replaces the model's runtime, and the former one must be freed.
-        if check is None or check.places != places:
+        # forward replaces the model's runtime, and the former one must be freed. Not by the order of places:
+        # a part (an expert) has its first forward, and is sharded again, at different steps on different ranks.
+        if check is None or set(check.places) != set(places):
             check = OptionCheck(places) if places else None
         known = _checked[optimizer] = seen, check
     if known[1] is not None:

@@ -22,6 +22,7 @@ from torch.nn.utils import clip_grad, convert_parameters
 
 from osdp import _C
 from osdp.errors import ShardingError
+from osdp.sharding.parts import parts_of_wholes
 
 
 @functools.cache
@@ -54,7 +55,7 @@ def _total_norm(whole: Callable[..., Tensor]) -> Callable[..., Tensor]:
         foreach: bool | None = None,
     ) -> Tensor:
         tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        norm = _C.norm_over_ranks(tensors, float(norm_type), error_if_nonfinite)
+        norm = _C.norm_over_ranks(tensors, float(norm_type), error_if_nonfinite, parts_of_wholes())
         return whole(tensors, norm_type, error_if_nonfinite, foreach) if norm is None else norm
 
     return total_norm

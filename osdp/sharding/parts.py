@@ -1,0 +1,79 @@
+"""Parts of a sharded model that are sharded models of their own: over other ranks than the model around them.
+
+See Note [Parts over other ranks] in separate_parts.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import distributed as dist
+from torch import nn
+
+from osdp import _C
+from osdp.base.compiled_modules import unwrapped
+from osdp.errors import ShardingError
+from osdp.sharding.sharded_model import Sharded, runtime_of, sharded_models, sharded_of
+
+
+def parts_of(model: nn.Module) -> list[tuple[str, nn.Module, Sharded]]:
+    """The sharded models inside `model`, itself excluded, with their names in it."""
+    whole = unwrapped(model)
+    found = ((name, m, sharded_of(m)) for name, m in whole.named_modules() if m is not whole)
+    # A wrapper is not the module that is sharded, but has its name.
+    return [(name, m, s) for name, m, s in found if s is not None and unwrapped(m) is m]
+
+
+def with_parts(model: nn.Module) -> list[tuple[nn.Module, Sharded]]:
+    """The sharded model and its parts. Raises ShardingError if the model is not sharded."""
+    return [(unwrapped(model), runtime_of(model)), *((m, s) for _, m, s in parts_of(model))]
+
+
+def ranks_of(sharded: Sharded) -> list[int]:
+    """The global ranks over which a model is sharded."""
+    return dist.get_process_group_ranks(sharded.group)
+
+
+def counted_with(model: nn.Module) -> list[_C.Runtime]:
+    """The parts' runtimes, whose gradients count in the model's norm. Raises ShardingError for a part with ranks
+    that the model lacks: they would not take part in the sum."""
+    whole = set(ranks_of(runtime_of(model)))
+    for name, _, part in parts_of(model):
+        if beyond := set(ranks_of(part)) - whole:
+            raise ShardingError(
+                f"{name!r} is sharded over ranks {ranks_of(part)}, and the model around it over {sorted(whole)}: rank "
+                f"{min(beyond)}'s rows of its gradients would be missing from the norm. Clip each by itself"
+            )
+    return [part.runtime for _, _, part in parts_of(model)]
+
+
+def parts_of_wholes() -> list[tuple[_C.Runtime, _C.Runtime]]:
+    """The runtime of each part of a sharded model, with that of the outermost model around it."""
+    models = sharded_models()
+    if len(models) < 2:
+        return []
+    inner = {m for model, _ in models for _, m, _ in parts_of(model)}
+    outermost = [(model, sharded) for model, sharded in models if model not in inner]
+    return [(part, sharded.runtime) for model, sharded in outermost for part in counted_with(model)]
+
+
+def refuse_parts(model: nn.Module, what: str, instead: str) -> None:
+    """Raises ShardingError if `model` has such parts: their values differ between groups of ranks, under one name."""
+    for name, module, sharded in parts_of(model):
+        raise ShardingError(
+            f"{what} of a {type(unwrapped(model)).__name__} whose part {name!r}, a {type(module).__name__}, is sharded over "
+            f"ranks {ranks_of(sharded)} alone: other ranks have another part of that name, and only one would be kept. "
+            f"{instead}"
+        )
+
+
+def names_in_parts(model: nn.Module, prefix: str = "") -> tuple[str, ...]:
+    """What the names of the parts' parameters and buffers start with."""
+    parts = {part for _, part, _ in parts_of(model)}
+    named = unwrapped(model).named_modules(remove_duplicate=False)
+    return tuple(f"{prefix}{name}." for name, module in named if module in parts)
+
+
+def modules_in_parts(model: nn.Module) -> Iterator[nn.Module]:
+    for _, part, _ in parts_of(model):
+        yield from part.modules()

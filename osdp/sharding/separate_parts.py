@@ -1,0 +1,77 @@
+"""SeparateParts: parts of a model that are sharded over other ranks stay out of the sharding of the whole model.
+
+Note [Parts over other ranks]
+In a mixture of experts `FSDP(expert, process_group=experts)` is wrapped inside `FSDP(model)`: an expert is
+sharded over its group of ranks and its gradients are averaged there, and other groups hold other experts. Such
+a part stays a sharded model of its own, with its own runtime, lane and plan; the model around it neither
+broadcasts, gathers nor reduces its tensors. Its first call and its backward happen within those of the whole:
+each runtime joins autograd's graph task by itself, and collectives of the two run on different lanes, so
+neither waits for the other.
+  While the whole is described and sharded, a StandIn takes the part's place, so that nothing finds its tensors.
+Where the whole's forward is traced, the part computes as it did before it was sharded, on tensors without data
+(`readable`).
+  Functions for a whole model (no_sync, clip_grad_norm_, summon_full_params, state dicts) include its parts, see
+parts.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+
+from torch import distributed as dist
+from torch import nn
+
+from osdp.base.compiled_modules import unwrapped
+from osdp.base.stand_in import StandIn
+from osdp.sharding.handover import Handover
+from osdp.sharding.parts import ranks_of
+from osdp.sharding.sharded_model import sharded_models, sharded_of
+
+
+class SeparateParts:
+    """Context in which stand-ins take the places of the parts of `model` that are sharded over other ranks than those of
+    `group` (None: the default group). Parts inside such parts go with them."""
+
+    def __init__(self, model: nn.Module, group: dist.ProcessGroup | None) -> None:
+        self._ranks: list[int] = []
+        self._places: list[tuple[nn.Module, str, nn.Module]] = []
+        self._stand_ins: dict[nn.Module, StandIn] = {}
+        if not sharded_models() or not dist.is_initialized():
+            return
+        self._ranks = dist.get_process_group_ranks(group)
+        self._places = list(self._found(model, set()))
+
+    def _found(self, parent: nn.Module, seen: set[nn.Module]) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+        seen.add(parent)
+        for key, child in parent._modules.items():
+            if child is None:
+                continue
+            sharded = sharded_of(child)
+            if sharded is not None and ranks_of(sharded) != self._ranks:
+                yield parent, key, child
+            elif child not in seen:
+                yield from self._found(child, seen)
+
+    def __enter__(self) -> SeparateParts:
+        for parent, key, child in self._places:
+            part = unwrapped(child)
+            parent._modules[key] = self._stand_ins.setdefault(part, StandIn(part))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for parent, key, child in self._places:
+            parent._modules[key] = child
+            if error is None and (sharded := sharded_of(child)) is not None:
+                sharded.runtime.part = True
+
+    @contextmanager
+    def readable(self) -> Iterator[None]:
+        """Context in which the parts can be traced. Raises ShardingError, with nothing changed, if one is in use."""
+        with ExitStack() as stack:
+            for part in self._stand_ins:
+                stack.enter_context(Handover(part, lent=True))
+            yield

@@ -5,6 +5,8 @@
 namespace py = pybind11;
 
 void bind_errors(py::module_& m);
+void bind_call_hook(py::module_& m);
+void bind_collectives(py::module_& m);
 void bind_elementwise(py::module_& m);
 void bind_left_out(py::module_& m);
 void bind_ops(py::module_& m);
@@ -16,5 +18,7 @@ PYBIND11_MODULE(_C, m) {
   bind_elementwise(m);
   bind_left_out(m);
   bind_ops(m);
+  bind_collectives(m);
+  bind_call_hook(m);
   bind_runtime(m);
 }

@@ -1,0 +1,170 @@
+#include "bindings/call_hook.hpp"
+
+#include <string>
+
+#include "bindings/tensors_in.hpp"
+#include "faults/errors.hpp"
+
+namespace osdp::bindings {
+namespace {
+
+constexpr uint64_t kFirstLooks = 3, kLookEvery = 100;
+
+bool in_transform() {
+  return c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+}
+
+bool is_differentiated(const at::Tensor& t) {
+  const auto functorch = py::module_::import("torch._C").attr("_functorch");
+  return py::hasattr(functorch, "is_gradtrackingtensor") &&
+         functorch.attr("is_gradtrackingtensor")(t).cast<bool>();
+}
+
+// The hook runs inside an `except` block of nn.Module's call, so this is the exception being handled.
+py::object exception() {
+  PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
+  PyErr_GetExcInfo(&type, &value, &traceback);
+  Py_XDECREF(type);
+  Py_XDECREF(traceback);
+  return value ? py::reinterpret_steal<py::object>(value) : py::none();
+}
+
+bool call_failed() { return !exception().is_none(); }
+
+std::string exception_text() {
+  const py::object error = exception();
+  std::string text = Py_TYPE(error.ptr())->tp_name;
+  try {
+    text += ": " + std::string(py::str(error));
+  } catch (const py::error_already_set&) {  // its __str__ raised: only the name is used
+  }
+  return text;
+}
+
+// Note [Errors of torch's own class]
+// An error thrown deep inside torch, such as an access to a detached storage, reaches Python as a
+// RuntimeError even if its text is ours. A failed call of a module runs its hooks and then raises the
+// exception being handled, so the hook replaces that exception by one of our classes. For backward see
+// osdp/sharding/torch_patches/autograd_errors.py.
+void retype() {
+  const py::object error = exception();
+  if (reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())) != PyExc_RuntimeError) return;
+  const py::object typed =
+      py::module_::import("osdp.sharding.torch_patches.autograd_errors").attr("typed")(error);
+  if (!typed.is_none()) PyErr_SetHandledException(typed.ptr());
+}
+
+// Note [Copies of a sharded model]
+// A copy would share the original's hooks, and with them its runtime. copy.deepcopy, pickle and torch.save of
+// a module all reach its hooks, which refuse.
+[[noreturn]] void refuse_copy() {
+  faults::throw_error(
+      faults::ErrorKind::Sharding,
+      "a sharded model cannot be copied or pickled. Copy it before fully_shard and shard both; "
+      "save it with osdp.save(model, optimizer, directory) or torch.save(model.state_dict()).");
+}
+
+}  // namespace
+
+TreeWatch& tree_watch() {
+  static auto* watch = new TreeWatch;  // never destroyed: Python may be finalized by then
+  return *watch;
+}
+
+void CallHook::before(const py::object&, const py::tuple& args, const py::dict& kwargs) {
+  for (const Held& h : held) check_other(h);
+  if (!whole.empty() && in_transform())
+    for (const Held& h : whole) check_other(h);
+  if (!runtime->in_pass()) look_at_tree();
+  TensorsIn inputs;
+  if (call->root && !warned && runtime->autocast_copies()) warn_of_autocast();
+  if (rt::ForwardPass::wants_inputs(*call)) {
+    inputs.visit(args);
+    inputs.visit(kwargs);
+  }
+  py::gil_scoped_release no_gil;
+  runtime->forward().begin_call(*call, inputs.found);
+}
+
+void CallHook::after(const py::object&, const py::tuple&, const py::dict&, const py::object& output) const {
+  TensorsIn outputs;
+  outputs.visit(output);
+  const bool failed = output.is_none() && PyErr_Occurred() == nullptr && call_failed();
+  if (failed) {
+    retype();
+    runtime->backward().note_exception(exception_text());
+  }
+  {
+    py::gil_scoped_release no_gil;
+    runtime->forward().end_call(*call, outputs.found, failed);
+  }
+  if (!failed && runtime->tree_seen != tree_watch().registrations && !runtime->in_pass())
+    tree_watch().look(runtime, "forward");
+}
+
+void CallHook::look_at_tree() const {
+  const bool due =
+      call->root && (runtime->root_calls++ < kFirstLooks || runtime->root_calls % kLookEvery == 0);
+  if (runtime->tree_seen != tree_watch().registrations)
+    tree_watch().look(runtime, "registered");
+  else if (due)
+    tree_watch().look(runtime, "");
+}
+
+void CallHook::warn_of_autocast() {
+  warned = true;
+  const char* what =
+      "OSDP: torch.autocast copies every weight to low precision and keeps the copies for backward, beside "
+      "the gathered fp32 ones: gradients are right, memory is not saved and all bytes travel. Use "
+      "precision='bf16' in osdp.search, or fully_shard(..., mixed_precision=osdp.MixedPrecision(...)).";
+  if (PyErr_WarnEx(PyExc_UserWarning, what, 1) != 0) throw py::error_already_set();
+}
+
+void CallHook::check_other(const Held& h) const {
+  const at::Tensor other = h.other();
+  if (!other.defined()) return;
+  const rt::Parameter& p = runtime->parameter(h.index);
+  OSDP_CHECK(other.sizes() == p.full_sizes(), Sharding, "OSDP: parameter '", p.name(),
+             "' is replaced by a tensor ", other.sizes(),
+             " for this call (torch.func.functional_call?), and in full it is ", p.full_sizes(),
+             ". Give full tensors, as model.state_dict() has them, or the model's own parameters.");
+  const bool own = runtime->alone() || !runtime->sync();
+  OSDP_CHECK(
+      own || !in_transform() || !is_differentiated(other), Sharding,
+      "OSDP: torch.func takes the gradient "
+      "of parameter '",
+      p.name(),
+      "', which would be this rank's own: no average over the ranks, as backward "
+      "makes. Use loss.backward() and the parameter's .grad; or call it inside osdp.no_sync(model) if this "
+      "rank's own gradient is what you want.");
+}
+
+}  // namespace osdp::bindings
+
+void bind_call_hook(pybind11::module_& m) {
+  using namespace osdp::bindings;
+  py::class_<CallHook>(m, "CallHook", "Forward hooks of one module")
+      .def("before", &CallHook::before)
+      .def("after", &CallHook::after)
+      .def("begins_forward", &CallHook::begins_forward)
+      .def(
+          "hold",
+          [](CallHook& hook, py::dict parameters, py::object leaf, py::object parameter, int64_t index) {
+            auto& list = hook.runtime->parameter(index).whole() ? hook.whole : hook.held;
+            list.push_back({std::move(parameters), std::move(leaf), std::move(parameter), index});
+          },
+          py::arg("parameters"), py::arg("leaf"), py::arg("parameter"), py::arg("index"),
+          "Where the module that owns it has a parameter: parameters[leaf]")
+      .def("__deepcopy__", [](const CallHook&, const py::object&) { refuse_copy(); })
+      .def("__reduce_ex__", [](const CallHook&, int) -> py::tuple { refuse_copy(); });
+
+  m.def(
+      "watch_tree", [](py::object look) { tree_watch().look = std::move(look); }, py::arg("look"),
+      "look(runtime, when) is called before an outermost call (when: 'registered' or '', a look now and "
+      "then) "
+      "and after one in which something was registered ('forward').");
+  m.def(
+      "count_registration",
+      [](const py::object&, const py::object&, const py::object&) { ++tree_watch().registrations; },
+      "A hook for torch.nn.modules.module.register_module_..._registration_hook");
+}

@@ -1,0 +1,63 @@
+// CallHook: the hooks of one module's calls, which drive a Runtime.
+#pragma once
+
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <vector>
+
+#include "runtime/runtime.hpp"
+
+namespace osdp::bindings {
+
+namespace py = pybind11;
+namespace rt = osdp::runtime;
+
+// See Note [A module tree that changes] in module_tree.py. `registrations` counts modules, parameters and
+// named buffers that were registered anywhere in this process; `look` compares a model's tree with its
+// runtime's parameters. Both are protected by the GIL.
+struct TreeWatch {
+  uint64_t registrations = 0;
+  py::object look;
+};
+TreeWatch& tree_watch();
+
+// The entry in which a module finds a parameter: torch.func.functional_call puts other tensors there during a
+// call.
+struct Held {
+  py::dict parameters;  // of the module that owns it
+  py::object leaf;
+  py::object parameter;
+  int64_t index;
+
+  // The tensor that replaces the parameter; undefined if none does.
+  at::Tensor other() const {
+    PyObject* found = PyDict_GetItem(parameters.ptr(), leaf.ptr());
+    const bool is_other = found && found != parameter.ptr() && THPVariable_Check(found);
+    return is_other ? THPVariable_Unpack(found) : at::Tensor();
+  }
+};
+
+// The object that a module's hooks call. It keeps the runtime alive as long as the hooks exist.
+struct CallHook {
+  std::shared_ptr<rt::Runtime> runtime;
+  rt::Call* call;
+  bool warned = false;
+  std::vector<Held> held;   // parameters that the call gathers
+  std::vector<Held> whole;  // for the model's call: parameters that every rank holds in full
+
+  void before(const py::object& module, const py::tuple& args, const py::dict& kwargs);
+  // After an exception in the call, `output` is None (the hook is registered with always_call).
+  void after(const py::object& module, const py::tuple& args, const py::dict& kwargs,
+             const py::object& output) const;
+  // Whether the forward about to run belongs to the call that `before` has begun.
+  bool begins_forward() const { return runtime->forward().begins_forward(*call); }
+
+ private:
+  void look_at_tree() const;
+  void warn_of_autocast();
+  void check_other(const Held& h) const;
+};
+
+}  // namespace osdp::bindings

@@ -22,6 +22,8 @@ struct Seen {
 
 // A failure, described so that every rank can report it. All ranks adopt the first one written to the store.
 struct Failure {
+  static constexpr const char* kKey = "failure";  // in the store
+
   ErrorKind kind = ErrorKind::Rank;
   int64_t rank = -1;  // the rank at fault; -1: several or unknown
   std::string cause;  // "rank 2's process has ended (...)"

@@ -1,12 +1,12 @@
 #include "faults/heartbeat.hpp"
 
 #include <algorithm>
-#include <sstream>
 #include <thread>
 #include <vector>
 
 #include "faults/diagnosis.hpp"
 #include "faults/process.hpp"
+#include "faults/trail_comparison.hpp"
 
 namespace osdp::faults {
 namespace {
@@ -17,12 +17,10 @@ using Seconds = std::chrono::duration<double>;
 constexpr auto kTick = std::chrono::milliseconds(100);
 constexpr double kTellAfter_s = 0.25;  // standing still
 constexpr double kTellEvery_s = 0.5;
-constexpr double kAskAfter_s = 0.5;      // waiting
-constexpr double kAskEvery_s = 0.25;     // times ranks / 16, to limit the store's load
-constexpr double kStoreLost_s = 1.0;     // how long the store may fail while this rank waits
-constexpr double kLastWords_s = 0.3;     // for a rank whose connection closed to report why
-constexpr double kCompareEvery_s = 0.1;  // times ranks / 64
-constexpr double kPiecesWait_s = 5.0;    // for another rank's tasks, once two are known to differ
+constexpr double kAskAfter_s = 0.5;   // waiting
+constexpr double kAskEvery_s = 0.25;  // times ranks / 16, to limit the store's load
+constexpr double kStoreLost_s = 1.0;  // how long the store may fail while this rank waits
+constexpr double kLastWords_s = 0.3;  // for a rank whose connection closed to report why
 constexpr auto kEndWait = std::chrono::milliseconds(500);
 
 double since(Clock::time_point then) { return Seconds(Clock::now() - then).count(); }
@@ -40,7 +38,8 @@ class Beating {
         health_(std::move(health)),
         seen_(world),
         heard_(world, Clock::now()),
-        processes_(world) {}
+        processes_(world),
+        trails_(store_, rank, world, health_) {}
 
   const GroupHealth* health() const { return health_.get(); }
 
@@ -93,7 +92,9 @@ class Beating {
       return;
     }
     if (const auto trouble = health_->trouble()) return explain(*trouble);
-    attempt([this] { compare(); });
+    attempt([this] {
+      if (const auto failure = trails_.compare()) conclude(*failure);
+    });
     if (over_) return;
     const double still_s = since(still_since_);
     const bool inside = last_.busy() || last_.place || status().awaits_device();
@@ -195,7 +196,7 @@ class Beating {
 
   void ask() {
     asked_ = Clock::now();
-    if (store_->get(kFailure)) return conclude({});
+    if (store_->get(Failure::kKey)) return conclude({});
     for (size_t r = 0; r < seen_.size(); ++r) {
       if (static_cast<int64_t>(r) == rank_) continue;
       look(static_cast<int64_t>(r));
@@ -205,76 +206,9 @@ class Beating {
     if (auto failure = certain_failure(rank_, status(), seen_, timeout_s_)) conclude(*failure);
   }
 
-  // See Note [Ranks that go apart unnoticed].
-  void compare() {
-    const double every_s = kCompareEvery_s * std::max(1.0, static_cast<double>(seen_.size()) / 64);
-    std::vector<TrailMark> mine = health_->trail_marks();
-    const bool moved = mine != told_marks_;
-    if (since(compared_) < every_s || (!moved && level_)) return;
-    compared_ = Clock::now();
-    if (moved) store_->set(trail_key("mark", rank_), encode(mine));
-    told_marks_ = std::move(mine);
-    if (store_->get(kFailure)) return conclude({});
-    if (const auto differ = store_->get(kDiffer)) return tell_piece(*differ);
-    const auto text = store_->get(trail_key("mark", before_me()));
-    const auto theirs = text ? decode_marks(*text) : std::nullopt;
-    level_ = theirs && *theirs == told_marks_;
-    for (size_t lane = 0; theirs && lane < theirs->size(); ++lane) {
-      const auto [position, digest] = (*theirs)[lane];
-      const auto ours = health_->trail_digest(lane, position);
-      if (!ours) continue;
-      agreed_.resize(std::max(agreed_.size(), lane + 1));
-      if (*ours != digest) return find_difference(static_cast<int64_t>(lane), agreed_[lane], position);
-      agreed_[lane] = std::max(agreed_[lane], position);
-    }
-  }
-
-  int64_t before_me() const {
-    const auto world = static_cast<int64_t>(seen_.size());
-    return (rank_ + world - 1) % world;
-  }
-  static std::string trail_key(const char* what, int64_t rank) {
-    return std::string("trail/") + what + "/" + std::to_string(rank);
-  }
-
-  // Stores this rank's tasks after `agreed`. `differ`: "lane agreed position", from the rank that found the
-  // difference first.
-  TrailPiece tell_piece(int64_t lane, int64_t agreed, int64_t position) {
-    TrailPiece piece = health_->trail_piece(static_cast<size_t>(lane), agreed, position);
-    store_->set(trail_key("piece", rank_), piece.encode());
-    return piece;
-  }
-  void tell_piece(const std::string& differ) {
-    std::istringstream in(differ);
-    int64_t lane = 0, agreed = 0, position = 0;
-    if (in >> lane >> agreed >> position) tell_piece(lane, agreed, position);
-  }
-
-  void find_difference(int64_t lane, int64_t agreed, int64_t position) {
-    const std::string asked =
-        std::to_string(lane) + " " + std::to_string(agreed) + " " + std::to_string(position);
-    const std::string said = store_->set_first(kDiffer, asked);
-    const TrailPiece mine = tell_piece(lane, agreed, position);
-    if (said != asked) tell_piece(said);
-    const int64_t other = before_me();
-    const auto until = Clock::now() + Seconds(kPiecesWait_s);
-    do {
-      if (store_->get(kFailure)) return conclude({});
-      const auto text = store_->get(trail_key("piece", other));
-      const auto theirs = text ? TrailPiece::decode(*text) : std::nullopt;
-      for (int64_t at = agreed + 1; theirs && at <= position; ++at) {
-        const TaskName *here = mine.at(at), *there = theirs->at(at);
-        if (here && there && here->digest != there->digest)
-          return conclude(went_apart(at, {rank_, here}, {other, there}));
-      }
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    } while (Clock::now() < until);
-    conclude(went_apart(agreed, position, rank_, other));
-  }
-
   // Adopts `mine` unless another rank concluded earlier.
   void conclude(const Failure& mine) {
-    const std::string said = store_->set_first(kFailure, mine.encode());
+    const std::string said = store_->set_first(Failure::kKey, mine.encode());
     interrupt(Failure::decode(said).value_or(mine));
   }
 
@@ -297,7 +231,7 @@ class Beating {
       const auto until = Clock::now() + Seconds(kLastWords_s);
       const bool known = trouble.peer >= 0 && trouble.peer < static_cast<int64_t>(seen_.size());
       do {
-        if (store_->get(kFailure)) return conclude({});
+        if (store_->get(Failure::kKey)) return conclude({});
         if (known) look(trouble.peer);
         if (known && seen_[static_cast<size_t>(trouble.peer)].status &&
             seen_[static_cast<size_t>(trouble.peer)].status->ended)
@@ -315,7 +249,7 @@ class Beating {
     const auto until = Clock::now() + Seconds(kLastWords_s);
     do {
       attempt([&] {
-        if (store_->get(kFailure)) return conclude({});
+        if (store_->get(Failure::kKey)) return conclude({});
         for (size_t r = 0; r < processes_.size() && !over_; ++r) {
           const auto other = static_cast<int64_t>(r);
           if (other == rank_) continue;
@@ -340,12 +274,9 @@ class Beating {
     const std::string what = "rank " + std::to_string(rank_) + " failed in '" + trouble.label + "' (" +
                              (last_.place ? *last_.place : "outside of forward and backward") +
                              "): " + trouble.text;
-    attempt([&] { store_->set_first(kFailure, Failure{ErrorKind::Rank, rank_, what}.encode()); });
+    attempt([&] { store_->set_first(Failure::kKey, Failure{ErrorKind::Rank, rank_, what}.encode()); });
     health_->interrupt(make_error(trouble.kind.value_or(ErrorKind::Rank), "OSDP: " + what));
   }
-
-  static constexpr const char* kFailure = "failure";
-  static constexpr const char* kDiffer = "trail/differ";
 
   std::shared_ptr<Store> store_;
   const int64_t rank_;
@@ -368,10 +299,7 @@ class Beating {
   std::vector<std::optional<Process>> processes_;  // those read from the store so far
   int64_t gone_ = -1;                              // the rank whose process the last tick found ended
   std::optional<Clock::time_point> store_lost_;
-  Clock::time_point compared_{};
-  std::vector<TrailMark> told_marks_;
-  bool level_ = true;            // the rank before this one had reported the same marks
-  std::vector<int64_t> agreed_;  // per lane: the last position at which the two agreed
+  TrailComparison trails_;
 };
 
 namespace {

@@ -185,10 +185,10 @@ class Columns {
       return static_cast<double>(slices()) * of_slice + all_reduce_s(others) +
              static_cast<double>(choice_.granularity - 1) * request_.space.slice_overhead_s;
     }
-    if (traits(choice_.mode).kept) return all_gather_s(gathered()) + reduce_scatter_s(sent());
+    const double times = traits(choice_.mode).kept ? 1 : gathers();
     if (!traits(choice_.mode).inside_hosts)
-      return gathers() * all_gather_s(gathered()) + reduce_scatter_s(sent());
-    const double inside = gathers() * round_s(device_.all_gather, gathered(), sharing());
+      return times * all_gather_s(gathered()) + reduce_scatter_s(sent());
+    const double inside = times * round_s(device_.all_gather, gathered(), sharing());
     if (sent() == 0) return inside;
     // Each rank of a host reduces its part across hosts; they share the links, which therefore carry all
     // parts.
@@ -209,9 +209,11 @@ std::vector<Choice> choices(const Operator& op, const Request& request) {
   if (device.ranks == 1 || std::none_of(op.tensors.begin(), op.tensors.end(), has_rows)) return {Choice{}};
   std::vector<Choice> found;
   if (allows(request, Mode::NoShard)) found.push_back({});
-  if (allows(request, Mode::ShardGradOp)) found.push_back({Mode::ShardGradOp, 1, 1});
-  if (allows(request, Mode::HybridShard) && device.hosts > 1 && device.hosts < device.ranks)
-    found.push_back({Mode::HybridShard, 1, 1});
+  for (const ModeTraits& m : kModes) {
+    if (!m.sharded || m.mode == Mode::FullShard || !allows(request, m.mode)) continue;
+    if (m.inside_hosts && (device.hosts == 1 || device.hosts == device.ranks)) continue;
+    found.push_back({m.mode, 1, 1});
+  }
   if (!allows(request, Mode::FullShard)) return found;
   found.push_back({Mode::FullShard, 1, 1});
   if (op.split_tensor < 0) return found;

@@ -37,42 +37,25 @@ class Pricer {
     return finish(c, all_reduce(reduce_bytes_), trainable_bytes_);
   }
 
-  // Parameters stay gathered from forward to backward; gradients and optimizer state are sharded.
-  Candidate shard_grad_op() const {
+  // Parameters, gradients and optimizer state are sharded, and gathered once or for every use, as the mode's
+  // traits say. Inside hosts: gradients are reduced inside, then each rank's part across hosts.
+  Candidate sharded(Mode mode) const {
     Candidate c;
-    c.mode = Mode::ShardGradOp;
+    c.mode = mode;
     c.sharded_slices = 1;
-    const int64_t updated = add_sharded(c, device_.ranks);
-    c.gathered_bytes = compute_bytes_;
-    keep_again(c);
-    return finish(c, gather(compute_bytes_) + reduce_scatter(reduce_bytes_), updated);
-  }
-
-  Candidate full_shard() const {
-    Candidate c;
-    c.mode = Mode::FullShard;
-    c.sharded_slices = 1;
-    const int64_t updated = add_sharded(c, device_.ranks);
-    c.held_bytes = compute_bytes_;
-    keep_again(c);
-    return finish(c, gathers(false) * gather(compute_bytes_) + reduce_scatter(reduce_bytes_), updated);
-  }
-
-  // FULL_SHARD inside each host, replicated across hosts: gradients are reduced inside, then each rank's part
-  // across hosts.
-  Candidate hybrid_shard() const {
-    Candidate c;
-    c.mode = Mode::HybridShard;
-    c.sharded_slices = 1;
-    const int64_t inside = device_.ranks / device_.hosts;
+    const bool kept = traits(mode).kept;
+    const int64_t inside = traits(mode).inside_hosts ? device_.ranks / device_.hosts : device_.ranks;
     const int64_t updated = add_sharded(c, inside);
-    c.held_bytes = compute_bytes_;
+    (kept ? c.gathered_bytes : c.held_bytes) = compute_bytes_;
     keep_again(c);
+    const double times = kept ? 1 : gathers(false);
+    if (!traits(mode).inside_hosts)
+      return finish(c, times * gather(compute_bytes_) + reduce_scatter(reduce_bytes_), updated);
     const auto step = [&](const Collective& link, double bytes, int64_t ranks) {
       return static_cast<double>(ranks - 1) *
              (link.alpha_s + bytes / static_cast<double>(ranks) * link.beta_s_per_byte);
     };
-    double seconds = gathers(false) * step(device_.all_gather, static_cast<double>(compute_bytes_), inside);
+    double seconds = times * step(device_.all_gather, static_cast<double>(compute_bytes_), inside);
     if (reduce_bytes_ > 0) {
       // Every rank of a host reduces its part at the same time, over links that they share.
       const double all = static_cast<double>(reduce_bytes_);
@@ -308,15 +291,22 @@ bool is_whole(const Operator& op, const Device& device) {
   return device.ranks == 1 || std::none_of(op.tensors.begin(), op.tensors.end(), has_rows);
 }
 
+// On one host, what is sharded inside hosts is sharded over all ranks.
+Mode over_all_ranks(Mode mode) {
+  if (!traits(mode).inside_hosts) return mode;
+  for (const ModeTraits& m : kModes)
+    if (m.sharded && !m.inside_hosts && m.kept == traits(mode).kept) return m.mode;
+  return mode;
+}
+
 }  // namespace
 
 Candidate candidate_of(const Operator& op, const Device& device, const Space& space, Recompute recompute,
                        Mode mode, int64_t granularity, int64_t sharded, Split split) {
   const Pricer price(op, device, space, recompute);
-  if (mode == Mode::NoShard || is_whole(op, device)) return price.no_shard();
-  if (mode == Mode::ShardGradOp) return price.shard_grad_op();
-  if (mode == Mode::HybridShard && device.hosts > 1) return price.hybrid_shard();
-  if (granularity == 1) return price.full_shard();  // also HYBRID_SHARD on one host
+  if (!traits(mode).sharded || is_whole(op, device)) return price.no_shard();
+  if (device.hosts == 1) mode = over_all_ranks(mode);
+  if (granularity == 1 || !traits(mode).sliced) return price.sharded(mode);
   const int64_t length = split == Split::Out ? op.out_features : split == Split::In ? op.in_features : 0;
   if (op.split_tensor < 0 || length == 0 || length % granularity != 0 || sharded > granularity) {
     throw InvalidProblem("operator '" + op.name + "' cannot be computed in " + std::to_string(granularity) +
@@ -340,12 +330,12 @@ std::vector<Candidate> candidates(const Operator& op, const Device& device, cons
   };
   if (allowed(Mode::NoShard) || alone) found.push_back(price.no_shard());
   if (alone) return found;
-  if (allowed(Mode::ShardGradOp)) found.push_back(price.shard_grad_op());
-  if (allowed(Mode::HybridShard) && device.hosts > 1 && device.ranks > device.hosts) {
-    found.push_back(price.hybrid_shard());
-  }
+  const bool several_hosts = device.hosts > 1 && device.ranks > device.hosts;
+  for (const ModeTraits& m : kModes)
+    if (m.sharded && m.mode != Mode::FullShard && allowed(m.mode) && (several_hosts || !m.inside_hosts))
+      found.push_back(price.sharded(m.mode));
   if (!allowed(Mode::FullShard)) return found;
-  found.push_back(price.full_shard());
+  found.push_back(price.sharded(Mode::FullShard));
   if (op.split_tensor < 0) return found;
   for (int64_t g : space.granularities) {
     if (g < 2) continue;

@@ -75,6 +75,74 @@ class SplitCall:
     @property
     def split(self) -> int: ...
 
+class Work:
+    """
+    The end of a task on the lane.
+    """
+    def wait(self) -> None: ...
+    @property
+    def done(self) -> bool: ...
+    @property
+    def seconds(self) -> float:
+        """
+        How long the task ran; 0 on accelerators, and before it is done.
+        """
+
+class Collectives:
+    """
+    What the runtime communicates with: see csrc/comm/collectives.hpp. Each call runs on the group's lane and returns when it is done there.
+    """
+    def __init__(self, group: str, device: torch.device) -> None: ...
+    def all_bytes(self, label: str, mine: str) -> list:
+        """
+        Every rank's bytes, in the order of ranks. `label` says what for, alike on all ranks.
+        """
+    def all_gather(
+        self,
+        outputs: collections.abc.Sequence[torch.Tensor],
+        inputs: collections.abc.Sequence[torch.Tensor],
+        label: str = "all-gather",
+    ) -> None: ...
+    def all_reduce_mean(self, tensors: collections.abc.Sequence[torch.Tensor]) -> None: ...
+    def broadcast(self, tensors: collections.abc.Sequence[torch.Tensor]) -> None: ...
+    def reduce_scatter_mean(
+        self, outputs: collections.abc.Sequence[torch.Tensor], inputs: collections.abc.Sequence[torch.Tensor]
+    ) -> None: ...
+    def submit_all_reduce_mean(self, tensors: collections.abc.Sequence[torch.Tensor]) -> Work:
+        """
+        The same without waiting for it.
+        """
+    @property
+    def has_memory(self) -> bool:
+        """
+        Whether the backend allocates tensors for its collectives on this device
+        """
+    @property
+    def transport(self) -> str:
+        """
+        What carries the bytes: 'shared memory', 'sockets' or the backend's name.
+        """
+
+class CallHook:
+    """
+    Forward hooks of one module
+    """
+    def __deepcopy__(self, arg0: typing.Any) -> None: ...
+    def __reduce_ex__(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> tuple: ...
+    def after(self, arg0: typing.Any, arg1: tuple, arg2: dict, arg3: typing.Any) -> None: ...
+    def before(self, arg0: typing.Any, arg1: tuple, arg2: dict) -> None: ...
+    def begins_forward(self) -> bool: ...
+    def hold(
+        self,
+        parameters: dict,
+        leaf: typing.Any,
+        parameter: typing.Any,
+        index: typing.SupportsInt | typing.SupportsIndex,
+    ) -> None:
+        """
+        Where the module that owns it has a parameter: parameters[leaf]
+        """
+
 class Mode:
     """
     Members:
@@ -159,26 +227,6 @@ class Piece:
     def replicated(self) -> bool: ...
     @property
     def sizes(self) -> tuple: ...
-
-class CallHook:
-    """
-    Forward hooks of one module
-    """
-    def __deepcopy__(self, arg0: typing.Any) -> None: ...
-    def __reduce_ex__(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> tuple: ...
-    def after(self, arg0: typing.Any, arg1: tuple, arg2: dict, arg3: typing.Any) -> None: ...
-    def before(self, arg0: typing.Any, arg1: tuple, arg2: dict) -> None: ...
-    def begins_forward(self) -> bool: ...
-    def hold(
-        self,
-        parameters: dict,
-        leaf: typing.Any,
-        parameter: typing.Any,
-        index: typing.SupportsInt | typing.SupportsIndex,
-    ) -> None:
-        """
-        Where the module that owns it has a parameter: parameters[leaf]
-        """
 
 class Runtime:
     """
@@ -292,54 +340,6 @@ class Runtime:
     def tree_changed(self) -> bool: ...
     @property
     def world(self) -> int: ...
-
-class Work:
-    """
-    The end of a task on the lane.
-    """
-    def wait(self) -> None: ...
-    @property
-    def done(self) -> bool: ...
-    @property
-    def seconds(self) -> float:
-        """
-        How long the task ran; 0 on accelerators, and before it is done.
-        """
-
-class Collectives:
-    """
-    What the runtime communicates with: see csrc/comm/collectives.hpp. Each call runs on the group's lane and returns when it is done there.
-    """
-    def __init__(self, group: str, device: torch.device) -> None: ...
-    def all_bytes(self, label: str, mine: str) -> list:
-        """
-        Every rank's bytes, in the order of ranks. `label` says what for, alike on all ranks.
-        """
-    def all_gather(
-        self,
-        outputs: collections.abc.Sequence[torch.Tensor],
-        inputs: collections.abc.Sequence[torch.Tensor],
-        label: str = "all-gather",
-    ) -> None: ...
-    def all_reduce_mean(self, tensors: collections.abc.Sequence[torch.Tensor]) -> None: ...
-    def broadcast(self, tensors: collections.abc.Sequence[torch.Tensor]) -> None: ...
-    def reduce_scatter_mean(
-        self, outputs: collections.abc.Sequence[torch.Tensor], inputs: collections.abc.Sequence[torch.Tensor]
-    ) -> None: ...
-    def submit_all_reduce_mean(self, tensors: collections.abc.Sequence[torch.Tensor]) -> Work:
-        """
-        The same without waiting for it.
-        """
-    @property
-    def has_memory(self) -> bool:
-        """
-        Whether the backend allocates tensors for its collectives on this device
-        """
-    @property
-    def transport(self) -> str:
-        """
-        What carries the bytes: 'shared memory', 'sockets' or the backend's name.
-        """
 
 def await_backwards() -> None:
     """

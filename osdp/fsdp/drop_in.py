@@ -52,6 +52,9 @@ class FullyShardedDataParallel(nn.Module):
     after `module` and `process_group`, with their objects as values: docs/drop-in.md describes each. In
     short:
 
+    `process_group`: a part of the model may have one of its own (a mixture's experts): it is
+    sharded, and its gradients are averaged, over that group.
+
     `mixed_precision`: an osdp.MixedPrecision, or torch's (FSDP1's or FSDP2's); or True, as in FairScale, with
     its `compute_dtype` (fp16), `buffer_dtype` (the same) and `fp32_reduce_scatter`. `force_input_to_fp32`:
     inputs are cast to float32 if mixed precision is off. `sharding_strategy`: torch's ShardingStrategy or its

@@ -18,6 +18,8 @@ from osdp.sharding.sharded_model import Sharded, runtime_of, sharded_models, sha
 
 def parts_of(model: nn.Module) -> list[tuple[str, nn.Module, Sharded]]:
     """The sharded models inside `model`, itself excluded, with their names in it."""
+    if len(sharded_models()) < 2:
+        return []
     whole = unwrapped(model)
     found = ((name, m, sharded_of(m)) for name, m in whole.named_modules() if m is not whole)
     # A wrapper is not the module that is sharded, but has its name.
@@ -38,13 +40,14 @@ def counted_with(model: nn.Module) -> list[_C.Runtime]:
     """The parts' runtimes, whose gradients count in the model's norm. Raises ShardingError for a part with ranks
     that the model lacks: they would not take part in the sum."""
     whole = set(ranks_of(runtime_of(model)))
-    for name, _, part in parts_of(model):
+    parts = parts_of(model)
+    for name, _, part in parts:
         if beyond := set(ranks_of(part)) - whole:
             raise ShardingError(
                 f"{name!r} is sharded over ranks {ranks_of(part)}, and the model around it over {sorted(whole)}: rank "
                 f"{min(beyond)}'s rows of its gradients would be missing from the norm. Clip each by itself"
             )
-    return [part.runtime for _, _, part in parts_of(model)]
+    return [part.runtime for _, _, part in parts]
 
 
 def parts_of_wholes() -> list[tuple[_C.Runtime, _C.Runtime]]:

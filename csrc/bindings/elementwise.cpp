@@ -15,7 +15,7 @@ namespace elementwise = osdp::elementwise;
 elementwise::DType dtype_of(const at::Tensor& t) {
   const auto dtype = osdp::comm::elementwise_dtype(t.scalar_type());
   TORCH_CHECK_TYPE(dtype, "osdp elementwise: dtype ", t.scalar_type(),
-                   " is none of float32, float64, bfloat16, float16");
+                   " is not one of float32, float64, bfloat16, float16");
   return *dtype;
 }
 

@@ -48,7 +48,7 @@ void put(const Range& range, const void* message) {
 
 elementwise::DType summed_as(const Range& range) {
   OSDP_CHECK(range.element.dtype, Sharding,
-             "OSDP: a mean over ranks is asked for of elements of a type that has none (an integer's?)");
+             "OSDP: elements of this type cannot be averaged over ranks (integers?)");
   return *range.element.dtype;
 }
 

@@ -21,9 +21,9 @@ void set_signal_check(void (*check)()) { signal_check = check; }
 
 // A signal interrupted this process while it waited: ends its lanes and notifies the other ranks.
 static void give_up(faults::GroupHealth& health) {
-  const std::string why = "was interrupted by a signal (Ctrl-C?) while it waited for the others";
+  const std::string why = "was interrupted by a signal (Ctrl-C?) while it waited for the other ranks";
   faults::Heartbeat::give_up(health, why);
-  health.interrupt(faults::make_error(faults::ErrorKind::Rank, "OSDP: this rank cannot go on: it " + why));
+  health.interrupt(faults::make_error(faults::ErrorKind::Rank, "OSDP: this rank cannot continue: it " + why));
 }
 
 void Work::wait(std::source_location where) const {

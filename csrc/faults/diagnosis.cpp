@@ -18,8 +18,8 @@ std::string seconds(double s) {
 std::string rank_name(int64_t rank) { return "rank " + std::to_string(rank); }
 
 std::string last_heard(const Seen& seen) {
-  return seen.status ? "when last heard of, it " + seen.status->where()
-                     : std::string("it had never stood still long enough to tell where it was");
+  return seen.status ? "when last heard from, it " + seen.status->where()
+                     : std::string("it never waited long enough to report where it was");
 }
 
 // gloo's message without its source location and advice.
@@ -65,17 +65,17 @@ Advice advice(const TaskName& here, const TaskName& there) {
         "models are numbered in the order in which fully_shard was called in this process group; every rank "
         "must shard and call them in the same order"};
   if (here.label == there.label && here.accumulates != there.accumulates)
-    return {"ranks do not run the same number of micro-batches before a step",
-            "every rank must run as many forwards and backwards between two optimizer steps: look for "
-            "batches that "
-            "only some ranks have, a step that only some of them skip, or parameters that only some of them "
-            "write to"};
-  if (here.label == there.label)
     return {
-        "ranks do not agree on what they reduce",
-        "every rank must give gradients to the same parameters in a step, and the same arguments to the same "
-        "call. To a parameter that only some ranks use, `loss = loss + 0 * parameter.sum()` gives a gradient "
-        "of zeros on the others; one that is frozen must be frozen on all"};
+        "ranks do not run the same number of micro-batches before a step",
+        "every rank must run the same number of forwards and backwards between two optimizer steps: look for "
+        "batches that only some ranks have, a step that only some ranks skip, or parameters that only some "
+        "ranks write to"};
+  if (here.label == there.label)
+    return {"ranks do not agree on what they reduce",
+            "in a step every rank must compute gradients of the same parameters, and pass the same arguments "
+            "to the "
+            "same call. If only some ranks use a parameter, `loss = loss + 0 * parameter.sum()` gives it a "
+            "gradient of zeros on the others; a frozen parameter must be frozen on all ranks"};
   return {
       "ranks run different modules in one step",
       "every rank must call the same modules in the same order: look for a branch, a number of batches or a "
@@ -119,7 +119,7 @@ std::optional<Failure> certain_failure(size_t lane, int64_t rank, const RankStat
     if (theirs.raised > mine.raised && there.asked < here.position && !theirs.busy() && still_s > patience)
       return Failure{ErrorKind::Rank, other,
                      rank_name(other) + " ended a forward or backward " + after_exception(theirs) +
-                         ", and has not gone on for " + seconds(still_s)};
+                         ", and has not continued for " + seconds(still_s)};
   }
   return std::nullopt;
 }
@@ -168,15 +168,15 @@ Failure timed_out(int64_t rank, const RankStatus& mine, const std::vector<Seen>&
     for (size_t i = 0; told && i < mine.lanes.size(); ++i)
       told = !mine.lanes[i].busy || status->lane(i).position >= mine.lanes[i].position - 1;
     if (told && status->place.empty() && !status->busy())
-      causes += " does not come: it " + status->where();
+      causes += " did not arrive: it " + status->where();
     else if (status && heard_s < silent_s)
       causes +=
-          " hangs, though its process lives: for " + seconds(status->still_s) + " it " + status->where();
+          " hangs, although its process is alive: for " + seconds(status->still_s) + " it " + status->where();
     else
-      causes += " hangs and gives no sign of life (stopped, or its machine is gone): " +
+      causes += " hangs and does not respond (stopped, or its machine is down): " +
                 last_heard(seen[static_cast<size_t>(other)]);
     if (status && status->raised > mine.raised)
-      causes += "; before, it ended a forward or backward " + after_exception(*status);
+      causes += "; before that, it ended a forward or backward " + after_exception(*status);
   }
   return {ErrorKind::Rank, behind.size() == 1 ? behind[0] : -1, causes + within};
 }
@@ -204,8 +204,8 @@ Failure connection_lost(int64_t peer, const std::vector<Seen>& seen, const std::
   if (life == Life::Ended || (theirs.status && theirs.status->ended)) return process_ended(peer, seen);
   const std::string name = rank_name(peer);
   const std::string how = life == Life::Runs
-                              ? "the connection to " + name + " was lost, though its process runs"
-                              : name + "'s process has ended, or its machine is gone";
+                              ? "the connection to " + name + " was lost, although its process is running"
+                              : name + "'s process has ended, or its machine is down";
   return {ErrorKind::Rank, peer, how + " (" + brief(what) + "); " + last_heard(theirs)};
 }
 

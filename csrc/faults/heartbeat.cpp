@@ -113,7 +113,7 @@ class Beating {
     } else if (store_lost_ && since(*store_lost_) >= kStoreLost_s) {
       interrupt(
           {ErrorKind::Rank, -1,
-           "the store that the ranks share does not answer: the process that holds it (rank 0's, or the "
+           "the store that the ranks share does not respond: the process that holds it (rank 0's, or the "
            "launcher's) has ended"});
     }
   }
@@ -215,10 +215,10 @@ class Beating {
   void interrupt(const Failure& failure) {
     over_ = true;
     std::string message =
-        "OSDP: rank " + std::to_string(rank_) + " cannot go on: " + failure.cause + ". Rank " +
+        "OSDP: rank " + std::to_string(rank_) + " cannot continue: " + failure.cause + ". Rank " +
         std::to_string(rank_) + " " + status().where() +
-        ". Nothing more can be exchanged in this process group: end all ranks and start them "
-        "again from a checkpoint.";
+        ". This process group can run no more collectives: end all ranks and restart them from a "
+        "checkpoint.";
     health_->interrupt(make_error(failure.kind, std::move(message)));
   }
 

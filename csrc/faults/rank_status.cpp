@@ -59,10 +59,11 @@ std::string RankStatus::where() const {
         << lanes[i].task.text();
   }
   if (!waits && lane(0).position > 0)
-    out << "has done #" << lane(0).position << " " << lane(0).task.text()
-        << (awaits_device() ? ", and its device has not come to the next" : " and asked for nothing since");
+    out << "finished #" << lane(0).position << " " << lane(0).task.text()
+        << (awaits_device() ? ", and its device has not reached the next"
+                            : " and has requested nothing since");
   else if (!waits)
-    out << (awaits_device() ? "has a device that does not come to the first" : "has not begun");
+    out << (awaits_device() ? "waits for its device to reach the first collective" : "has not started");
   out << ", " << (place.empty() ? std::string("outside of forward and backward") : "in " + place);
   return out.str();
 }

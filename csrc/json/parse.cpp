@@ -36,7 +36,7 @@ class Parser {
       more = next_in_open();
     }
     skip_space();
-    if (at_ < text_.size()) fail(at_, "there is more text behind the end of the document");
+    if (at_ < text_.size()) fail(at_, "unexpected text after the end of the document");
     return std::move(document_);
   }
 
@@ -57,7 +57,7 @@ class Parser {
     const auto found = text_.substr(at_, length);
     std::string why = "expected " + expected + ", found '" + std::string(found) + "'";
     if (found == "/" || found == "#") why += " (JSON has no comments)";
-    if (found == "'") why += " (JSON's text is in double quotes)";
+    if (found == "'") why += " (JSON strings use double quotes)";
     if (static_cast<unsigned char>(found.front()) < 0x20)
       why = "expected " + expected + ", found a control character";
     fail(at_, "not valid JSON: " + why);
@@ -165,7 +165,7 @@ class Parser {
         ++at_;
         skip_space();
         if (peek() == (object ? '}' : ']'))
-          fail_here(object ? "another member behind ','" : "another value behind ','");
+          fail_here(object ? "another member after ','" : "another value after ','");
         begin_element();
         return true;
       }
@@ -195,7 +195,7 @@ class Parser {
       const Node& again = document_.nodes[keys_[i]];
       if (document_.text(again) != document_.text(document_.nodes[keys_[i - 1]])) continue;
       innermost.key = keys_[i];
-      fail(again.offset, document_.show(again) + " is there more than once");
+      fail(again.offset, document_.show(again) + " appears more than once");
     }
   }
 
@@ -236,11 +236,12 @@ class Parser {
     int64_t characters = 0;
     for (;; ++characters) {
       if (characters > limits_.text_characters) {
-        fail(begin, "a text of more than " + std::to_string(limits_.text_characters) + " characters");
+        fail(begin, "a string of more than " + std::to_string(limits_.text_characters) + " characters");
       }
-      if (at_ >= text_.size()) fail_here("the end of the text that began at byte " + std::to_string(begin));
+      if (at_ >= text_.size())
+        fail_here("the end of the string that started at byte " + std::to_string(begin));
       if (peek() == '"') break;
-      if (static_cast<unsigned char>(peek()) < 0x20) fail_here("a text without line breaks");
+      if (static_cast<unsigned char>(peek()) < 0x20) fail_here("a string without line breaks");
       if (peek() == '\\') {
         escape();
         continue;
@@ -264,7 +265,7 @@ class Parser {
       document_.texts.push_back(kMeanings[letter]);
       return;
     }
-    if (peek() != 'u') fail_here("one of \"\\/bfnrtu behind '\\'");
+    if (peek() != 'u') fail_here("one of \"\\/bfnrtu after '\\'");
     uint32_t code = four_digits();
     if (code >= 0xD800 && code < 0xDC00 && text_.substr(at_, 2) == "\\u") {
       ++at_;

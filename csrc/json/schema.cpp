@@ -114,11 +114,11 @@ class Checker {
     if (!below && !(equal && shape.above_minimum)) return;
     if (least == 0)
       fail(node, path,
-           std::string(shape.above_minimum ? "must be positive" : "must not be negative") + ", is " +
+           std::string(shape.above_minimum ? "must be positive" : "must not be negative") + ", got " +
                d_.show(node));
     fail(node, path,
          std::string("must be ") + (shape.above_minimum ? "more than " : "at least ") + minimum_text(least) +
-             ", is " + d_.show(node));
+             ", got " + d_.show(node));
   }
 
   void allowed(const Node& node, const Shape& shape, const std::string& path) const {
@@ -128,7 +128,7 @@ class Checker {
       if (d_.text(node) == text) return;
       all += (all.empty() ? "" : ", ") + text;
     }
-    fail(node, path, d_.show(node) + " is none of " + all);
+    fail(node, path, d_.show(node) + " is not one of " + all);
   }
 
   void array(const Node& node, const Shape& shape, const std::string& path) const {

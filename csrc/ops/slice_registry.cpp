@@ -24,7 +24,7 @@ Registry& registry() {
 }  // namespace
 
 int64_t register_source(std::shared_ptr<SliceSource> source) {
-  TORCH_CHECK(source != nullptr, "osdp: register_source was given no slice source");
+  TORCH_CHECK(source != nullptr, "osdp: register_source needs a slice source");
   auto& r = registry();
   const std::lock_guard<std::mutex> lock(r.mutex);
   r.sources.emplace(++r.last_id, std::move(source));

@@ -68,7 +68,8 @@ class SplitLinear : public torch::autograd::Function<SplitLinear> {
         "one of the variables needed for gradient computation has been modified by an inplace operation: "
         "parameter '",
         find_source(source)->name(), "', computed in slices, is at version ", now, "; expected version ",
-        saved->second.toInt(), " instead. Change parameters after backward, not between forward and it.");
+        saved->second.toInt(),
+        " instead. Change parameters after backward, not between forward and backward.");
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {

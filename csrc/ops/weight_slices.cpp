@@ -11,7 +11,7 @@ WeightSlices::WeightSlices(const SplitShape& shape, const std::optional<at::Tens
     return;
   }
   TORCH_CHECK(weight.has_value() && weight->defined(),
-              "osdp::split_linear: neither a weight nor a slice source");
+              "osdp::split_linear: needs a weight or a slice source");
   TORCH_CHECK(
       weight->dim() == 2 && weight->size(0) == shape.packed_rows() && weight->size(1) == shape.slice_cols(),
       "osdp::split_linear: weight is ", weight->sizes(), "; ", shape.granularity, " slices of [",
@@ -28,7 +28,7 @@ void check_slice(const SplitShape& shape, const at::Tensor& slice, int64_t index
                  const at::Device& device) {
   TORCH_CHECK(slice.defined() && slice.dim() == 2 && slice.size(0) == shape.slice_rows() &&
                   slice.size(1) == shape.slice_cols(),
-              "osdp::split_linear: slice ", index, " came as ",
+              "osdp::split_linear: slice ", index, " has shape ",
               slice.defined() ? slice.sizes() : at::IntArrayRef{}, "; expected [", shape.slice_rows(), ", ",
               shape.slice_cols(), "]");
   TORCH_CHECK(slice.device() == device, "osdp::split_linear: slice ", index, " is on ", slice.device(),

@@ -115,7 +115,7 @@ def differentiable(outputs: Any) -> list[torch.Tensor]:
     found = [t for t in tensors_in(outputs) if t.requires_grad]
     if not found:
         raise RuntimeError(
-            "no output of the model depends on a parameter that is trained: there is no backward"
+            "no output of the model depends on a trainable parameter, so there is no backward to measure"
         )
     return list({id(t): t for t in found}.values())
 

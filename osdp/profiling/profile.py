@@ -115,7 +115,7 @@ def _profile(
 
     def prepare() -> tuple[torch.device, ModelDescription | None]:
         if not 0 < seconds < 1e6:
-            raise ValueError(f"seconds must be a positive number, is {seconds!r}")
+            raise ValueError(f"seconds must be a positive number, got {seconds!r}")
         if subject is None or isinstance(subject, ModelDescription):
             return _group_device(ranks), subject
         if not isinstance(subject, nn.Module):
@@ -134,13 +134,13 @@ def _profile(
     if len(set(kinds)) > 1:
         other = next(rank for rank, kind in enumerate(kinds) if kind != kinds[0])
         raise ProfileError(
-            f"ranks 0 and {other} profile different things: device, kind of model, and operators are "
-            f"{kinds[0][:200]} and {kinds[other][:200]}"
+            f"ranks 0 and {other} profile different things: their device, kind of model and operators "
+            f"are {kinds[0][:200]} and {kinds[other][:200]}"
         )
     hosts = ranks.all(socket.gethostname())
     probe = MemoryProbe(device)
     begin("timing collectives")
-    with failing_as("a collective failed while it was measured"):
+    with failing_as("a collective failed during its measurement"):
         sizes = collective_sizes(device, ranks.group, ranks.world_size, seconds * 0.2)
         costs = measure_collectives(device, ranks.group, ranks.world_size, seconds * 0.2, sizes)
         if ranks.world_size > 1:
@@ -173,15 +173,17 @@ def _profile(
     on_host = max(hosts.count(h) for h in hosts)
 
     def contend() -> Contention:
-        begin("timing collectives beside computation")
-        with failing_as("a collective beside computation failed while it was measured"):
+        begin("timing collectives during computation")
+        with failing_as("a collective failed while it was measured during computation"):
             return measure_contention(
                 device, ranks.group, ranks.world_size, on_host, seconds * 0.25, step, sizes
             )
 
     contention = None if real and device.type == "cpu" and ranks.world_size > 1 else contend()
     made = 0 if ranks.world_size == 1 else 1 if _exchanges_on_host(ranks) else 2
-    mine_memory = each(ranks, "reading what its memory holds beside tensors", lambda: probe.found(step, made))
+    mine_memory = each(
+        ranks, "reading how much memory the device holds besides tensors", lambda: probe.found(step, made)
+    )
     memory = DeviceMemory(**_most(ranks, asdict(mine_memory)))
     backend = dist.get_backend(ranks.group) if ranks.world_size > 1 else "no collectives"
     measured = Hardware(
@@ -270,7 +272,7 @@ def _model_device(model: nn.Module, ranks: Together) -> torch.device:
     if _on_meta(model):
         return _group_device(ranks)
     if len(devices) != 1:
-        raise ValueError(f"the model's parameters are on {len(devices)} devices; they must be on one")
+        raise ValueError(f"the model's parameters are on {len(devices)} devices; move them to one")
     return devices.pop()
 
 

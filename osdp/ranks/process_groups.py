@@ -55,8 +55,8 @@ class LaneGroup:
         self.communicator_bytes = 0  # measured size on its device, besides tensors
         if extension_lifetime.is_fork():
             raise ProcessGroupError(
-                "this process was forked from one in which OSDP had communicated, and has none of its threads: start ranks "
-                "with torchrun, or by torch.multiprocessing.spawn"
+                "this process was forked from one in which OSDP had already communicated, so OSDP's "
+                "threads do not exist here: start ranks with torchrun or torch.multiprocessing.spawn"
             )
         self._rank = dist.get_rank(group)
         self._parts: dict[tuple[str, tuple[tuple[int, ...], ...]], str] = {}

@@ -44,7 +44,7 @@ def first_contact(group: dist.ProcessGroup, work: Callable[[], T], phase: str) -
         if not missing:
             raise
         raise RankError(
-            f"OSDP: rank {me} cannot go on in {phase}: {missing} ({_first_line(error)}). End all ranks and start them again."
+            f"OSDP: rank {me} cannot continue in {phase}: {missing} ({_first_line(error)}). End all ranks and restart them."
         ) from error
 
 
@@ -65,7 +65,7 @@ def _missing(store: Store, key: str, me: int, world: int) -> str:
             break
         time.sleep(_POLL_S * 5)
     names = ", ".join(f"rank {r}" for r in absent)
-    return f"{names} did not come (ended before, or busy elsewhere)" if absent else ""
+    return f"{names} did not arrive (ended earlier, or busy elsewhere)" if absent else ""
 
 
 def _first_line(error: Exception) -> str:
@@ -104,6 +104,7 @@ def _sleep(until: float, missing: Sequence[int], name: str) -> None:
     if time.monotonic() > until:
         names = ", ".join(f"rank {r}" for r in missing)
         raise RankError(
-            f"{names} (of all ranks) did not come to make the group {name}: ended before, or busy elsewhere"
+            f"{names} (global ranks) did not arrive to create the group {name}: ended earlier, or "
+            "busy elsewhere"
         )
     time.sleep(_POLL_S)

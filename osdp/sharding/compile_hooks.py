@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from osdp.sharding.compile_covers import Cover
 
 _WHY = (
-    "OSDP gathers parameters here, outside of graphs. With fullgraph=True, compile what is one unit of the plan, as a block "
-    "often is (block.compile(fullgraph=True)), not the model."
+    "OSDP gathers parameters here, which needs a graph break. With fullgraph=True, compile single "
+    "units of the plan, often blocks (block.compile(fullgraph=True)), instead of the model."
 )
 
 
@@ -41,8 +41,9 @@ def compiled_modules(model: nn.Module) -> list[str]:
             continue
         if name == "":
             raise ShardingError(
-                f"{type(model).__name__} is compiled as a whole, and would be gathered as a whole: compile its blocks "
-                "before fully_shard (block.compile()), or the model after it"
+                f"{type(model).__name__} is compiled as a whole, so all of its parameters would be "
+                "gathered at once: compile its blocks before fully_shard (block.compile()), or the "
+                "model after it"
             )
         found.append(name)
     return found

@@ -55,8 +55,9 @@ def agree(
             difference = first_difference(first, json.loads(text), "")
             if difference:
                 raise DisagreementError(
-                    f"rank {rank} differs from rank 0: {difference}. Nothing was sharded; give every rank the same "
-                    "model and the same plan (search on rank 0 and share the file, or let all load it)."
+                    f"rank {rank} differs from rank 0: {difference}. Nothing was sharded; give every "
+                    "rank the same model and the same plan (search on rank 0 and share the file, or "
+                    "let all ranks load it)."
                 ) from error
     if error is not None:
         raise error
@@ -95,7 +96,7 @@ def first_difference(a: Any, b: Any, path: str) -> str:
         for key in [*a, *(k for k in b if k not in a)]:
             where = f"{path}.{key}" if path else key
             if key not in b or key not in a:
-                return f"{where} is only on {'rank 0' if key in a else 'that rank'}"
+                return f"{where} exists only on {'rank 0' if key in a else 'that rank'}"
             if found := first_difference(a[key], b[key], where):
                 return found
         return ""
@@ -105,4 +106,4 @@ def first_difference(a: Any, b: Any, path: str) -> str:
             if found := first_difference(x, y, f"{path}[{label}]"):
                 return found
         return ""
-    return "" if a == b else f"{path} is {b!r} there, {a!r} on rank 0"
+    return "" if a == b else f"{path} is {b!r} on that rank, {a!r} on rank 0"

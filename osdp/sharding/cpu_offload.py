@@ -31,7 +31,8 @@ def wants_offload(given: object) -> bool:
     name = type(given).__name__
     if name not in ("OffloadPolicy", "CPUOffloadPolicy"):
         raise InvalidProblemError(
-            f"cpu_offload is {given!r}; it is True, False, CPUOffload(offload_params=...) or a CPUOffloadPolicy"
+            "cpu_offload must be True, False, CPUOffload(offload_params=...) or a CPUOffloadPolicy, "
+            f"got {given!r}"
         )
     return name == "CPUOffloadPolicy"
 

@@ -124,7 +124,8 @@ def _chosen(module: nn.Module, method: Method, reads: Iterable[str] | None, labe
     reads = list(reads)
     if unknown := [r for r in reads if r not in own]:
         raise ShardingError(
-            f"{label} is said to read {unknown[0]!r}, which is no parameter of {type(module).__name__}"
+            f"{label} was registered as reading {unknown[0]!r}, which is not a parameter of "
+            f"{type(module).__name__}"
         )
     return {id(own[r]) for r in reads}
 
@@ -247,9 +248,13 @@ class _Watch(TorchFunctionMode):
             product = _PRODUCTS.fullmatch(getattr(func, "__name__", ""))
             if product or any(t.shape != tensors[i].shape for t in others):
                 method = self.label.rpartition(".")[2]
-                register = f"osdp.register_forward_method(model, '{method}') makes the method gather what it reads; or call"
+                register = (
+                    "make the method gather what it reads with osdp.register_forward_method(model, "
+                    f"'{method}'), or call"
+                )
                 raise ShardingError(
-                    f"{self.label}() uses parameter '{name}' outside of forward, where it is this rank's part, "
-                    f"{tuple(self.cut[name].shape)}. {'Call' if method == 'apply' else register} it inside "
+                    f"{self.label}() uses parameter '{name}' outside of forward, where it is only "
+                    f"this rank's part, {tuple(self.cut[name].shape)}. "
+                    f"{'Call' if method == 'apply' else register} it inside "
                     "osdp.summon_full_params(model), or from forward"
                 )

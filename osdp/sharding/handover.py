@@ -28,7 +28,7 @@ from osdp.sharding.rollback import AsItWas
 from osdp.sharding.sharded_model import Sharded, register, sharded_of
 
 _WHOLE = "whole"
-_ANEW = "The parts of the model that were sharded before cannot be put back: build the model anew."
+_ANEW = "The parts of the model that were sharded before cannot be restored: build the model again."
 
 
 class Handover:
@@ -78,8 +78,8 @@ class Handover:
             theirs, ours = (dist.get_process_group_ranks(g) for g in (sharded.group, group))
             if theirs != ours:
                 raise ShardingError(
-                    f"the model, a {type(module).__name__}, is sharded over the ranks {theirs} already, and cannot be "
-                    f"sharded over {ours} too: only a part of a model may have a process group of its own"
+                    f"the model, a {type(module).__name__}, is already sharded over ranks {theirs} and cannot also be "
+                    f"sharded over {ours}: only a part of a model may have its own process group"
                 )
 
     def begin(self, plan: Plan, grid: RankGrid | None) -> None:
@@ -135,7 +135,8 @@ def _refuse_in_use(module: nn.Module, sharded: Sharded) -> None:
     if sharded.runtime.summoned or sharded.runtime.in_pass:
         where = "inside summon_full_params" if sharded.runtime.summoned else "in its forward or backward"
         raise ShardingError(
-            f"a part of the model, a {type(module).__name__}, is sharded and {where}: shard the whole outside of it"
+            f"a part of the model, a {type(module).__name__}, is sharded and {where}: shard the whole "
+            "model outside of that"
         )
 
 

@@ -57,7 +57,7 @@ def model_ranks(
     ProcessGroupError for invalid groups and meshes.
     """
     if device_mesh is not None and process_group is not None:
-        raise ProcessGroupError("give process_group= or device_mesh=, not both")
+        raise ProcessGroupError("pass process_group= or device_mesh=, not both")
     given = device_mesh if device_mesh is not None else process_group
     if isinstance(given, DeviceMesh):
         return _of_mesh(given)
@@ -85,9 +85,9 @@ def agreed_grid(
     wanted = plan.searched.hosts if plan.searched is not None else 1
     if wanted not in (1, len(grid.lines)):
         raise PlanMismatchError(
-            f"the plan was searched for {wanted} hosts, and the {together.world_size} ranks stand on {len(grid.lines)}: "
-            f"search with hosts={len(grid.lines)}, or say which ranks share a host with device_mesh=, ranks_per_host= "
-            f"or the environment's {RANKS_PER_HOST}"
+            f"the plan was searched for {wanted} hosts, but the {together.world_size} ranks run on "
+            f"{len(grid.lines)}: search with hosts={len(grid.lines)}, or state which ranks share a "
+            f"host with device_mesh=, ranks_per_host= or the environment variable {RANKS_PER_HOST}"
         )
     return grid
 
@@ -99,7 +99,8 @@ def given_or_found(together: Together, given: RankGrid | None, ranks_per_host: i
     for rank, (theirs, _) in enumerate(answers):
         if theirs != answers[0][0]:
             raise DisagreementError(
-                f"rank {rank} was told other hosts than rank 0: {_said(*theirs)} there, {_said(*answers[0][0])} on rank 0"
+                f"ranks were given different hosts: {_said(*theirs)} on rank {rank}, "
+                f"{_said(*answers[0][0])} on rank 0"
             )
     if given is not None:
         return given
@@ -120,7 +121,7 @@ def _ranks_per_host(argument: int | None) -> int | str | None:
 def _consecutive(ranks: int, size: int | str) -> RankGrid:
     if isinstance(size, bool) or not isinstance(size, int) or size < 1 or ranks % size:
         raise InvalidProblemError(
-            f"ranks_per_host is {size!r}; it must be a whole number that divides the {ranks} ranks"
+            f"ranks_per_host must be an integer that divides the {ranks} ranks, got {size!r}"
         )
     return RankGrid(tuple(tuple(range(i, i + size)) for i in range(0, ranks, size)))
 
@@ -132,8 +133,9 @@ def _by_host(hosts: Sequence[tuple[str, str]]) -> RankGrid:
     if len({len(line) for line in lines.values()}) > 1:
         counts = ", ".join(f"{name}: {len(line)}" for (name, _), line in lines.items())
         raise ProcessGroupError(
-            f"HYBRID_SHARD needs as many ranks on each host; found {counts}. Start as many on each, or say which ranks "
-            "hold a copy together with device_mesh= or ranks_per_host="
+            f"HYBRID_SHARD needs the same number of ranks on every host; found {counts}. Start "
+            "equally many on each, or state which ranks hold a copy together with device_mesh= or "
+            "ranks_per_host="
         )
     return RankGrid(tuple(tuple(line) for line in lines.values()))
 
@@ -154,8 +156,8 @@ def _of_mesh(mesh: DeviceMesh) -> tuple[dist.ProcessGroup, RankGrid | None]:
         return mesh.get_group(), None
     if mesh.ndim != 2:
         raise ProcessGroupError(
-            f"the device mesh has {mesh.ndim} dimensions; give one with 1 (all ranks shard) or 2 (replicate x shard), "
-            "such as mesh['replicate', 'shard']"
+            f"the device mesh has {mesh.ndim} dimensions; pass one with 1 (all ranks shard) or 2 "
+            "(replicate x shard), such as mesh['replicate', 'shard']"
         )
     return _of_lines(mesh.mesh.tolist())
 
@@ -165,8 +167,8 @@ def _of_pair(groups: tuple[dist.ProcessGroup, ...]) -> tuple[dist.ProcessGroup, 
         isinstance(g, dist.ProcessGroup) and dist.get_rank(g) >= 0 for g in groups
     ):
         raise ProcessGroupError(
-            "process_group is a tuple, but not of two process groups that this process is a rank of: "
-            "(those it shards with, those that hold the same shard)"
+            "process_group is a tuple, so it must hold two process groups that this process belongs "
+            "to: (the ranks it shards with, the ranks that hold the same shard)"
         )
     shard, replicate = groups
     mine = dist.get_process_group_ranks(shard), dist.get_process_group_ranks(replicate)
@@ -175,8 +177,9 @@ def _of_pair(groups: tuple[dist.ProcessGroup, ...]) -> tuple[dist.ProcessGroup, 
     lines = [line for line, _ in Together(replicate).all(mine)]
     if [list(line) for line in zip(*columns, strict=False)] != lines:
         raise ProcessGroupError(
-            f"the shard group {mine[0]} and the replicate group {mine[1]} do not make a grid: the shard groups of the "
-            f"latter's ranks are {lines}, the replicate groups of the former's {columns}"
+            f"the shard group {mine[0]} and the replicate group {mine[1]} do not form a grid: the "
+            f"shard groups of the replicate group's ranks are {lines}, and the replicate groups of "
+            f"the shard group's ranks are {columns}"
         )
     return _of_lines(lines)
 

@@ -57,16 +57,18 @@ def survey(
         for option, value in theirs.items():
             if value != answers[0][0][option]:
                 raise DisagreementError(
-                    f"rank {rank} was told {option}={value}, rank 0 {option}={answers[0][0][option]}"
+                    f"ranks were given different options: {option}={value} on rank {rank}, "
+                    f"{option}={answers[0][0][option]} on rank 0"
                 )
         if wanted is None and kinds and answers[0][1] and kinds != answers[0][1]:
             raise DisagreementError(
-                f"rank {rank} has the model on {', '.join(kinds)}, rank 0 on {', '.join(answers[0][1])}"
+                f"rank {rank} has the model on {', '.join(kinds)}, but rank 0 has it on "
+                f"{', '.join(answers[0][1])}"
             )
         if only := set(answers[0][2]) - set(lacking):
             raise DisagreementError(
-                f"rank 0 has {min(only)!r} on the meta device, and rank {rank} has its value: build the model alike on all "
-                "ranks, or with values on rank 0, whose values count"
+                f"rank 0 has {min(only)!r} on the meta device, but rank {rank} has its value: build "
+                "the model the same way on all ranks, or with values on rank 0, whose values are used"
             )
     known = next((kinds[0] for _, kinds, _, _ in answers if kinds), None)
     if wanted is None and (known is None or (offload and known == "cpu")):
@@ -88,11 +90,11 @@ def _device(given: int | str | torch.device) -> torch.device:
     if isinstance(given, int):
         kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         if kind is None:
-            raise InvalidProblemError(f"device_id is {given}, and there is no accelerator here")
+            raise InvalidProblemError(f"device_id is {given}, but there is no accelerator here")
         return torch.device(kind.type, given)
     device = torch.device(given)
     if device.type == "meta":
-        raise InvalidProblemError("device_id is the meta device, where nothing can train")
+        raise InvalidProblemError("device_id is the meta device, where no model can train")
     if device.type == "cpu" or device.index is not None:
         return torch.device("cpu") if device.type == "cpu" else device
     return torch.device(device.type, torch.accelerator.current_device_index())

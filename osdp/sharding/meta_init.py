@@ -68,9 +68,9 @@ def turns_of(model: nn.Module, init: InitFunction | None, only_unsaved: bool = F
             key, tensor = own[0]
             kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
             raise ShardingError(
-                f"module {name!r} ({type(module).__name__}) has {kind} {key!r} on the meta device and no reset_parameters "
-                "that could fill it: give it one, pass param_init_fn= to initialise modules, or build this module outside "
-                "of torch.device('meta')"
+                f"module {name!r} ({type(module).__name__}) has {kind} {key!r} on the meta device but "
+                "no reset_parameters to fill it: add one, pass param_init_fn= to initialise modules, "
+                "or build this module outside of torch.device('meta')"
             )
         filled |= {id(t) for _, t in own}
         if init is None and _writes_below(module):
@@ -214,15 +214,16 @@ def _check(
                 f"initialising {where} changed its {what} from {getattr(wanted, what)} to {getattr(got, what)}"
             )
     if got.device.type != device.type:
-        raise ShardingError(f"initialising {where} left it on {got.device}; it should be on {device}")
+        raise ShardingError(f"initialising {where} left it on {got.device}; expected {device}")
     if got.is_floating_point() or got.is_complex():
         unwritten = bool(got.isnan().any())
     else:
         unwritten = got._version == version and got.numel() > 0
     if unwritten:
         raise ShardingError(
-            f"initialising module {type(module).__name__} left {where} unwritten: its reset_parameters, or "
-            "param_init_fn, must fill every parameter and buffer that was made on the meta device"
+            f"initialising module {type(module).__name__} did not write {where}: its "
+            "reset_parameters, or param_init_fn, must fill every parameter and buffer created on the "
+            "meta device"
         )
 
 

@@ -39,8 +39,8 @@ def chosen_precision(wanted: object, plan: Plan) -> MixedPrecision | None:
     theirs = (planned.param_dtype, planned.reduce_dtype) if planned else (None, None)
     if ours != theirs and (plan.searched is not None or planned is not None):
         raise PlanMismatchError(
-            f"mixed_precision={wanted!r} is not what the plan was made for, precision={plan.precision!r}: search again "
-            "with precision=, or leave mixed_precision out"
+            f"mixed_precision={wanted!r} differs from the plan's precision={plan.precision!r}: search "
+            "again with precision=, or leave mixed_precision out"
         )
     return policy
 

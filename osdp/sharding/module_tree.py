@@ -161,8 +161,9 @@ class Tree:
             for key, held in self.sliced.get(module, {}).items():
                 if module._parameters.get(key) is not held:
                     yield (
-                        f"{prefix!r} is computed in slices of the parameters that it had, and its {key} was replaced: "
-                        "replace the module, or give the operator granularity 1 in the plan"
+                        f"{prefix!r} is computed in slices of its original parameters, and its {key} "
+                        "was replaced: replace the module instead, or give the operator granularity "
+                        "1 in the plan"
                     )
             for key, parameter in self.homes.get(module, {}).items():
                 now = module._parameters.get(key)
@@ -171,13 +172,15 @@ class Tree:
                 name, whole = (f"{prefix}.{key}" if prefix else key), self._full_shape(parameter)
                 if parameter.shape != whole and _made_of_a_part(module, key):
                     yield (
-                        f"{name!r} was pruned, normalised or parametrised after fully_shard, when it was this rank's part, "
-                        f"{list(parameter.shape)} of {list(whole)}: do it before fully_shard"
+                        f"{name!r} was pruned, normalised or parametrised after fully_shard, when it "
+                        f"was only this rank's part, {list(parameter.shape)} of {list(whole)}: do "
+                        "this before fully_shard"
                     )
                 elif now is not None and now.shape == parameter.shape != whole:
                     yield (
-                        f"{name!r} was replaced by a parameter of the shape of this rank's part, {list(now.shape)}: the "
-                        f"whole one is {list(whole)}. Replace it by one of that shape, or before fully_shard"
+                        f"{name!r} was replaced by a parameter with the shape of this rank's part, "
+                        f"{list(now.shape)}, but the full shape is {list(whole)}. Replace it with one "
+                        "of the full shape, or before fully_shard"
                     )
 
     def _full_shape(self, parameter: nn.Parameter) -> torch.Size:
@@ -191,7 +194,7 @@ class Tree:
         device = self.sharded.device
         mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(device)
         theirs = torch.empty(together.world_size * len(digest), dtype=torch.uint8, device=device)
-        label = f"taking in {next(iter(added))!r}, added after fully_shard"
+        label = f"adopting {next(iter(added))!r}, added after fully_shard"
         self.collectives.all_gather([theirs], [mine], label)
         if bool((theirs.view(together.world_size, -1) == mine).all()):
             return
@@ -217,7 +220,7 @@ class Tree:
         specs = [
             _C.ParamSpec(name, p, None, None, *dtypes.get(name, (None, None))) for name, p in new.items()
         ]
-        label = f"{next(iter(new))} and what else was added"
+        label = f"{next(iter(new))} and other added parameters"
         sharded.runtime.join(label, specs)
         for p in new.values():
             self.index[id(p)] = len(self.known)
@@ -226,8 +229,9 @@ class Tree:
         if sharded.runtime.rank == 0:
             more = f" and {len(new) - 1} more parameters were" if len(new) > 1 else " was"
             warnings.warn(
-                f"OSDP: {next(iter(new))!r}{more} added after fully_shard: every rank holds all of it (NO_SHARD), which "
-                "the plan does not count on. Add it before fully_shard to have it planned.",
+                f"OSDP: {next(iter(new))!r}{more} added after fully_shard: every rank holds all of it "
+                "(NO_SHARD), which the plan does not account for. Add it before fully_shard to "
+                "include it in the plan.",
                 stacklevel=3,
             )
 
@@ -260,24 +264,27 @@ def _unusable(new: dict[str, nn.Parameter], device: torch.device, told: bool) ->
     for name, parameter in new.items():
         if parameter.device != device:
             yield (
-                f"{name!r} was added after fully_shard on {parameter.device}, the model is on {device}: add it there"
+                f"{name!r} was added after fully_shard on {parameter.device}, but the model is on "
+                f"{device}: move it there first"
             )
         elif parameter.grad is not None:
             yield (
-                f"{name!r} was added after fully_shard and has a gradient already, which is not averaged over ranks: "
-                "call the model (which takes it in) before a backward, or set it to None"
+                f"{name!r} was added after fully_shard and already has a gradient, which was not "
+                "averaged over ranks: call the model, which adopts the parameter, before running "
+                "backward, or set the gradient to None"
             )
         elif not told:
             yield (
-                f"{name!r} was put into the model after fully_shard without being registered (module._parameters[...] = "
-                "..., ModuleList.insert), so that ranks may have trained it each for itself: use setattr, "
-                "register_parameter or add_module, or add it before fully_shard"
+                f"{name!r} was put into the model after fully_shard without being registered "
+                "(module._parameters[...] = ..., ModuleList.insert), so each rank may have trained "
+                "its own copy: use setattr, register_parameter or add_module, or add it before "
+                "fully_shard"
             )
 
 
 def _refuse_within_forward(new: dict[str, nn.Parameter]) -> None:
     if new:
         raise ShardingError(
-            f"{next(iter(new))!r} was made within a forward, with values of this rank's own: call the model once before "
-            "fully_shard, so that it has all its parameters"
+            f"{next(iter(new))!r} was created during a forward, with values that differ between "
+            "ranks: call the model once before fully_shard, so that all parameters exist"
         )

@@ -64,10 +64,10 @@ class RecomputedBlock:
         )
         if versions_of((args, kwargs)) != given:
             raise ShardingError(
-                f"{self.name!r} changes what it is called with (a cache of keys and values? an operation in place?), so it "
-                "cannot be recomputed: what it changes would be changed twice. Call the model without that (transformers: "
-                "use_cache=False), or use a plan that does not recompute it (osdp.search does so for a model described as "
-                "it is called now)"
+                f"{self.name!r} changes its inputs (a KV cache? an operation in place?), so it cannot "
+                "be recomputed: they would be changed twice. Call the model without that "
+                "(transformers: use_cache=False), or use a plan that does not recompute it "
+                "(osdp.search makes one if the model is described the way it is called now)"
             )
         self._learn(kept, found, before)
         return out
@@ -90,8 +90,8 @@ class RecomputedBlock:
             now = _buffer(place)
             if place not in kept and (now is not tensor or version_of(now) != before[place]):
                 raise ShardingError(
-                    f"{self.name!r} changes its buffer {place[1]!r} now, and did not at its first forward, so it cannot be "
-                    "recomputed: use a plan that does not recompute it"
+                    f"{self.name!r} changes its buffer {place[1]!r} now, but did not in its first "
+                    "forward, so it cannot be recomputed: use a plan that does not recompute it"
                 )
 
 

@@ -21,8 +21,9 @@ from osdp.sharding.torch_patches.other_parallels import refuse_others
 def need_process_group() -> None:
     if not dist.is_available() or not dist.is_initialized():
         raise ProcessGroupError(
-            "no process group: start the script with torchrun and call torch.distributed.init_process_group() first "
-            "(one process alone needs it too, with world_size=1)"
+            "no process group: start the script with torchrun and call "
+            "torch.distributed.init_process_group() first (a single process needs one too, with "
+            "world_size=1)"
         )
 
 
@@ -38,7 +39,7 @@ def usable_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
 def check_plan_and_model(model: nn.Module, plan: Plan, world_size: int) -> None:
     if not isinstance(plan, Plan):
         raise InvalidProblemError(
-            f"plan is a {type(plan).__name__}, not an osdp.Plan: make one with osdp.search(...), "
+            f"plan must be an osdp.Plan, got a {type(plan).__name__}: make one with osdp.search(...), "
             "osdp.Plan.uniform(...) or osdp.Plan.load(path)"
         )
     validate(plan)
@@ -46,7 +47,7 @@ def check_plan_and_model(model: nn.Module, plan: Plan, world_size: int) -> None:
     _refuse_shards(model)
     if plan.world_size not in (None, world_size):
         raise PlanMismatchError(
-            f"the plan was made for {plan.world_size} ranks, the process group has {world_size}: "
+            f"the plan was made for {plan.world_size} ranks, but the process group has {world_size}: "
             f"search again with world_size={world_size}"
         )
     compiled_modules(model)  # may raise
@@ -54,8 +55,9 @@ def check_plan_and_model(model: nn.Module, plan: Plan, world_size: int) -> None:
     check_same_model(plan, describe(model))
     if with_gradient := [name for name, p in model.named_parameters() if p.grad is not None]:
         raise ShardingError(
-            f"parameter '{with_gradient[0]}' has a gradient already (of {len(with_gradient)} that have): it is this rank's "
-            "own, and full. Call model.zero_grad() before fully_shard, and make it anew after"
+            f"parameter '{with_gradient[0]}' already has a gradient (one of {len(with_gradient)}), "
+            "which is full and this rank's own. Call model.zero_grad() before fully_shard, and "
+            "compute gradients afterwards"
         )
     devices = {p.device for p in model.parameters() if not p.is_meta}
     if len(devices) > 1:
@@ -70,8 +72,8 @@ def refuse_twice(model: nn.Module) -> None:
         if module in HANDLES:
             what = f"'{name}', a {type(module).__name__} inside the model," if name else type(module).__name__
             raise ShardingError(
-                f"{what} is sharded already: shard the outermost model alone, once. Wrapping its parts too, as FSDP "
-                "needs, is not needed: the plan says what is gathered together"
+                f"{what} is already sharded: call fully_shard once, on the outermost model. Its parts "
+                "need no wrapping as with FSDP: the plan decides what is gathered together"
             )
 
 
@@ -83,15 +85,16 @@ def _refuse_shards(model: nn.Module) -> None:
         for name, parameter in other.named_parameters():
             if id(parameter) in names and id(parameter) in sharded.tree.index:
                 raise ShardingError(
-                    f"parameter '{names[id(parameter)]}' is sharded already, as '{name}' of a {type(other).__name__} that "
-                    "is not in this model. Shard a part before the model around it; parts that share a parameter are "
-                    "sharded only together, with the model around both"
+                    f"parameter '{names[id(parameter)]}' is already sharded, as '{name}' of a "
+                    f"{type(other).__name__} that is not in this model. Shard a part before the model "
+                    "around it; shard parts that share a parameter together, with a model around both"
                 )
 
 
 def need_backend_memory(collectives: _C.Collectives, group: dist.ProcessGroup, device: torch.device) -> None:
     if not collectives.has_memory:
         raise ProcessGroupError(
-            f"allocate_memory_from_process_group_for_comm: backend {backend_of(group, device)!r} allocates no tensors on "
-            f"{device}. Leave it out, or use nccl on GPUs whose driver supports multicast"
+            f"allocate_memory_from_process_group_for_comm: backend {backend_of(group, device)!r} "
+            f"cannot allocate tensors on {device}. Leave the option out, or use nccl on GPUs whose "
+            "driver supports multicast"
         )

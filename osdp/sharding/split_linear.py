@@ -42,7 +42,7 @@ def split_linear(
     if split not in SPLITS:
         raise ValueError(f"split is {split!r}; it must be one of {', '.join(map(repr, SPLITS))}")
     if source != 0 and (out_features is None or in_features is None):
-        raise ValueError("out_features and in_features must be given with a source")
+        raise ValueError("out_features and in_features are required with a source")
     by_out = split == "out"
     if out_features is None:
         out_features = weight.shape[0] if by_out else weight.shape[0] // granularity

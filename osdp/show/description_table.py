@@ -44,7 +44,7 @@ def _headline(description: ModelDescription) -> str:
     watched = (
         f"{format_bytes(saved)} saved for backward per sample"
         if description.sample_batch
-        else "described without a sample: nothing is known of its activations"
+        else "described without a sample: activations are unknown"
     )
     return (
         f"{description.name}: {format_count(elements)} parameters ({format_bytes(description.parameter_bytes)}), "

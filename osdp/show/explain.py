@@ -45,7 +45,7 @@ def _paragraphs(plan: Plan, search: bool) -> list[RenderableType]:
         )
     if search and plan.searched is not None and plan.memory_limit_bytes is not None:
         if plan.searched.objective == "memory":
-            least = f"The least memory that gives {plan.searched.at_least:.4g} samples/s was asked for."
+            least = f"The least memory that gives {plan.searched.at_least:.4g} samples/s was requested."
             paragraphs.append(("Why so little memory", [least]))
         else:
             paragraphs.append((f"The next {format_bytes(GIB)}", [next_gib(plan)]))
@@ -110,7 +110,7 @@ def device_lines(plan: Plan) -> list[str]:
 def price(plan: Plan) -> str:
     """The value of memory at this limit, to first order."""
     if plan.certificate is None:
-        return "unknown: the plan was not searched, or was changed since."
+        return "unknown: the plan was not searched, or was changed afterwards."
     ms = plan.price_of_memory_s_per_byte * GIB * 1e3
     if ms <= 0:
         return "0 ms per GiB: at this batch size memory is no limit; every operator has its fastest choice."
@@ -149,10 +149,11 @@ def batch_reasons(plan: Plan) -> list[str]:
     searched = plan.searched
     assert searched is not None and plan.memory_limit_bytes is not None
     if searched.batch_size is not None:
-        return ["It was asked for."]
+        return ["It was requested."]
     if searched.objective == "batch":
         return [
-            f"The largest batch was asked for. With {plan.batch_size + 1}: {_with_batch(plan, plan.batch_size + 1)}"
+            f"The largest batch was requested. With {plan.batch_size + 1}: "
+            f"{_with_batch(plan, plan.batch_size + 1)}"
         ]
     smaller, larger = _neighbours(plan)
     lines = [f"With {plan.batch_size}: {_throughput(plan)}."]

@@ -36,7 +36,9 @@ def plot(frontier: Frontier, library: str | None = None, ax: Any = None) -> Any:
             raise InvalidProblemError("a plot needs matplotlib or plotly: pip install 'osdp[plot]'")
         library = "matplotlib" if ax is not None else installed[0]
     if library not in _LIBRARIES:
-        raise InvalidProblemError(f"library is {library!r}; it is one of {', '.join(map(repr, _LIBRARIES))}")
+        raise InvalidProblemError(
+            f"library must be one of {', '.join(map(repr, _LIBRARIES))}, got {library!r}"
+        )
     if importlib.util.find_spec(library) is None:
         raise InvalidProblemError(f"{library} is not installed: pip install {library}")
     return _plotly(frontier.points) if library == "plotly" else _matplotlib(frontier.points, ax)

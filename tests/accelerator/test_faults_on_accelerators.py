@@ -51,13 +51,13 @@ def test_a_rank_that_dies_while_the_host_waits(told: Ends) -> None:
 def test_a_rank_that_stays_away(told: Ends) -> None:
     first, _ = told("stays_away")
     assert first.startswith("RankError"), first
-    assert "rank 1 does not come: it has done #" in first and "timeout is 3.0 s" in first, first
+    assert "rank 1 did not arrive: it finished #" in first and "timeout is 3.0 s" in first, first
 
 
 def test_a_device_that_does_not_come_to_a_collective(told: Ends) -> None:
     first, _ = told("computes_for_ever")
     assert first.startswith("RankError"), first
-    assert "rank 1" in first and "its device has not come to the next" in first, first
+    assert "rank 1" in first and "its device has not reached the next" in first, first
 
 
 def test_ranks_that_run_modules_in_another_order(told: Ends) -> None:

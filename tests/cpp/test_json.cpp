@@ -47,8 +47,8 @@ void values() {
 void syntax() {
   refused("", "line 1, column 1: not valid JSON: the text ends here (truncated?)");
   refused("{\"a\": [1,\n  2, }", "line 2, column 6: a[2]: not valid JSON: expected a value, found '}'");
-  refused("[1,]", "another value behind ','");
-  refused("{\"a\": 1,}", "another member behind ','");
+  refused("[1,]", "another value after ','");
+  refused("{\"a\": 1,}", "another member after ','");
   refused("[,1]", "expected a value, found ','");
   refused("{a: 1}", "a member's name in double quotes, found 'a'");
   refused("{'a': 1}", "double quotes");
@@ -57,9 +57,9 @@ void syntax() {
   refused("[1}", "expected ',' or ']', found '}'");
   refused("{\"a\": {\"b\": [NaN]}}", "column 14: a.b[0]: NaN: numbers must be finite");
   refused("-Infinity", "-Infinity: numbers must be finite");
-  refused("1 // no", "more text behind the end");
+  refused("1 // no", "unexpected text after the end");
   refused("[/* no */]", "JSON has no comments");
-  refused("{} {}", "line 1, column 4: there is more text");
+  refused("{} {}", "line 1, column 4: unexpected text");
   refused("nul", "expected a value");
   refused("\xef\xbb\xbf{}", "expected a value");  // a byte order mark
   for (const char* number :
@@ -75,7 +75,7 @@ void texts() {
   refused("\"abc", "truncated");
   refused("\"a\nb\"", "found a control character");
   refused(std::string("\"a\0b\"", 5), "found a control character");
-  refused("\"\\x41\"", "behind '\\'");
+  refused("\"\\x41\"", "after '\\'");
   for (const char* bad : {"\"\\ud83d\"", "\"\\ude00\"", "\"\\ud83d\\u0041\"", "\"\\ud83dx\""}) {
     refused(bad, "half of a surrogate pair");
   }
@@ -98,7 +98,7 @@ void texts() {
 
 void members() {
   refused("{\"x\": {\"a\": 1, \"b\": 2,\n \"a\": 3}}",
-          "line 2, column 2: x.a: \"a\" is there more than once");
+          "line 2, column 2: x.a: \"a\" appears more than once");
   refused("{\"a\": 1, \"\\u0061\": 2}", "more than once");
   CHECK_EQ(parse("{\"a\": 1, \"aa\": 2, \"\": 3}").root().size, 3u);
 }
@@ -113,8 +113,8 @@ void caps() {
   parse("[1,2,3,4]", limits);
   refused("[1,2,3,4,5]", "[4]: more than 5 values", limits);
   parse("\"\xc3\xa9\xc3\xa9\xc3\xa9\xc3\xa9\"", limits);
-  refused("\"abcde\"", "a text of more than 4 characters", limits);
-  refused("{\"abcde\": 1}", "a text of more than 4 characters", limits);
+  refused("\"abcde\"", "a string of more than 4 characters", limits);
+  refused("{\"abcde\": 1}", "a string of more than 4 characters", limits);
   refused(std::string(41, ' '), "larger than 40 bytes", limits);
   refused(std::string(100000, '['), "nested deeper than 32 levels");
 }

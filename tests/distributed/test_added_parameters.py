@@ -252,8 +252,8 @@ def refused(me: Member) -> None:
         (lambda m: prune.l1_unstructured(m.layer, "weight", 0.5), r"'layer\.weight' was pruned"),
         (lambda m: parametrizations.weight_norm(m.layer), r"'layer\.weight' was pruned, normalised"),
         (lambda m: nn.utils.weight_norm(m.layer), r"'layer\.weight' was pruned, normalised"),
-        (with_a_gradient, r"'late' was added after fully_shard and has a gradient already"),
-        (grow, r"'late' was made within a forward"),
+        (with_a_gradient, r"'late' was added after fully_shard and already has a gradient"),
+        (grow, r"'late' was created during a forward"),
     ):
         for sharded_first in (False, True):
             model = small(me)
@@ -300,7 +300,9 @@ def different(me: Member) -> None:
         model.late.grad = torch.zeros(4)
     else:
         model.late = nn.Parameter(torch.zeros(4), requires_grad=False)
-    with pytest.raises(osdp.ShardingError, match="'late' was added after fully_shard and has a gradient"):
+    with pytest.raises(
+        osdp.ShardingError, match="'late' was added after fully_shard and already has a gradient"
+    ):
         model(torch.randn(2, 4))
     model.late.grad = None
     model(torch.randn(2, 4)).sum().backward()

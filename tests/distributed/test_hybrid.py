@@ -267,7 +267,7 @@ def searched(me: Member) -> None:
     plan = osdp.Plan.loads(dataclasses.replace(found).dumps())
     before = [p.detach().clone() for p in model.parameters()]
     for per_host in (1, 4):
-        with pytest.raises(osdp.PlanMismatchError, match=r"2 hosts.*stand on"):
+        with pytest.raises(osdp.PlanMismatchError, match=r"2 hosts.*run on"):
             osdp.fully_shard(model, plan, me.group, ranks_per_host=per_host)
     for old, parameter in zip(before, model.parameters(), strict=True):
         assert torch.equal(old, parameter)

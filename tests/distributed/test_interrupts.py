@@ -160,6 +160,6 @@ def test_no_memory_to_gather_into(starving):
     """Every rank that cannot gather says what was asked for and what the plan predicted; the others name it."""
     endings = run_doomed(starved, starving, UNIT_MIB // 2, world=2, timeout_s=TIMEOUT_S)
     for message in told(endings, starving):
-        assert f"{UNIT_MIB} MiB were asked for to gather parameters into" in message, message
+        assert f"{UNIT_MIB} MiB were requested to gather parameters" in message, message
         assert "all-gather" in message and "The plan predicted a peak of" in message, message
         assert "smaller batch" in message

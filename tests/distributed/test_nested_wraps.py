@@ -112,7 +112,7 @@ def refused(me: Member) -> None:
     assert torch.equal(model.inner(x), before)
     planned = net(SEED + me.rank)
     osdp.fully_shard(planned.inner, osdp.Plan.uniform(planned.inner), me.group)
-    with pytest.raises(osdp.ShardingError, match=r"'inner', a Sequential inside .* sharded already"):
+    with pytest.raises(osdp.ShardingError, match=r"'inner', a Sequential inside .* already sharded"):
         FSDP(planned, me.group)
 
 

@@ -130,7 +130,7 @@ def change_inputs(me: Member) -> None:
         osdp.Plan.uniform(described, "FULL_SHARD"), recompute=dict.fromkeys(["1.0", "1.1"], "regather")
     )
     model = osdp.fully_shard(model, plan, process_group=me.group)
-    with pytest.raises(osdp.ShardingError, match=r"'1\.0' changes what it is called with"):
+    with pytest.raises(osdp.ShardingError, match=r"'1\.0' changes its inputs"):
         model(x_of(me, 0))
 
 

@@ -30,7 +30,7 @@ class Tied(nn.Module):
 
 def refused(again: Callable[[], object], name: str) -> None:
     with pytest.raises(
-        osdp.ShardingError, match=rf"parameter '{name}' is sharded already, as '.*weight' of a"
+        osdp.ShardingError, match=rf"parameter '{name}' is already sharded, as '.*weight' of a"
     ):
         again()
 

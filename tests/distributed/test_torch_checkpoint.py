@@ -181,7 +181,7 @@ def own_files(me: Member, directory: Path) -> None:
                     for i, s in state["state"].items()
                 },
             }
-            with pytest.raises(osdp.ShardingError, match="which part of it that is cannot be told"):
+            with pytest.raises(osdp.ShardingError, match="cannot tell which part this is"):
                 again.sharded_optimizer.load_state_dict(rows)
 
 

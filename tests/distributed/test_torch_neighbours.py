@@ -108,7 +108,7 @@ def replicated(me: Member) -> None:
             pair = pair_of(me, name)
             (x,), _ = pair.data(0)
             before = pair.sharded.state_dict()
-            around = "torch's replicate around .*leave torch's replicate out"
+            around = "torch's replicate around .*remove torch's replicate"
             with pytest.raises(osdp.ShardingError, match=around):
                 replicate_with_fsdp(pair.sharded, mesh=mesh)
             outer = nn.Sequential(pair.sharded, nn.Linear(4, 2).double())
@@ -119,7 +119,7 @@ def replicated(me: Member) -> None:
                 close(value, before[key], 0.0, key)
             inner = layers()
             replicate(inner, process_group=me.group)
-            with pytest.raises(osdp.ShardingError, match="model itself is under torch's replicate already"):
+            with pytest.raises(osdp.ShardingError, match="model itself is already under torch's replicate"):
                 osdp.fully_shard(inner, osdp.Plan.uniform(layers(), name), me.group)
 
 

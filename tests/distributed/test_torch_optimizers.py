@@ -166,7 +166,7 @@ def zero_redundancy(me: Member) -> None:
         pair.sharded.parameters(), torch.optim.SGD, process_group=me.group, lr=0.1
     )
     pair.backward(pair.data(0))
-    with pytest.raises(osdp.ShardingError, match="ZeroRedundancyOptimizer deals parameters out"):
+    with pytest.raises(osdp.ShardingError, match="ZeroRedundancyOptimizer distributes parameters"):
         optimizer.step()
     pair.same_gradients()
     pair.update()

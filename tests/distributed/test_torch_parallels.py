@@ -41,7 +41,7 @@ def around(me: Member) -> None:
             with naming(f"{what}, around {'an outer module' if outer else 'it'}"):
                 where = "the module 'inner' in it" if outer else "a model that is"
                 with pytest.raises(
-                    osdp.ShardingError, match=rf"rank \d: {what} around {where}.*leave {what} out"
+                    osdp.ShardingError, match=rf"rank \d: {what} around {where}.*remove {what}"
                 ):
                     wrap(Outer(pair.sharded) if outer else pair.sharded)
     pair.train(steps=1)
@@ -86,11 +86,11 @@ def inside(me: Member) -> None:
         assert all(a.shape == b.shape for a, b in zip(before, after, strict=True))
 
     model = DDP(build(), process_group=me.group)
-    refused(model, model.module, "in a DistributedDataParallel already")
-    refused(model, model, "the model itself is under DistributedDataParallel")
+    refused(model, model.module, "already in a DistributedDataParallel")
+    refused(model, model, "the model itself is already under DistributedDataParallel")
     model = build()
     torchs_fully_shard(model.blocks[0], mesh=mesh)
-    refused(model, model, r"'blocks\.0' is under torch's fully_shard")
+    refused(model, model, r"'blocks\.0' is already under torch's fully_shard")
     model = build()
     DDP(model, process_group=me.group)  # let go of
     osdp.fully_shard(model, osdp.Plan.uniform(build(), "FULL_SHARD"), me.group)

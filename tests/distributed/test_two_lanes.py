@@ -185,8 +185,8 @@ def suffer(me: Member, act: str, where: str, link: str | None = None) -> tuple[s
 FAULTS = {
     ("kill", "forward"): "process has ended",
     ("exit", "backward"): "process has ended",
-    ("stop", "backward"): "no sign of life",
-    ("sleep", "backward"): "hangs, though its process lives",
+    ("stop", "backward"): "does not respond",
+    ("sleep", "backward"): "hangs, although its process is alive",
     ("raise", "backward"): "rank 3 ended a forward or backward with.*the third batch is bad",
 }
 

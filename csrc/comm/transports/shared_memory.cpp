@@ -67,7 +67,7 @@ SharedQueue::SharedQueue(const Address& address) : ours_(address.process == getp
     if (lseek(descriptor_, 0, SEEK_END) != static_cast<off_t>(sizeof(Queue)))
       throw std::runtime_error(path + " is not a queue of this build of OSDP");
     map();
-    if (queue_->secret != address.secret) throw std::runtime_error(path + " is another process's");
+    if (queue_->secret != address.secret) throw std::runtime_error(path + " belongs to another process");
   } catch (...) {
     if (queue_) munmap(queue_, sizeof(Queue));
     close(descriptor_);

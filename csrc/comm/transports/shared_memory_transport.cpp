@@ -72,7 +72,7 @@ class SharedMemoryTransport final : public Transport {
       neighbours_.check_lane();
       for (const auto& [queue, rank] :
            {std::pair(before_.get(), neighbours_.before()), std::pair(out_.get(), neighbours_.next())})
-        if (!queue->owner_lives()) throw faults::ConnectionLost(rank, "its shared memory is free");
+        if (!queue->owner_lives()) throw faults::ConnectionLost(rank, "its shared memory was released");
       neighbours_.check_silence(begin);
     }
   }

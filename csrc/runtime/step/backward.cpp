@@ -44,9 +44,10 @@ void BackwardPass::check_asked() {
     const bool own = step_.alone || !step_.sync;
     if (own && !p->split()) continue;
     OSDP_CHECK(!is_captured(p->accumulator().get()), Sharding, "OSDP: rank ", step_.rank,
-               ": torch.autograd.grad asks for the gradient of parameter '", p->name(), "', ",
-               p->split() ? "which is computed in slices and never has one in full. "
-                          : "which would be this rank's own: no average over the ranks, as backward makes. ",
+               ": torch.autograd.grad requests the gradient of parameter '", p->name(), "', ",
+               p->split()
+                   ? "which is computed in slices and never has a full gradient. "
+                   : "which would be this rank's own, not the average over ranks that backward computes. ",
                "Use loss.backward() and the parameter's .grad",
                p->split() ? ", or granularity 1 for it in the plan."
                           : "; or call it inside osdp.no_sync(model) if this rank's own full gradient is "
@@ -94,13 +95,12 @@ static at::Tensor unshared(at::Tensor gradient, const at::Tensor& made) {
 static void check_gradient(const Parameter& param, const at::Tensor& made) {
   if (!made.defined()) return;
   OSDP_CHECK(!made.requires_grad(), Sharding,
-             "OSDP: backward(create_graph=True) asks for a gradient of parameter '", param.name(),
-             "' that can be differentiated; the mean over the ranks cannot. Take the first gradient "
-             "by torch.autograd.grad(output, input, create_graph=True), of an input or activation.");
-  OSDP_CHECK(
-      !param.split(), Sharding, "OSDP: parameter '", param.name(),
-      "' is computed in slices, and was used in the loss by itself (a penalty on the weights?). Use the "
-      "optimizer's weight_decay, or granularity 1 for it in the plan.");
+             "OSDP: backward(create_graph=True) needs a differentiable gradient of parameter '", param.name(),
+             "', but the mean over ranks is not differentiable. Compute the first gradient "
+             "with torch.autograd.grad(output, input, create_graph=True), of an input or activation.");
+  OSDP_CHECK(!param.split(), Sharding, "OSDP: parameter '", param.name(),
+             "' is computed in slices but was used directly in the loss (a penalty on the weights?). Use the "
+             "optimizer's weight_decay, or granularity 1 for it in the plan.");
 }
 
 void BackwardPass::after_gradient(Parameter& param, const at::Tensor& made) {
@@ -210,7 +210,7 @@ void BackwardPass::abort() noexcept {
     }
     stack_.tell_raised();
   } catch (const std::exception& e) {
-    TORCH_WARN("OSDP: the model could not be put back after an exception: ", e.what());
+    TORCH_WARN("OSDP: the model could not be restored after an exception: ", e.what());
   }
 }
 

@@ -36,8 +36,9 @@ void ForwardPass::begin_training_step() {
 void ForwardPass::open(Call& call) {
   OSDP_CHECK(
       !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer) || shards_.units().empty(), Sharding,
-      "OSDP: torch.jit.trace of a sharded model would keep memory that it is only gathered into. Trace the "
-      "model before fully_shard, or another one that has loaded this one's state_dict().");
+      "OSDP: torch.jit.trace of a sharded model would record memory that holds gathered parameters only "
+      "during a call. Trace the model before fully_shard, or an unsharded model that has loaded its "
+      "state_dict().");
   OSDP_CHECK(!full_params_.summoned(), Sharding, "OSDP: module '", call.module,
              "' was called inside summon_full_params; leave that context before a forward.");
   look_for_a_step();

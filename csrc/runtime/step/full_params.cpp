@@ -30,8 +30,8 @@ at::Tensor FullParams::gather(int64_t index, const at::Tensor& local, const char
   NoInference no_inference;
   at::NoGradGuard no_grad;
   const Parameter& p = shards_.parameter(index);
-  OSDP_CHECK(!in_pass(), Sharding, "OSDP: full parameters were asked for inside a forward or backward ('",
-             p.name(), "'); ask between steps.");
+  OSDP_CHECK(!in_pass(), Sharding, "OSDP: full parameters were requested inside a forward or backward ('",
+             p.name(), "'); request them between steps.");
   if (p.whole()) return local.detach().clone();
   at::Tensor full = at::empty(p.full_sizes(), local.options());
   const ShardGroups& shard_groups = *shards_.place_of(p).shard_groups;
@@ -122,8 +122,8 @@ std::vector<at::Tensor> FullParams::counted_pieces(int64_t param, const at::Tens
 void FullParams::check_between_steps() const {
   OSDP_CHECK(
       !in_pass(), Sharding,
-      "OSDP: the norm of gradients was asked for inside a forward or backward; ask between backward and "
-      "the optimizer's step");
+      "OSDP: the norm of gradients was requested inside a forward or backward; request it between backward "
+      "and the optimizer's step");
 }
 
 NormTerms FullParams::norm_terms(const std::vector<at::Tensor>& counted, double norm_type,

@@ -32,8 +32,7 @@ at::Tensor moved(const at::Tensor& t, at::Device device) { return t.to(device, t
 }  // namespace
 
 NormTerms::NormTerms(double norm_type, at::Device device) : norm_type_(norm_type), device_(device) {
-  OSDP_CHECK(norm_type > 0, Sharding,
-             "OSDP: the norm of gradients of which each rank holds a part needs a positive ",
+  OSDP_CHECK(norm_type > 0, Sharding, "OSDP: the norm of sharded gradients needs a positive ",
              "norm type, got ", norm_type);
 }
 
@@ -81,7 +80,7 @@ void check_finite(const at::Tensor& norm, double norm_type) {
   const auto value = norm.item<double>();
   OSDP_CHECK(std::isfinite(value), Gradient, "the norm of order ", norm_type, " of all gradients is ", value,
              ", on every rank: no gradient was changed. Skip this step (every "
-             "rank will), or find the batch or layer that made it (torch.autograd.detect_anomaly).");
+             "rank will), or find the batch or layer that caused it (torch.autograd.detect_anomaly).");
 }
 
 void scale_to(double max_norm, const at::Tensor& norm, const std::vector<at::Tensor>& gradients) {

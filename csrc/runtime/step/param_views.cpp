@@ -75,11 +75,12 @@ void ParamViews::drop_copies() {
 void ParamViews::refuse_write(const Parameter& p, const std::string& where) const {
   faults::throw_error(
       faults::ErrorKind::Sharding,
-      c10::str("OSDP: rank ", step_.rank, ": parameter '", p.name(), "' was written to in ", where,
-               " (nn.Embedding(max_norm=...), weight.clamp_(), a moving average?). What is written to a ",
-               "sharded parameter there is lost, and other ranks would not have it. Write between steps, ",
-               "to this rank's part of it or inside osdp.summon_full_params(model); or choose NO_SHARD for ",
-               "it in the plan and write the same values on every rank."));
+      c10::str(
+          "OSDP: rank ", step_.rank, ": parameter '", p.name(), "' was written to in ", where,
+          " (nn.Embedding(max_norm=...), weight.clamp_(), a moving average?). Such a write to a sharded ",
+          "parameter is lost and would not reach the other ranks. Write between steps, to this rank's part "
+          "of it or inside osdp.summon_full_params(model); or choose NO_SHARD ",
+          "for it in the plan and write the same values on every rank."));
 }
 
 void ParamViews::check_written(const Call& call) const {

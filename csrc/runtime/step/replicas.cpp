@@ -108,18 +108,18 @@ void Replicas::check(int64_t rank) {
       faults::ErrorKind::Replica,
       c10::str("rank ", rank, ": parameter '", names_[at], "'",
                more > 0 ? c10::str(" (and ", more, " more)") : "",
-               " is not the same on all ranks that hold it any more: ", values, ". ",
+               " no longer has the same value on all ranks that hold it: ", values, ". ",
                written_[at]
-                   ? "It was written to in forward (nn.Embedding(max_norm=...), a moving average?), by each "
-                     "rank what its own data made of it: write the same values on every rank, or between "
-                     "steps. "
+                   ? "It was written to in forward (nn.Embedding(max_norm=...), a moving average?) with "
+                     "values that depend on each rank's own data: write the same values on every rank, or "
+                     "between steps. "
                    : "",
-               "Ranks get the same averaged gradients and must make the same change of them. What makes them "
-               "differ: values that were drawn, loaded or written on some ranks only; gradients that each "
-               "rank has scaled, clipped or added noise to by what it alone knows (its own norm, its own "
-               "seed); an optimizer or a branch of one that only some ranks run; other options of it. Make "
-               "the same change on every rank; to make parameters and the optimizer's state equal again, "
-               "load a checkpoint."));
+               "All ranks get the same averaged gradients and must make the same update from them. Possible "
+               "causes: values that were initialised, loaded or written on some ranks only; gradients that "
+               "each rank scaled, clipped or added noise to by its own norm or seed; an optimizer, or a "
+               "branch of one, that only some ranks run; optimizer options that differ. Make the same "
+               "update on every rank; to make parameters and optimizer state equal again, load a "
+               "checkpoint."));
 }
 
 void Replicas::forget() {

@@ -56,7 +56,7 @@ void UnitScheduler::assert_state(const Unit& unit, bool holds, const char* trans
   OSDP_CHECK(holds, Sharding, "OSDP: rank ", step_.rank, ": unit '", unit.name, "' cannot ", transition,
              " in ", step_.in_backward ? "backward" : "forward", " while it is ",
              name_of(state_of(unit).phase),
-             ". This is an error of OSDP; please report it with the model and the plan.");
+             ". This is a bug in OSDP; please report it with the model and the plan.");
 }
 
 // Backward may read what its forward gathered; a new forward must not, since the optimizer may have stepped.

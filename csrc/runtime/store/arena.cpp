@@ -69,9 +69,9 @@ c10::DataPtr Arena::allocate(size_t bytes) {
       const auto mib = [](size_t n) { return c10::str(static_cast<double>(n) / (1 << 20), " MiB"); };
       faults::throw_error(
           faults::ErrorKind::Memory,
-          c10::str("out of memory: ", mib(bytes), " were asked for to gather parameters into, beside ",
-                   mib(b.in_use_bytes), " in use for that (", e.what_without_backtrace(), "). ", b.budget,
-                   "Search with a smaller memory=, or use a smaller batch."));
+          c10::str("out of memory: ", mib(bytes), " were requested to gather parameters, in addition to ",
+                   mib(b.in_use_bytes), " already in use for that (", e.what_without_backtrace(), "). ",
+                   b.budget, "Search with a smaller memory=, or use a smaller batch."));
     }
   }
   b.in_use_bytes += block->bytes;

@@ -109,7 +109,7 @@ void Parameter::check_local() const {
   const bool same = tensor_.sizes() == at::IntArrayRef(local_sizes_) && tensor_.scalar_type() == own_ &&
                     tensor_.device() == home_;
   OSDP_CHECK(same, Sharding, "OSDP: parameter '", name_, "' is now ", tensor_.sizes(), " ",
-             tensor_.scalar_type(), " on ", tensor_.device(), ", and this rank's part of it was ",
+             tensor_.scalar_type(), " on ", tensor_.device(), ", but this rank's part of it was ",
              at::IntArrayRef(local_sizes_), " ", own_, " on ", home_,
              " when the model was sharded (p.data = ..., model.to(...), model.half()?). Convert or move a "
              "model before fully_shard; change values by p.data.copy_(...) of this rank's part, or inside "

@@ -27,8 +27,8 @@ def install_scaler() -> None:
     scaler = grad_scaler.GradScaler
     if not hasattr(scaler, "_unscale_grads_"):
         warnings.warn(
-            "OSDP does not know this torch's GradScaler, which could skip a step on one rank only: use "
-            "osdp.ShardedGradScaler.",
+            "OSDP does not recognise this torch's GradScaler, which could skip a step on one rank "
+            "only: use osdp.ShardedGradScaler.",
             stacklevel=2,
         )
         return

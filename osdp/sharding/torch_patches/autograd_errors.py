@@ -37,10 +37,11 @@ def typed(error: RuntimeError) -> ShardingError | None:
         if not names:
             return None
         message = (
-            f"OSDP: a gradient {shapes[1]} came for a parameter {shapes[2]}: {' or '.join(map(repr, names))} was used in "
-            "the loss outside of forward (a penalty on the weights?), where it is this rank's part. Use the optimizer's "
-            "weight_decay; or compute the term in forward, or in a method of the model that "
-            "osdp.register_forward_method(model, name) has gather what it reads; or choose NO_SHARD in the plan"
+            f"OSDP: a gradient of shape {shapes[1]} arrived for a parameter of shape {shapes[2]}: "
+            f"{' or '.join(map(repr, names))} was used in the loss outside of forward (a penalty on "
+            "the weights?), where it is only this rank's part. Use the optimizer's weight_decay; or "
+            "compute the term in forward, or in a method of the model that gathers what it reads "
+            "(osdp.register_forward_method(model, name)); or choose NO_SHARD in the plan"
         )
     else:
         return None

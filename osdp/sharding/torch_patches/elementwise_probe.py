@@ -70,27 +70,29 @@ def check_optimizer(optimizer: Optimizer, cut: dict[int, CutParameter]) -> None:
     first = next(iter(cut.values()))
     if any(base.__name__ == "ZeroRedundancyOptimizer" for base in type(optimizer).__mro__):
         raise ShardingError(
-            f"rank {first.rank}: {kind} deals parameters out to ranks and broadcasts them, and '{first.name}' is this "
-            "rank's rows, which would overwrite those of the other ranks. OSDP shards the optimizer's state by itself: use "
-            "the inner optimizer."
+            f"rank {first.rank}: {kind} distributes parameters over ranks and broadcasts them, but "
+            f"'{first.name}' holds only this rank's rows, which would overwrite those of the other "
+            "ranks. OSDP already shards the optimizer's state: use the inner optimizer."
         )
     try:
         with torch.random.fork_rng(devices=[]):
             difference = step_difference(optimizer, cut)
     except Exception as error:
         warnings.warn(
-            f"rank {first.rank}: OSDP cannot tell whether {kind} is element-wise ({type(error).__name__}: {error}). It "
-            f"steps on this rank's rows of '{first.name}' and {len(cut) - 1} more: if it needs whole matrices or a norm, "
-            f"give their operators NO_SHARD ({first.advice}).",
+            f"rank {first.rank}: OSDP cannot tell whether {kind} is element-wise "
+            f"({type(error).__name__}: {error}). It updates this rank's rows of '{first.name}' and of "
+            f"{len(cut) - 1} more parameters: if it needs whole matrices or a norm, give their "
+            f"operators NO_SHARD ({first.advice}).",
             stacklevel=2,
         )
         return
     if difference is not None:
         raise ShardingError(
-            f"rank {first.rank}: {kind} needs whole tensors: its step of a tensor is not the steps of its rows (they "
-            f"differ by {difference:.2g} of the step), and each rank holds rows of '{first.name}' and {len(cut) - 1} more "
-            f"of its parameters. Nothing was changed. Give their operators NO_SHARD ({first.advice}), or use an "
-            "element-wise optimizer for them."
+            f"rank {first.rank}: {kind} needs whole tensors: its step on a tensor differs from its "
+            f"steps on the tensor's rows (by {difference:.2g} of the step), and each rank holds only "
+            f"rows of '{first.name}' and of {len(cut) - 1} more of its parameters. Nothing was "
+            f"changed. Give their operators NO_SHARD ({first.advice}), or use an element-wise "
+            "optimizer for them."
         )
 
 

@@ -64,7 +64,8 @@ def refuse_part(tensor: Tensor, what: str) -> None:
             runtime.suspect_replicas()
             continue
         raise ShardingError(
-            f"{what} would draw parameter '{name}' anew from this rank's part of it, {list(tensor.shape)}: initialise it "
-            "before fully_shard, or inside osdp.summon_full_params(model) with the same seed on all ranks; models on the "
-            "meta device take a param_init_fn"
+            f"{what} would initialise parameter '{name}' from the shape of this rank's part, "
+            f"{list(tensor.shape)}: initialise it before fully_shard, or inside "
+            "osdp.summon_full_params(model) with the same seed on all ranks; for models on the meta "
+            "device pass param_init_fn"
         )

@@ -37,8 +37,8 @@ def _install_total_norm() -> None:
     names = getattr(getattr(wrapper, "__code__", None), "co_freevars", ())
     if wrapper is None or names != ("func",):
         warnings.warn(
-            "OSDP does not know this torch's torch.nn.utils.clip_grad_norm_: it would take this rank's part of the "
-            "gradients for all of them. Use osdp.clip_grad_norm_(model, ...).",
+            "OSDP does not recognise this torch's torch.nn.utils.clip_grad_norm_, which would take "
+            "this rank's part of the gradients for all of them. Use osdp.clip_grad_norm_(model, ...).",
             stacklevel=2,
         )
         return
@@ -75,9 +75,10 @@ def _refusing(check: Callable[..., Any]) -> Callable[..., Any]:
             if found is not None and not _C.Runtime.is_whole(*found):
                 runtime, index = found
                 raise ShardingError(
-                    f"rank {runtime.rank}: parameters_to_vector and vector_to_parameters see this rank's part of "
-                    f"parameter '{runtime.name(index)}', {tuple(param.shape)} of {tuple(runtime.full_shape(index))}: the "
-                    "vector would be another one on each rank. Call them inside osdp.summon_full_params(model)."
+                    f"rank {runtime.rank}: parameters_to_vector and vector_to_parameters see only "
+                    f"this rank's part of parameter '{runtime.name(index)}', {tuple(param.shape)} of "
+                    f"{tuple(runtime.full_shape(index))}, so each rank would get a different vector. "
+                    "Call them inside osdp.summon_full_params(model)."
                 )
         return check(param, *args)
 

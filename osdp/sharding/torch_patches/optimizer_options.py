@@ -47,10 +47,11 @@ class OptionCheck:
             ticket.wait()  # a fault also ends the wait on the device, and is then raised here
             if abs(given - own) > 0.25:
                 raise DisagreementError(
-                    f"rank {dist.get_rank(group)}: in the step before, the options of "
-                    f"{type(optimizer).__name__} differed between ranks; here they were {options}. Each rank then "
-                    "moves its rows of the parameters differently. Feed schedules the same loss on every rank (its mean: "
-                    "torch.distributed.all_reduce), and load a checkpoint of before."
+                    f"rank {dist.get_rank(group)}: in the previous step the options of "
+                    f"{type(optimizer).__name__} differed between ranks; on this rank they were "
+                    f"{options}. Each rank then updates its rows of the parameters differently. Give "
+                    "schedulers the same loss on every rank (its mean: "
+                    "torch.distributed.all_reduce), and load an earlier checkpoint."
                 )
         step, self._steps = self._steps, self._steps + 1
         if not self._lanes or (step >= FIRST and step % EVERY):

@@ -112,9 +112,10 @@ class _Shown(_OfParameter):
             if value.numel() == 1:
                 return value
             raise ShardingError(
-                f"rank {parameter.rank}: the state {key!r} that {self.kind} keeps of '{parameter.name}' has shape "
-                f"{list(value.shape)}, neither this rank's part {list(parameter.local_shape)} of the parameter nor one "
-                "number: it cannot be shown as a part of a full tensor. Give the operator NO_SHARD "
+                f"rank {parameter.rank}: the state {key!r} that {self.kind} keeps of "
+                f"'{parameter.name}' has shape {list(value.shape)}, which is neither that of this "
+                f"rank's part of the parameter, {list(parameter.local_shape)}, nor a scalar's: it "
+                "cannot be represented as a part of a full tensor. Give the operator NO_SHARD "
                 f"({parameter.advice})."
             )
         return as_dtensor(parameter, value)
@@ -129,8 +130,8 @@ class _Local(_OfParameter):
         parameter = self.parameter
         what = f"rank {parameter.rank}: the state {key!r} of '{parameter.name}' in the {self.kind} state dict"
         instead = (
-            "osdp.save and osdp.load, torch.distributed.checkpoint, or get_optimizer_state_dict with "
-            "full_state_dict=True go from any ranks to any others"
+            "to change the number of ranks, use osdp.save and osdp.load, "
+            "torch.distributed.checkpoint, or get_optimizer_state_dict with full_state_dict=True"
         )
         if tuple(value.shape) == parameter.full_shape:
             if not isinstance(value, DTensor):
@@ -138,9 +139,10 @@ class _Local(_OfParameter):
             here, of_rank = (parameter.rank, parameter.world), rank_of(value, parameter)
             if of_rank != here or value.device_mesh != mesh_of(parameter):
                 raise ShardingError(
-                    f"{what} holds the rows of rank {of_rank[0]} of {value.device_mesh.size()}, and this is rank "
-                    f"{here[0]} of {here[1]}: a file written by torch.save(optimizer.state_dict()) holds one rank's "
-                    f"rows, and is for that rank alone. {instead}."
+                    f"{what} holds the rows of rank {of_rank[0]} of {value.device_mesh.size()}, but "
+                    f"this is rank {here[0]} of {here[1]}: a file written by "
+                    "torch.save(optimizer.state_dict()) holds one rank's rows and can be loaded only "
+                    f"by that rank; {instead}."
                 )
             local = rows_of(parameter, value)
             if tuple(local.shape) == parameter.local_shape:
@@ -148,6 +150,6 @@ class _Local(_OfParameter):
         elif value.numel() == 1:
             return value
         raise ShardingError(
-            f"{what} has shape {list(value.shape)}, and the whole parameter has {list(parameter.full_shape)}: which "
-            f"part of it that is cannot be told. {instead}."
+            f"{what} has shape {list(value.shape)}, but the full parameter has "
+            f"{list(parameter.full_shape)}, so OSDP cannot tell which part this is; {instead}."
         )

@@ -51,7 +51,8 @@ def _refuse_unreduced(optimizer: Optimizer) -> None:
         stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if any(id(p) in stepped for p in model.parameters()):
             raise ShardingError(
-                f"rank {sharded.runtime.rank}: {type(optimizer).__name__}.step() with gradients that osdp.no_sync has kept "
-                f"and no backward has averaged yet (parameter {sharded.names()[index]!r}): ranks would step apart. Run the "
-                "last micro-batch's backward outside of no_sync, then step"
+                f"rank {sharded.runtime.rank}: {type(optimizer).__name__}.step() was called with "
+                "gradients that osdp.no_sync kept and no backward has averaged yet (parameter "
+                f"{sharded.names()[index]!r}): ranks would diverge. Run the last micro-batch's "
+                "backward outside of no_sync, then step"
             )

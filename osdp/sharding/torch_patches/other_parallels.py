@@ -87,9 +87,9 @@ def _refuse_around(what: str, part: nn.Module) -> None:
 
 def _refuse(what: str, around: str) -> NoReturn:
     raise ShardingError(
-        f"{_rank()}{what} around {around} sharded by OSDP: each rank holds its own rows of the parameters, which "
-        f"{what} would take for all of them. OSDP averages gradients by itself: leave {what} out, or shard the "
-        "outermost model with osdp.fully_shard instead."
+        f"{_rank()}{what} around {around} sharded by OSDP: each rank holds only its own rows of the "
+        f"parameters, but {what} would treat them as full parameters. OSDP averages gradients itself: "
+        f"remove {what}, or shard the outermost model with osdp.fully_shard instead."
     )
 
 
@@ -108,14 +108,14 @@ def refuse_others(model: nn.Module) -> None:
         kind = type(module)
         place = f"'{name}'" if name else "the model itself"
         if "replicate" in (_get_registry(module) or ()):
-            _refuse_inside(f"{place} is under torch's replicate already")
+            _refuse_inside(f"{place} is already under torch's replicate")
         if isinstance(module, _WRAPPERS) or any(map(_is_torchs, kind.__mro__)):
             what = "torch's fully_shard" if not isinstance(module, _WRAPPERS) else kind.__name__
-            _refuse_inside(f"{place} is under {what} already")
+            _refuse_inside(f"{place} is already under {what}")
     if _holder(model) is not None:
         gc.collect()  # an unreferenced one may not have been collected yet
         if (holder := _holder(model)) is not None:
-            _refuse_inside(f"a part of the model is in a {type(holder).__name__} already")
+            _refuse_inside(f"a part of the model is already in a {type(holder).__name__}")
 
 
 def _is_torchs(kind: type) -> bool:
@@ -141,8 +141,8 @@ def _with_subclasses(classes: Iterable[type]) -> set[type]:
 
 def _refuse_inside(what: str) -> NoReturn:
     raise ShardingError(
-        f"{_rank()}{what}, which averages or shards the same gradients by itself. Give osdp.fully_shard the plain model "
-        "(of a wrapper its .module, before it is wrapped)."
+        f"{_rank()}{what}, which averages or shards the same gradients itself. Pass the plain model "
+        "to osdp.fully_shard (for a wrapper its .module, before it is wrapped)."
     )
 
 

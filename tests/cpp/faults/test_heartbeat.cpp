@@ -64,8 +64,8 @@ void lost_before_it_asked() {
   std::this_thread::sleep_for(kSoon);
   const std::string message = me.lose(2);
   CHECK(holds(message, "rank 2"));
-  CHECK(holds(message, "has done #1 'layers.0 all-gather'"));
-  CHECK(holds(message, "though its process runs"));  // this one
+  CHECK(holds(message, "finished #1 'layers.0 all-gather'"));
+  CHECK(holds(message, "although its process is running"));  // this one
 }
 
 // Nobody knows whose connection it was; and a rank beyond all that there are.
@@ -93,7 +93,7 @@ void times_out() {
   auto store = std::make_shared<MemoryStore>();
   Member me(store, 0, 2, 1.5), other(store, 1, 2);
   std::this_thread::sleep_for(kSoon);
-  CHECK(holds(me.wait("layers.1 all-gather"), "rank 1 does not come"));
+  CHECK(holds(me.wait("layers.1 all-gather"), "rank 1 did not arrive"));
 }
 
 // --- lanes that only enqueue
@@ -129,7 +129,7 @@ void waits_on_its_device() {
   other.lane.enqueue("layers.0 all-gather", yes, yes);
   me.lane.enqueue("layers.1 all-gather", yes, no);
   const std::string message = ended_with(*me.health);
-  CHECK(holds(message, "rank 1 does not come: it has done #1 'layers.0 all-gather'"));
+  CHECK(holds(message, "rank 1 did not arrive: it finished #1 'layers.0 all-gather'"));
   CHECK(holds(message, "Rank 0 waits at #2 'layers.1 all-gather'"));
   CHECK(backend->aborted);
   const auto late = std::make_shared<Backend>();
@@ -144,7 +144,7 @@ void device_is_late() {
   me.lane.enqueue("layers.0 all-gather", yes, no);
   other.lane.enqueue("layers.0 all-gather", no, no);
   const std::string message = ended_with(*me.health);
-  CHECK(holds(message, "rank 1") && holds(message, "has a device that does not come to the first"));
+  CHECK(holds(message, "rank 1") && holds(message, "waits for its device to reach the first collective"));
 }
 
 // Collectives of equal sizes: all of them end, and the ranks go on.
@@ -286,7 +286,7 @@ void store_fails() {
   auto store = std::make_shared<MemoryStore>();
   Member me(store, 0, 2);
   store->fail();
-  CHECK(holds(me.wait("layers.1 all-gather"), "the store that the ranks share does not answer"));
+  CHECK(holds(me.wait("layers.1 all-gather"), "the store that the ranks share does not respond"));
   auto another = std::make_shared<MemoryStore>();
   Member you(another, 0, 2);
   another->fail();

@@ -93,7 +93,7 @@ def judge(endings: list[Ending], culprit: int) -> list[str]:
         message, kinds, seconds = ending.result
         assert kinds[0] == "RankError", (kinds, message)
         assert f"rank {culprit}" in message, message
-        assert f"Rank {rank} waits at #" in message or f"Rank {rank} has done #" in message, message
+        assert f"Rank {rank} waits at #" in message or f"Rank {rank} finished #" in message, message
         assert "'layers." in message and ("in forward of" in message or "in backward of" in message), message
         assert seconds < TIMEOUT_S + SLACK_S, seconds
         messages.append(message)

@@ -130,6 +130,6 @@ def test_a_profile_tells_its_steps(caplog: pytest.LogCaptureFixture) -> None:
     for what in (
         "timing collectives",
         "timing matrix products and the optimizer",
-        "collectives beside computation",
+        "collectives during computation",
     ):
         assert what in messages

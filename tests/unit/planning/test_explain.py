@@ -93,7 +93,7 @@ def test_a_batch_that_was_asked_for_is_no_choice(plan: Plan, description: ModelD
     asked = osdp.search(
         description, memory=plan.memory_limit_bytes, world_size=8, hardware=MACHINE, batch_size=1
     )
-    assert paragraph(asked.explain(200), "Why a batch of 1") == "It was asked for."
+    assert paragraph(asked.explain(200), "Why a batch of 1") == "It was requested."
 
 
 def test_a_global_batch_has_the_neighbours_that_divide_it(description: ModelDescription) -> None:

@@ -208,7 +208,7 @@ def test_autocast_as_linear_does(split: str, with_source: bool) -> None:
         ({"weight": torch.zeros(OUT, IN - 1), "in_features": IN}, "weight is"),
         ({"bias": torch.zeros(OUT + 1)}, "bias is"),
         ({"source": 10**9, "out_features": OUT, "in_features": IN}, "not registered"),
-        ({"source": 10**9}, "must be given"),
+        ({"source": 10**9}, "are required"),
         ({"split": "sideways"}, "sideways"),
     ),
 )

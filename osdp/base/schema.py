@@ -158,7 +158,7 @@ def json_schema(kind: str, cls: type, identifier: str) -> dict[str, Any]:
 def _definition(shape: Shape, definitions: dict[str, Any]) -> dict[str, Any]:
     assert shape.cls is not None
     return {
-        "description": (shape.cls.__doc__ or "").strip().split("\n")[0],
+        "description": " ".join((shape.cls.__doc__ or "").strip().split("\n\n")[0].split()),
         "type": "object",
         "additionalProperties": False,
         "required": list(shape.names),

@@ -50,6 +50,7 @@ class Checkpoints:
     one copy: a save waits for the previous one.
 
     Leaving a `with` block waits for the last save; after an exception it only stops this rank's writing.
+    Raises InvalidProblemError if `keep` is not a positive integer or None.
 
     >>> checkpoints = osdp.Checkpoints("run", keep=3)
     >>> for step in range(checkpoints.load(model, optimizer), steps):
@@ -92,8 +93,9 @@ class Checkpoints:
         `extra`: values that JSON can represent, such as a scheduler's state; rank 0's is saved, and is in
         `extra` after loading.
 
-        Raises, on all ranks, the error of the previous save (then this one is not begun), or those of
-        `osdp.save`.
+        Raises, on all ranks, the error of the previous save (then this one is not begun), those of
+        `osdp.save`, InvalidProblemError for a bad `step`, ShardingError for an `extra` that JSON cannot
+        represent, and DisagreementError if ranks save different steps.
         """
         self.wait()
         together = Together(self._group or save_load.group_of(model), "osdp.Checkpoints.save")

@@ -55,6 +55,8 @@ def save(
     Raises ShardingError if `directory` holds something other than a checkpoint or an optimizer state has an
     unsupported shape, OSDPError if writing failed on some rank. Both are raised on all ranks and leave the
     older checkpoint in place.
+
+    >>> osdp.save(model, optimizer, "checkpoint")
     """
     together = Together(process_group or group_of(model), "osdp.save")
     step = f"saving {os.fspath(directory)!r:.200}"
@@ -84,6 +86,8 @@ def load(
 
     Raises FormatError, on all ranks and with nothing changed, if the checkpoint is incomplete, damaged, or of
     a different model or optimizer; its `field` names the parameter.
+
+    >>> osdp.load(model, optimizer, "checkpoint")
     """
     look_at_tree(model)
     together = Together(process_group or group_of(model), "osdp.load")

@@ -32,7 +32,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Operator:
-    """Parameters decided together, and the module calls that use them.
+    """Parameters that share one choice, and the module calls that use them.
 
     Usually the parameters that one module owns directly. `name` is that module's name ("" is the root).
     `parameters` is empty for the call of a module without parameters that takes time or activation memory.
@@ -59,7 +59,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class Block:
-    """A module that can be recomputed: what it keeps if it is (its inputs), per sample."""
+    """A module that can be recomputed in backward; if it is, only its inputs are saved."""
 
     name: str
     input_bytes_per_sample: int
@@ -67,7 +67,13 @@ class Block:
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """The operators of a model in execution order, measured on one sample. Batch is dimension 0, per rank."""
+    """The operators of a model in execution order, measured on one sample, whose dimension 0 is the batch of one rank.
+
+    `osdp.describe` makes it.
+
+    >>> description = osdp.describe(model, inputs)
+    >>> description.save("model.json")
+    """
 
     name: str  # the root module's class name
     operators: tuple[Operator, ...]
@@ -80,10 +86,12 @@ class ModelDescription:
 
     @property
     def parameter_bytes(self) -> int:
+        """Bytes of all parameters, in their own dtypes."""
         return sum(o.parameter_bytes for o in self.operators)
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
+        """The parameters of all operators, in execution order."""
         return tuple(p for o in self.operators for p in o.parameters)
 
     def dumps(self) -> str:

@@ -112,21 +112,26 @@ class FullyShardedDataParallel(nn.Module):
 
     @property
     def plan(self) -> Plan:
+        """The plan of the sharded model that this wrapper belongs to."""
         return self._sharded().plan
 
     @property
     def rank(self) -> int:
+        """This rank, among the ranks over which the model is sharded."""
         return self._sharded().runtime.rank
 
     @property
     def world_size(self) -> int:
+        """The number of ranks over which the model is sharded."""
         return self._sharded().runtime.world
 
     @property
     def process_group(self) -> dist.ProcessGroup:
+        """The ranks over which the model is sharded."""
         return self._sharded().group
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the wrapped module; with `force_input_to_fp32`, on inputs cast to float32."""
         if self._casts_inputs:
             args, kwargs = cast_floats(args, torch.float32), cast_floats(kwargs, torch.float32)
         return self.module(*args, **kwargs)
@@ -181,6 +186,7 @@ class FullyShardedDataParallel(nn.Module):
             return super().apply(fn)
 
     def check_is_root(self) -> bool:
+        """Whether this is the outermost wrapper."""
         return outermost_around(self._osdp_wrapped)[2] == ""
 
     def assert_state(self, state: Any) -> None:
@@ -198,6 +204,7 @@ class FullyShardedDataParallel(nn.Module):
 
     @property
     def params_with_grad(self) -> list[nn.Parameter]:
+        """The parameters that have a gradient."""
         return [p for p in self.parameters() if p.grad is not None]
 
     def non_shared_params(self) -> list[nn.Parameter]:
@@ -209,17 +216,20 @@ class FullyShardedDataParallel(nn.Module):
         """Accepted, without effect: tied parameters are found automatically."""
 
     def set_gradient_divide_factors(self, pre: float, post: float, recursive: bool) -> None:
+        """Not supported: raises ShardingError."""
         raise ShardingError(
             "set_gradient_divide_factors is not supported: gradients are means; scale the loss instead"
         )
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        """Not supported: raises ShardingError."""
         raise ShardingError(
             "register_comm_hook is not supported: set the dtype in which gradients are reduced by "
             "mixed_precision=MixedPrecision(reduce_dtype=...)"
         )
 
     def extra_repr(self) -> str:
+        """The number of ranks, and of units in each mode; of the outermost wrapper."""
         if next(self.parameters(), None) is None:
             return "without parameters"
         plan = self._sharded().plan
@@ -289,12 +299,15 @@ class FullyShardedDataParallel(nn.Module):
             delattr(self.module, name)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Register the parameter in the wrapped module."""
         self.module.register_parameter(name, param)
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        """Register the buffer in the wrapped module."""
         self.module.register_buffer(name, tensor, persistent)
 
     def add_module(self, name: str, module: nn.Module | None) -> None:
+        """Add the module to the wrapped module."""
         self.module.add_module(name, module)
 
     def __getattr__(self, name: str) -> Any:

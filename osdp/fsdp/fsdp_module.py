@@ -51,7 +51,10 @@ class UnshardHandle:
 
 class FSDPModule(nn.Module):
     """Base class of modules that `osdp.fully_shard(module)` has sharded; docs/drop-in.md describes each
-    method."""
+    method.
+
+    >>> model.set_requires_gradient_sync(False)  # accumulate without communication
+    """
 
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
         """Accepted as a hint, without effect: the next call gathers. To read full parameters outside of calls
@@ -92,7 +95,7 @@ def _refusal(name: str, instead: str) -> Callable[..., None]:
         raise ShardingError(f"{name} is not supported: {instead}")
 
     refused.__name__ = name
-    refused.__doc__ = f"Not supported: {instead}."
+    refused.__doc__ = f"Not supported, raises ShardingError: {instead}."
     return refused
 
 

@@ -49,7 +49,8 @@ def consolidate_shard_weights(
 ) -> dict[str, Tensor]:
     """Merge the local state dicts of all ranks and their metadata to the full one. Buffers are rank 0's.
 
-    Raises FormatError for metadata of another library and, with `strict`, for a parameter that a rank lacks.
+    Raises FormatError for metadata of another library and, with `strict`, for a parameter that a rank lacks;
+    InvalidProblemError unless there is one state dict and one metadata of every rank.
     """
     if not shard_weights or len(shard_weights) != len(shard_metadata):
         raise InvalidProblemError(

@@ -18,8 +18,8 @@ MOST_DEVICE_BYTES = 2**50  # so that sums do not overflow
 
 @dataclass(frozen=True)
 class Collective:
-    """Cost of one collective over N ranks on S bytes (S: the full, unsharded size), as the paper's ring model
-    has it.
+    """Cost of one collective over N ranks on S bytes (the full, unsharded size) in the paper's ring model
+    (section 3).
 
     all_gather, reduce_scatter: (N-1) * (alpha_s + S/N * beta_s_per_byte); all_reduce: 2(N-1) * (the same), so
     that alpha is the latency of one ring step and beta the time per byte sent in it.
@@ -31,7 +31,8 @@ class Collective:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes of one device that no tensor has, and that count against a limit: `osdp.planning.device_memory`. All 0 on CPUs.
+    """Bytes of one device that no tensor holds but that count against a limit (`osdp.planning.device_memory`).
+    All 0 on CPUs.
 
     The last four describe the caching allocator.
     """
@@ -47,8 +48,8 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class Measured:
-    """What `osdp.profile` measured on, and two fixed jobs: whoever trains later finds out whether the machine is another,
-    or another speed (`osdp.hardware.this_machine`).
+    """The machine that `osdp.profile` ran on, and the times of two fixed jobs, which tell whether the machine or
+    its speed has changed since (`osdp.hardware.this_machine`).
     """
 
     processor: str  # model of the CPU or accelerator
@@ -61,7 +62,12 @@ class Measured:
 
 @dataclass(frozen=True)
 class Hardware:
-    """One machine, as measured (`osdp.profile`) or from public figures (`Hardware.load("rtx-titan-8")`)."""
+    """One machine, measured by `osdp.profile` or taken from public figures (`Hardware.load("rtx-titan-8")`).
+
+    >>> hardware = osdp.profile(model, inputs)  # collective: on every rank
+    >>> hardware.save("cluster.json")
+    >>> hardware = osdp.Hardware.load("cluster.json")
+    """
 
     name: str
     source: str  # of the figures: "measured 2026-11-21 on ...", or a publication

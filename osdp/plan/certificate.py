@@ -10,7 +10,7 @@ from osdp.base.schema import AtLeast
 
 @dataclass(frozen=True)
 class PhasePrice:
-    """The Lagrange multiplier of one phase's memory: numerator / the certificate's denominator, ps per byte."""
+    """The Lagrange multiplier of one phase's memory, in ps per byte: numerator / the certificate's denominator."""
 
     phase: int  # index of the operator whose backward runs; -1: the sum over the whole step (cost="paper")
     numerator: int
@@ -18,7 +18,7 @@ class PhasePrice:
 
 @dataclass(frozen=True)
 class Certificate:
-    """Proof of optimality: cost and memory of the plan, and a lower bound that none undercuts (integers).
+    """Proof of optimality: the plan's time and memory, and a lower bound on the time of every plan (integers).
 
     `lower_bound_ps` holds for steps of this batch size and this largest transient, and can be checked from
     the multipliers alone. `search_bound_ps` is the bound that the whole search proved, over all batch sizes

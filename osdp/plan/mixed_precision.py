@@ -53,6 +53,7 @@ class MixedPrecision:
 
     @property
     def changes_nothing(self) -> bool:
+        """Whether every dtype is None, of all parts too."""
         own = self.param_dtype or self.reduce_dtype or self.buffer_dtype or self.output_dtype
         return not own and all(part.changes_nothing for _, part in self.parts)
 

@@ -35,7 +35,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Plan(PlanFields):
-    """A choice per operator, recomputation per block, units, and what it was made for."""
+    """A choice for each operator, recomputation for each block, the units, and what the plan was made for.
+
+    `osdp.search` makes it. A plan is a value: `replace` returns a new one.
+
+    >>> plan = osdp.search(model, (inputs,), memory="16GiB", world_size=8, hardware="a100-8")
+    >>> plan.save("plan.json")
+    >>> osdp.fully_shard(model, osdp.Plan.load("plan.json"))
+    """
 
     @staticmethod
     def uniform(
@@ -54,6 +61,8 @@ class Plan(PlanFields):
         always NO_SHARD, as in `osdp.search`. A model passed instead of a description is described without a
         sample: then no operator is known to be splittable, and parameters are gathered at their module's
         parent.
+
+        Raises InvalidProblemError for a choice that does not exist and for patterns that match nothing.
 
         >>> Plan.uniform(osdp.describe(model, tokens), "FULL_SHARD", granularity=4, sharded_slices=2)
         """

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class OperatorPrediction:
-    """What the search predicts of one operator under its choice, per rank."""
+    """The search's prediction for one operator under its choice, per rank."""
 
     state_bytes: int  # parameters, gradients and optimizer state held throughout
     saved_bytes: int  # activations, whole batch
@@ -20,7 +20,7 @@ class OperatorPrediction:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What one step takes, played event by event (`Plan.simulate`); with cost="paper" the paper's sum.
+    """Time and memory of one step, simulated event by event (`Plan.simulate`); with cost="paper" the paper's sum.
 
     Durations of computation and communication include their slowdown while both run; since they overlap, a
     step is shorter than their sum.

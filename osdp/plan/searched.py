@@ -29,9 +29,10 @@ COST_VERSION = _search.COST_VERSION
 
 @dataclass(frozen=True)
 class Searched:
-    """The arguments of `osdp.search` after "auto" was resolved. With a plan's other fields nothing more is
-    needed to check its certificate (`osdp.verify`), or to repeat the search under another limit
-    (`plan.frontier`).
+    """The arguments of `osdp.search`, with "auto" resolved.
+
+    Together with the plan's other fields they suffice to check its certificate (`osdp.verify`) and to repeat
+    the search under another limit (`plan.frontier`).
     """
 
     modes: tuple[str, ...]  # that the search could choose from

@@ -40,6 +40,8 @@ def verify(plan: Plan, *, search: bool = False) -> str:
 
     Raises PlanMismatchError for a plan without certificate, hardware or the arguments of its search, and with `search`
     where its costs are of an older version.
+
+    >>> assert osdp.verify(osdp.Plan.load("plan.json")) == ""
     """
     c, s = plan.certificate, plan.searched
     if c is None or s is None or plan.hardware is None or plan.world_size is None:

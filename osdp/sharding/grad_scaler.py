@@ -48,6 +48,7 @@ class ShardedGradScaler(TorchScaler):
         )
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the gradients by the scale, and find on all ranks whether any of them is infinite. Collective."""
         super().unscale_(optimizer)  # sums the ranks' flags
         if self._enabled:
             found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]

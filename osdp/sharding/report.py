@@ -37,6 +37,8 @@ def report(model: nn.Module, *, bare_step_s: float | None = None, machine: bool 
     `bare_step_s` (from `osdp.bare_step_s` before the model was sharded, with plan.batch_size samples)
     computation is compared using the model itself instead of the two jobs.
 
+    Raises ShardingError if `model` is not sharded.
+
     >>> print(osdp.report(model))
     """
     sharded = runtime_of(model)

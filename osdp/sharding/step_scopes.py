@@ -18,6 +18,13 @@ def no_sync(model: nn.Module) -> Iterator[None]:
 
     It needs memory for a full gradient of every parameter. Accumulation without no_sync keeps only shards,
     and reduces gradients in every micro-batch.
+
+    Raises ShardingError if `model` is not sharded.
+
+    >>> with osdp.no_sync(model):
+    ...     loss(model(first)).backward()  # no communication
+    >>> loss(model(second)).backward()  # reduces the sum of both
+    >>> optimizer.step()
     """
     before = [(each, sharded.runtime.sync) for each, sharded in with_parts(model)]
     set_sync(model, False)
@@ -41,10 +48,17 @@ def clip_grad_norm_(
     scaling.
 
     The result is the same on every rank; it takes one all-reduce of two numbers.
-    torch.nn.utils.clip_grad_norm_ gives the same result.
+    torch.nn.utils.clip_grad_norm_ gives the same result. Returns a tensor of shape [].
 
     A part that is sharded over other ranks (an expert) counts once for each group of ranks that has one, as in one
-    process that holds them all. Raises ShardingError if the part has ranks that the model lacks.
+    process that holds them all.
+
+    Raises ShardingError if `model` is not sharded, if a forward or backward is running, or if the part has ranks that the
+    model lacks; with `error_if_nonfinite`, GradientError on every rank if the norm is infinite or NaN.
+
+    >>> loss.backward()
+    >>> norm = osdp.clip_grad_norm_(model, 1.0)
+    >>> optimizer.step()
     """
     for each, sharded in with_parts(model):
         if sharded.runtime.tree_changed:  # parameters removed since the last forward do not count
@@ -60,6 +74,11 @@ def summon_full_params(model: nn.Module, with_grads: bool = False, writeback: bo
     needs memory for the full model.
 
     With `writeback`, each rank keeps the changes to its own rows, so make the same changes on all ranks.
+
+    Raises ShardingError if `model` is not sharded, is in a forward or backward, or is summoned already.
+
+    >>> with osdp.summon_full_params(model, writeback=False):
+    ...     print(model.head.weight.norm())
     """
     with ExitStack() as stack:
         for _, sharded in with_parts(model):

@@ -3,10 +3,14 @@
 import ast
 import importlib
 import importlib.metadata
+import inspect
 import re
 import subprocess
 import sys
+import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,6 +76,42 @@ def test_public_names_have_one_home(name: str) -> None:
         found.__module__.startswith("osdp.")
         and getattr(importlib.import_module(found.__module__), name) is found
     )
+
+
+def methods(owner: type) -> dict[str, Callable[..., Any]]:
+    """The public methods and properties that the class itself defines."""
+    plain = {
+        name: getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+        for name, value in vars(owner).items()
+        if not name.startswith("_")
+    }
+    return {name: value for name, value in plain.items() if inspect.isfunction(value)}
+
+
+def raised_in(function: Callable[..., Any]) -> set[str]:
+    """The osdp errors that its own body raises."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    calls = {node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise) and node.exc}
+    names = {ast.unparse(call.func) for call in calls if isinstance(call, ast.Call)}
+    return names & set(osdp.__all__)
+
+
+def undocumented(owner: Any) -> list[str]:
+    """What the docstrings of a public function, or of a class and its methods, leave out."""
+    written = owner.__doc__ or ""
+    an_error = inspect.isclass(owner) and issubclass(owner, Exception)
+    missing = [f"{owner.__name__}: an example"] if ">>>" not in written and not an_error else []
+    members = methods(owner) if inspect.isclass(owner) else {owner.__name__: owner}
+    for name, function in members.items():
+        told = function.__doc__ or ""
+        missing += [] if told.strip() else [f"{name}: a docstring"]
+        missing += [f"{name}: {error}" for error in raised_in(function) if error not in told]
+    return missing
+
+
+@pytest.mark.parametrize("name", osdp.__all__)
+def test_public_docstrings_have_errors_and_an_example(name: str) -> None:
+    assert undocumented(getattr(osdp, name)) == []
 
 
 @pytest.mark.parametrize(

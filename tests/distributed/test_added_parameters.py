@@ -277,8 +277,8 @@ def refused(me: Member) -> None:
         model(x)
 
 
-@pytest.mark.outcome("a parameter put into `module._parameters` itself", osdp.ShardingError)
-@pytest.mark.outcome("a parameter made within a forward", osdp.ShardingError)
+@pytest.mark.outcome("a parameter written to `module._parameters` directly", osdp.ShardingError)
+@pytest.mark.outcome("a parameter created in a forward", osdp.ShardingError)
 @pytest.mark.outcome(
     "`prune`, `weight_norm` or another parametrisation of a shard's values", osdp.ShardingError
 )

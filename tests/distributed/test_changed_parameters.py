@@ -125,7 +125,7 @@ def renormalised(me: Member) -> None:
 
 
 @pytest.mark.outcome("`nn.Embedding(max_norm=...)`, sharded", osdp.ShardingError)
-@pytest.mark.outcome("`nn.Embedding(max_norm=...)` with NO_SHARD: ranks see other samples", osdp.ReplicaError)
+@pytest.mark.outcome("`nn.Embedding(max_norm=...)` with NO_SHARD, on different samples", osdp.ReplicaError)
 def test_an_embedding_that_renormalises(ranks):
     ranks(renormalised, world=2)
 
@@ -146,7 +146,7 @@ def through_data(me: Member) -> None:
 
 @pytest.mark.outcome(
     "writes through `.data` in forward, or between forward and backward",
-    "not detected: they raise no version; what is gathered is let go of",
+    "not detected: they do not increment the version counter; gathered values are released",
 )
 def test_a_write_through_data(ranks):
     ranks(through_data, world=2)

@@ -217,7 +217,9 @@ def see_different_ones(me: Member, here: Path) -> None:
             osdp.checkpoint.saving.partial_path = real  # type: ignore[attr-defined]
 
 
-@pytest.mark.outcome("`osdp.save` or `load` where ranks see different disks under one name", osdp.FormatError)
+@pytest.mark.outcome(
+    "`osdp.save` or `load` where ranks see different disks under the same path", osdp.FormatError
+)
 def test_ranks_that_see_different_directories(ranks, tmp_path):
     ranks(go_on_saving, tmp_path, world=2)
     ranks(see_different_ones, tmp_path, world=2)

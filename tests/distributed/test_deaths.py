@@ -64,7 +64,7 @@ def leaves_a_child(me: Member, link: str, stop_first: bool) -> tuple[str, list[s
     return failed_step(model)
 
 
-@pytest.mark.outcome("a rank dies, and a DataLoader's worker that it forked lives on", osdp.RankError)
+@pytest.mark.outcome("a rank dies, but a DataLoader worker that it forked stays alive", osdp.RankError)
 @pytest.mark.parametrize(
     ("link", "world", "stop_first"),
     [("shared memory", 2, False), ("sockets", 3, False), ("gloo", 2, False), ("gloo", 3, True)],

@@ -43,7 +43,7 @@ sys.exit(code)
 """
 
 
-@pytest.mark.outcome("ranks that are forked from a process in which OSDP has run", osdp.ProcessGroupError)
+@pytest.mark.outcome("ranks forked from a process in which OSDP has communicated", osdp.ProcessGroupError)
 def test_a_forked_rank_is_refused(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path)],

@@ -81,7 +81,7 @@ def attempt(pipe, rank: int, port: int, last: bool) -> None:
     os._exit(0)
 
 
-@pytest.mark.outcome("torchelastic starts the ranks again, with the store of the last attempt", "equal")
+@pytest.mark.outcome("torchelastic restarts the ranks with the store of the previous attempt", "equal")
 def test_a_store_that_survives_an_attempt() -> None:
     """torch's own addresses of the first attempt are deleted: its groups could not be made over old ones either."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

@@ -63,7 +63,9 @@ def drawn(me: Member) -> None:
     for name, draw in DRAWS.items():
         with (
             naming(name),
-            pytest.raises(osdp.ShardingError, match=r"initialise parameter '\d\.weight' .*summon_full_params"),
+            pytest.raises(
+                osdp.ShardingError, match=r"initialise parameter '\d\.weight' .*summon_full_params"
+            ),
         ):
             draw(pair.sharded)
     after = pair.sharded.state_dict()
@@ -102,6 +104,6 @@ def of_other_seeds(me: Member) -> None:
         model(torch.randn(2, 6)).sum().backward()
 
 
-@pytest.mark.outcome("NO_SHARD parameters initialised anew, other seeds on the ranks", osdp.ReplicaError)
+@pytest.mark.outcome("NO_SHARD parameters initialised again with different seeds", osdp.ReplicaError)
 def test_drawing_replicas_anew(ranks):
     ranks(of_other_seeds, world=2)

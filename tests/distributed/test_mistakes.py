@@ -270,7 +270,9 @@ def noise_by_rank(me: Member) -> None:
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter))
     twins = f"one value on rank {me.rank % 2}; another on rank {me.rank % 2 + 2}\\."
-    with pytest.raises(osdp.ReplicaError, match=f"no longer has the same value on all ranks that hold it.*{twins}"):
+    with pytest.raises(
+        osdp.ReplicaError, match=f"no longer has the same value on all ranks that hold it.*{twins}"
+    ):
         model(torch.randn(2, 8)).square().sum().backward()
 
 

@@ -116,7 +116,7 @@ def refused(me: Member) -> None:
         FSDP(planned, me.group)
 
 
-@pytest.mark.outcome("wraps of one model under a plan in other precisions", osdp.ShardingError)
+@pytest.mark.outcome("wraps of one model under a plan in different precisions", osdp.ShardingError)
 def test_what_cannot_be_one_model_is_refused_and_the_parts_stay(ranks):
     ranks(refused, world=2)
 

@@ -229,11 +229,11 @@ RUNS: dict[str, tuple[int, str | None, list[tuple[Case, str]]]] = {
 }
 
 
-@pytest.mark.outcome("two models of one class, called in another order on some ranks", osdp.OrderError)
+@pytest.mark.outcome("two models of one class, called in a different order on some ranks", osdp.OrderError)
 @pytest.mark.outcome("a parameter that only some ranks use in a step", osdp.OrderError)
 @pytest.mark.outcome("a parameter frozen after `fully_shard` on some ranks only", osdp.OrderError)
-@pytest.mark.outcome("another number of micro-batches before a step on some ranks", osdp.OrderError)
-@pytest.mark.outcome("`clip_grad_norm_`, `state_dict` of another model on some ranks", osdp.OrderError)
+@pytest.mark.outcome("a different number of micro-batches before a step on some ranks", osdp.OrderError)
+@pytest.mark.outcome("`clip_grad_norm_` or `state_dict` of a different model on some ranks", osdp.OrderError)
 @pytest.mark.parametrize("run", RUNS)
 def test_what_ranks_do_differently(run):
     world, link, cases = RUNS[run]
@@ -262,7 +262,7 @@ def accumulated_over_other_weights(me: Member) -> None:
                     close(parameter.grad, dict(whole.named_parameters())[name].grad, 1e-12, name)
 
 
-@pytest.mark.outcome("under `no_sync`, ranks that use other parameters", "equal")
+@pytest.mark.outcome("under `no_sync`, ranks that use different parameters", "equal")
 def test_no_sync_over_other_parameters(ranks):
     ranks(accumulated_over_other_weights, world=2)
 
@@ -303,7 +303,7 @@ def passes_of_all_kinds(me: Member) -> None:
 
 
 @pytest.mark.outcome("gradients dropped, zeroed or kept over several backwards and steps", "equal")
-@pytest.mark.outcome("NO_SHARD: another number of `no_sync` passes on each rank", "equal")
+@pytest.mark.outcome("NO_SHARD: a different number of `no_sync` passes on each rank", "equal")
 def test_passes_of_all_kinds(ranks):
     ranks(passes_of_all_kinds, world=3)
 
@@ -321,7 +321,7 @@ def strided_on_one_rank(me: Member) -> None:
         close(parameter.grad, dict(whole.named_parameters())[name].grad, 1e-12, name)
 
 
-@pytest.mark.outcome("a gradient with other strides on one rank", "equal")
+@pytest.mark.outcome("a gradient with different strides on one rank", "equal")
 def test_a_strided_gradient_on_one_rank(ranks):
     ranks(strided_on_one_rank, world=2)
 

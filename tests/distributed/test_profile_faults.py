@@ -51,7 +51,7 @@ def profiles_to(me: Member, path: str, doom: str) -> tuple[str, str, float]:
 
 
 @pytest.mark.outcome(
-    "a rank dies while `profile` measures a collective, alone or beside computation", osdp.RankError
+    "a rank dies while `profile` measures a collective, alone or during computation", osdp.RankError
 )
 @pytest.mark.parametrize("doom", ["measure_collectives", "measure_rates", "measure_contention"])
 @pytest.mark.parametrize("world", [2, 3])

@@ -59,6 +59,6 @@ def parts_and_wholes(me: Member) -> None:
         assert full.shape == (4, 4) and (me.rank or torch.equal(full, wanted))
 
 
-@pytest.mark.outcome("wraps around what another sharded model has", osdp.ShardingError)
+@pytest.mark.outcome("a wrap around parameters of another sharded model", osdp.ShardingError)
 def test_a_parameter_that_is_sharded_already(ranks):
     ranks(parts_and_wholes, world=2)

@@ -226,7 +226,7 @@ def two_names(me: Member) -> None:
                 pair.sharded.load_state_dict(state, assign=True)
 
 
-@pytest.mark.outcome("a parameter by two names in one module; its state dict", "equal")
+@pytest.mark.outcome("a parameter with two names in one module; its state dict", "equal")
 @pytest.mark.parametrize("world", [1, 2])
 def test_two_names_in_one_module(ranks, world):
     ranks(two_names, world=world)

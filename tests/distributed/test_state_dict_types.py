@@ -95,7 +95,7 @@ def types(me: Member) -> None:
     assert FSDP.get_state_dict_type(first).state_dict_config == FullStateDictConfig(True, True)
 
 
-@pytest.mark.outcome("a state dict's type with the configuration of another", osdp.InvalidProblemError)
+@pytest.mark.outcome("a state dict type with another type's configuration", osdp.InvalidProblemError)
 def test_types_of_state_dicts(ranks):
     ranks(types, world=2)
 
@@ -254,6 +254,6 @@ def files(me: Member) -> None:
         FSDP.consolidate_shard_weights(weights, metadata[:1])
 
 
-@pytest.mark.outcome("local state dicts put together without a rank's parameter", osdp.FormatError)
+@pytest.mark.outcome("local state dicts consolidated where a rank lacks a parameter", osdp.FormatError)
 def test_a_file_per_rank(ranks):
     ranks(files, world=2)

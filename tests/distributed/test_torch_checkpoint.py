@@ -206,7 +206,7 @@ def made_before(me: Member) -> None:
     same_state(pair)
 
 
-@pytest.mark.outcome("an optimizer made before `fully_shard`, without a state", "equal")
+@pytest.mark.outcome("an optimizer created before `fully_shard`, without state", "equal")
 def test_optimizers_made_before_sharding(ranks):
     ranks(made_before, world=2)
 
@@ -228,7 +228,7 @@ def odd(me: Member) -> None:
 
 
 @pytest.mark.outcome(
-    "`optimizer.state_dict()` with a state that is neither of the parameter's shape nor one number",
+    "`optimizer.state_dict()` with a state that has neither the parameter's shape nor one element",
     osdp.ShardingError,
 )
 def test_states_of_other_shapes(ranks):

@@ -165,7 +165,7 @@ def recomputed(me: Member) -> None:
     "a re-entrant checkpoint around a function without modules that reads parameters of one called before",
     "equal",
 )
-@pytest.mark.outcome("the same of a module that is called after it, in another unit", osdp.ShardingError)
+@pytest.mark.outcome("the same, of a module that is called after it, in another unit", osdp.ShardingError)
 def test_a_function_without_modules_is_recomputed(ranks):
     ranks(recomputed, world=2)
 

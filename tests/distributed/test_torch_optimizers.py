@@ -112,10 +112,12 @@ def refused(me: Member) -> None:
 
 
 @pytest.mark.outcome("`Muon`, `Adafactor`, `LBFGS`, LARS, SAM on sharded parameters", osdp.ShardingError)
-@pytest.mark.outcome("`Muon`, `Adafactor`, `LBFGS`, LARS, SAM where all they hold is NO_SHARD", "equal")
+@pytest.mark.outcome(
+    "`Muon`, `Adafactor`, `LBFGS`, LARS, SAM where all of their parameters are NO_SHARD", "equal"
+)
 @pytest.mark.outcome(
     "a SAM whose `first_step` and `second_step` are called by themselves",
-    "not detected: torch tells of `step` alone; call `step(closure)`, which is refused",
+    "not detected: torch has hooks for `step` only; call `step(closure)`, which is refused",
 )
 def test_optimizers_that_need_whole_tensors(ranks):
     ranks(refused, world=2)
@@ -155,7 +157,7 @@ def unknown(me: Member) -> None:
         pair.sharded_optimizer.step()
 
 
-@pytest.mark.outcome("an element-wise optimizer of one's own", "equal")
+@pytest.mark.outcome("a user-defined element-wise optimizer", "equal")
 def test_optimizers_that_nobody_knows(ranks):
     ranks(unknown, world=2)
 

@@ -65,7 +65,7 @@ def around(me: Member) -> None:
 @pytest.mark.outcome("`DistributedDataParallel` that ignores the sharded part by name", "equal")
 @pytest.mark.outcome(
     "`torch.nn.parallel.replicate` of a sharded model",
-    "not detected: it copies modules to several GPUs of one process without asking them",
+    "not detected: it copies modules to several GPUs of one process without calling them",
 )
 @pytest.mark.filterwarnings("ignore")
 def test_other_parallels_around_a_sharded_model(ranks):
@@ -97,7 +97,8 @@ def inside(me: Member) -> None:
 
 
 @pytest.mark.outcome(
-    "`fully_shard` of what a data parallel holds, or of a model that holds one", osdp.ShardingError
+    "`fully_shard` of a model inside a data-parallel wrapper, or of one that contains such a wrapper",
+    osdp.ShardingError,
 )
 @pytest.mark.filterwarnings("ignore")
 def test_sharding_what_another_parallel_holds(ranks):

@@ -167,11 +167,11 @@ def as_in_one_process(me: Member, script: Script) -> None:
 
 ROWS: dict[str, Script] = {
     "Lookahead, weights averaged by hand": lookahead,
-    "extragradient: steps and their undoing by hand": extragradient,
-    "a step that is taken back by `load_state_dict` of model and optimizer": rolled_back,
-    "one model's parts trained against each other, called by an argument of forward": adversaries_in_one_model,
+    "extragradient: steps undone by hand": extragradient,
+    "a step undone by `load_state_dict` of model and optimizer": rolled_back,
+    "parts of one model trained against each other, selected by an argument of forward": adversaries_in_one_model,
     "a forward that returns a generator": generated,
-    "`p.grad = ...` put together of two backwards": gradients_by_hand,
+    "`p.grad = ...` combined from two backwards": gradients_by_hand,
     "gradients that are views of one buffer": gradients_in_one_buffer,
     "`loss.backward` in another thread": in_another_thread,
     "`save_on_cpu`, `saved_tensors_hooks`, targets made in `inference_mode`": offloaded_activations,
@@ -229,7 +229,7 @@ def not_told(me: Member, script: Script, whole_is_right: bool) -> None:
     "not detected: these are plain tensors of this rank's rows; `torch.nn.utils.get_total_norm` is right",
 )
 @pytest.mark.outcome(
-    "a learning rate made of `p.numel()` or `p.shape`, after `fully_shard`",
+    "a learning rate computed from `p.numel()` or `p.shape`, after `fully_shard`",
     "not detected: between steps a parameter has the shape of this rank's rows; read shapes before",
 )
 @pytest.mark.parametrize(

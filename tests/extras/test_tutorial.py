@@ -37,5 +37,5 @@ def test_the_tutorial_trains_and_resumes(tmp_path: Path) -> None:
     (tmp_path / "run" / "latest").unlink()
     (tmp_path / "run" / "latest").symlink_to("step-00000030")
     again = run(tmp_path, 2)
-    assert again.count("goes on at step 30") == 2
+    assert again.count("resumes at step 30") == 2
     assert re.findall(r"step 40: loss \S+", again) == re.findall(r"step 40: loss \S+", first)

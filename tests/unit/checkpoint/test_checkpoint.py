@@ -335,7 +335,7 @@ def test_a_save_that_dies_leaves_the_older_checkpoint(
     assert [p.name for p in tmp_path.iterdir()] == ["last"]
 
 
-@pytest.mark.outcome("`osdp.save` on a disk that is full", osdp.OSDPError)
+@pytest.mark.outcome("`osdp.save` on a full disk", osdp.OSDPError)
 def test_a_disk_that_is_full_leaves_the_older_checkpoint(tmp_path: Path) -> None:
     """The system refuses to make files larger than so many bytes: in the data, in .metadata, in the manifest."""
     save(filled(1.0), None, tmp_path / "last")
@@ -670,7 +670,9 @@ def mutated(data: bytes, random: Random) -> bytes | None:
 MUTATIONS = int(os.environ.get("OSDP_MUTATIONS", "300"))
 
 
-@pytest.mark.outcome("a flipped bit, a cut or a doubled piece in any file of a checkpoint", FormatError)
+@pytest.mark.outcome(
+    "a flipped bit, a truncation or a repeated piece in any file of a checkpoint", FormatError
+)
 def test_any_damage_of_any_file_is_noticed_before_anything_changes(tmp_path: Path) -> None:
     """Each is refused with model and optimizer as they were, or, where what was damaged says nothing, loads all values."""
     saved = trained()
@@ -853,7 +855,7 @@ def loaded(path: Path) -> float:
     return float(first)
 
 
-@pytest.mark.outcome("a save that is killed at any point, also between the two renames", "equal")
+@pytest.mark.outcome("a save killed at any point, also between the two renames", "equal")
 def test_killed_anywhere_while_saving_a_checkpoint_is_found_and_the_next_save_clears_up(
     tmp_path: Path,
 ) -> None:

@@ -125,7 +125,7 @@ def test_full_precision_in_evaluation_by_the_environment_is_warned_of(monkeypatc
         Options.of((), {})
 
 
-@pytest.mark.outcome("gradients in another memory than their shards", osdp.InvalidProblemError)
+@pytest.mark.outcome("gradients in a different memory than their shards", osdp.InvalidProblemError)
 def test_gradients_rest_with_their_shards():
     Options.of((), {"move_params_to_cpu": True, "move_grads_to_cpu": True})
     for named in ({"move_grads_to_cpu": True}, {"move_params_to_cpu": True, "move_grads_to_cpu": False}):

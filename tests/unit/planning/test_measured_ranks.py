@@ -22,9 +22,7 @@ def search(world: int, **hardware: object) -> osdp.Plan:
     )
 
 
-@pytest.mark.outcome(
-    "`osdp.search` for several ranks with a profile that was taken on one", osdp.InvalidProblemError
-)
+@pytest.mark.outcome("`osdp.search` for several ranks with a profile of one rank", osdp.InvalidProblemError)
 @pytest.mark.parametrize("measured", [None, MEASURED], ids=["by hand", "profiled"])
 def test_a_profile_of_one_rank_plans_for_one(measured: Measured | None) -> None:
     with pytest.raises(

@@ -61,7 +61,9 @@ def test_a_sample_has_a_batch(sample):
         osdp.search(MakesItsInput(), (sample,), **HERE)
 
 
-@pytest.mark.outcome("a batch size for a model whose memory does not grow with it", osdp.InvalidProblemError)
+@pytest.mark.outcome(
+    "the best batch size for a model whose memory does not grow with it", osdp.InvalidProblemError
+)
 def test_no_batch_is_the_best_of_a_model_that_keeps_nothing():
     free = dataclasses.replace(
         gpt(1, 64),

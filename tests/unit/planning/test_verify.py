@@ -26,12 +26,12 @@ from tests.unit.gpt_descriptions import gpt, machine, operator
 
 PAGE = Path(__file__).parents[3] / "docs" / "plan.md"
 
-CHECKED = "noticed: it follows from the rest, or is said twice"
+CHECKED = "noticed: it follows from the rest, or is stated twice"
 INPUT = (
-    "what the plan was made for, or decides: every figure is made anew from it, so a change is noticed where a figure "
+    "an input of the search, or a decision: all figures are recomputed from it, so a change is noticed where a figure "
     "depends on it"
 )
-PROOF = "proves `lower_bound_ps`: prices that prove the same are as good"
+PROOF = "proves `lower_bound_ps`: other prices that prove the same bound are accepted"
 NOTHING = {
     "a name": (
         "description.name",
@@ -43,7 +43,7 @@ NOTHING = {
         "hardware.source",
         "hardware.device",
     ),
-    "what the profile measured on, with which `fully_shard` and `osdp.report` compare": (
+    "the profiled machine, with which `fully_shard` and `osdp.report` compare this one": (
         "hardware.measured.processor",
         "hardware.measured.cores",
         "hardware.measured.threads",
@@ -51,8 +51,8 @@ NOTHING = {
         "hardware.measured.product_s",
         "hardware.measured.copy_s",
     ),
-    "for a person, in words": ("predicted.operators.*.reason",),
-    "how the search went about it; no figure depends on it": (
+    "an explanation in words": ("predicted.operators.*.reason",),
+    "how the search was run; no figure depends on it": (
         "searched.time_limit_s",
         "searched.small_unit_bytes",
         "searched.replay",

@@ -183,7 +183,7 @@ def refusals(me: Member) -> None:
         (Language(), "loss_of", None, "not part of a sharded model"),
         (pair.sharded, "nothing", None, "no method 'nothing'"),
         (pair.sharded, "forward", None, "needs no registration"),
-        (pair.sharded, "scores", ["tail.weight"], r"'tail\.weight'.*no parameter"),
+        (pair.sharded, "scores", ["tail.weight"], r"'tail\.weight'.*not a parameter"),
     ):
         with pytest.raises(osdp.ShardingError, match=match):
             osdp.register_forward_method(module, name, reads)

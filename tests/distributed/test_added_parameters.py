@@ -137,9 +137,7 @@ def grown(me: Member, name: str) -> None:
 
 
 @pytest.mark.outcome("a module or parameter added, replaced, moved or deleted after `fully_shard`", "equal")
-@pytest.mark.parametrize(
-    "name, world", [(n, 4 if n == "HYBRID_SHARD" else 2) for n in PLANS] + [("FULL_SHARD", 3)]
-)
+@pytest.mark.parametrize("name, world", [(n, {"HYBRID_SHARD": 4, "FULL_SHARD": 3}.get(n, 2)) for n in PLANS])
 def test_what_is_added_trains_as_in_one_process(ranks, name, world):
     ranks(grown, name, world=world)
 

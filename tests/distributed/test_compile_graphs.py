@@ -171,7 +171,7 @@ def parts(me: Member, backend: str) -> None:
     pair.train(2)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.extras), "aot_eager"])
 def test_graphs_run_within_their_cover_only(ranks, backend):
     ranks(parts, backend, world=2)
 

@@ -53,19 +53,21 @@ def test_every_placement(ranks, world):
     ranks(plain, 6 if world == 2 else 3, world=world)
 
 
-@pytest.mark.parametrize(("world", "no_sync"), [(1, True), (2, False), (2, True), (3, False), (3, True)])
+@pytest.mark.parametrize(("world", "no_sync"), [(1, True), (2, True), (3, False)])
 def test_accumulation_over_three_micro_batches(ranks, world, no_sync):
     ranks(accumulated, no_sync, world=world)
 
 
-@pytest.mark.parametrize(("world", "every"), [(2, 1), (2, 2), (3, 1)])
-@pytest.mark.parametrize("how", ["hold", "regather"])
+@pytest.mark.parametrize(
+    ("world", "how", "every"), [(2, "hold", 2), (2, "regather", 1), (3, "hold", 1)]
+)  # every second block gathered again: all_at_once
 def test_blocks_that_the_plan_recomputes(ranks, world, how, every):
     ranks(recomputed_by_plan, how, every, world=world)
 
 
-@pytest.mark.parametrize("how", ["reentrant", "non-reentrant"])
-@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("world", "how"), [(1, "reentrant"), (2, "reentrant"), (2, "non-reentrant"), (3, "non-reentrant")]
+)
 def test_blocks_that_the_user_recomputes(ranks, world, how):
     ranks(recomputed_by_user, how, world=world)
 
@@ -99,9 +101,7 @@ def single(me: Member, checkpointing: str | None, no_sync: bool) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("world", "checkpointing"), [(1, None), (2, None), (2, "non-reentrant"), (4, "non-reentrant")]
-)
+@pytest.mark.parametrize(("world", "checkpointing"), [(1, None), (2, None), (4, "non-reentrant")])
 def test_single_precision(ranks, world, checkpointing):
     ranks(single, checkpointing, checkpointing is None, world=world)
 

@@ -73,7 +73,7 @@ def recompute(me: Member, how: str) -> None:
         ).train(steps=2)
 
 
-@pytest.mark.parametrize("how", ["hold", "regather"])
+@pytest.mark.parametrize("how", [pytest.param("hold", marks=pytest.mark.extras), "regather"])
 def test_recomputed_blocks(ranks, how):
     ranks(recompute, how, world=4)
 

@@ -53,8 +53,9 @@ def profiles_to(me: Member, path: str, doom: str) -> tuple[str, str, float]:
 @pytest.mark.outcome(
     "a rank dies while `profile` measures a collective, alone or during computation", osdp.RankError
 )
-@pytest.mark.parametrize("doom", ["measure_collectives", "measure_rates", "measure_contention"])
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(
+    ("doom", "world"), [("measure_collectives", 3), ("measure_rates", 2), ("measure_contention", 3)]
+)
 def test_a_rank_that_dies_in_the_middle_of_profiling(tmp_path: Path, doom: str, world: int) -> None:
     path = tmp_path / "here.json"
     path.write_text(OLD)

@@ -97,8 +97,7 @@ void texts() {
 }
 
 void members() {
-  refused("{\"x\": {\"a\": 1, \"b\": 2,\n \"a\": 3}}",
-          "line 2, column 2: x.a: \"a\" appears more than once");
+  refused("{\"x\": {\"a\": 1, \"b\": 2,\n \"a\": 3}}", "line 2, column 2: x.a: \"a\" appears more than once");
   refused("{\"a\": 1, \"\\u0061\": 2}", "more than once");
   CHECK_EQ(parse("{\"a\": 1, \"aa\": 2, \"\": 3}").root().size, 3u);
 }

@@ -78,7 +78,7 @@ def refused(me: Member) -> None:
     tied.layers[0].expert.up.weight = nn.Parameter(tied.table.weight.detach().repeat(2, 1))
     tied.table.weight = tied.layers[0].expert.up.weight
     tied.layers[0].expert = FSDP(tied.layers[0].expert, group)
-    with pytest.raises(osdp.ShardingError, match=r"'table\.weight' is sharded already"):
+    with pytest.raises(osdp.ShardingError, match=r"'table\.weight' is already sharded"):
         FSDP(tied, me.group)
     larger = nn.Sequential(nn.Linear(2, 2), FSDP(nn.Linear(2, 2), me.group))
     larger = FSDP(larger, group)

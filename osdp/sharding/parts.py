@@ -5,10 +5,10 @@ See Note [Parts over other ranks] in separate_parts.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from torch import Tensor, nn
 from torch import distributed as dist
-from torch import nn
 
 from osdp import _C
 from osdp.base.compiled_modules import unwrapped
@@ -58,6 +58,17 @@ def parts_of_wholes() -> list[tuple[_C.Runtime, _C.Runtime]]:
     inner = {m for model, _ in models for _, m, _ in parts_of(model)}
     outermost = [(model, sharded) for model, sharded in models if model not in inner]
     return [(part, sharded.runtime) for model, sharded in outermost for part in counted_with(model)]
+
+
+def groups_with_parts(parameters: Iterable[Tensor]) -> list[dist.ProcessGroup]:
+    """The process groups of the models that have parts, if any of `parameters` is in them: all of a model's ranks must
+    decide alike, also about the gradients of its parts."""
+    given = {id(p) for p in parameters}
+    return [
+        sharded.group
+        for model, sharded in sharded_models()
+        if parts_of(model) and any(id(p) in given for p in model.parameters())
+    ]
 
 
 def refuse_parts(model: nn.Module, what: str, instead: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.distributed as dist
 from harness import Member
@@ -73,3 +74,30 @@ def on_three_levels(me: Member) -> None:
 
 def test_parts_over_other_ranks_inside_of_such_parts(ranks):
     ranks(on_three_levels, world=4)
+
+
+def an_infinity(me: Member) -> None:
+    """In one group's expert: no rank steps, also where nothing else is sharded."""
+
+    def wrap(model: Mixture, group) -> nn.Module:
+        for layer in model.layers:
+            layer.expert = FSDP(layer.expert, group)
+        return FSDP(model, me.group, sharding_strategy="NO_SHARD")
+
+    model = new_mixture(me, wrap)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    scaler.scale(model(torch.randn(4, WIDTH, dtype=torch.float64)).sum()).backward()
+    if me.rank in groups_of(me.world)[0]:
+        model.layers[0].expert.up.weight.grad.fill_(torch.inf)
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 2**15
+    for name, value in model.state_dict().items():
+        close(value, before[name], 0, name)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_an_infinity_in_one_groups_expert_skips_the_step_on_all(ranks, world):
+    ranks(an_infinity, world=world)

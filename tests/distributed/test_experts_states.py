@@ -70,6 +70,14 @@ def refused(me: Member) -> None:
         assert (p in optimizer.state) == (q in theirs.state)
         if p in optimizer.state:
             close(theirs.state[q]["exp_avg"], optimizer.state[p]["exp_avg"], 0, "exp_avg")
+    # Parts stay as they were where the model around them cannot be sharded.
+    x = torch.randn(2, WIDTH, dtype=torch.float64)
+    around = mixture(0, 0)
+    expert = around.layers[0].expert = FSDP(around.layers[0].expert, group)
+    before = expert(x)
+    with pytest.raises(osdp.DescribeError, match="failed while the model was described"):
+        FSDP(around, me.group, sample=(torch.ones(2, 99, dtype=torch.float64),))
+    assert torch.equal(expert(x), before) and around.layers[0].expert is expert
     # A whole model in two groups; parameters shared with a part; more ranks inside than outside.
     whole = FSDP(nn.Linear(2, 2), group)
     with pytest.raises(osdp.ShardingError, match="only a part of a model may have"):

@@ -2,7 +2,9 @@
 
 torch's scaler looks for infinities in this rank's gradients. For sharded parameters these are only its rows:
 one rank would skip a step that the others take, and the ranks would diverge. So the result is exchanged in
-one all-reduce of one number per model and step, on the caller's process group. torch's and OSDP's
+one all-reduce of one number per model and step, on the caller's process group. An infinity in an expert's
+gradient is on the ranks of its group alone, so a model with parts over other ranks exchanges the result even if
+its own parameters are not sharded. torch's and OSDP's
 ShardedGradScaler do this themselves.
 """
 
@@ -19,6 +21,7 @@ from torch.amp import grad_scaler
 from torch.optim import Optimizer
 
 from osdp.sharding.cut_parameters import cut_parameters
+from osdp.sharding.parts import groups_with_parts
 
 
 @functools.cache
@@ -39,8 +42,10 @@ def _agreeing(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def unscale(self: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> dict[Any, Tensor]:
         found: dict[Any, Tensor] = original(self, optimizer, *args, **kwargs)
-        cut = cut_parameters(p for group in optimizer.param_groups for p in group["params"])
-        for group in {c.sharded.group: None for c in cut.values()}:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        cut = cut_parameters(parameters)
+        groups = {c.sharded.group: None for c in cut.values()}
+        for group in groups | dict.fromkeys(groups_with_parts(parameters)):
             for infinite in found.values():
                 dist.all_reduce(infinite, dist.ReduceOp.MAX, group=group)
         return found

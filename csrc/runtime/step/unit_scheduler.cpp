@@ -25,6 +25,14 @@ const char* name_of(Phase phase) {
   return "?";
 }
 
+// " (gathered for 'blocks.3')"; "" for a slice, which no module's call gathers.
+std::string modules_of(const Unit& unit) {
+  std::string modules;
+  for (const Call* call : unit.calls)
+    modules += (modules.empty() ? " (gathered for '" : ", '") + call->module + "'";
+  return modules.empty() ? modules : modules + ")";
+}
+
 }  // namespace
 
 UnitScheduler::UnitScheduler(const ModelShards& shards, const StepState& step, Arena& arena,
@@ -53,8 +61,8 @@ void UnitScheduler::set_prefetch(size_t units) {
 }
 
 void UnitScheduler::assert_state(const Unit& unit, bool holds, const char* transition) const {
-  OSDP_CHECK(holds, Sharding, "OSDP: rank ", step_.rank, ": unit '", unit.name, "' cannot ", transition,
-             " in ", step_.in_backward ? "backward" : "forward", " while it is ",
+  OSDP_CHECK(holds, Sharding, "OSDP: rank ", step_.rank, ": unit '", unit.name, "'", modules_of(unit),
+             " cannot ", transition, " in ", step_.in_backward ? "backward" : "forward", " while it is ",
              name_of(state_of(unit).phase),
              ". This is a bug in OSDP; please report it with the model and the plan.");
 }
@@ -195,6 +203,7 @@ void UnitScheduler::begin_call_backward(const Call& call, bool reads, bool again
 
 void UnitScheduler::end_call_backward(const Call& call) {
   for (Unit* unit : call.units) {
+    assert_state(*unit, state_of(*unit).readers > 0, "end the backward of a call that has not begun");
     --state_of(*unit).readers;
     reshard_after_backward(*unit);
   }

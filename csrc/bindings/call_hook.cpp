@@ -143,7 +143,8 @@ void CallHook::check_other(const Held& h) const {
 
 void bind_call_hook(pybind11::module_& m) {
   using namespace osdp::bindings;
-  py::class_<CallHook>(m, "CallHook", "Forward hooks of one module")
+  py::class_<CallHook>(
+      m, "CallHook", "The hooks of one module's calls: `before` and `after` are registered as forward hooks.")
       .def("before", &CallHook::before)
       .def("after", &CallHook::after)
       .def("begins_forward", &CallHook::begins_forward)
@@ -154,17 +155,20 @@ void bind_call_hook(pybind11::module_& m) {
             list.push_back({std::move(parameters), std::move(leaf), std::move(parameter), index});
           },
           py::arg("parameters"), py::arg("leaf"), py::arg("parameter"), py::arg("index"),
-          "Where the module that owns it has a parameter: parameters[leaf]")
+          "Tells the hook where a parameter (of this index) is found: parameters[leaf] of the module that "
+          "owns it. A "
+          "call in which another tensor is found there is refused unless it has the full shape.")
       .def("__deepcopy__", [](const CallHook&, const py::object&) { refuse_copy(); })
       .def("__reduce_ex__", [](const CallHook&, int) -> py::tuple { refuse_copy(); });
 
   m.def(
       "watch_tree", [](py::object look) { tree_watch().look = std::move(look); }, py::arg("look"),
-      "look(runtime, when) is called before an outermost call (when: 'registered' or '', a look now and "
-      "then) "
-      "and after one in which something was registered ('forward').");
+      "Sets the function that compares a model's tree with its runtime: look(runtime, when). It is called "
+      "before an outermost call ('registered': something was registered since the last look; '': from time "
+      "to "
+      "time) and after one in which something was registered ('forward').");
   m.def(
       "count_registration",
       [](const py::object&, const py::object&, const py::object&) { ++tree_watch().registrations; },
-      "A hook for torch.nn.modules.module.register_module_..._registration_hook");
+      "The hook for torch.nn.modules.module.register_module_{module,parameter,buffer}_registration_hook.");
 }

@@ -82,59 +82,77 @@ using Release = py::call_guard<py::gil_scoped_release>;
 }  // namespace
 
 void bind_collectives(py::module_& m) {
-  py::class_<comm::Work>(m, "Work", "The end of a task on the lane.")
+  py::class_<comm::Work>(m, "Work", "A task submitted to a lane.")
       .def(
-          "wait", [](const comm::Work& work) { work.wait(); }, Release())
-      .def_property_readonly("done", &comm::Work::done)
+          "wait", [](const comm::Work& work) { work.wait(); }, Release(),
+          "Blocks until the task has run (on an accelerator: makes the current stream wait for it). Raises "
+          "the "
+          "task's exception.")
+      .def_property_readonly("done", &comm::Work::done, "Whether the task has run, without blocking.")
       .def_property_readonly("seconds", &comm::Work::seconds,
-                             "How long the task ran; 0 on accelerators, and before it is done.");
+                             "Seconds that the task ran; 0 on accelerators, and before it is done.");
   py::class_<LaneCollectives>(
       m, "Collectives",
-      "What the runtime communicates with: see csrc/comm/collectives.hpp. Each call runs on "
-      "the group's lane and returns when it is done there.")
+      "Collectives of a process group (by name; only this package may use the group) on its lane: see "
+      "csrc/comm/collectives.hpp. Every rank must make the same calls. Each call blocks until it has run; "
+      "raises "
+      "RankError or OrderError if another rank died, hangs or runs another collective. Tensors are flat, "
+      "contiguous and on `device`.")
       .def(py::init<const std::string&, const at::Device&>(), py::arg("group"), py::arg("device"), Release())
       .def_property_readonly("has_memory", &LaneCollectives::has_memory,
-                             "Whether the backend allocates tensors for its collectives on this device")
+                             "Whether the backend can allocate tensors for its collectives on this device.")
       .def_property_readonly("transport", &LaneCollectives::transport,
                              "What carries the bytes: 'shared memory', 'sockets' or the backend's name.")
       .def("all_gather", &LaneCollectives::all_gather, py::arg("outputs"), py::arg("inputs"),
-           py::arg("label") = "all-gather", Release())
+           py::arg("label") = "all-gather", Release(),
+           "Gathers all ranks' inputs[i] [n] into outputs[i] [world * n], in rank order, for each i. `label` "
+           "names the collective in errors and must be equal on all ranks.")
       .def("reduce_scatter_mean", &LaneCollectives::reduce_scatter_mean, py::arg("outputs"),
-           py::arg("inputs"), Release())
-      .def("all_reduce_mean", &LaneCollectives::all_reduce_mean, py::arg("tensors"), Release())
+           py::arg("inputs"), Release(),
+           "outputs[i] [n] = this rank's chunk of the mean over ranks of inputs[i] [world * n], for each i. "
+           "The inputs are overwritten.")
+      .def("all_reduce_mean", &LaneCollectives::all_reduce_mean, py::arg("tensors"), Release(),
+           "Replaces each tensor by its mean over ranks.")
       .def("submit_all_reduce_mean", &LaneCollectives::submit_all_reduce_mean, py::arg("tensors"), Release(),
-           "The same without waiting for it.")
+           "all_reduce_mean without blocking: the tensors hold the means once the Work is done.")
       .def("all_bytes", &LaneCollectives::all_bytes, py::arg("label"), py::arg("mine"),
-           "Every rank's bytes, in the order of ranks. `label` says what for, alike on all ranks.")
-      .def("broadcast", &LaneCollectives::broadcast, py::arg("tensors"), Release());
+           "Every rank's bytes, in rank order; lengths may differ. `label` names the purpose in errors and "
+           "must be "
+           "equal on all ranks.")
+      .def("broadcast", &LaneCollectives::broadcast, py::arg("tensors"), Release(),
+           "Replaces each tensor by rank 0's, of any dtype and layout.");
 
   m.def("start_heartbeat", &comm::start_heartbeat, py::arg("group"), py::arg("device"), py::arg("timeout_s"),
-        Release(), "Finds out which rank died, hangs or goes another way; see csrc/faults/heartbeat.hpp.");
+        Release(),
+        "Starts the thread that detects ranks that died, hang or diverged; once per group and device. "
+        "`timeout_s`: the group's, in seconds. See csrc/faults/heartbeat.hpp.");
   m.def(
       "timeout_of",
       [](const std::string& group, const at::Device& device) {
         return comm::peers_of(c10d::resolve_process_group(group)->getBackend(device.type()))->timeout();
       },
-      py::arg("group"), py::arg("device"), "Of the backend that a group has for a device.");
+      py::arg("group"), py::arg("device"), "The timeout of a group's backend for a device.");
   m.def("end_group", &comm::end_group, py::arg("group"), Release(),
-        "Ends a group's heartbeat, lanes and transport; see csrc/comm/ending.hpp.");
+        "Ends a group's heartbeat, lanes and transport, before the group is destroyed; see "
+        "csrc/comm/ending.hpp.");
   m.def(
       "set_place",
       [](const std::string& group, const at::Device& device, const std::string& place) {
         comm::Lane::of(group, device)->health().at(place.empty() ? nullptr : faults::interned(place));
       },
       py::arg("group"), py::arg("device"), py::arg("place"),
-      "Where this rank is, for the other ranks' errors: 'osdp.save'; '' where it is nowhere in particular.");
+      "Sets the position that other ranks' errors name for this rank, such as 'osdp.save'; '': none.");
   m.def(
       "this_process", [] { return faults::Process::here().encode(); },
-      "What tells this process from all others, as a text; see csrc/faults/process.hpp.");
+      "This process's identity as text (host, process id, start time); see csrc/faults/process.hpp.");
   m.def(
       "process_ended",
       [](const std::string& text) {
         const auto process = faults::Process::decode(text);
         return process && faults::life_of(*process) == faults::Life::Ended;
       },
-      py::arg("process"), "Whether that process was on this host and has ended.");
+      py::arg("process"),
+      "Whether a process, given as this_process() described it, was on this host and has ended.");
   m.def(
       "connect_part",
       [](const std::string& part, const at::Device& device) {
@@ -146,9 +164,10 @@ void bind_collectives(py::module_& m) {
             .wait();
       },
       py::arg("part"), py::arg("device"), Release(),
-      "Makes the transport of a group of some of a lane's ranks, by those ranks alone. Collective.");
+      "Connects the ranks of a part (a line or column of ranks) for its collectives. Collective over the "
+      "part.");
   m.def("set_ranks_of_part", &comm::set_ranks_of_part, py::arg("group"), py::arg("ranks"),
-        "Who the ranks of a line or column are among all, for errors; see csrc/comm/parts.hpp.");
+        "Sets the global ranks of a line's or column's ranks, which errors name; see csrc/comm/parts.hpp.");
   m.attr("HEARTBEAT_MARGIN_S") = faults::Heartbeat::kMargin_s;
   m.def(
       "shutdown",
@@ -157,8 +176,9 @@ void bind_collectives(py::module_& m) {
         comm::Lane::shutdown();
       },
       py::arg("last_words") = "", Release(),
-      "Ends the communication threads. `last_words`: the exception that ends this process, for the other "
-      "ranks.");
+      "Ends all lanes and heartbeats. `last_words`: the exception that ends this process, which is reported "
+      "to "
+      "the other ranks; '': none.");
   m.def("host_identity", &comm::host_identity,
-        "Machine, boot, network namespace and name of this host: the same for ranks that share it");
+        "Identifies this host (machine, boot, network namespace, name): equal for ranks on one host.");
 }

@@ -31,7 +31,9 @@ void check_pair(const at::Tensor& dst, const at::Tensor& src) {
 
 void bind_elementwise(py::module_& parent) {
   auto m = parent.def_submodule("elementwise",
-                                "Casts, sums and scalings of tensors in host memory, on the calling thread.");
+                                "Casts, sums and scalings on the calling thread, of contiguous tensors in "
+                                "host memory with equal numbers of "
+                                "elements (else ValueError), in fp32, fp64, fp16 or bf16 (else TypeError).");
   m.def(
       "cast",
       [](at::Tensor& dst, const at::Tensor& src) {

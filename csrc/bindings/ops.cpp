@@ -109,13 +109,18 @@ void bind_ops(py::module_& m) {
         return ops::register_source(std::make_shared<PythonSource>(std::move(source)));
       },
       py::arg("source"),
-      "Registers an object with acquire(index, next), release(index) and put_grad(index, grad); returns its "
-      "id.");
+      "Registers an object that provides the slices of a weight; returns its id. acquire(index, next) "
+      "returns slice "
+      "`index` (and may prefetch `next`), release(index) ends its use, put_grad(index, grad) takes its "
+      "gradient.");
   m.def(
       "unregister_source", [](int64_t id) { ops::unregister_source(id); }, py::arg("id"),
       py::call_guard<py::gil_scoped_release>(), "Forgets a source. Unknown ids are ignored.");
   py::class_<SplitCall>(m, "SplitCall",
-                        "A split matrix product over given parameters, called like nn.Linear.forward.")
+                        "The product of an nn.Linear with weight [out_features, in_features], computed in "
+                        "`granularity` slices along "
+                        "out (split=0) or in (split=1); called like nn.Linear.forward. `source`: an id from "
+                        "register_source, 0: the slices of `weight` itself.")
       .def(py::init<at::Tensor, std::optional<at::Tensor>, int64_t, int64_t, int64_t, const py::object&,
                     int64_t>(),
            py::arg("weight"), py::arg("bias"), py::arg("out_features"), py::arg("in_features"),

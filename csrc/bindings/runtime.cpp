@@ -48,18 +48,20 @@ void bind_runtime(py::module_& m) {
   for (const osdp::ModeTraits& mode : osdp::kModes) modes.value(mode.name, mode.mode);
 
   py::class_<rt::SplitSpec>(m, "SplitSpec",
-                            "granularity slices along 'out' (0) or 'in' (1), the last `sharded` sharded")
+                            "A weight [out, in] in `granularity` slices along out (dim=0) or in (dim=1), the "
+                            "last `sharded` of them "
+                            "sharded.")
       .def(py::init([](int64_t granularity, int64_t sharded, int64_t dim) {
              return rt::SplitSpec{granularity, sharded, static_cast<osdp::ops::SplitDim>(dim)};
            }),
            py::arg("granularity"), py::arg("sharded"), py::arg("dim"));
 
-  py::class_<rt::ParamSpec>(m, "ParamSpec",
-                            "A parameter's name, its tensor (full, equal on all ranks), its split, and the "
-                            "dtypes it is computed and "
-                            "its gradient reduced in (None: its own). With full_sizes its value comes later: "
-                            "the runtime makes memory "
-                            "for this rank's part, in the host's memory with offload.")
+  py::class_<rt::ParamSpec>(
+      m, "ParamSpec",
+      "A parameter to shard: its name, its tensor (the full value, equal on all ranks), its "
+      "slices, and the dtypes in which it is computed with and its gradient reduced (None: "
+      "its own). With `full_sizes`, its full shape, the tensor is empty and its value comes "
+      "later: the runtime allocates this rank's part, in host memory if `offload`.")
       .def(py::init([](std::string name, at::Tensor tensor, std::optional<rt::SplitSpec> split,
                        std::optional<std::vector<int64_t>> full_sizes, std::optional<at::ScalarType> compute,
                        std::optional<at::ScalarType> reduce, bool offload) {
@@ -70,13 +72,14 @@ void bind_runtime(py::module_& m) {
            py::arg("full_sizes") = std::nullopt, py::arg("compute") = std::nullopt,
            py::arg("reduce") = std::nullopt, py::arg("offload") = false);
 
-  py::class_<rt::UnitSpec>(m, "UnitSpec", "Indices of parameters gathered and reduced together")
+  py::class_<rt::UnitSpec>(m, "UnitSpec",
+                           "Parameters (by index) that are gathered and reduced together, and their mode.")
       .def(py::init([](std::string name, osdp::Mode mode, std::vector<int64_t> params) {
              return rt::UnitSpec{std::move(name), mode, std::move(params)};
            }),
            py::arg("name"), py::arg("mode"), py::arg("params"));
 
-  py::class_<rt::Piece>(m, "Piece", "A block of the full tensor and where it lies in the local one")
+  py::class_<rt::Piece>(m, "Piece", "A block of a full tensor, and its position in this rank's local tensor.")
       .def_property_readonly("global_offsets",
                              [](const rt::Piece& p) { return py::tuple(py::cast(p.offsets)); })
       .def_property_readonly("sizes", [](const rt::Piece& p) { return py::tuple(py::cast(p.sizes)); })
@@ -87,10 +90,15 @@ void bind_runtime(py::module_& m) {
             return local.dim() == 0 ? local
                                     : local.narrow(piece.local_dim, piece.local_begin, piece.local_count);
           },
-          py::arg("local"), "This piece of a local-shaped tensor, as a view.");
+          py::arg("local"),
+          "The view of this block in a tensor of the local shape (the parameter, its gradient or state).");
 
-  py::class_<rt::Runtime, RuntimePtr>(m, "Runtime",
-                                      "A training step of one sharded model; see csrc/runtime/runtime.hpp")
+  py::class_<rt::Runtime, RuntimePtr>(
+      m, "Runtime",
+      "Runs the training steps of one sharded model; see csrc/runtime/runtime.hpp. `group` and the other "
+      "groups are "
+      "names; `model` is a number that the ranks have agreed on. Shards the parameters in "
+      "place. Raises ShardingError, before anything is changed, if a spec is invalid.")
       .def(py::init(&make_runtime), py::arg("group"), py::arg("device"), py::arg("params"), py::arg("units"),
            py::arg("model"), py::arg("shard_group") = "", py::arg("replicate_group") = "",
            py::arg("backend_memory") = false, py::arg("reductions_group") = "",
@@ -106,26 +114,29 @@ void bind_runtime(py::module_& m) {
           },
           py::arg("module"), py::arg("params"), py::arg("root"), py::arg("hold"), py::arg("method") = false)
       .def("uninstall", &rt::Runtime::uninstall,
-           "fully_shard failed and the model is put back: its gradients are no longer this runtime's")
+           "Turns the gradient hooks off, after fully_shard has failed and the model was restored.")
       .def(
           "source_of", [](rt::Runtime& runtime, int64_t param) { return runtime.slices().source_of(param); },
-          py::arg("param"))
-      .def("join", &rt::Runtime::join, py::arg("label"), py::arg("params"), Release())
-      .def("set_absent", &rt::Runtime::set_absent, py::arg("params"))
+          py::arg("param"), "The id that SplitCall takes as `source`, for a split weight.")
+      .def("join", &rt::Runtime::join, py::arg("label"), py::arg("params"), Release(),
+           "Adds parameters that the model gained, as NO_SHARD. Raises ShardingError within a step.")
+      .def("set_absent", &rt::Runtime::set_absent, py::arg("params"),
+           "Sets which parameters (indices) were removed from the model.")
       .def(
           "saw_tree",
           [](rt::Runtime& runtime) { runtime.tree_seen = osdp::bindings::tree_watch().registrations; },
-          "The model's tree was compared after all registrations until now")
+          "Records that the model's tree has been compared after all registrations so far.")
       .def_property_readonly("tree_changed",
                              [](const rt::Runtime& runtime) {
                                return runtime.tree_seen != osdp::bindings::tree_watch().registrations;
                              })
       .def_property_readonly("summoned",
                              [](rt::Runtime& runtime) { return runtime.full_params().summoned(); })
-      .def_property_readonly("in_pass", &rt::Runtime::in_pass, "Within a call or a backward")
+      .def_property_readonly("in_pass", &rt::Runtime::in_pass,
+                             "Whether a call of the model or a backward is in progress.")
       .def_property_readonly(
           "step_seconds", [](rt::Runtime& runtime) { return runtime.forward().step_seconds(); },
-          "Seconds between the beginnings of the last training forwards")
+          "Seconds between the beginnings of consecutive training forwards: the last 1000.")
       .def_property(
           "prefetch", [](rt::Runtime& runtime) { return runtime.units().prefetch(); },
           [](rt::Runtime& runtime, size_t units) { runtime.units().set_prefetch(units); })
@@ -137,10 +148,12 @@ void bind_runtime(py::module_& m) {
             const rt::Parameter* found = runtime.backward().unreduced();
             return found ? std::optional(static_cast<int64_t>(found->index())) : std::nullopt;
           },
-          "The first parameter whose gradient no_sync has kept and nothing has reduced or dropped since")
+          "Index of the first parameter with a gradient kept under no_sync that was neither reduced nor "
+          "dropped "
+          "since; None: none.")
       .def(
           "pieces", [](rt::Runtime& runtime, int64_t param) { return runtime.parameter(param).pieces(); },
-          py::arg("param"))
+          py::arg("param"), "The blocks of the full tensor that this rank holds.")
       .def(
           "full_shape",
           [](rt::Runtime& runtime, int64_t param) { return runtime.parameter(param).full_sizes().vec(); },
@@ -157,7 +170,9 @@ void bind_runtime(py::module_& m) {
             const rt::Parameter& p = runtime.parameter(param);
             return p.whole() ? full : p.take_local(full);
           },
-          py::arg("param"), py::arg("full"), Release())
+          py::arg("param"), py::arg("full"), Release(),
+          "This rank's part of a tensor of the full shape: a copy, or `full` itself if the parameter is "
+          "whole.")
       .def(
           "owner_of",
           [](rt::Runtime& runtime, const at::Tensor& tensor) -> std::optional<std::pair<std::string, bool>> {
@@ -165,20 +180,30 @@ void bind_runtime(py::module_& m) {
             if (!found) return std::nullopt;
             return std::pair(found->name(), found->whole());
           },
-          py::arg("tensor"), "Name of the parameter in whose memory it lies, and whether it is whole")
-      .def("suspect_replicas", [](rt::Runtime& runtime) { runtime.replicas().suspect(); })
+          py::arg("tensor"),
+          "Name of the parameter whose memory the tensor shares, and whether it is whole; None: none of this "
+          "model.")
+      .def(
+          "suspect_replicas", [](rt::Runtime& runtime) { runtime.replicas().suspect(); },
+          "Has the replicas compared at the next forward, which raises ReplicaError if they differ.")
       .def(
           "gather_whole",
           [](rt::Runtime& runtime, int64_t param, const at::Tensor& local) {
             return runtime.full_params().gather(param, local);
           },
-          py::arg("param"), py::arg("local"), Release())
+          py::arg("param"), py::arg("local"), Release(),
+          "The full tensor of which `local` (of the local shape) is this rank's part. Collective. Raises "
+          "ShardingError inside a forward or backward.")
       .def(
           "summon", [](rt::Runtime& runtime, bool with_grads) { runtime.full_params().summon(with_grads); },
-          py::arg("with_grads"), Release())
+          py::arg("with_grads"), Release(),
+          "Gives all parameters (and their gradients) their full values. Collective. Raises ShardingError if "
+          "they "
+          "have them already.")
       .def(
           "unsummon", [](rt::Runtime& runtime, bool writeback) { runtime.full_params().unsummon(writeback); },
-          py::arg("writeback"), Release())
+          py::arg("writeback"), Release(),
+          "Ends summon. `writeback`: this rank's part of what was written is kept.")
       .def(
           "clip_grad_norm",
           [](rt::Runtime& runtime, double max_norm, double norm_type, bool error_if_nonfinite,
@@ -191,15 +216,18 @@ void bind_runtime(py::module_& m) {
           py::arg("max_norm"), py::arg("norm_type"), py::arg("error_if_nonfinite"), py::arg("parts"),
           Release())
       .def("set_budget", &rt::Runtime::set_budget, py::arg("sentence"),
-           "What the plan predicted, for the text of OutOfMemoryError")
+           "Sets the sentence about the plan's prediction in the text of OutOfMemoryError.")
       .def(
           "gathered_bytes", [](const rt::Runtime& runtime) { return runtime.shards().gathered_bytes(); },
-          "Bytes of full tensors that exist now")
+          "Bytes of the full tensors that are gathered now.")
       .def(
           "copied_bytes", [](const rt::Runtime& runtime) { return runtime.shards().copied_bytes(); },
-          "Bytes of NO_SHARD parameters' copies in the dtype they are computed in that exist now")
-      .def("arena_bytes", &rt::Runtime::arena_bytes, "Bytes reserved to gather into")
-      .def("statistics", &statistics)
+          "Bytes of the NO_SHARD parameters' copies in their compute dtype that exist now.")
+      .def("arena_bytes", &rt::Runtime::arena_bytes, "Bytes of the memory reserved to gather into.")
+      .def("statistics", &statistics,
+           "Counts since the last reset: gathers, gathered_bytes, prefetches, reductions, reduced_bytes, "
+           "sent_bytes "
+           "(by this rank over OSDP's own transports).")
       .def("reset_statistics", &rt::Runtime::reset_statistics);
 
   m.def(
@@ -213,18 +241,21 @@ void bind_runtime(py::module_& m) {
         return found;
       },
       py::arg("tensors"),
-      "Of each tensor: the sharded model and the parameter that it is, or is the gradient of; see "
-      "csrc/runtime/owners.hpp.");
+      "For each tensor: the runtime and the index of the parameter that it is, or whose gradient it is; "
+      "None: of "
+      "no sharded model. See csrc/runtime/owners.hpp.");
   m.def("norm_over_ranks", &rt::norm_over_ranks, py::arg("tensors"), py::arg("norm_type"),
         py::arg("error_if_nonfinite"), py::arg("parts"), Release(),
-        "The norm of tensors as in one process, where any is a part; see csrc/runtime/total_norm.hpp.");
+        "The norm of the full tensors of which the given ones may be this rank's parts. Collective. See "
+        "csrc/runtime/total_norm.hpp.");
   m.def(
       "await_backwards",
       [] {
         for (const auto& runtime : rt::live_runtimes()) runtime->backward().await_end();
       },
       Release(),
-      "After an exception in a backward: until every model is put back. See Note [A backward that ends "
+      "Blocks, after an exception in a backward, until every model is restored: see Note [A backward that "
+      "ends "
       "elsewhere].");
   m.def("memory_meter_install", &rt::memory_meter_install);
   m.def("memory_meter_installed", &rt::memory_meter_installed);

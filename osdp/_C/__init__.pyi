@@ -54,7 +54,7 @@ __all__: list[str] = [
 
 class SplitCall:
     """
-    A split matrix product over given parameters, called like nn.Linear.forward.
+    The product of an nn.Linear with weight [out_features, in_features], computed in `granularity` slices along out (split=0) or in (split=1); called like nn.Linear.forward. `source`: an id from register_source, 0: the slices of `weight` itself.
     """
     def __call__(self, input: torch.Tensor) -> torch.Tensor: ...
     def __init__(
@@ -77,45 +77,63 @@ class SplitCall:
 
 class Work:
     """
-    The end of a task on the lane.
+    A task submitted to a lane.
     """
-    def wait(self) -> None: ...
+    def wait(self) -> None:
+        """
+        Blocks until the task has run (on an accelerator: makes the current stream wait for it). Raises the task's exception.
+        """
     @property
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """
+        Whether the task has run, without blocking.
+        """
     @property
     def seconds(self) -> float:
         """
-        How long the task ran; 0 on accelerators, and before it is done.
+        Seconds that the task ran; 0 on accelerators, and before it is done.
         """
 
 class Collectives:
     """
-    What the runtime communicates with: see csrc/comm/collectives.hpp. Each call runs on the group's lane and returns when it is done there.
+    Collectives of a process group (by name; only this package may use the group) on its lane: see csrc/comm/collectives.hpp. Every rank must make the same calls. Each call blocks until it has run; raises RankError or OrderError if another rank died, hangs or runs another collective. Tensors are flat, contiguous and on `device`.
     """
     def __init__(self, group: str, device: torch.device) -> None: ...
     def all_bytes(self, label: str, mine: str) -> list:
         """
-        Every rank's bytes, in the order of ranks. `label` says what for, alike on all ranks.
+        Every rank's bytes, in rank order; lengths may differ. `label` names the purpose in errors and must be equal on all ranks.
         """
     def all_gather(
         self,
         outputs: collections.abc.Sequence[torch.Tensor],
         inputs: collections.abc.Sequence[torch.Tensor],
         label: str = "all-gather",
-    ) -> None: ...
-    def all_reduce_mean(self, tensors: collections.abc.Sequence[torch.Tensor]) -> None: ...
-    def broadcast(self, tensors: collections.abc.Sequence[torch.Tensor]) -> None: ...
+    ) -> None:
+        """
+        Gathers all ranks' inputs[i] [n] into outputs[i] [world * n], in rank order, for each i. `label` names the collective in errors and must be equal on all ranks.
+        """
+    def all_reduce_mean(self, tensors: collections.abc.Sequence[torch.Tensor]) -> None:
+        """
+        Replaces each tensor by its mean over ranks.
+        """
+    def broadcast(self, tensors: collections.abc.Sequence[torch.Tensor]) -> None:
+        """
+        Replaces each tensor by rank 0's, of any dtype and layout.
+        """
     def reduce_scatter_mean(
         self, outputs: collections.abc.Sequence[torch.Tensor], inputs: collections.abc.Sequence[torch.Tensor]
-    ) -> None: ...
+    ) -> None:
+        """
+        outputs[i] [n] = this rank's chunk of the mean over ranks of inputs[i] [world * n], for each i. The inputs are overwritten.
+        """
     def submit_all_reduce_mean(self, tensors: collections.abc.Sequence[torch.Tensor]) -> Work:
         """
-        The same without waiting for it.
+        all_reduce_mean without blocking: the tensors hold the means once the Work is done.
         """
     @property
     def has_memory(self) -> bool:
         """
-        Whether the backend allocates tensors for its collectives on this device
+        Whether the backend can allocate tensors for its collectives on this device.
         """
     @property
     def transport(self) -> str:
@@ -125,7 +143,7 @@ class Collectives:
 
 class CallHook:
     """
-    Forward hooks of one module
+    The hooks of one module's calls: `before` and `after` are registered as forward hooks.
     """
     def __deepcopy__(self, arg0: typing.Any) -> None: ...
     def __reduce_ex__(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> tuple: ...
@@ -140,7 +158,7 @@ class CallHook:
         index: typing.SupportsInt | typing.SupportsIndex,
     ) -> None:
         """
-        Where the module that owns it has a parameter: parameters[leaf]
+        Tells the hook where a parameter (of this index) is found: parameters[leaf] of the module that owns it. A call in which another tensor is found there is refused unless it has the full shape.
         """
 
 class Mode:
@@ -178,7 +196,7 @@ class Mode:
 
 class SplitSpec:
     """
-    granularity slices along 'out' (0) or 'in' (1), the last `sharded` sharded
+    A weight [out, in] in `granularity` slices along out (dim=0) or in (dim=1), the last `sharded` of them sharded.
     """
     def __init__(
         self,
@@ -189,7 +207,7 @@ class SplitSpec:
 
 class ParamSpec:
     """
-    A parameter's name, its tensor (full, equal on all ranks), its split, and the dtypes it is computed and its gradient reduced in (None: its own). With full_sizes its value comes later: the runtime makes memory for this rank's part, in the host's memory with offload.
+    A parameter to shard: its name, its tensor (the full value, equal on all ranks), its slices, and the dtypes in which it is computed with and its gradient reduced (None: its own). With `full_sizes`, its full shape, the tensor is empty and its value comes later: the runtime allocates this rank's part, in host memory if `offload`.
     """
     def __init__(
         self,
@@ -204,7 +222,7 @@ class ParamSpec:
 
 class UnitSpec:
     """
-    Indices of parameters gathered and reduced together
+    Parameters (by index) that are gathered and reduced together, and their mode.
     """
     def __init__(
         self,
@@ -215,11 +233,11 @@ class UnitSpec:
 
 class Piece:
     """
-    A block of the full tensor and where it lies in the local one
+    A block of a full tensor, and its position in this rank's local tensor.
     """
     def view(self, local: torch.Tensor) -> torch.Tensor:
         """
-        This piece of a local-shaped tensor, as a view.
+        The view of this block in a tensor of the local shape (the parameter, its gradient or state).
         """
     @property
     def global_offsets(self) -> tuple: ...
@@ -230,7 +248,7 @@ class Piece:
 
 class Runtime:
     """
-    A training step of one sharded model; see csrc/runtime/runtime.hpp
+    Runs the training steps of one sharded model; see csrc/runtime/runtime.hpp. `group` and the other groups are names; `model` is a number that the ranks have agreed on. Shards the parameters in place. Raises ShardingError, before anything is changed, if a spec is invalid.
     """
 
     part: bool
@@ -258,7 +276,7 @@ class Runtime:
     ) -> CallHook: ...
     def arena_bytes(self) -> int:
         """
-        Bytes reserved to gather into
+        Bytes of the memory reserved to gather into.
         """
     def clip_grad_norm(
         self,
@@ -269,59 +287,87 @@ class Runtime:
     ) -> torch.Tensor: ...
     def copied_bytes(self) -> int:
         """
-        Bytes of NO_SHARD parameters' copies in the dtype they are computed in that exist now
+        Bytes of the NO_SHARD parameters' copies in their compute dtype that exist now.
         """
     def full_shape(self, param: typing.SupportsInt | typing.SupportsIndex) -> list[int]: ...
     def gather_whole(
         self, param: typing.SupportsInt | typing.SupportsIndex, local: torch.Tensor
-    ) -> torch.Tensor: ...
+    ) -> torch.Tensor:
+        """
+        The full tensor of which `local` (of the local shape) is this rank's part. Collective. Raises ShardingError inside a forward or backward.
+        """
     def gathered_bytes(self) -> int:
         """
-        Bytes of full tensors that exist now
+        Bytes of the full tensors that are gathered now.
         """
     def is_whole(self, param: typing.SupportsInt | typing.SupportsIndex) -> bool:
         """
         Whether every rank holds all of it.
         """
-    def join(self, label: str, params: collections.abc.Sequence[ParamSpec]) -> None: ...
+    def join(self, label: str, params: collections.abc.Sequence[ParamSpec]) -> None:
+        """
+        Adds parameters that the model gained, as NO_SHARD. Raises ShardingError within a step.
+        """
     def name(self, param: typing.SupportsInt | typing.SupportsIndex) -> str: ...
     def owner_of(self, tensor: torch.Tensor) -> tuple[str, bool] | None:
         """
-        Name of the parameter in whose memory it lies, and whether it is whole
+        Name of the parameter whose memory the tensor shares, and whether it is whole; None: none of this model.
         """
-    def pieces(self, param: typing.SupportsInt | typing.SupportsIndex) -> list[Piece]: ...
+    def pieces(self, param: typing.SupportsInt | typing.SupportsIndex) -> list[Piece]:
+        """
+        The blocks of the full tensor that this rank holds.
+        """
     def reset_statistics(self) -> None: ...
     def saw_tree(self) -> None:
         """
-        The model's tree was compared after all registrations until now
+        Records that the model's tree has been compared after all registrations so far.
         """
-    def set_absent(
-        self, params: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
-    ) -> None: ...
+    def set_absent(self, params: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
+        """
+        Sets which parameters (indices) were removed from the model.
+        """
     def set_budget(self, sentence: str) -> None:
         """
-        What the plan predicted, for the text of OutOfMemoryError
+        Sets the sentence about the plan's prediction in the text of OutOfMemoryError.
         """
-    def source_of(self, param: typing.SupportsInt | typing.SupportsIndex) -> int: ...
-    def statistics(self) -> dict: ...
-    def summon(self, with_grads: bool) -> None: ...
-    def suspect_replicas(self) -> None: ...
+    def source_of(self, param: typing.SupportsInt | typing.SupportsIndex) -> int:
+        """
+        The id that SplitCall takes as `source`, for a split weight.
+        """
+    def statistics(self) -> dict:
+        """
+        Counts since the last reset: gathers, gathered_bytes, prefetches, reductions, reduced_bytes, sent_bytes (by this rank over OSDP's own transports).
+        """
+    def summon(self, with_grads: bool) -> None:
+        """
+        Gives all parameters (and their gradients) their full values. Collective. Raises ShardingError if they have them already.
+        """
+    def suspect_replicas(self) -> None:
+        """
+        Has the replicas compared at the next forward, which raises ReplicaError if they differ.
+        """
     def take_local(
         self, param: typing.SupportsInt | typing.SupportsIndex, full: torch.Tensor
-    ) -> torch.Tensor: ...
+    ) -> torch.Tensor:
+        """
+        This rank's part of a tensor of the full shape: a copy, or `full` itself if the parameter is whole.
+        """
     def uninstall(self) -> None:
         """
-        fully_shard failed and the model is put back: its gradients are no longer this runtime's
+        Turns the gradient hooks off, after fully_shard has failed and the model was restored.
         """
     def unreduced(self) -> int | None:
         """
-        The first parameter whose gradient no_sync has kept and nothing has reduced or dropped since
+        Index of the first parameter with a gradient kept under no_sync that was neither reduced nor dropped since; None: none.
         """
-    def unsummon(self, writeback: bool) -> None: ...
+    def unsummon(self, writeback: bool) -> None:
+        """
+        Ends summon. `writeback`: this rank's part of what was written is kept.
+        """
     @property
     def in_pass(self) -> bool:
         """
-        Within a call or a backward
+        Whether a call of the model or a backward is in progress.
         """
     @property
     def prefetch(self) -> int: ...
@@ -332,7 +378,7 @@ class Runtime:
     @property
     def step_seconds(self) -> list[float]:
         """
-        Seconds between the beginnings of the last training forwards
+        Seconds between the beginnings of consecutive training forwards: the last 1000.
         """
     @property
     def summoned(self) -> bool: ...
@@ -343,27 +389,27 @@ class Runtime:
 
 def await_backwards() -> None:
     """
-    After an exception in a backward: until every model is put back. See Note [A backward that ends elsewhere].
+    Blocks, after an exception in a backward, until every model is restored: see Note [A backward that ends elsewhere].
     """
 
 def connect_part(part: str, device: torch.device) -> None:
     """
-    Makes the transport of a group of some of a lane's ranks, by those ranks alone. Collective.
+    Connects the ranks of a part (a line or column of ranks) for its collectives. Collective over the part.
     """
 
 def count_registration(arg0: typing.Any, arg1: typing.Any, arg2: typing.Any) -> None:
     """
-    A hook for torch.nn.modules.module.register_module_..._registration_hook
+    The hook for torch.nn.modules.module.register_module_{module,parameter,buffer}_registration_hook.
     """
 
 def end_group(group: str) -> None:
     """
-    Ends a group's heartbeat, lanes and transport; see csrc/comm/ending.hpp.
+    Ends a group's heartbeat, lanes and transport, before the group is destroyed; see csrc/comm/ending.hpp.
     """
 
 def host_identity() -> str:
     """
-    Machine, boot, network namespace and name of this host: the same for ranks that share it
+    Identifies this host (machine, boot, network namespace, name): equal for ranks on one host.
     """
 
 def leave_out(site: str) -> None:
@@ -383,7 +429,7 @@ def norm_over_ranks(
     parts: collections.abc.Sequence[tuple[Runtime, Runtime]],
 ) -> torch.Tensor | None:
     """
-    The norm of tensors as in one process, where any is a part; see csrc/runtime/total_norm.hpp.
+    The norm of the full tensors of which the given ones may be this rank's parts. Collective. See csrc/runtime/total_norm.hpp.
     """
 
 def ordering_sites() -> list[str]:
@@ -393,17 +439,17 @@ def ordering_sites() -> list[str]:
 
 def owners_of(tensors: collections.abc.Sequence[torch.Tensor]) -> list[tuple[Runtime, int] | None]:
     """
-    Of each tensor: the sharded model and the parameter that it is, or is the gradient of; see csrc/runtime/owners.hpp.
+    For each tensor: the runtime and the index of the parameter that it is, or whose gradient it is; None: of no sharded model. See csrc/runtime/owners.hpp.
     """
 
 def process_ended(process: str) -> bool:
     """
-    Whether that process was on this host and has ended.
+    Whether a process, given as this_process() described it, was on this host and has ended.
     """
 
 def register_source(source: typing.Any) -> int:
     """
-    Registers an object with acquire(index, next), release(index) and put_grad(index, grad); returns its id.
+    Registers an object that provides the slices of a weight; returns its id. acquire(index, next) returns slice `index` (and may prefetch `next`), release(index) ends its use, put_grad(index, grad) takes its gradient.
     """
 
 def set_error_types(types: list) -> None:
@@ -413,36 +459,36 @@ def set_error_types(types: list) -> None:
 
 def set_place(group: str, device: torch.device, place: str) -> None:
     """
-    Where this rank is, for the other ranks' errors: 'osdp.save'; '' where it is nowhere in particular.
+    Sets the position that other ranks' errors name for this rank, such as 'osdp.save'; '': none.
     """
 
 def set_ranks_of_part(
     group: str, ranks: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
 ) -> None:
     """
-    Who the ranks of a line or column are among all, for errors; see csrc/comm/parts.hpp.
+    Sets the global ranks of a line's or column's ranks, which errors name; see csrc/comm/parts.hpp.
     """
 
 def shutdown(last_words: str = "") -> None:
     """
-    Ends the communication threads. `last_words`: the exception that ends this process, for the other ranks.
+    Ends all lanes and heartbeats. `last_words`: the exception that ends this process, which is reported to the other ranks; '': none.
     """
 
 def start_heartbeat(
     group: str, device: torch.device, timeout_s: typing.SupportsFloat | typing.SupportsIndex
 ) -> None:
     """
-    Finds out which rank died, hangs or goes another way; see csrc/faults/heartbeat.hpp.
+    Starts the thread that detects ranks that died, hang or diverged; once per group and device. `timeout_s`: the group's, in seconds. See csrc/faults/heartbeat.hpp.
     """
 
 def this_process() -> str:
     """
-    What tells this process from all others, as a text; see csrc/faults/process.hpp.
+    This process's identity as text (host, process id, start time); see csrc/faults/process.hpp.
     """
 
 def timeout_of(group: str, device: torch.device) -> datetime.timedelta:
     """
-    Of the backend that a group has for a device.
+    The timeout of a group's backend for a device.
     """
 
 def unregister_source(id: typing.SupportsInt | typing.SupportsIndex) -> None:
@@ -452,7 +498,7 @@ def unregister_source(id: typing.SupportsInt | typing.SupportsIndex) -> None:
 
 def watch_tree(look: typing.Any) -> None:
     """
-    look(runtime, when) is called before an outermost call (when: 'registered' or '', a look now and then) and after one in which something was registered ('forward').
+    Sets the function that compares a model's tree with its runtime: look(runtime, when). It is called before an outermost call ('registered': something was registered since the last look; '': from time to time) and after one in which something was registered ('forward').
     """
 
 HEARTBEAT_MARGIN_S: float = 0.5

@@ -1,5 +1,5 @@
 """
-Casts, sums and scalings of tensors in host memory, on the calling thread.
+Casts, sums and scalings on the calling thread, of contiguous tensors in host memory with equal numbers of elements (else ValueError), in fp32, fp64, fp16 or bf16 (else TypeError).
 """
 
 from __future__ import annotations

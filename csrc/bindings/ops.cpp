@@ -116,11 +116,12 @@ void bind_ops(py::module_& m) {
   m.def(
       "unregister_source", [](int64_t id) { ops::unregister_source(id); }, py::arg("id"),
       py::call_guard<py::gil_scoped_release>(), "Forgets a source. Unknown ids are ignored.");
-  py::class_<SplitCall>(m, "SplitCall",
-                        "The product of an nn.Linear with weight [out_features, in_features], computed in "
-                        "`granularity` slices along "
-                        "out (split=0) or in (split=1); called like nn.Linear.forward. `source`: an id from "
-                        "register_source, 0: the slices of `weight` itself.")
+  py::class_<SplitCall>(
+      m, "SplitCall",
+      "The product of an nn.Linear with weight [out_features, in_features], computed in "
+      "`granularity` slices along "
+      "out (split='out' or 0) or in ('in' or 1); called like nn.Linear.forward. `source`: an id from "
+      "register_source, 0: the slices of `weight` itself.")
       .def(py::init<at::Tensor, std::optional<at::Tensor>, int64_t, int64_t, int64_t, const py::object&,
                     int64_t>(),
            py::arg("weight"), py::arg("bias"), py::arg("out_features"), py::arg("in_features"),

@@ -54,7 +54,7 @@ __all__: list[str] = [
 
 class SplitCall:
     """
-    The product of an nn.Linear with weight [out_features, in_features], computed in `granularity` slices along out (split=0) or in (split=1); called like nn.Linear.forward. `source`: an id from register_source, 0: the slices of `weight` itself.
+    The product of an nn.Linear with weight [out_features, in_features], computed in `granularity` slices along out (split='out' or 0) or in ('in' or 1); called like nn.Linear.forward. `source`: an id from register_source, 0: the slices of `weight` itself.
     """
     def __call__(self, input: torch.Tensor) -> torch.Tensor: ...
     def __init__(

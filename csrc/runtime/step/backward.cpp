@@ -146,7 +146,7 @@ void BackwardPass::take_whole_gradient(Parameter& param, const at::Tensor& made)
 
 void BackwardPass::finish() {
   OSDP_CHECK(step_.in_backward, Sharding, "OSDP: rank ", step_.rank,
-             ": a backward ends that has not begun. This is an error of OSDP; please report it.");
+             ": a backward ends that has not begun. This is a bug in OSDP; please report it.");
   NoInference no_inference;
   at::NoGradGuard no_grad;
   range_.end();

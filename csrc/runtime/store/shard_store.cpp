@@ -234,14 +234,14 @@ Slot::Slot(Parameter& owner, std::string name, std::vector<int64_t> sizes, int64
 
 void Slot::attach(at::DataPtr memory) {
   OSDP_CHECK(!attached_, Sharding, "OSDP: parameter '", name_,
-             "' would be gathered into memory twice. This is an error of OSDP; please report it.");
+             "' would be gathered into memory twice. This is a bug in OSDP; please report it.");
   padded_.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(memory));
   attached_ = true;
 }
 
 void Slot::open() {
   OSDP_CHECK(attached_, Sharding, "OSDP: parameter '", name_,
-             "' would be readable without memory. This is an error of OSDP; please report it.");
+             "' would be readable without memory. This is a bug in OSDP; please report it.");
   const auto& memory = padded_.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
   set_readable(*full_.storage().unsafeGetStorageImpl(),
                at::DataPtr(memory.get(), memory.device()));  // padded_ owns it

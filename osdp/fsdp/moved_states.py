@@ -25,10 +25,12 @@ class MovedStates:
         # The optimizer's dictionary of a parameter, the key, the parameter and its index.
         self._states: list[tuple[dict[str, object], str, Tensor, int]] = []
         index = {id(p): i for i, p in enumerate(sharded.tree.known)}
+        seen: set[int] = set()  # optimizers that wrap another one (Accelerate's, Lightning's) have its states
         for optimizer in _living_optimizers():
             for parameter, state in list(optimizer.state.items()):
-                if id(parameter) not in index or not isinstance(state, dict):
+                if id(parameter) not in index or not isinstance(state, dict) or id(state) in seen:
                     continue
+                seen.add(id(state))
                 for key, value in state.items():
                     if not isinstance(value, Tensor) or (value.dim() == 0 and parameter.dim() > 0):
                         continue

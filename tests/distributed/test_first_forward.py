@@ -127,6 +127,17 @@ def test_a_forward_that_cannot_be_watched(ranks):
     ranks(kept_as_it_is, world=2)
 
 
+class Wrapping(torch.optim.Optimizer):
+    """An optimizer around another one, whose state is its own, as in frameworks."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+
+    @property
+    def state(self) -> dict[Tensor, dict[str, Tensor]]:
+        return self.inner.state
+
+
 def searched(me: Member) -> None:
     """An optimizer has loaded its state before the rows are cut anew."""
     whole, model = net(SEED), net(SEED + me.rank)
@@ -139,9 +150,10 @@ def searched(me: Member) -> None:
     ours = adamw(model.parameters())
     model.load_state_dict(whole.state_dict())
     ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    wrapping = Wrapping(ours)
     assert model.plan.searched is None and {c.mode for c in model.plan.choices.values()} == {"FULL_SHARD"}
     train(me, whole, model, optimizer=ours, whole_optimizer=theirs)
-    assert model.plan.searched is not None and model.plan.batch_size == 2
+    assert model.plan.searched is not None and model.plan.batch_size == 2 and wrapping.state is ours.state
     assert "NO_SHARD" in {c.mode for c in model.plan.choices.values()}
     assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
 

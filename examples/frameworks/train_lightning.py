@@ -31,8 +31,7 @@ class Words(L.LightningModule):
         )
         self.blocks = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
         self.head = nn.Linear(WIDTH, WORDS)
-        self.example_input_array = torch.zeros(4, LENGTH, dtype=torch.long)
-        self.losses: list[float] = []
+        self.losses: list[Tensor] = []
 
     def forward(self, words: Tensor) -> Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
@@ -44,8 +43,12 @@ class Words(L.LightningModule):
 
     def training_step(self, batch: list[Tensor], index: int) -> Tensor:
         loss = self.loss_of(batch)
-        self.losses.append(float(self.all_gather(loss.detach()).mean()))
+        self.losses.append(loss.detach())
+        self.log("loss", loss)
         return loss
+
+    def on_train_end(self) -> None:
+        self.losses = [self.all_gather(loss).mean() for loss in self.losses]
 
     def validation_step(self, batch: list[Tensor], index: int) -> None:
         self.log("validation", self.loss_of(batch), sync_dist=True)
@@ -57,6 +60,9 @@ class Words(L.LightningModule):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--memory", help="of a rank, such as 40MiB; without it the run is DDP's")
+    parser.add_argument(
+        "--sample", action="store_true", help="plan before the first step, from example inputs"
+    )
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--accumulate", type=int, default=2)
     parser.add_argument("--directory", default="build/lightning")
@@ -66,7 +72,10 @@ def main() -> None:
     search = {"batch_size": 4}
     strategy: Strategy = DDPStrategy(process_group_backend="gloo")
     if told.memory:
-        strategy = OSDPStrategy(memory=told.memory, search=search, process_group_backend="gloo")
+        sample = (torch.zeros(4, LENGTH, dtype=torch.long),) if told.sample else None
+        strategy = OSDPStrategy(
+            memory=told.memory, sample=sample, search=search, process_group_backend="gloo"
+        )
     data = DataLoader(TensorDataset(torch.randint(0, WORDS, (128, LENGTH))), batch_size=4)
     trainer = L.Trainer(
         accelerator="cpu",
@@ -87,7 +96,15 @@ def main() -> None:
     if trainer.is_global_zero:
         validation = [float(v) for name, v in trainer.callback_metrics.items() if name == "validation"]
         held = sum(p.numel() for p in model.parameters())
-        print(json.dumps({"losses": model.losses, "validation": validation, "held parameters": held}))
+        print(
+            json.dumps(
+                {
+                    "losses": [loss.item() for loss in model.losses],
+                    "validation": validation,
+                    "held parameters": held,
+                }
+            )
+        )
 
 
 if __name__ == "__main__":

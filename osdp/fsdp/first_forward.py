@@ -12,13 +12,18 @@ if some were loaded) are redistributed, one parameter after another. Parameters 
   tracing would be visible (the script's own hooks would be called once more).
   The call is intercepted by a temporary subclass that the module gets until then. A hook would run too late,
   since a call looks up all hooks and forward before it runs the first hook.
+  A registered method (Lightning's `training_step`) may be what trains, so its first call makes the plan as well, and
+  is traced instead of forward, if it reads every parameter that needs a gradient. One that does not is a helper,
+  such as a penalty on a few weights, and tells too little of a step.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -34,24 +39,32 @@ from osdp.errors import DescribeError, ShardingError
 from osdp.fsdp import state_dict_types
 from osdp.fsdp.ignored import Ignored
 from osdp.fsdp.marks import marked_plan, marks_in
+from osdp.fsdp.method_as_forward import method_as_forward
 from osdp.fsdp.moved_states import MovedStates
 from osdp.fsdp.obeyed_plan import obey
 from osdp.fsdp.options import Options
 from osdp.fsdp.searched_plan import searched_plan
 from osdp.plan.plan import Plan
 from osdp.ranks.rank_group import Together
-from osdp.sharding.forward_methods import named_in_forward, register_forward_method
+from osdp.sharding.forward_methods import named_in_forward
 from osdp.sharding.handover import Handover
 from osdp.sharding.separate_parts import SeparateParts
 from osdp.sharding.sharded_model import Sharded, runtime_of, sharded_of
 
-# Sharded models whose plan is still to be made -> the options of their wrapper.
-_waiting: WeakKeyDictionary[nn.Module, Options] = WeakKeyDictionary()
+
+@dataclass(frozen=True)
+class _Wait:
+    options: Options  # of the model's wrapper
+    helpers: set[str] = field(default_factory=set)  # registered methods whose first call made no plan
+
+
+# Sharded models whose plan is still to be made.
+_waiting: WeakKeyDictionary[nn.Module, _Wait] = WeakKeyDictionary()
 _SAMPLE = "or pass sample=, a tuple or dict of example inputs, to the wrap"
 
 
 def wait_for_inputs(model: nn.Module, options: Options) -> None:
-    """Called after `model` was sharded without a sample: its first forward will make the plan."""
+    """Called after `model` was sharded without a sample: its first forward, or registered method, will make the plan."""
     sharded = sharded_of(model)
     if sharded is None or options.plan is not None or options.sample is not None:
         return
@@ -65,7 +78,7 @@ def wait_for_inputs(model: nn.Module, options: Options) -> None:
             if searches:
                 _refuse_compiled(self)
         elif self in _waiting:
-            _before_forward(self, args, kwargs)
+            _before_call(self, None, args, kwargs)
         return kind.__call__(self, *args, **kwargs)
 
     def __reduce_ex__(self: nn.Module, protocol: Any) -> Any:
@@ -74,15 +87,22 @@ def wait_for_inputs(model: nn.Module, options: Options) -> None:
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "_osdp_kind": kind}
     methods = {"__call__": __call__, "__reduce_ex__": __reduce_ex__}
     model.__class__ = type(kind.__name__, (kind,), {**names, **methods})
-    _waiting[model] = options
+    _waiting[model] = _Wait(options)
+    sharded.before_method = _before_method
+
+
+def is_waiting(model: nn.Module, method: str) -> bool:
+    """Whether the plan of `model` is still to be made, and a call of this registered method might make it."""
+    return model in _waiting and method not in _waiting[model].helpers
 
 
 def stop_waiting(model: nn.Module) -> Options | None:
     """Cancel the wait: `model` remains as its wrapper sharded it. Returns the options of the wrapper."""
-    options = _waiting.pop(model, None)
-    if options is not None:
-        model.__class__ = type(model)._osdp_kind  # type: ignore[attr-defined]
-    return options
+    wait = _waiting.pop(model, None)
+    if wait is None:
+        return None
+    model.__class__ = type(model)._osdp_kind  # type: ignore[attr-defined]
+    return wait.options
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -94,27 +114,52 @@ def _refuse_compiled(model: nn.Module) -> None:
         )
 
 
-def _before_forward(model: nn.Module, args: Any, kwargs: Any) -> None:
-    """Collective at the first forward in training mode with gradients; other forwards change nothing."""
+def _before_method(model: nn.Module, name: str, args: Any, kwargs: Any) -> None:
+    if is_waiting(model, name) and not torch.compiler.is_compiling():
+        _before_call(model, name, args, kwargs)
+
+
+def _before_call(model: nn.Module, method: str | None, args: Any, kwargs: Any) -> None:
+    """Collective at the first forward (`method` None) or registered method in training mode with gradients;
+    other calls change nothing."""
     if not (model.training and torch.is_grad_enabled()) or torch._C._current_graph_task_id() != -1:
         return  # within a backward it is recomputed
     sharded = sharded_of(model)
     if sharded is None or sharded.runtime.summoned or sharded.runtime.in_pass:
         return  # None: a part that is read for the plan of the model around it
+    helpers = _waiting[model].helpers
     options = stop_waiting(model)
     assert options is not None
-    together = Together(sharded.group, "making the plan at the first forward")
+    call = _Call(method, args, kwargs)
+    together = Together(sharded.group, f"making the plan at the first {method or 'forward'}")
     seen = _would_be_seen(model)
     try:
         with SeparateParts(model, sharded.group) as separate, Ignored(model, marks_in(model)):
-            if options.memory is not None:
-                _search(model, sharded, options, together, separate, args, kwargs)
-            elif not any(together.all(seen)):
-                _regroup(model, sharded, options, together, separate, args, kwargs)
+            try:
+                if options.memory is not None:
+                    _search(model, sharded, options, together, separate, call)
+                elif not any(together.all(seen)):
+                    _regroup(model, sharded, options, together, separate, call)
+            except _AsItIsError:
+                if method is not None:
+                    wait_for_inputs(model, options)
+                    _waiting[model].helpers.update(helpers, [method])
     except BaseException:
         if sharded_of(model) is sharded:  # unchanged
             wait_for_inputs(model, options)
+            _waiting[model].helpers.update(helpers)
         raise
+
+
+@dataclass(frozen=True)
+class _Call:
+    method: str | None  # None: forward
+    args: Any
+    kwargs: Any
+
+
+class _AsItIsError(Exception):
+    """Ends a handover without changes."""
 
 
 def _search(
@@ -123,26 +168,31 @@ def _search(
     options: Options,
     together: Together,
     separate: SeparateParts,
-    args: Any,
-    kwargs: Any,
+    call: _Call,
 ) -> None:
     told = dict(options.search or {})
     if "global_batch_size" not in told:
-        told.setdefault("batch_size", max(batch_of((args, kwargs)), 1))
-    sample = together.do("converting the inputs to a sample", lambda: _as_sample(model, args, kwargs))
-    options = dataclasses.replace(options, sample=sample, search=told)
+        told.setdefault("batch_size", max(batch_of((call.args, call.kwargs)), 1))
     states = together.do("looking for optimizer states", lambda: MovedStates(model, sharded))
     states.agree(together)
     with Handover(model) as handover:
         with separate.readable():
-            plan = searched_plan(model, options)
+            unread = _unread_by_method(model, together, call)
+        if unread is not None:
+            warnings.warn(
+                f"memory= waits for a call that trains all parameters: {call.method}() of {type(model).__name__} "
+                f"does not read {unread!r}; pass sample= if no other call does",
+                stacklevel=6,
+            )
+            raise _AsItIsError
+        with method_as_forward(model, call.method), separate.readable():
+            sample = together.do(
+                "converting the inputs to a sample", lambda: _as_sample(model, call.args, call.kwargs)
+            )
+            plan = searched_plan(model, dataclasses.replace(options, sample=sample, search=told))
         obey(model, plan, options, handover)
     _carry_over(sharded, runtime_of(model))
     states.move(handover, runtime_of(model))
-
-
-class _AsItIsError(Exception):
-    """Ends a handover without changes."""
 
 
 def _regroup(
@@ -151,33 +201,60 @@ def _regroup(
     options: Options,
     together: Together,
     separate: SeparateParts,
-    args: Any,
-    kwargs: Any,
+    call: _Call,
 ) -> None:
     def found() -> str | None:
-        return _regrouped(model, sharded, options, args, kwargs) if together.rank == 0 else None
+        return _regrouped(model, sharded, options, call) if together.rank == 0 else None
 
-    try:
-        with Handover(model) as handover:
-            with separate.readable():
-                text = together.do("tracing the first forward", found)
-            text = together.all(text)[0]
-            if text is None:
-                raise _AsItIsError
-            obey(model, Plan.loads(text), options, handover)
-    except _AsItIsError:
-        return
+    with Handover(model) as handover:
+        with separate.readable():
+            text = together.do("tracing the first forward", found)
+        text = together.all(text)[0]
+        if text is None:
+            raise _AsItIsError
+        obey(model, Plan.loads(text), options, handover)
     _carry_over(sharded, runtime_of(model))
 
 
-def _regrouped(model: nn.Module, sharded: Sharded, options: Options, args: Any, kwargs: Any) -> str | None:
+def _regrouped(model: nn.Module, sharded: Sharded, options: Options, call: _Call) -> str | None:
     """Rank 0's plan; None if it would change nothing."""
     try:
-        described = _with_named(watched_once(model, args, kwargs), model)
-        plan = marked_plan(model, options, described)
+        watched = _watched(model, call)
+        if call.method is not None and _unread(watched):
+            return None
+        plan = marked_plan(model, options, _with_named(watched, model))
     except DescribeError:
         return None
     return None if _places(plan) == _places(sharded.plan) else plan.dumps()
+
+
+def _unread_by_method(model: nn.Module, together: Together, call: _Call) -> str | None:
+    """`_unread` on rank 0, None for a forward. Collective. Raises DescribeError where the method cannot be traced."""
+    if call.method is None:
+        return None
+
+    def found() -> str | None:
+        if together.rank != 0:
+            return None
+        try:
+            return _unread(_watched(model, call))
+        except DescribeError as error:
+            raise DescribeError(
+                f"memory= searches at the first call in training, {call.method}(), and tracing it failed: {error}; {_SAMPLE}"
+            ) from error
+
+    return together.all(together.do("tracing the first call", found))[0]
+
+
+def _watched(model: nn.Module, call: _Call) -> ModelDescription:
+    with method_as_forward(model, call.method):
+        return watched_once(model, call.args, call.kwargs)
+
+
+def _unread(described: ModelDescription) -> str | None:
+    """A parameter that needs a gradient and was not read."""
+    parameters = (p for o in described.operators if not o.traced for p in o.parameters)
+    return next((p.name for p in parameters if p.trainable), None)
 
 
 def _places(plan: Plan) -> object:
@@ -210,8 +287,6 @@ def _carry_over(old: Sharded, new: Sharded) -> None:
     """Copy settings that the script has made since wrapping."""
     state_dict_types.carry_over(old, new)
     new.runtime.sync, new.runtime.part = old.runtime.sync, old.runtime.part
-    for module, name, reads in old.registered:
-        register_forward_method(module, name, reads)
 
 
 def _would_be_seen(model: nn.Module) -> bool:

@@ -11,6 +11,7 @@ load the other's. Needs the extra `lightning`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -22,7 +23,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from osdp.base.sharded_models import is_sharded
-from osdp.errors import InvalidProblemError
+from osdp.fsdp.first_forward import is_waiting, wait_for_inputs
 from osdp.fsdp.optimizer_states import plain_state_dict
 from osdp.fsdp.options import Options
 from osdp.fsdp.shard import shard
@@ -40,9 +41,11 @@ class OSDPStrategy(DDPStrategy):
 
     With `memory` rank 0 searches for the fastest plan that fits; `plan` is a given plan; with neither,
     everything is FULL_SHARD. `sample`: example inputs of the module's forward, of the same shapes on all
-    ranks; by default its `example_input_array`.
+    ranks; by default its `example_input_array`. Without either the plan is made at the first `training_step`,
+    which rank 0 traces on a copy of the module that has no trainer: self.log does nothing there, and with `memory`
+    a step that needs the trainer or values of tensors is a DescribeError.
 
-    Raises InvalidProblemError for unknown arguments, and for `memory` without a sample.
+    Raises InvalidProblemError for unknown arguments.
     """
 
     strategy_name = "osdp"
@@ -72,16 +75,21 @@ class OSDPStrategy(DDPStrategy):
         given = {"device_id": self.root_device, **self._given}
         if given.get("sample") is None and given.get("plan") is None:
             given["sample"] = _example_of(model)
-        if given.get("memory") is not None and given["sample"] is None:
-            raise InvalidProblemError(
-                "OSDPStrategy(memory=...) needs example inputs of the module's forward: pass sample= "
-                f"to the strategy, or set {type(model).__name__}.example_input_array"
-            )
         options = Options.of((), given)
         shard(model, options, options.form)
+        wait_for_inputs(model, options)
         for step in STEPS:
             if getattr(type(model), step) is not getattr(LightningModule, step):
                 register_forward_method(model, step)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        if self.model is None or not is_waiting(self.model, "training_step"):
+            return super().training_step(*args, **kwargs)
+        with warnings.catch_warnings():  # of the copy on which the first step is traced
+            warnings.filterwarnings(
+                "ignore", ".*`self.log\\(\\)` but the `self.trainer` reference is not registered"
+            )
+            return super().training_step(*args, **kwargs)
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:

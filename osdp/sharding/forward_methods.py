@@ -15,6 +15,7 @@ from __future__ import annotations
 import dis
 import functools
 import re
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from osdp.base.compiled_modules import unwrapped
 from osdp.errors import ShardingError
 from osdp.sharding.gathering_calls import gathering
+from osdp.sharding.installed import Installed
 from osdp.sharding.sharded_model import Sharded, sharded_models
 from osdp.sharding.torch_patches.init_functions import refuse_part
 
@@ -81,10 +83,19 @@ def register_forward_method(module: nn.Module, name: str, reads: Iterable[str] |
     hook = sharded.runtime.add_call(
         label, sorted(sharded.index[parameters[i]] for i in chosen), False, False, True
     )
-    registered = gathering(module, method, hook, sharded.policy if prefix == "" else None)
+    gathers = gathering(module, method, hook, sharded.policy if prefix == "" else None)
+
+    @functools.wraps(gathers)
+    def registered(*args: Any, **kwargs: Any) -> Any:
+        if sharded.before_method is not None and module is model:
+            sharded.before_method(model, name, args, kwargs)
+            if (now := vars(module)[name]) is not registered:
+                return now(*args, **kwargs)  # the model was sharded anew, and the method registered again
+        return gathers(*args, **kwargs)
+
     registered._osdp_method = method  # type: ignore[attr-defined]
-    setattr(module, name, registered)
-    sharded.registered.append((module, name, reads))
+    Installed.on(model).put(module, name, registered)
+    sharded.registered.append((weakref.ref(module), name, reads))
 
 
 def named_in_forward(module: nn.Module) -> list[nn.Parameter]:

@@ -22,6 +22,7 @@ from osdp import _C
 from osdp.base.sharded_models import HANDLES
 from osdp.errors import ShardingError
 from osdp.plan.plan import Plan
+from osdp.sharding.forward_methods import register_forward_method
 from osdp.sharding.hybrid_mesh import RankGrid
 from osdp.sharding.installed import Installed
 from osdp.sharding.rollback import AsItWas
@@ -119,6 +120,14 @@ class Handover:
             self._put_back(error)
         for parent, key, child in self._wrappers:
             parent._modules[key] = child
+        if error is None and self._begun:
+            self._register_again()
+
+    def _register_again(self) -> None:
+        for _, sharded in self.parts:
+            for module, name, reads in sharded.registered:
+                if (alive := module()) is not None:
+                    register_forward_method(alive, name, reads)
 
     def _put_back(self, error: BaseException | None) -> None:
         if self._begun:

@@ -39,6 +39,12 @@ class Installed:
         self._before = []
         self._model[_ATTRIBUTE] = self
 
+    def put(self, module: nn.Module, name: str, value: object) -> None:
+        """Set an attribute after `note`; it is taken off like what was installed before."""
+        was = vars(module).get(name, _ABSENT)
+        setattr(module, name, value)
+        self._changes.append((vars(module), name, was, value))
+
     @staticmethod
     def on(model: nn.Module) -> Installed:
         """The record of `model`, which is sharded."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, cast
-from weakref import WeakKeyDictionary, WeakSet
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +64,9 @@ class Sharded:
         self.planned = tuple(names)  # as the plan has them; `index` follows renamed modules
         self.index = {name: i for i, name in enumerate(names)}
         # Methods that were registered to gather: module, name, reads.
-        self.registered: list[tuple[nn.Module, str, tuple[str, ...] | None]] = []
+        self.registered: list[tuple[ref[nn.Module], str, tuple[str, ...] | None]] = []
+        # Called before a registered method of the model, with the model, the method's name and its arguments.
+        self.before_method: Callable[[nn.Module, str, Any, Any], None] | None = None
         self.buffer_dtypes: dict[
             str, torch.dtype
         ] = {}  # of buffers that mixed precision has cast: what they were

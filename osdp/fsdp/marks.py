@@ -79,9 +79,10 @@ def marked_precision(model: nn.Module, root: Options) -> object:
             if _dtypes(part) != _dtypes(whole):
                 raise ShardingError(
                     f"{name!r} was wrapped with mixed_precision={part!r} and the model around it with "
-                    f"{whole!r}, but a plan assumes one precision: give both the same. To keep "
-                    "modules in full precision, name them in full_precision_modules of "
-                    "osdp.MixedPrecision or _module_classes_to_ignore of torch's"
+                    f"{whole!r}, but a plan assumes one precision: give both the same, or leave out plan= and "
+                    "memory=, so that each wrap's mode and precision apply. To keep modules in full precision, "
+                    "name them in full_precision_modules of osdp.MixedPrecision or _module_classes_to_ignore of "
+                    "torch's"
                 )
         return root.precision
     if whole is None and not any(own.values()):

@@ -10,7 +10,7 @@
 // Only some phases are rows. When a leaf's plan violates another phase, that phase becomes a row. With fewer
 // rows the problem was a relaxation, so all bounds remain valid. A new row changes the symmetry classes, so
 // boxes of one batch and transient are merged into one, which is bounded again when it reaches the top of the
-// heap; if there are boxes of several batches or transients, the search restarts.
+// heap.
 #include "search/branch/branch_and_bound.hpp"
 
 #include <algorithm>
@@ -122,7 +122,7 @@ Schedule BranchAndBound::run() {
   if (request_.depth_first) {
     depth_first();
   } else {
-    begin(0);
+    begin();
     go_on();
   }
   finish();

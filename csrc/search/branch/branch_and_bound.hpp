@@ -72,16 +72,12 @@ class BranchAndBound {
   void finish();
 
   // Regions (branch/nodes.cpp); push() computes a region's bound.
-  void begin(double least_per_sample);  // `least_per_sample`: a known lower bound
+  void begin();
   void push(BranchNode w);
   bool cut(const BranchNode& w);
   void cut_transients(const BranchNode& w);
   bool alike(size_t lean, size_t large) const;
-  struct Mixed {
-    double batches = 0, transients = 0, ways = 0;  // bytes
-    size_t way = 0;
-  };
-  Mixed bytes_mixed(const BranchNode& w);
+  bool mixes_batches(const BranchNode& w);
   void around(const BranchNode& w);
   void rebuild_tree();
   const ColumnPool& pool(int64_t accumulation);
@@ -145,7 +141,6 @@ class BranchAndBound {
   int broken_ = 0;  // the phase over the limit in the last plan that accept() refused
   std::map<SubproblemKey, LabelSubproblem> subproblems_;
   int64_t next_dive_ = 64;            // in number of regions
-  bool boxed_ = false;                // regions of several batches were branched by recomputation
   std::vector<BranchNode> given_up_;  // leaves that were not solved exactly
   bool gave_up_ = false;              // the depth-first search stopped early
 };

@@ -80,26 +80,19 @@ void BranchAndBound::push(BranchNode w) {
   if (!useless(w)) open_.push(std::move(w));
 }
 
-// Branches a region on the variable that its relaxation leaves fractional: batch size, transient, or the
-// number of blocks with one recomputation, whichever mixes more bytes. If the mixture is a single plan, that
-// plan's value is separated from the rest. False for one batch with nearly equal transients.
+// Branches a region on what its relaxation mixes, batch size or transient, whichever is more bytes. If the
+// mixture is a single plan, that plan's value is separated from the rest. False for one batch with nearly
+// equal transients.
 bool BranchAndBound::cut(const BranchNode& w) {
   const bool batches = w.lo.size < w.hi.size, transients = !alike(w.lean, w.large);
   if (!batches && !transients) return false;
-  const Mixture& m = w.mixture;
-  const Mixed mixed = bytes_mixed(w);
-  BranchNode low = w, high = w;
-  if (rows_.size() == first_rows_ && mixed.ways > std::max(mixed.batches, mixed.transients)) {
-    boxed_ = true;
-    low.box.hi[mixed.way] = static_cast<int>(std::floor(m.ways[mixed.way]));
-    high.box.lo[mixed.way] = low.box.hi[mixed.way] + 1;
-  } else if (batches && (mixed.batches >= mixed.transients || !transients)) {
-    low.hi.size = std::clamp(static_cast<int64_t>(m.size), w.lo.size, w.hi.size - 1);
-    high.lo.size = low.hi.size + 1;
-  } else {
+  if (transients && (!batches || !mixes_batches(w))) {
     cut_transients(w);
     return true;
   }
+  BranchNode low = w, high = w;
+  low.hi.size = std::clamp(static_cast<int64_t>(w.mixture.size), w.lo.size, w.hi.size - 1);
+  high.lo.size = low.hi.size + 1;
   push(std::move(low));
   push(std::move(high));
   return true;
@@ -116,34 +109,22 @@ void BranchAndBound::cut_transients(const BranchNode& w) {
   push(std::move(high));
 }
 
-// How far apart the plans of a region's mixture are, in bytes of the row with the highest price.
-BranchAndBound::Mixed BranchAndBound::bytes_mixed(const BranchNode& w) {
+// Whether the plans of a region's mixture differ no less in batch size than in transients, in bytes of the row
+// with the highest price.
+bool BranchAndBound::mixes_batches(const BranchNode& w) {
   const Mixture& m = w.mixture;
   const size_t row = static_cast<size_t>(
       std::max_element(w.prices.begin(), w.prices.begin() + static_cast<std::ptrdiff_t>(rows_.size())) -
       w.prices.begin());
-  Mixed mixed;
   double per_sample = 1;
   for (const auto& entry : pool(w.lo.accumulation).entries) {
-    double least = 1e300, most = 0;
-    for (size_t i = 0; i < entry.ways.size(); ++i) {
-      const Linear& kept = entry.ways[i].kept[row];
-      const double count = m.ways[entry.first_way + i], bytes = kept.at(m.size);
-      per_sample += count * static_cast<double>(kept.per_sample);
-      if (count > 1e-9) least = std::min(least, bytes), most = std::max(most, bytes);
-    }
-    for (size_t x = entry.first_way; x < entry.first_way + entry.ways.size(); ++x) {
-      const double part = m.ways[x] - std::floor(m.ways[x]),
-                   bytes = std::min(part, 1 - part) * (most - least);
-      if (part > 1e-6 && part < 1 - 1e-6 && bytes > mixed.ways) mixed.ways = bytes, mixed.way = x;
-    }
+    for (size_t i = 0; i < entry.ways.size(); ++i)
+      per_sample += m.ways[entry.first_way + i] * static_cast<double>(entry.ways[i].kept[row].per_sample);
   }
   const auto reserve = [&](double bytes) {
     return static_cast<double>(request_.reserve_bytes(static_cast<int64_t>(bytes)));
   };
-  mixed.batches = per_sample * m.size_apart;
-  mixed.transients = reserve(m.transient + m.transient_apart) - reserve(m.transient);
-  return mixed;
+  return per_sample * m.size_apart >= reserve(m.transient + m.transient_apart) - reserve(m.transient);
 }
 
 // Branches around the rounded mixture: the box without that point, as disjoint boxes, and the point itself.
@@ -178,22 +159,11 @@ void BranchAndBound::around(const BranchNode& w) {
   push(std::move(rest));
 }
 
-// After rows were added: rebuilds the heap from the open and the unsolved regions.
+// After rows were added: rebuilds the heap from the open and the unsolved regions; boxes of one batch and
+// transient become one again.
 void BranchAndBound::rebuild_tree() {
   pools_.clear();
   cheapest_.clear();
-  if (boxed_) {  // merging these boxes would make regions overlap, so the search restarts
-    boxed_ = false;
-    double least = 1e300;
-    const auto count = [&](const BranchNode& w) {
-      least = std::min(least, w.bound / static_cast<double>(w.samples));
-    };
-    for (; !open_.empty(); open_.pop()) count(open_.top());
-    for (const BranchNode& w : given_up_) count(w);
-    given_up_.clear();
-    begin((1 - 1e-12) * least);
-    return;
-  }
   std::map<std::array<int64_t, 5>, BranchNode> regions;
   const auto add = [&](const BranchNode& w) {
     const auto [it, fresh] =
@@ -219,7 +189,7 @@ void BranchAndBound::rebuild_tree() {
   }
 }
 
-void BranchAndBound::begin(double least_per_sample) {
+void BranchAndBound::begin() {
   std::vector<std::pair<Batch, Batch>> ranges;
   for (const Batch& b : request_.batches) ranges.push_back({b, b});
   if (ranges.empty()) ranges.push_back({{1, 1}, {kinds_.most_batch, 1}});
@@ -227,7 +197,6 @@ void BranchAndBound::begin(double least_per_sample) {
     BranchNode all;
     all.lo = lo, all.hi = hi;
     all.samples = hi.samples();
-    all.bound = least_per_sample * static_cast<double>(hi.samples());
     all.lean = 0, all.large = kinds_.transients.size() - 1;
     all.box = everything(pool(lo.accumulation));
     push(std::move(all));

@@ -34,13 +34,6 @@ int main() {
     CHECK(*std::max_element(phases.begin(), phases.end()) +
               request.reserve_bytes(largest_transient(model, kinds, found.decision)) <=
           least);
-    // What needs no less memory than something else may go.
-    const bool once =
-        std::all_of(batches.begin(), batches.end(), [](const Batch& b) { return b.accumulation == 1; });
-    if (once) {
-      const Kinds few = leanest(kinds, 1);
-      CHECK_EQ(min_memory(model, request, few, -1, watch).peak_bytes, least);
-    }
     // A byte less is infeasible, and the search says what would do.
     request.limit_bytes = least - 1;
     const Schedule s = schedule(model, request);

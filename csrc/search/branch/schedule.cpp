@@ -1,11 +1,35 @@
 #include "search/branch/schedule.hpp"
 
+#include <algorithm>
+
 #include "search/branch/branch_and_bound.hpp"
-#include "search/branch/smallest_limit.hpp"
 #include "search/labels/min_memory_bound.hpp"
 #include "search/problem/validate.hpp"
 
 namespace osdp::search {
+namespace {
+
+// The smallest limit with a feasible plan, by bisection between a limit known to be infeasible and a feasible
+// one, where the bound of `least` does not determine it. If the budget is spent, a feasible limit.
+int64_t smallest_limit(const Model& model, Request request, const Kinds& kinds, const MinMemory& least,
+                       const Budget& budget, Stopwatch& watch) {
+  request.depth_first = false;
+  if (request.batches.empty()) request.batches = {{1, 1}};
+  int64_t low = std::max(request.limit_bytes, least.bound_bytes - 1), high = least.peak_bytes;
+  if (high >= kLargestSum) return 0;
+  while (high - low > 1 && !watch.ask()) {
+    request.limit_bytes = low + (high - low) / 2;
+    const Schedule s = BranchAndBound(model, request, budget, kinds, watch, true).run();
+    if (s.feasible) {
+      high = std::max(low + 1, std::min(request.limit_bytes, s.peak_bytes));
+    } else if (!watch.stopped()) {
+      low = request.limit_bytes;
+    }
+  }
+  return high;
+}
+
+}  // namespace
 
 Schedule schedule(const Model& model, const Request& request, const Budget& budget,
                   const ScheduleTuning& tuning) {

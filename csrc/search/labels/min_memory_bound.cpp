@@ -158,42 +158,4 @@ MinMemory min_memory(const Model& model, const Request& request, const Kinds& ki
   return best;
 }
 
-Kinds leanest(const Kinds& kinds, int64_t accumulation) {
-  Kinds few = kinds;
-  for (Kind& kind : few.kinds) {
-    const auto has = [&](Recompute r) { return std::find(kind.ways.begin(), kind.ways.end(), r); };
-    if (has(Recompute::Regather) != kind.ways.end() && has(Recompute::Hold) != kind.ways.end()) {
-      kind.ways.erase(has(Recompute::Hold));
-    }
-    for (Slot& slot : kind.slots) {
-      const auto all = slot.candidates[static_cast<int>(kind.ways[0])];
-      const auto before = [&](const Candidate& c) {
-        return c.state_bytes + c.gathered_bytes - (accumulation > 1 ? 0 : c.gradient_bytes);
-      };
-      std::vector<size_t> kept;
-      for (size_t a = 0; a < all.size(); ++a) {
-        bool out = false;
-        for (size_t b = 0; b < all.size() && !out; ++b) {
-          const Candidate &x = all[a], &y = all[b];
-          const bool no_worse = y.state_bytes <= x.state_bytes && before(y) <= before(x) &&
-                                before(y) + y.own_bytes <= before(x) + x.own_bytes &&
-                                y.held_bytes <= x.held_bytes && y.transient_bytes <= x.transient_bytes;
-          const bool equal = y.state_bytes == x.state_bytes && before(y) == before(x) &&
-                             y.own_bytes == x.own_bytes && y.held_bytes == x.held_bytes &&
-                             y.transient_bytes == x.transient_bytes;
-          out = a != b && no_worse && (!equal || b < a);
-        }
-        if (!out) kept.push_back(a);
-      }
-      for (Recompute r : kind.ways) {
-        auto& list = slot.candidates[static_cast<int>(r)];
-        std::vector<Candidate> left;
-        for (size_t c : kept) left.push_back(list[c]);
-        list = std::move(left);
-      }
-    }
-  }
-  return few;
-}
-
 }  // namespace osdp::search

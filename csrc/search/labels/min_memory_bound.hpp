@@ -18,8 +18,4 @@ struct MinMemory {
 MinMemory min_memory(const Model& model, const Request& request, const Kinds& kinds, int64_t enough_bytes,
                      Stopwatch& watch);
 
-// The kinds without choices and recomputations that need at least as much memory as another one in every
-// phase.
-Kinds leanest(const Kinds& kinds, int64_t accumulation);
-
 }  // namespace osdp::search

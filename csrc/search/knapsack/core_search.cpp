@@ -7,8 +7,6 @@
 // the partner of most memory that still fits is the fastest. A list that would grow beyond its cap is cut
 // into chunks, least reduced cost first, which are searched depth-first: memory is bounded, the search stays
 // exact, and the first chunks find good plans.
-#include "search/knapsack/core_search.hpp"
-
 #include "search/knapsack/items.hpp"
 
 namespace osdp::search {

@@ -89,15 +89,6 @@ Lattice make_lattice(const std::vector<Group>& groups) {
   return result;
 }
 
-void extend(Lattice& lattice, int64_t time, int64_t memory) {
-  int128 a = lattice.a, b = lattice.b, d = lattice.d;
-  add(a, b, d, time, memory);
-  if (d > kLargestSum) b = 0, d = 1;
-  lattice.a = static_cast<int64_t>(a);
-  lattice.b = static_cast<int64_t>(b);
-  lattice.d = static_cast<int64_t>(d);
-}
-
 int64_t lattice_bound(const Lattice& l, int64_t limit, int64_t bound, Multiplier lambda) {
   if (l.a == 0) return std::max(bound, l.base_time_ps);  // all plans take the same time
   if (lambda.numerator == 0) return bound;

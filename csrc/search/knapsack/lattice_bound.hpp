@@ -18,9 +18,6 @@ struct Lattice {
 
 Lattice make_lattice(const std::vector<Group>& groups);
 
-// Adds the difference of two plans to the vectors that span the lattice.
-void extend(Lattice& lattice, int64_t time_ps, int64_t memory_bytes);
-
 // The least time >= lower_bound_ps of a lattice point (T, M) with M <= limit and T + lambda M >= `line`,
 // where the line is lower_line_ps + lambda * limit (lower_line_ps: rounded down relaxation optimum; valid:
 // any value <= the optimum). Never less than lower_bound_ps. Work is capped: a very irregular lattice gives a

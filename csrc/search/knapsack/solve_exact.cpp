@@ -11,7 +11,6 @@
 //    round proves the bound up to its distance, so the work depends on the true gap, not on the quality of
 //    the first incumbent.
 #include "search/knapsack/context.hpp"
-#include "search/knapsack/core_search.hpp"
 #include "search/knapsack/lattice_bound.hpp"
 #include "search/knapsack/solve.hpp"
 
@@ -54,7 +53,6 @@ Solution solve_exact(const ProblemView& problem, const Budget& budget, const Tun
   const Relaxation relaxed = relax(groups, hull_edges(groups), problem.limit_bytes);
   Context c{problem.limit_bytes, groups, relaxed, watch, tuning, {}, {}, {}, 1, 0, budget.gap};
   c.statistics.groups = static_cast<int64_t>(groups.size());
-  for (const auto& g : groups) c.statistics.options_left += static_cast<int64_t>(g.options.size());
   Solution s;
   s.smallest_limit_bytes = relaxed.smallest_limit_bytes;
   s.multiplier = relaxed.multiplier;

@@ -76,7 +76,6 @@ struct Multiplier {
 struct Statistics {
   int64_t nodes = 0;         // partial plans examined
   int64_t groups = 0;        // groups of equal operators
-  int64_t options_left = 0;  // undominated options, over all groups
   int64_t largest_list = 0;  // most partial plans stored at once
   int64_t rounds = 0;        // passes of the exact search
   int64_t matched = 0;  // groups moved to the middle list: Note [Three lists] in knapsack/core_search.cpp

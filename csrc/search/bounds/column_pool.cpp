@@ -1,7 +1,9 @@
 #include "search/bounds/column_pool.hpp"
 
 #include <algorithm>
+#include <numeric>
 
+#include "search/problem/dominance.hpp"
 #include "search/problem/problem.hpp"
 
 namespace osdp::search {
@@ -79,20 +81,15 @@ ColumnPool make_column_pool(const Kinds& kinds, const std::vector<int>& rows, in
           lines.push_back(line);
         }
         auto& options = way.slots.emplace_back();
-        for (size_t a = 0; a < lines.size(); ++a) {
-          bool dominated = false;
-          for (size_t b = 0; b < lines.size() && !dominated; ++b) {
-            const Line &x = lines[a], &y = lines[b];
-            if (a == b || y.time > x.time || y.transient > x.transient) continue;
-            bool no_better = true;
-            bool equal = y.time == x.time && y.transient == x.transient;
-            for (size_t j = 0; j < rows.size() && no_better; ++j) {
-              no_better &= y.bytes[j] <= x.bytes[j];
-              equal &= y.bytes[j] == x.bytes[j];
-            }
-            dominated = no_better && (!equal || b < a);
-          }
-          if (dominated) continue;
+        std::vector<int> undominated(lines.size());
+        std::iota(undominated.begin(), undominated.end(), 0);
+        keep_undominated(undominated, [&](int a, int b) {
+          const Line &x = lines[a], &y = lines[b];
+          bool no_worse = x.time <= y.time && x.transient <= y.transient;
+          for (size_t j = 0; j < rows.size(); ++j) no_worse &= x.bytes[j] <= y.bytes[j];
+          return no_worse;
+        });
+        for (int a : undominated) {
           options.candidate.push_back(lines[a].candidate);
           options.transient.push_back(lines[a].transient);
           options.time.push_back(static_cast<double>(lines[a].time));

@@ -14,49 +14,13 @@ Pricing::Pricing(const Model& model, const Request& request, const Kinds& kinds,
       phases_(paper_ ? 1 : operators_),
       blocks_(model.blocks.size()) {
   for (const Kind& kind : kinds.kinds) {
-    auto& ways = ways_.emplace_back();
-    for (Recompute r : kind.ways) {
-      Way& way = ways.emplace_back();
-      way.way = r;
-      if (r != Recompute::None) way.time = batch.samples() * kind.recompute_ps_per_sample;
-      for (const Slot& slot : kind.slots) {
-        auto& options = way.slots.emplace_back();
-        double most = 0;
-        const auto& all = slot.candidates[static_cast<int>(r)];
-        for (size_t c = 0; c < all.size(); ++c) {
-          if (all[c].transient_bytes > largest_transient) continue;
-          Option o;
-          o.candidate = static_cast<int>(c);
-          if (!memory_alone) o.time = batch.accumulation * all[c].communication_ps + all[c].optimizer_ps;
-          o.after = o.before = all[c].state_bytes;
-          if (!paper_) {
-            o.before += all[c].gathered_bytes - (batch.accumulation > 1 ? 0 : all[c].gradient_bytes);
-            o.own = all[c].own_bytes;
-            if (r == Recompute::Hold) o.held = all[c].held_bytes;
-          }
-          const auto no_worse = [](const Option& a, const Option& b) {
-            return a.time <= b.time && a.before <= b.before && a.before + a.own <= b.before + b.own &&
-                   a.after <= b.after && a.held <= b.held;
-          };
-          if (std::any_of(options.begin(), options.end(), [&](const Option& x) { return no_worse(x, o); })) {
-            continue;
-          }
-          std::erase_if(options, [&](const Option& x) { return no_worse(o, x); });
-          options.push_back(o);
-          most = std::max(most, static_cast<double>(o.before) + static_cast<double>(o.own) +
-                                    static_cast<double>(o.after) + static_cast<double>(o.held));
-        }
-        possible_ &= all.empty() || !options.empty();
-        most += static_cast<double>(slot.saved(batch.size)) + static_cast<double>(slot.work(batch.size)) +
-                static_cast<double>(Linear{0, kind.input_bytes_per_sample}(batch.size));
-        most_ += most * static_cast<double>(kind.instances.size());
-      }
-    }
+    ways_.push_back(ways_of(kind, request, batch, largest_transient, memory_alone));
+    possible_ &= has_options(kind, ways_.back());
   }
 }
 
 // Prefix sums of prices: the total price of phases a to b - 1 is sums[b] - sums[a].
-template <typename Price, typename Cost>
+template <typename Cost, typename Price>
 Cost Pricing::choose(const std::vector<Price>& prices, bool with_time, Decision& decision) const {
   std::vector<Cost> sums(operators_ + 1, 0);
   for (size_t j = 0; j < operators_; ++j) sums[j + 1] = sums[j] + Cost(paper_ ? prices[0] : prices[j]);
@@ -86,9 +50,8 @@ Cost Pricing::choose(const std::vector<Price>& prices, bool with_time, Decision&
         Cost cost = with_time ? Cost(way.time) : Cost(0);
         double mean = 0;  // bytes, summed over all phases
         if (again) {
-          const int64_t input = Linear{0, kind.input_bytes_per_sample}(batch_.size);
-          cost += over(at.front(), n) * Cost(input);
-          mean += static_cast<double>(input) * static_cast<double>(n - at.front());
+          cost += over(at.front(), n) * Cost(way.input);
+          mean += static_cast<double>(way.input) * static_cast<double>(n - at.front());
         }
         picked.assign(at.size(), -1);
         for (size_t p = 0; p < at.size(); ++p) {
@@ -101,7 +64,7 @@ Cost Pricing::choose(const std::vector<Price>& prices, bool with_time, Decision&
           mean += static_cast<double>(saved) * static_cast<double>(end - i) + static_cast<double>(work);
           Cost lowest = 0;
           double lowest_mean = 0;
-          for (const Option& o : way.slots[p]) {
+          for (const SlotOption& o : way.slots[p]) {
             const Cost c = (with_time ? Cost(o.time) : Cost(0)) + before * Cost(o.before) +
                            here * Cost(o.own) + after * Cost(o.after) + inside * Cost(o.held);
             const double size = static_cast<double>(o.before) * static_cast<double>(n - i) +
@@ -132,17 +95,14 @@ int128 Pricing::least(const std::vector<int64_t>& weights, Decision& decision) c
   int128 sum = 0;
   for (int64_t w : weights) sum += w;
   const int128 held = sum * kinds_.held_bytes(batch_);
-  if (static_cast<double>(sum) * most_ < static_cast<double>(kLargestSum)) {
-    return choose<int64_t, int64_t>(weights, false, decision) + held;
-  }
-  return choose<int64_t, int128>(weights, false, decision) + held;
+  return choose<int128>(weights, false, decision) + held;
 }
 
 double Pricing::cheapest(const std::vector<double>& prices, double limit, Decision& decision) const {
   double sum = 0;
   for (double p : prices) sum += p;
   const double cost =
-      choose<double, double>(prices, true, decision) +
+      choose<double>(prices, true, decision) +
       static_cast<double>(batch_.accumulation) * static_cast<double>(kinds_.compute_ps(batch_.size));
   const double held = sum * static_cast<double>(kinds_.held_bytes(batch_)), most = sum * limit;
   return cost + held - most - 1 - 1e-12 * (cost + held + most);
@@ -152,14 +112,14 @@ double Pricing::cheapest(const std::vector<double>& prices, double limit, Decisi
 // phases before `op`, `op` itself, those up to `end`, and later ones, see Note [Phases].
 struct Pricing::Place {
   size_t op, end;
-  const std::vector<Option>* options;
-  const Option* now;
+  const std::vector<SlotOption>* options;
+  const SlotOption* now;
 
-  int64_t bytes(const Option& o, size_t phase, bool paper) const {
+  int64_t bytes(const SlotOption& o, size_t phase, bool paper) const {
     if (paper || phase < op) return o.after;
     return o.before + (phase == op ? o.own : 0) + (phase < end ? o.held : 0);
   }
-  void change(const Option& o, std::vector<int64_t>& phases, Decision& decision, bool paper) {
+  void change(const SlotOption& o, std::vector<int64_t>& phases, Decision& decision, bool paper) {
     for (size_t j = 0; j < phases.size(); ++j) phases[j] += bytes(o, j, paper) - bytes(*now, j, paper);
     now = &o;
     decision.choices[op] = o.candidate;
@@ -179,8 +139,9 @@ std::vector<Pricing::Place> Pricing::places(const Decision& decision) const {
       for (size_t p = 0; p < at.size(); ++p) {
         const size_t i = at[p];
         const auto& options = way->slots[p];
-        const auto now = std::find_if(options.begin(), options.end(),
-                                      [&](const Option& o) { return o.candidate == decision.choices[i]; });
+        const auto now = std::find_if(options.begin(), options.end(), [&](const SlotOption& o) {
+          return o.candidate == decision.choices[i];
+        });
         if (now == options.end()) continue;
         const size_t end = r == Recompute::None ? i : static_cast<size_t>(at.back()) + 1;
         found.push_back({i, end, &options, &*now});
@@ -195,7 +156,7 @@ void Pricing::quicken(Decision& decision, std::vector<int64_t>& phases, int64_t 
   struct Move {
     double worth;
     Place* place;
-    const Option *from, *to;
+    const SlotOption *from, *to;
   };
   std::vector<Place> all = places(decision);
   std::vector<double> sums(phases_ + 1, 0);
@@ -203,13 +164,13 @@ void Pricing::quicken(Decision& decision, std::vector<int64_t>& phases, int64_t 
   std::vector<Move> moves;
   for (Place& p : all) {
     const size_t i = paper_ ? 0 : p.op, end = std::max(p.end, p.op);
-    const auto price = [&](const Option& o) {
+    const auto price = [&](const SlotOption& o) {
       if (paper_) return prices[0] * static_cast<double>(o.after);
       return sums[i] * static_cast<double>(o.after) +
              (sums[phases_] - sums[i]) * static_cast<double>(o.before) +
              prices[i] * static_cast<double>(o.own) + (sums[end] - sums[i]) * static_cast<double>(o.held);
     };
-    for (const Option& o : *p.options) {
+    for (const SlotOption& o : *p.options) {
       if (o.time >= p.now->time) continue;
       const double faster = static_cast<double>(p.now->time - o.time);
       moves.push_back({faster / std::max(1e-3 * faster, price(o) - price(*p.now)), &p, p.now, &o});
@@ -245,26 +206,26 @@ void Pricing::quicken(Decision& decision, std::vector<int64_t>& phases, int64_t 
 
 bool Pricing::repair(Decision& decision, std::vector<int64_t>& phases, int64_t limit) const {
   std::vector<Place> all = places(decision);
-  std::vector<std::tuple<const void*, const Option*, bool>> seen;
+  std::vector<std::tuple<const void*, const SlotOption*, bool>> seen;
   for (int turn = 0; turn < 100; ++turn) {
     const auto worst = std::max_element(phases.begin(), phases.end());
     if (*worst <= limit) return true;
     const auto j = static_cast<size_t>(worst - phases.begin());
     const int64_t over = *worst - limit;
     Place* place = nullptr;
-    const Option* to = nullptr;
+    const SlotOption* to = nullptr;
     double least = 0;
     seen.clear();
     for (Place& p : all) {
       // Equal operators on the same side of the phase are equivalent, so only the first is tried.
       const bool done = paper_ || j < p.op;  // its backward is over
       if (done || (j > p.op && j >= p.end)) {
-        const std::tuple<const void*, const Option*, bool> alike{p.options, p.now, done};
+        const std::tuple<const void*, const SlotOption*, bool> alike{p.options, p.now, done};
         if (std::find(seen.begin(), seen.end(), alike) != seen.end()) continue;
         seen.push_back(alike);
       }
       const int64_t bytes = p.bytes(*p.now, j, paper_);
-      for (const Option& o : *p.options) {
+      for (const SlotOption& o : *p.options) {
         const int64_t saved = bytes - p.bytes(o, j, paper_);
         if (saved <= 0) continue;
         // Bytes saved beyond the excess do not count.

@@ -6,6 +6,7 @@
 
 #include "search/problem/phases.hpp"
 #include "search/problem/problem.hpp"
+#include "search/problem/ways.hpp"
 
 namespace osdp::search {
 
@@ -38,18 +39,9 @@ class Pricing {
   bool repair(Decision& decision, std::vector<int64_t>& phases, int64_t limit) const;
 
  private:
-  struct Option {
-    int candidate = 0;
-    int64_t time = 0, before = 0, own = 0, after = 0, held = 0;  // own: on top of `before`
-  };
-  struct Way {
-    Recompute way;
-    int64_t time = 0;
-    std::vector<std::vector<Option>> slots;  // empty: no parameters
-  };
   struct Place;
   std::vector<Place> places(const Decision& decision) const;
-  template <typename Price, typename Cost>
+  template <typename Cost, typename Price>
   Cost choose(const std::vector<Price>& prices, bool with_time, Decision& decision) const;
 
   const Kinds& kinds_;
@@ -57,7 +49,6 @@ class Pricing {
   const bool paper_;
   const size_t operators_, phases_;
   bool possible_ = true;
-  double most_ = 0;                     // upper bound of the bytes of any phase
   std::vector<std::vector<Way>> ways_;  // by kind
   size_t blocks_;
 };

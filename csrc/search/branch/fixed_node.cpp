@@ -4,6 +4,7 @@
 
 #include "search/knapsack/multi_constraint_knapsack.hpp"
 #include "search/knapsack/operator_groups.hpp"
+#include "search/problem/dominance.hpp"
 
 namespace osdp::search {
 namespace {
@@ -187,21 +188,11 @@ class FixedNodeSolver {
   // With the transient fixed, more options are dominated than in the pool.
   void drop_dominated(const ColumnPool::Options& o, std::vector<int>& options) const {
     const size_t n = o.time.size();
-    const auto no_worse = [&](int a, int b) {
-      bool no = o.time[a] <= o.time[b], equal = o.time[a] == o.time[b];
-      for (size_t j = 0; j < pool_.rows; ++j) {
-        no &= o.bytes[j * n + a] <= o.bytes[j * n + b];
-        equal &= o.bytes[j * n + a] == o.bytes[j * n + b];
-      }
-      return no && (!equal || a < b);
-    };
-    std::vector<int> kept;
-    for (int b : options) {
-      if (std::none_of(options.begin(), options.end(), [&](int a) { return a != b && no_worse(a, b); })) {
-        kept.push_back(b);
-      }
-    }
-    options.swap(kept);
+    keep_undominated(options, [&](int a, int b) {
+      bool no_worse = o.time[a] <= o.time[b];
+      for (size_t j = 0; j < pool_.rows; ++j) no_worse &= o.bytes[j * n + a] <= o.bytes[j * n + b];
+      return no_worse;
+    });
   }
 
   const Kinds& kinds_;

@@ -109,8 +109,8 @@ void BranchAndBound::cut_transients(const BranchNode& w) {
   push(std::move(high));
 }
 
-// Whether the plans of a region's mixture differ no less in batch size than in transients, in bytes of the row
-// with the highest price.
+// Whether the plans of a region's mixture differ no less in batch size than in transients, in bytes of the
+// row with the highest price.
 bool BranchAndBound::mixes_batches(const BranchNode& w) {
   const Mixture& m = w.mixture;
   const size_t row = static_cast<size_t>(

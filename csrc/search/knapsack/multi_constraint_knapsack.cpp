@@ -15,6 +15,8 @@
 #include <cmath>
 #include <limits>
 
+#include "search/problem/dominance.hpp"
+
 namespace osdp::search {
 namespace {
 
@@ -33,30 +35,20 @@ struct PartialSum {
   double low = 0;                      // the highest lower bound computed for it
 };
 
-template <class Sum>
-bool dominates(const Sum& a, const Sum& b, const std::vector<size_t>& rows) {
-  if (a.time > b.time) return false;
-  for (size_t j : rows) {
-    if (a.bytes[j] > b.bytes[j]) return false;
-  }
-  return true;
-}
-
+// Drops sums that another one dominates in time and in every row. The last kept ones dominate most often;
+// checking all of a long list costs more than it saves.
 template <class Sum>
 void drop_dominated(std::vector<Sum>& list, const std::vector<size_t>& rows, Stopwatch& watch) {
+  constexpr size_t kLook = 32;
   std::sort(list.begin(), list.end(), [](const Sum& a, const Sum& b) {
     return a.time != b.time ? a.time < b.time : a.bytes < b.bytes;
   });
-  std::vector<Sum> kept;
-  for (Sum& s : list) {
-    bool out = false;
-    // The last kept ones dominate most often; checking all of a long list costs more than it saves.
-    const size_t look = std::min<size_t>(kept.size(), 32);
-    for (size_t n = 0; n < look && !out; ++n) out = dominates(kept[kept.size() - 1 - n], s, rows);
-    if (!out) kept.push_back(s);
-    if (watch.spent(static_cast<int64_t>(10 * look))) break;
-  }
-  list.swap(kept);
+  const auto no_worse = [&](const Sum& a, const Sum& b) {
+    return std::all_of(rows.begin(), rows.end(), [&](size_t j) { return a.bytes[j] <= b.bytes[j]; });
+  };
+  search::drop_dominated(list, no_worse, kLook);
+  list.shrink_to_fit();
+  watch.spent(static_cast<int64_t>(10 * kLook * list.size()));
 }
 
 template <size_t kRows>

@@ -1,8 +1,7 @@
 // Lists of partial sums over some groups, sorted and without the dominated ones.
 #pragma once
 
-#include <algorithm>
-
+#include "search/problem/dominance.hpp"
 #include "search/problem/problem.hpp"
 
 namespace osdp::search {
@@ -19,7 +18,9 @@ inline bool by_memory(const Sum& a, const Sum& b) {
 }
 
 // Keeps the undominated sums; `list` is sorted by_memory.
-void drop_dominated(std::vector<Sum>& list);
+inline void drop_dominated(std::vector<Sum>& list) {
+  drop_dominated(list, [](const Sum& a, const Sum& b) { return a.time <= b.time; }, 1);
+}
 
 // Merges sorted runs that begin at `starts` into one sorted list, pairwise; stable.
 template <class T, class Less>

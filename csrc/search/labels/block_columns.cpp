@@ -4,6 +4,8 @@
 #include <limits>
 #include <utility>
 
+#include "search/problem/dominance.hpp"
+
 namespace osdp::search {
 namespace {
 
@@ -17,8 +19,8 @@ struct WayCost {
   std::vector<std::vector<Extra>> extra;  // by slot, cheapest first
 };
 
-WayCost cost_of(const ChainResources& chain, const ChainResources::Segment& segment,
-                const ChainResources::Way& way, const PhasePrices& prices) {
+WayCost cost_of(const ChainResources& chain, const ChainResources::Segment& segment, const Way& way,
+                const PhasePrices& prices) {
   WayCost cost;
   const bool again = way.way != Recompute::None;
   cost.all = static_cast<double>(way.time);
@@ -56,27 +58,12 @@ bool no_worse(const Part& a, const Part& b) {
   return a.time <= b.time && a.before <= b.before && a.after <= b.after && a.peak <= b.peak && a.now <= b.now;
 }
 
-// Drops elements dominated by one of the last few kept before them. `list` is sorted by time.
-template <class T, class NoWorse>
-void drop_dominated(std::vector<T>& list, NoWorse no_worse, Stopwatch& watch) {
-  constexpr size_t kLook = 8;
-  size_t kept = 0;
-  for (size_t n = 0; n < list.size(); ++n) {
-    const size_t last = kept > kLook ? kept - kLook : 0;
-    bool out = false;
-    for (size_t m = kept; m > last && !out; --m) out = no_worse(list[m - 1], list[n]);
-    if (out) continue;
-    if (kept != n) list[kept] = std::move(list[n]);
-    ++kept;
-  }
-  watch.spent(static_cast<int64_t>(kLook * list.size()));
-  list.erase(list.begin() + static_cast<std::ptrdiff_t>(kept), list.end());
-}
+// How many of the undominated ones each is compared with.
+constexpr size_t kLook = 8;
 
-bool add_way(const ChainResources& chain, const ChainResources::Segment& segment,
-             const ChainResources::Way& way, WayCost cost, double allowance, size_t most, Stopwatch& watch,
-             BlockColumns& columns) {
-  static constexpr SlotOption kWithout{-1, 0, 0, 0, 0, 0};  // no parameters
+bool add_way(const ChainResources& chain, const ChainResources::Segment& segment, const Way& way,
+             WayCost cost, double allowance, size_t most, Stopwatch& watch, BlockColumns& columns) {
+  static constexpr SlotOption kWithout;  // no parameters
   const bool again = way.way != Recompute::None;
   std::vector<std::vector<Part>> parts(1);
   Part& start = parts[0].emplace_back();
@@ -106,7 +93,8 @@ bool add_way(const ChainResources& chain, const ChainResources::Segment& segment
       std::sort(next.begin(), next.end(), [](const Part& a, const Part& b) {
         return a.time != b.time ? a.time < b.time : a.before + a.after + a.peak < b.before + b.after + b.peak;
       });
-      drop_dominated(next, no_worse, watch);
+      drop_dominated(next, no_worse, kLook);
+      watch.spent(static_cast<int64_t>(kLook * next.size()));
     }
     if (next.size() > most) return false;
     parts.push_back(std::move(next));
@@ -134,7 +122,7 @@ PhasePrices::PhasePrices(const std::vector<double>& prices) : sums_(prices.size(
 double least_cost(const ChainResources& chain, const ChainResources::Segment& segment,
                   const PhasePrices& prices) {
   double least = std::numeric_limits<double>::infinity();
-  for (const ChainResources::Way& way : chain.ways(segment.kind)) {
+  for (const Way& way : chain.ways(segment.kind)) {
     least = std::min(least, cost_of(chain, segment, way, prices).all);
   }
   return least;
@@ -147,7 +135,7 @@ bool list_block_columns(const ChainResources& chain, const ChainResources::Segme
   columns.slots = segment.end - segment.first;
   std::vector<WayCost> costs;
   double least = std::numeric_limits<double>::infinity();
-  for (const ChainResources::Way& way : chain.ways(segment.kind)) {
+  for (const Way& way : chain.ways(segment.kind)) {
     costs.push_back(cost_of(chain, segment, way, prices));
     least = std::min(least, costs.back().all);
   }
@@ -166,8 +154,8 @@ bool list_block_columns(const ChainResources& chain, const ChainResources::Segme
       [](const BlockColumn& a, const BlockColumn& b) {
         return a.time <= b.time && a.before <= b.before && a.after <= b.after && a.peak <= b.peak;
       },
-      watch);
-  return !watch.stopped();
+      kLook);
+  return !watch.spent(static_cast<int64_t>(kLook * list.size()));
 }
 
 }  // namespace osdp::search

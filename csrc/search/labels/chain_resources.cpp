@@ -3,36 +3,6 @@
 #include <algorithm>
 
 namespace osdp::search {
-namespace {
-
-bool no_worse(const SlotOption& a, const SlotOption& b) {
-  return a.time <= b.time && a.before <= b.before && a.before + a.own <= b.before + b.own &&
-         a.after <= b.after && a.before + a.held <= b.before + b.held &&
-         a.before + a.own + a.held <= b.before + b.own + b.held;
-}
-
-std::vector<SlotOption> slot_options(const std::vector<Candidate>& candidates, Recompute way, Batch batch,
-                                     int64_t transient, bool memory_alone) {
-  std::vector<SlotOption> options;
-  for (size_t c = 0; c < candidates.size(); ++c) {
-    const Candidate& x = candidates[c];
-    if (x.transient_bytes > transient) continue;
-    SlotOption o;
-    o.candidate = static_cast<int>(c);
-    if (!memory_alone) o.time = batch.accumulation * x.communication_ps + x.optimizer_ps;
-    o.after = x.state_bytes;
-    o.before = x.state_bytes + x.gathered_bytes - (batch.accumulation > 1 ? 0 : x.gradient_bytes);
-    o.own = x.own_bytes;
-    if (way == Recompute::Hold) o.held = x.held_bytes;
-    if (std::any_of(options.begin(), options.end(), [&](const SlotOption& y) { return no_worse(y, o); }))
-      continue;
-    std::erase_if(options, [&](const SlotOption& y) { return no_worse(o, y); });
-    options.push_back(o);
-  }
-  return options;
-}
-
-}  // namespace
 
 ChainResources::ChainResources(const Model& model, const Request& request, const Kinds& kinds, Batch batch,
                                Transient transient, bool memory_alone)
@@ -49,20 +19,8 @@ ChainResources::ChainResources(const Model& model, const Request& request, const
     auto& work = work_.emplace_back();
     for (const Slot& slot : kind.slots)
       saved.push_back(slot.saved(batch.size)), work.push_back(slot.work(batch.size));
-    auto& ways = ways_.emplace_back();
-    for (Recompute r : kind.ways) {
-      Way& way = ways.emplace_back();
-      way.way = r;
-      if (r != Recompute::None) {
-        if (!memory_alone) way.time = Linear{0, kind.recompute_ps_per_sample}(batch.samples());
-        way.input = Linear{0, kind.input_bytes_per_sample}(batch.size);
-      }
-      for (const Slot& slot : kind.slots) {
-        const auto& all = slot.candidates[static_cast<int>(r)];
-        way.slots.push_back(slot_options(all, r, batch, transient.largest, memory_alone));
-        possible_ &= all.empty() || !way.slots.back().empty();
-      }
-    }
+    ways_.push_back(ways_of(kind, request, batch, transient.largest, memory_alone));
+    possible_ &= has_options(kind, ways_.back());
     for (size_t m = 0; m < kind.instances.size(); ++m) {
       const auto& at = kind.instances[m];
       segments_.push_back({k, m, static_cast<size_t>(at.front()), static_cast<size_t>(at.back()) + 1});

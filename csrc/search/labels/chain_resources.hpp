@@ -4,6 +4,7 @@
 
 #include "search/problem/phases.hpp"
 #include "search/problem/problem.hpp"
+#include "search/problem/ways.hpp"
 
 namespace osdp::search {
 
@@ -28,13 +29,6 @@ struct Chosen {
   const int* choices = nullptr;  // by slot: index into its candidates, -1 without parameters
 };
 
-// One option of an operator under one recomputation, batch size and largest transient: time in ps, the rest
-// in bytes.
-struct SlotOption {
-  int candidate = 0;
-  int64_t time = 0, before = 0, after = 0, own = 0, held = 0;  // bytes; own: beside `before`, in its phase
-};
-
 // Bytes: options with a transient above `largest` are excluded; the reserve is that of `reserved`.
 struct Transient {
   Transient(int64_t both) : largest(both), reserved(both) {}
@@ -54,11 +48,6 @@ class ChainResources {
   // no option.
   bool possible() const { return possible_; }
 
-  struct Way {
-    Recompute way = Recompute::None;
-    int64_t time = 0, input = 0;  // of recomputation; bytes of the input kept for it
-    std::vector<std::vector<SlotOption>> slots;
-  };
   struct Segment {
     size_t kind = 0, instance = 0;
     size_t first = 0, end = 0;  // range of operators

@@ -18,6 +18,8 @@
 #include <limits>
 #include <utility>
 
+#include "search/problem/dominance.hpp"
+
 namespace osdp::search {
 namespace {
 
@@ -42,14 +44,12 @@ void drop_dominated(std::vector<Item>& items) {
   std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
     return a.time != b.time ? a.time < b.time : a.before + a.after + a.peak < b.before + b.after + b.peak;
   });
-  size_t kept = 0;
-  for (const Item& x : items) {
-    const bool out = std::any_of(
-        items.begin(), items.begin() + static_cast<std::ptrdiff_t>(kept),
-        [&](const Item& y) { return y.before <= x.before && y.after <= x.after && y.peak <= x.peak; });
-    if (!out) items[kept++] = x;
-  }
-  items.resize(kept);
+  search::drop_dominated(
+      items,
+      [](const Item& a, const Item& b) {
+        return a.before <= b.before && a.after <= b.after && a.peak <= b.peak;
+      },
+      items.size());
 }
 
 // The componentwise minimum of the items' amounts.

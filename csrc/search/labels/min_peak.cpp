@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "search/labels/block_columns.hpp"
+#include "search/problem/dominance.hpp"
 
 namespace osdp::search {
 namespace {
@@ -23,11 +24,7 @@ void drop_dominated(std::vector<Part>& list) {
   std::sort(list.begin(), list.end(), [](const Part& a, const Part& b) {
     return a.before != b.before ? a.before < b.before : a.peak < b.peak;
   });
-  size_t kept = 0;
-  for (const Part& p : list) {
-    if (kept == 0 || p.peak < list[kept - 1].peak) list[kept++] = p;
-  }
-  list.resize(kept);
+  search::drop_dominated(list, [](const Part& a, const Part& b) { return a.peak <= b.peak; }, 1);
 }
 
 }  // namespace

@@ -28,6 +28,8 @@
 #include <limits>
 #include <utility>
 
+#include "search/problem/dominance.hpp"
+
 namespace osdp::search {
 namespace {
 
@@ -74,19 +76,16 @@ void merge(const Lasts& a, const Lasts& b, Lasts& to) {
 
 // The undominated choices of a segment, cheapest first.
 std::vector<Choice> choices_of(const std::vector<Item>& items, double price) {
-  std::vector<Choice> all, choices;
+  std::vector<Choice> all;
   for (const Item& t : items) {
     all.push_back({static_cast<double>(t.time) + price * static_cast<double>(t.after),
                    static_cast<double>(t.peak - t.after), static_cast<double>(t.before - t.after),
                    static_cast<double>(t.after)});
   }
   std::sort(all.begin(), all.end(), [](const Choice& a, const Choice& b) { return a.cost < b.cost; });
-  for (const Choice& c : all) {
-    if (std::none_of(choices.begin(), choices.end(),
-                     [&](const Choice& x) { return x.net <= c.net && x.grows <= c.grows; }))
-      choices.push_back(c);
-  }
-  return choices;
+  drop_dominated(
+      all, [](const Choice& a, const Choice& b) { return a.net <= b.net && a.grows <= b.grows; }, all.size());
+  return all;
 }
 
 // Builds the lists of suffixes from the back of the chain.

@@ -1,0 +1,65 @@
+#include "search/problem/ways.hpp"
+
+#include "search/problem/dominance.hpp"
+
+namespace osdp::search {
+namespace {
+
+bool no_worse(const SlotOption& a, const SlotOption& b) {
+  return a.time <= b.time && a.before <= b.before && a.before + a.own <= b.before + b.own &&
+         a.after <= b.after && a.before + a.held <= b.before + b.held &&
+         a.before + a.own + a.held <= b.before + b.own + b.held;
+}
+
+std::vector<SlotOption> slot_options(const std::vector<Candidate>& candidates, Recompute way,
+                                     const Request& request, Batch batch, int64_t largest_transient,
+                                     bool memory_alone) {
+  std::vector<SlotOption> options;
+  for (size_t c = 0; c < candidates.size(); ++c) {
+    const Candidate& x = candidates[c];
+    if (x.transient_bytes > largest_transient) continue;
+    SlotOption o;
+    o.candidate = static_cast<int>(c);
+    if (!memory_alone) o.time = batch.accumulation * x.communication_ps + x.optimizer_ps;
+    o.before = o.after = x.state_bytes;
+    if (!request.paper()) {
+      o.before += x.gathered_bytes - (batch.accumulation > 1 ? 0 : x.gradient_bytes);
+      o.own = x.own_bytes;
+      if (way == Recompute::Hold) o.held = x.held_bytes;
+    }
+    options.push_back(o);
+  }
+  keep_undominated(options, no_worse);
+  return options;
+}
+
+}  // namespace
+
+std::vector<Way> ways_of(const Kind& kind, const Request& request, Batch batch, int64_t largest_transient,
+                         bool memory_alone) {
+  std::vector<Way> ways;
+  for (Recompute r : kind.ways) {
+    Way& way = ways.emplace_back();
+    way.way = r;
+    if (r != Recompute::None) {
+      if (!memory_alone) way.time = Linear{0, kind.recompute_ps_per_sample}(batch.samples());
+      way.input = Linear{0, kind.input_bytes_per_sample}(batch.size);
+    }
+    for (const Slot& slot : kind.slots) {
+      way.slots.push_back(slot_options(slot.candidates[static_cast<int>(r)], r, request, batch,
+                                       largest_transient, memory_alone));
+    }
+  }
+  return ways;
+}
+
+bool has_options(const Kind& kind, const std::vector<Way>& ways) {
+  for (const Way& way : ways) {
+    for (size_t p = 0; p < kind.slots.size(); ++p) {
+      if (way.slots[p].empty() && !kind.slots[p].candidates[static_cast<int>(way.way)].empty()) return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace osdp::search

@@ -1,18 +1,14 @@
 #include "search/certificate/knapsack_certificate.hpp"
 
 namespace osdp::search {
-namespace {
 
-std::string text(int128 v) {
-  const bool negative = v < 0;
+std::string decimal(int128 v) {
+  const std::string sign = v < 0 ? "-" : "";
+  if (v < 0) v = -v;
   std::string digits;
-  do digits.push_back(static_cast<char>('0' + static_cast<int>(negative ? -(v % 10) : v % 10)));
-  while ((v /= 10) != 0);
-  if (negative) digits.push_back('-');
-  return {digits.rbegin(), digits.rend()};
+  for (; v > 0 || digits.empty(); v /= 10) digits.insert(digits.begin(), static_cast<char>('0' + v % 10));
+  return sign + digits;
 }
-
-}  // namespace
 
 int64_t proven_lower_bound(const ProblemView& problem, Multiplier multiplier) {
   const int128 p = multiplier.numerator, q = multiplier.denominator;
@@ -49,12 +45,14 @@ std::string check(const ProblemView& problem, const std::vector<int>& choices, c
     time += problem.operators[i][choices[i]].time_ps;
     memory += problem.operators[i][choices[i]].memory_bytes;
   }
-  if (time != claims.time_ps) return "the choices take " + text(time) + " ps, not " + text(claims.time_ps);
+  if (time != claims.time_ps)
+    return "the choices take " + decimal(time) + " ps, not " + decimal(claims.time_ps);
   if (memory != claims.memory_bytes) {
-    return "the choices hold " + text(memory) + " bytes, not " + text(claims.memory_bytes);
+    return "the choices hold " + decimal(memory) + " bytes, not " + decimal(claims.memory_bytes);
   }
   if (memory > problem.limit_bytes) {
-    return "the choices hold " + text(memory) + " bytes, over the limit of " + text(problem.limit_bytes);
+    return "the choices hold " + decimal(memory) + " bytes, over the limit of " +
+           decimal(problem.limit_bytes);
   }
   if (claims.lower_bound_ps > claims.time_ps) return "the lower bound is above the time";
   if (claims.multiplier.numerator < 0 || claims.multiplier.denominator <= 0 ||
@@ -63,7 +61,7 @@ std::string check(const ProblemView& problem, const std::vector<int>& choices, c
   }
   const int64_t proven = proven_lower_bound(problem, claims.multiplier);
   if (claims.lower_bound_ps > proven) {
-    return "the multiplier proves " + text(proven) + " ps only, not " + text(claims.lower_bound_ps);
+    return "the multiplier proves " + decimal(proven) + " ps only, not " + decimal(claims.lower_bound_ps);
   }
   return "";
 }

@@ -14,6 +14,9 @@ struct Certificate {
   Multiplier multiplier;
 };
 
+// Decimal digits, for messages.
+std::string decimal(int128 v);
+
 // A lower bound of every plan's time by weak duality: for every lambda = p/q >= 0 and every plan within the
 // limit,
 //   time >= sum over operators of min over options of (t + lambda m)  -  lambda * limit,

@@ -3,19 +3,12 @@
 #include <algorithm>
 #include <map>
 
+#include "search/certificate/knapsack_certificate.hpp"
 #include "search/certificate/option_cost.hpp"
 #include "search/problem/validate.hpp"
 
 namespace osdp::search {
 namespace {
-
-std::string decimal(int128 v) {
-  const std::string sign = v < 0 ? "-" : "";
-  if (v < 0) v = -v;
-  std::string digits;
-  for (; v > 0 || digits.empty(); v /= 10) digits.insert(digits.begin(), static_cast<char>('0' + v % 10));
-  return sign + digits;
-}
 
 // Everything that determines the costs of an operator's options.
 std::vector<int64_t> sizes_of(const Operator& op) {

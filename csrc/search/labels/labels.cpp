@@ -8,20 +8,18 @@ namespace {
 // Prefix minimum over ranks (a Fenwick tree); ranks start at 1.
 class LeastBelow {
  public:
-  explicit LeastBelow(size_t ranks) : least_(ranks + 1, {kNever, 0}) {}
-  std::pair<int64_t, uint32_t> at(size_t rank) const {
-    std::pair<int64_t, uint32_t> least{kNever, 0};
+  explicit LeastBelow(size_t ranks) : least_(ranks + 1, kNever) {}
+  int64_t at(size_t rank) const {
+    int64_t least = kNever;
     for (size_t i = rank; i > 0; i &= i - 1) least = std::min(least, least_[i]);
     return least;
   }
-  void put(size_t rank, int64_t value, uint32_t what) {
-    for (size_t i = rank; i < least_.size(); i += i & (~i + 1)) {
-      least_[i] = std::min(least_[i], std::pair{value, what});
-    }
+  void put(size_t rank, int64_t value) {
+    for (size_t i = rank; i < least_.size(); i += i & (~i + 1)) least_[i] = std::min(least_[i], value);
   }
 
  private:
-  std::vector<std::pair<int64_t, uint32_t>> least_;
+  std::vector<int64_t> least_;
 };
 
 std::vector<int64_t> sorted_values(const std::vector<Label>& list, int64_t Label::* amount) {
@@ -87,8 +85,8 @@ void drop_dominated(std::vector<Label>& list) {
   size_t kept = 0;
   for (const Label& p : list) {
     const size_t rank = count_up_to(values, p.before);
-    if (peaks.at(rank).first <= p.peak) continue;
-    peaks.put(rank, p.peak, 0);
+    if (peaks.at(rank) <= p.peak) continue;
+    peaks.put(rank, p.peak);
     list[kept++] = p;
   }
   list.resize(kept);

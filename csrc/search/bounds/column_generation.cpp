@@ -7,30 +7,6 @@
 
 namespace osdp::search {
 
-std::vector<int> whole_ways(const ColumnPool& pool, const Box& box, const std::vector<double>& mixed) {
-  std::vector<int> whole(mixed.size());
-  for (const auto& entry : pool.entries) {
-    const size_t n = entry.ways.size();
-    int left = entry.count;
-    for (size_t w = entry.first_way; w < entry.first_way + n; ++w) {
-      whole[w] = std::clamp(static_cast<int>(std::floor(mixed[w] + 1e-9)), box.lo[w], box.hi[w]);
-      left -= whole[w];
-    }
-    while (left != 0) {
-      const int step = left > 0 ? 1 : -1;
-      size_t best = entry.first_way + n;
-      for (size_t w = entry.first_way; w < entry.first_way + n; ++w) {
-        if (whole[w] + step < box.lo[w] || whole[w] + step > box.hi[w]) continue;
-        if (best == entry.first_way + n || step * (mixed[w] - whole[w]) > step * (mixed[best] - whole[best]))
-          best = w;
-      }
-      whole[best] += step;
-      left -= step;
-    }
-  }
-  return whole;
-}
-
 namespace {
 
 // Weights refer to the plans themselves, so the scaling of points is undone.
@@ -79,20 +55,11 @@ Bounded relax(const Kinds& kinds, const ColumnPool& pool, const Request& request
     }
     return value;
   };
-  // 2 ps per operator: pricing leaves out options that are no better than a mixture up to rounding
-  // (ColumnPool::Options::corner).
-  double operators = 0;
-  for (const auto& entry : pool.entries) {
-    size_t slots = 0;
-    for (const auto& way : entry.ways) slots = std::max(slots, way.slots.size());
-    operators += static_cast<double>(slots) * entry.count;
-  }
   const auto done = [&]() -> Bounded& {
     for (size_t j = 1; j < rows; ++j) {
       if (best.prices[j] > best.prices[best.row]) best.row = j;
     }
-    const double scale = static_cast<double>(region.hi.size) / static_cast<double>(region.lo.size);
-    best.error = 1 + 2 * operators * static_cast<double>(region.hi.accumulation) * scale + 4e-14 * magnitude;
+    best.error = 1 + 4e-14 * magnitude;
     return best;
   };
   Point point;
@@ -108,10 +75,8 @@ Bounded relax(const Kinds& kinds, const ColumnPool& pool, const Request& request
       evaluate.at(prices, 1, point);
       const double value = bound(point, prices);
       if (best.time > enough + 1e-9 * std::abs(enough)) break;
-      const double near = region.tolerance * std::abs(upper);
-      if (value >= upper - near - 1e-11 * std::abs(value) || best.time >= upper - near) {
-        break;
-      }
+      const double near = 1e-11 * std::abs(upper);
+      if (value >= upper - near - 1e-11 * std::abs(value) || best.time >= upper - near) break;
       master.add(point);
     }
     best.mixture = mixture_of(master.weights(), kinds);

@@ -25,9 +25,6 @@ struct Bounded {
   Mixture mixture;        // the relaxation's optimum
 };
 
-// Rounds a mixture's numbers of instances per way to integers inside the box.
-std::vector<int> whole_ways(const ColumnPool& pool, const Box& box, const std::vector<double>& mixed);
-
 // `guess`: initial prices, for example a neighbouring region's. Stops as soon as the bound reaches `enough`.
 // `cheapest` must belong to `pool`.
 Bounded relax(const Kinds& kinds, const ColumnPool& pool, const Request& request, const Region& region,

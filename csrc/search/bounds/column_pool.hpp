@@ -10,14 +10,12 @@ namespace osdp::search {
 inline constexpr size_t kMostRows = 24;
 using Prices = std::array<double, kMostRows>;  // picoseconds per byte, by row
 
-// The undominated options of every group under some rows and one number of micro-batches.
+// The options of every group under some rows and one number of micro-batches.
 struct ColumnPool {
   struct Options {
-    std::vector<int> candidate;  // index into the slot's candidates
-    std::vector<int64_t> transient;
+    std::vector<int64_t> transient;  // by index into the slot's candidates, like the others
     std::vector<double> time;
     std::vector<double> bytes;  // [row][option]
-    std::vector<char> corner;   // 0: a mixture of two others is no worse, so it is not needed in pricing
   };
   struct Way {
     Recompute way;
@@ -42,5 +40,7 @@ struct Box {
   std::vector<int> lo, hi;
 };
 Box everything(const ColumnPool& pool);
+// Narrows the bounds of each way to what those of the group's other ways allow.
+void tighten(const ColumnPool& pool, Box& box);
 
 }  // namespace osdp::search

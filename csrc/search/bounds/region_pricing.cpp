@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 namespace osdp::search {
 
@@ -23,10 +24,9 @@ Cheapest::Cheapest(const ColumnPool& pool, const std::vector<int64_t>& transient
     for (const auto& way : entry.ways) {
       first_slot_.push_back(slots_.size());
       for (const auto& o : way.slots) {
-        order.clear();
-        for (size_t k = 0; k < o.time.size(); ++k) {
-          if (o.corner[k]) order.push_back(k);
-        }
+        if (o.time.empty()) continue;  // no parameters
+        order.resize(o.time.size());
+        std::iota(order.begin(), order.end(), 0);
         std::stable_sort(order.begin(), order.end(),
                          [&](size_t a, size_t b) { return o.transient[a] < o.transient[b]; });
         slots_.push_back({values_.size(), order.size(), sizes_.size()});
@@ -40,55 +40,36 @@ Cheapest::Cheapest(const ColumnPool& pool, const std::vector<int64_t>& transient
     }
   }
   first_slot_.push_back(slots_.size());
-  cost_.resize(most);
-  for (Answer& a : answers_) {
-    a.cost.resize(pool.ways * stride_);
-    a.taken.resize(slots_.size() * stride_);
-  }
+  option_cost_.resize(most);
+  cost_.resize(pool.ways * stride_);
+  taken_.resize(slots_.size() * stride_);
 }
 
-Cheapest::View Cheapest::at(const Prices& prices, double time_scale, const Bands& bands) {
-  const auto covers = [&](const Bands& b) {
-    if (b.lean == bands.lean && b.large == bands.large) return true;
-    return b.all() <= Bands::kMost && b.lean <= bands.lean && bands.large <= b.large;
-  };
-  for (const Answer& a : answers_) {
-    if (a.time_scale == time_scale && covers(a.bands) &&
-        std::equal(prices.begin(), prices.begin() + static_cast<std::ptrdiff_t>(rows_), a.prices.begin()))
-      return {&a, bands.lean - a.bands.lean, stride_};
-  }
-  Answer& a = answers_[next_++ % answers_.size()];
-  a.prices = prices, a.time_scale = time_scale, a.bands = bands;
-  find(a);
-  return {&a, 0, stride_};
-}
-
-void Cheapest::find(Answer& a) {
-  const size_t bands = a.bands.count();
-  last_.resize(bands);
-  for (size_t b = 0; b < bands; ++b) last_[b] = transients_[a.bands.last(b)];
+void Cheapest::find(const Prices& prices, double time_scale, const Bands& bands) {
+  const size_t count = bands.count();
+  last_.resize(count);
+  for (size_t b = 0; b < count; ++b) last_[b] = transients_[bands.last(b)];
   for (size_t w = 0; w + 1 < first_slot_.size(); ++w) {
-    double* sum = &a.cost[w * stride_];
-    std::fill(sum, sum + bands, 0);
+    double* sum = &cost_[w * stride_];
+    std::fill(sum, sum + count, 0);
     for (size_t s = first_slot_[w]; s < first_slot_[w + 1]; ++s) {
       const size_t all = slots_[s].options;
       const int64_t* sizes = &sizes_[slots_[s].sizes];
       size_t n = all;
-      while (n > 0 && sizes[n - 1] > last_[bands - 1]) --n;
+      while (n > 0 && sizes[n - 1] > last_[count - 1]) --n;
       const double* v = &values_[slots_[s].begin];
-      for (size_t k = 0; k < n; ++k) cost_[k] = a.time_scale * v[k];
+      for (size_t k = 0; k < n; ++k) option_cost_[k] = time_scale * v[k];
       for (size_t j = 0; j < rows_; ++j) {
-        const double price = a.prices[j];
-        if (price == 0) continue;
+        if (prices[j] == 0) continue;
         const double* bytes = v + (j + 1) * all;
-        for (size_t k = 0; k < n; ++k) cost_[k] += price * bytes[k];
+        for (size_t k = 0; k < n; ++k) option_cost_[k] += prices[j] * bytes[k];
       }
       double least = std::numeric_limits<double>::infinity();
       uint32_t best = 0, k = 0;
-      uint32_t* taken = &a.taken[s * stride_];
-      for (size_t b = 0; b < bands; ++b) {
+      uint32_t* taken = &taken_[s * stride_];
+      for (size_t b = 0; b < count; ++b) {
         for (; k < n && sizes[k] <= last_[b]; ++k) {
-          if (cost_[k] < least) least = cost_[k], best = k;
+          if (option_cost_[k] < least) least = option_cost_[k], best = k;
         }
         sum[b] += least;
         taken[b] = best;
@@ -97,11 +78,10 @@ void Cheapest::find(Answer& a) {
   }
 }
 
-void Cheapest::add(const View& view, size_t way, size_t band, double count, double& time,
-                   Prices& bytes) const {
+void Cheapest::add(size_t way, size_t band, double count, double& time, Prices& bytes) const {
   for (size_t s = first_slot_[way]; s < first_slot_[way + 1]; ++s) {
     const size_t n = slots_[s].options;
-    const double* v = &values_[slots_[s].begin] + view.answer->taken[s * stride_ + view.first + band];
+    const double* v = &values_[slots_[s].begin] + taken_[s * stride_ + band];
     time += count * v[0];
     for (size_t j = 0; j < rows_; ++j) bytes[j] += count * v[(j + 1) * n];
   }
@@ -165,7 +145,7 @@ double Evaluator::fill(const ColumnPool::Entry& entry, const double* cost, int* 
 }
 
 void Evaluator::at(const Prices& prices, double time_scale, Point& p) {
-  const auto view = cheapest_.at(prices, time_scale, bands_);
+  cheapest_.find(prices, time_scale, bands_);
   double price = 0, limit = 0;
   for (size_t j = 0; j < rows_; ++j) price += prices[j], limit += prices[j] * limit_[j];
   double least = std::numeric_limits<double>::infinity();
@@ -189,7 +169,7 @@ void Evaluator::at(const Prices& prices, double time_scale, Point& p) {
       bool free = true;
       for (size_t w = 0; w < n; ++w) {
         own[w] = own_cost(end.ways[entry.first_way + w]);
-        sums[w] = view.cost(entry.first_way + w);
+        sums[w] = cheapest_.cost(entry.first_way + w);
         free &=
             region_.box.lo[entry.first_way + w] == 0 && region_.box.hi[entry.first_way + w] == entry.count;
       }
@@ -217,7 +197,7 @@ void Evaluator::at(const Prices& prices, double time_scale, Point& p) {
     const size_t n = entry.ways.size();
     for (size_t w = 0; w < n; ++w) {
       const size_t way = entry.first_way + w;
-      cost[w] = own_cost(chosen->ways[way]) + view.cost(way)[band];
+      cost[w] = own_cost(chosen->ways[way]) + cheapest_.cost(way)[band];
     }
     fill(entry, cost, &p.ways[entry.first_way]);
     for (size_t w = 0; w < n; ++w) {
@@ -226,7 +206,7 @@ void Evaluator::at(const Prices& prices, double time_scale, Point& p) {
       const Own& o = chosen->ways[entry.first_way + w];
       p.time += count * o.time;
       for (size_t j = 0; j < rows_; ++j) p.bytes[j] += count * o.bytes[j];
-      cheapest_.add(view, entry.first_way + w, band, count, p.time, p.bytes);
+      cheapest_.add(entry.first_way + w, band, count, p.time, p.bytes);
     }
   }
   p.time *= p.scale;

@@ -10,7 +10,6 @@ struct Region {
   Batch lo, hi;                // accumulation equal
   size_t lean = 0, large = 0;  // range of the largest transient, as indices of Kinds::transients
   Box box;
-  double tolerance = 1e-11;  // relative gap at which the bound counts as optimal
 };
 
 // A plan found by pricing, scaled to a step of Region::hi's samples.
@@ -41,40 +40,28 @@ class Cheapest {
  public:
   Cheapest(const ColumnPool& pool, const std::vector<int64_t>& transients);
 
-  // At given prices: for each way (Entry::first_way + index) the total cost of its operators, and for each
-  // slot the option taken.
-  struct Answer {
-    Prices prices{};
-    double time_scale = -1;
-    Bands bands;
-    std::vector<double> cost;     // [way][band]
-    std::vector<uint32_t> taken;  // [slot][band]
-  };
-  struct View {  // the requested bands of an answer, which may have more on both sides
-    const Answer* answer;
-    size_t first, stride;
-    const double* cost(size_t way) const { return &answer->cost[way * stride + first]; }
-  };
-  View at(const Prices& prices, double time_scale, const Bands& bands);
+  // Chooses the cheapest options at given prices, for each band.
+  void find(const Prices& prices, double time_scale, const Bands& bands);
+  // By band: the total cost of the operators of a way (Entry::first_way + index).
+  const double* cost(size_t way) const { return &cost_[way * stride_]; }
   // Adds `count` times the time and bytes of one way's operators.
-  void add(const View& view, size_t way, size_t band, double count, double& time, Prices& bytes) const;
+  void add(size_t way, size_t band, double count, double& time, Prices& bytes) const;
 
  private:
   struct Slot {
     size_t begin, options;  // range in values_: times, then each row's bytes; options by ascending transient
     size_t sizes;           // begin in sizes_: their transients
   };
-  void find(Answer& answer);
 
   const size_t rows_, stride_;  // largest number of bands
   std::vector<Slot> slots_;
   std::vector<size_t> first_slot_;  // by way, plus an end entry
   const std::vector<int64_t>& transients_;
   std::vector<int64_t> sizes_;
-  std::vector<double> values_, cost_;
-  std::vector<int64_t> last_;      // by band: its largest transient in bytes
-  std::array<Answer, 4> answers_;  // the latest: both parts of a branched region use the same prices
-  size_t next_ = 0;
+  std::vector<double> values_, option_cost_;
+  std::vector<int64_t> last_;    // by band: its largest transient in bytes
+  std::vector<double> cost_;     // [way][band]
+  std::vector<uint32_t> taken_;  // [slot][band]: the option taken
 };
 
 class Evaluator {

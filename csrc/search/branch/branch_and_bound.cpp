@@ -3,7 +3,7 @@
 // instances per recomputation for each group of blocks. Its relaxation bounds the time per sample of every
 // plan in it (Note [Regions] in bounds/region_pricing.cpp). Open regions are in a heap ordered by that bound.
 // The one with the lowest bound is branched between the plans that its relaxation mixes, until it has one
-// batch and one transient; then around the recomputation that its relaxation prefers, and when that is fixed
+// batch and one transient; then on the recomputation that its relaxation mixes, and when that is fixed
 // too, it is solved exactly (branch/fixed_node.hpp). The search ends when the lowest bound is not below the
 // incumbent.
 //
@@ -80,7 +80,7 @@ void BranchAndBound::go_on() {
       } else if (top.box.lo == top.box.hi) {
         solve(top);
       } else {
-        around(top);
+        cut_ways(top);
       }
     }
   }

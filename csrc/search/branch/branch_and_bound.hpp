@@ -78,7 +78,7 @@ class BranchAndBound {
   void cut_transients(const BranchNode& w);
   bool alike(size_t lean, size_t large) const;
   bool mixes_batches(const BranchNode& w);
-  void around(const BranchNode& w);
+  void cut_ways(const BranchNode& w);
   void rebuild_tree();
   const ColumnPool& pool(int64_t accumulation);
   Cheapest& cheapest(int64_t accumulation);

@@ -148,11 +148,10 @@ class FixedNodeSolver {
       const SymmetryClass& group = pool_.groups[a.group];
       const Kind& kind = kinds_.kinds[group.kind];
       const auto& way = pool_.entries[a.group].ways[a.way];
-      const size_t slot = slot_index(kind, way.way, a.slot);
-      const auto& all = kind.slots[slot].candidates[static_cast<int>(way.way)];
+      const auto& all = kind.slots[a.slot].candidates[static_cast<int>(way.way)];
       std::vector<std::pair<int, int64_t>> taken;  // candidate, count
       for (size_t k = 0; k < counts_[n].size(); ++k) {
-        if (counts_[n][k] > 0) taken.push_back({way.slots[a.slot].candidate[a.options[k]], counts_[n][k]});
+        if (counts_[n][k] > 0) taken.push_back({a.options[k], counts_[n][k]});
       }
       std::stable_sort(taken.begin(), taken.end(), [&](const auto& x, const auto& y) {
         const Candidate &p = all[x.first], &q = all[y.first];
@@ -161,7 +160,7 @@ class FixedNodeSolver {
       int at = first[a.group][a.way];
       for (const auto& [candidate, count] : taken) {
         for (int64_t m = 0; m < count; ++m) {
-          d.choices[kind.instances[group.instances[at++]][slot]] = candidate;
+          d.choices[kind.instances[group.instances[at++]][a.slot]] = candidate;
         }
       }
     }
@@ -169,13 +168,6 @@ class FixedNodeSolver {
   }
 
  private:
-  // ColumnPool::Way::slots has only those with parameters.
-  static size_t slot_index(const Kind& kind, Recompute way, size_t nth) {
-    for (size_t p = 0;; ++p) {
-      if (kind.slots[p].candidates[static_cast<int>(way)].empty()) continue;
-      if (nth-- == 0) return p;
-    }
-  }
   const ColumnPool::Options& options(const Alike& a) const {
     return pool_.entries[a.group].ways[a.way].slots[a.slot];
   }
@@ -185,7 +177,6 @@ class FixedNodeSolver {
     return static_cast<int64_t>(o.bytes[row * o.time.size() + k]);
   }
 
-  // With the transient fixed, more options are dominated than in the pool.
   void drop_dominated(const ColumnPool::Options& o, std::vector<int>& options) const {
     const size_t n = o.time.size();
     keep_undominated(options, [&](int a, int b) {

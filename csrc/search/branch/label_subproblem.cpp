@@ -9,9 +9,9 @@ namespace osdp::search {
 // One batch size and largest transient is solved exactly in one of two ways. If row after row was violated,
 // by label setting (labels/label_setting.hpp) at the prices of Note [All phases]: plans are searched up to
 // some distance above the bound; if there are none, the bound rises by that distance, and the subproblem
-// returns to the heap like any region, to be searched further later. Otherwise it is branched around its
-// relaxation's recomputation (branch/branch_and_bound.cpp) until a leaf is left (branch/fixed_node.hpp). The
-// second way is also the fallback if lists of labels grow too long.
+// returns to the heap like any region, to be searched further later. Otherwise it is branched on its
+// recomputation (branch/branch_and_bound.cpp) until a leaf is left (branch/fixed_node.hpp). The second way is
+// also the fallback if lists of labels grow too long.
 
 bool BranchAndBound::make_subproblem(const BranchNode& w, const std::vector<double>& prices) {
   ChainResources chain = this->chain(w, false);

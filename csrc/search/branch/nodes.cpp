@@ -4,12 +4,6 @@
 #include "search/branch/branch_and_bound.hpp"
 
 namespace osdp::search {
-namespace {
-
-// A region that will be branched anyway does not need the best bound.
-constexpr double kRough = 3e-4, kFine = 1e-11;
-
-}  // namespace
 
 const ColumnPool& BranchAndBound::pool(int64_t accumulation) {
   const auto it = pools_.find(accumulation);
@@ -23,10 +17,7 @@ Cheapest& BranchAndBound::cheapest(int64_t accumulation) {
   return cheapest_.emplace(accumulation, Cheapest(pool(accumulation), kinds_.transients)).first->second;
 }
 
-Region BranchAndBound::region(const BranchNode& w) const {
-  const bool rough = w.lo.size < w.hi.size || !alike(w.lean, w.large);
-  return {w.lo, w.hi, w.lean, w.large, w.box, rough ? kRough : kFine};
-}
+Region BranchAndBound::region(const BranchNode& w) const { return {w.lo, w.hi, w.lean, w.large, w.box}; }
 
 // Whether the reserves of these transients are nearly equal. They are then separated only where it matters.
 bool BranchAndBound::alike(size_t lean, size_t large) const {
@@ -127,36 +118,23 @@ bool BranchAndBound::mixes_batches(const BranchNode& w) {
   return per_sample * m.size_apart >= reserve(m.transient + m.transient_apart) - reserve(m.transient);
 }
 
-// Branches around the rounded mixture: the box without that point, as disjoint boxes, and the point itself.
-void BranchAndBound::around(const BranchNode& w) {
-  const ColumnPool& t = pool(w.lo.accumulation);
-  BranchNode rest = w;
-  const std::vector<int> ways = whole_ways(t, w.box, w.mixture.ways);
-  for (const auto& entry : t.entries) {
-    for (size_t i = 0; i + 1 < entry.ways.size(); ++i) {  // the last way takes the remaining instances
-      const size_t x = entry.first_way + i;
-      const int at = ways[x];
-      const auto tighten = [&](BranchNode& part) {
-        int lo = 0, hi = 0;
-        for (size_t k = 0; k < entry.ways.size(); ++k) {
-          lo += part.box.lo[entry.first_way + k];
-          hi += part.box.hi[entry.first_way + k];
-        }
-        return lo <= entry.count && entry.count <= hi;
-      };
-      for (const bool below : {true, false}) {
-        BranchNode part = rest;
-        (below ? part.box.hi[x] : part.box.lo[x]) = below ? at - 1 : at + 1;
-        if (part.box.lo[x] <= part.box.hi[x] && tighten(part)) push(std::move(part));
-      }
-      rest.box.lo[x] = rest.box.hi[x] = at;
-    }
-    if (!entry.ways.empty()) {
-      const size_t last = entry.first_way + entry.ways.size() - 1;
-      rest.box.lo[last] = rest.box.hi[last] = ways[last];
-    }
+// Branches one batch and transient on the way whose number of instances is most fractional in the mixture.
+void BranchAndBound::cut_ways(const BranchNode& w) {
+  size_t way = 0;
+  double most = -1;
+  for (size_t x = 0; x < w.box.lo.size(); ++x) {
+    const double part = w.mixture.ways[x] - std::floor(w.mixture.ways[x]);
+    if (w.box.lo[x] < w.box.hi[x] && std::min(part, 1 - part) > most)
+      most = std::min(part, 1 - part), way = x;
   }
-  push(std::move(rest));
+  BranchNode low = w, high = w;
+  low.box.hi[way] =
+      std::clamp(static_cast<int>(std::floor(w.mixture.ways[way] + 1e-9)), w.box.lo[way], w.box.hi[way] - 1);
+  high.box.lo[way] = low.box.hi[way] + 1;
+  for (BranchNode* part : {&low, &high}) {
+    tighten(pool(w.lo.accumulation), part->box);
+    push(std::move(*part));
+  }
 }
 
 // After rows were added: rebuilds the heap from the open and the unsolved regions; boxes of one batch and
@@ -175,18 +153,7 @@ void BranchAndBound::rebuild_tree() {
   for (; !open_.empty(); open_.pop()) add(open_.top());
   for (const BranchNode& w : given_up_) add(w);
   given_up_.clear();
-  // Neighbours with nearly equal reserves are searched together.
-  for (auto it = regions.begin(); it != regions.end();) {
-    BranchNode w = std::move(it->second);
-    for (++it; it != regions.end(); ++it) {
-      const BranchNode& next = it->second;
-      if (w.lo.size != w.hi.size || next.lo.size != w.lo.size || next.hi.size != w.hi.size ||
-          next.lo.accumulation != w.lo.accumulation || next.lean != w.large + 1 || !alike(w.lean, next.large))
-        break;
-      w.large = next.large, w.bound = std::min(w.bound, next.bound);
-    }
-    open_.push(std::move(w));
-  }
+  for (auto& [key, w] : regions) open_.push(std::move(w));
 }
 
 void BranchAndBound::begin() {

@@ -15,11 +15,7 @@ int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
 class Pricer {
  public:
   Pricer(const Operator& op, const Device& device, const Space& space, Recompute recompute)
-      : op_(op),
-        device_(device),
-        space_(space),
-        recompute_(recompute),
-        steps_(static_cast<double>(device.ranks - 1)) {
+      : op_(op), device_(device), space_(space), recompute_(recompute) {
     for (const Tensor& t : op.tensors) {
       compute_bytes_ += t.compute_bytes();
       if (!t.trainable) continue;
@@ -51,16 +47,11 @@ class Pricer {
     const double times = kept ? 1 : gathers(false);
     if (!traits(mode).inside_hosts)
       return finish(c, times * gather(compute_bytes_) + reduce_scatter(reduce_bytes_), updated);
-    const auto step = [&](const Collective& link, double bytes, int64_t ranks) {
-      return static_cast<double>(ranks - 1) *
-             (link.alpha_s + bytes / static_cast<double>(ranks) * link.beta_s_per_byte);
-    };
-    double seconds = times * step(device_.all_gather, static_cast<double>(compute_bytes_), inside);
+    double seconds = times * pass(device_.all_gather, compute_bytes_, inside);
     if (reduce_bytes_ > 0) {
       // Every rank of a host reduces its part at the same time, over links that they share.
-      const double all = static_cast<double>(reduce_bytes_);
-      seconds +=
-          step(device_.reduce_scatter, all, inside) + 2 * step(device_.between_hosts, all, device_.hosts);
+      seconds += pass(device_.reduce_scatter, reduce_bytes_, inside) +
+                 2 * pass(device_.between_hosts, reduce_bytes_, device_.hosts);
     }
     return finish(c, seconds, updated);
   }
@@ -133,28 +124,27 @@ class Pricer {
     const bool again = recompute_ == Recompute::Regather || (recompute_ == Recompute::Hold && split);
     return (again ? 3 : 2) * calls;
   }
-  double gather(int64_t bytes) const { return ring(device_.all_gather, bytes); }
-  double reduce_scatter(int64_t bytes) const { return bytes == 0 ? 0 : ring(device_.reduce_scatter, bytes); }
+  double gather(int64_t bytes) const { return pass(slowest(device_.all_gather), bytes, device_.ranks); }
+  double reduce_scatter(int64_t bytes) const {
+    return bytes == 0 ? 0 : pass(slowest(device_.reduce_scatter), bytes, device_.ranks);
+  }
   double all_reduce(int64_t bytes) const {
     if (bytes == 0) return 0;
     // Small gradients share a bucket and its latency.
     const double share =
         paper() ? 1 : std::min(1.0, static_cast<double>(bytes) / static_cast<double>(space_.bucket_bytes));
-    const Collective link = slowest(device_.all_reduce);
-    return 2 * steps_ * (share * link.alpha_s + per_rank(bytes) * link.beta_s_per_byte);
+    return 2 * pass(slowest(device_.all_reduce), bytes, device_.ranks, share);
   }
-  double ring(const Collective& c, int64_t bytes) const {
-    const Collective link = slowest(c);
-    return steps_ * (link.alpha_s + per_rank(bytes) * link.beta_s_per_byte);
+  // One pass of a ring; `latency`: the fraction of alpha that counts.
+  static double pass(const Collective& link, int64_t bytes, int64_t ranks, double latency = 1) {
+    const auto n = static_cast<double>(ranks);
+    return (n - 1) * (latency * link.alpha_s + static_cast<double>(bytes) / n * link.beta_s_per_byte);
   }
   // A ring over all ranks waits for its slowest link.
   Collective slowest(const Collective& c) const {
     if (device_.hosts == 1) return c;
     return {std::max(c.alpha_s, device_.between_hosts.alpha_s),
             std::max(c.beta_s_per_byte, device_.between_hosts.beta_s_per_byte)};
-  }
-  double per_rank(int64_t bytes) const {
-    return static_cast<double>(bytes) / static_cast<double>(device_.ranks);
   }
 
   // Adds the state of a fully sharded operator; returns the bytes of parameters that this rank updates.
@@ -188,7 +178,6 @@ class Pricer {
   const Device& device_;
   const Space& space_;
   const Recompute recompute_;
-  const double steps_;
   // Bytes of all parameters in the dtype of gathering, of trainable ones as stored, and of their gradients in
   // the dtype of averaging.
   int64_t compute_bytes_ = 0, trainable_bytes_ = 0, reduce_bytes_ = 0;
@@ -323,10 +312,7 @@ std::vector<Candidate> candidates(const Operator& op, const Device& device, cons
   const bool alone = is_whole(op, device);
   std::vector<Candidate> found;
   const auto allowed = [&](Mode m) {
-    for (Mode x : space.modes) {
-      if (x == m) return true;
-    }
-    return false;
+    return std::find(space.modes.begin(), space.modes.end(), m) != space.modes.end();
   };
   if (allowed(Mode::NoShard) || alone) found.push_back(price.no_shard());
   if (alone) return found;

@@ -111,7 +111,7 @@ void no_timing_holds_more() {
     const auto units = player.units(plain, largest_transient(rehearsal.kinds(), plan.decision));
     Step step = step_of(player, asked, how, plain, units);
     const int64_t most = largest_peak(step);
-    if (plain.batch.accumulation <= 2) CHECK_EQ(most, player.largest_peak(plain, units));
+    if (plain.batch.accumulation <= 2) CHECK_EQ(most, player.largest_peak(player.step(plain, units)));
     int64_t seen = 0;
     for (int timing = 0; timing < 40; ++timing) {
       retime(dice, step);

@@ -9,6 +9,7 @@
 #include "random_model.hpp"
 #include "search/planner/objectives.hpp"
 #include "search/planner/rivals.hpp"
+#include "search/planner/whole_limit.hpp"
 
 using namespace osdp::search;
 
@@ -105,6 +106,30 @@ void a_step_keeps_its_limit_whatever_its_timing_and_fills_it() {
   }
   CHECK(cut > 0);
   CHECK(raised > 100);
+}
+
+// With one plan that leaves what the limit of the sum is short of: the limit rises to it, and no further.
+void the_limit_of_the_sum_rises_while_peaks_allow() {
+  for (const int64_t slack : {0, 10, 100, 400}) {
+    const WholeLimit limit(1000);
+    SumLimits limits(limit, 1000, 20);
+    int64_t kept = 1000;
+    int searches = 1;
+    const auto spare = [&] { return limit.spare(limits.now_bytes(), limits.now_bytes() - slack); };
+    CHECK(spare() == slack);
+    for (; limits.next(spare()); ++searches)
+      if (spare() >= 0) kept = std::max(kept, limits.now_bytes());
+    CHECK(searches <= 8);
+    CHECK(kept <= 990 + slack || kept == 1000);
+    CHECK(kept >= 990 + slack - 30);
+  }
+  SumLimits none(WholeLimit(1000, true), 1000, 20);
+  CHECK(!none.next(500));
+  SumLimits over(WholeLimit(1000), 1000, 20);
+  CHECK(!over.next(-1));
+  CHECK_EQ(WholeLimit::smallest(1000, 1100), 1100);
+  CHECK_EQ(WholeLimit::smallest(1000, 900), 909);
+  CHECK_EQ(WholeLimit::smallest(900, 900), 900);
 }
 
 void smaller_spaces_keep_the_places_of_options() {
@@ -227,6 +252,7 @@ void steps_end_a_search_alike() {
 int main() {
   what_is_returned_fits_and_plays_no_slower_than_any_objectives_plan();
   a_step_keeps_its_limit_whatever_its_timing_and_fills_it();
+  the_limit_of_the_sum_rises_while_peaks_allow();
   smaller_spaces_keep_the_places_of_options();
   a_rival_that_would_be_another_one_is_left_out();
   the_least_memory_is_the_least();

@@ -159,7 +159,9 @@ void bind_searches(py::module_& m) {
       .def("units", &Planner::units, "plan"_a)
       .def(
           "play",
-          [](const Planner& p, const PlainPlan& plan) { return p.player().play(plan, p.units(plan)); },
+          [](const Planner& p, const PlainPlan& plan) {
+            return p.player().play(p.player().step(plan, p.units(plan)));
+          },
           "plan"_a, "Its step without events and memory.")
       .def("largest_peak", &Planner::largest_peak, "plan"_a, "peak_bytes"_a,
            "The most that its step may hold, in bytes, however long its communication takes.")

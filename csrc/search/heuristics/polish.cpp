@@ -14,6 +14,7 @@ namespace {
 
 constexpr size_t kInTurn = 3;   // seeds from which the search starts unchanged
 constexpr int kStale = 40;      // consecutive changes without progress before a restart
+constexpr int kRepairs = 3;     // most attempts to repair a plan over the limit
 constexpr int kShrinks = 20;    // most attempts to shrink a plan over the limit
 constexpr int kKept = 4;        // most blocks whose recomputation is dropped at once
 constexpr int64_t kTries = 20;  // changes considered per step that may be simulated
@@ -31,16 +32,16 @@ struct Played {
 
 class Polisher {
  public:
-  Polisher(Rehearsal& rehearsal, int64_t plays, const Keeps& keeps)
+  Polisher(Rehearsal& rehearsal, int64_t plays, const Spare& spare)
       : rehearsal_(rehearsal),
-        keeps_(keeps),
+        spare_(spare),
         neighbours_(rehearsal),
         last_(rehearsal.plays() + std::max<int64_t>(plays, 1)),
         tries_(kTries * std::max<int64_t>(plays, 1)) {}
 
   void add(const Candidacy& seed, size_t number) {
     rehearsal_.check(seed);
-    if (!more() || known_.contains(key_of(seed)) || !fits(seed) || !keeps_(seed)) return;
+    if (!more() || known_.contains(key_of(seed)) || !fits(seed)) return;
     seeds_.push_back({seed, step_ps(seed), number});
   }
 
@@ -51,9 +52,9 @@ class Polisher {
     Played best = seeds_.front();
     for (size_t turn = 0; more(); ++turn) {
       const bool coarse = turn % 3 == 0;
-      here_ = turn < std::min(kInTurn, seeds_.size()) ? seeds_[turn]
+      move_to(turn < std::min(kInTurn, seeds_.size()) ? seeds_[turn]
               : turn % 2 == 1                         ? best
-                                                      : seeds_[neighbours_.below(seeds_.size())];
+                                                      : seeds_[neighbours_.below(seeds_.size())]);
       if (turn >= kInTurn && !coarse && !move_away()) continue;
       if (turn == 0) climb_in_order();
       if (coarse) climb(true);
@@ -76,8 +77,21 @@ class Polisher {
     return key;
   }
 
-  int64_t limit() const { return rehearsal_.request().limit_bytes; }
-  bool fits(const Candidacy& plan) const { return rehearsal_.peak_bytes(plan) <= limit(); }
+  // Asks about each plan only once.
+  int64_t spare(const Candidacy& plan) {
+    const auto [at, fresh] = spares_.try_emplace(key_of(plan), 0);
+    if (fresh) at->second = spare_(plan);
+    return at->second;
+  }
+  bool fits(const Candidacy& plan) { return spare(plan) >= 0; }
+  // An estimate: if its own peak is below its sum by as much as that of the current plan.
+  bool may_fit(const Candidacy& plan) const { return rehearsal_.peak_bytes(plan) <= sum_limit_; }
+
+  void move_to(const Played& next) {
+    here_ = next;
+    sum_limit_ = rehearsal_.peak_bytes(next.plan) + spare(next.plan);
+  }
+
   bool more() const { return rehearsal_.plays() < last_ && tries_ > 0; }
 
   // Simulates each plan only once.
@@ -87,20 +101,13 @@ class Polisher {
     return at->second;
   }
 
-  // Asks about each plan only once.
-  bool keeps(const Candidacy& plan) {
-    const auto [at, fresh] = kept_.try_emplace(key_of(plan), false);
-    if (fresh) at->second = keeps_(plan);
-    return at->second;
-  }
-
   // Applies a few changes at once, whatever they cost. False if the plan then cannot be made to fit.
   bool move_away() {
     Candidacy far = here_.plan;
     for (size_t n = 2 + neighbours_.below(4); n > 0; --n) neighbours_.change(far, false);
     --tries_;
-    if (!settle(far) || !keeps(far)) return false;
-    here_ = {far, step_ps(far), here_.seed};
+    if (!settle(far)) return false;
+    move_to({far, step_ps(far), here_.seed});
     return true;
   }
 
@@ -111,8 +118,7 @@ class Polisher {
         Candidacy next = here_.plan;
         if (!more() || !change(next) || !repair(next)) continue;
         better |= take(next);
-        use_room(next);
-        better |= take(next);
+        if (use_room(next)) better |= take(next);
       }
     }
   }
@@ -121,8 +127,8 @@ class Polisher {
   bool take(const Candidacy& next) {
     if (!more()) return false;
     const Played played{next, step_ps(next), here_.seed};
-    if (!played.faster_than(here_) || !keeps(next)) return false;
-    here_ = played;
+    if (!played.faster_than(here_)) return false;
+    move_to(played);
     return true;
   }
 
@@ -134,49 +140,59 @@ class Polisher {
       while (neighbours_.below(3) == 0) neighbours_.change(next, coarse);
       if (key_of(next) == key_of(here_.plan) || !settle(next)) continue;
       const Played played{next, step_ps(next), here_.seed};
-      if (here_.faster_than(played) || !keeps(next)) continue;
+      if (here_.faster_than(played)) continue;
       if (played.faster_than(here_)) stale = -1;
-      here_ = played;
+      move_to(played);
     }
   }
 
   // Makes the plan fit; at random, also uses the memory left over.
   bool settle(Candidacy& plan) {
-    if (!fit(plan)) return false;
     const size_t how = neighbours_.below(4);
     if (how & 1) {
       for (int n = 0; n < kKept; ++n) {
         Candidacy kept = plan;
-        if (!neighbours_.keep_block(kept) || !fits(kept)) break;
+        if (!neighbours_.keep_block(kept) || !may_fit(kept)) break;
         plan = std::move(kept);
       }
     }
+    if (!fit(plan)) return false;
     if (how & 2) use_room(plan);
     return true;
   }
 
-  // Uses the memory left over where the objective gains most.
-  void use_room(Candidacy& plan) {
+  // Uses the memory left over where the objective gains most. False if that changes nothing.
+  bool use_room(Candidacy& plan) {
+    Candidacy fuller = plan;
     std::vector<int64_t> phases = phases_of(plan);
     const std::vector<double> prices(phases.size(), 1.0 / static_cast<double>(phases.size()));
     const Pricing& pricing = pricing_of(plan);
-    pricing.quicken(plan.decision, phases, room_, prices);
+    pricing.quicken(fuller.decision, phases, largest(phases) + spare(plan), prices);
+    if (fuller.decision.choices == plan.decision.choices || !fits(fuller)) return false;
+    plan = std::move(fuller);
+    return true;
   }
 
   // Shrinks the plan where the objective loses least, or at random.
   bool fit(Candidacy& plan) {
     int left = neighbours_.below(2) == 0 ? kShrinks : 0;
-    while (!fits(plan)) {
-      if (left-- <= 0) return repair(plan) || (neighbours_.shrink(plan) && repair(plan));
-      if (!neighbours_.shrink(plan)) left = 0;
-    }
-    return true;
+    while (left-- > 0 && !may_fit(plan) && neighbours_.shrink(plan)) continue;
+    return repair(plan) || (neighbours_.shrink(plan) && repair(plan));
   }
 
+  // Lowers the sum by what the plan's own peak is over; that peak may fall by less, so several times.
   bool repair(Candidacy& plan) {
-    std::vector<int64_t> phases = phases_of(plan);
-    const Pricing& pricing = pricing_of(plan);
-    return pricing.repair(plan.decision, phases, room_);
+    for (int n = 0; n < kRepairs; ++n) {
+      if (fits(plan)) return true;
+      std::vector<int64_t> phases = phases_of(plan);
+      const Pricing& pricing = pricing_of(plan);
+      if (!pricing.repair(plan.decision, phases, largest(phases) + spare(plan))) return false;
+    }
+    return fits(plan);
+  }
+
+  static int64_t largest(const std::vector<int64_t>& phases) {
+    return *std::max_element(phases.begin(), phases.end());
   }
 
   std::vector<int64_t> phases_of(const Candidacy& plan) const {
@@ -184,39 +200,38 @@ class Polisher {
                        plan.batch);
   }
 
-  // The objective's costs for the plan's batch and largest transient, which changes do not exceed. Also sets
-  // room_. Cached, since consecutive plans usually have the same batch and transient.
+  // The objective's costs for the plan's batch and largest transient, which changes do not exceed. Cached,
+  // since consecutive plans usually have the same batch and transient.
   const Pricing& pricing_of(const Candidacy& plan) {
     const int64_t transient = largest_transient(rehearsal_.kinds(), plan.decision);
     const std::array key{plan.batch.size, plan.batch.accumulation, transient};
     if (!pricing_ || key != pricing_key_) {
-      const Request& request = rehearsal_.request();
-      pricing_.emplace(rehearsal_.model(), request, rehearsal_.kinds(), plan.batch, transient, false);
+      pricing_.emplace(rehearsal_.model(), rehearsal_.request(), rehearsal_.kinds(), plan.batch, transient,
+                       false);
       pricing_key_ = key;
-      room_ = limit() - request.reserve_bytes(transient);
     }
     return *pricing_;
   }
 
   Rehearsal& rehearsal_;
-  const Keeps& keeps_;
+  const Spare& spare_;
   Neighbours neighbours_;
   const int64_t last_;
   int64_t tries_;
   std::map<Key, int64_t> known_;  // simulated ps of a step
-  std::map<Key, bool> kept_;
+  std::map<Key, int64_t> spares_;
   std::vector<Played> seeds_;
   Played here_;
+  int64_t sum_limit_ = 0;           // what the sum may be if a peak is below it by as much as that of here_
   std::optional<Pricing> pricing_;  // for the last batch and transient
   std::array<int64_t, 3> pricing_key_{};
-  int64_t room_ = 0;  // the limit net of their reserve, bytes
 };
 
 }  // namespace
 
 Polished polish(Rehearsal& rehearsal, const std::vector<Candidacy>& seeds, int64_t plays,
-                const Keeps& keeps) {
-  Polisher polisher(rehearsal, plays, keeps);
+                const Spare& spare) {
+  Polisher polisher(rehearsal, plays, spare);
   for (size_t n = 0; n < seeds.size(); ++n) polisher.add(seeds[n], n);
   return polisher.run();
 }

@@ -5,12 +5,13 @@
 // The objective is a sum over operators; a step's critical path is not, and neighbours of one mode share a
 // latency, so several simultaneous changes may be needed before the simulated step gets shorter. The best
 // plans by several objectives are changed at random (heuristics/neighbours.hpp): first all blocks in the same
-// way, then some of them. A plan over the limit is repaired where the objective loses least, or at random;
-// memory left over is used where the objective gains most. A change is kept if the simulated step is no
-// slower and `keeps` accepts the plan; that is asked only then. After many changes without progress the
-// search restarts from another plan with a few changes, until `plays` steps were simulated. That is a count,
-// not a time, and the random sequence is fixed, so the result is deterministic. Every returned plan fits the
-// limit; nothing is proven about its simulated time.
+// way, then some of them. Memory is that of the plan's own step, not the objective's sum (Note [The whole
+// limit] in planner/whole_limit.hpp): a plan over its limit is repaired where the objective loses least, or
+// at random, by as many bytes of the sum as its own peak is over; memory left over is used where the
+// objective gains most. A change is kept if the simulated step is no slower. After many changes without
+// progress the search restarts from another plan with a few changes, until `plays` steps were simulated. That
+// is a count, not a time, and the random sequence is fixed, so the result is deterministic. Every returned
+// plan fits; nothing is proven about its simulated time.
 #pragma once
 
 #include <functional>
@@ -26,14 +27,12 @@ struct Polished {
   size_t seed = 0;        // index of the seed that it was derived from
 };
 
-// A further condition on plans, which is expensive to evaluate.
-using Keeps = std::function<bool(const Candidacy&)>;
+// Bytes by which the memory of a plan is below what it may be; negative if it is over. Expensive to evaluate.
+using Spare = std::function<int64_t(const Candidacy&)>;
 
-// Ties go to the earlier plan. Seeds over the limit of the rehearsal's request, and those that `keeps` does
-// not accept, are ignored; at least the first one is simulated, and all of them if `plays` suffices. Throws
-// InvalidProblem if no seed is left, or if one is not a plan of this problem.
-Polished polish(
-    Rehearsal& rehearsal, const std::vector<Candidacy>& seeds, int64_t plays,
-    const Keeps& keeps = [](const Candidacy&) { return true; });
+// Ties go to the earlier plan. Seeds that do not fit are ignored; at least the first one is simulated, and
+// all of them if `plays` suffices. Throws InvalidProblem if no seed is left, or if one is not a plan of this
+// problem.
+Polished polish(Rehearsal& rehearsal, const std::vector<Candidacy>& seeds, int64_t plays, const Spare& spare);
 
 }  // namespace osdp::search

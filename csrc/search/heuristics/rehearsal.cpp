@@ -65,10 +65,21 @@ PlainPlan Rehearsal::plain(const Candidacy& plan) const {
   return result;
 }
 
+const Step& Rehearsal::step(const Candidacy& plan) {
+  if (!built_ || built_->first != plan) {
+    const PlainPlan choices = plain(plan);
+    built_ = {plan, player_.step(choices, player_.units(choices, largest_transient(kinds_, plan.decision)))};
+  }
+  return built_->second;
+}
+
+int64_t Rehearsal::largest_peak_bytes(const Candidacy& plan) {
+  return request_.paper() ? peak_bytes(plan) : player_.largest_peak(step(plan), peak_bytes(plan));
+}
+
 PlayedStep Rehearsal::play(const Candidacy& plan) {
   ++plays_;
-  const PlainPlan choices = plain(plan);
-  return player_.play(choices, player_.units(choices, largest_transient(kinds_, plan.decision)));
+  return player_.play(step(plan));
 }
 
 }  // namespace osdp::search

@@ -2,6 +2,9 @@
 // with operators grouped into units, and the memory of its largest phase (problem/phases.hpp).
 #pragma once
 
+#include <optional>
+#include <utility>
+
 #include "search/problem/phases.hpp"
 #include "search/simulate/play_plan.hpp"
 
@@ -10,10 +13,11 @@ namespace osdp::search {
 struct Candidacy {
   Batch batch;
   Decision decision;
+  bool operator==(const Candidacy&) const = default;
 };
 
 // `request` and `player` must outlive it; `request` may differ from the player's in objective, limit and
-// batches. Not const: it counts simulations.
+// batches. Not const: it counts simulations and keeps the last plan's step.
 class Rehearsal {
  public:
   Rehearsal(const Request& request, const PlanPlayer& player);
@@ -28,6 +32,8 @@ class Rehearsal {
   void check(const Candidacy& plan) const;
   // Memory of the largest phase including the reserve for transients; it is compared with the limit.
   int64_t peak_bytes(const Candidacy& plan) const;
+  // The largest peak of the plan's own step (Planner::largest_peak).
+  int64_t largest_peak_bytes(const Candidacy& plan);
   // Simulates a whole step with all its micro-batches.
   PlayedStep play(const Candidacy& plan);
   int64_t step_ps(const Candidacy& plan) { return play(plan).step_ps; }
@@ -41,11 +47,14 @@ class Rehearsal {
   PlainPlan plain(const Candidacy& plan) const;
 
  private:
+  const Step& step(const Candidacy& plan);
+
   const Request& request_;
   const PlanPlayer& player_;
   const Kinds kinds_;
   std::vector<const Slot*> slots_;  // by operator
   int64_t plays_ = 0;
+  std::optional<std::pair<Candidacy, Step>> built_;  // the last plan's: memory and time are asked for in turn
 };
 
 }  // namespace osdp::search

@@ -33,10 +33,7 @@ std::vector<Members> Planner::units(const PlainPlan& plan) const {
 
 int64_t Planner::largest_peak(const PlainPlan& plan, int64_t peak_bytes) const {
   if (request_.paper()) return peak_bytes;
-  const int64_t most = player_.largest_peak(plan, units(plan));
-  const int64_t averaged =
-      averaging_bytes(model_.operators, request_.device, request_.space, plan.batch.accumulation > 1);
-  return std::max(most, std::min(peak_bytes, most + averaged));
+  return player_.largest_peak(player_.step(plan, units(plan)), peak_bytes);
 }
 
 Request Planner::request(std::optional<double> exposed) const {

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <limits>
 
+#include "search/planner/selection.hpp"
+#include "search/planner/whole_limit.hpp"
+
 namespace osdp::search {
 namespace {
 
@@ -49,6 +52,65 @@ Schedule Searches::run(const Request& request, double gap, int64_t work) {
   if (work == 0 && counts_work(request, wish_)) work = wish_.work;
   if (work > 0) budget.work = &work;
   return schedule(planner_.model(), request, budget);
+}
+
+bool Searches::limit_is_of_sum() const {
+  const Request request = planner_.request();
+  return wish_.limit_is_of_sum || request.paper() || request.device.ranks == 1;
+}
+
+Answer Searches::best_plan(int64_t limit_bytes, const std::vector<Batch>& batches) {
+  const WholeLimit limit(limit_bytes, limit_is_of_sum());
+  Request problem = request(limit_bytes, batches);
+  problem.find_smallest = true;
+  Answer found = select_plan(*this, problem, limit);
+  if (limit_is_of_sum()) return found;
+  const auto keeps = [&](const Answer& a) {
+    return a.feasible && limit.spare(a.peak_bytes, a.largest_peak_bytes) >= 0;
+  };
+  if (!keeps(found)) {
+    const Answer least = least_by_sum(batches, found.smallest_limit_bytes);
+    if (!keeps(least)) return infeasible(least);
+    problem.limit_bytes = least.sum_limit_bytes;
+    found = select_plan(*this, problem, limit);
+    if (!keeps(found)) found = least;
+    found.optimal = found.proven = false;
+  }
+  found.limit_bytes = limit_bytes;
+  return found;
+}
+
+Answer Searches::infeasible(const Answer& least) {
+  Answer none;
+  if (least.feasible)
+    none.smallest_limit_bytes = WholeLimit::smallest(least.peak_bytes, least.largest_peak_bytes);
+  return none;
+}
+
+bool Searches::fits(int64_t limit_bytes, Batch batch) {
+  constexpr double kAnyPlan = 1e18;  // a gap at which any plan ends the search
+  const WholeLimit limit(limit_bytes, limit_is_of_sum());
+  Request request = this->request(limit_bytes, {batch});
+  request.find_smallest = !limit_is_of_sum();
+  const Schedule found = run(request, kAnyPlan);
+  if (found.feasible || limit_is_of_sum() || found.smallest_limit_bytes == 0) return found.feasible;
+  const Answer least = plan_of_sum({batch}, found.smallest_limit_bytes);
+  return least.feasible && limit.spare(least.peak_bytes, least.largest_peak_bytes) >= 0;
+}
+
+Answer Searches::plan_of_sum(const std::vector<Batch>& batches, int64_t sum_limit_bytes) {
+  return optimum(*this, request(sum_limit_bytes, batches), WholeLimit(sum_limit_bytes, true));
+}
+
+const Answer& Searches::least_by_sum(const std::vector<Batch>& batches, int64_t smallest_sum_bytes) {
+  if (least_ && least_->first == batches) return least_->second;
+  if (smallest_sum_bytes == 0) {
+    Request smallest = request(1, batches);
+    smallest.find_smallest = true;
+    smallest_sum_bytes = run(smallest).smallest_limit_bytes;
+  }
+  least_ = {batches, smallest_sum_bytes > 0 ? plan_of_sum(batches, smallest_sum_bytes) : Answer{}};
+  return least_->second;
 }
 
 }  // namespace osdp::search

@@ -21,13 +21,10 @@ class Searches {
   Schedule run(const Request& request, double gap = 0, int64_t work = 0);
 
   // The plan with the fastest simulated step among those near the objective's optimum whose step keeps the
-  // limit: planner/whole_limit.cpp.
+  // limit: planner/selection.cpp. If there is none, the smallest limit known to be feasible.
   Answer best_plan(int64_t limit_bytes, const std::vector<Batch>& batches);
   // Whether there is such a plan for this batch.
   bool fits(int64_t limit_bytes, Batch batch);
-
-  // Whether the step of `plan`, whose sum is `peak_bytes`, keeps the limit.
-  bool keeps(const PlainPlan& plan, int64_t peak_bytes, int64_t limit_bytes) const;
 
   bool interrupted() const { return interrupted_; }
   // Remaining time; infinite if steps are counted, negative after the end.
@@ -38,20 +35,13 @@ class Searches {
  private:
   // Whether the limit applies to the sum: if the wish says so, with the paper's costs, and for one rank.
   bool limit_is_of_sum() const;
-  // Like best_plan(), with a limit of the sum as well: planner/selection.cpp. If no plan is found whose step
-  // keeps `limit_bytes`, the plan returned keeps `sum_limit_bytes` only. `find_smallest`: if nothing fits,
-  // finds the smallest feasible limit of the sum.
-  Answer fastest_by_sum(int64_t sum_limit_bytes, int64_t limit_bytes, const std::vector<Batch>& batches,
-                        bool find_smallest);
-  Answer best_by_objective(int64_t sum_limit_bytes, const std::vector<Batch>& batches);
-  // The best plan under the smallest feasible limit of the sum, by the objective, so that it is the same for
-  // every wish; cached.
+  // The best plan by the objective under a limit of the sum alone.
+  Answer plan_of_sum(const std::vector<Batch>& batches, int64_t sum_limit_bytes);
+  // No plan; the smallest limit known to be feasible, which is that of the plan with the smallest sum.
+  static Answer infeasible(const Answer& least);
+  // The plan under the smallest feasible limit of the sum, by the objective, so that it is the same for every
+  // wish; cached. `smallest_sum_bytes`: that limit, 0 if not known.
   const Answer& least_by_sum(const std::vector<Batch>& batches, int64_t smallest_sum_bytes);
-  // The plan of least_by_sum() if its step keeps the limit; otherwise no plan, and the smallest limit that
-  // its step would keep. `smallest_sum_bytes`: 0 if not known.
-  Answer smallest(int64_t limit_bytes, const std::vector<Batch>& batches, int64_t smallest_sum_bytes);
-  // Repeats the search with larger limits of the sum to use what the peak of `found` leaves of the limit.
-  Answer raised(Answer found, int64_t limit_bytes, const std::vector<Batch>& batches);
 
   const Planner& planner_;
   const Wish& wish_;

@@ -1,11 +1,11 @@
-// See Note [Which objective is proven] in planner/planner.hpp.
+#include "search/planner/selection.hpp"
+
 #include <algorithm>
 #include <map>
 #include <memory>
 
 #include "search/heuristics/polish.hpp"
 #include "search/planner/rivals.hpp"
-#include "search/planner/searches.hpp"
 
 namespace osdp::search {
 namespace {
@@ -13,9 +13,10 @@ namespace {
 constexpr double kCoarseGap = 0.003;         // rivals' searches end at this gap
 constexpr int64_t kCoarseWork = 50'000'000;  // steps of each rival's search
 constexpr size_t kBeside = 2;                // runners-up of each search that are simulated
+constexpr int kMostRaises = 6;               // of the limit of the sum: Note [The whole limit]
 constexpr size_t kPolished = 6;              // number of plans that are polished
 // Limits of polishing: the number of operators over all simulated steps, and the number of steps.
-constexpr int64_t kPlayedOperators = 60'000, kFewestPlays = 24, kMostPlays = 1200;
+constexpr int64_t kPlayedOperators = 80'000, kFewestPlays = 32, kMostPlays = 1600;
 constexpr double kOvertime = 0.05;  // fraction of the time granted to polishing if the searches took all
 
 Found found_of(const Schedule& s) {
@@ -47,9 +48,8 @@ bool near(const Found& plan, const Found& best, double replay) {
 
 class Selection {
  public:
-  // `limit_bytes`: of the plan's own peak.
-  Selection(Searches& searches, const Request& problem, int64_t limit_bytes)
-      : searches_(searches), problem_(problem), limit_bytes_(limit_bytes) {}
+  Selection(Searches& searches, const Request& problem, const WholeLimit& limit)
+      : searches_(searches), problem_(problem), limit_(limit) {}
 
   Answer run() {
     if (problem_.paper() || searches_.wish().replay <= 0 || problem_.device.ranks == 1 || !search_rivals())
@@ -58,39 +58,58 @@ class Selection {
                      [](const Seed& a, const Seed& b) { return a.faster_than(b); });
     const Seed& first = seeds_.front();
     std::vector<Found> plans;
-    for (size_t i = 0; i < std::min(kPolished, seeds_.size()); ++i) plans.push_back(seeds_[i].plan);
-    double exposed = first.exposed;
+    for (const Seed& seed : seeds_) {
+      const auto same = [&](const Found& plan) {
+        return plan.batch == seed.plan.batch && plan.decision == seed.plan.decision;
+      };
+      if (plans.size() < kPolished && std::none_of(plans.begin(), plans.end(), same))
+        plans.push_back(seed.plan);
+    }
+    std::vector<double> weights{first.exposed};
     if (!searches_.interrupted() && searches_.left_s() > -kOvertime * searches_.limit_s()) {
-      plans.insert(plans.begin(), polished(player(exposed), plans));
-      exposed = nearest(plans.front());
+      plans.insert(plans.begin(), polished(player(first.exposed), plans));
+      weights = near_weights(plans.front());
     }
-    Schedule base = searches_.interrupted() ? Schedule{} : searches_.run(problem_at(exposed));
-    Found best = base.feasible ? found_of(base) : first.plan;
-    if (!base.feasible) {
-      base = std::move(found_[first.of]);
-      base.optimal = false;
-      if (exposed != first.exposed) base.lower_bound_s_per_sample = 0;
-      best.step_ps = player(exposed).objective_ps(candidacy(best));
+    // The proof covers all plans whose sum is at most that of the fastest.
+    const int64_t sum_limit = std::max(problem_.limit_bytes, plans.front().peak_bytes);
+    for (const double exposed : weights) {
+      if (searches_.interrupted()) break;
+      const Proof proof{searches_.run(problem_at(exposed, sum_limit)), sum_limit};
+      if (!proof.schedule.feasible) break;
+      const Found best = found_of(proof.schedule);
+      if (exposed == weights.back() || near(weighed(plans.front(), exposed), best, searches_.wish().replay))
+        return fastest_near(player(exposed), proof, best, plans);
     }
-    return fastest_near(player(exposed), base, best, plans);
+    Proof proof = found_[first.of];
+    proof.schedule.optimal = false;
+    return fastest_near(player(first.exposed), proof, first.plan, plans);
   }
 
   // The optimal plan by the objective.
   Answer by_objective() {
-    const Schedule s = searches_.run(problem_);
-    Answer none;
-    none.limit_bytes = none.sum_limit_bytes = problem_.limit_bytes,
-    none.smallest_limit_bytes = s.smallest_limit_bytes;
-    if (!s.feasible) return none;
     Rehearsal& own = player(problem_.device.exposed);
-    const Found plan = found_of(s);
+    SumLimits sum_limits(limit_, problem_.limit_bytes, kMostRaises);
+    Proof kept;
+    for (bool again = true; again;) {
+      const int64_t sum_limit = sum_limits.now_bytes();
+      Schedule s = searches_.run(problem_at(problem_.device.exposed, sum_limit));
+      if (!s.feasible) {
+        if (!kept.schedule.feasible) return infeasible(s);
+        break;
+      }
+      const int64_t spare = this->spare(own, found_of(s));
+      if (!kept.schedule.feasible || (spare >= 0 && (s.optimal || !s.prices.empty())))
+        kept = {std::move(s), sum_limit};
+      again = !searches_.over() && sum_limits.next(spare);
+    }
+    const Found plan = found_of(kept.schedule);
     PlayedStep played;
     if (problem_.paper()) {
       played.step_ps = plan.step_ps;
     } else {
       played = own.play(candidacy(plan));
     }
-    return answer(own, s, {plan, problem_.device.exposed, 0, played}, s.optimal);
+    return answer(own, kept, {plan, problem_.device.exposed, 0, played}, kept.schedule.optimal);
   }
 
  private:
@@ -100,16 +119,31 @@ class Selection {
     Player(const Planner& planner, Request r) : request(std::move(r)), rehearsal(request, planner.player()) {}
   };
 
-  Request problem_at(double exposed) const {
+  // A search and the limit of the sum that it kept.
+  struct Proof {
+    Schedule schedule;
+    int64_t sum_limit_bytes = 0;
+  };
+
+  Request problem_at(double exposed, int64_t sum_limit_bytes) const {
     Request request = problem_;
     request.device.exposed = exposed;
+    request.limit_bytes = sum_limit_bytes;
     return request;
+  }
+
+  Answer infeasible(const Schedule& found) const {
+    Answer none;
+    none.limit_bytes = none.sum_limit_bytes = problem_.limit_bytes;
+    none.smallest_limit_bytes = found.smallest_limit_bytes;
+    return none;
   }
 
   // Evaluates plans of the problem, with this weight of communication in the objective.
   Rehearsal& player(double exposed) {
     std::unique_ptr<Player>& known = players_[exposed];
-    if (!known) known = std::make_unique<Player>(searches_.planner(), problem_at(exposed));
+    if (!known)
+      known = std::make_unique<Player>(searches_.planner(), problem_at(exposed, problem_.limit_bytes));
     return known->rehearsal;
   }
 
@@ -119,35 +153,43 @@ class Selection {
       std::optional<Request> request = request_of(problem_, rival);
       if (!request) continue;
       request->find_smallest = false;
-      Schedule s = searches_.run(*request, kCoarseGap, kCoarseWork);
-      if (s.feasible) {
-        add_seeds(s, request->device.exposed);
+      SumLimits sum_limits(limit_, request->limit_bytes, rival.of_limit < 1 ? 0 : kMostRaises);
+      for (bool again = true; again;) {
+        request->limit_bytes = sum_limits.now_bytes();
+        Schedule s = searches_.run(*request, kCoarseGap, kCoarseWork);
+        if (!s.feasible) {
+          if (found_.empty()) return false;
+          break;
+        }
+        const int64_t spare = add_seeds(s, request->device.exposed);
         if (!rival.whole_problem()) s.lower_bound_s_per_sample = 0;
-        found_.push_back(std::move(s));
-      } else if (found_.empty()) {
-        return false;
+        found_.push_back({std::move(s), request->limit_bytes});
+        if (searches_.over()) return !seeds_.empty();
+        again = sum_limits.next(spare);
       }
-      if (searches_.over()) break;
     }
     return !seeds_.empty();
   }
 
-  // Whether the step of `plan` keeps the limit.
-  bool keeps(const Rehearsal& own, const Found& plan) const {
-    return searches_.keeps(own.plain(candidacy(plan)), plan.peak_bytes, limit_bytes_);
+  // See WholeLimit.
+  int64_t spare(Rehearsal& own, const Found& plan) const {
+    return limit_.spare(plan.peak_bytes, own.largest_peak_bytes(candidacy(plan)));
   }
 
-  // Adds a rival's plans, evaluated as plans of the problem with the rival's weight of communication.
-  void add_seeds(const Schedule& s, double exposed) {
+  // Adds a rival's plans, evaluated as plans of the problem with the rival's weight of communication. Returns
+  // the memory that its best one leaves.
+  int64_t add_seeds(const Schedule& s, double exposed) {
     Rehearsal& own = player(exposed);
     const auto add = [&](Found plan) {
       const Candidacy decided = candidacy(plan);
       plan.step_ps = own.objective_ps(decided), plan.peak_bytes = own.peak_bytes(decided);
-      if (plan.peak_bytes <= problem_.limit_bytes && keeps(own, plan))
-        seeds_.push_back({plan, exposed, found_.size(), own.play(decided)});
+      const int64_t left = spare(own, plan);
+      if (left >= 0) seeds_.push_back({plan, exposed, found_.size(), own.play(decided)});
+      return left;
     };
-    add(found_of(s));
+    const int64_t left = add(found_of(s));
     for (size_t k = 0; k < std::min(kBeside, s.runners_up.size()); ++k) add(s.runners_up[k]);
+    return left;
   }
 
   Found polished(Rehearsal& own, const std::vector<Found>& plans) const {
@@ -156,84 +198,87 @@ class Selection {
         std::clamp(kPlayedOperators / std::max<int64_t>(1, operators), kFewestPlays, kMostPlays);
     std::vector<Candidacy> seeds;
     for (const Found& plan : plans) seeds.push_back(candidacy(plan));
-    const auto kept = [&](const Candidacy& plan) {
-      return searches_.keeps(own.plain(plan), own.peak_bytes(plan), limit_bytes_);
+    const auto left = [&](const Candidacy& plan) {
+      return limit_.spare(own.peak_bytes(plan), own.largest_peak_bytes(plan));
     };
-    return polish(own, seeds, plays, kept).plan;
+    return polish(own, seeds, plays, left).plan;
   }
 
-  // The first seed's weight of communication, or the next smaller one for which the objective of `plan` is
-  // near enough to the best.
-  double nearest(const Found& plan) {
-    const double first = seeds_.front().exposed;
-    std::map<double, Found, std::greater<>> best;  // by weight, descending
+  // The plan with its objective for another weight of communication.
+  Found weighed(Found plan, double exposed) {
+    plan.step_ps = player(exposed).objective_ps(candidacy(plan));
+    return plan;
+  }
+
+  // The first seed's weight of communication and the smaller ones, descending, for which the objective of
+  // `plan` is near enough to that of all seeds; not empty.
+  std::vector<double> near_weights(const Found& plan) {
+    std::map<double, Found, std::greater<>> best;
     for (const Seed& seed : seeds_) {
       const auto [at, fresh] = best.try_emplace(seed.exposed, seed.plan);
       if (!fresh && seed.plan.faster_than(at->second)) at->second = seed.plan;
     }
+    std::vector<double> weights;
     for (const auto& [exposed, least] : best) {
-      if (exposed > first) continue;
-      Found weighed = plan;
-      weighed.step_ps = player(exposed).objective_ps(candidacy(plan));
-      if (near(weighed, least, searches_.wish().replay)) return exposed;
+      if (exposed <= seeds_.front().exposed && near(weighed(plan, exposed), least, searches_.wish().replay))
+        weights.push_back(exposed);
     }
-    return first;
+    if (weights.empty()) weights.push_back(seeds_.front().exposed);
+    return weights;
   }
 
-  // The fastest in simulation of `plans`, whose steps keep the limit, and `best`, the optimum of `base`,
-  // among those near `best`. `own` evaluates the same objective. If the step of `best` does not keep the
-  // limit, it is returned only if no other plan is near it.
-  Answer fastest_near(Rehearsal& own, const Schedule& base, const Found& best,
+  // The fastest in simulation of `plans`, whose steps keep the limit, and `best`, the optimum of `proof`,
+  // among those near `best` and within the proof's limit of the sum. `own` evaluates the same objective. If
+  // the step of `best` does not keep the limit, it is returned only if there is no other plan.
+  Answer fastest_near(Rehearsal& own, const Proof& proof, const Found& best,
                       const std::vector<Found>& plans) const {
     Seed fastest{best, 0, 0, own.play(candidacy(best))};
-    const bool best_keeps = keeps(own, best);
-    bool optimal = base.optimal, any = best_keeps;
+    const bool best_keeps = spare(own, best) >= 0;
+    bool optimal = proof.schedule.optimal, any = best_keeps;
     for (const Found& plan : plans) {
+      if (plan.peak_bytes > proof.sum_limit_bytes) continue;
       Seed seed{plan, 0, 0, own.play(candidacy(plan))};
       seed.plan.step_ps = own.objective_ps(candidacy(plan));
-      if (any && !seed.faster_than(fastest)) continue;
-      if (!near(seed.plan, best, searches_.wish().replay)) continue;
-      optimal = base.optimal && !best.faster_than(seed.plan);
+      if (any && (!seed.faster_than(fastest) || !near(seed.plan, best, searches_.wish().replay))) continue;
+      optimal = proof.schedule.optimal && !best.faster_than(seed.plan);
       any = true;
       fastest = seed;
     }
-    Answer a = answer(own, base, fastest, optimal);
-    a.proven = base.optimal && best_keeps;
+    Answer a = answer(own, proof, fastest, optimal);
+    a.proven = proof.schedule.optimal && best_keeps;
     return a;
   }
 
-  Answer answer(const Rehearsal& own, const Schedule& base, const Seed& chosen, bool optimal) const {
+  Answer answer(Rehearsal& own, const Proof& proof, const Seed& chosen, bool optimal) const {
+    const Candidacy decided = candidacy(chosen.plan);
     Answer a;
-    a.feasible = true, a.optimal = optimal, a.proven = base.optimal;
-    a.plan = own.plain(candidacy(chosen.plan));
+    a.feasible = true, a.optimal = optimal, a.proven = proof.schedule.optimal;
+    a.plan = own.plain(decided);
     a.step_ps = chosen.plan.step_ps, a.peak_bytes = chosen.plan.peak_bytes, a.played = chosen.played;
-    a.largest_peak_bytes = searches_.planner().largest_peak(a.plan, a.peak_bytes);
+    a.largest_peak_bytes = own.largest_peak_bytes(decided);
     a.exposed = own.request().device.exposed;
-    a.prices = base.prices;
-    a.lower_bound_s_per_sample = base.lower_bound_s_per_sample;
-    a.limit_bytes = a.sum_limit_bytes = problem_.limit_bytes;
+    a.prices = proof.schedule.prices;
+    a.lower_bound_s_per_sample = proof.schedule.lower_bound_s_per_sample;
+    a.limit_bytes = problem_.limit_bytes, a.sum_limit_bytes = proof.sum_limit_bytes;
     return a;
   }
 
   Searches& searches_;
   const Request problem_;
-  const int64_t limit_bytes_;
+  const WholeLimit& limit_;
   std::map<double, std::unique_ptr<Player>> players_;  // by weight of communication
-  std::vector<Schedule> found_;                        // of the rivals that found a plan
+  std::vector<Proof> found_;                           // of the rivals that found a plan
   std::vector<Seed> seeds_;
 };
 
 }  // namespace
 
-Answer Searches::best_by_objective(int64_t sum_limit_bytes, const std::vector<Batch>& batches) {
-  return Selection(*this, request(sum_limit_bytes, batches), sum_limit_bytes).by_objective();
+Answer select_plan(Searches& searches, const Request& problem, const WholeLimit& limit) {
+  return Selection(searches, problem, limit).run();
 }
 
-Answer Searches::fastest_by_sum(int64_t sum_limit_bytes, int64_t limit_bytes,
-                                const std::vector<Batch>& batches, bool find_smallest) {
-  Request problem = request(sum_limit_bytes, batches);
-  problem.find_smallest = find_smallest;
-  return Selection(*this, problem, limit_bytes).run();
+Answer optimum(Searches& searches, const Request& problem, const WholeLimit& limit) {
+  return Selection(searches, problem, limit).by_objective();
 }
 
 }  // namespace osdp::search

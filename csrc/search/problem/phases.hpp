@@ -70,6 +70,7 @@ Linear kept_in(int relation, const Kind& kind, Recompute way);
 struct Decision {
   std::vector<int> choices;
   std::vector<Recompute> ways;  // one per entry of Model::blocks
+  bool operator==(const Decision&) const = default;
 };
 
 // The largest transient among a plan's choices.

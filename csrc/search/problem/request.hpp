@@ -59,6 +59,7 @@ struct Space {
 struct Batch {
   int64_t size = 1, accumulation = 1;
   int64_t samples() const { return size * accumulation; }
+  bool operator==(const Batch&) const = default;
 };
 
 // Note [Reserve]

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "search/problem/cost.hpp"
 #include "search/problem/problem.hpp"
 #include "search/problem/validate.hpp"
 #include "search/simulate/largest_peak.hpp"
@@ -37,6 +38,11 @@ int64_t lasting(int64_t one, int64_t two, int64_t times) {
   return static_cast<int64_t>(all);
 }
 
+Step with_micro_batches(Step step, int64_t micro_batches) {
+  step.accumulation = micro_batches;
+  return step;
+}
+
 }  // namespace
 
 PlanPlayer::PlanPlayer(const Model& model, const Request& request, Manner manner)
@@ -47,6 +53,9 @@ PlanPlayer::PlanPlayer(const Model& model, const Request& request, Manner manner
   if (manner_.places.size() != model.operators.size())
     throw InvalidProblem("the places of " + std::to_string(manner_.places.size()) + " operators for " +
                          std::to_string(model.operators.size()));
+  for (const bool accumulates : {false, true})
+    averaging_bytes_[accumulates] =
+        averaging_bytes(model.operators, request.device, request.space, accumulates);
 }
 
 std::vector<Members> PlanPlayer::units(const PlainPlan& plan, int64_t transient_bytes) const {
@@ -82,35 +91,35 @@ Step PlanPlayer::step(const PlainPlan& plan, const std::vector<Members>& units) 
   return step_of(model_, request_, plan, std::move(joined), manner_.prefetch, manner_.delay, manner_.lanes);
 }
 
-int64_t PlanPlayer::largest_peak(const PlainPlan& plan, const std::vector<Members>& units) const {
-  Step some = step(plan, units);
-  some.accumulation =
-      std::min<int64_t>(some.accumulation, 2);  // later micro-batches hold as much as the second
-  return osdp::search::largest_peak(some);
+int64_t PlanPlayer::largest_peak(const Step& step) const {
+  // Later micro-batches hold as much as the second.
+  return osdp::search::largest_peak(step.accumulation <= 2 ? step : with_micro_batches(step, 2));
+}
+
+int64_t PlanPlayer::largest_peak(const Step& step, int64_t sum_bytes) const {
+  const int64_t most = largest_peak(step);
+  return std::max(most, std::min(sum_bytes, most + averaging_bytes_[step.accumulation > 1]));
 }
 
 Timeline PlanPlayer::timeline(const PlainPlan& plan, const std::vector<Members>& units) const {
   const Step all = step(plan, units);
-  Timeline timeline{osdp::search::play(all, manner_.stolen_permille), {}, largest_peak(plan, units)};
+  Timeline timeline{osdp::search::play(all, manner_.stolen_permille), {}, largest_peak(all)};
   for (const StepEvent& e : timeline.step.events)
     timeline.events.push_back(
         {resource_of(all, e.kind), e.kind, e.phase, name_of(all, e), e.begin_ps, e.end_ps});
   return timeline;
 }
 
-PlayedStep PlanPlayer::play(const PlainPlan& plan, const std::vector<Members>& units) const {
-  const int64_t times = plan.batch.accumulation;
-  Step some = step(plan, units);
-  const auto played = [&](int64_t accumulation) {
-    some.accumulation = accumulation;
+PlayedStep PlanPlayer::play(const Step& step) const {
+  const auto played = [&](const Step& some) {
     return osdp::search::play(some, manner_.stolen_permille, Record::Totals);
   };
-  PlayedStep all = played(std::min<int64_t>(times, 2));
-  if (times <= 2) return all;
-  const PlayedStep one = played(1);
+  if (step.accumulation <= 2) return played(step);
+  const PlayedStep one = played(with_micro_batches(step, 1));
+  PlayedStep all = played(with_micro_batches(step, 2));
   for (const auto part : {&PlayedStep::step_ps, &PlayedStep::only_computing_ps, &PlayedStep::both_ps,
                           &PlayedStep::only_communicating_ps})
-    all.*part = lasting(one.*part, all.*part, times);
+    all.*part = lasting(one.*part, all.*part, step.accumulation);
   return all;
 }
 

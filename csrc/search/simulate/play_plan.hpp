@@ -1,6 +1,8 @@
 // Simulates a plan of a model: from its choices and units to the time of a step.
 #pragma once
 
+#include <array>
+
 #include "search/simulate/simulate.hpp"
 #include "search/simulate/step_of_plan.hpp"
 #include "search/simulate/unit_grouping.hpp"
@@ -50,22 +52,26 @@ class PlanPlayer {
   // The units of a plan (simulate/unit_grouping.hpp); traced operators are not joined beyond
   // `transient_bytes`, the largest transient among the plan's choices.
   std::vector<Members> units(const PlainPlan& plan, int64_t transient_bytes) const;
+  // The step of a plan, for the methods below.
+  Step step(const PlainPlan& plan, const std::vector<Members>& units) const;
   // Simulates a step without recording events and memory. Every micro-batch ends by waiting for all
   // communication, so all after the first take equally long, and at most two are simulated. Throws
   // InvalidProblem if the time overflows.
-  PlayedStep play(const PlainPlan& plan, const std::vector<Members>& units) const;
-  // The largest memory peak over all possible durations of communication (simulate/largest_peak.hpp).
-  int64_t largest_peak(const PlainPlan& plan, const std::vector<Members>& units) const;
+  PlayedStep play(const Step& step) const;
+  // The largest memory peak over all possible durations of communication (simulate/largest_peak.hpp); with
+  // `sum_bytes`, with the copies for averaging gradients (averaging_bytes), which are part of the plan's sum.
+  int64_t largest_peak(const Step& step) const;
+  int64_t largest_peak(const Step& step, int64_t sum_bytes) const;
   // Simulates every micro-batch and records all events.
   Timeline timeline(const PlainPlan& plan, const std::vector<Members>& units) const;
 
  private:
   PlannedUnit planned(const Members& members) const;
-  Step step(const PlainPlan& plan, const std::vector<Members>& units) const;
 
   const Model& model_;
   const Request& request_;
   const Manner manner_;
+  std::array<int64_t, 2> averaging_bytes_{};  // without and with accumulation
 };
 
 }  // namespace osdp::search

@@ -74,7 +74,7 @@ Answer Searches::best_plan(int64_t limit_bytes, const std::vector<Batch>& batche
     problem.limit_bytes = least.sum_limit_bytes;
     found = select_plan(*this, problem, limit);
     if (!keeps(found)) found = least;
-    found.optimal = found.proven = false;
+    if (found.sum_limit_bytes < limit_bytes) found.optimal = found.proven = false;
   }
   found.limit_bytes = limit_bytes;
   return found;

@@ -63,7 +63,7 @@ def test_solve_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_plan_that_the_replay_passes_over_the_optimum_for_says_both() -> None:
-    for memory in range(16, 40, 2):
+    for memory in range(47, 64, 2):
         plan = osdp.search(gpt(4, 256), memory=f"{memory}MiB", replay=0.02, **HERE)
         c = plan.certificate
         assert c.proven or not c.optimal
@@ -75,6 +75,7 @@ def test_a_plan_that_the_replay_passes_over_the_optimum_for_says_both() -> None:
     best = osdp.search(gpt(4, 256), memory=f"{memory}MiB", replay=0, world_size=8, hardware=same)
     exact = best.certificate
     per_sample = [ps / p.batch_size for ps, p in ((c.search_bound_ps, plan), (exact.time_ps, best))]
-    assert exact.optimal and per_sample[0] == pytest.approx(per_sample[1], rel=1e-9)
+    # The more plans a limit of the sum admits, the smaller their bound.
+    assert exact.optimal and (c.limit_bytes > exact.limit_bytes) == (per_sample[0] < per_sample[1])
     claimed = dataclasses.replace(exact, proven=False)
     assert "contradicts the time" in verify(dataclasses.replace(plan, certificate=claimed))

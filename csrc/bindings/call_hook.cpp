@@ -98,14 +98,17 @@ void CallHook::after(const py::object&, const py::tuple&, const py::dict&, const
     py::gil_scoped_release no_gil;
     runtime->forward().end_call(*call, outputs.found, failed);
   }
-  if (!failed && runtime->tree_seen != tree_watch().registrations && !runtime->in_pass())
+  if (!failed && runtime->tree_changed(tree_watch().registrations) && !runtime->in_pass())
     tree_watch().look(runtime, "forward");
 }
 
 void CallHook::look_at_tree() const {
-  const bool due =
-      call->root && (runtime->root_calls++ < kFirstLooks || runtime->root_calls % kLookEvery == 0);
-  if (runtime->tree_seen != tree_watch().registrations)
+  bool due = false;
+  if (call->root) {
+    const uint64_t calls = runtime->count_root_call();
+    due = calls <= kFirstLooks || calls % kLookEvery == 0;
+  }
+  if (runtime->tree_changed(tree_watch().registrations))
     tree_watch().look(runtime, "registered");
   else if (due)
     tree_watch().look(runtime, "");

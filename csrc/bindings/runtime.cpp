@@ -124,11 +124,11 @@ void bind_runtime(py::module_& m) {
            "Sets which parameters (indices) were removed from the model.")
       .def(
           "saw_tree",
-          [](rt::Runtime& runtime) { runtime.tree_seen = osdp::bindings::tree_watch().registrations; },
+          [](rt::Runtime& runtime) { runtime.saw_tree(osdp::bindings::tree_watch().registrations); },
           "Records that the model's tree has been compared after all registrations so far.")
       .def_property_readonly("tree_changed",
                              [](const rt::Runtime& runtime) {
-                               return runtime.tree_seen != osdp::bindings::tree_watch().registrations;
+                               return runtime.tree_changed(osdp::bindings::tree_watch().registrations);
                              })
       .def_property_readonly("summoned",
                              [](rt::Runtime& runtime) { return runtime.full_params().summoned(); })

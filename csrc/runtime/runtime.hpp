@@ -46,11 +46,12 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // Sets which parameters have been removed from the model: their gradients are left out of norms, and no
   // gradient is expected of them.
   void set_absent(const std::vector<int64_t>& indices);
-  // `tree_seen`: the global count of module and parameter registrations when the model's tree was last
-  // compared. `root_calls`: the model's forwards since the runtime was created. See Note [A module tree that
-  // changes] in module_tree.py.
-  uint64_t tree_seen = 0;
-  uint64_t root_calls = 0;
+  // Records that the model's tree has been compared after this many registrations of modules and parameters
+  // in the process: Note [A module tree that changes] in module_tree.py.
+  void saw_tree(uint64_t registrations) { tree_seen_ = registrations; }
+  bool tree_changed(uint64_t registrations) const { return tree_seen_ != registrations; }
+  // Counts the model's forwards; returns their number, this one included.
+  uint64_t count_root_call() { return ++root_calls_; }
 
   // Adds the Call of a module, which gathers the units that hold these parameters. Each module has one, plus
   // one for each of its registered methods.
@@ -106,6 +107,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   ForwardPass forward_;
   SliceProvider slices_;
   int64_t sent_before_ = 0;  // sent_bytes() at the last reset
+  uint64_t tree_seen_ = 0, root_calls_ = 0;
 };
 
 }  // namespace osdp::runtime

@@ -30,7 +30,7 @@ SHOWN_BY = {
     "Replicas::submit": "exception_in_backward",
 }
 # Orders nothing new: the host has asked until the event had passed, and waits only to be told of a fault.
-SEEN_BY_THE_HOST = "in bind_runtime"
+SEEN_BY_THE_HOST = "in bind_collectives"
 
 
 def without(told: dict[str, Any], sites: dict[str, list[str]], tried: slice) -> set[str]:

@@ -89,14 +89,16 @@ class _Saving:
 
 
 class _Ending:
-    """Runs on the model after all its modules' hooks: handles tensors that are not sharded. Those of its parts are left to
-    the parts' own hooks, whose rank 0 is the first of their ranks."""
+    """Runs on the model after all its modules' hooks: gives the names of one parameter one tensor, and handles tensors that
+    are not sharded. Those of its parts are left to the parts' own hooks, whose rank 0 is the first of their ranks."""
 
     def __init__(self, sharded: Sharded) -> None:
         self.sharded = sharded
 
     def __call__(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
         form, rank = self.sharded.form, self.sharded.runtime.rank
+        if form.kind == "full":
+            self._share_tied(module, state, prefix)
         if not form.on_host and not form.rank0_only:
             return
         parts = names_in_parts(module, prefix)
@@ -111,6 +113,13 @@ class _Ending:
                 del state[key]
             elif form.on_host and isinstance(state[key], Tensor):
                 state[key] = state[key].cpu()
+
+    def _share_tied(self, module: nn.Module, state: dict[str, Any], prefix: str) -> None:
+        """As in the unwrapped model, whose tied weights safetensors stores once and expects once."""
+        first: dict[nn.Parameter, str] = {}
+        for name, parameter in module.named_parameters(prefix.removesuffix("."), remove_duplicate=False):
+            if name in state and self.sharded.tree.is_sharded(parameter):
+                state[name] = state[first.setdefault(parameter, name)]
 
 
 class _Assigning:

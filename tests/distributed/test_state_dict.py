@@ -55,6 +55,23 @@ def test_a_state_dict_of_sharded_parameters_is_a_snapshot(ranks):
     ranks(state_is_a_snapshot, world=2)
 
 
+def tied_state(me: Member) -> None:
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 8, bias=False))
+    body[1].weight = body[0].weight
+    whole = nn.Sequential(body)
+    plan = osdp.Plan.uniform(osdp.describe(whole, torch.zeros(2, 3, dtype=torch.long)), "FULL_SHARD")
+    sharded = osdp.fully_shard(whole, plan, process_group=me.group)
+    state = sharded.state_dict(prefix="model.")
+    assert list(state) == ["model.0.0.weight", "model.0.1.weight"]
+    assert state["model.0.0.weight"].shape == (8, 4)
+    assert state["model.0.0.weight"] is state["model.0.1.weight"]
+
+
+def test_the_names_of_one_parameter_have_one_tensor(ranks):
+    ranks(tied_state, world=2)
+
+
 def bad_state(me: Member) -> None:
     pair = Pair(me, blocks.workload(), "FULL_SHARD")
     state = pair.sharded.state_dict()

@@ -61,7 +61,8 @@ void a_polished_plan_fits_and_is_no_slower() {
     // The limit is of the sum, or of the plan's own peak.
     const bool own_peak = draw(dice, 0, 1) == 1;
     const Spare spare = [&](const Candidacy& s) {
-      return wide.limit_bytes - (own_peak ? r.largest_peak_bytes(s) : r.peak_bytes(s));
+      const int64_t sum = r.peak_bytes(s);
+      return wide.limit_bytes - (own_peak ? r.largest_peak_bytes(s, sum) : sum);
     };
     int128 best = 0, samples = 0;  // seeds have one batch; it may change
     for (const Candidacy& s : seeds) {

@@ -73,8 +73,8 @@ const Step& Rehearsal::step(const Candidacy& plan) {
   return built_->second;
 }
 
-int64_t Rehearsal::largest_peak_bytes(const Candidacy& plan) {
-  return request_.paper() ? peak_bytes(plan) : player_.largest_peak(step(plan), peak_bytes(plan));
+int64_t Rehearsal::largest_peak_bytes(const Candidacy& plan, int64_t sum_bytes) {
+  return request_.paper() ? sum_bytes : player_.largest_peak(step(plan), sum_bytes);
 }
 
 PlayedStep Rehearsal::play(const Candidacy& plan) {

@@ -32,8 +32,8 @@ class Rehearsal {
   void check(const Candidacy& plan) const;
   // Memory of the largest phase including the reserve for transients; it is compared with the limit.
   int64_t peak_bytes(const Candidacy& plan) const;
-  // The largest peak of the plan's own step (Planner::largest_peak).
-  int64_t largest_peak_bytes(const Candidacy& plan);
+  // The largest peak of the plan's own step (Planner::largest_peak); `sum_bytes`: its peak_bytes().
+  int64_t largest_peak_bytes(const Candidacy& plan, int64_t sum_bytes);
   // Simulates a whole step with all its micro-batches.
   PlayedStep play(const Candidacy& plan);
   int64_t step_ps(const Candidacy& plan) { return play(plan).step_ps; }

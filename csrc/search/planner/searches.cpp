@@ -64,7 +64,7 @@ Answer Searches::best_plan(int64_t limit_bytes, const std::vector<Batch>& batche
   Request problem = request(limit_bytes, batches);
   problem.find_smallest = true;
   Answer found = select_plan(*this, problem, limit);
-  if (limit_is_of_sum()) return found;
+  if (limit.of_sum()) return found;
   const auto keeps = [&](const Answer& a) {
     return a.feasible && limit.spare(a.peak_bytes, a.largest_peak_bytes) >= 0;
   };
@@ -91,9 +91,9 @@ bool Searches::fits(int64_t limit_bytes, Batch batch) {
   constexpr double kAnyPlan = 1e18;  // a gap at which any plan ends the search
   const WholeLimit limit(limit_bytes, limit_is_of_sum());
   Request request = this->request(limit_bytes, {batch});
-  request.find_smallest = !limit_is_of_sum();
+  request.find_smallest = !limit.of_sum();
   const Schedule found = run(request, kAnyPlan);
-  if (found.feasible || limit_is_of_sum() || found.smallest_limit_bytes == 0) return found.feasible;
+  if (found.feasible || limit.of_sum() || found.smallest_limit_bytes == 0) return found.feasible;
   const Answer least = plan_of_sum({batch}, found.smallest_limit_bytes);
   return least.feasible && limit.spare(least.peak_bytes, least.largest_peak_bytes) >= 0;
 }

@@ -173,7 +173,7 @@ class Selection {
 
   // See WholeLimit.
   int64_t spare(Rehearsal& own, const Found& plan) const {
-    return limit_.spare(plan.peak_bytes, own.largest_peak_bytes(candidacy(plan)));
+    return limit_.spare(plan.peak_bytes, own.largest_peak_bytes(candidacy(plan), plan.peak_bytes));
   }
 
   // Adds a rival's plans, evaluated as plans of the problem with the rival's weight of communication. Returns
@@ -199,7 +199,8 @@ class Selection {
     std::vector<Candidacy> seeds;
     for (const Found& plan : plans) seeds.push_back(candidacy(plan));
     const auto left = [&](const Candidacy& plan) {
-      return limit_.spare(own.peak_bytes(plan), own.largest_peak_bytes(plan));
+      const int64_t sum = own.peak_bytes(plan);
+      return limit_.spare(sum, own.largest_peak_bytes(plan, sum));
     };
     return polish(own, seeds, plays, left).plan;
   }
@@ -255,7 +256,7 @@ class Selection {
     a.feasible = true, a.optimal = optimal, a.proven = proof.schedule.optimal;
     a.plan = own.plain(decided);
     a.step_ps = chosen.plan.step_ps, a.peak_bytes = chosen.plan.peak_bytes, a.played = chosen.played;
-    a.largest_peak_bytes = own.largest_peak_bytes(decided);
+    a.largest_peak_bytes = own.largest_peak_bytes(decided, a.peak_bytes);
     a.exposed = own.request().device.exposed;
     a.prices = proof.schedule.prices;
     a.lower_bound_s_per_sample = proof.schedule.lower_bound_s_per_sample;

@@ -1,4 +1,8 @@
-"""FSDP1's functions for optimizer state dicts that preceded optim_state_dict, and FairScale's."""
+"""FSDP1's functions for optimizer state dicts that preceded optim_state_dict, and FairScale's.
+
+`optim_input` is what the optimizer was made with, where a script passes that instead of the optimizer: it says in which
+order the optimizer numbers its parameters.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ def shard_full_optim_state_dict(
     full_optim_state_dict: State, model: nn.Module, optim_input: object = None, optim: Optimizer | None = None
 ) -> State:
     """Convert a full state dict that every rank has to the input of `optim.load_state_dict`."""
-    return numbered(model, optim, full_optim_state_dict)
+    return numbered(model, optim, full_optim_state_dict, optim_input)
 
 
 def scatter_full_optim_state_dict(
@@ -43,7 +47,7 @@ def scatter_full_optim_state_dict(
     group: object = None,
 ) -> State:
     """Convert rank 0's full state dict to the input of `optim.load_state_dict`. Collective."""
-    return numbered(model, optim, from_rank_0(model, full_optim_state_dict))
+    return numbered(model, optim, from_rank_0(model, full_optim_state_dict), optim_input)
 
 
 def flatten_sharded_optim_state_dict(
@@ -61,7 +65,7 @@ def rekey_optim_state_dict(
     optim: Optimizer | None = None,
 ) -> State:
     """Replace names by numbers, or numbers by names; `model` need not be sharded."""
-    names = names_of(model, optim)
+    names = names_of(model, optim, optim_input)
     keys: dict[Any, Any] = {number: name for number, name in names.items()}
     if optim_state_key_type is OptimStateKeyType.PARAM_ID:
         keys = {name: number for number, name in names.items()}

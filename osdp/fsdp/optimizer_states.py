@@ -6,7 +6,7 @@ tensors (Note [DTensors at the border]). This module gathers them, and replaces 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -145,9 +145,9 @@ def _refuse_other_states(sharded: Sharded, mine: dict[Any, list[str]]) -> None:
         )
 
 
-def numbered(model: nn.Module, optim: Optimizer | None, named: State) -> State:
-    """The state dict by numbers. `optim`: None if it has the model's parameters in the model's order."""
-    numbers = {name: number for number, name in names_of(model, optim).items()}
+def numbered(model: nn.Module, optim: Optimizer | None, named: State, optim_input: object = None) -> State:
+    """The state dict by numbers. `optim`, `optim_input`: as for `names_of`."""
+    numbers = {name: number for number, name in names_of(model, optim, optim_input).items()}
 
     def number_of(key: Any) -> Any:
         key = without_wrappers(key) if isinstance(key, str) else key
@@ -165,14 +165,24 @@ def numbered(model: nn.Module, optim: Optimizer | None, named: State) -> State:
     return ready
 
 
-def names_of(model: nn.Module, optim: Optimizer | None) -> dict[int, str]:
-    """A parameter's number in the optimizer's state dict -> its name in the unwrapped model."""
+def names_of(model: nn.Module, optim: Optimizer | None, optim_input: object = None) -> dict[int, str]:
+    """A parameter's number in the optimizer's state dict -> its name in the unwrapped model.
+
+    Without `optim`, `optim_input` is what it was made with: parameters, or dicts of groups. Without both it has
+    the model's parameters in the model's order.
+    """
     root = getattr(model, "_osdp_wrapped", model)
     names = {id(p): without_wrappers(name) for name, p in root.named_parameters()}
-    if optim is None:
+    given = optim.param_groups if optim is not None else optim_input
+    if given is None:
         return dict(enumerate(names.values()))
-    parameters = (p for group in optim.param_groups for p in group["params"])
-    return {i: names[id(p)] for i, p in enumerate(parameters) if id(p) in names}
+    return {i: names[id(p)] for i, p in enumerate(_parameters_in(given)) if id(p) in names}
+
+
+def _parameters_in(given: Any) -> Iterator[Tensor]:
+    for each in given:
+        held = each["params"] if isinstance(each, Mapping) else each
+        yield from [held] if isinstance(held, Tensor) else held
 
 
 def from_rank_0(model: nn.Module, given: State | None) -> State:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from osdp.errors import InvalidProblemError
+from osdp.fsdp.deferred import Deferred, defer, share_parameters
 from osdp.fsdp.first_forward import wait_for_inputs
 from osdp.fsdp.fsdp_module import as_fsdp_module
 from osdp.fsdp.options import Options
@@ -51,10 +52,10 @@ def fully_shard(
 
     Without a plan it works like torch's `fully_shard`: it is called for the blocks first, then for the model;
     each becomes a unit that is gathered at its call (docs/drop-in.md describes each argument). `module` may
-    be a list of modules. `reshard_after_forward=False` is SHARD_GRAD_OP; True, None and a number are
-    FULL_SHARD, or HYBRID_SHARD with a mesh of two dimensions. `mp_policy` and `offload_policy` are torch's
-    objects or OSDP's. Parameters remain plain tensors that hold this rank's rows; in state dicts sharded ones
-    are DTensors.
+    be a list of modules; if they share a parameter, they are sharded when the model around them is.
+    `reshard_after_forward=False` is SHARD_GRAD_OP; True, None and a number are FULL_SHARD, or HYBRID_SHARD with
+    a mesh of two dimensions. `mp_policy` and `offload_policy` are torch's objects or OSDP's. Parameters remain
+    plain tensors that hold this rank's rows; in state dicts sharded ones are DTensors.
 
     Raises InvalidProblemError for unsupported arguments, and the errors of
     `osdp.sharding.fully_shard.fully_shard`.
@@ -72,7 +73,7 @@ def fully_shard(
                 f"{only[0]}= cannot be combined with a plan: the plan decides how everything is sharded"
             )
         given = Options(process_group=process_group, device_mesh=options.get("device_mesh"))
-        with separate_parts(module, given):
+        with separate_parts(module, given), Deferred(module, given):
             return shard_by_plan(module, plan, process_group, **options)
     _refuse(module, dp_mesh_dims, shard_placement_fn)
     told = Options.of(
@@ -87,8 +88,13 @@ def fully_shard(
             **options,
         },
     )
-    for part in module if isinstance(module, (list, tuple)) else [module]:
-        shard(part, told, StateDictForm("sharded"))
+    parts = module if isinstance(module, (list, tuple)) else [module]
+    together = share_parameters(parts)
+    for part in parts:
+        if together:
+            defer(part, told)
+        else:
+            shard(part, told, StateDictForm("sharded"))
         as_fsdp_module(part)
         wait_for_inputs(part, told)
     return module

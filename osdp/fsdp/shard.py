@@ -6,6 +6,7 @@ from __future__ import annotations
 from torch import nn
 
 from osdp.base.sharded_models import HANDLES
+from osdp.fsdp.deferred import Deferred
 from osdp.fsdp.first_forward import stop_waiting, wait_for_inputs
 from osdp.fsdp.ignored import Ignored
 from osdp.fsdp.marks import MARKS, marked_plan, marks_in, refuse_planned
@@ -25,7 +26,7 @@ def shard(module: nn.Module, options: Options, form: StateDictForm) -> None:
 
     Raises the errors of `osdp.fully_shard` and `osdp.search`.
     """
-    with separate_parts(module, options) as separate:
+    with separate_parts(module, options) as separate, Deferred(module, options):
         refuse_planned(module)
         with Ignored(module, [options, *marks_in(module)]):
             _shard(module, options, form, separate)

@@ -7,6 +7,7 @@ import torch
 from harness import Member
 from support.nested import WIDTH, Net, net
 from support.pair import SEED, adamw, close
+from torch import distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -19,6 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import osdp
 from osdp.fsdp.fsdp_module import HINTS, UNSUPPORTED, FSDPModule, UnshardHandle
+from osdp.ranks.process_groups import group_of_ranks
 from osdp.sharding.sharded_model import runtime_of
 
 FULL = StateDictOptions(full_state_dict=True)
@@ -113,3 +115,50 @@ def told(me: Member) -> None:
 @pytest.mark.outcome("a method of FSDP2 that is not supported", osdp.ShardingError)
 def test_arguments_and_methods(ranks):
     ranks(told, world=2)
+
+
+class Tied(nn.Module):
+    """An embedding and a head with one weight, blocks between them."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embedding = nn.Embedding(10, WIDTH)
+        self.blocks = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(2)))
+        self.head = nn.Linear(WIDTH, 10)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks(self.embedding(tokens)))
+
+
+def tied_in_a_list(me: Member) -> None:
+    mesh = DeviceMesh.from_group(me.group, "cpu")
+    ranks = dist.get_process_group_ranks(me.group)
+    alone = DeviceMesh.from_group(group_of_ranks(ranks[me.rank : me.rank + 1]), "cpu")
+    whole, model = Tied(SEED).double(), Tied(SEED).double()
+    tokens = torch.randint(10, (2 * me.world, 4), generator=torch.Generator().manual_seed(1))
+    osdp.fully_shard([model.embedding, model.head], mesh=alone)
+    with pytest.raises(osdp.ShardingError, match="both calls the same mesh"):
+        osdp.fully_shard(model, mesh=mesh)
+    osdp.fully_shard([model.embedding, model.head], mesh=mesh, reshard_after_forward=False)
+    for block in model.blocks:
+        osdp.fully_shard(block, mesh=mesh)
+    with pytest.raises(osdp.ShardingError, match="call fully_shard on that model before the first forward"):
+        model(me.part(tokens))
+    osdp.fully_shard(model, mesh=mesh)
+    assert model.head.weight is model.embedding.weight and isinstance(model.head, FSDPModule)
+    assert len(model.embedding.weight) == 5  # this rank's rows
+    both = ((whole, adamw(whole.parameters())), (model, adamw(model.parameters())))
+    for _ in range(2):
+        for (each, optimizer), mine in zip(both, (tokens, me.part(tokens)), strict=True):
+            each(mine).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    gathered = get_model_state_dict(model, options=FULL)
+    for name, value in whole.state_dict().items():
+        close(gathered[name], value, 1e-9, name)
+
+
+def test_tied_parameters_in_a_list(ranks):
+    ranks(tied_in_a_list, world=2)

@@ -9,7 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from osdp.base.compiled_modules import unwrapped
 from osdp.errors import InvalidProblemError
+from osdp.fsdp.marks import MARKS
 from osdp.fsdp.options import Options
 from osdp.sharding.sharded_model import sharded_models, sharded_of
 
@@ -74,8 +76,12 @@ def _refuse_sharded(ignored: set[int]) -> None:
 
 
 def ignored_modules(options: Options) -> set[nn.Module]:
-    """The ignored modules and all modules inside them."""
-    return {m for told in _modules_of(options) for m in told.modules()}
+    """The ignored modules and all modules inside them, except those that are wrapped (as in FSDP1)."""
+    found: set[nn.Module] = set()
+    for told in map(unwrapped, _modules_of(options)):
+        inside = set(told.modules())
+        found |= inside.difference(*(m.modules() for m in inside if m in MARKS and m is not told))
+    return found
 
 
 def _modules_of(options: Options) -> Iterator[nn.Module]:

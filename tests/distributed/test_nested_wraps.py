@@ -220,6 +220,28 @@ def test_what_is_ignored_stays_a_ranks_own(ranks):
     ranks(ignoring, world=2)
 
 
+def wrapped_inside_ignored(me: Member) -> None:
+    whole, model = Mixed().double(), Mixed().double()
+    del whole[1][1], model[1][1]  # batch norm: its statistics are a rank's own
+    model[1][1] = FSDP(model[1][1], me.group)
+    wrapped = FSDP(model, me.group, ignored_modules=[model[1]])
+    assert len(model[1][0].weight) == WIDTH  # ignored
+    assert len(model[1][1].module.weight) == WIDTH // 2  # wrapped by itself
+    torch.manual_seed(4)
+    x = torch.randn(2 * me.world, WIDTH).double()
+    for _ in range(2):
+        whole(x).square().mean().backward()
+        wrapped(me.part(x)).square().mean().backward()
+    with osdp.summon_full_params(wrapped, with_grads=True):
+        for (name, p), mine in zip(whole.named_parameters(), wrapped.parameters(), strict=True):
+            gradient = mine.grad if not name.startswith("1.0.") else me.mean(mine.grad)
+            close(gradient, p.grad, 1e-9, name)
+
+
+def test_a_wrapped_part_of_an_ignored_module(ranks):
+    ranks(wrapped_inside_ignored, world=2)
+
+
 def policies(me: Member) -> None:
     def blocks(module: nn.Module, recurse: bool, unwrapped_params: int, module_is_root: bool) -> bool:
         return recurse or isinstance(module, Block)

@@ -277,6 +277,10 @@ class FullyShardedDataParallel(nn.Module):
         """Load a full state dict: each rank copies its part."""
         return self.module.load_state_dict(*args, **kwargs)
 
+    def _fqn_modifiers(self) -> dict[str, str]:
+        """For torch.distributed.checkpoint.state_dict, which walks modules by itself: children that names do not contain."""
+        return {**getattr(self.module, "_fqn_modifiers", dict)(), "module": "module"}
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         # Loading as a part of a larger model, whose state dict has no "module." in its names.
         for key in [k for k in state_dict if k.startswith(prefix)]:

@@ -63,11 +63,6 @@ def cut_parameter(sharded: Sharded, name: str) -> CutParameter:
     return CutParameter(sharded, name, name in _hybrid_names(sharded))
 
 
-def models_sharded() -> int:
-    """The number of sharded models now; results for parameters may be stale if it has changed."""
-    return len(sharded_models())
-
-
 def cut_parameters(parameters: Iterable[Tensor]) -> dict[int, CutParameter]:
     """Those of `parameters` that are sharded, by id()."""
     wanted = {id(p) for p in parameters}

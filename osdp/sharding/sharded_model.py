@@ -105,12 +105,23 @@ class Sharded:
 _sharded = cast(WeakKeyDictionary[nn.Module, Sharded], HANDLES)
 
 
+_registrations = 0
+
+
 def register(model: nn.Module, sharded: Sharded) -> None:
+    global _registrations
+    _registrations += 1
     _sharded[model] = sharded
 
 
 def unregister(model: nn.Module) -> None:
     _sharded.pop(model, None)
+
+
+def registrations() -> int:
+    """How often a model was registered in this process: what was found for parameters is stale once this has changed. The
+    number of models that are alive would not do, because ranks collect garbage at different times."""
+    return _registrations
 
 
 def sharded_models() -> list[tuple[nn.Module, Sharded]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -108,6 +110,28 @@ def gone(me: Member) -> None:
 
 def test_dropping_a_model_with_a_graph_that_is_still_there(ranks):
     ranks(gone, world=2)
+
+
+def collected(me: Member) -> None:
+    """Rank 0 collects another model as garbage where rank 1 still has it, and where the model's own plan is made."""
+    other = shard(me, network(1, 5, 4), 5, "FULL_SHARD")
+    model = osdp.FullyShardedDataParallel(network(2, 5, 4), me.group, memory="1GiB")
+    optimizer = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():  # as torch.distributed.checkpoint initialises an optimizer's state
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    if me.rank == 0:
+        del other
+        gc.collect()
+    for _ in range(3):
+        model(torch.randn(2, 5).double()).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_model_that_one_rank_has_still_and_another_has_not(ranks):
+    ranks(collected, world=2)
 
 
 class TwoTypes(nn.Module):

@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from osdp.errors import ShardingError
-from osdp.sharding.cut_parameters import CutParameter, cut_parameters, models_sharded
+from osdp.sharding.cut_parameters import CutParameter, cut_parameters
+from osdp.sharding.sharded_model import registrations
 from osdp.sharding.torch_patches.optimizer_options import OptionCheck
 
 STEPS = 3
@@ -35,7 +36,7 @@ _NAMES = (
     *("NAdam", "RAdam", "RMSprop", "Rprop", "SGD", "SparseAdam"),
 )
 _ELEMENT_WISE = frozenset(getattr(torch.optim, name) for name in _NAMES if hasattr(torch.optim, name))
-# Optimizer -> numbers of its parameters and of sharded models at the last check, and the check of its
+# Optimizer -> numbers of its parameters and of registrations at the last check, and the check of its
 # options; None if it holds no shards.
 _checked: WeakKeyDictionary[Optimizer, tuple[tuple[int, int], OptionCheck | None]] = WeakKeyDictionary()
 
@@ -43,7 +44,7 @@ _checked: WeakKeyDictionary[Optimizer, tuple[tuple[int, int], OptionCheck | None
 def check_before_step(optimizer: Optimizer) -> None:
     """Raises ShardingError if the optimizer holds shards and is not element-wise, DisagreementError if its
     options differ between ranks."""
-    seen = sum(len(group["params"]) for group in optimizer.param_groups), models_sharded()
+    seen = sum(len(group["params"]) for group in optimizer.param_groups), registrations()
     known = _checked.get(optimizer)
     if known is None or known[0] != seen:
         cut = cut_parameters(p for group in optimizer.param_groups for p in group["params"])
@@ -51,10 +52,10 @@ def check_before_step(optimizer: Optimizer) -> None:
             check_optimizer(optimizer, cut)
         places = list(dict.fromkeys((c.sharded.group, c.sharded.device) for c in cut.values()))
         check = known and known[1]
-        # The check is kept if possible: models are garbage-collected at different times on different ranks,
-        # but the checks' messages must match. It has no reference to a model: sharding again at the first
-        # forward replaces the model's runtime, and the former one must be freed. Not by the order of places:
-        # a part (an expert) has its first forward, and is sharded again, at different steps on different ranks.
+        # The check is kept if possible: a part (an expert) has its first forward, and is sharded again, at
+        # different steps on different ranks, but the checks' messages must match. For the same reason the order
+        # of places does not count. A check has no reference to a model: sharding again at the first forward
+        # replaces the model's runtime, and the former one must be freed.
         if check is None or set(check.places) != set(places):
             check = OptionCheck(places) if places else None
         known = _checked[optimizer] = seen, check

@@ -20,6 +20,7 @@ from osdp.fsdp import optimizer_states, rank_files, state_dict_types, summoning
 from osdp.fsdp.class_or_instance import class_or_instance
 from osdp.fsdp.first_forward import wait_for_inputs
 from osdp.fsdp.ignored import ignored_modules
+from osdp.fsdp.load_unwrapped import load_unwrapped
 from osdp.fsdp.marks import MARKS, refuse_planned
 from osdp.fsdp.options import OPTIONS, Options
 from osdp.fsdp.shard import separate_parts, shard
@@ -175,7 +176,7 @@ class FullyShardedDataParallel(nn.Module):
     def load_local_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load the result of `local_state_dict` of this rank."""
         with state_dict_types.shown_as(self, "local"):
-            return self.module.load_state_dict(*args, **kwargs)
+            return self.load_state_dict(*args, **kwargs)
 
     def apply(self, fn: Callable[[nn.Module], None]) -> FullyShardedDataParallel:
         """Like nn.Module.apply, with full parameters; each rank keeps the changes to its own rows.
@@ -253,29 +254,13 @@ class FullyShardedDataParallel(nn.Module):
             yield prefix, self
             yield from self.module.named_modules(memo, prefix, remove_duplicate)
 
-    def named_parameters(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Those of the wrapped module; without `recurse` only those it owns directly."""
-        if not recurse:
-            return self.module.named_parameters(prefix, False, remove_duplicate)
-        return super().named_parameters(prefix, True, remove_duplicate)
-
-    def named_buffers(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Those of the wrapped module; without `recurse` only those it owns directly."""
-        if not recurse:
-            return self.module.named_buffers(prefix, False, remove_duplicate)
-        return super().named_buffers(prefix, True, remove_duplicate)
-
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The full state dict, on every rank. Collective."""
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Load a full state dict: each rank copies its part."""
-        return self.module.load_state_dict(*args, **kwargs)
+        return load_unwrapped(self.module, *args, **kwargs)
 
     def _fqn_modifiers(self) -> dict[str, str]:
         """For torch.distributed.checkpoint.state_dict, which walks modules by itself: children that names do not contain."""

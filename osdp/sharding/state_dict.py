@@ -166,9 +166,11 @@ class _Loading:
             )
         if runtime.summoned:
             return
-        for key, _, index in _sharded_in(module, self.sharded):
+        for key, parameter, index in _sharded_in(module, self.sharded):
             full = state.get(prefix + key)
-            if full is None:
+            if (
+                full is None or full is parameter
+            ):  # torch's set_model_state_dict completes a full state dict by these
                 continue
             wanted = tuple(runtime.full_shape(index))
             if self.sharded.form.kind == "local":
@@ -177,9 +179,9 @@ class _Loading:
                 state[prefix + key] = self._rows_of(index, full)
                 continue
             if not isinstance(full, Tensor) or tuple(full.shape) != wanted:
-                # Removed, so that a tensor that happens to have this rank's local shape is not loaded as the
-                # full one.
-                del state[prefix + key]
+                # Not left in place, where a tensor that happens to have this rank's local shape would be loaded as
+                # the full one; and not removed, since it is not missing.
+                state[prefix + key] = parameter
                 found = tuple(full.shape) if isinstance(full, Tensor) else type(full).__name__
                 errors.append(
                     f"size mismatch for {prefix + key}: {found} in the state dict, {wanted} in the model."

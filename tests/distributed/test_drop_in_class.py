@@ -102,7 +102,8 @@ def methods(me: Member) -> None:
             )
             assert found == wanted
             own = [name for name, _ in getattr(wrapped, call)(recurse=recurse)]
-            assert own == [name for name, _ in getattr(wrapped.module, call)(recurse=recurse)]
+            # By itself it owns nothing, as torch's class: a walk over modules meets each parameter once.
+            assert own == [name for name, _ in getattr(wrapped.module, call)()] * recurse
     for told, shown in (
         ({"mixed_precision": True}, True),
         ({"mixed_precision": False}, False),

@@ -14,6 +14,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples" / "frameworks"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 RUNNERS = {"lightning": [sys.executable], "accelerate": TORCHRUN, "trainer": TORCHRUN}
+NEEDS = {"lightning": "lightning", "accelerate": "accelerate", "trainer": "accelerate"}
 # Less than the model, its gradients and its optimizer's state take.
 MEMORY = {"lightning": "3.5MiB", "accelerate": "4MiB", "trainer": "4MiB"}
 
@@ -34,6 +35,7 @@ def run(framework: str, *options: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize("framework", RUNNERS)
 def test_losses_are_those_under_ddp_also_of_a_run_that_was_resumed(framework: str, tmp_path: Path) -> None:
+    pytest.importorskip(NEEDS[framework])
     places = {"ddp": tmp_path / "ddp", "osdp": tmp_path / "osdp"}
     plan = {"ddp": [], "osdp": ["--memory", MEMORY[framework]]}
     first = {how: run(framework, *plan[how], "--directory", places[how]) for how in places}

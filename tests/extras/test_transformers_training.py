@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import families
-import peft
 import pytest
 import torch
 from harness import Member
@@ -117,6 +116,8 @@ def test_their_gradient_checkpointing(ranks, name, prepare):
 
 def with_adapters(model: nn.Module) -> nn.Module:
     """LoRA on what is frozen otherwise."""
+    import peft
+
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"], lora_dropout=0.0)
     adapted = peft.get_peft_model(model, config)
     for name, p in adapted.named_parameters():
@@ -133,6 +134,7 @@ def with_adapters_and_checkpoints(model: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize("prepare", [with_adapters, with_adapters_and_checkpoints])
 def test_adapters_on_a_frozen_model(ranks, prepare):
+    pytest.importorskip("peft")
     ranks(train_under_each_plan, "llama", prepare, world=2, timeout_s=240)
 
 

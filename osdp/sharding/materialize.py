@@ -190,8 +190,12 @@ class Placing:
         return part is not None
 
     def commit(self) -> None:
-        """Put the placed tensors into the model. Parameters from the meta device become new objects; ties are
-        kept."""
+        """Put the placed tensors into the model. Parameters from the meta device become new objects, and buffers that
+        were elsewhere; the others stay the same objects, to which a script may have references. Ties are kept."""
+        for known in self.buffers.values():
+            if known.device == self.device and known.is_contiguous():
+                with torch.no_grad():
+                    known.copy_(self.new_buffers.pop(id(known)))
         for module in self.model.modules():
             for key, parameter in list(module._parameters.items()):
                 if parameter is not None and parameter.is_meta:

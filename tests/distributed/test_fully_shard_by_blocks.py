@@ -37,9 +37,12 @@ def by_blocks(model: Net, mesh: DeviceMesh) -> Net:
 def trained(me: Member) -> None:
     mesh = DeviceMesh.from_group(me.group, "cpu")
     whole, model = net(SEED), net(SEED + me.rank)
-    parameters = list(model.parameters())
+    parameters, buffers = list(model.parameters()), list(model.buffers())
+    for buffer in buffers:
+        buffer += me.rank
     by_blocks(model, mesh)
     assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+    assert not any(map(torch.count_nonzero, buffers))  # rank 0's values, in the same objects
     assert isinstance(model, FSDPModule) and isinstance(model, Net) and isinstance(model.inner[1], FSDPModule)
     assert type(model).__name__ == "FSDPNet" and isinstance(model.unshard(async_op=True), UnshardHandle)
     plan = runtime_of(model).plan
@@ -57,6 +60,7 @@ def trained(me: Member) -> None:
             torch.nn.utils.clip_grad_norm_(each.parameters(), 0.1)
             optimizer.step()
             optimizer.zero_grad()
+    assert all(a is b for a, b in zip(buffers, model.buffers(), strict=True))  # also after the first forward
     wanted = whole.state_dict()
     shown = model.state_dict()
     assert list(shown) == list(wanted) and isinstance(shown["inner.1.up.weight"], DTensor)

@@ -104,7 +104,8 @@ def fully_shard(
     policy: MixedPrecision | None = None
     try:
         offload = wants_offload(cpu_offload)
-        check_plan_and_model(model, plan, together.world_size)
+        moves = offload or device_id is not None
+        check_plan_and_model(model, plan, together.world_size, moves)
         if handover is not None:
             handover.check_group(group)
         policy = chosen_precision(mixed_precision, plan)

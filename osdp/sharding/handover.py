@@ -71,7 +71,8 @@ class Handover:
                 self._rows[id(parameter)] = parameter.data
                 self._source[id(parameter)] = (sharded, index)
                 shape = sharded.runtime.full_shape(index)
-                parameter.data = torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(shape)
+                # On the device of computation, where the model is traced, also if the rows are offloaded.
+                parameter.data = torch.zeros((), dtype=parameter.dtype, device=sharded.device).expand(shape)
         return self
 
     def check_group(self, group: dist.ProcessGroup) -> None:

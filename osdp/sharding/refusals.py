@@ -36,7 +36,8 @@ def usable_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return group
 
 
-def check_plan_and_model(model: nn.Module, plan: Plan, world_size: int) -> None:
+def check_plan_and_model(model: nn.Module, plan: Plan, world_size: int, moves: bool = False) -> None:
+    """`moves`: parameters will be moved to the device of computation, from wherever they are."""
     if not isinstance(plan, Plan):
         raise InvalidProblemError(
             f"plan must be an osdp.Plan, got a {type(plan).__name__}: make one with osdp.search(...), "
@@ -60,9 +61,10 @@ def check_plan_and_model(model: nn.Module, plan: Plan, world_size: int) -> None:
             "compute gradients afterwards"
         )
     devices = {p.device for p in model.parameters() if not p.is_meta}
-    if len(devices) > 1:
+    if len(devices) > 1 and not moves:
         raise ShardingError(
-            f"parameters are on several devices: {sorted(map(str, devices))}; move them to one"
+            f"parameters are on several devices: {sorted(map(str, devices))}; move them to one, or pass "
+            "device_id="
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from training import VOCABULARY, Setting, described, sgd, steps, train
+from training import GPT, VOCABULARY, Setting, described, sgd, steps, train
 
 import osdp
 
@@ -294,6 +294,22 @@ def offloaded_hybrid(s: Setting) -> None:
     plan = plan_of(s, model, "HYBRID_SHARD")
     options: dict[str, Any] = {"device_id": s.device, "cpu_offload": True}
     train(s, osdp.fully_shard(model, plan, ranks_per_host=max(1, s.world // 2), **options), count=5)
+
+
+@case
+def wrapped_where_they_were_built(s: Setting) -> None:
+    """Parts are wrapped first and are on the device then, or offloaded; the rest of the model is still on the host."""
+    wraps: list[dict[str, Any]] = [{"cpu_offload": True}, {"device_id": s.device}]
+    for options in (*wraps, {**wraps[0], **wraps[1]}):
+        model = s.model()
+        assert isinstance(model, GPT)
+        for i, block in enumerate(model.blocks):
+            model.blocks[i] = osdp.FullyShardedDataParallel(block, **options)
+        train(s, osdp.FullyShardedDataParallel(model, **options))
+    offloaded = {"cpu_offload": True, "device_id": s.device}
+    train(
+        s, osdp.FullyShardedDataParallel(s.model(), memory="1GiB", **offloaded)
+    )  # traced at the first forward
 
 
 @case

@@ -8,10 +8,12 @@
 // way, then some of them. Memory is that of the plan's own step, not the objective's sum (Note [The whole
 // limit] in planner/whole_limit.hpp): a plan over its limit is repaired where the objective loses least, or
 // at random, by as many bytes of the sum as its own peak is over; memory left over is used where the
-// objective gains most. A change is kept if the simulated step is no slower. After many changes without
-// progress the search restarts from another plan with a few changes, until `plays` steps were simulated. That
-// is a count, not a time, and the random sequence is fixed, so the result is deterministic. Every returned
-// plan fits; nothing is proven about its simulated time.
+// objective gains most. That does not find a change which lowers the own peak by more than the sum, such as
+// one that divides a unit in two, so single changes of faster seeds over the limit are tried as well. A
+// change is kept if the simulated step is no slower. After many changes without progress the search restarts
+// from another plan with a few changes, until `plays` steps were simulated. That is a count, not a time, and
+// the random sequence is fixed, so the result is deterministic. Every returned plan fits; nothing is proven
+// about its simulated time.
 #pragma once
 
 #include <functional>
@@ -30,9 +32,8 @@ struct Polished {
 // Bytes by which the memory of a plan is below what it may be; negative if it is over. Expensive to evaluate.
 using Spare = std::function<int64_t(const Candidacy&)>;
 
-// Ties go to the earlier plan. Seeds that do not fit are ignored; at least the first one is simulated, and
-// all of them if `plays` suffices. Throws InvalidProblem if no seed is left, or if one is not a plan of this
-// problem.
+// Ties go to the earlier plan. At least the first seed is simulated, and all of them if `plays` suffices.
+// Throws InvalidProblem if none of them fits, or if one is not a plan of this problem.
 Polished polish(Rehearsal& rehearsal, const std::vector<Candidacy>& seeds, int64_t plays, const Spare& spare);
 
 }  // namespace osdp::search

@@ -15,8 +15,9 @@ constexpr int64_t kCoarseWork = 50'000'000;  // steps of each rival's search
 constexpr size_t kBeside = 2;                // runners-up of each search that are simulated
 constexpr int kMostRaises = 6;               // of the limit of the sum: Note [The whole limit]
 constexpr size_t kPolished = 6;              // number of plans that are polished
+constexpr size_t kOverLimit = 3;             // number of plans over the limit that polishing changes
 // Limits of polishing: the number of operators over all simulated steps, and the number of steps.
-constexpr int64_t kPlayedOperators = 80'000, kFewestPlays = 32, kMostPlays = 1600;
+constexpr int64_t kPlayedOperators = 160'000, kFewestPlays = 32, kMostPlays = 3200;
 constexpr double kOvertime = 0.05;  // fraction of the time granted to polishing if the searches took all
 
 Found found_of(const Schedule& s) {
@@ -54,20 +55,13 @@ class Selection {
   Answer run() {
     if (problem_.paper() || searches_.wish().replay <= 0 || problem_.device.ranks == 1 || !search_rivals())
       return by_objective();
-    std::stable_sort(seeds_.begin(), seeds_.end(),
-                     [](const Seed& a, const Seed& b) { return a.faster_than(b); });
+    std::vector<Found> plans = fastest(seeds_, kPolished);
     const Seed& first = seeds_.front();
-    std::vector<Found> plans;
-    for (const Seed& seed : seeds_) {
-      const auto same = [&](const Found& plan) {
-        return plan.batch == seed.plan.batch && plan.decision == seed.plan.decision;
-      };
-      if (plans.size() < kPolished && std::none_of(plans.begin(), plans.end(), same))
-        plans.push_back(seed.plan);
-    }
     std::vector<double> weights{first.exposed};
     if (!searches_.interrupted() && searches_.left_s() > -kOvertime * searches_.limit_s()) {
-      plans.insert(plans.begin(), polished(player(first.exposed), plans));
+      std::vector<Found> all = plans;
+      for (const Found& over : fastest(over_limit_, kOverLimit)) all.push_back(over);
+      plans.insert(plans.begin(), polished(player(first.exposed), all));
       weights = near_weights(plans.front());
     }
     // The proof covers all plans whose sum is at most that of the fastest.
@@ -171,6 +165,20 @@ class Selection {
     return !seeds_.empty();
   }
 
+  // Sorts `seeds` by the simulated step and returns the first distinct plans, `most` of them at most.
+  static std::vector<Found> fastest(std::vector<Seed>& seeds, size_t most) {
+    std::stable_sort(seeds.begin(), seeds.end(),
+                     [](const Seed& a, const Seed& b) { return a.faster_than(b); });
+    std::vector<Found> plans;
+    for (const Seed& seed : seeds) {
+      const auto same = [&](const Found& plan) {
+        return plan.batch == seed.plan.batch && plan.decision == seed.plan.decision;
+      };
+      if (plans.size() < most && std::none_of(plans.begin(), plans.end(), same)) plans.push_back(seed.plan);
+    }
+    return plans;
+  }
+
   // See WholeLimit.
   int64_t spare(Rehearsal& own, const Found& plan) const {
     return limit_.spare(plan.peak_bytes, own.largest_peak_bytes(candidacy(plan), plan.peak_bytes));
@@ -184,7 +192,7 @@ class Selection {
       const Candidacy decided = candidacy(plan);
       plan.step_ps = own.objective_ps(decided), plan.peak_bytes = own.peak_bytes(decided);
       const int64_t left = spare(own, plan);
-      if (left >= 0) seeds_.push_back({plan, exposed, found_.size(), own.play(decided)});
+      (left >= 0 ? seeds_ : over_limit_).push_back({plan, exposed, found_.size(), own.play(decided)});
       return left;
     };
     const int64_t left = add(found_of(s));
@@ -269,7 +277,7 @@ class Selection {
   const WholeLimit& limit_;
   std::map<double, std::unique_ptr<Player>> players_;  // by weight of communication
   std::vector<Proof> found_;                           // of the rivals that found a plan
-  std::vector<Seed> seeds_;
+  std::vector<Seed> seeds_, over_limit_;               // by whether their step keeps the limit
 };
 
 }  // namespace

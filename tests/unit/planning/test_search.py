@@ -351,6 +351,7 @@ def test_a_global_batch_is_met_by_accumulation():
                 hardware=machine(4),
                 global_batch_size=96,
                 batch_size=b,
+                replay=0,
             )
         except osdp.InfeasibleError:
             continue

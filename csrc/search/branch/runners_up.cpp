@@ -6,9 +6,12 @@
 
 namespace osdp::search {
 
+bool faster(int64_t step_ps, Batch batch, int64_t other_ps, Batch other) {
+  return static_cast<int128>(step_ps) * other.samples() < static_cast<int128>(other_ps) * batch.samples();
+}
+
 bool Found::faster_than(const Found& other) const {
-  return static_cast<int128>(step_ps) * other.batch.samples() <
-         static_cast<int128>(other.step_ps) * batch.samples();
+  return faster(step_ps, batch, other.step_ps, other.batch);
 }
 
 RunnersUp::Key RunnersUp::key_of(const Found& plan) {

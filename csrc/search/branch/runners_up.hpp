@@ -8,6 +8,9 @@
 
 namespace osdp::search {
 
+// Whether a step of `step_ps` with `batch` takes less time per sample than one of `other_ps` with `other`.
+bool faster(int64_t step_ps, Batch batch, int64_t other_ps, Batch other);
+
 // A feasible plan: every phase fits.
 struct Found {
   Batch batch;

@@ -26,8 +26,7 @@ struct Played {
   size_t seed = 0;
 
   bool faster_than(const Played& other) const {
-    return static_cast<int128>(step_ps) * other.plan.batch.samples() <
-           static_cast<int128>(other.step_ps) * plan.batch.samples();
+    return faster(step_ps, plan.batch, other.step_ps, other.plan.batch);
   }
 };
 

@@ -34,8 +34,7 @@ struct Seed {
   PlayedStep played;
 
   bool faster_than(const Seed& other) const {
-    return static_cast<int128>(played.step_ps) * other.plan.batch.samples() <
-           static_cast<int128>(other.played.step_ps) * plan.batch.samples();
+    return faster(played.step_ps, plan.batch, other.played.step_ps, other.plan.batch);
   }
 };
 

@@ -213,6 +213,14 @@ class FullyShardedDataParallel(nn.Module):
         inside = {id(p) for m in _fsdp_modules(self) if m is not self for p in m.parameters()}
         return [p for p in self.parameters() if id(p) not in inside]
 
+    @property
+    def flatten_parameters(self) -> bool:
+        """Whether FairScale's class would have put a module for flat parameters around the wrapped one: never here."""
+        return False
+
+    def _reset_lazy_init(self) -> None:
+        """Accepted, without effect: fairseq calls it for wrapped parts before it wraps the model around them."""
+
     def append_shared_param(self, p: nn.Parameter) -> None:
         """Accepted, without effect: tied parameters are found automatically."""
 

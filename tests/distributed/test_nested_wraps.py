@@ -276,6 +276,10 @@ class Fairseqs(FSDP):
         super().__init__(*args, **kwargs)
         self.use_sharded_state = use_sharded_state
 
+    @property
+    def unwrapped_module(self) -> nn.Module:
+        return self.module.module if self.flatten_parameters else self.module
+
     def state_dict(self, destination=None, prefix="", keep_vars=False):
         state = super().state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
         return state if self.rank == 0 else destination or {}
@@ -285,7 +289,12 @@ def annotated(me: Member) -> None:
     plain = net(SEED, wrap)
     assert not any(isinstance(m, FSDP) for m in plain.modules())
     with enable_wrap(wrapper_cls=Fairseqs, process_group=me.group, flatten_parameters=True):
-        model = wrap(net(SEED, wrap), use_sharded_state=True)
+        unwrapped = net(SEED, wrap)
+        for part in unwrapped.modules():  # as fairseq does before each wrap
+            if isinstance(part, FSDP):
+                part._reset_lazy_init()
+        model = wrap(unwrapped, use_sharded_state=True)
+        assert model.unwrapped_module is unwrapped
         assert model.use_sharded_state and not model.blocks[0].use_sharded_state
         policy = functools.partial(size_based_auto_wrap_policy, min_num_params=140)
         chosen = auto_wrap(nn.Sequential(Block(), nn.Linear(2, 2)), policy)

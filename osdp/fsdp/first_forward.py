@@ -189,7 +189,7 @@ def _search(
             sample = together.do(
                 "converting the inputs to a sample", lambda: _as_sample(model, call.args, call.kwargs)
             )
-            plan = searched_plan(model, dataclasses.replace(options, sample=sample, search=told))
+            plan = searched_plan(model, dataclasses.replace(options, sample=sample, search=told), separate)
         obey(model, plan, options, handover)
     _carry_over(sharded, runtime_of(model))
     states.move(handover, runtime_of(model))

@@ -61,7 +61,7 @@ def _shard_parts(module: nn.Module, options: Options, separate: SeparateParts) -
             if options.plan is not None:
                 plan = options.plan
             elif options.memory is not None and options.sample is not None:
-                plan = searched_plan(module, options)
+                plan = searched_plan(module, options, separate)
             else:
                 plan = marked_plan(module, options)
         obey(

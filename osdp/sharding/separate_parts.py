@@ -27,7 +27,7 @@ from osdp.base.compiled_modules import unwrapped
 from osdp.base.stand_in import StandIn
 from osdp.sharding.handover import Handover
 from osdp.sharding.parts import ranks_of
-from osdp.sharding.sharded_model import sharded_models, sharded_of
+from osdp.sharding.sharded_model import runtime_of, sharded_models, sharded_of
 
 
 class SeparateParts:
@@ -38,6 +38,9 @@ class SeparateParts:
         self._ranks: list[int] = []
         self._places: list[tuple[nn.Module, str, nn.Module]] = []
         self._stand_ins: dict[nn.Module, StandIn] = {}
+        self._held: dict[
+            int, tuple[int, bool]
+        ] = {}  # tensor by id: bytes on the device, whether it is trained
         if not sharded_models() or not dist.is_initialized():
             return
         self._ranks = dist.get_process_group_ranks(group)
@@ -57,6 +60,9 @@ class SeparateParts:
     def __enter__(self) -> SeparateParts:
         for parent, key, child in self._places:
             part = unwrapped(child)
+            for tensor in (*part.parameters(), *part.buffers()):
+                if tensor.device == runtime_of(part).device:  # else it is offloaded
+                    self._held[id(tensor)] = tensor.nbytes, tensor.requires_grad
             parent._modules[key] = self._stand_ins.setdefault(part, StandIn(part))
         return self
 
@@ -67,6 +73,11 @@ class SeparateParts:
             parent._modules[key] = child
             if error is None and (sharded := sharded_of(child)) is not None:
                 sharded.runtime.part = True
+
+    def resting_bytes(self, states: int) -> int:
+        """Bytes of this rank's rows of the parts, of their gradients, and of an optimizer's states that take `states` times
+        the bytes of the rows. Full parameters, which a part has while it computes, do not count."""
+        return sum(size * (1 + (1 + states) * trained) for size, trained in self._held.values())
 
     @contextmanager
     def readable(self) -> Iterator[None]:

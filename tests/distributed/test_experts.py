@@ -153,6 +153,32 @@ def test_plans_of_a_model_around_experts(ranks):
     ranks(planned, world=2)
 
 
+def limited(me: Member) -> None:
+    """Of `memory` the rest has what the experts leave, on the rank where they hold most."""
+    group, x = own_group(me), torch.randn(4, WIDTH, dtype=torch.float64)
+
+    def under(memory: int) -> nn.Module:
+        return new_mixture(me, by_hand(me, memory=memory, sample=(x,)), group)
+
+    experts = [layer.expert for layer in new_mixture(me, by_hand(me), group).layers]
+    rows = sum(p.nbytes for expert in experts for p in expert.parameters())
+    buffers = sum(b.nbytes for expert in experts for b in expert.buffers())
+    held = max(me.everywhere(4 * rows + buffers))  # with gradients, and AdamW's two states
+    with pytest.raises(osdp.InfeasibleError, match=r"parts over other ranks hold .* nothing is left"):
+        under(held)
+    with pytest.raises(osdp.InfeasibleError, match=r"no plan fits .* the figures are of the rest") as error:
+        under(held + 1)
+    least = me.everywhere(error.value.smallest_limit)[0]
+    with pytest.raises(osdp.InfeasibleError):
+        under(least - 1)
+    assert held < held + under(least).plan.predicted.peak_memory_bytes <= least
+
+
+@pytest.mark.outcome("`memory=` that parts over other ranks use up", osdp.InfeasibleError)
+def test_memory_is_also_that_of_the_parts(ranks):
+    ranks(limited, world=2)
+
+
 def in_the_middle(me: Member) -> None:
     one, model = OneProcess(me), new_mixture(me, by_hand(me))
 

@@ -130,16 +130,16 @@ def _before_call(model: nn.Module, method: str | None, args: Any, kwargs: Any) -
     helpers = _waiting[model].helpers
     options = stop_waiting(model)
     assert options is not None
-    call = _Call(method, args, kwargs)
     together = Together(sharded.group, f"making the plan at the first {method or 'forward'}")
     seen = _would_be_seen(model)
     try:
         with SeparateParts(model, sharded.group) as separate, Ignored(model, marks_in(model)):
+            first = _First(model, sharded, options, together, separate, _Call(method, args, kwargs))
             try:
                 if options.memory is not None:
-                    _search(model, sharded, options, together, separate, call)
+                    _search(first)
                 elif not any(together.all(seen)):
-                    _regroup(model, sharded, options, together, separate, call)
+                    _regroup(first)
             except _AsItIsError:
                 if method is not None:
                     wait_for_inputs(model, options)
@@ -158,25 +158,31 @@ class _Call:
     kwargs: Any
 
 
+@dataclass(frozen=True)
+class _First:
+    """The first call of a model, and what its wrapper was told."""
+
+    model: nn.Module
+    sharded: Sharded
+    options: Options
+    together: Together
+    separate: SeparateParts
+    call: _Call
+
+
 class _AsItIsError(Exception):
     """Ends a handover without changes."""
 
 
-def _search(
-    model: nn.Module,
-    sharded: Sharded,
-    options: Options,
-    together: Together,
-    separate: SeparateParts,
-    call: _Call,
-) -> None:
-    told = dict(options.search or {})
+def _search(first: _First) -> None:
+    model, together, call = first.model, first.together, first.call
+    told = dict(first.options.search or {})
     if "global_batch_size" not in told:
         told.setdefault("batch_size", max(batch_of((call.args, call.kwargs)), 1))
-    states = together.do("looking for optimizer states", lambda: MovedStates(model, sharded))
+    states = together.do("looking for optimizer states", lambda: MovedStates(model, first.sharded))
     states.agree(together)
     with Handover(model) as handover:
-        with separate.readable():
+        with first.separate.readable():
             unread = _unread_by_method(model, together, call)
         if unread is not None:
             warnings.warn(
@@ -185,35 +191,32 @@ def _search(
                 stacklevel=6,
             )
             raise _AsItIsError
-        with method_as_forward(model, call.method), separate.readable():
+        with method_as_forward(model, call.method), first.separate.readable():
             sample = together.do(
                 "converting the inputs to a sample", lambda: _as_sample(model, call.args, call.kwargs)
             )
-            plan = searched_plan(model, dataclasses.replace(options, sample=sample, search=told), separate)
-        obey(model, plan, options, handover)
-    _carry_over(sharded, runtime_of(model))
+            plan = searched_plan(
+                model, dataclasses.replace(first.options, sample=sample, search=told), first.separate
+            )
+        obey(model, plan, first.options, handover)
+    _carry_over(first.sharded, runtime_of(model))
     states.move(handover, runtime_of(model))
 
 
-def _regroup(
-    model: nn.Module,
-    sharded: Sharded,
-    options: Options,
-    together: Together,
-    separate: SeparateParts,
-    call: _Call,
-) -> None:
+def _regroup(first: _First) -> None:
+    model, together = first.model, first.together
+
     def found() -> str | None:
-        return _regrouped(model, sharded, options, call) if together.rank == 0 else None
+        return _regrouped(model, first.sharded, first.options, first.call) if together.rank == 0 else None
 
     with Handover(model) as handover:
-        with separate.readable():
+        with first.separate.readable():
             text = together.do("tracing the first forward", found)
         text = together.all(text)[0]
         if text is None:
             raise _AsItIsError
-        obey(model, Plan.loads(text), options, handover)
-    _carry_over(sharded, runtime_of(model))
+        obey(model, Plan.loads(text), first.options, handover)
+    _carry_over(first.sharded, runtime_of(model))
 
 
 def _regrouped(model: nn.Module, sharded: Sharded, options: Options, call: _Call) -> str | None:

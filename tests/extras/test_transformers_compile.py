@@ -5,9 +5,9 @@ from __future__ import annotations
 import families
 import pytest
 import torch
+from family_training import SEED, plans, train
 from harness import Member
-from support.pair import close, naming
-from test_transformers_training import SAMPLES, SEED, part, plans, same_gradients
+from support.pair import naming
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -31,26 +31,14 @@ def trained(me: Member, name: str, plan: osdp.Plan, how: str, backend: str) -> N
     """`how`: "blocks before" are compiled before sharding; "blocks", or the "whole", after it."""
     torch._dynamo.reset()
     counters.clear()
-    tolerance = families.FAMILIES[name].tolerance
     whole, sharded = (families.model(name, seed) for seed in (SEED, SEED + me.rank))
     if how == "blocks before":
         compile_blocks(sharded, backend)
     osdp.fully_shard(sharded, plan, process_group=me.group)
     if how != "blocks before":
         {"blocks": compile_blocks, "whole": compile_model}[how](sharded, backend)
-    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (whole, sharded)]
-    graphs = []
-    for step in range(3):
-        batch = families.batch(name, 100 + step, SAMPLES * me.world)
-        wanted, loss = whole(**batch).loss, sharded(**part(me, batch)).loss
-        close(me.mean(loss), wanted, tolerance, f"loss of step {step}")
-        wanted.backward()
-        loss.backward()
-        same_gradients(whole, sharded, tolerance)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        graphs.append(counters["stats"]["unique_graphs"])
+    graphs: list[int] = []
+    train(me, name, whole, sharded, after_step=lambda: graphs.append(counters["stats"]["unique_graphs"]))
     assert graphs[0] > 0, "nothing was compiled"
     assert graphs[1:] == graphs[:1] * 2, f"compiled anew: {graphs}"
 

@@ -86,8 +86,7 @@ void bind_collectives(py::module_& m) {
       .def(
           "wait", [](const comm::Work& work) { work.wait(); }, Release(),
           "Blocks until the task has run (on an accelerator: makes the current stream wait for it). Raises "
-          "the "
-          "task's exception.")
+          "the task's exception.")
       .def_property_readonly("done", &comm::Work::done, "Whether the task has run, without blocking.")
       .def_property_readonly("seconds", &comm::Work::seconds,
                              "Seconds that the task ran; 0 on accelerators, and before it is done.");

@@ -51,6 +51,10 @@ def main() -> None:
     if trainer.is_world_process_zero():
         held = sum(p.numel() for p in trainer.model.parameters())
         print(json.dumps({"losses": losses, "validation": validation, "held parameters": held}))
+    accelerator = trainer.accelerator
+    del trainer  # its DDP model would outlive the process group
+    accelerator.free_memory()
+    accelerator.end_training()  # without it torch's threads abort the process at exit now and then
 
 
 if __name__ == "__main__":

@@ -46,6 +46,20 @@ void three_units_by_hand() {
   CHECK_EQ(largest_peak(s), 150 + 1010 + 200 + 100 + 100 + 50);
 }
 
+// Beside op 2's backward, whose work is the peak, one unit of the block before it is gathered ahead: op 1's if
+// backward requests it before the block is recomputed, else op 0's.
+void recomputed_before_or_after_the_request() {
+  Step s = three_units();
+  s.blocks = {{.hold = true, .input_bytes = 5}};
+  for (int i : {0, 1}) s.operators[i].block = 0, s.operators[i].recompute_ps = 10;
+  s.operators[2].work_bytes = 10'000;
+  s.units[0].full_bytes = 150, s.units[2].full_bytes = 200;
+  const int64_t held = 150 + 5 + 10 + 200 + 100 + 10'000;
+  CHECK_EQ(largest_peak(s), held + 150);
+  std::swap(s.units[0].full_bytes, s.units[1].full_bytes);
+  CHECK_EQ(largest_peak(s), held + 150);
+}
+
 Request request(Random& dice) {
   Request r = random_request(dice);
   r.device.ranks = 2 * draw(dice, 1, 2);
@@ -129,6 +143,7 @@ void no_timing_holds_more() {
 
 int main() {
   three_units_by_hand();
+  recomputed_before_or_after_the_request();
   no_timing_holds_more();
   return report("test_largest_peak");
 }

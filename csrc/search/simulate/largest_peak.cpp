@@ -1,5 +1,6 @@
 #include "search/simulate/largest_peak.hpp"
 
+#include <algorithm>
 #include <deque>
 #include <utility>
 
@@ -49,8 +50,8 @@ class OpenTasks {
 
 class Walker {
  public:
-  explicit Walker(const Step& step)
-      : step_(step), program_(make_program(step)), rules_(step, program_), units_(step.units.size()) {
+  Walker(const Step& step, Recomputation when)
+      : step_(step), program_(make_program(step, when)), rules_(step, program_), units_(step.units.size()) {
     hold(step.held_bytes);
     for (const StepOperator& o : step.operators) hold(o.resident_bytes);
   }
@@ -175,6 +176,12 @@ class Walker {
 
 }  // namespace
 
-int64_t largest_peak(const Step& step) { return Walker(step).walk(); }
+int64_t largest_peak(const Step& step) {
+  const int64_t peak = Walker(step, Recomputation::AfterUse).walk();
+  const bool recomputes = std::any_of(step.operators.begin(), step.operators.end(),
+                                      [](const StepOperator& o) { return o.block >= 0; });
+  if (!recomputes) return peak;
+  return std::max(peak, Walker(step, Recomputation::BeforeUse).walk());
+}
 
 }  // namespace osdp::search

@@ -108,8 +108,9 @@ class ByOperator {
 
 class Writer {
  public:
-  explicit Writer(const Step& step)
+  Writer(const Step& step, Recomputation when)
       : step_(step),
+        recomputation_(when),
         // Enclosing calls begin before and end after those inside them.
         begins_(step.operators.size(),
                 calls([](const Span& s, int reach) { return Entry{s.first, -reach, 0}; })),
@@ -239,7 +240,7 @@ class Writer {
       memory(step_.operators[i].saved_bytes);
       forward_of(i);
       for (int u : ends_[i]) {
-        const bool in_backward = ends_at(u, block_end_[block]);
+        const bool in_backward = recomputation_ == Recomputation::AfterUse && ends_at(u, block_end_[block]);
         if (!step_.blocks[block].hold && !step_.units[u].keeps && !in_backward) add(Kind::Release, u);
       }
     }
@@ -256,8 +257,10 @@ class Writer {
     for (int i = static_cast<int>(step_.operators.size()) - 1; i >= 0; --i) {
       const StepOperator& o = step_.operators[i];
       const std::span<const int> ends = ends_[i];
+      const bool recomputes = o.block >= 0 && block_end_[o.block] == i;
+      if (recomputes && recomputation_ == Recomputation::BeforeUse) recompute(o.block);
       for (auto u = ends.rbegin(); u != ends.rend(); ++u) use(*u);
-      if (o.block >= 0 && block_end_[o.block] == i) recompute(o.block);
+      if (recomputes && recomputation_ == Recomputation::AfterUse) recompute(o.block);
       memory(o.whole_gradient_bytes + o.work_bytes);
       backward_of(i);
       memory(-o.work_bytes);
@@ -304,6 +307,7 @@ class Writer {
   }
 
   const Step& step_;
+  const Recomputation recomputation_;
   const ByOperator begins_, ends_;  // units whose calls begin and end at an operator
   const ByOperator slices_;         // slices of an operator
   const ByOperator completes_;      // units whose last gradient is an operator's
@@ -317,9 +321,9 @@ class Writer {
 
 }  // namespace
 
-Program make_program(const Step& step) {
+Program make_program(const Step& step, Recomputation when) {
   check(step);
-  return Writer(step).write();
+  return Writer(step, when).write();
 }
 
 }  // namespace osdp::search

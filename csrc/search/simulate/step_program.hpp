@@ -11,6 +11,14 @@
 // On streams every reduction waits for the previous one. At the end of backward all reductions are awaited;
 // micro-batches run one after the other; then comes the optimizer's step. The order of requests does not
 // depend on any duration.
+//
+// Note [What triggers a recomputation]
+// The first saved tensor of a block that backward reads triggers its recomputation. If the block ends with an
+// operator that has parameters, such as a linear layer whose result is added to the block's input, that is
+// this operator's own backward, and its unit has been requested by then. If it ends with one that has none
+// but saves something, such as a ReLU, the recomputation comes first: its units are requested, and
+// prefetched, in another order. A step does not say which it is. Simulated time assumes the former; the
+// largest peak is that of both.
 #pragma once
 
 #include <array>
@@ -47,7 +55,10 @@ struct Program {
   std::vector<int> order;
 };
 
+// When a block is recomputed: Note [What triggers a recomputation].
+enum class Recomputation { AfterUse, BeforeUse };
+
 // Throws InvalidProblem if `step` refers to operators, blocks or units that do not exist.
-Program make_program(const Step& step);
+Program make_program(const Step& step, Recomputation when = Recomputation::AfterUse);
 
 }  // namespace osdp::search

@@ -46,16 +46,18 @@ void three_units_by_hand() {
   CHECK_EQ(largest_peak(s), 150 + 1010 + 200 + 100 + 100 + 50);
 }
 
-// Beside op 2's backward, whose work is the peak, one unit of the block before it is gathered ahead: op 1's if
-// backward requests it before the block is recomputed, else op 0's.
+// Beside op 2's backward, whose work is the peak, one unit of the block before it is gathered ahead: op 1's
+// if backward requests it before the block is recomputed, else op 0's.
 void recomputed_before_or_after_the_request() {
   Step s = three_units();
-  s.blocks = {{.hold = true, .input_bytes = 5}};
+  s.blocks = {{.hold = true, .input_bytes = 5, .bare_end = true}};
   for (int i : {0, 1}) s.operators[i].block = 0, s.operators[i].recompute_ps = 10;
   s.operators[2].work_bytes = 10'000;
   s.units[0].full_bytes = 150, s.units[2].full_bytes = 200;
   const int64_t held = 150 + 5 + 10 + 200 + 100 + 10'000;
   CHECK_EQ(largest_peak(s), held + 150);
+  s.blocks[0].bare_end = false;
+  CHECK_EQ(largest_peak(s), held + 100);
   std::swap(s.units[0].full_bytes, s.units[1].full_bytes);
   CHECK_EQ(largest_peak(s), held + 150);
 }

@@ -178,9 +178,10 @@ class Walker {
 
 int64_t largest_peak(const Step& step) {
   const int64_t peak = Walker(step, Recomputation::AfterUse).walk();
-  const bool recomputes = std::any_of(step.operators.begin(), step.operators.end(),
-                                      [](const StepOperator& o) { return o.block >= 0; });
-  if (!recomputes) return peak;
+  const bool either = std::any_of(step.operators.begin(), step.operators.end(), [&](const StepOperator& o) {
+    return o.block >= 0 && step.blocks[o.block].bare_end;
+  });
+  if (!either) return peak;
   return std::max(peak, Walker(step, Recomputation::BeforeUse).walk());
 }
 

@@ -39,6 +39,9 @@ struct StepOperator {
 struct StepBlock {
   bool hold = false;  // parameters stay gathered from recomputation to backward
   int64_t input_bytes = 0;
+  // Whether something without parameters may end it: Note [What triggers a recomputation] in
+  // step_program.hpp.
+  bool bare_end = false;
 };
 
 // Operators [first, last] during which a unit must be gathered: those of one module's call.

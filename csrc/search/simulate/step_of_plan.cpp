@@ -9,6 +9,22 @@
 namespace osdp::search {
 namespace {
 
+// Whether an operator without parameters comes after the block's last one with parameters, or is what a
+// module around that one computes by itself, which may be the block's end.
+bool bare_end(const Model& model, int block) {
+  const Operator* last = nullptr;
+  bool after = false;
+  for (const Operator& op : model.operators) {
+    if (op.block != block) continue;
+    after = op.tensors.empty();
+    if (!after) last = &op;
+  }
+  if (after || last == nullptr) return true;
+  return std::any_of(model.operators.begin(), model.operators.end(), [&](const Operator& op) {
+    return op.block == block && op.tensors.empty() && last->name.starts_with(op.name + ".");
+  });
+}
+
 // Durations of the units' collectives, alone on their lane.
 class Links {
  public:
@@ -73,8 +89,9 @@ class Builder {
     step_.lanes = lanes;
     step_.held_bytes = of_batch(model_.buffer_bytes, model_.input_bytes_per_sample);
     for (size_t b = 0; b < model_.blocks.size(); ++b) {
-      step_.blocks.push_back(
-          {plan_.blocks[b] == Recompute::Hold, of_batch(0, model_.blocks[b].input_bytes_per_sample)});
+      step_.blocks.push_back({plan_.blocks[b] == Recompute::Hold,
+                              of_batch(0, model_.blocks[b].input_bytes_per_sample),
+                              bare_end(model_, static_cast<int>(b))});
     }
     for (size_t i = 0; i < model_.operators.size(); ++i) add_operator(i);
     for (PlannedUnit& unit : units) add_unit(std::move(unit));

@@ -247,6 +247,10 @@ class Writer {
     phase_ = StepPhase::Backward;
   }
 
+  bool before_use(int block) const {
+    return recomputation_ == Recomputation::BeforeUse && step_.blocks[block].bare_end;
+  }
+
   bool ends_at(int u, int i) const {
     const std::span<const int> ends = ends_[i];
     return std::find(ends.begin(), ends.end(), u) != ends.end();
@@ -258,9 +262,9 @@ class Writer {
       const StepOperator& o = step_.operators[i];
       const std::span<const int> ends = ends_[i];
       const bool recomputes = o.block >= 0 && block_end_[o.block] == i;
-      if (recomputes && recomputation_ == Recomputation::BeforeUse) recompute(o.block);
+      if (recomputes && before_use(o.block)) recompute(o.block);
       for (auto u = ends.rbegin(); u != ends.rend(); ++u) use(*u);
-      if (recomputes && recomputation_ == Recomputation::AfterUse) recompute(o.block);
+      if (recomputes && !before_use(o.block)) recompute(o.block);
       memory(o.whole_gradient_bytes + o.work_bytes);
       backward_of(i);
       memory(-o.work_bytes);

@@ -55,7 +55,7 @@ struct Program {
   std::vector<int> order;
 };
 
-// When a block is recomputed: Note [What triggers a recomputation].
+// When a block with a bare end is recomputed: Note [What triggers a recomputation].
 enum class Recomputation { AfterUse, BeforeUse };
 
 // Throws InvalidProblem if `step` refers to operators, blocks or units that do not exist.

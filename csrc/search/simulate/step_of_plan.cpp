@@ -21,7 +21,8 @@ bool bare_end(const Model& model, int block) {
   }
   if (after || last == nullptr) return true;
   return std::any_of(model.operators.begin(), model.operators.end(), [&](const Operator& op) {
-    return op.block == block && op.tensors.empty() && last->name.starts_with(op.name + ".");
+    return op.block == block && op.tensors.empty() && last->name.starts_with(op.name) &&
+           last->name.size() > op.name.size() && last->name[op.name.size()] == '.';
   });
 }
 

@@ -31,9 +31,8 @@ def searched_plan(module: nn.Module, options: Options, separate: SeparateParts) 
         told["precision"] = precision_name(options.precision)
     group, grid = model_ranks(options.process_group, options.device_mesh)
     together = Together(group, "the search for a plan")
-    states = OPTIMIZER_STATE.get(
-        str(told.get("optimizer", "adamw")), 0
-    )  # search() refuses unknown optimizers
+    # An unknown optimizer is refused by search().
+    states = OPTIMIZER_STATE.get(str(told.get("optimizer", "adamw")), 0)
     held = max(together.all(separate.resting_bytes(states)))
     hosts = told.pop("hosts", None) or _hosts(together, grid, options.ranks_per_host)
 

@@ -38,9 +38,8 @@ class SeparateParts:
         self._ranks: list[int] = []
         self._places: list[tuple[nn.Module, str, nn.Module]] = []
         self._stand_ins: dict[nn.Module, StandIn] = {}
-        self._held: dict[
-            int, tuple[int, bool]
-        ] = {}  # tensor by id: bytes on the device, whether it is trained
+        # Tensor by id: bytes on the device, whether it is trained.
+        self._held: dict[int, tuple[int, bool]] = {}
         if not sharded_models() or not dist.is_initialized():
             return
         self._ranks = dist.get_process_group_ranks(group)

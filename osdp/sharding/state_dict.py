@@ -168,9 +168,8 @@ class _Loading:
             return
         for key, parameter, index in _sharded_in(module, self.sharded):
             full = state.get(prefix + key)
-            if (
-                full is None or full is parameter
-            ):  # torch's set_model_state_dict completes a full state dict by these
+            # torch's set_model_state_dict completes a full state dict by the model's own parameters.
+            if full is None or full is parameter:
                 continue
             wanted = tuple(runtime.full_shape(index))
             if self.sharded.form.kind == "local":

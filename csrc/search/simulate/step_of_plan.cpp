@@ -9,21 +9,22 @@
 namespace osdp::search {
 namespace {
 
-// Whether an operator without parameters comes after the block's last one with parameters, or is what a
+// By block: whether an operator without parameters comes after its last one with parameters, or is what a
 // module around that one computes by itself, which may be the block's end.
-bool bare_end(const Model& model, int block) {
-  const Operator* last = nullptr;
-  bool after = false;
+std::vector<bool> bare_ends(const Model& model) {
+  std::vector<bool> bare(model.blocks.size(), true);
+  std::vector<const Operator*> last(model.blocks.size(), nullptr);
   for (const Operator& op : model.operators) {
-    if (op.block != block) continue;
-    after = op.tensors.empty();
-    if (!after) last = &op;
+    if (op.block < 0) continue;
+    bare[op.block] = op.tensors.empty();
+    if (!op.tensors.empty()) last[op.block] = &op;
   }
-  if (after || last == nullptr) return true;
-  return std::any_of(model.operators.begin(), model.operators.end(), [&](const Operator& op) {
-    return op.block == block && op.tensors.empty() && last->name.starts_with(op.name) &&
-           last->name.size() > op.name.size() && last->name[op.name.size()] == '.';
-  });
+  for (const Operator& op : model.operators) {
+    if (op.block < 0 || !op.tensors.empty() || bare[op.block]) continue;
+    const std::string& end = last[op.block]->name;
+    bare[op.block] = end.starts_with(op.name) && end.size() > op.name.size() && end[op.name.size()] == '.';
+  }
+  return bare;
 }
 
 // Durations of the units' collectives, alone on their lane.
@@ -89,10 +90,10 @@ class Builder {
     step_.prefetch = prefetch;
     step_.lanes = lanes;
     step_.held_bytes = of_batch(model_.buffer_bytes, model_.input_bytes_per_sample);
+    const std::vector<bool> bare = bare_ends(model_);
     for (size_t b = 0; b < model_.blocks.size(); ++b) {
       step_.blocks.push_back({plan_.blocks[b] == Recompute::Hold,
-                              of_batch(0, model_.blocks[b].input_bytes_per_sample),
-                              bare_end(model_, static_cast<int>(b))});
+                              of_batch(0, model_.blocks[b].input_bytes_per_sample), bare[b]});
     }
     for (size_t i = 0; i < model_.operators.size(); ++i) add_operator(i);
     for (PlannedUnit& unit : units) add_unit(std::move(unit));

@@ -144,6 +144,7 @@ test-python: build  ## the Python tests: one process, several at once, then seve
 .PHONY: test-extras
 test-extras: build  ## the Python tests that CI does not wait for: whole scripts, frameworks, models of transformers (20 minutes)
 	@$(PIP) --no-build-isolation -e '.[test,dev,extras]'
+	@echo "== pyright"; $(ENV)/bin/basedpyright --level error --pythonpath $(PY) tests/typing
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -m extras $(ARGS)
 
 .PHONY: test-accelerator-all
@@ -192,7 +193,7 @@ $(STAMPS)/built: $(STAMPS)/tools $(CSRC)
 lint: build  ## formatting, ruff, mypy, order of includes, and whether the stubs and the table of docs/faults.md are current
 	@echo "== clang-format";  $(ENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
 	@echo "== ruff";  $(PY) -m ruff check $(wildcard $(PY_FILES)); $(PY) -m ruff format --check --quiet $(wildcard $(PY_FILES))
-	@echo "== mypy";  $(PY) -m mypy
+	@echo "== mypy";  $(PY) -m mypy; $(PY) -m mypy tests/typing
 	@echo "== imports"; $(ENV)/bin/lint-imports --no-logo --cache-dir build/import_linter >build/imports.log || { cat build/imports.log; exit 1; }
 	@echo "== stubs"; $(PY) tools/stubs.py --check
 	@echo "== outcomes"; $(PY) tools/outcomes.py --check

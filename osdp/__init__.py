@@ -29,8 +29,32 @@ from osdp.errors import (
 )
 from osdp.version import __version__ as __version__
 
+# The same names as in _PUBLIC, for type checkers, which do not see __getattr__: a misspelt name is an error to them.
 if TYPE_CHECKING:
+    from osdp.checkpoint.checkpoints import Checkpoints as Checkpoints
+    from osdp.checkpoint.save_load import load as load
+    from osdp.checkpoint.save_load import save as save
+    from osdp.description.describe import describe as describe
     from osdp.description.model_description import ModelDescription as ModelDescription
+    from osdp.fsdp.composable import fully_shard as fully_shard
+    from osdp.fsdp.drop_in import FullyShardedDataParallel as FullyShardedDataParallel
+    from osdp.fsdp.fsdp_module import FSDPModule as FSDPModule
+    from osdp.hardware.hardware import Hardware as Hardware
+    from osdp.plan.choice import Choice as Choice
+    from osdp.plan.mixed_precision import MixedPrecision as MixedPrecision
+    from osdp.plan.plan import Plan as Plan
+    from osdp.planning.frontier import frontier as frontier
+    from osdp.planning.search import search as search
+    from osdp.planning.solve import solve as solve
+    from osdp.planning.verify import verify as verify
+    from osdp.profiling.bare_step import bare_step_s as bare_step_s
+    from osdp.profiling.profile import profile as profile
+    from osdp.sharding.forward_methods import register_forward_method as register_forward_method
+    from osdp.sharding.grad_scaler import ShardedGradScaler as ShardedGradScaler
+    from osdp.sharding.report import report as report
+    from osdp.sharding.step_scopes import clip_grad_norm_ as clip_grad_norm_
+    from osdp.sharding.step_scopes import no_sync as no_sync
+    from osdp.sharding.step_scopes import summon_full_params as summon_full_params
 
 check_torch()
 logging.getLogger("osdp").addHandler(logging.NullHandler())  # the application configures where log records go
@@ -73,23 +97,46 @@ _FORMER = {
 
 __all__ = [
     "BuildError",
+    "Checkpoints",
+    "Choice",
     "DescribeError",
     "DisagreementError",
+    "FSDPModule",
     "FormatError",
+    "FullyShardedDataParallel",
     "GradientError",
+    "Hardware",
     "InfeasibleError",
     "InvalidProblemError",
     "MachineMismatchWarning",
+    "MixedPrecision",
+    "ModelDescription",
     "OSDPError",
     "OrderError",
     "OutOfMemoryError",
+    "Plan",
     "PlanMismatchError",
     "ProcessGroupError",
     "ProfileError",
     "RankError",
     "ReplicaError",
+    "ShardedGradScaler",
     "ShardingError",
-    *_PUBLIC,
+    "bare_step_s",
+    "clip_grad_norm_",
+    "describe",
+    "frontier",
+    "fully_shard",
+    "load",
+    "no_sync",
+    "profile",
+    "register_forward_method",
+    "report",
+    "save",
+    "search",
+    "solve",
+    "summon_full_params",
+    "verify",
 ]
 
 
@@ -111,12 +158,14 @@ later_methods.implement(
 )
 
 
-def __getattr__(name: str) -> Any:
-    if name in _FORMER:
-        return import_module(f"osdp.{_FORMER[name]}")
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'osdp' has no attribute {name!r}")
-    return getattr(import_module(f"osdp.{_PUBLIC[name]}"), name)
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name in _FORMER:
+            return import_module(f"osdp.{_FORMER[name]}")
+        if name not in _PUBLIC:
+            raise AttributeError(f"module 'osdp' has no attribute {name!r}")
+        return getattr(import_module(f"osdp.{_PUBLIC[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -3,8 +3,8 @@ last."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -29,10 +29,12 @@ class _Omitted:
 
 
 _OMITTED = _Omitted()
+# fully_shard returns what it is given.
+_Modules = TypeVar("_Modules", bound=nn.Module | Sequence[nn.Module])
 
 
 def fully_shard(
-    module: Any,
+    module: _Modules,
     plan: Plan | _Omitted = _OMITTED,
     process_group: GroupLike | None = None,
     *,
@@ -44,7 +46,7 @@ def fully_shard(
     ignored_params: Iterable[nn.Parameter] | None = None,
     dp_mesh_dims: object = None,
     **options: Any,
-) -> Any:
+) -> _Modules:
     """Shard `module` in place, and return it. Collective over the process group, or the mesh (default: all ranks).
 
     With a `plan`, `module` is sharded as the plan says; the keywords are those of
@@ -72,10 +74,16 @@ def fully_shard(
             raise InvalidProblemError(
                 f"{only[0]}= cannot be combined with a plan: the plan decides how everything is sharded"
             )
+        if not isinstance(module, nn.Module):
+            raise InvalidProblemError(
+                f"a plan is for one model, but got a {type(module).__name__}: pass the model that contains the modules"
+            )
         given = Options(process_group=process_group, device_mesh=options.get("device_mesh"))
         with separate_parts(module, given), Deferred(module, given):
-            return shard_by_plan(module, plan, process_group, **options)
-    _refuse(module, dp_mesh_dims, shard_placement_fn)
+            shard_by_plan(module, plan, process_group, **options)
+        return module
+    parts: Sequence[nn.Module] = [module] if isinstance(module, nn.Module) else module
+    _refuse(parts, dp_mesh_dims, shard_placement_fn)
     told = Options.of(
         (),
         {
@@ -88,7 +96,6 @@ def fully_shard(
             **options,
         },
     )
-    parts = module if isinstance(module, (list, tuple)) else [module]
     together = share_parameters(parts)
     for part in parts:
         if together:
@@ -100,7 +107,7 @@ def fully_shard(
     return module
 
 
-def _refuse(module: Any, mesh_dims: object, placement: Callable[..., Any] | None) -> None:
+def _refuse(parts: Sequence[nn.Module], mesh_dims: object, placement: Callable[..., Any] | None) -> None:
     """Raises InvalidProblemError for requests that would be sharded differently than asked."""
     from torch.distributed.tensor import Shard
 
@@ -110,7 +117,7 @@ def _refuse(module: Any, mesh_dims: object, placement: Callable[..., Any] | None
         )
     if placement is None:
         return
-    for part in module if isinstance(module, (list, tuple)) else [module]:
+    for part in parts:
         for name, parameter in part.named_parameters():
             placed = placement(parameter)
             if placed is not None and not isinstance(placed, Shard):

@@ -131,3 +131,10 @@ def test_gradients_rest_with_their_shards():
     for named in ({"move_grads_to_cpu": True}, {"move_params_to_cpu": True, "move_grads_to_cpu": False}):
         with pytest.raises(osdp.InvalidProblemError, match="gradients stay where their shards are"):
             Options.of((), named)
+
+
+def test_a_plan_is_for_one_model() -> None:
+    model = nn.Linear(2, 2)
+    plan = osdp.Plan.uniform(osdp.describe(model))
+    with pytest.raises(osdp.InvalidProblemError, match="list"):
+        osdp.fully_shard([model], plan)

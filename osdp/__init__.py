@@ -146,14 +146,15 @@ later_methods.implement(
         "Plan.frontier": "osdp.planning.frontier.frontier",
         "Plan.explain": "osdp.show.explain.explain",
         "Plan.diff": "osdp.show.diff.diff",
-        "Plan.__str__": "osdp.show.terminal.show",
         "Plan.__rich__": "osdp.show.terminal.render",
         "Plan._repr_html_": "osdp.show.notebook.html",
         "Timeline.of_trace": "osdp.plan.profiler_trace.read_trace",
         "Timeline.plot": "osdp.show.timeline_plot.plot",
         "Timeline.__rich_console__": "osdp.show.timeline_plot.in_terminal",
         "Frontier.plot": "osdp.show.frontier_plot.plot",
-        "Frontier.__str__": "osdp.show.frontier_plot.in_words",
+        "Frontier.__rich__": "osdp.show.frontier_plot.table",
+        "ModelDescription.__rich__": "osdp.show.description_table.table",
+        "Hardware.__rich__": "osdp.show.hardware_table.table",
     }
 )
 

@@ -213,7 +213,7 @@ def _show(renderable: Any) -> None:
     """In colour and as wide as the terminal, or as plain text where there is none."""
     from rich.console import Console
 
-    from osdp.show.terminal import plain
+    from osdp.base.printed import plain
 
     if sys.stdout.isatty():
         Console().print(renderable)

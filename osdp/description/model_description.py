@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from osdp.base import json_files
+from osdp.base.later_methods import function_of
+from osdp.base.printed import Printed
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 @dataclass(frozen=True)
@@ -65,8 +71,8 @@ class Block:
     input_bytes_per_sample: int
 
 
-@dataclass(frozen=True)
-class ModelDescription:
+@dataclass(frozen=True, repr=False)
+class ModelDescription(Printed):
     """The operators of a model in execution order, measured on one sample, whose dimension 0 is the batch of one rank.
 
     `osdp.describe` makes it.
@@ -93,6 +99,10 @@ class ModelDescription:
     def parameters(self) -> tuple[Parameter, ...]:
         """The parameters of all operators, in execution order."""
         return tuple(p for o in self.operators for p in o.parameters)
+
+    def __rich__(self) -> RenderableType:
+        shown: RenderableType = function_of("ModelDescription.__rich__")(self)
+        return shown
 
     def dumps(self) -> str:
         """The description as JSON text."""

@@ -7,11 +7,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from osdp.base import json_files
+from osdp.base.later_methods import function_of
+from osdp.base.printed import Printed
 from osdp.base.schema import AtLeast
 from osdp.errors import InvalidProblemError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 MOST_DEVICE_BYTES = 2**50  # so that sums do not overflow
 
@@ -60,8 +65,8 @@ class Measured:
     copy_s: Annotated[float, AtLeast(0, strictly=True)]  # of a copy from memory to memory, likewise
 
 
-@dataclass(frozen=True)
-class Hardware:
+@dataclass(frozen=True, repr=False)
+class Hardware(Printed):
     """One machine, measured by `osdp.profile` or taken from public figures (`Hardware.load("rtx-titan-8")`).
 
     >>> hardware = osdp.profile(model, inputs)  # collective: on every rank
@@ -108,6 +113,10 @@ class Hardware:
         """Seconds of a forward and backward of the profiled model on one rank, without communication; 0.0 if
         none was profiled."""
         return sum(self.gamma_s.values()) * batch_size + sum(self.gamma_fixed_s.values())
+
+    def __rich__(self) -> RenderableType:
+        shown: RenderableType = function_of("Hardware.__rich__")(self)
+        return shown
 
     def dumps(self) -> str:
         """The hardware as JSON text; `Hardware.loads` returns an equal object."""

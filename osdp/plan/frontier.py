@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from osdp.base.later_methods import function_of
+from osdp.base.printed import Printed
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 @dataclass(frozen=True)
@@ -19,8 +23,8 @@ class FrontierPoint:
     peak_memory_bytes: int  # predicted, per rank
 
 
-@dataclass(frozen=True)
-class Frontier:
+@dataclass(frozen=True, repr=False)
+class Frontier(Printed):
     """The best plans' figures under several memory limits, in ascending order; throughput never decreases."""
 
     points: tuple[FrontierPoint, ...]
@@ -29,5 +33,6 @@ class Frontier:
         """Plot throughput against the memory limit: see `osdp.show.frontier_plot.plot`."""
         return function_of("Frontier.plot")(self, library, ax)
 
-    def __str__(self) -> str:
-        return str(function_of("Frontier.__str__")(self))
+    def __rich__(self) -> RenderableType:
+        shown: RenderableType = function_of("Frontier.__rich__")(self)
+        return shown

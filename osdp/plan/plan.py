@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from osdp.base import json_files
 from osdp.base.later_methods import function_of
+from osdp.base.printed import Printed, PrintedText
 from osdp.description.model_description import ModelDescription
 from osdp.errors import InvalidProblemError
 from osdp.hardware.hardware import Hardware
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, repr=False)
-class Plan(PlanFields):
+class Plan(Printed, PlanFields):
     """A choice for each operator, recomputation for each block, the units, and what the plan was made for.
 
     `osdp.search` makes it. A plan is a value: `replace` returns a new one.
@@ -180,17 +181,11 @@ class Plan(PlanFields):
         The last two require more searches, under other limits and batch sizes (a few times as long as
         `osdp.search` took); `search=False` leaves them out. `width`: columns; None: the terminal's.
         """
-        return str(function_of("Plan.explain")(self, width, search))
+        return PrintedText(function_of("Plan.explain")(self, width, search))
 
     def diff(self, other: Plan) -> str:
         """The decisions in which `other` differs, one line each; "" if all are equal."""
-        return str(function_of("Plan.diff")(self, other))
-
-    def __str__(self) -> str:
-        return str(function_of("Plan.__str__")(self))
-
-    def __repr__(self) -> str:
-        return str(self).rstrip("\n")
+        return PrintedText(function_of("Plan.diff")(self, other))
 
     def _repr_html_(self) -> str:
         return str(function_of("Plan._repr_html_")(self))

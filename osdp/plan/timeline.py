@@ -12,6 +12,7 @@ from osdp.base import json_files
 from osdp.base.byte_sizes import format_bytes
 from osdp.base.later_methods import function_of
 from osdp.base.numbers import format_seconds
+from osdp.base.printed import Printed
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -33,8 +34,8 @@ class TimelineEvent:
     end_s: float
 
 
-@dataclass(frozen=True)
-class Timeline:
+@dataclass(frozen=True, repr=False)
+class Timeline(Printed):
     """One training step of one rank; it is the same on all ranks. Printable; `rich.print` also draws it.
 
     At every moment the rank computes, communicates, or does both: step_time_s is compute_s + communication_s
@@ -141,8 +142,8 @@ class Timeline:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class Beside:
+@dataclass(frozen=True, repr=False)
+class Beside(Printed):
     """A predicted and a measured step. Printable; `rich.print` also draws both, on one scale."""
 
     predicted: Timeline

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from osdp import _search
 from osdp.base.byte_sizes import parse_bytes
+from osdp.base.numbers import format_seconds
+from osdp.base.printed import Printed
 from osdp.errors import InfeasibleError, InvalidProblemError
 from osdp.plan.searched import METHODS
 from osdp.planning.arguments import check_time_limit, integer, one_of
@@ -16,11 +18,12 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 SOLVE_TIME_LIMIT_S = 10.0
+_SHOWN = 20  # choices that a solution prints
 SOLVE_STATE = "256MiB"
 
 
-@dataclass(frozen=True)
-class Solution:
+@dataclass(frozen=True, repr=False)
+class Solution(Printed):
     """The best choice of one option per operator. Times and memories are in the units of the options.
 
     `lower_bound` is the bound that the search proved: it equals `time` if `optimal`, else `time -
@@ -38,6 +41,14 @@ class Solution:
     nodes: int
     optimal: bool
     multiplier: tuple[int, int]
+
+    def __rich__(self) -> str:
+        chosen = ", ".join(map(str, self.choices[:_SHOWN])) + (", ..." if len(self.choices) > _SHOWN else "")
+        proof = "optimal" if self.optimal else f"at least {self.lower_bound}"
+        return (
+            f"time {self.time} ({proof}), memory {self.memory}; {self.nodes} nodes, {format_seconds(self.seconds)}\n"
+            f"choices of {len(self.choices)} operators: {chosen}"
+        )
 
 
 def solve(

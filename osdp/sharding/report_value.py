@@ -12,14 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from osdp.base.byte_sizes import format_bytes
+from osdp.base.printed import Printed
 from osdp.errors import InvalidProblemError
 from osdp.sharding.drift import Drift
 
 _PREDICTED, _MEASURED = "#4c78a8", "#f58518"
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, repr=False)
+class Report(Printed):
     """Predicted (None for plans made by hand) and measured figures of this rank. Printable, also by rich."""
 
     predicted_step_time_s: float | None

@@ -9,13 +9,14 @@ from rich.text import Text
 
 from osdp.base.byte_sizes import format_bytes
 from osdp.base.numbers import format_seconds
+from osdp.base.printed import plain
 from osdp.errors import InfeasibleError
 from osdp.plan.plan import Plan
 from osdp.planning.core_inputs import compute_s, computing_dtypes
 from osdp.planning.search import search_again
 from osdp.show.plan_figures import device_terms
 from osdp.show.table_rows import Row, Section, ranged, sections
-from osdp.show.terminal import MODE_STYLES, RECOMPUTED, plain, render, row_name
+from osdp.show.terminal import MODE_STYLES, RECOMPUTED, render, row_name
 
 GIB = 2**30
 

@@ -11,7 +11,6 @@ from rich.table import Table
 from osdp.base.byte_sizes import format_bytes
 from osdp.base.numbers import format_seconds
 from osdp.errors import InvalidProblemError
-from osdp.show.terminal import plain
 
 if TYPE_CHECKING:
     from osdp.plan.frontier import Frontier, FrontierPoint
@@ -58,10 +57,6 @@ def table(frontier: Frontier) -> Table:
             format_bytes(p.peak_memory_bytes),
         )
     return found
-
-
-def in_words(frontier: Frontier) -> str:
-    return plain(table(frontier))
 
 
 def _gib(p: FrontierPoint) -> float:

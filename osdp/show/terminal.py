@@ -3,14 +3,13 @@ proof."""
 
 from __future__ import annotations
 
-import shutil
-
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from osdp.base.byte_sizes import format_bytes
 from osdp.base.numbers import cells, format_count, format_seconds
+from osdp.base.printed import plain
 from osdp.plan.choice import Choice
 from osdp.plan.plan import Plan
 from osdp.show.plan_figures import memory_parts, step_parts
@@ -54,23 +53,6 @@ def render(plan: Plan) -> RenderableType:
 def show(plan: Plan, width: int | None = None) -> str:
     """The plan as plain text of at most `width` columns; None: the terminal's, 100 if there is none."""
     return plain(render(plan), width)
-
-
-def plain(renderable: RenderableType, width: int | None = None) -> str:
-    """Anything for a rich console as text without colours."""
-    columns = width or min(140, shutil.get_terminal_size((100, 24)).columns)
-    console = Console(
-        width=columns,
-        color_system=None,
-        force_terminal=False,
-        force_jupyter=False,
-        record=False,
-        legacy_windows=False,
-        no_color=True,
-    )
-    with console.capture() as capture:
-        console.print(renderable)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
 
 
 def facts(plan: Plan) -> list[str]:

@@ -11,11 +11,13 @@ import torch
 
 import osdp
 from osdp.base.numbers import cells, format_count, format_seconds
+from osdp.base.printed import PrintedText
 from osdp.description.model_description import ModelDescription
 from osdp.plan.certificate import Certificate, PhasePrice
 from osdp.plan.choice import Choice
 from osdp.plan.plan import Plan
 from osdp.plan.prediction import OperatorPrediction, Prediction
+from osdp.sharding.report_value import Report
 from osdp.show.notebook import html
 from osdp.show.plan_figures import step_parts
 from osdp.show.table_rows import ranged, rows, sections
@@ -251,3 +253,35 @@ def test_numbers_for_people() -> None:
     assert [format_seconds(t) for t in (0, 2e-9, 3.21e-4, 0.0999, 1.5, 12345)] == [
         "0 s", "2 ns", "321 us", "99.9 ms", "1.5 s", "12345 s",
     ]  # fmt: skip
+
+
+def values(description: ModelDescription) -> dict[str, object]:
+    """What a notebook's cell may end with."""
+    plan = osdp.search(description, memory="2GiB", world_size=2, hardware="a100-8", batch_size=2)
+    return {
+        "description": description,
+        "hardware": plan.hardware,
+        "plan": plan,
+        "timeline": plan.simulate(),
+        "frontier": plan.frontier(3),
+        "explanation": plan.explain(search=False),
+        "difference": plan.diff(Plan.uniform(description, "FULL_SHARD")),
+        "solution": osdp.solve([[(1, 2), (3, 1)]] * 1000, 1500),
+        "report": Report(0.1, 0.11, 2**20, 2**20, 5),
+    }
+
+
+def test_every_value_prints_as_a_table_instead_of_its_fields(description: ModelDescription) -> None:
+    for name, value in values(description).items():
+        shown = repr(value)
+        assert len(shown) < 8000 and "(name=" not in shown and "\\n" not in shown, name
+        assert 1 < len(shown.splitlines()) < 100, name
+        text = HTMLParser()
+        text.feed(value._repr_html_())  # type: ignore[attr-defined]
+        assert "<" in value._repr_html_() and str(value), name  # type: ignore[attr-defined]
+    assert "4 equal" in repr(description) and "GB/s" in repr(osdp.Hardware.load("h100-8"))
+
+
+def test_text_is_escaped_in_a_notebook() -> None:
+    assert PrintedText("a < b\n")._repr_html_() == "<pre>a &lt; b\n</pre>"
+    assert repr(PrintedText("one\ntwo\n")) == "one\ntwo" and PrintedText("one\n") == "one\n"

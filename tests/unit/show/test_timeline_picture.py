@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import osdp
+from osdp.base.printed import plain
 from osdp.cli.main import main
 from osdp.plan.timeline import Timeline, TimelineEvent
-from osdp.show.terminal import plain
 from osdp.show.timeline_plot import busy, most_held, rows
 from tests.unit.gpt_descriptions import gpt, machine
 

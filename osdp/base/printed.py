@@ -1,0 +1,67 @@
+"""Values that print as tables: in a terminal, by rich, as the last line of a notebook's cell, and as text.
+
+A dataclass of many operators has a repr of tens of thousands of characters. Values that users look at are `Printed`,
+declared with `repr=False`, and define `__rich__`.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+from html import escape
+
+from rich.console import Console, RenderableType
+
+_NOTEBOOK_COLUMNS = 110
+
+
+class Printed:
+    """A value with `__rich__` or `__rich_console__`: its text, repr and HTML are what rich shows of it."""
+
+    def __str__(self) -> str:
+        return plain(self)
+
+    def __repr__(self) -> str:
+        return str(self).rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        return html(self)
+
+
+class PrintedText(str):
+    """Text of several lines that a prompt or a notebook's cell shows as it is, instead of in quotes with "\\n"."""
+
+    def __repr__(self) -> str:
+        return self.rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(self)}</pre>"
+
+
+def plain(renderable: RenderableType | Printed, width: int | None = None) -> str:
+    """Anything for a rich console as text without colours, of at most `width` columns; None: the terminal's, 100 if there
+    is none."""
+    columns = width or min(140, shutil.get_terminal_size((100, 24)).columns)
+    console = Console(
+        width=columns,
+        color_system=None,
+        force_terminal=False,
+        force_jupyter=False,
+        record=False,
+        legacy_windows=False,
+        no_color=True,
+    )
+    with console.capture() as capture:
+        console.print(renderable)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+
+
+def html(renderable: RenderableType | Printed) -> str:
+    """Anything for a rich console as HTML: preformatted text in the notebook's own colours."""
+    console = Console(
+        width=_NOTEBOOK_COLUMNS, file=io.StringIO(), force_jupyter=False, legacy_windows=False, record=True
+    )
+    console.print(renderable)
+    return console.export_html(
+        inline_styles=True, code_format="<pre style='line-height:1.3;color:inherit'>{code}</pre>"
+    )

@@ -532,6 +532,21 @@ def without_a_wait(s: Setting) -> None:
     torch.accelerator.set_stream(before)
 
 
+def host_does_not_wait(s: Setting) -> None:
+    """Not right: the host reads pinned memory that the device writes, and writes what the device reads."""
+    if s.device.type == "cpu":
+        return
+    on_device = torch.empty(1000, device=s.device).fill_(1.0)
+    for waits in (True, False):
+        pinned = torch.zeros(2, 1000).pin_memory()
+        pinned[0].copy_(on_device, non_blocking=True)
+        on_device.copy_(pinned[1], non_blocking=True)
+        pinned[1].sum(), on_device.sum()  # both read
+        if waits:
+            torch.accelerator.current_stream().synchronize()
+        pinned[0].sum(), pinned[1].add_(1)
+
+
 def unit_of_linears(s: Setting, count: int) -> None:
     """`count` linears, each too large to be packed with the others, are one unit, in every mode."""
     names = [f"1.{i}" for i in range(count)]
@@ -545,6 +560,7 @@ def unit_of_linears(s: Setting, count: int) -> None:
 
 PLANTED = {
     "without_a_wait": without_a_wait,
+    "host_does_not_wait": host_does_not_wait,
     "unit_of_one": lambda s: unit_of_linears(s, 1),
     "unit_of_three": lambda s: unit_of_linears(s, 3),
 }

@@ -9,7 +9,6 @@ from typing import Any
 import cases
 import ordered_device
 import pytest
-import run_rank
 import run_ranks
 
 Told = dict[str, list[dict[str, Any]]]
@@ -42,24 +41,11 @@ def delayed_reductions(_pool: ThreadPoolExecutor) -> Future[Told]:
     return _pool.submit(run_ranks.run_cases, cases.REDUCTIONS, device, timeout_s=300, SEPARATE_REDUCTIONS="1")
 
 
-@pytest.fixture(scope="session")
-def delayed_offload(_pool: ThreadPoolExecutor) -> Future[Told]:
-    """The same of offload, and then without the host's wait for the device."""
-
-    def run() -> Told:
-        right = run_ranks.run_cases(["offloaded"], "ordered:async:1:1000")
-        (site,) = (s for s in right["offloaded"][0]["sites"] if s.startswith(run_rank.OF_THE_HOST))
-        wrong = run_ranks.run_cases([f"offloaded{run_rank.WITHOUT}{site}"], "ordered:async:1:1000")
-        return right | wrong
-
-    return _pool.submit(run)
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _begun(_device: None, request: pytest.FixtureRequest) -> None:
     """Ranks wait for each other, and delayed streams wait more than they compute: what is long begins with the session."""
     asked = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
-    for name in ("_checked", "_among_four", "delayed", "delayed_reductions", "delayed_offload"):
+    for name in ("_checked", "_among_four", "delayed", "delayed_reductions"):
         if name in asked:
             request.getfixturevalue(name)
 

@@ -37,6 +37,7 @@ constexpr size_t kRounding = 512, kSmall = 1 << 20;  // CUDA: of the caching all
 // CUDA: a process's context, and NCCL: a communicator's buffers take memory of the device.
 constexpr size_t kContext = 64 << 20, kCommunicator = 8 << 20;
 const c10::Device kDevice(kType, 0);
+bool ours(const at::Tensor& t) { return t.defined() && t.device().type() == kType; }
 
 // ---- time -----------------------------------------------------------------------------------------------------------
 // Entry s: how many operators of stream s have been carried out before, for certain.
@@ -117,6 +118,10 @@ struct Block {
   std::set<int> saw_filled;      // streams that have waited for that
   std::vector<EventPtr> pending;  // what must be reached before it may be given out again
 };
+struct PinnedBlock {
+  size_t size;
+  std::vector<Access> seen;  // of the device
+};
 struct Pool {
   std::vector<std::pair<const uintptr_t, Block>*> idle;  // of State::blocks
   size_t live = 0, peak = 0, reserved = 0;
@@ -153,13 +158,14 @@ struct State {
   std::map<std::string, int64_t> syncs;
   int64_t ops = 0, accesses = 0, collectives = 0, race_count = 0, events = 0;
   std::vector<Race> races;
-  std::map<uintptr_t, size_t> pinned;
+  std::map<uintptr_t, PinnedBlock> pinned;  // by address
   std::vector<std::string> stream_names = std::vector<std::string>(kStreams);
 };
 State& S = *new State;  // never destroyed: torch's threads outlive static objects
 thread_local int t_stream = 0;
 thread_local int t_mem_pool = 0;  // 0: none; CUDA: what is allocated while a MemPool is used is its, and is freed to it
 thread_local bool t_launches = false;  // a thread that does not only looks on: what it has seen to be done orders nothing
+thread_local bool t_carries_out = false;  // what it does now is the device's work, not the host's
 thread_local std::vector<std::string> t_labels;
 
 using Lock = std::lock_guard<std::recursive_mutex>;
@@ -175,6 +181,10 @@ int pool_now() { return t_mem_pool * kStreams + t_stream; }
 std::string name_of_pool(int pool) {
   return name_of(pool % kStreams) + (pool < kStreams ? "" : ", memory of process group " + std::to_string(pool / kStreams));
 }
+struct CarriesOut {
+  const bool before = std::exchange(t_carries_out, true);
+  ~CarriesOut() { t_carries_out = before; }
+};
 struct OnStream {
   const int before = t_stream;
   explicit OnStream(int s) { t_stream = s; }
@@ -186,6 +196,7 @@ void work(Stream& s, int index) {
   std::mt19937_64 random(S.seed * kStreams + index);
   at::NoGradGuard no_grad;
   at::AutoDispatchBelowADInplaceOrView below;
+  t_carries_out = true;
   while (true) {
     std::function<void()> task;
     {
@@ -220,7 +231,11 @@ void drain(int stream) {
   const auto until = s.put;
   s.cv.wait(l, [&] { return s.done >= until; });
 }
-void launch(std::function<void()> f) { S.async ? enqueue(t_stream, std::move(f)) : f(); }
+void launch(std::function<void()> f) {
+  if (S.async) return enqueue(t_stream, std::move(f));
+  const CarriesOut now;
+  f();
+}
 
 // ---- what orders what -------------------------------------------------------------------------------------------------
 // CUDA: operators of one stream run in the order they were launched. An operator comes after all that the host knew to
@@ -273,38 +288,63 @@ void host_waits(int stream, const char* why) {
   join(S.host, S.streams[stream].clock);
 }
 
-// The check. An operator (already begun) on the current stream touches this tensor's bytes.
+// The check. Was what is done now to these bytes ordered after what others did to them?
+void report(const char* how, const char* what, const std::string& whose, const Range& range, const Access& a, bool reused) {
+  ++S.race_count;
+  if (S.races.size() >= 10000) return;
+  S.races.push_back({c10::str(how, " by ", what, whose, " does not wait for the ", a.write ? "write" : "read", " by ", a.what,
+                              a.where, " on ", name_of(a.stream), reused ? " (freed and given out again in between)" : ""),
+                     static_cast<int64_t>(std::min(range.end, a.range.end) - std::max(range.begin, a.range.begin))});
+}
+// An operator (already begun) on the current stream accesses bytes of a block.
+void note(std::vector<Access>& seen, const Range& range, bool write, const char* what, int64_t life) {
+  const Clock& now = S.streams[t_stream].clock;
+  const char* where = t_labels.empty() ? "" : kept(" in \"" + t_labels.back() + '"');
+  ++S.accesses;
+  std::vector<Access> left;
+  for (const Access& a : seen) {
+    if (S.host[a.stream] >= a.at) continue;  // every later operator comes after it
+    const bool before = a.stream == t_stream || now[a.stream] >= a.at;
+    if (!before && (write || a.write) && range.meets(a.range))
+      report(write ? "write" : "read", what, where + (" on " + name_of(t_stream)), range, a, a.life != life);
+    const bool settled = write && before && range.contains(a.range);
+    const bool repeated = !write && !a.write && a.stream == t_stream && range.contains(a.range);
+    if (!settled && !repeated) left.push_back(a);
+  }
+  left.push_back({range, t_stream, now[t_stream], write, what, where, life});
+  seen = std::move(left);
+}
+PinnedBlock* pinned_at(uintptr_t at) {
+  auto i = S.pinned.upper_bound(at);
+  return i != S.pinned.begin() && (--i, at < i->first + i->second.size) ? &i->second : nullptr;
+}
 void note(const at::Tensor& t, bool write, const char* what) {
   if (!t.defined() || t.numel() == 0) return;
   Lock l(S.mutex);
   const Range range = Range::of(t);
+  if (t.device().is_cpu()) {
+    if (PinnedBlock* b = pinned_at(range.begin)) note(b->seen, range, write, what, 0);
+    return;
+  }
   auto it = S.blocks.upper_bound(range.begin);
   if (it == S.blocks.begin()) return;
   Block& b = std::prev(it)->second;
   // No device fills memory: that this one does must order nothing, and overtake nothing.
   if (b.filled && b.saw_filled.insert(t_stream).second) enqueue_wait(b.filled, t_stream);
-  const Clock& now = S.streams[t_stream].clock;
-  const char* where = t_labels.empty() ? "" : kept(" in \"" + t_labels.back() + '"');
-  ++S.accesses;
-  std::vector<Access> left;
-  for (const Access& a : b.seen) {
-    if (S.host[a.stream] >= a.at) continue;  // every later operator comes after it
-    const bool before = a.stream == t_stream || now[a.stream] >= a.at;
-    if (!before && (write || a.write) && range.meets(a.range)) {
-      ++S.race_count;
-      if (S.races.size() < 10000)
-        S.races.push_back({c10::str(write ? "write" : "read", " by ", what, where, " on ", name_of(t_stream),
-                                    " does not wait for the ", a.write ? "write" : "read", " by ", a.what, a.where,
-                                    " on ", name_of(a.stream),
-                                    a.life == b.life ? "" : " (freed and given out again in between)"),
-                           static_cast<int64_t>(std::min(range.end, a.range.end) - std::max(range.begin, a.range.begin))});
-    }
-    const bool settled = write && before && range.contains(a.range);
-    const bool repeated = !write && !a.write && a.stream == t_stream && range.contains(a.range);
-    if (!settled && !repeated) left.push_back(a);
-  }
-  left.push_back({range, t_stream, now[t_stream], write, what, where, b.life});
-  b.seen = std::move(left);
+  note(b.seen, range, write, what, b.life);
+}
+// CUDA: pinned memory is the host's too, which must have waited for the device's copies from and to it.
+void note_of_host(const at::Tensor& t, bool write, const char* what) {
+  if (!t.defined() || !t.device().is_cpu() || !t.has_storage() || t.numel() == 0) return;
+  Lock l(S.mutex);
+  const Range range = Range::of(t);
+  PinnedBlock* b = pinned_at(range.begin);
+  if (!b) return;
+  std::erase_if(b->seen, [](const Access& a) { return S.host[a.stream] >= a.at; });
+  for (const Access& a : b->seen)
+    if ((write || a.write) && range.meets(a.range))
+      report(write ? "the host's write" : "the host's read", what, t_labels.empty() ? "" : " in \"" + t_labels.back() + '"', range, a,
+             false);
 }
 
 // ---- the caching allocator ------------------------------------------------------------------------------------------------
@@ -429,21 +469,23 @@ void record_stream(const c10::DataPtr& data, int stream) {
   Block& b = std::prev(it)->second;
   if (stream != b.stream) b.users.insert(stream);
 }
-// Pinned host memory. It is never reused (CUDA: not before the copies that use it are done), and never checked.
+// Pinned host memory. It is never reused (CUDA: not before the copies that use it are done).
+std::unique_ptr<at::ObserverContext> see_host(const at::RecordFunction& f);
 struct Pinned final : c10::Allocator {
   c10::DataPtr allocate(size_t n) override {
     void* p = aligned_alloc(64, (n + 63) / 64 * 64 + 64);
+    static const auto seen = at::addGlobalCallback(
+        at::RecordFunctionCallback(&see_host).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+    (void)seen;
     Lock l(S.mutex);
-    S.pinned[reinterpret_cast<uintptr_t>(p)] = n + 1;
+    S.pinned[reinterpret_cast<uintptr_t>(p)].size = n + 1;
     return {p, p, [](void*) {}, c10::Device(at::kCPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return [](void*) {}; }
   void copy_data(void* to, const void* from, size_t n) const override { std::memcpy(to, from, n); }
   static bool has(const void* p) {
     Lock l(S.mutex);
-    const auto at = reinterpret_cast<uintptr_t>(p);
-    auto i = S.pinned.upper_bound(at);
-    return i != S.pinned.begin() && (--i, at < i->first + i->second);
+    return pinned_at(reinterpret_cast<uintptr_t>(p)) != nullptr;
   }
 };
 Pinned& g_pinned = *new Pinned;
@@ -559,13 +601,46 @@ void leave_label(const at::RecordFunction&, at::ObserverContext* context) {
   if (context && !t_labels.empty()) t_labels.pop_back();
 }
 
+// What the host's operators touch, where there is pinned memory. Views touch nothing, nor do those that ask for a shape
+// alone; those that only call others are judged by these.
+std::unique_ptr<at::ObserverContext> see_host(const at::RecordFunction& f) {
+  static const std::set<std::string> touch_nothing{
+      "aten::empty_like", "aten::zeros_like",  "aten::ones_like", "aten::full_like",     "aten::new_empty", "aten::new_zeros",
+      "aten::detach_",    "aten::set_",        "aten::set_data",  "aten::resize_",       "aten::is_pinned", "aten::_to_copy",
+      "aten::requires_grad_", "aten::new_empty_strided", "aten::rand_like", "aten::randn_like"};
+  if (t_carries_out) return nullptr;
+  const auto& inputs = f.inputs();
+  bool of_device = false, may_touch = false;
+  const auto look = [&](const at::Tensor& t) {
+    of_device |= ours(t);
+    may_touch |= t.defined() && t.device().is_cpu() && t.has_storage() && Pinned::has(t.const_data_ptr());
+  };
+  for (const c10::IValue& v : inputs) {
+    if (v.isTensor()) look(v.toTensor());
+    if (v.isTensorList())
+      for (const at::Tensor& t : v.toTensorVector()) look(t);
+  }
+  if (of_device || !may_touch) return nullptr;  // that of a device's operator, which notes what it touches
+  const auto schema = f.operator_schema();
+  if (!schema || touch_nothing.count(schema->name())) return nullptr;
+  for (const auto& r : schema->returns())
+    if (r.alias_info() && !r.alias_info()->isWrite()) return nullptr;
+  for (size_t i = 0; i < std::min(inputs.size(), schema->arguments().size()); ++i) {
+    const auto* alias = schema->arguments()[i].alias_info();
+    const auto touch = [&](const at::Tensor& t) { note_of_host(t, alias && alias->isWrite(), schema->name().c_str()); };
+    if (inputs[i].isTensor()) touch(inputs[i].toTensor());
+    if (inputs[i].isTensorList())
+      for (const at::Tensor& t : inputs[i].toTensorVector()) touch(t);
+  }
+  return nullptr;
+}
+
 // ---- operators: the CPU's, on the same memory, in the stream's order -----------------------------------------------------------
 at::Tensor on_cpu(const at::Tensor& t) {
   if (t.numel() == 0) return at::empty(t.sizes(), t.options().device(at::kCPU));
   return at::from_blob(const_cast<void*>(t.const_data_ptr()), t.sizes(), t.strides(),
                        t.options().device(at::kCPU).requires_grad(false));
 }
-bool ours(const at::Tensor& t) { return t.defined() && t.device().type() == kType; }
 at::Tensor like_on_device(const at::Tensor& cpu) {
   return at::empty_strided(cpu.sizes(), cpu.strides(), cpu.options().device(kDevice));
 }
@@ -694,8 +769,8 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   if (from.numel() == 0) return to;
   begin_op("copy_");
-  if (ours(from)) note(from, false, "copy_");
-  if (ours(to)) note(to, true, "copy_");
+  note(from, false, "copy_");
+  note(to, true, "copy_");
   const bool to_host = !ours(to), from_host = !ours(from);
   const bool free = non_blocking && (from_host ? g_pinned.has(from.const_data_ptr()) : g_pinned.has(to.const_data_ptr()));
   at::Tensor a = !from_host ? on_cpu(from) : S.async && !free ? from.detach().clone() : from.detach();

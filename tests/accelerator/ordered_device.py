@@ -168,7 +168,7 @@ def _compile(library: Path, timeout_s: float) -> None:
     compiler = os.environ.get("CXX", "g++")
     commands: Sequence[Sequence[str]] = [
         [
-            *cache, compiler, "-std=c++20", "-O1", "-fPIC", "-w",
+            *cache, compiler, "-std=c++20", "-O1", "-fPIC", "-w", "-DNDEBUG",  # as torch: its classes differ by it
             "-DTORCH_EXTENSION_NAME=ordered_device_C", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}",
             *(f"-isystem{path}" for path in [*include_paths(), python]), "-c", str(_SOURCE), "-o", str(parts),
         ],

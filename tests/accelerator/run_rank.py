@@ -25,9 +25,6 @@ from training import Setting
 from osdp import _C
 
 WITHOUT = " without "  # CASE without SITE: see Note [What orders streams]
-# Sites at which the host waits for the device, which the check cannot see: without one, numbers must be wrong where
-# streams run late.
-OF_THE_HOST = "host wait"
 
 
 def join(rank: int, world: int, device: str, backend: str, folder: Path) -> torch.device:

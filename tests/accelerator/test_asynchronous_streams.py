@@ -72,3 +72,11 @@ def test_a_missing_wait_is_reported() -> None:
     assert each["races"] == 1, each
     assert "read by aten::sum on stream" in each["found"][0], each
     assert "does not wait for the write by aten::fill_ on the default stream" in each["found"][0], each
+
+
+def test_a_host_that_does_not_wait_is_reported() -> None:
+    (each,) = run_ranks.run_cases(["host_does_not_wait"], "ordered:check", world=1)["host_does_not_wait"]
+    assert "error" not in each and len(each["found"]) == 2, each
+    said = " and ".join(each["found"])
+    assert "the host's read by aten::sum does not wait for the write by copy_" in said, each
+    assert "the host's write by aten::add_ does not wait for the read by copy_" in said, each

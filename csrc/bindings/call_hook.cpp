@@ -3,6 +3,7 @@
 #include <string>
 
 #include "bindings/tensors_in.hpp"
+#include "comm/in_memory.hpp"
 #include "faults/errors.hpp"
 
 namespace osdp::bindings {
@@ -78,9 +79,12 @@ void CallHook::before(const py::object&, const py::tuple& args, const py::dict& 
   if (!runtime->in_pass()) look_at_tree();
   TensorsIn inputs;
   if (call->root && !warned && runtime->autocast_copies()) warn_of_autocast();
-  if (rt::ForwardPass::wants_inputs(*call)) {
+  const bool wanted = rt::ForwardPass::wants_inputs(*call);
+  if (wanted || call->root) {
     inputs.visit(args);
     inputs.visit(kwargs);
+    refuse_fake(inputs.found, "an input");
+    if (!wanted) inputs.found.clear();
   }
   py::gil_scoped_release no_gil;
   runtime->forward().begin_call(*call, inputs.found);
@@ -98,8 +102,18 @@ void CallHook::after(const py::object&, const py::tuple&, const py::dict&, const
     py::gil_scoped_release no_gil;
     runtime->forward().end_call(*call, outputs.found, failed);
   }
+  refuse_fake(outputs.found, "an output");
   if (!failed && runtime->tree_changed(tree_watch().registrations) && !runtime->in_pass())
     tree_watch().look(runtime, "forward");
+}
+
+void CallHook::refuse_fake(const std::vector<at::Tensor>& tensors, const char* what) const {
+  for (const at::Tensor& t : tensors)
+    OSDP_CHECK(
+        !comm::is_fake(t), Sharding, "OSDP: ", what, " of ",
+        call->module.empty() ? "the model's call" : "the call of '" + call->module + "'", ", ", t.sizes(),
+        ", is a fake tensor (FakeTensorMode): it has no values. A cache that was filled while the model was "
+        "traced? Describe a model before it is sharded, and empty what the trace has left.");
 }
 
 void CallHook::look_at_tree() const {

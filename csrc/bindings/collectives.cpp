@@ -9,6 +9,7 @@
 #include "comm/c10d.hpp"
 #include "comm/collectives.hpp"
 #include "comm/ending.hpp"
+#include "comm/in_memory.hpp"
 #include "comm/lane.hpp"
 #include "comm/parts.hpp"
 #include "comm/transports/shared_memory.hpp"
@@ -64,6 +65,9 @@ class LaneCollectives {
 
  private:
   static faults::TaskNamePtr named(const std::string& label, const comm::Tensors& tensors) {
+    for (const at::Tensor& t : tensors)
+      OSDP_CHECK(comm::in_memory(t), Sharding, "OSDP: ", label, " of a tensor ", t.sizes(), " ",
+                 t.scalar_type(), " without values: a fake or meta tensor, or a subclass that wraps others.");
     faults::Digest sizes;
     for (const at::Tensor& tensor : tensors) sizes.add(uint64_t{tensor.nbytes()});
     return faults::task_name(label, 0, "", sizes.value());

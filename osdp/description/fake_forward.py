@@ -23,6 +23,7 @@ from osdp.description.fake_call_cache import FakeCallCache
 from osdp.description.forward_tracer import Trace, Watcher
 from osdp.description.live_bytes import LiveBytes
 from osdp.description.originals import CopiesRead
+from osdp.description.user_caches import caches_restored
 from osdp.errors import DescribeError
 
 # Note [Describing on fake tensors]
@@ -50,6 +51,11 @@ def trace(model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any) -> Tr
 
     Raises DescribeError that names the module whose forward failed.
     """
+    with caches_restored():
+        return _trace(model, fakes, args, kwargs)
+
+
+def _trace(model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any) -> Trace:
     if fakes.refused:
         return _trace_for_real(model, args, kwargs)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _python_dispatch
 
 from osdp.errors import ShardingError
@@ -31,7 +32,7 @@ def refuse_tensor_subclasses(model: nn.Module) -> None:
 
 def _unusual(tensor: Tensor) -> str:
     wrapped = getattr(_python_dispatch, "is_traceable_wrapper_subclass", None)  # private to torch
-    if wrapped is not None and wrapped(tensor):
+    if isinstance(tensor, FakeTensor) or (wrapped is not None and wrapped(tensor)):
         return f"a {type(tensor).__name__}"
     if tensor.layout is not torch.strided:
         return f"a tensor of layout {tensor.layout}"

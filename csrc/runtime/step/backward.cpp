@@ -5,6 +5,7 @@
 #include <exception>
 #include <utility>
 
+#include "comm/in_memory.hpp"
 #include "runtime/step/graph_task.hpp"
 #include "runtime/step/no_inference.hpp"
 
@@ -94,6 +95,10 @@ static at::Tensor unshared(at::Tensor gradient, const at::Tensor& made) {
 // `made`: the gradient from autograd; undefined for a split weight, whose slices have their own.
 static void check_gradient(const Parameter& param, const at::Tensor& made) {
   if (!made.defined()) return;
+  OSDP_CHECK(made.layout() != at::kStrided || comm::in_memory(made), Sharding,
+             "OSDP: the gradient of parameter '", param.name(),
+             "' is a tensor without values: a fake one (FakeTensorMode), a meta tensor, or a ",
+             "subclass that wraps others. Run forward and backward on real, plain tensors.");
   OSDP_CHECK(!made.requires_grad(), Sharding,
              "OSDP: backward(create_graph=True) needs a differentiable gradient of parameter '", param.name(),
              "', but the mean over ranks is not differentiable. Compute the first gradient "

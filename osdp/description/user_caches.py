@@ -1,0 +1,145 @@
+"""What a forward on tensors without data leaves in caches is taken out again: torch's caches, and those of the user's code.
+
+Note [Caches that a trace fills]
+A forward may keep what it computed for the next one: a mask in a dict of its module, a table in a class attribute,
+positions under functools.lru_cache, a weight in torch.nn.utils.parametrize.cached(). A trace would leave tensors without
+data there, and the next real forward would read them. Attributes of the model's modules are those of a copy, which is
+dropped; places outside of it are remembered before a trace, and those in which it has put a fake tensor get back what
+they had: globals, class attributes, functions' defaults, attributes and closures, and dicts, lists and sets in any of
+them. functools' caches are emptied, since they cannot be read. Modules of Python and of torch are not looked at. Real
+tensors that a trace leaves are kept: they are what the real forward would have left.
+  torch's own caches are set aside, in a trace on real tensors too: what they hold belongs to a graph. That of
+parametrize.cached() is keyed by ids of modules, which are given to others once the traced copy is dropped; that of
+autocast by the parameter.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from types import CellType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.utils import parametrize
+
+_LIBRARIES = sys.stdlib_module_names | {"torch", "functorch", "numpy", "osdp"}
+_CACHE: type = functools._lru_cache_wrapper
+
+
+@contextmanager
+def caches_restored() -> Iterator[None]:
+    """Context around a trace: afterwards no cache outside of the traced model holds a fake tensor."""
+    places = _Places()
+    cached, parametrize._cache = parametrize._cache, {}
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        parametrize._cache = cached
+        torch.clear_autocast_cache()
+        places.restore()
+
+
+class _Places:
+    """Where the code of this process, other than Python's and torch's, can keep something."""
+
+    def __init__(self) -> None:
+        self._dicts: list[tuple[Any, dict[Any, Any]]] = []  # a module, class or function, or a dict
+        self._lists: list[tuple[Any, list[Any]]] = []  # or sets
+        self._cells: list[tuple[CellType, Any]] = []
+        self._caches: list[tuple[Any, int]] = []  # of functools, and how many results they hold
+        self._seen: set[int] = set()
+        for name, module in list(sys.modules.items()):
+            if name.partition(".")[0] not in _LIBRARIES and isinstance(module, ModuleType):
+                self._remember_attributes(module, name)
+
+    def _remember_attributes(self, owner: Any, module: str) -> None:
+        self._dicts.append((owner, dict(vars(owner))))
+        for value in self._dicts[-1][1].values():
+            self._remember(value, module)
+
+    def _remember(self, value: Any, module: str) -> None:
+        kind = type(value)
+        if kind in (str, int, float, bool, type(None), ModuleType) or id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        if kind is dict:
+            self._dicts.append((value, dict(value)))
+        elif kind in (list, set):
+            self._lists.append((value, list(value)))
+        elif kind is FunctionType:
+            if value.__module__ == module:
+                self._remember_function(value, module)
+        elif kind is _CACHE:
+            self._caches.append((value, value.cache_info().currsize))
+        elif isinstance(value, type) and value.__module__ == module:
+            self._remember_attributes(value, module)
+        elif kind in (staticmethod, classmethod):
+            self._remember(value.__func__, module)
+
+    def _remember_function(self, function: FunctionType, module: str) -> None:
+        if function.__dict__:
+            self._remember_attributes(function, module)
+        for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            self._remember(default, module)
+        for cell in function.__closure__ or ():
+            try:
+                content = cell.cell_contents
+            except ValueError:  # empty
+                continue
+            self._cells.append((cell, content))
+            self._remember(content, module)
+
+    def restore(self) -> None:
+        for place, was in self._dicts:
+            now = place if isinstance(place, dict) else vars(place)
+            if _same(now.values(), was.values()):
+                continue
+            for key in [k for k, v in list(now.items()) if v is not was.get(k, now) and _holds_fake(v)]:
+                _put(place, key, was)
+        for place, items in self._lists:
+            if not _same(place, items) and _holds_fake(place):
+                place.clear()
+                (place.extend if isinstance(place, list) else place.update)(items)
+        for cell, content in self._cells:
+            if cell.cell_contents is not content and _holds_fake(cell.cell_contents):
+                cell.cell_contents = content
+        for cache, size in self._caches:
+            if cache.cache_info().currsize != size:
+                cache.cache_clear()
+
+
+def _same(now: Collection[Any], was: Collection[Any]) -> bool:
+    return len(now) == len(was) and all(map(operator.is_, now, was))
+
+
+def _put(place: Any, key: Any, was: dict[Any, Any]) -> None:
+    if isinstance(place, dict):
+        if key in was:
+            place[key] = was[key]
+        else:
+            del place[key]
+    elif key in was:
+        setattr(place, key, was[key])
+    else:
+        delattr(place, key)
+
+
+def _holds_fake(value: Any, depth: int = 4) -> bool:
+    """Whether a fake tensor is found in plain containers and attributes of objects. No code of the user's runs."""
+    if isinstance(value, FakeTensor):
+        return True
+    if depth == 0 or isinstance(value, (type, ModuleType, FunctionType, torch.Tensor)):
+        return False
+    if isinstance(value, dict):
+        inside = list(dict.values(value))
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        inside = list(value)
+    else:
+        inside = list(getattr(value, "__dict__", {}).values())
+    return any(_holds_fake(item, depth - 1) for item in inside)

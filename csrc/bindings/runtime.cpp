@@ -205,6 +205,22 @@ void bind_runtime(py::module_& m) {
           py::arg("writeback"), Release(),
           "Ends summon. `writeback`: this rank's part of what was written is kept.")
       .def(
+          "show_full",
+          [](rt::Runtime& runtime, const std::vector<int64_t>& params, bool keep) {
+            return runtime.full_params().show_full(params, /*with_grads=*/false, keep);
+          },
+          py::arg("params"), py::arg("keep"), Release(),
+          "Gives those of the parameters that show this rank's part their full values, without gradients; "
+          "returns which these are. Collective. `keep`: a module may be called meanwhile, with what was "
+          "written until then.")
+      .def(
+          "show_local",
+          [](rt::Runtime& runtime, const std::vector<int64_t>& params, bool writeback) {
+            runtime.full_params().show_local(params, writeback);
+          },
+          py::arg("params"), py::arg("writeback"), Release(),
+          "Ends show_full for them. `writeback`: this rank's part of what was written is kept.")
+      .def(
           "clip_grad_norm",
           [](rt::Runtime& runtime, double max_norm, double norm_type, bool error_if_nonfinite,
              const std::vector<RuntimePtr>& parts) {

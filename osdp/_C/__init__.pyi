@@ -330,6 +330,18 @@ class Runtime:
         """
         Sets the sentence about the plan's prediction in the text of OutOfMemoryError.
         """
+    def show_full(
+        self, params: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], keep: bool
+    ) -> list[int]:
+        """
+        Gives those of the parameters that show this rank's part their full values, without gradients; returns which these are. Collective. `keep`: a module may be called meanwhile, with what was written until then.
+        """
+    def show_local(
+        self, params: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], writeback: bool
+    ) -> None:
+        """
+        Ends show_full for them. `writeback`: this rank's part of what was written is kept.
+        """
     def source_of(self, param: typing.SupportsInt | typing.SupportsIndex) -> int:
         """
         The id that SplitCall takes as `source`, for a split weight.

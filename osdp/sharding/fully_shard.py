@@ -33,7 +33,7 @@ from osdp.sharding.recomputation import RecomputedBlock
 from osdp.sharding.refusals import check_plan_and_model, need_backend_memory, need_process_group, usable_group
 from osdp.sharding.rollback import AsItWas
 from osdp.sharding.sharded_model import Sharded, joined, register, splits_of, unregister
-from osdp.sharding.state_dict import show_full_state
+from osdp.sharding.state_dict import show_full_parameters
 from osdp.sharding.torch_patches.install import install_torch_tools
 from osdp.sharding.unit_calls import install_calls
 
@@ -220,7 +220,7 @@ def _install(
     for module, hook, cover in calls:
         route_forward(module, hook, policy if module is model else None, cover)
     sharded.tree = Tree(model, sharded, sharded.lane.collectives)
-    show_full_state(model, sharded)
+    show_full_parameters(model, sharded)
     watch_methods(model, sharded)
     installed.note()
     sharded.local_bytes = sum(t.numel() * t.element_size() for t in _states(model))

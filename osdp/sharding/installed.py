@@ -46,6 +46,15 @@ class Installed:
         self._changes.append((vars(module), name, was, value))
 
     @staticmethod
+    def put_on(model: nn.Module, module: nn.Module, name: str, value: object) -> None:
+        """Set an attribute of a module of `model`, before `note` or after it."""
+        installed = vars(model).get(_ATTRIBUTE)
+        if installed is not None:
+            installed.put(module, name, value)
+        else:
+            setattr(module, name, value)
+
+    @staticmethod
     def on(model: nn.Module) -> Installed:
         """The record of `model`, which is sharded."""
         installed = vars(model)[_ATTRIBUTE]

@@ -31,7 +31,7 @@ STEPS = (
     "cover_forward",
     "route_forward",
     "Tree",
-    "show_full_state",
+    "show_full_parameters",
     "watch_methods",
     "Installed.note",
     "register",

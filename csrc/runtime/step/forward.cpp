@@ -41,6 +41,16 @@ void ForwardPass::open(Call& call) {
       "state_dict().");
   OSDP_CHECK(!full_params_.summoned(), Sharding, "OSDP: module '", call.module,
              "' was called inside summon_full_params; leave that context before a forward.");
+  full_params_.hide();
+  try {
+    open_hidden(call);
+  } catch (...) {
+    full_params_.show_hidden();
+    throw;
+  }
+}
+
+void ForwardPass::open_hidden(Call& call) {
   look_for_a_step();
   for (const auto& p : shards_.params()) {
     if (p->absent()) continue;
@@ -83,6 +93,7 @@ void ForwardPass::close(bool failed) {
   views_.show_sharded();
   units_.give_back_idle_memory();
   if (failed || !step_.grad_forward) views_.drop_copies();
+  full_params_.show_hidden();
   if (failed) stack_.tell_raised();
   if (error) std::rethrow_exception(error);
   views_.call_hooks();

@@ -22,7 +22,7 @@ class ForwardPass {
  public:
   ForwardPass(const ModelShards& shards, StepState& step, ParamViews& views, UnitScheduler& units,
               GradientBuckets& buckets, ReplicaChecks& replicas, CallStack& stack, BackwardPass& backward,
-              const FullParams& full_params)
+              FullParams& full_params)
       : shards_(shards),
         step_(step),
         views_(views),
@@ -45,7 +45,8 @@ class ForwardPass {
   const std::vector<double>& step_seconds() const { return step_seconds_; }
 
  private:
-  void open(Call& call);    // begins the outermost call
+  void open(Call& call);  // begins the outermost call
+  void open_hidden(Call& call);
   void close(bool failed);  // ends the outermost call
   void look_for_a_step();
   void begin_training_step();
@@ -61,7 +62,7 @@ class ForwardPass {
   ReplicaChecks& replicas_;
   CallStack& stack_;
   BackwardPass& backward_;
-  const FullParams& full_params_;
+  FullParams& full_params_;
   std::vector<double> step_seconds_;
   std::optional<std::chrono::steady_clock::time_point> last_step_;
 };

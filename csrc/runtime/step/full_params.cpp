@@ -2,6 +2,9 @@
 
 #include <ATen/Functions.h>
 
+#include <numeric>
+#include <utility>
+
 #include "runtime/step/no_inference.hpp"
 #include "runtime/store/offload.hpp"
 
@@ -65,46 +68,91 @@ const Parameter* FullParams::owner_of(const at::Tensor& tensor) const {
 
 void FullParams::summon(bool with_grads) {
   OSDP_CHECK(!summoned_, Sharding, "OSDP: summon_full_params is already active for this model");
-  summoned_local_.assign(shards_.params().size(), {});
-  summoned_grad_.assign(shards_.params().size(), {});
-  for (size_t i = 0; i < shards_.params().size(); ++i) {
-    Parameter& p = shards_.parameter(static_cast<int64_t>(i));
-    if (p.whole() || p.absent()) continue;
-    summoned_local_[i] = p.local();
-    summoned_grad_[i] = p.tensor().grad();
-    at::Tensor full = gather(static_cast<int64_t>(i), summoned_local_[i]);
-    // Whether a gradient exists is the same on every rank.
-    at::Tensor grad = with_grads && summoned_grad_[i].defined()
-                          ? gather(static_cast<int64_t>(i), summoned_grad_[i], "whole gradient")
-                          : at::Tensor();
-    p.tensor().mutable_grad().reset();
-    p.show(full);
-    p.tensor().mutable_grad() = grad;
-  }
+  std::vector<int64_t> all(shards_.params().size());
+  std::iota(all.begin(), all.end(), 0);
+  summoned_params_ = show_full(all, with_grads, /*keep=*/false);
   summoned_ = true;
 }
 
 void FullParams::unsummon(bool writeback) {
   OSDP_CHECK(summoned_, Sharding, "OSDP: summon_full_params is not active for this model");
+  summoned_ = false;
+  show_local(std::exchange(summoned_params_, {}), writeback);
+}
+
+std::vector<int64_t> FullParams::show_full(const std::vector<int64_t>& params, bool with_grads, bool keep) {
+  aside_.resize(shards_.params().size());
+  std::vector<int64_t> shown;
+  try {
+    for (const int64_t i : params) {
+      Parameter& p = shards_.parameter(i);
+      Aside& aside = aside_[i];
+      if (p.whole() || p.absent() || aside.local.defined()) continue;
+      const at::Tensor local = p.local(), local_grad = p.tensor().grad();
+      const at::Tensor full = gather(i, local);
+      // Whether a gradient exists is the same on every rank.
+      const at::Tensor grad =
+          with_grads && local_grad.defined() ? gather(i, local_grad, "whole gradient") : at::Tensor();
+      aside = {local, local_grad, at::Tensor(), keep};
+      shown.push_back(i);
+      p.tensor().mutable_grad().reset();
+      p.show(full);
+      p.tensor().mutable_grad() = grad;
+    }
+  } catch (...) {
+    show_local(shown, /*writeback=*/false);
+    throw;
+  }
+  return shown;
+}
+
+void FullParams::show_local(const std::vector<int64_t>& params, bool writeback) {
   NoInference no_inference;
   at::NoGradGuard no_grad;
-  for (size_t i = 0; i < shards_.params().size(); ++i) {
-    Parameter& p = shards_.parameter(static_cast<int64_t>(i));
-    if (p.whole() || p.absent()) continue;
-    at::Tensor full = p.tensor().variable_data(), grad = p.tensor().grad();
+  std::string reshaped;
+  for (const int64_t i : params) {
+    Parameter& p = shards_.parameter(i);
+    const Aside aside = std::exchange(aside_[i], {});
+    // Hidden still, if a forward could not end.
+    at::Tensor full = aside.hidden.defined() ? aside.hidden : p.tensor().variable_data();
+    at::Tensor grad = p.tensor().grad();
     p.tensor().mutable_grad().reset();
-    p.show(summoned_local_[i]);
-    if (writeback) {
-      OSDP_CHECK(full.sizes() == p.full_sizes(), Sharding, "OSDP: parameter '", p.name(),
-                 "' changed its shape inside summon_full_params");
-      summoned_local_[i].copy_(p.take_local(full));
-      if (grad.defined() && summoned_grad_[i].defined()) summoned_grad_[i].copy_(p.take_local(grad));
+    p.show(aside.local);
+    if (writeback && full.sizes() != p.full_sizes()) {
+      reshaped = p.name();
+    } else if (writeback) {
+      aside.local.copy_(p.take_local(full));
+      if (grad.defined() && aside.grad.defined()) aside.grad.copy_(p.take_local(grad));
     }
-    p.tensor().mutable_grad() = summoned_grad_[i];
+    p.tensor().mutable_grad() = aside.grad;
   }
-  summoned_local_.clear();
-  summoned_grad_.clear();
-  summoned_ = false;
+  OSDP_CHECK(reshaped.empty(), Sharding, "OSDP: parameter '", reshaped,
+             "' changed its shape while it was shown in full");
+}
+
+void FullParams::hide() {
+  NoInference no_inference;
+  at::NoGradGuard no_grad;
+  for (size_t i = 0; i < aside_.size(); ++i) {
+    Aside& aside = aside_[i];
+    if (!aside.local.defined()) continue;
+    Parameter& p = shards_.parameter(static_cast<int64_t>(i));
+    aside.hidden = p.tensor().variable_data();
+    p.show(aside.local);
+    p.tensor().mutable_grad() = aside.grad;
+    if (aside.keep && aside.hidden.sizes() == p.full_sizes()) aside.local.copy_(p.take_local(aside.hidden));
+  }
+}
+
+void FullParams::show_hidden() {
+  for (size_t i = 0; i < aside_.size(); ++i) {
+    Aside& aside = aside_[i];
+    if (!aside.hidden.defined()) continue;
+    Parameter& p = shards_.parameter(static_cast<int64_t>(i));
+    aside.grad = p.tensor().grad();
+    p.tensor().mutable_grad().reset();
+    p.show(std::exchange(aside.hidden, {}));
+  }
 }
 
 std::vector<at::Tensor> FullParams::counted_pieces(int64_t param, const at::Tensor& local) const {

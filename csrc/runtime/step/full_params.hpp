@@ -1,8 +1,8 @@
 // FullParams: full parameters between training steps, for state dicts, summon_full_params and clipping.
 //
-// Invariants: nothing here runs within a forward or backward. While parameters are summoned they show
-// separate full tensors that belong to no unit, and a forward is refused. Every rank must make the same
-// calls.
+// Invariants: nothing here runs within a forward or backward. While parameters are shown in full, these are
+// separate tensors that belong to no unit; a forward is refused where all are (summon). Every rank must make
+// the same calls.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,9 +36,20 @@ class FullParams {
   // state).
   at::Tensor gather(int64_t param, const at::Tensor& local, const char* what = "whole") const;
 
+  // All parameters, in a scope of the user's. Those that are shown already are left to whoever shows them.
   bool summoned() const { return summoned_; }
   void summon(bool with_grads);
   void unsummon(bool writeback);
+
+  // Shows the full values of those of `params` that show this rank's part, and returns which these are. After
+  // an error none is shown. `keep`: what is written to them before a call of a module (see hide) is kept.
+  std::vector<int64_t> show_full(const std::vector<int64_t>& params, bool with_grads, bool keep);
+  // Ends it. `writeback`: this rank's part of what was written is kept.
+  void show_local(const std::vector<int64_t>& params, bool writeback);
+  // Around a forward in that scope (a hook that calls a module, a parametrization): this rank's parts
+  // meanwhile.
+  void hide();
+  void show_hidden();
 
   // The norm of all gradients, with one collective; if it exceeds max_norm, all gradients are scaled down to
   // it. `parts`: of the models inside this one that are sharded over other ranks, whose gradients count too.
@@ -66,8 +77,14 @@ class FullParams {
   const std::shared_ptr<comm::Collectives> collectives_;  // of all ranks, on lane_
   const at::Device device_;                               // that runs the computation
   const int64_t model_;
+  struct Aside {
+    at::Tensor local, grad;
+    at::Tensor hidden;  // the full value, during a forward
+    bool keep = false;
+  };
+  std::vector<Aside> aside_;  // by parameter: what it held before it was shown in full; undefined: it is not
   bool summoned_ = false;
-  std::vector<at::Tensor> summoned_local_, summoned_grad_;
+  std::vector<int64_t> summoned_params_;
 };
 
 }  // namespace osdp::runtime

@@ -7,7 +7,9 @@
 namespace osdp::faults {
 namespace {
 
-constexpr auto kExplainWait = std::chrono::milliseconds(1500);
+// A heart is told of a failure in a tenth of a second, on a busy machine in seconds; this long it may only be
+// stuck in a store that does not answer.
+constexpr auto kExplainWait = std::chrono::seconds(10);
 
 }  // namespace
 

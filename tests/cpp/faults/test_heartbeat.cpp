@@ -14,7 +14,28 @@ using namespace ranks;
 
 namespace {
 
-constexpr auto kSoon = std::chrono::milliseconds(600);  // after which a rank that stands still has told so
+constexpr auto kFar = std::chrono::seconds(120);  // by when everything has happened, on any machine
+
+// Once `happened`; what must come first has then come first, however late this machine is.
+template <typename Happened>
+bool comes(Happened happened) {
+  for (const auto until = std::chrono::steady_clock::now() + kFar; !happened();
+       std::this_thread::sleep_for(std::chrono::milliseconds(10)))
+    if (std::chrono::steady_clock::now() > until) return false;
+  return true;
+}
+
+std::optional<faults::RankStatus> status_in(faults::Store& store, int rank) {
+  const auto told = store.get("pulse/" + std::to_string(rank));
+  return told ? faults::RankStatus::decode(*told) : std::nullopt;
+}
+// The rank's heart has told that it stands still after so many collectives.
+bool tells(faults::Store& store, int rank, int64_t position) {
+  return comes([&] {
+    const auto status = status_in(store, rank);
+    return status && !status->busy() && status->lane(0).position == position;
+  });
+}
 
 bool holds(const std::string& text, const char* part) {
   const bool found = text.find(part) != std::string::npos;
@@ -31,13 +52,12 @@ struct Member {
   ~Member() { faults::Heartbeat::end(*health); }
   // What a collective that never ends by itself ends with.
   std::string wait(const std::string& label) {
-    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     try {
       lane.run(label, [&] {
-        while (std::chrono::steady_clock::now() < until) {
+        comes([&] {
           lane.tracker().check();
-          std::this_thread::sleep_for(std::chrono::milliseconds(10));
-        }
+          return false;
+        });
       });
     } catch (const std::exception& e) {
       return e.what();
@@ -61,7 +81,7 @@ void lost_before_it_asked() {
   auto store = std::make_shared<MemoryStore>();
   Member me(store, 0, 3), other(store, 2, 3);
   other.lane.run("layers.0 all-gather", [] {});
-  std::this_thread::sleep_for(kSoon);
+  CHECK(tells(*store, 2, 1));
   const std::string message = me.lose(2);
   CHECK(holds(message, "rank 2"));
   CHECK(holds(message, "finished #1 'layers.0 all-gather'"));
@@ -92,7 +112,7 @@ void another_way() {
 void times_out() {
   auto store = std::make_shared<MemoryStore>();
   Member me(store, 0, 2, 1.5), other(store, 1, 2);
-  std::this_thread::sleep_for(kSoon);
+  CHECK(tells(*store, 1, 0));
   CHECK(holds(me.wait("layers.1 all-gather"), "rank 1 did not arrive"));
 }
 
@@ -102,16 +122,17 @@ bool yes() { return true; }
 bool no() { return false; }
 
 std::string ended_with(const faults::GroupHealth& health) {
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (std::chrono::steady_clock::now() < until) {
+  std::string message = "(nothing)";
+  comes([&] {
     try {
       health.check();
+      return false;
     } catch (const std::exception& e) {
-      return e.what();
+      message = e.what();
+      return true;
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  return "(nothing)";
+  });
+  return message;
 }
 
 // What is aborted: a backend with a collective that the other ranks do not come to.
@@ -127,6 +148,7 @@ void waits_on_its_device() {
   me.health->aborts(backend);
   me.lane.enqueue("layers.0 all-gather", yes, yes);
   other.lane.enqueue("layers.0 all-gather", yes, yes);
+  CHECK(tells(*store, 1, 1));
   me.lane.enqueue("layers.1 all-gather", yes, no);
   const std::string message = ended_with(*me.health);
   CHECK(holds(message, "rank 1 did not arrive: it finished #1 'layers.0 all-gather'"));
@@ -141,8 +163,12 @@ void waits_on_its_device() {
 void device_is_late() {
   auto store = std::make_shared<MemoryStore>();
   Member me(store, 0, 2, 1.5), other(store, 1, 2);
-  me.lane.enqueue("layers.0 all-gather", yes, no);
   other.lane.enqueue("layers.0 all-gather", no, no);
+  CHECK(comes([&] {
+    const auto theirs = status_in(*store, 1);
+    return theirs && theirs->awaits_device();
+  }));
+  me.lane.enqueue("layers.0 all-gather", yes, no);
   const std::string message = ended_with(*me.health);
   CHECK(holds(message, "rank 1") && holds(message, "waits for its device to reach the first collective"));
 }
@@ -157,12 +183,15 @@ void goes_apart_unnoticed(int world) {
   for (int r = 0; r < world; ++r)
     threads.emplace_back([&, r] {
       try {
-        for (int step = 0; step < 3000; ++step) {
+        int step = 0;
+        comes([&] {
           const bool swapped = r == 1 && step == 20;
           members[r]->lane.enqueue(swapped ? "b all-gather" : "a all-gather", yes, yes);
           members[r]->lane.enqueue(swapped ? "a all-gather" : "b all-gather", yes, yes);
-          std::this_thread::sleep_for(std::chrono::milliseconds(10));
-        }
+          // Slower and slower: however late a heart looks, what ranks did is still kept.
+          std::this_thread::sleep_for(std::chrono::milliseconds(step++));
+          return false;
+        });
       } catch (const std::exception& e) {
         messages[r] = e.what();
       }
@@ -180,9 +209,7 @@ void enqueues_without_end() {
   std::atomic<int> done{0};
   for (int i = 0; i < 20000; ++i) me.lane.enqueue("a", yes, [&done] { return done > 0; });
   done = 1;
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (me.health->snapshot().busy() && std::chrono::steady_clock::now() < until) {
-  }
+  CHECK(comes([&] { return !me.health->snapshot().busy(); }));
   const auto lane = me.health->snapshot().lanes[0];
   CHECK(!lane.busy && lane.position == 20000);
   me.lane.tracker().forget_enqueued();
@@ -264,7 +291,7 @@ void process_ended() {
   store->set("process/1", process.encode());
   CHECK(faults::life_of(process) == faults::Life::Runs);
   std::thread killer([&] {
-    std::this_thread::sleep_for(kSoon);
+    comes([&] { return me.health->snapshot().busy(); });
     kill(child, SIGKILL);  // not waited for: a process that nobody has buried yet has ended too
   });
   CHECK(holds(me.wait("layers.1 all-gather"), "rank 1's process has ended"));
@@ -321,8 +348,10 @@ void many_begin_and_end() {
   auto health = std::make_shared<faults::GroupHealth>();
   faults::Heartbeat::start(store, 0, 2, 30, health);
   faults::Heartbeat::shutdown("SystemExit: 3");
-  const auto said = store->get("pulse/0");
-  CHECK(said && faults::RankStatus::decode(*said) && faults::RankStatus::decode(*said)->ended);
+  CHECK(comes([&] {  // it waits a while for that, and not for ever
+    const auto said = status_in(*store, 0);
+    return said && said->ended;
+  }));
 }
 
 // Whatever stands in the store is a status, a failure, or nothing.

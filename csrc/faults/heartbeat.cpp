@@ -19,6 +19,7 @@ constexpr double kTellAfter_s = 0.25;  // standing still
 constexpr double kTellEvery_s = 0.5;
 constexpr double kAskAfter_s = 0.5;   // waiting
 constexpr double kAskEvery_s = 0.25;  // times ranks / 16, to limit the store's load
+constexpr double kSilent_s = 10;      // of a rank that does not respond
 constexpr double kStoreLost_s = 1.0;  // how long the store may fail while this rank waits
 constexpr double kLastWords_s = 0.3;  // for a rank whose connection closed to report why
 constexpr auto kEndWait = std::chrono::milliseconds(500);
@@ -106,7 +107,8 @@ class Beating {
     if (since(asked_) >= ask_every_s) attempt([this] { ask(); });
     if (!over_) look_at_processes();
     if (over_) return;
-    const double silent_s = 2 * kTellEvery_s + 2 * ask_every_s;
+    // A heart on a busy machine is late: long silence alone says that there is none.
+    const double silent_s = std::max(2 * kTellEvery_s + 2 * ask_every_s, std::min(kSilent_s, timeout_s_ / 2));
     if (waits_s >= timeout_s_) {
       const Failure failure = timed_out(rank_, status(), seen_, timeout_s_, silent_s);
       if (!attempt([&] { conclude(failure); })) interrupt(failure);

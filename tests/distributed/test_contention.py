@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,18 +17,21 @@ from osdp.profiling.overlap import measure_contention
 CPU = torch.device("cpu")
 
 
-def goes_on_meanwhile(me: Member) -> None:
-    """The last rank comes late: the others have submitted, and are not held up until they wait."""
+def goes_on_meanwhile(me: Member, submitted: Path) -> None:
+    """The last rank comes when the other has submitted, which is not held up until it waits."""
     ours = lane_collectives(CPU, me.group)
     ours.all_reduce_mean([torch.zeros(1)])
     dist.barrier(me.group)
     tensor = torch.full((1000,), float(me.rank))
-    if me.rank == me.world - 1:
-        time.sleep(0.3)
+    if me.rank == 1:
+        while not submitted.exists():
+            time.sleep(0.05)
+        time.sleep(0.2)
     ticket = ours.submit_all_reduce_mean([tensor])
     assert isinstance(ticket, _C.Work)
     if me.rank == 0:
         assert not ticket.done and ticket.seconds == 0
+        submitted.touch()
     ticket.wait()
     assert ticket.done and ticket.seconds > 0
     if me.rank == 0:
@@ -51,8 +55,8 @@ def same_everywhere(me: Member) -> tuple[float, float, float]:
     return found.delay.alpha_s, found.delay.beta_s_per_byte, found.stolen
 
 
-def test_a_collective_does_not_hold_up_who_submits_it(ranks) -> None:
-    ranks(goes_on_meanwhile, world=2)
+def test_a_collective_does_not_hold_up_who_submits_it(ranks, tmp_path: Path) -> None:
+    ranks(goes_on_meanwhile, tmp_path / "submitted", world=2)
 
 
 @pytest.mark.parametrize("world", [2, 3])

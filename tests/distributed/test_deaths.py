@@ -12,14 +12,11 @@ import torch.distributed as dist
 from harness import Member
 from harness.doomed import run_doomed
 from support import deaths
-from support.faults import ACTS, Doomed, failed_step, step
+from support.faults import ACTS, PATIENT_S, SOON_S, TIMEOUT_S, Doomed, failed_step, step
 from support.links import links_of
 from support.plans import apart
 
 import osdp
-
-TIMEOUT_S = 4.0  # of the process group
-SLACK_S = 4.0
 
 
 @pytest.mark.outcome("a rank dies in `fully_shard`, `profile`, `save` or `load`", osdp.RankError)
@@ -39,7 +36,7 @@ def test_a_rank_that_dies_outside_of_a_step(tmp_path, phase: str, exchange: int,
     prepare = {"fully_shard": deaths.shard, **{n: getattr(deaths, n) for n in ("profile", "save", "load")}}
     args = (str(tmp_path),) if phase in ("save", "load") else ()
     endings = run_doomed(deaths.dies_in, prepare[phase], exchange, *args, world=world, timeout_s=TIMEOUT_S)
-    deaths.judge(endings, f"osdp.{phase}", TIMEOUT_S + SLACK_S)
+    deaths.judge(endings, f"osdp.{phase}", SOON_S)
 
 
 def leaves_a_child(me: Member, link: str, stop_first: bool) -> tuple[str, list[str], float]:
@@ -53,12 +50,12 @@ def leaves_a_child(me: Member, link: str, stop_first: bool) -> tuple[str, list[s
     dist.barrier()
     if me.rank == me.world - 1:
         if os.fork() == 0:
-            time.sleep(12)
+            time.sleep(2 * SOON_S)
             os._exit(0)
         if stop_first and os.fork() == 0:
             time.sleep(1.5)
             os.kill(os.getppid(), signal.SIGKILL)
-            time.sleep(10)
+            time.sleep(2 * SOON_S)
             os._exit(0)
         model.act = ACTS["stop" if stop_first else "kill"]
     return failed_step(model)
@@ -70,10 +67,10 @@ def leaves_a_child(me: Member, link: str, stop_first: bool) -> tuple[str, list[s
     [("shared memory", 2, False), ("sockets", 3, False), ("gloo", 2, False), ("gloo", 3, True)],
 )
 def test_a_dead_rank_whose_child_lives_on(link: str, world: int, stop_first: bool) -> None:
-    endings = run_doomed(leaves_a_child, link, stop_first, world=world, timeout_s=30.0, lost=1)
+    endings = run_doomed(leaves_a_child, link, stop_first, world=world, timeout_s=PATIENT_S, lost=1)
     for rank, ending in enumerate(endings[:-1]):
         assert ending.error is None and ending.signal is None, (rank, ending)
         message, kinds, seconds = ending.result
         assert kinds[0] == "RankError" and f"rank {world - 1}" in message, message
         assert "process has ended" in message, message
-        assert seconds < 8, seconds  # a second on an idle machine; the timeout is 30 s
+        assert seconds < SOON_S, seconds

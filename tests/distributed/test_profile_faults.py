@@ -19,7 +19,7 @@ from osdp.hardware.hardware import Hardware
 from osdp.profiling import profile
 
 TIMEOUT_S = 5.0
-SLACK_S = 5.0
+SLACK_S = 60.0  # on any machine
 SHORT = timedelta(seconds=5)
 SECONDS = 8.0  # of profiling
 OLD = "what an earlier profile left"

@@ -16,6 +16,7 @@ from support import blocks, plans
 from support.faults import (
     ACTS,
     PATIENT_S,
+    SOON_S,
     TIMEOUT_S,
     ActsInBackward,
     Branching,
@@ -218,12 +219,12 @@ def diverge(me: Member, others: list[int]) -> tuple[str, list[str], float]:
 @pytest.mark.parametrize("others", [[1], [2, 3]], ids=["one rank", "a whole line"])
 def test_ranks_that_run_different_modules(others):
     """A line that agrees in itself and not with the others is found out in the columns."""
-    for ending in run_doomed(diverge, others, world=4, timeout_s=20.0):
+    for ending in run_doomed(diverge, others, world=4, timeout_s=PATIENT_S):
         assert ending.error is None and ending.signal is None, ending
         message, kinds, seconds = ending.result
         assert kinds[:2] == ["OrderError", "DisagreementError"], message
         assert "ranks run different modules" in message and "'right " in message, message
-        assert seconds < 6, seconds
+        assert seconds < SOON_S, seconds
 
 
 # --- the timeline

@@ -19,9 +19,9 @@ from typing import Any
 
 from harness.server import server
 
-EXTRA_S = 40.0  # to start, on a busy machine
-LATER_S = 4.0  # than the timeout: for the other ranks, once one has ended
-START = timedelta(seconds=60)
+EXTRA_S = 120.0  # to start, on a busy machine
+LATER_S = 60.0  # than the timeout: for the other ranks, once one has ended, on a busy machine
+START = timedelta(seconds=EXTRA_S)
 
 
 @dataclass(frozen=True)
@@ -122,4 +122,4 @@ def _run(
         kinds = tuple(kind.__name__ for kind in type(error).__mro__)
         pipe.send(Ending(error=str(error), kinds=kinds, output=traceback.format_exc()))
     sys.stdout.flush()
-    time.sleep(60)  # alive, so that others do not learn of the end by a closed connection; the run kills it
+    time.sleep(600)  # alive, so that others do not learn of the end by a closed connection; the run kills it

@@ -42,7 +42,7 @@ class Pool:
         self._directory: tempfile.TemporaryDirectory[str] | None = None
 
     def run(
-        self, case: Callable[..., Any], *args: Any, world: int, timeout_s: float = 60.0, **kwargs: Any
+        self, case: Callable[..., Any], *args: Any, world: int, timeout_s: float = 240.0, **kwargs: Any
     ) -> list[Any]:
         """What `case(member, *args, **kwargs)` returned on ranks 0..world-1. Raises CaseFailure."""
         if not 1 <= world <= self.size:

@@ -12,10 +12,11 @@ from torch import nn
 
 import osdp
 
-TIMEOUT_S = 2.0
-PATIENT_S = 10.0  # of the process group, where nothing may wait for it: an error comes long before
-# Ranks of a busy machine may begin to wait later than the fault happens.
-SLACK_S = 2.5
+# Of the process group. A rank that was not heard from for half of it does not respond: long enough for a heart on a
+# busy machine.
+TIMEOUT_S = 6.0
+PATIENT_S = 300.0  # the same, where nothing may wait for it: an error comes long before
+SOON_S = 60.0  # on any machine
 
 
 class Wrong(Exception):
@@ -95,7 +96,7 @@ def judge(endings: list[Ending], culprit: int) -> list[str]:
         assert f"rank {culprit}" in message, message
         assert f"Rank {rank} waits at #" in message or f"Rank {rank} finished #" in message, message
         assert "'layers." in message and ("in forward of" in message or "in backward of" in message), message
-        assert seconds < TIMEOUT_S + SLACK_S, seconds
+        assert seconds < SOON_S, seconds
         messages.append(message)
     return messages
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from harness import Member
 from support import blocks, plans
 from support.pair import Pair, close, cut, naming
 from support.workload import Workload
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import StateDictType
+from torch.distributed.tensor import DTensor
 
 import osdp
 from osdp.sharding.sharded_model import runtime_of
+
+FSDP = osdp.FullyShardedDataParallel
 
 
 def load_into_every_placement(me: Member) -> None:
@@ -40,19 +49,228 @@ def test_a_full_state_dict_goes_in_and_out(ranks, world):
     ranks(load_into_every_placement, world=world)
 
 
+class Counts(nn.Linear):
+    """Has a buffer, and extra state that shares memory with another one."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("scratch", torch.zeros(2), persistent=False)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        for buffer in self.buffers():  # none yet in the constructor
+            buffer.zero_()
+
+    def get_extra_state(self):
+        return {"scratch": [self.scratch], "seen": "calls"}
+
+    def set_extra_state(self, state):
+        self.scratch.copy_(state["scratch"][0])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.calls += 1
+            self.scratch += 1
+        return super().forward(x)
+
+
+class Whole(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(4))
+        self.body = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), Counts(), nn.Linear(4, 4))
+        self.body[3].weight = self.body[0].weight
+        self.body[2].bias.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x) * self.scale
+
+
+WAYS = ("NO_SHARD", "SHARD_GRAD_OP", "mixed", "class")
+
+
+def whole_model(me: Member, way: str, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    model = Whole()
+    if way == "class":
+        return FSDP(model, me.group)
+    plan = osdp.Plan.uniform(osdp.describe(model, torch.zeros(2, 4)), way if way != "mixed" else "FULL_SHARD")
+    if way == "mixed":
+        plan = plan.replace({"body.0": osdp.Choice("NO_SHARD")})
+    return osdp.fully_shard(model, plans.apart(plan), me.group)
+
+
+def train(model: nn.Module, steps: int = 1) -> None:
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
+    for _ in range(steps):
+        model(torch.randn(3, 4)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def tensors(state: dict) -> dict[str, torch.Tensor]:
+    found = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    found |= {name: v["scratch"][0] for name, v in state.items() if name.endswith("extra_state")}
+    return {
+        name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in found.items()
+    }
+
+
+def same(got: dict, wanted: dict) -> None:
+    assert got.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert torch.equal(got[name], value), name
+
+
 def state_is_a_snapshot(me: Member) -> None:
-    """Training on does not change a state dict of sharded parameters taken before."""
-    pair = Pair(me, blocks.workload(), "FULL_SHARD")
-    state = pair.sharded.state_dict()
-    before = {name: value.clone() for name, value in state.items()}
-    pair.train(steps=1)
-    for name, value in state.items():
-        assert not value.requires_grad, name
-        assert torch.equal(value, before[name]), name
+    """In every mode: training on changes no state dict that was taken before, and writes into one reach nothing."""
+    for way in WAYS:
+        with naming(way):
+            model = whole_model(me, way)
+            train(model)  # the class makes its plan
+            part = (model.module if way == "class" else model).body
+            taken = [
+                model.state_dict(),
+                model.state_dict(keep_vars=True),
+                part.state_dict(),
+                part[2].state_dict(),
+                get_model_state_dict(model),
+            ]
+            grads = {name: isinstance(v, nn.Parameter) and v.requires_grad for name, v in taken[1].items()}
+            assert grads == {name: p.requires_grad for name, p in whole_names(model).items()} | {
+                name: False for name in taken[1] if name not in whole_names(model)
+            }
+            assert not any(value.requires_grad for value in tensors(taken[0]).values())
+            for state in taken[:2]:
+                assert state["body.0.weight"] is state["body.3.weight"]
+            before = [{name: v.detach().clone() for name, v in tensors(state).items()} for state in taken]
+            train(model, 3)
+            for state, wanted in zip(taken, before, strict=True):
+                same(tensors(state), wanted)
+            wanted = tensors(model.state_dict())
+            for state in taken:
+                for value in tensors(state).values():
+                    with torch.no_grad():
+                        value.fill_(9)
+            same(tensors(model.state_dict()), wanted)
+            model.load_state_dict(taken[0])
+            same(tensors(model.state_dict()), tensors(taken[0]))
 
 
-def test_a_state_dict_of_sharded_parameters_is_a_snapshot(ranks):
+def whole_names(model: nn.Module) -> dict[str, nn.Parameter]:
+    return dict(model.named_parameters(remove_duplicate=False))
+
+
+@pytest.mark.outcome("a full state dict, after more steps or written into; in every mode", "equal")
+def test_a_full_state_dict_is_a_snapshot_in_every_mode(ranks):
     ranks(state_is_a_snapshot, world=2)
+
+
+def rows_are_live(me: Member) -> None:
+    """A sharded state dict shares memory with the model, in every mode, as FSDP2's does."""
+    for way in (*WAYS, "blocks"):
+        with naming(way):
+            if way == "blocks":
+                torch.manual_seed(0)
+                mesh = DeviceMesh.from_group(me.group, "cpu")
+                model = osdp.fully_shard(Whole(), mesh=mesh)
+            else:
+                model = whole_model(me, way)
+                FSDP.set_state_dict_type(model, StateDictType.SHARDED_STATE_DICT)
+            train(model)
+            state = model.state_dict()
+            train(model, 2)
+            same(tensors(state), tensors(model.state_dict()))
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor) and value.is_floating_point():
+                    (value.to_local() if isinstance(value, DTensor) else value).fill_(len(name))
+            for name, value in tensors(model.state_dict()).items():
+                if value.is_floating_point() and "extra" not in name:
+                    # Tied: the name that was written last.
+                    assert bool((value == len("body.3.weight" if name == "body.0.weight" else name)).all()), (
+                        name
+                    )
+
+
+def test_a_sharded_state_dict_shares_the_models_memory_in_every_mode(ranks):
+    ranks(rows_are_live, world=2)
+
+
+def read_in_place(me: Member, directory: Path) -> None:
+    """torch.distributed.checkpoint's load into model.state_dict(): a full one has to be loaded afterwards, a sharded one
+    is the model's."""
+    for way in ("NO_SHARD", "mixed", "class"):
+        for kind in (StateDictType.FULL_STATE_DICT, StateDictType.SHARDED_STATE_DICT):
+            with naming(f"{way} {kind}"):
+                saved, model = whole_model(me, way), whole_model(me, way, 1)
+                place = directory / f"{way} {kind.name}"
+                for each in (saved, model):
+                    train(each)
+                    FSDP.set_state_dict_type(each, kind)
+                wanted, before = tensors(saved.state_dict()), tensors(model.state_dict())
+                dcp.save(saved.state_dict(), checkpoint_id=place, process_group=me.group)
+                state = model.state_dict()
+                dcp.load(state, checkpoint_id=place, process_group=me.group)
+                full = kind is StateDictType.FULL_STATE_DICT
+                now = tensors(model.state_dict())
+                for name in (n for n in wanted if "extra" not in n):
+                    assert torch.equal(now[name], (before if full else wanted)[name]), name
+                model.load_state_dict(state)
+                same(tensors(model.state_dict()), wanted)
+
+
+@pytest.mark.outcome(
+    "`dcp.load(model.state_dict())` without `load_state_dict`: a full one reaches no parameter", "equal"
+)
+def test_reading_a_checkpoint_into_a_state_dict(ranks, tmp_path):
+    ranks(read_in_place, tmp_path, world=2)
+
+
+def assigned(me: Member) -> None:
+    """load_state_dict(assign=True) copies: parameters and buffers stay the objects that they are."""
+    for way in (*WAYS, "meta", "swap"):
+        with naming(way):
+            if way == "meta":
+                with torch.device("meta"):
+                    model = Whole()
+                described = osdp.describe(model, torch.zeros(2, 4, device="meta"))
+                plan = osdp.Plan.uniform(described, "FULL_SHARD")
+                osdp.fully_shard(model, plan, me.group, initialise=False)
+            else:
+                model = whole_model(me, way if way != "swap" else "mixed")
+            held = [*model.parameters(), *model.buffers()]
+            state = {
+                name: v * 2
+                for name, v in whole_model(me, "NO_SHARD", 5).state_dict().items()
+                if "extra" not in name
+            }
+            state["body.2._extra_state"] = {"scratch": [torch.ones(2)]}
+            torch.__future__.set_swap_module_params_on_conversion(way == "swap")
+            try:
+                assert model.load_state_dict(state, assign=way != "swap") == ([], [])
+            finally:
+                torch.__future__.set_swap_module_params_on_conversion(False)
+            assert all(a is b for a, b in zip(held, [*model.parameters(), *model.buffers()], strict=True))
+            same(tensors(model.state_dict()), tensors(state))
+            assert not next(p for n, p in model.named_parameters() if n == "body.2.bias").requires_grad
+            train(model)
+            wanted = tensors(model.state_dict())
+            for name in ("scale", "body.1.running_mean"):
+                other = {**state, name: state[name].double()}
+                with pytest.raises(
+                    osdp.ShardingError, match=rf"assign=True\): '{name}' is torch.float64 in the"
+                ):
+                    model.load_state_dict(other, assign=True)
+                same(tensors(model.state_dict()), wanted)
+            model.load_state_dict(other)
+            same(tensors(model.state_dict()), tensors(state))
+
+
+@pytest.mark.outcome("`load_state_dict(assign=True)`", "equal")
+@pytest.mark.outcome("`load_state_dict(assign=True)` of tensors in another dtype", osdp.ShardingError)
+def test_assigning_copies(ranks):
+    ranks(assigned, world=2)
 
 
 def tied_state(me: Member) -> None:

@@ -56,13 +56,22 @@ void retype() {
 }
 
 // Note [Copies of a sharded model]
-// A copy would share the original's hooks, and with them its runtime. copy.deepcopy, pickle and torch.save of
-// a module all reach its hooks, which refuse.
-[[noreturn]] void refuse_copy() {
+// A copy would share the original's hooks, and with them its runtime. pickle and torch.save of a module reach
+// its hooks, which refuse, and so does copy.deepcopy of a part of a model. A deep copy of the whole model
+// does not reach them: see osdp/sharding/copies.py.
+[[noreturn]] void refuse_copy(const CallHook& hook) {
+  const std::string& name = hook.call->module;
+  faults::throw_error(faults::ErrorKind::Sharding,
+                      (name.empty() ? "this" : "'" + name + "'") +
+                          " is a part of a sharded model and cannot be copied by itself: copy the model "
+                          "(copy.deepcopy(model)), or copy the part before fully_shard.");
+}
+
+[[noreturn]] void refuse_pickle() {
   faults::throw_error(
       faults::ErrorKind::Sharding,
-      "a sharded model cannot be copied or pickled. Copy it before fully_shard and shard both; "
-      "save it with osdp.save(model, optimizer, directory) or torch.save(model.state_dict()).");
+      "a sharded model cannot be pickled: save it with osdp.save(model, optimizer, directory) or "
+      "torch.save(model.state_dict()).");
 }
 
 }  // namespace
@@ -175,8 +184,8 @@ void bind_call_hook(pybind11::module_& m) {
           "Tells the hook where a parameter (of this index) is found: parameters[leaf] of the module that "
           "owns it. A "
           "call in which another tensor is found there is refused unless it has the full shape.")
-      .def("__deepcopy__", [](const CallHook&, const py::object&) { refuse_copy(); })
-      .def("__reduce_ex__", [](const CallHook&, int) -> py::tuple { refuse_copy(); });
+      .def("__deepcopy__", [](const CallHook& hook, const py::object&) { refuse_copy(hook); })
+      .def("__reduce_ex__", [](const CallHook&, int) -> py::tuple { refuse_pickle(); });
 
   m.def(
       "watch_tree", [](py::object look) { tree_watch().look = std::move(look); }, py::arg("look"),

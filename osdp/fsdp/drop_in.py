@@ -311,7 +311,7 @@ class FullyShardedDataParallel(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name == "module":
+            if name in ("module", "__deepcopy__"):  # the wrapped module's copies that alone
                 raise
             if name in OPTIONS and not hasattr(self.module, name) and self._osdp_wrapped in MARKS:
                 told = MARKS[self._osdp_wrapped]

@@ -22,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -89,6 +89,11 @@ def wait_for_inputs(model: nn.Module, options: Options) -> None:
     model.__class__ = type(kind.__name__, (kind,), {**names, **methods})
     _waiting[model] = _Wait(options)
     sharded.before_method = _before_method
+    if searches:
+        sharded.unsettled = (
+            "memory= searches its plan at its first forward, after which each rank has other rows: run one step before, "
+            + _SAMPLE
+        )
 
 
 def is_waiting(model: nn.Module, method: str) -> bool:
@@ -103,6 +108,13 @@ def stop_waiting(model: nn.Module) -> Options | None:
         return None
     model.__class__ = type(model)._osdp_kind  # type: ignore[attr-defined]
     return wait.options
+
+
+def copy_wait(model: nn.Module, copied: nn.Module, options_of_copy: Callable[[Options], Options]) -> None:
+    """`copied`, which is sharded as `model` is, waits too if `model` does."""
+    if model in _waiting:
+        wait_for_inputs(copied, options_of_copy(_waiting[model].options))
+        _waiting[copied].helpers.update(_waiting[model].helpers)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -7,57 +7,40 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from osdp.base.compiled_modules import unwrapped
 from osdp.errors import InvalidProblemError
 from osdp.fsdp.marks import MARKS
 from osdp.fsdp.options import Options
+from osdp.sharding.set_aside import SetAside
 from osdp.sharding.sharded_model import sharded_models, sharded_of
 
 
-class Ignored:
-    """Context in which the ignored parameters and buffers of `model` and of its wrapped parts are plain
-    attributes of their modules, so that forwards find them and nothing else does. Afterwards the model's
-    sharding does not touch them.
+class Ignored(SetAside):
+    """Context in which the ignored parameters and buffers of `model` and of its wrapped parts are set aside. Afterwards
+    the model's sharding does not touch them.
 
     Tensors that are not in this model are skipped. Raises InvalidProblemError for objects that are neither
     modules nor parameters, and for those that are sharded already.
     """
 
     def __init__(self, model: nn.Module, told: list[Options]) -> None:
-        self.model = model
         of_modules = [m for options in told for m in ignored_modules(options)]
         given = {id(p) for options in told for p in _parameters_of(options)}
-        self._tensors = {
+        tensors = {
             id(t)
             for m in of_modules
             for t in (*m._parameters.values(), *m._buffers.values())
             if t is not None
         } | given
-        _refuse_sharded(self._tensors)
-        self._homes: list[tuple[nn.Module, str, list[tuple[str, Tensor | None]]]] = []
-
-    def __enter__(self) -> Ignored:
-        for module in self.model.modules() if self._tensors else ():
-            for held in ("_parameters", "_buffers"):
-                container = vars(module)[held]
-                if not any(id(t) in self._tensors for t in container.values()):
-                    continue
-                self._homes.append((module, held, list(container.items())))
-                for key in [k for k, t in container.items() if id(t) in self._tensors]:
-                    vars(module)[key] = container.pop(key)
-        return self
+        _refuse_sharded(tensors)
+        super().__init__(model, tensors)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for module, held, items in self._homes:
-            container = vars(module)[held]
-            now = dict(container)
-            container.clear()
-            for key, tensor in items:  # in the former order; others may be new objects, from the meta device
-                container[key] = vars(module).pop(key) if id(tensor) in self._tensors else now[key]
+        super().__exit__(kind, error, trace)
         sharded = sharded_of(self.model)
         if sharded is not None and self._homes:
             sharded.tree.leave_alone(

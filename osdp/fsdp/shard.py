@@ -6,6 +6,7 @@ from __future__ import annotations
 from torch import nn
 
 from osdp.base.sharded_models import HANDLES
+from osdp.fsdp.copied_wraps import copy_notes
 from osdp.fsdp.deferred import Deferred
 from osdp.fsdp.first_forward import stop_waiting, wait_for_inputs
 from osdp.fsdp.ignored import Ignored
@@ -13,11 +14,14 @@ from osdp.fsdp.marks import MARKS, marked_plan, marks_in, refuse_planned
 from osdp.fsdp.obeyed_plan import obey
 from osdp.fsdp.options import Options
 from osdp.fsdp.searched_plan import searched_plan
+from osdp.sharding.copies import also_copy
 from osdp.sharding.handover import Handover
 from osdp.sharding.hybrid_mesh import model_ranks
 from osdp.sharding.separate_parts import SeparateParts
 from osdp.sharding.sharded_model import runtime_of
 from osdp.sharding.state_dict_form import StateDictForm
+
+also_copy(copy_notes)
 
 
 def shard(module: nn.Module, options: Options, form: StateDictForm) -> None:

@@ -19,6 +19,7 @@ from osdp.ranks.rank_group import Together
 from osdp.sharding import cpu_offload as offload_module
 from osdp.sharding import split_linear
 from osdp.sharding.consistency_check import agree
+from osdp.sharding.copies import CopiedRows, copyable
 from osdp.sharding.cpu_offload import wants_offload
 from osdp.sharding.forward_methods import watch_methods
 from osdp.sharding.gathering_calls import cover_forward, route_forward
@@ -131,6 +132,7 @@ def fully_shard(
             "sharding the model",
             lambda: _install(model, plan, runtime, group, place.device, grid, policy),
         )
+        sharded.offload, sharded.backend_memory = offload, backend_memory
     except BaseException as caught:
         unregister(model)
         was.put_back()
@@ -142,6 +144,32 @@ def fully_shard(
     return model
 
 
+def _shard_copy(model: nn.Module, source: Sharded, rows: CopiedRows) -> Sharded:
+    """Shard a copy of a model like the model. Collective."""
+    together = Together(source.group, "copying a sharded model")
+    plan, policy, grid, device = source.plan, source.policy, source.grid, source.device
+    number = agree(together, model, plan, None, policy, source.backend_memory)
+    runtime = _cut(
+        model,
+        plan,
+        number,
+        together,
+        grid,
+        device,
+        policy,
+        rows.of(model),
+        AsItWas(model),
+        source.offload,
+        source.backend_memory,
+    )
+    sharded = together.do(
+        "sharding the copy", lambda: _install(model, plan, runtime, source.group, device, grid, policy)
+    )
+    sharded.offload, sharded.backend_memory = source.offload, source.backend_memory
+    _measure_rest(sharded)
+    return sharded
+
+
 def _cut(
     model: nn.Module,
     plan: Plan,
@@ -150,7 +178,7 @@ def _cut(
     grid: RankGrid | None,
     device: torch.device,
     policy: MixedPrecision | None,
-    placing: Placing | None,
+    placing: Placing | CopiedRows | None,
     was: AsItWas,
     offload: bool,
     backend_memory: bool,
@@ -223,6 +251,7 @@ def _install(
     show_full_parameters(model, sharded)
     watch_methods(model, sharded)
     installed.note()
+    copyable(model, _shard_copy)
     sharded.local_bytes = sum(t.numel() * t.element_size() for t in _states(model))
     register(model, sharded)
     return sharded
@@ -232,7 +261,7 @@ def _spec(
     name: str,
     parameter: nn.Parameter,
     split: _C.SplitSpec | None,
-    placing: Placing | None,
+    placing: Placing | CopiedRows | None,
     dtypes: Mapping[str, tuple[torch.dtype | None, torch.dtype | None]],
     offload: bool,
 ) -> _C.ParamSpec:

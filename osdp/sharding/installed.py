@@ -6,6 +6,8 @@ Changes that a script has made since, such as hooks or another forward, are kept
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -38,6 +40,13 @@ class Installed:
                     self._compare(container, copied)
         self._before = []
         self._model[_ATTRIBUTE] = self
+
+    @contextmanager
+    def also(self, model: nn.Module) -> Iterator[None]:
+        """Context in which more is installed on the modules of `model`, after `note`."""
+        self._before = [(m, dict(vars(m)), _dicts(m)) for m in model.modules()]
+        yield
+        self.note()
 
     def put(self, module: nn.Module, name: str, value: object) -> None:
         """Set an attribute after `note`; it is taken off like what was installed before."""

@@ -25,6 +25,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -43,6 +44,7 @@ from osdp.plan.mixed_precision import parameter_dtypes
 from osdp.ranks.rank_group import Together
 from osdp.sharding.compile_hooks import compiled_modules, install_call, outside
 from osdp.sharding.consistency_check import first_difference, tensor_facts
+from osdp.sharding.installed import Installed
 from osdp.sharding.mixed_precision import cast_buffers
 from osdp.sharding.parts import modules_in_parts
 from osdp.sharding.sharded_model import Sharded, sharded_models
@@ -133,12 +135,14 @@ class Tree:
             self._agree({**new, **buffers}, errors)
         if errors:
             raise ShardingError(errors[0])
-        if new or buffers:
-            self._take_in(model, new, buffers)
+        changed = bool(new or buffers or self.sharded.runtime.tree_changed)
+        with Installed.on(model).also(model) if changed else nullcontext():
+            if new or buffers:
+                self._take_in(model, new, buffers)
+            show_full_parameters(model, self.sharded)
         here = {self.index[id(p)]: name for name, p in found.items()}
         self.sharded.index = {name: i for i, name in here.items()}
         self.sharded.runtime.set_absent(sorted(set(range(len(self.known))) - set(here)))
-        show_full_parameters(model, self.sharded)
         self._know_buffers(model)
         self.sharded.runtime.saw_tree()
 
@@ -216,6 +220,19 @@ class Tree:
             sharded.buffer_dtypes |= cast_buffers(model, sharded.policy, fresh)
         if not new:
             return
+        self.join(model, new)
+        if sharded.runtime.rank == 0:
+            more = f" and {len(new) - 1} more parameters were" if len(new) > 1 else " was"
+            warnings.warn(
+                f"OSDP: {next(iter(new))!r}{more} added after fully_shard: every rank holds all of it "
+                "(NO_SHARD), which the plan does not account for. Add it before fully_shard to "
+                "include it in the plan.",
+                stacklevel=3,
+            )
+
+    def join(self, model: nn.Module, new: dict[str, nn.Parameter]) -> None:
+        """Add parameters, equal on all ranks, that the plan does not have."""
+        sharded = self.sharded
         dtypes = parameter_dtypes(model, sharded.policy)
         specs = [
             _C.ParamSpec(name, p, None, None, *dtypes.get(name, (None, None))) for name, p in new.items()
@@ -226,14 +243,6 @@ class Tree:
             self.index[id(p)] = len(self.known)
             self.known.append(p)
         _install_copies(model, sharded, {name: self.index[id(new[name])] for name in new if name in dtypes})
-        if sharded.runtime.rank == 0:
-            more = f" and {len(new) - 1} more parameters were" if len(new) > 1 else " was"
-            warnings.warn(
-                f"OSDP: {next(iter(new))!r}{more} added after fully_shard: every rank holds all of it "
-                "(NO_SHARD), which the plan does not account for. Add it before fully_shard to "
-                "include it in the plan.",
-                stacklevel=3,
-            )
 
 
 def _install_copies(model: nn.Module, sharded: Sharded, mixed: dict[str, int]) -> None:

@@ -19,9 +19,28 @@ from torch import Tensor, nn
 from osdp import _C
 
 
-class AsItWas:
+class ModulesAsTheyWere:
+    """Classes, attributes, hooks and forwards of a model's modules; tensors are not looked at."""
+
     def __init__(self, model: nn.Module) -> None:
         self._modules = [(m, type(m), dict(vars(m)), _containers(m)) for m in model.modules()]
+
+    def put_back(self) -> None:
+        for module, kind, attributes, containers in self._modules:
+            module.__class__ = kind
+            vars(module).clear()
+            vars(module).update(attributes)
+            for container, held in containers:
+                container.clear()
+                if isinstance(container, list):
+                    container.extend(held)
+                else:
+                    container.update(held)
+
+
+class AsItWas:
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = ModulesAsTheyWere(model)
         parameters = list(model.parameters())
         self._parameters = [(p, p.data, p.grad, p.requires_grad, dict(vars(p))) for p in parameters]
         self._buffers = [(b, b.detach().clone()) for b in model.buffers() if not b.is_meta]
@@ -65,16 +84,7 @@ class AsItWas:
     def put_back(self) -> None:
         if self.runtime is not None:
             self.runtime.uninstall()
-        for module, kind, attributes, containers in self._modules:
-            module.__class__ = kind
-            vars(module).clear()
-            vars(module).update(attributes)
-            for container, held in containers:
-                container.clear()
-                if isinstance(container, list):
-                    container.extend(held)
-                else:
-                    container.update(held)
+        self._modules.put_back()
         with torch.no_grad():
             for parameter, data, gradient, requires_grad, attributes in self._parameters:
                 parameter.grad = None

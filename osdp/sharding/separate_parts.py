@@ -34,8 +34,12 @@ class SeparateParts:
     """Context in which stand-ins take the places of the parts of `model` that are sharded over other ranks than those of
     `group` (None: the default group). Parts inside such parts go with them."""
 
-    def __init__(self, model: nn.Module, group: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self, model: nn.Module, group: dist.ProcessGroup | None, *, of_same_ranks: bool = False
+    ) -> None:
+        """`of_same_ranks`: also the parts that are sharded over the same ranks."""
         self._ranks: list[int] = []
+        self._all = of_same_ranks
         self._places: list[tuple[nn.Module, str, nn.Module]] = []
         self._stand_ins: dict[nn.Module, StandIn] = {}
         # Tensor by id: bytes on the device, whether it is trained.
@@ -51,7 +55,7 @@ class SeparateParts:
             if child is None:
                 continue
             sharded = sharded_of(child)
-            if sharded is not None and ranks_of(sharded) != self._ranks:
+            if sharded is not None and (self._all or ranks_of(sharded) != self._ranks):
                 yield parent, key, child
             elif child not in seen:
                 yield from self._found(child, seen)

@@ -32,7 +32,11 @@ class ModuleTree(Protocol):
 
     def look(self, model: nn.Module, when: str) -> None: ...
 
+    left_alone: list[nn.Parameter]  # in the model, but not in the runtime
+
     def leave_alone(self, model: nn.Module, parameters: list[nn.Parameter]) -> None: ...
+
+    def join(self, model: nn.Module, new: dict[str, nn.Parameter]) -> None: ...
 
     def look_between_steps(self, model: nn.Module) -> None: ...
 
@@ -71,6 +75,9 @@ class Sharded:
         self.buffer_dtypes: dict[
             str, torch.dtype
         ] = {}  # of buffers that mixed precision has cast: what they were
+        self.offload = False  # whether shards rest in another memory than that of `device`
+        self.backend_memory = False  # whether the process group's backend allocates what is gathered
+        self.unsettled = ""  # why this rank's rows may become others at the first forward
         self.resting_bytes = 0  # live CPU bytes right after sharding, as the meter counts them
         self.local_bytes = 0  # the part of them that is this rank's parameters and buffers
 

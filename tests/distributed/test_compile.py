@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from harness import Member
 from support import blocks, plans
 from support.mixed import MixedPair
-from support.pair import Pair, naming
+from support.pair import Pair, close, naming
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -113,3 +115,26 @@ def compiled_as_a_whole(me: Member) -> None:
 
 def test_a_model_compiled_as_a_whole_is_refused(ranks):
     ranks(compiled_as_a_whole, world=1)
+
+
+def copied(me: Member) -> None:
+    """Blocks of a copy are not compiled, as torch's copies are; a copy of torch.compile(model) compiles its own model."""
+    pair = Pair(me, LOAD, "FULL_SHARD", prepare=lambda m: compile_each(m, "eager"))
+    pair.train(1)
+    outer = torch.compile(pair.sharded, backend="eager")
+    made = copy.deepcopy(outer)
+    assert type(made) is type(outer)
+    assert made._orig_mod is not pair.sharded
+    batch = pair.data(5)
+    for each in (pair.whole, made):
+        arguments, target = batch if each is pair.whole else pair._part(batch)
+        LOAD.loss(each(*arguments), target).backward()
+    wanted = dict(pair.whole.named_parameters())
+    with osdp.summon_full_params(made._orig_mod, with_grads=True):
+        for name, p in made._orig_mod.named_parameters():
+            close(p.grad, wanted[name].grad, 1e-9, name)
+    assert all(p.grad is None for p in pair.sharded.parameters())
+
+
+def test_copies_of_compiled_models(ranks):
+    ranks(copied, world=2)

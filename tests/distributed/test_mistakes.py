@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -28,29 +25,6 @@ def build() -> nn.Sequential:
 
 def pair_of(me: Member, mode: object) -> Pair:
     return Pair(me, Workload(build, vectors(6, 4)), mode)
-
-
-def copies(me: Member) -> None:
-    pair = pair_of(me, "FULL_SHARD")
-    for make in (copy.deepcopy, pickle.dumps):
-        with pytest.raises(osdp.ShardingError, match=r"cannot be copied or pickled.*before fully_shard"):
-            make(pair.sharded)
-    pair.train(steps=1)
-    mesh = DeviceMesh.from_group(me.group, "cpu")
-    for wrap in (
-        lambda model: osdp.FullyShardedDataParallel(model, me.group),
-        lambda model: osdp.fully_shard(model, mesh=mesh),
-    ):
-        model = wrap(nn.Sequential(nn.Linear(4, 4)))
-        for _ in range(2):  # before and after the first forward
-            for make in (copy.deepcopy, pickle.dumps):
-                with pytest.raises(osdp.ShardingError, match="cannot be copied or pickled"):
-                    make(model)
-            model(torch.ones(2, 4)).sum().backward()
-
-
-def test_copying_a_sharded_model(ranks):
-    ranks(copies, world=2)
 
 
 def conversions(me: Member) -> None:

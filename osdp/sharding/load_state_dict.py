@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -18,7 +18,16 @@ from torch.distributed.tensor import DTensor
 
 from osdp.errors import ShardingError
 from osdp.sharding.dtensors import rows_of
-from osdp.sharding.own_values import full_values, loading_code, named, own_sharded, refuse_rows, who
+from osdp.sharding.own_values import (
+    full_values,
+    loading_code,
+    named,
+    own_sharded,
+    reads_others,
+    refuse_rows,
+    who,
+)
+from osdp.sharding.read_values import ReadValues
 from osdp.sharding.sharded_model import Sharded
 
 _ASSIGN = "assign_to_params_buffers"
@@ -34,7 +43,7 @@ def loading(
     def load_state_dict(*args: Any, **kwargs: Any) -> Any:
         if type(module).load_state_dict is nn.Module.load_state_dict:
             return whole(*args, **kwargs)
-        with _whole(module, sharded, "", ["load_state_dict"]):
+        with _whole(module, sharded, "", ["load_state_dict"], others=False):
             return whole(*args, **kwargs)
 
     @functools.wraps(own)
@@ -45,13 +54,14 @@ def loading(
         if metadata.get(_ASSIGN, False):
             _refuse_other_dtypes(module, sharded, state, prefix)
             metadata = {**metadata, _ASSIGN: False}
-        code = loading_code(module) if any(True for _ in own_sharded(module, sharded)) else []
-        if code and sharded.form.kind == "local" and not sharded.runtime.summoned:
+        code = loading_code(module)
+        own_values = any(True for _ in own_sharded(module, sharded))
+        if code and own_values and sharded.form.kind == "local" and not sharded.runtime.summoned:
             refuse_rows(module, prefix, code)
         with _copying():
-            if code:
+            if code and (own_values or reads_others(module, sharded)):
                 _take_full_tensors(module, state, prefix)
-                with _whole(module, sharded, prefix, code):
+                with _whole(module, sharded, prefix, code, reads_others(module, sharded)):
                     own(state, prefix, metadata, strict, *lists)
             else:
                 _take_rows(module, sharded, state, prefix, lists[-1])
@@ -72,15 +82,20 @@ class _PostHook:
 
     def __call__(self, module: nn.Module, keys: Any) -> Any:
         module._load_state_dict_post_hooks[self.key] = self.hook
-        with _whole(module, self.sharded, self.prefix, loading_code(module)):
+        others = reads_others(module, self.sharded)
+        with _whole(module, self.sharded, self.prefix, loading_code(module), others):
             return self.hook(module, keys)
 
 
 @contextmanager
-def _whole(module: nn.Module, sharded: Sharded, prefix: str, code: list[str]) -> Iterator[None]:
-    """Context in which `code` of the module changes full values, of which each rank keeps its rows."""
+def _whole(module: nn.Module, sharded: Sharded, prefix: str, code: list[str], others: bool) -> Iterator[None]:
+    """Context in which `code` of the module changes full values, of which each rank keeps its rows. `others`: also those of
+    its children, which are not being loaded meanwhile."""
     own = list(own_sharded(module, sharded))
-    with full_values(module, sharded, keep=True):
+    with ExitStack() as stack:
+        if others:
+            stack.enter_context(ReadValues(sharded, keep=True))
+        stack.enter_context(full_values(module, sharded, keep=True))
         try:
             yield
         except BaseException:

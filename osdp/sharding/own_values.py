@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from osdp.errors import ShardingError
@@ -24,12 +25,18 @@ def own_sharded(module: nn.Module, sharded: Sharded) -> Iterator[tuple[nn.Module
                 yield holder, key, parameter, sharded.tree.index[id(parameter)]
 
 
+def reads_others(module: nn.Module, sharded: Sharded) -> bool:
+    """Whether there are sharded parameters in `module` besides its own."""
+    own = {id(parameter) for _, _, parameter, _ in own_sharded(module, sharded)}
+    return any(sharded.tree.is_sharded(p) for p in module.parameters() if id(p) not in own)
+
+
 def named(sharded: Sharded, index: int) -> CutParameter:
     return cut_parameter(sharded, next(name for name, i in sharded.index.items() if i == index))
 
 
 @contextmanager
-def full_values(module: nn.Module, sharded: Sharded, keep: bool) -> Iterator[None]:
+def full_values(module: nn.Module, sharded: Sharded, keep: bool = False) -> Iterator[None]:
     """Context in which the module's sharded parameters have their full values; those that have them already are left alone.
     Collective at its beginning. `keep`: each rank keeps what was written to its rows, unless the context ends by an error.
     """
@@ -52,9 +59,10 @@ def dtensor_values(module: nn.Module, sharded: Sharded) -> Iterator[None]:
     """Context in which the module's sharded parameters are DTensors that share the rows' memory, as FSDP2's are."""
     own = list(own_sharded(module, sharded))
     try:
-        for holder, key, parameter, index in own:
-            shown = as_dtensor(named(sharded, index), parameter)
-            holder._parameters[key] = nn.Parameter(shown, requires_grad=parameter.requires_grad)
+        with torch._C.DisableTorchFunction():  # a module around may read values: see read_values.py
+            for holder, key, parameter, index in own:
+                shown = as_dtensor(named(sharded, index), parameter)
+                holder._parameters[key] = nn.Parameter(shown, requires_grad=parameter.requires_grad)
         yield
     finally:
         for holder, key, parameter, _ in own:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from osdp.base.tensor_trees import map_tensors, tensors_in
-from osdp.sharding.own_values import own_sharded
+from osdp.sharding.dtensors import as_dtensor
+from osdp.sharding.own_values import named, own_sharded
 from osdp.sharding.parts import names_in_parts
 from osdp.sharding.sharded_model import Sharded
 
@@ -44,17 +45,20 @@ class Snapshot:
 
     def settle(self, module: nn.Module, state: Any, keys: Iterable[str]) -> None:
         """Make these entries, which the module and its children have written, independent of the model."""
-        if self.full:
-            self._note_live(module)
-        shown = self._shown(module)
-        for key in [key for key in keys if not key.startswith(self.parts)]:
-            value = state[key]
-            if isinstance(value, Tensor):
-                state[key] = self._settled(value, shown)
-            elif any(
-                self._settled(tensor, shown) is not tensor for tensor in tensors_in(value)
-            ):  # extra state
-                state[key] = map_tensors(lambda tensor: self._settled(tensor, shown), value)
+        # What a module around has watched (see read_values.py) is not what runs here.
+        with torch._C.DisableTorchFunction():
+            if self.full:
+                self._note_live(module)
+            shown = self._shown(module)
+            for key in [key for key in keys if not key.startswith(self.parts)]:
+                state[key] = self._value(state[key], shown)
+
+    def _value(self, value: Any, shown: dict[int, int]) -> Any:
+        if isinstance(value, Tensor):
+            return self._settled(value, shown)
+        # Extra state; its containers are copied only where a tensor in them is.
+        changed = any(self._settled(tensor, shown) is not tensor for tensor in tensors_in(value))
+        return map_tensors(lambda tensor: self._settled(tensor, shown), value) if changed else value
 
     def drop(self, state: Any, keys: Iterable[str]) -> None:
         if self.drops:
@@ -76,15 +80,15 @@ class Snapshot:
     def _settled(self, tensor: Tensor, shown: dict[int, int]) -> Tensor:
         if tensor.layout is not torch.strided or tensor.is_meta:
             return tensor
-        if not self.full:
-            return tensor.cpu() if self.form.on_host else tensor
-        if self.drops:
+        if self.full and self.drops:
             return torch.empty_like(tensor, device="meta")
         storage = _storage(tensor)
         live = storage in self._live
-        kept = isinstance(tensor, nn.Parameter)  # keep_vars=True, or a module's own code
+        if not live and storage not in shown and self._is_sharded_parameter(tensor):
+            return self._settled_other(tensor)
         if not live and storage not in shown:
             return tensor.cpu() if self.form.on_host else tensor
+        kept = isinstance(tensor, nn.Parameter)  # keep_vars=True, or a module's own code
         at = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, kept)
         key = ("live", storage, *at) if live else ("shown", shown[storage], *at)
         if key not in self._copies:
@@ -95,6 +99,22 @@ class Snapshot:
                 made = made.clone()
             self._copies[key] = nn.Parameter(made, tensor.requires_grad) if kept else made
         return self._copies[key]
+
+    def _is_sharded_parameter(self, tensor: Tensor) -> bool:
+        runtime = self.sharded.runtime
+        rows = self.form.kind == "local" or runtime.summoned
+        return not rows and isinstance(tensor, nn.Parameter) and self.sharded.tree.is_sharded(tensor)
+
+    def _settled_other(self, parameter: Tensor) -> Tensor:
+        """A sharded parameter of another module, which the module's own code has stored as it is."""
+        runtime, index = self.sharded.runtime, self.sharded.tree.index[id(parameter)]
+        if not self.full:
+            return self._settled(as_dtensor(named(self.sharded, index), parameter), {})
+        newly = runtime.show_full([index], False)
+        try:
+            return self._settled(parameter, {_storage(parameter): index})
+        finally:
+            runtime.show_local(newly, False)
 
 
 def _storage(tensor: Tensor) -> int:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import nn
@@ -26,8 +26,16 @@ from torch import nn
 from osdp.base.compiled_modules import is_compiled
 from osdp.sharding.installed import Installed
 from osdp.sharding.load_state_dict import loading
-from osdp.sharding.own_values import dtensor_values, full_values, own_sharded, refuse_rows, saving_code
+from osdp.sharding.own_values import (
+    dtensor_values,
+    full_values,
+    own_sharded,
+    reads_others,
+    refuse_rows,
+    saving_code,
+)
 from osdp.sharding.parts import modules_in_parts, refuse_parts
+from osdp.sharding.read_values import ReadValues
 from osdp.sharding.sharded_model import Sharded
 from osdp.sharding.snapshots import Snapshot, newest
 
@@ -104,15 +112,19 @@ def _running(
         sharded.saving = around
 
 
-def _own_values(module: nn.Module, sharded: Sharded, full: bool, prefix: str) -> AbstractContextManager[None]:
-    if full:
-        return full_values(module, sharded, keep=False)
-    if sharded.form.kind == "sharded":
-        return dtensor_values(module, sharded)
+@contextmanager
+def _own_values(module: nn.Module, sharded: Sharded, full: bool, prefix: str) -> Iterator[None]:
     code = saving_code(module)
-    if code and any(True for _ in own_sharded(module, sharded)):
-        refuse_rows(module, prefix, code)
-    return nullcontext()
+    if not full and sharded.form.kind == "local":
+        if code and any(True for _ in own_sharded(module, sharded)):
+            refuse_rows(module, prefix, code)
+        yield
+        return
+    with ExitStack() as stack:
+        if code and reads_others(module, sharded):
+            stack.enter_context(ReadValues(sharded, keep=False))
+        stack.enter_context((full_values if full else dtensor_values)(module, sharded))
+        yield
 
 
 def _begin_loading(module: nn.Module, model: nn.Module, sharded: Sharded) -> None:

@@ -108,11 +108,16 @@ void bind_runtime(py::module_& m) {
       .def(
           "add_call",
           [](const RuntimePtr& runtime, std::string module, const std::vector<int64_t>& params, bool root,
-             bool hold, bool method) {
+             bool hold, bool method, const std::vector<int64_t>& alone) {
             return osdp::bindings::CallHook{
-                .runtime = runtime, .call = runtime->add_call(std::move(module), params, root, hold, method)};
+                .runtime = runtime,
+                .call = runtime->add_call(std::move(module), params, root, hold, method, alone)};
           },
-          py::arg("module"), py::arg("params"), py::arg("root"), py::arg("hold"), py::arg("method") = false)
+          py::arg("module"), py::arg("params"), py::arg("root"), py::arg("hold"), py::arg("method") = false,
+          py::arg("alone") = std::vector<int64_t>(),
+          "The hook of a module's calls, which gather `params`. `alone`: what only a call outside of the "
+          "model's needs; "
+          "within it, a call around this one has gathered them.")
       .def("uninstall", &rt::Runtime::uninstall,
            "Turns the gradient hooks off, after fully_shard has failed and the model was restored.")
       .def(

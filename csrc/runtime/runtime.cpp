@@ -118,10 +118,10 @@ void Runtime::set_absent(const std::vector<int64_t>& indices) {
 }
 
 Call* Runtime::add_call(std::string module, const std::vector<int64_t>& params, bool root, bool hold,
-                        bool method) {
+                        bool method, const std::vector<int64_t>& alone) {
   for (int64_t i : params)
     if (parameter(i).split()) slices_.open(i, std::shared_ptr<SliceProvider>(shared_from_this(), &slices_));
-  return shards_.add_call(std::move(module), params, root, hold, method);
+  return shards_.add_call(std::move(module), params, root, hold, method, alone);
 }
 
 // Autocast caches copies of fp32 parameters only; under mixed precision few or none are fp32.

@@ -56,7 +56,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // Adds the Call of a module, which gathers the units that hold these parameters. Each module has one, plus
   // one for each of its registered methods.
   Call* add_call(std::string module, const std::vector<int64_t>& params, bool root, bool hold,
-                 bool method = false);
+                 bool method = false, const std::vector<int64_t>& alone = {});
 
   ForwardPass& forward() { return forward_; }
   BackwardPass& backward() { return backward_; }

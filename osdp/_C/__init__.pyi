@@ -273,7 +273,11 @@ class Runtime:
         root: bool,
         hold: bool,
         method: bool = False,
-    ) -> CallHook: ...
+        alone: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex] = [],
+    ) -> CallHook:
+        """
+        The hook of a module's calls, which gather `params`. `alone`: what only a call outside of the model's needs; within it, a call around this one has gathered them.
+        """
     def arena_bytes(self) -> int:
         """
         Bytes of the memory reserved to gather into.

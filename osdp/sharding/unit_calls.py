@@ -7,6 +7,7 @@ from collections.abc import Collection
 from torch import nn
 
 from osdp import _C
+from osdp.description.recompute_blocks import is_callable
 from osdp.plan.plan import Plan
 from osdp.sharding.compile_covers import Cover, covers
 from osdp.sharding.compile_hooks import compiled_modules, install_call, outside
@@ -34,9 +35,9 @@ def install_calls(
     held = [name for name, how in plan.recompute.items() if how == "hold"]
     names = list(index)
 
-    def add(name: str, params: list[int], hold: bool, method: bool) -> _C.CallHook:
-        hook = runtime.add_call(name, params, name == "", hold, method=method)
-        for i in params if name else range(len(names)):
+    def add(name: str, params: list[int], hold: bool, method: bool, more: list[int]) -> _C.CallHook:
+        hook = runtime.add_call(name, params, name == "", hold, method=method, alone=more)
+        for i in dict.fromkeys([*params, *more]) if name else range(len(names)):
             owner, _, leaf = names[i].rpartition(".")
             hook.hold(model.get_submodule(owner)._parameters, leaf, model.get_parameter(names[i]), i)
         return hook
@@ -44,30 +45,38 @@ def install_calls(
     calls = []
     covering = []
     cover_of: dict[str, Cover] = {}
-    elsewhere = _owners_not_called(model, params_at, compiled)
+    alone = _called_by_themselves(model, params_at, compiled)
     for name, inside in covers(model, units_at).items():
-        hook = add(name, [i for place in inside for i in params_at[place]], False, True)
+        hook = add(name, [i for place in inside for i in params_at[place]], False, True, [])
         covering.append((model.get_submodule(name), hook, Cover()))
         cover_of |= dict.fromkeys(inside, covering[-1][2])
-    for name, params in [*params_at.items(), *elsewhere.items()]:
+    for name in dict.fromkeys([*params_at, *alone]):
         hold = any(name == block or name.startswith(f"{block}.") for block in held)
-        hook = add(name, params, hold, name in elsewhere)
+        hook = add(name, params_at.get(name, []), hold, name not in params_at, alone.get(name, []))
         module = model.get_submodule(name)
         install_call(module, hook, cover_of.get(name))
         calls.append((module, hook, cover_of.get(name)))
     return calls, covering
 
 
-def _owners_not_called(
+def _called_by_themselves(
     model: nn.Module, params_at: dict[str, list[int]], compiled: list[str]
 ) -> dict[str, list[int]]:
-    """Modules whose parameters other modules read: the model's forward does not call them, but they may be
-    called directly."""
+    """Parameters that a module's call gathers beside its places in `params_at`: for a module that is called directly, and
+    not by the model. They are those inside of it that are gathered further out, and its own that other modules read."""
     index = {id(p): i for i, p in enumerate(model.parameters())}
-    gathered = {i for params in params_at.values() for i in params}
-    found: dict[str, list[int]] = {}
-    for name, module in model.named_modules():
-        own = {index[id(p)] for p in module._parameters.values() if p is not None} & gathered
-        if own and name not in params_at and outside(name, compiled) == name:
-            found[name] = sorted(own)
-    return found
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(index[id(parameter)], []).append(name)
+    found: dict[str, dict[int, None]] = {}
+    for place, params in params_at.items():
+        for i in params:
+            for name in names[i]:
+                inside = name.rpartition(".")[0]
+                if inside not in params_at:
+                    found.setdefault(inside, {})[i] = None
+                while inside and inside != place and f"{inside}.".startswith(f"{place}." if place else ""):
+                    found.setdefault(inside, {})[i] = None
+                    inside = inside.rpartition(".")[0]
+    usable = (n for n in found if n and outside(n, compiled) == n and is_callable(model.get_submodule(n)))
+    return {name: sorted(found[name]) for name in usable}

@@ -24,7 +24,8 @@ void BackwardPass::begin() {
   end_ = at_end_of_graph_task(handle());  // first: from here on an exception leads to abort()
   step_.in_backward = true;
   units_.begin_backward();
-  views_.show_all_unsharded(/*fresh=*/false);
+  views_.show_all_units();
+  views_.show_all_copies(/*fresh=*/false);
 }
 
 // Note [Backward of a backward]

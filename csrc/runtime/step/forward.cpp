@@ -68,8 +68,9 @@ void ForwardPass::open_hidden(Call& call) {
   units_.begin_forward();
   if (call.root && step_.grad_forward) begin_training_step();
   try {
+    views_.show_all_units();
     if (call.root || call.method)
-      views_.show_all_unsharded(/*fresh=*/true);
+      views_.show_all_copies(/*fresh=*/true);
     else
       views_.show_unsharded(call);
   } catch (...) {  // the call is not on the stack yet, so no end_call would restore the parameters

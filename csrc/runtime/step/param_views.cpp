@@ -43,10 +43,11 @@ void ParamViews::show_unsharded(const Call& call) {
   show_copies(call.copies, true);
 }
 
-void ParamViews::show_all_unsharded(bool fresh) {
+void ParamViews::show_all_units() {
   for (const auto& unit : shards_.units()) show(*unit);
-  show_copies(shards_.copies(), fresh);
 }
+
+void ParamViews::show_all_copies(bool fresh) { show_copies(shards_.copies(), fresh); }
 
 void ParamViews::went_unsharded(Parameter& p) {
   unsharded_.push_back(&p);

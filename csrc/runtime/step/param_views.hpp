@@ -29,7 +29,10 @@ class ParamViews {
 
   void show_unsharded(const Call& call);  // with fresh copies in the compute dtype
   // `fresh`: casts copies anew even if they were kept, since the optimizer may have stepped.
-  void show_all_unsharded(bool fresh);
+  void show_all_copies(bool fresh);
+  // Whether gathered or not: a read of one that is not gathered is then an error, and never one of this
+  // rank's rows.
+  void show_all_units();
   void show_sharded();
   void drop_copies();  // of parameters that do not show them now
 

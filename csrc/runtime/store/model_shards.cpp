@@ -141,7 +141,7 @@ std::vector<Parameter*> ModelShards::join(const std::vector<ParamSpec>& specs) {
 }
 
 Call* ModelShards::add_call(std::string module, const std::vector<int64_t>& params, bool root, bool hold,
-                            bool method) {
+                            bool method, const std::vector<int64_t>& alone) {
   auto call = std::make_unique<Call>();
   const std::string named = module.empty() ? "the model" : "'" + module + "'";
   call->in_forward = faults::interned("forward of " + named);
@@ -151,15 +151,17 @@ Call* ModelShards::add_call(std::string module, const std::vector<int64_t>& para
   call->root = root;
   call->hold = hold;
   call->method = method;
-  for (int64_t i : params) {
+  const auto add = [&](int64_t i, bool counts) {
     Place& place = places_.at(i);
     call->slices.insert(call->slices.end(), place.slices.begin(), place.slices.end());
     if (place.unit && std::find(call->units.begin(), call->units.end(), place.unit) == call->units.end()) {
       call->units.push_back(place.unit);
-      if (!method) place.unit->calls.push_back(call.get());
+      if (counts) place.unit->calls.push_back(call.get());
     }
     if (place.copy) call->copies.push_back(place.copy);
-  }
+  };
+  for (int64_t i : params) add(i, !method);
+  for (int64_t i : alone) add(i, false);
   calls_.push_back(std::move(call));
   return calls_.back().get();
 }

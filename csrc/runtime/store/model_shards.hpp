@@ -41,7 +41,8 @@ class ModelShards {
 
   // Adds whole parameters that the model gained after sharding, in the order of `specs`.
   std::vector<Parameter*> join(const std::vector<ParamSpec>& specs);
-  Call* add_call(std::string module, const std::vector<int64_t>& params, bool root, bool hold, bool method);
+  Call* add_call(std::string module, const std::vector<int64_t>& params, bool root, bool hold, bool method,
+                 const std::vector<int64_t>& alone);
 
   const std::vector<std::unique_ptr<Parameter>>& params() const { return params_; }
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }  // slices included

@@ -142,6 +142,7 @@ __all__ = [
 
 later_methods.implement(
     {
+        "Plan.units_of": "osdp.planning.plan_builder.units_of",
         "Plan.simulate": "osdp.planning.simulate.simulate",
         "Plan.frontier": "osdp.planning.frontier.frontier",
         "Plan.explain": "osdp.show.explain.explain",

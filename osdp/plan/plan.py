@@ -107,7 +107,8 @@ class Plan(Printed, PlanFields):
         """This plan with other choices for some operators, and other recomputation (None: no more) for some
         blocks.
 
-        Units are recomputed; prediction and certificate are dropped, since they belong to the old plan.
+        Units are made again as they were made: a searched plan's by the rule and for the machine of its search. Prediction
+        and certificate are dropped, since they belong to the old plan; where nothing changes, so does nothing of the plan.
         Raises InvalidProblemError for names that the model does not have and for choices that its operators
         do not support.
         """
@@ -118,17 +119,15 @@ class Plan(Printed, PlanFields):
                 )
         merged = {**self.choices, **(choices or {})}
         blocks: dict[str, str | None] = {**self.recompute, **(recompute or {})}
-        plan = dataclasses.replace(
-            self,
-            choices=merged,
-            recompute={name: how for name, how in blocks.items() if how is not None},
-            predicted=None,
-            certificate=None,
-        )
+        again = {name: how for name, how in blocks.items() if how is not None}
+        if merged == self.choices and again == self.recompute:
+            return self
+        plan = dataclasses.replace(self, choices=merged, recompute=again, predicted=None, certificate=None)
         for where, why in choices_problems(plan):
             raise InvalidProblemError(f"{where}: {why}")
-        plan = dataclasses.replace(plan, units=group_units(self.description, merged))
-        return validate(plan)
+        by_hand = plan.searched is None
+        units = group_units(self.description, merged) if by_hand else function_of("Plan.units_of")(plan)
+        return validate(dataclasses.replace(plan, units=units))
 
     def dumps(self) -> str:
         """The plan as JSON text, with a schema version; `Plan.loads` returns an equal plan."""

@@ -11,7 +11,7 @@ from osdp.plan.plan import Plan
 from osdp.plan.validation import validate
 from osdp.plan.whole_operators import whole_operators
 from osdp.planning.choice_reasons import Treated, predict
-from osdp.planning.core_choices import choice_of
+from osdp.planning.core_choices import choice_of, core_plan
 from osdp.planning.core_inputs import signature
 from osdp.planning.search_problem import SearchProblem
 
@@ -29,7 +29,7 @@ def plan_of(problem: SearchProblem, answer: _search.Answer) -> Plan:
         if o.block is not None and (way := way_of_block[o.block]) != "none"
     }
     treated = treatments(problem, answer.plan, way_of_block)
-    units = problem.planner.units(answer.plan)
+    units = _units(problem, answer.plan)
     certificate = _certificate(problem, answer)
     price = sum(p.numerator for p in certificate.prices) / certificate.price_denominator
     plan = Plan(
@@ -39,7 +39,7 @@ def plan_of(problem: SearchProblem, answer: _search.Answer) -> Plan:
         choices={
             name: choice_of(t.chosen.choice) for name, t in zip(names, treated, strict=True) if t is not None
         },
-        units=tuple(tuple(names[i] for i in unit) for unit in units),
+        units=units,
         recompute=recompute,
         batch_size=answer.plan.batch.size,
         optimizer=problem.optimizer,
@@ -61,6 +61,16 @@ def plan_of(problem: SearchProblem, answer: _search.Answer) -> Plan:
         certificate=certificate,
     )
     return validate(plan)
+
+
+def units_of(plan: Plan) -> tuple[tuple[str, ...], ...]:
+    """The units that the search of `plan` would give its choices."""
+    return _units(SearchProblem.of(plan), core_plan(plan))
+
+
+def _units(problem: SearchProblem, plan: _search.Plan) -> tuple[tuple[str, ...], ...]:
+    operators = problem.description.operators
+    return tuple(tuple(operators[i].name for i in unit) for unit in problem.planner.units(plan))
 
 
 def treatments(

@@ -31,9 +31,9 @@ def verify(plan: Plan, *, search: bool = False) -> str:
     within the limit, and that no plan of this batch size and no larger transients is faster than
     `lower_bound_ps`.
 
-    `search_bound_ps` and `optimal`, which are about plans of all batch sizes and transients, cannot be proven
-    by multipliers: they are the search's own statement. `search=True` searches again with the same arguments,
-    for about as long, and compares. docs/plan.md lists field by field what is checked.
+    `search_bound_ps`, `optimal` and `proven`, which are about plans of all batch sizes and transients, cannot be proven
+    by multipliers: they are the search's own statement, which must not contradict the rest. `search=True` searches again
+    with the same arguments, for about as long, and compares. docs/plan.md lists field by field what is checked.
 
     A plan of an older OSDP is checked with the cost model of its version (`searched.cost_version`); its
     simulated step time (`predicted.step_time_s` and its parts) is not compared.
@@ -103,6 +103,11 @@ def _disagreements(plan: Plan, c: Certificate, s: Searched) -> Iterator[str]:
         or (c.optimal and not c.proven)
     ):
         yield "the search's bound contradicts the time"
+    if c.proven and plan.memory_limit_bytes is not None and c.limit_bytes < plan.memory_limit_bytes:
+        yield (
+            f"the proof covers plans of up to {c.limit_bytes} bytes, fewer than the {plan.memory_limit_bytes} of "
+            "memory_limit_bytes"
+        )
 
 
 def _check_certificate(plan: Plan, c: Certificate, problem: SearchProblem) -> str:
@@ -192,6 +197,13 @@ def _search_again(plan: Plan, c: Certificate) -> str:
         )
     if not c.optimal and other.search_bound_ps * samples < c.search_bound_ps * others and not other.optimal:
         return "the search's bound could not be proven again in the same time"
-    if c.optimal and not other.optimal:
-        return "the plan's optimality could not be proven again in the same time"
+    if c.proven and not other.optimal:
+        return "the optimum could not be proven again in the same time"
+    # The bound of a plan that was preferred for its simulated step is a rounded product.
+    rounding = 1 + c.search_bound_ps // 10**9
+    if c.proven and other.time_ps * samples > (c.search_bound_ps + rounding) * others:
+        return (
+            f"the search says that a plan takes {c.search_bound_ps} ps for {samples} samples, but the fastest, of batch "
+            f"{others}, takes {other.time_ps} ps"
+        )
     return ""

@@ -31,6 +31,10 @@ INPUT = (
     "an input of the search, or a decision: all figures are recomputed from it, so a change is noticed where a figure "
     "depends on it"
 )
+STATED = (
+    "the search's own statement: noticed where it contradicts the rest, as it does in a plan that is called optimal; else "
+    "by `search=True`"
+)
 PROOF = "proves `lower_bound_ps`: other prices that prove the same bound are accepted"
 NOTHING = {
     "a name": (
@@ -129,6 +133,7 @@ INPUTS = (
     "searched.exposed",
     "searched.cost_version",
 )
+STATEMENTS = ("certificate.search_bound_ps", "certificate.proven")
 PROOFS = ("certificate.prices[].phase", "certificate.prices[].numerator", "certificate.price_denominator")
 
 
@@ -156,14 +161,16 @@ def why_of(field: str) -> str:
     for why, names in NOTHING.items():
         if field in names:
             return f"no claim: {why}"
-    return INPUT if field in INPUTS else PROOF if field in PROOFS else CHECKED
+    known = {INPUT: INPUTS, PROOF: PROOFS, STATED: STATEMENTS}
+    return next((why for why, names in known.items() if field in names), CHECKED)
 
 
 def table() -> str:
     rows: dict[str, list[str]] = {}
     for field in fields_of(Plan):
         rows.setdefault(why_of(field), []).append(f"`{field}`")
-    order = sorted(rows, key=lambda why: (why.startswith("no claim"), why != CHECKED, why != INPUT))
+    ranked = [CHECKED, STATED, INPUT, PROOF]
+    order = sorted(rows, key=lambda why: (why.startswith("no claim"), why in ranked and ranked.index(why)))
     lines = [f"| {', '.join(rows[why])} | {why} |" for why in order]
     return "\n".join(["| fields | a change of one |", "|---|---|", *lines]) + "\n"
 
@@ -210,6 +217,9 @@ def plans() -> dict[str, Plan]:
         "paper": osdp.search(small, memory=2 * least, world_size=4, hardware=hardware, cost="paper", batch_size=1),
     }  # fmt: skip
     assert all(p.certificate.optimal and osdp.verify(p) == "" for p in found.values())
+    replayed = osdp.search(gpt(1, 96), memory="5MiB", world_size=8, hardware=machine(8), batch_size=2)
+    assert replayed.certificate.proven and not replayed.certificate.optimal and osdp.verify(replayed) == ""
+    found["replayed"] = replayed
     assert any(c.granularity > 1 for c in found["tight"].choices.values())
     assert found["tight"].recompute and found["tight"].certificate.prices
     assert found["accumulating"].accumulation > 1
@@ -330,7 +340,9 @@ def try_changes(name: str, results: dict[str, list[tuple[bool, str]]]) -> None:
 
 def test_every_change_of_a_plan_is_noticed_or_known_to_claim_nothing():
     everything = set(fields_of(Plan))
-    known = {name for names in NOTHING.values() for name in names} | set(INPUTS) | set(PROOFS)
+    known = (
+        {name for names in NOTHING.values() for name in names} | set(INPUTS) | set(PROOFS) | set(STATEMENTS)
+    )
     assert known <= everything, known - everything
     results: dict[str, list[tuple[bool, str]]] = {}
     for name in plans():
@@ -342,9 +354,48 @@ def test_every_change_of_a_plan_is_noticed_or_known_to_claim_nothing():
         why = why_of(field) if field in everything else INPUT  # of what holds others
         if why == CHECKED and missed:
             wrong.append(f"{field}: not noticed: {missed[0]}")
-        elif why in (INPUT, PROOF) and len(missed) == len(changes):
+        elif why in (INPUT, PROOF, STATED) and len(missed) == len(changes):
             wrong.append(f"{field}: never noticed")
     assert not wrong, "\n".join(wrong)
+
+
+def as_if_stopped(plan: Plan) -> Plan:
+    """What a search says that was stopped when it had found this plan."""
+    c = plan.certificate
+    known = dataclasses.replace(c, search_bound_ps=c.lower_bound_ps // 2, optimal=False, proven=False)
+    return dataclasses.replace(plan, certificate=known)
+
+
+def test_what_a_stopped_search_says_of_its_proof():
+    """Multipliers do not tell whether a search has ended; that its proof covers the limit, and another search, do."""
+    plan = plans()["tight"]
+    best, stopped = plan.certificate, as_if_stopped(plan)
+    assert osdp.verify(stopped) == "" and osdp.verify(stopped, search=True) == ""
+
+    def forged(**changes: Any) -> Plan:
+        return dataclasses.replace(stopped, certificate=dataclasses.replace(stopped.certificate, **changes))
+
+    for flipped in (
+        {"proven": True},
+        {"proven": True, "search_bound_ps": best.search_bound_ps * 999 // 1000},
+    ):
+        assert osdp.verify(forged(**flipped)) == ""
+        assert "the search says that a plan takes" in osdp.verify(forged(**flipped), search=True)
+    assert "contradicts" in osdp.verify(forged(optimal=True))
+    assert "contradicts" in osdp.verify(forged(proven=True, optimal=True))
+    assert osdp.verify(forged(proven=True, search_bound_ps=best.search_bound_ps, optimal=True)) == ""  # it is
+
+
+@pytest.mark.parametrize("name", ["tight", "accumulating", "hosts", "paper", "replayed"])
+def test_a_limit_that_the_proof_does_not_cover(name):
+    plan = plans()[name]
+    assert plan.certificate.proven
+    for limit in (10 * plan.memory_limit_bytes, plan.certificate.limit_bytes + 1):
+        assert "fewer than" in osdp.verify(dataclasses.replace(plan, memory_limit_bytes=limit))
+        stopped = dataclasses.replace(as_if_stopped(plan), memory_limit_bytes=limit)
+        assert osdp.verify(stopped) == ""  # its proof is of no limit
+    within = dataclasses.replace(plan, memory_limit_bytes=plan.certificate.limit_bytes)
+    assert osdp.verify(within) == ""  # and so it is of these
 
 
 def test_the_page_says_what_is_checked():
@@ -363,7 +414,7 @@ def test_no_price_of_what_the_limit_does_not_bound():
         assert "none that the limit bounds" in wrong
 
 
-@pytest.mark.parametrize("name", ["tight", "accumulating", "hosts", "paper"])
+@pytest.mark.parametrize("name", ["tight", "accumulating", "hosts", "paper", "replayed"])
 def test_the_searchs_own_claims_are_checked_by_searching_again(name):
     plan = plans()[name]
     c = plan.certificate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, Protocol
@@ -90,6 +91,7 @@ class State:
     def of_save(model: nn.Module, optimizer: Optimizer | None, layout: Layout | None = None) -> State:
         """The present state. ShardingError if an option or state of the optimizer cannot be represented."""
         state = _of_model(model, layout)
+        _warn_of_extra_state(model)
         if optimizer is None:
             return state
         names = _names(state.parameters, optimizer)
@@ -294,6 +296,17 @@ def unwrapped(model: nn.Module) -> nn.Module:
     while isinstance(model, FullyShardedDataParallel | DistributedDataParallel):
         model = model.module
     return model
+
+
+def _warn_of_extra_state(model: nn.Module) -> None:
+    for name, module in unwrapped(model).named_modules():
+        if type(module).get_extra_state is not nn.Module.get_extra_state:
+            warnings.warn(
+                "OSDP: osdp.save keeps parameters, buffers and the optimizer, and not the extra state (get_extra_state) of "
+                f"{name!r}, a {type(module).__name__}: give it to Checkpoints.save(extra=...), or save model.state_dict()",
+                stacklevel=2,
+            )
+            return
 
 
 def _persistent_buffers(model: nn.Module) -> dict[str, Tensor]:

@@ -26,6 +26,7 @@ from torch import nn
 from osdp.base.compiled_modules import is_compiled
 from osdp.sharding.installed import Installed
 from osdp.sharding.load_state_dict import loading
+from osdp.sharding.module_methods import ModuleMethod
 from osdp.sharding.own_values import (
     dtensor_values,
     full_values,
@@ -50,7 +51,7 @@ def show_full_parameters(model: nn.Module, sharded: Sharded) -> None:
         sharded.shown.add(module)
         begin = functools.partial(_begin_loading, module, model, sharded)
         for name, method in (*_saving(module, model, sharded), *loading(module, sharded, begin)):
-            Installed.put_on(model, module, name, method)
+            Installed.put_on(model, module, name, ModuleMethod(module, sharded, name, method))
 
 
 def _saving(

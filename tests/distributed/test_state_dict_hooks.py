@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -492,3 +497,45 @@ def sliced_and_hybrid(me: Member) -> None:
 
 def test_own_code_of_slices_and_hybrid_sharding(ranks):
     ranks(sliced_and_hybrid, world=4)
+
+
+def copies_of_parts(me: Member) -> None:
+    """A part without sharded parameters can be copied, and is then a module of its own; one that has some cannot."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 2))
+    plan = osdp.Plan.uniform(osdp.describe(model, torch.zeros(2, 6)), "FULL_SHARD")
+    osdp.fully_shard(model, plan.replace({"1": osdp.Choice("NO_SHARD")}), me.group)
+    held = io.BytesIO()
+    torch.save(model[1], held)
+    held.seek(0)
+    for made in (copy.deepcopy(model[1]), torch.load(held, weights_only=False)):
+        made.load_state_dict({name: value + 1 for name, value in model[1].state_dict().items()})
+        assert bool((made.weight == 2).all()) and bool((model[1].weight == 1).all())
+        assert bool((made.state_dict()["weight"] == 2).all())
+    for part in (model[0], nn.ModuleList([model[0]])):
+        for copying in (copy.deepcopy, pickle.dumps):
+            with pytest.raises(osdp.ShardingError, match=r"cannot be (copied|pickled)"):
+                copying(part)
+
+
+def test_copies_of_parts_have_state_dicts_of_their_own(ranks):
+    ranks(copies_of_parts, world=2)
+
+
+def checkpoint(me: Member, directory: Path) -> None:
+    """osdp.save and load keep what the parameters are, whatever their modules make of it in state dicts."""
+    for kind in (Fused, Derived, Around):
+        saved, model = shard(me, around(kind, 0), "FULL_SHARD"), shard(me, around(kind, 1), "NO_SHARD")
+        told = (
+            pytest.warns(UserWarning, match="extra state .* of '1', a Around")
+            if kind is Around
+            else nullcontext()
+        )
+        with told:
+            osdp.save(saved, None, directory / kind.__name__)
+        osdp.load(model, None, directory / kind.__name__)
+        same(model.state_dict(), around(kind, 0).state_dict())
+
+
+def test_checkpoints_of_modules_with_own_code(ranks, tmp_path):
+    ranks(checkpoint, tmp_path, world=2)

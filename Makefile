@@ -9,6 +9,7 @@ MAKEFLAGS += --no-print-directory
 TORCH ?= torch==2.13.0
 JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
 RANKS ?= 2
+RANK_TESTS ?= $(shell echo $$(($(JOBS) < 4 ? $(JOBS) : 4)))
 
 # Note [Which environment]
 # An environment is active when VIRTUAL_ENV or CONDA_PREFIX names it. It is used when its own Python is 3.11 or newer and
@@ -48,7 +49,9 @@ demo: build  ## train a GPT on 2 ranks: describe, profile, search, shard, train,
 	@examples/demo.sh "$(PY)" $(RANKS) $(ARGS)
 
 .PHONY: test
-test: test-sanitize test-threads test-python  ## all tests: C++ under sanitizers, then Python
+test: $(STAMPS)/tools  ## all tests: C++ under sanitizers, then Python
+	@$(MAKE) $(STAMPS)/packages & packages=$$!; $(MAKE) test-sanitize test-threads; wait $$packages  # which is mostly download
+	@$(MAKE) test-python
 
 # What finds most for its time: plans against brute force, what is refused, and gradients against one process's.
 CHECK := tests/unit/planning/test_search.py tests/unit/planning/test_limits.py tests/unit/planning/test_verify.py tests/unit/test_public_names.py \
@@ -69,14 +72,14 @@ test-cpp: $(STAMPS)/tools  ## the C++ tests without sanitizers, to work on one; 
 .PHONY: test-sanitize
 test-sanitize: $(STAMPS)/tools  ## the same under the address and undefined-behaviour sanitizers
 	@echo "== C++ tests under the address and undefined-behaviour sanitizers (build/sanitize)"
-	@cmake -S . -B build/sanitize -G Ninja -DOSDP_PYTHON=OFF -DOSDP_TESTS=ON -DOSDP_SANITIZE=address,undefined,float-cast-overflow -DCMAKE_BUILD_TYPE=RelWithDebInfo >build/sanitize.log || { cat build/sanitize.log; exit 1; }
+	@cmake -S . -B build/sanitize -G Ninja -DOSDP_PYTHON=OFF -DOSDP_TESTS=ON -DOSDP_SANITIZE=address,undefined,float-cast-overflow -DCMAKE_BUILD_TYPE=None >build/sanitize.log || { cat build/sanitize.log; exit 1; }
 	@ninja -C build/sanitize -j$(JOBS) --quiet
 	@ctest --test-dir build/sanitize --output-on-failure -j$(JOBS) >build/sanitize.log || { cat build/sanitize.log; exit 1; }; tail -n 4 build/sanitize.log
 
 .PHONY: test-threads
 test-threads: $(STAMPS)/tools  ## those of communication between ranks under the thread sanitizer
 	@echo "== C++ tests of communication under the thread sanitizer (build/tsan)"
-	@cmake -S . -B build/tsan -G Ninja -DOSDP_PYTHON=OFF -DOSDP_TESTS=ON -DOSDP_SANITIZE=thread -DCMAKE_BUILD_TYPE=RelWithDebInfo >build/tsan.log || { cat build/tsan.log; exit 1; }
+	@cmake -S . -B build/tsan -G Ninja -DOSDP_PYTHON=OFF -DOSDP_TESTS=ON -DOSDP_SANITIZE=thread -DCMAKE_BUILD_TYPE=None >build/tsan.log || { cat build/tsan.log; exit 1; }
 	@ninja -C build/tsan -j$(JOBS) --quiet comm_tests
 	@TSAN_OPTIONS=halt_on_error=1 ctest --test-dir build/tsan -L comm --output-on-failure -j$(JOBS) >build/tsan.log || { cat build/tsan.log; exit 1; }; tail -n 4 build/tsan.log
 
@@ -138,8 +141,8 @@ gpu-check:  ## on a machine with a GPU, with the torch that its Python has: ever
 test-python: build  ## the Python tests: one process, several at once, then several ranks
 	@echo "== Python tests of one process"
 	@$(PY) -m pytest -n $(JOBS) --dist worksteal tests/unit
-	@echo "== Python tests of several ranks"
-	@$(PY) -m pytest --ignore=tests/unit
+	@echo "== Python tests of several ranks, which wait for each other: several tests at once"
+	@$(PY) -m pytest -n $(RANK_TESTS) --dist loadgroup --ignore=tests/unit
 
 .PHONY: test-extras
 test-extras: build  ## the Python tests that CI does not wait for: whole scripts, frameworks, models of transformers (20 minutes)
@@ -183,9 +186,16 @@ $(STAMPS)/tools: $(STAMPS)/torch
 	  && cmake --version >/dev/null 2>&1 || $(PIP) 'cmake>=3.25'
 	@touch $@
 
-$(STAMPS)/built: $(STAMPS)/tools $(CSRC)
+$(STAMPS)/packages: $(STAMPS)/tools pyproject.toml
+	@echo "== installing what the tests and linters need"
+	@$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
+	  print(*p["test"], *p["dev"], sep="\n")' >build/packages.txt
+	@$(PIP) -r build/packages.txt
+	@touch $@
+
+$(STAMPS)/built: $(STAMPS)/packages $(CSRC)
 	@echo "== building the extension with $$(c++ --version | head -n 1), $(JOBS) jobs (a few minutes the first time)"
-	@$(PIP) --no-build-isolation -e '.[test,dev]'
+	@$(PIP) --no-build-isolation -e .
 	@$(PY) -c 'import osdp, torch; print("== built: osdp", osdp.__version__, "with torch", torch.__version__)'
 	@touch $@
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import cases
@@ -12,6 +13,13 @@ import pytest
 import run_ranks
 
 Told = dict[str, list[dict[str, Any]]]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """In one process, where several run tests: they share what the session's fixtures run."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("accelerator"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -30,7 +30,9 @@ def scratch_bytes(func: Any, args: Any) -> int:
     """Bytes of temporary memory of the ATen call, besides its results.
 
     Convolutions: oneDNN computes on copies in its own layout. Measured (fp32, 3 to 512 channels, kernels of 1
-    to 3, strides of 1 and 2): within 16 KiB of this, but for 0.2 MB more in backward with few channels.
+    to 3, strides of 1 and 2): within 16 KiB of this, but for 0.2 MB more in backward with few channels. One that
+    is a product is not given to oneDNN by a single thread where a batch is small: its backward computes the
+    input's gradient of one sample after the other in a temporary.
     """
     packet = getattr(func, "overloadpacket", None)
     if packet is torch.ops.aten.convolution and not _is_product(args[1], args[3]):
@@ -41,6 +43,8 @@ def scratch_bytes(func: Any, args: Any) -> int:
         # gradient with its copy.
         result, given, weight = args[:3]
         return max(_bytes(given) + _bytes(result), _bytes(weight)) + 4 * _PAGE_BYTES
+    if packet is torch.ops.aten.convolution_backward and args[1].dim() > 3 and args[1].shape[0] > 0:
+        return _bytes(args[1]) // int(args[1].shape[0])
     return 0
 
 

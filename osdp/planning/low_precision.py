@@ -38,27 +38,48 @@ def with_low_activations(
         low = _described(low_model, cast_floats(sample, policy.param_dtype))
     except (DescribeError, TypeError, RuntimeError):
         return description
-    saved = {o.name: o for o in low.operators}
-    inputs = {b.name: b.input_bytes_per_sample for b in low.blocks}
-    if [o.name for o in description.operators] != list(saved):
+    bytes_of = _bytes_by_operator(description, low)
+    if bytes_of is None:
         return description
+    inputs = {b.name: b.input_bytes_per_sample for b in low.blocks}
     return dataclasses.replace(
         description,
-        operators=tuple(
-            dataclasses.replace(
-                o,
-                saved_bytes_per_sample=saved[o.name].saved_bytes_per_sample,
-                saved_bytes_fixed=saved[o.name].saved_bytes_fixed,
-                work_bytes_per_sample=saved[o.name].work_bytes_per_sample,
-                work_bytes_fixed=saved[o.name].work_bytes_fixed,
-            )
-            for o in description.operators
-        ),
+        operators=tuple(dataclasses.replace(o, **bytes_of[o.name]) for o in description.operators),
         blocks=tuple(
             dataclasses.replace(b, input_bytes_per_sample=inputs.get(b.name, b.input_bytes_per_sample))
             for b in description.blocks
         ),
     )
+
+
+_SAVED = ("saved_bytes_per_sample", "saved_bytes_fixed")
+_WORK = ("work_bytes_per_sample", "work_bytes_fixed")
+
+
+def _bytes_by_operator(
+    description: ModelDescription, low: ModelDescription
+) -> dict[str, dict[str, int]] | None:
+    """By operator of `description`, what `low` holds; None if their operators with parameters are not the same.
+
+    A module that computes something by itself is an operator at the place where it first saves something, which
+    another dtype may change (a cast that is none saves nothing). So operators are matched by name, whatever their
+    order. What an operator that only `low` has saves counts for the module around it.
+    """
+    with_parameters = [{o.name for o in d.operators if o.parameters} for d in (description, low)]
+    if with_parameters[0] != with_parameters[1]:
+        return None
+    found = {o.name: dict.fromkeys((*_SAVED, *_WORK), 0) for o in description.operators}
+    last = description.operators[0].name
+    for o in low.operators:
+        place = o.name
+        while place not in found and place:
+            place = place.rpartition(".")[0]
+        last = place if place in found else last
+        for key in _SAVED:
+            found[last][key] += getattr(o, key)
+        for key in _WORK:
+            found[last][key] = max(found[last][key], getattr(o, key))
+    return found
 
 
 def _described(model: nn.Module, sample: Any) -> ModelDescription:

@@ -1,15 +1,18 @@
-"""Deferred: the modules of one fully_shard([...]) that share a parameter are sharded with the model around them.
+"""Deferred: modules that share a parameter with another module, and are sharded with the model around both.
 
 Note [Tied parameters in a list]
 FSDP2 puts tied parameters into one group by fully_shard([embedding, head]). Here a parameter belongs to one sharded
 model, and neither module contains the other. So both stay in full, marked as units with their options, until the model
 around them is sharded, which finds the shared parameter and shards it once. A call before that would train each rank by
 itself, so it is refused.
+  Where they are wrapped one after the other, the first is sharded already when the second comes, whose parameter is then
+this rank's rows. So only the second waits, and neither it nor its state dict may be read as if it had values. The
+model around both takes the first one over as it takes any part (Note [Parts and the whole]).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,8 +25,11 @@ from osdp.errors import ShardingError
 from osdp.fsdp.marks import MARKS
 from osdp.fsdp.options import Options
 from osdp.sharding.hybrid_mesh import model_ranks
+from osdp.sharding.sharded_model import sharded_models
 
-_deferred: WeakKeyDictionary[nn.Module, RemovableHandle] = WeakKeyDictionary()
+# Module -> why it waits, and the hooks that refuse its use.
+_deferred: WeakKeyDictionary[nn.Module, tuple[str, list[RemovableHandle]]] = WeakKeyDictionary()
+_IN_LIST = "shares a parameter with another module of its fully_shard([...])"
 
 
 def share_parameters(modules: Sequence[nn.Module]) -> bool:
@@ -37,18 +43,54 @@ def share_parameters(modules: Sequence[nn.Module]) -> bool:
     return False
 
 
-def defer(module: nn.Module, options: Options) -> None:
-    """Mark the module; its calls raise ShardingError until a model around it is sharded."""
+def tied_to_sharded(module: nn.Module, inside: Set[nn.Module]) -> str | None:
+    """In words: a parameter of `module` that another sharded model has too, which is none of the modules `inside` of it and
+    does not contain the module that holds the parameter; None if there is none."""
+    owners = {id(p): (f"{name}.{key}" if name else key, m) for name, m in module.named_modules()
+              for key, p in m._parameters.items() if p is not None}  # fmt: skip
+    for other, sharded in sharded_models():
+        if other in inside:
+            continue
+        theirs = set(other.modules())
+        for name, parameter in other.named_parameters():
+            own, owner = owners.get(id(parameter), ("", None))
+            if owner is not None and owner not in theirs and id(parameter) in sharded.tree.index:
+                return (
+                    f"is tied to a {type(other).__name__} that is sharded already: its parameter {own!r} is the other "
+                    f"one's {name!r}"
+                )
+    return None
+
+
+def defer(module: nn.Module, options: Options, why: str = _IN_LIST) -> None:
+    """Mark the module; its calls raise ShardingError until a model around it is sharded. `why`: in words; if not that of a
+    list, its parameters are rows, and its state dict is refused too."""
     MARKS[module] = options
-    if module in _deferred:
-        _deferred.pop(module).remove()
-    _deferred[module] = module.register_forward_pre_hook(_refuse_call)
+    _take_up(module)
+    hooks = [module.register_forward_pre_hook(_refuse)]
+    if why != _IN_LIST:
+        hooks += [
+            module.register_state_dict_pre_hook(_refuse),  # type: ignore[no-untyped-call]
+            module.register_load_state_dict_pre_hook(_refuse),  # type: ignore[no-untyped-call]
+        ]
+    _deferred[module] = why, hooks
 
 
-def _refuse_call(module: nn.Module, inputs: Any) -> None:
+def is_deferred(module: nn.Module) -> bool:
+    return module in _deferred
+
+
+def _take_up(module: nn.Module) -> str:
+    why, hooks = _deferred.pop(module, ("", []))
+    for hook in hooks:
+        hook.remove()
+    return why
+
+
+def _refuse(module: nn.Module, *_: Any) -> None:
     raise ShardingError(
-        f"{type(module).__name__} shares a parameter with another module of its fully_shard([...]), so both are sharded "
-        "with the model around them: call fully_shard on that model before the first forward"
+        f"{type(module).__name__} {_deferred[module][0]}, so both are sharded with the model around them: wrap it, or call "
+        "fully_shard on that model before the first forward"
     )
 
 
@@ -60,24 +102,24 @@ class Deferred:
     """
 
     def __init__(self, model: nn.Module, options: Options) -> None:
-        self._found = [m for m in model.modules() if m in _deferred]
+        self._found = {m: _deferred[m][0] for m in model.modules() if m in _deferred}
         whole = _ranks(options) if self._found else []
-        for module in self._found:
+        for module, why in self._found.items():
             if (own := _ranks(MARKS[module])) != whole:
                 raise ShardingError(
-                    f"{type(module).__name__} shares a parameter with another module of its fully_shard([...]), so both are "
-                    f"sharded with the model around them: give both calls the same mesh (ranks {own} and {whole})"
+                    f"{type(module).__name__} {why}, so both are sharded with the model around them: give both calls the "
+                    f"same mesh (ranks {own} and {whole})"
                 )
 
     def __enter__(self) -> None:
         for module in self._found:
-            _deferred.pop(module).remove()
+            _take_up(module)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for module in self._found if error is not None else ():
-            defer(module, MARKS[module])
+        for module, why in self._found.items() if error is not None else ():
+            defer(module, MARKS[module], why)
 
 
 def _ranks(options: Options) -> list[int]:

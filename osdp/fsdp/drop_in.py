@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -18,6 +18,7 @@ from osdp.errors import ShardingError
 from osdp.fsdp import former_optimizer_states as former
 from osdp.fsdp import optimizer_states, rank_files, state_dict_types, summoning
 from osdp.fsdp.class_or_instance import class_or_instance
+from osdp.fsdp.deferred import is_deferred
 from osdp.fsdp.first_forward import wait_for_inputs
 from osdp.fsdp.ignored import ignored_modules
 from osdp.fsdp.load_unwrapped import load_unwrapped
@@ -143,11 +144,24 @@ class FullyShardedDataParallel(nn.Module):
         return step_scopes.no_sync(self.module)
 
     def clip_grad_norm_(
-        self, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        *,
+        tp_group: dist.ProcessGroup | None = None,
+        tp_parameters: str | Sequence[str] | None = None,
     ) -> Tensor:
         """See `osdp.clip_grad_norm_`."""
         self._outermost("clip_grad_norm_")
-        return step_scopes.clip_grad_norm_(self.module, max_norm, norm_type, error_if_nonfinite)
+        return step_scopes.clip_grad_norm_(
+            self.module,
+            max_norm,
+            norm_type,
+            error_if_nonfinite,
+            tp_group=tp_group,
+            tp_parameters=tp_parameters,
+        )
 
     # Called on the class with a model, as in FSDP1, or on an instance.
     summon_full_params = class_or_instance(summoning.summon_full_params)
@@ -241,6 +255,8 @@ class FullyShardedDataParallel(nn.Module):
         """The number of ranks, and of units in each mode; of the outermost wrapper."""
         if next(self.parameters(), None) is None:
             return "without parameters"
+        if is_deferred(self._osdp_wrapped):
+            return "tied: sharded with the model around it"
         plan = self._sharded().plan
         modes = Counter(plan.choices[unit[0]].mode for unit in plan.units)
         units = ", ".join(f"{count} {mode}" for mode, count in sorted(modes.items()))

@@ -7,7 +7,7 @@ from torch import nn
 
 from osdp.base.sharded_models import HANDLES
 from osdp.fsdp.copied_wraps import copy_notes
-from osdp.fsdp.deferred import Deferred
+from osdp.fsdp.deferred import Deferred, defer, tied_to_sharded
 from osdp.fsdp.first_forward import stop_waiting, wait_for_inputs
 from osdp.fsdp.ignored import Ignored
 from osdp.fsdp.marks import MARKS, marked_plan, marks_in, refuse_planned
@@ -17,6 +17,7 @@ from osdp.fsdp.searched_plan import searched_plan
 from osdp.sharding.copies import also_copy
 from osdp.sharding.handover import Handover
 from osdp.sharding.hybrid_mesh import model_ranks
+from osdp.sharding.materialize import keep_ties
 from osdp.sharding.separate_parts import SeparateParts
 from osdp.sharding.sharded_model import runtime_of
 from osdp.sharding.state_dict_form import StateDictForm
@@ -26,13 +27,21 @@ also_copy(copy_notes)
 
 def shard(module: nn.Module, options: Options, form: StateDictForm) -> None:
     """Shard `module` in place. Collective. `form`: of its state dicts. A module without parameters is only
-    marked.
+    marked, and so is one that is tied to another that is sharded already (osdp/fsdp/deferred.py).
 
     Raises the errors of `osdp.fully_shard` and `osdp.search`.
     """
-    with separate_parts(module, options) as separate, Deferred(module, options):
+    keep_ties(module)
+    inside = set(module.modules())
+    with separate_parts(module, options) as separate:
         refuse_planned(module)
-        with Ignored(module, [options, *marks_in(module)]):
+        told = [options, *marks_in(module)]
+        with Ignored(module, told):
+            tied = None if options.plan is not None else tied_to_sharded(module, inside)
+        if tied is not None:
+            defer(module, options, tied)
+            return
+        with Deferred(module, options), Ignored(module, told):
             _shard(module, options, form, separate)
 
 

@@ -26,7 +26,7 @@ from osdp.sharding.gathering_calls import cover_forward, route_forward
 from osdp.sharding.handover import Handover
 from osdp.sharding.hybrid_mesh import GroupLike, RankGrid, agreed_grid, model_ranks
 from osdp.sharding.installed import Installed
-from osdp.sharding.materialize import Placing, survey
+from osdp.sharding.materialize import Placing, keep_ties, survey
 from osdp.sharding.meta_init import InitFunction
 from osdp.sharding.mixed_precision import chosen_precision, install_precision
 from osdp.sharding.module_tree import Tree
@@ -100,6 +100,7 @@ def fully_shard(
     given, grid = model_ranks(process_group, device_mesh)
     group = usable_group(given)
     together = Together(group, "osdp.fully_shard")
+    keep_ties(model)
     error: Exception | None = None
     offload = False
     policy: MixedPrecision | None = None

@@ -9,18 +9,35 @@ sharded and freed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.utils.weak import WeakIdKeyDictionary
 
 from osdp import _C
 from osdp.errors import DisagreementError, InvalidProblemError
 from osdp.ranks.rank_group import Together
 from osdp.sharding.handover import Handover
 from osdp.sharding.meta_init import InitFunction, Turn, own_tensors, run_turn, turns_of
+
+# A parameter on the meta device -> the one with values that took its place.
+_placed: MutableMapping[Tensor, ref[nn.Parameter]] = WeakIdKeyDictionary()
+
+
+def keep_ties(model: nn.Module) -> None:
+    """Modules that hold a meta parameter of a part that was sharded get the one in its place: they were tied."""
+    for module in model.modules() if _placed else ():
+        for key, parameter in list(module._parameters.items()):
+            if (
+                parameter is not None
+                and (placed := _placed.get(parameter)) is not None
+                and placed() is not None
+            ):
+                setattr(module, key, placed())
 
 
 @dataclass(frozen=True)
@@ -200,6 +217,7 @@ class Placing:
             for key, parameter in list(module._parameters.items()):
                 if parameter is not None and parameter.is_meta:
                     setattr(module, key, self.stand_ins[id(parameter)])  # LSTMs keep lists of their weights
+                    _placed[parameter] = ref(self.stand_ins[id(parameter)])
             for key, buffer in list(module._buffers.items()):
                 if buffer is not None and id(buffer) in self.new_buffers:
                     module._buffers[key] = self.new_buffers[id(buffer)]

@@ -88,8 +88,9 @@ def _refuse_shards(model: nn.Module) -> None:
             if id(parameter) in names and id(parameter) in sharded.tree.index:
                 raise ShardingError(
                     f"parameter '{names[id(parameter)]}' is already sharded, as '{name}' of a "
-                    f"{type(other).__name__} that is not in this model. Shard a part before the model "
-                    "around it; shard parts that share a parameter together, with a model around both"
+                    f"{type(other).__name__} that is not in this model, a {type(model).__name__}. Shard a part before the "
+                    "model around it. Two parts that are tied by a parameter are sharded with the model around both: wrap "
+                    "them without a plan, over the same ranks, or that model alone"
                 )
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from torch import Tensor, nn
+from torch import distributed as dist
 
+from osdp.errors import InvalidProblemError
 from osdp.sharding.parts import counted_with, with_parts
 from osdp.sharding.sharded_model import Sharded, runtime_of
+from osdp.sharding.tensor_parallel_norm import clip_over_tensor_parallel
 
 
 @contextmanager
@@ -42,7 +45,13 @@ def set_sync(model: nn.Module, sync: bool) -> None:
 
 
 def clip_grad_norm_(
-    model: nn.Module, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
+    model: nn.Module,
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    *,
+    tp_group: dist.ProcessGroup | None = None,
+    tp_parameters: str | Sequence[str] | None = None,
 ) -> Tensor:
     """Scale all gradients so that their norm over all ranks is at most `max_norm`; return the norm before
     scaling.
@@ -53,6 +62,13 @@ def clip_grad_norm_(
     A part that is sharded over other ranks (an expert) counts once for each group of ranks that has one, as in one
     process that holds them all.
 
+    `tp_group`: the ranks that hold the other slices of this rank's layers, where tensor parallelism is written by hand (on
+    plain parameters, as Megatron's): without it the norm would differ between them. `tp_parameters`: patterns of the
+    parameters, or modules, that are slices over it; by default those with a true attribute `tensor_model_parallel`. The
+    others are alike on its ranks and count once. Takes one more collective, over that group.
+
+    Raises InvalidProblemError for a `tp_group` with neither, or with ranks that the model is sharded over, and for a pattern
+    that matches nothing.
     Raises ShardingError if `model` is not sharded, if a forward or backward is running, or if the part has ranks that the
     model lacks; with `error_if_nonfinite`, GradientError on every rank if the norm is infinite or NaN.
 
@@ -63,6 +79,12 @@ def clip_grad_norm_(
     for each, sharded in with_parts(model):
         if sharded.runtime.tree_changed:  # parameters removed since the last forward do not count
             sharded.tree.look_between_steps(each)
+    if tp_group is not None:
+        return clip_over_tensor_parallel(
+            model, float(max_norm), float(norm_type), error_if_nonfinite, tp_group, tp_parameters
+        )
+    if tp_parameters is not None:
+        raise InvalidProblemError("tp_parameters says what is cut over tp_group: pass that group too")
     return runtime_of(model).runtime.clip_grad_norm(
         float(max_norm), float(norm_type), error_if_nonfinite, counted_with(model)
     )

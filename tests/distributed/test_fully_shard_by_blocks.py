@@ -166,3 +166,84 @@ def tied_in_a_list(me: Member) -> None:
 
 def test_tied_parameters_in_a_list(ranks):
     ranks(tied_in_a_list, world=2)
+
+
+class Thrice(Tied):
+    """The weight is read by a third module too, inside of a part that holds another parameter."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.aside = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 10))
+        self.aside[1].weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.blocks(self.embedding(tokens))
+        return self.head(x) + self.aside(x)
+
+
+def by_class(module: nn.Module, me: Member) -> nn.Module:
+    return osdp.FullyShardedDataParallel(module, me.group)
+
+
+def by_function(module: nn.Module, me: Member) -> nn.Module:
+    return osdp.fully_shard(module, mesh=DeviceMesh.from_group(me.group, "cpu"))
+
+
+def tied_one_after_the_other(me: Member) -> None:
+    tokens = torch.randint(10, (2 * me.world, 4), generator=torch.Generator().manual_seed(1))
+    hidden = torch.randn(2, WIDTH, dtype=torch.float64)
+    for wrap in (by_class, by_function):
+        for order in (("embedding", "head", "aside"), ("aside", "blocks", "embedding", "head")):
+            whole, model = Thrice(SEED).double(), Thrice(SEED + me.rank).double()
+            for name in order:
+                setattr(model, name, wrap(getattr(model, name), me))
+            first, *_, last = order
+            repr(model)
+            rows = len(model.embedding.weight)
+            assert rows == 5 and model.head.weight is model.aside[1].weight
+            kind = type(getattr(whole, first)).__name__
+            use = {"embedding": lambda m=model: m.embedding(tokens), "head": lambda m=model: m.head(hidden)}
+            tries = (use[last], getattr(model, last).state_dict) if last in use else ()
+            for refused in (*tries, model.state_dict, lambda m=model: m.load_state_dict({}, strict=False)):
+                with pytest.raises(
+                    osdp.ShardingError, match=rf"is tied to a \w*{kind} that is sharded already"
+                ):
+                    refused()
+            model = wrap(model, me)
+            assert model.head.weight is model.embedding.weight is model.aside[1].weight
+            both = ((whole, adamw(whole.parameters())), (model, adamw(model.parameters())))
+            for _ in range(2):
+                for (each, optimizer), mine in zip(both, (tokens, me.part(tokens)), strict=True):
+                    each(mine).square().mean().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+            gathered = get_model_state_dict(model, options=FULL)
+            for name, value in whole.state_dict().items():
+                close(gathered[name], value, 1e-9, name)
+            assert len(model.embedding.weight) == rows
+
+
+def tied_without_values(me: Member) -> None:
+    """What is tied on the meta device stays tied, though the first part's parameters become new objects."""
+    for wrap in (by_class, by_function):
+        for parts in (["embedding"], ["embedding", "head"], ["head", "aside"], []):
+            with torch.device("meta"):
+                model = Thrice(SEED)
+            for name in parts:
+                setattr(model, name, wrap(getattr(model, name), me))
+            model = wrap(model, me)
+            assert model.head.weight is model.embedding.weight is model.aside[1].weight
+            assert len(list(model.parameters())) == 9 and len(model.head.weight) == 5
+            state = get_model_state_dict(model, options=FULL)
+            assert state["head.weight"].isfinite().all()
+            assert torch.equal(state["head.weight"], state["aside.1.weight"])
+
+
+@pytest.mark.outcome("tied parts wrapped one after the other, then the model", "equal")
+@pytest.mark.outcome("use of such a part before the model around both is wrapped", osdp.ShardingError)
+def test_tied_parts_one_after_the_other(ranks):
+    ranks(tied_one_after_the_other, world=2)
+
+
+def test_tied_parts_from_the_meta_device(ranks):
+    ranks(tied_without_values, world=2)

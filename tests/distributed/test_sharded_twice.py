@@ -39,7 +39,7 @@ def parts_and_wholes(me: Member) -> None:
     mesh = DeviceMesh.from_group(me.group, "cpu")
     tied = Tied()
     osdp.fully_shard(tied.words, mesh=mesh)
-    refused(lambda: osdp.fully_shard(tied.head, mesh=mesh), "weight")
+    refused(lambda: osdp.fully_shard(tied.head, osdp.Plan.uniform(tied.head), me.group), "weight")
     assert tied.words.weight.shape == (8 // me.world, 4)
     osdp.fully_shard(tied, mesh=mesh)
     tokens = torch.arange(4)

@@ -47,11 +47,11 @@ std::string exception_text() {
 // RuntimeError even if its text is ours. A failed call of a module runs its hooks and then raises the
 // exception being handled, so the hook replaces that exception by one of our classes. For backward see
 // osdp/sharding/torch_patches/autograd_errors.py.
-void retype() {
+void retype(const CallHook& hook) {
   const py::object error = exception();
   if (reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())) != PyExc_RuntimeError) return;
-  const py::object typed =
-      py::module_::import("osdp.sharding.torch_patches.autograd_errors").attr("typed")(error);
+  const py::object typed = py::module_::import("osdp.sharding.torch_patches.autograd_errors")
+                               .attr("typed")(error, hook.runtime, hook.call->module);
   if (!typed.is_none()) PyErr_SetHandledException(typed.ptr());
 }
 
@@ -104,7 +104,7 @@ void CallHook::after(const py::object&, const py::tuple&, const py::dict&, const
   outputs.visit(output);
   const bool failed = output.is_none() && PyErr_Occurred() == nullptr && call_failed();
   if (failed) {
-    retype();
+    retype(*this);
     runtime->backward().note_exception(exception_text());
   }
   {

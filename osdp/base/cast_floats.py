@@ -11,6 +11,16 @@ if TYPE_CHECKING:
     import torch
 
 
+class CastInputs:
+    """A forward pre-hook (`with_kwargs`) that casts the arguments."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def __call__(self, module: object, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return cast_floats(args, self.dtype), cast_floats(kwargs, self.dtype)
+
+
 def cast_floats(value: Any, dtype: torch.dtype) -> Any:
     """`value` with its floating-point tensors cast, in arbitrarily nested tuples, lists, dicts and
     dataclasses."""

@@ -132,6 +132,10 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 stack.callback(
                     module.register_forward_pre_hook(self._begin(name), prepend=True, with_kwargs=True).remove
                 )
+                if name in self._blocks:  # after hooks that replace its arguments
+                    stack.callback(
+                        module.register_forward_pre_hook(self._enter_block(name), with_kwargs=True).remove
+                    )
                 stack.callback(
                     module.register_forward_hook(self._end(name), always_call=True, with_kwargs=True).remove
                 )
@@ -150,11 +154,15 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             if not name and not self._stack:
                 self._uncounted.update(_storage_id(t) for t in tensors_in((args, kwargs)))
-            if name in self._blocks:
-                self._give(name, (args, kwargs))
-                self._inputs.setdefault(name, []).append(versions_of((args, kwargs)))
             self._stack.append(name)
             self.trace.calls[name] = self.trace.calls.get(name, 0) + 1
+
+        return hook
+
+    def _enter_block(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            self._give(name, (args, kwargs))
+            self._inputs.setdefault(name, []).append(versions_of((args, kwargs)))
 
         return hook
 
@@ -181,7 +189,8 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         distinct = {_storage_id(t): t for t in tensors_in(inputs) if t.layout is torch.strided}
         for identity, tensor in distinct.items():
             if identity not in self._uncounted:
-                given = self._given.setdefault(identity, _Given(tensor.untyped_storage(), self.running, []))
+                caller = self._stack[-2] if len(self._stack) > 1 else ""
+                given = self._given.setdefault(identity, _Given(tensor.untyped_storage(), caller, []))
                 given.blocks.append(block)
 
     def _save(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -92,7 +92,7 @@ def marked_precision(model: nn.Module, root: Options) -> object:
 
 
 def _dtypes(policy: MixedPrecision | None) -> object:
-    return policy and dataclasses.replace(policy, cast_forward_inputs=True)
+    return policy and dataclasses.replace(policy, cast_forward_inputs=True, parts=())
 
 
 def _marked(model: nn.Module) -> dict[str, Options]:

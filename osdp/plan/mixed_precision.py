@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from osdp.description.recompute_blocks import recomputable_blocks
 from osdp.errors import InvalidProblemError
 from osdp.plan.precisions import PRECISIONS
 
@@ -26,7 +28,8 @@ class MixedPrecision:
 
     Parameters and buffers of `full_precision_modules` (None: batch norms, whose running statistics need it)
     keep their dtypes. `parts`: pairs of a module's name and the MixedPrecision that applies to its call and
-    to everything inside it instead; the innermost module's applies.
+    to everything inside it instead; the innermost module's applies. None: with `cast_forward_inputs`, the model's blocks
+    (osdp.description.recompute_blocks), so that their calls cast their arguments too.
 
     >>> model = osdp.fully_shard(model, plan, mixed_precision=osdp.MixedPrecision(torch.bfloat16, torch.float32))
     """
@@ -37,7 +40,7 @@ class MixedPrecision:
     cast_forward_inputs: bool = True
     output_dtype: torch.dtype | None = None
     full_precision_modules: tuple[type[nn.Module], ...] | None = None
-    parts: tuple[tuple[str, MixedPrecision], ...] = ()
+    parts: tuple[tuple[str, MixedPrecision], ...] | None = None
 
     def __post_init__(self) -> None:
         import torch
@@ -55,11 +58,13 @@ class MixedPrecision:
     def changes_nothing(self) -> bool:
         """Whether every dtype is None, of all parts too."""
         own = self.param_dtype or self.reduce_dtype or self.buffer_dtype or self.output_dtype
-        return not own and all(part.changes_nothing for _, part in self.parts)
+        return not own and all(part.changes_nothing for _, part in self.parts or ())
 
     def of(self, name: str) -> MixedPrecision:
         """The MixedPrecision that applies to the module or parameter of that name."""
-        around = [(part, own) for part, own in self.parts if name == part or name.startswith(f"{part}.")]
+        around = [
+            (part, own) for part, own in self.parts or () if name == part or name.startswith(f"{part}.")
+        ]
         return max(around, key=lambda each: len(each[0]))[1] if around else self
 
 
@@ -100,12 +105,25 @@ def as_mixed_precision(wanted: object, part: bool = False) -> MixedPrecision | N
                 bool(root or getattr(wanted, "cast_forward_inputs", True)),
                 getattr(wanted, "output_dtype", None),
                 None if kept is None else tuple(kept),
+                # FSDP1 casts at the calls of wraps alone, and only where it is told to.
+                () if hasattr(wanted, "cast_root_forward_inputs") else None,
             )
         )
     raise InvalidProblemError(
         "mixed_precision must be an osdp.MixedPrecision, a MixedPrecision of torch's FSDP, True or "
         f"one of {', '.join(PRECISIONS)}, got a {type(wanted).__name__}"
     )
+
+
+def at_blocks(policy: MixedPrecision, model: nn.Module) -> MixedPrecision:
+    """`policy` with its parts: where it has none, the blocks of `model`, whose calls then cast their arguments as FSDP2's
+    blocks do. A forward may make a tensor in full precision (a rotary table, a mask) and hand it to each of them."""
+    if policy.parts is not None or not policy.cast_forward_inputs or policy.param_dtype is None:
+        return dataclasses.replace(policy, parts=policy.parts or ())
+    own = dataclasses.replace(policy, parts=(), output_dtype=None)
+    kept = set(kept_as_they_are(model, policy))
+    blocks = (name for name in recomputable_blocks(model) if model.get_submodule(name) not in kept)
+    return dataclasses.replace(policy, parts=tuple((name, own) for name in blocks))
 
 
 def parameter_dtypes(

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from osdp.base.cast_floats import cast_floats
+from osdp.base.cast_floats import CastInputs, cast_floats
 from osdp.description.describe import describe
 from osdp.description.model_description import ModelDescription
 from osdp.errors import DescribeError
-from osdp.plan.mixed_precision import named_precision, parameter_dtypes
+from osdp.plan.mixed_precision import at_blocks, named_precision, parameter_dtypes
 
 
 def with_low_activations(
@@ -35,6 +35,10 @@ def with_low_activations(
     try:
         assert policy.param_dtype is not None
         low_model = _low_copy(model, parameter_dtypes(model, policy))
+        for name, own in at_blocks(policy, low_model).parts or ():
+            assert own.param_dtype is not None
+            cast = CastInputs(own.param_dtype)
+            low_model.get_submodule(name).register_forward_pre_hook(cast, prepend=True, with_kwargs=True)
         low = _described(low_model, cast_floats(sample, policy.param_dtype))
     except (DescribeError, TypeError, RuntimeError):
         return description

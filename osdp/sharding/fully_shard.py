@@ -110,7 +110,7 @@ def fully_shard(
         check_plan_and_model(model, plan, together.world_size, moves)
         if handover is not None:
             handover.check_group(group)
-        policy = chosen_precision(mixed_precision, plan)
+        policy = chosen_precision(mixed_precision, plan, model)
     except Exception as caught:
         error = caught
     backend_memory = allocate_memory_from_process_group_for_comm

@@ -12,9 +12,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from osdp.base.cast_floats import cast_floats
+from osdp.base.cast_floats import CastInputs, cast_floats
 from osdp.errors import PlanMismatchError
-from osdp.plan.mixed_precision import MixedPrecision, as_mixed_precision, kept_as_they_are, named_precision
+from osdp.plan.mixed_precision import (
+    MixedPrecision,
+    as_mixed_precision,
+    at_blocks,
+    kept_as_they_are,
+    named_precision,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +29,7 @@ if TYPE_CHECKING:
     from osdp.plan.plan import Plan
 
 
-def chosen_precision(wanted: object, plan: Plan) -> MixedPrecision | None:
+def chosen_precision(wanted: object, plan: Plan, model: nn.Module) -> MixedPrecision | None:
     """The mixed precision of `fully_shard(model, plan, mixed_precision=wanted)`; None: all dtypes are the
     model's.
 
@@ -33,7 +39,7 @@ def chosen_precision(wanted: object, plan: Plan) -> MixedPrecision | None:
     """
     planned = named_precision(plan.precision)
     if wanted is None:
-        return planned
+        return planned and at_blocks(planned, model)
     policy = as_mixed_precision(wanted)
     ours = (policy.param_dtype, policy.reduce_dtype or policy.param_dtype) if policy else (None, None)
     theirs = (planned.param_dtype, planned.reduce_dtype) if planned else (None, None)
@@ -42,29 +48,21 @@ def chosen_precision(wanted: object, plan: Plan) -> MixedPrecision | None:
             f"mixed_precision={wanted!r} differs from the plan's precision={plan.precision!r}: search "
             "again with precision=, or leave mixed_precision out"
         )
-    return policy
+    return policy and at_blocks(policy, model)
 
 
 def install_precision(model: nn.Module, policy: MixedPrecision) -> dict[str, torch.dtype]:
     """Cast buffers, and install hooks that cast arguments and results of the model's and its parts' calls.
     Returns the names of cast buffers -> their original dtypes."""
     buffers = cast_buffers(model, policy)
-    for name, own in (("", policy), *policy.parts):
+    for name, own in (("", policy), *(policy.parts or ())):
         module = model.get_submodule(name)
         if own.cast_forward_inputs and own.param_dtype is not None:
             # Before the runtime's own hook, which must see the same inputs as the module.
-            module.register_forward_pre_hook(_CastInputs(own.param_dtype), prepend=True, with_kwargs=True)
+            module.register_forward_pre_hook(CastInputs(own.param_dtype), prepend=True, with_kwargs=True)
         if own.output_dtype is not None:
             module.register_forward_hook(_CastOutputs(own.output_dtype))
     return buffers
-
-
-class _CastInputs:
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        return cast_floats(args, self.dtype), cast_floats(kwargs, self.dtype)
 
 
 class _CastOutputs:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.autograd
 
+from osdp import _C
 from osdp.errors import ShardingError
 from osdp.sharding.sharded_model import sharded_models
 
@@ -27,8 +28,16 @@ _SHAPES = re.compile(
 )
 
 
-def typed(error: RuntimeError) -> ShardingError | None:
-    """The error to raise instead; None if it does not concern a sharded parameter."""
+# What torch says of operands of different dtypes.
+_DTYPES = re.compile(
+    r"must have the same dtype|to have the same dtype|not the same dtype|expected scalar type \w+ but found|mixed dtype"
+    r"|Input type \(.*\) and (weight|bias) type \(.*\) should be the same|to match query dtype"
+)
+
+
+def typed(error: RuntimeError, runtime: _C.Runtime | None = None, module: str = "") -> ShardingError | None:
+    """The error to raise instead; None if it does not concern a sharded parameter. `runtime`: of the model in whose
+    forward it was raised, in the call of `module`."""
     text = str(error)
     if _UNGATHERED.match(text):
         message = text
@@ -43,11 +52,27 @@ def typed(error: RuntimeError) -> ShardingError | None:
             "compute the term in forward, or in a method of the model that gathers what it reads "
             "(osdp.register_forward_method(model, name)); or choose NO_SHARD in the plan"
         )
+    elif _DTYPES.search(text) and (dtype := _computed_in(runtime)) is not None:
+        message = (
+            f"OSDP: {text.rstrip('.')}, in {repr(module) if module else 'the forward'}. Under mixed precision parameters "
+            f"are {dtype} in forward, and so are the arguments that the model and its blocks are called with; a tensor that "
+            "the forward makes (torch.ones, a table of positions) is not cast. Make it in the dtype of what it meets "
+            "(dtype=x.dtype), or keep modules in full precision: full_precision_modules= of osdp.MixedPrecision"
+        )
     else:
         return None
     instead = ShardingError(message)
     instead.__traceback__ = error.__traceback__
     return instead
+
+
+def _computed_in(runtime: _C.Runtime | None) -> torch.dtype | None:
+    """The dtype of mixed precision's computation; None without."""
+    policies = (s.policy for _, s in sharded_models() if s.runtime is runtime and s.policy is not None)
+    return next(
+        (own.param_dtype for p in policies for own in (p, *(o for _, o in p.parts or ())) if own.param_dtype),
+        None,
+    )
 
 
 def _parameters(part: str, whole: str) -> list[str]:

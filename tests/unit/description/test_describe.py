@@ -513,3 +513,23 @@ def test_marks_on_parameters_and_inputs_that_require_grad_survive() -> None:
             return x * self.weight * (2 if self.weight.twice else 1)  # type: ignore[attr-defined]
 
     osdp.describe(Marked(), torch.randn(2, 4, requires_grad=True))
+
+
+def test_a_hook_that_replaces_a_blocks_arguments_does_not_write_into_them() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.down(self.up(x))
+
+    model = nn.Sequential(Block(), Block())
+    blocks = osdp.describe(model, torch.ones(2, 6)).blocks
+    for block in model:
+        block.register_forward_pre_hook(lambda module, args: tuple(a.double().float() for a in args))
+    assert (
+        [b.name for b in osdp.describe(model, torch.ones(2, 6)).blocks]
+        == [b.name for b in blocks]
+        == ["0", "1"]
+    )

@@ -62,7 +62,7 @@ _WORK = ("work_bytes_per_sample", "work_bytes_fixed")
 
 def _bytes_by_operator(
     description: ModelDescription, low: ModelDescription
-) -> dict[str, dict[str, int]] | None:
+) -> dict[str, dict[str, Any]] | None:
     """By operator of `description`, what `low` holds; None if their operators with parameters are not the same.
 
     A module that computes something by itself is an operator at the place where it first saves something, which
@@ -72,7 +72,9 @@ def _bytes_by_operator(
     with_parameters = [{o.name for o in d.operators if o.parameters} for d in (description, low)]
     if with_parameters[0] != with_parameters[1]:
         return None
-    found = {o.name: dict.fromkeys((*_SAVED, *_WORK), 0) for o in description.operators}
+    found: dict[str, dict[str, Any]] = {
+        o.name: dict.fromkeys((*_SAVED, *_WORK), 0) for o in description.operators
+    }
     last = description.operators[0].name
     for o in low.operators:
         place = o.name

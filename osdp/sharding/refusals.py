@@ -18,6 +18,30 @@ from osdp.sharding.sharded_model import sharded_models
 from osdp.sharding.torch_patches.other_parallels import refuse_others
 
 
+def _refuse_overlapping(model: nn.Module, parameters: bool) -> None:
+    """Raises ShardingError for a tensor whose elements share memory (`expand`, some of `as_strided`): rank 0's values
+    cannot be written to it, and its bytes are fewer than its elements."""
+    kinds = [("buffer", model.named_buffers()), ("parameter", model.named_parameters() if parameters else ())]
+    for what, tensors in kinds:
+        for name, tensor in tensors:
+            if not tensor.is_meta and _overlaps(tensor):
+                raise ShardingError(
+                    f"{what} '{name}' is an expanded tensor: of shape {tuple(tensor.shape)} and strides "
+                    f"{tensor.stride()}, several of its elements share memory, and rank 0's values cannot be written "
+                    "to it. Register it with .contiguous() (after expand or as_strided), before fully_shard"
+                )
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    reach = 0  # of the dimensions with smaller strides
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and tensor.numel() > 0:
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+    return False
+
+
 def need_process_group() -> None:
     if not dist.is_available() or not dist.is_initialized():
         raise ProcessGroupError(
@@ -36,8 +60,11 @@ def usable_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return group
 
 
-def check_plan_and_model(model: nn.Module, plan: Plan, world_size: int, moves: bool = False) -> None:
-    """`moves`: parameters will be moved to the device of computation, from wherever they are."""
+def check_plan_and_model(
+    model: nn.Module, plan: Plan, world_size: int, moves: bool = False, handed_over: bool = False
+) -> None:
+    """`moves`: parameters will be moved to the device of computation, from wherever they are. `handed_over`: some are
+    sharded already, and have a shape without memory."""
     if not isinstance(plan, Plan):
         raise InvalidProblemError(
             f"plan must be an osdp.Plan, got a {type(plan).__name__}: make one with osdp.search(...), "
@@ -53,6 +80,7 @@ def check_plan_and_model(model: nn.Module, plan: Plan, world_size: int, moves: b
         )
     compiled_modules(model)  # may raise
     refuse_others(model)
+    _refuse_overlapping(model, parameters=not handed_over)
     check_same_model(plan, describe(model))
     if with_gradient := [name for name, p in model.named_parameters() if p.grad is not None]:
         raise ShardingError(

@@ -272,6 +272,41 @@ def test_sharding_parts_and_the_whole(ranks):
     ranks(sharded_twice, world=2)
 
 
+def sharing_memory(me: Member) -> None:
+    """Refused before anything is sent, so that the group can be used on."""
+    window = torch.arange(5.0).as_strided((3, 3), (1, 1))
+    for name, bad in {
+        "row": torch.ones(1).expand(4),
+        "rows": torch.ones(4).expand(3, 4),
+        "window": window,
+    }.items():
+        model = nn.Linear(6, 4)
+        model.register_buffer(name, bad)
+        with pytest.raises(osdp.ShardingError, match=rf"buffer '{name}' is an expanded tensor.*contiguous"):
+            osdp.FullyShardedDataParallel(model, me.group)
+    for trained in (False, True):
+        model = nn.Linear(6, 4)
+        model.scale = nn.Parameter(torch.ones(4, 1).expand(4, 4), requires_grad=trained)
+        with pytest.raises(osdp.ShardingError, match=r"parameter 'scale' is an expanded tensor.*contiguous"):
+            by_function(model, me.group)
+    flat, model = torch.rand(16), nn.Linear(6, 4)
+    model.left, model.right = nn.Parameter(flat[:8].view(2, 4)), nn.Parameter(flat[8:].view(2, 4))
+    model.register_buffer("turned", torch.rand(3, 4).t())
+    model.register_buffer("every", torch.rand(8)[::2])
+    model.register_buffer("none", torch.ones(1).expand(0, 4))
+    wanted = {k: v.clone() for k, v in model.state_dict().items()}
+    sharded = osdp.FullyShardedDataParallel(model, me.group).state_dict()
+    if me.rank == 0:
+        assert all(torch.equal(sharded[k], v) for k, v in wanted.items())
+
+
+@pytest.mark.outcome(
+    "an expanded buffer or parameter (stride 0), one whose elements share memory", osdp.ShardingError
+)
+def test_tensors_whose_elements_share_memory(ranks):
+    ranks(sharing_memory, world=2)
+
+
 def tensor_parallel(me: Member) -> None:
     mesh = DeviceMesh.from_group(me.group, "cpu")
     model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2))

@@ -211,6 +211,28 @@ def test_optimizers_made_before_sharding(ranks):
     ranks(made_before, world=2)
 
 
+def stepped_before(me: Member) -> None:
+    pair = Pair(me, blocks.workload(), "NO_SHARD")
+    for kind in (torch.optim.AdamW, lambda ps: torch.optim.SGD(ps, 0.1, momentum=0.9)):
+        model = blocks.workload().model(7, torch.float64)
+        optimizer = kind(model.parameters())
+        batch = pair._part(pair.data(0))[0]
+        model(*batch).square().mean().backward()
+        optimizer.step(), optimizer.zero_grad()
+        osdp.fully_shard(model, osdp.Plan.uniform(osdp.describe(model, *batch), "FULL_SHARD"), me.group)
+        model(*batch).square().mean().backward()
+        before = [p.detach().clone() for p in model.parameters()]
+        stepped = r"of 'embed\.weight' in (AdamW|SGD) has the full shape .* stepped before fully_shard"
+        with pytest.raises(osdp.ShardingError, match=stepped):
+            optimizer.step()
+        assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.outcome("an optimizer that has stepped before `fully_shard`", osdp.ShardingError)
+def test_optimizers_that_have_stepped_before_sharding(ranks):
+    ranks(stepped_before, world=2)
+
+
 class Odd(torch.optim.SGD):
     def step(self, closure=None):
         super().step(closure)

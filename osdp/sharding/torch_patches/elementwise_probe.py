@@ -48,6 +48,7 @@ def check_before_step(optimizer: Optimizer) -> None:
     known = _checked.get(optimizer)
     if known is None or known[0] != seen:
         cut = cut_parameters(p for group in optimizer.param_groups for p in group["params"])
+        _refuse_full_states(optimizer, cut)
         if type(optimizer) not in _ELEMENT_WISE:
             check_optimizer(optimizer, cut)
         places = list(dict.fromkeys((c.sharded.group, c.sharded.device) for c in cut.values()))
@@ -61,6 +62,22 @@ def check_before_step(optimizer: Optimizer) -> None:
         known = _checked[optimizer] = seen, check
     if known[1] is not None:
         known[1].before_step(optimizer)
+
+
+def _refuse_full_states(optimizer: Optimizer, cut: dict[int, CutParameter]) -> None:
+    """Raises ShardingError if the optimizer has stepped before its parameters were sharded."""
+    for parameter, state in optimizer.state.items():
+        found = cut.get(id(parameter))
+        if found is None or not isinstance(state, dict) or found.full_shape == found.local_shape:
+            continue
+        for key, value in state.items():
+            if isinstance(value, Tensor) and value.dim() > 0 and tuple(value.shape) == found.full_shape:
+                raise ShardingError(
+                    f"rank {found.rank}: the {key} of '{found.name}' in {type(optimizer).__name__} has the full shape "
+                    f"{found.full_shape}, but this rank holds {found.local_shape} of it: the optimizer has stepped "
+                    "before fully_shard. Create it after fully_shard; optimizer.load_state_dict takes the full state "
+                    "of the former one"
+                )
 
 
 def check_optimizer(optimizer: Optimizer, cut: dict[int, CutParameter]) -> None:

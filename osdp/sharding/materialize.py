@@ -23,6 +23,7 @@ from osdp.errors import DisagreementError, InvalidProblemError
 from osdp.ranks.rank_group import Together
 from osdp.sharding.handover import Handover
 from osdp.sharding.meta_init import InitFunction, Turn, own_tensors, run_turn, turns_of
+from osdp.sharding.pretrained_resets import pretrained_resets
 
 # A parameter on the meta device -> the one with values that took its place.
 _placed: MutableMapping[Tensor, ref[nn.Parameter]] = WeakIdKeyDictionary()
@@ -140,9 +141,10 @@ class Placing:
         first = together.first(lambda: {n for n, t in self._tensors().items() if t.is_meta})
         self.initialised = {id(t) for n, t in self._tensors().items() if n in first}
         self.turns: list[Turn] = []
+        self.resets = pretrained_resets(model)
         if first:
             self.turns = together.do(
-                "initialising the model", lambda: turns_of(model, init, only_unsaved=not initialise)
+                "initialising the model", lambda: turns_of(model, init, not initialise, self.resets)
             )
         self.stand_ins: dict[int, nn.Parameter] = {}
         self.values: dict[int, Tensor] = {}  # data of real parameters, until they are placed
@@ -226,7 +228,7 @@ class Placing:
         made: dict[int, Tensor] = {}
         error: Exception | None = None
         try:
-            made = run_turn(turn, self.init, self.device, filled)
+            made = run_turn(turn, self.init, self.device, filled, self.resets)
         except Exception as caught:
             error = caught
         failed = torch.tensor([float(error is not None)], device=self.device)

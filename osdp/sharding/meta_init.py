@@ -17,6 +17,8 @@ layers), those need memory too. Such modules are found by first running each res
 it costs nothing, and recording the tensors it writes to. Such a module and all its submodules are one turn,
 with memory for all of them.
 
+Modules inside a model of transformers are filled by that model's `_init_weights` instead (pretrained_resets.py).
+
 A tied parameter is filled by the first module that holds it; later ones get scratch memory in its place.
 Tensors that a reset does not write would be garbage, so memory is filled with NaN first, and remaining NaNs
 are an error.
@@ -24,7 +26,7 @@ are an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +38,8 @@ from osdp.base.rng_state import generators_kept
 from osdp.errors import ShardingError
 
 InitFunction = Callable[[nn.Module], Any]
+Resets = Mapping[nn.Module, Callable[[], Any]]
+_NONE: Resets = {}
 _METHODS = ("reset_parameters", "_reset_parameters")
 
 
@@ -53,8 +57,11 @@ def own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield key, tensor
 
 
-def turns_of(model: nn.Module, init: InitFunction | None, only_unsaved: bool = False) -> list[Turn]:
-    """The turns in order. `only_unsaved`: only modules with buffers that checkpoints do not contain.
+def turns_of(
+    model: nn.Module, init: InitFunction | None, only_unsaved: bool = False, resets: Resets = _NONE
+) -> list[Turn]:
+    """The turns in order. `only_unsaved`: only modules with buffers that checkpoints do not contain. `resets`: of modules
+    that are filled by a model around them, in place of `reset_parameters`.
 
     Raises ShardingError naming a module that cannot be initialised: one that holds tensors on the meta device and has no
     `reset_parameters`, where there is no `init`.
@@ -64,7 +71,7 @@ def turns_of(model: nn.Module, init: InitFunction | None, only_unsaved: bool = F
     filled: set[int] = set()
     for position, (name, module) in enumerate(order):
         own = [(key, t) for key, t in own_tensors(module) if id(t) not in filled]
-        if own and init is None and _reset_of(module) is None and _wanted(module, only_unsaved):
+        if own and init is None and _reset_of(module, resets) is None and _wanted(module, only_unsaved):
             key, tensor = own[0]
             kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
             raise ShardingError(
@@ -73,7 +80,7 @@ def turns_of(model: nn.Module, init: InitFunction | None, only_unsaved: bool = F
                 "or build this module outside of torch.device('meta')"
             )
         filled |= {id(t) for _, t in own}
-        if init is None and _writes_below(module):
+        if init is None and _writes_below(module, resets):
             for below in module.modules():
                 joined[id(below)] = position
     groups: dict[int, list[tuple[str, nn.Module]]] = {}
@@ -91,7 +98,7 @@ def turns_of(model: nn.Module, init: InitFunction | None, only_unsaved: bool = F
 
 
 def run_turn(
-    turn: Turn, init: InitFunction | None, device: torch.device, filled: set[int]
+    turn: Turn, init: InitFunction | None, device: torch.device, filled: set[int], resets: Resets = _NONE
 ) -> dict[int, Tensor]:
     """Run the turn on `device`; returns the values by the id of the meta tensors that they belong to.
 
@@ -115,9 +122,9 @@ def run_turn(
                     versions[id(tensor)] = made[id(tensor)]._version
                 _put(module, key, made[id(tensor)])
         for name, module in turn.modules:
-            container = not _items(module) and init is None and _reset_of(module) is not None
+            container = not _items(module) and init is None and _reset_of(module, resets) is not None
             if id(module) in due or container:
-                _run(name, module, init)
+                _run(name, module, init, resets)
         result: dict[int, Tensor] = {}
         for name, module in turn.modules:
             for key, tensor in _items(module):
@@ -162,13 +169,15 @@ def _wanted(module: nn.Module, only_unsaved: bool) -> bool:
     )
 
 
-def _reset_of(module: nn.Module) -> Callable[[], Any] | None:
+def _reset_of(module: nn.Module, resets: Resets) -> Callable[[], Any] | None:
+    if module in resets:
+        return resets[module]
     found = (getattr(module, method, None) for method in _METHODS)
     return next((reset for reset in found if callable(reset)), None)
 
 
-def _run(name: str, module: nn.Module, init: InitFunction | None) -> None:
-    reset = _reset_of(module)
+def _run(name: str, module: nn.Module, init: InitFunction | None, resets: Resets) -> None:
+    reset = _reset_of(module, resets)
     what = "param_init_fn" if init is not None else "reset_parameters"
     try:
         with torch.no_grad():
@@ -243,10 +252,10 @@ class _Written(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _writes_below(module: nn.Module) -> bool:
+def _writes_below(module: nn.Module, resets: Resets) -> bool:
     """Whether the module's reset, run on the meta device, writes to tensors of its submodules. True if it
     fails there."""
-    reset = _reset_of(module)
+    reset = _reset_of(module, resets)
     everything = list(module.modules())
     below = [t for each in everything if each is not module for _, t in own_tensors(each)]
     if reset is None or not below:

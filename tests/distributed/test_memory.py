@@ -12,7 +12,7 @@ import torch
 from harness import Member
 from support import plans
 from support.pair import Pair, naming
-from support.peaks import SLACK_BYTES, STATES, Stack, layers, measured_stack, units_bytes
+from support.peaks import SLACK_BYTES, STATES, RandomGraph, Stack, layers, measured_stack, units_bytes
 from support.workload import Workload, vectors
 from torch import nn
 
@@ -211,6 +211,45 @@ def test_gradients_that_are_averaged_in_a_copy_keep_the_limit(ranks, micro_batch
     chosen = ranks(peaks_under_limits, cases, (1.1, 1.2, 1.3), world=2)[0]
     slices = [c for plan in chosen for c in plan.choices.values() if c.granularity > 1]
     assert any(0 < c.slices_sharded < c.granularity for c in slices)
+
+
+def peaks_of_random_programs(me: Member, seeds: range) -> None:
+    """Steps of random graphs under random plans, with computation ahead of the lane and behind it."""
+    _C.memory_meter_install()
+    machine = replace(osdp.Hardware.load("rtx-titan-8"), world_size=me.world, device="cpu")
+    for seed in seeds:
+        dice = random.Random(seed)
+        rows = dice.choice((8, 64, 512))
+        x = torch.randn(rows, 64)
+        description = osdp.describe(RandomGraph(seed), x)
+        plan = replace(plans.mixture(description, seed), batch_size=rows, prefetch=dice.choice((0, 1, 1, 2)))
+        plan = plan.replace(
+            recompute={
+                b.name: dice.choice(("hold", "regather")) for b in description.blocks if dice.random() < 0.4
+            }
+        )
+        with naming(f"seed {seed}: {plan}"):
+            me.everywhere(None)
+            gc.collect()
+            empty = _C.memory_live_bytes() - x.nbytes
+            model = osdp.fully_shard(RandomGraph(seed), plan, process_group=me.group)
+            optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+            model.waits = random.Random(seed + me.rank)
+            peaks = []
+            for _ in range(5):
+                _C.memory_reset_peak()
+                model(x).square().mean().backward()
+                peaks.append(_C.memory_peak_bytes() - empty)
+                optimizer.step()
+                optimizer.zero_grad()
+            largest = plan.simulate(machine, me.world).largest_peak_bytes
+            assert max(peaks) <= largest + SLACK_BYTES, (peaks, largest)
+            assert max(peaks) >= 0.6 * largest, (peaks, largest)  # so that the test means something
+            del model, optimizer
+
+
+def test_no_step_of_a_random_program_holds_more_than_its_plan_says(ranks):
+    ranks(peaks_of_random_programs, range(20), world=2)
 
 
 def unsharded(me: Member) -> None:

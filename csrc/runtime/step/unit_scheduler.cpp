@@ -84,8 +84,13 @@ void UnitScheduler::unshard(Unit& unit) {
       [&arena = arena_, &shard_groups = *unit.shard_groups, plan = std::move(plan)] {
         {
           const comm::Lane::SubmittersMemory here;
+          std::vector<size_t> sizes;
           for (const Transfer& t : plan.transfers)
-            if (!t.slot->attached()) t.slot->attach(arena.allocate(t.slot->bytes()));
+            if (!t.slot->attached()) sizes.push_back(t.slot->bytes());
+          std::vector<at::DataPtr> blocks = arena.allocate(sizes);
+          auto next = blocks.begin();
+          for (const Transfer& t : plan.transfers)
+            if (!t.slot->attached()) t.slot->attach(std::move(*next++));
         }
         gather(*shard_groups.shard, plan);
       },
@@ -109,6 +114,7 @@ void UnitScheduler::wait_unshard(Unit& unit) {
 void UnitScheduler::use(Unit& unit) {
   UnitState& state = state_of(unit);
   const bool again = stale(unit);
+  const int64_t gathers = statistics_.gathers;
   if (state.phase == Phase::Unsharding && again) wait_unshard(unit);
   if (state.phase == Phase::Sharded || again) unshard(unit);
   std::span<Unit* const> ahead;
@@ -121,6 +127,7 @@ void UnitScheduler::use(Unit& unit) {
       unshard(*next);
       ++statistics_.prefetches;
     }
+  if (statistics_.gathers == gathers) arena_.trim();  // see Note [Blocks that come and go]
   if (state.phase == Phase::Unsharding) wait_unshard(unit);
 }
 
@@ -401,8 +408,6 @@ void UnitScheduler::await_host_memory() {
   if (hybrid_) hybrid_->lane().synchronize();
 }
 
-void UnitScheduler::give_back_idle_memory() {
-  if (shards_.gathered_bytes() == 0) arena_.trim();
-}
+void UnitScheduler::give_back_idle_memory() { arena_.trim(); }
 
 }  // namespace osdp::runtime

@@ -22,6 +22,24 @@ struct Arena::Blocks {
   explicit Blocks(c10::Device d) : device(d) {
     source = [allocator = c10::GetAllocator(d.type())](size_t bytes) { return allocator->allocate(bytes); };
   }
+
+  void let_go_of_idle() {
+    idle.clear();
+    idle_bytes = 0;
+  }
+
+  c10::DataPtr fresh(size_t bytes) const {
+    try {
+      return source(bytes);
+    } catch (const c10::Error& e) {
+      const auto mib = [](size_t n) { return c10::str(static_cast<double>(n) / (1 << 20), " MiB"); };
+      faults::throw_error(
+          faults::ErrorKind::Memory,
+          c10::str("out of memory: ", mib(bytes), " were requested to gather parameters, in addition to ",
+                   mib(in_use_bytes), " already in use for that (", e.what_without_backtrace(), "). ", budget,
+                   "Search with a smaller memory=, or use a smaller batch."));
+    }
+  }
 };
 
 namespace {
@@ -41,42 +59,33 @@ void let_go(void* context) {
   b.idle.emplace(block->bytes, std::move(block->memory));
 }
 
-// A cached block is reused if it exceeds the request by at most an eighth; otherwise the cache is emptied.
-bool fits(size_t block_bytes, size_t bytes) { return block_bytes - bytes <= bytes / 8; }
-
 }  // namespace
 
 Arena::Arena(c10::Device device) : blocks_(std::make_shared<Blocks>(device)) {}
 
-c10::DataPtr Arena::allocate(size_t bytes) {
-  bytes = std::max<size_t>(bytes, 1);
+std::vector<c10::DataPtr> Arena::allocate(const std::vector<size_t>& sizes) {
   Blocks& b = *blocks_;
-  auto block = std::make_unique<Block>();
-  block->owner = blocks_;
+  std::vector<c10::DataPtr> blocks;  // before the lock, which releasing them takes
+  std::vector<c10::DataPtr> reused(sizes.size());
   std::lock_guard lock(b.mutex);
-  if (auto found = b.idle.lower_bound(bytes); found != b.idle.end() && fits(found->first, bytes)) {
-    block->bytes = found->first;
-    block->memory = std::move(found->second);
-    b.idle_bytes -= block->bytes;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const auto found = b.idle.find(std::max<size_t>(sizes[i], 1));
+    if (found == b.idle.end()) continue;
+    reused[i] = std::move(found->second);
     b.idle.erase(found);
-  } else {
-    b.idle.clear();
-    b.idle_bytes = 0;
-    block->bytes = bytes;
-    try {
-      block->memory = b.source(bytes);
-    } catch (const c10::Error& e) {
-      const auto mib = [](size_t n) { return c10::str(static_cast<double>(n) / (1 << 20), " MiB"); };
-      faults::throw_error(
-          faults::ErrorKind::Memory,
-          c10::str("out of memory: ", mib(bytes), " were requested to gather parameters, in addition to ",
-                   mib(b.in_use_bytes), " already in use for that (", e.what_without_backtrace(), "). ",
-                   b.budget, "Search with a smaller memory=, or use a smaller batch."));
-    }
   }
-  b.in_use_bytes += block->bytes;
-  void* data = block->memory.get();
-  return {data, block.release(), &let_go, b.device};
+  b.let_go_of_idle();
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const size_t bytes = std::max<size_t>(sizes[i], 1);
+    auto block = std::make_unique<Block>();
+    block->owner = blocks_;
+    block->bytes = bytes;
+    block->memory = reused[i] ? std::move(reused[i]) : b.fresh(bytes);
+    b.in_use_bytes += bytes;
+    void* data = block->memory.get();
+    blocks.emplace_back(data, block.release(), &let_go, b.device);
+  }
+  return blocks;
 }
 
 void Arena::set_source(Source source) { blocks_->source = std::move(source); }
@@ -88,8 +97,7 @@ void Arena::set_budget(std::string sentence) {
 
 void Arena::trim() {
   std::lock_guard lock(blocks_->mutex);
-  blocks_->idle.clear();
-  blocks_->idle_bytes = 0;
+  blocks_->let_go_of_idle();
 }
 
 size_t Arena::in_use_bytes() const {

@@ -72,6 +72,9 @@ class Walker {
   };
 
   void run(const Instruction& i) {
+    const bool passes = (i.phase == StepPhase::Forward) != (phase_ == StepPhase::Forward);
+    if (passes) give_back();
+    phase_ = i.phase;
     switch (i.kind) {
       case Kind::Compute:
         return;
@@ -83,7 +86,8 @@ class Walker {
         if (!units_[i.what].gathered) return;
         wait(gathers_, units_[i.what].ticket);
         units_[i.what].gathered = false;
-        return hold(-step_.units[i.what].full_bytes);
+        idle_ += step_.units[i.what].full_bytes;  // still held
+        return;
       case Kind::Reduce:
         return reduce(i);
       case Kind::ReduceBucket: {
@@ -102,18 +106,20 @@ class Walker {
   void use(const Instruction& i) {
     gather(i.what);
     rules_.gather_ahead(i, [this](int next) { gather(next); });
+    give_back();  // if nothing was gathered
     wait(gathers_, units_[i.what].ticket);
   }
 
   void gather(int unit) {
     Unit& u = units_[unit];
     if (u.gathered) return;
-    submit_with_memory(gathers_, step_.units[unit].full_bytes, 0, 0);
+    submit_with_memory(gathers_, step_.units[unit].full_bytes - std::exchange(idle_, 0), 0, 0);
     u = {true, gathers_.submitted()};
   }
 
   void reduce(const Instruction& i) {
     const StepUnit& u = step_.units[i.what];
+    give_back();
     while (!rules_.may_leave(i.what, leaving_bytes_, [this](size_t other) { return units_[other].gathered; }))
       await_reductions(leaving_.front().ticket);
     int64_t freed = freed_by_reduction(u, i.adds);
@@ -123,6 +129,8 @@ class Walker {
     leaving_.push_back({last_reduction_, u.full_bytes});
     leaving_bytes_ += u.full_bytes;
   }
+
+  void give_back() { hold(-std::exchange(idle_, 0)); }
 
   void await_reductions(size_t tasks) {
     wait(reductions_, tasks);
@@ -171,6 +179,8 @@ class Walker {
   int64_t leaving_bytes_ = 0;  // full bytes of units whose reductions nothing has waited for
   int64_t reduced_bytes_ = 0;  // on streams: freed after the next wait for reductions
   size_t last_reduction_ = 0;
+  int64_t idle_ = 0;  // of `held_`: released units' memory, kept for the next gather
+  StepPhase phase_ = StepPhase::Forward;
   int64_t held_ = 0, peak_ = 0;
 };
 

@@ -225,6 +225,7 @@ class Builder {
     const int64_t slice = weight.compute_bytes() / choice.granularity;
     const int64_t sent = weight.reduce_bytes() / choice.granularity;
     const int64_t whole = choice.granularity - choice.sharded_slices;
+    if (whole > 0 && weight.trainable) step_.operators[i].slice_gradient_bytes = slice;
     for (int64_t s = whole; s < choice.granularity; ++s) {
       StepUnit& u = step_.units.emplace_back();
       u.name = unit.name + " slice " + std::to_string(s);

@@ -39,7 +39,7 @@ void check(const Step& step) {
   for (const StepBlock& b : step.blocks) check_bytes("a block's input", {b.input_bytes});
   for (const StepOperator& o : step.operators) {
     check_bytes(o.name, {o.resident_bytes, o.saved_bytes, o.work_bytes, o.whole_gradient_bytes,
-                         o.full_gradient_bytes});
+                         o.full_gradient_bytes, o.slice_gradient_bytes});
     const auto [least, most] = std::minmax({o.forward_ps, o.recompute_ps, o.backward_ps});
     if (least < 0 || most > kLargestSum || o.parts < 1) {
       throw InvalidProblem("operator '" + o.name + "': a time that is none, or no parts");
@@ -292,7 +292,9 @@ class Writer {
       reduce(u);
     }
     memory(step_.operators[i].full_gradient_bytes);
+    memory(step_.operators[i].slice_gradient_bytes);
     compute(i, ps - each * static_cast<int64_t>(slices_[i].size()));
+    memory(-step_.operators[i].slice_gradient_bytes);
   }
 
   void reduce(int u) {

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -77,3 +80,65 @@ def measured_stack(count: int, width: int, inner: int | tuple[int, ...]) -> Meas
     del model
     empty = _C.memory_live_bytes()
     return Measured(Stack(count, width, inner), x, activations, full, empty)
+
+
+class Waits(torch.autograd.Function):
+    """The identity, which lets the lane go ahead for a moment in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
+        ctx.seconds = seconds
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        time.sleep(ctx.seconds)
+        return gradient, None
+
+
+class RandomGraph(nn.Module):
+    """Blocks of mixed sizes; each takes one or two earlier values, added or side by side.
+
+    Where `waits` is set, computation waits now and then, in forward and in backward, differently in every step.
+    """
+
+    WIDTHS = (32, 64, 96, 192, 512)
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        dice = random.Random(seed)
+        self.blocks = nn.ModuleList()
+        self.program: list[tuple[int, int, str]] = []
+        widths = [64]
+        for at in range(dice.randint(4, 9)):
+            a, b = (max(dice.randint(0, at), dice.randint(0, at)) for _ in range(2))
+            same = widths[a] == widths[b]
+            how = dice.choice(("one", "one", "add" if same else "cat", "cat"))
+            into = widths[a] + (widths[b] if how == "cat" else 0)
+            inner, out = dice.choice(self.WIDTHS), dice.choice(self.WIDTHS)
+            parts: list[nn.Module] = [nn.Linear(into, inner), nn.Tanh(), nn.Linear(inner, out)]
+            parts += dice.choice(([], [nn.LayerNorm(out)], [nn.LayerNorm(out), nn.SiLU()]))
+            self.blocks.append(nn.Sequential(*parts))
+            self.program.append((a, b, how))
+            widths.append(out)
+        used = {value for step in self.program for value in step[: 1 if step[2] == "one" else 2]}
+        self.ends = [at for at in range(1, len(widths)) if at not in used]
+        self.head = nn.Linear(sum(widths[at] for at in self.ends), dice.choice((1, 64)))
+        self.waits: random.Random | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        values = [x]
+        for (a, b, how), block in zip(self.program, self.blocks, strict=True):
+            given = values[a]
+            if how == "add":
+                given = given + values[b]
+            elif how == "cat":
+                given = torch.cat([given, values[b]], -1)
+            values.append(self._wait(block(given)))
+        return self.head(torch.cat([values[at] for at in self.ends], -1))
+
+    def _wait(self, x: torch.Tensor) -> torch.Tensor:
+        if self.waits is None or self.waits.random() < 0.5:
+            return x
+        time.sleep(self.waits.choice((0.0, 0.002)))
+        return Waits.apply(x, self.waits.choice((0.0, 0.002)))

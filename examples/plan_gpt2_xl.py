@@ -52,7 +52,7 @@ print(plan.explain(width=110))
 # %%
 frontier = plan.frontier(limits=[f"{gib}GiB" for gib in (5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 64)])
 print(frontier)
-_ = frontier.plot("matplotlib")
+_ = frontier.plot()
 
 # %% [markdown]
 # ## Against sharding everything

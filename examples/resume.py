@@ -11,6 +11,7 @@ on is made from the step: the batches here, and the schedule from what was saved
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 
 import torch
@@ -54,5 +55,10 @@ def train(folder: str, told: Callable[[int, float], None]) -> None:
     torch.distributed.destroy_process_group()
 
 
+def tell(step: int, loss: float) -> None:
+    print(f"step {step}: loss {loss:.6f}", flush=True)
+    time.sleep(1)  # this model's steps take milliseconds: the time to kill a rank in another terminal
+
+
 if __name__ == "__main__":
-    train(sys.argv[1], lambda step, loss: print(f"step {step}: loss {loss:.6f}", flush=True))
+    train(sys.argv[1], tell)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import io
 import shutil
+import sys
 from html import escape
 
 from rich.console import Console, RenderableType
 
 _NOTEBOOK_COLUMNS = 110
+# What tables and bars are drawn with, for output whose encoding has none of it (PYTHONIOENCODING=ascii, LANG=C).
+_AS_ASCII = str.maketrans("█▓▒░•▁▂▃▄▅▆▇", "#=+.*__--==+")
 
 
 class Printed:
@@ -53,7 +56,17 @@ def plain(renderable: RenderableType | Printed, width: int | None = None) -> str
     )
     with console.capture() as capture:
         console.print(renderable)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+    text = "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+    return text if encodes(text) else text.translate(_AS_ASCII)
+
+
+def encodes(text: str) -> bool:
+    """Whether standard output can write `text`."""
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def html(renderable: RenderableType | Printed) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, Protocol
@@ -13,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from osdp.base.parameter_names import without_wrappers
+from osdp.base.warned import warn
 from osdp.checkpoint.dcp_planners import Tensors
 from osdp.checkpoint.manifest import Group, Manifest, OptimizerEntry, TensorEntry, model_key, state_key
 from osdp.checkpoint.shard_boxes import Chunk, Piece, WholePiece, chunks, elements
@@ -301,10 +301,9 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def _warn_of_extra_state(model: nn.Module) -> None:
     for name, module in unwrapped(model).named_modules():
         if type(module).get_extra_state is not nn.Module.get_extra_state:
-            warnings.warn(
+            warn(
                 "OSDP: osdp.save keeps parameters, buffers and the optimizer, and not the extra state (get_extra_state) of "
                 f"{name!r}, a {type(module).__name__}: give it to Checkpoints.save(extra=...), or save model.state_dict()",
-                stacklevel=2,
             )
             return
 

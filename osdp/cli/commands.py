@@ -31,6 +31,10 @@ _SEARCH_OPTIONS = (
     "at_least",
     "time_limit",
     "whole",
+    "modes",
+    "prefetch",
+    "separate_reductions",
+    "replay",
 )
 
 
@@ -103,7 +107,7 @@ def frontier(arguments: argparse.Namespace) -> None:
     check_picture(arguments.plot)
     found = _plan(arguments.plan).frontier(points=arguments.points)
     if arguments.plot:
-        plot(found, "matplotlib").figure.savefig(arguments.plot, dpi=150)
+        plot(found).figure.savefig(arguments.plot, dpi=150)
     if arguments.json:
         print(json.dumps([dataclasses.asdict(point) for point in found.points], indent=1))
     else:
@@ -159,6 +163,7 @@ def profile(arguments: argparse.Namespace) -> None:
         if not distributed or dist.get_rank() == 0:
             if arguments.output not in (None, STANDARD):
                 hardware.save(arguments.output)
+                _show(hardware)
             else:
                 print(hardware.dumps(), end="")
     finally:
@@ -215,7 +220,8 @@ def _show(renderable: Any) -> None:
 
     from osdp.base.printed import plain
 
-    if sys.stdout.isatty():
+    text = plain(renderable)
+    if sys.stdout.isatty() and text.isascii() | ("utf" in (sys.stdout.encoding or "").lower()):
         Console().print(renderable)
     else:
         print(plain(renderable), end="")

@@ -113,6 +113,27 @@ def _search(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help="names or patterns of modules or parameters that every rank holds in full, such as 'head' or "
         "'*.norm?'; repeatable",
     )
+    search.add_argument(
+        "--modes",
+        type=lambda text: text.split(","),
+        metavar="MODE,MODE",
+        help="the modes that a plan may use; default: all that apply",
+    )
+    search.add_argument(
+        "--prefetch", type=int, metavar="N", help="how many units are gathered ahead; default: 1"
+    )
+    search.add_argument(
+        "--separate-reductions",
+        action="store_const",
+        const=True,
+        help="reduce gradients in a process group of their own",
+    )
+    search.add_argument(
+        "--replay",
+        type=float,
+        metavar="FRACTION",
+        help="how much the objective of a plan that is faster when simulated may exceed the best; default: 0.5",
+    )
     search.add_argument("--objective", choices=OBJECTIVES, help="default: throughput")
     search.add_argument(
         "--at-least", type=float, metavar="SAMPLES/S", help="the throughput to reach, with --objective memory"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from torch import nn
 from osdp.base.compiled_modules import not_compiled
 from osdp.base.sharded_models import is_sharded
 from osdp.base.tensor_trees import batch_of, tensors_in, with_batch
+from osdp.base.warned import warn
 from osdp.description.fake_forward import FakeParameters, trace
 from osdp.description.forward_tracer import Trace
 from osdp.description.live_bytes import work_of
@@ -167,11 +167,10 @@ def _unchanging(blocks: list[str], watched: Watched | None) -> list[str]:
     changed = watched.first.changed_inputs if watched is not None else set()
     if left := [b for b in blocks if b in changed]:
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
-        warnings.warn(
+        warn(
             f"{left[0]!r}{more} changed its inputs (a KV cache? an operation in place?), so no plan "
             "will recompute it in backward to save memory. Models of transformers can be described "
             "and trained with use_cache=False",
-            stacklevel=4,
         )
     return [b for b in blocks if b not in changed]
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +32,7 @@ from torch import nn
 from osdp.base.compiled_modules import is_compiled
 from osdp.base.made_classes import reduced
 from osdp.base.tensor_trees import batch_of
+from osdp.base.warned import warn
 from osdp.description.describe import watched_once
 from osdp.description.model_description import ModelDescription
 from osdp.errors import DescribeError, ShardingError
@@ -197,10 +197,9 @@ def _search(first: _First) -> None:
         with first.separate.readable():
             unread = _unread_by_method(model, together, call)
         if unread is not None:
-            warnings.warn(
+            warn(
                 f"memory= waits for a call that trains all parameters: {call.method}() of {type(model).__name__} "
                 f"does not read {unread!r}; pass sample= if no other call does",
-                stacklevel=6,
             )
             raise _AsItIsError
         with method_as_forward(model, call.method), first.separate.readable():

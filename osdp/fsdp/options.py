@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from osdp.base.warned import warn
 from osdp.errors import InvalidProblemError
 from osdp.fsdp.arguments import HARMLESS, REFUSED, by_position, check_names, check_search
 from osdp.plan.choice import MODES
@@ -105,11 +105,10 @@ class Options:
             )
         _ = self.mode
         if as_mixed_precision(self.precision) and os.environ.get("FSDP_USE_FULL_PREC_IN_EVAL") == "1":
-            warnings.warn(
+            warn(
                 "FSDP_USE_FULL_PREC_IN_EVAL has no effect on OSDP: the model evaluates in the "
                 "precision that it trains in. To evaluate in full precision, load the state dict "
                 "into a model without mixed precision.",
-                stacklevel=2,
             )
 
     def given(self) -> dict[str, Any]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import statistics
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from osdp.base.warned import warn
 from osdp.errors import MachineMismatchWarning
 from osdp.hardware.device_timer import timed
 from osdp.hardware.hardware import Hardware, Measured
@@ -89,12 +89,11 @@ def warn_of_another_machine(hardware: Hardware | None, device: torch.device, ran
     if hardware is None or os.environ.get("LOCAL_RANK", "0") != "0":
         return
     if found := differences(hardware, device, ranks):
-        warnings.warn(
+        warn(
             f"the plan was made for {hardware.name!r}, but this machine differs: {'; '.join(found)}. "
             "Training works, but the predicted times and memory are those of the other machine: run "
             "osdp.profile here, and osdp.search with its result",
             MachineMismatchWarning,
-            stacklevel=3,
         )
 
 

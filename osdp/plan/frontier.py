@@ -29,9 +29,9 @@ class Frontier(Printed):
 
     points: tuple[FrontierPoint, ...]
 
-    def plot(self, library: str | None = None, ax: Any = None) -> Any:
+    def plot(self, ax: Any = None) -> Any:
         """Plot throughput against the memory limit: see `osdp.show.frontier_plot.plot`."""
-        return function_of("Frontier.plot")(self, library, ax)
+        return function_of("Frontier.plot")(self, ax)
 
     def __rich__(self) -> RenderableType:
         shown: RenderableType = function_of("Frontier.__rich__")(self)

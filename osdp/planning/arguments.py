@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any
 
+from osdp.base.warned import warn
 from osdp.description.model_description import ModelDescription
 from osdp.errors import InvalidProblemError, MachineMismatchWarning
 from osdp.hardware.hardware import DeviceMemory, Hardware, check_hardware
@@ -133,12 +133,11 @@ def check_measured_ranks(hardware: Hardware, ranks: int) -> None:
             "profile under torchrun, or osdp.profile in the training script)"
         )
     if hardware.measured is not None:
-        warnings.warn(
+        warn(
             f"hardware {hardware.name!r} was measured on {hardware.world_size} ranks, but the search "
             f"is for {ranks}: the cost of collectives is extrapolated along a ring, and links that "
             "were not measured are assumed equal to those that were",
             MachineMismatchWarning,
-            stacklevel=3,
         )
 
 

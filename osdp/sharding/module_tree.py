@@ -23,7 +23,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -39,6 +38,7 @@ from torch.nn.modules.module import (
 
 from osdp import _C
 from osdp.base.compiled_modules import is_compiled
+from osdp.base.warned import warn
 from osdp.errors import DisagreementError, ShardingError
 from osdp.plan.mixed_precision import parameter_dtypes
 from osdp.ranks.rank_group import Together
@@ -223,11 +223,10 @@ class Tree:
         self.join(model, new)
         if sharded.runtime.rank == 0:
             more = f" and {len(new) - 1} more parameters were" if len(new) > 1 else " was"
-            warnings.warn(
+            warn(
                 f"OSDP: {next(iter(new))!r}{more} added after fully_shard: every rank holds all of it "
                 "(NO_SHARD), which the plan does not account for. Add it before fully_shard to "
                 "include it in the plan.",
-                stacklevel=3,
             )
 
     def join(self, model: nn.Module, new: dict[str, nn.Parameter]) -> None:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from osdp.base.byte_sizes import format_bytes
+from osdp.base.drawn_once import drawn_once
 from osdp.base.printed import Printed
 from osdp.errors import InvalidProblemError
 from osdp.sharding.drift import Drift
@@ -130,7 +131,7 @@ def _plot(report: Report) -> Any:
     known = {name: (size, colour) for name, (size, colour) in bars.items() if size is not None}
     right.bar(list(known), [size / 2**20 for size, _ in known.values()], color=[c for _, c in known.values()])
     right.set_ylabel("memory per rank (MiB)")
-    return figure
+    return drawn_once(figure)
 
 
 def _bytes(size: float) -> str:

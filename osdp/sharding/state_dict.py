@@ -16,7 +16,6 @@ done, too.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 from torch import nn
 
 from osdp.base.compiled_modules import is_compiled
+from osdp.base.warned import warn
 from osdp.sharding.installed import Installed
 from osdp.sharding.load_state_dict import loading
 from osdp.sharding.module_methods import ModuleMethod
@@ -96,10 +96,9 @@ def _running(
         if outermost:
             call.drop(state, keys)
             if call.parts and sharded.form.rank0_only and sharded.runtime.rank == 0:
-                warnings.warn(
+                warn(
                     f"OSDP: rank 0's state dict has the {call.parts[0].removesuffix('.')!r} of its own group of ranks. The "
                     "other groups' are in the state dicts of their first ranks: save these too.",
-                    stacklevel=4,
                 )
         return state
 

@@ -10,17 +10,30 @@ from osdp.base.byte_sizes import format_bytes
 from osdp.base.numbers import format_count
 from osdp.description.model_description import ModelDescription
 from osdp.plan.plan import Plan
+from osdp.show.fitting import Fitting
 from osdp.show.table_rows import ranged, sections
-from osdp.show.terminal import row_count, row_name
+from osdp.show.terminal import NARROWEST_NAME, row_count, row_name
+
+# From the most to the least.
+_COLUMNS = (
+    ("kind", "parameters", "saved", "flops"),
+    ("parameters", "saved", "flops"),
+    ("parameters", "saved"),
+    ("parameters",),
+)
 
 
 def table(description: ModelDescription) -> RenderableType:
     """Parameters, what is saved for backward and the forward's flops of one sample; sums over alike operators."""
+    tables = Fitting(_table(description, columns) for columns in _COLUMNS)
+    return Group(Text(_headline(description), style="bold"), tables)
+
+
+def _table(description: ModelDescription, columns: tuple[str, ...]) -> Table:
     found = Table(show_edge=False, pad_edge=False, box=None, header_style="bold", padding=(0, 2, 0, 0))
-    found.add_column("operator", overflow="fold")
-    found.add_column("kind", no_wrap=True)
-    for name in ("parameters", "saved", "flops"):
-        found.add_column(name, justify="right", no_wrap=True)
+    found.add_column("operator", overflow="fold", min_width=NARROWEST_NAME)
+    for name in columns:
+        found.add_column(name, justify="left" if name == "kind" else "right", no_wrap=True)
     for section in sections(Plan.uniform(description)):
         if section.blocks:
             count = f"{len(section.blocks)} equal" if len(section.blocks) > 1 else "block"
@@ -28,14 +41,15 @@ def table(description: ModelDescription) -> RenderableType:
         for row in section.rows:
             saved = sum(o.saved_bytes_per_sample for o in row.operators)
             flops = sum(o.flops_per_sample for o in row.operators)
-            found.add_row(
-                ("  " if section.blocks else "") + row_name(section, row),
-                row.operator.kind,
-                row_count(row),
-                format_bytes(saved) if saved else "-",
-                format_count(flops) if flops else "-",
-            )
-    return Group(Text(_headline(description), style="bold"), found)
+            cells = {
+                "kind": row.operator.kind,
+                "parameters": row_count(row),
+                "saved": format_bytes(saved) if saved else "-",
+                "flops": format_count(flops) if flops else "-",
+            }
+            name = ("  " if section.blocks else "") + row_name(section, row)
+            found.add_row(name, *(cells[column] for column in columns))
+    return found
 
 
 def _headline(description: ModelDescription) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from rich.console import Group, RenderableType
+from collections.abc import Iterator
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -19,6 +22,7 @@ from osdp.show.table_rows import Row, Section, ranged, sections
 from osdp.show.terminal import MODE_STYLES, RECOMPUTED, render, row_name
 
 GIB = 2**30
+_REASON = 32  # the fewest columns of a reason that can be read
 
 
 def explain(plan: Plan, width: int | None = None, search: bool = True) -> str:
@@ -32,7 +36,7 @@ def explained(plan: Plan, search: bool = True) -> RenderableType:
     if plan.predicted is not None:
         parts += [
             Text("\nWhy each choice (figures of one operator, for one step)", style="bold"),
-            _choices(plan),
+            _Choices(plan),
         ]
         parts += _paragraphs(plan, search)
     return Group(*parts)
@@ -57,30 +61,48 @@ def _paragraphs(plan: Plan, search: bool) -> list[RenderableType]:
     return found
 
 
-def _choices(plan: Plan) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(overflow="fold", max_width=36)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+class _Choices:
+    """A row of each choice and its reason; where names leave too little room for reasons, these are below them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        found = list(_choices(self.plan))
+        taken = [max(cell_len(str(row[i])) for row in found) + 2 for i in range(3)] if found else []
+        if options.max_width - sum(taken) >= _REASON:
+            table = Table.grid(padding=(0, 2, 0, 0))
+            table.add_column(no_wrap=True)
+            table.add_column(justify="right", no_wrap=True)
+            table.add_column(no_wrap=True)
+            table.add_column(overflow="fold")
+            for row in found:
+                table.add_row(*row)
+            yield table
+            return
+        for name, count, mode, reason in found:
+            yield Text(f"{name} {count}".rstrip(), overflow="fold")
+            yield Padding(Text.assemble(mode, ": ", reason, overflow="fold"), (0, 0, 0, 4))
+
+
+def _choices(plan: Plan) -> Iterator[tuple[str, str, Text, str]]:
     for section in sections(plan):
         if section.recompute:
-            table.add_row(
+            yield (
                 f"  {ranged(section.blocks)}",
                 f"{len(section.blocks)} x",
-                "recomputed",
+                Text("recomputed"),
                 recompute_reason(plan, section),
             )
         for row in section.rows:
             if row.choice is None or row.predicted is None:
                 continue
-            table.add_row(
+            yield (
                 f"  {_full_name(section, row)}",
                 f"{len(row.names)} x" if len(row.names) > 1 else "",
                 Text(row.choice.mode, style=MODE_STYLES.get(row.choice.mode, "")),
                 row.predicted.reason,
             )
-    return table
 
 
 def _full_name(section: Section, row: Row) -> str:

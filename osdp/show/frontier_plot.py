@@ -15,32 +15,38 @@ from osdp.errors import InvalidProblemError
 if TYPE_CHECKING:
     from osdp.plan.frontier import Frontier, FrontierPoint
 
-_LIBRARIES = ("plotly", "matplotlib")
 _X, _Y = "memory limit per rank (GiB)", "throughput (samples/s over all ranks)"
 _LABELS = 10  # the maximum number of batch sizes written into the plot
 
 
-def plot(frontier: Frontier, library: str | None = None, ax: Any = None) -> Any:
-    """Plot throughput against the memory limit. Between two points the left one's throughput holds.
-
-    `library`: "plotly" (gives a plotly Figure) or "matplotlib" (gives an Axes; `ax`: one to draw into); None:
-    the first that is installed, matplotlib if `ax` is given. Raises InvalidProblemError if neither is
-    installed, or there is nothing to draw.
+def plot(frontier: Frontier, ax: Any = None) -> Any:
+    """Plot throughput against the memory limit, into matplotlib's Axes `ax` or new ones, which it returns. Between two
+    points the left one's throughput holds. Raises InvalidProblemError without matplotlib, or if there is nothing to draw.
     """
-    if not frontier.points:
+    points = frontier.points
+    if not points:
         raise InvalidProblemError("the frontier has no points: no plan fits any of its memory limits")
-    if library is None:
-        installed = [name for name in _LIBRARIES if importlib.util.find_spec(name) is not None]
-        if not installed:
-            raise InvalidProblemError("a plot needs matplotlib or plotly: pip install 'osdp[plot]'")
-        library = "matplotlib" if ax is not None else installed[0]
-    if library not in _LIBRARIES:
-        raise InvalidProblemError(
-            f"library must be one of {', '.join(map(repr, _LIBRARIES))}, got {library!r}"
+    if importlib.util.find_spec("matplotlib") is None:
+        raise InvalidProblemError("a plot needs matplotlib: pip install 'osdp[plot]'")
+    import matplotlib.pyplot as plt  # type: ignore[import-not-found, unused-ignore]
+
+    if ax is None:
+        _, ax = plt.subplots(figsize=(7, 4), layout="constrained")
+    ax.step([_gib(p) for p in points], [p.throughput for p in points], where="post", color="#4c78a8")
+    ax.plot([_gib(p) for p in points], [p.throughput for p in points], "o", markersize=4, color="#4c78a8")
+    for p in labelled(points):
+        at = (_gib(p), p.throughput)
+        ax.annotate(
+            f"b={p.batch_size}", at, (3, -12), textcoords="offset points", fontsize=8, color="#666666"
         )
-    if importlib.util.find_spec(library) is None:
-        raise InvalidProblemError(f"{library} is not installed: pip install {library}")
-    return _plotly(frontier.points) if library == "plotly" else _matplotlib(frontier.points, ax)
+    ax.set_xlabel(_X)
+    ax.set_ylabel(_Y)
+    ax.set_ylim(bottom=0)
+    ax.set_xscale("log", base=2)  # as the limits of a frontier are spread
+    ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    ax.grid(alpha=0.3)
+    ax.set_title("the best plan under each memory limit (b: batch per rank)", fontsize=10)
+    return ax
 
 
 def table(frontier: Frontier) -> Table:
@@ -70,48 +76,3 @@ def labelled(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
     if len(changes) <= _LABELS:
         return changes
     return [changes[round(i * (len(changes) - 1) / (_LABELS - 1))] for i in range(_LABELS)]
-
-
-def _matplotlib(points: Sequence[FrontierPoint], ax: Any) -> Any:
-    import matplotlib.pyplot as plt  # type: ignore[import-not-found, unused-ignore]
-
-    if ax is None:
-        _, ax = plt.subplots(figsize=(7, 4), layout="constrained")
-    ax.step([_gib(p) for p in points], [p.throughput for p in points], where="post", color="#4c78a8")
-    ax.plot([_gib(p) for p in points], [p.throughput for p in points], "o", markersize=4, color="#4c78a8")
-    for p in labelled(points):
-        at = (_gib(p), p.throughput)
-        ax.annotate(
-            f"b={p.batch_size}", at, (3, -12), textcoords="offset points", fontsize=8, color="#666666"
-        )
-    ax.set_xlabel(_X)
-    ax.set_ylabel(_Y)
-    ax.set_ylim(bottom=0)
-    ax.set_xscale("log", base=2)  # as the limits of a frontier are spread
-    ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-    ax.grid(alpha=0.3)
-    ax.set_title("the best plan under each memory limit (b: batch per rank)", fontsize=10)
-    return ax
-
-
-def _plotly(points: Sequence[FrontierPoint]) -> Any:
-    import plotly.graph_objects as go  # type: ignore[import-not-found, import-untyped, unused-ignore]
-
-    line = go.Scatter(
-        x=[_gib(p) for p in points],
-        y=[p.throughput for p in points],
-        mode="lines+markers",
-        line={"shape": "hv"},
-        hovertext=[
-            f"{format_bytes(p.memory_limit_bytes)}: {p.throughput:.4g} samples/s<br>batch {p.batch_size} per rank, "
-            f"{format_seconds(p.step_time_s)} a step<br>peak {format_bytes(p.peak_memory_bytes)}"
-            for p in points
-        ],
-        hoverinfo="text",
-    )
-    layout = go.Layout(
-        title="the best plan under each memory limit",
-        xaxis={"title": _X, "type": "log"},
-        yaxis={"title": _Y, "rangemode": "tozero"},
-    )
-    return go.Figure(line, layout)

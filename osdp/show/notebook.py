@@ -22,6 +22,8 @@ from osdp.show.terminal import (
 )
 from osdp.show.terminal import slices as slices_of
 
+# Colours of text and background are the notebook's own. A mode's colour is mixed with the text's, so that its contrast is
+# enough on light and on dark themes, whichever the notebook has and however it says so.
 _MODE_COLORS = {
     "NO_SHARD": "#2e7d32",
     "SHARD_GRAD_OP": "#b26a00",
@@ -30,7 +32,6 @@ _MODE_COLORS = {
 }
 _MEMORY_COLORS = ("#4c78a8", "#9ecae9")
 _TIME_COLORS = ("#54a24b", "#b8a13a", "#e45756", "#4c78a8")
-# Colours of text and background are the notebook's own, so that dark themes remain readable.
 _STYLE = (
     "<style>.osdp{font-size:13px}.osdp table{border-collapse:collapse;margin:.6em 0}"
     ".osdp td,.osdp th{padding:2px 10px 2px 0;text-align:right;border:0}"
@@ -69,7 +70,7 @@ def _row(section: Section, row: Row, *, sliced: bool, predicted: bool) -> str:
     cells = [
         f"<td class='l' style='{indent}'>{escape(row_name(section, row))}</td>",
         f"<td>{escape(row_count(row))}</td>",
-        f"<td class='l' style='color:{_MODE_COLORS.get(mode, 'inherit')}'>{escape(mode)}</td>",
+        f"<td class='l'{_mode_style(mode)}>{escape(mode)}</td>",
     ]
     if sliced:
         cells.append(f"<td class='l'>{escape(slices_of(row.choice))}</td>")
@@ -77,6 +78,11 @@ def _row(section: Section, row: Row, *, sliced: bool, predicted: bool) -> str:
         cells += [f"<td>{escape(text)}</td>" for text in row_figures(row)]
     why = escape(row.predicted.reason, quote=True) if row.predicted else ""
     return f'<tr title="{why}">{"".join(cells)}</tr>'
+
+
+def _mode_style(mode: str) -> str:
+    color = _MODE_COLORS.get(mode)
+    return f" style='color:color-mix(in srgb,currentColor 65%,{color})'" if color else ""
 
 
 def _left(yes: bool) -> str:

@@ -12,6 +12,7 @@ from osdp.base.numbers import cells, format_count, format_seconds
 from osdp.base.printed import plain
 from osdp.plan.choice import Choice
 from osdp.plan.plan import Plan
+from osdp.show.fitting import Fitting
 from osdp.show.plan_figures import memory_parts, step_parts
 from osdp.show.table_rows import Row, Section, ranged, sections
 
@@ -30,18 +31,28 @@ _SHADES = ("█", "▓", "▒", "•")  # distinguishable without colour
 _PART_STYLES = ("green", "yellow", "red", "blue")
 
 
-_WIDE = 96  # columns from which memory and time are shown in parts
+NARROWEST_NAME = 12  # columns of an operator's name before anything of it is folded
+_IN_PARTS = ("state", "saved", "comm.", "compute")
+# What the table shows beside the operator and its mode, from the most to the least.
+_COLUMNS = (
+    ("parameters", "slices", *_IN_PARTS),
+    ("parameters", "slices", "memory", "time"),
+    ("slices", "memory", "time"),
+    ("memory", "time"),
+    ("slices",),
+    (),
+)
 
 
 class View:
-    """A plan for a rich console; narrow consoles get fewer columns."""
+    """A plan for a rich console; narrow consoles get fewer columns, so that no name is broken."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield headline(self.plan)
-        yield _table(self.plan, wide=options.max_width >= _WIDE)
+        yield Fitting(_table(self.plan, columns) for columns in _COLUMNS)
         yield from _bars(self.plan, options.max_width - 13)
 
 
@@ -80,13 +91,15 @@ def slices(choice: Choice | None) -> str:
     return f"{choice.slices_sharded}/{choice.granularity} {choice.split}"
 
 
-def _table(plan: Plan, wide: bool) -> Table:
+def _table(plan: Plan, columns: tuple[str, ...]) -> Table:
     predicted = plan.predicted is not None and bool(plan.predicted.operators)
-    sliced = any(choice.granularity > 1 for choice in plan.choices.values())
-    figures = ("state", "saved", "comm.", "compute") if wide else ("memory", "time")
+    sliced = "slices" in columns and any(choice.granularity > 1 for choice in plan.choices.values())
+    figures = tuple(name for name in columns if name not in ("parameters", "slices"))
+    counted = "parameters" in columns
     table = Table(show_edge=False, pad_edge=False, box=None, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("operator", overflow="fold")
-    table.add_column("parameters", justify="right", no_wrap=True)
+    table.add_column("operator", overflow="fold", min_width=NARROWEST_NAME)
+    if counted:
+        table.add_column("parameters", justify="right", no_wrap=True)
     table.add_column("mode", no_wrap=True)
     if sliced:
         table.add_column("slices", no_wrap=True)
@@ -96,15 +109,17 @@ def _table(plan: Plan, wide: bool) -> Table:
         if section.blocks:
             count = f"{len(section.blocks)} equal" if len(section.blocks) > 1 else "block"
             how = f"recompute: {section.recompute}" if section.recompute else ""
-            table.add_row(ranged(section.blocks), count, Text(how, style="not bold italic"), style="bold")
+            title = [ranged(section.blocks), count] if counted else [f"{ranged(section.blocks)}: {count}"]
+            table.add_row(*title, Text(how, style="not bold italic"), style="bold")
         for row in section.rows:
-            cells = [Text(("  " if section.blocks else "") + row_name(section, row)), Text(row_count(row))]
+            cells = [Text(("  " if section.blocks else "") + row_name(section, row))]
+            cells += [Text(row_count(row))] if counted else []
             mode = row.choice.mode if row.choice else "-"
             cells.append(Text(mode, style=MODE_STYLES.get(mode, "")))
             if sliced:
                 cells.append(Text(slices(row.choice)))
-            if predicted:
-                cells += [Text(text) for text in row_figures(row, wide)]
+            if predicted and figures:
+                cells += [Text(text) for text in row_figures(row, figures == _IN_PARTS)]
             table.add_row(*cells)
     return table
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group
 from rich.text import Text
 
+from osdp.base.drawn_once import drawn_once
 from osdp.base.numbers import format_seconds
 from osdp.errors import InvalidProblemError
 from osdp.plan.timeline import RESOURCES, Timeline
@@ -133,7 +134,7 @@ def plot(timeline: Timeline, measured: Timeline | None = None) -> Any:
     below.set_ylabel("memory (MiB)")
     below.set_ylim(bottom=0)
     below.set_xlabel("time (ms)")
-    return figure
+    return drawn_once(figure)
 
 
 def _curve(timeline: Timeline) -> tuple[list[float], list[float]]:

@@ -11,7 +11,6 @@ ShardedGradScaler do this themselves.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch import distributed as dist
 from torch.amp import grad_scaler
 from torch.optim import Optimizer
 
+from osdp.base.warned import warn
 from osdp.sharding.cut_parameters import cut_parameters
 from osdp.sharding.parts import groups_with_parts
 
@@ -29,10 +29,9 @@ def install_scaler() -> None:
     """Once per process."""
     scaler = grad_scaler.GradScaler
     if not hasattr(scaler, "_unscale_grads_"):
-        warnings.warn(
+        warn(
             "OSDP does not recognise this torch's GradScaler, which could skip a step on one rank "
             "only: use osdp.ShardedGradScaler.",
-            stacklevel=2,
         )
         return
     scaler._unscale_grads_ = _agreeing(scaler._unscale_grads_)  # type: ignore[method-assign]

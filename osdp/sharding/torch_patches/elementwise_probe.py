@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from osdp.base.warned import warn
 from osdp.errors import ShardingError
 from osdp.sharding.cut_parameters import CutParameter, cut_parameters
 from osdp.sharding.sharded_model import registrations
@@ -96,12 +96,11 @@ def check_optimizer(optimizer: Optimizer, cut: dict[int, CutParameter]) -> None:
         with torch.random.fork_rng(devices=[]):
             difference = step_difference(optimizer, cut)
     except Exception as error:
-        warnings.warn(
+        warn(
             f"rank {first.rank}: OSDP cannot tell whether {kind} is element-wise "
             f"({type(error).__name__}: {error}). It updates this rank's rows of '{first.name}' and of "
             f"{len(cut) - 1} more parameters: if it needs whole matrices or a norm, give their "
             f"operators NO_SHARD ({first.advice}).",
-            stacklevel=2,
         )
         return
     if difference is not None:

@@ -13,7 +13,6 @@ scaling is element-wise, so both are then correct.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad, convert_parameters
 
 from osdp import _C
+from osdp.base.warned import warn
 from osdp.errors import ShardingError
 from osdp.sharding.parts import parts_of_wholes
 
@@ -36,10 +36,9 @@ def _install_total_norm() -> None:
     wrapper = getattr(clip_grad, "_get_total_norm", None)
     names = getattr(getattr(wrapper, "__code__", None), "co_freevars", ())
     if wrapper is None or names != ("func",):
-        warnings.warn(
+        warn(
             "OSDP does not recognise this torch's torch.nn.utils.clip_grad_norm_, which would take "
             "this rank's part of the gradients for all of them. Use osdp.clip_grad_norm_(model, ...).",
-            stacklevel=2,
         )
         return
     cell = wrapper.__closure__[0]

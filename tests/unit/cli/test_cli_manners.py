@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import logging
 import os
@@ -219,3 +220,38 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as caught:
             parser.make_parser().parse_args([name, "--help"])
         assert caught.value.code == 0 and f"usage: osdp {name}" in capsys.readouterr().out
+
+
+def test_the_bare_command_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("usage: osdp") and "search" in out and "profile" in out
+
+
+def test_profile_into_a_file_shows_what_it_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Hardware.load("rtx-titan-8")
+    monkeypatch.setattr("osdp.profiling.profile.profile", lambda *_, **__: machine)
+    path = tmp_path / "here.json"
+    assert main(["profile", "-o", str(path)]) == 0
+    assert capsys.readouterr().out == str(machine) and Hardware.load(path) == machine
+
+
+def test_every_option_of_search_has_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["search", "--help"])
+    told = capsys.readouterr().out
+    options = set(inspect.signature(osdp.search).parameters) - {"model_or_desc", "sample"}
+    assert {
+        name for name in options if f"--{name.replace('_', '-')} " not in told.replace("]", " ]")
+    } == set()
+
+
+def test_the_other_flags_of_search_reach_it(models: Path, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    argv = ["search", "--module", f"{models}:build", "--memory", "1GiB", *MACHINE, "-o", str(path)]
+    assert main([*argv, "--modes", "NO_SHARD,FULL_SHARD", "--prefetch", "0", "--separate-reductions"]) == 0
+    plan = Plan.load(path)
+    assert plan.separate_reductions and plan.prefetch == 0 and plan.searched is not None
+    assert set(plan.searched.modes) == {"NO_SHARD", "FULL_SHARD"}

@@ -22,7 +22,7 @@ FRONTIER = Frontier((point(1, 2.0, 1), point(2, 3.0, 4), point(4, 3.5, 4), point
 
 
 def test_matplotlib_draws_every_point_and_where_the_batch_changes() -> None:
-    ax = FRONTIER.plot("matplotlib")
+    ax = FRONTIER.plot()
     line = ax.lines[0]
     assert list(line.get_xdata()) == [1, 2, 4, 8] and list(line.get_ydata()) == [2.0, 3.0, 3.5, 3.75]
     assert line.get_drawstyle() == "steps-post", "between two limits the plan of the smaller one is the best"
@@ -32,26 +32,15 @@ def test_matplotlib_draws_every_point_and_where_the_batch_changes() -> None:
     assert other is ax and len(ax.lines) == 4
 
 
-def test_plotly_where_it_is_installed() -> None:
-    figure = FRONTIER.plot()
-    (line,) = figure.data
-    assert list(line.x) == [1, 2, 4, 8] and line.line.shape == "hv"
-    assert "batch 16 per rank" in line.hovertext[3]
-
-
-def test_without_a_library_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InvalidProblemError, match="pip install"):
         FRONTIER.plot()
-    with pytest.raises(InvalidProblemError, match="plotly is not installed"):
-        FRONTIER.plot("plotly")
 
 
 def test_what_cannot_be_drawn_is_told() -> None:
     with pytest.raises(InvalidProblemError, match="no points"):
         Frontier(()).plot()
-    with pytest.raises(InvalidProblemError, match="'gnuplot'"):
-        FRONTIER.plot("gnuplot")
 
 
 def test_many_batch_sizes_are_thinned_out() -> None:

@@ -335,6 +335,7 @@ def test_profile_writes_figures_that_load(
 ) -> None:
     path = tmp_path / "here.json"
     assert main(["profile", "--seconds", "0.2", "--module", f"{models}:build", "-o", str(path)]) == 0
+    assert capsys.readouterr().out == str(Hardware.load(path))
     assert {"0", "2"} <= set(Hardware.load(path).gamma_s)
     assert main(["profile", "--seconds", "0.1"]) == 0
     assert json.loads(capsys.readouterr().out)["world_size"] == 1

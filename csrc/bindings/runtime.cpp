@@ -146,6 +146,19 @@ void bind_runtime(py::module_& m) {
           "prefetch", [](rt::Runtime& runtime) { return runtime.units().prefetch(); },
           [](rt::Runtime& runtime, size_t units) { runtime.units().set_prefetch(units); })
       .def_property("sync", &rt::Runtime::sync, &rt::Runtime::set_sync)
+      .def(
+          "reduce_kept", [](rt::Runtime& runtime) { runtime.backward().reduce_kept(); }, Release(),
+          "Reduces the gradients that were kept under no_sync, between steps. Collective. Raises "
+          "ShardingError within a "
+          "step, and while `sync` is False.")
+      .def(
+          "set_gradient_scale",
+          [](rt::Runtime& runtime, int64_t param, double scale) {
+            runtime.parameter(param).set_gradient_scale(scale);
+          },
+          py::arg("param"), py::arg("scale"),
+          "Every new gradient of the parameter is multiplied by `scale` before it is averaged over the "
+          "ranks.")
       .def_property("part", &rt::Runtime::part, &rt::Runtime::set_part)
       .def(
           "unreduced",

@@ -321,6 +321,10 @@ class Runtime:
         """
         The blocks of the full tensor that this rank holds.
         """
+    def reduce_kept(self) -> None:
+        """
+        Reduces the gradients that were kept under no_sync, between steps. Collective. Raises ShardingError within a step, and while `sync` is False.
+        """
     def reset_statistics(self) -> None: ...
     def saw_tree(self) -> None:
         """
@@ -333,6 +337,14 @@ class Runtime:
     def set_budget(self, sentence: str) -> None:
         """
         Sets the sentence about the plan's prediction in the text of OutOfMemoryError.
+        """
+    def set_gradient_scale(
+        self,
+        param: typing.SupportsInt | typing.SupportsIndex,
+        scale: typing.SupportsFloat | typing.SupportsIndex,
+    ) -> None:
+        """
+        Every new gradient of the parameter is multiplied by `scale` before it is averaged over the ranks.
         """
     def show_full(
         self, params: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], keep: bool

@@ -1,5 +1,13 @@
 """FSDPModule: the methods that FSDP2 adds to a module. Methods that tune mechanisms OSDP does not have do
-nothing."""
+nothing.
+
+Note [torch's FSDPModule]
+torchtitan, torch's pipelining and other libraries look for instances of torch's FSDPModule, and for classes named
+FSDP<Name>. Where they do not find them, they take gradients to be means that they still have to scale, or reduce after
+every micro-batch: another number, without an error. So this class is a subclass of torch's, and every public method of
+torch's is defined here (a test compares the two), since torch's own need the state of FSDP2. What torch's pipelining
+reads of that state is in osdp/fsdp/pipelining.py.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +15,14 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
+from torch.distributed.fsdp import FSDPModule as TorchFSDPModule
+from torch.distributed.fsdp import UnshardHandle as TorchUnshardHandle
 
 from osdp.base.made_classes import reduced
 from osdp.errors import ShardingError
+from osdp.fsdp.pipelining import answer_pipelining
 from osdp.sharding.forward_methods import outermost_around, part_of
+from osdp.sharding.gradient_factors import set_divide_factor
 from osdp.sharding.step_scopes import set_sync
 
 # These tune how long memory is held and when collectives run; here the plan's prefetch and modes decide that.
@@ -36,25 +48,36 @@ UNSUPPORTED = {
     "set_allocate_memory_from_process_group_for_comm": "pass it to osdp.fully_shard(model, plan)",
     "set_custom_all_gather": "OSDP uses its own collectives",
     "set_custom_reduce_scatter": "OSDP uses its own collectives",
-    "set_gradient_divide_factor": "gradients are means over the ranks; scale the loss instead",
-    "set_reduce_scatter_divide_factor": "gradients are means over the ranks; scale the loss instead",
     "set_reduce_scatter_unused_params": "a parameter that no rank used gets no gradient",
 }
 
 
-class UnshardHandle:
+class UnshardHandle(TorchUnshardHandle):
     """The result of `unshard`; its `wait` returns immediately."""
 
     def wait(self) -> None:
         pass
 
 
-class FSDPModule(nn.Module):
+class FSDPModule(TorchFSDPModule, nn.Module):
     """Base class of modules that `osdp.fully_shard(module)` has sharded; docs/drop-in.md describes each
-    method.
+    method. A subclass of torch's FSDPModule: Note [torch's FSDPModule].
 
     >>> model.set_requires_gradient_sync(False)  # accumulate without communication
     """
+
+    _osdp_fsdp_module = True
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """A new instance of the class (a slice of a Sequential) is not sharded: it is of the original class."""
+        kind = next(kind for kind in cls.__mro__ if not issubclass(kind, TorchFSDPModule))
+        made = kind.__new__(kind, *args, **kwargs)
+        made.__init__(*args, **kwargs)
+        return made
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        """The original class's, as for any module; torch's needs the state of FSDP2."""
+        return super(TorchFSDPModule, self)._apply(*args, **kwargs)  # type: ignore[misc, no-untyped-call]
 
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
         """Accepted as a hint, without effect: the next call gathers. To read full parameters outside of calls
@@ -71,6 +94,20 @@ class FSDPModule(nn.Module):
                 f"part of a {type(model).__name__}"
             )
         set_sync(model, requires_gradient_sync)
+
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        """Gradients of the parameters that belong to this module's unit (not to a sharded part inside) are the sum over
+        the ranks divided by `factor`, instead of their mean. Alike on all ranks; also within accumulation.
+
+        Raises InvalidProblemError unless `factor` is a positive number.
+        """
+        parts = [part for part in self.modules() if part is not self and isinstance(part, FSDPModule)]
+        inside = {id(p) for part in parts for p in part.parameters()}
+        set_divide_factor([p for p in self.parameters() if id(p) not in inside], factor)
+
+    def set_reduce_scatter_divide_factor(self, factor: float) -> None:
+        """FSDP2's older name of `set_gradient_divide_factor`."""
+        self.set_gradient_divide_factor(factor)
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """Accepted without effect where HYBRID_SHARD is not used; with it, False raises ShardingError."""
@@ -111,6 +148,7 @@ def as_fsdp_module(module: nn.Module) -> None:
     kind = type(module)
     if not issubclass(kind, FSDPModule):
         module.__class__ = _both(kind)
+        answer_pipelining(module)
 
 
 def _both(kind: type[nn.Module]) -> type[nn.Module]:

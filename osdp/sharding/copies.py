@@ -28,6 +28,7 @@ from osdp import _C
 from osdp.errors import ShardingError
 from osdp.ranks.rank_group import Together
 from osdp.sharding.forward_methods import register_forward_method
+from osdp.sharding.gradient_factors import copy_divide_factor
 from osdp.sharding.handover import Handover
 from osdp.sharding.installed import Installed
 from osdp.sharding.parts import parts_of
@@ -164,6 +165,7 @@ def _modules_of(model: nn.Module, source: Sharded, memo: Memo) -> nn.Module:
         # A list around the model may have been copied before it, with these parameters in it.
         made = memo.setdefault(id(parameter), type(parameter)(empty, requires_grad=parameter.requires_grad))
         made.data, made.grad = empty, None
+        copy_divide_factor(parameter, made)
     kept = ModulesAsTheyWere(model)
     try:
         Installed.on(model).take_off()

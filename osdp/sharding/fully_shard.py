@@ -23,6 +23,7 @@ from osdp.sharding.copies import CopiedRows, copyable
 from osdp.sharding.cpu_offload import wants_offload
 from osdp.sharding.forward_methods import watch_methods
 from osdp.sharding.gathering_calls import cover_forward, route_forward
+from osdp.sharding.gradient_factors import apply_divide_factors
 from osdp.sharding.handover import Handover
 from osdp.sharding.hybrid_mesh import GroupLike, RankGrid, agreed_grid, model_ranks
 from osdp.sharding.installed import Installed
@@ -249,6 +250,7 @@ def _install(
     for module, hook, cover in calls:
         route_forward(module, hook, policy if module is model else None, cover)
     sharded.tree = Tree(model, sharded, sharded.lane.collectives)
+    apply_divide_factors(sharded)
     show_full_parameters(model, sharded)
     watch_methods(model, sharded)
     installed.note()

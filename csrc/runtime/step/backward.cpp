@@ -22,10 +22,29 @@ namespace osdp::runtime {
 void BackwardPass::begin() {
   if (step_.in_backward) return;
   end_ = at_end_of_graph_task(handle());  // first: from here on an exception leads to abort()
+  show();
+}
+
+void BackwardPass::show() {
   step_.in_backward = true;
   units_.begin_backward();
   views_.show_all_units();
   views_.show_all_copies(/*fresh=*/false);
+}
+
+void BackwardPass::reduce_kept() {
+  OSDP_CHECK(!step_.in_backward && stack_.empty(), Sharding, "OSDP: rank ", step_.rank,
+             ": gradients kept under no_sync cannot be reduced within a forward or backward");
+  OSDP_CHECK(step_.sync, Sharding, "OSDP: rank ", step_.rank,
+             ": gradients kept under no_sync cannot be reduced within it");
+  await_end();
+  try {
+    show();
+    finish();
+  } catch (...) {
+    abort();
+    throw;
+  }
 }
 
 // Note [Backward of a backward]
@@ -74,11 +93,24 @@ void BackwardPass::end_call(const Call& call, Invocation& invocation) {
   units_.end_call_backward(call);
 }
 
+// Note [Gradients that are scaled]
+// A gradient's scale (FSDP2's set_gradient_divide_factor) applies to each new gradient once, before ranks are
+// averaged: what is kept, under no_sync or from averaged micro-batches, has it already. Gradients of sharded
+// units and copies arrive by themselves and are scaled in their own memory. Autograd adds those of other
+// parameters to the kept one, which is therefore divided by the scale before and multiplied with the sum
+// afterwards.
+bool BackwardPass::accumulates_in_place(const Parameter& param) const {
+  const ModelShards::Place& place = shards_.place_of(param);
+  return !place.copy && !(place.unit && !buckets_.holds(param));
+}
+
 void BackwardPass::before_gradient(Parameter& param) {
   NoInference no_inference;
   begin();
   param.hide_hooks();
   buckets_.await(param);
+  if (param.gradient_scale() != 1 && accumulates_in_place(param) && param.tensor().grad().defined())
+    param.tensor().mutable_grad().div_(param.gradient_scale());
 }
 
 // Note [Gradients that share memory]
@@ -116,6 +148,10 @@ void BackwardPass::after_gradient(Parameter& param, const at::Tensor& made) {
   check_gradient(param, made);
   const ModelShards::Place& place = shards_.place_of(param);
   if (place.copy) take_whole_gradient(param, made);
+  if (param.gradient_scale() != 1 && accumulates_in_place(param)) {
+    at::Tensor& sum = param.tensor().mutable_grad();
+    if (sum.defined()) sum = unshared(sum, made).mul_(param.gradient_scale());
+  }
   if (buckets_.holds(param)) return buckets_.arrived(param);
   if (!place.unit) {  // one rank, or a split weight without NO_SHARD slices, which are reduced as units
     if (step_.alone) param.note_reduced();
@@ -124,6 +160,7 @@ void BackwardPass::after_gradient(Parameter& param, const at::Tensor& made) {
   at::Tensor gradient = param.tensor().grad();
   param.tensor().mutable_grad().reset();
   if (gradient.defined()) gradient = unshared(std::move(gradient), made);
+  if (gradient.defined() && param.gradient_scale() != 1) gradient.mul_(param.gradient_scale());
   units_.gradient_arrived(*place.unit, *place.slot, std::move(gradient));
 }
 
@@ -137,6 +174,7 @@ void BackwardPass::take_whole_gradient(Parameter& param, const at::Tensor& made)
   OSDP_CHECK(
       gradient.layout() == at::kStrided, Sharding, "OSDP: parameter '", param.name(),
       "' got a sparse gradient, which mixed precision cannot average. Use sparse=False in its module.");
+  if (param.gradient_scale() != 1) gradient = gradient.mul(param.gradient_scale());
   if (at::Tensor* alone = buckets_.averaged_alone(param)) {
     *alone = alone->defined() ? wide_sum(*alone, gradient, param.own_dtype())
                               : unshared(std::move(gradient), made);

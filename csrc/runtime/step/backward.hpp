@@ -47,6 +47,8 @@ class BackwardPass {
   // `made`: the gradient that autograd accumulated.
   void after_gradient(Parameter& param, const at::Tensor& made);
   void finish();
+  // Between steps: reduces what was kept under no_sync, as the end of a backward that reduces would.
+  void reduce_kept();
   void abort() noexcept;  // after an exception: reshards everything; lanes are idle
   void await_end();       // until the last backward has ended, or its abort() has
   void note_exception(std::string text) { stack_.note_exception(std::move(text)); }
@@ -57,6 +59,9 @@ class BackwardPass {
 
  private:
   void check_asked();
+  void show();
+  // Whether autograd adds its gradient to the one that this rank keeps.
+  bool accumulates_in_place(const Parameter& param) const;
   void take_whole_gradient(Parameter& param, const at::Tensor& made);
 
   const ModelShards& shards_;

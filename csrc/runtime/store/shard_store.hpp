@@ -127,6 +127,11 @@ class Parameter {
   void hide_hooks();
   void show_hooks() noexcept;
   void call_hooks() const;
+  // Each new gradient is multiplied by this before it is averaged over the ranks: a caller that wants the sum
+  // divided by d gives world / d. See Note [Gradients that are scaled] in step/backward.cpp.
+  double gradient_scale() const { return gradient_scale_; }
+  void set_gradient_scale(double scale) { gradient_scale_ = scale; }
+
   // In this backward its gradient has been reduced, so the hooks must be called.
   void note_reduced() { reduced_ = true; }
   bool take_reduced() { return std::exchange(reduced_, false); }  // whether it was; forgets it
@@ -153,6 +158,7 @@ class Parameter {
   Node accumulator_;
   bool absent_ = false;
   bool reduced_ = false;
+  double gradient_scale_ = 1.0;
   bool written_in_forward_ = false;
   std::vector<int64_t> full_sizes_;
   std::optional<SplitSpec> split_;

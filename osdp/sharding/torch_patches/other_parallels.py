@@ -109,7 +109,7 @@ def refuse_others(model: nn.Module) -> None:
         place = f"'{name}'" if name else "the model itself"
         if "replicate" in (_get_registry(module) or ()):
             _refuse_inside(f"{place} is already under torch's replicate")
-        if isinstance(module, _WRAPPERS) or any(map(_is_torchs, kind.__mro__)):
+        if isinstance(module, _WRAPPERS) or _is_torchs(kind):
             what = "torch's fully_shard" if not isinstance(module, _WRAPPERS) else kind.__name__
             _refuse_inside(f"{place} is already under {what}")
     if _holder(model) is not None:
@@ -118,8 +118,9 @@ def refuse_others(model: nn.Module) -> None:
             _refuse_inside(f"a part of the model is already in a {type(holder).__name__}")
 
 
-def _is_torchs(kind: type) -> bool:
-    return kind.__name__ == "FSDPModule" and kind.__module__.startswith("torch.")
+def _is_torchs(kind: type[nn.Module]) -> bool:
+    """Whether torch's fully_shard made this class. OSDP's FSDPModule is a subclass of torch's: Note [torch's FSDPModule]."""
+    return issubclass(kind, fsdp2.FSDPModule) and not getattr(kind, "_osdp_fsdp_module", False)
 
 
 def _holder(model: nn.Module) -> nn.Module | None:

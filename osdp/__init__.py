@@ -155,6 +155,7 @@ later_methods.implement(
         "Frontier.plot": "osdp.show.frontier_plot.plot",
         "Frontier.__rich__": "osdp.show.frontier_plot.table",
         "ModelDescription.__rich__": "osdp.show.description_table.table",
+        "Hardware.this": "osdp.profiling.profile.profile",
         "Hardware.__rich__": "osdp.show.hardware_table.table",
     }
 )

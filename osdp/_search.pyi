@@ -25,6 +25,7 @@ __all__: list[str] = [
     "JsonReader",
     "JsonShape",
     "MODES",
+    "MOST_BATCH",
     "Manner",
     "MemoryPoint",
     "ModeTraits",
@@ -744,6 +745,7 @@ def traits(mode: str) -> ModeTraits:
 COST_VERSION: int = 6
 DEFAULT_TIME_LIMIT_S: float = 10.0
 MODES: tuple = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD")
+MOST_BATCH: int = 65536
 OBJECTIVES: tuple = ("throughput", "memory", "batch")
 RECOMPUTES: tuple = ("none", "hold", "regather")
 SPLITS: tuple = ("none", "out", "in")

@@ -109,6 +109,11 @@ class Hardware(Printed):
     recompute_slowdown: Annotated[float, AtLeast(0, strictly=True)] = 1.0
     measured: Measured | None = None  # None: public figures, or an older profile
 
+    @property
+    def label(self) -> str:
+        """The name, and whether the figures were measured there or are published ones."""
+        return f"{self.name} ({'measured' if self.measured is not None else 'assumed'})"
+
     def bare_step_s(self, batch_size: int) -> float:
         """Seconds of a forward and backward of the profiled model on one rank, without communication; 0.0 if
         none was profiled."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any
 
+from osdp.base.later_methods import function_of
 from osdp.base.warned import warn
 from osdp.description.model_description import ModelDescription
 from osdp.errors import InvalidProblemError, MachineMismatchWarning
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 DEFAULT_HARDWARE = "a100-8"  # assumed by `search` if no hardware is given
+THIS_MACHINE = "this"  # hardware=: profile this machine
+_PROFILE_S = 5.0
 
 
 def batches_of(batch_size: int | str, global_batch_size: int | None, ranks: int) -> list[tuple[int, int]]:
@@ -52,6 +55,27 @@ def batches_of(batch_size: int | str, global_batch_size: int | None, ranks: int)
         )
     small = [d for d in range(1, int(share**0.5) + 1) if share % d == 0]
     return [(d, share // d) for d in sorted({*small, *(share // d for d in small)})]
+
+
+def default_batch(
+    model: nn.Module | ModelDescription, description: ModelDescription, global_batch_size: int | None
+) -> int | str:
+    """The batch size per rank where none was given."""
+    if isinstance(model, ModelDescription) or global_batch_size is not None or description.sample_batch < 1:
+        return "auto"
+    return description.sample_batch
+
+
+def this_machine(
+    model: nn.Module | ModelDescription, sample: tuple[Any, ...] | Mapping[str, Any] | None
+) -> Hardware:
+    """This machine, measured by `osdp.profile` with the model. Collective where there is a process group."""
+    arguments: tuple[Any, ...] = ()
+    if not isinstance(sample, Mapping) and sample is not None:
+        arguments = sample if isinstance(sample, tuple) else (sample,)
+    keywords = dict(sample) if isinstance(sample, Mapping) else {}
+    measured: Hardware = function_of("Hardware.this")(model, *arguments, seconds=_PROFILE_S, **keywords)
+    return measured
 
 
 def machine_of(hardware: Hardware | str | os.PathLike[str] | None) -> Hardware:

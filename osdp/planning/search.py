@@ -18,15 +18,18 @@ from osdp.plan.searched import COST_VERSION, COSTS, METHODS, OBJECTIVES, Searche
 from osdp.plan.unit_grouping import small_unit_bytes
 from osdp.plan.whole_operators import patterns_of, whole_operators
 from osdp.planning.arguments import (
+    THIS_MACHINE,
     batches_of,
     check_batch_matters,
     check_measured_ranks,
     check_time_limit,
+    default_batch,
     description_of,
     integer,
     machine_of,
     one_of,
     ranks_of,
+    this_machine,
 )
 from osdp.planning.objectives import best_plan
 from osdp.planning.search_problem import SearchProblem
@@ -42,7 +45,7 @@ def search(
     memory: int | float | str | None = None,
     world_size: int | None = None,
     hardware: Hardware | str | os.PathLike[str] | None = None,
-    batch_size: int | str = "auto",
+    batch_size: int | str | None = None,
     global_batch_size: int | None = None,
     optimizer: str = "adamw",
     precision: str = "fp32",
@@ -71,9 +74,11 @@ def search(
     sample: example inputs of the model's forward: a tuple of arguments, or a dict of keyword arguments.
     memory: limit per rank, in bytes or as a string ("8GiB"); by default the hardware's.
     world_size: number of ranks; by default the process group's, else the hardware's.
-    hardware: a Hardware (measured by `osdp.profile`), its name or its file. None: DEFAULT_HARDWARE without its memory
-        outside of tensors.
-    batch_size: per rank. "auto" tries every size that fits and takes the best time per sample.
+    hardware: a Hardware (measured by `osdp.profile`), its name or its file. "this": measured now, in about five seconds
+        (`osdp.profile`, so every rank must call). None: DEFAULT_HARDWARE without its memory outside of tensors, since a
+        search measures nothing by itself: all ranks must find the same plan, and it may be for another machine.
+    batch_size: per rank. "auto" tries every size that fits and takes the best time per sample. By default the sample's,
+        where a model and its sample are given, and "auto" for a description or with `global_batch_size`.
     global_batch_size: samples of one step over all ranks. The batch size per rank must divide global / world_size, and
         gradients are accumulated over the remaining factor.
     optimizer: determines the bytes of optimizer state per parameter: "adamw", "adam", "sgd", "sgd-momentum", "rmsprop"
@@ -125,8 +130,10 @@ def search(
     check_time_limit(time_limit)
     if isinstance(replay, bool) or not 0 <= replay < 1:
         raise InvalidProblemError(f"replay must be at least 0 and less than 1, got {replay}")
-    machine = machine_of(hardware)
+    machine = this_machine(model_or_desc, sample) if hardware == THIS_MACHINE else machine_of(hardware)
     description = description_of(model_or_desc, sample)
+    if batch_size is None:
+        batch_size = default_batch(model_or_desc, description, global_batch_size)
     check_batch_matters(description, batch_size)
     if precision != "fp32" and not isinstance(model_or_desc, ModelDescription):
         from osdp.planning.low_precision import with_low_activations

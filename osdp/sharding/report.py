@@ -10,6 +10,7 @@ from torch import nn
 from osdp import _C
 from osdp.errors import ShardingError
 from osdp.hardware.device_statistics import DeviceStatistics
+from osdp.plan.plan import Plan
 from osdp.sharding.drift import drift_of, step_now_s
 from osdp.sharding.report_value import Report
 from osdp.sharding.sharded_model import Sharded, runtime_of
@@ -31,11 +32,12 @@ def report(model: nn.Module, *, bare_step_s: float | None = None, machine: bool 
     compared with that part of the prediction (without context, communicators and unused memory), and, where
     the device reports it, the reserved memory.
 
-    With `machine`, and a plan whose hardware `osdp.profile` measured, the two fixed jobs of the profile are timed again (a
-    third of a second), and if the machine has become more than 15% faster or slower, the report says so and
-    scales the prediction. The profile ran on all ranks at once, so call `report` on all of them. With
-    `bare_step_s` (from `osdp.bare_step_s` before the model was sharded, with plan.batch_size samples)
-    computation is compared using the model itself instead of the two jobs.
+    With `machine`, and a plan whose hardware `osdp.profile` measured, the two fixed jobs of the profile are timed
+    again (a third of a second), and if the machine has become more than 15% faster or slower, the report says so and
+    scales the prediction. The profile ran on all ranks at once, so call `report` on all of them. With `bare_step_s`
+    (from `osdp.bare_step_s` before the model was sharded, with plan.batch_size samples) computation is compared using
+    the model itself instead of the two jobs. A machine that was not measured (a name, or the default) has no error of
+    its time.
 
     Raises ShardingError if `model` is not sharded.
 
@@ -58,7 +60,13 @@ def report(model: nn.Module, *, bare_step_s: float | None = None, machine: bool 
         drift=drift,
         predicted_step_time_now_s=step_now_s(sharded.plan, drift) if drift is not None else None,
         step_times_s=tuple(sharded.runtime.step_seconds),
+        assumed_machine=_assumed(sharded.plan),
     )
+
+
+def _assumed(plan: Plan) -> str | None:
+    hardware = plan.hardware
+    return hardware.name if hardware is not None and hardware.measured is None else None
 
 
 def _predicted_without(sharded: Sharded, terms: Collection[str]) -> int | None:

@@ -13,10 +13,12 @@ from rich.text import Text
 
 from osdp.base.byte_sizes import format_bytes
 from osdp.base.drawn_once import drawn_once
+from osdp.base.numbers import format_seconds
 from osdp.base.printed import Printed
 from osdp.errors import InvalidProblemError
 from osdp.sharding.drift import Drift
 
+_NO_METRICS = ("drift", "step_times_s", "assumed_machine")
 _PREDICTED, _MEASURED = "#4c78a8", "#f58518"
 
 
@@ -38,6 +40,8 @@ class Report(Printed):
     drift: Drift | None = None
     predicted_step_time_now_s: float | None = None
     step_times_s: tuple[float, ...] = ()  # of every step, the first two included
+    # The plan's machine, where its figures were not measured: its times are not this machine's.
+    assumed_machine: str | None = None
 
     def __str__(self) -> str:
         return _text(self)
@@ -51,9 +55,7 @@ class Report(Printed):
         >>> wandb.log(osdp.report(model, machine=False).metrics(), step=step)
         >>> for name, value in osdp.report(model, machine=False).metrics().items(): writer.add_scalar(name, value, step)
         """
-        named = {
-            f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("drift", "step_times_s")
-        }
+        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NO_METRICS}
         return {f"{prefix}{name}": value for name, value in named.items() if value is not None}
 
     def plot(self) -> Any:
@@ -69,8 +71,9 @@ def _rows(report: Report) -> Iterator[tuple[str, str, str, str]]:
     def row(
         name: str, predicted: float | None, measured: float | None, time: bool
     ) -> tuple[str, str, str, str]:
-        show = _milliseconds if time else _bytes
-        error = f"{(predicted - measured) / measured:+.1%}" if predicted and measured else ""
+        show = format_seconds if time else _bytes
+        comparable = not (time and report.assumed_machine)
+        error = f"{(predicted - measured) / measured:+.1%}" if predicted and measured and comparable else ""
         return name, show(predicted) if predicted else "-", show(measured) if measured else "-", error
 
     yield row("step time", report.predicted_step_time_s, report.measured_step_time_s, True)
@@ -83,6 +86,11 @@ def _rows(report: Report) -> Iterator[tuple[str, str, str, str]]:
 
 def _notes(report: Report) -> Iterator[str]:
     yield f"({report.steps} steps)"
+    if report.assumed_machine is not None:
+        yield (
+            f"The predicted time is that of {report.assumed_machine}, which the plan assumed. To plan for this machine: "
+            'osdp.search(..., hardware="this").'
+        )
     if report.drift is not None and report.drift.changed:
         yield f"The machine has changed since it was profiled: {report.drift}."
 
@@ -136,7 +144,3 @@ def _plot(report: Report) -> Any:
 
 def _bytes(size: float) -> str:
     return format_bytes(int(size))
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.1f} ms"

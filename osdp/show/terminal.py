@@ -7,6 +7,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from osdp import _search
 from osdp.base.byte_sizes import format_bytes
 from osdp.base.numbers import cells, format_count, format_seconds
 from osdp.base.printed import plain
@@ -71,10 +72,12 @@ def facts(plan: Plan) -> list[str]:
     parameters = sum(p.elements for p in plan.description.parameters)
     ranks = "any number of ranks" if plan.world_size is None else f"{plan.world_size} ranks"
     micro = f" x {plan.accumulation} micro-batches" if plan.accumulation > 1 else ""
+    if plan.searched is not None and plan.searched.batch_size is None:
+        micro += " (auto: the largest that is tried)" if plan.batch_size == _search.MOST_BATCH else " (auto)"
     return [
         f"{format_count(parameters)} parameters ({format_bytes(plan.description.parameter_bytes)})",
-        ranks + (f" of {plan.hardware.name}" if plan.hardware else ""),
-        f"batch {plan.batch_size}{micro} per rank",
+        ranks + (f" of {plan.hardware.label}" if plan.hardware else ""),
+        f"batch {plan.batch_size} per rank{micro}",
         f"{plan.optimizer}, {plan.precision}",
         f"{len(plan.units)} units",
     ]

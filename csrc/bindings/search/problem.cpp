@@ -143,6 +143,7 @@ void bind_problem(py::module_& m) {
   m.attr("SPLITS") = osdp::names_of<osdp::Split>();
   m.attr("RECOMPUTES") = osdp::names_of<osdp::Recompute>();
   m.attr("COST_VERSION") = kCostVersion;
+  m.attr("MOST_BATCH") = kMostBatch;
   py::class_<osdp::ModeTraits>(m, "ModeTraits")
       .def_readonly("sharded", &osdp::ModeTraits::sharded)
       .def_readonly("kept", &osdp::ModeTraits::kept)

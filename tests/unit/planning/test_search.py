@@ -537,3 +537,26 @@ def test_a_model_is_described_first_and_known_machines_have_names():
     assert osdp.search(model, (torch.zeros(2, 64),), world_size=4).hardware.name == "a100-8"
     with pytest.raises(osdp.InvalidProblemError, match="sample"):
         osdp.search(model, memory="1MiB", world_size=4, hardware="rtx-titan-8")
+
+
+def test_the_batch_is_the_samples_unless_another_is_said() -> None:
+    import torch
+    from torch import nn
+
+    model, sample = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), (torch.zeros(3, 64),)
+    given = {"memory": "1MiB", "world_size": 4, "hardware": "rtx-titan-8"}
+    assert osdp.search(model, sample, **given).batch_size == 3
+    auto = osdp.search(model, sample, batch_size="auto", **given)
+    assert auto.batch_size > 3 and "(auto)" in str(auto) and "rtx-titan-8 (assumed)" in str(auto)
+    assert osdp.search(osdp.describe(model, *sample), **given).batch_size == auto.batch_size
+    assert osdp.search(model, sample, global_batch_size=48, **given).batch_size in (1, 2, 3, 4, 6, 12)
+    assert "(auto)" not in str(osdp.search(model, sample, **given))
+
+
+def test_this_machine_is_measured() -> None:
+    import torch
+    from torch import nn
+
+    model, sample = nn.Linear(8, 8), (torch.zeros(3, 8),)
+    plan = osdp.search(model, sample, memory="8MiB", world_size=1, hardware="this")
+    assert plan.hardware is not None and plan.hardware.measured is not None and "(measured)" in str(plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 
@@ -37,7 +38,13 @@ def test_the_table_says_what_the_text_says() -> None:
         console.print(FULL)
     words = capture.get().split()
     assert words == str(FULL).split()
-    assert {"100.0", "125.0", "-20.0%", "+50.0%", "+25.0%"} <= set(words)
+    assert {"100", "125", "-20.0%", "+50.0%", "+25.0%"} <= set(words)
+
+
+def test_the_time_of_an_assumed_machine_has_no_error() -> None:
+    shown = str(dataclasses.replace(FULL, assumed_machine="a100-8"))
+    assert "-20.0%" not in shown and "+50.0%" in shown  # memory does not depend on the machine's speed
+    assert "a100-8" in shown and 'hardware="this"' in shown
 
 
 def test_the_picture_shows_every_step_and_what_is_known_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:

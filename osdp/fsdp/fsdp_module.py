@@ -72,12 +72,12 @@ class FSDPModule(TorchFSDPModule, nn.Module):
         """A new instance of the class (a slice of a Sequential) is not sharded: it is of the original class."""
         kind = next(kind for kind in cls.__mro__ if not issubclass(kind, TorchFSDPModule))
         made = kind.__new__(kind, *args, **kwargs)
-        made.__init__(*args, **kwargs)
+        made.__init__(*args, **kwargs)  # type: ignore[misc]
         return made
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         """The original class's, as for any module; torch's needs the state of FSDP2."""
-        return super(TorchFSDPModule, self)._apply(*args, **kwargs)  # type: ignore[misc, no-untyped-call]
+        return super(TorchFSDPModule, self)._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
         """Accepted as a hint, without effect: the next call gathers. To read full parameters outside of calls

@@ -291,6 +291,13 @@ void bind_runtime(py::module_& m) {
       "Blocks, after an exception in a backward, until every model is restored: see Note [A backward that "
       "ends "
       "elsewhere].");
+  m.def(
+      "begin_backwards",
+      [](const at::Tensor&) {
+        for (const auto& runtime : rt::live_runtimes()) runtime->backward().begin_again();
+      },
+      py::arg("gradient"), Release(),
+      "A hook for a gradient that was computed with create_graph=True: see Note [Backward of a backward].");
   m.def("memory_meter_install", &rt::memory_meter_install);
   m.def("memory_meter_installed", &rt::memory_meter_installed);
   m.def("memory_live_bytes", &rt::memory_live_bytes);

@@ -25,6 +25,7 @@ __all__: list[str] = [
     "UnitSpec",
     "Work",
     "await_backwards",
+    "begin_backwards",
     "connect_part",
     "count_registration",
     "elementwise",
@@ -418,6 +419,11 @@ class Runtime:
 def await_backwards() -> None:
     """
     Blocks, after an exception in a backward, until every model is restored: see Note [A backward that ends elsewhere].
+    """
+
+def begin_backwards(gradient: torch.Tensor) -> None:
+    """
+    A hook for a gradient that was computed with create_graph=True: see Note [Backward of a backward].
     """
 
 def connect_part(part: str, device: torch.device) -> None:

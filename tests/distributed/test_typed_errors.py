@@ -151,6 +151,45 @@ def input_penalty(me: Member) -> None:
                 assert osdp.sharding.sharded_model.runtime_of(pair.sharded).gathered_bytes() == 0
 
 
+def layer(kind: str) -> nn.Module:
+    """A model whose graph of the gradient begins with a node that reads a parameter itself."""
+    torch.manual_seed(0)
+    middle = {
+        "layer norm": lambda: nn.LayerNorm(8),
+        "RMS norm": lambda: nn.RMSNorm(8),
+        "last": lambda: nn.Identity(),
+        "convolution": lambda: nn.Sequential(nn.Unflatten(1, (8, 1)), nn.Conv1d(8, 8, 1), nn.Flatten()),
+    }[kind]()
+    return nn.Sequential(nn.Linear(8, 8), nn.Tanh(), middle, nn.LayerNorm(8)).double()
+
+
+def penalty_alone(me: Member) -> None:
+    """A loss of the gradient alone, whose first node may read a parameter before any call's output is reached."""
+    for kind in ("layer norm", "RMS norm", "last", "convolution"):
+        for mode in ("FULL_SHARD", "SHARD_GRAD_OP"):
+            with naming(f"{kind}, {mode}"):
+                whole, model = layer(kind), layer(kind)
+                plan = osdp.Plan.uniform(osdp.describe(model, torch.zeros(2, 8).double()), mode)
+                osdp.fully_shard(model, plan, process_group=me.group)
+                torch.manual_seed(1)
+                for data in torch.randn(2, 2 * me.world, 8).double():  # the second adds to what is kept
+                    for each, mine in ((whole, data), (model, me.part(data))):
+                        mine = mine.clone().requires_grad_()
+                        (slope,) = torch.autograd.grad(each(mine).square().sum(), mine, create_graph=True)
+                        slope.square().sum(1).mean().backward()
+                sharded = osdp.sharding.sharded_model.runtime_of(model)
+                for name, parameter in model.named_parameters():
+                    wanted = whole.get_parameter(name).grad
+                    wanted = torch.zeros_like(whole.get_parameter(name)) if wanted is None else wanted
+                    grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                    close(sharded.gather_whole(name, grad), wanted, 1e-9, name)
+                assert sharded.gathered_bytes() == 0
+
+
+def test_a_loss_of_the_gradient_of_the_input_alone(ranks):
+    ranks(penalty_alone, world=2)
+
+
 @pytest.mark.outcome("a penalty on the gradient of the input (`create_graph=True`)", "equal")
 def test_a_penalty_on_the_gradient_of_the_input(ranks):
     ranks(input_penalty, world=2)

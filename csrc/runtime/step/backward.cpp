@@ -52,7 +52,13 @@ void BackwardPass::reduce_kept() {
 // parameters again in the next backward, and no hook on a module's output precedes those reads. So the units
 // that such a backward has gathered stay gathered until the end of the next backward without create_graph. A
 // differentiable gradient of a parameter is not supported, because the mean over ranks has no graph; it is
-// refused.
+// refused. A node of the new graph unpacks the parameter itself, which is this rank's rows until a backward
+// begins, so it must begin at the gradient that was returned to the caller: the patch of torch.autograd that
+// converts errors hooks it (osdp/sharding/torch_patches/autograd_errors.py).
+void BackwardPass::begin_again() {
+  NoInference no_inference;
+  if (graph_created_) begin();
+}
 
 // Note [Gradients that are asked for]
 // torch.autograd.grad(loss, parameters) returns the gradients that autograd computed: this rank's own, full
@@ -207,6 +213,7 @@ void BackwardPass::finish() {
     replicas_.gradients_averaged();
   }
   if (stack_.empty()) views_.check_written();
+  graph_created_ = creates_graph_;
   step_.in_backward = creates_graph_ = false;
   ++step_.backwards;
   stack_.tell_place(step_.in_backward);

@@ -46,6 +46,8 @@ class BackwardPass {
   void before_gradient(Parameter& param);
   // `made`: the gradient that autograd accumulated.
   void after_gradient(Parameter& param, const at::Tensor& made);
+  void begin_again();  // the backward of a graph that a backward has created begins, if this model has a part
+                       // in it
   void finish();
   // Between steps: reduces what was kept under no_sync, as the end of a backward that reduces would.
   void reduce_kept();
@@ -73,6 +75,7 @@ class BackwardPass {
   CallStack& stack_;
   std::weak_ptr<BackwardPass> handle_;
   bool creates_graph_ = false;        // this backward; see Note [Backward of a backward]
+  bool graph_created_ = false;        // by the last backward
   bool kept_unreduced_ = false;       // the last backward was under no_sync
   int asked_task_ = -1;               // the last graph task that check_asked() examined
   std::shared_ptr<BackwardEnd> end_;  // of the last backward, until a forward has waited for it

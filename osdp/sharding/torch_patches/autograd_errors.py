@@ -97,11 +97,16 @@ def install_typed_errors() -> None:
     @functools.wraps(run)
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         try:
-            return run(*args, **kwargs)
+            gradients = run(*args, **kwargs)
         except RuntimeError as error:
             instead = typed(error) if type(error) is RuntimeError else None
             if instead is None:
                 raise
+        else:
+            for gradient in gradients or ():
+                if gradient is not None and gradient.grad_fn is not None:  # create_graph=True
+                    gradient.register_hook(_C.begin_backwards)
+            return gradients
         raise instead
 
     setattr(torch.autograd, "_engine_run_backward", run_backward)  # noqa: B010 (not exported to mypy)

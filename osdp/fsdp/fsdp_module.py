@@ -23,6 +23,7 @@ from osdp.errors import ShardingError
 from osdp.fsdp.pipelining import answer_pipelining
 from osdp.sharding.forward_methods import outermost_around, part_of
 from osdp.sharding.gradient_factors import set_divide_factor
+from osdp.sharding.init_after_to_empty import initialise_in_full
 from osdp.sharding.step_scopes import set_sync
 
 # These tune how long memory is held and when collectives run; here the plan's prefetch and modes decide that.
@@ -78,6 +79,14 @@ class FSDPModule(TorchFSDPModule, nn.Module):
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         """The original class's, as for any module; torch's needs the state of FSDP2."""
         return super(TorchFSDPModule, self)._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def to_empty(self, *, device: Any, recurse: bool = True) -> Any:
+        """The original class's. Until the next forward, methods that initialise (`reset_parameters`, `init_weights`, `apply`
+        with a function) may then be called, by all ranks: Note [Initialising after to_empty]."""
+        super().to_empty(device=device, recurse=recurse)
+        if recurse:
+            initialise_in_full(self)
+        return self
 
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
         """Accepted as a hint, without effect: the next call gathers. To read full parameters outside of calls

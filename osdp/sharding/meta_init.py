@@ -71,6 +71,9 @@ def turns_of(
     filled: set[int] = set()
     for position, (name, module) in enumerate(order):
         own = [(key, t) for key, t in own_tensors(module) if id(t) not in filled]
+        if only_unsaved and init is None and _reset_of(module, resets) is None:
+            # The user's code fills it, or it stays NaN; an integer would be a wrong number that nothing notices.
+            own = [(key, t) for key, t in own if not (t.is_floating_point() or t.is_complex())]
         if own and init is None and _reset_of(module, resets) is None and _wanted(module, only_unsaved):
             key, tensor = own[0]
             kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
@@ -89,7 +92,11 @@ def turns_of(
     turns, filled = [], set()
     for _, members in sorted(groups.items()):
         due = {
-            id(t) for _, module in members if _wanted(module, only_unsaved) for _, t in own_tensors(module)
+            id(t)
+            for _, module in members
+            if _wanted(module, only_unsaved)
+            and not (only_unsaved and init is None and _reset_of(module, resets) is None)
+            for _, t in own_tensors(module)
         }
         if due - filled:
             turns.append(Turn(tuple(members)))

@@ -64,6 +64,7 @@ class Sharded:
         self.tree: ModuleTree
         self.form = StateDictForm()
         self.saving: Any = None  # the Snapshot of the state_dict() that is running
+        self.initialising: Any = None  # the Initialising of the method that initialises after to_empty()
         self.shown: WeakSet[nn.Module] = WeakSet()  # modules whose state dicts show full parameters
         self.split_names = frozenset(splits_of(plan))  # weights that are computed in slices
         self.planned = tuple(names)  # as the plan has them; `index` follows renamed modules

@@ -107,3 +107,164 @@ def of_other_seeds(me: Member) -> None:
 @pytest.mark.outcome("NO_SHARD parameters initialised again with different seeds", osdp.ReplicaError)
 def test_drawing_replicas_anew(ranks):
     ranks(of_other_seeds, world=2)
+
+
+class Rooted(nn.Module):
+    """Resets that need full parameters (a row by its index, a scale by shape), and a root that fills its parts' weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 6, padding_idx=5)
+        self.blocks = nn.ModuleList(build() for _ in range(2))
+        self.norm = nn.LayerNorm(6)
+        self.head = Shaped()
+
+    def init_weights(self) -> None:
+        for module in self.modules():
+            if module is not self and hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+        init.trunc_normal_(self.blocks[0][0].weight, std=self.blocks[0][0].weight.size(0) ** -0.5)
+        self.head.weight.data.normal_(0, self.head.weight.shape[0] ** -0.5)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+class Shaped(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(6, 5)
+        self.register_buffer("scale", torch.ones(6), persistent=False)
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            self.weight.uniform_(-1, 1).mul_(len(self.weight))
+            self.weight[3].fill_(2.0)
+            self.bias.copy_(torch.arange(5.0))
+        if hasattr(self, "scale"):
+            self.scale.fill_(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x * self.scale)
+
+
+def each_resets(model: nn.Module) -> None:
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+
+
+def by_apply(model: nn.Module) -> None:
+    each_resets(model)
+    model.apply(by_init)
+    model.apply(in_place)
+
+
+AFTER = {
+    "reset_parameters": each_resets,
+    "a method of the model": lambda model: model.init_weights(),
+    "apply": by_apply,
+}
+
+
+def after_to_empty(me: Member, initialise: bool) -> None:
+    for name, initialised in AFTER.items():
+        whole = Rooted()
+        torch.manual_seed(7)
+        initialised(whole)
+        following = torch.rand(3)
+        with torch.device("meta"):
+            model = Rooted()
+        for block in model.blocks:
+            osdp.fully_shard(block, process_group=me.group, initialise=initialise)
+        osdp.fully_shard(model, process_group=me.group, initialise=initialise)
+        model.to_empty(device="cpu").to_empty(device="cpu")
+        torch.manual_seed(7)
+        initialised(model)
+        with naming(name):
+            assert torch.equal(torch.rand(3), following)
+            assert torch.equal(model.head.scale, whole.head.scale)
+            for key, value in model.state_dict().items():
+                assert torch.equal(
+                    getattr(value, "full_tensor", lambda v=value: v)(), whole.state_dict()[key]
+                ), key
+            tokens = torch.arange(6).view(2, 3)
+            assert torch.allclose(model(tokens), whole(tokens), rtol=1e-5, atol=1e-6)
+            model(tokens).sum().backward()
+            with pytest.raises(osdp.ShardingError, match="summon_full_params"):  # it has values now
+                model.blocks[0][0].reset_parameters()
+    model.zero_grad()
+    model.to_empty(device="cpu")
+    torch.manual_seed(me.rank)  # rank 0's values count
+    model.head.reset_parameters()
+    torch.manual_seed(0)
+    whole.head.reset_parameters()
+    assert torch.equal(model.head.state_dict()["weight"].full_tensor(), whole.head.weight)
+
+
+class Rotary(nn.Module):
+    """A buffer that no reset_parameters fills."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.register_buffer("table", torch.ones(6, dtype=dtype), persistent=False)
+
+    def init_weights(self) -> None:
+        self.linear.reset_parameters()
+        self.table = torch.arange(6.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.table
+
+
+def buffers_that_the_script_fills(me: Member) -> None:
+    with torch.device("meta"):
+        model, counts = Rotary(), Rotary(torch.long)
+    with pytest.raises(osdp.ShardingError, match="buffer 'table' on the meta device"):
+        osdp.fully_shard(counts, process_group=me.group, initialise=False)  # it could not be NaN until then
+    osdp.fully_shard(model.linear, process_group=me.group, initialise=False)
+    osdp.fully_shard(model, process_group=me.group, initialise=False)
+    assert model.table.isnan().all()
+    whole = Rotary()
+    for each in (model.to_empty(device="cpu"), whole):
+        torch.manual_seed(3)
+        each.init_weights()
+    x = torch.randn(2, 6)
+    assert torch.allclose(model(x), whole(x), rtol=1e-5, atol=1e-6)
+
+
+def test_buffers_that_only_the_script_can_fill(ranks):
+    ranks(buffers_that_the_script_fills, world=2)
+
+
+class Fails(nn.Linear):
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if getattr(self, "fails", False):
+            raise ValueError("no such luck")
+
+
+def fails_on_one_rank(me: Member) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(Fails(6, 6))
+    osdp.fully_shard(model, process_group=me.group)
+    model.to_empty(device="cpu")
+    model[0].fails = me.rank == 1
+    with pytest.raises(Exception, match="no such luck"):
+        model[0].reset_parameters()
+    model[0].fails = False
+    model[0].reset_parameters()
+    model(torch.randn(2, 6)).sum().backward()
+
+
+def test_a_reset_that_fails_on_one_rank(ranks):
+    ranks(fails_on_one_rank, world=2)
+
+
+@pytest.mark.outcome("FSDP2's meta device: `to_empty`, then `reset_parameters` or `init_weights`", "equal")
+@pytest.mark.parametrize("initialise", [True, False])
+def test_initialising_after_to_empty(ranks, initialise):
+    ranks(after_to_empty, initialise, world=2)

@@ -1,4 +1,5 @@
-"""Refuses to initialise sharded parameters after fully_shard, except inside summon_full_params.
+"""Refuses to initialise sharded parameters after fully_shard, except inside summon_full_params and after to_empty
+(Note [Initialising after to_empty]).
 
 Note [Initialising shards]
 torch.nn.init computes fan-in and fan-out from the shape, and draws from this rank's generator. With only some
@@ -63,9 +64,12 @@ def refuse_part(tensor: Tensor, what: str) -> None:
         if whole:
             runtime.suspect_replicas()
             continue
+        if sharded.initialising is not None and sharded.initialising.shows(tensor, name):
+            continue
         raise ShardingError(
             f"{what} would initialise parameter '{name}' from the shape of this rank's part, "
             f"{list(tensor.shape)}: initialise it before fully_shard, or inside "
             "osdp.summon_full_params(model) with the same seed on all ranks; for models on the meta "
-            "device pass param_init_fn"
+            "device pass param_init_fn, or, as with FSDP2, call "
+            "model.to_empty(device=...) and then the modules' reset_parameters"
         )

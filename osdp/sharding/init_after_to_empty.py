@@ -1,0 +1,119 @@
+"""Initialising after `model.to_empty()`: methods that initialise get full parameters, one method at a time.
+
+Note [Initialising after to_empty]
+FSDP2's way from the meta device is `fully_shard`, `model.to_empty(device=...)`, then `reset_parameters()` of every module
+(or a method of the user's, or `model.apply(function)`). Such code computes with shapes and draws random numbers, so on
+this rank's rows it would give other values. After to_empty no parameter has a value, and until the next forward these
+methods run with full parameters: one that they touch is gathered then, in whatever way they touch it, stays full until
+the method ends, gets rank 0's values, and each rank keeps its rows. So values and random numbers are those of one
+process. Parameters that every rank holds in full are compared between ranks at the next forward instead. All ranks must
+call the methods, in the same order.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from osdp.ranks.rank_group import Together
+from osdp.sharding.forward_methods import part_of
+from osdp.sharding.installed import Installed
+from osdp.sharding.read_values import ReadValues
+from osdp.sharding.sharded_model import Sharded
+
+_METHODS = (
+    "apply",
+    "reset_parameters",
+    "_reset_parameters",
+    "init_weights",
+    "_init_weights",
+    "init_parameters",
+    "initialize_weights",
+)
+
+
+class Initialising(ReadValues):
+    """The call of a method that initialises."""
+
+    def __init__(self, sharded: Sharded) -> None:
+        super().__init__(sharded, keep=True)
+
+    def shows(self, tensor: Tensor, name: str) -> bool:
+        """Whether `tensor`, which shares memory with the parameter, is of its full value; a parameter itself is made so."""
+        self._read(tensor, "")
+        index = self.sharded.planned.index(name)
+        with torch._C.DisableTorchFunction():
+            shape = self.sharded.tree.known[index].shape
+        return list(shape) == list(self.sharded.runtime.full_shape(index))
+
+    def take_first(self) -> None:
+        """Rank 0's values for what was shown. Collective."""
+        assert self.sharded.lane is not None
+        with torch._C.DisableTorchFunction():
+            shown = [self.sharded.tree.known[i].detach() for i in self._shown]
+            if shown:
+                self.sharded.lane.collectives.broadcast(shown)
+
+
+def initialise_in_full(part: nn.Module) -> None:
+    """Until the next forward of `part`, which has just been emptied, its methods that initialise get full parameters."""
+    model, sharded, _ = part_of(part)
+    installed = Installed.on(model)
+    put: list[tuple[nn.Module, str, object, object]] = []
+    for module in part.modules():
+        for name in _METHODS:
+            method = getattr(module, name, None)
+            if callable(method) and any(map(sharded.tree.is_sharded, module.parameters())):
+                was = vars(module).get(name)
+                given = _in_full(getattr(method, "_osdp_method", method), sharded, name)
+                installed.put(module, name, given)
+                put.append((module, name, was, given))
+
+    def end(*_: object) -> None:
+        ending.remove()
+        for module, name, was, given in put:
+            if vars(module).get(name) is given:
+                if was is None:
+                    delattr(module, name)
+                else:
+                    setattr(module, name, was)
+
+    ending = part.register_forward_pre_hook(end, prepend=True)  # the latest to_empty() ends first
+
+
+def _in_full(method: Callable[..., Any], sharded: Sharded, name: str) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def initialising(*args: Any, **kwargs: Any) -> Any:
+        runtime = sharded.runtime
+        if torch.compiler.is_compiling() or runtime.in_pass or runtime.summoned:
+            return method(*args, **kwargs)
+        around, result, error = sharded.initialising, None, None
+        with Initialising(sharded) as sharded.initialising:
+            try:
+                result = method(*args, **kwargs)
+            except Exception as caught:
+                error = caught
+            finally:
+                here, sharded.initialising = sharded.initialising, around
+            with torch._C.DisableTorchFunction():
+                together = Together(sharded.group, f"{name}() after to_empty()")
+                try:
+                    together.do("initialising", lambda: _raise(error))
+                except Exception as everyones:
+                    if error is None or everyones is error:
+                        raise
+                    raise error from everyones
+            here.take_first()
+        return result
+
+    initialising._osdp_method = method  # type: ignore[attr-defined]
+    return initialising
+
+
+def _raise(error: Exception | None) -> None:
+    if error is not None:
+        raise error

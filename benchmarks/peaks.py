@@ -1,0 +1,184 @@
+"""Whether steps hold what their plans say: peaks of twelve families of models under searched plans, beside their limits.
+
+    pip install transformers;  python benchmarks/peaks.py --json results/peaks.json [--families Llama ...] [--plans 5]
+
+Each family is searched at limits from the least under which there is a plan to what the fastest needs, in fp32,
+in bf16 and with three micro-batches, and trained on 2 ranks. "measured" is of the live heap (heap_peak.c), over what
+the process held before the model; "reported" is the measured peak of osdp.report. A step under the first plan is taken
+before, so that what libraries keep for good is not counted as the model's. Nothing is timed, so other work on the
+machine does not matter. What --json holds is not measured again, and a family that fails is reported and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from support.launch import as_rank, run_ranks
+
+MANNERS: dict[str, dict[str, Any]] = {
+    "fp32": {},
+    "bf16": {"precision": "bf16"},
+    "three micro-batches": {"micro_batches": 3},
+}
+STEPS = 3
+
+
+def measure(name: str, plans_a_case: str, *manners: str) -> dict[str, list[dict[str, Any]]]:
+    """The rows of each manner. A manner for which no plan is found is left out; rank 0 says why."""
+    import torch
+    import torch.distributed as dist
+    from support.families import FAMILIES
+    from support.heap import Heap
+
+    import osdp
+
+    subject = FAMILIES[name]
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    sample = subject.batch(generator)
+    # Searched by rank 0, since a search may be ended by its time limit.
+    chosen: list[dict[str, list[osdp.Plan]]] = [{}]
+    if dist.get_rank() == 0:
+        chosen = [searched(name, subject.make(), sample, int(plans_a_case), manners)]
+    dist.broadcast_object_list(chosen, 0)
+    heap = Heap()
+
+    def taken(plan: osdp.Plan) -> dict[str, int]:
+        for _ in range(3):  # the last model's parameters go after several collections: there are finalisers
+            before = heap.live()
+        model = osdp.fully_shard(subject.make(), plan)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+        peak = 0
+        for step in range(STEPS):
+            heap.restart()
+            for _ in range(plan.accumulation):
+                model(*subject.batch(generator)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step > 0:  # the optimizer has its state, and the order of units is known
+                peak = max(peak, heap.peak() - before)
+        reported = osdp.report(model, machine=False).measured_peak_memory_bytes or 0
+        largest = torch.tensor([peak, reported])
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return {"measured_bytes": int(largest[0]), "reported_bytes": int(largest[1])}
+
+    found = {}
+    for manner, plans in chosen[0].items():
+        taken(plans[0])  # what libraries keep for good is kept now
+        found[manner] = []
+        for plan in plans:
+            assert plan.predicted is not None and plan.hardware is not None
+            row = {
+                "limit_bytes": plan.memory_limit_bytes,
+                "predicted_bytes": plan.predicted.peak_memory_bytes,
+                "largest_peak_bytes": plan.simulate(plan.hardware, dist.get_world_size()).largest_peak_bytes,
+            }
+            found[manner].append(row | taken(plan))
+            if dist.get_rank() == 0:
+                print(name, manner, found[manner][-1], flush=True)
+    return found
+
+
+def searched(name: str, bare: Any, sample: Any, count: int, manners: Sequence[str]) -> dict[str, list[Any]]:
+    """Per manner `count` plans, from the least limit under which there is one to what the fastest needs."""
+    import torch.distributed as dist
+    from support.limits import least_and_most
+
+    import osdp
+    from osdp.planning.low_precision import with_low_activations
+
+    size, ranks = sample[0].shape[0], dist.get_world_size()
+    hardware = replace(osdp.Hardware.load("rtx-titan-8"), world_size=ranks, device="cpu")
+    described = osdp.describe(bare, *sample)
+    plans = {}
+    for manner in manners:
+        options = dict(MANNERS[manner])
+        arguments: dict[str, Any] = {
+            "hardware": hardware,
+            "world_size": ranks,
+            "global_batch_size": size * ranks * options.pop("micro_batches", 1),
+            "batch_size": size,
+            "time_limit": 3,
+            "replay": 0,
+            **options,
+        }
+        try:
+            described_so = described
+            if "precision" in options:
+                described_so = with_low_activations(described, bare, sample, options["precision"])
+            least, most = least_and_most(described_so, **arguments)
+            limits = [least + (most - least) * i // (count - 1) for i in range(count)]
+            plans[manner] = [osdp.search(described_so, memory=limit, **arguments) for limit in limits]
+        except Exception as error:  # the other manners are still of use
+            print(f"{name}, {manner}: not searched: {type(error).__name__}: {error}", flush=True)
+    return plans
+
+
+def show(found: dict[str, dict[str, list[dict[str, Any]]]]) -> None:
+    """One line per family and manner, over its plans."""
+    print(
+        "| family | manner | within their limits | predicted off, mean | worst | played off, mean | "
+        "largest measured / limit | largest reported / limit |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for family, manners in found.items():
+        for manner, rows in manners.items():
+            off = [r["predicted_bytes"] / r["measured_bytes"] - 1 for r in rows]
+            played = [r["largest_peak_bytes"] / r["measured_bytes"] - 1 for r in rows]
+            held = [r["measured_bytes"] / r["limit_bytes"] for r in rows]
+            cells = [
+                family,
+                manner,
+                f"{sum(h <= 1 for h in held)} of {len(held)}",
+                f"{statistics.mean(map(abs, off)):.1%}",
+                f"{max(off, key=abs):+.1%}",
+                f"{statistics.mean(map(abs, played)):.1%}",
+                f"{max(held):.3f}",
+                f"{max(r['reported_bytes'] / r['limit_bytes'] for r in rows):.3f}",
+            ]
+            print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def main() -> int:
+    from support.families import FAMILIES
+
+    from osdp.base.json_files import save_text
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--manners", nargs="+", choices=MANNERS, default=list(MANNERS))
+    parser.add_argument("--plans", type=int, default=5, help="limits a case, at least 2")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    found: dict[str, Any] = json.loads(given.json.read_text()) if given.json and given.json.exists() else {}
+
+    def run(family: str, manners: list[str]) -> bool:
+        try:
+            rows = run_ranks(__file__, [family, str(given.plans), *manners], 2, seconds=600)
+        except RuntimeError as error:
+            print(f"{family}, {', '.join(manners)}: {error}", flush=True)
+            return False
+        found.setdefault(family, {}).update(rows)
+        if given.json:
+            save_text(given.json, json.dumps(found, indent=1) + "\n")
+        show({family: rows})
+        return True
+
+    for family in given.families:
+        missing = [m for m in given.manners if m not in found.get(family, {})]
+        if missing and not run(family, missing) and len(missing) > 1:
+            for manner in missing:
+                run(family, [manner])
+    show(found)
+    return 0
+
+
+if __name__ == "__main__":
+    if not as_rank(measure):
+        sys.exit(main())

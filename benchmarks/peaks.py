@@ -68,7 +68,7 @@ def measure(name: str, plans_a_case: str, *manners: str) -> dict[str, list[dict[
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         return {"measured_bytes": int(largest[0]), "reported_bytes": int(largest[1])}
 
-    found = {}
+    found: dict[str, list[dict[str, Any]]] = {}
     for manner, plans in chosen[0].items():
         taken(plans[0])  # what libraries keep for good is kept now
         found[manner] = []

@@ -50,7 +50,7 @@ demo: build  ## train a GPT on 2 ranks: describe, profile, search, shard, train,
 
 .PHONY: test
 test: $(STAMPS)/tools  ## all tests: C++ under sanitizers, then Python
-	@$(MAKE) $(STAMPS)/packages & packages=$$!; $(MAKE) test-sanitize test-threads; wait $$packages  # which is mostly download
+	@$(MAKE) -s $(STAMPS)/packages & packages=$$!; $(MAKE) test-sanitize test-threads; wait $$packages  # which is mostly download
 	@$(MAKE) test-python
 
 # What finds most for its time: plans against brute force, what is refused, and gradients against one process's.

@@ -291,7 +291,7 @@ frontier plan.json --points 0
 """
 
 
-@pytest.mark.parametrize("argv", [line.split() for line in ["", *WRONG.strip().splitlines()]])
+@pytest.mark.parametrize("argv", [line.split() for line in [*WRONG.strip().splitlines()]])
 def test_wrong_arguments_exit_with_2_and_show_the_usage(
     argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,7 +37,7 @@ def _pool(_device: None) -> Iterator[ThreadPoolExecutor]:
 def delayed(_pool: ThreadPoolExecutor) -> dict[str, Future[Told]]:
     """What two ranks told of some cases on streams that run late, by seed and longest delay of an operator in us."""
     return {
-        how: _pool.submit(run_ranks.run_cases, cases.ONE_OF_EACH, f"ordered:async:{how}", timeout_s=300)
+        how: _pool.submit(run_ranks.run_cases, cases.ONE_OF_EACH, f"ordered:async:{how}", timeout_s=900)
         for how in ("1:100", "2:200", "3:400")
     }
 
@@ -46,7 +46,7 @@ def delayed(_pool: ThreadPoolExecutor) -> dict[str, Future[Told]]:
 def delayed_reductions(_pool: ThreadPoolExecutor) -> Future[Told]:
     """The same of reductions on a lane of their own."""
     device = "ordered:async:2:200"
-    return _pool.submit(run_ranks.run_cases, cases.REDUCTIONS, device, timeout_s=300, SEPARATE_REDUCTIONS="1")
+    return _pool.submit(run_ranks.run_cases, cases.REDUCTIONS, device, timeout_s=900, SEPARATE_REDUCTIONS="1")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -60,7 +60,7 @@ def _begun(_device: None, request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="session")
 def _checked(_pool: ThreadPoolExecutor) -> Future[Told]:
-    return _pool.submit(run_ranks.run_cases, list(cases.CASES), "ordered:check", timeout_s=300)
+    return _pool.submit(run_ranks.run_cases, list(cases.CASES), "ordered:check", timeout_s=900)
 
 
 @pytest.fixture(scope="session")
@@ -72,7 +72,7 @@ def checked(_checked: Future[Told]) -> Told:
 @pytest.fixture(scope="session")
 def _among_four(_pool: ThreadPoolExecutor) -> Future[Told]:
     names = [*cases.ONE_OF_EACH, "hybrid_accumulate", "memory HYBRID_SHARD", "memory of the group, hybrid"]
-    return _pool.submit(run_ranks.run_cases, names, "ordered:check", world=4, timeout_s=300)
+    return _pool.submit(run_ranks.run_cases, names, "ordered:check", world=4, timeout_s=900)
 
 
 @pytest.fixture(scope="session")

@@ -334,8 +334,9 @@ void note(const at::Tensor& t, bool write, const char* what) {
   note(b.seen, range, write, what, b.life);
 }
 // CUDA: pinned memory is the host's too, which must have waited for the device's copies from and to it.
+const void* memory_of(const at::Tensor& t);
 void note_of_host(const at::Tensor& t, bool write, const char* what) {
-  if (!t.defined() || !t.device().is_cpu() || !t.has_storage() || t.numel() == 0) return;
+  if (!t.defined() || !t.device().is_cpu() || t.numel() == 0 || !memory_of(t)) return;
   Lock l(S.mutex);
   const Range range = Range::of(t);
   PinnedBlock* b = pinned_at(range.begin);
@@ -603,6 +604,10 @@ void leave_label(const at::RecordFunction&, at::ObserverContext* context) {
 
 // What the host's operators touch, where there is pinned memory. Views touch nothing, nor do those that ask for a shape
 // alone; those that only call others are judged by these.
+// Null where there is none, or where reading it is an error: a parameter that is not gathered.
+const void* memory_of(const at::Tensor& t) {
+  return t.has_storage() ? t.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() : nullptr;
+}
 std::unique_ptr<at::ObserverContext> see_host(const at::RecordFunction& f) {
   static const std::set<std::string> touch_nothing{
       "aten::empty_like", "aten::zeros_like",  "aten::ones_like", "aten::full_like",     "aten::new_empty", "aten::new_zeros",
@@ -613,7 +618,7 @@ std::unique_ptr<at::ObserverContext> see_host(const at::RecordFunction& f) {
   bool of_device = false, may_touch = false;
   const auto look = [&](const at::Tensor& t) {
     of_device |= ours(t);
-    may_touch |= t.defined() && t.device().is_cpu() && t.has_storage() && Pinned::has(t.const_data_ptr());
+    may_touch |= t.defined() && t.device().is_cpu() && Pinned::has(memory_of(t));
   };
   for (const c10::IValue& v : inputs) {
     if (v.isTensor()) look(v.toTensor());

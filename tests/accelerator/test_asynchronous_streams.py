@@ -41,7 +41,7 @@ def test_streams_that_run_late_change_no_bit(checked: Told, delayed: dict[str, F
 
 
 def test_reductions_on_a_lane_of_their_own(checked: Told, delayed_reductions: Future[Told]) -> None:
-    apart = run_ranks.run_cases(REDUCTIONS, "ordered:check", timeout_s=300, SEPARATE_REDUCTIONS="1")
+    apart = run_ranks.run_cases(REDUCTIONS, "ordered:check", timeout_s=900, SEPARATE_REDUCTIONS="1")
     judge(apart, 1e-6)
     late = delayed_reductions.result()
     in_order(late)

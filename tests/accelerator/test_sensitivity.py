@@ -55,6 +55,7 @@ def rank_of(name: str, site: str) -> tuple[bool, int, str]:
 def test_whatever_orders_streams_is_noticed_when_it_is_left_out(checked: dict[str, Any]) -> None:
     sites: dict[str, list[str]] = {}
     for name, ranks in checked.items():
+        assert "error" not in ranks[0], f"{name}: {ranks[0]['error']}"
         for site in ranks[0]["sites"]:
             sites.setdefault(site, []).append(name)
     assert len(sites) > 15

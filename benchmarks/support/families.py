@@ -13,6 +13,7 @@ from support.five_models import Subject, integers, together
 
 TOKENS = 4000
 WIDTH = 256
+_TEXTS = ("input_ids", "labels")
 
 
 class WithLoss(nn.Module):
@@ -93,6 +94,11 @@ def normal(*sizes: int) -> Callable[[torch.Generator], Tensor]:
     return lambda generator: torch.randn(sizes, generator=generator)
 
 
+def _tokens(length: int) -> Any:
+    """A batch of four: tokens, and as many labels."""
+    return together(integers(TOKENS, 4, length), integers(TOKENS, 4, length))
+
+
 def _made(name: tuple[str, str], config: dict[str, Any]) -> nn.Module:
     import transformers
 
@@ -106,9 +112,9 @@ def _text(model: str, config: str, **options: Any) -> Subject:
 
     class Model(WithLoss):
         def __init__(self) -> None:
-            super().__init__(_made((model, config), given), ("input_ids", "labels"))
+            super().__init__(_made((model, config), given), _TEXTS)
 
-    return Subject(Model, together(integers(TOKENS, 4, 64), integers(TOKENS, 4, 64)))
+    return Subject(Model, _tokens(64))
 
 
 def _other(model: str, config: str, names: tuple[str, ...], batch: Any, **options: Any) -> Subject:
@@ -128,8 +134,8 @@ FAMILIES = {
     "GPT-2": _other(
         "GPT2LMHeadModel",
         "GPT2Config",
-        ("input_ids", "labels"),
-        together(integers(TOKENS, 4, 64), integers(TOKENS, 4, 64)),
+        _TEXTS,
+        _tokens(64),
         vocab_size=TOKENS,
         n_embd=WIDTH,
         n_layer=6,
@@ -139,8 +145,8 @@ FAMILIES = {
     "BERT": _other(
         "BertForMaskedLM",
         "BertConfig",
-        ("input_ids", "labels"),
-        together(integers(TOKENS, 4, 64), integers(TOKENS, 4, 64)),
+        _TEXTS,
+        _tokens(64),
         vocab_size=TOKENS,
         hidden_size=WIDTH,
         intermediate_size=4 * WIDTH,
@@ -158,12 +164,12 @@ FAMILIES = {
         num_labels=10,
         **_HEADS,
     ),
-    "LSTM": Subject(Lstm, together(integers(TOKENS, 4, 32), integers(TOKENS, 4, 32))),
+    "LSTM": Subject(Lstm, _tokens(32)),
     "T5": _other(
         "T5ForConditionalGeneration",
         "T5Config",
-        ("input_ids", "labels"),
-        together(integers(TOKENS, 4, 48), integers(TOKENS, 4, 48)),
+        _TEXTS,
+        _tokens(48),
         vocab_size=TOKENS,
         d_model=WIDTH,
         d_kv=32,

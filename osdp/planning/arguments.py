@@ -66,15 +66,23 @@ def default_batch(
     return description.sample_batch
 
 
+def arguments_of(
+    sample: tuple[Any, ...] | Mapping[str, Any] | object,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A sample as arguments of the model's forward: by position, and by name. One value is one argument, None is none."""
+    if isinstance(sample, Mapping):
+        return (), dict(sample)
+    if sample is None:
+        return (), {}
+    return sample if isinstance(sample, tuple) else (sample,), {}
+
+
 def this_machine(
     model: nn.Module | ModelDescription, sample: tuple[Any, ...] | Mapping[str, Any] | None
 ) -> Hardware:
     """This machine, measured by `osdp.profile` with the model. Collective where there is a process group."""
-    arguments: tuple[Any, ...] = ()
-    if not isinstance(sample, Mapping) and sample is not None:
-        arguments = sample if isinstance(sample, tuple) else (sample,)
-    keywords = dict(sample) if isinstance(sample, Mapping) else {}
-    measured: Hardware = function_of("Hardware.this")(model, *arguments, seconds=_PROFILE_S, **keywords)
+    args, kwargs = arguments_of(sample)
+    measured: Hardware = function_of("Hardware.this")(model, *args, seconds=_PROFILE_S, **kwargs)
     return measured
 
 
@@ -99,9 +107,8 @@ def description_of(
         )
     from osdp.description.describe import describe
 
-    if isinstance(sample, Mapping):
-        return describe(model, **sample)
-    return describe(model, *(sample if isinstance(sample, tuple) else (sample,)))
+    args, kwargs = arguments_of(sample)
+    return describe(model, *args, **kwargs)
 
 
 def check_sampled(description: ModelDescription) -> ModelDescription:

@@ -15,6 +15,7 @@ from osdp.description.describe import describe
 from osdp.description.model_description import ModelDescription
 from osdp.errors import DescribeError
 from osdp.plan.mixed_precision import at_blocks, named_precision, parameter_dtypes
+from osdp.planning.arguments import arguments_of
 
 
 def with_low_activations(
@@ -39,7 +40,8 @@ def with_low_activations(
             assert own.param_dtype is not None
             cast = CastInputs(own.param_dtype)
             low_model.get_submodule(name).register_forward_pre_hook(cast, prepend=True, with_kwargs=True)
-        low = _described(low_model, cast_floats(sample, policy.param_dtype))
+        args, kwargs = arguments_of(cast_floats(sample, policy.param_dtype))
+        low = describe(low_model, *args, **kwargs)
     except (DescribeError, TypeError, RuntimeError):
         return description
     bytes_of = _bytes_by_operator(description, low)
@@ -86,12 +88,6 @@ def _bytes_by_operator(
         for key in _WORK:
             found[last][key] = max(found[last][key], getattr(o, key))
     return found
-
-
-def _described(model: nn.Module, sample: Any) -> ModelDescription:
-    if isinstance(sample, Mapping):
-        return describe(model, **sample)
-    return describe(model, *(sample if isinstance(sample, tuple) else (sample,)))
 
 
 def _low_copy(model: nn.Module, dtypes: Mapping[str, tuple[torch.dtype | None, Any]]) -> nn.Module:

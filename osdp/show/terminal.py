@@ -10,7 +10,6 @@ from rich.text import Text
 from osdp import _search
 from osdp.base.byte_sizes import format_bytes
 from osdp.base.numbers import cells, format_count, format_seconds
-from osdp.base.printed import plain
 from osdp.plan.choice import Choice
 from osdp.plan.plan import Plan
 from osdp.show.fitting import Fitting
@@ -60,11 +59,6 @@ class View:
 def render(plan: Plan) -> RenderableType:
     """The plan for a rich console."""
     return View(plan)
-
-
-def show(plan: Plan, width: int | None = None) -> str:
-    """The plan as plain text of at most `width` columns; None: the terminal's, 100 if there is none."""
-    return plain(render(plan), width)
 
 
 def facts(plan: Plan) -> list[str]:

@@ -15,6 +15,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import DTensor
 
 import osdp
+from osdp.sharding.gradient_factors import set_divide_factor
 from osdp.sharding.sharded_model import runtime_of
 
 
@@ -88,8 +89,6 @@ def factor_in_every_mode(me: Member, mode: str) -> None:
     whole = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
     whole.load_state_dict(model.state_dict())
     osdp.fully_shard(model, plan, process_group=me.group)
-    from osdp.sharding.gradient_factors import set_divide_factor
-
     set_divide_factor(model.parameters(), 0.5)
     for _ in range(2):  # the second adds to what is kept
         data = torch.randn(2 * me.world, 4)

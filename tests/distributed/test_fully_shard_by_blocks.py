@@ -136,6 +136,19 @@ class Tied(nn.Module):
         return self.head(self.blocks(self.embedding(tokens)))
 
 
+def same_after_steps(me: Member, whole: nn.Module, model: nn.Module, tokens: torch.Tensor) -> None:
+    """Two steps of both, on all tokens and on this rank's; then their parameters are the same."""
+    both = ((whole, adamw(whole.parameters())), (model, adamw(model.parameters())))
+    for _ in range(2):
+        for (each, optimizer), mine in zip(both, (tokens, me.part(tokens)), strict=True):
+            each(mine).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    gathered = get_model_state_dict(model, options=FULL)
+    for name, value in whole.state_dict().items():
+        close(gathered[name], value, 1e-9, name)
+
+
 def tied_in_a_list(me: Member) -> None:
     mesh = DeviceMesh.from_group(me.group, "cpu")
     ranks = dist.get_process_group_ranks(me.group)
@@ -153,15 +166,7 @@ def tied_in_a_list(me: Member) -> None:
     osdp.fully_shard(model, mesh=mesh)
     assert model.head.weight is model.embedding.weight and isinstance(model.head, FSDPModule)
     assert len(model.embedding.weight) == 5  # this rank's rows
-    both = ((whole, adamw(whole.parameters())), (model, adamw(model.parameters())))
-    for _ in range(2):
-        for (each, optimizer), mine in zip(both, (tokens, me.part(tokens)), strict=True):
-            each(mine).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    gathered = get_model_state_dict(model, options=FULL)
-    for name, value in whole.state_dict().items():
-        close(gathered[name], value, 1e-9, name)
+    same_after_steps(me, whole, model, tokens)
 
 
 def test_tied_parameters_in_a_list(ranks):
@@ -211,15 +216,7 @@ def tied_one_after_the_other(me: Member) -> None:
                     refused()
             model = wrap(model, me)
             assert model.head.weight is model.embedding.weight is model.aside[1].weight
-            both = ((whole, adamw(whole.parameters())), (model, adamw(model.parameters())))
-            for _ in range(2):
-                for (each, optimizer), mine in zip(both, (tokens, me.part(tokens)), strict=True):
-                    each(mine).square().mean().backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-            gathered = get_model_state_dict(model, options=FULL)
-            for name, value in whole.state_dict().items():
-                close(gathered[name], value, 1e-9, name)
+            same_after_steps(me, whole, model, tokens)
             assert len(model.embedding.weight) == rows
 
 

@@ -11,7 +11,7 @@ import torch
 
 import osdp
 from osdp.base.numbers import cells, format_count, format_seconds
-from osdp.base.printed import PrintedText
+from osdp.base.printed import PrintedText, plain
 from osdp.description.model_description import ModelDescription
 from osdp.plan.certificate import Certificate, PhasePrice
 from osdp.plan.choice import Choice
@@ -21,7 +21,6 @@ from osdp.sharding.report_value import Report
 from osdp.show.notebook import html
 from osdp.show.plan_figures import step_parts
 from osdp.show.table_rows import ranged, rows, sections
-from osdp.show.terminal import show
 from tests.unit.description.nasty_models import GPT
 
 
@@ -59,14 +58,14 @@ def test_equal_blocks_are_one_section_and_recomputed_ones_another(description: M
         (("blocks.1", "blocks.2"), "hold"),
         (("blocks.3",), "regather"),
     ]
-    lines = show(plan, 80).splitlines()
+    lines = plain(plan, 80).splitlines()
     assert any(re.match(r"blocks\.1-2 +2 equal +recompute: hold", line) for line in lines)
     assert any(re.match(r"blocks\.3 +block +recompute: regather", line) for line in lines)
 
 
 def test_a_section_says_which_blocks_choose_otherwise(description: ModelDescription) -> None:
     plan = Plan.uniform(description).replace({f"blocks.{i}.up": Choice("NO_SHARD") for i in (0, 1, 3)})
-    text = show(plan, 80)
+    text = plain(plan, 80)
     assert re.search(r"^  up \[0-1,3\] +3 x \S+ k +NO_SHARD$", text, re.M)
     assert re.search(r"^  up \[2\] +\S+ k +FULL_SHARD$", text, re.M)
     assert re.search(r"^  qkv +4 x \S+ k +FULL_SHARD$", text, re.M)
@@ -116,7 +115,7 @@ def test_the_table_has_what_was_decided(description: ModelDescription) -> None:
             recompute={"blocks.1": "hold"},
         )
     )
-    text = show(plan, 120)
+    text = plain(plan, 120)
     lines = {line.split()[0]: line for line in text.splitlines() if line}
     assert re.search(r"NO_SHARD .* 1.00 MiB +1.00 KiB +1 ms +2 ms$", lines["norm"])
     assert re.search(r"^  up \[2\].*FULL_SHARD +1/4 in", text, re.M)
@@ -135,7 +134,7 @@ def test_nothing_is_wider_than_the_terminal(description: ModelDescription, width
             {"blocks.1.up": Choice("NO_SHARD")}, recompute={f"blocks.{i}": "regather" for i in range(4)}
         )
     )
-    for text in (show(plan, width), plan.explain(width)):
+    for text in (plain(plan, width), plan.explain(width)):
         assert max(map(len, text.splitlines())) <= width and "…" not in text
 
 
@@ -144,7 +143,7 @@ def test_what_is_printed_and_what_a_prompt_shows_is_the_table(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "90")
     plan = predicted(Plan.uniform(description))
-    assert str(plan) == show(plan, 90) == repr(plan) + "\n"
+    assert str(plan) == plain(plan, 90) == repr(plan) + "\n"
 
 
 def test_a_plan_made_by_hand_explains_itself_without_a_prediction(description: ModelDescription) -> None:

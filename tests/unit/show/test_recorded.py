@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import osdp
+from osdp.base.printed import plain
 from osdp.cli.main import main
 from osdp.errors import FormatError
 from osdp.plan.timeline import Timeline
-from osdp.show.terminal import plain
 from tests.unit.gpt_descriptions import gpt, machine
 
 

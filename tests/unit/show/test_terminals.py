@@ -17,7 +17,6 @@ from osdp.cli.main import main
 from osdp.plan.plan import Plan
 from osdp.show.description_table import table
 from osdp.show.notebook import html
-from osdp.show.terminal import show
 from tests.unit.gpt_descriptions import gpt
 
 
@@ -28,10 +27,10 @@ def plan() -> Plan:
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 140])
 def test_every_width_shows_whole_names_and_modes(plan: Plan, width: int) -> None:
-    wide = set(re.findall(r"\S+", show(plan, 300)))
+    wide = set(re.findall(r"\S+", plain(plan, 300)))
     names = {o.name for o in plan.description.operators if o.block is None and o.name in plan.choices} & wide
     assert len(names) > 1
-    for text in (show(plan, width), plan.explain(width=width)):
+    for text in (plain(plan, width), plan.explain(width=width)):
         shown = set(re.findall(r"[^\s:]+", text))
         assert names <= shown, "a name is left out, or broken into lines"
         assert {c.mode for c in plan.choices.values()} <= shown

@@ -6,8 +6,8 @@ positions under functools.lru_cache, a weight in torch.nn.utils.parametrize.cach
 data there, and the next real forward would read them. Attributes of the model's modules are those of a copy, which is
 dropped; places outside of it are remembered before a trace, and those in which it has put a fake tensor get back what
 they had: globals, class attributes, functions' defaults, attributes and closures, and dicts, lists and sets in any of
-them. functools' caches are emptied, since they cannot be read. Modules of Python and of torch are not looked at. Real
-tensors that a trace leaves are kept: they are what the real forward would have left.
+them. functools' caches are emptied, since they cannot be read. Modules of Python, of torch and of what it imports are not
+looked at. Real tensors that a trace leaves are kept: they are what the real forward would have left.
   torch's own caches are set aside, in a trace on real tensors too: what they hold belongs to a graph. That of
 parametrize.cached() is keyed by ids of modules, which are given to others once the traced copy is dropped; that of
 autocast by the parameter.
@@ -27,7 +27,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils import parametrize
 
-_LIBRARIES = sys.stdlib_module_names | {"torch", "functorch", "numpy", "osdp"}
+# With what torch and OSDP import (sympy: most of all modules of a process), which keep no tensors.
+_LIBRARIES = sys.stdlib_module_names | {"torch", "functorch", "numpy", "osdp", "sympy", "mpmath", "rich"}
 _CACHE: type = functools._lru_cache_wrapper
 
 

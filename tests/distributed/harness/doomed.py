@@ -5,6 +5,7 @@ Each run has processes of its own, with a process group whose timeout is short.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -116,6 +117,7 @@ def _run(
         timeout=START,
     )
     group = dist.new_group(timeout=timedelta(seconds=timeout_s))
+    gc.freeze()  # as in worker.main
     try:
         pipe.send(Ending(result=case(Member(rank, world, group), *args)))
     except BaseException as error:

@@ -14,7 +14,9 @@ PRELOAD = [
     "torch._subclasses.fake_tensor",
     "torch.testing",
     "sympy",
-    "osdp.sharding.fully_shard",
+    "torch.distributed._composable.replicate_with_fsdp",
+    "pytest",
+    "osdp.fsdp",
 ]
 
 

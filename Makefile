@@ -9,7 +9,10 @@ MAKEFLAGS += --no-print-directory
 TORCH ?= torch==2.13.0
 JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
 RANKS ?= 2
+comma := ,
 RANK_TESTS ?= $(shell echo $$(($(JOBS) < 4 ? $(JOBS) : 4)))
+# C++ tests at once: some wait more than they compute.
+CPP_TESTS := $(shell echo $$(($(JOBS) + 1)))
 
 # Note [Which environment]
 # An environment is active when VIRTUAL_ENV or CONDA_PREFIX names it. It is used when its own Python is 3.11 or newer and
@@ -48,10 +51,14 @@ help:  ## this list
 demo: build  ## train a GPT on 2 ranks: describe, profile, search, shard, train, checkpoint (about 4 minutes)
 	@examples/demo.sh "$(PY)" $(RANKS) $(ARGS)
 
+# Packages are mostly download, and the tests under the thread sanitizer mostly wait: others run beside them.
 .PHONY: test
 test: $(STAMPS)/tools  ## all tests: C++ under sanitizers, then Python
-	@$(MAKE) -s $(STAMPS)/packages & packages=$$!; $(MAKE) test-sanitize test-threads; wait $$packages  # which is mostly download
-	@$(MAKE) test-python
+	@$(MAKE) -s $(STAMPS)/packages & packages=$$!; $(MAKE) test-sanitize; wait $$packages
+	@$(MAKE) build
+	@$(MAKE) JOBS=1 CPP_TESTS=4 test-threads >build/threads.out 2>&1 & threads=$$!; status=0; \
+	  $(MAKE) test-units || status=$$?; wait $$threads || status=$$?; cat build/threads.out; exit $$status
+	@$(MAKE) test-ranks
 
 # What finds most for its time: plans against brute force, what is refused, and gradients against one process's.
 CHECK := tests/unit/planning/test_search.py tests/unit/planning/test_limits.py tests/unit/planning/test_verify.py tests/unit/test_public_names.py \
@@ -62,26 +69,31 @@ check: lint test-cpp build  ## the linters, the C++ tests and the Python tests t
 	@echo "== Python tests: $(CHECK)"
 	@OMP_NUM_THREADS=1 $(PY) -m pytest $(CHECK)
 
+# Configures, builds and runs C++ tests: $(1) the folder in build/, $(2) sanitizers, $(3) target, $(4) ctest's choice.
+define cpp_tests
+@cmake -S . -B build/$(1) -G Ninja -DOSDP_PYTHON=OFF -DOSDP_TESTS=ON $(2) >build/$(1).log || { cat build/$(1).log; exit 1; }
+@ninja -C build/$(1) -j$(JOBS) --quiet $(3)
+@ctest --test-dir build/$(1) $(4) --output-on-failure -j$(CPP_TESTS) >build/$(1).log || { cat build/$(1).log; exit 1; }; tail -n 4 build/$(1).log
+endef
+# Half of the address sanitizer's time went into the stacks of allocations. A report has one frame of each: for all of
+# them, run that test by hand.
+export ASAN_OPTIONS ?= malloc_context_size=1
+export TSAN_OPTIONS ?= halt_on_error=1
+
 .PHONY: test-cpp
-test-cpp: $(STAMPS)/tools  ## the C++ tests without sanitizers, to work on one; `make test` runs those with
+test-cpp: $(STAMPS)/tools  ## the C++ tests without sanitizers, to work on one (CPP=test_planner); `make test` runs those with
 	@echo "== C++ tests (build/cpp)"
-	@cmake -S . -B build/cpp -G Ninja -DOSDP_PYTHON=OFF -DOSDP_TESTS=ON -DCMAKE_BUILD_TYPE=Release >build/cpp.log || { cat build/cpp.log; exit 1; }
-	@ninja -C build/cpp -j$(JOBS) --quiet
-	@ctest --test-dir build/cpp --output-on-failure -j$(JOBS) >build/cpp.log || { cat build/cpp.log; exit 1; }; tail -n 4 build/cpp.log
+	$(call cpp_tests,cpp,-DCMAKE_BUILD_TYPE=Release,$(CPP),$(addprefix -R ^,$(addsuffix $$,$(CPP))))
 
 .PHONY: test-sanitize
 test-sanitize: $(STAMPS)/tools  ## the same under the address and undefined-behaviour sanitizers
 	@echo "== C++ tests under the address and undefined-behaviour sanitizers (build/sanitize)"
-	@cmake -S . -B build/sanitize -G Ninja -DOSDP_PYTHON=OFF -DOSDP_TESTS=ON -DOSDP_SANITIZE=address,undefined,float-cast-overflow -DCMAKE_BUILD_TYPE=None >build/sanitize.log || { cat build/sanitize.log; exit 1; }
-	@ninja -C build/sanitize -j$(JOBS) --quiet
-	@ctest --test-dir build/sanitize --output-on-failure -j$(JOBS) >build/sanitize.log || { cat build/sanitize.log; exit 1; }; tail -n 4 build/sanitize.log
+	$(call cpp_tests,sanitize,-DOSDP_SANITIZE=address$(comma)undefined$(comma)float-cast-overflow -DCMAKE_BUILD_TYPE=None)
 
 .PHONY: test-threads
 test-threads: $(STAMPS)/tools  ## those of communication between ranks under the thread sanitizer
 	@echo "== C++ tests of communication under the thread sanitizer (build/tsan)"
-	@cmake -S . -B build/tsan -G Ninja -DOSDP_PYTHON=OFF -DOSDP_TESTS=ON -DOSDP_SANITIZE=thread -DCMAKE_BUILD_TYPE=None >build/tsan.log || { cat build/tsan.log; exit 1; }
-	@ninja -C build/tsan -j$(JOBS) --quiet comm_tests
-	@TSAN_OPTIONS=halt_on_error=1 ctest --test-dir build/tsan -L comm --output-on-failure -j$(JOBS) >build/tsan.log || { cat build/tsan.log; exit 1; }; tail -n 4 build/tsan.log
+	$(call cpp_tests,tsan,-DOSDP_SANITIZE=thread -DCMAKE_BUILD_TYPE=None,comm_tests,-L comm)
 
 # A clang that can link its fuzzer (the runtime is a package of its own in some distributions); empty: there is none.
 FUZZER = $(shell for c in clang++ clang++-2{2,1,0} clang++-1{9,8,7,6,5,4}; do \
@@ -138,9 +150,17 @@ gpu-check:  ## on a machine with a GPU, with the torch that its Python has: ever
 	@$(PYTHON) tools/gpu_check.py $(ARGS)
 
 .PHONY: test-python
-test-python: build  ## the Python tests: one process, several at once, then several ranks
+test-python:  ## the Python tests: one process, several at once, then several ranks
+	@$(MAKE) test-units
+	@$(MAKE) test-ranks
+
+.PHONY: test-units
+test-units: build
 	@echo "== Python tests of one process"
 	@$(PY) -m pytest -n $(JOBS) --dist worksteal tests/unit
+
+.PHONY: test-ranks
+test-ranks: build
 	@echo "== Python tests of several ranks, which wait for each other: several tests at once"
 	@$(PY) -m pytest -n $(RANK_TESTS) --dist loadgroup --ignore=tests/unit
 

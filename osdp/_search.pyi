@@ -742,7 +742,7 @@ def traits(mode: str) -> ModeTraits:
     Of a mode, by its name.
     """
 
-COST_VERSION: int = 6
+COST_VERSION: int = 7
 DEFAULT_TIME_LIMIT_S: float = 10.0
 MODES: tuple = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD")
 MOST_BATCH: int = 65536

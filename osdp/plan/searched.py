@@ -24,6 +24,7 @@ OBJECTIVES = _search.OBJECTIVES
 #   4: on accelerators, 2 + prefetch again: a gradient is still being reduced while the next parameters are gathered.
 #   5: with several micro-batches, the part of a gradient that is added to the sum of the earlier ones.
 #   6: with one micro-batch, under mixed precision, the gradient that completes a NO_SHARD bucket.
+#   7: as 6; the predicted peak is the played step's, without the copies for averaging gradients on top of it.
 COST_VERSION = _search.COST_VERSION
 
 

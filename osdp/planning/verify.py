@@ -36,7 +36,7 @@ def verify(plan: Plan, *, search: bool = False) -> str:
     with the same arguments, for about as long, and compares. docs/plan.md lists field by field what is checked.
 
     A plan of an older OSDP is checked with the cost model of its version (`searched.cost_version`); its
-    simulated step time (`predicted.step_time_s` and its parts) is not compared.
+    simulated step time and peak (`predicted.step_time_s` and its parts, `predicted.peak_memory_bytes`) are not compared.
 
     Raises PlanMismatchError for a plan without certificate, hardware or the arguments of its search, and with `search`
     where its costs are of an older version.
@@ -149,7 +149,14 @@ _NOT_COMPARED = ("reason", "certificate")
 # Results of the simulator, which depend on its version.
 _PLAYED = tuple(
     f"predicted.{what}"
-    for what in ("step_time_s", "throughput", "communication_s", "compute_s", "optimizer_s")
+    for what in (
+        "step_time_s",
+        "throughput",
+        "communication_s",
+        "compute_s",
+        "optimizer_s",
+        "peak_memory_bytes",
+    )
 )
 
 

@@ -62,6 +62,42 @@ void recomputed_before_or_after_the_request() {
   CHECK_EQ(largest_peak(s), held + 150);
 }
 
+// Two replicated operators, each with gradients of 40 bytes in the compute dtype, sent from a copy of 30, and
+// means of 80.
+Step two_mixed_buckets() {
+  Step s;
+  for (int i = 0; i < 2; ++i) {
+    StepOperator& o = s.operators.emplace_back();
+    o.name = "op" + std::to_string(i);
+    o.forward_ps = 10, o.backward_ps = 20;
+    o.cast_gradient_bytes = 40, o.resident_bytes = 100;
+    s.buckets.push_back({.name = o.name,
+                         .members = {i},
+                         .reduce = {7, 7},
+                         .buffer_bytes = 30,
+                         .cast_bytes = 40,
+                         .mean_bytes = 80});
+  }
+  return s;
+}
+
+void mixed_buckets_by_hand() {
+  Step s = two_mixed_buckets();
+  // Op 1's mean, and of op 0, whose bucket waits for op 1's, the copy and the mean; the gradients are gone.
+  CHECK_EQ(largest_peak(s), 200 + 80 + 30 + 80);
+  CHECK_EQ(play(s).peak_bytes, 200 + 80 + 30 + 80);
+  s.buckets[0].mean_bytes = 20;  // the copy beside the gradients that it is made of
+  CHECK_EQ(largest_peak(s), 200 + 80 + 40 + 30);
+  s = two_mixed_buckets();
+  s.operators[0].work_bytes = 1000;  // op 1's bucket may be anywhere while op 0's backward runs
+  CHECK_EQ(largest_peak(s), 200 + 1000 + 40 + 80 + 30);
+  s = two_mixed_buckets();
+  s.accumulation = 2;  // both means from the first micro-batch; op 0's gradients while op 1's are copied
+  CHECK_EQ(largest_peak(s), 200 + 160 + 40 + 40 + 30);
+  for (StepBucket& b : s.buckets) b.reduce = {};  // nothing to wait for
+  CHECK_EQ(largest_peak(s), 200 + 160 + 40);
+}
+
 Request request(Random& dice) {
   Request r = random_request(dice);
   r.device.ranks = 2 * draw(dice, 1, 2);
@@ -146,6 +182,7 @@ void no_timing_holds_more() {
 int main() {
   three_units_by_hand();
   recomputed_before_or_after_the_request();
+  mixed_buckets_by_hand();
   no_timing_holds_more();
   return report("test_largest_peak");
 }

@@ -74,7 +74,7 @@ const Step& Rehearsal::step(const Candidacy& plan) {
 }
 
 int64_t Rehearsal::largest_peak_bytes(const Candidacy& plan, int64_t sum_bytes) {
-  return request_.paper() ? sum_bytes : player_.largest_peak(step(plan), sum_bytes);
+  return request_.paper() ? sum_bytes : player_.largest_peak(step(plan));
 }
 
 PlayedStep Rehearsal::play(const Candidacy& plan) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "search/planner/whole_limit.hpp"
 #include "search/problem/problem.hpp"
 
 namespace osdp::search {
@@ -32,14 +33,17 @@ Answer least_memory(Searches& searches) {
   const int64_t ranks = searches.planner().request().device.ranks;
   Answer known = searches.best_plan(wish.limit_bytes, wish.batches);
   if (!known.feasible || known.throughput(ranks) < wish.at_least) return known;
-  int64_t low = 0, high = known.largest_peak_bytes;
+  const auto kept_by = [](const Answer& a) {
+    return WholeLimit::smallest(a.peak_bytes, a.largest_peak_bytes);
+  };
+  int64_t low = 0, high = std::min(wish.limit_bytes, kept_by(known));
   while (high - low > 1 && !searches.over()) {
     const int64_t middle = low + (high - low) / 2;
     Answer less = searches.best_plan(middle, wish.batches);
     if (!less.feasible || less.throughput(ranks) < wish.at_least) {
       low = middle;
     } else {
-      high = std::max(low + 1, std::min(middle, less.largest_peak_bytes));
+      high = std::max(low + 1, std::min(middle, kept_by(less)));
       known = std::move(less);
     }
   }

@@ -33,7 +33,7 @@ std::vector<Members> Planner::units(const PlainPlan& plan) const {
 
 int64_t Planner::largest_peak(const PlainPlan& plan, int64_t peak_bytes) const {
   if (request_.paper()) return peak_bytes;
-  return player_.largest_peak(player_.step(plan, units(plan)), peak_bytes);
+  return player_.largest_peak(player_.step(plan, units(plan)));
 }
 
 Request Planner::request(std::optional<double> exposed) const {

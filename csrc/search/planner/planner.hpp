@@ -84,9 +84,9 @@ class Planner {
   // Simulates plans of the model; independent of the objective.
   const PlanPlayer& player() const { return player_; }
   std::vector<Members> units(const PlainPlan& plan) const;
-  // The largest memory peak of a step over all durations of communication (simulate/largest_peak.hpp), with
-  // the copies for averaging gradients (averaging_bytes). A search compares its limit with a sum that is
-  // usually larger, since it reserves room for the largest transients in every phase. Cost::Paper: that sum.
+  // The largest memory peak of a step over all durations of communication (simulate/largest_peak.hpp). A
+  // search compares its limit with a sum that is usually larger, since it reserves room for the largest
+  // transients, and for averaging gradients, in every phase. Cost::Paper: that sum, `peak_bytes`.
   int64_t largest_peak(const PlainPlan& plan, int64_t peak_bytes) const;
   // The request with the weight of communication `exposed`; by default the machine's.
   Request request(std::optional<double> exposed = {}) const;

@@ -35,6 +35,7 @@ struct Device {
 // A certificate is a proof about the costs that its search used. Plans are kept for years, so the costs of
 // older versions can still be computed to verify them (osdp/plan/searched.py says what each version counts).
 // Each version differs from the current one in its own line and in those above it:
+//   6: the predicted peak contained the copies for averaging gradients once more than the played step.
 //   5: with one micro-batch, the gradient that completes a bucket under mixed precision did not count.
 //   4: with several micro-batches, nothing was added for the accumulated sum.
 //   3: on accelerators the reserve had one unit less.
@@ -42,7 +43,7 @@ struct Device {
 //      is produced in place; a whole bucket counted as copied, not only its small tensors.
 //   1: copies of mixed precision did not count, nor did parameters that one module reads several times; tied
 //      parameters were no transient.
-inline constexpr int64_t kCostVersion = 6;
+inline constexpr int64_t kCostVersion = 7;
 
 // The search space, and properties of the training step.
 struct Space {

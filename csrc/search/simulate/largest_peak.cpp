@@ -90,11 +90,8 @@ class Walker {
         return;
       case Kind::Reduce:
         return reduce(i);
-      case Kind::ReduceBucket: {
-        const StepBucket& b = step_.buckets[i.what];
-        if (b.reduce.alone_ps > 0) submit(reductions_, b.buffer_bytes, -b.buffer_bytes, 0);
-        return;
-      }
+      case Kind::ReduceBucket:
+        return reduce_bucket(i);
       case Kind::AwaitReduction:
         return await_reductions(last_reduction_);
       case Kind::AwaitCommunication:
@@ -130,15 +127,27 @@ class Walker {
     leaving_bytes_ += u.full_bytes;
   }
 
+  void reduce_bucket(const Instruction& i) {
+    const StepBucket& b = step_.buckets[i.what];
+    const BucketMemory m = memory_of(b, i.adds);
+    if (b.reduce.alone_ps == 0) return hold(m.begins + m.ends);
+    if (b.cast_bytes > 0) await(last_bucket_);
+    submit(reductions_, m.begins, m.ends, m.copied);
+    last_bucket_ = reductions_.submitted();
+  }
+
   void give_back() { hold(-std::exchange(idle_, 0)); }
 
   void await_reductions(size_t tasks) {
+    await(tasks);
+    hold(-std::exchange(reduced_bytes_, 0));
+  }
+  void await(size_t tasks) {
     wait(reductions_, tasks);
     while (!leaving_.empty() && leaving_.front().ticket <= reductions_.awaited()) {
       leaving_bytes_ -= leaving_.front().bytes;
       leaving_.pop_front();
     }
-    hold(-std::exchange(reduced_bytes_, 0));
   }
 
   // On streams memory is allocated at submission; buckets have the lane's own buffer.
@@ -178,7 +187,7 @@ class Walker {
   std::deque<Leaving> leaving_;
   int64_t leaving_bytes_ = 0;  // full bytes of units whose reductions nothing has waited for
   int64_t reduced_bytes_ = 0;  // on streams: freed after the next wait for reductions
-  size_t last_reduction_ = 0;
+  size_t last_reduction_ = 0, last_bucket_ = 0;
   int64_t idle_ = 0;  // of `held_`: released units' memory, kept for the next gather
   StepPhase phase_ = StepPhase::Forward;
   int64_t held_ = 0, peak_ = 0;

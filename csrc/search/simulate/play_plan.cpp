@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "search/problem/cost.hpp"
 #include "search/problem/problem.hpp"
 #include "search/problem/validate.hpp"
 #include "search/simulate/largest_peak.hpp"
@@ -53,9 +52,6 @@ PlanPlayer::PlanPlayer(const Model& model, const Request& request, Manner manner
   if (manner_.places.size() != model.operators.size())
     throw InvalidProblem("the places of " + std::to_string(manner_.places.size()) + " operators for " +
                          std::to_string(model.operators.size()));
-  for (const bool accumulates : {false, true})
-    averaging_bytes_[accumulates] =
-        averaging_bytes(model.operators, request.device, request.space, accumulates);
 }
 
 std::vector<Members> PlanPlayer::units(const PlainPlan& plan, int64_t transient_bytes) const {
@@ -94,11 +90,6 @@ Step PlanPlayer::step(const PlainPlan& plan, const std::vector<Members>& units) 
 int64_t PlanPlayer::largest_peak(const Step& step) const {
   // Later micro-batches hold as much as the second.
   return osdp::search::largest_peak(step.accumulation <= 2 ? step : with_micro_batches(step, 2));
-}
-
-int64_t PlanPlayer::largest_peak(const Step& step, int64_t sum_bytes) const {
-  const int64_t most = largest_peak(step);
-  return std::max(most, std::min(sum_bytes, most + averaging_bytes_[step.accumulation > 1]));
 }
 
 Timeline PlanPlayer::timeline(const PlainPlan& plan, const std::vector<Members>& units) const {

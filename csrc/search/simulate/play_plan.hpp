@@ -58,10 +58,8 @@ class PlanPlayer {
   // communication, so all after the first take equally long, and at most two are simulated. Throws
   // InvalidProblem if the time overflows.
   PlayedStep play(const Step& step) const;
-  // The largest memory peak over all possible durations of communication (simulate/largest_peak.hpp); with
-  // `sum_bytes`, with the copies for averaging gradients (averaging_bytes), which are part of the plan's sum.
+  // The largest memory peak over all possible durations of communication (simulate/largest_peak.hpp).
   int64_t largest_peak(const Step& step) const;
-  int64_t largest_peak(const Step& step, int64_t sum_bytes) const;
   // Simulates every micro-batch and records all events.
   Timeline timeline(const PlainPlan& plan, const std::vector<Members>& units) const;
 
@@ -71,7 +69,6 @@ class PlanPlayer {
   const Model& model_;
   const Request& request_;
   const Manner manner_;
-  std::array<int64_t, 2> averaging_bytes_{};  // without and with accumulation
 };
 
 }  // namespace osdp::search

@@ -15,6 +15,19 @@ inline int64_t freed_by_reduction(const StepUnit& unit, bool adds) {
   return unit.gradient_bytes + (adds || unit.slice ? unit.kept_gradient_bytes : 0);
 }
 
+// The memory of a bucket's all-reduce: from its begin on, for a moment at its begin, and until its end.
+struct BucketMemory {
+  int64_t begins = 0, copied = 0, ends = 0;
+};
+
+// Under mixed precision the gradients are freed once they are packed, and the means get memory before the
+// buffer is freed; they are counted from the begin on, which makes no difference to the largest peak.
+inline BucketMemory memory_of(const StepBucket& bucket, bool adds) {
+  const int64_t means = adds ? 0 : bucket.mean_bytes;
+  return {bucket.buffer_bytes + means - bucket.cast_bytes, std::max<int64_t>(0, bucket.cast_bytes - means),
+          -bucket.buffer_bytes};
+}
+
 class RuntimeRules {
  public:
   // Both must outlive it.

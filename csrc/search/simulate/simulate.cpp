@@ -106,13 +106,8 @@ class Player {
         return release(i.what);
       case Kind::Reduce:
         return reduce(i);
-      case Kind::ReduceBucket: {
-        const StepBucket& b = step_.buckets[i.what];
-        if (b.reduce.alone_ps > 0)
-          submit(reductions_, {StepEvent::Kind::ReduceBucket, i.phase, i.what}, b.reduce, b.buffer_bytes,
-                 -b.buffer_bytes);
-        return true;
-      }
+      case Kind::ReduceBucket:
+        return reduce_bucket(i);
       case Kind::AwaitReduction:
         return reductions_.done >= last_reduction_ && free_reduced();
       case Kind::AwaitCommunication:
@@ -167,6 +162,21 @@ class Player {
     submit(reductions_, {StepEvent::Kind::Reduce, i.phase, i.what}, u.reduce, u.kept_gradient_bytes, -freed,
            u.copied_bytes);
     last_reduction_ = reductions_.tasks.size();
+    return true;
+  }
+
+  // Under mixed precision a bucket waits for the one before it: returns false until that is over.
+  bool reduce_bucket(const Instruction& i) {
+    const StepBucket& b = step_.buckets[i.what];
+    const BucketMemory m = memory_of(b, i.adds);
+    if (b.reduce.alone_ps == 0) {
+      note_memory(m.begins + m.ends);
+      return true;
+    }
+    if (b.cast_bytes > 0 && reductions_.done < last_bucket_) return false;
+    submit(reductions_, {StepEvent::Kind::ReduceBucket, i.phase, i.what}, b.reduce, m.begins, m.ends,
+           m.copied);
+    last_bucket_ = reductions_.tasks.size();
     return true;
   }
 
@@ -330,6 +340,7 @@ class Player {
   int64_t now_ = 0, held_ = 0;
   int64_t leaving_bytes_ = 0;  // full bytes of units whose reductions are submitted and not over
   int64_t reduced_bytes_ = 0;  // on streams: freed after the next wait for reductions
+  size_t last_bucket_ = 0;     // as last_reduction_, of buckets
   size_t last_reduction_ = 0;  // number of the lane's tasks until it is over
 };
 

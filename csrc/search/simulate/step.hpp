@@ -35,6 +35,9 @@ struct StepOperator {
   int64_t recompute_ps = 0;         // of its recomputed forward
   // The gradient of one replicated slice, until it has been added to the operator's.
   int64_t slice_gradient_bytes = 0;
+  // Of replicated parameters whose gradient is computed in another dtype than it is kept in: the gradient
+  // that backward produces, until its bucket has copied it.
+  int64_t cast_gradient_bytes = 0;
 };
 
 // A recomputed block of consecutive operators.
@@ -77,6 +80,8 @@ struct StepBucket {
   std::vector<int> members;
   LaneTime reduce;
   int64_t buffer_bytes = 0;  // buffer that they are packed into
+  // Under mixed precision: the gradients that are freed once they are packed, and the means that are kept.
+  int64_t cast_bytes = 0, mean_bytes = 0;
 };
 
 // How the runtime communicates; see csrc/comm/lane.hpp.

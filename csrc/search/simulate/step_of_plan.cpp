@@ -1,6 +1,7 @@
 #include "search/simulate/step_of_plan.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "search/problem/problem.hpp"
 #include "search/problem/symmetry_classes.hpp"
@@ -208,12 +209,29 @@ class Builder {
       mixed |= t->compute_bytes() != t->bytes() || t->reduce_bytes() != t->bytes();
     }
     add_bucket(std::move(name), std::move(members), sent, mixed ? sent : small);
+    if (mixed && sent > 0) cast_gradients(step_.buckets.back());
+  }
+
+  // Backward produces the gradients of the bucket in the compute dtype; the means are kept in the
+  // parameters'.
+  void cast_gradients(StepBucket& bucket) {
+    for (int i : bucket.members) {
+      StepOperator& o = step_.operators[i];
+      bucket.mean_bytes += std::exchange(o.whole_gradient_bytes, 0);
+      for (const Tensor& t : model_.operators[i].tensors)
+        if (t.trainable) o.cast_gradient_bytes += t.compute_bytes();
+      bucket.cast_bytes += o.cast_gradient_bytes;
+    }
   }
 
   // `copied`: the part of `bytes` that is sent from a copy, see Note [Averaging] in problem/cost.cpp.
   void add_bucket(std::string name, std::vector<int> members, int64_t bytes, int64_t copied) {
-    if (bytes > 0)
-      step_.buckets.push_back({std::move(name), std::move(members), links_.all_reduce(bytes), copied});
+    if (bytes == 0) return;
+    StepBucket& bucket = step_.buckets.emplace_back();
+    bucket.name = std::move(name);
+    bucket.members = std::move(members);
+    bucket.reduce = links_.all_reduce(bytes);
+    bucket.buffer_bytes = copied;
   }
 
   // Adds each sharded slice as a unit; the other slices and the other parameters form buckets.

@@ -39,7 +39,7 @@ void check(const Step& step) {
   for (const StepBlock& b : step.blocks) check_bytes("a block's input", {b.input_bytes});
   for (const StepOperator& o : step.operators) {
     check_bytes(o.name, {o.resident_bytes, o.saved_bytes, o.work_bytes, o.whole_gradient_bytes,
-                         o.full_gradient_bytes, o.slice_gradient_bytes});
+                         o.full_gradient_bytes, o.slice_gradient_bytes, o.cast_gradient_bytes});
     const auto [least, most] = std::minmax({o.forward_ps, o.recompute_ps, o.backward_ps});
     if (least < 0 || most > kLargestSum || o.parts < 1) {
       throw InvalidProblem("operator '" + o.name + "': a time that is none, or no parts");
@@ -70,7 +70,7 @@ void check(const Step& step) {
   for (const StepBucket& b : step.buckets) {
     check_members(b.name, b.members);
     check_time(b.name, b.reduce);
-    check_bytes(b.name, {b.buffer_bytes});
+    check_bytes(b.name, {b.buffer_bytes, b.cast_bytes, b.mean_bytes});
   }
   if (step.accumulation < 1 || step.prefetch < 0 || step.optimizer_ps < 0)
     throw InvalidProblem("accumulation, prefetch or optimizer of a step");
@@ -265,12 +265,12 @@ class Writer {
       if (recomputes && before_use(o.block)) recompute(o.block);
       for (auto u = ends.rbegin(); u != ends.rend(); ++u) use(*u);
       if (recomputes && !before_use(o.block)) recompute(o.block);
-      memory(o.whole_gradient_bytes + o.work_bytes);
+      memory(o.whole_gradient_bytes + o.cast_gradient_bytes + o.work_bytes);
       backward_of(i);
       memory(-o.work_bytes);
       for (int u : completes_[i]) complete(u);
       if (accumulates_) memory(-o.whole_gradient_bytes);  // added to the earlier micro-batches' sum
-      for (int b : fills_[i]) add(Kind::ReduceBucket, b);
+      for (int b : fills_[i]) add(Kind::ReduceBucket, b).adds = accumulates_;
       memory(-o.saved_bytes);
       if (o.block >= 0 && block_begin_[o.block] == i) memory(-step_.blocks[o.block].input_bytes);
     }

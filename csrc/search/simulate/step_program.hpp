@@ -46,7 +46,7 @@ struct Instruction {
   int what = -1;
   int64_t ps = 0, bytes = 0;
   size_t position = 0;
-  bool adds = false;  // Reduce: adds to an earlier micro-batch's gradient
+  bool adds = false;  // Reduce, ReduceBucket: adds to an earlier micro-batch's gradient
 };
 
 struct Program {

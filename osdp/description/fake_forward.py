@@ -209,19 +209,9 @@ def _values_needed(watcher: Watcher, error: Exception) -> DescribeError:
 def _forward_failed(watcher: Watcher, error: Exception) -> DescribeError:
     return DescribeError(
         f"the forward of {_failing(watcher, error)} failed while the model was described: "
-        f"{type(error).__name__}: {error}. {_advice(error)}, or call osdp.describe(model) without a sample"
+        f"{type(error).__name__}: {error}. Check that the sample fits the model's forward, or call "
+        "osdp.describe(model) without a sample"
     )
-
-
-def _advice(error: Exception) -> str:
-    """torch._grouped_mm computes in bfloat16 alone where tensors have no values; on a CPU it takes others."""
-    if "Expected inputs of BF16 type" in str(error):
-        return (
-            "Its grouped products (torch._grouped_mm) can be traced in bfloat16 only: describe and shard the model in "
-            "bfloat16, or choose other products, for models of transformers "
-            "model.set_experts_implementation('batched_mm')"
-        )
-    return "Check that the sample fits the model's forward"
 
 
 def _failing(watcher: Watcher, error: Exception) -> str:

@@ -14,7 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from osdp.base.tensor_trees import tensors_held, tensors_in
-from osdp.description.aten_workspaces import scratch_bytes
+from osdp.description.aten_workspaces import hidden_workspace_bytes, scratch_bytes
+from osdp.description.gradient_sums import held_by_engine, sums_in_place
 
 _DEVICE = torch.ops.prim.device.default
 
@@ -59,9 +60,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._count = 0
         self._live_before = 0  # bytes when the log begins
         self._left_out: set[int] = set()  # numbers
+        self._freed_early: set[int] = set()  # numbers of tensors whose memory is another's by now
         self._anyway = {_storage(t) for t in (*model.parameters(), *model.buffers())}
         self._in_backward = False
         self._last = ""
+        held_by_engine()  # counted in a backward of its own, not within this one
 
     def run_backward(self, output: Any) -> None:
         """Run backward of the loss in `output`, or of all its tensors if there is no loss."""
@@ -151,13 +154,17 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         running = self._now()
         if not self._in_backward and torch.is_grad_enabled():
             self._module_of[torch._C._autograd._get_sequence_nr() - 1] = running
+        if self._in_backward and sums_in_place(func, args, kwargs):
+            self._free_early(args[0])
         out = self._call(func, args, kwargs)
+        if hidden := hidden_workspace_bytes(func, args, out):
+            self._note((out[3],), running, hidden)
         self._note(tensors_in(out if isinstance(out, (tuple, list)) else (out,)), running)
-        if scratch := scratch_bytes(func, args):
+        if scratch := scratch_bytes(func, args, out):
             self._log.append((-2, scratch, running, None))
         return out
 
-    def _note(self, tensors: Iterable[torch.Tensor], running: str) -> None:
+    def _note(self, tensors: Iterable[torch.Tensor], running: str, bytes_of_each: int | None = None) -> None:
         for tensor in tensors:
             if tensor.layout is not torch.strided:
                 continue
@@ -165,7 +172,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             identity = int(storage._cdata)
             if identity in self._known or identity in self._anyway:
                 continue
-            size = storage.nbytes()
+            size = storage.nbytes() if bytes_of_each is None else bytes_of_each
             self._count += 1
             number = self._known[identity] = self._count
             self._log.append((number, size, running, None))
@@ -173,7 +180,17 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _gone(self, identity: int, number: int, size: int) -> None:
         self._known.pop(identity, None)
-        self._log.append((number, -size, self._now(), None))
+        if number in self._freed_early:
+            self._freed_early.remove(number)
+        else:
+            self._log.append((number, -size, self._now(), None))
+
+    def _free_early(self, tensor: torch.Tensor) -> None:
+        """The tensor's memory becomes that of the next result."""
+        number = self._known.get(_storage(tensor))
+        if number is not None:
+            self._freed_early.add(number)
+            self._log.append((number, -tensor.untyped_storage().nbytes(), self._now(), None))
 
 
 def work_of(

@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings/call_hook.hpp"
+#include "bindings/units_on_request.hpp"
 #include "runtime/owners.hpp"
 #include "runtime/runtime.hpp"
 #include "runtime/store/memory_meter.hpp"
@@ -93,12 +94,14 @@ void bind_runtime(py::module_& m) {
           py::arg("local"),
           "The view of this block in a tensor of the local shape (the parameter, its gradient or state).");
 
-  py::class_<rt::Runtime, RuntimePtr>(
+  py::class_<rt::Runtime, RuntimePtr> runtime_class(
       m, "Runtime",
       "Runs the training steps of one sharded model; see csrc/runtime/runtime.hpp. `group` and the other "
       "groups are "
       "names; `model` is a number that the ranks have agreed on. Shards the parameters in "
-      "place. Raises ShardingError, before anything is changed, if a spec is invalid.")
+      "place. Raises ShardingError, before anything is changed, if a spec is invalid.");
+  osdp::bindings::bind_units_on_request(runtime_class);
+  runtime_class
       .def(py::init(&make_runtime), py::arg("group"), py::arg("device"), py::arg("params"), py::arg("units"),
            py::arg("model"), py::arg("shard_group") = "", py::arg("replicate_group") = "",
            py::arg("backend_memory") = false, py::arg("reductions_group") = "",
@@ -159,6 +162,9 @@ void bind_runtime(py::module_& m) {
           py::arg("param"), py::arg("scale"),
           "Every new gradient of the parameter is multiplied by `scale` before it is averaged over the "
           "ranks.")
+      .def("set_sync_of", &rt::Runtime::set_sync_of, py::arg("params"), py::arg("sync"),
+           "Whether backward reduces the gradients of these parameters, or keeps this rank's own as within "
+           "no_sync.")
       .def_property("part", &rt::Runtime::part, &rt::Runtime::set_part)
       .def(
           "unreduced",
@@ -213,18 +219,27 @@ void bind_runtime(py::module_& m) {
           "The full tensor of which `local` (of the local shape) is this rank's part. Collective. Raises "
           "ShardingError inside a forward or backward.")
       .def(
-          "summon", [](rt::Runtime& runtime, bool with_grads) { runtime.full_params().summon(with_grads); },
+          "summon",
+          [](rt::Runtime& runtime, bool with_grads) {
+            runtime.units().let_go(/*trained=*/false);
+            runtime.full_params().summon(with_grads);
+          },
           py::arg("with_grads"), Release(),
           "Gives all parameters (and their gradients) their full values. Collective. Raises ShardingError if "
           "they "
           "have them already.")
       .def(
-          "unsummon", [](rt::Runtime& runtime, bool writeback) { runtime.full_params().unsummon(writeback); },
+          "unsummon",
+          [](rt::Runtime& runtime, bool writeback) {
+            runtime.units().let_go(/*trained=*/false);
+            runtime.full_params().unsummon(writeback);
+          },
           py::arg("writeback"), Release(),
           "Ends summon. `writeback`: this rank's part of what was written is kept.")
       .def(
           "show_full",
           [](rt::Runtime& runtime, const std::vector<int64_t>& params, bool keep) {
+            runtime.units().let_go(/*trained=*/false);
             return runtime.full_params().show_full(params, /*with_grads=*/false, keep);
           },
           py::arg("params"), py::arg("keep"), Release(),
@@ -234,6 +249,7 @@ void bind_runtime(py::module_& m) {
       .def(
           "show_local",
           [](rt::Runtime& runtime, const std::vector<int64_t>& params, bool writeback) {
+            runtime.units().let_go(/*trained=*/false);
             runtime.full_params().show_local(params, writeback);
           },
           py::arg("params"), py::arg("writeback"), Release(),

@@ -117,6 +117,18 @@ void Runtime::set_absent(const std::vector<int64_t>& indices) {
   for (int64_t i : indices) shards_.parameter(i).set_absent(true);
 }
 
+void Runtime::set_sync_of(const std::vector<int64_t>& params, bool sync) {
+  for (int64_t i : params) parameter(i).set_sync(sync);
+}
+
+void Runtime::unshard(const std::vector<int64_t>& params, bool wait) {
+  OSDP_CHECK(!full_params_.shows_any(), Sharding,
+             "OSDP: unshard() within summon_full_params, where parameters are full already");
+  if (stack_.empty()) backward_.await_end();
+  units_.unshard(params);
+  if (wait) units_.await_unsharded(params);
+}
+
 Call* Runtime::add_call(std::string module, const std::vector<int64_t>& params, bool root, bool hold,
                         bool method, const std::vector<int64_t>& alone) {
   for (int64_t i : params)

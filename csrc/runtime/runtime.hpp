@@ -74,6 +74,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool in_pass() const { return !stack_.empty() || step_.in_backward; }
   void set_sync(bool sync) { step_.sync = sync; }
   bool sync() const { return step_.sync; }
+  // The same for single parameters.
+  void set_sync_of(const std::vector<int64_t>& params, bool sync);
+  // For a script: see UnitScheduler. Raises ShardingError while parameters are shown in full.
+  void unshard(const std::vector<int64_t>& params, bool wait);
   void set_part(bool part) { step_.part = part; }
   bool part() const { return step_.part; }
   // Whether torch.autocast is on and will keep low-precision copies of parameters for backward.

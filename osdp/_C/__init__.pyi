@@ -283,6 +283,12 @@ class Runtime:
         """
         Bytes of the memory reserved to gather into.
         """
+    def await_unsharded(
+        self, params: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
+    ) -> None:
+        """
+        Waits for `unshard`.
+        """
     def clip_grad_norm(
         self,
         max_norm: typing.SupportsFloat | typing.SupportsIndex,
@@ -313,6 +319,10 @@ class Runtime:
         """
         Adds parameters that the model gained, as NO_SHARD. Raises ShardingError within a step.
         """
+    def let_go(self) -> None:
+        """
+        Reshards the units that stay gathered and have a parameter that requires a gradient.
+        """
     def name(self, param: typing.SupportsInt | typing.SupportsIndex) -> str: ...
     def owner_of(self, tensor: torch.Tensor) -> tuple[str, bool] | None:
         """
@@ -327,6 +337,10 @@ class Runtime:
         Reduces the gradients that were kept under no_sync, between steps. Collective. Raises ShardingError within a step, and while `sync` is False.
         """
     def reset_statistics(self) -> None: ...
+    def reshard(self, params: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
+        """
+        Reshards the units that hold these parameters and are not in use.
+        """
     def saw_tree(self) -> None:
         """
         Records that the model's tree has been compared after all registrations so far.
@@ -339,6 +353,12 @@ class Runtime:
         """
         Sets the sentence about the plan's prediction in the text of OutOfMemoryError.
         """
+    def set_gathers_in_backward(
+        self, params: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], gathers: bool
+    ) -> None:
+        """
+        False: backward does not gather them, since it reads none of them.
+        """
     def set_gradient_scale(
         self,
         param: typing.SupportsInt | typing.SupportsIndex,
@@ -346,6 +366,27 @@ class Runtime:
     ) -> None:
         """
         Every new gradient of the parameter is multiplied by `scale` before it is averaged over the ranks.
+        """
+    def set_stays_after_backward(
+        self, params: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], stays: bool
+    ) -> None: ...
+    def set_stays_after_forward(
+        self, params: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], stays: bool
+    ) -> None:
+        """
+        Whether the units that hold these parameters stay gathered after a forward; until then as their mode says.
+        """
+    def set_stays_if_kept(
+        self, params: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], stays: bool
+    ) -> None:
+        """
+        The same, where that was not set and the unit's mode keeps it from forward to backward.
+        """
+    def set_sync_of(
+        self, params: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], sync: bool
+    ) -> None:
+        """
+        Whether backward reduces the gradients of these parameters, or keeps this rank's own as within no_sync.
         """
     def show_full(
         self, params: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], keep: bool
@@ -389,10 +430,18 @@ class Runtime:
         """
         Index of the first parameter with a gradient kept under no_sync that was neither reduced nor dropped since; None: none.
         """
+    def unshard(
+        self, params: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], wait: bool
+    ) -> None:
+        """
+        Begins to gather the units that hold these parameters (indices); they stay gathered: Note [Units that stay gathered]. Collective. Raises ShardingError while parameters are shown in full.
+        """
     def unsummon(self, writeback: bool) -> None:
         """
         Ends summon. `writeback`: this rank's part of what was written is kept.
         """
+    @property
+    def any_stays(self) -> bool: ...
     @property
     def in_pass(self) -> bool:
         """

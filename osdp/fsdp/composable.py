@@ -12,12 +12,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from osdp.errors import InvalidProblemError
 from osdp.fsdp.deferred import Deferred, defer, share_parameters
 from osdp.fsdp.first_forward import wait_for_inputs
-from osdp.fsdp.fsdp_module import as_fsdp_module
+from osdp.fsdp.fsdp_module import as_fsdp_module, parameters_of_unit
 from osdp.fsdp.options import Options
 from osdp.fsdp.shard import separate_parts, shard
 from osdp.plan.plan import Plan
 from osdp.sharding.fully_shard import fully_shard as shard_by_plan
 from osdp.sharding.hybrid_mesh import GroupLike
+from osdp.sharding.parameter_settings import STAYS_IF_KEPT, change_setting
 from osdp.sharding.state_dict_form import StateDictForm
 
 
@@ -103,6 +104,8 @@ def fully_shard(
         else:
             shard(part, told, StateDictForm("sharded"))
         as_fsdp_module(part)
+        if reshard_after_forward is False:
+            change_setting(parameters_of_unit(part), STAYS_IF_KEPT, True)  # over forwards, as torch's
         wait_for_inputs(part, told)
     return module
 

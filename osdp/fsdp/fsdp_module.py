@@ -1,16 +1,18 @@
-"""FSDPModule: the methods that FSDP2 adds to a module. Methods that tune mechanisms OSDP does not have do
-nothing.
+"""FSDPModule: the methods that FSDP2 adds to a module. Those that tune mechanisms OSDP does not have do nothing.
 
 Note [torch's FSDPModule]
 torchtitan, torch's pipelining and other libraries look for instances of torch's FSDPModule, and for classes named
 FSDP<Name>. Where they do not find them, they take gradients to be means that they still have to scale, or reduce after
-every micro-batch: another number, without an error. So this class is a subclass of torch's, and every public method of
-torch's is defined here (a test compares the two), since torch's own need the state of FSDP2. What torch's pipelining
-reads of that state is in osdp/fsdp/pipelining.py.
+every micro-batch: another number, without an error. So the class of a module that OSDP has sharded has torch's among its
+bases, and every public method of torch's is defined here (a test compares the two), since torch's own need the state of
+FSDP2. torch's is the last base: the original class stands at the place in the order where FSDP2 has it
+(`_orig_cls_mro_index`), which torch.compile reads when it saves guards, and its private methods come after nn.Module's.
+What torch's pipelining reads of FSDP2's state is in osdp/fsdp/pipelining.py.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,28 +21,31 @@ from torch.distributed.fsdp import FSDPModule as TorchFSDPModule
 from torch.distributed.fsdp import UnshardHandle as TorchUnshardHandle
 
 from osdp.base.made_classes import reduced
-from osdp.errors import ShardingError
-from osdp.fsdp.pipelining import answer_pipelining
-from osdp.sharding.forward_methods import outermost_around, part_of
-from osdp.sharding.gradient_factors import set_divide_factor
+from osdp.errors import InvalidProblemError, ShardingError
+from osdp.fsdp.pipelining import answer_pipelining, refuse_split_backward
+from osdp.sharding.forward_methods import part_of
 from osdp.sharding.init_after_to_empty import initialise_in_full
-from osdp.sharding.step_scopes import set_sync
+from osdp.sharding.parameter_settings import (
+    GATHERS_IN_BACKWARD,
+    STAYS_AFTER_BACKWARD,
+    STAYS_AFTER_FORWARD,
+    SYNC,
+    change_setting,
+    places_of,
+    set_divide_factor,
+)
 
-# These tune how long memory is held and when collectives run; here the plan's prefetch and modes decide that.
+# These tune when collectives run and how; numbers do not depend on them, nor does what stays in memory between passes.
 HINTS = (
     "reset_iter_state",
-    "reshard",
     "set_force_sum_reduction_for_comms",
     "set_is_last_backward",
     "set_modules_to_backward_prefetch",
     "set_modules_to_forward_prefetch",
     "set_post_optim_event",
     "set_reduce_scatter_max_input_buffers",
-    "set_reshard_after_backward",
-    "set_reshard_after_forward",
     "set_separate_reduce_scatter_group",
     "set_symm_mem_for_comm",
-    "set_unshard_in_backward",
 )
 
 # These would change results or memory in ways that are not supported; and what to do instead.
@@ -54,15 +59,20 @@ UNSUPPORTED = {
 
 
 class UnshardHandle(TorchUnshardHandle):
-    """The result of `unshard`; its `wait` returns immediately."""
+    """The result of `unshard`; `wait` returns when the gather has finished."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self._parameters = parameters
 
     def wait(self) -> None:
-        pass
+        for sharded, indices in places_of(self._parameters):
+            sharded.runtime.await_unsharded(indices)
+        self._parameters = []
 
 
-class FSDPModule(TorchFSDPModule, nn.Module):
-    """Base class of modules that `osdp.fully_shard(module)` has sharded; docs/drop-in.md describes each
-    method. A subclass of torch's FSDPModule: Note [torch's FSDPModule].
+class FSDPModule(nn.Module):
+    """Base class of modules that `osdp.fully_shard(module)` has sharded, which are instances of torch's FSDPModule,
+    too: Note [torch's FSDPModule]. docs/drop-in.md describes each method.
 
     >>> model.set_requires_gradient_sync(False)  # accumulate without communication
     """
@@ -71,14 +81,15 @@ class FSDPModule(TorchFSDPModule, nn.Module):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """A new instance of the class (a slice of a Sequential) is not sharded: it is of the original class."""
-        kind = next(kind for kind in cls.__mro__ if not issubclass(kind, TorchFSDPModule))
+        kind = cls.__mro__[cls.__mro__.index(FSDPModule) + 1]
         made = kind.__new__(kind, *args, **kwargs)
-        made.__init__(*args, **kwargs)  # type: ignore[misc]
+        made.__init__(*args, **kwargs)
         return made
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        """The original class's, as for any module; torch's needs the state of FSDP2."""
-        return super(TorchFSDPModule, self)._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+        """The original class's; what stays gathered would be stale."""
+        self.reshard()
+        return super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def to_empty(self, *, device: Any, recurse: bool = True) -> Any:
         """The original class's. Until the next forward, methods that initialise (`reset_parameters`, `init_weights`, `apply`
@@ -89,20 +100,48 @@ class FSDPModule(TorchFSDPModule, nn.Module):
         return self
 
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
-        """Accepted as a hint, without effect: the next call gathers. To read full parameters outside of calls
-        use `osdp.summon_full_params`."""
-        return UnshardHandle() if async_op else None
+        """Gather the module's unit (not those of sharded parts inside) ahead of its next use, collectively. It stays
+        gathered until `reshard`, or until the end of a forward or backward after which it is resharded. Returns, for
+        `async_op`, a handle to wait for it. Parameters show this rank's rows as before: read full ones within
+        `osdp.summon_full_params`. Note [Units that stay gathered].
+
+        Raises ShardingError within `osdp.summon_full_params`, and for a pipeline schedule that splits backward.
+        """
+        refuse_split_backward(sys._getframe(1))
+        parameters = parameters_of_unit(self)
+        for sharded, indices in places_of(parameters):
+            sharded.runtime.unshard(indices, not async_op)
+        return UnshardHandle(parameters) if async_op else None
+
+    def reshard(self) -> None:
+        """Free what is gathered of the module's unit, unless a running call or backward uses it."""
+        for sharded, indices in places_of(parameters_of_unit(self)):
+            sharded.runtime.reshard(indices)
+
+    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
+        """With False, the units stay gathered after a forward, also over several (micro-batches, an evaluation), until
+        a backward or an optimizer's step; with True they do not, whatever their mode. Raises InvalidProblemError for
+        anything but a bool, as torch a ValueError."""
+        if not isinstance(reshard_after_forward, bool):
+            raise InvalidProblemError(f"reshard_after_forward must be a bool, got {reshard_after_forward!r}")
+        change_setting(self._of(recurse), STAYS_AFTER_FORWARD, not reshard_after_forward)
+
+    def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
+        """With False, the units stay gathered after a backward for the next micro-batch, until an optimizer's step."""
+        change_setting(self._of(recurse), STAYS_AFTER_BACKWARD, not reshard_after_backward)
+
+    def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
+        """With False, backward does not gather the module's unit: for parameters that no backward reads (of an
+        embedding). A backward that does read one raises an error that names it."""
+        change_setting(parameters_of_unit(self), GATHERS_IN_BACKWARD, unshard_in_backward)
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-        """With False, backward keeps this rank's own gradients, as in `osdp.no_sync`. Raises ShardingError
-        except on the outermost module."""
-        model, _, name = outermost_around(self)
-        if name:
-            raise ShardingError(
-                f"set_requires_gradient_sync must be called on the outermost module: {name!r} is a "
-                f"part of a {type(model).__name__}"
-            )
-        set_sync(model, requires_gradient_sync)
+        """With False, backward keeps this rank's own gradients of the module's parameters, as in `osdp.no_sync`; the
+        first backward after True reduces their sum. `recurse`: those of sharded parts inside too."""
+        change_setting(self._of(recurse), SYNC, bool(requires_gradient_sync))
+
+    def _of(self, recurse: bool) -> list[nn.Parameter]:
+        return list(self.parameters()) if recurse else parameters_of_unit(self)
 
     def set_gradient_divide_factor(self, factor: float) -> None:
         """Gradients of the parameters that belong to this module's unit (not to a sharded part inside) are the sum over
@@ -110,9 +149,7 @@ class FSDPModule(TorchFSDPModule, nn.Module):
 
         Raises InvalidProblemError unless `factor` is a positive number.
         """
-        parts = [part for part in self.modules() if part is not self and isinstance(part, FSDPModule)]
-        inside = {id(p) for part in parts for p in part.parameters()}
-        set_divide_factor([p for p in self.parameters() if id(p) not in inside], factor)
+        set_divide_factor(parameters_of_unit(self), factor)
 
     def set_reduce_scatter_divide_factor(self, factor: float) -> None:
         """FSDP2's older name of `set_gradient_divide_factor`."""
@@ -126,6 +163,13 @@ class FSDPModule(TorchFSDPModule, nn.Module):
                 "set_requires_all_reduce(False) is not supported: accumulate with "
                 "set_requires_gradient_sync(False)"
             )
+
+
+def parameters_of_unit(module: nn.Module) -> list[nn.Parameter]:
+    """Those of the module's own unit: not of sharded parts inside."""
+    parts = [part for part in module.modules() if part is not module and isinstance(part, FSDPModule)]
+    inside = {id(p) for part in parts for p in part.parameters()}
+    return [p for p in module.parameters() if id(p) not in inside]
 
 
 def _hint(name: str) -> Callable[..., None]:
@@ -152,8 +196,7 @@ for _name, _instead in UNSUPPORTED.items():
 
 
 def as_fsdp_module(module: nn.Module) -> None:
-    """Give `module` the methods: its class becomes a subclass of FSDPModule and its own class, as in
-    FSDP2."""
+    """Give `module` the methods: its class becomes a subclass of FSDPModule, its own class and torch's FSDPModule."""
     kind = type(module)
     if not issubclass(kind, FSDPModule):
         module.__class__ = _both(kind)
@@ -165,7 +208,7 @@ def _both(kind: type[nn.Module]) -> type[nn.Module]:
         return reduced(self, protocol, kind, _made)
 
     names = {"__module__": kind.__module__, "__reduce_ex__": __reduce_ex__}
-    return type(f"FSDP{kind.__name__}", (FSDPModule, kind), names)
+    return type(f"FSDP{kind.__name__}", (FSDPModule, kind, TorchFSDPModule), names)
 
 
 def _made(kind: type[nn.Module]) -> nn.Module:

@@ -28,9 +28,9 @@ from osdp import _C
 from osdp.errors import ShardingError
 from osdp.ranks.rank_group import Together
 from osdp.sharding.forward_methods import register_forward_method
-from osdp.sharding.gradient_factors import copy_divide_factor
 from osdp.sharding.handover import Handover
 from osdp.sharding.installed import Installed
+from osdp.sharding.parameter_settings import copy_settings
 from osdp.sharding.parts import parts_of
 from osdp.sharding.rollback import ModulesAsTheyWere
 from osdp.sharding.separate_parts import SeparateParts
@@ -120,6 +120,9 @@ def _copied(model: nn.Module, memo: Memo, shard: Shard) -> nn.Module:
         new = shard(made, source, CopiedRows(source, memo))
     _keep_values(model, made, source)
     new.form, new.runtime.part = source.form, source.runtime.part
+    if not source.runtime.sync:  # within no_sync, whose end is the copy's too
+        new.runtime.sync = False
+        source.copied_in_no_sync.add(made)
     new.tree.leave_alone(made, [memo[id(p)] for p in source.tree.left_alone])
     names = {id(p): name for name, p in made.named_parameters()}
     added = [memo[id(p)] for p in source.tree.known[len(source.planned) :] if id(p) in memo]
@@ -165,7 +168,7 @@ def _modules_of(model: nn.Module, source: Sharded, memo: Memo) -> nn.Module:
         # A list around the model may have been copied before it, with these parameters in it.
         made = memo.setdefault(id(parameter), type(parameter)(empty, requires_grad=parameter.requires_grad))
         made.data, made.grad = empty, None
-        copy_divide_factor(parameter, made)
+        copy_settings(parameter, made)
     kept = ModulesAsTheyWere(model)
     try:
         Installed.on(model).take_off()

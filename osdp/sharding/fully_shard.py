@@ -23,7 +23,6 @@ from osdp.sharding.copies import CopiedRows, copyable
 from osdp.sharding.cpu_offload import wants_offload
 from osdp.sharding.forward_methods import watch_methods
 from osdp.sharding.gathering_calls import cover_forward, route_forward
-from osdp.sharding.gradient_factors import apply_divide_factors
 from osdp.sharding.handover import Handover
 from osdp.sharding.hybrid_mesh import GroupLike, RankGrid, agreed_grid, model_ranks
 from osdp.sharding.installed import Installed
@@ -31,6 +30,7 @@ from osdp.sharding.materialize import Placing, keep_ties, survey
 from osdp.sharding.meta_init import InitFunction
 from osdp.sharding.mixed_precision import chosen_precision, install_precision
 from osdp.sharding.module_tree import Tree
+from osdp.sharding.parameter_settings import apply_settings
 from osdp.sharding.recomputation import RecomputedBlock
 from osdp.sharding.refusals import check_plan_and_model, need_backend_memory, need_process_group, usable_group
 from osdp.sharding.rollback import AsItWas
@@ -250,7 +250,7 @@ def _install(
     for module, hook, cover in calls:
         route_forward(module, hook, policy if module is model else None, cover)
     sharded.tree = Tree(model, sharded, sharded.lane.collectives)
-    apply_divide_factors(sharded)
+    apply_settings(sharded)
     show_full_parameters(model, sharded)
     watch_methods(model, sharded)
     installed.note()

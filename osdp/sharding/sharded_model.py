@@ -79,6 +79,7 @@ class Sharded:
         self.offload = False  # whether shards rest in another memory than that of `device`
         self.backend_memory = False  # whether the process group's backend allocates what is gathered
         self.unsettled = ""  # why this rank's rows may become others at the first forward
+        self.copied_in_no_sync: WeakSet[nn.Module] = WeakSet()  # copies of this model, made within no_sync
         self.resting_bytes = 0  # live CPU bytes right after sharding, as the meter counts them
         self.local_bytes = 0  # the part of them that is this rank's parameters and buffers
 

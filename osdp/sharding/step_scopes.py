@@ -30,18 +30,21 @@ def no_sync(model: nn.Module) -> Iterator[None]:
     >>> optimizer.step()
     """
     before = [(each, sharded.runtime.sync) for each, sharded in with_parts(model)]
-    set_sync(model, False)
+    for _, sharded in with_parts(model):
+        _set_sync(sharded, False)
     try:
         yield
     finally:
         for each, sync in before:
-            runtime_of(each).runtime.sync = sync  # a new runtime, if the plan was made within the context
+            _set_sync(runtime_of(each), sync)  # a new runtime, if the plan was made within the context
 
 
-def set_sync(model: nn.Module, sync: bool) -> None:
-    """Whether backward reduces gradients, of the model and of its parts."""
-    for _, sharded in with_parts(model):
-        sharded.runtime.sync = sync
+def _set_sync(sharded: Sharded, sync: bool) -> None:
+    sharded.runtime.sync = sync
+    for copied in list(sharded.copied_in_no_sync):
+        _set_sync(runtime_of(copied), sync)
+    if sync:
+        sharded.copied_in_no_sync.clear()
 
 
 def clip_grad_norm_(

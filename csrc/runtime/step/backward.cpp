@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -68,7 +69,7 @@ void BackwardPass::check_asked() {
   const int task = current_graph_task();
   if (std::exchange(asked_task_, task) == task) return;
   for (const auto& p : shards_.params()) {
-    const bool own = step_.alone || !step_.sync;
+    const bool own = step_.alone || !step_.syncs(*p);
     if (own && !p->split()) continue;
     OSDP_CHECK(!is_captured(p->accumulator().get()), Sharding, "OSDP: rank ", step_.rank,
                ": torch.autograd.grad requests the gradient of parameter '", p->name(), "', ",
@@ -207,7 +208,8 @@ void BackwardPass::finish() {
   buckets_.wait_all();
   units_.await_host_memory();
   units_.end_backward();
-  kept_unreduced_ = !step_.sync;
+  kept_unreduced_ = std::any_of(shards_.params().begin(), shards_.params().end(),
+                                [this](const auto& p) { return !step_.syncs(*p); });
   if (averaged) {
     step_.accumulates = true;
     replicas_.gradients_averaged();

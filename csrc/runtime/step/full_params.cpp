@@ -2,6 +2,7 @@
 
 #include <ATen/Functions.h>
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -64,6 +65,10 @@ const Parameter* FullParams::owner_of(const at::Tensor& tensor) const {
   for (const auto& p : shards_.params())
     if (!p->absent() && p->tensor().storage().is_alias_of(tensor.storage())) return p.get();
   return nullptr;
+}
+
+bool FullParams::shows_any() const {
+  return std::any_of(aside_.begin(), aside_.end(), [](const Aside& a) { return a.local.defined(); });
 }
 
 void FullParams::summon(bool with_grads) {

@@ -38,6 +38,7 @@ class FullParams {
 
   // All parameters, in a scope of the user's. Those that are shown already are left to whoever shows them.
   bool summoned() const { return summoned_; }
+  bool shows_any() const;  // in full, all or some
   void summon(bool with_grads);
   void unsummon(bool writeback);
 

@@ -114,7 +114,7 @@ void GradientBuckets::open(const std::string& name, const std::vector<Parameter*
 
 at::Tensor& GradientBuckets::split_gradient(Parameter& param) {
   Item* item = item_of(param);
-  if (item && !param.local_grad().defined()) item->first = step_.sync;
+  if (item && !param.local_grad().defined()) item->first = step_.syncs(param);
   return param.ensure_local_grad();
 }
 
@@ -122,7 +122,7 @@ void GradientBuckets::arrived(const Parameter& param) {
   Item& item = *item_of(param);
   item.dirty = true;
   if (!step_.sync) return;
-  item.queued = true;
+  item.queued = param.sync();
   Bucket& bucket = buckets_[item.bucket];
   const auto expected = [&] {
     int64_t count = 0;
@@ -141,7 +141,7 @@ void GradientBuckets::await(const Parameter& param) {
 
 at::Tensor* GradientBuckets::averaged_alone(const Parameter& param) {
   Item* item = item_of(param);
-  return item && step_.sync && item->averages_alone() ? &item->pending : nullptr;
+  return item && step_.syncs(param) && item->averages_alone() ? &item->pending : nullptr;
 }
 
 void GradientBuckets::add_slice_gradient(Parameter& p, int64_t slice, const at::Tensor& gradient) {
@@ -149,7 +149,7 @@ void GradientBuckets::add_slice_gradient(Parameter& p, int64_t slice, const at::
   at::Tensor kept = split_gradient(p);
   if (Item* item = item_of(p)) {
     await(p);
-    const bool alone = p.mixed() && step_.sync && item->averages_alone() && !item->first;
+    const bool alone = p.mixed() && step_.syncs(p) && item->averages_alone() && !item->first;
     item->dirty = true;
     if (alone) {
       if (!item->pending.defined()) {
@@ -231,7 +231,7 @@ void GradientBuckets::launch_mixed(Bucket& bucket) {
 void GradientBuckets::flush() {
   for (Bucket& bucket : buckets_) {
     bool any = false;
-    for (const auto& item : bucket.items) any |= item->queued = item->dirty;
+    for (const auto& item : bucket.items) any |= item->queued = item->dirty && item->param->sync();
     if (any) launch(bucket);
   }
 }

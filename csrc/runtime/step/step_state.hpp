@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "runtime/store/shard_store.hpp"
+
 namespace osdp::runtime {
 
 struct StepState {
@@ -24,6 +26,9 @@ struct StepState {
 
   // --- both: see Note [Micro-batches between steps]
   bool accumulates = false;
+
+  // Whether backward reduces the parameter's gradient.
+  bool syncs(const Parameter& param) const { return sync && param.sync(); }
 };
 
 }  // namespace osdp::runtime

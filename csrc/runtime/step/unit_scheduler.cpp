@@ -54,7 +54,7 @@ void UnitScheduler::set_prefetch(size_t units) {
   bool all_kept = true;
   for (const auto& unit : shards_.units()) {
     largest = std::max(largest, unit->bytes());
-    all_kept &= traits(unit->mode).kept;
+    all_kept &= state_of(*unit).stays_after_forward.value_or(traits(unit->mode).kept);
   }
   depth_ = {.units = units, .bytes = (1 + units) * largest};
   kept_depth_ = all_kept ? Depth{.units = units, .bytes = Depth::kNoLimit} : depth_;
@@ -70,7 +70,8 @@ void UnitScheduler::assert_state(const Unit& unit, bool holds, const char* trans
 // Backward may read what its forward gathered; a new forward must not, since the optimizer may have stepped.
 bool UnitScheduler::stale(const Unit& unit) const {
   const UnitState& state = state_of(unit);
-  return !step_.in_backward && state.running == 0 && state.epoch != step_.epoch;
+  if (step_.in_backward || state.running > 0 || state.epoch == step_.epoch) return false;
+  return !state.stays || state.version != unit.version();
 }
 
 void UnitScheduler::unshard(Unit& unit) {
@@ -97,6 +98,7 @@ void UnitScheduler::unshard(Unit& unit) {
       std::move(early));
   state.phase = Phase::Unsharding;
   state.epoch = step_.epoch;
+  state.version = unit.version();
   state.used_by.clear();
   ++statistics_.gathers;
   statistics_.gathered_bytes += static_cast<int64_t>(unit.bytes());
@@ -117,16 +119,18 @@ void UnitScheduler::use(Unit& unit) {
   const int64_t gathers = statistics_.gathers;
   if (state.phase == Phase::Unsharding && again) wait_unshard(unit);
   if (state.phase == Phase::Sharded || again) unshard(unit);
+  if (!step_.in_backward && std::exchange(state.epoch, step_.epoch) != step_.epoch) state.used_by.clear();
   std::span<Unit* const> ahead;
   if (step_.in_backward)
     ahead = backward_order_.advance(&unit, depth_);
   else if (step_.root_forward)
     ahead = forward_order_.advance(&unit, step_.grad_forward ? kept_depth_ : depth_);
-  for (Unit* next : ahead)
-    if (state_of(*next).phase == Phase::Sharded) {
-      unshard(*next);
-      ++statistics_.prefetches;
-    }
+  for (Unit* next : ahead) {
+    if (state_of(*next).phase != Phase::Sharded) continue;
+    if (step_.in_backward && !state_of(*next).gathers_in_backward) continue;
+    unshard(*next);
+    ++statistics_.prefetches;
+  }
   if (statistics_.gathers == gathers) arena_.trim();  // see Note [Blocks that come and go]
   if (state.phase == Phase::Unsharding) wait_unshard(unit);
 }
@@ -143,7 +147,7 @@ void UnitScheduler::reshard(Unit& unit) noexcept {
   for (Slot& slot : unit.slots)
     if (slot.attached()) slot.detach();
   state.phase = Phase::Sharded;
-  state.keep = false;
+  state.keep = state.stays = false;
 }
 
 void UnitScheduler::begin_forward() { forward_order_.begin(); }
@@ -175,12 +179,18 @@ void UnitScheduler::reshard_after_forward(Call& call, Unit& unit, bool failed) {
     state.keep = true;
     return;
   }
+  const bool stays = state.stays_after_forward.value_or(state.stays_if_kept && traits(unit.mode).kept);
   if (step_.in_backward) {  // a recomputation
-    if (!call.hold) reshard(unit);
+    if (!call.hold && !stays) reshard(unit);
+    return;
+  }
+  if (stays) {
+    state.stays = true;
     return;
   }
   const bool backward_follows = step_.root_forward && !step_.part && forward_order_.ends_with(&unit);
-  if (step_.grad_forward && (traits(unit.mode).kept || backward_follows)) {
+  const bool kept = !state.stays_after_forward && (traits(unit.mode).kept || backward_follows);
+  if (step_.grad_forward && kept) {
     state.keep = true;
     return;
   }
@@ -192,7 +202,7 @@ void UnitScheduler::reshard_after_forward(Call& call, Unit& unit, bool failed) {
 
 void UnitScheduler::end_forward(bool failed) {
   for (const auto& unit : shards_.units())
-    if (failed || !state_of(*unit).keep) reshard(*unit);
+    if (const UnitState& state = state_of(*unit); failed || !(state.keep || state.stays)) reshard(*unit);
   if (!failed && step_.root_forward) forward_order_.end();
 }
 
@@ -204,7 +214,7 @@ void UnitScheduler::begin_call_backward(const Call& call, bool reads, bool again
     state.in_backward = true;
     state.readers += reads;
     state.again |= again;
-    use(*unit);
+    if (state.gathers_in_backward) use(*unit);
   }
 }
 
@@ -223,7 +233,10 @@ void UnitScheduler::reshard_after_backward(Unit& unit) {
   if (state.readers > 0 || state.running > 0 || state.gradients.incomplete(current_graph_task())) return;
   if (state.again || state.recomputed) return;  // stays until the end of this backward, or longer
   state.in_backward = false;
-  reshard(unit);
+  if (state.stays_after_backward && state.phase != Phase::Sharded)
+    state.stays = true;
+  else
+    reshard(unit);
 }
 
 void UnitScheduler::add_pending(Slot& slot, at::Tensor gradient) const {
@@ -245,8 +258,9 @@ void UnitScheduler::gradient_arrived(Unit& unit, Slot& slot, at::Tensor gradient
 }
 
 void UnitScheduler::reduce_or_keep(Unit& unit) {
-  if (step_.sync) return reduce(unit);
-  for (Slot& slot : unit.slots) slot.gradient.keep();
+  for (Slot& slot : unit.slots)
+    if (!step_.syncs(slot.owner())) slot.gradient.keep();
+  if (step_.sync) reduce(unit);
 }
 
 // Note [Gradients that leave]
@@ -262,7 +276,9 @@ void UnitScheduler::await_room(size_t bytes) {
   size_t held = bytes;
   for (size_t i = left_; i < reductions_.size(); ++i) held += reductions_[i].bytes;
   for (const auto& unit : shards_.units())
-    if (state_of(*unit).phase != Phase::Sharded && !traits(unit->mode).kept) held += unit->bytes();
+    if (const UnitState& state = state_of(*unit);
+        state.phase != Phase::Sharded && !traits(unit->mode).kept && !state.stays)
+      held += unit->bytes();
   for (; left_ < reductions_.size() && held > depth_.bytes; ++left_) {
     reductions_[left_].reduction.wait();
     held -= reductions_[left_].bytes;
@@ -320,13 +336,14 @@ void UnitScheduler::finish_units(bool creates_graph) {
   for (const auto& unit : shards_.units()) {
     UnitState& state = state_of(*unit);
     if (state.again && !creates_graph) state.again = state.keep = false;
-    const bool kept = state.again || (state.keep && !state.in_backward);
+    if (state.in_backward && state.phase != Phase::Sharded) state.stays = state.stays_after_backward;
+    const bool kept = state.again || state.stays || (state.keep && !state.in_backward);
     if (state.running == 0 && !kept) reshard(*unit);
     if (state.again) state.keep = true;
     state.in_backward = false;
     state.readers = 0;
-    if (step_.sync)
-      for (Slot& slot : unit->slots) slot.gradient.resume();
+    for (Slot& slot : unit->slots)
+      if (step_.syncs(slot.owner())) slot.gradient.resume();
     reduce_or_keep(*unit);
   }
 }

@@ -83,6 +83,19 @@ class UnitScheduler {
   void end_slice(Unit& slice) noexcept;
   void slice_gradient_arrived(Unit& slice, at::Tensor gradient);
 
+  // --- what a script asks for, of the units that hold these parameters: units_on_request.cpp
+  void set_stays_after_forward(const std::vector<int64_t>& params, bool stays);
+  void set_stays_if_kept(const std::vector<int64_t>& params, bool stays);
+  void set_stays_after_backward(const std::vector<int64_t>& params, bool stays);
+  void set_gathers_in_backward(const std::vector<int64_t>& params, bool gathers);
+  void unshard(const std::vector<int64_t>& params);  // begins; they stay gathered
+  void await_unsharded(const std::vector<int64_t>& params);
+  void reshard(const std::vector<int64_t>& params) noexcept;  // what is read now is resharded after that
+  // Between passes: reshards the units that stay. `trained`: only those with a parameter that requires a
+  // gradient.
+  void let_go(bool trained) noexcept;
+  bool any_stays() const;
+
   // A parameter with a gradient kept under no_sync that has been neither reduced nor dropped since; null:
   // none.
   Parameter* unreduced() const;
@@ -104,6 +117,7 @@ class UnitScheduler {
   UnitState& state_of(const Unit& unit) { return states_[unit.index]; }
   const UnitState& state_of(const Unit& unit) const { return states_[unit.index]; }
   bool stale(const Unit& unit) const;
+  std::vector<Unit*> units_with(const std::vector<int64_t>& params) const;
   void reshard_after_forward(Call& call, Unit& unit, bool failed);
   void reshard_after_backward(Unit& unit);
   void add_pending(Slot& slot, at::Tensor gradient) const;

@@ -4,10 +4,12 @@
 //   Sharded --unshard--> Unsharding --wait_unshard--> Unsharded --reshard--> Sharded
 // A gathered unit is not resharded after a forward call if another call is using it, if its backward is under
 // way, if it is kept for the backward (SHARD_GRAD_OP, or the last unit of the forward), if it is held from
-// recomputation to backward, or if another call of the same unit is still to come in this forward.
+// recomputation to backward, if another call of the same unit is still to come in this forward, or if the
+// script wants it to stay (Note [Units that stay gathered]).
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "comm/work.hpp"
@@ -31,6 +33,15 @@ struct UnitState {
   bool recomputed = false;  // see Note [Functions that are recomputed]
   Arrivals gradients;
   int64_t reduced = -1;  // the backward in which it was reduced last; see StepState::backwards
+
+  // --- see Note [Units that stay gathered]
+  bool stays = false;    // whatever forward or backward ends, until it is next resharded
+  int64_t version = -1;  // of its parameters, when it was last gathered
+  // What the script has set.
+  std::optional<bool> stays_after_forward;
+  bool stays_if_kept = false;  // until that is set: where the mode keeps it for the backward
+  bool stays_after_backward = false;
+  bool gathers_in_backward = true;
 };
 
 }  // namespace osdp::runtime

@@ -119,6 +119,7 @@ class Parameter {
   // Note [Writes in forward]. Writes through .data do not change the version counter and are not seen.
   bool written() const { return version() != noted_; }
   void note_version() { noted_ = version(); }
+  int64_t version() const { return tensor_.is_inference() ? 0 : static_cast<int64_t>(tensor_._version()); }
   // For whole parameters: that a forward has written to it, ever.
   void note_written_in_forward() { written_in_forward_ = true, note_version(); }
   bool written_in_forward() const { return written_in_forward_; }
@@ -131,6 +132,10 @@ class Parameter {
   // divided by d gives world / d. See Note [Gradients that are scaled] in step/backward.cpp.
   double gradient_scale() const { return gradient_scale_; }
   void set_gradient_scale(double scale) { gradient_scale_ = scale; }
+
+  // Whether backward reduces its gradient; otherwise this rank's own is kept, as under no_sync.
+  bool sync() const { return sync_; }
+  void set_sync(bool sync) { sync_ = sync; }
 
   // In this backward its gradient has been reduced, so the hooks must be called.
   void note_reduced() { reduced_ = true; }
@@ -150,14 +155,13 @@ class Parameter {
   void set_absent(bool absent) { absent_ = absent; }
 
  private:
-  int64_t version() const { return tensor_.is_inference() ? 0 : static_cast<int64_t>(tensor_._version()); }
-
   std::string name_;
   size_t index_;
   at::Tensor tensor_;
   Node accumulator_;
   bool absent_ = false;
   bool reduced_ = false;
+  bool sync_ = true;
   double gradient_scale_ = 1.0;
   bool written_in_forward_ = false;
   std::vector<int64_t> full_sizes_;

@@ -31,6 +31,12 @@ struct Unit {
     for (const Slot& slot : slots) sum += slot.bytes();
     return sum;
   }
+  // Changes with every in-place write to its parameters between steps.
+  int64_t version() const {
+    int64_t sum = 0;
+    for (const Slot& slot : slots) sum += slot.owner().version();
+    return sum;
+  }
   bool frozen_part() const {
     for (const Slot& slot : slots)
       if (!slot.owner().tensor().requires_grad()) return true;

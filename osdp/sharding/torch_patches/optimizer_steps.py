@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -25,6 +26,7 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any
     """`args`: the optimizer and the arguments of `step`. With a closure, which computes the gradients, they
     are checked after it."""
     check_before_step(optimizer)
+    _let_go(optimizer)
     if len(args) > 1 and callable(args[1]):
         return (args[0], _then_refuse(optimizer, args[1]), *args[2:]), kwargs
     if callable(kwargs.get("closure")):
@@ -33,10 +35,23 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any
     return None
 
 
+def _let_go(optimizer: Optimizer) -> None:
+    """Units that stay gathered would be stale: Note [Units that stay gathered]."""
+    for model, sharded in sharded_models():
+        if not sharded.runtime.in_pass and sharded.runtime.any_stays and _steps(optimizer, model):
+            sharded.runtime.let_go()
+
+
+def _steps(optimizer: Optimizer, model: nn.Module) -> bool:
+    stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return any(id(p) in stepped for p in model.parameters())
+
+
 def _then_refuse(optimizer: Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
     @functools.wraps(closure)
     def checked() -> Any:
         loss = closure()
+        _let_go(optimizer)
         _refuse_unreduced(optimizer)
         return loss
 
@@ -48,11 +63,10 @@ def _refuse_unreduced(optimizer: Optimizer) -> None:
         index = sharded.runtime.unreduced()
         if index is None:  # the usual case; parameters are searched only to report an error
             continue
-        stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if any(id(p) in stepped for p in model.parameters()):
+        if _steps(optimizer, model):
             raise ShardingError(
                 f"rank {sharded.runtime.rank}: {type(optimizer).__name__}.step() was called with "
-                "gradients that osdp.no_sync kept and no backward has averaged yet (parameter "
-                f"{sharded.names()[index]!r}): ranks would diverge. Run the last micro-batch's "
+                "gradients that osdp.no_sync or set_requires_gradient_sync(False) kept and no backward has averaged "
+                f"yet (parameter {sharded.names()[index]!r}): ranks would diverge. Run the last micro-batch's "
                 "backward outside of no_sync, then step"
             )

@@ -1,0 +1,112 @@
+"""torch's pipeline schedules over stages that OSDP has sharded: one process's gradients, and how often is sent."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from harness import Member
+from support.pair import close
+from test_fsdp_module import full_gradients
+from torch import distributed as dist
+from torch import nn
+from torch.distributed import pipelining
+from torch.distributed.device_mesh import DeviceMesh
+
+import osdp
+from osdp.sharding.sharded_model import runtime_of
+
+WIDTH, LAYERS, MICRO_BATCHES = 6, 8, 4
+
+
+def whole() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(LAYERS))).double()
+
+
+def loss(out: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (out - target).square().mean()
+
+
+def parts_of(me: Member, number: int, reshard: bool) -> tuple[dict[int, nn.Module], dist.ProcessGroup]:
+    """This rank's stages of `number`, each sharded over the two ranks that have it, and the group of its pipeline."""
+    ranks = dist.get_process_group_ranks(me.group)
+    lines = [dist.new_group([ranks[2 * i], ranks[2 * i + 1]]) for i in range(2)]
+    columns = [dist.new_group([ranks[i], ranks[2 + i]]) for i in range(2)]
+    mesh = DeviceMesh.from_group(columns[me.rank % 2], "cpu")
+    made = {}
+    for stage in range(me.rank % 2, number, 2):
+        size = LAYERS // number
+        part = nn.Sequential(*list(whole())[stage * size : (stage + 1) * size])
+        for layer in part:
+            osdp.fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
+        made[stage] = osdp.fully_shard(part, mesh=mesh, reshard_after_forward=reshard)
+    return made, lines[me.rank // 2]
+
+
+def schedule_of(kind: str, parts: dict[int, nn.Module], number: int, line: dist.ProcessGroup):
+    stages = [
+        pipelining.PipelineStage(part, index, number, torch.device("cpu"), group=line)
+        for index, part in parts.items()
+    ]
+    made = getattr(pipelining, f"Schedule{kind}")
+    several = issubclass(made, pipelining.schedules.PipelineScheduleMulti)
+    return made(stages if several else stages[0], MICRO_BATCHES, loss_fn=loss)
+
+
+def trains(me: Member, kind: str, number: int, reshard: bool, gathered: int) -> None:
+    """`gathered`: gathers of a stage in a step, at most."""
+    parts, line = parts_of(me, number, reshard)
+    schedule = schedule_of(kind, parts, number, line)
+    model = whole()
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, *parts.values())]
+    size = LAYERS // number
+    for step in range(3):
+        torch.manual_seed(step)
+        data, target = (torch.randn(2 * 2 * MICRO_BATCHES, WIDTH, dtype=torch.float64) for _ in range(2))
+        mine = slice(me.rank // 2 * 2 * MICRO_BATCHES, (me.rank // 2 + 1) * 2 * MICRO_BATCHES)
+        before = [runtime_of(part).runtime.statistics() for part in parts.values()]
+        first, last = (data[mine],) if 0 in parts else (), target[mine] if number - 1 in parts else None
+        schedule.step(*first, target=last)
+        loss(model(data), target).backward()
+        wanted = dict(model.named_parameters())
+        for (stage, part), was in zip(parts.items(), before, strict=True):
+            now = runtime_of(part).runtime.statistics()
+            assert runtime_of(part).gathered_bytes() == 0
+            if step:  # the first step runs a micro-batch more, to learn shapes
+                assert now["reductions"] - was["reductions"] == size
+                assert now["gathers"] - was["gathers"] <= gathered
+            for name, gradient in full_gradients(part).items():
+                layer, _, rest = name.partition(".")
+                close(gradient, wanted[f"{stage * size + int(layer)}.{rest}"].grad, 1e-9, f"{stage} {name}")
+        for optimizer in optimizers:
+            optimizer.step(), optimizer.zero_grad()
+
+
+# A stage has LAYERS / number layers. Without resharding after forward each is gathered once a step. With it, for each
+# forward and for backwards that do not find it gathered: FSDP2 gathers 20 times under GPipe.
+@pytest.mark.parametrize(
+    ("kind", "number", "reshard", "gathered"),
+    [
+        ("GPipe", 2, True, 19),
+        ("GPipe", 2, False, 4),
+        ("1F1B", 2, True, 17),
+        ("1F1B", 2, False, 4),
+        ("Interleaved1F1B", 4, True, 6),
+        ("Interleaved1F1B", 4, False, 2),
+    ],
+)
+def test_schedules_train_as_one_process(ranks, kind, number, reshard, gathered):
+    ranks(trains, kind, number, reshard, gathered, world=4)
+
+
+def refused(me: Member, kind: str) -> None:
+    parts, line = parts_of(me, 4, True)
+    schedule = schedule_of(kind, parts, 4, line)
+    data = torch.randn(2 * MICRO_BATCHES, WIDTH, dtype=torch.float64)
+    with pytest.raises(osdp.ShardingError, match=f"Schedule{kind} splits backward"):
+        schedule.step(*(data,) if 0 in parts else (), target=data if 3 in parts else None)
+
+
+@pytest.mark.parametrize("kind", ["InterleavedZeroBubble"])
+def test_schedules_that_split_backward_are_refused_by_name(ranks, kind):
+    ranks(refused, kind, world=4)

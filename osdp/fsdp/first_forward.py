@@ -101,6 +101,11 @@ def is_waiting(model: nn.Module, method: str) -> bool:
     return model in _waiting and method not in _waiting[model].helpers
 
 
+def options_of_wait(model: nn.Module) -> Options | None:
+    """The options of its wrapper, if `model` waits."""
+    return _waiting[model].options if model in _waiting else None
+
+
 def stop_waiting(model: nn.Module) -> Options | None:
     """Cancel the wait: `model` remains as its wrapper sharded it. Returns the options of the wrapper."""
     wait = _waiting.pop(model, None)

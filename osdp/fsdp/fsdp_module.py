@@ -21,7 +21,9 @@ from torch.distributed.fsdp import FSDPModule as TorchFSDPModule
 from torch.distributed.fsdp import UnshardHandle as TorchUnshardHandle
 
 from osdp.base.made_classes import reduced
+from osdp.base.warned import warn
 from osdp.errors import InvalidProblemError, ShardingError
+from osdp.fsdp.new_dtypes import take_new_dtypes
 from osdp.fsdp.pipelining import answer_pipelining, refuse_split_backward
 from osdp.sharding.forward_methods import part_of
 from osdp.sharding.init_after_to_empty import initialise_in_full
@@ -58,6 +60,12 @@ UNSUPPORTED = {
 }
 
 
+_STILL_ROWS = (
+    "unshard() has gathered parameters for the next call; read from the module they are this rank's rows still, unlike with "
+    "FSDP2. To read full ones use osdp.summon_full_params(model); for a gather ahead of a call, unshard(async_op=True)"
+)
+
+
 class UnshardHandle(TorchUnshardHandle):
     """The result of `unshard`; `wait` returns when the gather has finished."""
 
@@ -87,9 +95,11 @@ class FSDPModule(nn.Module):
         return made
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        """The original class's; what stays gathered would be stale."""
+        """The original class's; what stays gathered would be stale, and other dtypes need another runtime."""
         self.reshard()
-        return super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+        super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+        take_new_dtypes(self)
+        return self
 
     def to_empty(self, *, device: Any, recurse: bool = True) -> Any:
         """The original class's. Until the next forward, methods that initialise (`reset_parameters`, `init_weights`, `apply`
@@ -103,7 +113,8 @@ class FSDPModule(nn.Module):
         """Gather the module's unit (not those of sharded parts inside) ahead of its next use, collectively. It stays
         gathered until `reshard`, or until the end of a forward or backward after which it is resharded. Returns, for
         `async_op`, a handle to wait for it. Parameters show this rank's rows as before: read full ones within
-        `osdp.summon_full_params`. Note [Units that stay gathered].
+        `osdp.summon_full_params`, as a warning says that is given without `async_op` between passes. Note [Units that
+        stay gathered].
 
         Raises ShardingError within `osdp.summon_full_params`, and for a pipeline schedule that splits backward.
         """
@@ -111,6 +122,8 @@ class FSDPModule(nn.Module):
         parameters = parameters_of_unit(self)
         for sharded, indices in places_of(parameters):
             sharded.runtime.unshard(indices, not async_op)
+            if not (async_op or sharded.runtime.in_pass):
+                warn(_STILL_ROWS)  # why else would a script wait for it?
         return UnshardHandle(parameters) if async_op else None
 
     def reshard(self) -> None:

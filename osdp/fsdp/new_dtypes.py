@@ -1,0 +1,36 @@
+"""`model.double()`, `.bfloat16()` or `.to(dtype)` after sharding and before the first forward, as FSDP2 takes it.
+
+A runtime's memory, its messages and its hooks on gradients are for one dtype of each parameter. So the model is sharded
+anew, from the rows as they are now: nothing is sent, and parameters stay the same objects. After the first forward an
+optimizer has states of the old dtype, and the next forward refuses the new one.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from osdp.fsdp.first_forward import options_of_wait, wait_for_inputs
+from osdp.fsdp.shard import shard
+from osdp.fsdp.state_dict_types import carry_over
+from osdp.sharding.sharded_model import Sharded, runtime_of, sharded_of
+
+
+def take_new_dtypes(model: nn.Module) -> None:
+    """Collective if `model` is a sharded one that has not been called yet, and its parameters have other dtypes than when
+    they were sharded."""
+    sharded = sharded_of(model)
+    options = options_of_wait(model)
+    if sharded is None or options is None or not _changed(sharded):
+        return
+    before = sharded.runtime
+    shard(model, options, sharded.form)
+    wait_for_inputs(model, options)
+    made = runtime_of(model)
+    carry_over(sharded, made)
+    made.runtime.sync, made.runtime.part = before.sync, before.part
+
+
+def _changed(sharded: Sharded) -> bool:
+    planned = {p.name: p.dtype for o in sharded.plan.description.operators for p in o.parameters}
+    now = zip(sharded.planned, sharded.tree.known, strict=False)
+    return any(planned.get(name, kind) != kind for name, p in now if (kind := str(p.dtype)[6:]))

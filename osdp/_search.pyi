@@ -391,6 +391,7 @@ class Wish:
         objective: typing.SupportsInt | typing.SupportsIndex = 0,
         at_least: typing.SupportsFloat | typing.SupportsIndex = 0.0,
         replay: typing.SupportsFloat | typing.SupportsIndex = 0.0,
+        gap: typing.SupportsFloat | typing.SupportsIndex = 0.005,
         time_limit_s: typing.SupportsFloat | typing.SupportsIndex = 0.0,
         work: typing.SupportsInt | typing.SupportsIndex = 500000000,
         limit_is_of_sum: bool = False,
@@ -413,6 +414,7 @@ class Answer:
         exposed: typing.SupportsFloat | typing.SupportsIndex,
         optimal: bool,
         proven: bool,
+        step_bound_s_per_sample: typing.SupportsFloat | typing.SupportsIndex,
         prices: collections.abc.Sequence[
             tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsFloat | typing.SupportsIndex]
         ],
@@ -446,6 +448,8 @@ class Answer:
     def proven(self) -> bool: ...
     @property
     def smallest_limit_bytes(self) -> int: ...
+    @property
+    def step_bound_s_per_sample(self) -> float: ...
     @property
     def step_ps(self) -> int: ...
     @property
@@ -503,6 +507,10 @@ class Planner:
     def search(self, wish: Wish, progress: typing.Any = None) -> Answer:
         """
         `progress` is called about five times a second with how far the best plan is above its bound, as a share of its time (1: no plan yet).
+        """
+    def step_bound_s_per_sample(self, wish: Wish) -> float:
+        """
+        No plan under the wish's limit has a faster step, per rank and sample; 0: not known.
         """
     def timeline(
         self,

@@ -147,12 +147,33 @@ def _plan_9(old: Document) -> Document:
     return {**old, "hardware": old["hardware"] and _hardware_4(old["hardware"])}
 
 
+def _plan_10(old: Document) -> Document:
+    """what early files lack: a bound on the simulated step, the gap at which a search ends, and which costs the search
+    had"""
+    steps: dict[str, Step] = {
+        "searched": lambda searched: {"gap": 0.0, "cost_version": 6, **searched},
+        "certificate": lambda certificate: {"step_ps": 0, "step_bound_ps": 0, **certificate},
+    }
+    return {name: steps[name](value) if name in steps and value else value for name, value in old.items()}
+
+
 # Kind -> its steps; the first one leads from version 1 to 2.
 STEPS: Mapping[str, tuple[Step, ...]] = {
     "checkpoint": (_checkpoint_1,),
     "description": (_description_1, _description_2),
     "hardware": (_hardware_1, _hardware_2, _hardware_3, _hardware_4),
-    "plan": (_plan_1, _plan_2, _plan_3, _plan_4, _plan_5, _plan_6, _plan_7, _plan_8, _plan_9),
+    "plan": (
+        _plan_1,
+        _plan_2,
+        _plan_3,
+        _plan_4,
+        _plan_5,
+        _plan_6,
+        _plan_7,
+        _plan_8,
+        _plan_9,
+        _plan_10,
+    ),
 }
 
 

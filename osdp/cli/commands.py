@@ -35,6 +35,7 @@ _SEARCH_OPTIONS = (
     "prefetch",
     "separate_reductions",
     "replay",
+    "gap",
 )
 
 

@@ -134,6 +134,12 @@ def _search(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         metavar="FRACTION",
         help="how much the objective of a plan that is faster when simulated may exceed the best; default: 0.5",
     )
+    search.add_argument(
+        "--gap",
+        type=float,
+        metavar="FRACTION",
+        help="the search ends when its plan's simulated step is within this fraction of the bound; default: 0.005",
+    )
     search.add_argument("--objective", choices=OBJECTIVES, help="default: throughput")
     search.add_argument(
         "--at-least", type=float, metavar="SAMPLES/S", help="the throughput to reach, with --objective memory"

@@ -36,6 +36,16 @@ class Certificate:
     # Some plan that keeps the memory limit attains `search_bound_ps`: the optimum was proven, even if
     # `search`'s `replay` selected a different plan.
     proven: bool = False
+    # A step of this plan as simulated, and a lower bound on the simulated step of every plan in the search space that
+    # keeps the plan's memory limit, for as many samples (csrc/search/planner/step_proof.hpp). 0: not proven.
+    step_ps: int = 0
+    step_bound_ps: int = 0
+
+    @property
+    def step_gap(self) -> float | None:
+        """How much faster the simulated step of another plan can be at most, as a fraction of this plan's; None: not
+        proven."""
+        return (self.step_ps - self.step_bound_ps) / self.step_ps if self.step_bound_ps else None
 
     @property
     def gap(self) -> float:

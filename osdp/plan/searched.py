@@ -25,6 +25,7 @@ OBJECTIVES = _search.OBJECTIVES
 #   5: with several micro-batches, the part of a gradient that is added to the sum of the earlier ones.
 #   6: with one micro-batch, under mixed precision, the gradient that completes a NO_SHARD bucket.
 #   7: as 6; the predicted peak is the played step's, without the copies for averaging gradients on top of it.
+#      The simulator counts what a transfer takes from computation exactly, not in thousandths of its time.
 COST_VERSION = _search.COST_VERSION
 
 
@@ -52,6 +53,7 @@ class Searched:
         256 * 2**10
     )  # smaller units are merged with neighbours (osdp.plan.unit_grouping.small_unit_bytes)
     replay: float = 0.5  # by what fraction the objective of a plan chosen by simulation may exceed the best
+    gap: Annotated[float, AtLeast(0)] = 0.005  # of the simulated step and its bound, at which the search ends
     exposed: Annotated[float, AtLeast(0)] = (
         1.0  # how much longer a second of communication makes the objective's step
     )

@@ -121,4 +121,11 @@ def _certificate(problem: SearchProblem, answer: _search.Answer) -> Certificate:
         price_denominator=PRICE_DENOMINATOR,
         optimal=answer.optimal,
         proven=answer.proven,
+        step_ps=answer.played.step_ps if problem.cost == "osdp" else 0,
+        step_bound_ps=step_bound_ps(answer.step_bound_s_per_sample, answer.plan.batch.samples()),
     )
+
+
+def step_bound_ps(s_per_sample: float, samples: int) -> int:
+    """A bound per sample as that of a step of `samples`, rounded down."""
+    return int(s_per_sample * 1e12 * samples)

@@ -63,12 +63,14 @@ def search(
     at_least: float | None = None,
     whole: str | Sequence[str] = (),
     replay: float = 0.5,
+    gap: float = 0.005,
 ) -> Plan:
     """Find the plan with the best throughput whose predicted peak memory per rank is at most `memory`.
 
-    The best plans of several objectives, which weigh communication differently, and of smaller search spaces are
-    simulated event by event (`Plan.simulate`) and improved by local search; the fastest one is returned. docs/search.md
-    states the objective.
+    Steps are simulated event by event (`Plan.simulate`). No plan in the search space has a step that is faster than a
+    bound, which is proven first; the plans that attain it are simulated and improved by local search, and the fastest is
+    returned as soon as its step is within `gap` of the bound. `plan.certificate.step_gap` says how close it is
+    (docs/algorithm.md).
 
     model_or_desc: a model, which is described first with `sample`, or the result of `osdp.describe`.
     sample: example inputs of the model's forward: a tuple of arguments, or a dict of keyword arguments.
@@ -108,6 +110,7 @@ def search(
         parameters, and a pattern that matches one parameter of an operator applies to the whole operator.
     replay: the returned plan's objective may exceed the best by at most this fraction. 0: the objective (with the
         hardware's `exposed_communication`) decides alone.
+    gap: the search ends when its plan's simulated step is within this fraction of the bound. 0: it tries as long as it can.
 
     After `time_limit`, or Ctrl-C, the best plan so far is returned: `plan.certificate.optimal` is False and
     `plan.certificate.gap` says how much faster another plan might be.
@@ -128,6 +131,8 @@ def search(
     if at_least is not None and not 0 < at_least < 1e15:
         raise InvalidProblemError(f"at_least must be a positive number of samples/s, got {at_least}")
     check_time_limit(time_limit)
+    if isinstance(gap, bool) or not 0 <= gap < 1:
+        raise InvalidProblemError(f"gap must be at least 0 and less than 1, got {gap}")
     if isinstance(replay, bool) or not 0 <= replay < 1:
         raise InvalidProblemError(f"replay must be at least 0 and less than 1, got {replay}")
     machine = this_machine(model_or_desc, sample) if hardware == THIS_MACHINE else machine_of(hardware)
@@ -177,6 +182,7 @@ def search(
             time_limit_s=time_limit,
             whole=patterns_of(whole),
             replay=replay,
+            gap=gap,
             exposed=machine.exposed_communication,
         ),
     )

@@ -96,6 +96,7 @@ class SearchProblem:
             objective=OBJECTIVES.index(s.objective),
             at_least=s.at_least or 0.0,
             replay=s.replay,
+            gap=s.gap,
             time_limit_s=s.time_limit_s or 0.0,
             limit_is_of_sum=limit_is_of_sum,
         )

@@ -14,7 +14,7 @@ from osdp.plan.plan import Plan
 from osdp.plan.searched import COST_VERSION, Searched
 from osdp.plan.validation import problems
 from osdp.planning.core_choices import core_plan
-from osdp.planning.plan_builder import plan_of
+from osdp.planning.plan_builder import plan_of, step_bound_ps
 from osdp.planning.search import search_again
 from osdp.planning.search_problem import SearchProblem
 from osdp.planning.search_space import choose_space
@@ -74,6 +74,8 @@ def _check_costs(plan: Plan, c: Certificate, s: Searched, cost_version: int) -> 
     if wrong := _check_certificate(plan, c, problem):
         return wrong
     made = plan_of(problem, _answer(problem, plan, c))
+    if cost_version == COST_VERSION and (wrong := _check_step(plan, c, problem)):
+        return wrong
     but = _PLAYED if cost_version < COST_VERSION else ()
     if plan.predicted is not None and plan.predicted.peak_memory_bytes == c.memory_bytes:
         but += ("predicted.peak_memory_bytes",)  # older predictions contain the sum itself
@@ -125,6 +127,30 @@ def _check_certificate(plan: Plan, c: Certificate, problem: SearchProblem) -> st
     return ""
 
 
+def _check_step(plan: Plan, c: Certificate, problem: SearchProblem) -> str:
+    """The simulated step, and the bound on that of every plan, which is proven again."""
+    assert plan.memory_limit_bytes is not None and plan.searched is not None
+    if problem.cost != "osdp":
+        return "" if c.step_ps == c.step_bound_ps == 0 else "only cost='osdp' has a simulated step"
+    played = problem.planner.play(core_plan(plan)).step_ps
+    if c.step_ps != played:
+        return f"a step takes {played} ps when it is simulated, but the certificate says {c.step_ps}"
+    if c.step_bound_ps == 0:
+        return ""
+    one = {"batch_size": plan.batch_size} if plan.searched.objective == "batch" else {}
+    planner, samples = problem.planner, plan.batch_size * plan.accumulation
+    proven = 0
+    for gap in (
+        plan.searched.gap,
+        plan.searched.gap / 10,
+    ):  # a search that was stopped may have tried other shares
+        wish = problem.changed(gap=gap, **one).wish(plan.memory_limit_bytes)
+        proven = max(proven, step_bound_ps(planner.step_bound_s_per_sample(wish), samples))
+        if c.step_bound_ps <= proven:
+            return ""
+    return f"the bound on a simulated step is {proven} ps, but the certificate says {c.step_bound_ps}"
+
+
 def _answer(problem: SearchProblem, plan: Plan, c: Certificate) -> _search.Answer:
     """The plan's decisions as an answer of the search."""
     assert plan.searched is not None
@@ -139,6 +165,7 @@ def _answer(problem: SearchProblem, plan: Plan, c: Certificate) -> _search.Answe
         exposed=plan.searched.exposed,
         optimal=c.optimal,
         proven=c.proven,
+        step_bound_s_per_sample=0.0,
         prices=[(p.phase, p.numerator / c.price_denominator) for p in c.prices],
         played=problem.planner.play(core) if problem.cost == "osdp" else None,
     )

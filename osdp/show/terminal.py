@@ -217,6 +217,11 @@ def proof_line(plan: Plan) -> str:
     """What the certificate says."""
     c = plan.certificate
     assert c is not None
+    if c.step_gap is not None:
+        return (
+            f"no plan in this search space has a simulated step more than {max(c.step_gap, 0):.2%} faster "
+            "(certificate attached)"
+        )
     if c.optimal:
         return "no plan in this search space is faster under this limit (certificate attached)"
     if c.proven:

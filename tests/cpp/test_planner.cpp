@@ -8,7 +8,6 @@
 #include "random_manner.hpp"
 #include "random_model.hpp"
 #include "search/planner/objectives.hpp"
-#include "search/planner/rivals.hpp"
 #include "search/planner/whole_limit.hpp"
 
 using namespace osdp::search;
@@ -134,36 +133,6 @@ void the_limit_of_the_sum_rises_while_peaks_allow() {
   CHECK_EQ(WholeLimit::smallest(900, 900), 900);
 }
 
-void smaller_spaces_keep_the_places_of_options() {
-  Random dice(9);
-  const Model model = random_model(dice, 20);
-  const Request problem = request(4);
-  bool fewer = false;
-  for (const Rival& rival : kRivals) {
-    const std::optional<Request> smaller = request_of(problem, rival);
-    CHECK(smaller.has_value());
-    for (const Operator& op : model.operators) {
-      const auto few = candidates(op, smaller->device, smaller->space, Recompute::None);
-      const auto all = candidates(op, problem.device, problem.space, Recompute::None);
-      fewer |= few.size() < all.size();
-      for (size_t k = 0; k < few.size(); ++k)
-        CHECK(few[k].mode == all[k].mode && few[k].granularity == all[k].granularity &&
-              few[k].sharded_slices == all[k].sharded_slices && few[k].split == all[k].split);
-    }
-  }
-  CHECK(fewer);
-}
-
-void a_rival_that_would_be_another_one_is_left_out() {
-  Request narrow = request(4);
-  narrow.space.granularities.clear();
-  narrow.recompute = {Recompute::None};
-  CHECK(!request_of(narrow, {.slices = false}));
-  CHECK(!request_of(narrow, {.recomputes = false}));
-  narrow.recompute = {Recompute::Hold};
-  CHECK(!request_of(narrow, {.recomputes = false}));
-}
-
 void the_least_memory_is_the_least() {
   for_random_models(5, [](const Planner& planner, int64_t least, int64_t limit) {
     Wish wish = wish_for(limit);
@@ -256,8 +225,6 @@ int main() {
   what_is_returned_fits_and_plays_no_slower_than_any_objectives_plan();
   a_step_keeps_its_limit_whatever_its_timing_and_fills_it();
   the_limit_of_the_sum_rises_while_peaks_allow();
-  smaller_spaces_keep_the_places_of_options();
-  a_rival_that_would_be_another_one_is_left_out();
   the_least_memory_is_the_least();
   the_largest_batch_is_the_largest();
   a_frontier_only_rises();

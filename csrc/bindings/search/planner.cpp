@@ -47,38 +47,39 @@ std::vector<std::pair<int, double>> price_pairs(const std::vector<RowPrice>& pri
 void bind_answer(py::module_& m) {
   py::class_<Wish>(m, "Wish")
       .def(py::init([](int64_t limit_bytes, std::vector<Batch> batches, size_t objective, double at_least,
-                       double replay, double time_limit_s, int64_t work, bool limit_is_of_sum) {
+                       double replay, double gap, double time_limit_s, int64_t work, bool limit_is_of_sum) {
              if (objective >= kObjectives.size()) throw InvalidProblem("objective: an unknown code");
-             return Wish{limit_bytes,
-                         std::move(batches),
-                         static_cast<Objective>(objective),
-                         at_least,
-                         replay,
-                         time_limit_s,
-                         work,
-                         limit_is_of_sum};
+             Wish wish;
+             wish.limit_bytes = limit_bytes, wish.batches = std::move(batches);
+             wish.objective = static_cast<Objective>(objective), wish.at_least = at_least;
+             wish.replay = replay, wish.gap = gap;
+             wish.time_limit_s = time_limit_s, wish.work = work;
+             wish.limit_is_of_sum = limit_is_of_sum;
+             return wish;
            }),
            py::kw_only(), "limit_bytes"_a, "batches"_a, "objective"_a = 0, "at_least"_a = 0.0,
-           "replay"_a = 0.0, "time_limit_s"_a = 0.0, "work"_a = Wish().work, "limit_is_of_sum"_a = false)
+           "replay"_a = 0.0, "gap"_a = Wish().gap, "time_limit_s"_a = 0.0, "work"_a = Wish().work,
+           "limit_is_of_sum"_a = false)
       .def_readwrite("work", &Wish::work);
   py::class_<Answer>(m, "Answer")
-      .def(
-          py::init([](PlainPlan plan, int64_t step_ps, int64_t peak_bytes, int64_t largest_peak_bytes,
-                      int64_t limit_bytes, int64_t sum_limit_bytes, double exposed, bool optimal, bool proven,
-                      const std::vector<std::pair<int, double>>& prices, std::optional<PlayedStep> played) {
-            Answer a;
-            a.feasible = true, a.optimal = optimal, a.proven = proven;
-            a.plan = std::move(plan);
-            a.step_ps = step_ps, a.peak_bytes = peak_bytes, a.exposed = exposed;
-            a.largest_peak_bytes = largest_peak_bytes;
-            a.limit_bytes = limit_bytes, a.sum_limit_bytes = sum_limit_bytes;
-            for (const auto& [phase, price] : prices) a.prices.push_back({phase, price});
-            if (played) a.played = std::move(*played);
-            return a;
-          }),
-          py::kw_only(), "plan"_a, "step_ps"_a, "peak_bytes"_a, "largest_peak_bytes"_a, "limit_bytes"_a,
-          "sum_limit_bytes"_a, "exposed"_a, "optimal"_a, "proven"_a, "prices"_a, "played"_a,
-          "That of a plan which was found before.")
+      .def(py::init([](PlainPlan plan, int64_t step_ps, int64_t peak_bytes, int64_t largest_peak_bytes,
+                       int64_t limit_bytes, int64_t sum_limit_bytes, double exposed, bool optimal,
+                       bool proven, double step_bound_s_per_sample,
+                       const std::vector<std::pair<int, double>>& prices, std::optional<PlayedStep> played) {
+             Answer a;
+             a.feasible = true, a.optimal = optimal, a.proven = proven;
+             a.step_bound_s_per_sample = step_bound_s_per_sample;
+             a.plan = std::move(plan);
+             a.step_ps = step_ps, a.peak_bytes = peak_bytes, a.exposed = exposed;
+             a.largest_peak_bytes = largest_peak_bytes;
+             a.limit_bytes = limit_bytes, a.sum_limit_bytes = sum_limit_bytes;
+             for (const auto& [phase, price] : prices) a.prices.push_back({phase, price});
+             if (played) a.played = std::move(*played);
+             return a;
+           }),
+           py::kw_only(), "plan"_a, "step_ps"_a, "peak_bytes"_a, "largest_peak_bytes"_a, "limit_bytes"_a,
+           "sum_limit_bytes"_a, "exposed"_a, "optimal"_a, "proven"_a, "step_bound_s_per_sample"_a, "prices"_a,
+           "played"_a, "That of a plan which was found before.")
       .def_readonly("feasible", &Answer::feasible)
       .def_readonly("optimal", &Answer::optimal)
       .def_readonly("proven", &Answer::proven)
@@ -88,6 +89,7 @@ void bind_answer(py::module_& m) {
       .def_readonly("largest_peak_bytes", &Answer::largest_peak_bytes)
       .def_readonly("played", &Answer::played)
       .def_readonly("exposed", &Answer::exposed)
+      .def_readonly("step_bound_s_per_sample", &Answer::step_bound_s_per_sample)
       .def_property_readonly("prices", [](const Answer& a) { return price_pairs(a.prices); })
       .def_readonly("lower_bound_s_per_sample", &Answer::lower_bound_s_per_sample)
       .def_readonly("limit_bytes", &Answer::limit_bytes)
@@ -130,6 +132,12 @@ void bind_searches(py::module_& m) {
           "`progress` is called about five times a second with how far the best plan is above its bound, as "
           "a "
           "share of its time (1: no plan yet).")
+      .def(
+          "step_bound_s_per_sample",
+          [](const Planner& p, const Wish& wish) {
+            return without_gil([&](const Interrupted& ask) { return p.step_bound_s_per_sample(wish, ask); });
+          },
+          "wish"_a, "No plan under the wish's limit has a faster step, per rank and sample; 0: not known.")
       .def(
           "any_plan",
           [](const Planner& p, const Wish& wish) {

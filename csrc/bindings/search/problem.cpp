@@ -74,18 +74,18 @@ void bind_request(py::module_& m) {
                        int64_t bucket_bytes, double slice_overhead_s, int64_t cost_version,
                        std::vector<osdp::Recompute> recompute, int64_t least_transient_bytes, int64_t buffers,
                        bool find_smallest, bool depth_first, bool smallest_first) {
-             return Request{
-                 device,
-                 {paper ? Cost::Paper : Cost::Osdp, std::move(modes), std::move(granularities),
-                  optimizer_bytes_per_parameter_byte, bucket_bytes, slice_overhead_s, cost_version},
-                 0,
-                 {},
-                 std::move(recompute),
-                 least_transient_bytes,
-                 buffers,
-                 find_smallest,
-                 depth_first,
-                 smallest_first};
+             Request r;
+             r.device = device;
+             r.space.cost = paper ? Cost::Paper : Cost::Osdp;
+             r.space.modes = std::move(modes), r.space.granularities = std::move(granularities);
+             r.space.optimizer_bytes_per_parameter_byte = optimizer_bytes_per_parameter_byte;
+             r.space.bucket_bytes = bucket_bytes, r.space.slice_overhead_s = slice_overhead_s;
+             r.space.cost_version = cost_version;
+             r.recompute = std::move(recompute);
+             r.least_transient_bytes = least_transient_bytes, r.buffers = buffers;
+             r.find_smallest = find_smallest;
+             r.depth_first = depth_first, r.smallest_first = smallest_first;
+             return r;
            }),
            py::kw_only(), "device"_a, "paper"_a, "modes"_a, "granularities"_a,
            "optimizer_bytes_per_parameter_byte"_a, "bucket_bytes"_a, "slice_overhead_s"_a, "cost_version"_a,

@@ -103,6 +103,7 @@ void Neighbours::change(Candidacy& plan, bool coarse) {
   if (what < 9 && of_block_.size() > 1) return copy_block(plan, coarse);
   if (open_.empty()) return;
   if (what < 10) return swap(plan);
+  if (what < 12 && !coarse) return set_run(plan);
   set_operators(plan, coarse);
 }
 
@@ -124,6 +125,14 @@ void Neighbours::set_operators(Candidacy& plan, bool coarse) {
   const size_t to = below(whole_[op] > 0 && below(2) == 0 ? whole_[op] : options_[op]);
   for (size_t n = changed.first; n < changed.last; ++n)
     plan.decision.choices[alike[n]] = static_cast<int>(to);
+}
+
+void Neighbours::set_run(Candidacy& plan) {
+  const size_t first = below(open_.size()), last = std::min(open_.size(), first + 2 + below(3));
+  const std::vector<Mode>& modes = rehearsal_.request().space.modes;
+  set(plan,
+      {open_.begin() + static_cast<std::ptrdiff_t>(first), open_.begin() + static_cast<std::ptrdiff_t>(last)},
+      modes[below(modes.size())], false);
 }
 
 void Neighbours::set_blocks(Candidacy& plan, bool coarse) {

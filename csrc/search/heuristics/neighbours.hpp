@@ -23,9 +23,9 @@ class Neighbours {
   const std::vector<Change>& in_order() const { return in_order_; }
 
   // A random move, after which the plan may exceed the limit: an operator, or those at one position of
-  // neighbouring blocks, take another option; blocks take another recomputation, or copy another block
-  // entirely; the batch changes; two operators swap their options. `coarse`: moves of blocks apply to all of
-  // them.
+  // neighbouring blocks, take another option; a few neighbours take one mode; blocks take another
+  // recomputation, or copy another block entirely; the batch changes; two operators swap their options.
+  // `coarse`: moves of blocks apply to all of them.
   void change(Candidacy& plan, bool coarse);
 
   // Reduces memory: one more block is recomputed, or the operators with the largest transient take options
@@ -47,6 +47,7 @@ class Neighbours {
   };
   Range range(size_t length, bool coarse);
   void set_operators(Candidacy& plan, bool coarse);
+  void set_run(Candidacy& plan);  // neighbours in execution order, which may then share a unit
   void set_blocks(Candidacy& plan, bool coarse);
   void copy_block(Candidacy& plan, bool coarse);
   bool set_batch(Candidacy& plan);

@@ -32,9 +32,10 @@ struct Played {
 
 class Polisher {
  public:
-  Polisher(Rehearsal& rehearsal, int64_t plays, const Spare& spare)
+  Polisher(Rehearsal& rehearsal, int64_t plays, const Spare& spare, double enough_ps)
       : rehearsal_(rehearsal),
         spare_(spare),
+        enough_ps_(enough_ps),
         neighbours_(rehearsal),
         last_(rehearsal.plays() + std::max<int64_t>(plays, 1)),
         tries_(kTries * std::max<int64_t>(plays, 1)) {}
@@ -98,7 +99,11 @@ class Polisher {
     sum_limit_ = rehearsal_.peak_bytes(next.plan) + spare(next.plan);
   }
 
-  bool more() const { return rehearsal_.plays() < last_ && tries_ > 0; }
+  bool more() const { return rehearsal_.plays() < last_ && tries_ > 0 && !enough(here_); }
+  bool enough(const Played& played) const {
+    return played.step_ps > 0 && static_cast<double>(played.step_ps) <=
+                                     enough_ps_ * static_cast<double>(played.plan.batch.samples());
+  }
 
   // Simulates each plan only once.
   int64_t step_ps(const Candidacy& plan) {
@@ -235,6 +240,7 @@ class Polisher {
 
   Rehearsal& rehearsal_;
   const Spare& spare_;
+  const double enough_ps_;
   Neighbours neighbours_;
   const int64_t last_;
   int64_t tries_;
@@ -249,9 +255,9 @@ class Polisher {
 
 }  // namespace
 
-Polished polish(Rehearsal& rehearsal, const std::vector<Candidacy>& seeds, int64_t plays,
-                const Spare& spare) {
-  Polisher polisher(rehearsal, plays, spare);
+Polished polish(Rehearsal& rehearsal, const std::vector<Candidacy>& seeds, int64_t plays, const Spare& spare,
+                double enough_ps) {
+  Polisher polisher(rehearsal, plays, spare, enough_ps);
   for (size_t n = 0; n < seeds.size(); ++n) polisher.add(seeds[n], n);
   return polisher.run();
 }

@@ -1,17 +1,14 @@
 // From a model, a machine and a wish to the plan that is returned: plans are searched by the objective, and
-// the best ones are simulated and polished (planner/selection.cpp), under one limit or over many
+// the best ones are simulated and polished (planner/step_search.cpp), under one limit or over many
 // (planner/objectives.cpp).
 //
-// Note [Which objective is proven]
-// The objective is additive so that its optimum can be proven; a step's critical path is not additive. If
-// communication is entirely hidden behind computation, a second of it costs nothing; if computation is hidden
-// behind communication, computation costs nothing. So several objectives are searched that weight a second of
-// communication by different multiples of its measured exposure (Note [Rivals]). Their plans are simulated,
-// and the fastest are polished on the simulator (heuristics/polish.hpp). The final objective is that of the
-// rival whose plan is fastest in simulation; if the polished plan is farther from this objective's optimum
-// than `replay` allows, the objective overweights communication, and the next smaller weight for which the
-// plan is near enough is used. That objective is searched to the end, and the certificate is about it. The
-// certificate's gap is how much worse the plan's objective is than the optimum.
+// Note [What is proven]
+// Two things. Of the simulated step: no plan that fits is faster than Answer::step_bound_s_per_sample
+// (planner/step_proof.hpp), and the search ends when its plan is within Wish::gap of that
+// (planner/step_search.hpp). Of an objective, the time of a step as a sum over operators with a weight for
+// communication, whose optimum is proven exactly and can be checked from multipliers alone: the certificate
+// says how far the plan is from it. The weight is the machine's, or a smaller one where the plan would be
+// farther than Wish::replay from the optimum.
 //
 // Note [The same plan on every rank]
 // If every rank runs the search itself, all must find the same plan. A clock would stop their searches at
@@ -39,6 +36,7 @@ struct Wish {
   Objective objective = Objective::Throughput;
   double at_least = 0;         // Memory: samples per second over all ranks
   double replay = 0;           // largest gap of the plan's objective, as a fraction; 0: no plan is simulated
+  double gap = 0.005;          // the search ends when its plan's step is within this fraction of the bound
   double time_limit_s = 0;     // for everything; 0: steps are counted, or kDefaultTimeLimitS
   int64_t work = 500'000'000;  // steps of one search: Note [The same plan on every rank]
   bool limit_is_of_sum = false;          // the limit applies to Answer::peak_bytes alone
@@ -57,6 +55,7 @@ struct Answer {
   double exposed = 1;            // Device::exposed of the objective
   std::vector<RowPrice> prices;  // prices of memory
   double lower_bound_s_per_sample = 0;  // per rank, of the objective
+  double step_bound_s_per_sample = 0;   // per rank, of the simulated step of every plan that fits; 0: none
   int64_t limit_bytes = 0;              // limit of the search
   int64_t sum_limit_bytes = 0;       // limit of peak_bytes to which the proof refers: Note [The whole limit]
   int64_t smallest_limit_bytes = 0;  // if infeasible: a feasible limit; 0: not known
@@ -99,6 +98,9 @@ class Planner {
   // each answer is the fastest so far in simulation. Infeasible limits are left out.
   std::vector<Answer> frontier(const Wish& wish, const std::vector<int64_t>& limits,
                                const Interrupted& interrupted = {}) const;
+  // A lower bound, per rank and sample, on the simulated step of every plan that fits the wish's limit; 0
+  // with Cost::Paper, for one rank, or if nothing fits.
+  double step_bound_s_per_sample(const Wish& wish, const Interrupted& interrupted = {}) const;
   UsefulLimits useful_limits(const Wish& wish, const Interrupted& interrupted = {}) const;
 
  private:

@@ -1,24 +1,21 @@
 #include "search/planner/selection.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <memory>
+#include <stdexcept>
 
-#include "search/heuristics/polish.hpp"
-#include "search/planner/rivals.hpp"
+#include "search/heuristics/rehearsal.hpp"
+#include "search/planner/step_search.hpp"
 
 namespace osdp::search {
 namespace {
 
-constexpr double kCoarseGap = 0.003;         // rivals' searches end at this gap
-constexpr int64_t kCoarseWork = 50'000'000;  // steps of each rival's search
-constexpr size_t kBeside = 2;                // runners-up of each search that are simulated
-constexpr int kMostRaises = 6;               // of the limit of the sum: Note [The whole limit]
-constexpr size_t kPolished = 6;              // number of plans that are polished
-constexpr size_t kOverLimit = 3;             // number of plans over the limit that polishing changes
-// Limits of polishing: the number of operators over all simulated steps, and the number of steps.
-constexpr int64_t kPlayedOperators = 160'000, kFewestPlays = 32, kMostPlays = 3200;
-constexpr double kOvertime = 0.05;  // fraction of the time granted to polishing if the searches took all
+constexpr int kMostRaises = 6;  // of the limit of the sum: Note [The whole limit]
+// Weights of communication whose objective may be proven, as multiples of the machine's: the first whose
+// optimum the plan is near enough to.
+constexpr double kWeights[] = {1, 0.3, 0.1, 0.03, 0.01, 0};
 
 Found found_of(const Schedule& s) {
   return {s.batch, s.transient_bytes, s.decision, s.step_ps, s.peak_bytes};
@@ -26,11 +23,9 @@ Found found_of(const Schedule& s) {
 
 Candidacy candidacy(const Found& found) { return {found.batch, found.decision}; }
 
-// A plan with its simulated step; plan.step_ps is the objective with the weight of communication `exposed`.
+// A plan with its simulated step; plan.step_ps is the objective.
 struct Seed {
   Found plan;
-  double exposed = 1;
-  size_t of = 0;  // index of the search that found it
   PlayedStep played;
 
   bool faster_than(const Seed& other) const {
@@ -52,30 +47,12 @@ class Selection {
       : searches_(searches), problem_(problem), limit_(limit) {}
 
   Answer run() {
-    if (problem_.paper() || searches_.wish().replay <= 0 || problem_.device.ranks == 1 || !search_rivals())
-      return by_objective();
-    std::vector<Found> plans = fastest(seeds_, kPolished);
-    const Seed& first = seeds_.front();
-    std::vector<double> weights{first.exposed};
-    if (!searches_.interrupted() && searches_.left_s() > -kOvertime * searches_.limit_s()) {
-      std::vector<Found> all = plans;
-      for (const Found& over : fastest(over_limit_, kOverLimit)) all.push_back(over);
-      plans.insert(plans.begin(), polished(player(first.exposed), all));
-      weights = near_weights(plans.front());
-    }
-    // The proof covers all plans whose sum is at most that of the fastest.
-    const int64_t sum_limit = std::max(problem_.limit_bytes, plans.front().peak_bytes);
-    for (const double exposed : weights) {
-      if (searches_.interrupted()) break;
-      const Proof proof{searches_.run(problem_at(exposed, sum_limit)), sum_limit};
-      if (!proof.schedule.feasible) break;
-      const Found best = found_of(proof.schedule);
-      if (exposed == weights.back() || near(weighed(plans.front(), exposed), best, searches_.wish().replay))
-        return fastest_near(player(exposed), proof, best, plans);
-    }
-    Proof proof = found_[first.of];
-    proof.schedule.optimal = false;
-    return fastest_near(player(first.exposed), proof, first.plan, plans);
+    if (problem_.paper() || searches_.wish().replay <= 0 || problem_.device.ranks == 1) return by_objective();
+    const SteppedPlan fastest = search_step(searches_, problem_, limit_);
+    if (!fastest.found) return by_objective();
+    Answer a = proven(fastest.plan);
+    a.step_bound_s_per_sample = fastest.lower_bound_s_per_sample;
+    return a;
   }
 
   // The optimal plan by the objective.
@@ -102,10 +79,28 @@ class Selection {
     } else {
       played = own.play(candidacy(plan));
     }
-    return answer(own, kept, {plan, problem_.device.exposed, 0, played}, kept.schedule.optimal);
+    return answer(own, kept, {plan, played}, kept.schedule.optimal);
   }
 
  private:
+  // The plan, or the objective's optimum if that is faster, with the proof of the objective.
+  Answer proven(Found plan) {
+    const int64_t sum_limit = std::max(problem_.limit_bytes, plan.peak_bytes);
+    const double own = problem_.device.exposed;
+    for (const double weight : kWeights) {
+      const double exposed = weight == 1 ? own : (own > 0 ? own : 1) * weight;
+      plan.step_ps = player(exposed).objective_ps(candidacy(plan));
+      Proof proof{searches_.run(problem_at(exposed, sum_limit)), sum_limit};
+      if (!proof.schedule.feasible) {  // interrupted before the first plan
+        return fastest_near(player(exposed), proof, plan, plan);
+      }
+      const Found best = found_of(proof.schedule);
+      if (weight == kWeights[std::size(kWeights) - 1] || near(plan, best, searches_.wish().replay))
+        return fastest_near(player(exposed), proof, best, plan);
+    }
+    throw std::logic_error("select_plan: no weight is the last");
+  }
+
   struct Player {
     Request request;
     Rehearsal rehearsal;
@@ -140,118 +135,20 @@ class Selection {
     return known->rehearsal;
   }
 
-  // False if no plan was found whose step keeps the limit.
-  bool search_rivals() {
-    for (const Rival& rival : kRivals) {
-      std::optional<Request> request = request_of(problem_, rival);
-      if (!request) continue;
-      request->find_smallest = false;
-      SumLimits sum_limits(limit_, request->limit_bytes, rival.of_limit < 1 ? 0 : kMostRaises);
-      for (bool again = true; again;) {
-        request->limit_bytes = sum_limits.now_bytes();
-        Schedule s = searches_.run(*request, kCoarseGap, kCoarseWork);
-        if (!s.feasible) {
-          if (found_.empty()) return false;
-          break;
-        }
-        const int64_t spare = add_seeds(s, request->device.exposed);
-        if (!rival.whole_problem()) s.lower_bound_s_per_sample = 0;
-        found_.push_back({std::move(s), request->limit_bytes});
-        if (searches_.over()) return !seeds_.empty();
-        again = sum_limits.next(spare);
-      }
-    }
-    return !seeds_.empty();
-  }
-
-  // Sorts `seeds` by the simulated step and returns the first distinct plans, `most` of them at most.
-  static std::vector<Found> fastest(std::vector<Seed>& seeds, size_t most) {
-    std::stable_sort(seeds.begin(), seeds.end(),
-                     [](const Seed& a, const Seed& b) { return a.faster_than(b); });
-    std::vector<Found> plans;
-    for (const Seed& seed : seeds) {
-      const auto same = [&](const Found& plan) {
-        return plan.batch == seed.plan.batch && plan.decision == seed.plan.decision;
-      };
-      if (plans.size() < most && std::none_of(plans.begin(), plans.end(), same)) plans.push_back(seed.plan);
-    }
-    return plans;
-  }
-
   // See WholeLimit.
   int64_t spare(Rehearsal& own, const Found& plan) const {
     return limit_.spare(plan.peak_bytes, own.largest_peak_bytes(candidacy(plan), plan.peak_bytes));
   }
 
-  // Adds a rival's plans, evaluated as plans of the problem with the rival's weight of communication. Returns
-  // the memory that its best one leaves.
-  int64_t add_seeds(const Schedule& s, double exposed) {
-    Rehearsal& own = player(exposed);
-    const auto add = [&](Found plan) {
-      const Candidacy decided = candidacy(plan);
-      plan.step_ps = own.objective_ps(decided), plan.peak_bytes = own.peak_bytes(decided);
-      const int64_t left = spare(own, plan);
-      (left >= 0 ? seeds_ : over_limit_).push_back({plan, exposed, found_.size(), own.play(decided)});
-      return left;
-    };
-    const int64_t left = add(found_of(s));
-    for (size_t k = 0; k < std::min(kBeside, s.runners_up.size()); ++k) add(s.runners_up[k]);
-    return left;
-  }
-
-  Found polished(Rehearsal& own, const std::vector<Found>& plans) const {
-    const auto operators = static_cast<int64_t>(own.model().operators.size());
-    const int64_t plays =
-        std::clamp(kPlayedOperators / std::max<int64_t>(1, operators), kFewestPlays, kMostPlays);
-    std::vector<Candidacy> seeds;
-    for (const Found& plan : plans) seeds.push_back(candidacy(plan));
-    const auto left = [&](const Candidacy& plan) {
-      const int64_t sum = own.peak_bytes(plan);
-      return limit_.spare(sum, own.largest_peak_bytes(plan, sum));
-    };
-    return polish(own, seeds, plays, left).plan;
-  }
-
-  // The plan with its objective for another weight of communication.
-  Found weighed(Found plan, double exposed) {
-    plan.step_ps = player(exposed).objective_ps(candidacy(plan));
-    return plan;
-  }
-
-  // The first seed's weight of communication and the smaller ones, descending, for which the objective of
-  // `plan` is near enough to that of all seeds; not empty.
-  std::vector<double> near_weights(const Found& plan) {
-    std::map<double, Found, std::greater<>> best;
-    for (const Seed& seed : seeds_) {
-      const auto [at, fresh] = best.try_emplace(seed.exposed, seed.plan);
-      if (!fresh && seed.plan.faster_than(at->second)) at->second = seed.plan;
-    }
-    std::vector<double> weights;
-    for (const auto& [exposed, least] : best) {
-      if (exposed <= seeds_.front().exposed && near(weighed(plan, exposed), least, searches_.wish().replay))
-        weights.push_back(exposed);
-    }
-    if (weights.empty()) weights.push_back(seeds_.front().exposed);
-    return weights;
-  }
-
-  // The fastest in simulation of `plans`, whose steps keep the limit, and `best`, the optimum of `proof`,
-  // among those near `best` and within the proof's limit of the sum. `own` evaluates the same objective. If
-  // the step of `best` does not keep the limit, it is returned only if there is no other plan.
-  Answer fastest_near(Rehearsal& own, const Proof& proof, const Found& best,
-                      const std::vector<Found>& plans) const {
-    Seed fastest{best, 0, 0, own.play(candidacy(best))};
+  // `plan`, whose step keeps the limit, or `best`, the optimum of `proof`, if that keeps it and is faster in
+  // simulation, or if `plan` is not near enough to it. `own` evaluates the same objective.
+  Answer fastest_near(Rehearsal& own, const Proof& proof, const Found& best, const Found& plan) const {
     const bool best_keeps = spare(own, best) >= 0;
-    bool optimal = proof.schedule.optimal, any = best_keeps;
-    for (const Found& plan : plans) {
-      if (plan.peak_bytes > proof.sum_limit_bytes) continue;
-      Seed seed{plan, 0, 0, own.play(candidacy(plan))};
-      seed.plan.step_ps = own.objective_ps(candidacy(plan));
-      if (any && (!seed.faster_than(fastest) || !near(seed.plan, best, searches_.wish().replay))) continue;
-      optimal = proof.schedule.optimal && !best.faster_than(seed.plan);
-      any = true;
-      fastest = seed;
-    }
+    const Seed optimum{best, own.play(candidacy(best))};
+    Seed fastest{plan, own.play(candidacy(plan))};
+    if (best_keeps && (!fastest.faster_than(optimum) || !near(plan, best, searches_.wish().replay)))
+      fastest = optimum;
+    const bool optimal = proof.schedule.optimal && !best.faster_than(fastest.plan);
     Answer a = answer(own, proof, fastest, optimal);
     a.proven = proof.schedule.optimal && best_keeps;
     return a;
@@ -275,8 +172,6 @@ class Selection {
   const Request problem_;
   const WholeLimit& limit_;
   std::map<double, std::unique_ptr<Player>> players_;  // by weight of communication
-  std::vector<Proof> found_;                           // of the rivals that found a plan
-  std::vector<Seed> seeds_, over_limit_;               // by whether their step keeps the limit
 };
 
 }  // namespace

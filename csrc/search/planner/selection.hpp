@@ -1,4 +1,4 @@
-// From the searches of several objectives to the plan that is returned.
+// From the plan with the fastest simulated step to the answer, with the proof of an objective.
 // See Note [Which objective is proven] in planner/planner.hpp.
 #pragma once
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "search/problem/problem.hpp"
+#include "search/problem/step_bound.hpp"
 #include "search/problem/validate.hpp"
 
 namespace osdp::search {
@@ -171,6 +172,21 @@ class Pricer {
                                    "operator", op_.name);
     }
     if (space_.cost_version < 3) c.own_bytes = c.whole_gradient_bytes;
+    if (space_.shares && !paper()) c.communication_ps = step_bound_ps(op_, device_, space_, recompute_, c);
+    return space_.certain_memory ? certain(c) : c;
+  }
+
+  // Only what is in memory whatever the timing: no gradient that autograd sums over several calls, and the
+  // operator's own unit or slice, which is gathered while its backward runs.
+  Candidate certain(Candidate c) const {
+    c.transient_bytes = 0;
+    const bool sharded = traits(c.mode).sharded, split = c.granularity > 1, kept = traits(c.mode).kept;
+    c.gathered_bytes = kept ? compute_bytes_ : 0;
+    if (split) {
+      c.own_bytes += op_.tensors[op_.split_tensor].compute_bytes() / c.granularity;
+    } else if (sharded && !kept && (recompute_ != Recompute::Hold || c.held_bytes == 0)) {
+      c.own_bytes += compute_bytes_;
+    }
     return c;
   }
 

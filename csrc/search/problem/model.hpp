@@ -25,6 +25,24 @@ struct Tensor {
   }
 };
 
+// What an operator's place in the step decides, whatever the plan: read by the step bound alone
+// (Note [Step bound] in problem/step_bound.hpp), and set by the planner (planner/step_positions.hpp).
+struct StepPosition {
+  // The part of a latency that each of its collectives has at least, in parts of kLatency: 1 if no unit holds
+  // it and another operator like it; of small operators, which share units, their part of the largest unit.
+  static constexpr int64_t kLatency = int64_t{1} << 30;
+  int64_t latency = 0;
+  int64_t forward_gathers = 1;  // the fewest in a forward, if it is not kept gathered
+  bool gathered_again = true;   // its recomputation gathers it once more
+  bool end_unknown = false;     // whether it ends forward does not follow from its option
+  bool first = false;           // nothing computes before it in forward, or after it in backward
+  // The unit that is gathered last in forward stays gathered: the bytes of that gather, which backward does
+  // without, if this operator is sharded, and how much more may be saved if it is replicated.
+  int64_t ends_forward_bytes = 0, lets_end_bytes = 0;
+  int64_t ends_forward_gathers = 0, lets_end_gathers = 0;
+  bool operator==(const StepPosition&) const = default;
+};
+
 struct Operator {
   std::string name;
   std::vector<Tensor> tensors;                // empty: only compute time and activations count
@@ -37,6 +55,7 @@ struct Operator {
   int64_t work_bytes_per_sample = 0, work_bytes_fixed = 0;  // see Note [Work]
   double compute_s_per_sample = 0, compute_s_fixed = 0;     // forward and backward
   double recompute_s_per_sample = 0;                        // forward
+  StepPosition position;
 };
 
 // Tensors up to this size are packed into a flat copy for communication (csrc/comm/packing.hpp: kSmallBytes).

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "modes.hpp"
@@ -29,6 +30,7 @@ struct Device {
   double exposed = 1;        // seconds added to the step by each second of communication
   double optimizer_s_per_byte = 0;
   double recompute_slowdown = 1;  // time of a recomputed forward divided by that of the first
+  double stolen = 0;  // seconds of computation lost per second of transfer beside it: simulate/simulate.hpp
 };
 
 // Note [Versions of the costs]
@@ -36,6 +38,7 @@ struct Device {
 // older versions can still be computed to verify them (osdp/plan/searched.py says what each version counts).
 // Each version differs from the current one in its own line and in those above it:
 //   6: the predicted peak contained the copies for averaging gradients once more than the played step.
+//      And the simulator dropped what a transfer steals below a thousandth of its time.
 //   5: with one micro-batch, the gradient that completes a bucket under mixed precision did not count.
 //   4: with several micro-batches, nothing was added for the accumulated sum.
 //   3: on accelerators the reserve had one unit less.
@@ -44,6 +47,14 @@ struct Device {
 //   1: copies of mixed precision did not count, nor did parameters that one module reads several times; tied
 //      parameters were no transient.
 inline constexpr int64_t kCostVersion = 7;
+
+// Shares of the compute form in the bounds of forward and of backward, in 1024ths; the rest is that of the
+// lane form. Note [Step bound] in problem/step_bound.hpp.
+struct StepShares {
+  static constexpr int64_t kWhole = 1024;
+  int64_t forward = kWhole, backward = kWhole;
+  bool operator==(const StepShares&) const = default;
+};
 
 // The search space, and properties of the training step.
 struct Space {
@@ -54,6 +65,10 @@ struct Space {
   int64_t bucket_bytes = int64_t{4} << 20;         // NO_SHARD gradients reduced together
   double slice_overhead_s = 0;  // of each slice after the first of a split operator, per step
   int64_t cost_version = kCostVersion;
+  std::optional<StepShares> shares;  // the objective is the step bound with these shares
+  bool every_latency = false;        // with shares: each operator has a latency of its own; then not a bound
+  bool certain_memory = false;       // phases hold what is in memory in them whatever the timing
+  bool separate_reductions = false;  // reductions have a lane of their own
 };
 
 // The micro-batch size per rank and the number of micro-batches in one step.

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "search/problem/problem.hpp"
+#include "search/problem/step_bound.hpp"
 
 namespace osdp::search {
 namespace {
@@ -13,8 +14,8 @@ int64_t narrow(int128 v) {
   return static_cast<int64_t>(v);
 }
 
-// Everything that determines an operator's costs, independent of its position.
-std::vector<int64_t> signature(const Operator& op) {
+// Everything that determines an operator's costs; with `positions` also what its place in the step decides.
+std::vector<int64_t> signature(const Operator& op, bool positions) {
   std::vector<int64_t> key{op.split_tensor,
                            op.out_features,
                            op.in_features,
@@ -25,6 +26,12 @@ std::vector<int64_t> signature(const Operator& op) {
                            op.work_bytes_per_sample,
                            op.work_bytes_fixed,
                            picoseconds(op.recompute_s_per_sample, "operator", op.name)};
+  if (positions) {
+    const StepPosition& at = op.position;
+    key.insert(key.end(),
+               {at.latency, at.forward_gathers, at.gathered_again, at.end_unknown, at.first,
+                at.ends_forward_bytes, at.lets_end_bytes, at.ends_forward_gathers, at.lets_end_gathers});
+  }
   for (const Tensor& t : op.tensors) {
     key.insert(key.end(),
                {t.rows, t.row_bytes, t.trainable, t.shardable, t.compute_row_bytes, t.reduce_row_bytes});
@@ -55,6 +62,7 @@ Kind make_kind(const Model& model, const Request& request, const std::vector<int
     }
     recompute += recompute_ps(op, request.device);
   }
+  if (request.space.shares) recompute = recompute * request.space.shares->backward / StepShares::kWhole;
   kind.recompute_ps_per_sample = narrow(recompute);
   return kind;
 }
@@ -119,7 +127,10 @@ void check_totals(Kinds& found, const Request& request) {
 
 }  // namespace
 
-int64_t Linear::operator()(int64_t b) const { return narrow(static_cast<int128>(b) * per_sample + fixed); }
+int64_t Linear::operator()(int64_t b) const {
+  const int128 v = static_cast<int128>(b) * per_sample + fixed;
+  return v < 0 && v >= -kLargestSum ? static_cast<int64_t>(v) : narrow(v);
+}
 
 Kinds find_kinds(const Model& model, const Request& request) {
   Kinds found;
@@ -146,7 +157,7 @@ Kinds find_kinds(const Model& model, const Request& request) {
     auto& key = keys.emplace_back();
     key = {block >= 0, block >= 0 ? model.blocks[block].input_bytes_per_sample : 0};
     for (int i : operators) {
-      const auto one = signature(model.operators[i]);
+      const auto one = signature(model.operators[i], request.space.shares.has_value());
       key.push_back(static_cast<int64_t>(one.size()));
       key.insert(key.end(), one.begin(), one.end());
     }
@@ -163,7 +174,10 @@ Kinds find_kinds(const Model& model, const Request& request) {
     if (block >= 0) kind.blocks.push_back(block);
   }
   found.compute_ps = {narrow(compute_fixed), narrow(compute)};
-  if (!request.paper()) {
+  if (request.space.shares) found.compute_ps = step_bound_compute(model, request);
+  if (request.space.certain_memory) {
+    found.held[0] = found.held[1] = {model.buffer_bytes, model.input_bytes_per_sample};
+  } else if (!request.paper()) {
     for (const bool accumulates : {false, true}) {
       const int128 averaging = averaging_bytes(model.operators, request.device, request.space, accumulates);
       found.held[accumulates] = {narrow(model.buffer_bytes + averaging), model.input_bytes_per_sample};

@@ -35,7 +35,7 @@ struct Kind {
 struct Kinds {
   std::vector<Kind> kinds;  // in an order that does not depend on the order of operators
   // Independent of all choices.
-  Linear compute_ps;  // of one micro-batch
+  Linear compute_ps;  // of one micro-batch; may be negative in the step bound, which subtracts its shifts
   // In every phase: the model's input and buffers, and averaging (Note [Averaging]); index 1: with several
   // micro-batches.
   Linear held[2];

@@ -62,7 +62,7 @@ class Player {
     Link link = Link::InsideHost;
     int64_t busy_permille = 0;    // fraction of its time alone in which its link is busy
     int64_t beside_permille = 0;  // its time beside computation over its time alone
-    int64_t stolen_permille = 0;  // computation time taken per time alone
+    int64_t stolen = 0;           // computation time taken per time alone, in parts of kWhole
     bool running = false;
   };
   struct Lane {
@@ -197,11 +197,13 @@ class Player {
     }
     // Latency is a wait and takes nothing from computation. A task lasts at least as long as the computation
     // time it takes.
-    const int64_t stolen = static_cast<int64_t>(static_cast<int128>(stolen_permille_) * time.transfer_ps /
-                                                std::max<int64_t>(time.alone_ps, 1));
+    const auto stolen =
+        static_cast<int64_t>(scaled_up(static_cast<int128>(stolen_permille_) * (kWhole / 1000),
+                                       time.transfer_ps, std::max<int64_t>(time.alone_ps, 1)));
     lane.tasks.push_back({event, begins_bytes, ends_bytes, copied_bytes, time.alone_ps, time.link,
                           permille(time.transfer_ps, time.alone_ps),
-                          std::max(permille(time.beside_ps, time.alone_ps), stolen), stolen});
+                          std::max(permille(time.beside_ps, time.alone_ps), permille(stolen, kWhole)),
+                          stolen});
   }
 
   void begin_communication() {
@@ -262,7 +264,7 @@ class Player {
       if (lanes_[l].idle()) continue;
       const Task& task = lanes_[l].current();
       slow[l] = slowdown(task);
-      share -= scaled_up(task.stolen_permille, kWhole, slow[l]);
+      share -= scaled_up(task.stolen, 1000, slow[l]);
       ends[l] = scaled_up(task.left_ps, slow[l], 1000);
       passed = passed < 0 ? ends[l] : std::min(passed, ends[l]);
     }

@@ -126,11 +126,11 @@ def test_upgrade_rewrites_a_file_in_place_and_says_what_changed(tmp_path: Path, 
         "added description.operators[].work_bytes_per_sample, added description.operators[].work_bytes_fixed, "
         "added description.output_bytes_per_sample, added separate_reductions"
     )
-    assert said == f"{path}: plan, version 1 to 10: {added}\n"
-    assert json.loads(path.read_text())["version"] == 10
+    assert said == f"{path}: plan, version 1 to 11: {added}\n"
+    assert json.loads(path.read_text())["version"] == 11
     assert Plan.load(path) == before and stat.S_IMODE(path.stat().st_mode) == 0o640
     assert main(["upgrade", str(path)]) == 0
-    assert capsys.readouterr().out == f"{path}: plan, version 10: up to date\n"
+    assert capsys.readouterr().out == f"{path}: plan, version 11: up to date\n"
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
 
 

@@ -75,15 +75,15 @@ def test_a_plan_far_from_the_optimum_is_judged_by_less_communication() -> None:
     for plan in plans:
         assert verify(plan) == "" and verify(plan, search=True) == ""
         assert plan.certificate.gap <= plan.searched.replay
-        assert plan.choices == plans[0].choices and plan.recompute == plans[0].recompute
+        assert plan.predicted.throughput >= plans[0].predicted.throughput * (1 - plan.searched.gap)
     shares = [plan.searched.exposed for plan in plans]
     assert shares[0] > shares[1] > shares[2]
     assert plans[0].predicted.throughput > 1.1 * searched(hardware, "17MiB", replay=0).predicted.throughput
 
 
-def test_the_objective_is_the_one_whose_plan_plays_best() -> None:
+def test_what_is_returned_is_faster_than_the_objectives_optimum() -> None:
     plan = searched(HIDING)
-    assert plan.searched.exposed != HIDING.exposed_communication
+    assert plan.certificate.step_gap is not None and 0 <= plan.certificate.step_gap < 1
     assert plan.predicted.throughput > searched(HIDING, replay=0).predicted.throughput * 1.01
 
 

@@ -36,6 +36,7 @@ STATED = (
     "by `search=True`"
 )
 PROOF = "proves `lower_bound_ps`: other prices that prove the same bound are accepted"
+BOUND = "a lower bound, which is proven again: a larger one is noticed, and a smaller one holds as well"
 NOTHING = {
     "a name": (
         "description.name",
@@ -60,6 +61,7 @@ NOTHING = {
         "searched.time_limit_s",
         "searched.small_unit_bytes",
         "searched.replay",
+        "searched.gap",
         "searched.method",
     ),
     "a default of `osdp.search`, which the plan states itself": (
@@ -133,6 +135,7 @@ INPUTS = (
     "searched.exposed",
     "searched.cost_version",
 )
+BOUNDS = ("certificate.step_bound_ps",)
 STATEMENTS = ("certificate.search_bound_ps", "certificate.proven")
 PROOFS = ("certificate.prices[].phase", "certificate.prices[].numerator", "certificate.price_denominator")
 
@@ -161,7 +164,7 @@ def why_of(field: str) -> str:
     for why, names in NOTHING.items():
         if field in names:
             return f"no claim: {why}"
-    known = {INPUT: INPUTS, PROOF: PROOFS, STATED: STATEMENTS}
+    known = {INPUT: INPUTS, PROOF: PROOFS, STATED: STATEMENTS, BOUND: BOUNDS}
     return next((why for why, names in known.items() if field in names), CHECKED)
 
 
@@ -354,7 +357,7 @@ def test_every_change_of_a_plan_is_noticed_or_known_to_claim_nothing():
         why = why_of(field) if field in everything else INPUT  # of what holds others
         if why == CHECKED and missed:
             wrong.append(f"{field}: not noticed: {missed[0]}")
-        elif why in (INPUT, PROOF, STATED) and len(missed) == len(changes):
+        elif why in (INPUT, PROOF, STATED, BOUND) and len(missed) == len(changes):
             wrong.append(f"{field}: never noticed")
     assert not wrong, "\n".join(wrong)
 
@@ -362,7 +365,9 @@ def test_every_change_of_a_plan_is_noticed_or_known_to_claim_nothing():
 def as_if_stopped(plan: Plan) -> Plan:
     """What a search says that was stopped when it had found this plan."""
     c = plan.certificate
-    known = dataclasses.replace(c, search_bound_ps=c.lower_bound_ps // 2, optimal=False, proven=False)
+    known = dataclasses.replace(
+        c, search_bound_ps=c.lower_bound_ps // 2, optimal=False, proven=False, step_bound_ps=0
+    )
     return dataclasses.replace(plan, certificate=known)
 
 
@@ -394,8 +399,24 @@ def test_a_limit_that_the_proof_does_not_cover(name):
         assert "fewer than" in osdp.verify(dataclasses.replace(plan, memory_limit_bytes=limit))
         stopped = dataclasses.replace(as_if_stopped(plan), memory_limit_bytes=limit)
         assert osdp.verify(stopped) == ""  # its proof is of no limit
-    within = dataclasses.replace(plan, memory_limit_bytes=plan.certificate.limit_bytes)
-    assert osdp.verify(within) == ""  # and so it is of these
+    # And so it is of these; the bound on the simulated step is of plans that keep the limit itself.
+    c = dataclasses.replace(plan.certificate, step_bound_ps=0)
+    within = dataclasses.replace(plan, memory_limit_bytes=c.limit_bytes, certificate=c)
+    assert osdp.verify(within) == ""
+
+
+def test_a_bound_on_the_simulated_step_that_does_not_hold() -> None:
+    plan = plans()["replayed"]
+    c = plan.certificate
+    assert 0 < c.step_bound_ps <= c.step_ps and c.step_gap == (c.step_ps - c.step_bound_ps) / c.step_ps
+    for changed, said in (
+        ({"step_bound_ps": c.step_bound_ps + 1}, "the bound on a simulated step"),
+        ({"step_bound_ps": c.step_bound_ps // 2}, ""),
+        ({"step_ps": c.step_ps - 1}, "when it is simulated"),
+    ):
+        assert said in osdp.verify(dataclasses.replace(plan, certificate=dataclasses.replace(c, **changed)))
+    more = dataclasses.replace(plan, memory_limit_bytes=2 * plan.memory_limit_bytes)
+    assert osdp.verify(more) != ""
 
 
 def test_the_page_says_what_is_checked():

@@ -1,0 +1,153 @@
+#include "search/planner/step_positions.hpp"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+#include "search/problem/problem.hpp"
+
+namespace osdp::search {
+namespace {
+
+// Operators that may be grouped into one unit, of one dtype and block: those that a group of small ones
+// joins, or all that the same modules gather unseen.
+struct Joinable {
+  int64_t operators = 0, small_bytes = 0, largest = 0, all_bytes = 0;
+  bool ends_block = false;
+};
+
+class Positions {
+ public:
+  Positions(Model& model, const Manner& manner)
+      : model_(model), manner_(manner), block_end_(model.blocks.size(), -1) {
+    for (size_t i = 0; i < model.operators.size(); ++i) {
+      if (const int block = model.operators[i].block; block >= 0) block_end_[block] = static_cast<int>(i);
+      const Place& place = manner.places[i];
+      if (!place.parameters) continue;
+      int64_t compute = 0, reduce = 0;
+      for (const Tensor& t : model.operators[i].tensors)
+        compute += t.compute_bytes(), reduce += t.reduce_bytes();
+      largest_ = std::max({largest_, place.gathered_bytes, compute, reduce});
+      Joinable& all = joinable_[key(i)];
+      ++all.operators;
+      all.all_bytes += place.gathered_bytes;
+      (small(place) ? all.small_bytes : all.largest) =
+          small(place) ? all.small_bytes + place.gathered_bytes : std::max(all.largest, place.gathered_bytes);
+      all.ends_block |= ends_block(i);
+    }
+  }
+
+  void set() {
+    bool first = true;
+    for (size_t i = 0; i < model_.operators.size(); ++i) {
+      Operator& op = model_.operators[i];
+      op.position = {};
+      const Place& place = manner_.places[i];
+      if (place.parameters) {
+        StepPosition& at = op.position;
+        at.latency = latency(i);
+        if (alone(i) && place.calls.size() == 1) at.forward_gathers = std::max<int64_t>(1, place.repeats);
+        at.gathered_again = place.modules == 1 && !joinable_.at(key(i)).ends_block;
+        at.first = first;
+      }
+      first &= !place.parameters && op.compute_s_per_sample == 0 && op.compute_s_fixed == 0;
+    }
+    set_ends();
+  }
+
+ private:
+  // Dtype, block, the modules of untraced ones, and the operator itself where it is never joined.
+  using Key = std::tuple<int, int, int, int>;
+
+  bool small(const Place& place) const { return place.gathered_bytes < manner_.small_unit_bytes; }
+  Key key(size_t i) const {
+    const Place& place = manner_.places[i];
+    if (place.mixed || place.modules > 1) return {place.dtype, place.block, -1, static_cast<int>(i)};
+    return {place.dtype, place.block, place.traced ? -1 : place.gathered_at, -1};
+  }
+  bool alone(size_t i) const {
+    const Place& place = manner_.places[i];
+    if (place.mixed || place.modules > 1) return true;
+    const Joinable& all = joinable_.at(key(i));
+    return all.operators == 1 || (place.traced && all.small_bytes == 0);
+  }
+  // Of operators that are all small, a unit has no more bytes than all of them, or than the largest
+  // transient.
+  int64_t latency(size_t i) const {
+    const Place& place = manner_.places[i];
+    if (alone(i) || (place.traced && !small(place))) return StepPosition::kLatency;
+    const Joinable& all = joinable_.at(key(i));
+    const int64_t unit = place.traced ? std::min(all.all_bytes, largest_) : all.all_bytes;
+    if (unit == 0 || (place.traced && all.largest > 0)) return 0;
+    return static_cast<int64_t>(static_cast<int128>(StepPosition::kLatency) * place.gathered_bytes / unit);
+  }
+  bool ends_block(size_t i) const {
+    const int block = model_.operators[i].block;
+    return block >= 0 && std::any_of(manner_.places[i].calls.begin(), manner_.places[i].calls.end(),
+                                     [&](const Span& s) { return s.last >= block_end_[block]; });
+  }
+
+  // The most bytes of a unit that holds the operator.
+  int64_t unit_bytes(size_t i) const {
+    const Place& place = manner_.places[i];
+    if (alone(i)) return place.gathered_bytes;
+    const Joinable& all = joinable_.at(key(i));
+    if (!place.traced) return all.all_bytes;
+    return all.small_bytes + (small(place) ? all.largest : place.gathered_bytes);
+  }
+
+  // The unit that ends forward is the one whose last call begins last. From the end: a sharded operator saves
+  // the gather of its unit if all after it are replicated. The last operator's own options say whether it is
+  // sharded; each replicated one adds what those before it may save more.
+  void set_ends() {
+    std::map<int, std::vector<size_t>, std::greater<>> by_begin;
+    for (size_t i = 0; i < model_.operators.size(); ++i) {
+      const Place& place = manner_.places[i];
+      const auto& tensors = model_.operators[i].tensors;
+      const bool rows = std::any_of(tensors.begin(), tensors.end(),
+                                    [](const Tensor& t) { return t.shardable && t.bytes() > 0; });
+      if (!place.parameters || !rows || place.calls.empty()) continue;
+      int begin = 0;
+      for (const Span& s : place.calls) begin = std::max(begin, s.first);
+      by_begin[begin].push_back(i);
+    }
+    struct Saved {
+      size_t op;
+      int64_t bytes, gathers;
+    };
+    std::vector<Saved> saved;  // from the end
+    for (const auto& [begin, operators] : by_begin) {
+      int64_t bytes = 0, gathers = 1;
+      for (size_t i : operators) {
+        const int64_t times = std::max<int64_t>(1, manner_.places[i].repeats);
+        bytes = std::max(bytes, times * unit_bytes(i)), gathers = std::max(gathers, times);
+      }
+      for (size_t i : operators) {
+        model_.operators[i].position.end_unknown = operators.size() > 1 || manner_.places[i].calls.size() > 1;
+        saved.push_back({i, bytes, gathers});
+      }
+    }
+    int64_t bytes = 0, gathers = 0;  // the most of those after the last one
+    for (size_t k = 0; k + 1 < saved.size(); ++k) {
+      StepPosition& at = model_.operators[saved[k].op].position;
+      at.lets_end_bytes = std::max<int64_t>(0, saved[k + 1].bytes - bytes);
+      at.lets_end_gathers = std::max<int64_t>(0, saved[k + 1].gathers - gathers);
+      bytes = std::max(bytes, saved[k + 1].bytes), gathers = std::max(gathers, saved[k + 1].gathers);
+    }
+    if (saved.empty()) return;
+    StepPosition& last = model_.operators[saved[0].op].position;
+    last.ends_forward_bytes = saved[0].bytes, last.ends_forward_gathers = saved[0].gathers;
+  }
+
+  Model& model_;
+  const Manner& manner_;
+  std::vector<int> block_end_;
+  std::map<Key, Joinable> joinable_;
+  int64_t largest_ = 0;  // of any operator
+};
+
+}  // namespace
+
+void set_step_positions(Model& model, const Manner& manner) { Positions(model, manner).set(); }
+
+}  // namespace osdp::search

@@ -1,0 +1,180 @@
+#include "search/planner/step_search.hpp"
+
+#include <algorithm>
+#include <optional>
+
+#include "search/heuristics/polish.hpp"
+#include "search/planner/step_proof.hpp"
+
+namespace osdp::search {
+namespace {
+
+constexpr int kMostLimits = 6;         // lower limits for plans whose step is over, and limits of the sum
+constexpr size_t kPolished = 6;        // plans that local search begins with
+constexpr int64_t kWork = 50'000'000;  // steps of one search
+// Of the objective (docs/search.md), as multiples of the machine's weight of communication. Their optima are
+// more plans that local search begins with: where latencies decide, the bound, which counts few of them, says
+// little.
+constexpr double kOtherWeights[] = {1, 0.1, 3, 30};
+constexpr double kAnyPlan = 1e18;    // a gap at which any plan ends the search
+constexpr int64_t kLeastRoom = 200;  // limits are not tried closer than limit / this
+// Limits of local search: the number of operators over all simulated steps, and the number of steps.
+constexpr int64_t kPlayedOperators = 160'000, kFewestPlays = 32, kMostPlays = 3200;
+
+Found found_of(const Schedule& s) {
+  return {s.batch, s.transient_bytes, s.decision, s.step_ps, s.peak_bytes};
+}
+Candidacy candidacy(const Found& found) { return {found.batch, found.decision}; }
+
+struct Seed {
+  Found plan;
+  PlayedStep played;
+  int64_t spare_bytes = 0;  // of its largest peak; negative: over the limit
+  bool faster_than(const Seed& o) const {
+    return faster(played.step_ps, plan.batch, o.played.step_ps, o.plan.batch);
+  }
+};
+
+class StepSearch {
+ public:
+  StepSearch(Searches& searches, const Request& problem, const WholeLimit& limit)
+      : searches_(searches),
+        limit_(limit),
+        problem_(problem),
+        gap_(searches.wish().gap),
+        prover_(searches, problem, limit.limit_bytes()) {}
+
+  SteppedPlan run() {
+    SteppedPlan none;
+    if (!sum_fits()) return none;
+    proof_ = prover_.prove(gap_);
+    if (!proof_.feasible) return none;
+    weighed_.emplace(problem_);
+    weighed_->space.shares = proof_.shares;
+    weighed_->space.every_latency = true;
+    rehearsal_.emplace(*weighed_, searches_.planner().player());
+    for (const Found& plan : proof_.plans) consider(plan);
+    if (!done()) lower_limits();
+    if (!done()) limits_of_sum(*weighed_);
+    Request other = problem_;
+    const double own = problem_.device.exposed;
+    for (const double weight : kOtherWeights) {
+      other.device.exposed = (own > 0 ? own : 1) * weight;
+      if (!done()) limits_of_sum(other);
+    }
+    other = *weighed_;
+    other.space.every_latency = false;
+    if (!done()) limits_of_sum(other);
+    if (fits() && !done()) improve();
+    if (!fits()) return none;
+    return {true, seeds_.front().plan, seeds_.front().played, proof_.lower_bound_s_per_sample};
+  }
+
+ private:
+  // Whether the sum of some plan keeps the problem's limit: below that, the least plan decides what fits
+  // (Searches::best_plan).
+  bool sum_fits() {
+    Request request = problem_;
+    request.find_smallest = false;
+    return searches_.run(request, kAnyPlan).feasible;
+  }
+
+  bool fits() const { return !seeds_.empty() && seeds_.front().spare_bytes >= 0; }
+  double enough_ps() const { return 1e12 * proof_.lower_bound_s_per_sample * (1 + gap_); }
+  bool done() const {
+    if (searches_.over() || !fits()) return searches_.over();
+    const Seed& best = seeds_.front();
+    return static_cast<double>(best.played.step_ps) <=
+           enough_ps() * static_cast<double>(best.plan.batch.samples());
+  }
+
+  int64_t spare(const Candidacy& plan, int64_t sum_bytes) {
+    return limit_.spare(sum_bytes, rehearsal_->largest_peak_bytes(plan, sum_bytes));
+  }
+
+  // Simulates a plan. Keeps seeds sorted: those that fit, fastest first, then the others. Returns the memory
+  // that it leaves.
+  int64_t consider(Found plan) {
+    Rehearsal& own = *rehearsal_;
+    const Candidacy decided = candidacy(plan);
+    for (const Seed& s : seeds_)
+      if (s.plan.batch == plan.batch && s.plan.decision == plan.decision) return s.spare_bytes;
+    plan.step_ps = own.objective_ps(decided), plan.peak_bytes = own.peak_bytes(decided);
+    plan.transient_bytes = largest_transient(own.kinds(), plan.decision);
+    Seed seed{plan, own.play(decided), spare(decided, plan.peak_bytes)};
+    const int64_t left = seed.spare_bytes;
+    const auto before = [](const Seed& a, const Seed& b) {
+      return (a.spare_bytes >= 0) != (b.spare_bytes >= 0) ? a.spare_bytes >= 0 : a.faster_than(b);
+    };
+    seeds_.insert(std::upper_bound(seeds_.begin(), seeds_.end(), seed, before), std::move(seed));
+    return left;
+  }
+  int64_t consider(const Schedule& found) {
+    const int64_t left = consider(found_of(found));
+    for (const Found& plan : found.runners_up) consider(plan);
+    return left;
+  }
+
+  // The same bound under limits that leave room for transients.
+  void lower_limits() {
+    int64_t limit = limit_.limit_bytes();
+    for (int n = 0; n < kMostLimits && !done(); ++n) {
+      const Schedule s = prover_.at(proof_.shares, limit, gap_ / 20, true);
+      const int64_t left = s.feasible ? consider(s) : 0;
+      if (left >= 0) return;
+      limit += left;
+    }
+  }
+
+  // An objective with a reserve for the largest transients, under limits between those whose plan leaves
+  // memory and those whose plan is over.
+  void limits_of_sum(Request request) {
+    const int64_t least = problem_.limit_bytes / kLeastRoom;
+    int64_t limit = problem_.limit_bytes, kept = 0, over = kLargestSum;
+    for (int n = 0; n < kMostLimits && !done() && over - kept > least; ++n) {
+      request.limit_bytes = limit;
+      request.find_smallest = true;
+      const Schedule s = searches_.run(request, gap_ / 4, kWork);
+      if (!s.feasible) {
+        if (kept > 0 || s.smallest_limit_bytes == 0 || s.smallest_limit_bytes >= over) return;
+        limit = s.smallest_limit_bytes;
+        continue;
+      }
+      const int64_t left = consider(s);
+      (left >= 0 ? kept : over) = limit;
+      if (left >= 0 && left < least) return;
+      limit += std::min(left, kLargestSum - limit);
+      if (limit <= kept || limit >= over) limit = kept + (over - kept) / 2;
+    }
+  }
+
+  void improve() {
+    Rehearsal& own = *rehearsal_;
+    const auto operators = static_cast<int64_t>(own.model().operators.size());
+    const int64_t plays =
+        std::clamp(kPlayedOperators / std::max<int64_t>(1, operators), kFewestPlays, kMostPlays);
+    std::vector<Candidacy> seeds;
+    for (size_t n = 0; n < std::min(kPolished, seeds_.size()); ++n)
+      seeds.push_back(candidacy(seeds_[n].plan));
+    const auto left = [&](const Candidacy& plan) { return spare(plan, own.peak_bytes(plan)); };
+    consider(polish(own, seeds, plays, left, enough_ps()).plan);
+  }
+
+  Searches& searches_;
+  const WholeLimit& limit_;
+  const Request problem_;
+  const double gap_;
+  StepProver prover_;
+  StepProof proof_;
+  std::optional<Request> weighed_;  // the problem, with the shares that were proven
+  std::optional<Rehearsal> rehearsal_;
+  std::vector<Seed> seeds_;
+};
+
+}  // namespace
+
+SteppedPlan search_step(Searches& searches, const Request& problem, const WholeLimit& limit) {
+  return StepSearch(searches, problem, limit).run();
+}
+
+}  // namespace osdp::search

@@ -1,0 +1,28 @@
+// The search for the plan whose simulated step is fastest, with a proof of how fast any can be.
+//
+// Note [Search by the bound]
+// The minimum of the step bound is a lower bound for all plans (planner/step_proof.hpp), and the plans that
+// attain it are nearly the fastest in simulation. They are simulated first. Those over the limit, since a
+// step also holds transients, are searched again under a limit that is lower by what they are over, and with
+// a reserve for the largest transients (Note [Reserve] in problem/request.hpp). If the fastest plan so far is
+// farther above the bound than the gap that was asked for, it is improved by local search on the simulator
+// (heuristics/polish.hpp).
+#pragma once
+
+#include "search/planner/searches.hpp"
+#include "search/planner/whole_limit.hpp"
+
+namespace osdp::search {
+
+struct SteppedPlan {
+  bool found = false;
+  Found plan;                           // step_ps: its bound with every operator's latency
+  PlayedStep played;                    // without events and memory
+  double lower_bound_s_per_sample = 0;  // of the simulated step of every plan that fits
+};
+
+// The plan with the fastest simulated step that was found among those that keep `limit`, of the problem's
+// batches.
+SteppedPlan search_step(Searches& searches, const Request& problem, const WholeLimit& limit);
+
+}  // namespace osdp::search

@@ -1,0 +1,44 @@
+// An additive lower bound on the simulated time of a step.
+//
+// Note [Step bound]
+// A micro-batch's forward computes for C seconds, and its lane transfers for L and waits for latencies for A;
+// so does its backward (recomputation and the launches of slices are computation). While a transfer runs,
+// computation is delayed by s = Device::stolen of its time. Hence each of the two takes
+//   at least C + s L   (compute form: beside computation a transfer takes s from it; alone it takes longer)
+//   at least L + A     (lane form: a lane does one thing at a time)
+//   so at least x (C + s L) + (1 - x) (L + A) for every share 0 <= x <= 1.
+// No transfer crosses the end of forward or of backward, so a step takes at least the optimizer's time and
+// the sum of these bounds over micro-batches, with one share for forward and one for backward. For given
+// shares that is a sum over operators: its minimum over all plans that fit is a lower bound on the simulated
+// step of each of them. The best shares are searched for (planner/step_search.cpp).
+//
+// What is counted, so that no grouping into units and no timing is faster:
+//   gathers     the fewest that a step submits: one in forward, one in backward unless the unit is kept, one
+//               for a recomputation that frees it; none in backward for the unit that ends forward.
+//   latencies   one for each unit that no grouping avoids: small operators may share that of a large
+//   neighbour
+//               or, where there is none, of a unit as large as any, and replicated ones that of a bucket.
+//   ends        the first unit's gather and the last reduction run alone: in the compute form they count in
+//               full, where the model's first operator has parameters.
+//   lanes       Reductions between hosts have their own lane and are left out of the lane form. With separate
+//               reductions the lane form is that of the link, without latencies, or on several hosts that of
+//               gathers. Transfers on two links steal at the same time: where that may exceed the whole, the
+//               compute form leaves the second link out.
+// Everything is rounded down: each time is less than the exact one by 1e-12 of it and 4 ps per collective,
+// more than the simulator's rounding to picoseconds.
+#pragma once
+
+#include "search/problem/cost.hpp"
+#include "search/problem/symmetry_classes.hpp"
+
+namespace osdp::search {
+
+// What an option with the mode and slices of `c` adds to the bound of a micro-batch, in ps >= 0; more by
+// shift_ps than its own part.
+int64_t step_bound_ps(const Operator& op, const Device& device, const Space& space, Recompute recompute,
+                      const Candidate& c);
+
+// The computation of a micro-batch in the bound, less the shifts of all operators.
+Linear step_bound_compute(const Model& model, const Request& request);
+
+}  // namespace osdp::search

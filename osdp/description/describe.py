@@ -253,13 +253,20 @@ def _works(watched: Watched, owners: Ownership, order: list[str]) -> dict[Trace,
     names = [name for name in order if name in owners.owned or any(a.get(name) for a in amounts)]
     modules = {name: i for i, name in enumerate(names)}
     parameters = {p: modules[owner] for owner, owned in owners.owned.items() for p in owned}
+    # A Linear may be computed in slices, each with a gradient of its own; others' are made as one backward goes on.
+    together = [modules[name] for name in modules if _has_several_gradients(owners, name)]
     found = {}
     for t in traces:
         saved = [t.saved_bytes.get(name, 0) for name in names]
         found[t] = dict(
-            zip(names, work_of(*t.moments, saved, modules, parameters, t.output_bytes), strict=True)
+            zip(names, work_of(*t.moments, saved, modules, parameters, t.output_bytes, together), strict=True)
         )
     return found
+
+
+def _has_several_gradients(owners: Ownership, name: str) -> bool:
+    trained = [p for p in owners.owned.get(name, ()) if owners.parameters[p].requires_grad]
+    return len(trained) > 1 and not isinstance(owners.modules[name], nn.Linear)
 
 
 def _buffer_bytes(owners: Ownership) -> dict[str, int]:

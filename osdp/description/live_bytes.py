@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -36,6 +36,9 @@ class Moment(NamedTuple):
     bytes: int  # the maximum
     running: str  # the module
     completed: str | None  # the parameter whose gradient ended it
+    made: tuple[str, int] | None = (
+        None  # the parameter whose gradient's memory begins at its end, and its bytes
+    )
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -60,6 +63,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._count = 0
         self._live_before = 0  # bytes when the log begins
         self._left_out: set[int] = set()  # numbers
+        self._gradient_of: dict[int, str] = {}  # of those that became gradients -> the parameter
         self._freed_early: set[int] = set()  # numbers of tensors whose memory is another's by now
         self._anyway = {_storage(t) for t in (*model.parameters(), *model.buffers())}
         self._in_backward = False
@@ -105,6 +109,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def hook(parameter: torch.Tensor) -> None:
             if parameter.grad is not None:
                 self._leave_out(parameter.grad)
+                if (number := self._known.get(_storage(parameter.grad))) is not None:
+                    self._gradient_of[number] = name
             self._log.append((-1, 0, self._now(), name))
 
         return hook
@@ -126,6 +132,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 module, most = running, live
             if completed is not None:
                 moments.append(Moment(most, running, completed))
+                most = live
+            elif number in self._gradient_of and size > 0:
+                moments.append(Moment(most, running, None, (self._gradient_of[number], size)))
                 most = live
             elif number not in self._left_out:
                 if number == -2:  # temporary memory
@@ -200,18 +209,24 @@ def work_of(
     modules: Mapping[str, int],
     parameters: Mapping[str, int],
     held: int,
+    together: Collection[int] = (),
 ) -> list[int]:
     """By operator, the maximum memory in its moments minus the bytes saved by operators up to it: Note [Live
     bytes].
 
     `saved`: bytes by operator, in order. `modules` and `parameters`: name -> its operator. `held`: bytes that count
-    elsewhere.
+    elsewhere. `together`: operators whose gradients a plan counts from the begin of their backward, all at once; those
+    that are not made yet leave room for work.
     """
     until = [held + sum_ for sum_ in accumulate(saved)]
     work = [0] * len(saved)
+    unmade = dict.fromkeys(together, 0)  # bytes of gradients that the rest of backward makes
+    for moment in backward:
+        if moment.made is not None and parameters[moment.made[0]] in unmade:
+            unmade[parameters[moment.made[0]]] += moment.made[1]
 
     def note(at: int, moment: Moment) -> None:
-        work[at] = max(work[at], moment.bytes - until[at])
+        work[at] = max(work[at], moment.bytes - until[at] - unmade.get(at, 0))
 
     at = 0
     for moment in forward:
@@ -230,6 +245,8 @@ def work_of(
         at = pending[-1] if pending else 0
         running = modules.get(moment.running, 0)
         note(running if at < running < ends else at, moment)
+        if moment.made is not None and parameters[moment.made[0]] in unmade:
+            unmade[parameters[moment.made[0]]] -= moment.made[1]
     return work
 
 

@@ -66,7 +66,12 @@ LAYERS: dict[str, tuple[Any, tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="sizes are of AVX-512's kernels")
+ONEDNN = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="sizes are of AVX-512's kernels"
+)
+
+
+@ONEDNN
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", LAYERS)
 def test_kernels_that_compute_on_copies(name: str, dtype: torch.dtype) -> None:
@@ -82,6 +87,17 @@ def test_kernels_that_compute_on_copies(name: str, dtype: torch.dtype) -> None:
     finally:
         torch.set_num_threads(threads)
     assert 0.94 * (measured - gradients) <= described <= 1.15 * measured, (measured, gradients, described)
+
+
+@ONEDNN
+def test_gradients_of_an_operator_that_are_not_made_yet_leave_room_for_its_work() -> None:
+    """A plan counts all of them from the begin of its backward."""
+    x = torch.randn(32, 4, 256)
+    model = Loss(nn.LSTM(256, 512, 2))
+    gradients = sum(p.nbytes for p in model.parameters())
+    described = described_bytes(osdp.describe(model, x), 32) + gradients
+    measured = peak_bytes(lambda: backward_of(model, x))
+    assert 0.98 * measured <= described <= 1.05 * measured, (measured, gradients, described)
 
 
 class Copied(torch.autograd.Function):

@@ -16,6 +16,8 @@ from torch import nn
 from training import GPT, VOCABULARY, Setting, described, sgd, steps, train
 
 import osdp
+from osdp.sharding.parameter_settings import STAYS_AFTER_BACKWARD, STAYS_AFTER_FORWARD, change_setting
+from osdp.sharding.sharded_model import runtime_of
 
 CASES: dict[str, Callable[[Setting], None]] = {}
 FEW = ("FULL_SHARD", "NO_SHARD")
@@ -184,6 +186,19 @@ def accumulate(s: Setting) -> None:
 def accumulate_no_sync(s: Setting) -> None:
     for mode in FEW:
         accumulated(s, sharded(s, mode), True)
+
+
+@case
+def units_stay(s: Setting) -> None:
+    """Gathered over micro-batches and forwards, by hand, and resharded where the optimizer steps."""
+    for after_forward in (False, True):
+        model = sharded(s)
+        runtime = runtime_of(model).runtime
+        change_setting(model.parameters(), STAYS_AFTER_BACKWARD, True)
+        change_setting(model.parameters(), STAYS_AFTER_FORWARD, after_forward)
+        accumulated(s, model, True)
+        runtime.unshard(range(len(list(model.parameters()))), False)
+        accumulated(s, model, False)
 
 
 @case

@@ -8,6 +8,7 @@
 #include "random_manner.hpp"
 #include "random_model.hpp"
 #include "search/planner/objectives.hpp"
+#include "search/planner/subspaces.hpp"
 #include "search/planner/whole_limit.hpp"
 
 using namespace osdp::search;
@@ -133,6 +134,30 @@ void the_limit_of_the_sum_rises_while_peaks_allow() {
   CHECK_EQ(WholeLimit::smallest(900, 900), 900);
 }
 
+// What a part of the space has a plan for, the whole has.
+void a_larger_space_needs_no_larger_limit() {
+  Random dice(17);
+  int rescued = 0;
+  for (int n = 0; n < 25; ++n) {
+    const Model model = random_model(dice, 8);
+    const Request whole = request(4);
+    const Planner planner(model, whole, manner(model));
+    for (const Request& part : subspaces(whole)) {
+      const Planner smaller(model, part, manner(model));
+      Wish wish = wish_for(0);
+      const int64_t least = smaller.search(wish).smallest_limit_bytes;
+      CHECK(planner.search(wish).smallest_limit_bytes <= least);
+      wish.limit_bytes = least;
+      const Answer found = planner.search(wish);
+      CHECK(found.feasible && found.largest_peak_bytes <= least && found.peak_bytes <= found.sum_limit_bytes);
+      CHECK(found.step_bound_s_per_sample * 1e12 * static_cast<double>(found.plan.batch.samples()) <=
+            static_cast<double>(found.played.step_ps) * (1 + 1e-9));
+      rescued += found.feasible && found.prices.empty() && !found.optimal;
+    }
+  }
+  CHECK(rescued > 0);
+}
+
 void the_least_memory_is_the_least() {
   for_random_models(5, [](const Planner& planner, int64_t least, int64_t limit) {
     Wish wish = wish_for(limit);
@@ -225,6 +250,7 @@ int main() {
   what_is_returned_fits_and_plays_no_slower_than_any_objectives_plan();
   a_step_keeps_its_limit_whatever_its_timing_and_fills_it();
   the_limit_of_the_sum_rises_while_peaks_allow();
+  a_larger_space_needs_no_larger_limit();
   the_least_memory_is_the_least();
   the_largest_batch_is_the_largest();
   a_frontier_only_rises();

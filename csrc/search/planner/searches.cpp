@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "search/planner/selection.hpp"
+#include "search/planner/subspaces.hpp"
 #include "search/planner/whole_limit.hpp"
 
 namespace osdp::search {
@@ -70,13 +71,34 @@ Answer Searches::best_plan(int64_t limit_bytes, const std::vector<Batch>& batche
   };
   if (!keeps(found)) {
     const Answer least = least_by_sum(batches, found.smallest_limit_bytes);
-    if (!keeps(least)) return infeasible(least);
+    if (!keeps(least)) return best_of_parts(limit_bytes, batches, infeasible(least));
     problem.limit_bytes = least.sum_limit_bytes;
     found = select_plan(*this, problem, limit);
     if (!keeps(found)) found = least;
     if (found.sum_limit_bytes < limit_bytes) found.optimal = found.proven = false;
   }
   found.limit_bytes = limit_bytes;
+  return found;
+}
+
+Answer Searches::best_of_parts(int64_t limit_bytes, const std::vector<Batch>& batches, const Answer& none) {
+  Answer best = none;
+  Wish wish = wish_;
+  for (Request& part : subspaces(planner_.request())) {
+    if (over()) break;
+    if (limit_s_ > 0) wish.time_limit_s = std::max(left_s(), kLeastShare * limit_s_);
+    const Planner planner(planner_.model(), std::move(part), planner_.player().manner());
+    Answer found = Searches(planner, wish, ask_).best_plan(limit_bytes, batches);
+    if (found.feasible
+            ? !best.feasible || found.throughput(1) > best.throughput(1)
+            : !best.feasible && found.smallest_limit_bytes > 0 &&
+                  (best.smallest_limit_bytes == 0 || found.smallest_limit_bytes < best.smallest_limit_bytes))
+      best = std::move(found);
+  }
+  if (!best.feasible) return best;
+  wish.limit_bytes = limit_bytes, wish.batches = batches;
+  Answer found = in_whole_space(planner_, request(limit_bytes, batches), best);
+  if (wish_.replay > 0) found.step_bound_s_per_sample = planner_.step_bound_s_per_sample(wish, ask_);
   return found;
 }
 

@@ -37,6 +37,9 @@ class Searches {
   bool limit_is_of_sum() const;
   // The best plan by the objective under a limit of the sum alone.
   Answer plan_of_sum(const std::vector<Batch>& batches, int64_t sum_limit_bytes);
+  // The best plan of the space's parts (planner/subspaces.hpp); `none`: what is known of the whole, in which
+  // nothing was found. If no part has a plan either, the smallest limit of all.
+  Answer best_of_parts(int64_t limit_bytes, const std::vector<Batch>& batches, const Answer& none);
   // No plan; the smallest limit known to be feasible, which is that of the plan with the smallest sum.
   static Answer infeasible(const Answer& least);
   // The plan under the smallest feasible limit of the sum, by the objective, so that it is the same for every

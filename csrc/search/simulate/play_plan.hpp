@@ -48,6 +48,7 @@ class PlanPlayer {
   PlanPlayer(const Model& model, const Request& request, Manner manner);
 
   const Model& model() const { return model_; }
+  const Manner& manner() const { return manner_; }
 
   // The units of a plan (simulate/unit_grouping.hpp); traced operators are not joined beyond
   // `transient_bytes`, the largest transient among the plan's choices.

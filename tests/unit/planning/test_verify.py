@@ -206,7 +206,7 @@ def plans() -> dict[str, Plan]:
     dear = ["h.1.mlp.fc"]  # whole it takes memory that has a price
     found = {
         "tight": osdp.search(
-            rich, memory=int(1.02 * least_memory(rich, hardware, dear)), world_size=4, hardware=hardware, replay=0,
+            rich, memory=int(1.08 * least_memory(rich, hardware, dear)), world_size=4, hardware=hardware, replay=0,
             whole=dear,
         ),
         "accumulating": osdp.search(

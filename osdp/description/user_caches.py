@@ -27,8 +27,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils import parametrize
 
-# With what torch and OSDP import (sympy: most of all modules of a process), which keep no tensors.
-_LIBRARIES = sys.stdlib_module_names | {"torch", "functorch", "numpy", "osdp", "sympy", "mpmath", "rich"}
+# With what torch and OSDP import (sympy: most of a process's modules) and what runs tests, which keep no tensors.
+_LIBRARIES = sys.stdlib_module_names | {
+    *("torch", "functorch", "numpy", "osdp", "sympy", "mpmath", "rich"),
+    *("pytest", "_pytest", "pluggy", "pygments", "hypothesis", "xdist"),
+}
 _CACHE: type = functools._lru_cache_wrapper
 
 

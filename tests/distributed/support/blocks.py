@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -52,5 +54,6 @@ def surprise(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
+@functools.cache  # equal ones are described once
 def workload(checkpointing: str | None = None, count: int = 2) -> Workload:
     return Workload(lambda: Blocks(count, checkpointing), tokens, surprise)

@@ -21,6 +21,7 @@ from support.workload import Batch, Workload
 SEED = 7
 MakePlan = Callable[[osdp.ModelDescription], osdp.Plan]
 MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
+_descriptions: dict[Any, osdp.ModelDescription] = {}
 
 
 def adamw(parameters: Iterable[Any]) -> torch.optim.Optimizer:
@@ -51,6 +52,19 @@ def close(got: torch.Tensor, wanted: torch.Tensor, tolerance: float, what: str) 
     )
 
 
+def described_once(
+    workload: Workload, model: nn.Module, arguments: tuple[Any, ...], prepare: Any
+) -> osdp.ModelDescription:
+    """What `describe` says of the workload's model: asked once in a process, since most of a short test would be that."""
+    shapes = tuple((a.shape, a.dtype) if isinstance(a, torch.Tensor) else a for a in arguments)
+    parameters = tuple((name, p.dtype, p.requires_grad) for name, p in model.named_parameters())
+    state = (torch.is_autocast_enabled("cpu"), torch.is_grad_enabled(), model.training)
+    key = (workload, prepare, parameters, state, repr(shapes))
+    if key not in _descriptions:
+        _descriptions[key] = osdp.describe(model, *arguments)
+    return _descriptions[key]
+
+
 class Pair:
     def __init__(
         self,
@@ -76,7 +90,7 @@ class Pair:
             if prepare is not None:
                 prepare(each)
         if not isinstance(plan, osdp.Plan):
-            described = osdp.describe(model, *self._part(self.data(0))[0])
+            described = described_once(workload, model, self._part(self.data(0))[0], prepare)
             plan = osdp.Plan.uniform(described, plan) if isinstance(plan, str) else plan(described)
         if "device_mesh" not in sharding:
             sharding.setdefault("process_group", me.group)
@@ -171,6 +185,7 @@ def train_all(me: Member, workload: Workload, plans: Callable[..., dict[str, Any
     if options.get("prepare") is not None:
         options["prepare"](model)
     batch = workload.data(0, options.get("samples", 2), options.get("dtype", torch.float64))
-    for name, plan in plans(osdp.describe(model, *batch[0])).items():
+    described = described_once(workload, model, batch[0], options.get("prepare"))
+    for name, plan in plans(described).items():
         with naming(name):
             Pair(me, workload, plan, **options).train(**train_options)

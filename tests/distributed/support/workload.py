@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
 
+@functools.cache  # equal workloads are described once
 def vectors(width_in: int, width_out: int) -> Callable[[int], Batch]:
     """Random vectors [samples, width_in] with random targets [samples, width_out]."""
     return lambda samples: ((torch.randn(samples, width_in),), torch.randn(samples, width_out))

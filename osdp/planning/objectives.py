@@ -60,7 +60,10 @@ def _nothing_fits(problem: SearchProblem, limit: int, least: int) -> InfeasibleE
     s = problem.searched
     one = s.batch_size if s.batch_size is not None or s.global_batch_size is not None else 1
     exact = problem.changed(method="exact")
-    nearest = plan_of(exact, exact.planner.any_plan(exact.changed(batch_size=one).wish(least)))
+    answer = exact.planner.any_plan(exact.changed(batch_size=one).wish(least))
+    if not answer.feasible:  # the least plan has another batch
+        answer = exact.planner.any_plan(exact.wish(least))
+    nearest = plan_of(exact, answer)
     return InfeasibleError(
         f"no plan fits {format_bytes(limit)}; the smallest that fits is {format_bytes(least)}: "
         + _summary(nearest),

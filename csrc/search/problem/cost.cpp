@@ -182,6 +182,14 @@ class Pricer {
     c.transient_bytes = 0;
     const bool sharded = traits(c.mode).sharded, split = c.granularity > 1, kept = traits(c.mode).kept;
     c.gathered_bytes = kept ? compute_bytes_ : 0;
+    if (!sharded || split) {  // a replicated gradient is in the compute dtype until its bucket has copied it
+      int64_t cast = 0;
+      for (const Tensor& t : op_.tensors)
+        if (t.trainable) cast += std::max<int64_t>(0, t.bytes() - t.compute_bytes());
+      c.own_bytes = std::max<int64_t>(0, c.own_bytes - cast);
+      cast = std::min(cast, c.gradient_bytes);
+      c.state_bytes -= cast, c.gradient_bytes -= cast;
+    }
     if (split) {
       c.own_bytes += op_.tensors[op_.split_tensor].compute_bytes() / c.granularity;
     } else if (sharded && !kept && (recompute_ != Recompute::Hold || c.held_bytes == 0)) {

@@ -35,6 +35,7 @@ from osdp.sharding.recomputation import RecomputedBlock
 from osdp.sharding.refusals import check_plan_and_model, need_backend_memory, need_process_group, usable_group
 from osdp.sharding.rollback import AsItWas
 from osdp.sharding.sharded_model import Sharded, joined, register, splits_of, unregister
+from osdp.sharding.shared_memory import note_former
 from osdp.sharding.state_dict import show_full_parameters
 from osdp.sharding.torch_patches.install import install_torch_tools
 from osdp.sharding.unit_calls import install_calls
@@ -140,6 +141,7 @@ def fully_shard(
         was.put_back()
         traceback.clear_frames(caught.__traceback__)  # they hold the runtime, and it the gradient hooks
         raise
+    note_former(was.former_data(dict(model.named_parameters())))
     was.let_go()  # nothing fails from here on
     del was, placing  # the full values
     _measure_rest(sharded)

@@ -15,15 +15,23 @@ from osdp.plan.validation import check_same_model, validate
 from osdp.ranks.backends import backend_of
 from osdp.sharding.compile_hooks import compiled_modules
 from osdp.sharding.sharded_model import sharded_models
+from osdp.sharding.shared_memory import refuse_aliases
 from osdp.sharding.torch_patches.other_parallels import refuse_others
 
 
 def _refuse_overlapping(model: nn.Module, parameters: bool) -> None:
     """Raises ShardingError for a tensor whose elements share memory (`expand`, some of `as_strided`): rank 0's values
-    cannot be written to it, and its bytes are fewer than its elements."""
+    cannot be written to it, and its bytes are fewer than its elements. And for one whose memory does not hold its values
+    but their conjugates (`conj()` is lazy) or negatives."""
     kinds = [("buffer", model.named_buffers()), ("parameter", model.named_parameters() if parameters else ())]
     for what, tensors in kinds:
         for name, tensor in tensors:
+            if tensor.is_conj() or tensor.is_neg():
+                resolved = "resolve_conj" if tensor.is_conj() else "resolve_neg"
+                raise ShardingError(
+                    f"{what} '{name}' is a lazy {'conjugate' if tensor.is_conj() else 'negative'}, whose memory holds "
+                    f"other values than its own: register it with .{resolved}(), before fully_shard"
+                )
             if not tensor.is_meta and _overlaps(tensor):
                 raise ShardingError(
                     f"{what} '{name}' is an expanded tensor: of shape {tuple(tensor.shape)} and strides "
@@ -82,6 +90,7 @@ def check_plan_and_model(
     refuse_others(model)
     _refuse_overlapping(model, parameters=not handed_over)
     check_same_model(plan, describe(model))
+    refuse_aliases(model, _names_sharded(plan) if world_size > 1 else ())
     if with_gradient := [name for name, p in model.named_parameters() if p.grad is not None]:
         raise ShardingError(
             f"parameter '{with_gradient[0]}' already has a gradient (one of {len(with_gradient)}), "
@@ -94,6 +103,14 @@ def check_plan_and_model(
             f"parameters are on several devices: {sorted(map(str, devices))}; move them to one, or pass "
             "device_id="
         )
+
+
+def _names_sharded(plan: Plan) -> set[str]:
+    choices = plan.choices
+    return {
+        p.name for o in plan.description.operators if o.name in choices and choices[o.name].traits.sharded
+        for p in o.parameters
+    }  # fmt: skip
 
 
 def refuse_twice(model: nn.Module) -> None:

@@ -74,6 +74,11 @@ class AsItWas:
                     parameter.copy_(runtime.take_local(i, value))
             collectives.broadcast([buffer for buffer, _ in self._buffers])
 
+    def former_data(self, named: dict[str, nn.Parameter]) -> list[tuple[str, nn.Parameter, Tensor]]:
+        """Names, parameters and the data that they had."""
+        data = {id(p): full for p, full, *_ in self._parameters}
+        return [(name, p, data[id(p)]) for name, p in named.items() if id(p) in data]
+
     def let_go(self) -> None:
         """Release the saved state: no step can fail any more."""
         self.runtime = None

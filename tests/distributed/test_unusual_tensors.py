@@ -1,0 +1,247 @@
+"""Parameters and buffers of unusual memory, layout or type, under each way to shard them: trained as in one process, or
+refused by name before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from harness import Member
+from support.pair import close, naming
+from torch import Tensor, nn
+
+import osdp
+
+
+class Body(nn.Module):
+    """A layer, and a tensor `odd` that its forward uses."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        add, self.use = KINDS[kind]
+        add(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.use(self, self.layer(x))
+
+
+Add, Use = Callable[[Body], None], Callable[[Body, Tensor], Tensor]
+
+
+def parameter(value: Callable[[], Tensor], trained: bool = True) -> Add:
+    return lambda body: body.register_parameter("odd", nn.Parameter(value(), requires_grad=trained))
+
+
+def buffer(value: Callable[[], Tensor]) -> Add:
+    return lambda body: body.register_buffer("odd", value())
+
+
+def of_body(value: Callable[[Body], Tensor]) -> Add:
+    return lambda body: body.register_buffer("odd", value(body))
+
+
+def twice(second: slice, kind: type = Tensor) -> Add:
+    """Two tensors of one memory."""
+
+    def add(body: Body) -> None:
+        flat = torch.rand(12)
+        for name, value in (("odd", flat[:6]), ("other", flat[second])):
+            body.register_buffer(name, value) if kind is Tensor else setattr(body, name, nn.Parameter(value))
+
+    return add
+
+
+def times(body: Body, h: Tensor) -> Tensor:
+    return h * body.odd
+
+
+def both(body: Body, h: Tensor) -> Tensor:
+    return h * body.odd + body.other
+
+
+def of_complex(body: Body, h: Tensor) -> Tensor:
+    return torch.view_as_real(h.to(torch.complex128) * body.odd).sum(-1)
+
+
+def matrix(body: Body, h: Tensor) -> Tensor:
+    return h @ body.odd
+
+
+def conv(body: Body, h: Tensor) -> Tensor:
+    return nn.functional.conv2d(h.view(-1, 6, 1, 1), body.odd, padding="same").view(-1, 6)
+
+
+def nothing(body: Body, h: Tensor) -> Tensor:
+    return h + body.odd.sum()
+
+
+def channels_last() -> Tensor:
+    return torch.rand(6, 6, 3, 3).to(memory_format=torch.channels_last)
+
+
+def drawn_complex() -> Tensor:
+    return torch.rand(6, dtype=torch.complex128)
+
+
+class Sub(Tensor):
+    pass
+
+
+class OwnParameter(nn.Parameter):
+    pass
+
+
+KINDS: dict[str, tuple[Add, Use]] = {
+    "0-dim": (parameter(lambda: torch.tensor(0.5)), times),
+    "0-dim, frozen": (parameter(lambda: torch.tensor(0.5), False), times),
+    "0-dim buffer": (buffer(lambda: torch.tensor(0.5)), times),
+    "complex": (parameter(drawn_complex), of_complex),
+    "complex, 0-dim": (parameter(lambda: drawn_complex()[0].clone()), of_complex),
+    "complex buffer": (buffer(drawn_complex), of_complex),
+    "channels_last": (parameter(channels_last), conv),
+    "channels_last buffer": (buffer(channels_last), conv),
+    "transposed": (parameter(lambda: torch.rand(6, 6).t()), matrix),
+    "transposed, frozen": (parameter(lambda: torch.rand(6, 6).t(), False), matrix),
+    "strided": (parameter(lambda: torch.rand(6, 12)[:, ::2]), matrix),
+    "empty": (parameter(lambda: torch.empty(0, 6)), nothing),
+    "empty rows": (parameter(lambda: torch.empty(6, 0)), nothing),
+    "empty buffer": (buffer(lambda: torch.empty(0)), nothing),
+    "integers": (parameter(lambda: torch.randint(9, (6,)), False), times),
+    "bools": (parameter(lambda: torch.rand(6) > 0.3, False), times),
+    "bytes": (parameter(lambda: torch.randint(9, (7, 6), dtype=torch.uint8), False), lambda m, h: h * m.odd[0]),
+    "bool buffer": (buffer(lambda: torch.rand(6) > 0.3), times),
+    "buffers of one memory": (twice(slice(6)), both),
+    "buffers that overlap": (twice(slice(1, 7)), both),
+    "parameters beside each other": (twice(slice(6, 12), nn.Parameter), both),
+    "a subclass of Tensor as buffer": (buffer(lambda: torch.rand(6).as_subclass(Sub)), times),
+    "a subclass of Tensor": (parameter(lambda: torch.rand(6).as_subclass(Sub)), times),
+    "a subclass of Parameter": (lambda m: m.register_parameter("odd", OwnParameter(torch.rand(6))), times),
+}  # fmt: skip
+# Where a parameter is sharded; otherwise they are equal, too.
+ALIASES: dict[str, tuple[Add, Use]] = {
+    "an alias of a weight": (of_body(lambda m: m.layer.weight.data), matrix),
+    "a row of a weight": (of_body(lambda m: m.layer.weight.detach()[1]), times),
+    "a weight transposed": (of_body(lambda m: m.layer.weight.detach().t()), matrix),
+    "parameters of one memory": (twice(slice(6), nn.Parameter), both),
+    "parameters that overlap": (twice(slice(1, 7), nn.Parameter), both),
+}
+REFUSED: dict[str, tuple[Add, Use]] = {
+    "conjugated": (buffer(lambda: drawn_complex().conj()), of_complex),
+    "negated": (buffer(lambda: drawn_complex().conj().imag), times),
+    "sparse": (parameter(lambda: torch.eye(6).to_sparse()), lambda m, h: (m.odd @ h.t()).t()),
+    "sparse buffer": (buffer(lambda: torch.eye(6).to_sparse_csr()), lambda m, h: (m.odd @ h.t()).t()),
+}
+EQUAL = list(KINDS)
+KINDS |= ALIASES | REFUSED
+MESSAGES = {
+    "conjugated": r"buffer '(0\.)?odd' is a lazy conjugate.*resolve_conj",
+    "negated": r"buffer '(0\.)?odd' is a lazy negative.*resolve_neg",
+    "sparse": r"parameter '(0\.)?odd' is a tensor of layout torch\.sparse_coo",
+    "sparse buffer": r"buffer '(0\.)?odd' is a tensor of layout torch\.sparse_csr",
+    **dict.fromkeys(ALIASES, r"buffer '(0\.)?odd' shares memory with parameter '(0\.)?layer\.weight'"),
+    "parameters of one memory": r"parameter '(0\.)?(odd|other)' shares memory with parameter '(0\.)?(odd|other)'",
+    "parameters that overlap": r"parameter '(0\.)?(odd|other)' shares memory with parameter '(0\.)?(odd|other)'",
+}
+
+
+@contextmanager
+def in_float64() -> Iterator[None]:
+    """Not `.double()`, which would give aliases memory of their own."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def by_plan(mode: str) -> Callable[..., nn.Module]:
+    return lambda model, me, x: osdp.fully_shard(
+        model, osdp.Plan.uniform(osdp.describe(model, x), mode), me.group
+    )
+
+
+def by_class(model: nn.Module, me: Member, x: Tensor) -> nn.Module:
+    return osdp.FullyShardedDataParallel(model, me.group)
+
+
+def by_block(model: nn.Module, me: Member, x: Tensor) -> nn.Module:
+    for part in (model[0], model[2], model):
+        osdp.fully_shard(part, process_group=me.group)
+    return model
+
+
+WAYS = {mode: by_plan(mode) for mode in ("FULL_SHARD", "NO_SHARD", "SHARD_GRAD_OP")}
+WAYS |= {"class": by_class, "blocks": by_block}
+
+
+def built(kind: str, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    with in_float64():
+        return nn.Sequential(Body(kind), nn.Tanh(), Body(kind))
+
+
+def train(me: Member, kind: str, way: str, x: Tensor) -> None:
+    whole = built(kind, 3)
+    sharded = WAYS[way](built(kind, 3 + me.rank), me, me.part(x))
+    optimizers = [
+        torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.5)
+        for model in (whole, sharded)
+    ]
+    for _ in range(3):
+        wanted, loss = whole(x).square().mean(), sharded(me.part(x)).square().mean()
+        close(me.mean(loss), wanted, 1e-9, "loss")
+        wanted.backward(), loss.backward()
+        for optimizer in optimizers:
+            optimizer.step(), optimizer.zero_grad()
+    got = sharded.state_dict()
+    assert list(got) == list(whole.state_dict())
+    for name, value in whole.state_dict().items():
+        close(got[name].full_tensor() if hasattr(got[name], "full_tensor") else got[name], value, 1e-9, name)
+
+
+def each_kind(me: Member, way: str) -> None:
+    torch.manual_seed(5)
+    x = torch.randn(4 * me.world, 6, dtype=torch.float64)
+    for kind in (*EQUAL, *(ALIASES if way == "NO_SHARD" else ())):
+        with naming(kind):
+            train(me, kind, way, x)
+    for kind in (*REFUSED, *(ALIASES if way != "NO_SHARD" else ())):
+        with naming(kind), pytest.raises(osdp.ShardingError, match=MESSAGES[kind]):
+            WAYS[way](built(kind, 3), me, me.part(x))
+    train(me, EQUAL[0], way, x)  # nothing was sent
+
+
+@pytest.mark.outcome("0-dim, complex, channels_last, transposed, empty and integer parameters", "equal")
+@pytest.mark.outcome(
+    "a buffer or parameter that shares memory with a sharded parameter (`.data` of another, a view)",
+    osdp.ShardingError,
+)
+@pytest.mark.parametrize("way", WAYS)
+def test_each_kind_of_tensor(ranks, way):
+    ranks(each_kind, way, world=2)
+
+
+def across_blocks(me: Member) -> None:
+    """The alias is outside of the block that was sharded first."""
+    for alias in (nn.Parameter, nn.Module.register_buffer):
+        model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+        if alias is nn.Parameter:
+            model[1].weight = alias(model[0].weight.data)
+        else:
+            model.register_buffer("seen", model[0].weight.detach())
+        osdp.fully_shard(model[0], process_group=me.group)
+        with pytest.raises(
+            osdp.ShardingError, match=r"'(1\.weight|seen)' shares memory with parameter 'weight'"
+        ):
+            osdp.fully_shard(model, process_group=me.group)
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    model[1].weight = model[0].weight  # tied rightly
+    for part in (model[0], model):
+        osdp.fully_shard(part, process_group=me.group)
+
+
+def test_an_alias_outside_of_the_block(ranks):
+    ranks(across_blocks, world=2)

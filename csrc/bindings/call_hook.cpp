@@ -85,7 +85,7 @@ void CallHook::before(const py::object&, const py::tuple& args, const py::dict& 
   for (const Held& h : held) check_other(h);
   if (!whole.empty() && in_transform())
     for (const Held& h : whole) check_other(h);
-  if (!runtime->in_pass()) look_at_tree();
+  if (!runtime->in_pass() && !runtime->full_params().summoned()) look_at_tree();
   TensorsIn inputs;
   if (call->root && !warned && runtime->autocast_copies()) warn_of_autocast();
   const bool wanted = rt::ForwardPass::wants_inputs(*call);
@@ -112,7 +112,8 @@ void CallHook::after(const py::object&, const py::tuple&, const py::dict&, const
     runtime->forward().end_call(*call, outputs.found, failed);
   }
   refuse_fake(outputs.found, "an output");
-  if (!failed && runtime->tree_changed(tree_watch().registrations) && !runtime->in_pass())
+  if (!failed && runtime->tree_changed(tree_watch().registrations) && !runtime->in_pass() &&
+      !runtime->full_params().summoned())
     tree_watch().look(runtime, "forward");
 }
 

@@ -71,7 +71,7 @@ Runtime::Runtime(const Groups& groups, at::Device device, std::vector<ParamSpec>
       backward_(shards_, step_, views_, units_, buckets_, replicas_, stack_),
       full_params_(shards_, step_, stack_, lane_, everyone_.shard, device, model),
       forward_(shards_, step_, views_, units_, buckets_, replicas_, stack_, backward_, full_params_),
-      slices_(shards_, units_, buckets_, stack_, backward_) {
+      slices_(shards_, units_, buckets_, stack_, backward_, full_params_) {
   if (alone()) return;
   for (const ModelShards::Replicated& each : shards_.replicated()) buckets_.add(each.label, each.params);
 }

@@ -99,6 +99,8 @@ def summon_full_params(model: nn.Module, with_grads: bool = False, writeback: bo
     needs memory for the full model.
 
     With `writeback`, each rank keeps the changes to its own rows, so make the same changes on all ranks.
+    A forward without gradients (`generate`, an evaluation) computes with the full values that are there, without
+    communication, so any rank may run it; one with gradients is a ShardingError.
 
     Raises ShardingError if `model` is not sharded, is in a forward or backward, or is summoned already.
 

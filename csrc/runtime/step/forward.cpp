@@ -39,8 +39,6 @@ void ForwardPass::open(Call& call) {
       "OSDP: torch.jit.trace of a sharded model would record memory that holds gathered parameters only "
       "during a call. Trace the model before fully_shard, or an unsharded model that has loaded its "
       "state_dict().");
-  OSDP_CHECK(!full_params_.summoned(), Sharding, "OSDP: module '", call.module,
-             "' was called inside summon_full_params; leave that context before a forward.");
   full_params_.hide();
   try {
     open_hidden(call);
@@ -120,6 +118,7 @@ void ForwardPass::note_recomputation() {
 void ForwardPass::begin_call(Call& call, const std::vector<at::Tensor>& inputs) {
   NoInference no_inference;
   if (stack_.empty()) backward_.await_end();
+  if (full_params_.lends()) return full_params_.lend(call);
   if (stack_.empty() && !step_.in_backward) {
     // A model whose outermost call is inside a backward (a checkpoint around the whole model) joins that
     // backward.
@@ -147,6 +146,7 @@ bool ForwardPass::begins_forward(const Call& call) {
 
 void ForwardPass::end_call(Call& call, const std::vector<at::Tensor>& outputs, bool failed) {
   NoInference no_inference;
+  if (full_params_.take_back(call)) return;
   const bool begun = std::any_of(stack_.frames().begin(), stack_.frames().end(),
                                  [&](const CallStack::Frame& f) { return f.call == &call; });
   if (!begun) return;  // its begin_call failed before it was pushed

@@ -81,8 +81,58 @@ void FullParams::summon(bool with_grads) {
 
 void FullParams::unsummon(bool writeback) {
   OSDP_CHECK(summoned_, Sharding, "OSDP: summon_full_params is not active for this model");
+  while (!lent_.empty()) take_back(*lent_.back().call);  // a call that an exception has left
   summoned_ = false;
   show_local(std::exchange(summoned_params_, {}), writeback);
+}
+
+// Note [Forwards of what is summoned]
+// Scripts evaluate or generate inside summon_full_params, often on one rank alone. So such a call
+// communicates nothing: it computes with the full values that are there. What a call would gather in another
+// dtype or on another device is shown so until its end. A graph would outlive the values, so gradients are
+// refused.
+void FullParams::lend(const Call& call) {
+  OSDP_CHECK(
+      !at::GradMode::is_enabled(), Sharding,
+      "OSDP: ", call.module.empty() ? "the model" : "'" + call.module + "'",
+      " was called with gradients inside summon_full_params; leave that context before the forward, or "
+      "call it under torch.no_grad().");
+  at::NoGradGuard no_grad;
+  Lent& lent = lent_.emplace_back(Lent{&call, {}});
+  const auto cast = [&](Parameter& p) {
+    const at::Tensor full = p.tensor().variable_data();
+    if (p.split() || p.absent()) return;
+    if (full.scalar_type() == p.compute_dtype() && full.device() == p.device()) return;
+    p.show(full.to(full.options().dtype(p.compute_dtype()).device(p.device())));
+    lent.casts.emplace_back(&p, full);
+  };
+  for (Unit* unit : call.units)
+    for (Slot& slot : unit->slots) cast(slot.owner());
+  if (call.root || call.method)
+    for (const auto& copy : shards_.copies()) cast(copy->owner());
+  else
+    for (WholeCopy* copy : call.copies) cast(copy->owner());
+}
+
+bool FullParams::take_back(const Call& call) {
+  const auto lent_to = [&](const Lent& lent) { return lent.call == &call; };
+  if (std::none_of(lent_.begin(), lent_.end(), lent_to)) return false;
+  NoInference no_inference;
+  for (bool last = false; !last;) {  // calls inside of it that an exception has left end with it
+    last = lent_to(lent_.back());
+    for (auto& [param, full] : lent_.back().casts) param->show(full);
+    lent_.pop_back();
+  }
+  return true;
+}
+
+at::Tensor FullParams::slice_of_summoned(const Parameter& p, int64_t slice) const {
+  const at::Tensor full = p.tensor().variable_data();
+  const bool out = p.split()->dim == ops::SplitDim::Out;
+  const int64_t length = full.size(out ? 0 : 1) / p.split()->granularity;
+  return full.narrow(out ? 0 : 1, slice * length, length)
+      .to(full.options().dtype(p.compute_dtype()).device(p.device()))
+      .contiguous();
 }
 
 std::vector<int64_t> FullParams::show_full(const std::vector<int64_t>& params, bool with_grads, bool keep) {

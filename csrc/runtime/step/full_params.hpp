@@ -1,18 +1,20 @@
 // FullParams: full parameters between training steps, for state dicts, summon_full_params and clipping.
 //
 // Invariants: nothing here runs within a forward or backward. While parameters are shown in full, these are
-// separate tensors that belong to no unit; a forward is refused where all are (summon). Every rank must make
-// the same calls.
+// separate tensors that belong to no unit. Where all are (summon), a forward without gradients computes with
+// them, and one with gradients is refused. Every rank must make the same calls, except for those forwards.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/lane.hpp"
 #include "runtime/step/call_stack.hpp"
+#include "runtime/step/graph_task.hpp"
 #include "runtime/step/norm.hpp"
 #include "runtime/step/step_state.hpp"
 #include "runtime/store/model_shards.hpp"
@@ -41,6 +43,13 @@ class FullParams {
   bool shows_any() const;  // in full, all or some
   void summon(bool with_grads);
   void unsummon(bool writeback);
+  // Around a call of a module in that scope: see Note [Forwards of what is summoned]. take_back returns false
+  // if nothing was lent to the call.
+  bool lends() const { return summoned_ && !in_pass() && current_graph_task() == -1; }
+  void lend(const Call& call);
+  bool take_back(const Call& call);
+  // A slice of a split weight that is shown in full, as its matrix product takes it.
+  at::Tensor slice_of_summoned(const Parameter& param, int64_t slice) const;
 
   // Shows the full values of those of `params` that show this rank's part, and returns which these are. After
   // an error none is shown. `keep`: what is written to them before a call of a module (see hide) is kept.
@@ -86,6 +95,11 @@ class FullParams {
   std::vector<Aside> aside_;  // by parameter: what it held before it was shown in full; undefined: it is not
   bool summoned_ = false;
   std::vector<int64_t> summoned_params_;
+  struct Lent {
+    const Call* call;
+    std::vector<std::pair<Parameter*, at::Tensor>> casts;  // and the full values that they are of
+  };
+  std::vector<Lent> lent_;  // calls that run while all is summoned, innermost last
 };
 
 }  // namespace osdp::runtime

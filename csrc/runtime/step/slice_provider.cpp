@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "runtime/step/full_params.hpp"
 #include "runtime/step/graph_task.hpp"
 #include "runtime/step/no_inference.hpp"
 
@@ -64,6 +65,7 @@ at::Tensor SliceProvider::acquire(int64_t param, int64_t slice) {
   at::NoGradGuard no_grad;
   if (stack_.empty() && current_graph_task() != -1) backward_.begin();
   const Parameter& p = shards_.parameter(param);
+  if (full_params_.lends()) return full_params_.slice_of_summoned(p, slice);
   const int64_t rows = p.slice_rows();
   if (slice < whole_slices(p)) return p.local().narrow(0, slice * rows, rows).to(p.compute_dtype());
   return units_.begin_slice(unit_of(p, slice));

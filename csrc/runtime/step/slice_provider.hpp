@@ -15,11 +15,18 @@
 
 namespace osdp::runtime {
 
+class FullParams;
+
 class SliceProvider {
  public:
   SliceProvider(const ModelShards& shards, UnitScheduler& units, GradientBuckets& buckets,
-                const CallStack& stack, BackwardPass& backward)
-      : shards_(shards), units_(units), buckets_(buckets), stack_(stack), backward_(backward) {}
+                const CallStack& stack, BackwardPass& backward, const FullParams& full_params)
+      : shards_(shards),
+        units_(units),
+        buckets_(buckets),
+        stack_(stack),
+        backward_(backward),
+        full_params_(full_params) {}
   ~SliceProvider();
 
   // Registers the slices of a split parameter; source_of returns their id (see ops::register_source).
@@ -40,6 +47,7 @@ class SliceProvider {
   GradientBuckets& buckets_;
   const CallStack& stack_;
   BackwardPass& backward_;
+  const FullParams& full_params_;
   std::unordered_map<int64_t, int64_t> sources_;  // split parameter -> source id
 };
 

@@ -20,12 +20,11 @@ from osdp.fsdp import optimizer_states, rank_files, state_dict_types, summoning
 from osdp.fsdp.class_or_instance import class_or_instance
 from osdp.fsdp.deferred import is_deferred
 from osdp.fsdp.first_forward import wait_for_inputs
-from osdp.fsdp.ignored import ignored_modules
 from osdp.fsdp.load_unwrapped import load_unwrapped
 from osdp.fsdp.marks import MARKS, refuse_planned
 from osdp.fsdp.options import OPTIONS, Options
+from osdp.fsdp.policies import wrap_selected
 from osdp.fsdp.shard import separate_parts, shard
-from osdp.fsdp.wrap import wrap_by_policy
 from osdp.plan.plan import Plan
 from osdp.sharding import step_scopes
 from osdp.sharding.forward_methods import outermost_around, part_of
@@ -195,10 +194,18 @@ class FullyShardedDataParallel(nn.Module):
     def apply(self, fn: Callable[[nn.Module], None]) -> FullyShardedDataParallel:
         """Like nn.Module.apply, with full parameters; each rank keeps the changes to its own rows.
         Collective."""
+        if self._sharded().emptied and self._sharded().in_full is not None:
+            return self._sharded().in_full(super().apply, "apply")(fn)  # type: ignore[no-any-return, misc]
         if self._sharded().runtime.summoned:
             return super().apply(fn)
         with summoning.summon_full_params(self):
             return super().apply(fn)
+
+    def to_empty(self, *, device: Any, recurse: bool = True) -> FullyShardedDataParallel:
+        """The module's. Until the next forward, what initialises gets full parameters: Note
+        [Initialising after to_empty]."""
+        self.module.to_empty(device=device, recurse=recurse)
+        return self
 
     def check_is_root(self) -> bool:
         """Whether this is the outermost wrapper."""
@@ -342,16 +349,8 @@ class FullyShardedDataParallel(nn.Module):
 
 def _wrap_parts(model: nn.Module, options: Options) -> None:
     """Wraps the modules that the policy selects; they are sharded together with `model`."""
-    policy = options.auto_wrap_policy
-    own: dict[nn.Module, dict[str, Any]] = {}  # arguments that a CustomPolicy returns for some modules
-    if hasattr(policy, "_run_policy"):
-        own = policy._run_policy(model, set(), {})
 
-    def chosen(module: nn.Module, recurse: bool) -> bool:
-        return recurse or module in own
-
-    def marked(module: nn.Module) -> nn.Module:
-        told = Options.of((), own.get(module, {}))
+    def marked(module: nn.Module, told: Options) -> nn.Module:
         if told.process_group is not None or told.device_mesh is not None:
             return FullyShardedDataParallel(module, **options.for_part(told))  # perhaps over other ranks
         wrapper = FullyShardedDataParallel.__new__(FullyShardedDataParallel)
@@ -360,5 +359,4 @@ def _wrap_parts(model: nn.Module, options: Options) -> None:
         wrapper._mark(dataclasses.replace(options, **told.given(), auto_wrap_policy=None))
         return wrapper
 
-    ignored = ignored_modules(options)
-    wrap_by_policy(model, chosen if own else policy, marked, only_children=True, ignored=ignored)
+    wrap_selected(model, options, marked)

@@ -26,7 +26,6 @@ from osdp.errors import InvalidProblemError, ShardingError
 from osdp.fsdp.new_dtypes import take_new_dtypes
 from osdp.fsdp.pipelining import answer_pipelining, refuse_split_backward
 from osdp.sharding.forward_methods import part_of
-from osdp.sharding.init_after_to_empty import initialise_in_full
 from osdp.sharding.parameter_settings import (
     GATHERS_IN_BACKWARD,
     STAYS_AFTER_BACKWARD,
@@ -99,14 +98,6 @@ class FSDPModule(nn.Module):
         self.reshard()
         super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
         take_new_dtypes(self)
-        return self
-
-    def to_empty(self, *, device: Any, recurse: bool = True) -> Any:
-        """The original class's. Until the next forward, methods that initialise (`reset_parameters`, `init_weights`, `apply`
-        with a function) may then be called, by all ranks: Note [Initialising after to_empty]."""
-        super().to_empty(device=device, recurse=recurse)
-        if recurse:
-            initialise_in_full(self)
         return self
 
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:

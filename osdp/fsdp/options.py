@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from osdp.base.warned import warn
 from osdp.errors import InvalidProblemError
@@ -64,6 +65,8 @@ class Options:
         if twice := sorted(placed.keys() & named.keys()):
             raise InvalidProblemError(f"{twice[0]} is passed both by position and by name")
         given = {**placed, **named}
+        if isinstance(classes := given.get("auto_wrap_policy"), set | frozenset):
+            given["auto_wrap_policy"] = ModuleWrapPolicy(classes)
         own = [f.name for f in dataclasses.fields(Options)]
         check_names(given, own)
         for name in ("ignored_modules", "ignored_states"):  # generators: iterated more than once
@@ -100,7 +103,7 @@ class Options:
         policy = self.auto_wrap_policy
         if not (policy is None or callable(policy) or hasattr(policy, "_run_policy")):
             raise InvalidProblemError(
-                "auto_wrap_policy must be a function, or torch's ModuleWrapPolicy or CustomPolicy, "
+                "auto_wrap_policy must be a function, a set of classes, or torch's ModuleWrapPolicy or CustomPolicy, "
                 f"got {policy!r}"
             )
         _ = self.mode

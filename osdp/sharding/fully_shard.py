@@ -25,6 +25,7 @@ from osdp.sharding.forward_methods import watch_methods
 from osdp.sharding.gathering_calls import cover_forward, route_forward
 from osdp.sharding.handover import Handover
 from osdp.sharding.hybrid_mesh import GroupLike, RankGrid, agreed_grid, model_ranks
+from osdp.sharding.init_after_to_empty import install_to_empty
 from osdp.sharding.installed import Installed
 from osdp.sharding.materialize import Placing, keep_ties, survey
 from osdp.sharding.meta_init import InitFunction
@@ -255,6 +256,7 @@ def _install(
     apply_settings(sharded)
     show_full_parameters(model, sharded)
     watch_methods(model, sharded)
+    install_to_empty(model)
     installed.note()
     copyable(model, _shard_copy)
     sharded.local_bytes = sum(t.numel() * t.element_size() for t in _states(model))

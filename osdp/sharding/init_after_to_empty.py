@@ -2,12 +2,12 @@
 
 Note [Initialising after to_empty]
 FSDP2's way from the meta device is `fully_shard`, `model.to_empty(device=...)`, then `reset_parameters()` of every module
-(or a method of the user's, or `model.apply(function)`). Such code computes with shapes and draws random numbers, so on
-this rank's rows it would give other values. After to_empty no parameter has a value, and until the next forward these
-methods run with full parameters: one that they touch is gathered then, in whatever way they touch it, stays full until
-the method ends, gets rank 0's values, and each rank keeps its rows. So values and random numbers are those of one
-process. Parameters that every rank holds in full are compared between ranks at the next forward instead. All ranks must
-call the methods, in the same order.
+(or a method of the user's, or `model.apply(function)`, or torch.nn.init's functions for one parameter after another). Such
+code computes with shapes and draws random numbers, so on this rank's rows it would give other values. After to_empty no
+parameter has a value, and until the next forward these methods and functions run with full parameters: one that they
+touch is gathered then, in whatever way they touch it, stays full until the method ends, gets rank 0's values, and each
+rank keeps its rows. So values and random numbers are those of one process. Parameters that every rank holds in full are
+compared between ranks at the next forward instead. All ranks must call the same, in the same order.
 """
 
 from __future__ import annotations
@@ -59,22 +59,47 @@ class Initialising(ReadValues):
                 self.sharded.lane.collectives.broadcast(shown)
 
 
-def initialise_in_full(part: nn.Module) -> None:
-    """Until the next forward of `part`, which has just been emptied, its methods that initialise get full parameters."""
+def install_to_empty(model: nn.Module) -> None:
+    """Make `to_empty` of the model's modules that hold sharded parameters begin that."""
+    for module in model.modules():
+        if next(module.parameters(), None) is not None:
+            module.to_empty = _and_initialise(module)  # type: ignore[method-assign]
+
+
+def _and_initialise(module: nn.Module) -> Callable[..., Any]:
+    original = getattr(module.to_empty, "_osdp_method", module.to_empty)
+
+    @functools.wraps(original)
+    def to_empty(*, device: Any, recurse: bool = True) -> Any:
+        original(device=device, recurse=recurse)
+        if recurse:
+            _initialise_in_full(module)
+        return module
+
+    to_empty._osdp_method = original  # type: ignore[attr-defined]
+    return to_empty
+
+
+def _initialise_in_full(part: nn.Module) -> None:
+    """Until the next forward of `part`, which has just been emptied, what initialises it gets full parameters."""
     model, sharded, _ = part_of(part)
     installed = Installed.on(model)
+    emptied = {sharded.tree.index[id(p)] for p in part.parameters() if sharded.tree.is_sharded(p)}
+    sharded.emptied |= emptied
+    sharded.in_full = functools.partial(_in_full, sharded)
     put: list[tuple[nn.Module, str, object, object]] = []
     for module in part.modules():
         for name in _METHODS:
             method = getattr(module, name, None)
             if callable(method) and any(map(sharded.tree.is_sharded, module.parameters())):
                 was = vars(module).get(name)
-                given = _in_full(getattr(method, "_osdp_method", method), sharded, name)
+                given = _in_full(sharded, getattr(method, "_osdp_method", method), name)
                 installed.put(module, name, given)
                 put.append((module, name, was, given))
 
     def end(*_: object) -> None:
         ending.remove()
+        sharded.emptied -= emptied
         for module, name, was, given in put:
             if vars(module).get(name) is given:
                 if was is None:
@@ -85,7 +110,7 @@ def initialise_in_full(part: nn.Module) -> None:
     ending = part.register_forward_pre_hook(end, prepend=True)  # the latest to_empty() ends first
 
 
-def _in_full(method: Callable[..., Any], sharded: Sharded, name: str) -> Callable[..., Any]:
+def _in_full(sharded: Sharded, method: Callable[..., Any], name: str) -> Callable[..., Any]:
     @functools.wraps(method)
     def initialising(*args: Any, **kwargs: Any) -> Any:
         runtime = sharded.runtime

@@ -65,6 +65,9 @@ class Sharded:
         self.form = StateDictForm()
         self.saving: Any = None  # the Snapshot of the state_dict() that is running
         self.initialising: Any = None  # the Initialising of the method that initialises after to_empty()
+        self.emptied: set[int] = set()  # indices of parameters without a value since to_empty()
+        # Then: a function, and its name, as one that gets full parameters.
+        self.in_full: Callable[[Callable[..., Any], str], Callable[..., Any]] | None = None
         self.shown: WeakSet[nn.Module] = WeakSet()  # modules whose state dicts show full parameters
         self.split_names = frozenset(splits_of(plan))  # weights that are computed in slices
         self.planned = tuple(names)  # as the plan has them; `index` follows renamed modules

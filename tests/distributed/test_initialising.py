@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -162,10 +163,27 @@ def by_apply(model: nn.Module) -> None:
     model.apply(in_place)
 
 
+def early(function: Callable[..., object]) -> Callable[..., object]:
+    """As it is where it was imported before anything was sharded."""
+    return getattr(function, "__wrapped__", function)
+
+
+def by_parameter(model: nn.Module) -> None:
+    """A free loop: by shapes, of `.data` too."""
+    each_resets(model)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            init.kaiming_normal_(parameter)
+        elif "norm" not in name:
+            early(uniform_)(parameter.data, -0.1, 0.1)
+    early(init.xavier_uniform_)(model.blocks[0][0].weight)
+
+
 AFTER = {
     "reset_parameters": each_resets,
     "a method of the model": lambda model: model.init_weights(),
     "apply": by_apply,
+    "nn.init of each parameter": by_parameter,
 }
 
 
@@ -202,6 +220,51 @@ def after_to_empty(me: Member, initialise: bool) -> None:
     torch.manual_seed(0)
     whole.head.reset_parameters()
     assert torch.equal(model.head.state_dict()["weight"].full_tensor(), whole.head.weight)
+
+
+def by_plan(mode: str) -> Callable[[nn.Module, Member], nn.Module]:
+    ranks_of_line = 2 if mode == "HYBRID_SHARD" else None
+    return lambda model, me: osdp.fully_shard(
+        model, osdp.Plan.uniform(model, mode), me.group, ranks_per_host=ranks_of_line
+    )
+
+
+WAYS = {mode: by_plan(mode) for mode in ("FULL_SHARD", "NO_SHARD", "SHARD_GRAD_OP", "HYBRID_SHARD")}
+WAYS["class"] = lambda model, me: osdp.FullyShardedDataParallel(
+    model, me.group, auto_wrap_policy={nn.Sequential}
+)
+
+
+def other_ways(me: Member, way: str) -> None:
+    """Drawn twice: the emptied model is drawn anew after training, too."""
+    with torch.device("meta"):
+        model = Rooted()
+    model, whole = WAYS[way](model, me), Rooted()
+    tokens = torch.arange(6).view(2, 3)
+    for name, initialised in AFTER.items():
+        if way == "class" and name in ("reset_parameters", "nn.init of each parameter"):
+            continue  # modules() has the wrappers too, which forward reset_parameters
+        for each in (model.to_empty(device="cpu"), whole):
+            torch.manual_seed(7)
+            initialised(each)
+        with naming(name):
+            wanted = whole.state_dict()
+            for key, value in model.state_dict().items():
+                assert torch.equal(value, wanted[key]), key
+            if way != "NO_SHARD":
+                with pytest.raises(osdp.ShardingError, match="imported before fully_shard"):
+                    early(kaiming_normal_)(model.blocks[0][0].weight)
+            assert torch.allclose(model(tokens), whole(tokens), rtol=1e-5, atol=1e-6)
+            model(tokens).sum().backward()
+        model.zero_grad()
+
+
+@pytest.mark.outcome(
+    "after `to_empty`: `torch.nn.init` of each parameter in a loop; a plan, HYBRID_SHARD, the class", "equal"
+)
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_to_shard_before_to_empty(ranks, way):
+    ranks(other_ways, way, world=4 if way == "HYBRID_SHARD" else 2)
 
 
 class Rotary(nn.Module):

@@ -6,8 +6,8 @@ torch.nn.init computes fan-in and fan-out from the shape, and draws from this ra
 rows, xavier's scale would be wrong, rows would be orthogonal only to those of this rank, and ranks with equal
 seeds would draw equal rows. So its functions refuse tensors that share memory with this rank's part of a
 parameter (including `.data` and views); `reset_parameters` of torch's modules call them. zeros_, ones_ and
-constant_ are correct for any part. Parameters that every rank holds in full may be drawn, and are compared
-between ranks at the next forward, which raises if seeds differ.
+constant_ are correct for any part. After to_empty() they get the full parameter instead. Parameters that every
+rank holds in full may be drawn, and are compared between ranks at the next forward, which raises if seeds differ.
   Methods of the tensor itself, `p.data.normal_()`, are detected within `model.apply(...)` and within methods
   that name a parameter (osdp/sharding/forward_methods.py). In a free function they cannot be distinguished
   from an optimizer's operations.
@@ -20,11 +20,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import init
 
 from osdp.errors import ShardingError
-from osdp.sharding.sharded_model import sharded_models
+from osdp.sharding.sharded_model import Sharded, sharded_models
 
 _PUBLIC = (
     "uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_",
@@ -32,7 +32,8 @@ _PUBLIC = (
 )  # fmt: skip
 # Called by the public ones, which a script may have imported before. Private to torch; missing ones are
 # skipped.
-_WITHIN = ("_no_grad_uniform_", "_no_grad_normal_", "_no_grad_trunc_normal_", "_calculate_correct_fan")
+_WITHIN = ("_no_grad_uniform_", "_no_grad_normal_", "_no_grad_trunc_normal_", "_calculate_correct_fan",
+           "_calculate_fan_in_and_fan_out")  # fmt: skip
 
 
 @functools.cache
@@ -47,10 +48,30 @@ def _asking(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def asking(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(tensor, Tensor) and not torch.compiler.is_compiling():
+            # kaiming_*, imported before, calls only _calculate_correct_fan of these, and then draws by itself.
+            if name != "_calculate_correct_fan" and (emptied := _emptied(tensor)) is not None:
+                sharded, parameter = emptied
+                assert sharded.in_full is not None
+                result = sharded.in_full(function, "torch.nn.init")(parameter, *args, **kwargs)
+                return tensor if result is parameter else result
             refuse_part(tensor, f"torch.nn.init.{name}")
         return function(tensor, *args, **kwargs)
 
     return asking
+
+
+def _emptied(tensor: Tensor) -> tuple[Sharded, nn.Parameter] | None:
+    """The parameter that `tensor` is, or is the `.data` of, if it has had no value since to_empty() and no method that
+    initialises runs."""
+    for _, sharded in sharded_models():
+        runtime = sharded.runtime
+        if not sharded.emptied or sharded.initialising is not None or runtime.in_pass or runtime.summoned:
+            continue
+        found = runtime.owner_of(tensor)
+        if found is not None and (index := sharded.planned.index(found[0])) in sharded.emptied:
+            parameter = sharded.tree.known[index]
+            return (sharded, parameter) if tensor.shape == parameter.shape else None
+    return None
 
 
 def refuse_part(tensor: Tensor, what: str) -> None:
@@ -71,5 +92,6 @@ def refuse_part(tensor: Tensor, what: str) -> None:
             f"{list(tensor.shape)}: initialise it before fully_shard, or inside "
             "osdp.summon_full_params(model) with the same seed on all ranks; for models on the meta "
             "device pass param_init_fn, or, as with FSDP2, call "
-            "model.to_empty(device=...) and then the modules' reset_parameters"
+            "model.to_empty(device=...) and then the modules' reset_parameters, or functions as torch.nn.init.<name>(...) "
+            "(names that were imported before fully_shard are not seen in whole)"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 
@@ -188,6 +189,48 @@ def penalty_alone(me: Member) -> None:
 
 def test_a_loss_of_the_gradient_of_the_input_alone(ranks):
     ranks(penalty_alone, world=2)
+
+
+def into_the_input(me: Member) -> None:
+    """The first gradient goes into `x.grad`, not to the caller: by `inputs=`, or because all parameters are frozen."""
+    for kind in ("layer norm", "last", "convolution"):
+        for mode in ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"):
+            for frozen in (False, True):
+                with naming(f"{kind}, {mode}, frozen: {frozen}"):
+                    whole, model = layer(kind), layer(kind)
+                    for each in (whole, model):
+                        each.requires_grad_(not frozen)
+                    plan = osdp.Plan.uniform(osdp.describe(model, torch.zeros(2, 8).double()), mode)
+                    osdp.fully_shard(model, plan, process_group=me.group)
+                    torch.manual_seed(1)
+                    for data in torch.randn(2, 2 * me.world, 8).double():
+                        slopes = []
+                        for each, mine in ((whole, data), (model, me.part(data))):
+                            x = mine.clone().requires_grad_()
+                            with warnings.catch_warnings(action="ignore"):  # of the cycle through x.grad
+                                chosen = None if frozen else [x]
+                                torch.autograd.backward(
+                                    each(x).square().sum(), inputs=chosen, create_graph=True
+                                )
+                            slope, x.grad = x.grad, None
+                            slope.square().sum(1).mean().backward()
+                            slopes.append(x.grad)
+                        close(slopes[1] / me.world, me.part(slopes[0]), 1e-9, "second gradient of the input")
+                    sharded = osdp.sharding.sharded_model.runtime_of(model)
+                    for name, parameter in model.named_parameters():
+                        wanted = whole.get_parameter(name).grad
+                        assert (parameter.grad is None) == (wanted is None) or parameter.numel() == 0, name
+                        if wanted is not None:
+                            grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                            close(sharded.gather_whole(name, grad), wanted, 1e-9, name)
+                    assert sharded.gathered_bytes() == 0
+
+
+@pytest.mark.outcome(
+    "`torch.autograd.backward(loss, inputs=[x], create_graph=True)`, then of `x.grad`", "equal"
+)
+def test_a_gradient_with_a_graph_in_the_inputs_grad(ranks):
+    ranks(into_the_input, world=2)
 
 
 @pytest.mark.outcome("a penalty on the gradient of the input (`create_graph=True`)", "equal")

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.autograd
+from torch import Tensor
 
 from osdp import _C
 from osdp.errors import ShardingError
@@ -87,6 +89,23 @@ def _parameters(part: str, whole: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def _leaves(outputs: Iterable[Any]) -> list[Tensor]:
+    """The tensors that a backward of `outputs` (tensors or edges of their graph) accumulates gradients into."""
+    found: list[Tensor] = []
+    nodes = [each.grad_fn if isinstance(each, Tensor) else each.node for each in outputs]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if node is None:
+            continue
+        if isinstance(leaf := getattr(node, "variable", None), Tensor):
+            found.append(leaf)
+        following = {next_node for next_node, _ in node.next_functions} - seen
+        seen |= following
+        nodes += following
+    return found
+
+
 @functools.cache
 def install_typed_errors() -> None:
     """Once per process."""
@@ -103,7 +122,13 @@ def install_typed_errors() -> None:
             if instead is None:
                 raise
         else:
-            for gradient in gradients or ():
+            creates_graph = args[3] if len(args) > 3 else kwargs.get("create_graph", False)
+            if creates_graph and not gradients:  # they are in .grad
+                into = kwargs.get("inputs", args[4] if len(args) > 4 else ()) or _leaves(args[0])
+                made: list[Any] = [leaf.grad for leaf in into if isinstance(leaf, Tensor)]
+            else:
+                made = list(gradients or ())
+            for gradient in made:
                 if gradient is not None and gradient.grad_fn is not None:  # create_graph=True
                     gradient.register_hook(_C.begin_backwards)
             return gradients

@@ -29,6 +29,7 @@ from osdp.errors import ShardingError
 from osdp.fsdp.first_forward import wait_for_inputs
 from osdp.fsdp.optimizer_states import plain_state_dict
 from osdp.fsdp.options import OPTIONS, Options
+from osdp.fsdp.policies import mark_selected
 from osdp.fsdp.shard import shard
 from osdp.sharding.step_scopes import no_sync
 
@@ -65,6 +66,12 @@ class OSDPAccelerator(Accelerator):
     def prepare_optimizer(
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
     ) -> AcceleratedOptimizer:
+        if isinstance(
+            optimizer, AcceleratedOptimizer
+        ):  # prepared before: a second call of a Trainer's train()
+            if all(known is not optimizer for known in self._optimizers):
+                self._optimizers.append(optimizer)
+            return optimizer
         prepared = _WholeStates(optimizer, device_placement=False, scaler=self.scaler)
         prepared.models = self._sharded
         self._optimizers.append(prepared)
@@ -73,6 +80,7 @@ class OSDPAccelerator(Accelerator):
     def _shard(self, model: nn.Module) -> None:
         inner = unwrapped(model)
         if not is_sharded(inner):
+            mark_selected(inner, self._options)
             shard(inner, self._options, self._options.form)
             wait_for_inputs(inner, self._options)
         if all(known is not inner for known in self._sharded):

@@ -12,7 +12,7 @@ load the other's. Needs the extra `lightning`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,12 +20,17 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.optim import Optimizer
 
 from osdp.base.sharded_models import is_sharded
+from osdp.errors import InvalidProblemError
 from osdp.fsdp.first_forward import is_waiting, wait_for_inputs
 from osdp.fsdp.optimizer_states import plain_state_dict
 from osdp.fsdp.options import Options
+from osdp.fsdp.policies import mark_selected
 from osdp.fsdp.shard import shard
 from osdp.sharding.forward_methods import register_forward_method
 from osdp.sharding.step_scopes import no_sync
@@ -45,13 +50,30 @@ class OSDPStrategy(DDPStrategy):
     which rank 0 traces on a copy of the module that has no trainer: self.log does nothing there, and with `memory`
     a step that needs the trainer or values of tensors is a DescribeError.
 
-    Raises InvalidProblemError for unknown arguments.
+    Also takes the arguments of Lightning's FSDPStrategy (docs/frameworks.md): `activation_checkpointing_policy` selects
+    layers that are recomputed, beside those that a plan recomputes.
+
+    Raises InvalidProblemError for unknown arguments, and for `state_dict_type="sharded"`.
     """
 
     strategy_name = "osdp"
     model: nn.Module | None
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(
+        self,
+        *,
+        activation_checkpointing: type[nn.Module] | Collection[type[nn.Module]] | None = None,
+        activation_checkpointing_policy: Any = None,
+        state_dict_type: str = "full",
+        **options: Any,
+    ) -> None:
+        if state_dict_type != "full":
+            raise InvalidProblemError(
+                f"state_dict_type={state_dict_type!r} is not supported: the Trainer's checkpoints hold full tensors, which "
+                "runs of any number of ranks can load; osdp.Checkpoints in a callback writes each "
+                "rank's part"
+            )
+        self._recomputed = _policy_of(activation_checkpointing, activation_checkpointing_policy)
         launch = {name: options.pop(name) for name in LAUNCH if name in options}
         super().__init__(**launch)
         self._given = {"state_dict_on_rank_0_only": True, "state_dict_device": "cpu", **options}
@@ -73,9 +95,14 @@ class OSDPStrategy(DDPStrategy):
 
     def _shard(self, model: nn.Module) -> None:
         given = {"device_id": self.root_device, **self._given}
+        if isinstance(shape := given.get("device_mesh"), tuple):
+            given["device_mesh"] = init_device_mesh(self.root_device.type, shape)
         if given.get("sample") is None and given.get("plan") is None:
             given["sample"] = _example_of(model)
         options = Options.of((), given)
+        if self._recomputed is not None:
+            apply_activation_checkpointing(model, auto_wrap_policy=self._recomputed)
+        mark_selected(model, options)
         shard(model, options, options.form)
         wait_for_inputs(model, options)
         for step in STEPS:
@@ -115,6 +142,16 @@ class OSDPStrategy(DDPStrategy):
         self.precision_plugin.teardown()
         self.accelerator.teardown()
         self.checkpoint_io.teardown()
+
+
+def _policy_of(classes: type[nn.Module] | Collection[type[nn.Module]] | None, policy: Any) -> Any:
+    """Which layers are recomputed, as a policy; None: none."""
+    if classes is not None and policy is not None:
+        raise InvalidProblemError(
+            "pass activation_checkpointing_policy alone: activation_checkpointing is its older name"
+        )
+    given = policy if classes is None else {classes} if isinstance(classes, type) else set(classes)
+    return ModuleWrapPolicy(given) if isinstance(given, set | frozenset) else given
 
 
 def _example_of(model: nn.Module) -> Any:

@@ -94,6 +94,7 @@ def fully_shard(
             "mixed_precision": mp_policy,
             "cpu_offload": offload_policy,
             "ignored_states": ignored_params,
+            "initialise": None,
             **options,
         },
     )

@@ -46,7 +46,7 @@ class Options:
     ignored_modules: Iterable[nn.Module] | None = None
     ignored_states: Iterable[nn.Parameter | nn.Module] | None = None
     param_init_fn: InitFunction | None = None
-    initialise: bool = True
+    initialise: bool | None = True  # None: what a method fills; the rest is the script's, as in FSDP2
     cpu_offload: object = False
     move_params_to_cpu: bool = False
     move_grads_to_cpu: bool | None = None

@@ -51,7 +51,7 @@ def fully_shard(
     ranks_per_host: int | None = None,
     device_id: int | str | torch.device | None = None,
     param_init_fn: InitFunction | None = None,
-    initialise: bool = True,
+    initialise: bool | None = True,
     cpu_offload: object = False,
     mixed_precision: MixedPrecision | object | None = None,
     allocate_memory_from_process_group_for_comm: bool = False,
@@ -73,7 +73,8 @@ def fully_shard(
     A model built under `torch.device("meta")` is initialised here, a few modules at a time, by their `reset_parameters` or
     by `param_init_fn(module)`, which is called, as in FSDP1, for each module that directly owns parameters or
     buffers; no rank ever holds the full model (see meta_init.py). With `initialise=False` its values are NaN,
-    to be loaded by `osdp.load` or `load_state_dict`. If only rank 0 has values and the others are on the meta
+    to be loaded by `osdp.load` or `load_state_dict`; with None (as without a plan) that holds for what has no method to
+    fill it, which is an error otherwise. If only rank 0 has values and the others are on the meta
     device, they receive their rows from it. With `cpu_offload` (True, or FSDP1's and FSDP2's objects) shards,
     their gradients and therefore the optimizer's state are kept in host memory; parameters that are not
     sharded, and slices, stay on the device (see osdp/sharding/cpu_offload.py). `device_id`: the device to

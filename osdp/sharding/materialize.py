@@ -55,7 +55,7 @@ def survey(
     group: dist.ProcessGroup,
     device_id: int | str | torch.device | None = None,
     offload: bool = False,
-    initialise: bool = True,
+    initialise: bool | None = True,
 ) -> Survey:
     """The device that the model trains on: `device_id`; else the device of its tensors; for the meta device
     (and, with `offload`, for the host) the current accelerator if `group` communicates on it, else the CPU.
@@ -128,13 +128,13 @@ class Placing:
         together: Together,
         device: torch.device,
         init: InitFunction | None = None,
-        initialise: bool = True,
+        initialise: bool | None = True,
         handover: Handover | None = None,
     ) -> None:
         """Collective. Raises ShardingError on all ranks, with nothing changed, if a module cannot be
         initialised."""
         self.model, self.together, self.device, self.init = model, together, device, init
-        self.initialise, self.handover = initialise, handover
+        self.lenient, self.handover = initialise is None, handover
         self.parameters = dict(model.named_parameters())
         self.buffers = dict(model.named_buffers())
         # Tensors without a value on rank 0 are initialised, on all ranks; the others get rank 0's value.
@@ -144,7 +144,8 @@ class Placing:
         self.resets = pretrained_resets(model)
         if first:
             self.turns = together.do(
-                "initialising the model", lambda: turns_of(model, init, not initialise, self.resets)
+                "initialising the model",
+                lambda: turns_of(model, init, initialise is False, self.resets, self.lenient),
             )
         self.stand_ins: dict[int, nn.Parameter] = {}
         self.values: dict[int, Tensor] = {}  # data of real parameters, until they are placed
@@ -228,7 +229,7 @@ class Placing:
         made: dict[int, Tensor] = {}
         error: Exception | None = None
         try:
-            made = run_turn(turn, self.init, self.device, filled, self.resets)
+            made = run_turn(turn, self.init, self.device, filled, self.resets, self.lenient)
         except Exception as caught:
             error = caught
         failed = torch.tensor([float(error is not None)], device=self.device)

@@ -19,6 +19,10 @@ with memory for all of them.
 
 Modules inside a model of transformers are filled by that model's `_init_weights` instead (pretrained_resets.py).
 
+FSDP2's scripts initialise after sharding (Note [Initialising after to_empty]), so `fully_shard` without a plan leaves
+what no reset fills to them: it is NaN until then, with a warning. An integer would be a wrong number that nothing
+notices, so it is refused.
+
 A tied parameter is filled by the first module that holds it; later ones get scratch memory in its place.
 Tensors that a reset does not write would be garbage, so memory is filled with NaN first, and remaining NaNs
 are an error.
@@ -35,6 +39,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from osdp.base.rng_state import generators_kept
+from osdp.base.warned import warn
 from osdp.errors import ShardingError
 
 InitFunction = Callable[[nn.Module], Any]
@@ -58,10 +63,15 @@ def own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def turns_of(
-    model: nn.Module, init: InitFunction | None, only_unsaved: bool = False, resets: Resets = _NONE
+    model: nn.Module,
+    init: InitFunction | None,
+    only_unsaved: bool = False,
+    resets: Resets = _NONE,
+    lenient: bool = False,
 ) -> list[Turn]:
     """The turns in order. `only_unsaved`: only modules with buffers that checkpoints do not contain. `resets`: of modules
-    that are filled by a model around them, in place of `reset_parameters`.
+    that are filled by a model around them, in place of `reset_parameters`. `lenient`: floating-point tensors of a module
+    that has neither are left to the script.
 
     Raises ShardingError naming a module that cannot be initialised: one that holds tensors on the meta device and has no
     `reset_parameters`, where there is no `init`.
@@ -71,9 +81,16 @@ def turns_of(
     filled: set[int] = set()
     for position, (name, module) in enumerate(order):
         own = [(key, t) for key, t in own_tensors(module) if id(t) not in filled]
-        if only_unsaved and init is None and _reset_of(module, resets) is None:
-            # The user's code fills it, or it stays NaN; an integer would be a wrong number that nothing notices.
-            own = [(key, t) for key, t in own if not (t.is_floating_point() or t.is_complex())]
+        left = init is None and _reset_of(module, resets) is None
+        floats = [key for key, t in own if t.is_floating_point() or t.is_complex()]
+        if lenient and left and floats:
+            warn(
+                f"OSDP: {f'{name}.{floats[0]}'.removeprefix('.')!r} is on the meta device, and {type(module).__name__} "
+                "has no reset_parameters to fill it: it is NaN until the script fills it, after to_empty() or by a "
+                "state dict"
+            )
+        if (only_unsaved or lenient) and left:
+            own = [(key, t) for key, t in own if key not in floats]
         if own and init is None and _reset_of(module, resets) is None and _wanted(module, only_unsaved):
             key, tensor = own[0]
             kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
@@ -95,7 +112,7 @@ def turns_of(
             id(t)
             for _, module in members
             if _wanted(module, only_unsaved)
-            and not (only_unsaved and init is None and _reset_of(module, resets) is None)
+            and not ((only_unsaved or lenient) and init is None and _reset_of(module, resets) is None)
             for _, t in own_tensors(module)
         }
         if due - filled:
@@ -105,7 +122,12 @@ def turns_of(
 
 
 def run_turn(
-    turn: Turn, init: InitFunction | None, device: torch.device, filled: set[int], resets: Resets = _NONE
+    turn: Turn,
+    init: InitFunction | None,
+    device: torch.device,
+    filled: set[int],
+    resets: Resets = _NONE,
+    lenient: bool = False,
 ) -> dict[int, Tensor]:
     """Run the turn on `device`; returns the values by the id of the meta tensors that they belong to.
 
@@ -139,6 +161,8 @@ def run_turn(
                 if wanted is None or id(wanted) in filled:
                     continue
                 where = f"{name}.{key}" if name else key
+                if lenient and init is None and _reset_of(module, resets) is None and tensor.isnan().any():
+                    continue  # no reset around it fills it
                 _check(where, module, tensor, wanted, device, versions[id(wanted)])
                 result[id(wanted)] = tensor.detach()
         return result

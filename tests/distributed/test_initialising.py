@@ -268,19 +268,21 @@ def test_each_way_to_shard_before_to_empty(ranks, way):
 
 
 class Rotary(nn.Module):
-    """A buffer that no reset_parameters fills."""
+    """A buffer and a parameter that no reset_parameters fills."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.linear = nn.Linear(6, 6)
+        self.scale = nn.Parameter(torch.ones(6))
         self.register_buffer("table", torch.ones(6, dtype=dtype), persistent=False)
 
     def init_weights(self) -> None:
         self.linear.reset_parameters()
+        init.normal_(self.scale)
         self.table = torch.arange(6.0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x) * self.table
+        return self.linear(x) * self.table * self.scale
 
 
 def buffers_that_the_script_fills(me: Member) -> None:
@@ -288,15 +290,30 @@ def buffers_that_the_script_fills(me: Member) -> None:
         model, counts = Rotary(), Rotary(torch.long)
     with pytest.raises(osdp.ShardingError, match="buffer 'table' on the meta device"):
         osdp.fully_shard(counts, process_group=me.group, initialise=False)  # it could not be NaN until then
-    osdp.fully_shard(model.linear, process_group=me.group, initialise=False)
-    osdp.fully_shard(model, process_group=me.group, initialise=False)
-    assert model.table.isnan().all()
-    whole = Rotary()
-    for each in (model.to_empty(device="cpu"), whole):
-        torch.manual_seed(3)
-        each.init_weights()
-    x = torch.randn(2, 6)
-    assert torch.allclose(model(x), whole(x), rtol=1e-5, atol=1e-6)
+    with pytest.raises(osdp.ShardingError, match="buffer 'table' on the meta device"):
+        osdp.fully_shard(counts, process_group=me.group)
+    with pytest.raises(osdp.ShardingError, match="parameter 'scale' on the meta device"):
+        osdp.fully_shard(model, osdp.Plan.uniform(model, "FULL_SHARD"), me.group)
+    for told in (
+        {"initialise": False},
+        {},
+    ):  # without it what has a reset is initialised, with a warning about the rest
+        with torch.device("meta"):
+            model = Rotary()
+        osdp.fully_shard(model.linear, process_group=me.group, **told)
+        with (
+            contextlib.nullcontext()
+            if told
+            else pytest.warns(UserWarning, match=r"'scale' is on the meta device")
+        ):
+            osdp.fully_shard(model, process_group=me.group, **told)
+        assert model.table.isnan().all() and model.scale.isnan().all()
+        whole = Rotary()
+        for each in (model.to_empty(device="cpu"), whole):
+            torch.manual_seed(3)
+            each.init_weights()
+        x = torch.randn(2, 6)
+        assert torch.allclose(model(x), whole(x), rtol=1e-5, atol=1e-6)
 
 
 def test_buffers_that_only_the_script_can_fill(ranks):

@@ -257,7 +257,7 @@ def _install(
     apply_settings(sharded)
     show_full_parameters(model, sharded)
     watch_methods(model, sharded)
-    install_to_empty(model)
+    install_to_empty(model, sharded)
     installed.note()
     copyable(model, _shard_copy)
     sharded.local_bytes = sum(t.numel() * t.element_size() for t in _states(model))

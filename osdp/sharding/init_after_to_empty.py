@@ -59,10 +59,10 @@ class Initialising(ReadValues):
                 self.sharded.lane.collectives.broadcast(shown)
 
 
-def install_to_empty(model: nn.Module) -> None:
+def install_to_empty(model: nn.Module, sharded: Sharded) -> None:
     """Make `to_empty` of the model's modules that hold sharded parameters begin that."""
     for module in model.modules():
-        if next(module.parameters(), None) is not None:
+        if any(map(sharded.tree.is_sharded, module.parameters())):  # others can be copied and pickled
             module.to_empty = _and_initialise(module)  # type: ignore[method-assign]
 
 

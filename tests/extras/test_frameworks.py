@@ -16,7 +16,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 RUNNERS = {"lightning": [sys.executable], "accelerate": TORCHRUN, "trainer": TORCHRUN}
 NEEDS = {"lightning": "lightning", "accelerate": "accelerate", "trainer": "accelerate"}
 # Less than the model, its gradients and its optimizer's state take.
-MEMORY = {"lightning": "3.5MiB", "accelerate": "4MiB", "trainer": "4MiB"}
+MEMORY = {"lightning": "3.5MiB", "accelerate": "3.5MiB", "trainer": "3.5MiB"}
 
 
 def run(framework: str, *options: object) -> dict[str, Any]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from training_scripts import TORCHRUN, figures_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "frameworks"
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 TWICE = f"""
 import json, sys
@@ -80,16 +77,7 @@ if trainer.is_global_zero:
 def run(command: list[str], script: str, place: Path, how: str) -> dict[str, Any]:
     file = place / f"{how}.py"
     file.write_text(script)
-    done = subprocess.run(
-        [*command, str(file), how, str(place / how)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith('{"losses"')]
-    return json.loads(line)  # type: ignore[no-any-return]
+    return figures_of([*command, str(file), how, str(place / how)])
 
 
 def test_a_trainer_that_trains_again_and_resumes(tmp_path: Path) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from training_scripts import TORCHRUN, figures_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "frameworks"
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 RUNNERS = {"lightning": [sys.executable], "accelerate": TORCHRUN, "trainer": TORCHRUN}
 NEEDS = {"lightning": "lightning", "accelerate": "accelerate", "trainer": "accelerate"}
 # Less than the model, its gradients and its optimizer's state take.
@@ -20,17 +17,7 @@ MEMORY = {"lightning": "3.5MiB", "accelerate": "3.5MiB", "trainer": "3.5MiB"}
 
 
 def run(framework: str, *options: object) -> dict[str, Any]:
-    script = EXAMPLES / f"train_{framework}.py"
-    done = subprocess.run(
-        [*RUNNERS[framework], str(script), *map(str, options)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith('{"losses"')]
-    return json.loads(line)  # type: ignore[no-any-return]
+    return figures_of([*RUNNERS[framework], str(EXAMPLES / f"train_{framework}.py"), *map(str, options)])
 
 
 @pytest.mark.parametrize("framework", RUNNERS)

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 import osdp
 from osdp.description import gradient_sums
 from osdp.description.model_description import ModelDescription
-
-
-def peak_bytes(run: Callable[[], object]) -> int:
-    """The most bytes that `run` held at once, beyond what was there before (this thread's allocations)."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
-        kept = run()
-    events = [e for e in prof.profiler.kineto_results.events() if e.name() == "[memory]"]
-    total = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        total += event.nbytes()
-        peak = max(peak, total)
-    del kept
-    return peak
+from tests.unit.allocations import peak_bytes
 
 
 def described_bytes(description: ModelDescription, batch: int) -> int:

@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from osdp.sharding.split_linear import split_linear
+from tests.unit.allocations import peak_bytes
 from tests.unit.sharding.split_helpers import TensorSource
 
 N, OUT, IN, G = 256, 512, 512, 8
 # Scalars and the engine's own; less than one slice of a result (32 KiB in bf16), so that such a copy is seen.
 SLACK_BYTES = 16 * 1024
-
-
-def peak_bytes(run: Callable[[], object]) -> int:
-    """The most bytes that `run` held at once, beyond what was there before (this thread's allocations)."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
-        kept = run()
-    events = [e for e in prof.profiler.kineto_results.events() if e.name() == "[memory]"]
-    total = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        total += event.nbytes()
-        peak = max(peak, total)
-    del kept
-    assert peak > 0
-    return peak
 
 
 def scratch_bytes(*products: tuple[torch.Tensor, torch.Tensor]) -> int:

@@ -33,6 +33,11 @@ struct ScheduleTuning {
   double alike = 1e-3;  // fraction of the limit: transients with closer reserves share a region
 };
 
+// The plan that a search found.
+inline Found found_of(const Schedule& s) {
+  return {s.batch, s.transient_bytes, s.decision, s.step_ps, s.peak_bytes};
+}
+
 Schedule schedule(const Model& model, const Request& request, const Budget& budget = {},
                   const ScheduleTuning& tuning = {});
 

@@ -5,7 +5,7 @@
 #include <optional>
 #include <utility>
 
-#include "search/problem/phases.hpp"
+#include "search/branch/runners_up.hpp"
 #include "search/simulate/play_plan.hpp"
 
 namespace osdp::search {
@@ -15,6 +15,8 @@ struct Candidacy {
   Decision decision;
   bool operator==(const Candidacy&) const = default;
 };
+
+inline Candidacy candidacy(const Found& found) { return {found.batch, found.decision}; }
 
 // `request` and `player` must outlive it; `request` may differ from the player's in objective, limit and
 // batches. Not const: it counts simulations and keeps the last plan's step.

@@ -110,7 +110,6 @@ Answer Searches::infeasible(const Answer& least) {
 }
 
 bool Searches::fits(int64_t limit_bytes, Batch batch) {
-  constexpr double kAnyPlan = 1e18;  // a gap at which any plan ends the search
   const WholeLimit limit(limit_bytes, limit_is_of_sum());
   Request request = this->request(limit_bytes, {batch});
   request.find_smallest = !limit.of_sum();

@@ -8,6 +8,8 @@
 
 namespace osdp::search {
 
+inline constexpr double kAnyPlan = 1e18;  // a gap at which any plan ends a search
+
 class Searches {
  public:
   Searches(const Planner& planner, const Wish& wish, const Interrupted& interrupted);

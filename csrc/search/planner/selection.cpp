@@ -17,12 +17,6 @@ constexpr int kMostRaises = 6;  // of the limit of the sum: Note [The whole limi
 // optimum the plan is near enough to.
 constexpr double kWeights[] = {1, 0.3, 0.1, 0.03, 0.01, 0};
 
-Found found_of(const Schedule& s) {
-  return {s.batch, s.transient_bytes, s.decision, s.step_ps, s.peak_bytes};
-}
-
-Candidacy candidacy(const Found& found) { return {found.batch, found.decision}; }
-
 // A plan with its simulated step; plan.step_ps is the objective.
 struct Seed {
   Found plan;

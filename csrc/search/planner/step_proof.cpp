@@ -72,17 +72,13 @@ StepProof StepProver::prove(double gap) {
   if (problem_.device.stolen > 0) shares = {};
   for (int round = 0; round < kMostRounds; ++round) {
     const Schedule found = at(shares, limit_bytes_, gap / 20);
-    if (!found.feasible) {
-      if (round == 0) proof.smallest_limit_bytes = found.smallest_limit_bytes;
-      break;
-    }
+    if (!found.feasible) break;
     proof.feasible = true;
     const double bound = found.lower_bound_s_per_sample;
     if (round == 0 || bound > proof.lower_bound_s_per_sample) {
-      proof.lower_bound_s_per_sample = bound, proof.shares = shares, proof.prices = found.prices;
+      proof.lower_bound_s_per_sample = bound, proof.shares = shares;
     }
-    std::vector<Found> plans{
-        {found.batch, found.transient_bytes, found.decision, found.step_ps, found.peak_bytes}};
+    std::vector<Found> plans{found_of(found)};
     plans.insert(plans.end(), found.runners_up.begin(), found.runners_up.end());
     for (Found& plan : plans) lines_.push_back(line_of(plan)), proof.plans.push_back(std::move(plan));
     const auto [next, highest] = best_shares();

@@ -21,9 +21,7 @@ struct StepProof {
   bool feasible = false;                // false: no plan fits
   double lower_bound_s_per_sample = 0;  // per rank
   StepShares shares;                    // of that bound
-  std::vector<RowPrice> prices;         // of its memory
   std::vector<Found> plans;             // the minima for the shares tried, and plans near them
-  int64_t smallest_limit_bytes = 0;     // if infeasible: no limit below has a plan; 0: not known
 };
 
 class StepProver {

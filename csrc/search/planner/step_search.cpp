@@ -16,15 +16,9 @@ constexpr int64_t kWork = 50'000'000;  // steps of one search
 // more plans that local search begins with: where latencies decide, the bound, which counts few of them, says
 // little.
 constexpr double kOtherWeights[] = {1, 0.1, 3, 30};
-constexpr double kAnyPlan = 1e18;    // a gap at which any plan ends the search
 constexpr int64_t kLeastRoom = 200;  // limits are not tried closer than limit / this
 // Limits of local search: the number of operators over all simulated steps, and the number of steps.
 constexpr int64_t kPlayedOperators = 160'000, kFewestPlays = 32, kMostPlays = 3200;
-
-Found found_of(const Schedule& s) {
-  return {s.batch, s.transient_bytes, s.decision, s.step_ps, s.peak_bytes};
-}
-Candidacy candidacy(const Found& found) { return {found.batch, found.decision}; }
 
 struct Seed {
   Found plan;
@@ -67,7 +61,7 @@ class StepSearch {
     if (!done()) limits_of_sum(other);
     if (fits() && !done()) improve();
     if (!fits()) return none;
-    return {true, seeds_.front().plan, seeds_.front().played, proof_.lower_bound_s_per_sample};
+    return {true, seeds_.front().plan, proof_.lower_bound_s_per_sample};
   }
 
  private:

@@ -17,7 +17,6 @@ namespace osdp::search {
 struct SteppedPlan {
   bool found = false;
   Found plan;                           // step_ps: its bound with every operator's latency
-  PlayedStep played;                    // without events and memory
   double lower_bound_s_per_sample = 0;  // of the simulated step of every plan that fits
 };
 

@@ -14,8 +14,6 @@ constexpr int64_t kRoundingPs = 4;  // of a collective
 // A collective: the time that its link is busy, and its latency.
 struct Transfer {
   double busy_s = 0, latency_s = 0;
-  Transfer operator*(double times) const { return {times * busy_s, times * latency_s}; }
-  Transfer operator+(const Transfer& o) const { return {busy_s + o.busy_s, latency_s + o.latency_s}; }
 };
 
 class Links {

@@ -10,14 +10,14 @@
 // No transfer crosses the end of forward or of backward, so a step takes at least the optimizer's time and
 // the sum of these bounds over micro-batches, with one share for forward and one for backward. For given
 // shares that is a sum over operators: its minimum over all plans that fit is a lower bound on the simulated
-// step of each of them. The best shares are searched for (planner/step_search.cpp).
+// step of each of them. The best shares are searched for (planner/step_proof.hpp).
 //
 // What is counted, so that no grouping into units and no timing is faster:
 //   gathers     the fewest that a step submits: one in forward, one in backward unless the unit is kept, one
 //               for a recomputation that frees it; none in backward for the unit that ends forward.
-//   latencies   one for each unit that no grouping avoids: small operators may share that of a large
-//   neighbour
-//               or, where there is none, of a unit as large as any, and replicated ones that of a bucket.
+//   latencies   one for each unit that no grouping avoids: small operators may share that of a large one
+//               beside them or, where there is none, of a unit as large as any, and replicated ones that of
+//               a bucket.
 //   ends        the first unit's gather and the last reduction run alone: in the compute form they count in
 //               full, where the model's first operator has parameters.
 //   lanes       Reductions between hosts have their own lane and are left out of the lane form. With separate
@@ -33,8 +33,8 @@
 
 namespace osdp::search {
 
-// What an option with the mode and slices of `c` adds to the bound of a micro-batch, in ps >= 0; more by
-// shift_ps than its own part.
+// What an option with the mode and slices of `c` adds to the bound of a micro-batch, in ps >= 0. All options
+// of an operator are more by its shift: the most that any of them lets another unit save.
 int64_t step_bound_ps(const Operator& op, const Device& device, const Space& space, Recompute recompute,
                       const Candidate& c);
 

@@ -60,9 +60,15 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
 
+_shown: list[dist.Work] = []
+
+
 def show(step: int, loss: Tensor) -> None:
     loss = loss.detach().clone()
-    dist.all_reduce(loss)
+    # A thread of the gloo group drops the work after it has woken this one. Were it the last to hold it, it would
+    # need the interpreter to free the tensor; at the end of the script that is finalizing, and the process aborts.
+    _shown[:] = [dist.all_reduce(loss, async_op=True)]
+    _shown[0].wait()
     if dist.get_rank() == 0:
         print(f"step {step}: loss {loss.item() / dist.get_world_size():.6f}", flush=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import torch
@@ -65,12 +66,15 @@ class MemoryProbe:
         """Bytes that the smallest tensor takes, and that are reserved for it and for a large one on a new
         stream, where nothing is reserved yet.
         """
-        before = self._allocated()
+        # Garbage of earlier steps, collected in between, would be subtracted.
+        gc.collect()
+        synchronize(self._device)
         self._statistics.empty_cache()
+        before = self._allocated()
         with torch.Stream(device=self._device):
             reserved = [self._reserved()]
             tensors = [torch.empty(1, dtype=torch.uint8, device=self._device)]
-            rounding = self._allocated() - before
+            rounding = max(0, self._allocated() - before)
             reserved.append(self._reserved())
             tensors.append(torch.empty(_LARGE, dtype=torch.uint8, device=self._device))
             reserved.append(self._reserved())

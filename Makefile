@@ -48,7 +48,7 @@ help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## *' '{ printf "  make %-20s %s\n", $$1, $$2 }'
 
 .PHONY: demo
-demo: build  ## train a GPT on 2 ranks: describe, profile, search, shard, train, checkpoint (about 4 minutes)
+demo: $(STAMPS)/built  ## train a GPT on 2 ranks: describe, profile, search, shard, train, checkpoint (2 minutes, and 5 the first time)
 	@examples/demo.sh "$(PY)" $(RANKS) $(ARGS)
 
 # Packages are mostly download, and the tests under the thread sanitizer mostly wait: others run beside them.
@@ -186,7 +186,7 @@ test-wheel: build  ## build a wheel, install it into a bare environment, and tra
 	  "$(CURDIR)/tools/first_step.py" .
 
 .PHONY: build
-build: $(STAMPS)/built  ## the environment and the extension; does nothing when nothing changed
+build: $(STAMPS)/packages $(STAMPS)/built  ## the environment and the extension; does nothing when nothing changed
 
 $(CURDIR)/.venv/pyvenv.cfg:
 	@test -n "$(PYTHON)" || { echo "OSDP needs Python 3.11 or newer; found none (set PYTHON=/path/to/python3.11)"; exit 1; }
@@ -213,7 +213,7 @@ $(STAMPS)/packages: $(STAMPS)/tools pyproject.toml
 	@$(PIP) -r build/packages.txt
 	@touch $@
 
-$(STAMPS)/built: $(STAMPS)/packages $(CSRC)
+$(STAMPS)/built: $(STAMPS)/tools $(CSRC)
 	@echo "== building the extension with $$(c++ --version | head -n 1), $(JOBS) jobs (a few minutes the first time)"
 	@$(PIP) --no-build-isolation -e .
 	@$(PY) -c 'import osdp, torch; print("== built: osdp", osdp.__version__, "with torch", torch.__version__)'

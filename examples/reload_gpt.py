@@ -38,21 +38,22 @@ def main(settings: Settings) -> None:
         json.loads((out / "result.json").read_text())["validation"],
     )
     say(
-        f"loaded by {world} rank under FULL_SHARD in 2 slices: validation loss {found:.6f} (before loading {before:.6f})"
+        f"loaded by {world} rank, under another plan: validation loss {found:.6f} (before loading {before:.6f})"
     )
     if f"{found:.5e}" != f"{expected:.5e}" and abs(found - expected) > 5e-6:
         raise SystemExit(f"the validation loss changed from {expected:.9f} to {found:.9f}")
-    say("the same to 6 digits as when it was saved")
+    say("the same to 6 digits as when it was saved: nothing was lost")
 
-    say("\n== a sample of what it writes, one character at a time")
+    say("\n== what it writes, one character at a time: after so few steps it only begins to look like code")
     prompt = PROMPT if set(PROMPT) <= set(text.alphabet) else text.alphabet[-1]
     say(text.decode(generate(model, text.encode(prompt), 240, settings.context)))
 
     say(f"""
-== done: validation loss {found:.4f}
-plan         {out}/plan.json          (osdp explain {out}/plan.json)
-checkpoint   {out}/checkpoint
-timelines    {out}/timeline-rank*.json  (open in https://ui.perfetto.dev)""")
+== done. What it left:
+plan         {out}/plan.json            (osdp explain {out}/plan.json: the reasons for each choice)
+checkpoint   {out}/checkpoint           (osdp export {out}/checkpoint weights/: as safetensors)
+timelines    {out}/timeline-rank*.json  (a recorded step: open in https://ui.perfetto.dev)
+Next: docs/first-hour.md, the same for a model of your own""")
     dist.destroy_process_group()
 
 

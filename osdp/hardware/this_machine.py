@@ -90,9 +90,8 @@ def warn_of_another_machine(hardware: Hardware | None, device: torch.device, ran
         return
     if found := differences(hardware, device, ranks):
         warn(
-            f"the plan was made for {hardware.name!r}, but this machine differs: {'; '.join(found)}. "
-            "Training works, but the predicted times and memory are those of the other machine: run "
-            "osdp.profile here, and osdp.search with its result",
+            f"the plan is for {hardware.label}, and this machine differs: {'; '.join(found)}. Training works; "
+            'to plan for this machine: osdp.search(..., hardware="this")',
             MachineMismatchWarning,
         )
 

@@ -174,8 +174,8 @@ class Plan(Printed, PlanFields):
         return found
 
     def explain(self, width: int | None = None, search: bool = True) -> str:
-        """Explain the plan in text: its table, what the choice of each group of operators saves and costs,
-        the price of memory, what one more GiB would gain, and the reason for the batch size.
+        """Explain the plan in text: its table, the simulated step if each group of operators had another mode, plans of one
+        mode, what one more GiB would gain, and the reason for the batch size.
 
         The last two require more searches, under other limits and batch sizes (a few times as long as
         `osdp.search` took); `search=False` leaves them out. `width`: columns; None: the terminal's.

@@ -34,7 +34,6 @@ def predict(
     *,
     played: _search.PlayedStep | None,
     recompute: Mapping[str, str],
-    price_ps_per_byte: float,
 ) -> Prediction:
     """The prediction for `answer`. `treated`: by operator, None for those without parameters; `played`: its
     simulated step (None: the times are the objective's, without overlap).
@@ -60,7 +59,7 @@ def predict(
         optimizer += c.optimizer_ps * PS
         key = (id(treatment.candidates), id(c), o.parameter_bytes)
         if key not in reasons:
-            reasons[key] = reason_for(o, treatment, times=times, price_ps_per_byte=price_ps_per_byte)
+            reasons[key] = reason_for(o, treatment, times=times)
         operators[o.name] = OperatorPrediction(
             state_bytes=c.state_bytes,
             saved_bytes=saved,
@@ -86,17 +85,12 @@ def predict(
     )
 
 
-def reason_for(
-    operator: Operator,
-    treated: Treated,
-    *,
-    times: int = 1,
-    price_ps_per_byte: float = 0.0,
-) -> str:
-    """One line: why this candidate was chosen instead of the most obvious alternative.
+def reason_for(operator: Operator, treated: Treated, *, times: int = 1) -> str:
+    """One line: what this candidate saves and costs compared with the most obvious alternative. Times are the operator's
+    own, of which a step may hide a part behind computation; `Plan.explain` simulates steps instead.
 
     >>> reason_for(...)
-    'kept whole: sharding it would save 1.20 MiB and cost 0.80 ms a step'
+    'kept whole: sharding it would save 1.20 MiB and cost 0.80 ms before overlap'
     """
 
     candidates, chosen = treated.candidates, treated.chosen
@@ -126,18 +120,15 @@ def reason_for(
         verb = "sharding it" if other.choice.granularity == 1 else "sharding a slice of it"
         if costs > 0:  # also faster, but its transient would increase the reserve of the whole plan
             buffer = format_bytes(other.transient_bytes)
-            return (
-                f"kept whole: {verb} would save {saves} and {_ms(costs)} a step, but buffers of {buffer} "
-                "to gather it in, which cost more elsewhere"
-            )
-        return f"kept whole: {verb} would save {saves} and cost {_ms(-costs)} a step"
+            return f"kept whole: {verb} would save {saves} and {_ms(costs)} before overlap, but needs buffers of {buffer}"
+        return f"kept whole: {verb} would save {saves} and cost {_ms(-costs)} before overlap"
     if whole is None:
         return "sharded: keeping it whole is not allowed"
     saves, costs = versus(whole)
     cost = (
-        f"costs {_ms(costs)} a step"
+        f"costs {_ms(costs)} before overlap"
         if costs >= 0
-        else f"is {_ms(-costs)} a step faster (each rank updates its part only)"
+        else f"is {_ms(-costs)} faster (each rank updates its part only)"
     )
     if mode == "SHARD_GRAD_OP":
         full = next(
@@ -151,13 +142,8 @@ def reason_for(
     g, k = chosen.choice.granularity, chosen.choice.sharded_slices
     what = "sharded inside each host" if _search.traits(mode).inside_hosts else "sharded"
     what = what if g == 1 else f"{k} of {g} slices sharded"
-    worth = (
-        f"; here {format_bytes(2**20)} is worth {_ms(price_ps_per_byte * 2**20 * 1e-9)}"
-        if price_ps_per_byte
-        else ""
-    )
     room = f", at most {format_bytes(chosen.transient_bytes)} of it is whole at once" if g > 1 else ""
-    return f"{what}: saves {saves} and {cost}{room}{worth}"
+    return f"{what}: saves {saves} and {cost}{room}"
 
 
 def _ms(milliseconds: float) -> str:

@@ -31,7 +31,6 @@ def plan_of(problem: SearchProblem, answer: _search.Answer) -> Plan:
     treated = treatments(problem, answer.plan, way_of_block)
     units = _units(problem, answer.plan)
     certificate = _certificate(problem, answer)
-    price = sum(p.numerator for p in certificate.prices) / certificate.price_denominator
     plan = Plan(
         description=description,
         hardware=problem.hardware,
@@ -56,7 +55,6 @@ def plan_of(problem: SearchProblem, answer: _search.Answer) -> Plan:
             treated,
             played=answer.played if problem.cost == "osdp" else None,
             recompute=recompute,
-            price_ps_per_byte=price,
         ),
         certificate=certificate,
     )

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from osdp.base.numbers import format_seconds
 from osdp.hardware.hardware import Collective, Hardware
 from osdp.hardware.this_machine import measure_probe
 from osdp.plan.plan import Plan
@@ -30,9 +29,6 @@ class Span:
     def changed(self) -> bool:
         return not 1 / (1 + NOTICED) < self.ratio < 1 + NOTICED
 
-    def __str__(self) -> str:
-        return f"{format_seconds(self.then_s)} then, {format_seconds(self.now_s)} now"
-
 
 @dataclass(frozen=True)
 class Drift:
@@ -46,18 +42,20 @@ class Drift:
 
     @property
     def changed(self) -> bool:
-        """Whether any of the times has changed by more than the noise of measurement."""
-        return any(span.changed for span in (self.product, self.copy, self.bare_step) if span is not None)
+        """Whether the time has changed by more than the noise of measurement."""
+        return self.most_changed.changed
+
+    @property
+    def most_changed(self) -> Span:
+        """The model's own step, where it was measured; else the job that has changed most."""
+        return self.bare_step or max(
+            self.product, self.copy, key=lambda span: max(span.ratio, 1 / span.ratio)
+        )
 
     def __str__(self) -> str:
-        spans = {
-            "the bare step": self.bare_step,
-            "matrix products": self.product,
-            "copies in memory": self.copy,
-        }
-        return ", ".join(
-            f"{name} {_percent(span)} ({span})" for name, span in spans.items() if span is not None
-        )
+        """ "25% slower": of the time that has changed most."""
+        ratio = self.most_changed.ratio
+        return f"{ratio - 1:.0%} slower" if ratio > 1 else f"{1 / ratio - 1:.0%} faster"
 
 
 def drift_of(plan: Plan, device: torch.device, bare_step_s: float | None) -> Drift | None:
@@ -127,10 +125,3 @@ def as_it_is(plan: Plan, hardware: Hardware, drift: Drift) -> Hardware:
         all_reduce=link(hardware.all_reduce),
         communication_delay=link(hardware.communication_delay),
     )
-
-
-def _percent(span: Span) -> str:
-    if not span.changed:
-        return "as then"
-    ratio = span.ratio
-    return f"{ratio - 1:.0%} slower" if ratio > 1 else f"{1 / ratio - 1:.0%} faster"

@@ -32,6 +32,7 @@ from osdp.sharding.meta_init import InitFunction
 from osdp.sharding.mixed_precision import chosen_precision, install_precision
 from osdp.sharding.module_tree import Tree
 from osdp.sharding.parameter_settings import apply_settings
+from osdp.sharding.planned_batch import watch_batch
 from osdp.sharding.recomputation import RecomputedBlock
 from osdp.sharding.refusals import check_plan_and_model, need_backend_memory, need_process_group, usable_group
 from osdp.sharding.rollback import AsItWas
@@ -258,6 +259,7 @@ def _install(
     show_full_parameters(model, sharded)
     watch_methods(model, sharded)
     install_to_empty(model, sharded)
+    watch_batch(model, plan)
     installed.note()
     copyable(model, _shard_copy)
     sharded.local_bytes = sum(t.numel() * t.element_size() for t in _states(model))

@@ -88,11 +88,11 @@ def _notes(report: Report) -> Iterator[str]:
     yield f"({report.steps} steps)"
     if report.assumed_machine is not None:
         yield (
-            f"The predicted time is that of {report.assumed_machine}, which the plan assumed. To plan for this machine: "
-            'osdp.search(..., hardware="this").'
+            f"The predicted time is for {report.assumed_machine} (assumed); "
+            'to plan for this machine: osdp.search(..., hardware="this")'
         )
     if report.drift is not None and report.drift.changed:
-        yield f"The machine has changed since it was profiled: {report.drift}."
+        yield f"This machine is {report.drift} than when it was profiled; 'as it is' predicts for that."
 
 
 def _text(report: Report) -> str:

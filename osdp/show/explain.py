@@ -11,14 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from osdp.base.byte_sizes import format_bytes
-from osdp.base.numbers import format_seconds
 from osdp.base.printed import plain
 from osdp.errors import InfeasibleError
 from osdp.plan.plan import Plan
-from osdp.planning.core_inputs import compute_s, computing_dtypes
 from osdp.planning.search import search_again
+from osdp.show.alternatives import Alternatives, alternatives
 from osdp.show.plan_figures import device_terms
-from osdp.show.table_rows import Row, Section, ranged, sections
+from osdp.show.table_rows import Section, ranged, sections
 from osdp.show.terminal import MODE_STYLES, RECOMPUTED, render, row_name
 
 GIB = 2**30
@@ -35,7 +34,7 @@ def explained(plan: Plan, search: bool = True) -> RenderableType:
     parts: list[RenderableType] = [render(plan)]
     if plan.predicted is not None:
         parts += [
-            Text("\nWhy each choice (figures of one operator, for one step)", style="bold"),
+            Text("\nWhy each choice: the simulated step if that line alone were otherwise", style="bold"),
             _Choices(plan),
         ]
         parts += _paragraphs(plan, search)
@@ -43,7 +42,9 @@ def explained(plan: Plan, search: bool = True) -> RenderableType:
 
 
 def _paragraphs(plan: Plan, search: bool) -> list[RenderableType]:
-    paragraphs = [("Price of memory", [price(plan)])]
+    paragraphs: list[tuple[str, list[str]]] = []
+    if (others := alternatives(plan)) is not None:
+        paragraphs.append(("Plans of one mode", list(others.of_one_mode())))
     if lines := device_lines(plan):
         paragraphs.insert(
             0, ("Memory of the device that no tensor has, which counts against the limit", lines)
@@ -82,67 +83,49 @@ class _Choices:
             return
         for name, count, mode, reason in found:
             yield Text(f"{name} {count}".rstrip(), overflow="fold")
-            yield Padding(Text.assemble(mode, ": ", reason, overflow="fold"), (0, 0, 0, 4))
+            if reason:
+                yield Padding(Text.assemble(mode, ": ", reason, overflow="fold"), (0, 0, 0, 4))
 
 
 def _choices(plan: Plan) -> Iterator[tuple[str, str, Text, str]]:
+    """(operator, how many, mode, reason), named and indented as in the plan's table."""
+    others = alternatives(plan)
     for section in sections(plan):
-        if section.recompute:
+        inside = "  " if section.blocks else ""
+        if section.blocks:
+            reason = recompute_reason(plan, section, others) if section.recompute else ""
+            count = f"{len(section.blocks)} equal" if len(section.blocks) > 1 else "block"
             yield (
                 f"  {ranged(section.blocks)}",
-                f"{len(section.blocks)} x",
-                Text("recomputed"),
-                recompute_reason(plan, section),
+                count,
+                Text("recomputed" if section.recompute else ""),
+                reason,
             )
         for row in section.rows:
             if row.choice is None or row.predicted is None:
                 continue
             yield (
-                f"  {_full_name(section, row)}",
+                f"  {inside}{row_name(section, row)}",
                 f"{len(row.names)} x" if len(row.names) > 1 else "",
                 Text(row.choice.mode, style=MODE_STYLES.get(row.choice.mode, "")),
-                row.predicted.reason,
+                others.of_operators(row.names) if others is not None else row.predicted.reason,
             )
 
 
-def _full_name(section: Section, row: Row) -> str:
-    return row_name(section, row) if section.blocks and not section.part(row) else row.label
-
-
-def recompute_reason(plan: Plan, section: Section) -> str:
-    """The memory that recomputing one block of the section saves, and its cost."""
+def recompute_reason(plan: Plan, section: Section, others: Alternatives | None) -> str:
+    """The memory that recomputing one block of the section saves, and the step without it."""
     block = next(b for b in plan.description.blocks if b.name == section.blocks[0])
     inside = [o for o in plan.description.operators if o.block == block.name]
     saved = sum(plan.batch_size * o.saved_bytes_per_sample + o.saved_bytes_fixed for o in inside)
     saved -= plan.batch_size * block.input_bytes_per_sample
     how = RECOMPUTED[section.recompute or "hold"].partition(", ")[2]
-    cost = ""
-    if plan.hardware is not None:
-        dtypes = computing_dtypes(plan.description, plan.precision)
-        again = sum(compute_s(o, plan.hardware, dtypes[o.name])[2] for o in inside)
-        again *= plan.batch_size * plan.accumulation
-        cost = f" and costs {format_seconds(again)} of computation"
-    return f"saves {format_bytes(saved)} of activations{cost}; {how}"
+    text = f"saves {format_bytes(saved)} of activations each; {how}"
+    return f"{text}; {others.without_recomputation(section.blocks)}" if others is not None else text
 
 
 def device_lines(plan: Plan) -> list[str]:
     """The device's memory besides tensors, a line for each part; none on a CPU."""
     return [f"{term.name}: {format_bytes(term.bytes)} ({term.why})" for term in device_terms(plan)]
-
-
-def price(plan: Plan) -> str:
-    """The value of memory at this limit, to first order."""
-    if plan.certificate is None:
-        return "unknown: the plan was not searched, or was changed afterwards."
-    ms = plan.price_of_memory_s_per_byte * GIB * 1e3
-    if ms <= 0:
-        return "0 ms per GiB: at this batch size memory is no limit; every operator has its fastest choice."
-    step = plan.predicted.step_time_s * 1e3 if plan.predicted else 0.0
-    share = f", {ms / step:.2%} of a step" if step else ""
-    return (
-        f"{ms:.4g} ms per GiB{share}: at this limit and batch size, a choice that saves memory for less than "
-        "that is taken, and one that costs more is not."
-    )
 
 
 def next_gib(plan: Plan) -> str:

@@ -50,7 +50,7 @@ def a_slower_machine(me: Member) -> None:
     report = osdp.report(model)
     assert report.drift is not None and report.drift.changed and report.drift.product.ratio > 1.5
     assert report.predicted_step_time_now_s > 1.5 * report.predicted_step_time_s
-    assert "The machine has changed since it was profiled" in str(report)
+    assert "slower than when it was profiled" in str(report)
     before = osdp.report(model, machine=False)
     assert before.drift is None and before.predicted_step_time_now_s is None
     assert "machine" not in str(before)
@@ -75,7 +75,7 @@ def another_machine(me: Member) -> None:
     _, warned = trained(me, profiled_then(me, 1.0, torch="1.0", processor="another"))
     assert len(warned) == 1, warned
     assert f"torch {torch.__version__}, not 1.0" in warned[0] and "not another" in warned[0]
-    assert "osdp.profile" in warned[0]
+    assert 'hardware="this"' in warned[0]
 
 
 def fewer_ranks_than_train(me: Member) -> None:

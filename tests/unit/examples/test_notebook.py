@@ -67,7 +67,7 @@ def test_every_cell_shows_what_it_should(executed: Any) -> None:
     (verified,) = outputs(executed, "osdp.verify")
     assert verified["data"]["text/plain"] == "''"
     (explained,) = outputs(executed, "plan.explain")
-    for title in ("Why each choice", "Price of memory", "The next 1.00 GiB", "Why a batch of"):
+    for title in ("Why each choice", "Plans of one mode", "The next 1.00 GiB", "Why a batch of"):
         assert title in explained["text"]
     table, picture = outputs(executed, "plan.frontier")
     assert table["text"].count("GiB") >= 20 and "image/png" in picture["data"]

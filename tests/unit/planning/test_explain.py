@@ -14,6 +14,7 @@ from osdp.description.model_description import ModelDescription
 from osdp.plan.choice import Choice
 from osdp.plan.plan import Plan
 from osdp.planning.search import search_again
+from osdp.show.table_rows import rows, sections
 from tests.unit.description.nasty_models import GPT
 
 MACHINE = "rtx-titan-8"
@@ -45,22 +46,75 @@ def paragraph(text: str, title: str) -> str:
     return " ".join(found[1].split())
 
 
-def test_every_choice_has_its_reason_once(plan: Plan) -> None:
-    text = plan.explain(400, search=False)
-    assert plan.predicted is not None
-    why = text.split("Why each choice")[1]
-    for name in plan.choices:
-        assert plan.predicted.operators[name].reason in why
-    assert "Why a batch" not in text and "The next" not in text
+def changes(plan: Plan, text: str) -> list[tuple[str, str, float, str]]:
+    """(row's label, mode, change of the step, the rest) of each alternative that the explanation states."""
+    why = text.split("Why each choice")[1].split("\n\n")[0]
+    assert len(why.splitlines()) - 1 == len([r for r in rows(plan) if r.choice]) + sum(
+        bool(s.blocks) for s in sections(plan)
+    )
+    found = []
+    shown = [line for line in why.splitlines()[1:] if any(mode in line for mode in plan.searched.modes)]  # type: ignore[union-attr]
+    for row, line in zip([r for r in rows(plan) if r.choice], shown, strict=True):
+        for mode, change, rest in re.findall(
+            r"([A-Z_]+)[a-z ]*: step (as long|[+-][\d.]+%),? ?([^;]*)", line
+        ):
+            found.append((row.label, mode, 0.0 if change == "as long" else float(change[:-1]) / 100, rest))
+    return found
 
 
-def test_the_price_of_memory_is_the_certificates(plan: Plan) -> None:
-    text = paragraph(plan.explain(200, search=False), "Price of memory")
-    ms = plan.price_of_memory_s_per_byte * 2**30 * 1e3
-    if ms == 0:
-        assert "memory is no limit" in text
-    else:
-        assert text.startswith(f"{ms:.4g} ms per GiB")
+def test_every_alternative_is_what_a_simulation_gives(plan: Plan) -> None:
+    assert plan.memory_limit_bytes is not None and plan.searched is not None
+    own, found = plan.simulate(), changes(plan, plan.explain(400, search=False))
+    assert len(found) >= len([r for r in rows(plan) if r.choice]) * (len(plan.searched.modes) - 1)
+    names = {r.label: r.names for r in rows(plan)}
+    for label, mode, change, rest in found:
+        other = plan.replace({name: Choice(mode) for name in names[label]}).simulate()
+        assert change == pytest.approx(other.step_time_s / own.step_time_s - 1, abs=6e-5)
+        assert ("does not fit" in rest) == (other.largest_peak_bytes > plan.memory_limit_bytes)
+
+
+def test_an_explanation_does_not_contradict_the_plan(description: ModelDescription) -> None:
+    """What is faster than the plan does not fit, or the line says that the search ended before it tried it."""
+    smallest = limit_between(description) // 3
+    for factor in (1.2, 2, 20):
+        plan = osdp.search(
+            description, memory=int(smallest * factor), world_size=8, hardware=MACHINE, batch_size=1, gap=0
+        )
+        text = plan.explain(400)
+        assert "per GiB" not in text and "is worth" not in text and "fastest choice" not in text
+        for _, _, change, rest in changes(plan, text):
+            assert change >= -5e-5 or "does not fit" in rest or "before it tried" in rest
+
+
+def test_plans_of_one_mode_are_simulated(plan: Plan) -> None:
+    text = paragraph(plan.explain(300, search=False), "Plans of one mode")
+    assert plan.searched is not None and plan.predicted is not None and plan.memory_limit_bytes is not None
+    for mode in plan.searched.modes:
+        other = plan.replace(
+            dict.fromkeys(plan.choices, Choice(mode)), recompute=dict.fromkeys(plan.recompute)
+        )
+        if other is plan:
+            assert f"all {mode}: this plan" in text
+            continue
+        step = other.simulate()
+        rate = f"{8 * plan.batch_size / step.step_time_s:,.4g}"
+        assert f"all {mode}: {rate} samples/s against {plan.predicted.throughput:,.4g}" in text
+        assert (f"all {mode}: " + rate in text) and (
+            "does not fit" in text.split(f"all {mode}")[1].split("all ")[0]
+        ) == (step.largest_peak_bytes > plan.memory_limit_bytes)
+
+
+def test_names_are_those_of_the_table(plan: Plan) -> None:
+    mixed = dataclasses.replace(
+        plan.replace({f"blocks.{i}.up": Choice("NO_SHARD") for i in (1, 3)}), predicted=plan.predicted
+    )
+    table, why = mixed.explain(300, search=False).split("Why each choice")
+    names = {
+        line.split("  ")[1] if line.startswith("  ") else line.split("  ")[0] for line in table.splitlines()
+    }
+    explained = [line[2:] for line in why.split("\n\n")[0].splitlines()[1:]]
+    listed = {line.strip().split("  ")[0] for line in explained}
+    assert any("[" in name for name in listed) and listed <= names
 
 
 def test_the_next_gib_is_searched_for(plan: Plan) -> None:
@@ -106,7 +160,7 @@ def test_a_global_batch_has_the_neighbours_that_divide_it(description: ModelDesc
 def test_where_memory_is_plenty_more_of_it_buys_nothing(description: ModelDescription) -> None:
     roomy = osdp.search(description, memory="1TiB", world_size=8, hardware=MACHINE, batch_size=2)
     text = roomy.explain(200)
-    assert "0 ms per GiB" in paragraph(text, "Price of memory")
+    assert "all NO_SHARD: this plan" in paragraph(text, "Plans of one mode")
     assert "buys nothing" in paragraph(text, "The next 1.00 GiB")
 
 
@@ -121,10 +175,9 @@ def test_recomputation_says_what_it_saves(description: ModelDescription) -> None
     inside = [o for o in description.operators if o.block == "blocks.0"]
     saved = sum(4 * o.saved_bytes_per_sample + o.saved_bytes_fixed for o in inside)
     saved -= 4 * description.blocks[0].input_bytes_per_sample
-    assert osdp.base.byte_sizes.format_bytes(saved) in line and "4 x" in line
-
-
-def test_a_changed_plan_does_not_claim_a_price(plan: Plan) -> None:
-    name = next(name for name, choice in plan.choices.items() if choice.mode != "NO_SHARD")
-    changed = dataclasses.replace(plan.replace({name: Choice("NO_SHARD")}), predicted=plan.predicted)
-    assert "unknown" in paragraph(changed.explain(200, search=False), "Price of memory")
+    assert osdp.base.byte_sizes.format_bytes(saved) in line and "4 equal" in line
+    (change,) = re.findall(r"kept: step (?:as long|([+-][\d.]+)%)", line)
+    kept = plan.replace(recompute=dict.fromkeys(plan.recompute)).simulate()
+    assert float(change or 0) / 100 == pytest.approx(
+        kept.step_time_s / plan.simulate().step_time_s - 1, abs=6e-5
+    )

@@ -103,7 +103,7 @@ def test_a_profile_of_a_faster_or_slower_machine_is_noticed(factor: float):
     found = drift_of(plan(measured=claimed), CPU, None)
     assert found is not None and found.changed
     assert (found.product.ratio > 1) == (found.copy.ratio > 1) == (factor < 1)
-    assert str(found).count("slower" if factor < 1 else "faster") == 2
+    assert str(found).endswith("slower" if factor < 1 else "faster")
 
 
 def test_the_report_says_what_has_changed_and_is_silent_where_nothing_has():
@@ -112,8 +112,11 @@ def test_the_report_says_what_has_changed_and_is_silent_where_nothing_has():
     assert same == str(Report(*figures)) and "machine" not in same
     slower = str(Report(*figures, drift=drifted(1.0, 1.3, 1.25), predicted_step_time_now_s=0.125))
     assert "as it is" in slower and "125 ms" in slower and "-3.8%" in slower
-    assert "the bare step 25% slower (1 s then, 1.25 s now)" in slower
-    assert "matrix products as then" in slower and "copies in memory 30% slower" in slower
+    (line,) = [line for line in slower.splitlines() if "profiled" in line]
+    assert "profiled" not in str(
+        Report(*figures, drift=drifted(3.0, 3.0, 1.05), predicted_step_time_now_s=0.125)
+    )
+    assert line.startswith("This machine is 25% slower than when it was profiled") and len(line) <= 100
 
 
 def test_the_bare_step_is_the_models_own_and_leaves_no_trace():

@@ -1,9 +1,9 @@
 """Progress of long operations: a line on the terminal, or log messages of the logger "osdp".
 
-Operations of less than a second show nothing. If INFO is enabled for the logger "osdp", progress is logged
-every ten seconds and at the end. Otherwise, if standard error is a terminal, rank 0 shows one line there,
-which is removed when the work is done; only from the main thread, since lines of others would mix with the
-script's output. With the logger's level above WARNING nothing is shown.
+Operations of less than a second show nothing. If INFO is enabled for the logger "osdp", rank 0 logs progress every ten
+seconds and at the end. Otherwise, if standard error is a terminal, it shows one line there, which is removed when the work
+is done; only from the main thread, since lines of others would mix with the script's output. With the logger's level above
+WARNING nothing is shown.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Progress:
         self._told = (
             self._began + _PATIENCE_S - _BETWEEN_RECORDS_S
         )  # so that a second passes before the first
-        self._logs = log.isEnabledFor(logging.INFO)
+        self._logs = log.isEnabledFor(logging.INFO) and _first_rank()
         self._shows = not self._logs and log.isEnabledFor(logging.WARNING) and _at_a_terminal()
         self._between_s = _BETWEEN_RECORDS_S if self._logs else _BETWEEN_LINES_S
         self._shown = False
@@ -75,6 +75,10 @@ class Progress:
             log.info(f"{self.name}: {'done' if error is None else 'failed'} after {seconds:.1f} s")
 
 
+def _first_rank() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
 def _at_a_terminal() -> bool:
     alone = threading.current_thread() is threading.main_thread()
-    return alone and os.environ.get("RANK", "0") == "0" and sys.stderr is not None and sys.stderr.isatty()
+    return alone and _first_rank() and sys.stderr is not None and sys.stderr.isatty()

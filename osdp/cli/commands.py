@@ -13,11 +13,14 @@ from osdp.cli.files import STANDARD, check_output, check_picture, read
 from osdp.errors import InvalidProblemError, OSDPError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from osdp.description.model_description import ModelDescription
     from osdp.hardware.hardware import Hardware
     from osdp.plan.plan import Plan
 
 _SEARCH_OPTIONS = (
+    "world_size",
     "batch_size",
     "global_batch_size",
     "optimizer",
@@ -56,19 +59,24 @@ def search(arguments: argparse.Namespace) -> None:
     from osdp.base.byte_sizes import parse_bytes
 
     try:
+        from osdp.planning.arguments import THIS_MACHINE
         from osdp.planning.search import search
     except ImportError as error:
         raise OSDPError(f"the planner is not built ({error}); reinstall osdp: pip install .") from error
 
-    memory = parse_bytes(arguments.memory)
-    if arguments.world_size < 1:
+    memory = parse_bytes(arguments.memory) if arguments.memory is not None else None
+    if arguments.world_size is not None and arguments.world_size < 1:
         raise InvalidProblemError(f"--world-size {arguments.world_size}: must be at least 1")
     check_output("-o", arguments.output)
-    hardware = _hardware(arguments.hardware)
     options = {name: value for name in _SEARCH_OPTIONS if (value := getattr(arguments, name)) is not None}
-    found = search(
-        _described(arguments), memory=memory, world_size=arguments.world_size, hardware=hardware, **options
-    )
+    this = arguments.hardware == THIS_MACHINE
+    if this and arguments.module is None:
+        raise InvalidProblemError("--hardware this measures a model's operators too: it needs --module")
+    hardware = THIS_MACHINE if this else _hardware(arguments.hardware)
+    model, sample = _model_and_sample(arguments)
+    if arguments.hf_config is not None:  # its sample's batch is nobody's
+        options.setdefault("batch_size", "auto")
+    found = search(model, sample, memory=memory, hardware=hardware, **options)
     if arguments.output not in (None, STANDARD):
         found.save(arguments.output)
     if arguments.json or arguments.output == STANDARD:
@@ -201,6 +209,15 @@ def _described(arguments: argparse.Namespace) -> ModelDescription:
 
     model, args, kwargs = model_of(arguments)
     return describe(model, *args, **kwargs)
+
+
+def _model_and_sample(arguments: argparse.Namespace) -> tuple[nn.Module | ModelDescription, Any]:
+    if arguments.description is not None:
+        return _described(arguments), None
+    from osdp.cli.model_source import model_of
+
+    model, args, kwargs = model_of(arguments)
+    return model, args or kwargs
 
 
 def _plan(path: str) -> Plan:

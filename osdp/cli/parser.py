@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 
+from osdp._search import RECOMPUTES
 from osdp.cli import commands
+from osdp.cli.suggestions import Parser
 from osdp.hardware.hardware import known_machines
 from osdp.plan.precisions import PRECISIONS
 from osdp.plan.searched import COSTS, METHODS, OBJECTIVES
+from osdp.planning.arguments import DEFAULT_HARDWARE
 from osdp.planning.core_inputs import OPTIMIZER_STATE
 from osdp.version import __version__
 
@@ -18,7 +21,7 @@ _MACHINES = (
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="osdp", description="Optimal Sharded Data Parallel for PyTorch")
+    parser = Parser(prog="osdp", description="Optimal Sharded Data Parallel for PyTorch")
     parser.add_argument("--version", action="version", version=f"osdp {__version__}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for add in (
@@ -63,14 +66,14 @@ def _add_output(parser: argparse.ArgumentParser, what: str) -> None:
     )
 
 
-def _describe(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _describe(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser("describe", help="show a model's operators with their bytes and FLOPs")
     _add_model(parser, parser.add_mutually_exclusive_group(required=True))
     _add_output(parser, "the description")
     parser.set_defaults(command=commands.describe)
 
 
-def _search(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _search(subparsers: argparse._SubParsersAction[Parser]) -> None:
     search = subparsers.add_parser("search", help="find the fastest plan that fits in memory")
     what = search.add_mutually_exclusive_group(required=True)
     _add_model(search, what)
@@ -78,17 +81,24 @@ def _search(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--description", metavar="FILE", help="a file written by `osdp describe -o`; - reads standard input"
     )
     search.add_argument(
-        "--memory", required=True, metavar="SIZE", help="memory limit per device, such as 16GiB"
+        "--memory", metavar="SIZE", help="memory limit per rank, such as 16GiB; default: the hardware's"
     )
     search.add_argument(
-        "--world-size", required=True, type=int, metavar="N", help="number of ranks that will train"
+        "--world-size",
+        type=int,
+        metavar="N",
+        help="number of ranks that will train; default: the hardware's",
     )
-    search.add_argument("--hardware", metavar="NAME|FILE", help=_MACHINES)
+    search.add_argument(
+        "--hardware",
+        metavar="NAME|FILE|this",
+        help=f"{_MACHINES}; this: measure this machine now, with --module; default: {DEFAULT_HARDWARE}",
+    )
     search.add_argument(
         "--batch-size",
         type=_count_or_auto,
         metavar="N|auto",
-        help="samples per rank; default: the best batch size",
+        help="samples per rank; auto: the best size; default: the sample's, and auto with --description",
     )
     search.add_argument("--global-batch-size", type=int, metavar="N", help="samples per step over all ranks")
     search.add_argument("--optimizer", choices=tuple(OPTIMIZER_STATE), help="default: adamw")
@@ -98,10 +108,16 @@ def _search(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--method", choices=METHODS, help="search method; default: exact, the others are the paper's"
     )
     search.add_argument(
-        "--granularity", type=_count_or_auto, metavar="N|auto", help="number of slices of an operator"
+        "--granularity",
+        type=_counts_or_auto,
+        metavar="N,N|auto",
+        help="numbers of slices to try for an operator; default: auto",
     )
     search.add_argument(
-        "--checkpoint", choices=("auto", "none"), help="whether blocks may be recomputed in backward"
+        "--checkpoint",
+        type=_ways,
+        metavar="WAY,WAY|auto",
+        help=f"recomputations to try for a block: {', '.join(RECOMPUTES)}; default: auto, all of them",
     )
     search.add_argument(
         "--hosts", type=_count, metavar="N", help="number of hosts; every host has the same number of ranks"
@@ -149,7 +165,7 @@ def _search(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     search.set_defaults(command=commands.search)
 
 
-def _verify(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _verify(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser("verify", help="check everything that a plan states, from its file alone")
     parser.add_argument("plan", metavar="PLAN.json", help=_PLAN)
     parser.add_argument(
@@ -160,7 +176,7 @@ def _verify(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.set_defaults(command=commands.verify)
 
 
-def _explain(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _explain(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser("explain", help="show a plan and the reasons for its choices")
     parser.add_argument("plan", metavar="PLAN.json", help=_PLAN)
     parser.add_argument(
@@ -172,14 +188,14 @@ def _explain(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.set_defaults(command=commands.explain)
 
 
-def _diff(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _diff(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser("diff", help="show how a second plan differs")
     parser.add_argument("plan", metavar="PLAN.json", help=_PLAN)
     parser.add_argument("diff", metavar="OTHER.json", help=_PLAN)
     parser.set_defaults(command=commands.explain)
 
 
-def _frontier(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _frontier(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser(
         "frontier", help="show the throughput of the best plans under other memory limits"
     )
@@ -192,7 +208,7 @@ def _frontier(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.set_defaults(command=commands.frontier)
 
 
-def _simulate(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _simulate(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser(
         "simulate", help="simulate a step of a plan: the timeline of events, and memory"
     )
@@ -214,7 +230,7 @@ def _simulate(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.set_defaults(command=commands.simulate)
 
 
-def _profile(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _profile(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser("profile", help="measure this machine; works under torchrun too")
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="write the figures to FILE; default: print them"
@@ -231,7 +247,7 @@ def _profile(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.set_defaults(command=commands.profile)
 
 
-def _export(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _export(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser(
         "export", help="write a checkpoint's weights as safetensors, in Hugging Face's layout"
     )
@@ -243,7 +259,7 @@ def _export(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.set_defaults(command=commands.export)
 
 
-def _upgrade(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _upgrade(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = subparsers.add_parser(
         "upgrade", help="rewrite files of older versions of OSDP in the current format, in place"
     )
@@ -260,6 +276,20 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return int(text)
+
+
+def _counts_or_auto(text: str) -> str | list[int]:
+    return text if text == "auto" else [_count(part) for part in text.split(",")]
+
+
+def _ways(text: str) -> str | list[str]:
+    ways = text.split(",")
+    for way in ways:
+        if text != "auto" and way not in RECOMPUTES:
+            raise argparse.ArgumentTypeError(
+                f"invalid choice: {way!r} (choose from auto, {', '.join(RECOMPUTES)})"
+            )
+    return text if text == "auto" else ways
 
 
 def _count_or_auto(text: str) -> int | str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -148,8 +149,10 @@ class Hardware(Printed):
             with resources.as_file(resources.files("osdp.hardware") / "machines" / f"{name}.json") as path:
                 return json_files.load_file(path, "hardware", Hardware, _problems)
         if not Path(name).is_file():
+            near = difflib.get_close_matches(name, known_machines(), n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
             raise InvalidProblemError(
-                f"hardware {name!r} is neither a file nor a known machine; the known machines are "
+                f"hardware {name!r} is neither a file nor a known machine{hint}; the known machines are "
                 f"{', '.join(known_machines())}"
             )
         return json_files.load_file(name, "hardware", Hardware, _problems)

@@ -42,7 +42,7 @@ def gap_in_words(gap: float) -> str:
     return (
         "no plan yet in this pass"
         if gap >= 1
-        else f"best plan of this pass within {max(gap, 0):.2%} of its bound"
+        else f"no plan of this pass is more than {max(gap, 0):.2%} faster than its best"
     )
 
 

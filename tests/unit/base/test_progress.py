@@ -87,6 +87,11 @@ def test_who_logs_gets_records_and_no_line(
         "osdp.search: done after 25.0 s",
     ]
     assert terminal.getvalue() == "" and {r.name for r in caplog.records} == {"osdp"}
+    caplog.clear()
+    monkeypatch.setenv("RANK", "1")
+    with caplog.at_level(logging.INFO, "osdp"):
+        told(clock, 25.0)
+    assert caplog.records == [], "rank 0 speaks for all"
 
 
 def test_the_library_itself_prints_nothing_and_configures_nothing() -> None:
@@ -119,8 +124,8 @@ def test_a_search_tells_its_gap_and_finds_the_same_plan() -> None:
 
 def test_a_gap_in_words() -> None:
     assert gap_in_words(1.0) == "no plan yet in this pass"
-    assert gap_in_words(0.00421) == "best plan of this pass within 0.42% of its bound"
-    assert gap_in_words(-1e-12) == "best plan of this pass within 0.00% of its bound"
+    assert gap_in_words(0.00421) == "no plan of this pass is more than 0.42% faster than its best"
+    assert gap_in_words(-1e-12) == "no plan of this pass is more than 0.00% faster than its best"
 
 
 def test_a_profile_tells_its_steps(caplog: pytest.LogCaptureFixture) -> None:

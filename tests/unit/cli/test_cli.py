@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from osdp.cli.main import main
-from osdp.description.model_description import ModelDescription
+from osdp.description.describe import describe
 from osdp.errors import InfeasibleError
 from osdp.hardware.hardware import Hardware
 from osdp.plan.choice import Choice
 from osdp.plan.plan import Plan
+from osdp.planning.arguments import arguments_of
 
 MODELS = """
 import torch
@@ -66,7 +68,9 @@ def searched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Stands in for the search, which has its own tests: notes what it is asked, answers FULL_SHARD."""
     asked: list[dict[str, Any]] = []
 
-    def search(description: ModelDescription, **options: Any) -> Plan:
+    def search(model: nn.Module, sample: tuple[Any, ...] | dict[str, Any], **options: Any) -> Plan:
+        args, kwargs = arguments_of(sample)
+        description = describe(model, *args, **kwargs)
         asked.append({"description": description, **options})
         if options["memory"] < 100:
             raise InfeasibleError("no plan fits 64 B;\nthe smallest that fits is 1.00 KiB", 1024)

@@ -19,6 +19,7 @@ from osdp.cli.main import main
 from osdp.description.model_description import ModelDescription
 from osdp.hardware.hardware import Hardware, known_machines
 from osdp.plan.plan import Plan
+from osdp.planning.arguments import DEFAULT_HARDWARE
 from osdp.planning.core_inputs import OPTIMIZER_STATE
 
 MODELS = """
@@ -255,3 +256,66 @@ def test_the_other_flags_of_search_reach_it(models: Path, tmp_path: Path) -> Non
     plan = Plan.load(path)
     assert plan.separate_reductions and plan.prefetch == 0 and plan.searched is not None
     assert set(plan.searched.modes) == {"NO_SHARD", "FULL_SHARD"}
+
+
+def test_what_search_assumes_by_default_the_command_does_too(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The memory and the number of ranks are the hardware's, and the batch is the sample's."""
+    assert main(["search", "--module", f"{models}:build", "--json"]) == 0
+    plan = Plan.loads(capsys.readouterr().out)
+    machine = Hardware.load(DEFAULT_HARDWARE)
+    assert (plan.world_size, plan.memory_limit_bytes) == (machine.world_size, machine.memory_bytes)
+    assert plan.batch_size == 3, "dimension 0 of the sample"
+
+
+def test_lists_of_granularities_and_recomputations_reach_the_search(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["search", "--module", f"{models}:build", "--memory", "1GiB", *MACHINE, "--json"]
+    assert main([*argv, "--granularity", "2,4", "--checkpoint", "none,hold"]) == 0
+    searched = Plan.loads(capsys.readouterr().out).searched
+    assert searched is not None
+    assert (searched.granularity, searched.checkpoint) == ((2, 4), ("none", "hold"))
+
+
+def test_hardware_this_measures_this_machine(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["search", "--module", f"{models}:build", "--world-size", "1", "--hardware", "this", "--json"]
+    assert main(argv) == 0
+    plan = Plan.loads(capsys.readouterr().out)
+    assert plan.hardware is not None and plan.hardware.measured is not None and plan.hardware.gamma_s
+    assert "needs --module" in fails(
+        capsys, "search", "--description", "d.json", "--memory", "1GiB", "--hardware", "this"
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "meant"),
+    [
+        (("serach",), "search"),
+        (("search", "--module", "m:f", "--memry", "1GiB"), "--memory"),
+        (("search", "--module", "m:f", "--wrld-size=2"), "--world-size"),
+        (("search", "--module", "m:f", "--optimizer", "adgrad"), "adagrad"),
+        (("search", "--module", "m:f", "--checkpoint", "hodl"), "hold"),
+        (("explain", "plan.json", "--nosearch"), "--no-search"),
+    ],
+)
+def test_a_typing_error_gets_a_suggestion(
+    argv: tuple[str, ...], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == 2 and f"did you mean '{meant}'?" in capsys.readouterr().err
+
+
+def test_what_is_like_nothing_gets_no_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["search", "--module", "m:f", "--qqqq", "1"])
+    assert "did you mean" not in capsys.readouterr().err
+
+
+def test_a_machine_that_is_nearly_known_is_suggested(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ("search", "--module", f"{models}:build", "--hardware", "a100_8")
+    assert "did you mean 'a100-8'?" in fails(capsys, *argv)

@@ -83,6 +83,10 @@ void a_polished_plan_fits_and_is_no_slower() {
     beyond += p.plan.peak_bytes > wide.limit_bytes;
     CHECK_EQ(r.objective_ps(plan), p.plan.step_ps);
     CHECK_EQ(largest_transient(r.kinds(), p.plan.decision), p.plan.transient_bytes);
+    const int64_t played = r.plays();
+    const Polished at_once = polish(r, seeds, plays, spare, 0, [] { return true; });
+    CHECK(r.plays() - played <= static_cast<int64_t>(seeds.size()));
+    CHECK(spare({at_once.plan.batch, at_once.plan.decision}) >= 0);
     const Polished again = polish(r, seeds, plays, spare);
     CHECK_EQ(again.played_ps, p.played_ps);
     CHECK(again.plan.decision.choices == p.plan.decision.choices);

@@ -9,17 +9,9 @@
 
 namespace osdp {
 
-// Returns a check whether a Python signal handler has raised; it takes the GIL only for the check.
-inline std::function<bool()> ask_signals() {
-  return [] {
-    pybind11::gil_scoped_acquire gil;
-    return PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0;
-  };
-}
-
 // Returns a function that calls `progress(gap)` at most every 0.2 s. `progress` must outlive the function and
 // its copies: they are copied without the GIL and so must not change reference counts. An exception raised by
-// `progress` ends the search like one from a signal handler: ask_signals() detects it.
+// `progress` ends the search like one from a signal handler: Signals detects it.
 inline std::function<void(double)> telling(const pybind11::object& progress) {
   using Clock = std::chrono::steady_clock;
   return [ask = &progress, told = std::make_shared<Clock::time_point>(Clock::now())](double gap) {
@@ -36,12 +28,28 @@ inline std::function<void(double)> telling(const pybind11::object& progress) {
   };
 }
 
-// Called after a search. If Ctrl-C ended it and a solution was found, the best so far is the answer; all
-// other pending exceptions are raised.
-inline void end_of_search(bool found) {
-  if (PyErr_Occurred() == nullptr) return;
-  if (!found || PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) == 0) throw pybind11::error_already_set();
-  PyErr_Clear();
-}
+// Ends a search for what signal handlers do, and for exceptions of `progress`. Made and ended with the GIL.
+//
+// A handler that raises is seen by whoever runs it. One of SIGINT that returns is not, so during a search it
+// is wrapped in one that notes the call.
+class Signals {
+ public:
+  Signals();
+  ~Signals();
+  Signals(const Signals&) = delete;
+  Signals& operator=(const Signals&) = delete;
+
+  // Returns a check whether the search should end; it takes the GIL only for the check.
+  std::function<bool()> ask() const;
+  // After the search. If Ctrl-C ended it and a solution was found, the best so far is the answer; otherwise
+  // raises what is pending, or KeyboardInterrupt.
+  void end(bool found);
+
+ private:
+  void unwrap();
+
+  pybind11::object handler_, noting_;  // SIGINT's; noting_: null if it is not wrapped
+  const std::shared_ptr<bool> noted_ = std::make_shared<bool>(false);
+};
 
 }  // namespace osdp

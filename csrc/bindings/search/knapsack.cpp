@@ -29,7 +29,9 @@ Problem make_problem(const Pairs& options, int64_t limit, std::vector<std::strin
   return p;
 }
 
-Solution solve_view(const ProblemView& problem, const std::string& method, const Budget& budget) {
+Solution solve_view(const ProblemView& problem, const std::string& method, Budget budget) {
+  osdp::Signals signals;
+  budget.interrupted = signals.ask();
   Solution s;
   {
     py::gil_scoped_release release;
@@ -37,14 +39,14 @@ Solution solve_view(const ProblemView& problem, const std::string& method, const
                           : solve_dfs(problem, budget, method == "dfs-smallest-first");
     if (method != "exact") s.multiplier = price_of_memory(problem);
   }
-  osdp::end_of_search(!s.choices.empty());
+  signals.end(!s.choices.empty());
   return s;
 }
 
 Solution solve(const Pairs& options, int64_t limit, const std::string& method, double time_limit_s,
                std::vector<std::string> names, double gap, int64_t state_bytes) {
   const Problem problem = make_problem(options, limit, std::move(names));
-  return solve_view(problem, method, {time_limit_s, osdp::ask_signals(), gap, state_bytes});
+  return solve_view(problem, method, {time_limit_s, {}, gap, state_bytes});
 }
 
 // A C-contiguous int64 array of shape (operators, options, 2), not copied.
@@ -59,7 +61,7 @@ Solution solve_table(const py::buffer& table, int64_t limit, const std::string& 
   const py::buffer_info info = table.request();
   ProblemView problem = view_table(info, limit);
   problem.names = names;
-  return solve_view(problem, method, {time_limit_s, osdp::ask_signals(), gap, state_bytes});
+  return solve_view(problem, method, {time_limit_s, {}, gap, state_bytes});
 }
 
 std::string check_view(const ProblemView& problem, const std::vector<int>& choices, int64_t time,

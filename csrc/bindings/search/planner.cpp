@@ -10,32 +10,35 @@ using namespace osdp::search;
 
 namespace {
 
+bool is_plan(const Answer& answer) { return answer.feasible; }
+bool is_plan(const Schedule& found) { return found.feasible; }
+bool is_plan(const std::vector<Answer>& points) { return !points.empty(); }
+bool is_plan(const UsefulLimits&) { return false; }
+bool is_plan(double) { return false; }
+
 // Runs `search(interrupted)` without the GIL; Ctrl-C ends it.
 template <typename Search>
 auto without_gil(const Search& search) {
-  py::gil_scoped_release release;
-  return search(osdp::ask_signals());
+  osdp::Signals signals;
+  auto found = [&] {
+    py::gil_scoped_release release;
+    return search(signals.ask());
+  }();
+  signals.end(is_plan(found));
+  return found;
 }
 
 // The same for `search(wish, interrupted)`, which reports its gap to `progress` (a callable or None).
 template <typename Search>
 auto with_progress(Wish wish, const py::object& progress, const Search& search) {
-  if (progress.is_none()) return without_gil([&](const Interrupted& ask) { return search(wish, ask); });
-  wish.tell_gap = osdp::telling(progress);
+  if (!progress.is_none()) wish.tell_gap = osdp::telling(progress);
   return without_gil([&](const Interrupted& ask) { return search(wish, ask); });
 }
 
-Answer ended(Answer answer) {
-  osdp::end_of_search(answer.feasible);
-  return answer;
-}
-
 Schedule run_schedule(const Model& model, const Request& request, double time_limit_s) {
-  Schedule found = without_gil([&](const Interrupted& interrupted) {
+  return without_gil([&](const Interrupted& interrupted) {
     return schedule(model, request, {time_limit_s, interrupted, 0, int64_t{256} << 20, nullptr});
   });
-  osdp::end_of_search(found.feasible);
-  return found;
 }
 
 std::vector<std::pair<int, double>> price_pairs(const std::vector<RowPrice>& prices) {
@@ -125,8 +128,8 @@ void bind_searches(py::module_& m) {
       .def(
           "search",
           [](const Planner& p, const Wish& wish, const py::object& progress) {
-            return ended(with_progress(
-                wish, progress, [&](const Wish& w, const Interrupted& ask) { return p.search(w, ask); }));
+            return with_progress(wish, progress,
+                                 [&](const Wish& w, const Interrupted& ask) { return p.search(w, ask); });
           },
           "wish"_a, "progress"_a = py::none(),
           "`progress` is called about five times a second with how far the best plan is above its bound, as "
@@ -141,18 +144,16 @@ void bind_searches(py::module_& m) {
       .def(
           "any_plan",
           [](const Planner& p, const Wish& wish) {
-            return ended(without_gil([&](const Interrupted& ask) { return p.any_plan(wish, ask); }));
+            return without_gil([&](const Interrupted& ask) { return p.any_plan(wish, ask); });
           },
           "wish"_a)
       .def(
           "frontier",
           [](const Planner& p, const Wish& wish, const std::vector<int64_t>& limits,
              const py::object& progress) {
-            auto points = with_progress(wish, progress, [&](const Wish& w, const Interrupted& ask) {
+            return with_progress(wish, progress, [&](const Wish& w, const Interrupted& ask) {
               return p.frontier(w, limits, ask);
             });
-            osdp::end_of_search(!points.empty());
-            return points;
           },
           "wish"_a, "limits"_a, "progress"_a = py::none())
       .def(
@@ -160,7 +161,6 @@ void bind_searches(py::module_& m) {
           [](const Planner& p, const Wish& wish) {
             const UsefulLimits found =
                 without_gil([&](const Interrupted& ask) { return p.useful_limits(wish, ask); });
-            osdp::end_of_search(false);
             return std::pair(found.least, found.most);
           },
           "wish"_a, "(least, most) bytes that are worth looking at.")

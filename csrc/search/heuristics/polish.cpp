@@ -32,17 +32,19 @@ struct Played {
 
 class Polisher {
  public:
-  Polisher(Rehearsal& rehearsal, int64_t plays, const Spare& spare, double enough_ps)
+  Polisher(Rehearsal& rehearsal, int64_t plays, const Spare& spare, double enough_ps,
+           const std::function<bool()>& over)
       : rehearsal_(rehearsal),
         spare_(spare),
         enough_ps_(enough_ps),
+        ended_(over),
         neighbours_(rehearsal),
         last_(rehearsal.plays() + std::max<int64_t>(plays, 1)),
         tries_(kTries * std::max<int64_t>(plays, 1)) {}
 
   void add(const Candidacy& seed, size_t number) {
     rehearsal_.check(seed);
-    if (!more() || known_.contains(key_of(seed))) return;
+    if ((!seeds_.empty() && !more()) || known_.contains(key_of(seed))) return;
     std::vector<Played>& seeds = fits(seed) ? seeds_ : over_;
     seeds.push_back({seed, step_ps(seed), number});
   }
@@ -99,7 +101,9 @@ class Polisher {
     sum_limit_ = rehearsal_.peak_bytes(next.plan) + spare(next.plan);
   }
 
-  bool more() const { return rehearsal_.plays() < last_ && tries_ > 0 && !enough(here_); }
+  bool more() const {
+    return rehearsal_.plays() < last_ && tries_ > 0 && !enough(here_) && !(ended_ && ended_());
+  }
   bool enough(const Played& played) const {
     return played.step_ps > 0 && static_cast<double>(played.step_ps) <=
                                      enough_ps_ * static_cast<double>(played.plan.batch.samples());
@@ -241,6 +245,7 @@ class Polisher {
   Rehearsal& rehearsal_;
   const Spare& spare_;
   const double enough_ps_;
+  const std::function<bool()>& ended_;
   Neighbours neighbours_;
   const int64_t last_;
   int64_t tries_;
@@ -256,8 +261,8 @@ class Polisher {
 }  // namespace
 
 Polished polish(Rehearsal& rehearsal, const std::vector<Candidacy>& seeds, int64_t plays, const Spare& spare,
-                double enough_ps) {
-  Polisher polisher(rehearsal, plays, spare, enough_ps);
+                double enough_ps, const std::function<bool()>& over) {
+  Polisher polisher(rehearsal, plays, spare, enough_ps, over);
   for (size_t n = 0; n < seeds.size(); ++n) polisher.add(seeds[n], n);
   return polisher.run();
 }

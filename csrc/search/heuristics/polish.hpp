@@ -33,9 +33,9 @@ struct Polished {
 using Spare = std::function<int64_t(const Candidacy&)>;
 
 // Ties go to the earlier plan. At least the first seed is simulated, and all of them if `plays` suffices.
-// Ends early with a plan of at most `enough_ps` per sample. Throws InvalidProblem if none of the seeds fits,
-// or if one is not a plan of this problem.
+// Ends early with a plan of at most `enough_ps` per sample, or once `over()`. Throws InvalidProblem if none
+// of the seeds fits, or if one is not a plan of this problem.
 Polished polish(Rehearsal& rehearsal, const std::vector<Candidacy>& seeds, int64_t plays, const Spare& spare,
-                double enough_ps = 0);
+                double enough_ps = 0, const std::function<bool()>& over = {});
 
 }  // namespace osdp::search

@@ -64,10 +64,11 @@ Batch largest_batch(Searches& searches) {
 
 Answer Planner::any_plan(const Wish& wish, const Interrupted& interrupted) const {
   Wish soon = wish;
-  soon.objective = Objective::Throughput, soon.replay = 0, soon.work = kFirstPlanWork;
+  soon.objective = Objective::Throughput, soon.replay = 0;
+  soon.time_limit_s = 0, soon.work = kFirstPlanWork;  // the caller's time may be over
   Answer found = search(soon, interrupted);
   if (found.feasible) return found;
-  soon.work = wish.work;
+  soon.time_limit_s = wish.time_limit_s, soon.work = wish.work;
   return search(soon, interrupted);
 }
 

@@ -32,7 +32,14 @@ Searches::Searches(const Planner& planner, const Wish& wish, const Interrupted& 
 
 double Searches::left_s() const {
   if (limit_s_ <= 0) return std::numeric_limits<double>::infinity();
-  return limit_s_ - std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
+  return limit_s_ - std::chrono::duration<double>(Clock::now() - began_).count();
+}
+
+bool Searches::interrupted() {
+  const auto now = Clock::now();
+  if (interrupted_ || !ask_ || now - asked_ < std::chrono::milliseconds(1)) return interrupted_;
+  asked_ = now;
+  return interrupted_ = ask_();
 }
 
 Request Searches::request(int64_t limit_bytes, const std::vector<Batch>& batches) const {
@@ -46,7 +53,7 @@ Request Searches::request(int64_t limit_bytes, const std::vector<Batch>& batches
 Schedule Searches::run(const Request& request, double gap, int64_t work) {
   Budget budget;
   if (limit_s_ > 0) budget.time_limit_s = std::max(left_s(), kLeastShare * limit_s_);
-  budget.interrupted = [this] { return interrupted_ = interrupted_ || (ask_ && ask_()); };
+  budget.interrupted = [this] { return interrupted(); };
   budget.gap = gap;
   budget.state_bytes = kStateBytes;
   budget.tell_gap = wish_.tell_gap;

@@ -28,13 +28,16 @@ class Searches {
   // Whether there is such a plan for this batch.
   bool fits(int64_t limit_bytes, Batch batch);
 
-  bool interrupted() const { return interrupted_; }
   // Remaining time; infinite if steps are counted, negative after the end.
   double left_s() const;
   double limit_s() const { return limit_s_; }
-  bool over() const { return interrupted_ || left_s() <= 0; }
+  // Between searches as well: playing polls nothing else.
+  bool over() { return interrupted() || left_s() <= 0; }
 
  private:
+  using Clock = std::chrono::steady_clock;
+  // Asks at most every millisecond.
+  bool interrupted();
   // Whether the limit applies to the sum: if the wish says so, with the paper's costs, and for one rank.
   bool limit_is_of_sum() const;
   // The best plan by the objective under a limit of the sum alone.
@@ -52,7 +55,8 @@ class Searches {
   const Wish& wish_;
   const Interrupted& ask_;
   const double limit_s_;  // 0: none
-  const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
+  const Clock::time_point began_ = Clock::now();
+  Clock::time_point asked_ = began_;
   bool interrupted_ = false;
   std::optional<std::pair<std::vector<Batch>, Answer>> least_;
 };

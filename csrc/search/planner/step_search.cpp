@@ -151,7 +151,8 @@ class StepSearch {
     for (size_t n = 0; n < std::min(kPolished, seeds_.size()); ++n)
       seeds.push_back(candidacy(seeds_[n].plan));
     const auto left = [&](const Candidacy& plan) { return spare(plan, own.peak_bytes(plan)); };
-    consider(polish(own, seeds, plays, left, enough_ps()).plan);
+    const auto over = [&] { return searches_.over(); };
+    consider(polish(own, seeds, plays, left, enough_ps(), over).plan);
   }
 
   Searches& searches_;

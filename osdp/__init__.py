@@ -142,6 +142,7 @@ __all__ = [
 
 later_methods.implement(
     {
+        "describe": "osdp.planning.low_precision.described",
         "Plan.units_of": "osdp.planning.plan_builder.units_of",
         "Plan.simulate": "osdp.planning.simulate.simulate",
         "Plan.frontier": "osdp.planning.frontier.frontier",

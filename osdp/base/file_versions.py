@@ -71,6 +71,11 @@ def _description_2(old: Document) -> Document:
     return {**old, "operators": [{**work, **operator} for operator in old["operators"]]}
 
 
+def _description_3(old: Document) -> Document:
+    """what early files lack: which blocks change their inputs, and the precision"""
+    return {**old, "blocks_changing_inputs": [], "precision": ""}
+
+
 def _plan_1(old: Document) -> Document:
     """what early files lack: in description and hardware, and the share that choosing by replay may cost"""
     steps: dict[str, Step] = {
@@ -157,10 +162,15 @@ def _plan_10(old: Document) -> Document:
     return {name: steps[name](value) if name in steps and value else value for name, value in old.items()}
 
 
+def _plan_11(old: Document) -> Document:
+    """what early files lack: in the description"""
+    return {**old, "description": _description_3(old["description"])}
+
+
 # Kind -> its steps; the first one leads from version 1 to 2.
 STEPS: Mapping[str, tuple[Step, ...]] = {
     "checkpoint": (_checkpoint_1,),
-    "description": (_description_1, _description_2),
+    "description": (_description_1, _description_2, _description_3),
     "hardware": (_hardware_1, _hardware_2, _hardware_3, _hardware_4),
     "plan": (
         _plan_1,
@@ -173,6 +183,7 @@ STEPS: Mapping[str, tuple[Step, ...]] = {
         _plan_8,
         _plan_9,
         _plan_10,
+        _plan_11,
     ),
 }
 

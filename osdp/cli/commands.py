@@ -208,7 +208,7 @@ def _described(arguments: argparse.Namespace) -> ModelDescription:
     from osdp.description.describe import describe
 
     model, args, kwargs = model_of(arguments)
-    return describe(model, *args, **kwargs)
+    return describe(model, *args, precision=getattr(arguments, "precision", None) or "fp32", **kwargs)
 
 
 def _model_and_sample(arguments: argparse.Namespace) -> tuple[nn.Module | ModelDescription, Any]:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from osdp.base.compiled_modules import not_compiled
+from osdp.base.later_methods import function_of
 from osdp.base.sharded_models import is_sharded
 from osdp.base.tensor_trees import batch_of, tensors_in, with_batch
 from osdp.base.warned import warn
@@ -23,7 +24,7 @@ from osdp.description.tensor_subclasses import refuse_tensor_subclasses
 from osdp.errors import DescribeError
 
 
-def describe(model: nn.Module, *args: Any, **kwargs: Any) -> ModelDescription:
+def describe(model: nn.Module, *args: Any, precision: str = "fp32", **kwargs: Any) -> ModelDescription:
     """The operators of `model` in execution order, with their bytes and work.
 
     `args` and `kwargs` are one sample for the model's forward: real or meta tensors; dimension 0 of the first
@@ -38,6 +39,10 @@ def describe(model: nn.Module, *args: Any, **kwargs: Any) -> ModelDescription:
     operator that saved it first; parameters, buffers and the sample do not count. Tensors that a custom
     autograd function stores on its `ctx` without `save_for_backward` are not seen.
 
+    `precision`: a name of `osdp.search`'s. With "bf16" or "fp16", and either's "-reduce-fp32", activations are those
+    of a forward in that dtype, on a copy of the model; parameters keep their own dtypes. The description can only be
+    searched in this precision.
+
     Without a sample the forward does not run: operators are in `named_modules()` order, untraced, with zero
     activations.
 
@@ -47,6 +52,9 @@ def describe(model: nn.Module, *args: Any, **kwargs: Any) -> ModelDescription:
 
     >>> osdp.describe(model, torch.zeros(4, 128, dtype=torch.long)).parameter_bytes
     """
+    if precision not in MODELS_OWN:
+        low: ModelDescription = function_of("describe")(model, args, kwargs, precision)
+        return low
     _refuse_sharded(model)
     _refuse_uninitialised(model)
     refuse_tensor_subclasses(model)
@@ -82,6 +90,10 @@ def watched_once(model: nn.Module, args: Any, kwargs: Any) -> ModelDescription:
     with not_compiled(model):
         watched = Watched(trace(model, FakeParameters(model), args, kwargs), None, batch)
     return _assemble(model, Ownership(model), watched, batch, 0)
+
+
+# Precisions in which everything has the model's dtypes; that of products does not change activations.
+MODELS_OWN = ("fp32", "tf32")
 
 
 @dataclass(frozen=True)
@@ -162,17 +174,18 @@ class Ownership:
         return ""
 
 
-def _unchanging(blocks: list[str], watched: Watched | None) -> list[str]:
-    """`blocks` without those that modify their inputs, since a second forward would do so again."""
+def _unchanging(blocks: list[str], watched: Watched | None) -> tuple[list[str], list[str]]:
+    """`blocks` without those that modify their inputs, since a second forward would do so again, and these."""
     changed = watched.first.changed_inputs if watched is not None else set()
-    if left := [b for b in blocks if b in changed]:
+    left = [b for b in blocks if b in changed]
+    if left:
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
         warn(
             f"{left[0]!r}{more} changed its inputs (a KV cache? an operation in place?), so no plan "
-            "will recompute it in backward to save memory. Models of transformers can be described "
-            "and trained with use_cache=False",
+            "will recompute it in backward to save memory. Models of transformers can be trained with "
+            "use_cache=False, and described so with osdp.integrations.transformers.describe",
         )
-    return [b for b in blocks if b not in changed]
+    return [b for b in blocks if b not in changed], left
 
 
 def _assemble(
@@ -182,7 +195,7 @@ def _assemble(
     batch: int,
     input_bytes: int,
 ) -> ModelDescription:
-    blocks = _unchanging(recomputable_blocks(model), watched)
+    blocks, changing = _unchanging(recomputable_blocks(model), watched)
     order: dict[str, None] = {}
     places: dict[str, tuple[str, ...]] = {}  # operator -> gather_at, for those that were read
     first = watched.first if watched else None
@@ -243,6 +256,8 @@ def _assemble(
         sample_batch=batch,
         input_bytes_per_sample=input_bytes,
         output_bytes_per_sample=_output_bytes(watched) if watched else 0,
+        blocks_changing_inputs=tuple(changing),
+        precision="fp32",
     )
 
 

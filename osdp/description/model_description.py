@@ -89,6 +89,10 @@ class ModelDescription(Printed):
     # Bytes of the model's outputs that are not saved for backward anyway: logits, caches. Training loops
     # usually hold them until the backward is over.
     output_bytes_per_sample: int = 0
+    # Blocks that could be recomputed but for changing their inputs (a KV cache).
+    blocks_changing_inputs: tuple[str, ...] = ()
+    # The name of the precision whose activations are counted; "" in older files, which do not say.
+    precision: str = ""
 
     @property
     def parameter_bytes(self) -> int:

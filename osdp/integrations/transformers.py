@@ -11,12 +11,39 @@ can load them, and vice versa. Needs the extras `hf` and `accelerate`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from transformers import Trainer
+from transformers import PreTrainedModel, Trainer
 
-from osdp.integrations.accelerate import OSDPAccelerator
+from osdp.description.describe import describe as describe_model
+from osdp.description.model_description import ModelDescription
+
+
+def describe(model: PreTrainedModel, *args: Any, precision: str = "fp32", **kwargs: Any) -> ModelDescription:
+    """`osdp.describe` of a model as it trains: in training mode, and without the cache of generation (`use_cache`), which
+    transformers switches off too where it recomputes. Mode and config are restored.
+
+    Blocks that change their inputs for another reason are not recomputed. Train with `use_cache=False`.
+
+    >>> plan = osdp.search(osdp.integrations.transformers.describe(model, **batch, precision="bf16"), precision="bf16")
+    """
+    with _as_it_trains(model):
+        return describe_model(model, *args, precision=precision, **kwargs)
+
+
+@contextmanager
+def _as_it_trains(model: PreTrainedModel) -> Iterator[None]:
+    with ExitStack() as stack:
+        for module in model.modules():
+            stack.callback(setattr, module, "training", module.training)
+            config: Any = getattr(module, "config", None)
+            if getattr(config, "use_cache", False):
+                stack.callback(setattr, config, "use_cache", config.use_cache)
+                config.use_cache = False
+        model.train()
+        yield
 
 
 class OSDPTrainer(Trainer):
@@ -31,6 +58,10 @@ class OSDPTrainer(Trainer):
         return self._accelerator_args
 
     def create_accelerator_and_postprocess(self) -> None:
+        from osdp.integrations.accelerate import (
+            OSDPAccelerator,
+        )  # needs its own extra, which `describe` does not
+
         super().create_accelerator_and_postprocess()
         # Accelerators share one state: settings of the first one apply to this one.
         self.accelerator = OSDPAccelerator(**self._accelerator_args, **self._osdp)

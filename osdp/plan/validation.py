@@ -133,6 +133,11 @@ def _description_problems(description: ModelDescription) -> Iterator[tuple[str, 
         description,
         ("sample_batch", "input_bytes_per_sample", "output_bytes_per_sample"),
     )
+    if description.precision not in ("", *PRECISIONS):
+        yield (
+            "description.precision",
+            f"must be one of {', '.join(PRECISIONS)}, got {description.precision!r}",
+        )
     for i, block in enumerate(description.blocks):
         yield from _sizes(f"description.blocks[{i}].", block, ("input_bytes_per_sample",))
     if len(blocks) < len(description.blocks):

@@ -13,6 +13,7 @@ from osdp.base.warned import warn
 from osdp.description.model_description import ModelDescription
 from osdp.errors import InvalidProblemError, MachineMismatchWarning
 from osdp.hardware.hardware import DeviceMemory, Hardware, check_hardware
+from osdp.plan.precisions import PRECISIONS
 from osdp.plan.validation import check_description
 
 if TYPE_CHECKING:
@@ -109,6 +110,26 @@ def description_of(
 
     args, kwargs = arguments_of(sample)
     return describe(model, *args, **kwargs)
+
+
+def check_precision(description: ModelDescription, precision: str) -> None:
+    """Raise InvalidProblemError if the description counts the activations of another dtype; warn if its file does not
+    say which."""
+    wanted = PRECISIONS[precision][0]
+    if not description.precision:
+        if wanted is not None:
+            warn(
+                f"the description of {description.name} does not say in which precision it was made: "
+                f"in {precision!r} its activations may be smaller. osdp.describe(model, sample, "
+                f"precision={precision!r}) counts them"
+            )
+        return
+    if PRECISIONS[description.precision][0] != wanted:
+        raise InvalidProblemError(
+            f"{description.name} was described in {description.precision!r}, so its activations are not those of "
+            f"{precision!r}: describe it with osdp.describe(model, sample, precision={precision!r}), or pass the model "
+            "and its sample to osdp.search"
+        )
 
 
 def check_sampled(description: ModelDescription) -> ModelDescription:

@@ -15,20 +15,21 @@ from osdp.description.describe import describe
 from osdp.description.model_description import ModelDescription
 from osdp.errors import DescribeError
 from osdp.plan.mixed_precision import at_blocks, named_precision, parameter_dtypes
-from osdp.planning.arguments import arguments_of
+from osdp.plan.precisions import PRECISIONS
+from osdp.planning.arguments import one_of
 
 
 def with_low_activations(
     description: ModelDescription,
     model: nn.Module,
-    sample: tuple[Any, ...] | Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
     precision: str,
 ) -> ModelDescription:
-    """`description`, made from `model` and `sample`, with the activations that are saved under `precision`.
+    """`description`, made from `model` and its arguments, with the activations that are saved under `precision`.
 
-    They are determined on a copy of the model whose parameters have the lower dtype and no data. If such a
-    copy cannot be made or run (the forward depends on values), the description is returned unchanged, which
-    is an upper bound.
+    They are determined on a copy of the model whose parameters have the lower dtype and no data. Raises
+    DescribeError if such a copy cannot be made or run (the forward depends on values).
     """
     policy = named_precision(precision)
     if policy is None:
@@ -40,13 +41,20 @@ def with_low_activations(
             assert own.param_dtype is not None
             cast = CastInputs(own.param_dtype)
             low_model.get_submodule(name).register_forward_pre_hook(cast, prepend=True, with_kwargs=True)
-        args, kwargs = arguments_of(cast_floats(sample, policy.param_dtype))
-        low = describe(low_model, *args, **kwargs)
-    except (DescribeError, TypeError, RuntimeError):
-        return description
+        low = describe(
+            low_model, *cast_floats(args, policy.param_dtype), **cast_floats(kwargs, policy.param_dtype)
+        )
+    except (DescribeError, TypeError, RuntimeError) as error:
+        raise DescribeError(
+            f"{description.name} cannot be described in {precision}: a copy of it with parameters in that dtype "
+            f"cannot be made or run ({type(error).__name__}: {error}). Described without precision=, its activations "
+            "are those of its own dtypes"
+        ) from error
     bytes_of = _bytes_by_operator(description, low)
     if bytes_of is None:
-        return description
+        raise DescribeError(
+            f"{description.name} cannot be described in {precision}: in that dtype other modules own its parameters"
+        )
     inputs = {b.name: b.input_bytes_per_sample for b in low.blocks}
     return dataclasses.replace(
         description,
@@ -55,7 +63,19 @@ def with_low_activations(
             dataclasses.replace(b, input_bytes_per_sample=inputs.get(b.name, b.input_bytes_per_sample))
             for b in description.blocks
         ),
+        precision=precision,
     )
+
+
+def described(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], precision: str
+) -> ModelDescription:
+    """`osdp.describe` in a lower precision than the model's."""
+    one_of("precision", precision, tuple(PRECISIONS))
+    description = describe(model, *args, **kwargs)
+    if description.sample_batch < 1:  # without a sample there are no activations
+        return dataclasses.replace(description, precision=precision)
+    return with_low_activations(description, model, args, kwargs, precision)
 
 
 _SAVED = ("saved_bytes_per_sample", "saved_bytes_fixed")

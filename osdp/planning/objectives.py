@@ -66,9 +66,23 @@ def _nothing_fits(problem: SearchProblem, limit: int, least: int) -> InfeasibleE
     nearest = plan_of(exact, answer)
     return InfeasibleError(
         f"no plan fits {format_bytes(limit)}; the smallest that fits is {format_bytes(least)}: "
-        + _summary(nearest),
+        + _summary(nearest)
+        + _not_recomputed(problem),
         least,
         nearest,
+    )
+
+
+def _not_recomputed(problem: SearchProblem) -> str:
+    """Which blocks no plan recomputes because they change their inputs, and what to do; "" if there are none."""
+    changing = problem.description.blocks_changing_inputs
+    if not changing or problem.searched.checkpoint == ("none",):
+        return ""
+    more = f" and {len(changing) - 1} more" if len(changing) > 1 else ""
+    return (
+        f". No plan recomputes {changing[0]!r}{more}, which changed its inputs when it was described (a KV cache? an "
+        "operation in place?): describe and train a model of transformers with use_cache=False "
+        "(osdp.integrations.transformers.describe)"
     )
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from osdp import _search
 from osdp.base.byte_sizes import parse_bytes
+from osdp.base.warned import warn
 from osdp.description.model_description import ModelDescription
-from osdp.errors import InvalidProblemError
+from osdp.errors import DescribeError, InvalidProblemError
 from osdp.hardware.hardware import Hardware
 from osdp.plan.plan import Plan
 from osdp.plan.precisions import PRECISIONS
@@ -19,9 +20,11 @@ from osdp.plan.unit_grouping import small_unit_bytes
 from osdp.plan.whole_operators import patterns_of, whole_operators
 from osdp.planning.arguments import (
     THIS_MACHINE,
+    arguments_of,
     batches_of,
     check_batch_matters,
     check_measured_ranks,
+    check_precision,
     check_time_limit,
     default_batch,
     description_of,
@@ -141,10 +144,9 @@ def search(
         batch_size = default_batch(model_or_desc, description, global_batch_size)
     check_batch_matters(description, batch_size)
     if precision != "fp32" and not isinstance(model_or_desc, ModelDescription):
-        from osdp.planning.low_precision import with_low_activations
-
-        assert sample is not None
-        description = with_low_activations(description, model_or_desc, sample, precision)
+        description = _in_precision(description, model_or_desc, sample, precision)
+    else:
+        check_precision(description, precision)
     whole_operators(description, patterns_of(whole))  # raises for names that the model does not have
     ranks = ranks_of(world_size, machine)
     check_measured_ranks(machine, ranks)
@@ -190,6 +192,22 @@ def search(
         return best_plan(problem, limit)
     except _search.InvalidProblem as e:
         raise InvalidProblemError(str(e)) from None
+
+
+def _in_precision(
+    description: ModelDescription,
+    model: nn.Module,
+    sample: tuple[Any, ...] | Mapping[str, Any] | None,
+    precision: str,
+) -> ModelDescription:
+    """The description with that precision's activations; where it cannot be made, with the model's own, and a warning."""
+    from osdp.planning.low_precision import with_low_activations
+
+    try:
+        return with_low_activations(description, model, *arguments_of(sample), precision)
+    except DescribeError as error:
+        warn(f"{error}. The search counts these, which may be twice as large")
+        return description
 
 
 def search_again(

@@ -155,7 +155,7 @@ def peaks_under_limits(
         here = dict(
             world_size=me.world, hardware=machine, batch_size=1, checkpoint=False, replay=0, **options
         )
-        description = osdp.describe(make(**model), tokens)
+        description = osdp.describe(make(**model), tokens, precision=options.get("precision", "fp32"))
         with pytest.raises(osdp.InfeasibleError) as e:
             osdp.search(description, memory=0, **here)
         shares = above or (random.Random(repr(model)).uniform(1.05, 1.6),)

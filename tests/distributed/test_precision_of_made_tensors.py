@@ -17,7 +17,6 @@ from torch.distributed.fsdp import fully_shard as torchs_fully_shard
 
 import osdp
 from osdp.base.cast_floats import CastInputs
-from osdp.planning.low_precision import with_low_activations
 
 WIDTH = 6
 BF16 = osdp.MixedPrecision(torch.bfloat16)
@@ -156,7 +155,7 @@ def test_the_description_in_low_precision_casts_too():
     x = torch.ones(2, WIDTH)
     model = Tables()
     described = osdp.describe(model, x)
-    low = with_low_activations(described, model, (x,), "bf16")
+    low = osdp.describe(model, x, precision="bf16")
 
     def saved(description: osdp.ModelDescription) -> dict[str, float]:
         return {

@@ -71,7 +71,7 @@ def operator(
     precision: str, mode: str, granularity: int | tuple[int, ...] = 1
 ) -> osdp.plan.prediction.OperatorPrediction:
     plan = osdp.search(
-        osdp.describe(model(), torch.ones(4, 64)),
+        osdp.describe(model(), torch.ones(4, 64), precision=precision),
         memory="1GiB",
         world_size=4,
         batch_size=4,

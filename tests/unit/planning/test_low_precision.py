@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import pytest
 import torch
 from torch import nn
 
 import osdp
-from osdp.planning.low_precision import with_low_activations
 
 
 class SavesEarlierInFloat32(nn.Module):
@@ -45,7 +47,7 @@ def saved(description: osdp.ModelDescription) -> int:
 def check(model: nn.Module) -> None:
     x = torch.randn(4, 32)
     description = osdp.describe(model, x)
-    low = with_low_activations(description, model, (x,), "bf16")
+    low = osdp.describe(model, x, precision="bf16")
     really = osdp.describe(model.bfloat16(), x.bfloat16())
     assert [o.name for o in low.operators] == [o.name for o in description.operators]
     assert [o.name for o in really.operators] != [o.name for o in description.operators]
@@ -61,3 +63,51 @@ def test_operators_are_matched_by_name() -> None:
 
 def test_what_only_the_lower_precision_saves_counts_for_the_module_around_it() -> None:
     check(SavesOnlyInBfloat16())
+
+
+class AsksForFloat32(nn.Linear):
+    """Its forward fails in a lower precision."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.weight.dtype == torch.float32
+        return super().forward(x)
+
+
+SAMPLE = (torch.ones(4, 32),)
+ASKED = {"memory": "1GiB", "world_size": 2, "batch_size": 2}
+
+
+def test_a_description_is_searched_in_its_precision_alone() -> None:
+    model = SavesEarlierInFloat32()
+    plain, low = osdp.describe(model, *SAMPLE), osdp.describe(model, *SAMPLE, precision="bf16")
+    assert (plain.precision, low.precision) == ("fp32", "bf16")
+    for description, precision in ((plain, "bf16"), (low, "fp32"), (low, "fp16"), (low, "tf32")):
+        with pytest.raises(
+            osdp.InvalidProblemError, match=rf"osdp.describe\(model, sample, precision='{precision}'\)"
+        ):
+            osdp.search(description, precision=precision, **ASKED)
+    for description, precision in ((plain, "tf32"), (low, "bf16"), (low, "bf16-reduce-fp32")):
+        assert osdp.search(description, precision=precision, **ASKED).precision == precision
+    assert osdp.ModelDescription.loads(low.dumps()) == low
+    assert osdp.search(model, SAMPLE, precision="bf16", **ASKED).description == low
+
+
+def test_a_file_that_does_not_say_its_precision_warns() -> None:
+    old = dataclasses.replace(osdp.describe(SavesEarlierInFloat32(), *SAMPLE), precision="")
+    osdp.search(old, **ASKED)
+    with pytest.warns(UserWarning, match="does not say in which precision it was made"):
+        osdp.search(old, precision="bf16", **ASKED)
+
+
+def test_a_model_that_cannot_run_in_the_precision_says_so() -> None:
+    model = nn.Sequential(AsksForFloat32(32, 32), nn.Linear(32, 32))
+    with pytest.raises(osdp.DescribeError, match="cannot be described in bf16"):
+        osdp.describe(model, *SAMPLE, precision="bf16")
+    with pytest.warns(UserWarning, match="cannot be described in bf16"):
+        plan = osdp.search(model, SAMPLE, precision="bf16", **ASKED)
+    assert plan.description == osdp.describe(model, *SAMPLE)
+
+
+def test_a_precision_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(osdp.InvalidProblemError, match="precision must be one of"):
+        osdp.describe(SavesEarlierInFloat32(), *SAMPLE, precision="int1")

@@ -37,6 +37,7 @@ STATED = (
 )
 PROOF = "proves `lower_bound_ps`: other prices that prove the same bound are accepted"
 BOUND = "a lower bound, which is proven again: a larger one is noticed, and a smaller one holds as well"
+MESSAGE = "for the message of a search that finds no plan"
 NOTHING = {
     "a name": (
         "description.name",
@@ -48,6 +49,8 @@ NOTHING = {
         "hardware.source",
         "hardware.device",
     ),
+    "the precision of the activations, with which `osdp.search` compares its own": ("description.precision",),
+    MESSAGE: ("description.blocks_changing_inputs[]",),
     "the profiled machine, with which `fully_shard` and `osdp.report` compare this one": (
         "hardware.measured.processor",
         "hardware.measured.cores",
@@ -202,6 +205,7 @@ def plans() -> dict[str, Plan]:
         gather_at=("tied", "h.1"),
     )
     rich = dataclasses.replace(small, operators=(frozen, tied, *small.operators), output_bytes_per_sample=400)
+    rich = dataclasses.replace(rich, blocks_changing_inputs=("h.7",))
     least = least_memory(rich, hardware)
     dear = ["h.1.mlp.fc"]  # whole it takes memory that has a price
     found = {
@@ -355,6 +359,8 @@ def test_every_change_of_a_plan_is_noticed_or_known_to_claim_nothing():
     for field, changes in results.items():
         missed = [what for was, what in changes if not was]
         why = why_of(field) if field in everything else INPUT  # of what holds others
+        if f"{field}[]" in NOTHING[MESSAGE]:
+            continue
         if why == CHECKED and missed:
             wrong.append(f"{field}: not noticed: {missed[0]}")
         elif why in (INPUT, PROOF, STATED, BOUND) and len(missed) == len(changes):

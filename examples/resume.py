@@ -4,12 +4,14 @@
     torchrun --standalone --nproc-per-node 2 --max-restarts 3 examples/resume.py RUN
 
 (The variable gives every start a store of its own: in torch's shared one, gloo may find the addresses of ranks that died.)
-When a rank dies, torchrun starts all of them again, and each start loads what RUN/latest names. What else a run needs to go
-on is made from the step: the batches here, and the schedule from what was saved beside the model.
+It runs for a minute, and each line says how to kill its rank from another terminal. torchrun then starts all of them again,
+and each start loads what RUN/latest names. What else a run needs to go on is made from the step: the batches here, and the
+schedule from what was saved beside the model.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -19,7 +21,8 @@ from torch import Tensor, nn
 
 import osdp
 
-STEPS, EVERY = 30, 5
+STEPS, EVERY = 60, 5
+PAUSE_S = 1.0  # after each step: this model's take milliseconds, too few to kill a rank in
 
 
 def batch_of(step: int, rank: int) -> tuple[Tensor, Tensor]:
@@ -56,8 +59,9 @@ def train(folder: str, told: Callable[[int, float], None]) -> None:
 
 
 def tell(step: int, loss: float) -> None:
-    print(f"step {step}: loss {loss:.6f}", flush=True)
-    time.sleep(1)  # this model's steps take milliseconds: the time to kill a rank in another terminal
+    rank = torch.distributed.get_rank()
+    print(f"step {step}: loss {loss:.6f} (rank {rank}: kill {os.getpid()})", flush=True)
+    time.sleep(PAUSE_S)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ from osdp.hardware.hardware import Collective, Hardware
 from osdp.hardware.this_machine import measure_probe
 from osdp.plan.plan import Plan
 
-NOTICED = 0.15  # smaller changes may be noise of the measurement
-
 
 @dataclass(frozen=True)
 class Span:
@@ -25,37 +23,16 @@ class Span:
     def ratio(self) -> float:
         return self.now_s / self.then_s
 
-    @property
-    def changed(self) -> bool:
-        return not 1 / (1 + NOTICED) < self.ratio < 1 + NOTICED
-
 
 @dataclass(frozen=True)
 class Drift:
     """A fixed matrix product, a fixed copy in memory (`this_machine`) and, where it was measured, a step of the bare
-    model: forward and backward without communication or optimizer. Printable.
+    model: forward and backward without communication or optimizer.
     """
 
     product: Span
     copy: Span
     bare_step: Span | None = None
-
-    @property
-    def changed(self) -> bool:
-        """Whether the time has changed by more than the noise of measurement."""
-        return self.most_changed.changed
-
-    @property
-    def most_changed(self) -> Span:
-        """The model's own step, where it was measured; else the job that has changed most."""
-        return self.bare_step or max(
-            self.product, self.copy, key=lambda span: max(span.ratio, 1 / span.ratio)
-        )
-
-    def __str__(self) -> str:
-        """ "25% slower": of the time that has changed most."""
-        ratio = self.most_changed.ratio
-        return f"{ratio - 1:.0%} slower" if ratio > 1 else f"{1 / ratio - 1:.0%} faster"
 
 
 def drift_of(plan: Plan, device: torch.device, bare_step_s: float | None) -> Drift | None:

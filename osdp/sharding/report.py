@@ -33,8 +33,8 @@ def report(model: nn.Module, *, bare_step_s: float | None = None, machine: bool 
     the device reports it, the reserved memory.
 
     With `machine`, and a plan whose hardware `osdp.profile` measured, the two fixed jobs of the profile are timed
-    again (a third of a second), and if the machine has become more than 15% faster or slower, the report says so and
-    scales the prediction. The profile ran on all ranks at once, so call `report` on all of them. With `bare_step_s`
+    again (a third of a second), and if the plan's step would now take more than 15% longer or shorter, the report says
+    so and predicts for that. The profile ran on all ranks at once, so call `report` on all of them. With `bare_step_s`
     (from `osdp.bare_step_s` before the model was sharded, with plan.batch_size samples) computation is compared using
     the model itself instead of the two jobs. A machine that was not measured (a name, or the default) has no error of
     its time.

@@ -19,6 +19,7 @@ from osdp.errors import InvalidProblemError
 from osdp.sharding.drift import Drift
 
 _NO_METRICS = ("drift", "step_times_s", "assumed_machine")
+_NOTICED = 0.15  # of a machine's speed: smaller changes may be noise of the measurement
 _PREDICTED, _MEASURED = "#4c78a8", "#f58518"
 
 
@@ -77,7 +78,7 @@ def _rows(report: Report) -> Iterator[tuple[str, str, str, str]]:
         return name, show(predicted) if predicted else "-", show(measured) if measured else "-", error
 
     yield row("step time", report.predicted_step_time_s, report.measured_step_time_s, True)
-    if report.drift is not None and report.drift.changed:
+    if _change_of_speed(report):
         yield row("  as it is", report.predicted_step_time_now_s, report.measured_step_time_s, True)
     yield row("peak memory", report.predicted_peak_memory_bytes, report.measured_peak_memory_bytes, False)
     if report.measured_reserved_bytes is not None:
@@ -91,8 +92,17 @@ def _notes(report: Report) -> Iterator[str]:
             f"The predicted time is for {report.assumed_machine} (assumed); "
             'to plan for this machine: osdp.search(..., hardware="this")'
         )
-    if report.drift is not None and report.drift.changed:
-        yield f"This machine is {report.drift} than when it was profiled; 'as it is' predicts for that."
+    if change := _change_of_speed(report):
+        how = f"{change:.0%} slower" if change > 0 else f"{1 / (1 + change) - 1:.0%} faster"
+        yield f"This machine is {how} for this plan than when it was profiled; 'as it is' predicts for that."
+
+
+def _change_of_speed(report: Report) -> float:
+    """How much longer the plan's step is predicted to take now than by the profile; 0.0 for what may be noise."""
+    if report.predicted_step_time_now_s is None or not report.predicted_step_time_s:
+        return 0.0
+    ratio = report.predicted_step_time_now_s / report.predicted_step_time_s
+    return 0.0 if 1 / (1 + _NOTICED) < ratio < 1 + _NOTICED else ratio - 1
 
 
 def _text(report: Report) -> str:

@@ -48,9 +48,9 @@ def a_slower_machine(me: Member) -> None:
     model, warned = trained(me, profiled_then(me, 0.1))
     assert not warned
     report = osdp.report(model)
-    assert report.drift is not None and report.drift.changed and report.drift.product.ratio > 1.5
+    assert report.drift is not None and report.drift.product.ratio > 1.5
     assert report.predicted_step_time_now_s > 1.5 * report.predicted_step_time_s
-    assert "slower than when it was profiled" in str(report)
+    assert "slower for this plan than when it was profiled" in str(report)
     before = osdp.report(model, machine=False)
     assert before.drift is None and before.predicted_step_time_now_s is None
     assert "machine" not in str(before)
@@ -67,7 +67,7 @@ def the_same_machine(me: Member) -> None:
         report = osdp.report(model)
     finally:
         drift.measure_probe = real
-    assert report.drift is not None and not report.drift.changed
+    assert report.drift is not None
     assert "machine" not in str(report) and "as it is" not in str(report)
 
 

@@ -82,3 +82,22 @@ def test_the_readme_says_how_to_install_before_make() -> None:
     page = (ROOT / "README.md").read_text()
     assert "pip install --no-build-isolation ." in page and "`pip install .`" in page
     assert page.index("pip install") < page.index("make demo")
+
+
+def test_each_line_of_the_first_table_is_explained() -> None:
+    """Columns and labels of a plan and of a report, as they are printed now and as the page shows them."""
+    from osdp.base.printed import plain
+    from osdp.sharding.report_value import Report
+    from tests.unit.gpt_descriptions import gpt
+
+    page = (ROOT / "docs" / "first-hour.md").read_text()
+    explained = set(re.findall(r"`([^`]+)`", "\n".join(re.findall(r"^\| (.*?) \|", page, re.MULTILINE))))
+    plan = osdp.search(gpt(2, 64), memory="4GiB", world_size=2, hardware="a100-8", batch_size=1)
+    sliced = plan.replace({"h.0.mlp.fc": osdp.Choice("FULL_SHARD", 4, 2, "out")})
+    text = plain(plan, 120)
+    columns = next(line.split() for line in text.splitlines() if line.startswith("operator"))
+    columns += next(line.split() for line in plain(sliced, 120).splitlines() if line.startswith("operator"))
+    labels = re.findall(r"^(\S+(?: \S+)?)  +\S", text[text.index("\npeak memory") :], re.MULTILINE)
+    assert {*columns, *labels} <= explained and labels == ["peak memory", "step time", "proof"]
+    report = str(Report(0.1, 0.2, 1, 1, 9, predicted_step_time_now_s=0.2)).splitlines()[1:-2]
+    assert {line[:14].rstrip() for line in report} <= explained

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import re
 import shlex
 from pathlib import Path
@@ -68,20 +67,6 @@ def test_the_pages_have_commands() -> None:
 def test_the_site_has_every_page() -> None:
     site = (ROOT / "mkdocs.yml").read_text()
     assert [page.name for page in PAGES if page.parent.name == "docs" and page.name not in site] == []
-
-
-def test_the_version_of_plan_files_is_the_one_that_is_written() -> None:
-    shown = re.search(r'\{"osdp": "plan", "version": (\d+),', (ROOT / "docs" / "plan.md").read_text())
-    from tests.unit.gpt_descriptions import gpt
-
-    written = json.loads(osdp.Plan.uniform(gpt(1, 64)).dumps())
-    assert shown is not None and int(shown[1]) == written["version"]
-
-
-def test_the_readme_says_how_to_install_before_make() -> None:
-    page = (ROOT / "README.md").read_text()
-    assert "pip install --no-build-isolation ." in page and "`pip install .`" in page
-    assert page.index("pip install") < page.index("make demo")
 
 
 def test_each_line_of_the_first_table_is_explained() -> None:

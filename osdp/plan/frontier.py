@@ -28,6 +28,7 @@ class Frontier(Printed):
     """The best plans' figures under several memory limits, in ascending order; throughput never decreases."""
 
     points: tuple[FrontierPoint, ...]
+    machine: str = ""  # "a100-8 (assumed)"
 
     def plot(self, ax: Any = None) -> Any:
         """Plot throughput against the memory limit: see `osdp.show.frontier_plot.plot`."""

@@ -52,6 +52,7 @@ class Timeline(Printed):
     events: tuple[TimelineEvent, ...]  # by begin
     memory: tuple[tuple[float, int], ...]  # (seconds, bytes held from then on)
     largest_peak_bytes: int | None = None  # over all timings of communication; None: a measured step
+    machine: str = ""  # that was simulated, "a100-8 (assumed)"; "": a measured step
 
     @property
     def exposed_communication_s(self) -> float:
@@ -139,7 +140,7 @@ class Timeline(Printed):
     def __str__(self) -> str:
         lines = [f"{name:26}{format_seconds(seconds):>10}" for name, seconds in self.parts().items()]
         lines.append(f"{'peak memory':26}{format_bytes(self.peak_memory_bytes):>10}")
-        return "\n".join(lines)
+        return "\n".join(lines + _machine(self))
 
 
 @dataclass(frozen=True, repr=False)
@@ -168,7 +169,11 @@ class Beside(Printed):
         grown = [_grown_bytes(step) for step in (self.predicted, self.measured)]
         shown = [format_bytes(size) if size is not None else "-" for size in grown]
         lines.append(f"{'memory above the beginning':26}{shown[0]:>12}{shown[1]:>12}")
-        return "\n".join(lines)
+        return "\n".join(lines + _machine(self.predicted))
+
+
+def _machine(step: Timeline) -> list[str]:
+    return [f"simulated for {step.machine}"] if step.machine else []
 
 
 def _grown_bytes(step: Timeline) -> int | None:

@@ -52,5 +52,6 @@ def frontier(plan: Plan, points: int = 32, limits: Sequence[int | float | str] |
                 a.largest_peak_bytes,
             )
             for a in found
-        )
+        ),
+        problem.hardware.label,
     )

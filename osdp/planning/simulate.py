@@ -41,6 +41,7 @@ def simulate(
         ),
         memory=tuple((point.time_ps * PS, point.bytes) for point in played.memory),
         largest_peak_bytes=timeline.largest_peak_bytes,
+        machine=problem.hardware.label,
     )
 
 

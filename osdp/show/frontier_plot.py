@@ -45,13 +45,24 @@ def plot(frontier: Frontier, ax: Any = None) -> Any:
     ax.set_xscale("log", base=2)  # as the limits of a frontier are spread
     ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     ax.grid(alpha=0.3)
-    ax.set_title("the best plan under each memory limit (b: batch per rank)", fontsize=10)
+    on = f", {frontier.machine}" if frontier.machine else ""
+    ax.set_title(f"the best plan under each memory limit{on} (b: batch per rank)", fontsize=10)
     return ax
 
 
 def table(frontier: Frontier) -> Table:
     """The points for a rich console."""
-    found = Table(show_edge=False, pad_edge=False, box=None, header_style="bold", padding=(0, 2, 0, 0))
+    title = f"simulated for {frontier.machine}" if frontier.machine else None
+    found = Table(
+        title=title,
+        title_justify="left",
+        title_style="not italic",
+        show_edge=False,
+        pad_edge=False,
+        box=None,
+        header_style="bold",
+        padding=(0, 2, 0, 0),
+    )
     for column in ("memory limit", "samples/s", "step time", "batch per rank", "peak memory"):
         found.add_column(column, justify="right", no_wrap=True)
     for p in frontier.points:

@@ -20,7 +20,7 @@ def table(hardware: Hardware) -> RenderableType:
     found.add_column(overflow="fold")
     for name, value in _rows(hardware):
         found.add_row(name, value)
-    headline = Text(f"{hardware.name}: {ranks} on {hardware.device}{memory}", style="bold")
+    headline = Text(f"{hardware.label}: {ranks} on {hardware.device}{memory}", style="bold")
     return Group(headline, found)
 
 

@@ -284,3 +284,10 @@ def test_every_value_prints_as_a_table_instead_of_its_fields(description: ModelD
 def test_text_is_escaped_in_a_notebook() -> None:
     assert PrintedText("a < b\n")._repr_html_() == "<pre>a &lt; b\n</pre>"
     assert repr(PrintedText("one\ntwo\n")) == "one\ntwo" and PrintedText("one\n") == "one\n"
+
+
+def test_every_table_of_times_says_whether_its_machine_was_measured(description: ModelDescription) -> None:
+    shown = values(description)
+    for name in ("hardware", "plan", "timeline", "frontier"):
+        for text in (str(shown[name]), shown[name]._repr_html_()):  # type: ignore[attr-defined]
+            assert "a100-8 (assumed)" in " ".join(re.sub("<[^>]*>", "", text).split()), name

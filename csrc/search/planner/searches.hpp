@@ -53,7 +53,7 @@ class Searches {
 
   const Planner& planner_;
   const Wish& wish_;
-  const Interrupted& ask_;
+  const Interrupted ask_;
   const double limit_s_;  // 0: none
   const Clock::time_point began_ = Clock::now();
   Clock::time_point asked_ = began_;

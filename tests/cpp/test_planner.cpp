@@ -74,7 +74,8 @@ void a_step_keeps_its_limit_whatever_its_timing_and_fills_it() {
       for (Tensor& t : op.tensors) t.trainable &= dice() % 2 == 0;
     }
     // 185 is the first whose sum is cut below the limit: `cut`. Those between show what the first ones do.
-    if (n >= 64 && n < 185) continue;
+    // The even ones, which simulate, take nearly all of the time.
+    if (n < 185 && n >= (n % 2 == 0 ? 32 : 64)) continue;
     Request asked = request(4);
     asked.space.modes = {Mode::FullShard, Mode::NoShard};
     asked.space.granularities.clear();
@@ -138,15 +139,16 @@ void the_limit_of_the_sum_rises_while_peaks_allow() {
 void a_larger_space_needs_no_larger_limit() {
   Random dice(17);
   int rescued = 0;
-  for (int n = 0; n < 8; ++n) {
+  for (int n = 0; n < 6; ++n) {
     const Model model = random_model(dice, 6);
     const Request whole = request(4);
     const Planner planner(model, whole, manner(model));
+    const int64_t whole_least = planner.search(wish_for(0)).smallest_limit_bytes;
     for (const Request& part : subspaces(whole)) {
       const Planner smaller(model, part, manner(model));
       Wish wish = wish_for(0);
       const int64_t least = smaller.search(wish).smallest_limit_bytes;
-      CHECK(planner.search(wish).smallest_limit_bytes <= least);
+      CHECK(whole_least <= least);
       wish.limit_bytes = least;
       const Answer found = planner.search(wish);
       CHECK(found.feasible && found.largest_peak_bytes <= least && found.peak_bytes <= found.sum_limit_bytes);

@@ -75,6 +75,7 @@ define cpp_tests
 @ninja -C build/$(1) -j$(JOBS) --quiet $(3)
 @ctest --test-dir build/$(1) $(4) --output-on-failure -j$(CPP_TESTS) >build/$(1).log || { cat build/$(1).log; exit 1; }; tail -n 4 build/$(1).log
 endef
+SANITIZERS := address$(comma)undefined$(comma)float-cast-overflow
 # Half of the address sanitizer's time went into the stacks of allocations. A report has one frame of each: for all of
 # them, run that test by hand.
 export ASAN_OPTIONS ?= malloc_context_size=1
@@ -88,7 +89,7 @@ test-cpp: $(STAMPS)/tools  ## the C++ tests without sanitizers, to work on one (
 .PHONY: test-sanitize
 test-sanitize: $(STAMPS)/tools  ## the same under the address and undefined-behaviour sanitizers
 	@echo "== C++ tests under the address and undefined-behaviour sanitizers (build/sanitize)"
-	$(call cpp_tests,sanitize,-DOSDP_SANITIZE=address$(comma)undefined$(comma)float-cast-overflow -DCMAKE_BUILD_TYPE=None)
+	$(call cpp_tests,sanitize,-DOSDP_SANITIZE=$(SANITIZERS) -DCMAKE_BUILD_TYPE=None)
 
 .PHONY: test-threads
 test-threads: $(STAMPS)/tools  ## those of communication between ranks under the thread sanitizer
@@ -100,16 +101,15 @@ FUZZER = $(shell for c in clang++ clang++-2{2,1,0} clang++-1{9,8,7,6,5,4}; do \
   command -v $$c >/dev/null && echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' \
     | $$c -xc++ -fsanitize=fuzzer,address,undefined -o /dev/null - 2>/dev/null && { echo $$c; break; }; done)
 FUZZ_SECONDS ?= 60
-FUZZ_OBJECTS := $(patsubst csrc/%.cpp,build/fuzz/%.o,$(wildcard csrc/json/*.cpp csrc/search/*/*.cpp))
-FUZZ_COMPILE = $(shell command -v ccache) $(FUZZER) -std=c++20 -O1 -g -ffp-contract=off -fsanitize=address,undefined,float-cast-overflow \
-  -fno-sanitize-recover=all -Icsrc -Itests/fuzz -MMD -MP
 
 .PHONY: fuzz
-fuzz:  ## the JSON reader and the planner under libFuzzer for a minute; needs clang with its fuzzer
+fuzz: $(STAMPS)/tools  ## the JSON reader and the planner under libFuzzer for a minute; needs clang with its fuzzer
 	@fuzzer='$(FUZZER)'; [ -n "$$fuzzer" ] || { echo "== make fuzz needs a clang with libFuzzer; on Debian and Ubuntu: \
 	apt-get install clang and libclang-rt-N-dev of its version"; exit 1; }; \
 	echo "== fuzzing the JSON reader and the planner for $(FUZZ_SECONDS) s ($$fuzzer, build/fuzz)"; \
-	$(MAKE) -j$(JOBS) FUZZER="$$fuzzer" build/fuzz/fuzz_json build/fuzz/fuzz_planner; \
+	cmake -S . -B build/fuzz -G Ninja -DCMAKE_CXX_COMPILER="$$fuzzer" -DCMAKE_BUILD_TYPE=None -DOSDP_PYTHON=OFF -DOSDP_FUZZ=ON \
+	  -DOSDP_SANITIZE=$(SANITIZERS) >build/fuzz.log || { cat build/fuzz.log; exit 1; }; \
+	ninja -C build/fuzz -j$(JOBS) --quiet fuzz_json fuzz_planner; \
 	seconds=$$(( ($(FUZZ_SECONDS) + 1) / 2 )); mkdir -p build/fuzz/corpus build/fuzz/requests; \
 	build/fuzz/fuzz_json -max_total_time=$$seconds -max_len=4096 -timeout=10 -dict=tests/fuzz/json.dict -artifact_prefix=build/fuzz/ \
 	  build/fuzz/corpus tests/fuzz/corpus 2>build/fuzz/log || { tail -n 40 build/fuzz/log; exit 1; }; tail -n 1 build/fuzz/log; \
@@ -119,15 +119,6 @@ fuzz:  ## the JSON reader and the planner under libFuzzer for a minute; needs cl
 .PHONY: fuzz-compiler
 fuzz-compiler:
 	@[ -n '$(FUZZER)' ]
-
-.SECONDARY: $(FUZZ_OBJECTS)
-build/fuzz/fuzz_%: tests/fuzz/fuzz_%.cpp $(FUZZ_OBJECTS)
-	@$(FUZZ_COMPILE) -fsanitize=fuzzer $^ -o $@
-
-build/fuzz/%.o: csrc/%.cpp
-	@mkdir -p $(@D); $(FUZZ_COMPILE) -fsanitize=fuzzer-no-link -c $< -o $@
-
--include $(FUZZ_OBJECTS:.o=.d)
 
 # Kept outside of the clone: several GB that every clone can use. Another machine's torch: CUDA_TORCH='torch==2.11.*'.
 CUDA_ENV ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/osdp/cuda-env
@@ -214,6 +205,9 @@ $(STAMPS)/torch: $(ENV_MADE)
 	@if $(PY) -c '$(USABLE)'; then echo "== using the torch of $(ENV)"; \
 	else echo "== installing $(TORCH) into $(ENV) (a large download)"; $(PIP) '$(TORCH)'; fi
 	@touch $@
+
+.PHONY: tools
+tools: $(STAMPS)/tools
 
 $(STAMPS)/tools: $(STAMPS)/torch
 	@echo "== installing build tools: scikit-build-core, ninja$$(cmake --version 2>/dev/null | head -n 1 | sed 's/^/; found /')"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
 import sys
 import sysconfig
 import tomllib
@@ -110,3 +111,16 @@ def test_installing_is_said_before_anything_is_run() -> None:
         page = (ROOT / name).read_text()
         first = min(page.index(what) for what in ("torchrun", "make demo") if what in page)
         assert "pip install --no-build-isolation ." in page[:first] and "pip install ." in page[:first], name
+
+
+def test_the_demo_installs_and_builds_only_what_it_uses() -> None:
+    """In a clone in which nothing was made yet: no packages of tests and linters, no C++ tests."""
+    commands = {}
+    for target in ("demo", "build"):
+        commands[target] = subprocess.run(
+            ["make", "--dry-run", "--assume-new=pyproject.toml", target],
+            cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
+        ).stdout  # fmt: skip
+    assert "examples/demo.sh" in commands["demo"] and "building the extension" in commands["demo"]
+    assert "what the tests and linters need" not in commands["demo"] and "OSDP_TESTS" not in commands["demo"]
+    assert "what the tests and linters need" in commands["build"]

@@ -553,6 +553,17 @@ def test_the_batch_is_the_samples_unless_another_is_said() -> None:
     assert "(auto)" not in str(osdp.search(model, sample, **given))
 
 
+def test_auto_that_stops_at_the_largest_batch_that_is_tried_says_so() -> None:
+    import torch
+    from torch import nn
+
+    description = osdp.describe(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), torch.zeros(3, 8))
+    plan = osdp.search(description, memory="4GiB", world_size=2, hardware="rtx-titan-8")
+    assert plan.batch_size == _search.MOST_BATCH == 65536
+    assert "batch 65536 per rank (auto: the largest that is tried)" in " ".join(str(plan).split())
+    assert "batch 65536 per rank," in " ".join(str(dataclasses.replace(plan, searched=None)).split())
+
+
 def test_this_machine_is_measured() -> None:
     import torch
     from torch import nn

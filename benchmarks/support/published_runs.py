@@ -7,7 +7,8 @@ the last norm stays gathered from forward to backward; whole blocks are recomput
 gradients reduced, in every micro-batch, both in bf16, or gradients in fp32 where `mixed_precision` is DEFAULT (for the
 tables of October 2023 it is not known whether that held: both readings are printed). Eight GPUs a host; between hosts of
 A100 1,600 Gb/s for the eight together, of H100 not stated (the 8 x 400 Gb/s of a DGX H100 are assumed). Their software
-was torch 1.13 to 2.1 with FSDP1, whose order and waits are not OSDP's, and attention was Triton's first FlashAttention.
+was torch 1.13 to 2.1 with FSDP1, whose order and waits are not OSDP's, and attention was Triton's first FlashAttention:
+its rate is theirs, fitted to these runs (ATTENTION_SHARE), not that of the shipped machines.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from osdp.hardware.hardware import Collective, Hardware
 TABLE = Path(__file__).parent.parent / "published_fsdp.csv"
 MACHINES = {"a100_40gb": "a100-8", "a100_80gb": "a100-8", "h100_80gb": "h100-8"}
 MEMORY = {"a100_40gb": 40 * 10**9, "a100_80gb": 80 * 10**9, "h100_80gb": 80 * 10**9}
+BANDWIDTH = {"a100_40gb": 1555 / 2039}  # of the memory, relative to the shipped machine's
+ATTENTION_SHARE = {"a100-8": 0.386, "h100-8": 0.324}  # of products' rate, by machine
 HOST_GBPS = 3200.0  # of a DGX H100, where the table does not state it
 LINK_SHARE, LINK_ALPHA_S = 0.8, 1e-5  # as the shipped machines of two hosts have them
 RANKS_PER_HOST = 8
@@ -134,6 +137,14 @@ def _rate(run: Run) -> float:
 def machine_of(run: Run) -> Hardware:
     """The shipped machine of the run's GPU, with the run's own memory and link between hosts."""
     shipped = osdp.Hardware.load(MACHINES[run.gpu])
+    rates = shipped.kernel_rates
+    assert rates is not None
+    rates = replace(
+        rates,
+        memory_bytes_per_s=rates.memory_bytes_per_s * BANDWIDTH.get(run.gpu, 1.0),
+        attention_share=ATTENTION_SHARE[MACHINES[run.gpu]],
+    )
+    shipped = replace(shipped, kernel_rates=rates)
     if run.hosts == 1:
         return replace(shipped, memory_bytes=MEMORY[run.gpu])
     bytes_per_s = (run.host_gbps or HOST_GBPS) * 1e9 / 8 * LINK_SHARE

@@ -76,6 +76,17 @@ def _description_3(old: Document) -> Document:
     return {**old, "blocks_changing_inputs": [], "precision": ""}
 
 
+def _description_4(old: Document) -> Document:
+    """what early files lack: kernels"""
+    none = {"forward_kernels": -1, "backward_kernels": -1}
+    return {**old, "operators": [{**none, **operator} for operator in old["operators"]], "kernels": []}
+
+
+def _hardware_5(old: Document) -> Document:
+    """what early files lack: rates of kernels"""
+    return {"kernel_rates": None, **old}
+
+
 def _plan_1(old: Document) -> Document:
     """what early files lack: in description and hardware, and the share that choosing by replay may cost"""
     steps: dict[str, Step] = {
@@ -167,11 +178,17 @@ def _plan_11(old: Document) -> Document:
     return {**old, "description": _description_3(old["description"])}
 
 
+def _plan_12(old: Document) -> Document:
+    """what early files lack: in description and hardware"""
+    hardware = old["hardware"] and _hardware_5(old["hardware"])
+    return {**old, "description": _description_4(old["description"]), "hardware": hardware}
+
+
 # Kind -> its steps; the first one leads from version 1 to 2.
 STEPS: Mapping[str, tuple[Step, ...]] = {
     "checkpoint": (_checkpoint_1,),
-    "description": (_description_1, _description_2, _description_3),
-    "hardware": (_hardware_1, _hardware_2, _hardware_3, _hardware_4),
+    "description": (_description_1, _description_2, _description_3, _description_4),
+    "hardware": (_hardware_1, _hardware_2, _hardware_3, _hardware_4, _hardware_5),
     "plan": (
         _plan_1,
         _plan_2,
@@ -184,6 +201,7 @@ STEPS: Mapping[str, tuple[Step, ...]] = {
         _plan_9,
         _plan_10,
         _plan_11,
+        _plan_12,
     ),
 }
 

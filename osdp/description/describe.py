@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,9 @@ from osdp.base.tensor_trees import batch_of, tensors_in, with_batch
 from osdp.base.warned import warn
 from osdp.description.fake_forward import FakeParameters, trace
 from osdp.description.forward_tracer import Trace
+from osdp.description.kernels import Call, kernels_of
 from osdp.description.live_bytes import work_of
-from osdp.description.model_description import Block, ModelDescription, Operator, Parameter
+from osdp.description.model_description import Block, Kernel, ModelDescription, Operator, Parameter
 from osdp.description.recompute_blocks import block_containing, is_callable, recomputable_blocks
 from osdp.description.tensor_subclasses import refuse_tensor_subclasses
 from osdp.errors import DescribeError
@@ -246,6 +247,9 @@ def _assemble(
     if operators and any(buffers.values()):  # of modules that are not operators
         first_bytes = operators[0].buffer_bytes + sum(buffers.values())
         operators[0] = dataclasses.replace(operators[0], buffer_bytes=first_bytes)
+    kernels: tuple[tuple[Kernel, ...], ...] = ()
+    if watched is not None and operators:
+        operators, kernels = _with_kernels(operators, watched)
     return ModelDescription(
         name=type(model).__name__,
         operators=tuple(operators),
@@ -258,7 +262,45 @@ def _assemble(
         output_bytes_per_sample=_output_bytes(watched) if watched else 0,
         blocks_changing_inputs=tuple(changing),
         precision="fp32",
+        kernels=kernels,
     )
+
+
+def _with_kernels(
+    operators: list[Operator], watched: Watched
+) -> tuple[list[Operator], tuple[tuple[Kernel, ...], ...]]:
+    """The operators with their kernels; the same where they were not recorded. A module that is no operator adds its
+    kernels to those of the module around it."""
+    if watched.first.kernel_calls is None:
+        return operators, ()
+    names = [o.name for o in operators]
+    lists: dict[tuple[Kernel, ...], int] = {}
+    positions: dict[str, list[int]] = {name: [] for name in names}
+    for way in (0, 1):
+        found = [
+            None
+            if t is None or t.kernel_calls is None
+            else _by_operator(t.kernel_calls[way], set(names), operators[0].name)
+            for t in (watched.first, watched.second)
+        ]
+        for name in names:
+            one, two = (None if calls is None else calls.get(name, []) for calls in found)
+            assert one is not None
+            positions[name].append(lists.setdefault(kernels_of(one, two, watched.batch), len(lists)))
+    return [
+        dataclasses.replace(o, forward_kernels=positions[o.name][0], backward_kernels=positions[o.name][1])
+        for o in operators
+    ], tuple(lists)
+
+
+def _by_operator(calls: dict[str, list[Call]], names: Container[str], first: str) -> dict[str, list[Call]]:
+    found: dict[str, list[Call]] = {}
+    for module, own in calls.items():
+        place = module
+        while place not in names and place:
+            place = place.rpartition(".")[0]
+        found.setdefault(place if place in names else first, []).extend(own)
+    return found
 
 
 def _works(watched: Watched, owners: Ownership, order: list[str]) -> dict[Trace, dict[str, int]]:

@@ -138,6 +138,7 @@ def _follow(watcher: Watcher, calls: FakeCallCache, args: Any, kwargs: Any) -> T
         except Exception:  # an operator whose backward has no fake kernel: its working memory remains unknown
             return watcher.trace
     watcher.trace.moments = (live.forward, live.backward)
+    watcher.trace.kernel_calls = live.calls
     return watcher.trace
 
 

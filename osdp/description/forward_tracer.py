@@ -16,6 +16,7 @@ from osdp.base.stand_in import StandIn
 from osdp.base.tensor_trees import map_tensors, tensors_held, tensors_in, versions_of
 from osdp.description.aten_flops import flops_of
 from osdp.description.aten_workspaces import hidden_workspace_bytes
+from osdp.description.kernels import Call
 from osdp.description.live_bytes import Moment
 from osdp.description.recompute_blocks import recomputable_blocks
 
@@ -44,6 +45,7 @@ class Trace:
             [],
             [],
         )  # of forward and backward, if recorded
+        self.kernel_calls: tuple[dict[str, list[Call]], dict[str, list[Call]]] | None = None  # likewise
 
     def readers(self, parameters: Sequence[str]) -> tuple[str, ...]:
         """The innermost modules that read any of `parameters`, in order of first read.

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from osdp.base.tensor_trees import tensors_held, tensors_in
 from osdp.description.aten_workspaces import hidden_workspace_bytes, scratch_bytes
 from osdp.description.gradient_sums import held_by_engine, sums_in_place
+from osdp.description.kernels import Call, call_of
 
 _DEVICE = torch.ops.prim.device.default
 
@@ -67,6 +68,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._freed_early: set[int] = set()  # numbers of tensors whose memory is another's by now
         self._anyway = {_storage(t) for t in (*model.parameters(), *model.buffers())}
         self._in_backward = False
+        self.calls: tuple[dict[str, list[Call]], dict[str, list[Call]]] = (
+            {},
+            {},
+        )  # forward, backward; by module
         self._last = ""
         held_by_engine()  # counted in a backward of its own, not within this one
 
@@ -166,6 +171,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._in_backward and sums_in_place(func, args, kwargs):
             self._free_early(args[0])
         out = self._call(func, args, kwargs)
+        if (call := call_of(func, args, kwargs, out)) is not None:
+            self.calls[self._in_backward].setdefault(running, []).append(call)
         if hidden := hidden_workspace_bytes(func, args, out):
             self._note((out[3],), running, hidden)
         self._note(tensors_in(out if isinstance(out, (tuple, list)) else (out,)), running)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from osdp.base import json_files
 from osdp.base.later_methods import function_of
 from osdp.base.printed import Printed
+from osdp.base.schema import AtLeast, OneOf
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+
+KINDS = ("product", "attention", "other")  # of kernels
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,23 @@ class Parameter:
         for d in self.shape:
             n *= d
         return n
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Equal kernels of an operator, at any batch size b: flops and bytes are fixed + b x per sample.
+
+    Note [Kernels] in osdp/description/kernels.py.
+    """
+
+    kind: Annotated[str, OneOf(KINDS)]
+    count: Annotated[int, AtLeast(1)]
+    flops_per_sample: int  # of each
+    flops_fixed: int
+    bytes_per_sample: int  # read and written by each
+    bytes_fixed: int
+    dimension: Annotated[int, AtLeast(0)] = 0  # of a product: the least that does not grow with the batch;
+    dimension_per_sample: int = 0  # the least that does. 0: none, or unknown
 
 
 @dataclass(frozen=True)
@@ -61,6 +82,9 @@ class Operator:
     # temporaries of kernels.
     work_bytes_per_sample: int = 0
     work_bytes_fixed: int = 0
+    # Its kernels in forward and in backward: positions in ModelDescription.kernels; -1: unknown.
+    forward_kernels: Annotated[int, AtLeast(-1)] = -1
+    backward_kernels: Annotated[int, AtLeast(-1)] = -1
 
 
 @dataclass(frozen=True)
@@ -93,6 +117,7 @@ class ModelDescription(Printed):
     blocks_changing_inputs: tuple[str, ...] = ()
     # The name of the precision whose activations are counted; "" in older files, which do not say.
     precision: str = ""
+    kernels: tuple[tuple[Kernel, ...], ...] = ()  # each list once, of whichever operators have it
 
     @property
     def parameter_bytes(self) -> int:

@@ -53,6 +53,17 @@ class DeviceMemory:
 
 
 @dataclass(frozen=True)
+class KernelRates:
+    """What prices the kernels of a machine that was not measured, with `flops_per_s_by_dtype`: Note [Roofline] in
+    osdp/planning/kernel_times.py."""
+
+    memory_bytes_per_s: Annotated[float, AtLeast(0, strictly=True)]  # that a kernel reaches
+    launch_s: float  # of a kernel, and what is between it and the next
+    half_rate_dimension: Annotated[float, AtLeast(0)]  # the least dimension of products at half of their rate
+    attention_share: Annotated[float, AtLeast(0, strictly=True)]  # of the rate of products
+
+
+@dataclass(frozen=True)
 class Measured:
     """The machine that `osdp.profile` ran on, and the times of two fixed jobs, which tell whether the machine or
     its speed has changed since (`osdp.hardware.this_machine`).
@@ -108,6 +119,8 @@ class Hardware(Printed):
     device_memory: DeviceMemory = DeviceMemory()
     # Time of a recomputed forward relative to the first one; 1.0 if it was not measured.
     recompute_slowdown: Annotated[float, AtLeast(0, strictly=True)] = 1.0
+    # None: operators that were not measured are priced by their flops alone.
+    kernel_rates: KernelRates | None = None
     measured: Measured | None = None  # None: public figures, or an older profile
 
     @property
@@ -173,6 +186,8 @@ def _problems(hardware: Hardware) -> Iterator[tuple[str, str]]:
     for name in ("all_gather", "reduce_scatter", "all_reduce", "between_hosts", "communication_delay"):
         if (link := getattr(hardware, name)) is not None:
             seconds |= {f"{name}.alpha_s": link.alpha_s, f"{name}.beta_s_per_byte": link.beta_s_per_byte}
+    if hardware.kernel_rates is not None:
+        seconds["kernel_rates.launch_s"] = hardware.kernel_rates.launch_s
     for table in ("gamma_s", "gamma_fixed_s", "recompute_s"):
         seconds |= {f"{table}.{name}": value for name, value in getattr(hardware, table).items()}
     if hardware.measured is not None:
@@ -181,6 +196,16 @@ def _problems(hardware: Hardware) -> Iterator[tuple[str, str]]:
         if not 0 <= value < 1e6:
             yield name, f"must be at least 0 and less than 1e6 seconds, got {value}"
     rates = {"flops_per_s": hardware.flops_per_s}
+    if (kernels := hardware.kernel_rates) is not None:
+        rates |= {
+            f"kernel_rates.{name}": getattr(kernels, name)
+            for name in ("memory_bytes_per_s", "attention_share")
+        }
+        if not 0 <= kernels.half_rate_dimension <= 1e9:
+            yield (
+                "kernel_rates.half_rate_dimension",
+                f"must be between 0 and 1e9, got {kernels.half_rate_dimension}",
+            )
     rates |= {f"flops_per_s_by_dtype.{dtype}": rate for dtype, rate in hardware.flops_per_s_by_dtype.items()}
     for name, rate in rates.items():
         if not 0 < rate <= 1e30:

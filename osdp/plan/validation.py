@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
-from osdp.description.model_description import ModelDescription, Operator
+from osdp.description.model_description import KINDS, Kernel, ModelDescription, Operator
 from osdp.errors import InvalidProblemError, PlanMismatchError
 from osdp.plan.choice import MODES, RECOMPUTE, SPLITS, Choice, split_length
 from osdp.plan.plan_fields import PlanFields
@@ -113,6 +113,7 @@ def check_description(description: ModelDescription) -> ModelDescription:
     return description
 
 
+MOST_FLOPS = 2**62
 MOST = 2**50  # bytes of one operator, or of its activations per sample: no product of two sizes overflows
 
 
@@ -123,6 +124,13 @@ def _sizes(where: str, value: object, names: tuple[str, ...], most: int = MOST) 
             yield f"{where}{name}", f"must not be negative, got {size}"
         elif size > most:
             yield f"{where}{name}", f"must be at most {most}, got {size}"
+
+
+def _kernel_problem(kernel: Kernel) -> str:
+    amounts = [value for name, value in vars(kernel).items() if name != "kind"]
+    if kernel.kind not in KINDS or kernel.count < 1 or min(amounts) < 0 or max(amounts) > MOST_FLOPS:
+        return f"{kernel} has an unknown kind, or a figure that is negative or above 2^62"
+    return ""
 
 
 def _description_problems(description: ModelDescription) -> Iterator[tuple[str, str]]:
@@ -138,6 +146,13 @@ def _description_problems(description: ModelDescription) -> Iterator[tuple[str, 
             "description.precision",
             f"must be one of {', '.join(PRECISIONS)}, got {description.precision!r}",
         )
+    for i, o in enumerate(description.operators):
+        for name in ("forward_kernels", "backward_kernels"):
+            if not -1 <= (at := getattr(o, name)) < len(description.kernels):
+                yield f"description.operators[{i}].{name}", f"{at} is not a position in description.kernels"
+    for n, kernel in enumerate(k for list_ in description.kernels for k in list_):
+        if problem := _kernel_problem(kernel):
+            yield f"description.kernels, number {n}", problem
     for i, block in enumerate(description.blocks):
         yield from _sizes(f"description.blocks[{i}].", block, ("input_bytes_per_sample",))
     if len(blocks) < len(description.blocks):

@@ -15,6 +15,7 @@ from osdp.plan.searched import COST_VERSION, Searched
 from osdp.plan.unit_grouping import BUCKET_BYTES, places_of
 from osdp.plan.whole_operators import whole_operators
 from osdp.planning.device_memory import Term, memory_terms
+from osdp.planning.kernel_times import operator_s
 
 # Optimizer state, in units of the parameters' bytes.
 OPTIMIZER_STATE = {"adamw": 2, "adam": 2, "sgd": 0, "sgd-momentum": 1, "rmsprop": 1, "adagrad": 1}
@@ -31,8 +32,10 @@ def make_model(
     whole: Sequence[str] = (),
     beside_tensors: int = 0,
     cost_version: int = COST_VERSION,
+    batch_size: int | None = None,
 ) -> _search.Model:
-    """The description with the machine's computation times. Raises InvalidProblemError naming the operator.
+    """The description with the machine's computation times, those of kernels exact at `batch_size` (Note [Times of
+    kernels]). Raises InvalidProblemError naming the operator.
 
     `whole`: patterns of modules and parameters that are always NO_SHARD (`whole_operators`).
     `beside_tensors`: total bytes that the device holds besides tensors (see `beside_tensors`).
@@ -41,7 +44,13 @@ def make_model(
     named = whole_operators(description, whole)
     dtypes = computing_dtypes(description, precision)
     operators = [
-        _operator(o, block_index, hardware, precision, dtypes[o.name], o.name in named)
+        _operator(
+            o,
+            block_index,
+            precision,
+            o.name in named,
+            compute_s(o, hardware, dtypes[o.name], description, batch_size),
+        )
         for o in description.operators
     ]
     blocks = [(b.name, b.input_bytes_per_sample) for b in description.blocks]
@@ -193,13 +202,32 @@ def flops_rate(hardware: Hardware, dtype: str) -> float:
     return rate
 
 
-def compute_s(operator: Operator, hardware: Hardware, dtype: str = "float32") -> tuple[float, float, float]:
+# Note [Times of kernels]
+# The search, its checker and the simulator take an operator's time as a line in the batch. Where the batch size is given,
+# the line goes through the kernels' time at that batch. Where the search tries all, it goes through those at the sample's
+# batch and at twice that, so that times are exact there.
+def compute_s(
+    operator: Operator,
+    hardware: Hardware,
+    dtype: str = "float32",
+    description: ModelDescription | None = None,
+    batch_size: int | None = None,
+) -> tuple[float, float, float]:
     """Seconds of forward and backward per sample, their part independent of the batch size, and the forward's
     per sample.
 
-    Measured where the hardware has a figure for this operator; else from its flops at the rate of `dtype` (backward
-    counts twice forward).
+    Measured where the hardware has a figure for this operator; else those of its kernels, where hardware and
+    description have what that takes; else from its flops at the rate of `dtype` (backward counts twice forward).
     """
+    if operator.name not in hardware.gamma_s and description is not None:
+        batch, rate = batch_size or max(1, description.sample_batch), flops_rate(hardware, dtype)
+        if (at := operator_s(operator, description, hardware, rate, batch)) is not None:
+            forward, both = at[0] / batch, sum(at)
+            twice = (
+                operator_s(operator, description, hardware, rate, 2 * batch) if batch_size is None else None
+            )
+            per_sample = both / batch if twice is None else min(sum(twice) - both, both) / batch
+            return per_sample, max(0.0, both - per_sample * batch), forward
     if operator.name in hardware.gamma_s:
         both = hardware.gamma_s[operator.name]
     else:
@@ -245,7 +273,11 @@ def _tensor(p: Parameter, precision: str, whole: bool) -> _search.Tensor:
 
 
 def _operator(
-    o: Operator, block_index: dict[str, int], hardware: Hardware, precision: str, dtype: str, whole: bool
+    o: Operator,
+    block_index: dict[str, int],
+    precision: str,
+    whole: bool,
+    times: tuple[float, float, float],
 ) -> _search.Operator:
     op = _search.Operator()
     op.name = o.name
@@ -262,7 +294,7 @@ def _operator(
     op.saved_bytes_fixed = o.saved_bytes_fixed
     op.work_bytes_per_sample = o.work_bytes_per_sample
     op.work_bytes_fixed = o.work_bytes_fixed
-    op.compute_s_per_sample, op.compute_s_fixed, op.recompute_s_per_sample = compute_s(o, hardware, dtype)
+    op.compute_s_per_sample, op.compute_s_fixed, op.recompute_s_per_sample = times
     return op
 
 
@@ -308,4 +340,6 @@ def signature(o: Operator) -> object:
         o.work_bytes_per_sample,
         o.work_bytes_fixed,
         o.flops_per_sample,
+        o.forward_kernels,
+        o.backward_kernels,
     )

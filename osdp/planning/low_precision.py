@@ -12,7 +12,7 @@ from torch import nn
 
 from osdp.base.cast_floats import CastInputs, cast_floats
 from osdp.description.describe import describe
-from osdp.description.model_description import ModelDescription
+from osdp.description.model_description import Kernel, ModelDescription
 from osdp.errors import DescribeError
 from osdp.plan.mixed_precision import at_blocks, named_precision, parameter_dtypes
 from osdp.plan.precisions import PRECISIONS
@@ -56,6 +56,10 @@ def with_low_activations(
             f"{description.name} cannot be described in {precision}: in that dtype other modules own its parameters"
         )
     inputs = {b.name: b.input_bytes_per_sample for b in low.blocks}
+    lists: dict[tuple[Kernel, ...], int] = {}
+    for found in bytes_of.values():
+        for key in _KERNELS:
+            found[key] = lists.setdefault(found[key], len(lists)) if low.kernels else -1
     return dataclasses.replace(
         description,
         operators=tuple(dataclasses.replace(o, **bytes_of[o.name]) for o in description.operators),
@@ -64,6 +68,7 @@ def with_low_activations(
             for b in description.blocks
         ),
         precision=precision,
+        kernels=tuple(lists),
     )
 
 
@@ -79,6 +84,7 @@ def described(
 
 
 _SAVED = ("saved_bytes_per_sample", "saved_bytes_fixed")
+_KERNELS = ("forward_kernels", "backward_kernels")
 _WORK = ("work_bytes_per_sample", "work_bytes_fixed")
 
 
@@ -95,7 +101,8 @@ def _bytes_by_operator(
     if with_parameters[0] != with_parameters[1]:
         return None
     found: dict[str, dict[str, Any]] = {
-        o.name: dict.fromkeys((*_SAVED, *_WORK), 0) for o in description.operators
+        o.name: {**dict.fromkeys((*_SAVED, *_WORK), 0), **dict.fromkeys(_KERNELS, ())}
+        for o in description.operators
     }
     last = description.operators[0].name
     for o in low.operators:
@@ -107,6 +114,9 @@ def _bytes_by_operator(
             found[last][key] += getattr(o, key)
         for key in _WORK:
             found[last][key] = max(found[last][key], getattr(o, key))
+        for key in _KERNELS:
+            at = getattr(o, key)
+            found[last][key] += low.kernels[at] if at >= 0 else ()
     return found
 
 

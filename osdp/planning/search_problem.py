@@ -64,6 +64,7 @@ class SearchProblem:
             searched.whole,
             total(beside),
             searched.cost_version,
+            searched.batch_size,
         )
         request = make_request(
             self.description,

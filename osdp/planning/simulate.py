@@ -59,6 +59,7 @@ def _problem(
         modes=MODES,
         granularity=(),
         checkpoint=("none",),
+        batch_size=plan.searched.batch_size if plan.searched is not None else plan.batch_size,
         hosts=plan.searched.hosts if plan.searched is not None else 1,
         prefetch=plan.prefetch,
     )

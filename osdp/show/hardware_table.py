@@ -27,6 +27,14 @@ def table(hardware: Hardware) -> RenderableType:
 def _rows(hardware: Hardware) -> list[tuple[str, str]]:
     rates = {"float32": hardware.flops_per_s, **hardware.flops_per_s_by_dtype}
     rows = [("matrix products", ", ".join(f"{dtype} {r / 1e12:.3g} TFLOP/s" for dtype, r in rates.items()))]
+    if (kernels := hardware.kernel_rates) is not None:
+        memory = f"{kernels.memory_bytes_per_s / 1e9:.4g} GB/s of memory"
+        rows.append(
+            (
+                "other kernels",
+                f"{memory}, {format_seconds(kernels.launch_s)} each; attention {kernels.attention_share:.0%} of products",
+            )
+        )
     for name in ("all_gather", "reduce_scatter", "all_reduce", "between_hosts"):
         if (link := getattr(hardware, name)) is not None:
             rows.append((f"{name.replace('_', '-')} ring step", _link(link)))

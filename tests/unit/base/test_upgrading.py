@@ -124,14 +124,15 @@ def test_upgrade_rewrites_a_file_in_place_and_says_what_changed(tmp_path: Path, 
     said = capsys.readouterr().out
     added = (
         "added description.operators[].work_bytes_per_sample, added description.operators[].work_bytes_fixed, "
+        "added description.operators[].forward_kernels, added description.operators[].backward_kernels, "
         "added description.output_bytes_per_sample, added description.blocks_changing_inputs, "
-        "added description.precision, added separate_reductions"
+        "added description.precision, added description.kernels, added separate_reductions"
     )
-    assert said == f"{path}: plan, version 1 to 12: {added}\n"
-    assert json.loads(path.read_text())["version"] == 12
+    assert said == f"{path}: plan, version 1 to 13: {added}\n"
+    assert json.loads(path.read_text())["version"] == 13
     assert Plan.load(path) == before and stat.S_IMODE(path.stat().st_mode) == 0o640
     assert main(["upgrade", str(path)]) == 0
-    assert capsys.readouterr().out == f"{path}: plan, version 12: up to date\n"
+    assert capsys.readouterr().out == f"{path}: plan, version 13: up to date\n"
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import osdp
-from osdp.description.model_description import Parameter
-from osdp.hardware.hardware import Collective, DeviceMemory, Measured
+from osdp.description.model_description import Kernel, Parameter
+from osdp.hardware.hardware import Collective, DeviceMemory, KernelRates, Measured
 from osdp.plan.choice import MODES, RECOMPUTE, SPLITS
 from osdp.plan.plan import Plan
 from osdp.plan.precisions import PRECISIONS
@@ -120,6 +120,10 @@ INPUTS = (
     "hardware.communication_delay.beta_s_per_byte",
     "hardware.stolen_computation",
     "hardware.flops_per_s_by_dtype.*",
+    *(f"hardware.kernel_rates.{name}" for name in vars(KernelRates(1.0, 0.0, 0.0, 1.0))),
+    "description.operators[].forward_kernels",
+    "description.operators[].backward_kernels",
+    *(f"description.kernels[][].{name}" for name in vars(Kernel("other", 1, 0, 0, 0, 0))),
     "hardware.device_memory.context_bytes",
     "hardware.device_memory.communicator_bytes",
     "hardware.device_memory.workspace_bytes",
@@ -194,6 +198,7 @@ def plans() -> dict[str, Plan]:
         recompute_slowdown=1.25,
         exposed_communication=0.75,
         flops_per_s_by_dtype={"bfloat16": 3e13},
+        kernel_rates=KernelRates(1e12, 1e-6, 100.0, 0.5),
         device_memory=DeviceMemory(4096, 1024, 512, 64, 2048, 8192, 1000),
         measured=Measured("a processor", 2, 1, "2.13.0", 2e-3, 1.6e-2),
     )
@@ -205,7 +210,19 @@ def plans() -> dict[str, Plan]:
         gather_at=("tied", "h.1"),
     )
     rich = dataclasses.replace(small, operators=(frozen, tied, *small.operators), output_bytes_per_sample=400)
-    rich = dataclasses.replace(rich, blocks_changing_inputs=("h.7",))
+    kernels = (
+        Kernel("product", 2, 10**9, 10**9, 100, 10, 64),
+        Kernel("product", 2, 10**9, 10**9, 100, 10, 0, 64),
+        Kernel("attention", 1, 10**9, 10**9, 100, 10),
+        Kernel("other", 3, 0, 0, 10**8, 10**8),
+    )
+    priced = dataclasses.replace(rich.operators[-1], forward_kernels=0, backward_kernels=1)
+    rich = dataclasses.replace(
+        rich,
+        operators=(*rich.operators[:-1], priced),
+        blocks_changing_inputs=("h.7",),
+        kernels=(kernels, kernels[2:]),
+    )
     least = least_memory(rich, hardware)
     dear = ["h.1.mlp.fc"]  # whole it takes memory that has a price
     found = {

@@ -1,0 +1,46 @@
+"""Times of an operator's kernels on a machine that was not measured: a roofline for each kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from osdp.description.model_description import Kernel, ModelDescription, Operator
+from osdp.hardware.hardware import Hardware, KernelRates
+
+# Note [Roofline]
+# A kernel takes the larger of its flops at its rate and of its bytes at the memory's, and a launch. Products reach
+# `flops_per_s_by_dtype` where all of their dimensions are large, and d / (d + half_rate_dimension) of it where the least is
+# d: tiles that are not filled, and sums that are too short to hide the reads of their first tiles. Attention has a rate of
+# its own, as its softmax runs between two products.
+
+
+def kernels_s(kernels: Sequence[Kernel], rates: KernelRates, flops_per_s: float, batch: float) -> float:
+    """Seconds of all kernels at a batch of that size."""
+    return sum(k.count * _kernel_s(k, rates, flops_per_s, batch) for k in kernels)
+
+
+def _kernel_s(k: Kernel, rates: KernelRates, flops_per_s: float, batch: float) -> float:
+    flops = k.flops_fixed + k.flops_per_sample * batch
+    moved_s = (k.bytes_fixed + k.bytes_per_sample * batch) / rates.memory_bytes_per_s
+    if k.kind == "attention":
+        flops_per_s *= rates.attention_share
+    elif k.kind == "product":
+        growing = k.dimension_per_sample * batch
+        least = min((d for d in (k.dimension, growing) if d > 0), default=0.0)
+        if least:
+            flops_per_s *= least / (least + rates.half_rate_dimension)
+    return max(flops / flops_per_s, moved_s) + rates.launch_s
+
+
+def operator_s(
+    operator: Operator, description: ModelDescription, hardware: Hardware, flops_per_s: float, batch: int
+) -> tuple[float, float] | None:
+    """Seconds of its forward and of its backward at a batch of that size; None where either side does not say."""
+    rates = hardware.kernel_rates
+    if rates is None or operator.forward_kernels < 0 or operator.backward_kernels < 0:
+        return None
+    forward, backward = (
+        kernels_s(description.kernels[at], rates, flops_per_s, batch)
+        for at in (operator.forward_kernels, operator.backward_kernels)
+    )
+    return forward, backward

@@ -49,10 +49,10 @@ class Alternatives:
         return f"kept: {self._against(self.plan.replace(recompute=dict.fromkeys(blocks)))}"
 
     def of_one_mode(self) -> Iterator[str]:
-        """A line for each mode that every operator could have, without recomputation."""
+        """A line for each mode that every operator could have, with the plan's recomputation."""
         for mode in self.modes:
             choices = {name: Choice("NO_SHARD" if name in self.whole else mode) for name in self.plan.choices}
-            other = self.plan.replace(choices, recompute=dict.fromkeys(self.plan.recompute))
+            other = self.plan.replace(choices)
             if other is self.plan:
                 yield f"all {mode}: this plan"
                 continue

@@ -44,7 +44,8 @@ def explained(plan: Plan, search: bool = True) -> RenderableType:
 def _paragraphs(plan: Plan, search: bool) -> list[RenderableType]:
     paragraphs: list[tuple[str, list[str]]] = []
     if (others := alternatives(plan)) is not None:
-        paragraphs.append(("Plans of one mode", list(others.of_one_mode())))
+        blocks = ", the same blocks recomputed" if plan.recompute else ""
+        paragraphs.append((f"Plans of one mode{blocks}", list(others.of_one_mode())))
     if lines := device_lines(plan):
         paragraphs.insert(
             0, ("Memory of the device that no tensor has, which counts against the limit", lines)

@@ -257,7 +257,11 @@ class Plan:
     Choices beside the model's operators, recomputation beside its blocks.
     """
     def __init__(
-        self, batch: Batch, choices: collections.abc.Sequence[Choice], blocks: collections.abc.Sequence[str]
+        self,
+        batch: Batch,
+        choices: collections.abc.Sequence[Choice],
+        blocks: collections.abc.Sequence[str],
+        gather_bytes: typing.SupportsInt | typing.SupportsIndex = 0,
     ) -> None: ...
     @property
     def batch(self) -> Batch: ...
@@ -265,6 +269,8 @@ class Plan:
     def blocks(self) -> list[str]: ...
     @property
     def choices(self) -> list[Choice]: ...
+    @property
+    def gather_bytes(self) -> int: ...
 
 class Candidate:
     """
@@ -527,6 +533,15 @@ class Planner:
 
 class IndexedPlans:
     def __init__(self, planner: Planner, limit_bytes: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    def largest_peak_bytes(
+        self,
+        batch: Batch,
+        choices: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+        blocks: collections.abc.Sequence[str],
+    ) -> int:
+        """
+        Of its own step, with the memory for gathered units that the limit leaves.
+        """
     def peak_bytes(
         self,
         batch: Batch,
@@ -534,7 +549,7 @@ class IndexedPlans:
         blocks: collections.abc.Sequence[str],
     ) -> int:
         """
-        What the limit is held against.
+        The sum that searches compare with a limit.
         """
     def step_ps(
         self,

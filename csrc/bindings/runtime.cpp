@@ -145,9 +145,16 @@ void bind_runtime(py::module_& m) {
       .def_property_readonly(
           "step_seconds", [](rt::Runtime& runtime) { return runtime.forward().step_seconds(); },
           "Seconds between the beginnings of consecutive training forwards: the last 1000.")
-      .def_property(
-          "prefetch", [](rt::Runtime& runtime) { return runtime.units().prefetch(); },
-          [](rt::Runtime& runtime, size_t units) { runtime.units().set_prefetch(units); })
+      .def_property_readonly("prefetch", [](rt::Runtime& runtime) { return runtime.units().prefetch(); })
+      .def(
+          "set_prefetch",
+          [](rt::Runtime& runtime, size_t units, size_t budget_bytes) {
+            runtime.units().set_prefetch(units, budget_bytes);
+          },
+          py::arg("units"), py::arg("budget_bytes") = 0,
+          "How far ahead units are gathered: within the memory of 1 + `units` units of the largest size, or "
+          "of "
+          "`budget_bytes` if that is less and not 0.")
       .def_property("sync", &rt::Runtime::sync, &rt::Runtime::set_sync)
       .def(
           "reduce_kept", [](rt::Runtime& runtime) { runtime.backward().reduce_kept(); }, Release(),

@@ -367,6 +367,14 @@ class Runtime:
         """
         Every new gradient of the parameter is multiplied by `scale` before it is averaged over the ranks.
         """
+    def set_prefetch(
+        self,
+        units: typing.SupportsInt | typing.SupportsIndex,
+        budget_bytes: typing.SupportsInt | typing.SupportsIndex = 0,
+    ) -> None:
+        """
+        How far ahead units are gathered: within the memory of 1 + `units` units of the largest size, or of `budget_bytes` if that is less and not 0.
+        """
     def set_stays_after_backward(
         self, params: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], stays: bool
     ) -> None: ...
@@ -449,8 +457,6 @@ class Runtime:
         """
     @property
     def prefetch(self) -> int: ...
-    @prefetch.setter
-    def prefetch(self, arg1: typing.SupportsInt | typing.SupportsIndex) -> None: ...
     @property
     def rank(self) -> int: ...
     @property

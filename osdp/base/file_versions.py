@@ -164,13 +164,14 @@ def _plan_9(old: Document) -> Document:
 
 
 def _plan_10(old: Document) -> Document:
-    """what early files lack: a bound on the simulated step, the gap at which a search ends, and which costs the search
-    had"""
+    """what early files lack: a bound on the simulated step, the gap at which a search ends, which costs the search had,
+    and how much memory units may take when they are gathered ahead"""
     steps: dict[str, Step] = {
         "searched": lambda searched: {"gap": 0.0, "cost_version": 6, **searched},
         "certificate": lambda certificate: {"step_ps": 0, "step_bound_ps": 0, **certificate},
     }
-    return {name: steps[name](value) if name in steps and value else value for name, value in old.items()}
+    known = {name: steps[name](value) if name in steps and value else value for name, value in old.items()}
+    return {"gather_bytes": 0, **known}
 
 
 def _plan_11(old: Document) -> Document:

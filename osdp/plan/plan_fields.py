@@ -32,6 +32,8 @@ class PlanFields:
     memory_limit_bytes: int | None = None
     accumulation: Annotated[int, AtLeast(1)] = 1  # micro-batches of `batch_size` in one optimizer step
     prefetch: Annotated[int, AtLeast(0)] = 1  # units gathered ahead of the one in use
+    # Units are gathered ahead while they and the one in use take no more; 0: than 1 + `prefetch` of the largest size.
+    gather_bytes: Annotated[int, AtLeast(0)] = 0
     separate_reductions: bool = False  # concurrent with gathers, on their own communicator; not on CPUs
     searched: Searched | None = None  # the arguments of the search; None: made by hand
     predicted: Prediction | None = None

@@ -19,7 +19,7 @@ def best_plan(problem: SearchProblem, limit: int, limit_is_of_sum: bool = False)
             problem.wish(limit, limit_is_of_sum=limit_is_of_sum), lambda gap: progress(gap_in_words(gap))
         )
     if not answer.feasible:
-        raise _nothing_fits(problem, limit, answer.smallest_limit_bytes)
+        raise _nothing_fits(problem, limit, answer.smallest_limit_bytes, limit_is_of_sum)
     at_least = problem.searched.at_least
     if at_least is not None and answer.throughput(problem.ranks) < at_least:
         best = plan_of(problem, answer)
@@ -46,7 +46,7 @@ def gap_in_words(gap: float) -> str:
     )
 
 
-def _nothing_fits(problem: SearchProblem, limit: int, least: int) -> InfeasibleError:
+def _nothing_fits(problem: SearchProblem, limit: int, least: int, limit_is_of_sum: bool) -> InfeasibleError:
     method = problem.searched.method
     if least <= limit:
         return InfeasibleError(
@@ -60,9 +60,12 @@ def _nothing_fits(problem: SearchProblem, limit: int, least: int) -> InfeasibleE
     s = problem.searched
     one = s.batch_size if s.batch_size is not None or s.global_batch_size is not None else 1
     exact = problem.changed(method="exact")
-    answer = exact.planner.any_plan(exact.changed(batch_size=one).wish(least))
+    at_least = [
+        p.wish(least, limit_is_of_sum=limit_is_of_sum) for p in (exact.changed(batch_size=one), exact)
+    ]
+    answer = exact.planner.any_plan(at_least[0])
     if not answer.feasible:  # the least plan has another batch
-        answer = exact.planner.any_plan(exact.wish(least))
+        answer = exact.planner.any_plan(at_least[1])
     nearest = plan_of(exact, answer)
     return InfeasibleError(
         f"no plan fits {format_bytes(limit)}; the smallest that fits is {format_bytes(least)}: "

@@ -47,6 +47,7 @@ def plan_of(problem: SearchProblem, answer: _search.Answer) -> Plan:
         memory_limit_bytes=answer.limit_bytes,
         accumulation=answer.plan.batch.accumulation,
         prefetch=searched.prefetch,
+        gather_bytes=answer.plan.gather_bytes,
         separate_reductions=problem.separate_reductions,
         searched=dataclasses.replace(searched, exposed=answer.exposed),
         predicted=predict(

@@ -111,8 +111,9 @@ def search(
     whole: patterns ("head", "*.norm?", "blocks.*.weight") of modules or parameters that every rank holds in full
         (NO_SHARD), for optimizers that need whole matrices. `*` matches dots too, a module's name stands for all its
         parameters, and a pattern that matches one parameter of an operator applies to the whole operator.
-    replay: the returned plan's objective may exceed the best by at most this fraction. 0: the objective (with the
-        hardware's `exposed_communication`) decides alone.
+    replay: the certificate also proves an objective, a sum over operators: that with the hardware's
+        `exposed_communication`, or, if the plan is farther from its optimum than this fraction, with less of it. 0: the
+        objective alone decides, and no step is simulated.
     gap: the search ends when its plan's simulated step is within this fraction of the bound. 0: it tries as long as it can.
 
     After `time_limit`, or Ctrl-C, the best plan so far is returned: `plan.certificate.optimal` is False and

@@ -216,7 +216,7 @@ def _cut(
         return was.runtime
 
     runtime = together.do("sharding the parameters", runtime_of_parts)
-    runtime.prefetch = plan.prefetch
+    runtime.set_prefetch(plan.prefetch, plan.gather_bytes)
     if plan.predicted is not None:
         runtime.set_budget(
             f"The plan predicted a peak of {plan.predicted.peak_memory_bytes / 2**20:.1f} MiB. "

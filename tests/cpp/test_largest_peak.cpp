@@ -149,7 +149,7 @@ void no_timing_holds_more() {
     how.prefetch = draw(dice, 0, 2);
     how.lanes = {dice() % 4 == 0, dice() % 4 == 0};
     const PlanPlayer player(model, asked, how);
-    Rehearsal rehearsal(asked, player);
+    Rehearsal rehearsal(asked, player, kLargestSum);
     Neighbours neighbours(rehearsal);
     Candidacy plan{asked.batches.empty() ? Batch{2, 1} : asked.batches.front(), {}};
     plan.decision.ways.assign(model.blocks.size(), asked.recompute.front());
@@ -159,7 +159,8 @@ void no_timing_holds_more() {
       plan.decision.choices.push_back(list.empty() ? -1 : static_cast<int>(dice() % list.size()));
     }
     for (int changes = 0; changes < 3; ++changes) neighbours.change(plan, false);
-    const PlainPlan plain = rehearsal.plain(plan);
+    PlainPlan plain = rehearsal.plain(plan);
+    if (dice() % 2 == 0) plain.gather_bytes = draw(dice, 1, 400);
     const auto units = player.units(plain, largest_transient(rehearsal.kinds(), plan.decision));
     Step step = step_of(player, asked, how, plain, units);
     const int64_t most = largest_peak(step);

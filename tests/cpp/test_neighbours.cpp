@@ -47,7 +47,7 @@ void changes_are_plans_of_the_problem_and_the_same_again() {
     Manner manner;
     manner.places.resize(model.operators.size());
     const PlanPlayer player(model, asked, manner);
-    const Rehearsal r(asked, player);
+    const Rehearsal r(asked, player, 0);
     Neighbours one(r), other(r);
     Candidacy plan = first_plan(r), again = plan;
     for (int step = 0; step < 60; ++step) {

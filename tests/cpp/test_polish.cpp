@@ -47,7 +47,7 @@ void a_polished_plan_fits_and_is_no_slower() {
     std::vector<Candidacy> seeds;
     {
       const PlanPlayer player(model, wide, manner(model));
-      Rehearsal all(wide, player);
+      Rehearsal all(wide, player, 0);
       const Batch batch{draw(dice, 1, 4), draw(dice, 1, 3)};
       for (const Recompute way : wide.recompute)
         for (size_t choice = 0; choice < 4; ++choice) seeds.push_back(uniform(all, batch, way, choice));
@@ -57,12 +57,12 @@ void a_polished_plan_fits_and_is_no_slower() {
       wide.limit_bytes = draw(dice, least, most);
     }
     const PlanPlayer player(model, wide, manner(model));
-    Rehearsal r(wide, player);
+    Rehearsal r(wide, player, wide.limit_bytes);
     // The limit is of the sum, or of the plan's own peak.
     const bool own_peak = draw(dice, 0, 1) == 1;
     const Spare spare = [&](const Candidacy& s) {
       const int64_t sum = r.peak_bytes(s);
-      return wide.limit_bytes - (own_peak ? r.largest_peak_bytes(s, sum) : sum);
+      return wide.limit_bytes - (own_peak ? r.largest_peak_bytes(s) : sum);
     };
     int128 best = 0, samples = 0;  // seeds have one batch; it may change
     for (const Candidacy& s : seeds) {
@@ -112,7 +112,7 @@ void recomputation_and_gathers_that_nothing_asks_for_go() {
   Request ample = request(4, int64_t{1} << 40);
   ample.batches = {{2, 1}};
   const PlanPlayer player(model, ample, manner(model));
-  Rehearsal r(ample, player);
+  Rehearsal r(ample, player, ample.limit_bytes);
   const Polished p = polish(r, {uniform(r, {2, 1}, Recompute::Regather, 2)}, 100, by_sum(r));
   for (const Recompute way : p.plan.decision.ways) CHECK(way == Recompute::None);
   // Nothing is faster than computing alone, and what cannot be hidden: the last reduction.
@@ -124,7 +124,7 @@ void what_is_no_plan_is_refused() {
   const Model model = random_model(dice, 6);
   const Request none = request(4, 0);
   const PlanPlayer player(model, none, manner(model));
-  Rehearsal r(none, player);
+  Rehearsal r(none, player, 0);
   const Candidacy seed = uniform(r, {1, 1}, Recompute::None, 0);
   CHECK_THROWS(polish(r, {seed}, 10, by_sum(r)), InvalidProblem, "keeps the limit");
   CHECK_THROWS(polish(r, {}, 10, by_sum(r)), InvalidProblem, "keeps the limit");

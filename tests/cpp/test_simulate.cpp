@@ -194,6 +194,21 @@ void small_ones_come_earlier() {
   CHECK_EQ(play(s).step_ps, 3 * 8 + 2 * 10 + 3 * 8);  // 3 stays for backward
 }
 
+// With fewer bytes nothing is gathered beside the large unit, but one small one beside another; the unit in
+// use is gathered in any case.
+void a_budget_holds_back_what_does_not_fit() {
+  Step s = chain(4, 10, 0);
+  for (int i = 0; i < 4; ++i) shard(s, i, 8, 0, i == 0 ? 100 : 40);
+  s.gather_bytes = 139;
+  CHECK_EQ(play(s).step_ps, 18 + 8 + 3 * 10 + 3 * 8);  // 3 stays for backward, which computes nothing
+  s.gather_bytes = 1;
+  CHECK_EQ(play(s).step_ps, 4 * 18 + 3 * 8);
+  s.gather_bytes = 1 << 20;  // no more than without
+  Step whole = s;
+  whole.gather_bytes = 0;
+  CHECK_EQ(play(s).step_ps, play(whole).step_ps);
+}
+
 // A forward that keeps all that it gathers has no limit: 1 to 3 follow 0 at once, 2 is there at 24.
 void kept_ones_come_at_once() {
   Step s = chain(4, 10, 0);
@@ -325,6 +340,7 @@ Step random_step(std::mt19937_64& r) {
   }
   s.accumulation = 1 + upto(2);
   s.prefetch = upto(3);
+  if (upto(2) == 0) s.gather_bytes = 1 + upto(3000);
   s.optimizer_ps = upto(500);
   return s;
 }
@@ -452,6 +468,7 @@ int main() {
   micro_batches_repeat();
   prefetch_depth();
   small_ones_come_earlier();
+  a_budget_holds_back_what_does_not_fit();
   kept_ones_come_at_once();
   reductions_of_their_own_lane();
   gradients_that_leave_fit_the_reserve();

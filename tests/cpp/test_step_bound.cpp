@@ -80,6 +80,7 @@ void check_problem(Random& dice, Worst& worst) {
       if (const Candidate* c = choice_of(where[i], decision, i))
         choice = {c->mode, c->granularity, c->sharded_slices, c->split};
     }
+    if (dice() % 3 == 0) plan.gather_bytes = draw(dice, 1, 300);
     const Step step = planner.player().step(plan, planner.units(plan));
     const int64_t played = planner.player().play(step).step_ps, bound = step_ps(kinds, decision, batch);
     CHECK(bound <= played);

@@ -142,6 +142,9 @@ class Wide(nn.Sequential):
         super().__init__(nn.Embedding(64, width), *linears)
 
 
+BESIDE_TENSORS = 2**18  # the meter counts every allocation: also those of the interpreter, autograd and gloo
+
+
 def peaks_under_limits(
     me: Member, cases: list[tuple[dict, dict]], above: tuple[float, ...] = ()
 ) -> list[osdp.Plan]:
@@ -178,7 +181,7 @@ def peaks_under_limits(
                     optimizer.step()
                     optimizer.zero_grad()
                 predicted = plan.predicted.peak_memory_bytes
-                assert max(peaks) <= predicted <= limit, peaks
+                assert max(peaks) <= predicted + BESIDE_TENSORS and predicted <= limit >= max(peaks), peaks
                 assert max(peaks) >= 0.5 * predicted, peaks  # so that the test means something
                 del module, optimizer, trained
     return plans
@@ -208,7 +211,7 @@ def test_gradients_that_are_averaged_in_a_copy_keep_the_limit(ranks, micro_batch
     here = {"precision": "bf16-reduce-fp32", "global_batch_size": 2 * micro_batches}
     model = {"inner": 2**14}
     cases = [(model, {"modes": "NO_SHARD", **here}), (model, {**SLICES, **here})]
-    chosen = ranks(peaks_under_limits, cases, (1.1, 1.2, 1.3), world=2)[0]
+    chosen = ranks(peaks_under_limits, cases, (1.3, 1.6, 1.8), world=2)[0]
     slices = [c for plan in chosen for c in plan.choices.values() if c.granularity > 1]
     assert any(0 < c.slices_sharded < c.granularity for c in slices)
 
@@ -223,6 +226,8 @@ def peaks_of_random_programs(me: Member, seeds: range) -> None:
         x = torch.randn(rows, 64)
         description = osdp.describe(RandomGraph(seed), x)
         plan = replace(plans.mixture(description, seed), batch_size=rows, prefetch=dice.choice((0, 1, 1, 2)))
+        if dice.random() < 0.5:
+            plan = replace(plan, gather_bytes=dice.randint(1, 2**18))
         plan = plan.replace(
             recompute={
                 b.name: dice.choice(("hold", "regather")) for b in description.blocks if dice.random() < 0.4

@@ -3,6 +3,7 @@
 #include "bindings/names.hpp"
 #include "bindings/search/budget.hpp"
 #include "search/heuristics/rehearsal.hpp"
+#include "search/planner/peak_limit.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -186,7 +187,8 @@ class IndexedPlans {
  public:
   // `planner` must outlive it.
   IndexedPlans(const Planner& planner, int64_t limit_bytes)
-      : request_(under(planner, limit_bytes)), rehearsal_(request_, planner.player()) {}
+      : request_(under(planner, limit_bytes)),
+        rehearsal_(request_, planner.player(), PeakLimit(limit_bytes).most_bytes()) {}
 
   // Checks the plan and returns the result of a method of the rehearsal.
   template <auto method>
@@ -223,5 +225,7 @@ void bind_planner(py::module_& m) {
       .def("step_ps", &IndexedPlans::of<&Rehearsal::step_ps>, "batch"_a, "choices"_a, "blocks"_a,
            "Of a whole step, played.")
       .def("peak_bytes", &IndexedPlans::of<&Rehearsal::peak_bytes>, "batch"_a, "choices"_a, "blocks"_a,
-           "What the limit is held against.");
+           "The sum that searches compare with a limit.")
+      .def("largest_peak_bytes", &IndexedPlans::of<&Rehearsal::largest_peak_bytes>, "batch"_a, "choices"_a,
+           "blocks"_a, "Of its own step, with the memory for gathered units that the limit leaves.");
 }

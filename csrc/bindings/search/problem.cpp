@@ -108,10 +108,12 @@ void bind_plan(py::module_& m) {
       .def_readonly("sharded_slices", &Choice::sharded_slices)
       .def_readonly("split", &Choice::split);
   py::class_<PlainPlan>(m, "Plan", "Choices beside the model's operators, recomputation beside its blocks.")
-      .def(py::init([](Batch batch, std::vector<Choice> choices, std::vector<osdp::Recompute> blocks) {
-             return PlainPlan{batch, std::move(choices), std::move(blocks)};
+      .def(py::init([](Batch batch, std::vector<Choice> choices, std::vector<osdp::Recompute> blocks,
+                       int64_t gather_bytes) {
+             return PlainPlan{batch, std::move(choices), std::move(blocks), gather_bytes};
            }),
-           "batch"_a, "choices"_a, "blocks"_a)
+           "batch"_a, "choices"_a, "blocks"_a, "gather_bytes"_a = 0)
+      .def_readonly("gather_bytes", &PlainPlan::gather_bytes)
       .def_readonly("batch", &PlainPlan::batch)
       .def_readonly("choices", &PlainPlan::choices)
       .def_readonly("blocks", &PlainPlan::blocks);

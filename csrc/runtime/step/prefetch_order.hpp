@@ -15,26 +15,27 @@
 namespace osdp::runtime {
 
 // Note [How far ahead]
-// The unit in use and the units gathered ahead of it share a budget of `1 + units` units of the largest size.
-// If units are smaller, more of them are prefetched: a small unit arrives long before the computation of the
-// unit in use ends, and the link would be idle. The bound of 2 + `units` full-size tensors still holds: a
-// gather begins only after the reductions submitted before it have finished, so gradients that are being
-// reduced while it waits belong to units that were counted in the budget, and beside these there is only the
-// gradient being computed. At most kMostUnits are prefetched, since every use iterates over all of them. If
-// all units are SHARD_GRAD_OP, a forward keeps everything that it gathers for its backward: prefetching early
-// needs no memory beyond that at the forward's end, so kMostUnits is the only limit. The link then never
-// waits for a rank whose computation is late.
+// The unit in use and the units gathered ahead of it share a budget: of `1 + units` units of the largest
+// size, or fewer bytes if a plan says so, whose limit leaves no more. The unit in use is gathered in any
+// case. If units are smaller, more of them are prefetched: a small unit arrives long before the computation
+// of the unit in use ends, and the link would be idle. The bound of 2 + `units` full-size tensors still
+// holds: a gather begins only after the reductions submitted before it have finished, so gradients that are
+// being reduced while it waits belong to units that were counted in the budget, and beside these there is
+// only the gradient being computed. At most kMostUnits are prefetched, since every use iterates over all of
+// them. If all units are SHARD_GRAD_OP, a forward keeps everything that it gathers for its backward:
+// prefetching early needs no memory beyond that at the forward's end, so kMostUnits is the only limit. The
+// link then never waits for a rank whose computation is late.
 struct Depth {
   static constexpr size_t kMostUnits = 16;
   static constexpr size_t kNoLimit = SIZE_MAX;
   size_t units = 1;
-  size_t bytes = 0;  // of 1 + `units` units of the largest size
+  size_t bytes = 0;  // the budget
 
   size_t of(size_t in_use_bytes, std::span<Unit* const> next) const {
     size_t count = 0, sum = in_use_bytes;
     for (; count < std::min(next.size(), std::max(units, kMostUnits)); ++count) {
       sum += next[count]->bytes();
-      if (count >= units && sum > bytes) break;
+      if (sum > bytes) break;
     }
     return count;
   }

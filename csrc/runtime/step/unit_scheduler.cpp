@@ -46,17 +46,19 @@ UnitScheduler::UnitScheduler(const ModelShards& shards, const StepState& step, A
       lane_(std::move(gathers)),
       reductions_lane_(std::move(reductions)),
       hybrid_(std::move(hybrid)) {
-  set_prefetch(1);
+  set_prefetch(1, 0);
 }
 
-void UnitScheduler::set_prefetch(size_t units) {
+void UnitScheduler::set_prefetch(size_t units, size_t budget_bytes) {
   size_t largest = 0;
   bool all_kept = true;
   for (const auto& unit : shards_.units()) {
     largest = std::max(largest, unit->bytes());
     all_kept &= state_of(*unit).stays_after_forward.value_or(traits(unit->mode).kept);
   }
-  depth_ = {.units = units, .bytes = (1 + units) * largest};
+  asked_bytes_ = budget_bytes;
+  const size_t most = (1 + units) * largest;
+  depth_ = {.units = units, .bytes = budget_bytes > 0 ? std::min(budget_bytes, most) : most};
   kept_depth_ = all_kept ? Depth{.units = units, .bytes = Depth::kNoLimit} : depth_;
 }
 

@@ -47,8 +47,9 @@ class UnitScheduler {
                 std::shared_ptr<HybridReducer> hybrid);
 
   // Sets how many units are prefetched beyond the one in use if all have the largest size (Note [How far
-  // ahead]): at most 2 + `units` full-size tensors exist at a time. Default 1.
-  void set_prefetch(size_t units);
+  // ahead]): at most 2 + `units` full-size tensors exist at a time. Default 1. `budget_bytes`: for the units
+  // in use and those prefetched; 0: as many as that allows.
+  void set_prefetch(size_t units, size_t budget_bytes);
   size_t prefetch() const { return depth_.units; }
 
   // --- forward
@@ -133,6 +134,7 @@ class UnitScheduler {
   const std::shared_ptr<comm::Lane> lane_;
   const std::shared_ptr<comm::Lane> reductions_lane_;
   const std::shared_ptr<HybridReducer> hybrid_;
+  size_t asked_bytes_ = 0;  // the budget that was asked for
   Depth depth_;
   Depth kept_depth_;  // for a forward that keeps all units for its backward
   PrefetchOrder forward_order_;

@@ -33,7 +33,7 @@ std::vector<Unit*> UnitScheduler::units_with(const std::vector<int64_t>& params)
 
 void UnitScheduler::set_stays_after_forward(const std::vector<int64_t>& params, bool stays) {
   for (const Unit* unit : units_with(params)) state_of(*unit).stays_after_forward = stays;
-  set_prefetch(depth_.units);
+  set_prefetch(depth_.units, asked_bytes_);
 }
 
 void UnitScheduler::set_stays_if_kept(const std::vector<int64_t>& params, bool stays) {

@@ -5,8 +5,8 @@
 // The objective is a sum over operators; a step's critical path is not, and neighbours of one mode share a
 // latency, so several simultaneous changes may be needed before the simulated step gets shorter. The best
 // plans by several objectives are changed at random (heuristics/neighbours.hpp): first all blocks in the same
-// way, then some of them. Memory is that of the plan's own step, not the objective's sum (Note [The whole
-// limit] in planner/whole_limit.hpp): a plan over its limit is repaired where the objective loses least, or
+// way, then some of them. Memory is that of the plan's own step, not the objective's sum (Note [What
+// fits] in planner/peak_limit.hpp): a plan over its limit is repaired where the objective loses least, or
 // at random, by as many bytes of the sum as its own peak is over; memory left over is used where the
 // objective gains most. That does not find a change which lowers the own peak by more than the sum, such as
 // one that divides a unit in two, so single changes of faster seeds over the limit are tried as well. A

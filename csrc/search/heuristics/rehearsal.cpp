@@ -7,9 +7,10 @@
 
 namespace osdp::search {
 
-Rehearsal::Rehearsal(const Request& request, const PlanPlayer& player)
+Rehearsal::Rehearsal(const Request& request, const PlanPlayer& player, int64_t most_bytes)
     : request_(request),
       player_(player),
+      most_bytes_(most_bytes),
       kinds_(find_kinds(player.model(), request)),
       slots_(player.model().operators.size()) {
   for (const Kind& kind : kinds_.kinds) {
@@ -53,7 +54,7 @@ int64_t Rehearsal::objective_ps(const Candidacy& plan) const {
   return osdp::search::step_ps(kinds_, plan.decision, plan.batch);
 }
 
-PlainPlan Rehearsal::plain(const Candidacy& plan) const {
+PlainPlan Rehearsal::choices_of(const Candidacy& plan) const {
   PlainPlan result{plan.batch, {}, plan.decision.ways};
   for (size_t i = 0; i < plan.decision.choices.size(); ++i) {
     PlainPlan::Choice& choice = result.choices.emplace_back();
@@ -65,21 +66,27 @@ PlainPlan Rehearsal::plain(const Candidacy& plan) const {
   return result;
 }
 
-const Step& Rehearsal::step(const Candidacy& plan) {
-  if (!built_ || built_->first != plan) {
-    const PlainPlan choices = plain(plan);
-    built_ = {plan, player_.step(choices, player_.units(choices, largest_transient(kinds_, plan.decision)))};
-  }
-  return built_->second;
+const Rehearsal::Built& Rehearsal::build(const Candidacy& plan) {
+  if (built_ && built_->plan == plan) return *built_;
+  const PlainPlan choices = choices_of(plan);
+  Step step = player_.step(choices, player_.units(choices, largest_transient(kinds_, plan.decision)));
+  const int64_t peak = player_.fit(step, most_bytes_);
+  return built_.emplace(plan, std::move(step), peak);
 }
 
-int64_t Rehearsal::largest_peak_bytes(const Candidacy& plan, int64_t sum_bytes) {
-  return request_.paper() ? sum_bytes : player_.largest_peak(step(plan));
+int64_t Rehearsal::largest_peak_bytes(const Candidacy& plan) {
+  return request_.paper() ? peak_bytes(plan) : build(plan).largest_peak_bytes;
 }
 
 PlayedStep Rehearsal::play(const Candidacy& plan) {
   ++plays_;
-  return player_.play(step(plan));
+  return player_.play(build(plan).step);
+}
+
+PlainPlan Rehearsal::plain(const Candidacy& plan) {
+  PlainPlan result = choices_of(plan);
+  if (!request_.paper()) result.gather_bytes = build(plan).step.gather_bytes;
+  return result;
 }
 
 }  // namespace osdp::search

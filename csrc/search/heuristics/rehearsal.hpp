@@ -22,7 +22,8 @@ inline Candidacy candidacy(const Found& found) { return {found.batch, found.deci
 // batches. Not const: it counts simulations and keeps the last plan's step.
 class Rehearsal {
  public:
-  Rehearsal(const Request& request, const PlanPlayer& player);
+  // `most_bytes`: what the largest peak of a plan may be; its memory for gathered units is what that leaves.
+  Rehearsal(const Request& request, const PlanPlayer& player, int64_t most_bytes);
   Rehearsal(const Rehearsal&) = delete;
   Rehearsal& operator=(const Rehearsal&) = delete;
 
@@ -34,8 +35,8 @@ class Rehearsal {
   void check(const Candidacy& plan) const;
   // Memory of the largest phase including the reserve for transients; it is compared with the limit.
   int64_t peak_bytes(const Candidacy& plan) const;
-  // The largest peak of the plan's own step (Planner::largest_peak); `sum_bytes`: its peak_bytes().
-  int64_t largest_peak_bytes(const Candidacy& plan, int64_t sum_bytes);
+  // The largest peak of the plan's own step (Planner::largest_peak).
+  int64_t largest_peak_bytes(const Candidacy& plan);
   // Simulates a whole step with all its micro-batches.
   PlayedStep play(const Candidacy& plan);
   int64_t step_ps(const Candidacy& plan) { return play(plan).step_ps; }
@@ -46,17 +47,24 @@ class Rehearsal {
   const std::vector<Candidate>& candidates(int op, Recompute way) const;
   Recompute way_of(int op, const Decision& decision) const;
   // The plan as plain values.
-  PlainPlan plain(const Candidacy& plan) const;
+  PlainPlan plain(const Candidacy& plan);
 
  private:
-  const Step& step(const Candidacy& plan);
+  struct Built {
+    Candidacy plan;
+    Step step;
+    int64_t largest_peak_bytes = 0;
+  };
+  const Built& build(const Candidacy& plan);
+  PlainPlan choices_of(const Candidacy& plan) const;
 
   const Request& request_;
   const PlanPlayer& player_;
+  const int64_t most_bytes_;
   const Kinds kinds_;
   std::vector<const Slot*> slots_;  // by operator
   int64_t plays_ = 0;
-  std::optional<std::pair<Candidacy, Step>> built_;  // the last plan's: memory and time are asked for in turn
+  std::optional<Built> built_;  // the last plan's: memory and time are asked for in turn
 };
 
 }  // namespace osdp::search

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "search/planner/whole_limit.hpp"
+#include "search/planner/peak_limit.hpp"
 #include "search/problem/problem.hpp"
 
 namespace osdp::search {
@@ -33,8 +33,8 @@ Answer least_memory(Searches& searches) {
   const int64_t ranks = searches.planner().request().device.ranks;
   Answer known = searches.best_plan(wish.limit_bytes, wish.batches);
   if (!known.feasible || known.throughput(ranks) < wish.at_least) return known;
-  const auto kept_by = [](const Answer& a) {
-    return WholeLimit::smallest(a.peak_bytes, a.largest_peak_bytes);
+  const auto kept_by = [&](const Answer& a) {
+    return searches.limit_is_of_sum() ? a.peak_bytes : PeakLimit::smallest(a.largest_peak_bytes);
   };
   int64_t low = 0, high = std::min(wish.limit_bytes, kept_by(known));
   while (high - low > 1 && !searches.over()) {

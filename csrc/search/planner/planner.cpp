@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "search/planner/objectives.hpp"
+#include "search/planner/peak_limit.hpp"
 #include "search/planner/searches.hpp"
 #include "search/planner/step_positions.hpp"
 #include "search/planner/step_proof.hpp"
@@ -84,7 +85,9 @@ double Planner::step_bound_s_per_sample(const Wish& wish, const Interrupted& int
   if (request_.paper() || request_.device.ranks == 1) return 0;
   Searches searches(*this, wish, interrupted);
   const Request problem = searches.request(wish.limit_bytes, wish.batches);
-  return StepProver(searches, problem, wish.limit_bytes).prove(wish.gap).lower_bound_s_per_sample;
+  return StepProver(searches, problem, PeakLimit(wish.limit_bytes).most_bytes())
+      .prove(wish.gap)
+      .lower_bound_s_per_sample;
 }
 
 std::vector<Answer> Planner::frontier(const Wish& wish, const std::vector<int64_t>& limits,

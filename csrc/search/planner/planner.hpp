@@ -34,12 +34,12 @@ struct Wish {
   int64_t limit_bytes = 0;     // holds for the plan's step for all durations of communication
   std::vector<Batch> batches;  // empty: every size from 1 to the largest that fits, one micro-batch
   Objective objective = Objective::Throughput;
-  double at_least = 0;         // Memory: samples per second over all ranks
-  double replay = 0;           // largest gap of the plan's objective, as a fraction; 0: no plan is simulated
-  double gap = 0.005;          // the search ends when its plan's step is within this fraction of the bound
-  double time_limit_s = 0;     // for everything; 0: steps are counted, or kDefaultTimeLimitS
-  int64_t work = 500'000'000;  // steps of one search: Note [The same plan on every rank]
-  bool limit_is_of_sum = false;          // the limit applies to Answer::peak_bytes alone
+  double at_least = 0;           // Memory: samples per second over all ranks
+  double replay = 0;             // gap above which another objective is proven; 0: no plan is simulated
+  double gap = 0.005;            // the search ends when its plan's step is within this fraction of the bound
+  double time_limit_s = 0;       // for everything; 0: steps are counted, or kDefaultTimeLimitS
+  int64_t work = 500'000'000;    // steps of one search: Note [The same plan on every rank]
+  bool limit_is_of_sum = false;  // the limit applies to Answer::peak_bytes alone
   std::function<void(double)> tell_gap;  // of the current search: Budget::tell_gap
 };
 

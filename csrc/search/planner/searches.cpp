@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <limits>
 
+#include "search/planner/least_peak.hpp"
+#include "search/planner/peak_limit.hpp"
 #include "search/planner/selection.hpp"
-#include "search/planner/subspaces.hpp"
-#include "search/planner/whole_limit.hpp"
 
 namespace osdp::search {
 namespace {
@@ -67,77 +67,36 @@ bool Searches::limit_is_of_sum() const {
   return wish_.limit_is_of_sum || request.paper() || request.device.ranks == 1;
 }
 
+Request Searches::with_least_reserve(Request request) const {
+  const int64_t prefetch = planner_.player().manner().prefetch;
+  request.buffers = std::max(std::min<int64_t>(1, request.buffers), request.buffers - prefetch);
+  return request;
+}
+
 Answer Searches::best_plan(int64_t limit_bytes, const std::vector<Batch>& batches) {
-  const WholeLimit limit(limit_bytes, limit_is_of_sum());
+  const PeakLimit limit(limit_bytes, limit_is_of_sum());
   Request problem = request(limit_bytes, batches);
-  problem.find_smallest = true;
+  problem.find_smallest = limit.of_sum();
   Answer found = select_plan(*this, problem, limit);
   if (limit.of_sum()) return found;
-  const auto keeps = [&](const Answer& a) {
-    return a.feasible && limit.spare(a.peak_bytes, a.largest_peak_bytes) >= 0;
-  };
-  if (!keeps(found)) {
-    const Answer least = least_by_sum(batches, found.smallest_limit_bytes);
-    if (!keeps(least)) return best_of_parts(limit_bytes, batches, infeasible(least));
-    problem.limit_bytes = least.sum_limit_bytes;
-    found = select_plan(*this, problem, limit);
-    if (!keeps(found)) found = least;
-    if (found.sum_limit_bytes < limit_bytes) found.optimal = found.proven = false;
+  if (!found.feasible || limit.spare(found.peak_bytes, found.largest_peak_bytes) < 0) {
+    found = {};
+    if (const LeastPeak& least = this->least(batches); least.found)
+      found.smallest_limit_bytes = PeakLimit::smallest(least.largest_peak_bytes);
   }
   found.limit_bytes = limit_bytes;
   return found;
 }
 
-Answer Searches::best_of_parts(int64_t limit_bytes, const std::vector<Batch>& batches, const Answer& none) {
-  Answer best = none;
-  Wish wish = wish_;
-  for (Request& part : subspaces(planner_.request())) {
-    if (over()) break;
-    if (limit_s_ > 0) wish.time_limit_s = std::max(left_s(), kLeastShare * limit_s_);
-    const Planner planner(planner_.model(), std::move(part), planner_.player().manner());
-    Answer found = Searches(planner, wish, ask_).best_plan(limit_bytes, batches);
-    if (found.feasible
-            ? !best.feasible || found.throughput(1) > best.throughput(1)
-            : !best.feasible && found.smallest_limit_bytes > 0 &&
-                  (best.smallest_limit_bytes == 0 || found.smallest_limit_bytes < best.smallest_limit_bytes))
-      best = std::move(found);
-  }
-  if (!best.feasible) return best;
-  wish.limit_bytes = limit_bytes, wish.batches = batches;
-  Answer found = in_whole_space(planner_, request(limit_bytes, batches), best);
-  if (wish_.replay > 0) found.step_bound_s_per_sample = planner_.step_bound_s_per_sample(wish, ask_);
-  return found;
-}
-
-Answer Searches::infeasible(const Answer& least) {
-  Answer none;
-  if (least.feasible)
-    none.smallest_limit_bytes = WholeLimit::smallest(least.peak_bytes, least.largest_peak_bytes);
-  return none;
-}
-
 bool Searches::fits(int64_t limit_bytes, Batch batch) {
-  const WholeLimit limit(limit_bytes, limit_is_of_sum());
-  Request request = this->request(limit_bytes, {batch});
-  request.find_smallest = !limit.of_sum();
-  const Schedule found = run(request, kAnyPlan);
-  if (found.feasible || limit.of_sum() || found.smallest_limit_bytes == 0) return found.feasible;
-  const Answer least = plan_of_sum({batch}, found.smallest_limit_bytes);
-  return least.feasible && limit.spare(least.peak_bytes, least.largest_peak_bytes) >= 0;
+  const PeakLimit limit(limit_bytes, limit_is_of_sum());
+  if (limit.of_sum()) return run(request(limit_bytes, {batch}), kAnyPlan).feasible;
+  const LeastPeak& least = this->least({batch});
+  return least.found && limit.spare(least.plan.peak_bytes, least.largest_peak_bytes) >= 0;
 }
 
-Answer Searches::plan_of_sum(const std::vector<Batch>& batches, int64_t sum_limit_bytes) {
-  return optimum(*this, request(sum_limit_bytes, batches), WholeLimit(sum_limit_bytes, true));
-}
-
-const Answer& Searches::least_by_sum(const std::vector<Batch>& batches, int64_t smallest_sum_bytes) {
-  if (least_ && least_->first == batches) return least_->second;
-  if (smallest_sum_bytes == 0) {
-    Request smallest = request(1, batches);
-    smallest.find_smallest = true;
-    smallest_sum_bytes = run(smallest).smallest_limit_bytes;
-  }
-  least_ = {batches, smallest_sum_bytes > 0 ? plan_of_sum(batches, smallest_sum_bytes) : Answer{}};
+const LeastPeak& Searches::least(const std::vector<Batch>& batches) {
+  if (!least_ || least_->first != batches) least_ = {batches, least_peak(*this, request(0, batches))};
   return least_->second;
 }
 

@@ -10,6 +10,13 @@ namespace osdp::search {
 
 inline constexpr double kAnyPlan = 1e18;  // a gap at which any plan ends a search
 
+// The plan with the smallest largest peak that is known: planner/least_peak.hpp.
+struct LeastPeak {
+  bool found = false;
+  Found plan;  // step_ps and peak_bytes: by the objective and its sum
+  int64_t largest_peak_bytes = 0;
+};
+
 class Searches {
  public:
   Searches(const Planner& planner, const Wish& wish, const Interrupted& interrupted);
@@ -22,12 +29,20 @@ class Searches {
   // Ends at a relative gap of `gap`, or after `work` steps (0: the wish's number, if it counts steps).
   Schedule run(const Request& request, double gap = 0, int64_t work = 0);
 
-  // The plan with the fastest simulated step among those near the objective's optimum whose step keeps the
-  // limit: planner/selection.cpp. If there is none, the smallest limit known to be feasible.
-  Answer best_plan(int64_t limit_bytes, const std::vector<Batch>& batches);
-  // Whether there is such a plan for this batch.
-  bool fits(int64_t limit_bytes, Batch batch);
+  // The request with the reserve of plans whose units take the least memory while they are gathered: Note
+  // [Budget for gathering] in simulate/gather_budget.hpp.
+  Request with_least_reserve(Request request) const;
 
+  // The plan with the fastest simulated step that was found among those that fit (planner/selection.cpp). If
+  // there is none, the smallest limit known to be feasible.
+  Answer best_plan(int64_t limit_bytes, const std::vector<Batch>& batches);
+  // Whether there is a plan for this batch.
+  bool fits(int64_t limit_bytes, Batch batch);
+  // The plan with the smallest largest peak; cached for the last batches asked for.
+  const LeastPeak& least(const std::vector<Batch>& batches);
+
+  // Whether the limit applies to the sum: if the wish says so, with the paper's costs, and for one rank.
+  bool limit_is_of_sum() const;
   // Remaining time; infinite if steps are counted, negative after the end.
   double left_s() const;
   double limit_s() const { return limit_s_; }
@@ -38,18 +53,6 @@ class Searches {
   using Clock = std::chrono::steady_clock;
   // Asks at most every millisecond.
   bool interrupted();
-  // Whether the limit applies to the sum: if the wish says so, with the paper's costs, and for one rank.
-  bool limit_is_of_sum() const;
-  // The best plan by the objective under a limit of the sum alone.
-  Answer plan_of_sum(const std::vector<Batch>& batches, int64_t sum_limit_bytes);
-  // The best plan of the space's parts (planner/subspaces.hpp); `none`: what is known of the whole, in which
-  // nothing was found. If no part has a plan either, the smallest limit of all.
-  Answer best_of_parts(int64_t limit_bytes, const std::vector<Batch>& batches, const Answer& none);
-  // No plan; the smallest limit known to be feasible, which is that of the plan with the smallest sum.
-  static Answer infeasible(const Answer& least);
-  // The plan under the smallest feasible limit of the sum, by the objective, so that it is the same for every
-  // wish; cached. `smallest_sum_bytes`: that limit, 0 if not known.
-  const Answer& least_by_sum(const std::vector<Batch>& batches, int64_t smallest_sum_bytes);
 
   const Planner& planner_;
   const Wish& wish_;
@@ -58,7 +61,7 @@ class Searches {
   const Clock::time_point began_ = Clock::now();
   Clock::time_point asked_ = began_;
   bool interrupted_ = false;
-  std::optional<std::pair<std::vector<Batch>, Answer>> least_;
+  std::optional<std::pair<std::vector<Batch>, LeastPeak>> least_;
 };
 
 }  // namespace osdp::search

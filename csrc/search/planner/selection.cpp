@@ -12,7 +12,6 @@
 namespace osdp::search {
 namespace {
 
-constexpr int kMostRaises = 6;  // of the limit of the sum: Note [The whole limit]
 // Weights of communication whose objective may be proven, as multiples of the machine's: the first whose
 // optimum the plan is near enough to.
 constexpr double kWeights[] = {1, 0.3, 0.1, 0.03, 0.01, 0};
@@ -37,43 +36,49 @@ bool near(const Found& plan, const Found& best, double replay) {
 
 class Selection {
  public:
-  Selection(Searches& searches, const Request& problem, const WholeLimit& limit)
+  Selection(Searches& searches, const Request& problem, const PeakLimit& limit)
       : searches_(searches), problem_(problem), limit_(limit) {}
 
   Answer run() {
-    if (problem_.paper() || searches_.wish().replay <= 0 || problem_.device.ranks == 1) return by_objective();
+    if (problem_.paper() || problem_.device.ranks == 1) return by_objective(problem_);
+    if (searches_.wish().replay <= 0) return limit_.of_sum() ? by_objective(problem_) : any();
     const SteppedPlan fastest = search_step(searches_, problem_, limit_);
-    if (!fastest.found) return by_objective();
+    if (!fastest.found) return limit_.of_sum() ? by_objective(problem_) : infeasible({});
     Answer a = proven(fastest.plan);
     a.step_bound_s_per_sample = fastest.lower_bound_s_per_sample;
     return a;
   }
 
-  // The optimal plan by the objective.
-  Answer by_objective() {
-    Rehearsal& own = player(problem_.device.exposed);
-    SumLimits sum_limits(limit_, problem_.limit_bytes, kMostRaises);
-    Proof kept;
-    for (bool again = true; again;) {
-      const int64_t sum_limit = sum_limits.now_bytes();
-      Schedule s = searches_.run(problem_at(problem_.device.exposed, sum_limit));
-      if (!s.feasible) {
-        if (!kept.schedule.feasible) return infeasible(s);
-        break;
-      }
-      const int64_t spare = this->spare(own, found_of(s));
-      if (!kept.schedule.feasible || (spare >= 0 && (s.optimal || !s.prices.empty())))
-        kept = {std::move(s), sum_limit};
-      again = !searches_.over() && sum_limits.next(spare);
+  // The optimal plan by the objective if its own peak keeps the limit, else the one with the smallest peak.
+  // Where no sum keeps it, the optimum under the smallest limit of the sum.
+  Answer any() {
+    Request problem = problem_;
+    problem.find_smallest = true;
+    Answer a = by_objective(problem);
+    if (!a.feasible && a.smallest_limit_bytes > 0) {
+      problem.limit_bytes = a.smallest_limit_bytes;
+      a = by_objective(problem);
     }
-    const Found plan = found_of(kept.schedule);
+    if (a.feasible && limit_.spare(a.peak_bytes, a.largest_peak_bytes) >= 0) return a;
+    const LeastPeak& least = searches_.least(problem_.batches);
+    if (!least.found) return a;
+    Rehearsal& own = player(problem_.device.exposed);
+    return answer(own, {{}, least.plan.peak_bytes}, {least.plan, own.play(candidacy(least.plan))}, false);
+  }
+
+  // The optimal plan by the objective, under a limit of the sum.
+  Answer by_objective(const Request& problem) {
+    Rehearsal& own = player(problem_.device.exposed);
+    const Proof proof{searches_.run(problem), problem.limit_bytes};
+    if (!proof.schedule.feasible) return infeasible(proof.schedule);
+    const Found plan = found_of(proof.schedule);
     PlayedStep played;
     if (problem_.paper()) {
       played.step_ps = plan.step_ps;
     } else {
       played = own.play(candidacy(plan));
     }
-    return answer(own, kept, {plan, played}, kept.schedule.optimal);
+    return answer(own, proof, {plan, played}, proof.schedule.optimal);
   }
 
  private:
@@ -98,7 +103,8 @@ class Selection {
   struct Player {
     Request request;
     Rehearsal rehearsal;
-    Player(const Planner& planner, Request r) : request(std::move(r)), rehearsal(request, planner.player()) {}
+    Player(const Planner& planner, Request r, int64_t most_bytes)
+        : request(std::move(r)), rehearsal(request, planner.player(), most_bytes) {}
   };
 
   // A search and the limit of the sum that it kept.
@@ -125,23 +131,22 @@ class Selection {
   Rehearsal& player(double exposed) {
     std::unique_ptr<Player>& known = players_[exposed];
     if (!known)
-      known = std::make_unique<Player>(searches_.planner(), problem_at(exposed, problem_.limit_bytes));
+      known = std::make_unique<Player>(searches_.planner(), problem_at(exposed, problem_.limit_bytes),
+                                       limit_.most_bytes());
     return known->rehearsal;
   }
 
-  // See WholeLimit.
   int64_t spare(Rehearsal& own, const Found& plan) const {
-    return limit_.spare(plan.peak_bytes, own.largest_peak_bytes(candidacy(plan), plan.peak_bytes));
+    return limit_.spare(plan.peak_bytes, own.largest_peak_bytes(candidacy(plan)));
   }
 
-  // `plan`, whose step keeps the limit, or `best`, the optimum of `proof`, if that keeps it and is faster in
-  // simulation, or if `plan` is not near enough to it. `own` evaluates the same objective.
+  // `plan`, whose step keeps the limit, or `best`, the optimum of `proof`, if that keeps it and is no slower
+  // in simulation. `own` evaluates the same objective.
   Answer fastest_near(Rehearsal& own, const Proof& proof, const Found& best, const Found& plan) const {
     const bool best_keeps = spare(own, best) >= 0;
     const Seed optimum{best, own.play(candidacy(best))};
     Seed fastest{plan, own.play(candidacy(plan))};
-    if (best_keeps && (!fastest.faster_than(optimum) || !near(plan, best, searches_.wish().replay)))
-      fastest = optimum;
+    if (best_keeps && !fastest.faster_than(optimum)) fastest = optimum;
     const bool optimal = proof.schedule.optimal && !best.faster_than(fastest.plan);
     Answer a = answer(own, proof, fastest, optimal);
     a.proven = proof.schedule.optimal && best_keeps;
@@ -154,7 +159,7 @@ class Selection {
     a.feasible = true, a.optimal = optimal, a.proven = proof.schedule.optimal;
     a.plan = own.plain(decided);
     a.step_ps = chosen.plan.step_ps, a.peak_bytes = chosen.plan.peak_bytes, a.played = chosen.played;
-    a.largest_peak_bytes = own.largest_peak_bytes(decided, a.peak_bytes);
+    a.largest_peak_bytes = own.largest_peak_bytes(decided);
     a.exposed = own.request().device.exposed;
     a.prices = proof.schedule.prices;
     a.lower_bound_s_per_sample = proof.schedule.lower_bound_s_per_sample;
@@ -164,18 +169,14 @@ class Selection {
 
   Searches& searches_;
   const Request problem_;
-  const WholeLimit& limit_;
+  const PeakLimit& limit_;
   std::map<double, std::unique_ptr<Player>> players_;  // by weight of communication
 };
 
 }  // namespace
 
-Answer select_plan(Searches& searches, const Request& problem, const WholeLimit& limit) {
+Answer select_plan(Searches& searches, const Request& problem, const PeakLimit& limit) {
   return Selection(searches, problem, limit).run();
-}
-
-Answer optimum(Searches& searches, const Request& problem, const WholeLimit& limit) {
-  return Selection(searches, problem, limit).by_objective();
 }
 
 }  // namespace osdp::search

@@ -2,17 +2,14 @@
 // See Note [Which objective is proven] in planner/planner.hpp.
 #pragma once
 
+#include "search/planner/peak_limit.hpp"
 #include "search/planner/searches.hpp"
-#include "search/planner/whole_limit.hpp"
 
 namespace osdp::search {
 
-// The plan with the fastest simulated step among those near the objective's optimum whose step keeps `limit`.
-// The limit of `problem` is of the sum; it is raised as long as `limit` allows. If no plan is found whose
-// step keeps `limit`, the plan returned keeps the problem's limit only.
-Answer select_plan(Searches& searches, const Request& problem, const WholeLimit& limit);
-
-// The best plan by the objective, with the problem's weight of communication, likewise.
-Answer optimum(Searches& searches, const Request& problem, const WholeLimit& limit);
+// The plan with the fastest simulated step that was found among those that keep `limit`. With a limit of the
+// sum, and for a wish that simulates nothing, the best plan by the objective whose sum keeps the problem's
+// limit.
+Answer select_plan(Searches& searches, const Request& problem, const PeakLimit& limit);
 
 }  // namespace osdp::search

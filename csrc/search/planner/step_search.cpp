@@ -10,6 +10,7 @@ namespace osdp::search {
 namespace {
 
 constexpr int kMostLimits = 6;         // lower limits for plans whose step is over, and limits of the sum
+constexpr int kRooms = 8;              // parts of the most memory that gathering ahead can take
 constexpr size_t kPolished = 6;        // plans that local search begins with
 constexpr int64_t kWork = 50'000'000;  // steps of one search
 // Of the objective (docs/search.md), as multiples of the machine's weight of communication. Their optima are
@@ -31,46 +32,47 @@ struct Seed {
 
 class StepSearch {
  public:
-  StepSearch(Searches& searches, const Request& problem, const WholeLimit& limit)
+  StepSearch(Searches& searches, const Request& problem, const PeakLimit& limit)
       : searches_(searches),
         limit_(limit),
         problem_(problem),
         gap_(searches.wish().gap),
-        prover_(searches, problem, limit.limit_bytes()) {}
+        prover_(searches, problem, limit.most_bytes()) {}
 
   SteppedPlan run() {
     SteppedPlan none;
-    if (!sum_fits()) return none;
+    if (!sum_fits() && !least_fits()) return none;
     proof_ = prover_.prove(gap_);
     if (!proof_.feasible) return none;
     weighed_.emplace(problem_);
     weighed_->space.shares = proof_.shares;
     weighed_->space.every_latency = true;
-    rehearsal_.emplace(*weighed_, searches_.planner().player());
+    rehearsal_.emplace(*weighed_, searches_.planner().player(), limit_.most_bytes());
     for (const Found& plan : proof_.plans) consider(plan);
     if (!done()) lower_limits();
+    if (!done()) leave_room();
+    if (!done()) limits_of_sum(searches_.with_least_reserve(*weighed_));
     if (!done()) limits_of_sum(*weighed_);
-    Request other = problem_;
+    Request other = searches_.with_least_reserve(problem_);
     const double own = problem_.device.exposed;
     for (const double weight : kOtherWeights) {
       other.device.exposed = (own > 0 ? own : 1) * weight;
       if (!done()) limits_of_sum(other);
     }
-    other = *weighed_;
+    other = searches_.with_least_reserve(*weighed_);
     other.space.every_latency = false;
     if (!done()) limits_of_sum(other);
+    if (!fits() && least_fits()) consider(searches_.least(problem_.batches).plan);
     if (fits() && !done()) improve();
     if (!fits()) return none;
     return {true, seeds_.front().plan, proof_.lower_bound_s_per_sample};
   }
 
  private:
-  // Whether the sum of some plan keeps the problem's limit: below that, the least plan decides what fits
-  // (Searches::best_plan).
-  bool sum_fits() {
-    Request request = problem_;
-    request.find_smallest = false;
-    return searches_.run(request, kAnyPlan).feasible;
+  bool sum_fits() { return searches_.run(searches_.with_least_reserve(problem_), kAnyPlan).feasible; }
+  bool least_fits() {
+    const LeastPeak& least = searches_.least(problem_.batches);
+    return least.found && limit_.spare(least.plan.peak_bytes, least.largest_peak_bytes) >= 0;
   }
 
   bool fits() const { return !seeds_.empty() && seeds_.front().spare_bytes >= 0; }
@@ -83,7 +85,7 @@ class StepSearch {
   }
 
   int64_t spare(const Candidacy& plan, int64_t sum_bytes) {
-    return limit_.spare(sum_bytes, rehearsal_->largest_peak_bytes(plan, sum_bytes));
+    return limit_.spare(sum_bytes, rehearsal_->largest_peak_bytes(plan));
   }
 
   // Simulates a plan. Keeps seeds sorted: those that fit, fastest first, then the others. Returns the memory
@@ -104,6 +106,7 @@ class StepSearch {
     return left;
   }
   int64_t consider(const Schedule& found) {
+    if (!found.feasible) return 0;
     const int64_t left = consider(found_of(found));
     for (const Found& plan : found.runners_up) consider(plan);
     return left;
@@ -111,13 +114,23 @@ class StepSearch {
 
   // The same bound under limits that leave room for transients.
   void lower_limits() {
-    int64_t limit = limit_.limit_bytes();
+    int64_t limit = limit_.most_bytes();
     for (int n = 0; n < kMostLimits && !done(); ++n) {
       const Schedule s = prover_.at(proof_.shares, limit, gap_ / 20, true);
-      const int64_t left = s.feasible ? consider(s) : 0;
+      const int64_t left = consider(s);
       if (left >= 0) return;
       limit += left;
     }
+  }
+
+  // The same bound with a part of the memory left to gather units ahead.
+  void leave_room() {
+    int64_t transient = 0;
+    for (const Seed& s : seeds_) transient = std::max(transient, s.plan.transient_bytes);
+    const int64_t prefetch = searches_.planner().player().manner().prefetch;
+    for (int n = 1; n < kRooms && !done(); ++n)
+      consider(prover_.at(proof_.shares, limit_.most_bytes() - (1 + prefetch) * transient * n / kRooms,
+                          gap_ / 20, true));
   }
 
   // An objective with a reserve for the largest transients, under limits between those whose plan leaves
@@ -156,7 +169,7 @@ class StepSearch {
   }
 
   Searches& searches_;
-  const WholeLimit& limit_;
+  const PeakLimit& limit_;
   const Request problem_;
   const double gap_;
   StepProver prover_;
@@ -168,7 +181,7 @@ class StepSearch {
 
 }  // namespace
 
-SteppedPlan search_step(Searches& searches, const Request& problem, const WholeLimit& limit) {
+SteppedPlan search_step(Searches& searches, const Request& problem, const PeakLimit& limit) {
   return StepSearch(searches, problem, limit).run();
 }
 

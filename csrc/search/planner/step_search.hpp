@@ -9,8 +9,8 @@
 // (heuristics/polish.hpp).
 #pragma once
 
+#include "search/planner/peak_limit.hpp"
 #include "search/planner/searches.hpp"
-#include "search/planner/whole_limit.hpp"
 
 namespace osdp::search {
 
@@ -22,6 +22,6 @@ struct SteppedPlan {
 
 // The plan with the fastest simulated step that was found among those that keep `limit`, of the problem's
 // batches.
-SteppedPlan search_step(Searches& searches, const Request& problem, const WholeLimit& limit);
+SteppedPlan search_step(Searches& searches, const Request& problem, const PeakLimit& limit);
 
 }  // namespace osdp::search

@@ -4,6 +4,7 @@
 
 #include "search/problem/problem.hpp"
 #include "search/problem/validate.hpp"
+#include "search/simulate/gather_budget.hpp"
 #include "search/simulate/largest_peak.hpp"
 
 namespace osdp::search {
@@ -90,6 +91,14 @@ Step PlanPlayer::step(const PlainPlan& plan, const std::vector<Members>& units) 
 int64_t PlanPlayer::largest_peak(const Step& step) const {
   // Later micro-batches hold as much as the second.
   return osdp::search::largest_peak(step.accumulation <= 2 ? step : with_micro_batches(step, 2));
+}
+
+int64_t PlanPlayer::fit(Step& step, int64_t most_bytes) const {
+  if (step.accumulation <= 2) return fit_gather_bytes(step, most_bytes);
+  Step two = with_micro_batches(step, 2);
+  const int64_t peak = fit_gather_bytes(two, most_bytes);
+  step.gather_bytes = two.gather_bytes;
+  return peak;
 }
 
 Timeline PlanPlayer::timeline(const PlainPlan& plan, const std::vector<Members>& units) const {

@@ -32,15 +32,18 @@ class RuntimeRules {
  public:
   // Both must outlive it.
   RuntimeRules(const Step& step, const Program& program) : step_(step), program_(program) {
+    int64_t largest = 0;
     for (const StepUnit& u : step.units) {
-      largest_bytes_ = std::max(largest_bytes_, u.full_bytes);
+      largest = std::max(largest, u.full_bytes);
       all_kept_ &= u.keeps;
     }
+    budget_ = (1 + static_cast<int128>(step.prefetch)) * largest;
+    if (step.gather_bytes > 0) budget_ = std::min<int128>(budget_, step.gather_bytes);
   }
 
   // Calls `gather(unit)` for each unit to prefetch at `use`, in order: the unit in use and the next ones
-  // share the memory of 1 + `prefetch` units of the largest size. A forward that keeps all units
-  // (SHARD_GRAD_OP) needs no such limit.
+  // share the budget of Step::gather_bytes. A forward that keeps all units (SHARD_GRAD_OP) needs no such
+  // limit.
   template <typename Gather>
   void gather_ahead(const Instruction& use, const Gather& gather) const {
     const bool kept = all_kept_ && use.phase == StepPhase::Forward;
@@ -50,7 +53,7 @@ class RuntimeRules {
       const int next = program_.order[use.position + static_cast<size_t>(ahead)];
       if (next < 0) break;
       sum += step_.units[next].full_bytes;
-      if (!kept && ahead > step_.prefetch && sum > reserve()) break;
+      if (!kept && sum > budget_) break;
       gather(next);
     }
   }
@@ -63,18 +66,15 @@ class RuntimeRules {
     int128 held = static_cast<int128>(leaving_bytes) + step_.units[unit].full_bytes;
     for (size_t other = 0; other < step_.units.size(); ++other)
       if (!step_.units[other].keeps && gathered(other)) held += step_.units[other].full_bytes;
-    return held <= reserve();
+    return held <= budget_;
   }
 
  private:
   static constexpr int64_t kMostAhead = 16;  // in units; a larger `prefetch` takes precedence
 
-  // Bytes available to gathered units and gradients being reduced.
-  int128 reserve() const { return (1 + static_cast<int128>(step_.prefetch)) * largest_bytes_; }
-
   const Step& step_;
   const Program& program_;
-  int64_t largest_bytes_ = 0;
+  int128 budget_ = 0;  // bytes for gathered units and gradients being reduced
   bool all_kept_ = true;
 };
 

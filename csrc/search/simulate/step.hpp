@@ -97,7 +97,10 @@ struct Step {
   std::vector<StepUnit> units;
   std::vector<StepBucket> buckets;
   int64_t accumulation = 1;  // micro-batches
-  int64_t prefetch = 1;      // memory for prefetching, in units of the largest size
+  // Units are gathered ahead of their use as long as they and the unit in use take no more bytes than this.
+  // At most the memory of 1 + `prefetch` units of the largest size, which is also meant by 0.
+  int64_t gather_bytes = 0;
+  int64_t prefetch = 1;
   Lanes lanes;
   int64_t held_bytes = 0;  // always held: the model's buffers and input
   int64_t optimizer_ps = 0;

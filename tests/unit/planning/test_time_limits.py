@@ -67,7 +67,7 @@ def test_a_plan_that_the_replay_passes_over_the_optimum_for_says_both() -> None:
         plan = osdp.search(gpt(4, 256), memory=f"{memory}MiB", replay=0.05, **HERE)
         c = plan.certificate
         assert c.proven or not c.optimal
-        if c.proven and not c.optimal:
+        if c.proven and not c.optimal and plan.searched.exposed > 0:
             break
     assert 0 < c.gap <= 0.05 and verify(plan) == ""
     assert f"has a simulated step more than {c.step_gap:.2%} faster" in " ".join(str(plan).split())

@@ -1,0 +1,39 @@
+#include "search/simulate/gather_budget.hpp"
+
+#include <algorithm>
+
+#include "search/simulate/largest_peak.hpp"
+
+namespace osdp::search {
+namespace {
+
+constexpr int kHalvings = 6;
+
+int64_t largest_unit(const Step& step) {
+  int64_t largest = 0;
+  for (const StepUnit& u : step.units) largest = std::max(largest, u.full_bytes);
+  return largest;
+}
+
+}  // namespace
+
+int64_t fit_gather_bytes(Step& step, int64_t most_bytes) {
+  step.gather_bytes = 0;
+  const int64_t all = largest_peak(step);
+  if (all <= most_bytes || step.prefetch == 0 || step.units.empty()) return all;
+  const auto peak_with = [&](int64_t bytes) {
+    step.gather_bytes = bytes;
+    return largest_peak(step);
+  };
+  int64_t kept = 1, peak = peak_with(kept), step_bytes = (1 + step.prefetch) * largest_unit(step);
+  if (peak > most_bytes) return peak;
+  for (int n = 0; n < kHalvings; ++n) {
+    step_bytes /= 2;
+    const int64_t more = peak_with(kept + step_bytes);
+    if (more <= most_bytes) kept += step_bytes, peak = more;
+  }
+  step.gather_bytes = kept;
+  return peak;
+}
+
+}  // namespace osdp::search

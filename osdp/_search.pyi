@@ -125,6 +125,10 @@ class Operator:
     @recompute_s_per_sample.setter
     def recompute_s_per_sample(self, arg0: typing.SupportsFloat | typing.SupportsIndex) -> None: ...
     @property
+    def rows_per_sample(self) -> int: ...
+    @rows_per_sample.setter
+    def rows_per_sample(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
+    @property
     def saved_bytes_fixed(self) -> int: ...
     @saved_bytes_fixed.setter
     def saved_bytes_fixed(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
@@ -765,7 +769,7 @@ def traits(mode: str) -> ModeTraits:
     Of a mode, by its name.
     """
 
-COST_VERSION: int = 7
+COST_VERSION: int = 8
 DEFAULT_TIME_LIMIT_S: float = 10.0
 MODES: tuple = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD")
 MOST_BATCH: int = 65536

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -29,6 +29,7 @@ def run_ranks(
     hosts: int = 1,
     rate: str = "1gbit",
     seconds: float = 900,
+    environment: Mapping[str, str] | None = None,
 ) -> Any:
     """What `as_rank` of `script` returned on rank 0; `ranks` processes in all, spread evenly over the hosts.
 
@@ -42,8 +43,9 @@ def run_ranks(
         hosts_apart(hosts, rate) if hosts > 1 else nullcontext([[]]) as prefixes,
     ):
         answer = Path(folder) / "answer.json"
-        environment = {
+        everywhere = {
             **os.environ,
+            **(environment or {}),
             "OMP_NUM_THREADS": "1",
             "WORLD_SIZE": str(ranks),
             "MASTER_ADDR": ADDRESS.format(1) if hosts > 1 else "127.0.0.1",
@@ -61,7 +63,7 @@ def run_ranks(
                     str(answer),
                     *arguments,
                 ],
-                env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank % (ranks // hosts))},
+                env={**everywhere, "RANK": str(rank), "LOCAL_RANK": str(rank % (ranks // hosts))},
             )
             for rank in range(ranks)
         ]

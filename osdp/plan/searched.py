@@ -26,6 +26,7 @@ OBJECTIVES = _search.OBJECTIVES
 #   6: with one micro-batch, under mixed precision, the gradient that completes a NO_SHARD bucket.
 #   7: as 6; the predicted peak is the played step's, without the copies for averaging gradients on top of it.
 #      The simulator counts what a transfer takes from computation exactly, not in thousandths of its time.
+#   8: as 7; the played step holds the float sums of split products in 16 bits.
 COST_VERSION = _search.COST_VERSION
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -287,6 +288,8 @@ def _operator(
         if weights and o.parameters[weights[0]].elements:
             op.split_tensor = weights[0]
             op.out_features, op.in_features = o.split_shape
+            a_row = 2 * math.prod(o.split_shape) * max(1, o.calls)  # flops over all calls
+            op.rows_per_sample = -(-o.flops_per_sample // a_row)
     op.calls = max(1, o.calls)
     op.places = max(1, len(o.gather_at)) if o.traced else 1
     op.block = -1 if o.block is None else block_index[o.block]

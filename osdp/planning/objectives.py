@@ -60,13 +60,15 @@ def _nothing_fits(problem: SearchProblem, limit: int, least: int, limit_is_of_su
     s = problem.searched
     one = s.batch_size if s.batch_size is not None or s.global_batch_size is not None else 1
     exact = problem.changed(method="exact")
-    at_least = [
-        p.wish(least, limit_is_of_sum=limit_is_of_sum) for p in (exact.changed(batch_size=one), exact)
+    wishes = [
+        (p, p.wish(least, limit_is_of_sum=limit_is_of_sum)) for p in (exact.changed(batch_size=one), exact)
     ]
-    answer = exact.planner.any_plan(at_least[0])
+    searched, wish = wishes[0]  # what the plan says, too: its proof is of this batch alone
+    answer = exact.planner.any_plan(wish)
     if not answer.feasible:  # the least plan has another batch
-        answer = exact.planner.any_plan(at_least[1])
-    nearest = plan_of(exact, answer)
+        searched, wish = wishes[1]
+        answer = exact.planner.any_plan(wish)
+    nearest = plan_of(searched, answer)
     return InfeasibleError(
         f"no plan fits {format_bytes(limit)}; the smallest that fits is {format_bytes(least)}: "
         + _summary(nearest)

@@ -94,6 +94,33 @@ void slices_are_units() {
   CHECK_THROWS(step_of(model, request(4), plan, {}, 1, {}), InvalidProblem, "another model");
 }
 
+// As csrc/ops/products.cpp sums them: the input's gradient of output slices, the output of input slices.
+void slices_in_16_bits_are_summed_in_float() {
+  Model model;
+  model.operators = {linear(8, 10)};
+  model.operators[0].rows_per_sample = 3, model.operators[0].work_bytes_per_sample = 100;
+  PlainPlan plan = plan_of(1, Mode::FullShard);
+  plan.batch.size = 5;
+  using Work = std::pair<int64_t, int64_t>;  // in forward and in backward
+  const auto work = [&](Split split) {
+    plan.choices[0] = {Mode::FullShard, 2, 2, split};
+    const StepOperator o = step_of(model, request(4), plan, {{"a", {0}, {{0, 0}}, 1}}, 1, {}).operators[0];
+    return Work(o.forward_work_bytes, o.work_bytes);
+  };
+  CHECK((work(Split::Out) == Work(0, 500)));  // in float they are summed in place
+  for (Tensor& t : model.operators[0].tensors) t.compute_row_bytes = t.row_bytes / 2;
+  const int64_t out = model.operators[0].out_features, in = model.operators[0].in_features;
+  CHECK((work(Split::Out) == Work(0, 500 + 5 * 3 * in * 4)));
+  CHECK((work(Split::In) == Work(5 * 3 * out * 4, 500)));
+  // The forward's is in its peak, and gone after it.
+  plan.choices[0] = {Mode::FullShard, 2, 2, Split::In};
+  Step step = step_of(model, request(4), plan, {{"a", {0}, {{0, 0}}, 1}}, 1, {});
+  step.operators[0].forward_work_bytes = 1'000'000;
+  const int64_t with = play(step, 1).peak_bytes;
+  step.operators[0].forward_work_bytes = 0;
+  CHECK(with > 1'000'000 && with - play(step, 1).peak_bytes < 1'000'000);
+}
+
 int64_t state_of(const Step& s) {
   int64_t sum = s.held_bytes;
   for (const StepOperator& o : s.operators) sum += o.resident_bytes;
@@ -169,6 +196,7 @@ void curve_stays_below_the_certified_peak() {
 int main() {
   units_pay_one_latency();
   slices_are_units();
+  slices_in_16_bits_are_summed_in_float();
   curve_stays_below_the_certified_peak();
   return report("test_step_of_plan");
 }

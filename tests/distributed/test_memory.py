@@ -18,6 +18,7 @@ from torch import nn
 
 import osdp
 from osdp import _C
+from osdp.planning.low_precision import with_low_activations
 from osdp.sharding.sharded_model import runtime_of
 
 
@@ -255,6 +256,39 @@ def peaks_of_random_programs(me: Member, seeds: range) -> None:
 
 def test_no_step_of_a_random_program_holds_more_than_its_plan_says(ranks):
     ranks(peaks_of_random_programs, range(20), world=2)
+
+
+def peak_of_summed_slices(me: Member, split: str) -> tuple[int, int]:
+    """The largest gradient is that of the inner values, which is summed over the slices of the second layer's output."""
+    rows, inner = 2048, 1024
+    x = torch.randn(rows, 64)
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(64, inner), nn.Tanh(), nn.Linear(inner, 64))
+
+    description = with_low_activations(osdp.describe(make(), x), make(), (x,), "bf16")
+    plan = osdp.Plan.uniform(description, "FULL_SHARD", granularity=4, split=split)
+    plan = replace(plan, precision="bf16", batch_size=rows)
+    _C.memory_meter_install()
+    gc.collect()
+    empty = _C.memory_live_bytes() - x.nbytes
+    model = osdp.fully_shard(make(), plan, process_group=me.group)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    peaks = []
+    for _ in range(3):
+        _C.memory_reset_peak()
+        model(x).float().mean().backward()
+        peaks.append(_C.memory_peak_bytes() - empty)
+        optimizer.step()
+        optimizer.zero_grad()
+    machine = replace(osdp.Hardware.load("rtx-titan-8"), world_size=me.world, device="cpu")
+    return max(peaks), plan.simulate(machine, me.world).largest_peak_bytes
+
+
+@pytest.mark.parametrize("split", ["out", "in"])
+def test_slices_in_16_bits_are_summed_in_memory_that_the_plan_has(ranks, split):
+    for measured, predicted in ranks(peak_of_summed_slices, split, world=2):
+        assert 0.9 * predicted <= measured <= predicted + SLACK_BYTES
 
 
 def unsharded(me: Member) -> None:

@@ -30,6 +30,7 @@ void bind_model(py::module_& m) {
       .def_readwrite("block", &Operator::block)
       .def_readwrite("saved_bytes_per_sample", &Operator::saved_bytes_per_sample)
       .def_readwrite("saved_bytes_fixed", &Operator::saved_bytes_fixed)
+      .def_readwrite("rows_per_sample", &Operator::rows_per_sample)
       .def_readwrite("work_bytes_per_sample", &Operator::work_bytes_per_sample)
       .def_readwrite("work_bytes_fixed", &Operator::work_bytes_fixed)
       .def_readwrite("compute_s_per_sample", &Operator::compute_s_per_sample)

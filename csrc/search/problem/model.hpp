@@ -48,6 +48,7 @@ struct Operator {
   std::vector<Tensor> tensors;                // empty: only compute time and activations count
   int split_tensor = -1;                      // the tensor that can be sliced, or -1
   int64_t out_features = 0, in_features = 0;  // of split_tensor
+  int64_t rows_per_sample = 0;                // of the products with split_tensor, per call
   int64_t calls = 1;   // calls, in one forward, of all modules that read these parameters
   int64_t places = 1;  // number of those modules; above 1 for tied parameters
   int block = -1;      // index of the recomputable block it is in, or -1

@@ -19,6 +19,7 @@ std::vector<int64_t> signature(const Operator& op, bool positions) {
   std::vector<int64_t> key{op.split_tensor,
                            op.out_features,
                            op.in_features,
+                           op.rows_per_sample,
                            op.calls,
                            op.places,
                            op.saved_bytes_per_sample,

@@ -71,6 +71,7 @@ void validate(const Operator& op) {
     refuse("the tensor to split is none of its " + std::to_string(op.tensors.size()));
   within(op.out_features, 1, kMostBytes, "operator '", op.name, "': out_features");
   within(op.in_features, 1, kMostBytes, "operator '", op.name, "': in_features");
+  within(op.rows_per_sample, 0, kMostBytes, "operator '", op.name, "': rows per sample");
   const int64_t bytes = op.tensors[static_cast<size_t>(op.split_tensor)].bytes();
   const int128 elements = static_cast<int128>(op.out_features) * op.in_features;
   if (elements > bytes || bytes % elements != 0) {

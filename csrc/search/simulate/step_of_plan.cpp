@@ -136,9 +136,22 @@ class Builder {
       o.forward_ps += launches / 3;
       o.recompute_ps += launches / 3;
       o.backward_ps += launches - launches / 3;
+      add_sum_of_slices(o, op, c.split);
     }
     kept_gradients_[i] = c.gradient_bytes - o.whole_gradient_bytes;
     step_.optimizer_ps = Linear{step_.optimizer_ps, c.optimizer_ps}(1);
+  }
+
+  // Products of slices in 16 bits are summed in float (csrc/ops/products.hpp): outputs of input slices in
+  // forward, the input's gradient of output slices in backward.
+  void add_sum_of_slices(StepOperator& o, const Operator& op, Split split) const {
+    if (op.tensors[op.split_tensor].compute_bytes() != 2 * op.out_features * op.in_features) return;
+    const bool by_out = split == Split::Out;
+    const int64_t width = by_out ? op.in_features : op.out_features;
+    int64_t& work = by_out ? o.work_bytes : o.forward_work_bytes;
+    const auto float_sum = static_cast<int128>(op.rows_per_sample) * width * int64_t{sizeof(float)};
+    if (float_sum > kLargestSum) throw InvalidProblem("operator '" + op.name + "': more than 2^61 bytes");
+    work = Linear{work, static_cast<int64_t>(float_sum)}(plan_.batch.size);
   }
 
   void add_unit(PlannedUnit unit) {

@@ -21,6 +21,7 @@ from osdp.plan.plan import Plan
 from osdp.plan.precisions import PRECISIONS
 from osdp.plan.searched import COST_VERSION, COSTS, METHODS, OBJECTIVES
 from osdp.planning.objectives import best_plan
+from osdp.planning.search import search_again
 from osdp.planning.search_problem import SearchProblem
 from tests.unit.gpt_descriptions import gpt, machine, operator
 
@@ -31,9 +32,10 @@ INPUT = (
     "an input of the search, or a decision: all figures are recomputed from it, so a change is noticed where a figure "
     "depends on it"
 )
+PROVEN = "the plan is searched again, where it says `true`; `false` holds as well, unless the plan is called optimal"
 STATED = (
-    "the search's own statement: noticed where it contradicts the rest, as it does in a plan that is called optimal; else "
-    "by `search=True`"
+    "noticed in a plan that is called proven, which is searched again; else where it contradicts the rest, and by "
+    "`search=True`"
 )
 PROOF = "proves `lower_bound_ps`: other prices that prove the same bound are accepted"
 BOUND = "a lower bound, which is proven again: a larger one is noticed, and a smaller one holds as well"
@@ -144,7 +146,8 @@ INPUTS = (
     "searched.cost_version",
 )
 BOUNDS = ("certificate.step_bound_ps",)
-STATEMENTS = ("certificate.search_bound_ps", "certificate.proven")
+STATEMENTS = ("certificate.search_bound_ps",)
+PROVED = ("certificate.proven",)
 PROOFS = ("certificate.prices[].phase", "certificate.prices[].numerator", "certificate.price_denominator")
 
 
@@ -172,7 +175,7 @@ def why_of(field: str) -> str:
     for why, names in NOTHING.items():
         if field in names:
             return f"no claim: {why}"
-    known = {INPUT: INPUTS, PROOF: PROOFS, STATED: STATEMENTS, BOUND: BOUNDS}
+    known = {INPUT: INPUTS, PROOF: PROOFS, STATED: STATEMENTS, PROVEN: PROVED, BOUND: BOUNDS}
     return next((why for why, names in known.items() if field in names), CHECKED)
 
 
@@ -180,7 +183,7 @@ def table() -> str:
     rows: dict[str, list[str]] = {}
     for field in fields_of(Plan):
         rows.setdefault(why_of(field), []).append(f"`{field}`")
-    ranked = [CHECKED, STATED, INPUT, PROOF]
+    ranked = [CHECKED, PROVEN, STATED, INPUT, PROOF]
     order = sorted(rows, key=lambda why: (why.startswith("no claim"), why in ranked and ranked.index(why)))
     lines = [f"| {', '.join(rows[why])} | {why} |" for why in order]
     return "\n".join(["| fields | a change of one |", "|---|---|", *lines]) + "\n"
@@ -381,7 +384,7 @@ def test_every_change_of_a_plan_is_noticed_or_known_to_claim_nothing():
             continue
         if why == CHECKED and missed:
             wrong.append(f"{field}: not noticed: {missed[0]}")
-        elif why in (INPUT, PROOF, STATED, BOUND) and len(missed) == len(changes):
+        elif why in (INPUT, PROOF, STATED, PROVEN, BOUND) and len(missed) == len(changes):
             wrong.append(f"{field}: never noticed")
     assert not wrong, "\n".join(wrong)
 
@@ -395,9 +398,10 @@ def as_if_stopped(plan: Plan) -> Plan:
     return dataclasses.replace(plan, certificate=known)
 
 
-def test_what_a_stopped_search_says_of_its_proof():
+@pytest.mark.parametrize("name", ["tight", "accumulating", "hosts", "paper", "replayed"])
+def test_what_a_stopped_search_says_of_its_proof(name):
     """Multipliers do not tell whether a search has ended; that its proof covers the limit, and another search, do."""
-    plan = plans()["tight"]
+    plan = plans()[name]
     best, stopped = plan.certificate, as_if_stopped(plan)
     assert osdp.verify(stopped) == "" and osdp.verify(stopped, search=True) == ""
 
@@ -408,11 +412,27 @@ def test_what_a_stopped_search_says_of_its_proof():
         {"proven": True},
         {"proven": True, "search_bound_ps": best.search_bound_ps * 999 // 1000},
     ):
-        assert osdp.verify(forged(**flipped)) == ""
-        assert "the search says that a plan takes" in osdp.verify(forged(**flipped), search=True)
+        assert "the search says that a plan takes" in osdp.verify(forged(**flipped))
     assert "contradicts" in osdp.verify(forged(optimal=True))
     assert "contradicts" in osdp.verify(forged(proven=True, optimal=True))
-    assert osdp.verify(forged(proven=True, search_bound_ps=best.search_bound_ps, optimal=True)) == ""  # it is
+    true = {"proven": True, "search_bound_ps": best.search_bound_ps, "optimal": best.optimal}
+    assert osdp.verify(forged(**true)) == ""
+
+
+def test_an_optimum_that_does_not_keep_the_limit_proves_nothing():
+    """`replayed` chose another plan than the optimum of its objective, which keeps this limit and not a smaller one."""
+    plan = plans()["replayed"]
+    c = plan.certificate
+    assert c.proven and not c.optimal and osdp.verify(plan) == ""
+    peak = plan.predicted.peak_memory_bytes
+    optimum = search_again(plan, c.limit_bytes, limit_is_of_sum=True, replay=0.0)
+    assert peak < optimum.predicted.peak_memory_bytes <= plan.memory_limit_bytes
+    less = dataclasses.replace(
+        plan, memory_limit_bytes=peak, certificate=dataclasses.replace(c, step_bound_ps=0)
+    )
+    assert "of memory_limit_bytes" in osdp.verify(less)
+    stated = dataclasses.replace(less.certificate, proven=False)
+    assert osdp.verify(dataclasses.replace(less, certificate=stated)) == ""
 
 
 @pytest.mark.parametrize("name", ["tight", "accumulating", "hosts", "paper", "replayed"])
@@ -462,7 +482,6 @@ def test_no_price_of_what_the_limit_does_not_bound():
 @pytest.mark.parametrize("name", ["tight", "accumulating", "hosts", "paper", "replayed"])
 def test_the_searchs_own_claims_are_checked_by_searching_again(name):
     plan = plans()[name]
-    c = plan.certificate
     assert osdp.verify(plan, search=True) == ""
     # Another plan than the best, which says that it is the best.
     data = {"modes": ("FULL_SHARD",)} if name == "paper" else {"modes": ("SHARD_GRAD_OP",)}
@@ -479,14 +498,17 @@ def test_the_searchs_own_claims_are_checked_by_searching_again(name):
     )
     worse = dataclasses.replace(other, searched=searched)
     bound = osdp.verify(worse)  # its prices prove another bound where more may be chosen
-    if bound:
-        proven = int(bound.split()[3]) if bound.startswith("the prices prove") else 0
-        assert proven, bound
-        certificate = dataclasses.replace(worse.certificate, lower_bound_ps=proven)
+    if bound.startswith("the prices prove"):
+        certificate = dataclasses.replace(worse.certificate, lower_bound_ps=int(bound.split()[3]))
         worse = dataclasses.replace(worse, certificate=certificate)
-    assert osdp.verify(worse) == ""
-    if c.optimal:
-        assert "a plan of batch" in osdp.verify(worse, search=True)
+    certificate = worse.certificate
+    assert certificate.proven
+    assert "a plan of batch" in osdp.verify(worse)
+    # As if its search had been stopped: it does not say that its bound is attained, and is taken at its word.
+    bound_ps = certificate.time_ps - 1
+    stopped = dataclasses.replace(certificate, search_bound_ps=bound_ps, optimal=False, proven=False)
+    assert osdp.verify(dataclasses.replace(worse, certificate=stopped)) == ""
+    assert "a plan of batch" in osdp.verify(dataclasses.replace(worse, certificate=stopped), search=True)
 
 
 @pytest.mark.parametrize("version", range(1, 6))

@@ -94,7 +94,6 @@ def searched(name: str, bare: Any, sample: Any, count: int, manners: Sequence[st
     from support.limits import least_and_most
 
     import osdp
-    from osdp.planning.low_precision import with_low_activations
 
     size, ranks = sample[0].shape[0], dist.get_world_size()
     hardware = replace(osdp.Hardware.load("rtx-titan-8"), world_size=ranks, device="cpu")
@@ -114,7 +113,7 @@ def searched(name: str, bare: Any, sample: Any, count: int, manners: Sequence[st
         try:
             described_so = described
             if "precision" in options:
-                described_so = with_low_activations(described, bare, sample, options["precision"])
+                described_so = osdp.describe(bare, *sample, precision=options["precision"])
             least, most = least_and_most(described_so, **arguments)
             limits = [least + (most - least) * i // (count - 1) for i in range(count)]
             plans[manner] = [osdp.search(described_so, memory=limit, **arguments) for limit in limits]

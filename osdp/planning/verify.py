@@ -240,13 +240,6 @@ def _search_again(plan: Plan, c: Certificate, cost_version: int) -> str:
         return "the search's bound could not be proven again in the same time"
     if c.proven and not other.optimal:
         return "the optimum could not be proven again in the same time"
-    planner = SearchProblem.of(best).planner
-    least = planner.largest_peak(core_plan(replace(best, gather_bytes=1)), other.memory_bytes)
-    if c.proven and not c.optimal and least > plan.memory_limit_bytes:
-        return (
-            f"the plan that takes {c.search_bound_ps} ps holds {least} bytes, more than the "
-            f"{plan.memory_limit_bytes} of memory_limit_bytes"
-        )
     # The bound of a plan that was preferred for its simulated step is a rounded product.
     rounding = 1 + c.search_bound_ps // 10**9
     if c.proven and other.time_ps * samples > (c.search_bound_ps + rounding) * others:

@@ -18,7 +18,6 @@ from torch import nn
 
 import osdp
 from osdp import _C
-from osdp.planning.low_precision import with_low_activations
 from osdp.sharding.sharded_model import runtime_of
 
 
@@ -266,7 +265,7 @@ def peak_of_summed_slices(me: Member, split: str) -> tuple[int, int]:
     def make() -> nn.Module:
         return nn.Sequential(nn.Linear(64, inner), nn.Tanh(), nn.Linear(inner, 64))
 
-    description = with_low_activations(osdp.describe(make(), x), make(), (x,), "bf16")
+    description = osdp.describe(make(), x, precision="bf16")
     plan = osdp.Plan.uniform(description, "FULL_SHARD", granularity=4, split=split)
     plan = replace(plan, precision="bf16", batch_size=rows)
     _C.memory_meter_install()

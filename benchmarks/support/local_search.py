@@ -11,7 +11,7 @@ from osdp.description.model_description import ModelDescription
 from osdp.planning.core_inputs import signature
 
 Candidate = tuple[str, int, int, str]  # mode, granularity, sharded slices, split
-MARGIN = 100  # a plan whose sum is over the limit leaves one part in so many of it free, as osdp.search's do
+MARGIN = 100  # a plan leaves one part in so many of the limit free, as osdp.search's do
 STALE = 150  # plays without a faster plan, after which it begins elsewhere
 REPAIRS = 40
 
@@ -74,16 +74,10 @@ class Playground:
         return Point(batch, tuple(picked), tuple(blocks))
 
     def fits(self, p: Point) -> bool:
-        """Whether its sum keeps the limit, or what its own step can hold does."""
-        batch = _search.Batch(*p.batch)
-        sum_bytes = self.plays_of.peak_bytes(batch, list(p.choices), list(p.blocks))
-        if sum_bytes <= self.limit:
-            return True
+        """Whether what its own step can hold keeps the limit."""
         if p not in self.peaks:
-            picked = zip(self.candidates, p.choices, strict=True)
-            choices = [_search.Choice(*(list_[i] if list_ else ())) for list_, i in picked]
-            plan = _search.Plan(batch, choices, list(p.blocks))
-            self.peaks[p] = self.planner.largest_peak(plan, sum_bytes)
+            given = _search.Batch(*p.batch), list(p.choices), list(p.blocks)
+            self.peaks[p] = self.plays_of.largest_peak_bytes(*given)
         return self.peaks[p] <= self.limit - self.limit // MARGIN
 
     def per_sample_ps(self, p: Point) -> float:

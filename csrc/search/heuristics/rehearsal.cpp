@@ -71,7 +71,8 @@ const Rehearsal::Built& Rehearsal::build(const Candidacy& plan) {
   const PlainPlan choices = choices_of(plan);
   Step step = player_.step(choices, player_.units(choices, largest_transient(kinds_, plan.decision)));
   const int64_t peak = player_.fit(step, most_bytes_);
-  return built_.emplace(plan, std::move(step), peak);
+  built_ = Built{plan, std::move(step), peak};
+  return *built_;
 }
 
 int64_t Rehearsal::largest_peak_bytes(const Candidacy& plan) {

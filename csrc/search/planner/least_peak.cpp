@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "search/heuristics/rehearsal.hpp"
-
 namespace osdp::search {
 namespace {
 
@@ -28,7 +26,8 @@ std::vector<Request> parts_of(const Request& request) {
   return parts;
 }
 
-// The decision, in the lists of `rehearsal`, for a plan of a part.
+}  // namespace
+
 Candidacy in_whole_space(const Rehearsal& rehearsal, const PlainPlan& plan) {
   Candidacy found{plan.batch, {std::vector<int>(plan.choices.size(), -1), plan.blocks}};
   for (size_t i = 0; i < plan.choices.size(); ++i) {
@@ -42,8 +41,6 @@ Candidacy in_whole_space(const Rehearsal& rehearsal, const PlainPlan& plan) {
   rehearsal.check(found);
   return found;
 }
-
-}  // namespace
 
 LeastPeak least_peak(Searches& searches, const Request& problem) {
   const PlanPlayer& player = searches.planner().player();

@@ -9,9 +9,13 @@
 // the whole.
 #pragma once
 
+#include "search/heuristics/rehearsal.hpp"
 #include "search/planner/searches.hpp"
 
 namespace osdp::search {
+
+// The decision, in the lists of `rehearsal`, for a plan of a part.
+Candidacy in_whole_space(const Rehearsal& rehearsal, const PlainPlan& plan);
 
 // Of the problem's batches; with no batches given, of one sample.
 LeastPeak least_peak(Searches& searches, const Request& problem);

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "search/heuristics/polish.hpp"
+#include "search/planner/least_peak.hpp"
 #include "search/planner/step_proof.hpp"
 
 namespace osdp::search {
@@ -11,6 +12,7 @@ namespace {
 
 constexpr int kMostLimits = 6;         // lower limits for plans whose step is over, and limits of the sum
 constexpr int kRooms = 8;              // parts of the most memory that gathering ahead can take
+constexpr double kFar = 0.02;          // gap above which a smaller space is searched as well
 constexpr size_t kPolished = 6;        // plans that local search begins with
 constexpr int64_t kWork = 50'000'000;  // steps of one search
 // Of the objective (docs/search.md), as multiples of the machine's weight of communication. Their optima are
@@ -64,6 +66,7 @@ class StepSearch {
     if (!done()) limits_of_sum(other);
     if (!fits() && least_fits()) consider(searches_.least(problem_.batches).plan);
     if (fits() && !done()) improve();
+    if (far()) sharded_only();
     if (!fits()) return none;
     return {true, seeds_.front().plan, proof_.lower_bound_s_per_sample};
   }
@@ -153,6 +156,30 @@ class StepSearch {
       limit += std::min(left, kLargestSum - limit);
       if (limit <= kept || limit >= over) limit = kept + (over - kept) / 2;
     }
+  }
+
+  bool far() {
+    return !done() && (!fits() || static_cast<double>(seeds_.front().played.step_ps) * (1 - kFar) >
+                                      1e12 * proof_.lower_bound_s_per_sample *
+                                          static_cast<double>(seeds_.front().plan.batch.samples()));
+  }
+
+  // The plan that is found where nothing is replicated or kept gathered: the smaller space has fewer ways to
+  // go wrong, and its plans are plans of the whole.
+  void sharded_only() {
+    const Planner& planner = searches_.planner();
+    Request part = planner.request();
+    if (std::erase_if(part.space.modes, [](Mode m) { return !traits(m).sharded || traits(m).kept; }) == 0 ||
+        part.space.modes.empty())
+      return;
+    const Planner smaller(planner.model(), std::move(part), planner.player().manner());
+    Wish wish = searches_.wish();
+    wish.time_limit_s = 0;
+    Searches searches(smaller, wish, [this] { return searches_.over(); });
+    const Answer found = searches.best_plan(problem_.limit_bytes, problem_.batches);
+    if (!found.feasible) return;
+    const Candidacy plan = in_whole_space(*rehearsal_, found.plan);
+    consider(Found{plan.batch, 0, plan.decision, 0, 0});
   }
 
   void improve() {

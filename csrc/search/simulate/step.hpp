@@ -32,13 +32,13 @@ struct StepOperator {
   int64_t parts = 1;                // number of slices, the sharded ones last
   int block = -1;                   // index of its recomputed block, or -1
   int64_t work_bytes = 0;           // while its backward runs: Note [Work] in problem/phases.hpp
-  int64_t forward_work_bytes = 0;   // while its forward or its recomputation runs
   int64_t recompute_ps = 0;         // of its recomputed forward
   // The gradient of one replicated slice, until it has been added to the operator's.
   int64_t slice_gradient_bytes = 0;
   // Of replicated parameters whose gradient is computed in another dtype than it is kept in: the gradient
   // that backward produces, until its bucket has copied it.
   int64_t cast_gradient_bytes = 0;
+  int64_t forward_work_bytes = 0;  // while its forward or its recomputation runs
 };
 
 // A recomputed block of consecutive operators.

@@ -76,8 +76,9 @@ def searched(
         torch.manual_seed(7)
         model = nn.Sequential(*(nn.Linear(SIDE, SIDE, bias=False) for _ in range(LAYERS)))
         hardware = dataclasses.replace(Hardware.load("a100-8"), device_memory=DeviceMemory())
+        description = described(model, torch.zeros(2, SIDE), searching.get("precision", "fp32"))
         plan = osdp.search(
-            described(model, torch.zeros(2, SIDE)), memory="1GiB", world_size=s.world, hardware=hardware,
+            description, memory="1GiB", world_size=s.world, hardware=hardware,
             batch_size=2, global_batch_size=2 * s.world * micro_batches, optimizer="sgd-momentum", modes=mode,
             granularity=1, **searching,
         )  # fmt: skip

@@ -72,10 +72,13 @@ def profile_model(s: Setting) -> None:
         s.device.type == "ordered"
     ):  # in CI also of a communicator that an earlier profile, the case's before, has seen come
         assert (m.context_bytes, m.communicator_bytes) == (64 * MIB, 8 * MIB if s.world > 1 else 0), m
-    description = described(s.model())
     for precision in ("fp32", "bf16"):
         plan = osdp.search(
-            description, memory="1GiB", world_size=s.world, hardware=hardware, precision=precision
+            described(s.model(), precision=precision),
+            memory="1GiB",
+            world_size=s.world,
+            hardware=hardware,
+            precision=precision,
         )
         assert osdp.verify(plan) == ""
 

@@ -154,17 +154,19 @@ def train(s: Setting, model: nn.Module, count: int = 3, first: int = 0) -> None:
 _descriptions: dict[Any, osdp.ModelDescription] = {}
 
 
-def described(model: nn.Module, sample: torch.Tensor | None = None) -> osdp.ModelDescription:
+def described(
+    model: nn.Module, sample: torch.Tensor | None = None, precision: str = "fp32"
+) -> osdp.ModelDescription:
     """Once per kind of model and sample, for all processes: it takes longer than a case."""
     if sample is None:
         sample = torch.zeros(2, LENGTH, dtype=torch.long)
     kind = tuple((name, p.shape, p.requires_grad) for name, p in model.named_parameters())
-    key = (kind, getattr(model, "checkpointing", None), sample.shape, sample.dtype)
+    key = (kind, getattr(model, "checkpointing", None), sample.shape, sample.dtype, precision)
     if key not in _descriptions:
         file = Path(os.environ["CASES_DESCRIPTIONS"], hashlib.sha256(repr(key).encode()).hexdigest())
         with open(f"{file}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the others wait for the first
             if not file.exists():
-                file.write_bytes(pickle.dumps(osdp.describe(model, sample)))
+                file.write_bytes(pickle.dumps(osdp.describe(model, sample, precision=precision)))
         _descriptions[key] = pickle.loads(file.read_bytes())
     return _descriptions[key]

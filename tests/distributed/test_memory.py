@@ -142,7 +142,7 @@ class Wide(nn.Sequential):
         super().__init__(nn.Embedding(64, width), *linears)
 
 
-BESIDE_TENSORS = 2**18  # the meter counts every allocation: also those of the interpreter, autograd and gloo
+BESIDE_TENSORS = 2**18  # in low precision: 0.1 MB of 185 is in no prediction, and its cause is not known
 
 
 def peaks_under_limits(
@@ -181,7 +181,8 @@ def peaks_under_limits(
                     optimizer.step()
                     optimizer.zero_grad()
                 predicted = plan.predicted.peak_memory_bytes
-                assert max(peaks) <= predicted + BESIDE_TENSORS and predicted <= limit >= max(peaks), peaks
+                beside = BESIDE_TENSORS if "precision" in options else 0
+                assert max(peaks) <= predicted + beside and predicted <= limit >= max(peaks), peaks
                 assert max(peaks) >= 0.5 * predicted, peaks  # so that the test means something
                 del module, optimizer, trained
     return plans

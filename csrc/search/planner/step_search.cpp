@@ -80,11 +80,14 @@ class StepSearch {
 
   bool fits() const { return !seeds_.empty() && seeds_.front().spare_bytes >= 0; }
   double enough_ps() const { return 1e12 * proof_.lower_bound_s_per_sample * (1 + gap_); }
+  // Whether the fastest plan takes at most this time per sample.
+  bool within(double ps) const {
+    const Seed& best = seeds_.front();
+    return static_cast<double>(best.played.step_ps) <= ps * static_cast<double>(best.plan.batch.samples());
+  }
   bool done() const {
     if (searches_.over() || !fits()) return searches_.over();
-    const Seed& best = seeds_.front();
-    return static_cast<double>(best.played.step_ps) <=
-           enough_ps() * static_cast<double>(best.plan.batch.samples());
+    return within(enough_ps());
   }
 
   int64_t spare(const Candidacy& plan, int64_t sum_bytes) {
@@ -158,10 +161,8 @@ class StepSearch {
     }
   }
 
-  bool far() {
-    return !done() && (!fits() || static_cast<double>(seeds_.front().played.step_ps) * (1 - kFar) >
-                                      1e12 * proof_.lower_bound_s_per_sample *
-                                          static_cast<double>(seeds_.front().plan.batch.samples()));
+  bool far() const {
+    return !done() && (!fits() || !within(1e12 * proof_.lower_bound_s_per_sample / (1 - kFar)));
   }
 
   // The plan that is found where nothing is replicated or kept gathered: the smaller space has fewer ways to

@@ -177,9 +177,11 @@ class StepSearch {
     Wish wish = searches_.wish();
     wish.time_limit_s = 0;
     Searches searches(smaller, wish, [this] { return searches_.over(); });
-    const Answer found = searches.best_plan(problem_.limit_bytes, problem_.batches);
-    if (!found.feasible) return;
-    const Candidacy plan = in_whole_space(*rehearsal_, found.plan);
+    const Request problem = searches.request(problem_.limit_bytes, problem_.batches);
+    const SteppedPlan found = search_step(searches, problem, limit_);
+    if (!found.found) return;
+    Rehearsal own(problem, smaller.player(), limit_.most_bytes());
+    const Candidacy plan = in_whole_space(*rehearsal_, own.plain(candidacy(found.plan)));
     consider(Found{plan.batch, 0, plan.decision, 0, 0});
   }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "search/problem/problem.hpp"
+#include "search/problem/ring.hpp"
 #include "search/problem/step_bound.hpp"
 #include "search/problem/validate.hpp"
 
@@ -16,7 +17,7 @@ int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
 class Pricer {
  public:
   Pricer(const Operator& op, const Device& device, const Space& space, Recompute recompute)
-      : op_(op), device_(device), space_(space), recompute_(recompute) {
+      : op_(op), device_(device), rings_(device), space_(space), recompute_(recompute) {
     for (const Tensor& t : op.tensors) {
       compute_bytes_ += t.compute_bytes();
       if (!t.trainable) continue;
@@ -46,13 +47,11 @@ class Pricer {
     (kept ? c.gathered_bytes : c.held_bytes) = compute_bytes_;
     keep_again(c);
     const double times = kept ? 1 : gathers(false);
-    if (!traits(mode).inside_hosts)
-      return finish(c, times * gather(compute_bytes_) + reduce_scatter(reduce_bytes_), updated);
-    double seconds = times * pass(device_.all_gather, compute_bytes_, inside);
+    double seconds = times * rings_.gather(mode).seconds(compute_bytes_);
     if (reduce_bytes_ > 0) {
-      // Every rank of a host reduces its part at the same time, over links that they share.
-      seconds += pass(device_.reduce_scatter, reduce_bytes_, inside) +
-                 2 * pass(device_.between_hosts, reduce_bytes_, device_.hosts);
+      double reduction = rings_.reduce(mode).seconds(reduce_bytes_);
+      if (traits(mode).inside_hosts) reduction += rings_.average().seconds(reduce_bytes_);
+      seconds += reduction;
     }
     return finish(c, seconds, updated);
   }
@@ -86,10 +85,11 @@ class Pricer {
     c.transient_bytes = device_.ranks > 1 ? std::max(gathered, weight.trainable ? sent : 0) : 0;
     // Backward of the first slice allocates the gradients that this rank keeps of all slices.
     c.own_bytes = updated + (weight.trainable ? std::max(gathered, sent) : 0);
-    const double seconds =
-        static_cast<double>(sharded) *
-            (gathers(true) * gather(gathered) + (weight.trainable ? reduce_scatter(sent) : 0)) +
-        all_reduce(reduced) + static_cast<double>(granularity - 1) * space_.slice_overhead_s;
+    const double seconds = static_cast<double>(sharded) *
+                               (gathers(true) * rings_.gather(c.mode).seconds(gathered) +
+                                (sent > 0 && weight.trainable ? rings_.reduce(c.mode).seconds(sent) : 0)) +
+                           all_reduce(reduced) +
+                           static_cast<double>(granularity - 1) * space_.slice_overhead_s;
     return finish(c, seconds, updated);
   }
 
@@ -125,27 +125,12 @@ class Pricer {
     const bool again = recompute_ == Recompute::Regather || (recompute_ == Recompute::Hold && split);
     return (again ? 3 : 2) * calls;
   }
-  double gather(int64_t bytes) const { return pass(slowest(device_.all_gather), bytes, device_.ranks); }
-  double reduce_scatter(int64_t bytes) const {
-    return bytes == 0 ? 0 : pass(slowest(device_.reduce_scatter), bytes, device_.ranks);
-  }
   double all_reduce(int64_t bytes) const {
     if (bytes == 0) return 0;
     // Small gradients share a bucket and its latency.
     const double share =
         paper() ? 1 : std::min(1.0, static_cast<double>(bytes) / static_cast<double>(space_.bucket_bytes));
-    return 2 * pass(slowest(device_.all_reduce), bytes, device_.ranks, share);
-  }
-  // One pass of a ring; `latency`: the fraction of alpha that counts.
-  static double pass(const Collective& link, int64_t bytes, int64_t ranks, double latency = 1) {
-    const auto n = static_cast<double>(ranks);
-    return (n - 1) * (latency * link.alpha_s + static_cast<double>(bytes) / n * link.beta_s_per_byte);
-  }
-  // A ring over all ranks waits for its slowest link.
-  Collective slowest(const Collective& c) const {
-    if (device_.hosts == 1) return c;
-    return {std::max(c.alpha_s, device_.between_hosts.alpha_s),
-            std::max(c.beta_s_per_byte, device_.between_hosts.beta_s_per_byte)};
+    return rings_.all_reduce().seconds(bytes, share);
   }
 
   // Adds the state of a fully sharded operator; returns the bytes of parameters that this rank updates.
@@ -200,6 +185,7 @@ class Pricer {
 
   const Operator& op_;
   const Device& device_;
+  const Rings rings_;
   const Space& space_;
   const Recompute recompute_;
   // Bytes of all parameters in the dtype of gathering, of trainable ones as stored, and of their gradients in

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "search/problem/problem.hpp"
+#include "search/problem/ring.hpp"
 
 namespace osdp::search {
 namespace {
@@ -18,33 +19,21 @@ struct Transfer {
 
 class Links {
  public:
-  Links(const Device& device) : device_(device) {}
+  Links(const Device& device) : rings_(device) {}
 
-  Transfer gather(int64_t bytes, Mode mode) const { return ring(1, device_.all_gather, bytes, mode); }
-  Transfer reduce(int64_t bytes, Mode mode) const { return ring(1, device_.reduce_scatter, bytes, mode); }
-  Transfer all_reduce(int64_t bytes) const { return ring(2, device_.all_reduce, bytes, Mode::NoShard); }
+  Transfer gather(int64_t bytes, Mode mode) const { return time(rings_.gather(mode), bytes); }
+  Transfer reduce(int64_t bytes, Mode mode) const { return time(rings_.reduce(mode), bytes); }
+  Transfer all_reduce(int64_t bytes) const { return time(rings_.all_reduce(), bytes); }
   Transfer average(int64_t bytes, Mode mode) const {
-    if (!traits(mode).inside_hosts) return {};
-    return passes(2, device_.between_hosts, bytes, device_.hosts);
+    return traits(mode).inside_hosts ? time(rings_.average(), bytes) : Transfer{};
   }
 
  private:
-  Transfer ring(int times, Collective c, int64_t bytes, Mode mode) const {
-    if (traits(mode).inside_hosts && device_.hosts > 1)
-      return passes(times, c, bytes, device_.ranks / device_.hosts);
-    if (device_.hosts > 1) {
-      c.alpha_s = std::max(c.alpha_s, device_.between_hosts.alpha_s);
-      c.beta_s_per_byte = std::max(c.beta_s_per_byte, device_.between_hosts.beta_s_per_byte);
-    }
-    return passes(times, c, bytes, device_.ranks);
-  }
-  static Transfer passes(int times, const Collective& c, int64_t bytes, int64_t ranks) {
+  static Transfer time(const Ring& ring, int64_t bytes) {
     if (bytes == 0) return {};
-    const auto n = static_cast<double>(ranks);
-    return {times * (n - 1) * static_cast<double>(bytes) / n * c.beta_s_per_byte,
-            times * (n - 1) * c.alpha_s};
+    return {ring.seconds(bytes, 0), ring.latency_s()};
   }
-  const Device& device_;
+  const Rings rings_;
 };
 
 // The bound's weights of one half of a micro-batch, forward or backward.

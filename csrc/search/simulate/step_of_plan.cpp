@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "search/problem/problem.hpp"
+#include "search/problem/ring.hpp"
 #include "search/problem/symmetry_classes.hpp"
 #include "search/problem/validate.hpp"
 
@@ -31,44 +32,26 @@ std::vector<bool> bare_ends(const Model& model) {
 // Durations of the units' collectives, alone on their lane.
 class Links {
  public:
-  Links(const Device& device, const Collective& delay) : device_(device), delay_(delay) {}
+  Links(const Device& device, const Collective& delay) : rings_(device), delay_(delay) {}
 
-  LaneTime gather(int64_t bytes, Mode mode) const { return ring(1, device_.all_gather, bytes, mode); }
-  LaneTime reduce(int64_t bytes, Mode mode) const { return ring(1, device_.reduce_scatter, bytes, mode); }
-  LaneTime all_reduce(int64_t bytes) const { return ring(2, device_.all_reduce, bytes, Mode::NoShard); }
-  // Averages over hosts what was reduced inside hosts: all ranks of a host send their parts at the same time
-  // over shared links.
+  LaneTime gather(int64_t bytes, Mode mode) const { return time(rings_.gather(mode), bytes); }
+  LaneTime reduce(int64_t bytes, Mode mode) const { return time(rings_.reduce(mode), bytes); }
+  LaneTime all_reduce(int64_t bytes) const { return time(rings_.all_reduce(), bytes); }
   LaneTime average(int64_t bytes, Mode mode) const {
-    if (!traits(mode).inside_hosts) return {};
-    return time(2, device_.between_hosts, bytes, device_.hosts, Link::BetweenHosts);
+    return traits(mode).inside_hosts ? time(rings_.average(), bytes) : LaneTime{};
   }
 
  private:
-  LaneTime ring(int64_t times, Collective c, int64_t bytes, Mode mode) const {
-    if (traits(mode).inside_hosts)
-      return time(times, c, bytes, device_.ranks / device_.hosts, Link::InsideHost);
-    if (device_.hosts == 1) return time(times, c, bytes, device_.ranks, Link::InsideHost);
-    // A ring over all ranks waits for its slowest link.
-    c.alpha_s = std::max(c.alpha_s, device_.between_hosts.alpha_s);
-    c.beta_s_per_byte = std::max(c.beta_s_per_byte, device_.between_hosts.beta_s_per_byte);
-    return time(times, c, bytes, device_.ranks, Link::BetweenHosts);
-  }
-  // `times` passes of a ring of `ranks`, without and with concurrent computation.
-  LaneTime time(int64_t times, const Collective& c, int64_t bytes, int64_t ranks, Link link) const {
+  // Without and with concurrent computation.
+  LaneTime time(const Ring& ring, int64_t bytes) const {
     if (bytes == 0) return {};
-    const auto n = static_cast<double>(ranks);
-    const auto seconds = [&](const Collective& more, double alpha_s) {
-      return static_cast<double>(times) * (n - 1) *
-             (alpha_s + more.alpha_s +
-              static_cast<double>(bytes) / n * (c.beta_s_per_byte + more.beta_s_per_byte));
-    };
-    const char* where = "a collective";
-    const int64_t alone = picoseconds(seconds({}, c.alpha_s), where);
-    return {alone, picoseconds(seconds(delay_, c.alpha_s), where),
-            std::min(alone, picoseconds(seconds({}, 0), where)), link};
+    const auto ps = [](double seconds) { return picoseconds(seconds, "a collective"); };
+    const int64_t alone = ps(ring.seconds(bytes));
+    return {alone, ps(ring.delayed(delay_).seconds(bytes)), std::min(alone, ps(ring.seconds(bytes, 0))),
+            ring.between_hosts ? Link::BetweenHosts : Link::InsideHost};
   }
 
-  const Device& device_;
+  const Rings rings_;
   const Collective delay_;
 };
 

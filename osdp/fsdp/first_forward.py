@@ -29,6 +29,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from osdp.base.cast_floats import to_device
 from osdp.base.compiled_modules import is_compiled
 from osdp.base.made_classes import reduced
 from osdp.base.tensor_trees import batch_of
@@ -78,6 +79,8 @@ def wait_for_inputs(model: nn.Module, options: Options) -> None:
             if searches:
                 _refuse_compiled(self)
         elif self in _waiting:
+            if sharded.inputs_device is not None:
+                args, kwargs = (to_device(given, sharded.inputs_device) for given in (args, kwargs))
             _before_call(self, None, args, kwargs)
         return kind.__call__(self, *args, **kwargs)
 

@@ -83,7 +83,10 @@ def register_forward_method(module: nn.Module, name: str, reads: Iterable[str] |
     hook = sharded.runtime.add_call(
         label, sorted(sharded.index[parameters[i]] for i in chosen), False, False, True
     )
-    gathers = gathering(module, method, hook, sharded.policy if prefix == "" else None)
+    whole = prefix == ""
+    gathers = gathering(
+        module, method, hook, sharded.policy if whole else None, sharded.inputs_device if whole else None
+    )
 
     @functools.wraps(gathers)
     def registered(*args: Any, **kwargs: Any) -> Any:

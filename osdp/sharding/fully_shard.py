@@ -11,6 +11,7 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from osdp import _C
+from osdp.base.cast_floats import MoveInputs
 from osdp.hardware.this_machine import warn_of_another_machine
 from osdp.plan.mixed_precision import MixedPrecision, parameter_dtypes
 from osdp.plan.plan import Plan
@@ -248,12 +249,17 @@ def _install(
     calls, covering = install_calls(model, plan, sharded.index, runtime, mixed)
     if sharded.policy is not None:
         sharded.buffer_dtypes = install_precision(model, sharded.policy)
+    if sharded.inputs_device is not None:
+        model.register_forward_pre_hook(MoveInputs(sharded.inputs_device), prepend=True, with_kwargs=True)
     _install_splits(model, plan, sharded.index, runtime)
     _install_recomputation(model, plan)
     for module, hook, covers_it in covering:
         cover_forward(module, hook, covers_it)
     for module, hook, cover in calls:
-        route_forward(module, hook, policy if module is model else None, cover)
+        whole = module is model
+        route_forward(
+            module, hook, policy if whole else None, sharded.inputs_device if whole else None, cover
+        )
     sharded.tree = Tree(model, sharded, sharded.lane.collectives)
     apply_settings(sharded)
     show_full_parameters(model, sharded)

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from osdp import _C
-from osdp.base.cast_floats import cast_floats
+from osdp.base.cast_floats import cast_floats, to_device
 from osdp.base.compiled_modules import not_a_frame
 from osdp.plan.mixed_precision import MixedPrecision
 from osdp.sharding.compile_covers import Cover
@@ -29,15 +29,21 @@ Function = Callable[..., Any]
 
 
 def gathering(
-    module: nn.Module, function: Function, hook: _C.CallHook, policy: MixedPrecision | None
+    module: nn.Module,
+    function: Function,
+    hook: _C.CallHook,
+    policy: MixedPrecision | None,
+    device: torch.device | None = None,
 ) -> Function:
-    """`function` with the call's hooks around it. `policy`: the mixed precision of arguments and results, for
-    a whole model."""
+    """`function` with the call's hooks around it. For a whole model: `policy`, the mixed precision of arguments and
+    results, and `device`, an accelerator that arguments are moved to."""
     inputs = policy.param_dtype if policy is not None and policy.cast_forward_inputs else None
     outputs = policy.output_dtype if policy is not None else None
 
     @functools.wraps(function)
     def gathering(*args: Any, **kwargs: Any) -> Any:
+        if device is not None:
+            args, kwargs = to_device(args, device), to_device(kwargs, device)
         if inputs is not None:
             args, kwargs = cast_floats(args, inputs), cast_floats(kwargs, inputs)
         hook.before(module, args, kwargs)
@@ -53,11 +59,15 @@ def gathering(
 
 
 def route_forward(
-    module: nn.Module, hook: _C.CallHook, policy: MixedPrecision | None, cover: Cover | None = None
+    module: nn.Module,
+    hook: _C.CallHook,
+    policy: MixedPrecision | None,
+    device: torch.device | None,
+    cover: Cover | None = None,
 ) -> None:
     """Make `module.forward(...)` gather like `module(...)`."""
     forward: Function = module.forward
-    alone = gathering(module, forward, hook, policy)
+    alone = gathering(module, forward, hook, policy, device)
 
     @functools.wraps(forward)
     def routed(*args: Any, **kwargs: Any) -> Any:

@@ -86,6 +86,11 @@ class Sharded:
         self.resting_bytes = 0  # live CPU bytes right after sharding, as the meter counts them
         self.local_bytes = 0  # the part of them that is this rank's parameters and buffers
 
+    @property
+    def inputs_device(self) -> torch.device | None:
+        """Where arguments of the model's call are moved, as FSDP and DDP do it; None on a CPU."""
+        return None if self.device.type == "cpu" else self.device
+
     def names(self) -> list[str]:
         """Parameter names, as in `named_parameters()` of the unwrapped model."""
         return list(self.index)

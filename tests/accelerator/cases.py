@@ -314,14 +314,15 @@ def offloaded_hybrid(s: Setting) -> None:
 @case
 def wrapped_where_they_were_built(s: Setting) -> None:
     """Parts are wrapped first and are on the device then, or offloaded; the rest of the model is still on the host."""
-    wraps: list[dict[str, Any]] = [{"cpu_offload": True}, {"device_id": s.device}]
-    for options in (*wraps, {**wraps[0], **wraps[1]}):
+    offloaded: dict[str, Any] = {"cpu_offload": True, "device_id": s.device}
+    # By default on the accelerator, which this process has: so what is trained on the CPU beside says where.
+    by_default = offloaded if s.device.type == "cpu" else {"cpu_offload": True}
+    for options in ({"device_id": s.device}, offloaded, by_default):
         model = s.model()
         assert isinstance(model, GPT)
         for i, block in enumerate(model.blocks):
             model.blocks[i] = osdp.FullyShardedDataParallel(block, **options)
         train(s, osdp.FullyShardedDataParallel(model, **options))
-    offloaded = {"cpu_offload": True, "device_id": s.device}
     train(
         s, osdp.FullyShardedDataParallel(s.model(), memory="1GiB", **offloaded)
     )  # traced at the first forward
@@ -429,6 +430,33 @@ def other_methods(s: Setting) -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+
+
+@case
+def inputs_from_the_host(s: Setting) -> None:
+    """As data loaders give them: the model's call moves them, as those of FSDP and DDP do."""
+    by_blocks = s.model().to(s.device)
+    for block in by_blocks.blocks:
+        osdp.fully_shard(block)
+    for model in (
+        sharded(s),
+        osdp.fully_shard(by_blocks),
+        osdp.FullyShardedDataParallel(s.model(), device_id=s.device),
+        osdp.FullyShardedDataParallel(s.model(), device_id=s.device, memory="1GiB"),
+        osdp.FullyShardedDataParallel(s.model(), device_id=s.device, cpu_offload=True),
+    ):
+        optimizer = sgd(model.parameters())
+        for step in range(2):
+            tokens, targets = (t.cpu() for t in s.tokens(step))
+            logits = (model, model.forward)[step](tokens)
+            assert logits.device == s.device
+            loss = nn.functional.cross_entropy(logits.float().flatten(0, 1).cpu(), targets.flatten())
+            s.tell(loss)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    model = sharded(s)
+    s.tell(model.score(s.tokens(2)[0].cpu()))
 
 
 @case

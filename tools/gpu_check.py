@@ -150,6 +150,8 @@ def sanitizer(check: Check) -> None:
     planted = check.run(80, sys.executable, *run, "without_a_wait", **switch)
     seen = _reports(planted)
     silent = not _reports(right) and "off by" in right.stdout
+    if not silent:
+        print((right.stdout + right.stderr)[-6000:])
     check.row(
         "torch's stream sanitizer",
         f"silent on FULL_SHARD: {silent}; sees a planted race: {seen}",

@@ -4,7 +4,8 @@ asynchronous streams.
 Note [In flight while computing]
 The host runs ahead of the device, so its clock does not show what the device executes at a given time. Large
 collectives are submitted on a side stream, one after the other, enough to last longer than the computation;
-then the computation is enqueued on the caller's stream. Events around each collective and around the
+then the computation is enqueued on the caller's stream. Both wait for products that last until the host has
+enqueued them: fast collectives would be over before the computation begins. Events around each collective and around the
 computation show afterwards, on the device's clock, which parts of the collectives overlapped with the
 computation. Only those are used: for the delay, their additional time compared to running alone; for the
 stolen computation, the time that this communication would have taken alone.
@@ -29,6 +30,7 @@ from osdp.profiling.machine_speed import WARM_UPS, lane_collectives, products
 MOST_SUBMITTED = 256  # collectives in flight
 FEWEST_TRIALS = 3
 MOST_TRIALS = 30
+_HELD = 64  # collectives that the host submits while the products that hold them back last
 _HALF = 0.5  # fraction of a collective that must overlap with computation for its delay to count
 
 
@@ -147,6 +149,7 @@ class Trials:
         self._ours: _C.Collectives = lane_collectives(device, group)
         self._tensors = [torch.zeros(size // 4, device=device) for size in sizes]
         self._side = torch.Stream(device=device)
+        self._hold = products(device, at_least_s=5e-3)
 
     def mean(self, values: Sequence[float]) -> list[float]:
         """Over ranks: the same on all of them."""
@@ -164,6 +167,8 @@ class Trials:
         """Run `count` all-reduces of all sizes, in turn, in flight while `compute` runs."""
         self._ours.all_reduce_mean([torch.zeros(1, device=self._device)])  # a barrier
         synchronize(self._device)
+        for _ in range(-(-count // _HELD)):
+            self._hold()
         start = self._passed()
         marks = []
         with self._side:

@@ -105,7 +105,7 @@ def _run(
                 process.kill()
                 process.join()
         told = [[json.loads(line) for line in _lines(file) if line.startswith("{")] for file, _ in files]
-        logs = [log.read_text()[-3000:] for _, log in files]
+        logs = [log.read_text()[-20000:] for _, log in files]
     results: dict[str, list[dict[str, Any]]] = {}
     for i, name in enumerate(names):
         got = [lines[i] if i < len(lines) else None for lines in told]
@@ -113,6 +113,9 @@ def _run(
         for rank in missing:
             why = f"rank {rank} did not come to its end" + (f" in {timeout_s:g} s" if late else "")
             got[rank] = {"case": name, "losses": [], "cpu": [], "error": why, "trace": logs[rank]}
+        for each, log in zip(got, logs, strict=True):
+            if each is not None and "error" in each and log not in each["trace"]:
+                each["trace"] += f"\n{log}"  # what was printed: a sanitizer's reports, say
         results[name] = got  # type: ignore[assignment]
         if any("error" in each for each in got if each):
             break
@@ -152,7 +155,7 @@ def main() -> None:
         row = f"{name:26}"
         if error := next((r for r in ranks if "error" in r), None):
             print(f"{row} {error['error'][:600]}")
-            for line in error["trace"].strip().splitlines()[-6:]:
+            for line in error["trace"].strip().splitlines()[-40:]:
                 print("      |", line[:220])
             continue
         row += f" {max(r['seconds'] for r in ranks):6.1f} s"

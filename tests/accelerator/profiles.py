@@ -152,7 +152,7 @@ def contention(s: Setting) -> None:
     assert apart > 0
     together = [trials.run(8, compute) for _ in range(3)]
     shares = [share for trial in together for _, share in trial.beside()]
-    assert max(shares) > 0.9 and all(0 <= share <= 1 for share in shares), shares
+    assert max(shares) > 0.9 and all(0 <= share <= 1 for share in shares), together
     assert (Judgement(alone, apart).stolen(together) or 0.0) < 100
     delay, stolen = measure_by_events(s.device, None, s.world, sizes, 0.2, None)
     assert all(math.isfinite(x) and x >= 0 for x in (delay.alpha_s, delay.beta_s_per_byte, stolen))

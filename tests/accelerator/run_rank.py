@@ -95,7 +95,7 @@ def main(
     """`device`: cpu, cuda, ordered:check or ordered:async:SEED:DELAY_US. Writes RANK.told and RANK.log in `folder`."""
     for fd, kind in ((1, "told"), (2, "log")):
         os.dup2(os.open(folder / f"{rank}.{kind}", os.O_WRONLY | os.O_CREAT), fd)
-    sys.stdout, sys.stderr = (os.fdopen(fd, "w", closefd=False) for fd in (1, 2))
+    sys.stdout, sys.stderr = (os.fdopen(fd, "w", buffering=1, closefd=False) for fd in (1, 2))
     here = join(rank, world, device, backend, folder)
     for name in names:
         print(name, file=sys.stderr, flush=True)

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/util/Type.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -10,6 +11,7 @@
 #include <map>
 #include <mutex>
 #include <tuple>
+#include <typeinfo>
 #include <utility>
 
 #include "comm/c10d.hpp"
@@ -28,6 +30,9 @@ faults::GroupHealth::Trouble trouble_of(const std::string& label, std::exception
     std::rethrow_exception(error);
   } catch (const c10::Error& e) {
     trouble.text = e.what_without_backtrace();
+  } catch (const std::exception& e) {
+    if (trouble.text.empty())  // raised in Python, by a dispatch mode: only Python knows its text
+      trouble.text = "an operator raised a " + c10::demangle(typeid(e).name()) + " without a text";
   } catch (...) {
   }
   return trouble;

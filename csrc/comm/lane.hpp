@@ -13,9 +13,11 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/StreamGuard.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <source_location>
 #include <string>
 
@@ -80,13 +82,15 @@ class Lane {
   static at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options,
                           const BackendMemory* memory = nullptr);
   // Within a task: while this exists, allocations come from the submitter's pool. Nothing may be computed
-  // meanwhile.
+  // meanwhile. Dispatch modes do not see them: torch's stream sanitizer takes every `empty` for a kernel of
+  // the current stream, which the task's stream would have to wait for.
   class SubmittersMemory {
    public:
     SubmittersMemory();
 
    private:
     c10::OptionalStreamGuard there_;
+    std::optional<c10::impl::ExcludeDispatchKeyGuard> unseen_;
   };
 
   // Blocks the host until submitted tasks have finished on the device. No-op for a thread lane, where

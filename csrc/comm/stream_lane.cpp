@@ -101,7 +101,9 @@ at::Tensor Lane::empty(at::IntArrayRef sizes, const at::TensorOptions& options, 
 }
 
 Lane::SubmittersMemory::SubmittersMemory() {
-  if (running) there_.reset_stream(*running->submitter);
+  if (!running) return;
+  there_.reset_stream(*running->submitter);
+  unseen_.emplace(c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
 }
 
 }  // namespace osdp::comm

@@ -54,6 +54,15 @@ Request random_machine(Random& dice) {
   return request;
 }
 
+// The memory that the step's units may take while they are gathered ahead, as RuntimeRules have it.
+int64_t budget_of(const Step& step) {
+  if (step.prefetch == 0) return 0;
+  int64_t largest = 0;
+  for (const StepUnit& u : step.units) largest = std::max(largest, u.full_bytes);
+  const int64_t most = (1 + step.prefetch) * largest;
+  return step.gather_bytes > 0 ? std::min(most, step.gather_bytes) : most;
+}
+
 struct Worst {
   int64_t plans = 0, tight = 0;  // tight: the bound is above 99% of the step
 };
@@ -69,6 +78,8 @@ void check_problem(Random& dice, Worst& worst) {
   if (dice() % 4 == 0) request.space.shares->forward = request.space.shares->backward = 1024;
   if (dice() % 4 == 0) request.space.shares->forward = request.space.shares->backward = 0;
   request.space.certain_memory = true, request.buffers = 0;
+  const int64_t unit = draw(dice, 1, 400);
+  request.space.gather = {draw(dice, 0, 1) * draw(dice, 0, unit), dice() % 4 == 0 ? kLargestSum : unit};
   const Kinds kinds = find_kinds(planner.model(), request);
   if (count_plans(planner.model(), kinds, 2001) > 2000) return;
   const Batch batch{draw(dice, 1, 3), draw(dice, 1, 3)};
@@ -80,8 +91,10 @@ void check_problem(Random& dice, Worst& worst) {
       if (const Candidate* c = choice_of(where[i], decision, i))
         choice = {c->mode, c->granularity, c->sharded_slices, c->split};
     }
-    if (dice() % 3 == 0) plan.gather_bytes = draw(dice, 1, 300);
+    if (dice() % 3 != 0) plan.gather_bytes = draw(dice, 1, 300);
     const Step step = planner.player().step(plan, planner.units(plan));
+    const GatherRange& range = request.space.gather;
+    if (const int64_t budget = budget_of(step); budget < range.least || budget > range.most) return;
     const int64_t played = planner.player().play(step).step_ps, bound = step_ps(kinds, decision, batch);
     CHECK(bound <= played);
     worst.plans += 1, worst.tight += bound * 100 >= played * 99;
@@ -95,7 +108,7 @@ void check_problem(Random& dice, Worst& worst) {
 int main() {
   Random dice(5);
   Worst worst;
-  for (int n = 0; n < 2000 && failures == 0; ++n) check_problem(dice, worst);
+  for (int n = 0; n < 6000 && failures == 0; ++n) check_problem(dice, worst);
   CHECK(worst.tight > worst.plans / 50);
   std::printf("%lld plans, %lld within 1%% of their bound\n", static_cast<long long>(worst.plans),
               static_cast<long long>(worst.tight));

@@ -50,6 +50,7 @@ Schedule schedule(const Model& model, const Request& request, const Budget& budg
   if (!s.feasible && request.find_smallest && (!watch.stopped() || least.bound_bytes > request.limit_bytes)) {
     s.smallest_limit_bytes = smallest_limit(model, request, kinds, least, budget, watch);
   }
+  s.stopped = watch.stopped();
   s.seconds = watch.seconds();
   return s;
 }

@@ -15,6 +15,7 @@ struct RowPrice {
 struct Schedule {
   bool feasible = false;
   bool optimal = false;  // over the whole space: batches, transients, recomputation, choices
+  bool stopped = false;  // by the budget; if not, and not feasible, no plan fits
   Batch batch;
   int64_t transient_bytes = 0;  // the largest among the choices
   Decision decision;

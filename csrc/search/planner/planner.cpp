@@ -85,9 +85,10 @@ double Planner::step_bound_s_per_sample(const Wish& wish, const Interrupted& int
   if (request_.paper() || request_.device.ranks == 1) return 0;
   Searches searches(*this, wish, interrupted);
   const Request problem = searches.request(wish.limit_bytes, wish.batches);
-  return StepProver(searches, problem, PeakLimit(wish.limit_bytes).most_bytes())
-      .prove(wish.gap)
-      .lower_bound_s_per_sample;
+  StepProver prover(searches, problem, PeakLimit(wish.limit_bytes).most_bytes(), wish.gap);
+  if (!prover.prove()) return 0;
+  for (int n = 0; n < StepProver::kMostRanges && prover.sharpen(); ++n) continue;
+  return prover.lower_bound_s_per_sample();
 }
 
 std::vector<Answer> Planner::frontier(const Wish& wish, const std::vector<int64_t>& limits,

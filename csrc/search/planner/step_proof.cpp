@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "search/bounds/pricing.hpp"
+#include "search/problem/problem.hpp"
 
 namespace osdp::search {
 namespace {
@@ -11,48 +12,65 @@ namespace {
 constexpr int kMostRounds = 12;
 constexpr int64_t kWork = 20'000'000;  // steps of the search for one pair of shares
 constexpr int64_t kWhole = StepShares::kWhole;
+constexpr int64_t kMostSlices = 17;  // gathered together: simulate/runtime_rules.hpp
 
 double share(int64_t of_whole) { return static_cast<double>(of_whole) / static_cast<double>(kWhole); }
 
 }  // namespace
 
-StepProver::StepProver(Searches& searches, const Request& problem, int64_t limit_bytes)
-    : searches_(searches), problem_(problem), limit_bytes_(limit_bytes) {
-  const std::array<StepShares, 3> corners{{{0, 0}, {kWhole, 0}, {0, kWhole}}};
-  for (size_t c = 0; c < corners.size(); ++c)
-    corners_[c] = find_kinds(searches.planner().model(), request(corners[c], limit_bytes));
+StepProver::StepProver(Searches& searches, const Request& problem, int64_t limit_bytes, double gap)
+    : searches_(searches), problem_(problem), limit_bytes_(limit_bytes), gap_(gap) {
+  find_sizes();
 }
 
-Request StepProver::request(StepShares shares, int64_t limit_bytes) const {
+// Sizes of whole units, and of several slices of one operator.
+void StepProver::find_sizes() {
+  for (const Operator& op : searches_.planner().model().operators) {
+    int64_t bytes = 0;
+    for (const Tensor& t : op.tensors) bytes += t.compute_bytes();
+    if (bytes > 0) sizes_.push_back(bytes);
+    if (op.split_tensor < 0) continue;
+    for (const int64_t g : problem_.space.granularities) {
+      if (g < 2 || (op.out_features % g != 0 && op.in_features % g != 0)) continue;
+      const int64_t slice = op.tensors[op.split_tensor].compute_bytes() / g;
+      for (int64_t n = 1; n <= std::min(g, kMostSlices) && slice > 0; ++n) sizes_.push_back(n * slice);
+    }
+  }
+  std::sort(sizes_.begin(), sizes_.end());
+  sizes_.erase(std::unique(sizes_.begin(), sizes_.end()), sizes_.end());
+}
+
+Request StepProver::request(StepShares shares, int64_t limit_bytes, GatherRange gather) const {
   Request r = problem_;
   r.space.shares = shares;
   r.space.certain_memory = true;
+  r.space.gather = gather;
   r.buffers = 0, r.least_transient_bytes = 0;
   r.limit_bytes = std::max<int64_t>(0, limit_bytes);
   return r;
 }
 
 Schedule StepProver::at(StepShares shares, int64_t limit_bytes, double gap, bool every_latency) const {
-  Request r = request(shares, limit_bytes);
+  Request r = request(shares, limit_bytes, {});
   r.space.every_latency = every_latency;
   return searches_.run(r, gap, kWork);
 }
 
-StepProver::Line StepProver::line_of(const Found& plan) const {
+StepProver::Line StepProver::line_of(const Corners& corners, const Found& plan) {
   const auto samples = static_cast<double>(plan.batch.samples());
   const auto value = [&](size_t corner) {
-    return static_cast<double>(step_ps(corners_[corner], plan.decision, plan.batch)) / samples;
+    return static_cast<double>(step_ps(corners[corner], plan.decision, plan.batch)) / samples;
   };
   return {value(0), value(1) - value(0), value(2) - value(0)};
 }
 
-std::pair<StepShares, double> StepProver::best_shares() const {
+std::pair<StepShares, double> StepProver::best_shares(const std::vector<Line>& lines) {
   StepShares best;
   double highest = -1;
   const auto consider = [&](int64_t forward, int64_t backward) {
     if (std::min(forward, backward) < 0 || std::max(forward, backward) > kWhole) return;
     double lowest = std::numeric_limits<double>::infinity();
-    for (const Line& line : lines_) lowest = std::min(lowest, line.at(share(forward), share(backward)));
+    for (const Line& line : lines) lowest = std::min(lowest, line.at(share(forward), share(backward)));
     if (lowest > highest) highest = lowest, best = {forward, backward};
   };
   constexpr int64_t kSteps = 16;  // concave: a coarse grid, then finer ones around its best point
@@ -66,28 +84,69 @@ std::pair<StepShares, double> StepProver::best_shares() const {
   return {best, highest};
 }
 
-StepProof StepProver::prove(double gap) {
-  StepProof proof;
-  StepShares shares{kWhole / 2, kWhole / 2};
-  if (problem_.device.stolen > 0) shares = {};
+StepProver::Range StepProver::bounded(GatherRange gather, StepShares shares, double known_s_per_sample) {
+  Range range{gather, known_s_per_sample, shares, true};
+  Corners corners;
+  std::vector<Line> lines;
   for (int round = 0; round < kMostRounds; ++round) {
-    const Schedule found = at(shares, limit_bytes_, gap / 20);
-    if (!found.feasible) break;
-    proof.feasible = true;
-    const double bound = found.lower_bound_s_per_sample;
-    if (round == 0 || bound > proof.lower_bound_s_per_sample) {
-      proof.lower_bound_s_per_sample = bound, proof.shares = shares;
+    const Schedule found = searches_.run(request(shares, limit_bytes_, gather), gap_ / 20, kWork);
+    if (!found.feasible) {
+      range.feasible = round > 0 || found.stopped;
+      break;
     }
+    const double bound = found.lower_bound_s_per_sample;
+    if (bound > range.bound_s_per_sample) range.bound_s_per_sample = bound, range.shares = shares;
     std::vector<Found> plans{found_of(found)};
     plans.insert(plans.end(), found.runners_up.begin(), found.runners_up.end());
-    for (Found& plan : plans) lines_.push_back(line_of(plan)), proof.plans.push_back(std::move(plan));
-    const auto [next, highest] = best_shares();
-    if (searches_.over() || next == shares ||
-        highest * 1e-12 <= proof.lower_bound_s_per_sample * (1 + gap / 10))
+    if (round == 0) {
+      constexpr StepShares kCorners[] = {{0, 0}, {kWhole, 0}, {0, kWhole}};
+      for (size_t c = 0; c < corners.size(); ++c)
+        corners[c] = find_kinds(searches_.planner().model(), request(kCorners[c], limit_bytes_, gather));
+    }
+    for (Found& plan : plans) lines.push_back(line_of(corners, plan)), plans_.push_back(std::move(plan));
+    const auto [next, highest] = best_shares(lines);
+    if (searches_.over() || next == shares || highest * 1e-12 <= range.bound_s_per_sample * (1 + gap_ / 10))
       break;
     shares = next;
   }
-  return proof;
+  return range;
+}
+
+bool StepProver::prove() {
+  StepShares shares{kWhole / 2, kWhole / 2};
+  if (problem_.device.stolen > 0) shares = {};
+  const bool none_ahead = searches_.planner().player().manner().prefetch == 0;
+  const Range all = bounded(none_ahead ? GatherRange{0, 0} : GatherRange{}, shares, 0);
+  if (all.feasible) ranges_ = {all};
+  return all.feasible;
+}
+
+double StepProver::lower_bound_s_per_sample() const { return ranges_.front().bound_s_per_sample; }
+StepShares StepProver::shares() const { return ranges_.front().shares; }
+
+bool StepProver::sharpen() {
+  const auto later = [](const Range& a, const Range& b) {
+    return a.bound_s_per_sample > b.bound_s_per_sample;
+  };
+  const Range lowest = ranges_.front();
+  const auto first = std::upper_bound(sizes_.begin(), sizes_.end(), lowest.gather.least);
+  const auto last = std::upper_bound(sizes_.begin(), sizes_.end(), lowest.gather.most);
+  if (first == last || searches_.over()) return false;
+  const int64_t size = *(first + (last - first) / 2);
+  std::vector<Range> parts;
+  for (const GatherRange part :
+       {GatherRange{lowest.gather.least, size - 1}, GatherRange{size, lowest.gather.most}}) {
+    const Range range = bounded(part, lowest.shares, lowest.bound_s_per_sample);
+    if (range.feasible) parts.push_back(range);
+  }
+  if (parts.empty()) return false;  // all plans are of this range, so none fits
+  std::pop_heap(ranges_.begin(), ranges_.end(), later);
+  ranges_.pop_back();
+  for (const Range& range : parts) {
+    ranges_.push_back(range);
+    std::push_heap(ranges_.begin(), ranges_.end(), later);
+  }
+  return true;
 }
 
 }  // namespace osdp::search

@@ -9,6 +9,15 @@
 //
 // Memory is what phases hold whatever the timing (Space::certain_memory), never above a plan's largest peak,
 // so all plans that fit are covered.
+//
+// Note [Ranges of the budget]
+// Whether a transfer can be hidden depends on one number of the plan, its budget for gathering (Note [Budget
+// for gathering] in simulate/gather_budget.hpp): units that do not fit into it together are gathered one
+// after the other, while computation waits; units that fit into it are in memory together. Without a budget
+// the bound has the best of both. So the plans are branched on it: for a range of budgets, what exceeds its
+// end is waited for, and what fits into its begin takes memory (GatherRange). The bound of all plans is the
+// lowest of those of ranges that cover all budgets. The range with the lowest one is divided, at a size at
+// which something begins to fit, as long as that can raise the bound above what the best plan needs.
 #pragma once
 
 #include <array>
@@ -17,41 +26,56 @@
 
 namespace osdp::search {
 
-struct StepProof {
-  bool feasible = false;                // false: no plan fits
-  double lower_bound_s_per_sample = 0;  // per rank
-  StepShares shares;                    // of that bound
-  std::vector<Found> plans;             // the minima for the shares tried, and plans near them
-};
-
 class StepProver {
  public:
-  // Of the plans whose largest peak is at most `limit_bytes`, for the problem's batches.
-  StepProver(Searches& searches, const Request& problem, int64_t limit_bytes);
+  static constexpr int kMostRanges = 24;  // how often a range is divided at most
 
-  // Bounds that are within about `gap` / 10 of the best.
-  StepProof prove(double gap);
+  // Of the plans whose largest peak is at most `limit_bytes`, for the problem's batches. Bounds are within
+  // about `gap` / 10 of the best for their ranges.
+  StepProver(Searches& searches, const Request& problem, int64_t limit_bytes, double gap);
+
+  // Proves a first bound. False if no plan fits.
+  bool prove();
+  // Divides the range with the lowest bound, and appends to plans(). False if nothing is left to divide.
+  bool sharpen();
+
+  double lower_bound_s_per_sample() const;  // per rank
+  StepShares shares() const;                // of that bound
+  // The minima for the ranges and shares tried, and plans near them.
+  const std::vector<Found>& plans() const { return plans_; }
   // The best plans by the bound with these shares under another limit of the certain memory; with
   // `every_latency` plans whose operators do not need a unit with their neighbours.
   Schedule at(StepShares shares, int64_t limit_bytes, double gap, bool every_latency = false) const;
 
  private:
+  struct Range {
+    GatherRange gather;
+    double bound_s_per_sample = 0;
+    StepShares shares;  // of that bound
+    bool feasible = false;
+  };
   struct Line {  // a plan's bound in ps per sample: constant + forward x + backward y for shares 0 <= x, y <=
                  // 1
     double constant, forward, backward;
     double at(double x, double y) const { return constant + forward * x + backward * y; }
   };
+  using Corners = std::array<Kinds, 3>;  // costs with shares (0, 0), (1, 0) and (0, 1)
 
-  Request request(StepShares shares, int64_t limit_bytes) const;
-  Line line_of(const Found& plan) const;
+  Request request(StepShares shares, int64_t limit_bytes, GatherRange gather) const;
+  // Bounds the plans with a budget in this range, beginning with these shares.
+  Range bounded(GatherRange gather, StepShares shares, double known_s_per_sample);
+  void find_sizes();
+  static Line line_of(const Corners& corners, const Found& plan);
   // The shares at which the lowest of the lines is highest, and its value.
-  std::pair<StepShares, double> best_shares() const;
+  static std::pair<StepShares, double> best_shares(const std::vector<Line>& lines);
 
   Searches& searches_;
   const Request problem_;
   const int64_t limit_bytes_;
-  std::array<Kinds, 3> corners_;  // costs with shares (0, 0), (1, 0) and (0, 1)
-  std::vector<Line> lines_;
+  const double gap_;
+  std::vector<int64_t> sizes_;  // ascending: budgets into which something more fits than into smaller ones
+  std::vector<Range> ranges_;   // a heap: the lowest bound first
+  std::vector<Found> plans_;
 };
 
 }  // namespace osdp::search

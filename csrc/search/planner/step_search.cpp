@@ -39,18 +39,18 @@ class StepSearch {
         limit_(limit),
         problem_(problem),
         gap_(searches.wish().gap),
-        prover_(searches, problem, limit.most_bytes()) {}
+        prover_(searches, problem, limit.most_bytes(), gap_) {}
 
   SteppedPlan run() {
     SteppedPlan none;
     if (!sum_fits() && !least_fits()) return none;
-    proof_ = prover_.prove(gap_);
-    if (!proof_.feasible) return none;
+    if (!prover_.prove()) return none;
     weighed_.emplace(problem_);
-    weighed_->space.shares = proof_.shares;
+    weighed_->space.shares = prover_.shares();
     weighed_->space.every_latency = true;
     rehearsal_.emplace(*weighed_, searches_.planner().player(), limit_.most_bytes());
-    for (const Found& plan : proof_.plans) consider(plan);
+    consider_proven();
+    if (!done()) sharpen();
     if (!done()) lower_limits();
     if (!done()) leave_room();
     if (!done()) limits_of_sum(searches_.with_least_reserve(*weighed_));
@@ -68,7 +68,7 @@ class StepSearch {
     if (fits() && !done()) improve();
     if (far()) sharded_only();
     if (!fits()) return none;
-    return {true, seeds_.front().plan, proof_.lower_bound_s_per_sample};
+    return {true, seeds_.front().plan, prover_.lower_bound_s_per_sample()};
   }
 
  private:
@@ -79,7 +79,7 @@ class StepSearch {
   }
 
   bool fits() const { return !seeds_.empty() && seeds_.front().spare_bytes >= 0; }
-  double enough_ps() const { return 1e12 * proof_.lower_bound_s_per_sample * (1 + gap_); }
+  double enough_ps() const { return 1e12 * prover_.lower_bound_s_per_sample() * (1 + gap_); }
   // Whether the fastest plan takes at most this time per sample.
   bool within(double ps) const {
     const Seed& best = seeds_.front();
@@ -118,11 +118,20 @@ class StepSearch {
     return left;
   }
 
+  void consider_proven() {
+    for (; proven_ < prover_.plans().size(); ++proven_) consider(prover_.plans()[proven_]);
+  }
+
+  // Raises the bound by dividing the plans into ranges of budgets; their minima are more plans.
+  void sharpen() {
+    for (int n = 0; n < StepProver::kMostRanges && !done() && prover_.sharpen(); ++n) consider_proven();
+  }
+
   // The same bound under limits that leave room for transients.
   void lower_limits() {
     int64_t limit = limit_.most_bytes();
     for (int n = 0; n < kMostLimits && !done(); ++n) {
-      const Schedule s = prover_.at(proof_.shares, limit, gap_ / 20, true);
+      const Schedule s = prover_.at(prover_.shares(), limit, gap_ / 20, true);
       const int64_t left = consider(s);
       if (left >= 0) return;
       limit += left;
@@ -135,7 +144,7 @@ class StepSearch {
     for (const Seed& s : seeds_) transient = std::max(transient, s.plan.transient_bytes);
     const int64_t prefetch = searches_.planner().player().manner().prefetch;
     for (int n = 1; n < kRooms && !done(); ++n)
-      consider(prover_.at(proof_.shares, limit_.most_bytes() - (1 + prefetch) * transient * n / kRooms,
+      consider(prover_.at(prover_.shares(), limit_.most_bytes() - (1 + prefetch) * transient * n / kRooms,
                           gap_ / 20, true));
   }
 
@@ -162,7 +171,7 @@ class StepSearch {
   }
 
   bool far() const {
-    return !done() && (!fits() || !within(1e12 * proof_.lower_bound_s_per_sample / (1 - kFar)));
+    return !done() && (!fits() || !within(1e12 * prover_.lower_bound_s_per_sample() / (1 - kFar)));
   }
 
   // The plan that is found where nothing is replicated or kept gathered: the smaller space has fewer ways to
@@ -203,7 +212,7 @@ class StepSearch {
   const Request problem_;
   const double gap_;
   StepProver prover_;
-  StepProof proof_;
+  size_t proven_ = 0;               // number of the prover's plans that were considered
   std::optional<Request> weighed_;  // the problem, with the shares that were proven
   std::optional<Rehearsal> rehearsal_;
   std::vector<Seed> seeds_;

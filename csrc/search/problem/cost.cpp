@@ -11,6 +11,8 @@
 namespace osdp::search {
 namespace {
 
+constexpr int64_t kMostAhead = 16;  // units gathered ahead: simulate/runtime_rules.hpp
+
 int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
 
 // Costs of one operator; times are in seconds until finish() converts them.
@@ -162,7 +164,8 @@ class Pricer {
   }
 
   // Only what is in memory whatever the timing: no gradient that autograd sums over several calls, and the
-  // operator's own unit or slice, which is gathered while its backward runs.
+  // operator's own unit, which is gathered while its backward runs, or as many of its slices as fit into the
+  // smallest budget for gathering. The last one may be gathered before the gradient of a slice is made.
   Candidate certain(Candidate c) const {
     c.transient_bytes = 0;
     const bool sharded = traits(c.mode).sharded, split = c.granularity > 1, kept = traits(c.mode).kept;
@@ -176,7 +179,9 @@ class Pricer {
       c.state_bytes -= cast, c.gradient_bytes -= cast;
     }
     if (split) {
-      c.own_bytes += op_.tensors[op_.split_tensor].compute_bytes() / c.granularity;
+      const int64_t slice = op_.tensors[op_.split_tensor].compute_bytes() / c.granularity;
+      const int64_t fitting = slice == 0 ? 1 : std::max<int64_t>(1, space_.gather.least / slice);
+      c.own_bytes += slice * std::min({std::max<int64_t>(1, c.sharded_slices - 1), fitting, 1 + kMostAhead});
     } else if (sharded && !kept && (recompute_ != Recompute::Hold || c.held_bytes == 0)) {
       c.own_bytes += compute_bytes_;
     }

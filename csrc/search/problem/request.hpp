@@ -57,6 +57,13 @@ struct StepShares {
   bool operator==(const StepShares&) const = default;
 };
 
+// A range of the memory that the unit in use and those gathered ahead of their use may take together: Note
+// [Budget for gathering] in simulate/gather_budget.hpp.
+struct GatherRange {
+  int64_t least = 0, most = int64_t{1} << 61;
+  bool operator==(const GatherRange&) const = default;
+};
+
 // The search space, and properties of the training step.
 struct Space {
   Cost cost = Cost::Osdp;
@@ -70,6 +77,7 @@ struct Space {
   bool every_latency = false;        // with shares: each operator has a latency of its own; then not a bound
   bool certain_memory = false;       // phases hold what is in memory in them whatever the timing
   bool separate_reductions = false;  // reductions have a lane of their own
+  GatherRange gather;                // with shares and certain memory: of the plans that the bound is for
 };
 
 // The micro-batch size per rank and the number of micro-batches in one step.

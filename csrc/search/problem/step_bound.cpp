@@ -45,6 +45,7 @@ struct Half {
   bool reductions_steal = true;    // in the compute form,
   bool averages_steal = true;      // and averages between hosts
   bool every_latency = false;
+  int other_lanes = 0;           // on which transfers may run beside a gather
   bool averages_beside = false;  // averages may run beside the last reduction, and steal
   double of(const Transfer& t, bool in_lane = true, bool steals = true) const {
     return x * (steals ? stolen * (t.busy_s + (every_latency ? t.latency_s : 0)) : 0) +
@@ -55,6 +56,11 @@ struct Half {
   // What a transfer adds to the compute form by running alone, beside what it steals there.
   double alone(const Transfer& t, bool steals = true) const {
     return x * ((1 - (steals ? stolen : 0)) * t.busy_s + t.latency_s);
+  }
+  // What a gather adds for which computation waits from its begin to its end. Other lanes may transfer
+  // meanwhile, and steal nothing.
+  double exposed(const Transfer& t) const {
+    return std::max(0.0, alone(t) - other_lanes * x * stolen * (t.busy_s + t.latency_s));
   }
   // The same of the last reduction, beside which averages of others may run that count as stealing.
   double last_reduction(const Transfer& t) const {
@@ -75,6 +81,7 @@ struct Halves {
       h->averages_steal = both_steal;
       h->every_latency = space.every_latency;
       h->averages_beside = !one_link && both_steal;
+      if (h == &backward) h->other_lanes = (one_link ? 0 : 1) + (space.separate_reductions ? 1 : 0);
       if (!space.separate_reductions) continue;
       h->reductions_steal = both_steal;
       h->reductions_in_lane = one_link;
@@ -110,27 +117,33 @@ class OptionBound {
     const bool replicated = c.granularity == 1 && !traits(c.mode).sharded;
     const bool freed = c.granularity == 1 && traits(c.mode).sharded && !traits(c.mode).kept;
     if (!replicated && !freed && !at_.end_unknown) return 0;
-    if (!freed) return most_saved(at_.lets_end_bytes, at_.lets_end_gathers);
+    if (!freed) return most_saved(at_.lets_end_bytes, at_.lets_end_gathers, space_.gather.most < kLargestSum);
     if (at_.ends_forward_gathers == 0) return 0;
     // Another unit, in another mode, may begin where this one does.
-    return at_.end_unknown ? most_saved(at_.ends_forward_bytes, at_.ends_forward_gathers)
-                           : saved_in(c.mode, at_.ends_forward_bytes, at_.ends_forward_gathers);
+    const bool waits = waited_for(at_.ends_forward_bytes);
+    return at_.end_unknown ? most_saved(at_.ends_forward_bytes, at_.ends_forward_gathers, waits)
+                           : saved_in(c.mode, at_.ends_forward_bytes, at_.ends_forward_gathers, waits);
   }
 
  private:
-  double saved_in(Mode mode, int64_t bytes, int64_t latencies) const {
+  double saved_in(Mode mode, int64_t bytes, int64_t latencies, bool waits) const {
     Transfer t = links_.gather(bytes, mode);
     t.latency_s = static_cast<double>(latencies) * links_.gather(1, mode).latency_s;
+    const auto in = [&](const Half& h) { return h.of(t) + (waits ? h.exposed(t) : 0); };
     // Those after the first call of a module that is called several times are saved in forward.
-    return std::max(halves_.backward.of(t), halves_.forward.of(t));
+    return std::max(in(halves_.backward), in(halves_.forward));
   }
-  double most_saved(int64_t bytes, int64_t latencies) const {
+  double most_saved(int64_t bytes, int64_t latencies, bool waits) const {
     double most = 0;
     if (bytes == 0 && latencies == 0) return 0;
     for (const Mode mode : space_.modes)
-      if (traits(mode).sharded && !traits(mode).kept) most = std::max(most, saved_in(mode, bytes, latencies));
+      if (traits(mode).sharded && !traits(mode).kept)
+        most = std::max(most, saved_in(mode, bytes, latencies, waits));
     return most;
   }
+
+  // Whether a unit with so many bytes is gathered only when it is used, since it does not fit beside another.
+  bool waited_for(int64_t bytes) const { return bytes > space_.gather.most; }
 
   Transfer in_unit(Transfer t) const {
     if (!space_.every_latency)
@@ -152,9 +165,12 @@ class OptionBound {
     const Transfer gather = links_.gather(gathered_, mode), reduce = links_.reduce(sent_, mode),
                    average = links_.average(sent_, mode);
     const bool kept = traits(mode).kept;
-    double sum = f.of(in_unit(gather)) * (kept ? 1 : static_cast<double>(at_.forward_gathers));
-    if (!kept)
-      sum += b.of(in_unit(gather)) * (recompute_ == Recompute::Regather && at_.gathered_again ? 2 : 1);
+    const auto forwards = kept ? 1 : static_cast<double>(at_.forward_gathers);
+    const double backwards = kept ? 0 : recompute_ == Recompute::Regather && at_.gathered_again ? 2 : 1;
+    double sum = f.of(in_unit(gather)) * forwards + b.of(in_unit(gather)) * backwards;
+    if (!kept && waited_for(gathered_))
+      sum += f.exposed(in_unit(gather)) * (forwards - (at_.first ? 1 : 0)) +
+             b.exposed(in_unit(gather)) * backwards;
     sum += b.of_reduction(in_unit(reduce)) + b.of_average(in_unit(average));
     if (at_.first) sum += f.alone(gather) + b.last_reduction(reduce) + b.alone(average, b.averages_steal);
     return sum;
@@ -169,6 +185,14 @@ class OptionBound {
     const Transfer reduce = links_.reduce(sent, Mode::FullShard);
     const bool again = recompute_ != Recompute::None;
     double sum = slices * (f.of(gather) + b.of(gather) * (again ? 2 : 1) + b.of_reduction(reduce));
+    const int64_t slice = weight.compute_bytes() / c.granularity;
+    // Slices that do not fit beside each other are gathered one by one, each after the reduction of the one
+    // before it.
+    if (waited_for(2 * slice)) {
+      const double waits = waited_for(slice) ? slices : slices - 1;
+      sum += waits * (f.exposed(gather) + b.exposed(gather) * (again ? 2 : 1));
+      if (b.other_lanes == 0) sum += (slices - 1) * b.alone(reduce);
+    }
     int64_t others = 0;
     for (const Tensor& t : op_.tensors) others += t.trainable && &t != &weight ? t.reduce_bytes() : 0;
     sum += b.of_reduction(links_.all_reduce(others)) +

@@ -20,6 +20,9 @@
 //               a bucket.
 //   ends        the first unit's gather and the last reduction run alone: in the compute form they count in
 //               full, where the model's first operator has parameters.
+//   waits       With budgets for gathering of at most Space::gather's end, a unit that is larger than that is
+//               gathered while computation waits, which counts in full in the compute form; and so are slices
+//               of which two are larger, each after the reduction of the one before it.
 //   lanes       Reductions between hosts have their own lane and are left out of the lane form. With separate
 //               reductions the lane form is that of the link, without latencies, or on several hosts that of
 //               gathers. Transfers on two links steal at the same time: where that may exceed the whole, the

@@ -19,11 +19,12 @@ int64_t largest_unit(const Step& step) {
 
 int64_t fit_gather_bytes(Step& step, int64_t most_bytes) {
   step.gather_bytes = 0;
-  const int64_t all = largest_peak(step);
+  const LargestPeak of_step(step);
+  const int64_t all = of_step.find();
   if (all <= most_bytes || step.prefetch == 0 || step.units.empty()) return all;
   const auto peak_with = [&](int64_t bytes) {
     step.gather_bytes = bytes;
-    return largest_peak(step);
+    return of_step.find();
   };
   int64_t kept = 1, peak = peak_with(kept), step_bytes = (1 + step.prefetch) * largest_unit(step);
   if (peak > most_bytes) return peak;

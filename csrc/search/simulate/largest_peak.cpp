@@ -18,6 +18,7 @@ class OpenTasks {
   void submit(int64_t begins, int64_t ends, int64_t copied) {
     open_.push_back({begins, ends, copied});
     ++submitted_;
+    add(open_.back());
   }
   size_t submitted() const { return submitted_; }
   size_t awaited() const { return submitted_ - open_.size(); }
@@ -25,33 +26,35 @@ class OpenTasks {
   // Completes the first `tasks`; returns the bytes that they have allocated.
   int64_t wait(size_t tasks) {
     int64_t bytes = 0;
+    if (awaited() >= tasks) return bytes;
     for (; awaited() < tasks; open_.pop_front()) bytes += open_.front().begins + open_.front().ends;
+    sum_ = most_ = 0;
+    for (const Task& task : open_) add(task);
     return bytes;
   }
 
   // The most bytes that the open tasks may have allocated.
-  int64_t most() const {
-    int64_t sum = 0, most = 0;
-    for (const auto& [begins, ends, copied] : open_) {
-      most = std::max(most, sum + begins + copied);
-      sum += begins + ends;
-      most = std::max(most, sum);
-    }
-    return most;
-  }
+  int64_t most() const { return most_; }
 
  private:
   struct Task {
     int64_t begins, ends, copied;
   };
+  void add(const Task& task) {
+    most_ = std::max(most_, sum_ + task.begins + task.copied);
+    sum_ += task.begins + task.ends;
+    most_ = std::max(most_, sum_);
+  }
+
   std::deque<Task> open_;
   size_t submitted_ = 0;
+  int64_t sum_ = 0, most_ = 0;  // of open_
 };
 
 class Walker {
  public:
-  Walker(const Step& step, Recomputation when)
-      : step_(step), program_(make_program(step, when)), rules_(step, program_), units_(step.units.size()) {
+  Walker(const Step& step, const Program& program)
+      : step_(step), program_(program), rules_(step, program_), units_(step.units.size()) {
     hold(step.held_bytes);
     for (const StepOperator& o : step.operators) hold(o.resident_bytes);
   }
@@ -86,6 +89,7 @@ class Walker {
         if (!units_[i.what].gathered) return;
         wait(gathers_, units_[i.what].ticket);
         units_[i.what].gathered = false;
+        gathered_.release(step_.units[i.what]);
         idle_ += step_.units[i.what].full_bytes;  // still held
         return;
       case Kind::Reduce:
@@ -112,12 +116,13 @@ class Walker {
     if (u.gathered) return;
     submit_with_memory(gathers_, step_.units[unit].full_bytes - std::exchange(idle_, 0), 0, 0);
     u = {true, gathers_.submitted()};
+    gathered_.gather(step_.units[unit]);
   }
 
   void reduce(const Instruction& i) {
     const StepUnit& u = step_.units[i.what];
     give_back();
-    while (!rules_.may_leave(i.what, leaving_bytes_, [this](size_t other) { return units_[other].gathered; }))
+    while (!rules_.may_leave(i.what, leaving_bytes_, gathered_.bytes()))
       await_reductions(leaving_.front().ticket);
     int64_t freed = freed_by_reduction(u, i.adds);
     if (step_.lanes.enqueue) reduced_bytes_ += std::exchange(freed, 0);
@@ -178,12 +183,13 @@ class Walker {
   }
 
   const Step& step_;
-  const Program program_;
+  const Program& program_;
   const RuntimeRules rules_;
   std::vector<Unit> units_;
   OpenTasks main_, beside_;
   OpenTasks& gathers_ = main_;
   OpenTasks& reductions_ = step_.lanes.separate_reductions ? beside_ : main_;
+  GatheredBytes gathered_;
   std::deque<Leaving> leaving_;
   int64_t leaving_bytes_ = 0;  // full bytes of units whose reductions nothing has waited for
   int64_t reduced_bytes_ = 0;  // on streams: freed after the next wait for reductions
@@ -195,13 +201,16 @@ class Walker {
 
 }  // namespace
 
-int64_t largest_peak(const Step& step) {
-  const int64_t peak = Walker(step, Recomputation::AfterUse).walk();
+LargestPeak::LargestPeak(const Step& step) : step_(step), after_use_(make_program(step)) {
   const bool either = std::any_of(step.operators.begin(), step.operators.end(), [&](const StepOperator& o) {
     return o.block >= 0 && step.blocks[o.block].bare_end;
   });
-  if (!either) return peak;
-  return std::max(peak, Walker(step, Recomputation::BeforeUse).walk());
+  if (either) before_use_ = make_program(step, Recomputation::BeforeUse);
+}
+
+int64_t LargestPeak::find() const {
+  const int64_t peak = Walker(step_, after_use_).walk();
+  return before_use_ ? std::max(peak, Walker(step_, *before_use_).walk()) : peak;
 }
 
 }  // namespace osdp::search

@@ -11,11 +11,25 @@
 // is requested (Note [What triggers a recomputation] in simulate/step_program.hpp).
 #pragma once
 
-#include "search/simulate/step.hpp"
+#include <optional>
+
+#include "search/simulate/step_program.hpp"
 
 namespace osdp::search {
 
-// The peak in bytes. Throws InvalidProblem as `play` does.
-int64_t largest_peak(const Step& step);
+// The peaks of one step with different budgets for gathering, in bytes: its programs do not depend on them.
+class LargestPeak {
+ public:
+  // `step` must outlive it; only its gather_bytes may change. Throws InvalidProblem as `play` does.
+  explicit LargestPeak(const Step& step);
+  int64_t find() const;
+
+ private:
+  const Step& step_;
+  const Program after_use_;
+  std::optional<Program> before_use_;  // where a block may be recomputed then
+};
+
+inline int64_t largest_peak(const Step& step) { return LargestPeak(step).find(); }
 
 }  // namespace osdp::search

@@ -28,6 +28,17 @@ inline BucketMemory memory_of(const StepBucket& bucket, bool adds) {
           -bucket.buffer_bytes};
 }
 
+// The bytes of units that are gathered or being gathered, but for those that stay gathered.
+class GatheredBytes {
+ public:
+  void gather(const StepUnit& unit) { bytes_ += unit.keeps ? 0 : unit.full_bytes; }
+  void release(const StepUnit& unit) { bytes_ -= unit.keeps ? 0 : unit.full_bytes; }
+  int128 bytes() const { return bytes_; }
+
+ private:
+  int128 bytes_ = 0;
+};
+
 class RuntimeRules {
  public:
   // Both must outlive it.
@@ -58,15 +69,11 @@ class RuntimeRules {
     }
   }
 
-  // Whether the reduction of `unit` may be submitted while reductions of `leaving_bytes` are in flight.
-  // `gathered(other)`: whether a unit is gathered or being gathered.
-  template <typename Gathered>
-  bool may_leave(int unit, int64_t leaving_bytes, const Gathered& gathered) const {
+  // Whether the reduction of `unit` may be submitted while reductions of `leaving_bytes` are in flight, and
+  // units of `gathered_bytes` are gathered or being gathered: see GatheredBytes.
+  bool may_leave(int unit, int64_t leaving_bytes, int128 gathered_bytes) const {
     if (step_.lanes.enqueue || leaving_bytes == 0) return true;
-    int128 held = static_cast<int128>(leaving_bytes) + step_.units[unit].full_bytes;
-    for (size_t other = 0; other < step_.units.size(); ++other)
-      if (!step_.units[other].keeps && gathered(other)) held += step_.units[other].full_bytes;
-    return held <= budget_;
+    return leaving_bytes + step_.units[unit].full_bytes + gathered_bytes <= budget_;
   }
 
  private:

@@ -138,13 +138,16 @@ class Player {
   void gather(int unit, StepPhase phase) {
     const StepUnit& u = step_.units[unit];
     units_[unit].state = State::Gathering;
+    gathered_.gather(u);
     submit(lanes_[kMain], {StepEvent::Kind::Gather, phase, unit}, u.gather, u.full_bytes, 0);
     units_[unit].ticket = lanes_[kMain].tasks.size();
   }
 
   bool release(int unit) {
     if (!arrived(unit)) return false;
-    if (units_[unit].state == State::Gathered) note_memory(-step_.units[unit].full_bytes);
+    if (units_[unit].state == State::Sharded) return true;
+    note_memory(-step_.units[unit].full_bytes);
+    gathered_.release(step_.units[unit]);
     units_[unit].state = State::Sharded;
     return true;
   }
@@ -153,9 +156,7 @@ class Player {
   // (csrc/runtime/step/unit_scheduler.cpp, Note [Gradients that leave]).
   bool reduce(const Instruction& i) {
     const StepUnit& u = step_.units[i.what];
-    if (!rules_.may_leave(i.what, leaving_bytes_,
-                          [&](size_t other) { return units_[other].state != State::Sharded; }))
-      return false;
+    if (!rules_.may_leave(i.what, leaving_bytes_, gathered_.bytes())) return false;
     leaving_bytes_ += u.full_bytes;
     int64_t freed = freed_by_reduction(u, i.adds);
     if (step_.lanes.enqueue) reduced_bytes_ += std::exchange(freed, 0);
@@ -340,6 +341,7 @@ class Player {
   int64_t left_ps_ = 0;  // of the computation in progress
   bool asked_ = false;   // the current instruction's unit has been requested
   int64_t now_ = 0, held_ = 0;
+  GatheredBytes gathered_;
   int64_t leaving_bytes_ = 0;  // full bytes of units whose reductions are submitted and not over
   int64_t reduced_bytes_ = 0;  // on streams: freed after the next wait for reductions
   size_t last_bucket_ = 0;     // as last_reduction_, of buckets

@@ -40,7 +40,7 @@ from osdp.sharding.rollback import AsItWas
 from osdp.sharding.sharded_model import Sharded, joined, register, splits_of, unregister
 from osdp.sharding.shared_memory import note_former
 from osdp.sharding.state_dict import show_full_parameters
-from osdp.sharding.torch_patches.install import install_torch_tools
+from osdp.sharding.torch_patches.install import install_torch_tools, keep_torch_tools, leave_torch
 from osdp.sharding.unit_calls import install_calls
 
 
@@ -142,6 +142,7 @@ def fully_shard(
         sharded.offload, sharded.backend_memory = offload, backend_memory
     except BaseException as caught:
         unregister(model)
+        leave_torch()
         was.put_back()
         traceback.clear_frames(caught.__traceback__)  # they hold the runtime, and it the gradient hooks
         raise
@@ -270,6 +271,7 @@ def _install(
     copyable(model, _shard_copy)
     sharded.local_bytes = sum(t.numel() * t.element_size() for t in _states(model))
     register(model, sharded)
+    keep_torch_tools(model)
     return sharded
 
 

@@ -20,7 +20,6 @@ registered compares two numbers.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from collections.abc import Iterator
@@ -51,14 +50,15 @@ from osdp.sharding.sharded_model import Sharded, sharded_models
 from osdp.sharding.state_dict import show_full_parameters
 
 
-@functools.cache
-def watch_registrations() -> None:
-    """Once per process: installs torch's hooks."""
-    register_module_parameter_registration_hook(_C.count_registration)
-    register_module_module_registration_hook(_C.count_registration)
-    register_module_buffer_registration_hook(_buffer_registered)
+def watch_registrations() -> list[Any]:
+    """Installs torch's hooks; returns their handles."""
     disable: Any = torch.compiler.disable  # it runs within calls that may be compiled
     _C.watch_tree(disable(_look))
+    return [
+        register_module_parameter_registration_hook(_C.count_registration),
+        register_module_module_registration_hook(_C.count_registration),
+        register_module_buffer_registration_hook(_buffer_registered),
+    ]
 
 
 def _buffer_registered(module: nn.Module, name: str, buffer: Tensor | None) -> None:

@@ -21,7 +21,7 @@ class BackwardPass;
 // called backward receives the exception and continues while the device thread is still destroying the graph
 // task, and with it the guard that restores the model. Until then parameters are unsharded: zero_grad would
 // miss their gradients, and a forward would believe that the backward is still running. So the exception of a
-// backward is delayed until every guard has finished (backward_errors.py), and a forward waits for the guard
+// backward is delayed until every guard has finished (autograd_errors.py), and a forward waits for the guard
 // too.
 class BackwardEnd {
  public:

@@ -22,11 +22,10 @@ from torch.optim import Optimizer
 from osdp.base.warned import warn
 from osdp.sharding.cut_parameters import cut_parameters
 from osdp.sharding.parts import groups_with_parts
+from osdp.sharding.torch_patches.replaced import replace
 
 
-@functools.cache
 def install_scaler() -> None:
-    """Once per process."""
     scaler = grad_scaler.GradScaler
     if not hasattr(scaler, "_unscale_grads_"):
         warn(
@@ -34,7 +33,7 @@ def install_scaler() -> None:
             "only: use osdp.ShardedGradScaler.",
         )
         return
-    scaler._unscale_grads_ = _agreeing(scaler._unscale_grads_)  # type: ignore[method-assign]
+    replace(scaler, "_unscale_grads_", _agreeing)
 
 
 def _agreeing(original: Callable[..., Any]) -> Callable[..., Any]:

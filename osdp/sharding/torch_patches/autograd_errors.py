@@ -3,16 +3,17 @@
 Note [Errors of backward]
 Parameters' memory is read and gradients' shapes are compared deep inside autograd's engine. Exceptions thrown
 there become RuntimeErrors before any of our hooks runs; the only Python frame that sees them is
-torch.autograd's call of the engine. After the first sharding that call goes through a function here. With
-versions of torch that have no such function, the errors remain RuntimeErrors with the same text. Errors in
-forward: see CallHook in csrc/bindings/runtime.cpp.
+torch.autograd's call of the engine. While there are sharded models that call goes through a function here, which
+raises any exception only after the models have been reset (Note [A backward that ends elsewhere] in
+csrc/runtime/step/autograd_hooks.hpp). With versions of torch that have no such function, the errors remain
+RuntimeErrors with the same text. Errors in forward: see CallHook in csrc/bindings/runtime.cpp.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 from osdp import _C
 from osdp.errors import ShardingError
 from osdp.sharding.sharded_model import sharded_models
+from osdp.sharding.torch_patches.replaced import replace
 
 _UNGATHERED = re.compile(r"OSDP: parameter '.*' was read while it is not gathered")
 # A gradient with the shape of this rank's part where one of the full parameter's shape is expected.
@@ -106,32 +108,39 @@ def _leaves(outputs: Iterable[Any]) -> list[Tensor]:
     return found
 
 
-@functools.cache
 def install_typed_errors() -> None:
-    """Once per process."""
-    run = getattr(torch.autograd, "_engine_run_backward", None)
-    if run is None:
-        return
+    if hasattr(torch.autograd, "_engine_run_backward"):
+        replace(torch.autograd, "_engine_run_backward", _watched)
+
+
+def _watched(run: Callable[..., Any]) -> Callable[..., Any]:
+    """torch's call of the engine, which every backward and autograd.grad of Python goes through."""
 
     @functools.wraps(run)
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         try:
             gradients = run(*args, **kwargs)
-        except RuntimeError as error:
+        except BaseException as error:
+            _C.await_backwards()
             instead = typed(error) if type(error) is RuntimeError else None
             if instead is None:
                 raise
         else:
             creates_graph = args[3] if len(args) > 3 else kwargs.get("create_graph", False)
-            if creates_graph and not gradients:  # they are in .grad
-                into = kwargs.get("inputs", args[4] if len(args) > 4 else ()) or _leaves(args[0])
-                made: list[Any] = [leaf.grad for leaf in into if isinstance(leaf, Tensor)]
-            else:
-                made = list(gradients or ())
-            for gradient in made:
-                if gradient is not None and gradient.grad_fn is not None:  # create_graph=True
-                    gradient.register_hook(_C.begin_backwards)
+            if creates_graph:
+                _watch_graph_of(gradients, args, kwargs)
             return gradients
         raise instead
 
-    setattr(torch.autograd, "_engine_run_backward", run_backward)  # noqa: B010 (not exported to mypy)
+    return run_backward
+
+
+def _watch_graph_of(gradients: Any, args: Any, kwargs: Any) -> None:
+    """A backward of these gradients is one of the models, too."""
+    made: list[Any] = list(gradients or ())
+    if not made:  # they are in .grad
+        into = kwargs.get("inputs", args[4] if len(args) > 4 else ()) or _leaves(args[0])
+        made = [leaf.grad for leaf in into if isinstance(leaf, Tensor)]
+    for gradient in made:
+        if gradient is not None and gradient.grad_fn is not None:
+            gradient.register_hook(_C.begin_backwards)

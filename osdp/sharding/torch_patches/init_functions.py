@@ -25,6 +25,7 @@ from torch.nn import init
 
 from osdp.errors import ShardingError
 from osdp.sharding.sharded_model import Sharded, sharded_models
+from osdp.sharding.torch_patches.replaced import replace
 
 _PUBLIC = (
     "uniform_", "normal_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_",
@@ -36,12 +37,11 @@ _WITHIN = ("_no_grad_uniform_", "_no_grad_normal_", "_no_grad_trunc_normal_", "_
            "_calculate_fan_in_and_fan_out")  # fmt: skip
 
 
-@functools.cache
 def watch_initialising() -> None:
-    """Patches torch.nn.init, once per process."""
+    """Replaces functions of torch.nn.init."""
     for name in (*_PUBLIC, *_WITHIN):
-        if callable(function := getattr(init, name, None)):
-            setattr(init, name, _asking(name, function))
+        if callable(getattr(init, name, None)):
+            replace(init, name, functools.partial(_asking, name))
 
 
 def _asking(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -23,11 +23,10 @@ from osdp import _C
 from osdp.base.warned import warn
 from osdp.errors import ShardingError
 from osdp.sharding.parts import parts_of_wholes
+from osdp.sharding.torch_patches.replaced import replace
 
 
-@functools.cache
 def install_norms() -> None:
-    """Once per process."""
     _install_total_norm()
     _install_vectors()
 
@@ -41,8 +40,7 @@ def _install_total_norm() -> None:
             "this rank's part of the gradients for all of them. Use osdp.clip_grad_norm_(model, ...).",
         )
         return
-    cell = wrapper.__closure__[0]
-    cell.cell_contents = _total_norm(cell.cell_contents)
+    replace(wrapper.__closure__[0], "cell_contents", _total_norm)
 
 
 def _total_norm(whole: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -62,9 +60,8 @@ def _total_norm(whole: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _install_vectors() -> None:
     """parameters_to_vector and vector_to_parameters call this for each parameter."""
-    check = getattr(convert_parameters, "_check_param_device", None)
-    if check is not None:
-        convert_parameters._check_param_device = _refusing(check)
+    if hasattr(convert_parameters, "_check_param_device"):
+        replace(convert_parameters, "_check_param_device", _refusing)
 
 
 def _refusing(check: Callable[..., Any]) -> Callable[..., Any]:

@@ -24,15 +24,14 @@ from torch.optim import Optimizer
 from osdp.errors import ShardingError
 from osdp.sharding.cut_parameters import CutParameter, cut_parameters
 from osdp.sharding.dtensors import as_dtensor, mesh_of, rank_of, rows_of
+from osdp.sharding.torch_patches.replaced import replace
 
 Value = Any
 
 
-@functools.cache
 def install_optimizer_state() -> None:
-    """Once per process."""
-    Optimizer.state_dict = _showing(Optimizer.state_dict)  # type: ignore[method-assign]
-    Optimizer.load_state_dict = _taking_apart(Optimizer.load_state_dict)  # type: ignore[method-assign]
+    replace(Optimizer, "state_dict", _showing)
+    replace(Optimizer, "load_state_dict", _taking_apart)
 
 
 def _showing(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:

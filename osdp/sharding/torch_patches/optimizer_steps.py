@@ -14,12 +14,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from osdp.errors import ShardingError
 from osdp.sharding.sharded_model import sharded_models
 from osdp.sharding.torch_patches.elementwise_probe import check_before_step
+from osdp.sharding.torch_patches.replaced import hook
 
 
-@functools.cache
 def watch_steps() -> None:
-    """Once per process: install a hook that every `Optimizer.step` calls first."""
-    register_optimizer_step_pre_hook(_before_step)
+    """Install a hook that every `Optimizer.step` calls first."""
+    hook(register_optimizer_step_pre_hook(_before_step))
 
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:

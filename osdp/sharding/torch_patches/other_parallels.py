@@ -12,10 +12,10 @@ module.
 
 from __future__ import annotations
 
-import functools
 import gc
 import importlib
 from collections.abc import Callable, Iterable
+from functools import partial, wraps
 from typing import Any, NoReturn
 
 from torch import distributed as dist
@@ -28,19 +28,17 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from osdp.errors import ShardingError
 from osdp.sharding.sharded_model import sharded_models, sharded_of
+from osdp.sharding.torch_patches.replaced import hook, replace
 
 _WRAPPERS = (DistributedDataParallel, DataParallel, FullyShardedDataParallel)
 
 
-@functools.cache
 def install_refusals() -> None:
-    """Once per process."""
-    register_module_module_registration_hook(_registered)
-    asking = _asking_first("FullyShardedDataParallel", FullyShardedDataParallel.__init__, 1)
-    FullyShardedDataParallel.__init__ = asking  # type: ignore[method-assign]
+    hook(register_module_module_registration_hook(_registered))
+    replace(FullyShardedDataParallel, "__init__", partial(_asking_first, "FullyShardedDataParallel", 1))
     for what, module in (("torch's fully_shard", fsdp2), ("torch's replicate", _replicate_with_fsdp())):
         if hasattr(module, "_validate_module"):  # the first function that they call
-            setattr(module, "_validate_module", _asking_first(what, module._validate_module, 0))  # noqa: B010
+            replace(module, "_validate_module", partial(_asking_first, what, 0))
 
 
 def _replicate_with_fsdp() -> Any:
@@ -55,8 +53,8 @@ def _registered(module: nn.Module, name: str, part: nn.Module | None) -> None:
         _refuse_around(type(module).__name__, part)
 
 
-def _asking_first(what: str, original: Callable[..., Any], place: int) -> Callable[..., Any]:
-    @functools.wraps(original)
+def _asking_first(what: str, place: int, original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
     def asking(*args: Any, **kwargs: Any) -> Any:
         given = args[place] if len(args) > place else kwargs.get("module")
         for module in given if isinstance(given, list | tuple) else [given]:

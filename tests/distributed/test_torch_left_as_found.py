@@ -1,0 +1,130 @@
+"""What differs in torch while a model is sharded is what docs/torch.md lists; afterwards nothing does."""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import Member, Pool
+from support import plans
+from torch import nn
+from torch.nn.utils import clip_grad
+
+import osdp
+from osdp.sharding.sharded_model import sharded_models
+
+PAGE = Path(__file__).parents[2] / "docs" / "torch.md"
+FIRST_CELL, NAME = re.compile(r"^\| (`torch[^|]*) \|", re.MULTILINE), re.compile(r"`(torch[\w.]*)`")
+
+
+def torch_now() -> dict[str, Any]:
+    """Every function and class attribute of torch's modules, by name, and what its dicts of global hooks hold."""
+    found: dict[str, Any] = {}
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] != "torch" or not isinstance(module, types.ModuleType):
+            continue
+        for key, value in list(vars(module).items()):
+            kind = type(value)  # not isinstance: some objects warn when they are asked for their class
+            if kind is types.FunctionType:
+                found[f"{name}.{key}"] = value
+            elif issubclass(kind, type) and value.__module__ == name:
+                methods = ((k, v) for k, v in vars(value).items() if type(v) is types.FunctionType)
+                found |= {f"{name}.{key}.{k}": v for k, v in methods}
+            elif issubclass(kind, dict) and "hook" in key:
+                found[f"{name}.{key}"] = tuple(value.values())
+    found["torch.nn.utils.clip_grad.get_total_norm"] = _total_norm_in(clip_grad._get_total_norm)
+    return found
+
+
+def _total_norm_in(wrapper: Any) -> Any:
+    """torch wraps it in no_grad, and the wrapper's closure holds it."""
+    return wrapper.__closure__[0].cell_contents
+
+
+def changed(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
+    return {
+        name for name, value in before.items() if after.get(name) is not value and after.get(name) != value
+    }
+
+
+def model_of(me: Member) -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+    return osdp.fully_shard(
+        model, plans.uniform(osdp.describe(model, torch.zeros(2, 4)))["FULL_SHARD"], process_group=me.group
+    )
+
+
+def unsharded(me: Member) -> dict[str, Any]:
+    optimizer = torch.optim.SGD(model_of(me).parameters(), lr=0.1)
+    optimizer.step()  # torch wraps it at its first use
+    del optimizer
+    gc.collect()
+    assert not sharded_models(), "another case's model is alive"
+    return torch_now()
+
+
+def as_found(me: Member) -> None:
+    before = unsharded(me)
+    model = model_of(me)
+    other = model_of(me)
+    model(torch.ones(2, 4)).sum().backward()
+    listed = {name for cell in FIRST_CELL.findall(PAGE.read_text()) for name in NAME.findall(cell)}
+    assert changed(before, torch_now()) == listed, changed(before, torch_now()) ^ listed
+    del model
+    gc.collect()
+    assert changed(before, torch_now()) == listed
+    del other
+    gc.collect()
+    assert not changed(before, torch_now())
+
+
+def under_another_library(me: Member) -> None:
+    """It replaced what OSDP had replaced, and keeps it."""
+    before = unsharded(me)
+    model = model_of(me)
+    ours = torch.optim.Optimizer.state_dict
+
+    def theirs(self: torch.optim.Optimizer) -> dict[str, Any]:
+        return {**ours(self), "theirs": True}
+
+    torch.optim.Optimizer.state_dict = theirs  # type: ignore[method-assign]
+    try:
+        for _ in range(2):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            saved = optimizer.state_dict()
+            assert saved["theirs"]
+            assert saved["state"][0]["momentum_buffer"].shape == (8, 4)  # in full: a DTensor
+            del model, optimizer, saved
+            gc.collect()
+            assert changed(before, torch_now()) == {"torch.optim.optimizer.Optimizer.state_dict"}
+            model = model_of(me)
+    finally:
+        torch.optim.Optimizer.state_dict = ours  # type: ignore[method-assign]
+    del model
+    gc.collect()
+    assert not changed(before, torch_now())
+
+
+@pytest.fixture(scope="module")
+def fresh() -> Iterator[Pool]:
+    """Ranks that no other test's models live on."""
+    pool = Pool(2)
+    yield pool
+    pool.close()
+
+
+def test_torch_is_left_as_it_was_found(fresh: Pool) -> None:
+    fresh.run(as_found, world=2)
+
+
+def test_what_another_library_has_replaced_stays(fresh: Pool) -> None:
+    fresh.run(under_another_library, world=2)

@@ -1,11 +1,14 @@
 """Predictions for assumed machines beside runs that others published: each played as the same plan.
 
-    python benchmarks/published.py [--json results/published.json] [--rows] [--descriptions FOLDER]
+    python benchmarks/published.py [--json results/published.json] [--picture results/published.svg] [--rows] [--quick]
+                                   [--descriptions FOLDER]
 
-Note [Published runs] in support/published_runs.py says what is known of them. Printed are, by GPU, model and scale,
-predicted tokens/s over published ones, and the mean error; single runs that their neighbours contradict (a rule that was
-fixed before anything was fitted) are left out of the means and listed. Held out are the groups that were not fitted:
-whatever is far from what was. --rows prints every run. --descriptions keeps descriptions in a folder for the next call.
+Notes [Published runs] and [What is theirs] in support/published_runs.py say what is known of them, and which figures are
+theirs. Printed are, by GPU, model and scale, predicted tokens/s over published ones, and the mean error; the same of runs
+that were not fitted; of the H100 with the A100's shares; of both without each figure; and with today's attention,
+which ships. Single runs that their neighbours contradict (a rule that was fixed before anything was fitted) are left out of
+the means and listed. --rows prints every run. --descriptions keeps descriptions in a folder for the next call. --quick
+leaves out what other figures would predict.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -24,13 +29,36 @@ from rich.console import Console
 from rich.table import Table
 from support import mpt
 from support.machine import machine
-from support.published_runs import SCALES, Run, contradicted, machine_of, plan_of, runs
+from support.published_picture import draw
+from support.published_runs import (
+    BANDWIDTH,
+    FROM_A100,
+    PEAK,
+    SCALES,
+    Change,
+    Run,
+    contradicted,
+    machine_of,
+    plan_of,
+    products_changed,
+    rates_changed,
+    runs,
+)
 
 import osdp
 from osdp.description.model_description import ModelDescription
+from osdp.hardware.hardware import Hardware
 
 Row = Mapping[str, Any]
 WITHIN, MOST_WITHIN = 0.20, 0.12  # goals: every run, and 95% of them
+WITHOUT: Mapping[str, Change] = {
+    "slow small products": rates_changed(half_rate_dimension=0.0),
+    "attention's share": rates_changed(attention_share=1.0),
+    "slow short attention": rates_changed(attention_half_intensity=0.0),
+    "launches": rates_changed(launch_s=0.0),
+    "stolen computation": lambda machine: replace(machine, stolen_computation=0.0),
+    "NCCL's protocols": lambda machine: replace(machine, protocols=()),
+}
 HELD_OUT: Mapping[str, Callable[[Run], bool]] = {
     "16,384 tokens and more": lambda run: run.sequence >= 16384,
     "128 GPUs and more": lambda run: run.gpus >= 128,
@@ -50,13 +78,14 @@ def described(run: Run, precision: str, folder: Path | None) -> ModelDescription
     return description
 
 
-def predicted(run: Run, folder: Path | None) -> dict[str, Any]:
-    """The run's prediction in each reading of its precision; the first one counts."""
-    hardware = machine_of(run)
+def predicted(run: Run, folder: Path | None, hardware: Hardware | None = None) -> dict[str, Any]:
+    """In each reading of its precision: the first one counts, and is the only one where the machine is given."""
+    precisions = run.precisions if hardware is None else run.precisions[:1]
+    hardware = hardware or machine_of(run)
     readings = {}
-    for precision in run.precisions:
+    for precision in precisions:
         plan = plan_of(run, described(run, precision, folder), precision)
-        played = plan.simulate(hardware, run.gpus)
+        played = plan.simulate(hardware, run.gpus, run.hosts)
         tokens_per_s = run.sequence * run.micro_batch * run.accumulation / played.step_time_s
         readings[precision] = {
             "tokens_per_s_per_gpu": tokens_per_s,
@@ -115,6 +144,49 @@ def groups(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     return found | {f"all {chip}": summary(part) for chip, part in chips.items() if part}
 
 
+def fitted_to(run: Run) -> bool:
+    """Whether constants were fitted to it: Note [What is theirs]."""
+    return run.sequence <= 8192 and run.gpus <= 64 and run.parameters < 2e10
+
+
+def other_figures(kept: Sequence[Run], folder: Path) -> dict[str, dict[str, float]]:
+    """Mean error of A100 and H100 with other figures."""
+
+    def full_rate(run: Run) -> Change:
+        return products_changed(lambda machine: PEAK[run.gpu] / machine.flops_per_s_by_dtype["bfloat16"])
+
+    def full_bandwidth(run: Run) -> Change:
+        return rates_changed(memory_bytes_per_s=BANDWIDTH[run.gpu])
+
+    def errors(machine: Callable[[Run], Hardware], *chips: str) -> dict[str, float]:
+        found = {}
+        for chip in chips:
+            own = [run for run in kept if run.gpu.startswith(chip.lower())]
+            found[chip] = error([predicted(run, folder, machine(run)) for run in own])
+        return found
+
+    found = {}
+    for name, change in FROM_A100.items():
+        found[name] = errors(lambda run, c=change: c(machine_of(run)), "H100")
+    for name, change in WITHOUT.items():
+        found[f"without {name}"] = errors(lambda run, c=change: c(machine_of(run)), "A100", "H100")
+    found["without products' share"] = errors(lambda run: full_rate(run)(machine_of(run)), "A100", "H100")
+    found["without the memory's share"] = errors(
+        lambda run: full_bandwidth(run)(machine_of(run)), "A100", "H100"
+    )
+    found["with the attention that ships"] = errors(
+        lambda run: machine_of(run, their_attention=False), "A100", "H100"
+    )
+    return found
+
+
+def shown_others(found: Mapping[str, Mapping[str, float]]) -> Table:
+    table = Table("mean error", "A100", "H100")
+    for name, errors in found.items():
+        table.add_row(name, *(f"{errors[chip]:.1%}" if chip in errors else "" for chip in ("A100", "H100")))
+    return table
+
+
 def bar(low: float, middle: float, high: float, width: int = 28) -> str:
     """Ratios from 0.5 to 2.5: the range, its median, and where 1 is."""
 
@@ -141,15 +213,17 @@ def shown(found: Mapping[str, dict[str, Any]]) -> Table:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--picture", type=Path)
     parser.add_argument("--rows", action="store_true")
+    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--descriptions", type=Path)
     given = parser.parse_args()
-    if given.descriptions is not None:
-        given.descriptions.mkdir(parents=True, exist_ok=True)
+    folder = given.descriptions or Path(tempfile.mkdtemp())
+    folder.mkdir(parents=True, exist_ok=True)
     console = Console(width=150)
     all_runs = runs()
     aside = {run.name for run in contradicted(all_runs)}
-    rows = [predicted(run, given.descriptions) for run in all_runs]
+    rows = [predicted(run, folder) for run in all_runs]
     kept = [row for row in rows if row["run"] not in aside]
     found = groups(kept)
     for row in rows:
@@ -163,9 +237,27 @@ def main() -> int:
     beyond = [row["run"] for row in rows if row["peak_share"] > 1]
     least = 1 - max(row["peak_share"] for row in rows)
     console.print(f"predicted beyond their GPU, which all fitted: {len(beyond)}; least headroom {least:.1%}")
+    fitted = {run.name for run in all_runs if fitted_to(run)}
+    parts = {chip: [r for r in kept if r["gpu"].startswith(chip.lower())] for chip in ("A100", "H100")}
+    for chip, own in parts.items():
+        where = [error([r for r in own if (r["run"] in fitted) == side]) for side in (True, False)]
+        console.print(f"{chip}: {where[0]:.1%} off where fitted, {where[1]:.1%} elsewhere")
+    others = {}
+    if not given.quick:
+        others = other_figures([run for run in all_runs if run.name not in aside], folder)
+        console.print(shown_others(others))
     if given.json:
-        figures = {"machine": machine(), "groups": found, "aside": sorted(aside), "rows": rows}
+        figures = {
+            "machine": machine(),
+            "groups": found,
+            "headroom": least,
+            "other figures": others,
+            "aside": sorted(aside),
+            "rows": rows,
+        }
         given.json.write_text(json.dumps(figures, indent=1) + "\n")
+    if given.picture:
+        draw(rows, aside, given.picture)
     return 0
 
 

@@ -10,6 +10,7 @@ import typing
 import typing_extensions
 
 __all__: list[str] = [
+    "ALGORITHMS",
     "Answer",
     "Batch",
     "COST_VERSION",
@@ -36,6 +37,7 @@ __all__: list[str] = [
     "Plan",
     "Planner",
     "PlayedStep",
+    "Protocol",
     "RECOMPUTES",
     "Request",
     "SPLITS",
@@ -175,6 +177,20 @@ class Collective:
         beta_s_per_byte: typing.SupportsFloat | typing.SupportsIndex,
     ) -> None: ...
 
+class Protocol:
+    """
+    A way in which NCCL runs collectives.
+    """
+    def __init__(
+        self,
+        algorithm: str,
+        base_s: typing.SupportsFloat | typing.SupportsIndex,
+        inner_hop_s: typing.SupportsFloat | typing.SupportsIndex,
+        outer_hop_s: typing.SupportsFloat | typing.SupportsIndex,
+        bandwidth_share: typing.SupportsFloat | typing.SupportsIndex,
+        most_bytes_per_s: typing.SupportsFloat | typing.SupportsIndex,
+    ) -> None: ...
+
 class Device:
     def __init__(
         self,
@@ -188,6 +204,7 @@ class Device:
         exposed: typing.SupportsFloat | typing.SupportsIndex,
         optimizer_s_per_byte: typing.SupportsFloat | typing.SupportsIndex,
         recompute_slowdown: typing.SupportsFloat | typing.SupportsIndex,
+        protocols: collections.abc.Sequence[Protocol] = [],
     ) -> None: ...
 
 class Batch:
@@ -769,6 +786,7 @@ def traits(mode: str) -> ModeTraits:
     Of a mode, by its name.
     """
 
+ALGORITHMS: tuple = ("ring", "tree", "in-switch")
 COST_VERSION: int = 8
 DEFAULT_TIME_LIMIT_S: float = 10.0
 MODES: tuple = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD")

@@ -87,6 +87,12 @@ def _hardware_5(old: Document) -> Document:
     return {"kernel_rates": None, **old}
 
 
+def _hardware_6(old: Document) -> Document:
+    """what early files lack: NCCL's protocols, and attention's rate in short sequences"""
+    rates = old["kernel_rates"] and {"attention_half_intensity": 0.0, **old["kernel_rates"]}
+    return {"protocols": [], **old, "kernel_rates": rates}
+
+
 def _plan_1(old: Document) -> Document:
     """what early files lack: in description and hardware, and the share that choosing by replay may cost"""
     steps: dict[str, Step] = {
@@ -185,11 +191,16 @@ def _plan_12(old: Document) -> Document:
     return {**old, "description": _description_4(old["description"]), "hardware": hardware}
 
 
+def _plan_13(old: Document) -> Document:
+    """what early files lack: in hardware"""
+    return {**old, "hardware": old["hardware"] and _hardware_6(old["hardware"])}
+
+
 # Kind -> its steps; the first one leads from version 1 to 2.
 STEPS: Mapping[str, tuple[Step, ...]] = {
     "checkpoint": (_checkpoint_1,),
     "description": (_description_1, _description_2, _description_3, _description_4),
-    "hardware": (_hardware_1, _hardware_2, _hardware_3, _hardware_4, _hardware_5),
+    "hardware": (_hardware_1, _hardware_2, _hardware_3, _hardware_4, _hardware_5, _hardware_6),
     "plan": (
         _plan_1,
         _plan_2,
@@ -203,6 +214,7 @@ STEPS: Mapping[str, tuple[Step, ...]] = {
         _plan_10,
         _plan_11,
         _plan_12,
+        _plan_13,
     ),
 }
 

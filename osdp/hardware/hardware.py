@@ -10,15 +10,17 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from osdp import _search
 from osdp.base import json_files
 from osdp.base.later_methods import function_of
 from osdp.base.printed import Printed
-from osdp.base.schema import AtLeast
+from osdp.base.schema import AtLeast, OneOf
 from osdp.errors import InvalidProblemError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+MOST_PROTOCOLS = 8  # as csrc/search/problem/request.hpp
 MOST_DEVICE_BYTES = 2**50  # so that sums do not overflow
 
 
@@ -33,6 +35,22 @@ class Collective:
 
     alpha_s: float
     beta_s_per_byte: float
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One of the ways in which NCCL runs collectives, an algorithm with a protocol: Note [Protocols of NCCL] in
+    csrc/search/problem/collective_time.hpp. Over N ranks on H hosts a ring takes `base_s`, N - H inner hops and H - 1
+    outer ones, each twice for an all-reduce, and the time of its bytes at a share of the link's bandwidth.
+    """
+
+    algorithm: Annotated[str, OneOf(_search.ALGORITHMS)]
+    protocol: str  # NCCL's name: "LL", "LL128", "Simple"
+    base_s: float
+    inner_hop_s: float  # inside a host
+    outer_hop_s: float  # between hosts
+    bandwidth_share: Annotated[float, AtLeast(0, strictly=True)]
+    most_bytes_per_s: Annotated[float, AtLeast(0)] = 0.0  # 0: no limit but the links'
 
 
 @dataclass(frozen=True)
@@ -60,7 +78,9 @@ class KernelRates:
     memory_bytes_per_s: Annotated[float, AtLeast(0, strictly=True)]  # that a kernel reaches
     launch_s: float  # of a kernel, and what is between it and the next
     half_rate_dimension: Annotated[float, AtLeast(0)]  # the least dimension of products at half of their rate
-    attention_share: Annotated[float, AtLeast(0, strictly=True)]  # of the rate of products
+    attention_share: Annotated[float, AtLeast(0, strictly=True)]  # of the rate of products, of long sequences
+    # Flops per byte at which attention has half of that rate: about a quarter of a sequence's length in 16 bits.
+    attention_half_intensity: Annotated[float, AtLeast(0)] = 0.0
 
 
 @dataclass(frozen=True)
@@ -121,6 +141,9 @@ class Hardware(Printed):
     recompute_slowdown: Annotated[float, AtLeast(0, strictly=True)] = 1.0
     # None: operators that were not measured are priced by their flops alone.
     kernel_rates: KernelRates | None = None
+    # What NCCL chooses from; their latencies replace those of `all_gather` and the others. Empty, as in every profile: a
+    # collective takes the time of `Collective`.
+    protocols: tuple[Protocol, ...] = ()
     measured: Measured | None = None  # None: public figures, or an older profile
 
     @property
@@ -188,6 +211,18 @@ def _problems(hardware: Hardware) -> Iterator[tuple[str, str]]:
             seconds |= {f"{name}.alpha_s": link.alpha_s, f"{name}.beta_s_per_byte": link.beta_s_per_byte}
     if hardware.kernel_rates is not None:
         seconds["kernel_rates.launch_s"] = hardware.kernel_rates.launch_s
+    for i, p in enumerate(hardware.protocols):
+        seconds |= {
+            f"protocols[{i}].{name}": getattr(p, name) for name in ("base_s", "inner_hop_s", "outer_hop_s")
+        }
+        if not 0 < p.bandwidth_share <= 1:
+            yield f"protocols[{i}].bandwidth_share", f"must be above 0 and at most 1, got {p.bandwidth_share}"
+        if not 0 <= p.most_bytes_per_s <= 1e30:
+            yield f"protocols[{i}].most_bytes_per_s", f"must be between 0 and 1e30, got {p.most_bytes_per_s}"
+    if len(hardware.protocols) > MOST_PROTOCOLS:
+        yield "protocols", f"must be at most {MOST_PROTOCOLS}, got {len(hardware.protocols)}"
+    if hardware.protocols and all(p.algorithm != "ring" for p in hardware.protocols):
+        yield "protocols", "must hold a ring, which every kind of collective can run"
     for table in ("gamma_s", "gamma_fixed_s", "recompute_s"):
         seconds |= {f"{table}.{name}": value for name, value in getattr(hardware, table).items()}
     if hardware.measured is not None:
@@ -201,11 +236,9 @@ def _problems(hardware: Hardware) -> Iterator[tuple[str, str]]:
             f"kernel_rates.{name}": getattr(kernels, name)
             for name in ("memory_bytes_per_s", "attention_share")
         }
-        if not 0 <= kernels.half_rate_dimension <= 1e9:
-            yield (
-                "kernel_rates.half_rate_dimension",
-                f"must be between 0 and 1e9, got {kernels.half_rate_dimension}",
-            )
+        for name in ("half_rate_dimension", "attention_half_intensity"):
+            if not 0 <= (half := getattr(kernels, name)) <= 1e9:
+                yield f"kernel_rates.{name}", f"must be between 0 and 1e9, got {half}"
     rates |= {f"flops_per_s_by_dtype.{dtype}": rate for dtype, rate in hardware.flops_per_s_by_dtype.items()}
     for name, rate in rates.items():
         if not 0 < rate <= 1e30:

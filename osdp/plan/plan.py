@@ -155,17 +155,20 @@ class Plan(Printed, PlanFields):
         return sum(p.numerator for p in c.prices) / c.price_denominator * 1e-12 if c is not None else 0.0
 
     def simulate(
-        self, hardware: Hardware | str | os.PathLike[str] | None = None, world_size: int | None = None
+        self,
+        hardware: Hardware | str | os.PathLike[str] | None = None,
+        world_size: int | None = None,
+        hosts: int | None = None,
     ) -> Timeline:
         """Simulate one training step of this plan event by event: the timeline of computation and
         communication, and the memory held at every moment.
 
         `hardware` and `world_size` are needed only for plans made by hand, which have none. Raises
-        PlanMismatchError where either is missing.
+        PlanMismatchError where either is missing. `hosts`: of equally many ranks each; those of the search, or 1.
 
         >>> plan.simulate().save_trace("step.json")  # for https://ui.perfetto.dev
         """
-        played: Timeline = function_of("Plan.simulate")(self, hardware, world_size)
+        played: Timeline = function_of("Plan.simulate")(self, hardware, world_size, hosts)
         return played
 
     def frontier(self, points: int = 32, limits: Sequence[int | float | str] | None = None) -> Frontier:

@@ -10,7 +10,7 @@ from functools import cache
 from osdp import _search
 from osdp.description.model_description import ModelDescription, Operator, Parameter
 from osdp.errors import InvalidProblemError
-from osdp.hardware.hardware import Collective, Hardware
+from osdp.hardware.hardware import Collective, Hardware, Protocol
 from osdp.plan.precisions import PRECISIONS
 from osdp.plan.searched import COST_VERSION, Searched
 from osdp.plan.unit_grouping import BUCKET_BYTES, places_of
@@ -108,6 +108,7 @@ def make_request(
         exposed=hardware.exposed_communication,
         optimizer_s_per_byte=hardware.optimizer_s_per_byte,
         recompute_slowdown=hardware.recompute_slowdown,
+        protocols=[] if cost == "paper" else [_protocol(p) for p in hardware.protocols],
     )
     return _search.Request(
         device=device,
@@ -145,6 +146,12 @@ def make_manner(
         enqueue=enqueue,
         delay=_core(hardware.communication_delay),
         stolen_permille=round(hardware.stolen_computation * 1000),
+    )
+
+
+def _protocol(p: Protocol) -> _search.Protocol:
+    return _search.Protocol(
+        p.algorithm, p.base_s, p.inner_hop_s, p.outer_hop_s, p.bandwidth_share, p.most_bytes_per_s
     )
 
 

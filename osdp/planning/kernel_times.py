@@ -11,7 +11,8 @@ from osdp.hardware.hardware import Hardware, KernelRates
 # A kernel takes the larger of its flops at its rate and of its bytes at the memory's, and a launch. Products reach
 # `flops_per_s_by_dtype` where all of their dimensions are large, and d / (d + half_rate_dimension) of it where the least is
 # d: tiles that are not filled, and sums that are too short to hide the reads of their first tiles. Attention has a rate of
-# its own, as its softmax runs between two products.
+# its own, as its softmax runs between two products; in short sequences, which have few flops per byte i, it reaches
+# i / (i + attention_half_intensity) of that.
 
 
 def kernels_s(kernels: Sequence[Kernel], rates: KernelRates, flops_per_s: float, batch: float) -> float:
@@ -24,6 +25,9 @@ def _kernel_s(k: Kernel, rates: KernelRates, flops_per_s: float, batch: float) -
     moved_s = (k.bytes_fixed + k.bytes_per_sample * batch) / rates.memory_bytes_per_s
     if k.kind == "attention":
         flops_per_s *= rates.attention_share
+        moved = k.bytes_fixed + k.bytes_per_sample * batch
+        if moved and flops:
+            flops_per_s *= flops / (flops + rates.attention_half_intensity * moved)
     elif k.kind == "product":
         growing = k.dimension_per_sample * batch
         least = min((d for d in (k.dimension, growing) if d > 0), default=0.0)

@@ -19,10 +19,13 @@ PS = 1e-12
 
 
 def simulate(
-    plan: Plan, hardware: Hardware | str | os.PathLike[str] | None = None, world_size: int | None = None
+    plan: Plan,
+    hardware: Hardware | str | os.PathLike[str] | None = None,
+    world_size: int | None = None,
+    hosts: int | None = None,
 ) -> Timeline:
     """The timeline of one step: see `Plan.simulate`."""
-    problem, units = _problem(plan, hardware, world_size)
+    problem, units = _problem(plan, hardware, world_size, hosts)
     try:
         timeline = problem.planner.timeline(core_plan(plan), units)
     except _search.InvalidProblem as e:
@@ -46,7 +49,10 @@ def simulate(
 
 
 def _problem(
-    plan: Plan, hardware: Hardware | str | os.PathLike[str] | None, world_size: int | None
+    plan: Plan,
+    hardware: Hardware | str | os.PathLike[str] | None,
+    world_size: int | None,
+    hosts: int | None,
 ) -> tuple[SearchProblem, list[list[int]]]:
     machine = machine_of(hardware) if hardware is not None else plan.hardware
     ranks = world_size or plan.world_size
@@ -60,7 +66,7 @@ def _problem(
         granularity=(),
         checkpoint=("none",),
         batch_size=plan.searched.batch_size if plan.searched is not None else plan.batch_size,
-        hosts=plan.searched.hosts if plan.searched is not None else 1,
+        hosts=hosts or (plan.searched.hosts if plan.searched is not None else 1),
         prefetch=plan.prefetch,
     )
     problem = SearchProblem(

@@ -145,6 +145,18 @@ inline Request random_request(Random& r) {
   return request;
 }
 
+// Protocols of collectives, some of which are better for few bytes and some for many.
+inline std::vector<Protocol> random_protocols(Random& r) {
+  std::vector<Protocol> found;
+  for (int64_t n = draw(r, 1, 5); n > 0; --n) {
+    const auto time = [&] { return 1e-9 * static_cast<double>(draw(r, 0, 40)); };
+    found.push_back({found.empty() ? Algorithm::Ring : static_cast<Algorithm>(r() % 3), time(), time(),
+                     time(), 0.1 * static_cast<double>(draw(r, 1, 10)),
+                     r() % 3 == 0 ? 1e9 * static_cast<double>(draw(r, 1, 20)) : 0.0});
+  }
+  return found;
+}
+
 // Every operator's slot: which kind's, and under which block.
 struct Where {
   const Slot* slot = nullptr;

@@ -22,6 +22,7 @@ Request any_request(Random& r) {
                             1e-10 * static_cast<double>(draw(r, 1, 90))};
     if (r() % 2 == 0) request.space.modes.push_back(Mode::HybridShard);
   }
+  if (r() % 2 == 0) device.protocols = random_protocols(r);
   device.exposed = 0.1 * static_cast<double>(draw(r, 0, 20));
   if (r() % 2 == 0) request.space.granularities = {2, 3, 4};
   if (r() % 4 == 0) request.space.modes.erase(request.space.modes.begin());

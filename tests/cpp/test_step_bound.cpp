@@ -3,6 +3,7 @@
 #include "search/problem/step_bound.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "check.hpp"
 #include "random_manner.hpp"
@@ -51,6 +52,7 @@ Request random_machine(Random& dice) {
                                     1e-10 * static_cast<double>(draw(dice, 1, 60))};
     request.space.modes.push_back(Mode::HybridShard);
   }
+  if (dice() % 2 == 0) request.device.protocols = random_protocols(dice);
   return request;
 }
 
@@ -105,8 +107,9 @@ void check_problem(Random& dice, Worst& worst) {
 
 }  // namespace
 
-int main() {
-  Random dice(5);
+// Another seed than the suite's may be given: `for s in $(seq 200); do ./test_step_bound $s; done`.
+int main(int argc, char** argv) {
+  Random dice(argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 5);
   Worst worst;
   for (int n = 0; n < 6000 && failures == 0; ++n) check_problem(dice, worst);
   CHECK(worst.tight > worst.plans / 50);

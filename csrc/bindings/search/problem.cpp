@@ -4,6 +4,16 @@
 #include "search/problem/cost.hpp"
 #include "search/problem/plain_plan.hpp"
 
+template <>
+struct osdp::Names<osdp::search::Algorithm> {
+  static constexpr const char* what = "algorithm";
+  static constexpr size_t count = osdp::search::kAlgorithms.size();
+  static const char* at(size_t code) { return osdp::search::kAlgorithms.at(code); }
+};
+template <>
+struct pybind11::detail::type_caster<osdp::search::Algorithm>
+    : pybind11::detail::name_caster<osdp::search::Algorithm> {};
+
 namespace py = pybind11;
 using namespace py::literals;
 using namespace osdp::search;
@@ -54,15 +64,26 @@ void bind_request(py::module_& m) {
       .def(py::init(
                [](double alpha_s, double beta_s_per_byte) { return Collective{alpha_s, beta_s_per_byte}; }),
            "alpha_s"_a, "beta_s_per_byte"_a);
+  py::class_<Protocol>(m, "Protocol", "A way in which NCCL runs collectives.")
+      .def(py::init([](Algorithm algorithm, double base_s, double inner_hop_s, double outer_hop_s,
+                       double bandwidth_share, double most_bytes_per_s) {
+             return Protocol{algorithm, base_s, inner_hop_s, outer_hop_s, bandwidth_share, most_bytes_per_s};
+           }),
+           "algorithm"_a, "base_s"_a, "inner_hop_s"_a, "outer_hop_s"_a, "bandwidth_share"_a,
+           "most_bytes_per_s"_a);
   py::class_<Device>(m, "Device")
       .def(py::init([](int64_t ranks, int64_t hosts, Collective all_gather, Collective reduce_scatter,
                        Collective all_reduce, Collective between_hosts, double exposed,
-                       double optimizer_s_per_byte, double recompute_slowdown) {
-             return Device{ranks,         hosts,   all_gather,           reduce_scatter,    all_reduce,
-                           between_hosts, exposed, optimizer_s_per_byte, recompute_slowdown};
+                       double optimizer_s_per_byte, double recompute_slowdown,
+                       std::vector<Protocol> protocols) {
+             Device d{ranks,         hosts,   all_gather,           reduce_scatter,    all_reduce,
+                      between_hosts, exposed, optimizer_s_per_byte, recompute_slowdown};
+             d.protocols = std::move(protocols);
+             return d;
            }),
            py::kw_only(), "ranks"_a, "hosts"_a, "all_gather"_a, "reduce_scatter"_a, "all_reduce"_a,
-           "between_hosts"_a, "exposed"_a, "optimizer_s_per_byte"_a, "recompute_slowdown"_a);
+           "between_hosts"_a, "exposed"_a, "optimizer_s_per_byte"_a, "recompute_slowdown"_a,
+           "protocols"_a = std::vector<Protocol>());
   py::class_<Batch>(m, "Batch", "Samples per rank, and how many such micro-batches make a step.")
       .def(py::init([](int64_t size, int64_t accumulation) { return Batch{size, accumulation}; }), "size"_a,
            "accumulation"_a = 1)
@@ -145,6 +166,7 @@ void bind_problem(py::module_& m) {
   m.attr("MODES") = osdp::names_of<osdp::Mode>();
   m.attr("SPLITS") = osdp::names_of<osdp::Split>();
   m.attr("RECOMPUTES") = osdp::names_of<osdp::Recompute>();
+  m.attr("ALGORITHMS") = osdp::names_of<Algorithm>();
   m.attr("COST_VERSION") = kCostVersion;
   m.attr("MOST_BATCH") = kMostBatch;
   py::class_<osdp::ModeTraits>(m, "ModeTraits")

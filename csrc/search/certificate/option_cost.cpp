@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "search/problem/validate.hpp"
 
@@ -145,28 +146,74 @@ class Columns {
 
   // --- communication in seconds
 
-  // One pass of a ring; `latency`: the fraction of alpha that counts.
-  static double round_s(Collective link, int64_t bytes, int64_t ranks, double latency = 1) {
-    const auto n = static_cast<double>(ranks);
-    return (n - 1) * (latency * link.alpha_s + static_cast<double>(bytes) / n * link.beta_s_per_byte);
+  // The ranks of a collective, and the hosts that they are on.
+  struct Group {
+    int64_t ranks, hosts;
+  };
+  Group inside_host() const { return {sharing(), 1}; }
+  Group across_hosts() const { return {device_.hosts, device_.hosts}; }
+
+  // The time of a collective that sends all bytes once around a ring (an all-gather, a reduce-scatter) or
+  // twice (an all-reduce). `latency`: the fraction of its latency that counts.
+  double collective_s(Collective link, int64_t bytes, Group group, int rounds, double latency = 1) const {
+    if (device_.protocols.empty() || group.ranks == 1) {
+      const auto n = static_cast<double>(group.ranks);
+      return rounds *
+             ((n - 1) * (latency * link.alpha_s + static_cast<double>(bytes) / n * link.beta_s_per_byte));
+    }
+    // NCCL: the fastest of its protocols. Latency is what it takes more than the one that is the fastest for
+    // many bytes would without its own.
+    double fastest = std::numeric_limits<double>::infinity(), per_byte = fastest;
+    for (const Protocol& p : device_.protocols) {
+      if (!runs(p.algorithm, group, rounds)) continue;
+      const double of_byte = bytes_sent(p.algorithm, group, rounds) * byte_s(p, link);
+      per_byte = std::min(per_byte, of_byte);
+      fastest = std::min(fastest, latency_s(p, group, rounds) + static_cast<double>(bytes) * of_byte);
+    }
+    const double transfer = static_cast<double>(bytes) * per_byte;
+    return latency == 1 ? fastest : transfer + latency * (fastest - transfer);
   }
-  // A ring over all ranks runs at the speed of its slowest link.
-  double over_all_s(Collective link, int64_t bytes, double latency = 1) const {
+  static bool runs(Algorithm algorithm, Group group, int rounds) {
+    if (algorithm == Algorithm::Ring) return true;
+    return rounds == 2 && (algorithm == Algorithm::Tree || group.hosts == 1);
+  }
+  static double byte_s(const Protocol& p, const Collective& link) {
+    const double of_links = link.beta_s_per_byte / p.bandwidth_share;
+    return p.most_bytes_per_s > 0 ? std::max(of_links, 1 / p.most_bytes_per_s) : of_links;
+  }
+  // How often each byte passes a rank's link.
+  static double bytes_sent(Algorithm algorithm, Group group, int rounds) {
+    const auto n = static_cast<double>(group.ranks);
+    if (algorithm == Algorithm::Tree) return 2;
+    return algorithm == Algorithm::Ring ? (n - 1) / n * rounds : (n - 1) / n;
+  }
+  static double latency_s(const Protocol& p, Group group, int rounds) {
+    if (p.algorithm == Algorithm::InSwitch) return p.base_s;
+    int64_t inner = group.ranks - group.hosts, outer = group.hosts - 1;
+    if (p.algorithm == Algorithm::Tree) {
+      inner = group.ranks / group.hosts - 1, outer = 0;
+      for (int64_t hosts = group.hosts; hosts > 1; hosts /= 2) ++outer;
+    }
+    return p.base_s +
+           rounds * (static_cast<double>(inner) * p.inner_hop_s + static_cast<double>(outer) * p.outer_hop_s);
+  }
+  // Over all ranks, at the speed of the slowest link.
+  double over_all_s(Collective link, int64_t bytes, int rounds, double latency = 1) const {
     if (device_.hosts > 1) {
       link.alpha_s = std::max(link.alpha_s, device_.between_hosts.alpha_s);
       link.beta_s_per_byte = std::max(link.beta_s_per_byte, device_.between_hosts.beta_s_per_byte);
     }
-    return round_s(link, bytes, device_.ranks, latency);
+    return collective_s(link, bytes, {device_.ranks, device_.hosts}, rounds, latency);
   }
-  double all_gather_s(int64_t bytes) const { return over_all_s(device_.all_gather, bytes); }
+  double all_gather_s(int64_t bytes) const { return over_all_s(device_.all_gather, bytes, 1); }
   double reduce_scatter_s(int64_t bytes) const {
-    return bytes > 0 ? over_all_s(device_.reduce_scatter, bytes) : 0;
+    return bytes > 0 ? over_all_s(device_.reduce_scatter, bytes, 1) : 0;
   }
   double all_reduce_s(int64_t bytes) const {
     if (bytes == 0) return 0;
     const auto bucket = static_cast<double>(request_.space.bucket_bytes);
     const double share = paper() ? 1 : std::min(1.0, static_cast<double>(bytes) / bucket);
-    return 2 * over_all_s(device_.all_reduce, bytes, share);
+    return over_all_s(device_.all_reduce, bytes, 2, share);
   }
   // Number of all-gathers in a micro-batch: in forward, in backward, and in recomputation unless the
   // parameters are held; slices are never held.
@@ -188,12 +235,12 @@ class Columns {
     const double times = traits(choice_.mode).kept ? 1 : gathers();
     if (!traits(choice_.mode).inside_hosts)
       return times * all_gather_s(gathered()) + reduce_scatter_s(sent());
-    const double inside = times * round_s(device_.all_gather, gathered(), sharing());
+    const double inside = times * collective_s(device_.all_gather, gathered(), inside_host(), 1);
     if (sent() == 0) return inside;
     // Each rank of a host reduces its part across hosts; they share the links, which therefore carry all
     // parts.
-    return inside + (round_s(device_.reduce_scatter, sent(), sharing()) +
-                     2 * round_s(device_.between_hosts, sent(), device_.hosts));
+    return inside + (collective_s(device_.reduce_scatter, sent(), inside_host(), 1) +
+                     collective_s(device_.between_hosts, sent(), across_hosts(), 2));
   }
 
   const Operator& op_;

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "search/problem/collective_time.hpp"
 #include "search/problem/problem.hpp"
-#include "search/problem/ring.hpp"
 #include "search/problem/step_bound.hpp"
 #include "search/problem/validate.hpp"
 
@@ -19,7 +19,7 @@ int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
 class Pricer {
  public:
   Pricer(const Operator& op, const Device& device, const Space& space, Recompute recompute)
-      : op_(op), device_(device), rings_(device), space_(space), recompute_(recompute) {
+      : op_(op), device_(device), collectives_(device), space_(space), recompute_(recompute) {
     for (const Tensor& t : op.tensors) {
       compute_bytes_ += t.compute_bytes();
       if (!t.trainable) continue;
@@ -49,10 +49,10 @@ class Pricer {
     (kept ? c.gathered_bytes : c.held_bytes) = compute_bytes_;
     keep_again(c);
     const double times = kept ? 1 : gathers(false);
-    double seconds = times * rings_.gather(mode).seconds(compute_bytes_);
+    double seconds = times * collectives_.gather(mode).seconds(compute_bytes_);
     if (reduce_bytes_ > 0) {
-      double reduction = rings_.reduce(mode).seconds(reduce_bytes_);
-      if (traits(mode).inside_hosts) reduction += rings_.average().seconds(reduce_bytes_);
+      double reduction = collectives_.reduce(mode).seconds(reduce_bytes_);
+      if (traits(mode).inside_hosts) reduction += collectives_.average().seconds(reduce_bytes_);
       seconds += reduction;
     }
     return finish(c, seconds, updated);
@@ -87,11 +87,11 @@ class Pricer {
     c.transient_bytes = device_.ranks > 1 ? std::max(gathered, weight.trainable ? sent : 0) : 0;
     // Backward of the first slice allocates the gradients that this rank keeps of all slices.
     c.own_bytes = updated + (weight.trainable ? std::max(gathered, sent) : 0);
-    const double seconds = static_cast<double>(sharded) *
-                               (gathers(true) * rings_.gather(c.mode).seconds(gathered) +
-                                (sent > 0 && weight.trainable ? rings_.reduce(c.mode).seconds(sent) : 0)) +
-                           all_reduce(reduced) +
-                           static_cast<double>(granularity - 1) * space_.slice_overhead_s;
+    const double seconds =
+        static_cast<double>(sharded) *
+            (gathers(true) * collectives_.gather(c.mode).seconds(gathered) +
+             (sent > 0 && weight.trainable ? collectives_.reduce(c.mode).seconds(sent) : 0)) +
+        all_reduce(reduced) + static_cast<double>(granularity - 1) * space_.slice_overhead_s;
     return finish(c, seconds, updated);
   }
 
@@ -132,7 +132,7 @@ class Pricer {
     // Small gradients share a bucket and its latency.
     const double share =
         paper() ? 1 : std::min(1.0, static_cast<double>(bytes) / static_cast<double>(space_.bucket_bytes));
-    return rings_.all_reduce().seconds(bytes, share);
+    return collectives_.all_reduce().seconds(bytes, share);
   }
 
   // Adds the state of a fully sharded operator; returns the bytes of parameters that this rank updates.
@@ -190,7 +190,7 @@ class Pricer {
 
   const Operator& op_;
   const Device& device_;
-  const Rings rings_;
+  const Collectives collectives_;
   const Space& space_;
   const Recompute recompute_;
   // Bytes of all parameters in the dtype of gathering, of trainable ones as stored, and of their gradients in

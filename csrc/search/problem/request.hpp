@@ -1,6 +1,7 @@
 // Input of a plan search besides the model: the machine, the search space, the memory limit and the batches.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -20,6 +21,18 @@ struct Collective {
   double alpha_s = 0, beta_s_per_byte = 0;
 };
 
+// A way in which NCCL runs collectives, an algorithm with a protocol: Note [Protocols of NCCL] in
+// problem/collective_time.hpp.
+enum class Algorithm : int { Ring, Tree, InSwitch };
+inline constexpr std::array<const char*, 3> kAlgorithms{"ring", "tree", "in-switch"};
+struct Protocol {
+  Algorithm algorithm = Algorithm::Ring;
+  double base_s = 0, inner_hop_s = 0, outer_hop_s = 0;  // latency, once and of each hop
+  double bandwidth_share = 1;                           // of the links', that it reaches
+  double most_bytes_per_s = 0;                          // 0: no limit but the links'
+};
+inline constexpr size_t kMostProtocols = 8;
+
 // `hosts` hosts with ranks / hosts ranks each. A ring over all ranks runs at the speed of its slowest link,
 // the one between hosts; a ring inside a host uses the parameters of all_gather, reduce_scatter and
 // all_reduce alone.
@@ -31,6 +44,8 @@ struct Device {
   double optimizer_s_per_byte = 0;
   double recompute_slowdown = 1;  // time of a recomputed forward divided by that of the first
   double stolen = 0;  // seconds of computation lost per second of transfer beside it: simulate/simulate.hpp
+  // At most kMostProtocols, a ring among them. None: all hops of a ring take what the slowest takes.
+  std::vector<Protocol> protocols;
 };
 
 // Note [Versions of the costs]

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "search/problem/collective_time.hpp"
 #include "search/problem/problem.hpp"
-#include "search/problem/ring.hpp"
 
 namespace osdp::search {
 namespace {
@@ -19,21 +19,26 @@ struct Transfer {
 
 class Links {
  public:
-  Links(const Device& device) : rings_(device) {}
+  Links(const Device& device) : collectives_(device) {}
 
-  Transfer gather(int64_t bytes, Mode mode) const { return time(rings_.gather(mode), bytes); }
-  Transfer reduce(int64_t bytes, Mode mode) const { return time(rings_.reduce(mode), bytes); }
-  Transfer all_reduce(int64_t bytes) const { return time(rings_.all_reduce(), bytes); }
+  Transfer gather(int64_t bytes, Mode mode) const { return time(collectives_.gather(mode), bytes); }
+  Transfer reduce(int64_t bytes, Mode mode) const { return time(collectives_.reduce(mode), bytes); }
+  Transfer all_reduce(int64_t bytes) const { return time(collectives_.all_reduce(), bytes); }
   Transfer average(int64_t bytes, Mode mode) const {
-    return traits(mode).inside_hosts ? time(rings_.average(), bytes) : Transfer{};
+    return traits(mode).inside_hosts ? time(collectives_.average(), bytes) : Transfer{};
+  }
+  // At most what gathers of so many bytes together take.
+  Transfer gathers(int64_t bytes, int64_t times, Mode mode) const {
+    const CollectiveTime of = collectives_.gather(mode);
+    return {of.transfer_s(bytes), static_cast<double>(times) * of.largest_latency_s()};
   }
 
  private:
-  static Transfer time(const Ring& ring, int64_t bytes) {
+  static Transfer time(const CollectiveTime& of, int64_t bytes) {
     if (bytes == 0) return {};
-    return {ring.seconds(bytes, 0), ring.latency_s()};
+    return {of.transfer_s(bytes), of.latency_s(bytes)};
   }
-  const Rings rings_;
+  const Collectives collectives_;
 };
 
 // The bound's weights of one half of a micro-batch, forward or backward.
@@ -127,8 +132,7 @@ class OptionBound {
 
  private:
   double saved_in(Mode mode, int64_t bytes, int64_t latencies, bool waits) const {
-    Transfer t = links_.gather(bytes, mode);
-    t.latency_s = static_cast<double>(latencies) * links_.gather(1, mode).latency_s;
+    const Transfer t = links_.gathers(bytes, latencies, mode);
     const auto in = [&](const Half& h) { return h.of(t) + (waits ? h.exposed(t) : 0); };
     // Those after the first call of a module that is called several times are saved in forward.
     return std::max(in(halves_.backward), in(halves_.forward));

@@ -102,6 +102,24 @@ void validate(const Collective& c, const std::string& what) {
   seconds(c.beta_s_per_byte, what, ": beta");
 }
 
+void validate(const std::vector<Protocol>& protocols) {
+  if (protocols.size() > kMostProtocols)
+    throw InvalidProblem("more than " + std::to_string(kMostProtocols) + " protocols of collectives");
+  bool ring = protocols.empty();
+  for (const Protocol& p : protocols) {
+    if (!known(p.algorithm, kAlgorithms.size()))
+      throw InvalidProblem("a collective's algorithm: an unknown code");
+    ring |= p.algorithm == Algorithm::Ring;
+    for (const double time : {p.base_s, p.inner_hop_s, p.outer_hop_s})
+      seconds(time, "a protocol of collectives");
+    if (!(p.bandwidth_share > 0 && p.bandwidth_share <= 1))
+      throw InvalidProblem("a collective's share of the bandwidth is " + std::to_string(p.bandwidth_share));
+    if (!(p.most_bytes_per_s >= 0 && p.most_bytes_per_s <= 1e30))
+      throw InvalidProblem("a collective's most bytes per second are " + std::to_string(p.most_bytes_per_s));
+  }
+  if (!ring) throw InvalidProblem("none of the ways to run a collective is a ring");
+}
+
 void validate(const Device& device) {
   within(device.ranks, 1, int64_t{1} << 24, "the world size");
   if (device.hosts < 1 || device.ranks % device.hosts != 0)
@@ -110,6 +128,7 @@ void validate(const Device& device) {
   validate(device.reduce_scatter, "reduce_scatter");
   validate(device.all_reduce, "all_reduce");
   validate(device.between_hosts, "the link between hosts");
+  validate(device.protocols);
   if (!(device.recompute_slowdown > 0 && device.recompute_slowdown <= 1e6))
     throw InvalidProblem("the slowdown of recomputation is " + std::to_string(device.recompute_slowdown));
   if (!(device.exposed >= 0 && device.exposed <= 1e6))

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "search/problem/collective_time.hpp"
 #include "search/problem/problem.hpp"
-#include "search/problem/ring.hpp"
 #include "search/problem/symmetry_classes.hpp"
 #include "search/problem/validate.hpp"
 
@@ -32,26 +32,26 @@ std::vector<bool> bare_ends(const Model& model) {
 // Durations of the units' collectives, alone on their lane.
 class Links {
  public:
-  Links(const Device& device, const Collective& delay) : rings_(device), delay_(delay) {}
+  Links(const Device& device, const Collective& delay) : collectives_(device), delay_(delay) {}
 
-  LaneTime gather(int64_t bytes, Mode mode) const { return time(rings_.gather(mode), bytes); }
-  LaneTime reduce(int64_t bytes, Mode mode) const { return time(rings_.reduce(mode), bytes); }
-  LaneTime all_reduce(int64_t bytes) const { return time(rings_.all_reduce(), bytes); }
+  LaneTime gather(int64_t bytes, Mode mode) const { return time(collectives_.gather(mode), bytes); }
+  LaneTime reduce(int64_t bytes, Mode mode) const { return time(collectives_.reduce(mode), bytes); }
+  LaneTime all_reduce(int64_t bytes) const { return time(collectives_.all_reduce(), bytes); }
   LaneTime average(int64_t bytes, Mode mode) const {
-    return traits(mode).inside_hosts ? time(rings_.average(), bytes) : LaneTime{};
+    return traits(mode).inside_hosts ? time(collectives_.average(), bytes) : LaneTime{};
   }
 
  private:
   // Without and with concurrent computation.
-  LaneTime time(const Ring& ring, int64_t bytes) const {
+  LaneTime time(const CollectiveTime& of, int64_t bytes) const {
     if (bytes == 0) return {};
     const auto ps = [](double seconds) { return picoseconds(seconds, "a collective"); };
-    const int64_t alone = ps(ring.seconds(bytes));
-    return {alone, ps(ring.delayed(delay_).seconds(bytes)), std::min(alone, ps(ring.seconds(bytes, 0))),
-            ring.between_hosts ? Link::BetweenHosts : Link::InsideHost};
+    const int64_t alone = ps(of.seconds(bytes));
+    return {alone, ps(of.delayed_s(bytes, delay_)), std::min(alone, ps(of.transfer_s(bytes))),
+            of.between_hosts() ? Link::BetweenHosts : Link::InsideHost};
   }
 
-  const Rings rings_;
+  const Collectives collectives_;
   const Collective delay_;
 };
 

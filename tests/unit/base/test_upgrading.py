@@ -129,11 +129,11 @@ def test_upgrade_rewrites_a_file_in_place_and_says_what_changed(tmp_path: Path, 
         "added description.precision, added description.kernels, added gather_bytes, "
         "added separate_reductions"
     )
-    assert said == f"{path}: plan, version 1 to 13: {added}\n"
-    assert json.loads(path.read_text())["version"] == 13
+    assert said == f"{path}: plan, version 1 to 14: {added}\n"
+    assert json.loads(path.read_text())["version"] == 14
     assert Plan.load(path) == before and stat.S_IMODE(path.stat().st_mode) == 0o640
     assert main(["upgrade", str(path)]) == 0
-    assert capsys.readouterr().out == f"{path}: plan, version 13: up to date\n"
+    assert capsys.readouterr().out == f"{path}: plan, version 14: up to date\n"
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
 
 

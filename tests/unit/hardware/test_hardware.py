@@ -18,7 +18,23 @@ from tests.unit.gpt_descriptions import operator
 
 
 def test_known_machines_are_there_with_their_sources() -> None:
-    assert {"rtx-titan-8", "a100-8", "h100-8", "a100-2x8", "h100-2x8"} <= set(known_machines())
+    of_one_host = {
+        "rtx-titan-8",
+        "a100-8",
+        "a100-40gb-8",
+        "h100-8",
+        "h200-8",
+        "b200-8",
+        "l40s-8",
+        "rtx-4090-8",
+    }
+    assert set(known_machines()) == of_one_host | {
+        "a100-2x8",
+        "dgx-a100-2x8",
+        "h100-2x8",
+        "h200-2x8",
+        "b200-2x8",
+    }
     for name in known_machines():
         hardware = Hardware.load(name)
         assert hardware.name == name and len(hardware.source) > 40

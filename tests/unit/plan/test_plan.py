@@ -172,8 +172,8 @@ def test_small_neighbours_are_gathered_together() -> None:
 def test_units_are_as_large_as_the_machine_needs_and_the_search_has_room_for() -> None:
     pcie, nvlink = Hardware.load("rtx-titan-8"), Hardware.load("h100-8")
     assert 3.5 * 2**20 < small_unit_bytes(pcie, 8) < 4 * 2**20
-    assert small_unit_bytes(nvlink, 8) == 8_640_000
-    assert small_unit_bytes(nvlink, 2) == 8_640_000 // 4
+    assert small_unit_bytes(nvlink, 8) == 9_792_000
+    assert small_unit_bytes(nvlink, 2) == 9_792_000 // 4
     assert small_unit_bytes(Hardware.load("h100-2x8"), 16, hosts=2) == 32 * 2**20  # the most
     slow = dataclasses.replace(pcie, all_gather=Collective(1e-9, 1.0))
     assert small_unit_bytes(slow, 8) == 256 * 2**10

@@ -15,7 +15,7 @@ import pytest
 
 import osdp
 from osdp.description.model_description import Kernel, Parameter
-from osdp.hardware.hardware import Collective, DeviceMemory, KernelRates, Measured
+from osdp.hardware.hardware import Collective, DeviceMemory, KernelRates, Measured, Protocol
 from osdp.plan.choice import MODES, RECOMPUTE, SPLITS
 from osdp.plan.plan import Plan
 from osdp.plan.precisions import PRECISIONS
@@ -47,6 +47,7 @@ NOTHING = {
         "description.operators[].gather_at[]",
         "description.operators[].parameters[].aliases[]",
         "hardware.name",
+        "hardware.protocols[].protocol",
         "hardware.source",
         "hardware.device",
     ),
@@ -75,6 +76,9 @@ NOTHING = {
     "not part of the model of memory and time": ("description.sample_batch",),
     "for a person; what is counted follows from the shapes": ("description.operators[].parameter_bytes",),
 }
+RING = Protocol("ring", "LL", 1e-6, 1e-7, 2e-6, 0.5, 1e10)
+MANY = Protocol("ring", "Simple", 2e-6, 1e-6, 1e-5, 1.0)
+TREE = Protocol("tree", "LL", 1e-6, 1e-7, 1e-6, 0.5, 1e10)
 INPUTS = (
     "gather_bytes",
     "world_size",
@@ -123,6 +127,7 @@ INPUTS = (
     "hardware.stolen_computation",
     "hardware.flops_per_s_by_dtype.*",
     *(f"hardware.kernel_rates.{name}" for name in vars(KernelRates(1.0, 0.0, 0.0, 1.0))),
+    *(f"hardware.protocols[].{name}" for name in vars(RING) if name != "protocol"),
     "description.operators[].forward_kernels",
     "description.operators[].backward_kernels",
     *(f"description.kernels[][].{name}" for name in vars(Kernel("other", 1, 0, 0, 0, 0))),
@@ -201,7 +206,7 @@ def plans() -> dict[str, Plan]:
         recompute_slowdown=1.25,
         exposed_communication=0.75,
         flops_per_s_by_dtype={"bfloat16": 3e13},
-        kernel_rates=KernelRates(1e12, 1e-6, 100.0, 0.5),
+        kernel_rates=KernelRates(1e12, 1e-6, 100.0, 0.5, 1e6),
         device_memory=DeviceMemory(4096, 1024, 512, 64, 2048, 8192, 1000),
         measured=Measured("a processor", 2, 1, "2.13.0", 2e-3, 1.6e-2),
     )
@@ -241,6 +246,10 @@ def plans() -> dict[str, Plan]:
             gpt(2, 128), memory="24MiB", world_size=8, hosts=2, batch_size=2, replay=0,
             hardware=machine(8, between_hosts=Collective(1e-4, 2e-9)),
         ),
+        "nccl": osdp.search(
+            gpt(1, 64), memory="6MiB", world_size=8, hosts=2, batch_size=2, replay=0,
+            hardware=machine(8, protocols=(RING, MANY, TREE)),
+        ),
         "paper": osdp.search(small, memory=2 * least, world_size=4, hardware=hardware, cost="paper", batch_size=1),
     }  # fmt: skip
     assert all(p.certificate.optimal and osdp.verify(p) == "" for p in found.values())
@@ -271,6 +280,7 @@ WORDS = (
     tuple(PRECISIONS),
     ("adamw", "sgd"),
     ("float32", "float16"),
+    ("ring", "tree"),
 )
 
 

@@ -176,7 +176,12 @@ class OptionBound {
       sum += f.exposed(in_unit(gather)) * (forwards - (at_.first ? 1 : 0)) +
              b.exposed(in_unit(gather)) * backwards;
     sum += b.of_reduction(in_unit(reduce)) + b.of_average(in_unit(average));
-    if (at_.first) sum += f.alone(gather) + b.last_reduction(reduce) + b.alone(average, b.averages_steal);
+    if (at_.first) {
+      // Where others of its unit may count what they wait for, each has its part of the latency.
+      const bool others_wait = space_.gather.most < kLargestSum;
+      sum += f.alone(others_wait ? in_unit(gather) : gather) + b.last_reduction(reduce) +
+             b.alone(average, b.averages_steal);
+    }
     return sum;
   }
 

@@ -17,33 +17,35 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> 
     A tensor that occurs twice is mapped once, so that shared arguments remain shared. Containers are copied,
     other values are passed on unchanged.
     """
-    done: dict[int, torch.Tensor] = {}
+    return _mapped(tree, function, {})
 
-    def visit(node: Any) -> Any:
-        if isinstance(node, torch.Tensor):
-            if id(node) not in done:
-                done[id(node)] = function(node)
-            return done[id(node)]
-        if isinstance(node, tuple):
-            items = [visit(item) for item in node]
-            return type(node)(*items) if hasattr(node, "_fields") else tuple(items)
-        if isinstance(node, list):
-            return [visit(item) for item in node]
-        if isinstance(node, dict) and type(node) is dict:
-            return {key: visit(item) for key, item in node.items()}
-        if isinstance(node, Mapping) and any(True for _ in tensors_in(node)):
-            changed: Any = copy.copy(node)
-            for key, item in node.items():
-                changed[key] = visit(item)
-            return changed
-        if is_dataclass(node) and not isinstance(node, type):
-            twin: Any = copy.copy(node)
-            for field in fields(node):
-                object.__setattr__(twin, field.name, visit(getattr(node, field.name)))
-            return twin
-        return node
 
-    return visit(tree)
+def _mapped(
+    node: Any, function: Callable[[torch.Tensor], torch.Tensor], done: dict[int, torch.Tensor]
+) -> Any:
+    # Not a closure, which would refer to itself and hold the tensors until the garbage collector runs.
+    if isinstance(node, torch.Tensor):
+        if id(node) not in done:
+            done[id(node)] = function(node)
+        return done[id(node)]
+    if isinstance(node, tuple):
+        items = [_mapped(item, function, done) for item in node]
+        return type(node)(*items) if hasattr(node, "_fields") else tuple(items)
+    if isinstance(node, list):
+        return [_mapped(item, function, done) for item in node]
+    if isinstance(node, dict) and type(node) is dict:
+        return {key: _mapped(item, function, done) for key, item in node.items()}
+    if isinstance(node, Mapping) and any(True for _ in tensors_in(node)):
+        changed: Any = copy.copy(node)
+        for key, item in node.items():
+            changed[key] = _mapped(item, function, done)
+        return changed
+    if is_dataclass(node) and not isinstance(node, type):
+        twin: Any = copy.copy(node)
+        for field in fields(node):
+            object.__setattr__(twin, field.name, _mapped(getattr(node, field.name), function, done))
+        return twin
+    return node
 
 
 def tensors_in(tree: Any) -> Iterator[torch.Tensor]:

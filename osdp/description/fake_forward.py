@@ -6,7 +6,7 @@ import contextlib
 import copy
 import gc
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,13 +18,17 @@ from osdp.base.module_state import untouched
 from osdp.base.rng_state import generators_kept
 from osdp.base.stand_in import StandIn
 from osdp.base.tensor_trees import map_tensors, tensors_in
+from osdp.description.block_calls import NotAlikeError
 from osdp.description.concrete_tensors import KnownValues, ValuesLostError
+from osdp.description.equal_blocks import EqualBlocks
 from osdp.description.fake_call_cache import FakeCallCache
 from osdp.description.forward_tracer import Trace, Watcher
 from osdp.description.live_bytes import LiveBytes
 from osdp.description.originals import CopiesRead
 from osdp.description.user_caches import caches_restored
 from osdp.errors import DescribeError
+
+_log = logging.getLogger(__name__)
 
 # Note [Describing on fake tensors]
 # Fake CPU tensors, not meta ones: the meta device uses different kernels than CPU and CUDA, which save
@@ -42,6 +46,10 @@ class FakeParameters:
         self.calls = FakeCallCache(self.mode)
         self.accepted = False  # a forward ran on fakes
         self.refused = False  # a forward that failed on fakes ran for real
+        self.follows = True  # equal blocks
+        self.begin: Callable[[], None] = lambda: (
+            None
+        )  # undoes what the forward has changed outside of the model
         with self.mode:
             self.of = {id(p): _fake_like(p, KnownValues(integers=False)) for p in model.parameters()}
 
@@ -51,7 +59,8 @@ def trace(model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any) -> Tr
 
     Raises DescribeError that names the module whose forward failed.
     """
-    with caches_restored():
+    with caches_restored() as places:
+        fakes.begin = places.rewind
         return _trace(model, fakes, args, kwargs)
 
 
@@ -91,6 +100,17 @@ class _AsksForValuesError(Exception):
 def _trace_fakes(
     model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any, known: KnownValues
 ) -> Trace:
+    if fakes.follows:
+        try:
+            return _trace_once(model, fakes, args, kwargs, known)
+        except NotAlikeError as error:
+            _log.debug("blocks of %s are not followed: %s", type(model).__name__, error, exc_info=True)
+            fakes.follows = False
+            fakes.begin()
+    return _trace_once(model, fakes, args, kwargs, known)
+
+
+def _trace_once(model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any, known: KnownValues) -> Trace:
     with generators_kept():
         with fakes.mode:
             others = (t for t in _all_tensors(model) if id(t) not in fakes.of)
@@ -98,12 +118,18 @@ def _trace_fakes(
             sample_args, sample_kwargs = map_tensors(lambda t: _fake(t, known), (args, kwargs))
         copied = _copy(model, replaced)
         watcher = Watcher(copied, original=model, call=known.call)
+        live = LiveBytes(copied, lambda: watcher.running, fakes.calls.call)
+        equal = EqualBlocks(copied, watcher.blocks, fakes.mode, live, watcher.pack) if fakes.follows else None
+        if equal is not None and equal.runs:
+            watcher.equal = live.equal = equal
         try:
-            with _without_log(), fakes.mode, CopiesRead(model, copied):
-                return _follow(watcher, fakes.calls, sample_args, sample_kwargs)
-        except ValuesLostError:
+            with _without_log(), fakes.mode, CopiesRead(model, copied, watcher.doubt):
+                return _follow(watcher, live, sample_args, sample_kwargs)
+        except (ValuesLostError, NotAlikeError):
             raise
         except Exception as error:
+            if equal is not None and equal.trusted:
+                raise NotAlikeError(str(error)) from error  # perhaps because of that
             if not _needs_values(error):
                 raise _forward_failed(watcher, error) from error
             if _lacks_values(model, args, kwargs):
@@ -128,13 +154,14 @@ def _watch(watcher: Watcher, args: Any, kwargs: Any) -> Any:
         return watcher.model(*args, **kwargs)
 
 
-def _follow(watcher: Watcher, calls: FakeCallCache, args: Any, kwargs: Any) -> Trace:
+def _follow(watcher: Watcher, live: LiveBytes, args: Any, kwargs: Any) -> Trace:
     """Trace on fakes, including memory during forward and backward."""
-    live = LiveBytes(watcher.model, lambda: watcher.running, calls.call)
     with live, _uncollected():
         output = _watch(watcher, args, kwargs)
         try:
             live.run_backward(output)
+        except NotAlikeError:
+            raise
         except Exception:  # an operator whose backward has no fake kernel: its working memory remains unknown
             return watcher.trace
     watcher.trace.moments = (live.forward, live.backward)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -16,8 +18,9 @@ from osdp.base.stand_in import StandIn
 from osdp.base.tensor_trees import map_tensors, tensors_held, tensors_in, versions_of
 from osdp.description.aten_flops import flops_of
 from osdp.description.aten_workspaces import hidden_workspace_bytes
+from osdp.description.equal_blocks import EqualBlocks
 from osdp.description.kernels import Call
-from osdp.description.live_bytes import Moment
+from osdp.description.live_log import Moment
 from osdp.description.recompute_blocks import recomputable_blocks
 
 _DEVICE = torch.ops.prim.device.default
@@ -97,17 +100,21 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stack: list[str] = []
         self._parameter_of: dict[int, str] = {}
         self._uncounted: set[int] = set()  # storages that exist anyway
-        # Storages by identity. They are kept alive, so that identities are unique.
-        self._saved: dict[int, tuple[str, torch.UntypedStorage]] = {}  # with the module that saved it first
+        # Storages, by number. They are not kept alive, since that would show in LiveBytes.
+        self._numbers = _StorageNumbers()
+        self._saved: dict[int, tuple[str, int]] = {}  # the module that saved it first, and its bytes
         self._given: dict[int, _Given] = {}
-        self._returned: dict[int, torch.UntypedStorage] = {}  # held by the model's caller
-        self._blocks = set(recomputable_blocks(model))
+        self._returned: dict[int, int] = {}  # bytes; held by the model's caller
+        self.blocks = recomputable_blocks(model)
         self._inputs: dict[
             str, list[dict[int, int]]
         ] = {}  # block -> versions of its inputs, for calls in progress
         self._failures: list[tuple[BaseException, str]] = []
         self._copy_of: dict[int, torch.Tensor] = {}  # storage of a tensor of `original` -> the copy's tensor
         self._exit: ExitStack | None = None
+        self.pack = self._save
+        self._boxes: list[list[torch.Tensor]] = []
+        self.equal: EqualBlocks | None = None  # Note [Equal blocks]
         for name, parameter in model.named_parameters():
             self._parameter_of.setdefault(_storage_id(parameter), name)
         for tensor in [*model.parameters(), *model.buffers()]:
@@ -122,6 +129,11 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The innermost module that runs; "" is the root."""
         return self._stack[-1] if self._stack else ""
 
+    def doubt(self) -> None:
+        """The backward may run code of the model's."""
+        if self.equal is not None:
+            self.equal.doubt()
+
     def failed_in(self, error: BaseException) -> str:
         """The innermost module whose forward raised `error`."""
         return next((name for raised, name in self._failures if raised is error), "")
@@ -134,14 +146,14 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 stack.callback(
                     module.register_forward_pre_hook(self._begin(name), prepend=True, with_kwargs=True).remove
                 )
-                if name in self._blocks:  # after hooks that replace its arguments
+                if name in self.blocks:  # after hooks that replace its arguments
                     stack.callback(
                         module.register_forward_pre_hook(self._enter_block(name), with_kwargs=True).remove
                     )
                 stack.callback(
                     module.register_forward_hook(self._end(name), always_call=True, with_kwargs=True).remove
                 )
-            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self._save, lambda packed: packed))
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(self.pack, _unboxed))
             super().__enter__()  # type: ignore[no-untyped-call]
             self._exit = stack.pop_all()
         return self
@@ -158,72 +170,138 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._uncounted.update(_storage_id(t) for t in tensors_in((args, kwargs)))
             self._stack.append(name)
             self.trace.calls[name] = self.trace.calls.get(name, 0) + 1
+            if self.equal is not None and name in self.blocks:
+                with torch._C.DisableTorchFunction():
+                    self.equal.enter(name, (args, kwargs))
 
         return hook
 
     def _enter_block(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            self._give(name, (args, kwargs))
+            with torch._C.DisableTorchFunction():
+                self._give(name, (args, kwargs))
             self._inputs.setdefault(name, []).append(versions_of((args, kwargs)))
 
         return hook
 
-    def _end(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _end(self, name: str) -> Callable[..., Any]:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
             calls = self._inputs.get(name)
-            if calls and calls.pop() != versions_of((args, kwargs)):
+            changed = calls is not None and bool(calls) and calls.pop() != versions_of((args, kwargs))
+            if changed:
                 self.trace.changed_inputs.add(name)
             error = sys.exc_info()[1]  # also runs when the forward raised, innermost module first
             if error is not None and not any(raised is error for raised, _ in self._failures):
                 self._failures.append((error, name))
             while self._stack and self._stack.pop() != name:
                 pass
-            if not name and not self._stack and error is None:
+            if error is not None:
+                return output
+            if self.equal is not None and name in self.blocks:
+                with torch._C.DisableTorchFunction():
+                    return self._left_block(self.equal, output, changed)
+            if not name and not self._stack:
                 self._returned = {
-                    _storage_id(t): t.untyped_storage()
+                    self._numbers.of(t): t.untyped_storage().nbytes()
                     for t in tensors_held(output)
-                    if t.layout is torch.strided
+                    if t.layout is torch.strided and _storage_id(t) not in self._uncounted
                 }
+                if self.equal is not None:
+                    self.equal.returns(output)
+            return output
 
         return hook
 
+    def _left_block(self, equal: EqualBlocks, output: Any, changed: bool) -> Any:
+        followed = equal.following
+        output = equal.leave(output, changed)
+        self._empty_boxes()
+        for event in equal.copied() if followed else ():
+            self._apply(event)
+        return output
+
+    # Note [Events]
+    # What an ATen call or a saved tensor adds to the trace is an event, so that it can be repeated for a block that is
+    # followed: Note [Equal blocks].
+
+    def _happens(self, *event: Any) -> None:
+        if self.equal is not None:
+            self.equal.happened(event)
+        self._apply(event)
+
+    def _apply(self, event: tuple[Any, ...]) -> None:
+        match event:
+            case ("order", str(name)):
+                self.trace.order.setdefault(name)
+            case ("read", str(name), stack):
+                self.trace.order.setdefault(name)
+                self.trace.stacks.setdefault(name, {}).setdefault(stack)
+            case ("flops", str(module), int(amount)):
+                self._add(self.trace.flops, module, amount)
+            case ("saved", str(module), int(amount)):
+                self._add(self.trace.saved_bytes, module, amount)
+
     def _give(self, block: str, inputs: Any) -> None:
+        if self.equal is not None and self.equal.following:
+            for own in self.equal.given_too(inputs):
+                if isinstance(own, int):
+                    self.trace.input_bytes[block] = self.trace.input_bytes.get(block, 0) + own
+                else:
+                    self._given[self._numbers.of(own)].blocks.append(block)
+            return
         distinct = {_storage_id(t): t for t in tensors_in(inputs) if t.layout is torch.strided}
         for identity, tensor in distinct.items():
             if identity not in self._uncounted:
                 caller = self._stack[-2] if len(self._stack) > 1 else ""
-                given = self._given.setdefault(identity, _Given(tensor.untyped_storage(), caller, []))
+                bytes_ = tensor.untyped_storage().nbytes()
+                given = self._given.setdefault(self._numbers.of(tensor), _Given(bytes_, caller, []))
                 given.blocks.append(block)
+                if self.equal is not None:
+                    self.equal.given(tensor, bytes_)
 
-    def _save(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _save(self, tensor: torch.Tensor) -> Any:
         if tensor.layout is not torch.strided:
             return tensor
-        identity = _storage_id(tensor)
-        if identity not in self._uncounted and identity not in self._saved:
-            storage = tensor.untyped_storage()
-            self._saved[identity] = (self.running, storage)
-            if storage.nbytes():
-                if identity in self._given:  # it may later be attributed to the caller
-                    self.trace.order.setdefault(self._given[identity].caller)
-                self.trace.order.setdefault(self.running)
+        if self.equal is not None:
+            with torch._C.DisableTorchFunction():
+                self.equal.saves(tensor)
+            if self.equal.following:
+                return self._boxed(tensor)
+        if _storage_id(tensor) in self._uncounted:
+            return tensor
+        number = self._numbers.of(tensor)
+        if number not in self._saved:
+            bytes_ = tensor.untyped_storage().nbytes()
+            self._saved[number] = (self.running, bytes_)
+            if bytes_:
+                if number in self._given:  # it may later be attributed to the caller
+                    self._happens("order", self._given[number].caller)
+                self._happens("order", self.running)
+                if self.equal is not None:
+                    self.equal.happened(("saved", self.running, bytes_))
         return tensor
+
+    # A node that saves its own result refers to itself, and would never be freed unless a backward comes by.
+    def _boxed(self, tensor: torch.Tensor) -> Any:
+        self._boxes.append([tensor])
+        return self._boxes[-1]
+
+    def _empty_boxes(self) -> None:
+        for box in self._boxes:
+            box.clear()
+        self._boxes.clear()
 
     def _attribute(self) -> None:
         """Compute the trace's bytes after the whole forward. See Note [What blocks share]."""
-        shared = {identity: given for identity, given in self._given.items() if len(given.blocks) > 1}
-        for identity, (place, storage) in self._saved.items():
-            owner = shared[identity].caller if identity in shared else place
-            self._add(self.trace.saved_bytes, owner, storage.nbytes())
-        for identity, given in self._given.items():
-            if identity not in shared or identity not in self._saved:
-                share = -(-given.storage.nbytes() // len(given.blocks))
+        shared = {number: given for number, given in self._given.items() if len(given.blocks) > 1}
+        for number, (place, bytes_) in self._saved.items():
+            self._add(self.trace.saved_bytes, shared[number].caller if number in shared else place, bytes_)
+        for number, given in self._given.items():
+            if number not in shared or number not in self._saved:
+                share = -(-given.bytes // len(given.blocks))
                 for block in given.blocks:
                     self.trace.input_bytes[block] = self.trace.input_bytes.get(block, 0) + share
-        there = self._uncounted | self._saved.keys()
-        self.trace.output_bytes = sum(s.nbytes() for i, s in self._returned.items() if i not in there)
-        self._saved.clear()
-        self._given.clear()
-        self._returned.clear()
+        self.trace.output_bytes = sum(b for number, b in self._returned.items() if number not in self._saved)
 
     def _add(self, amounts: dict[str, int], module: str, amount: int) -> None:
         if amount:
@@ -234,27 +312,63 @@ class Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func is _DEVICE:  # of a fake tensor: called more often than all others together
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
+        with torch._C.DisableTorchFunction():
+            return self._recorded(func, args, kwargs)
+
+    def _recorded(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensors = _tensors_given(args, kwargs)
+        if self.equal is not None and self.equal.following and all(type(t) is FakeTensor for t in tensors):
+            return self._followed(self.equal, func, args, kwargs, tensors)
         given = [_storage_id(t) for t in tensors]
         if any(i in self._copy_of for i in given):
             args, kwargs = map_tensors(lambda t: self._copy_of.get(_storage_id(t), t), (args, kwargs))
             tensors = _tensors_given(args, kwargs)
             given = [_storage_id(t) for t in tensors]
+        if self.equal is not None and self.equal.following:
+            return self._followed(self.equal, func, args, kwargs, tensors)
         for identity in given:
             if name := self._parameter_of.get(identity):
-                self.trace.order.setdefault(name)
-                self.trace.stacks.setdefault(name, {}).setdefault(tuple(self._stack) or ("",))
+                self._happens("read", name, tuple(self._stack) or ("",))
         out = self._call(func, args, kwargs, tensors)
-        self._add(self.trace.flops, self.running, flops_of(func, args, kwargs, out))
+        self._happens("flops", self.running, flops_of(func, args, kwargs, out))
         if torch.is_grad_enabled():
-            self._add(self.trace.saved_bytes, self.running, hidden_workspace_bytes(func, args, out))
+            self._happens("saved", self.running, hidden_workspace_bytes(func, args, out))
+        if self.equal is not None:
+            self.equal.called(func, args, kwargs, tensors, out, self.running)
         return out
+
+    def _followed(
+        self, equal: EqualBlocks, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor]
+    ) -> Any:
+        return equal.call(lambda: self._call(func, args, kwargs, tensors), func, args, kwargs, self.running)
+
+
+class _StorageNumbers:
+    """Numbers storages. A freed one's address may be that of another, but its number is not."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, int] = {}  # living ones, by address
+        self._count = itertools.count()
+
+    def of(self, tensor: torch.Tensor) -> int:
+        storage = tensor.untyped_storage()
+        identity = int(storage._cdata)
+        number = self._of.get(identity)
+        if number is None:
+            number = self._of[identity] = next(self._count)
+            weakref.finalize(storage, self._of.pop, identity, None).atexit = False
+        return number
+
+
+def _unboxed(packed: Any) -> torch.Tensor:
+    tensor: torch.Tensor = packed[0] if type(packed) is list else packed
+    return tensor
 
 
 class _Given(NamedTuple):
     """A tensor that is an input of blocks."""
 
-    storage: torch.UntypedStorage
+    bytes: int
     caller: str  # the module that ran when the first of them was called
     blocks: list[str]  # one entry per call
 

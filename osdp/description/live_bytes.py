@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,8 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from osdp.base.tensor_trees import tensors_held, tensors_in
 from osdp.description.aten_workspaces import hidden_workspace_bytes, scratch_bytes
+from osdp.description.equal_blocks import EqualBlocks
 from osdp.description.gradient_sums import held_by_engine, sums_in_place
 from osdp.description.kernels import Call, call_of
+from osdp.description.live_log import CALL, COMPLETED, TEMPORARY, Entry, Event, Moment, calls_of, moments_of
 
 _DEVICE = torch.ops.prim.device.default
 
@@ -29,17 +31,6 @@ _DEVICE = torch.ops.prim.device.default
 # of the model; or, if an operator without parameters that comes after it is running, to that one. Module
 # names alone would mislead: a module that runs functions at its beginning and at its end (a model that adds
 # positions, and later computes the loss) is one operator at one position.
-
-
-class Moment(NamedTuple):
-    """A stretch of a forward or backward in which one module runs and no gradient becomes complete."""
-
-    bytes: int  # the maximum
-    running: str  # the module
-    completed: str | None  # the parameter whose gradient ended it
-    made: tuple[str, int] | None = (
-        None  # the parameter whose gradient's memory begins at its end, and its bytes
-    )
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -57,9 +48,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._running = running
         self._call = call
         self._module_of: dict[int, str] = {}  # autograd node's sequence number -> module
-        self._log: list[
-            tuple[int, int, str, str | None]
-        ] = []  # (storage or -1, bytes allocated or freed, module, completed)
+        self._log: list[Entry] = []
         self._known: dict[int, int] = {}  # live storages -> their number in the log
         self._count = 0
         self._live_before = 0  # bytes when the log begins
@@ -68,6 +57,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._freed_early: set[int] = set()  # numbers of tensors whose memory is another's by now
         self._anyway = {_storage(t) for t in (*model.parameters(), *model.buffers())}
         self._in_backward = False
+        self.equal: EqualBlocks | None = None
         self.calls: tuple[dict[str, list[Call]], dict[str, list[Call]]] = (
             {},
             {},
@@ -79,7 +69,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run backward of the loss in `output`, or of all its tensors if there is no loss."""
         returned = [t for t in tensors_held(output) if t.requires_grad and t.is_floating_point()]
         losses = [t for t in returned if t.dim() == 0][:1] or returned
-        self.forward = self._moments()
+        self.forward = self._finished()
         if not losses:
             return
         self._in_backward = True
@@ -100,7 +90,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             finally:
                 for parameter in self._model.parameters():
                     parameter.grad = None
-        self.backward = self._moments()
+        self.backward = self._finished()
 
     def _incoming(self, parameter: nn.Parameter) -> Any:
         def hook(gradient: torch.Tensor) -> None:
@@ -116,7 +106,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._leave_out(parameter.grad)
                 if (number := self._known.get(_storage(parameter.grad))) is not None:
                     self._gradient_of[number] = name
-            self._log.append((-1, 0, self._now(), name))
+            self._log.append(Entry(COMPLETED, 0, self._now(), name))
 
         return hook
 
@@ -125,46 +115,58 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if number is not None:
             self._left_out.add(number)
 
-    def _moments(self) -> list[Moment]:
+    def _finished(self) -> list[Moment]:
         """The moments since the last call; live storages are carried over."""
-        moments: list[Moment] = []
-        live = self._live_before
-        most, module = live, None
-        for number, size, running, completed in self._log:
-            if running != module:
-                if module is not None:
-                    moments.append(Moment(most, module, None))
-                module, most = running, live
-            if completed is not None:
-                moments.append(Moment(most, running, completed))
-                most = live
-            elif number in self._gradient_of and size > 0:
-                moments.append(Moment(most, running, None, (self._gradient_of[number], size)))
-                most = live
-            elif number not in self._left_out:
-                if number == -2:  # temporary memory
-                    most = max(most, live + size)
-                else:
-                    live += size
-                    most = max(most, live)
-        if module is not None:
-            moments.append(Moment(most, module, None))
-        self._live_before = live
+        events = [self._event(entry) for entry in self._log]
+        if self.equal is not None:
+            events = self.equal.spliced(events, self._in_backward, set(self._known.values()))
         self._log.clear()
+        self.calls[self._in_backward].update(calls_of(events))
+        moments, self._live_before = moments_of(events, self._live_before)
         return moments
+
+    def _event(self, entry: Entry) -> Event:
+        number, size, running, what = entry
+        if number == COMPLETED:
+            return Event("completed", 0, running, what)
+        if number == CALL:
+            return Event("call", 0, running, what)
+        if number == TEMPORARY:
+            return Event("temporary", size, running)
+        if number in self._gradient_of and size > 0:
+            return Event("made", size, running, self._gradient_of[number])
+        return Event("nothing" if number in self._left_out else "live", size, running)
+
+    @property
+    def log(self) -> Sequence[Entry]:
+        """What happened since the last moments were made."""
+        return self._log
+
+    def number_of(self, tensor: torch.Tensor) -> int | None:
+        """The number of the tensor's storage, if it is live and was allocated in this trace."""
+        return self._known.get(_storage(tensor))
 
     def _now(self) -> str:
         if not self._in_backward:
             return self._running()
         node = torch._C._current_autograd_node()
         if node is not None:
-            self._last = self._module_of.get(node._sequence_nr(), self._last)
+            sequence = node._sequence_nr()
+            self._last = self._module_of.get(sequence, self._last)
+            if self.equal is not None:
+                self.equal.goes_back_to(sequence, len(self._log))
         return self._last
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is _DEVICE:
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
+        if self.equal is not None and self.equal.following:
+            return self._call(func, args, kwargs)
+        with torch._C.DisableTorchFunction():
+            return self._recorded(func, args, kwargs)
+
+    def _recorded(self, func: Any, args: Any, kwargs: Any) -> Any:
         running = self._now()
         if not self._in_backward and torch.is_grad_enabled():
             self._module_of[torch._C._autograd._get_sequence_nr() - 1] = running
@@ -172,12 +174,12 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._free_early(args[0])
         out = self._call(func, args, kwargs)
         if (call := call_of(func, args, kwargs, out)) is not None:
-            self.calls[self._in_backward].setdefault(running, []).append(call)
+            self._log.append(Entry(CALL, 0, running, call))
         if hidden := hidden_workspace_bytes(func, args, out):
             self._note((out[3],), running, hidden)
         self._note(tensors_in(out if isinstance(out, (tuple, list)) else (out,)), running)
         if scratch := scratch_bytes(func, args, out):
-            self._log.append((-2, scratch, running, None))
+            self._log.append(Entry(TEMPORARY, scratch, running))
         return out
 
     def _note(self, tensors: Iterable[torch.Tensor], running: str, bytes_of_each: int | None = None) -> None:
@@ -191,7 +193,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             size = storage.nbytes() if bytes_of_each is None else bytes_of_each
             self._count += 1
             number = self._known[identity] = self._count
-            self._log.append((number, size, running, None))
+            self._log.append(Entry(number, size, running))
             weakref.finalize(storage, self._gone, identity, number, size).atexit = False
 
     def _gone(self, identity: int, number: int, size: int) -> None:
@@ -199,14 +201,14 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if number in self._freed_early:
             self._freed_early.remove(number)
         else:
-            self._log.append((number, -size, self._now(), None))
+            self._log.append(Entry(number, -size, self._now()))
 
     def _free_early(self, tensor: torch.Tensor) -> None:
         """The tensor's memory becomes that of the next result."""
         number = self._known.get(_storage(tensor))
         if number is not None:
             self._freed_early.add(number)
-            self._log.append((number, -tensor.untyped_storage().nbytes(), self._now(), None))
+            self._log.append(Entry(number, -tensor.untyped_storage().nbytes(), self._now()))
 
 
 def work_of(

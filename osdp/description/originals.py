@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+
+_HOOKS = {
+    torch.Tensor.register_hook,
+    torch.Tensor.register_post_accumulate_grad_hook,
+    torch.Tensor.retain_grad,
+    torch.Tensor.requires_grad_,
+    vars(torch._C.TensorBase)["grad_fn"].__get__,
+}
 
 
 class CopiesRead(TorchFunctionMode):
@@ -14,17 +23,22 @@ class CopiesRead(TorchFunctionMode):
 
     A deep copy leaves functions as they are, so a forward that is a closure, or holds its module by a weak reference (as
     FairScale's checkpoint_wrapper does), is still the original module's. Its backward would accumulate gradients on the
-    original's parameters, and call their hooks.
+    original's parameters, and call their hooks. `on_hook` is called for operations after which a backward may run code of
+    the model's.
     """
 
-    def __init__(self, original: nn.Module, copy: nn.Module) -> None:
+    def __init__(self, original: nn.Module, copy: nn.Module, on_hook: Callable[[], None]) -> None:
         super().__init__()
+        self._on_hook = on_hook
         copies = {**dict(copy.named_parameters()), **dict(copy.named_buffers())}
         named = [*original.named_parameters(), *original.named_buffers()]
         self._copy_of: dict[int, torch.Tensor] = {id(tensor): copies[name] for name, tensor in named}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*map(self._copy, args), **{key: self._copy(v) for key, v in (kwargs or {}).items()})
+        if func in _HOOKS:
+            self._on_hook()
+        copy = self._copy
+        return func(*map(copy, args), **({key: copy(v) for key, v in kwargs.items()} if kwargs else {}))
 
     def _copy(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

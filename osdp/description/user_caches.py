@@ -36,20 +36,20 @@ _CACHE: type = functools._lru_cache_wrapper
 
 
 @contextmanager
-def caches_restored() -> Iterator[None]:
+def caches_restored() -> Iterator[Places]:
     """Context around a trace: afterwards no cache outside of the traced model holds a fake tensor."""
-    places = _Places()
+    places = Places()
     cached, parametrize._cache = parametrize._cache, {}
     torch.clear_autocast_cache()
     try:
-        yield
+        yield places
     finally:
         parametrize._cache = cached
         torch.clear_autocast_cache()
         places.restore()
 
 
-class _Places:
+class Places:
     """Where the code of this process, other than Python's and torch's, can keep something."""
 
     def __init__(self) -> None:
@@ -113,6 +113,25 @@ class _Places:
         for cell, content in self._cells:
             if cell.cell_contents is not content and _holds_fake(cell.cell_contents):
                 cell.cell_contents = content
+        for cache, size in self._caches:
+            if cache.cache_info().currsize != size:
+                cache.cache_clear()
+
+    def rewind(self) -> None:
+        """Put everything back but what was imported, for another trace from the same state."""
+        for place, was in self._dicts:
+            now = place if isinstance(place, dict) else vars(place)
+            changed = [(k, v) for k, v in list(now.items()) if v is not was.get(k, now)]
+            for key in [k for k, v in changed if not isinstance(v, (ModuleType, FunctionType, type))]:
+                _put(place, key, was)
+            for key in [k for k in was if k not in now]:
+                _put(place, key, was)
+        for items, before in self._lists:
+            if not _same(items, before):
+                items.clear()
+                (items.extend if isinstance(items, list) else items.update)(before)
+        for cell, content in self._cells:
+            cell.cell_contents = content
         for cache, size in self._caches:
             if cache.cache_info().currsize != size:
                 cache.cache_clear()

@@ -1,0 +1,78 @@
+"""What a forward or its backward allocates and frees, in order; its moments and kernels follow from that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from osdp.description.kernels import Call
+
+# What an entry is about, besides the number of a storage.
+COMPLETED, TEMPORARY, CALL = -1, -2, -3
+
+
+class Entry(NamedTuple):
+    """One line of the log."""
+
+    number: int  # of the storage, or one of the above
+    bytes: int  # allocated; negative: freed
+    running: str  # the module
+    what: str | Call | None = None  # the parameter that is complete, or the call
+
+
+class Event(NamedTuple):
+    """An entry of which is known whether it was a gradient's, so that it stands for itself."""
+
+    kind: str  # "live", "temporary", "completed", "made", "nothing" (a gradient's, which counts elsewhere), "call"
+    bytes: int
+    running: str
+    what: str | Call | None = None
+
+
+class Moment(NamedTuple):
+    """A stretch of a forward or backward in which one module runs and no gradient becomes complete."""
+
+    bytes: int  # the maximum
+    running: str  # the module
+    completed: str | None  # the parameter whose gradient ended it
+    made: tuple[str, int] | None = (
+        None  # the parameter whose gradient's memory begins at its end, and its bytes
+    )
+
+
+def moments_of(events: Iterable[Event], live: int) -> tuple[list[Moment], int]:
+    """The moments of the events from `live` bytes on, and the bytes after them."""
+    moments: list[Moment] = []
+    most, module = live, None
+    for kind, size, running, what in events:
+        if kind == "call":
+            continue
+        if running != module:
+            if module is not None:
+                moments.append(Moment(most, module, None))
+            module, most = running, live
+        if kind == "completed":
+            assert isinstance(what, str)
+            moments.append(Moment(most, running, what))
+            most = live
+        elif kind == "made":
+            assert isinstance(what, str)
+            moments.append(Moment(most, running, None, (what, size)))
+            most = live
+        elif kind == "temporary":
+            most = max(most, live + size)
+        elif kind == "live":
+            live += size
+            most = max(most, live)
+    if module is not None:
+        moments.append(Moment(most, module, None))
+    return moments, live
+
+
+def calls_of(events: Iterable[Event]) -> dict[str, list[Call]]:
+    """The kernels by module."""
+    calls: dict[str, list[Call]] = {}
+    for event in events:
+        if isinstance(event.what, Call):
+            calls.setdefault(event.running, []).append(event.what)
+    return calls

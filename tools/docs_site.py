@@ -1,5 +1,5 @@
-"""Hooks of the documentation site (mkdocs.yml). Links out of docs/, to tests and sources, become their text; examples in
-docstrings become code (docs_examples.py)."""
+"""Hooks of the documentation site (mkdocs.yml). Links out of docs/, to tests and sources, become their text; links that name
+a page's file show its title; examples in docstrings become code (docs_examples.py)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,25 @@ import re
 from typing import Any
 
 _OUTSIDE = re.compile(r"(?<!!)\[([^\]]+)\]\(\.\./[^)]*\)")
+_PAGE = re.compile(r"\[([a-z0-9-]+\.md)\]\((?:docs/)?\1(#[^)]*)?\)")
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    return _OUTSIDE.sub(r"\1", markdown)
+def on_page_markdown(markdown: str, config: Any, **_: Any) -> str:
+    return with_titles(_OUTSIDE.sub(r"\1", markdown), titles(config["nav"]))
+
+
+def titles(nav: list[Any]) -> dict[str, str]:
+    """The title of each page, by its file."""
+    found: dict[str, str] = {}
+    for entry in nav:
+        for title, page in entry.items():
+            found |= titles(page) if isinstance(page, list) else {page: title}
+    return found
+
+
+def with_titles(markdown: str, title_of: dict[str, str]) -> str:
+    """`markdown` with titles in place of file names as the text of links to pages."""
+    return _PAGE.sub(lambda m: f"[{title_of.get(m[1], m[1])}]({m[1]}{m[2] or ''})", markdown)
 
 
 def as_code(docstring: str) -> str:

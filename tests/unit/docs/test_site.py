@@ -81,3 +81,12 @@ def test_versions_that_pages_state_are_those_of_the_package() -> None:
         for kind, version in re.findall(r'"osdp": "(\w+)", "version": (\d+)', page.read_text())
     }
     assert stated and stated == {(page, kind, file_versions.newest(kind)) for page, kind, _ in stated}
+
+
+def test_links_to_pages_show_their_titles() -> None:
+    site = runpy.run_path(str(ROOT / "tools" / "docs_site.py"))
+    nav = [{"OSDP": "index.md"}, {"Use": [{"The first hour": "first-hour.md"}]}]
+    text = "[first-hour.md](first-hour.md), [plan](plan.md), [first-hour.md](first-hour.md#killed), [a test](../tests/x.py)"
+    assert site["on_page_markdown"](text, config={"nav": nav}) == (
+        "[The first hour](first-hour.md), [plan](plan.md), [The first hour](first-hour.md#killed), a test"
+    )

@@ -242,16 +242,16 @@ def main() -> int:
     for chip, own in parts.items():
         where = [error([r for r in own if (r["run"] in fitted) == side]) for side in (True, False)]
         console.print(f"{chip}: {where[0]:.1%} off where fitted, {where[1]:.1%} elsewhere")
-    others = {}
+    other: dict[str, dict[str, float]] = {}
     if not given.quick:
-        others = other_figures([run for run in all_runs if run.name not in aside], folder)
-        console.print(shown_others(others))
+        other = other_figures([run for run in all_runs if run.name not in aside], folder)
+        console.print(shown_others(other))
     if given.json:
         figures = {
             "machine": machine(),
             "groups": found,
             "headroom": least,
-            "other figures": others,
+            "other figures": other,
             "aside": sorted(aside),
             "rows": rows,
         }

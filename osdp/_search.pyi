@@ -139,6 +139,15 @@ class Operator:
     @saved_bytes_per_sample.setter
     def saved_bytes_per_sample(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
     @property
+    def slices_s(self) -> list[tuple[int, float]]: ...
+    @slices_s.setter
+    def slices_s(
+        self,
+        arg0: collections.abc.Sequence[
+            tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsFloat | typing.SupportsIndex]
+        ],
+    ) -> None: ...
+    @property
     def split_tensor(self) -> int: ...
     @split_tensor.setter
     def split_tensor(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
@@ -787,7 +796,7 @@ def traits(mode: str) -> ModeTraits:
     """
 
 ALGORITHMS: tuple = ("ring", "tree", "in-switch")
-COST_VERSION: int = 8
+COST_VERSION: int = 9
 DEFAULT_TIME_LIMIT_S: float = 10.0
 MODES: tuple = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD")
 MOST_BATCH: int = 65536

@@ -87,6 +87,7 @@ IN_SWITCH = {"hopper": (25e-6, 0.85), "blackwell": (25e-6, 0.74)}  # NVLS
 CHANNELS = {"ampere": 24, "hopper": 32, "blackwell": 32}  # of 10 MiB of buffers each
 # Shares of the datasheet's figures that are reached.
 LINK, MEMORY_OF_OPTIMIZER, FP32 = 0.8, 0.8, 0.8
+OPTIMIZER_BYTES = 28 + 4 + 8  # moved for a parameter: AdamW, the norm that clips gradients, and scaling them
 
 
 def protocols(gpu: Gpu, several_hosts: bool) -> tuple[Protocol, ...]:
@@ -148,8 +149,9 @@ def machine(
     source = [
         f"{'' if hosts == 1 else f'{hosts} hosts of '}8x {gpu.name}. {gpu.datasheet}.",
         f"{link} Search with hosts={hosts}." if hosts > 1 else "",
-        f"Taken at {LINK:.0%}: links; {MEMORY_OF_OPTIMIZER:.0%} of the memory's bandwidth: the optimizer, which moves 28 "
-        f"bytes a parameter; {FP32:.0%}: products in FP32.",
+        f"Taken at {LINK:.0%}: links; {MEMORY_OF_OPTIMIZER:.0%} of the memory's bandwidth: the optimizer, which moves "
+        f"{OPTIMIZER_BYTES} bytes a parameter (AdamW 28, the norm of clipping 4, scaling by it 8); {FP32:.0%}: products in "
+        "FP32.",
         f"Collectives: the protocols and latencies of NCCL {NCCL} (src/graph/tuning.cc).",
         rates.source,
         "Memory beside tensors: allocator and cuBLAS workspaces as in PyTorch's sources (CUDACachingAllocator, "
@@ -167,7 +169,7 @@ def machine(
         reduce_scatter=inside,
         all_reduce=inside,
         flops_per_s=FP32 * gpu.fp32_flops_per_s,
-        optimizer_s_per_byte=7 / (MEMORY_OF_OPTIMIZER * gpu.memory_bytes_per_s),
+        optimizer_s_per_byte=OPTIMIZER_BYTES / 4 / (MEMORY_OF_OPTIMIZER * gpu.memory_bytes_per_s),
         between_hosts=between,
         stolen_computation=rates.stolen,
         flops_per_s_by_dtype={

@@ -27,6 +27,8 @@ OBJECTIVES = _search.OBJECTIVES
 #   7: as 6; the predicted peak is the played step's, without the copies for averaging gradients on top of it.
 #      The simulator counts what a transfer takes from computation exactly, not in thousandths of its time.
 #   8: as 7; the played step holds the float sums of split products in 16 bits.
+#   9: as 8; where kernels are priced, products of slices take what their own thin shapes take, at the batch size that is
+#      searched for, or that of the sample. (They took a launch each longer than the whole.)
 COST_VERSION = _search.COST_VERSION
 
 

@@ -193,6 +193,16 @@ def check_measured_ranks(hardware: Hardware, ranks: int) -> None:
         )
 
 
+def check_kernels(description: ModelDescription, machine: Hardware) -> None:
+    """Warn where a machine prices kernels and the description has none."""
+    flops = [o for o in description.operators if o.flops_per_sample]
+    if machine.kernel_rates is not None and flops and all(o.forward_kernels < 0 for o in flops):
+        warn(
+            f"the description of {description.name} has flops but no kernels, so its times on {machine.name!r} are those "
+            "of products alone: too fast. osdp.describe(model, sample) counts kernels"
+        )
+
+
 def one_of(what: str, value: object, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise InvalidProblemError(f"{what} must be one of {', '.join(map(repr, allowed))}, got {value!r}")

@@ -16,7 +16,7 @@ from osdp.plan.searched import COST_VERSION, Searched
 from osdp.plan.unit_grouping import BUCKET_BYTES, places_of
 from osdp.plan.whole_operators import whole_operators
 from osdp.planning.device_memory import Term, memory_terms
-from osdp.planning.kernel_times import operator_s
+from osdp.planning.kernel_times import operator_s, slices_s
 
 # Optimizer state, in units of the parameters' bytes.
 OPTIMIZER_STATE = {"adamw": 2, "adam": 2, "sgd": 0, "sgd-momentum": 1, "rmsprop": 1, "adagrad": 1}
@@ -44,16 +44,22 @@ def make_model(
     block_index = {b.name: i for i, b in enumerate(description.blocks)}
     named = whole_operators(description, whole)
     dtypes = computing_dtypes(description, precision)
-    operators = [
-        _operator(
-            o,
-            block_index,
-            precision,
-            o.name in named,
-            compute_s(o, hardware, dtypes[o.name], description, batch_size),
-        )
-        for o in description.operators
-    ]
+    thin: dict[object, list[tuple[int, float]]] = {}
+    operators = []
+    for o in description.operators:
+        times = compute_s(o, hardware, dtypes[o.name], description, batch_size)
+        op = _operator(o, block_index, precision, o.name in named, times)
+        if o.split_shape is not None and cost_version > 8 and o.name not in hardware.gamma_s:
+            alike = (o.forward_kernels, o.backward_kernels, o.split_shape, o.calls, dtypes[o.name])
+            if alike not in thin:
+                batch, rate = (
+                    batch_size or max(1, description.sample_batch),
+                    flops_rate(hardware, dtypes[o.name]),
+                )
+                wide = itemsize(dtypes[o.name]) if dtypes[o.name] != "tf32" else 4
+                thin[alike] = slices_s(o, description, hardware, rate, batch, wide)
+            op.slices_s = thin[alike]
+        operators.append(op)
     blocks = [(b.name, b.input_bytes_per_sample) for b in description.blocks]
     held = description.input_bytes_per_sample + description.output_bytes_per_sample
     buffers = sum(o.buffer_bytes for o in description.operators) if cost_version > 1 else 0
@@ -225,7 +231,8 @@ def compute_s(
     per sample.
 
     Measured where the hardware has a figure for this operator; else those of its kernels, where hardware and
-    description have what that takes; else from its flops at the rate of `dtype` (backward counts twice forward).
+    description have what that takes; else from its flops at the rate of `dtype` (backward counts twice forward). A profile
+    has no rates of kernels: an operator that it did not measure, as of another model, is priced by its flops.
     """
     if operator.name not in hardware.gamma_s and description is not None:
         batch, rate = batch_size or max(1, description.sample_batch), flops_rate(hardware, dtype)

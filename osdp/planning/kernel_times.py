@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from osdp.description.model_description import Kernel, ModelDescription, Operator
 from osdp.hardware.hardware import Hardware, KernelRates
@@ -34,6 +35,54 @@ def _kernel_s(k: Kernel, rates: KernelRates, flops_per_s: float, batch: float) -
         if least:
             flops_per_s *= least / (least + rates.half_rate_dimension)
     return max(flops / flops_per_s, moved_s) + rates.launch_s
+
+
+# Note [Thin slices]
+# A slice of a Linear's weight is cut along its outputs, or else its inputs. Its three products have that dimension, so that
+# many slices are slow as thin products are; and each reads, or adds to, the whole of the other activation once more.
+MOST_SLICES = 64  # that are priced by their shapes; more take a launch each longer than the whole
+
+
+def slices_s(
+    operator: Operator,
+    description: ModelDescription,
+    hardware: Hardware,
+    flops_per_s: float,
+    batch: int,
+    bytes_per_element: int,
+) -> list[tuple[int, float]]:
+    """By number of slices, how much longer a forward and backward takes than without; [] where either side does not say."""
+    rates, shape = hardware.kernel_rates, operator.split_shape
+    if rates is None or shape is None or min(operator.forward_kernels, operator.backward_kernels) < 0:
+        return []
+    kernels = [
+        k
+        for at in (operator.forward_kernels, operator.backward_kernels)
+        for k in description.kernels[at]
+        if k.kind == "product"
+    ]
+    whole = kernels_s(kernels, rates, flops_per_s, batch)
+    rows = operator.flops_per_sample * batch / (2 * shape[0] * shape[1] * max(1, operator.calls))
+    found = []
+    for n in range(2, MOST_SLICES + 1):
+        cut = 0 if shape[0] % n == 0 else 1
+        if shape[cut] % n:
+            continue
+        again = round((1 - 1 / n) * rows * shape[1 - cut] * bytes_per_element)
+        thin = [_slice_of(k, n, shape[cut] // n, again) for k in kernels]
+        found.append((n, max(0.0, n * kernels_s(thin, rates, flops_per_s, batch) - whole)))
+    return found
+
+
+def _slice_of(k: Kernel, slices: int, dimension: int, again_bytes: int) -> Kernel:
+    return replace(
+        k,
+        flops_per_sample=k.flops_per_sample // slices,
+        flops_fixed=k.flops_fixed // slices,
+        bytes_per_sample=k.bytes_per_sample // slices,
+        bytes_fixed=k.bytes_fixed // slices + again_bytes,
+        dimension=min(k.dimension, dimension) if k.dimension else dimension,
+    )
 
 
 def operator_s(

@@ -23,6 +23,7 @@ from osdp.planning.arguments import (
     arguments_of,
     batches_of,
     check_batch_matters,
+    check_kernels,
     check_measured_ranks,
     check_precision,
     check_time_limit,
@@ -148,6 +149,7 @@ def search(
         description = _in_precision(description, model_or_desc, sample, precision)
     else:
         check_precision(description, precision)
+    check_kernels(description, machine)
     whole_operators(description, patterns_of(whole))  # raises for names that the model does not have
     ranks = ranks_of(world_size, machine)
     check_measured_ranks(machine, ranks)

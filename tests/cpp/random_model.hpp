@@ -35,6 +35,8 @@ inline Model random_model(Random& r, int64_t operators) {
       op.in_features = op.tensors[0].row_bytes / 4;
       op.tensors[0].shardable = true;
     }
+    if (op.split_tensor >= 0 && op.in_features % 3 == 0)
+      op.slices_s = {{2, 1e-9 * static_cast<double>(op.in_features)}, {4, 5e-9}};
     for (Tensor& t : op.tensors) {
       if (mixed) t.compute_row_bytes = t.row_bytes / 2, t.reduce_row_bytes = t.row_bytes / (1 + r() % 2);
     }

@@ -222,6 +222,15 @@ class Columns {
     return static_cast<double>((third ? 3 : 2) * (paper() ? 1 : divided(op_.calls, op_.places)));
   }
 
+  double longer_in_slices_s() const {
+    const auto own = std::find_if(op_.slices_s.begin(), op_.slices_s.end(), [&](const auto& of_number) {
+      return of_number.first == choice_.granularity;
+    });
+    return own != op_.slices_s.end()
+               ? own->second
+               : static_cast<double>(choice_.granularity - 1) * request_.space.slice_overhead_s;
+  }
+
   double communication_s() const {
     if (whole()) return all_reduce_s(sent());
     if (sliced()) {
@@ -229,8 +238,7 @@ class Columns {
       int64_t others = whole_slices() * slice_sent();
       for (const Tensor& t : op_.tensors)
         if (t.trainable && !is_weight(t)) others += t.reduce_bytes();
-      return static_cast<double>(slices()) * of_slice + all_reduce_s(others) +
-             static_cast<double>(choice_.granularity - 1) * request_.space.slice_overhead_s;
+      return static_cast<double>(slices()) * of_slice + all_reduce_s(others) + longer_in_slices_s();
     }
     const double times = traits(choice_.mode).kept ? 1 : gathers();
     if (!traits(choice_.mode).inside_hosts)

@@ -91,7 +91,7 @@ class Pricer {
         static_cast<double>(sharded) *
             (gathers(true) * collectives_.gather(c.mode).seconds(gathered) +
              (sent > 0 && weight.trainable ? collectives_.reduce(c.mode).seconds(sent) : 0)) +
-        all_reduce(reduced) + static_cast<double>(granularity - 1) * space_.slice_overhead_s;
+        all_reduce(reduced) + slices_s(op_, space_, granularity);
     return finish(c, seconds, updated);
   }
 
@@ -207,6 +207,12 @@ int64_t picoseconds(double seconds, const char* whose, const std::string& name) 
                          std::to_string(seconds) + " s; it must be between 0 and 1e6 s");
   }
   return std::llround(seconds * 1e12);
+}
+
+double slices_s(const Operator& op, const Space& space, int64_t granularity) {
+  for (const auto& [slices, seconds] : op.slices_s)
+    if (slices == granularity) return seconds;
+  return static_cast<double>(granularity - 1) * space.slice_overhead_s;
 }
 
 int64_t recompute_ps(const Operator& op, const Device& device) {

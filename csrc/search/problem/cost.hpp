@@ -44,6 +44,9 @@ Candidate candidate_of(const Operator& op, const Device& device, const Space& sp
 int64_t averaging_bytes(const std::vector<Operator>& operators, const Device& device, const Space& space,
                         bool accumulates);
 
+// How much longer a micro-batch takes if the operator's products are computed in `granularity` slices.
+double slices_s(const Operator& op, const Space& space, int64_t granularity);
+
 // The time to recompute the operator's forward for one sample.
 int64_t recompute_ps(const Operator& op, const Device& device);
 

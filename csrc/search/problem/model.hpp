@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace osdp::search {
@@ -56,6 +57,9 @@ struct Operator {
   int64_t work_bytes_per_sample = 0, work_bytes_fixed = 0;  // see Note [Work]
   double compute_s_per_sample = 0, compute_s_fixed = 0;     // forward and backward
   double recompute_s_per_sample = 0;                        // forward
+  // By number of slices: the seconds that a micro-batch takes longer in these. Where a number is missing,
+  // each slice after the first takes Space::slice_overhead_s.
+  std::vector<std::pair<int64_t, double>> slices_s;
   StepPosition position;
 };
 

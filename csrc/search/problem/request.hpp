@@ -52,6 +52,7 @@ struct Device {
 // A certificate is a proof about the costs that its search used. Plans are kept for years, so the costs of
 // older versions can still be computed to verify them (osdp/plan/searched.py says what each version counts).
 // Each version differs from the current one in its own line and in those above it:
+//   8: slices took a launch each longer than the whole, whatever their shapes.
 //   7: products of slices in 16 bits were summed without memory.
 //   6: the predicted peak contained the copies for averaging gradients once more than the played step.
 //      And the simulator dropped what a transfer steals below a thousandth of its time.
@@ -62,7 +63,7 @@ struct Device {
 //      is produced in place; a whole bucket counted as copied, not only its small tensors.
 //   1: copies of mixed precision did not count, nor did parameters that one module reads several times; tied
 //      parameters were no transient.
-inline constexpr int64_t kCostVersion = 8;
+inline constexpr int64_t kCostVersion = 9;
 
 // Shares of the compute form in the bounds of forward and of backward, in 1024ths; the rest is that of the
 // lane form. Note [Step bound] in problem/step_bound.hpp.

@@ -207,7 +207,7 @@ class OptionBound {
     sum += b.of_reduction(links_.all_reduce(others)) +
            b.of_reduction(links_.all_reduce((c.granularity - c.sharded_slices) * sent));
     // A third of the launches is in forward, and again in recomputation.
-    const double launches = static_cast<double>(c.granularity - 1) * space_.slice_overhead_s;
+    const double launches = slices_s(op_, space_, c.granularity);
     return sum + launches * (f.x / 3 + b.x * (again ? 1.0 : 2.0 / 3));
   }
 

@@ -33,6 +33,8 @@ std::vector<int64_t> signature(const Operator& op, bool positions) {
                {at.latency, at.forward_gathers, at.gathered_again, at.end_unknown, at.first,
                 at.ends_forward_bytes, at.lets_end_bytes, at.ends_forward_gathers, at.lets_end_gathers});
   }
+  for (const auto& [slices, seconds] : op.slices_s)
+    key.insert(key.end(), {slices, picoseconds(seconds, "operator", op.name)});
   for (const Tensor& t : op.tensors) {
     key.insert(key.end(),
                {t.rows, t.row_bytes, t.trainable, t.shardable, t.compute_row_bytes, t.reduce_row_bytes});

@@ -94,6 +94,10 @@ void validate(const Model& model) {
       throw InvalidProblem("operator '" + op.name + "': no such block");
     for (const double time : {op.compute_s_per_sample, op.compute_s_fixed, op.recompute_s_per_sample})
       seconds(time, "operator '", op.name, "': its time");
+    for (const auto& [slices, time] : op.slices_s) {
+      within(slices, 2, 4096, "operator '", op.name, "': slices");
+      seconds(time, "operator '", op.name, "': its time in slices");
+    }
   }
 }
 

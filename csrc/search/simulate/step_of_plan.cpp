@@ -115,7 +115,7 @@ class Builder {
     o.whole_gradient_bytes = c.granularity > 1 ? c.gradient_bytes : c.whole_gradient_bytes;
     o.parts = c.granularity;
     if (c.granularity > 1) {  // each further slice launches three more products, one of them in forward
-      const int64_t launches = Linear{0, ps(request_.space.slice_overhead_s)}(c.granularity - 1);
+      const int64_t launches = ps(slices_s(op, request_.space, c.granularity));
       o.forward_ps += launches / 3;
       o.recompute_ps += launches / 3;
       o.backward_ps += launches - launches / 3;

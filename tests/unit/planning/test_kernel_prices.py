@@ -1,0 +1,108 @@
+"""Prices of kernels where nobody measured: thin slices, short sequences, descriptions without kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import osdp
+from osdp import _search
+from osdp.description.model_description import Kernel, ModelDescription
+from osdp.hardware.hardware import Hardware
+from osdp.plan.searched import Searched
+from osdp.planning.core_inputs import SLICE_OVERHEAD_S, make_model, make_request
+from osdp.planning.kernel_times import kernels_s, slices_s
+
+RATE = Hardware.load("h100-8").flops_per_s_by_dtype["bfloat16"]
+
+
+def linear(inputs: int, outputs: int, rows: int) -> ModelDescription:
+    with torch.device("meta"):
+        model, sample = nn.Sequential(nn.Linear(inputs, outputs, bias=False)), torch.zeros(2, rows, inputs)
+    return osdp.describe(model, sample, precision="bf16")
+
+
+def slower(description: ModelDescription, machine: str = "h100-8", batch: int = 2) -> dict[int, float]:
+    operator = next(o for o in description.operators if o.split_shape is not None)
+    return dict(slices_s(operator, description, Hardware.load(machine), RATE, batch, 2))
+
+
+def test_thin_slices_are_slow_and_thick_ones_cost_their_launches() -> None:
+    found = slower(linear(4096, 4096, 2048))
+    assert set(found) == {2, 4, 8, 16, 32, 64}
+    assert list(found.values()) == sorted(found.values())  # more slices are slower
+    launches = {n: (n - 1) * SLICE_OVERHEAD_S for n in found}
+    assert found[2] < 10 * launches[2]
+    assert found[64] > 3 * launches[64]  # of 64 columns
+    # Twice as many rows take about twice as long beyond the launches: thinness, not a constant.
+    assert found[64] < slower(linear(4096, 4096, 4096))[64] < 2.5 * found[64]
+
+
+def test_slices_are_cut_along_outputs_or_else_inputs() -> None:
+    assert set(slower(linear(6, 35, 8))) == {2, 3, 5, 6, 7, 35}
+    wide, narrow = slower(linear(4096, 256, 2048)), slower(linear(256, 4096, 2048))
+    assert wide[2] > narrow[2]  # of 128 columns, and of 2,048
+
+
+def in_slices_ps(description: ModelDescription, hardware: Hardware, cost_version: int) -> int:
+    """What the weight in 64 slices adds to a micro-batch, beside computation."""
+    searched = Searched(("FULL_SHARD",), (64,), ("none",), cost_version=cost_version)
+    model = make_model(description, hardware, "bf16", cost_version=cost_version)
+    request = make_request(
+        description, hardware, searched, ranks=8, optimizer="adamw", precision="bf16", cost="osdp"
+    )
+    at = next(i for i, o in enumerate(description.operators) if o.split_shape is not None)
+    return max(
+        c.communication_ps
+        for c in _search.candidates(model, request, at, "none")
+        if c.choice.granularity == 64
+    )
+
+
+def test_measured_machines_and_old_costs_keep_a_launch_for_each_slice() -> None:
+    description, h100 = linear(4096, 4096, 2048), Hardware.load("h100-8")
+    name = next(o.name for o in description.operators if o.split_shape is not None)
+    launches_ps = round(63 * SLICE_OVERHEAD_S * 1e12)
+    thin_ps = round(slower(description)[64] * 1e12)
+    then, now = in_slices_ps(description, h100, 8), in_slices_ps(description, h100, 9)
+    assert now - then == pytest.approx(thin_ps - launches_ps, abs=2)
+    for machine in (Hardware.load("rtx-titan-8"), dataclasses.replace(h100, gamma_s={name: 1e-3})):
+        assert in_slices_ps(description, machine, 8) == in_slices_ps(description, machine, 9)
+
+
+def test_attention_is_slower_in_short_sequences() -> None:
+    rates = Hardware.load("h100-8").kernel_rates
+    assert rates is not None
+
+    def rate(length: int) -> float:
+        heads = 32768 // length * 16
+        flops, moved = 2 * heads * length * length * 128, 4 * heads * length * 128 * 2
+        seconds = kernels_s([Kernel("attention", 1, 0, flops, 0, moved)], rates, RATE, 1)
+        return flops / (seconds - rates.launch_s) / RATE
+
+    assert rate(512) < 0.5 * rate(16384) and rate(16384) < rates.attention_share
+    assert rate(32768) == pytest.approx(rates.attention_share, rel=0.05)
+
+
+def test_a_description_without_kernels_says_that_its_times_are_those_of_flops() -> None:
+    description = linear(64, 64, 8)
+    bare = dataclasses.replace(
+        description,
+        kernels=(),
+        operators=tuple(
+            dataclasses.replace(o, forward_kernels=-1, backward_kernels=-1) for o in description.operators
+        ),
+    )
+    asked = {"memory": "8GiB", "world_size": 2, "batch_size": 1, "precision": "bf16"}
+    with pytest.warns(
+        UserWarning, match=r"flops but no kernels.*osdp\.describe\(model, sample\) counts kernels"
+    ):
+        osdp.search(bare, hardware="h100-8", **asked)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        osdp.search(description, hardware="h100-8", **asked)
+        osdp.search(bare, hardware="rtx-titan-8", **asked)

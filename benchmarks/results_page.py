@@ -144,7 +144,7 @@ def published() -> list[str]:
         "GPUs), each run played as the same plan, with its own kernel of attention (`benchmarks/published.py`): predicted",
         "over published tokens/s. Goal: 5% on average. This is the error of every figure that names a machine as",
         '"assumed": some 5% on average and 41% at worst. Where software differs, more: one H100 runs bare decoders with',
-        "torch 2.11 in 0.69 of what is predicted (`benchmarks/kernels.py`), and with attention of today these runs are",
+        "torch 2.11 in 0.72 of what is predicted (`benchmarks/kernels.py`), and with attention of today these runs are",
         "predicted 23 to 25% off, too fast. All runs are predicted to fit their GPU, with "
         f"{found['headroom']:.1%} of it free at least.",
         "",

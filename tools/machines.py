@@ -199,7 +199,7 @@ def machine(
 
 # Note [Rates that GPUs reach]
 # They are those of training that others published (benchmarks/published.py), A100 and H100 in 2023, not of kernels alone:
-# one H100 runs whole decoders in 0.69 of what is predicted here (benchmarks/kernels.py). All shares of the datasheet are
+# one H100 runs whole decoders in 0.72 of what is predicted here (benchmarks/kernels.py). All shares of the datasheet are
 # fitted to the A100 and hold for the H100, but for that of products: 81% for a moment, 71% for longer, since 700 W hold its
 # clock down, and 62% in training. Attention is what scaled_dot_product_attention was measured to reach, beside products
 # that were measured likewise. Blackwell and Ada: the Hopper's shares, assumed.

@@ -45,7 +45,10 @@ def priced(row: Mapping[str, Any], hardware: Hardware) -> Iterator[tuple[str, fl
         yield f"products, {thin}", kernels_s([kernel], rates, rate, 1), row["seconds"]
     elif row["kind"] == "attention":
         flops = round(row["flops_per_s"] * row["seconds"])
-        kernel = Kernel("attention", 1, 0, flops, 0, 0, 0, 0)
+        # Queries, keys, values and outputs in 16 bits; backward reads and writes their gradients, too.
+        tensors = 4 if row["of"] == "forward" else 8
+        moved = tensors * 2 * row["batch"] * row["heads"] * row["length"] * row["inner"]
+        kernel = Kernel("attention", 1, 0, flops, 0, moved, 0, 0)
         yield (
             f"attention, {row['of']}, heads of {row['inner']}",
             kernels_s([kernel], rates, rate, 1),

@@ -38,6 +38,12 @@ def _rows(hardware: Hardware) -> list[tuple[str, str]]:
     for name in ("all_gather", "reduce_scatter", "all_reduce", "between_hosts"):
         if (link := getattr(hardware, name)) is not None:
             rows.append((f"{name.replace('_', '-')} ring step", _link(link)))
+    if hardware.protocols:
+        algorithms: dict[str, list[str]] = {}
+        for p in hardware.protocols:
+            algorithms.setdefault(p.algorithm, []).append(p.protocol)
+        ways = "; ".join(f"{name}: {', '.join(known)}" for name, known in algorithms.items())
+        rows.append(("NCCL chooses from", f"{ways}, with latencies of their own"))
     if hardware.stolen_computation:
         rows.append(
             (

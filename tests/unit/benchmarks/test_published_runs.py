@@ -58,3 +58,20 @@ def test_a_run_is_played_as_its_plan(published: ModuleType) -> None:
     assert backward and not any(name.startswith("token") for name in backward), (
         "the root's unit stays gathered"
     )
+
+
+def test_a_run_on_one_host_and_one_on_four_are_predicted(published: ModuleType) -> None:
+    runs = {run.name: run for run in published.runs()}
+    for name in ("125m x 2048 on 8 a100_80gb", "125m x 2048 on 32 a100_40gb"):
+        assert published.predicted(runs[name], None)["ratio"] == pytest.approx(1, abs=0.05), name
+
+
+def test_every_run_has_the_hosts_and_the_link_that_it_had(published: ModuleType) -> None:
+    for run in published.runs():
+        machine = published.machine_of(run)
+        assert machine.world_size in (run.gpus, 8) and run.hosts * 8 == run.gpus
+        trees = [p for p in machine.protocols if p.algorithm == "tree"]
+        assert bool(trees) == (machine.between_hosts is not None) == (run.hosts > 1)
+        if machine.between_hosts is not None:
+            gbps = run.host_gbps or 3200
+            assert 8e-9 / machine.between_hosts.beta_s_per_byte == pytest.approx(0.8 * gbps)

@@ -46,7 +46,7 @@ def rivals(given: Instance) -> Iterator[tuple[str, dict[str, Any]]]:
     for exposed in EXPOSURES:
         yield (
             f"exposed {exposed}",
-            {"hardware": replace(hardware, exposed_communication=exposed), "replay": 0},
+            {"hardware": replace(hardware, exposed_communication=exposed)},
         )
     for share in (0.95, 0.9, 0.8, 0.65, 0.5):
         yield f"{share} of the limit", {"memory": round(given.limit * share)}

@@ -107,7 +107,6 @@ def searched(name: str, bare: Any, sample: Any, count: int, manners: Sequence[st
             "global_batch_size": size * ranks * options.pop("micro_batches", 1),
             "batch_size": size,
             "time_limit": 3,
-            "replay": 0,
             **options,
         }
         try:

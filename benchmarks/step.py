@@ -125,7 +125,7 @@ def searched_plans(osdp: Any, description: Any, hardware: Any, batch_size: int) 
         raise AssertionError("a plan fits one byte")
     except osdp.InfeasibleError as error:
         least = error.smallest_limit
-    most = search("1TiB").certificate.memory_bytes
+    most = search("1TiB").predicted.peak_memory_bytes
     return {SEARCHED.format(share): search(least + (most - least) * share // 100) for share in SHARES}
 
 

@@ -42,7 +42,11 @@ def measure(only: str, gap: float) -> list[dict[str, Any]]:
         row["ms"] = 1e3 * (time.perf_counter() - began)
         if row["feasible"]:
             assert plan.certificate is not None and plan.predicted is not None
-            row |= {"gap": plan.certificate.step_gap, "samples_per_s": plan.predicted.throughput}
+            row |= {
+                "gap": plan.certificate.gap,
+                "checked_gap": plan.certificate.checked_gap,
+                "samples_per_s": plan.predicted.throughput,
+            }
         rows.append(row)
         print(
             *(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()),

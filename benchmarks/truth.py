@@ -111,7 +111,6 @@ def measure(name: str, count: str, steps: str, hosts: str) -> dict[str, Any]:
             "certified_bytes": plan.predicted.peak_memory_bytes
             if plan.predicted
             else played.largest_peak_bytes,
-            "held_against_limit_bytes": plan.certificate.memory_bytes if plan.certificate else None,
             "limit_bytes": plan.memory_limit_bytes,
             **taken(plan),
         }

@@ -54,7 +54,7 @@ __all__: list[str] = [
     "check_table",
     "find_json",
     "group_units",
-    "plan_lower_bounds",
+    "proven_bound_ps",
     "proven_lower_bound",
     "read_json",
     "schedule",
@@ -426,52 +426,43 @@ class Wish:
         batches: collections.abc.Sequence[Batch],
         objective: typing.SupportsInt | typing.SupportsIndex = 0,
         at_least: typing.SupportsFloat | typing.SupportsIndex = 0.0,
-        replay: typing.SupportsFloat | typing.SupportsIndex = 0.0,
         gap: typing.SupportsFloat | typing.SupportsIndex = 0.005,
         time_limit_s: typing.SupportsFloat | typing.SupportsIndex = 0.0,
         work: typing.SupportsInt | typing.SupportsIndex = 500000000,
-        limit_is_of_sum: bool = False,
     ) -> None: ...
     @property
     def work(self) -> int: ...
     @work.setter
     def work(self, arg0: typing.SupportsInt | typing.SupportsIndex) -> None: ...
 
+class Proof:
+    @property
+    def lower_bound_s_per_sample(self) -> float: ...
+    @property
+    def parts(self) -> list[tuple[int, int, int, list[tuple[int, float]]]]:
+        """
+        Batch sizes from and to, accumulation, prices as phase and ps per byte.
+        """
+    @property
+    def shares(self) -> tuple[int, int]: ...
+
 class Answer:
     def __init__(
         self,
         *,
         plan: Plan,
-        step_ps: typing.SupportsInt | typing.SupportsIndex,
         peak_bytes: typing.SupportsInt | typing.SupportsIndex,
-        largest_peak_bytes: typing.SupportsInt | typing.SupportsIndex,
         limit_bytes: typing.SupportsInt | typing.SupportsIndex,
-        sum_limit_bytes: typing.SupportsInt | typing.SupportsIndex,
-        exposed: typing.SupportsFloat | typing.SupportsIndex,
-        optimal: bool,
-        proven: bool,
-        step_bound_s_per_sample: typing.SupportsFloat | typing.SupportsIndex,
-        prices: collections.abc.Sequence[
-            tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsFloat | typing.SupportsIndex]
-        ],
-        played: PlayedStep | None,
+        played: PlayedStep,
     ) -> None:
         """
-        That of a plan which was found before.
+        That of a plan which was found before, without a proof.
         """
     def throughput(self, ranks: typing.SupportsInt | typing.SupportsIndex) -> float: ...
     @property
-    def exposed(self) -> float: ...
-    @property
     def feasible(self) -> bool: ...
     @property
-    def largest_peak_bytes(self) -> int: ...
-    @property
     def limit_bytes(self) -> int: ...
-    @property
-    def lower_bound_s_per_sample(self) -> float: ...
-    @property
-    def optimal(self) -> bool: ...
     @property
     def peak_bytes(self) -> int: ...
     @property
@@ -479,17 +470,11 @@ class Answer:
     @property
     def played(self) -> PlayedStep: ...
     @property
-    def prices(self) -> list[tuple[int, float]]: ...
-    @property
-    def proven(self) -> bool: ...
+    def proof(self) -> Proof: ...
     @property
     def smallest_limit_bytes(self) -> int: ...
     @property
-    def step_bound_s_per_sample(self) -> float: ...
-    @property
-    def step_ps(self) -> int: ...
-    @property
-    def sum_limit_bytes(self) -> int: ...
+    def step_bound_ps(self) -> int: ...
 
 class Schedule:
     @property
@@ -521,13 +506,22 @@ class Planner:
     """
     def __init__(self, model: Model, request: Request, manner: Manner) -> None: ...
     def any_plan(self, wish: Wish) -> Answer: ...
+    def bound_request(
+        self,
+        shares: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
+        limit_bytes: typing.SupportsInt | typing.SupportsIndex,
+        batches: collections.abc.Sequence[Batch],
+    ) -> Request:
+        """
+        For proven_bound_ps.
+        """
     def frontier(
         self,
         wish: Wish,
         limits: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
         progress: typing.Any = None,
     ) -> list[Answer]: ...
-    def largest_peak(self, plan: Plan, peak_bytes: typing.SupportsInt | typing.SupportsIndex) -> int:
+    def largest_peak(self, plan: Plan) -> int:
         """
         The most that its step may hold, in bytes, however long its communication takes.
         """
@@ -535,18 +529,14 @@ class Planner:
         """
         Its step without events and memory.
         """
-    def request(
-        self,
-        exposed: typing.SupportsFloat | typing.SupportsIndex | None = None,
-        limit_bytes: typing.SupportsInt | typing.SupportsIndex = 0,
-    ) -> Request: ...
+    def prove(self, wish: Wish) -> Proof:
+        """
+        A bound on the step of every plan under the wish's limit.
+        """
+    def request(self, limit_bytes: typing.SupportsInt | typing.SupportsIndex = 0) -> Request: ...
     def search(self, wish: Wish, progress: typing.Any = None) -> Answer:
         """
         `progress` is called about five times a second with how far the best plan is above its bound, as a share of its time (1: no plan yet).
-        """
-    def step_bound_s_per_sample(self, wish: Wish) -> float:
-        """
-        No plan under the wish's limit has a faster step, per rank and sample; 0: not known.
         """
     def timeline(
         self,
@@ -699,13 +689,8 @@ def check_plan(
     model: Model,
     request: Request,
     plan: Plan,
-    time_ps: typing.SupportsInt | typing.SupportsIndex,
-    memory_bytes: typing.SupportsInt | typing.SupportsIndex,
-    lower_bound_ps: typing.SupportsInt | typing.SupportsIndex,
-    prices: collections.abc.Sequence[
-        tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]
-    ],
-    denominator: typing.SupportsInt | typing.SupportsIndex,
+    step_ps: typing.SupportsInt | typing.SupportsIndex,
+    peak_bytes: typing.SupportsInt | typing.SupportsIndex,
 ) -> str:
     """
     Empty if it holds, else what is false.
@@ -732,19 +717,24 @@ def group_units(
     small: typing.SupportsInt | typing.SupportsIndex,
     most: typing.SupportsInt | typing.SupportsIndex,
 ) -> list[list[int]]: ...
-def plan_lower_bounds(
+def proven_bound_ps(
     model: Model,
     request: Request,
-    plan: Plan,
-    alternatives: collections.abc.Sequence[
-        collections.abc.Sequence[
-            tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]
+    samples: typing.SupportsInt | typing.SupportsIndex,
+    parts: collections.abc.Sequence[
+        tuple[
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+            typing.SupportsInt | typing.SupportsIndex,
+            collections.abc.Sequence[
+                tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]
+            ],
         ]
     ],
     denominator: typing.SupportsInt | typing.SupportsIndex,
-) -> list[int]:
+) -> int:
     """
-    What each of these lists of prices of memory proves of any plan of this batch and no larger transients.
+    What these prices of memory prove of a step of any plan that fits. Parts: batch sizes from and to, accumulation, prices as phase and numerator.
     """
 
 def proven_lower_bound(

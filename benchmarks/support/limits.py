@@ -15,5 +15,5 @@ def least_and_most(description: osdp.ModelDescription, **arguments: Any) -> tupl
     except osdp.InfeasibleError as error:
         least = error.smallest_limit
     fastest = osdp.search(description, memory="1TiB", **arguments)
-    assert least is not None and fastest.certificate is not None
-    return least, fastest.certificate.memory_bytes
+    assert least is not None and fastest.predicted is not None
+    return least, fastest.predicted.peak_memory_bytes

@@ -94,5 +94,5 @@ def least_memory(description: osdp.ModelDescription, arguments: dict[str, Any]) 
 
 
 def peak(plan: osdp.Plan) -> int:
-    assert plan.certificate is not None
-    return plan.certificate.memory_bytes
+    assert plan.predicted is not None
+    return plan.predicted.peak_memory_bytes

@@ -29,6 +29,6 @@ def search_mixture(description: osdp.ModelDescription, **options: Any) -> osdp.P
         osdp.search(description, memory=1, **options)
     except osdp.InfeasibleError as error:
         least = error.smallest_limit
-    most = osdp.search(description, memory=ROOMY, **options).certificate.memory_bytes
+    most = osdp.search(description, memory=ROOMY, **options).predicted.peak_memory_bytes
     limits = (least + (most - least) * percent // 100 for percent in range(10, 90, 10))
     return max((osdp.search(description, memory=limit, **options) for limit in limits), key=balance)

@@ -196,6 +196,27 @@ def _plan_13(old: Document) -> Document:
     return {**old, "hardware": old["hardware"] and _hardware_6(old["hardware"])}
 
 
+def _plan_14(old: Document) -> Document:
+    """certificates of a sum over operators say nothing of a step: what remains is the bound on the simulated one, which its
+    search proved (with the paper's costs the sum is the step), without prices"""
+    searched, c = old["searched"], old["certificate"]
+    if searched:
+        searched = {name: value for name, value in searched.items() if name not in ("replay", "exposed")}
+    if c:
+        paper = old.get("cost") == "paper"
+        step = c["time_ps"] if paper else c["step_ps"]
+        c = step and {
+            "step_ps": step,
+            "step_bound_ps": min(step, c["search_bound_ps"] if paper else c["step_bound_ps"]),
+            "checked_bound_ps": 0,
+            "forward_share": 1024,
+            "backward_share": 1024,
+            "batches": [],
+            "price_denominator": 1,
+        }
+    return {**old, "searched": searched, "certificate": c or None}
+
+
 # Kind -> its steps; the first one leads from version 1 to 2.
 STEPS: Mapping[str, tuple[Step, ...]] = {
     "checkpoint": (_checkpoint_1,),
@@ -215,6 +236,7 @@ STEPS: Mapping[str, tuple[Step, ...]] = {
         _plan_11,
         _plan_12,
         _plan_13,
+        _plan_14,
     ),
 }
 

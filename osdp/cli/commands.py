@@ -37,7 +37,6 @@ _SEARCH_OPTIONS = (
     "modes",
     "prefetch",
     "separate_reductions",
-    "replay",
     "gap",
 )
 

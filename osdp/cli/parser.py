@@ -145,12 +145,6 @@ def _search(subparsers: argparse._SubParsersAction[Parser]) -> None:
         help="reduce gradients in a process group of their own",
     )
     search.add_argument(
-        "--replay",
-        type=float,
-        metavar="FRACTION",
-        help="how much the objective of a plan that is faster when simulated may exceed the best; default: 0.5",
-    )
-    search.add_argument(
         "--gap",
         type=float,
         metavar="FRACTION",

@@ -1,6 +1,6 @@
 """The values that the search hands to training: Plan and its parts."""
 
-from osdp.plan.certificate import Certificate, PhasePrice
+from osdp.plan.certificate import BatchProof, Certificate, PhasePrice
 from osdp.plan.choice import MODES, RECOMPUTE, SPLITS, Choice
 from osdp.plan.plan import Plan
 from osdp.plan.prediction import OperatorPrediction, Prediction
@@ -12,6 +12,7 @@ __all__ = [
     "MODES",
     "RECOMPUTE",
     "SPLITS",
+    "BatchProof",
     "Certificate",
     "Choice",
     "OperatorPrediction",

@@ -17,38 +17,46 @@ class PhasePrice:
 
 
 @dataclass(frozen=True)
-class Certificate:
-    """Proof of optimality: the plan's time and memory, and a lower bound on the time of every plan (integers).
+class BatchProof:
+    """Prices of memory that prove a lower bound for plans of these batch sizes and this accumulation."""
 
-    `lower_bound_ps` holds for steps of this batch size and this largest transient, and can be checked from
-    the multipliers alone. `search_bound_ps` is the bound that the whole search proved, over all batch sizes
-    and transients, scaled to this plan's samples; `optimal` is True where it equals `time_ps`.
+    least_batch: Annotated[int, AtLeast(1)]
+    most_batch: Annotated[int, AtLeast(1)]
+    accumulation: Annotated[int, AtLeast(1)]
+    prices: tuple[PhasePrice, ...]  # of the phases whose memory constraint is tight; empty where none is
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How fast the step of any plan can be: of the search space, within the plan's memory limit (integers).
+
+    The step is the simulated one; with cost="paper", the paper's. `step_bound_ps` is what the search proved;
+    `checked_bound_ps` is what `batches` prove by themselves, without a search: at most `step_bound_ps`, since a search also
+    lists plans.
     """
 
-    time_ps: int
-    memory_bytes: int  # of the largest phase, including the reserve for transients
-    limit_bytes: int  # on memory_bytes, for all plans in the proof; `memory_limit_bytes` is on the peak
-    lower_bound_ps: int
-    search_bound_ps: int
-    prices: tuple[PhasePrice, ...]  # of the phases whose memory constraint is tight; empty where none is
+    step_ps: Annotated[int, AtLeast(0)]  # of this plan
+    step_bound_ps: Annotated[int, AtLeast(0)]  # of every plan, for as many samples; 0: nothing was proven
+    checked_bound_ps: Annotated[int, AtLeast(0)]
+    # Weights of the two forms of the bound, in 1024ths of the compute form: Note [Step bound] in
+    # csrc/search/problem/step_bound.hpp.
+    forward_share: Annotated[int, AtLeast(0)]
+    backward_share: Annotated[int, AtLeast(0)]
+    batches: tuple[BatchProof, ...]  # ascending; together all batch sizes of the search
     price_denominator: Annotated[int, AtLeast(1)]
-    optimal: bool
-    # Some plan that keeps the memory limit attains `search_bound_ps`: the optimum was proven, even if
-    # `search`'s `replay` selected a different plan.
-    proven: bool = False
-    # A step of this plan as simulated, and a lower bound on the simulated step of every plan in the search space that
-    # keeps the plan's memory limit, for as many samples (csrc/search/planner/step_proof.hpp). 0: not proven.
-    step_ps: int = 0
-    step_bound_ps: int = 0
-
-    @property
-    def step_gap(self) -> float | None:
-        """How much faster the simulated step of another plan can be at most, as a fraction of this plan's; None: not
-        proven."""
-        return (self.step_ps - self.step_bound_ps) / self.step_ps if self.step_bound_ps else None
 
     @property
     def gap(self) -> float:
-        """How much faster another plan can be at most, as a fraction of this plan's time; 0.0: no plan is
-        faster."""
-        return (self.time_ps - self.search_bound_ps) / self.time_ps if self.time_ps else 0.0
+        """How much faster the step of another plan can be at most, as a fraction of this plan's; 0.0: no plan is
+        faster, 1.0: nothing was proven."""
+        return 1 - self.step_bound_ps / self.step_ps if self.step_ps else 0.0
+
+    @property
+    def checked_gap(self) -> float:
+        """The same, of what can be checked without a search."""
+        return 1 - self.checked_bound_ps / self.step_ps if self.step_ps else 0.0
+
+    @property
+    def optimal(self) -> bool:
+        """No plan is faster."""
+        return self.step_bound_ps == self.step_ps

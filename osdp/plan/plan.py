@@ -152,7 +152,14 @@ class Plan(Printed, PlanFields):
         """Seconds per step that one more byte of memory would save, to first order; 0.0 where memory does not
         bind."""
         c = self.certificate
-        return sum(p.numerator for p in c.prices) / c.price_denominator * 1e-12 if c is not None else 0.0
+        if c is None:
+            return 0.0
+        here = (
+            b.prices
+            for b in c.batches
+            if b.least_batch <= self.batch_size <= b.most_batch and b.accumulation == self.accumulation
+        )
+        return sum(p.numerator for p in next(here, ())) / c.price_denominator * 1e-12
 
     def simulate(
         self,

@@ -55,13 +55,5 @@ class Searched:
     small_unit_bytes: int = (
         256 * 2**10
     )  # smaller units are merged with neighbours (osdp.plan.unit_grouping.small_unit_bytes)
-    replay: float = 0.5  # by what fraction the objective of a plan chosen by simulation may exceed the best
     gap: Annotated[float, AtLeast(0)] = 0.005  # of the simulated step and its bound, at which the search ends
-    exposed: Annotated[float, AtLeast(0)] = (
-        1.0  # how much longer a second of communication makes the objective's step
-    )
     cost_version: Annotated[int, AtLeast(1)] = COST_VERSION  # Note [Cost versions]
-
-    def costs(self) -> tuple[int, ...]:
-        """The cost versions that the plan may have been made with."""
-        return (1, 2) if self.cost_version == 1 else (self.cost_version,)

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from osdp.description.model_description import KINDS, Kernel, ModelDescription, Operator
 from osdp.errors import InvalidProblemError, PlanMismatchError
+from osdp.plan.certificate import Certificate
 from osdp.plan.choice import MODES, RECOMPUTE, SPLITS, Choice, split_length
 from osdp.plan.plan_fields import PlanFields
 from osdp.plan.precisions import PRECISIONS
@@ -62,16 +63,7 @@ def problems(plan: PlanFields) -> Iterator[tuple[str, str]]:
         found = plan.searched.cost_version
         yield "searched.cost_version", f"must be at most {COST_VERSION}, got {found}: use a newer osdp"
     if plan.certificate is not None:
-        if plan.certificate.price_denominator < 1:
-            yield "certificate.price_denominator", "must be at least 1"
-        for i, price in enumerate(plan.certificate.prices):
-            if not -1 <= price.phase < len(plan.description.operators):
-                yield f"certificate.prices[{i}].phase", f"{price.phase} is not one of the model's operators"
-            if not 0 <= price.numerator <= 2**56:
-                yield (
-                    f"certificate.prices[{i}].numerator",
-                    f"must be between 0 and 2**56, got {price.numerator}",
-                )
+        yield from _proof_problems(plan, plan.certificate)
     yield from _memory_problems(plan)
     yield from choices_problems(plan)
     yield from _unit_problems(plan)
@@ -79,15 +71,23 @@ def problems(plan: PlanFields) -> Iterator[tuple[str, str]]:
 
 def _memory_problems(plan: PlanFields) -> Iterator[tuple[str, str]]:
     """A plan whose predicted memory exceeds its own limit is invalid."""
-    limit, found, c = plan.memory_limit_bytes, plan.predicted, plan.certificate
-    if limit is None:
-        return
-    if found is not None and found.peak_memory_bytes > limit:
+    limit, found = plan.memory_limit_bytes, plan.predicted
+    if limit is not None and found is not None and found.peak_memory_bytes > limit:
         why = f"{found.peak_memory_bytes} bytes exceed the plan's memory limit of {limit}"
         yield "predicted.peak_memory_bytes", why
-    if c is not None and c.memory_bytes > c.limit_bytes:
-        why = f"{c.memory_bytes} bytes exceed the certificate's limit of {c.limit_bytes}"
-        yield "certificate.memory_bytes", why
+
+
+def _proof_problems(plan: PlanFields, c: Certificate) -> Iterator[tuple[str, str]]:
+    if not c.checked_bound_ps <= c.step_bound_ps <= c.step_ps:
+        why = f"{c.checked_bound_ps}, {c.step_bound_ps} and {c.step_ps} ps should rise"
+        yield "certificate.step_bound_ps", why
+    for i, batch in enumerate(c.batches):
+        for j, price in enumerate(batch.prices):
+            where = f"certificate.batches[{i}].prices[{j}]"
+            if not -1 <= price.phase < len(plan.description.operators):
+                yield f"{where}.phase", f"{price.phase} is not one of the model's operators"
+            if not 0 <= price.numerator <= 2**46:
+                yield f"{where}.numerator", f"must be between 0 and 2**46, got {price.numerator}"
 
 
 def _word_problems(plan: PlanFields) -> Iterator[tuple[str, str]]:

@@ -32,11 +32,11 @@ def predict(
     answer: _search.Answer,
     treated: Sequence[Treated | None],
     *,
-    played: _search.PlayedStep | None,
+    simulated: bool,
     recompute: Mapping[str, str],
 ) -> Prediction:
-    """The prediction for `answer`. `treated`: by operator, None for those without parameters; `played`: its
-    simulated step (None: the times are the objective's, without overlap).
+    """The prediction for `answer`. `treated`: by operator, None for those without parameters; `simulated`:
+    its step was; else the times are sums over operators, without overlap.
     """
     description, hardware = problem.description, problem.hardware
     batch, times = answer.plan.batch.size, answer.plan.batch.accumulation
@@ -68,16 +68,17 @@ def predict(
             compute_s=compute_time,
             reason=reasons[key],
         )
-    step = answer.step_ps * PS
-    if played is not None:
-        step, both = played.step_ps * PS, played.both_ps * PS
+    played = answer.played
+    step = played.step_ps * PS
+    if simulated:
+        both = played.both_ps * PS
         compute = played.only_computing_ps * PS + both
         communication = played.only_communicating_ps * PS + both
         optimizer = played.optimizer_ps * PS
     return Prediction(
         step_time_s=step,
         throughput=problem.ranks * batch * times / step if step > 0 else 1e300,
-        peak_memory_bytes=answer.largest_peak_bytes,
+        peak_memory_bytes=answer.peak_bytes,
         communication_s=communication,
         compute_s=compute,
         optimizer_s=optimizer,

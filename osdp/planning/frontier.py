@@ -49,7 +49,7 @@ def frontier(plan: Plan, points: int = 32, limits: Sequence[int | float | str] |
                 a.throughput(problem.ranks),
                 a.played.step_ps * 1e-12,
                 a.plan.batch.size,
-                a.largest_peak_bytes,
+                a.peak_bytes,
             )
             for a in found
         ),

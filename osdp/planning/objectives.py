@@ -12,14 +12,12 @@ from osdp.planning.plan_builder import plan_of
 from osdp.planning.search_problem import SearchProblem
 
 
-def best_plan(problem: SearchProblem, limit: int, limit_is_of_sum: bool = False) -> Plan:
+def best_plan(problem: SearchProblem, limit: int) -> Plan:
     """The plan, or InfeasibleError with the smallest limit that works and its plan."""
     with Progress("osdp.search") as progress:
-        answer = problem.planner.search(
-            problem.wish(limit, limit_is_of_sum=limit_is_of_sum), lambda gap: progress(gap_in_words(gap))
-        )
+        answer = problem.planner.search(problem.wish(limit), lambda gap: progress(gap_in_words(gap)))
     if not answer.feasible:
-        raise _nothing_fits(problem, limit, answer.smallest_limit_bytes, limit_is_of_sum)
+        raise _nothing_fits(problem, limit, answer.smallest_limit_bytes)
     at_least = problem.searched.at_least
     if at_least is not None and answer.throughput(problem.ranks) < at_least:
         best = plan_of(problem, answer)
@@ -37,7 +35,7 @@ def gap_in_words(gap: float) -> str:
     """`gap`: difference of the best plan so far and the bound, as a fraction of the plan's time; 1: no plan
     yet.
 
-    A search has several passes, one for each weight of communication, each with its own gap.
+    A search has several passes, one for each bound, each with its own gap.
     """
     return (
         "no plan yet in this pass"
@@ -46,7 +44,7 @@ def gap_in_words(gap: float) -> str:
     )
 
 
-def _nothing_fits(problem: SearchProblem, limit: int, least: int, limit_is_of_sum: bool) -> InfeasibleError:
+def _nothing_fits(problem: SearchProblem, limit: int, least: int) -> InfeasibleError:
     method = problem.searched.method
     if least <= limit:
         return InfeasibleError(
@@ -60,9 +58,7 @@ def _nothing_fits(problem: SearchProblem, limit: int, least: int, limit_is_of_su
     s = problem.searched
     one = s.batch_size if s.batch_size is not None or s.global_batch_size is not None else 1
     exact = problem.changed(method="exact")
-    wishes = [
-        (p, p.wish(least, limit_is_of_sum=limit_is_of_sum)) for p in (exact.changed(batch_size=one), exact)
-    ]
+    wishes = [(p, p.wish(least)) for p in (exact.changed(batch_size=one), exact)]
     searched, wish = wishes[0]  # what the plan says, too: its proof is of this batch alone
     answer = exact.planner.any_plan(wish)
     if not answer.feasible:  # the least plan has another batch

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from osdp import _search
-from osdp.plan.certificate import Certificate, PhasePrice
+from osdp.plan.certificate import BatchProof, Certificate, PhasePrice
 from osdp.plan.plan import Plan
 from osdp.plan.validation import validate
 from osdp.plan.whole_operators import whole_operators
@@ -15,7 +15,9 @@ from osdp.planning.core_choices import choice_of, core_plan
 from osdp.planning.core_inputs import signature
 from osdp.planning.search_problem import SearchProblem
 
-PRICE_DENOMINATOR = 2**30  # of a certificate's prices, in ps per byte
+PRICE_DENOMINATOR = 2**24  # of a certificate's prices, in ps per byte
+MOST_PRICE = 2**46  # numerator
+SAME_BOUND = 1e-6  # of the step's time
 
 
 def plan_of(problem: SearchProblem, answer: _search.Answer) -> Plan:
@@ -49,12 +51,12 @@ def plan_of(problem: SearchProblem, answer: _search.Answer) -> Plan:
         prefetch=searched.prefetch,
         gather_bytes=answer.plan.gather_bytes,
         separate_reductions=problem.separate_reductions,
-        searched=dataclasses.replace(searched, exposed=answer.exposed),
+        searched=searched,
         predicted=predict(
             problem,
             answer,
             treated,
-            played=answer.played if problem.cost == "osdp" else None,
+            simulated=problem.cost == "osdp",
             recompute=recompute,
         ),
         certificate=certificate,
@@ -97,34 +99,55 @@ def treatments(
 
 
 def _certificate(problem: SearchProblem, answer: _search.Answer) -> Certificate:
-    limit = answer.sum_limit_bytes
-    request = problem.planner.request(answer.exposed, limit)
-    rounded = [(phase, min(round(price * PRICE_DENOMINATOR), 2**56)) for phase, price in answer.prices]
-    alternatives: list[list[tuple[int, int]]] = [
-        [],
-        rounded,
-    ]  # where memory does not bind, no multiplier proves more
-    bounds = _search.plan_lower_bounds(
-        problem.planner.model, request, answer.plan, alternatives, PRICE_DENOMINATOR
+    forward, backward = answer.proof.shares
+    batches = tuple(
+        BatchProof(least, most, accumulation, tuple(_rounded(prices)))
+        for least, most, accumulation, prices in answer.proof.parts
     )
-    best = max(zip(bounds, alternatives, strict=True), key=lambda known: known[0])
-    step = answer.step_ps
-    bound = int(answer.lower_bound_s_per_sample * 1e12 * answer.plan.batch.samples())
-    return Certificate(
-        time_ps=step,
-        memory_bytes=answer.peak_bytes,
-        limit_bytes=limit,
-        lower_bound_ps=min(best[0], step),
-        search_bound_ps=step if answer.optimal else max(0, min(bound, step - 1)),
-        prices=tuple(PhasePrice(phase, numerator) for phase, numerator in best[1]),
+    c = Certificate(
+        step_ps=answer.played.step_ps,
+        step_bound_ps=answer.step_bound_ps,
+        checked_bound_ps=0,
+        forward_share=forward,
+        backward_share=backward,
+        batches=batches,
         price_denominator=PRICE_DENOMINATOR,
-        optimal=answer.optimal,
-        proven=answer.proven,
-        step_ps=answer.played.step_ps if problem.cost == "osdp" else 0,
-        step_bound_ps=step_bound_ps(answer.step_bound_s_per_sample, answer.plan.batch.samples()),
+    )
+    if not batches:
+        return c
+    proven = min(c.step_ps, checked_bound_ps(problem, c, answer.limit_bytes, answer.plan.batch))
+    # Rounded prices prove a little less than the search did; what is proven either way needs no search to be checked.
+    alike = abs(c.step_bound_ps - proven) <= SAME_BOUND * c.step_ps and not c.optimal
+    return dataclasses.replace(
+        c, checked_bound_ps=proven, step_bound_ps=proven if alike else max(c.step_bound_ps, proven)
     )
 
 
-def step_bound_ps(s_per_sample: float, samples: int) -> int:
-    """A bound per sample as that of a step of `samples`, rounded down."""
-    return int(s_per_sample * 1e12 * samples)
+def _rounded(prices: Sequence[tuple[int, float]]) -> Iterator[PhasePrice]:
+    for phase, price in prices:
+        if numerator := min(round(price * PRICE_DENOMINATOR), MOST_PRICE):
+            yield PhasePrice(phase, numerator)
+
+
+def checked_bound_ps(problem: SearchProblem, c: Certificate, limit: int, batch: _search.Batch) -> int:
+    """What `c.batches` prove of a step of this batch under that memory limit. Raises InvalidProblem where they leave out a
+    batch size of the search."""
+    of_one = problem.searched.objective == "batch"  # plans of the largest batch alone
+    return _search.proven_bound_ps(
+        problem.planner.model,
+        bound_request(problem, c, limit, [batch] if of_one else None),
+        batch.samples(),
+        [
+            (b.least_batch, b.most_batch, b.accumulation, [(p.phase, p.numerator) for p in b.prices])
+            for b in c.batches
+        ],
+        c.price_denominator,
+    )
+
+
+def bound_request(
+    problem: SearchProblem, c: Certificate, limit: int, batches: list[_search.Batch] | None = None
+) -> _search.Request:
+    """What the checker of a certificate needs to know of the search; `batches`: by default the search's."""
+    shares = (c.forward_share, c.backward_share)
+    return problem.planner.bound_request(shares, limit, problem.batches() if batches is None else batches)

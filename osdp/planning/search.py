@@ -66,14 +66,13 @@ def search(
     objective: str = "throughput",
     at_least: float | None = None,
     whole: str | Sequence[str] = (),
-    replay: float = 0.5,
     gap: float = 0.005,
 ) -> Plan:
     """Find the plan with the best throughput whose predicted peak memory per rank is at most `memory`.
 
     Steps are simulated event by event (`Plan.simulate`). No plan in the search space has a step that is faster than a
     bound, which is proven first; the plans that attain it are simulated and improved by local search, and the fastest is
-    returned as soon as its step is within `gap` of the bound. `plan.certificate.step_gap` says how close it is
+    returned as soon as its step is within `gap` of the bound. `plan.certificate.gap` says how close it is
     (docs/algorithm.md).
 
     model_or_desc: a model, which is described first with `sample`, or the result of `osdp.describe`.
@@ -112,13 +111,10 @@ def search(
     whole: patterns ("head", "*.norm?", "blocks.*.weight") of modules or parameters that every rank holds in full
         (NO_SHARD), for optimizers that need whole matrices. `*` matches dots too, a module's name stands for all its
         parameters, and a pattern that matches one parameter of an operator applies to the whole operator.
-    replay: the certificate also proves an objective, a sum over operators: that with the hardware's
-        `exposed_communication`, or, if the plan is farther from its optimum than this fraction, with less of it. 0: the
-        objective alone decides, and no step is simulated.
     gap: the search ends when its plan's simulated step is within this fraction of the bound. 0: it tries as long as it can.
 
-    After `time_limit`, or Ctrl-C, the best plan so far is returned: `plan.certificate.optimal` is False and
-    `plan.certificate.gap` says how much faster another plan might be.
+    After `time_limit`, or Ctrl-C, the best plan so far is returned; `plan.certificate.gap` says how much faster another plan
+    might be.
 
     Raises InfeasibleError with the smallest limit that works and its plan, and InvalidProblemError for arguments that
     make no sense.
@@ -138,8 +134,6 @@ def search(
     check_time_limit(time_limit)
     if isinstance(gap, bool) or not 0 <= gap < 1:
         raise InvalidProblemError(f"gap must be at least 0 and less than 1, got {gap}")
-    if isinstance(replay, bool) or not 0 <= replay < 1:
-        raise InvalidProblemError(f"replay must be at least 0 and less than 1, got {replay}")
     machine = this_machine(model_or_desc, sample) if hardware == THIS_MACHINE else machine_of(hardware)
     description = description_of(model_or_desc, sample)
     if batch_size is None:
@@ -186,9 +180,7 @@ def search(
             method=method,
             time_limit_s=time_limit,
             whole=patterns_of(whole),
-            replay=replay,
             gap=gap,
-            exposed=machine.exposed_communication,
         ),
     )
     try:
@@ -218,12 +210,9 @@ def search_again(
     memory: int | float | str,
     *,
     hardware: Hardware | None = None,
-    limit_is_of_sum: bool = False,
     **changes: Any,
 ) -> Plan:
     """The same search under another memory limit, with another machine or `changes` of `plan.searched` where given.
-
-    With `limit_is_of_sum`, the limit is of the sum that a certificate bounds, not of the plan's largest peak.
 
     Raises PlanMismatchError for a plan that was not searched.
     """
@@ -231,6 +220,6 @@ def search_again(
     if hardware is not None:
         problem = dataclasses.replace(problem, hardware=hardware)
     try:
-        return best_plan(problem, parse_bytes(memory), limit_is_of_sum)
+        return best_plan(problem, parse_bytes(memory))
     except _search.InvalidProblem as e:
         raise InvalidProblemError(str(e)) from None

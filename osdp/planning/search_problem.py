@@ -84,23 +84,22 @@ class SearchProblem:
         )
         return _search.Planner(model, request, manner)
 
-    def wish(self, limit: int, *, limit_is_of_sum: bool = False) -> _search.Wish:
-        """The input of `planner.search` under `limit` bytes: a limit on a step's largest peak, or on the sum
-        in a certificate."""
+    def wish(self, limit: int) -> _search.Wish:
+        """The input of `planner.search` under `limit` bytes."""
         s = self.searched
-        batches = batches_of(
-            "auto" if s.batch_size is None else s.batch_size, s.global_batch_size, self.ranks
-        )
         return _search.Wish(
             limit_bytes=limit,
-            batches=[_search.Batch(*b) for b in batches],
+            batches=self.batches(),
             objective=OBJECTIVES.index(s.objective),
             at_least=s.at_least or 0.0,
-            replay=s.replay,
             gap=s.gap,
             time_limit_s=s.time_limit_s or 0.0,
-            limit_is_of_sum=limit_is_of_sum,
         )
+
+    def batches(self) -> list[_search.Batch]:
+        """Micro-batches that plans may have; empty: of every size."""
+        size, of_all = self.searched.batch_size, self.searched.global_batch_size
+        return [_search.Batch(*b) for b in batches_of("auto" if size is None else size, of_all, self.ranks)]
 
     def changed(self, **changes: object) -> SearchProblem:
         """This problem with other fields of `searched`."""

@@ -217,16 +217,9 @@ def proof_line(plan: Plan) -> str:
     """What the certificate says."""
     c = plan.certificate
     assert c is not None
-    if c.step_gap is not None:
-        return (
-            f"no plan in this search space has a simulated step more than {max(c.step_gap, 0):.2%} faster "
-            "(certificate attached)"
-        )
+    step = "a simulated step" if plan.cost == "osdp" else "a step"
+    if c.step_bound_ps == 0:
+        return "no bound on the step of other plans was proven"
     if c.optimal:
-        return "no plan in this search space is faster under this limit (certificate attached)"
-    if c.proven:
-        return (
-            f"the proven optimum of the objective is {c.gap:.2%} faster, but not when its step is played: of the "
-            "plans played this one is the fastest (certificate attached)"
-        )
-    return f"no plan in this search space is more than {c.gap:.2%} faster (certificate attached)"
+        return f"no plan in this search space has {step} that is faster (certificate attached)"
+    return f"no plan in this search space has {step} more than {c.gap:.2%} faster (certificate attached)"

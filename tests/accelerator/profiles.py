@@ -117,7 +117,7 @@ def report_of_memory(s: Setting) -> None:
     model = s.model().to(s.device)
     plan = osdp.search(
         described(s.model()), memory="8GiB", world_size=s.world, batch_size=SAMPLES // s.world,
-        hardware=dataclasses.replace(figures, device_memory=m), modes="FULL_SHARD", checkpoint=False, replay=0,
+        hardware=dataclasses.replace(figures, device_memory=m), modes="FULL_SHARD", checkpoint=False,
     )  # fmt: skip
     assert plan.predicted is not None
     model = osdp.fully_shard(model, plan)

@@ -155,9 +155,7 @@ def peaks_under_limits(
     machine = replace(osdp.Hardware.load("rtx-titan-8"), world_size=me.world)
     for model, options in cases:
         make = CalledAgain if "calls" in model else Wide if "inner" in model else ReadOften
-        here = dict(
-            world_size=me.world, hardware=machine, batch_size=1, checkpoint=False, replay=0, **options
-        )
+        here = dict(world_size=me.world, hardware=machine, batch_size=1, checkpoint=False, **options)
         description = osdp.describe(make(**model), tokens, precision=options.get("precision", "fp32"))
         with pytest.raises(osdp.InfeasibleError) as e:
             osdp.search(description, memory=0, **here)

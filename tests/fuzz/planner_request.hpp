@@ -141,6 +141,11 @@ inline Request draw_request(Draws& d) {
   r.find_smallest = d.flip();
   r.depth_first = r.paper() ? d.flip() : d.flip(50);
   r.smallest_first = d.flip();
+  if (!r.paper() && !d.flip(3)) {  // the objective is a bound
+    r.space.shares = StepShares{d.number(0, 1024), d.number(0, 1024)};
+    r.space.certain_memory = true;
+    r.buffers = 0, r.least_transient_bytes = 0;
+  }
   return r;
 }
 
@@ -160,11 +165,12 @@ inline PlainPlan draw_plan(Draws& d, const Model& model) {
   return plan;
 }
 
-inline PlanClaims draw_claims(Draws& d, const Model& model) {
-  PlanClaims claims{d.number(0, 500000), d.number(0, 4000), d.number(0, 500000), {}, d.number(1, 1 << 20)};
+inline std::vector<BatchProof> draw_proof(Draws& d, const Model& model, Batch batch) {
+  BatchProof proof{batch, batch, {}};
+  if (d.flip(8)) proof.most.size += d.number(0, 3);
   for (uint64_t n = d.below(3); n > 0; --n)
-    claims.prices.push_back({d.code(-1, static_cast<int>(model.operators.size()) - 1), d.number(0, 1 << 24)});
-  return claims;
+    proof.prices.push_back({d.code(-1, static_cast<int>(model.operators.size()) - 1), d.number(0, 1 << 24)});
+  return {proof};
 }
 
 inline std::vector<PlannedUnit> draw_units(Draws& d, const Model& model) {

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
-from unittest import mock
 
+from osdp import _search
 from osdp.description.model_description import ModelDescription
 from osdp.hardware.hardware import Hardware
+from osdp.plan.plan import Plan
 from osdp.plan.searched import Searched
-from osdp.planning.objectives import best_plan
+from osdp.planning.core_choices import core_plan
 from osdp.planning.search_problem import SearchProblem
 from osdp.planning.search_space import choose_space
-
-
-@contextmanager
-def limits_of_sums() -> Iterator[None]:
-    """`osdp.search` holds what a certificate counts against its limit, which is what brute force knows, and not what the
-    plan's own step can hold."""
-    with mock.patch(
-        "osdp.planning.search.best_plan", lambda problem, limit, _=True: best_plan(problem, limit, True)
-    ):
-        yield
 
 
 def problem_of(
@@ -42,3 +32,15 @@ def problem_of(
     space = choose_space(modes, granularity, checkpoint, cost, hosts)
     asked = Searched(space.modes, space.granularities, space.checkpoint, hosts=hosts, **searched)
     return SearchProblem(description, hardware, ranks, "adamw", precision, cost, False, asked)
+
+
+def indexed(problem: SearchProblem, plan: Plan) -> tuple[_search.Batch, list[int], list[str]]:
+    """The plan, its choices as indices into their candidates."""
+    planner, core = problem.planner, core_plan(plan)
+    ways = dict(zip((b.name for b in plan.description.blocks), core.blocks, strict=True))
+    picked = []
+    for i, o in enumerate(plan.description.operators):
+        way = "none" if o.block is None else ways[o.block]
+        found = _search.candidates(planner.model, planner.request(), i, way)
+        picked.append(next((k for k, c in enumerate(found) if c.is_choice(core.choices[i])), -1))
+    return core.batch, picked, core.blocks

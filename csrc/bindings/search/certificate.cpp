@@ -8,35 +8,30 @@ using namespace osdp::search;
 
 namespace {
 
-using Prices = std::vector<std::pair<int, int64_t>>;
+// Batch sizes from .. to, accumulation, and prices: phase and numerator.
+using CheckedPart = std::tuple<int64_t, int64_t, int64_t, std::vector<std::pair<int, int64_t>>>;
 
-std::vector<PhasePrice> phase_prices(const Prices& prices) {
-  std::vector<PhasePrice> out;
-  for (const auto& [phase, numerator] : prices) out.push_back({phase, numerator});
+std::vector<BatchProof> batch_proofs(const std::vector<CheckedPart>& parts) {
+  std::vector<BatchProof> out;
+  for (const auto& [least, most, accumulation, prices] : parts) {
+    BatchProof& p = out.emplace_back(BatchProof{{least, accumulation}, {most, accumulation}, {}});
+    for (const auto& [phase, numerator] : prices) p.prices.push_back({phase, numerator});
+  }
   return out;
 }
 
 }  // namespace
 
 void bind_certificate(py::module_& m) {
+  m.def("check_plan", &check_plan, "model"_a, "request"_a, "plan"_a, "step_ps"_a, "peak_bytes"_a,
+        "Empty if it holds, else what is false.");
   m.def(
-      "check_plan",
-      [](const Model& model, const Request& request, const PlainPlan& plan, int64_t time_ps,
-         int64_t memory_bytes, int64_t lower_bound_ps, const Prices& prices, int64_t denominator) {
-        return check_plan(model, request, plan,
-                          {time_ps, memory_bytes, lower_bound_ps, phase_prices(prices), denominator});
+      "proven_bound_ps",
+      [](const Model& model, const Request& request, int64_t samples, const std::vector<CheckedPart>& parts,
+         int64_t denominator) {
+        return proven_bound_ps(model, request, samples, batch_proofs(parts), denominator);
       },
-      "model"_a, "request"_a, "plan"_a, "time_ps"_a, "memory_bytes"_a, "lower_bound_ps"_a, "prices"_a,
-      "denominator"_a, "Empty if it holds, else what is false.");
-  m.def(
-      "plan_lower_bounds",
-      [](const Model& model, const Request& request, const PlainPlan& plan,
-         const std::vector<Prices>& alternatives, int64_t denominator) {
-        std::vector<std::vector<PhasePrice>> lists;
-        for (const Prices& prices : alternatives) lists.push_back(phase_prices(prices));
-        return plan_lower_bounds(model, request, plan, lists, denominator);
-      },
-      "model"_a, "request"_a, "plan"_a, "alternatives"_a, "denominator"_a,
-      "What each of these lists of prices of memory proves of any plan of this batch and no larger "
-      "transients.");
+      "model"_a, "request"_a, "samples"_a, "parts"_a, "denominator"_a,
+      "What these prices of memory prove of a step of any plan that fits. Parts: batch sizes from and to, "
+      "accumulation, prices as phase and numerator.");
 }

@@ -15,7 +15,7 @@ bool is_plan(const Answer& answer) { return answer.feasible; }
 bool is_plan(const Schedule& found) { return found.feasible; }
 bool is_plan(const std::vector<Answer>& points) { return !points.empty(); }
 bool is_plan(const UsefulLimits&) { return false; }
-bool is_plan(double) { return false; }
+bool is_plan(const Proof&) { return false; }
 
 // Runs `search(interrupted)` without the GIL; Ctrl-C ends it.
 template <typename Search>
@@ -42,62 +42,55 @@ Schedule run_schedule(const Model& model, const Request& request, double time_li
   });
 }
 
-std::vector<std::pair<int, double>> price_pairs(const std::vector<RowPrice>& prices) {
-  std::vector<std::pair<int, double>> out;
-  for (const RowPrice& p : prices) out.emplace_back(p.phase, p.ps_per_byte);
-  return out;
+// Batch sizes from .. to, accumulation, and prices: phase and ps per byte.
+using Part = std::tuple<int64_t, int64_t, int64_t, std::vector<std::pair<int, double>>>;
+
+std::vector<Part> parts_of(const Proof& proof) {
+  std::vector<Part> parts;
+  for (const PricedBatches& p : proof.priced) {
+    std::vector<std::pair<int, double>> prices;
+    for (const RowPrice& price : p.prices) prices.emplace_back(price.phase, price.ps_per_byte);
+    parts.emplace_back(p.least.size, p.most.size, p.least.accumulation, std::move(prices));
+  }
+  return parts;
 }
 
 void bind_answer(py::module_& m) {
   py::class_<Wish>(m, "Wish")
       .def(py::init([](int64_t limit_bytes, std::vector<Batch> batches, size_t objective, double at_least,
-                       double replay, double gap, double time_limit_s, int64_t work, bool limit_is_of_sum) {
+                       double gap, double time_limit_s, int64_t work) {
              if (objective >= kObjectives.size()) throw InvalidProblem("objective: an unknown code");
              Wish wish;
              wish.limit_bytes = limit_bytes, wish.batches = std::move(batches);
              wish.objective = static_cast<Objective>(objective), wish.at_least = at_least;
-             wish.replay = replay, wish.gap = gap;
-             wish.time_limit_s = time_limit_s, wish.work = work;
-             wish.limit_is_of_sum = limit_is_of_sum;
+             wish.gap = gap, wish.time_limit_s = time_limit_s, wish.work = work;
              return wish;
            }),
            py::kw_only(), "limit_bytes"_a, "batches"_a, "objective"_a = 0, "at_least"_a = 0.0,
-           "replay"_a = 0.0, "gap"_a = Wish().gap, "time_limit_s"_a = 0.0, "work"_a = Wish().work,
-           "limit_is_of_sum"_a = false)
+           "gap"_a = Wish().gap, "time_limit_s"_a = 0.0, "work"_a = Wish().work)
       .def_readwrite("work", &Wish::work);
+  py::class_<Proof>(m, "Proof")
+      .def_readonly("lower_bound_s_per_sample", &Proof::lower_bound_s_per_sample)
+      .def_property_readonly("shares",
+                             [](const Proof& p) { return std::pair(p.shares.forward, p.shares.backward); })
+      .def_property_readonly("parts", &parts_of,
+                             "Batch sizes from and to, accumulation, prices as phase and ps per byte.");
   py::class_<Answer>(m, "Answer")
-      .def(py::init([](PlainPlan plan, int64_t step_ps, int64_t peak_bytes, int64_t largest_peak_bytes,
-                       int64_t limit_bytes, int64_t sum_limit_bytes, double exposed, bool optimal,
-                       bool proven, double step_bound_s_per_sample,
-                       const std::vector<std::pair<int, double>>& prices, std::optional<PlayedStep> played) {
+      .def(py::init([](PlainPlan plan, int64_t peak_bytes, int64_t limit_bytes, PlayedStep played) {
              Answer a;
-             a.feasible = true, a.optimal = optimal, a.proven = proven;
-             a.step_bound_s_per_sample = step_bound_s_per_sample;
-             a.plan = std::move(plan);
-             a.step_ps = step_ps, a.peak_bytes = peak_bytes, a.exposed = exposed;
-             a.largest_peak_bytes = largest_peak_bytes;
-             a.limit_bytes = limit_bytes, a.sum_limit_bytes = sum_limit_bytes;
-             for (const auto& [phase, price] : prices) a.prices.push_back({phase, price});
-             if (played) a.played = std::move(*played);
+             a.feasible = true, a.plan = std::move(plan), a.played = std::move(played);
+             a.peak_bytes = peak_bytes, a.limit_bytes = limit_bytes;
              return a;
            }),
-           py::kw_only(), "plan"_a, "step_ps"_a, "peak_bytes"_a, "largest_peak_bytes"_a, "limit_bytes"_a,
-           "sum_limit_bytes"_a, "exposed"_a, "optimal"_a, "proven"_a, "step_bound_s_per_sample"_a, "prices"_a,
-           "played"_a, "That of a plan which was found before.")
+           py::kw_only(), "plan"_a, "peak_bytes"_a, "limit_bytes"_a, "played"_a,
+           "That of a plan which was found before, without a proof.")
       .def_readonly("feasible", &Answer::feasible)
-      .def_readonly("optimal", &Answer::optimal)
-      .def_readonly("proven", &Answer::proven)
       .def_readonly("plan", &Answer::plan)
-      .def_readonly("step_ps", &Answer::step_ps)
       .def_readonly("peak_bytes", &Answer::peak_bytes)
-      .def_readonly("largest_peak_bytes", &Answer::largest_peak_bytes)
       .def_readonly("played", &Answer::played)
-      .def_readonly("exposed", &Answer::exposed)
-      .def_readonly("step_bound_s_per_sample", &Answer::step_bound_s_per_sample)
-      .def_property_readonly("prices", [](const Answer& a) { return price_pairs(a.prices); })
-      .def_readonly("lower_bound_s_per_sample", &Answer::lower_bound_s_per_sample)
+      .def_readonly("proof", &Answer::proof)
+      .def_property_readonly("step_bound_ps", &Answer::step_bound_ps)
       .def_readonly("limit_bytes", &Answer::limit_bytes)
-      .def_readonly("sum_limit_bytes", &Answer::sum_limit_bytes)
       .def_readonly("smallest_limit_bytes", &Answer::smallest_limit_bytes)
       .def("throughput", &Answer::throughput, "ranks"_a);
   py::class_<Schedule>(m, "Schedule")
@@ -120,12 +113,22 @@ void bind_searches(py::module_& m) {
       .def_property_readonly("model", &Planner::model)
       .def(
           "request",
-          [](const Planner& p, std::optional<double> exposed, int64_t limit_bytes) {
-            Request request = p.request(exposed);
+          [](const Planner& p, int64_t limit_bytes) {
+            Request request = p.request();
             request.limit_bytes = limit_bytes;
             return request;
           },
-          "exposed"_a = py::none(), "limit_bytes"_a = 0)
+          "limit_bytes"_a = 0)
+      .def(
+          "bound_request",
+          [](const Planner& p, std::pair<int64_t, int64_t> shares, int64_t limit_bytes,
+             std::vector<Batch> batches) {
+            Request request = p.request();
+            request.space.shares = StepShares{shares.first, shares.second};
+            request.limit_bytes = limit_bytes, request.batches = std::move(batches);
+            return request;
+          },
+          "shares"_a, "limit_bytes"_a, "batches"_a, "For proven_bound_ps.")
       .def(
           "search",
           [](const Planner& p, const Wish& wish, const py::object& progress) {
@@ -137,11 +140,11 @@ void bind_searches(py::module_& m) {
           "a "
           "share of its time (1: no plan yet).")
       .def(
-          "step_bound_s_per_sample",
+          "prove",
           [](const Planner& p, const Wish& wish) {
-            return without_gil([&](const Interrupted& ask) { return p.step_bound_s_per_sample(wish, ask); });
+            return without_gil([&](const Interrupted& ask) { return p.prove(wish, ask); });
           },
-          "wish"_a, "No plan under the wish's limit has a faster step, per rank and sample; 0: not known.")
+          "wish"_a, "A bound on the step of every plan under the wish's limit.")
       .def(
           "any_plan",
           [](const Planner& p, const Wish& wish) {
@@ -166,13 +169,8 @@ void bind_searches(py::module_& m) {
           },
           "wish"_a, "(least, most) bytes that are worth looking at.")
       .def("units", &Planner::units, "plan"_a)
-      .def(
-          "play",
-          [](const Planner& p, const PlainPlan& plan) {
-            return p.player().play(p.player().step(plan, p.units(plan)));
-          },
-          "plan"_a, "Its step without events and memory.")
-      .def("largest_peak", &Planner::largest_peak, "plan"_a, "peak_bytes"_a,
+      .def("play", &Planner::play, "plan"_a, "Its step without events and memory.")
+      .def("largest_peak", &Planner::largest_peak, "plan"_a,
            "The most that its step may hold, in bytes, however long its communication takes.")
       .def(
           "timeline",

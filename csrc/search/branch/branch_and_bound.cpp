@@ -51,7 +51,6 @@ bool BranchAndBound::accept(const FixedNode& leaf, Batch batch) {
   best_.decision = leaf.decision;
   best_.step_ps = leaf.time_ps;
   best_.peak_bytes = *worst;
-  best_.phases = std::move(phases);
   return true;
 }
 
@@ -88,6 +87,7 @@ void BranchAndBound::go_on() {
 
 void BranchAndBound::finish() {
   best_.rows = static_cast<int64_t>(rows_.size());
+  best_.phases = rows_;
   if (best_.feasible) {
     double lowest = static_cast<double>(best_.step_ps) / static_cast<double>(best_.batch.samples());
     bool proven = !gave_up_;
@@ -101,15 +101,6 @@ void BranchAndBound::finish() {
     if (gave_up_) lowest = 0;
     best_.optimal = proven;
     best_.lower_bound_s_per_sample = lowest * 1e-12;
-    size_t t = 0;
-    while (t + 1 < kinds_.transients.size() && kinds_.transients[t] < best_.transient_bytes) ++t;
-    const int64_t accumulation = best_.batch.accumulation;
-    const Bounded b = relax(kinds_, pool(accumulation), request_,
-                            {best_.batch, best_.batch, t, t, everything(pool(accumulation))},
-                            cheapest(accumulation), {}, 1e300);
-    for (size_t j = 0; j < rows_.size(); ++j) {
-      if (b.prices[j] > 1e-9) best_.prices.push_back({rows_[j], b.prices[j]});
-    }
     best_.runners_up =
         found_.beside({best_.batch, best_.transient_bytes, best_.decision, best_.step_ps, best_.peak_bytes});
   }

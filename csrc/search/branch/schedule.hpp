@@ -7,11 +7,6 @@
 
 namespace osdp::search {
 
-struct RowPrice {
-  int phase = 0;           // operator index, or kWholeStep
-  double ps_per_byte = 0;  // > 0
-};
-
 struct Schedule {
   bool feasible = false;
   bool optimal = false;  // over the whole space: batches, transients, recomputation, choices
@@ -20,8 +15,7 @@ struct Schedule {
   int64_t transient_bytes = 0;  // the largest among the choices
   Decision decision;
   int64_t step_ps = 0, peak_bytes = 0;
-  std::vector<int64_t> phases;          // memory of each, including the reserve for transients
-  std::vector<RowPrice> prices;         // multipliers of the rows, for this batch and transient
+  std::vector<int> phases;              // those that were rows: operator indices, or kWholeStep
   std::vector<Found> runners_up;        // other plans, nearly as fast (branch/runners_up.hpp)
   int64_t smallest_limit_bytes = 0;     // if infeasible: the smallest feasible limit; 0: not known
   double lower_bound_s_per_sample = 0;  // per rank; proven by the whole search

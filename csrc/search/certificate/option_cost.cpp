@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
+#include "search/certificate/bound_cost.hpp"
+#include "search/certificate/collective_cost.hpp"
 #include "search/problem/validate.hpp"
 
 namespace osdp::search {
@@ -31,22 +32,22 @@ class Columns {
     OptionCost c;
     c.choice = choice_;
     c.state_bytes = sum([&](const Tensor& t) { return copies(t) * on_rank(t) + working_copy(t); });
-    c.gradient_bytes = updated();
-    c.own_phase_bytes = version() < 3 ? whole_gradient() : own_phase();
-    c.kept_bytes = kept();
-    c.held_bytes = choice_.mode != Mode::NoShard && !traits(choice_.mode).kept && !sliced() && !read_again()
-                       ? gathered()
-                       : 0;
-    c.transient_bytes = transient();
-    c.communication_ps = rounded_ps(communication_s() * (paper() ? 1 : device_.exposed), op_.name);
-    if (!paper())
-      c.optimizer_ps = rounded_ps(static_cast<double>(updated()) * device_.optimizer_s_per_byte, op_.name);
+    if (paper()) {
+      c.micro_batch = StepShares::kWhole * static_cast<int128>(rounded_ps(paper_s(), op_.name));
+      return c;
+    }
+    c.gradient_bytes = updated() - not_yet_cast();
+    c.state_bytes -= not_yet_cast();
+    c.own_phase_bytes = own_phase();
+    c.kept_bytes = traits(choice_.mode).kept ? gathered() : 0;
+    c.held_bytes = held();
+    c.optimizer_ps = rounded_ps(static_cast<double>(updated()) * device_.optimizer_s_per_byte, op_.name);
+    c.micro_batch = bound_cost(op_, request_, recompute_, choice_);
     return c;
   }
 
  private:
   bool paper() const { return request_.space.cost == Cost::Paper; }
-  int64_t version() const { return request_.space.cost_version; }
   bool sliced() const { return choice_.granularity > 1; }
   bool whole() const { return choice_.mode == Mode::NoShard; }
   bool is_weight(const Tensor& t) const { return sliced() && &t == &op_.tensors[op_.split_tensor]; }
@@ -58,7 +59,7 @@ class Columns {
     return traits(choice_.mode).inside_hosts ? device_.ranks / device_.hosts : device_.ranks;
   }
   // Tied parameters and those of a module that is called several times: docs/search.md.
-  bool read_again() const { return !paper() && (op_.places > 1 || (op_.calls > 1 && version() > 1)); }
+  bool read_again() const { return op_.places > 1 || op_.calls > 1; }
 
   template <typename Bytes>
   int64_t sum(const Bytes& bytes) const {
@@ -120,135 +121,45 @@ class Columns {
     return weight().trainable ? weight().reduce_bytes() / choice_.granularity : 0;
   }
 
-  // Gradients that backward writes in place.
-  int64_t whole_gradient() const {
-    return sum_trained([&](const Tensor& t) {
-      if (is_weight(t)) return whole_slices() * (t.bytes() / choice_.granularity);
-      return whole() || sliced() ? t.bytes() : 0;
-    });
+  // Until a bucket has copied them, replicated gradients are in the compute dtype, if that is smaller.
+  int64_t cast_bytes() const {
+    if (!whole() && !sliced()) return 0;
+    return sum_trained([](const Tensor& t) { return std::max<int64_t>(0, t.bytes() - t.compute_bytes()); });
   }
+  int64_t not_yet_cast() const { return std::min(cast_bytes(), updated()); }
+
+  // While its backward runs: the gradient that it makes, and its own unit or slice.
   int64_t own_phase() const {
-    if (whole()) return updated();
-    if (!sliced()) return std::max(made(), sent());
-    return updated() + (weight().trainable ? std::max(slice_gathered(), slice_sent()) : 0);
-  }
-  int64_t kept() const {
-    if (sliced()) return 0;
-    if (whole()) return read_again() ? (version() < 2 ? 1 : 2) * made() : 0;
-    if (read_again()) return gathered() + 2 * made();
-    return traits(choice_.mode).kept ? gathered() : 0;
-  }
-  int64_t transient() const {
-    if (paper() || whole()) return 0;
-    if (sliced()) return std::max(slice_gathered(), slice_sent());
-    return read_again() && version() < 2 ? 0 : std::max(gathered(), sent());
-  }
-
-  // --- communication in seconds
-
-  // The ranks of a collective, and the hosts that they are on.
-  struct Group {
-    int64_t ranks, hosts;
-  };
-  Group inside_host() const { return {sharing(), 1}; }
-  Group across_hosts() const { return {device_.hosts, device_.hosts}; }
-
-  // The time of a collective that sends all bytes once around a ring (an all-gather, a reduce-scatter) or
-  // twice (an all-reduce). `latency`: the fraction of its latency that counts.
-  double collective_s(Collective link, int64_t bytes, Group group, int rounds, double latency = 1) const {
-    if (device_.protocols.empty() || group.ranks == 1) {
-      const auto n = static_cast<double>(group.ranks);
-      return rounds *
-             ((n - 1) * (latency * link.alpha_s + static_cast<double>(bytes) / n * link.beta_s_per_byte));
-    }
-    // NCCL: the fastest of its protocols. Latency is what it takes more than the one that is the fastest for
-    // many bytes would without its own.
-    double fastest = std::numeric_limits<double>::infinity(), per_byte = fastest;
-    for (const Protocol& p : device_.protocols) {
-      if (!runs(p.algorithm, group, rounds)) continue;
-      const double of_byte = bytes_sent(p.algorithm, group, rounds) * byte_s(p, link);
-      per_byte = std::min(per_byte, of_byte);
-      fastest = std::min(fastest, latency_s(p, group, rounds) + static_cast<double>(bytes) * of_byte);
-    }
-    const double transfer = static_cast<double>(bytes) * per_byte;
-    return latency == 1 ? fastest : transfer + latency * (fastest - transfer);
-  }
-  static bool runs(Algorithm algorithm, Group group, int rounds) {
-    if (algorithm == Algorithm::Ring) return true;
-    return rounds == 2 && (algorithm == Algorithm::Tree || group.hosts == 1);
-  }
-  static double byte_s(const Protocol& p, const Collective& link) {
-    const double of_links = link.beta_s_per_byte / p.bandwidth_share;
-    return p.most_bytes_per_s > 0 ? std::max(of_links, 1 / p.most_bytes_per_s) : of_links;
-  }
-  // How often each byte passes a rank's link.
-  static double bytes_sent(Algorithm algorithm, Group group, int rounds) {
-    const auto n = static_cast<double>(group.ranks);
-    if (algorithm == Algorithm::Tree) return 2;
-    return algorithm == Algorithm::Ring ? (n - 1) / n * rounds : (n - 1) / n;
-  }
-  static double latency_s(const Protocol& p, Group group, int rounds) {
-    if (p.algorithm == Algorithm::InSwitch) return p.base_s;
-    int64_t inner = group.ranks - group.hosts, outer = group.hosts - 1;
-    if (p.algorithm == Algorithm::Tree) {
-      inner = group.ranks / group.hosts - 1, outer = 0;
-      for (int64_t hosts = group.hosts; hosts > 1; hosts /= 2) ++outer;
-    }
-    return p.base_s +
-           rounds * (static_cast<double>(inner) * p.inner_hop_s + static_cast<double>(outer) * p.outer_hop_s);
-  }
-  // Over all ranks, at the speed of the slowest link.
-  double over_all_s(Collective link, int64_t bytes, int rounds, double latency = 1) const {
-    if (device_.hosts > 1) {
-      link.alpha_s = std::max(link.alpha_s, device_.between_hosts.alpha_s);
-      link.beta_s_per_byte = std::max(link.beta_s_per_byte, device_.between_hosts.beta_s_per_byte);
-    }
-    return collective_s(link, bytes, {device_.ranks, device_.hosts}, rounds, latency);
-  }
-  double all_gather_s(int64_t bytes) const { return over_all_s(device_.all_gather, bytes, 1); }
-  double reduce_scatter_s(int64_t bytes) const {
-    return bytes > 0 ? over_all_s(device_.reduce_scatter, bytes, 1) : 0;
-  }
-  double all_reduce_s(int64_t bytes) const {
-    if (bytes == 0) return 0;
-    const auto bucket = static_cast<double>(request_.space.bucket_bytes);
-    const double share = paper() ? 1 : std::min(1.0, static_cast<double>(bytes) / bucket);
-    return over_all_s(device_.all_reduce, bytes, 2, share);
-  }
-  // Number of all-gathers in a micro-batch: in forward, in backward, and in recomputation unless the
-  // parameters are held; slices are never held.
-  double gathers() const {
-    const bool third = recompute_ == Recompute::Regather || (recompute_ == Recompute::Hold && sliced());
-    return static_cast<double>((third ? 3 : 2) * (paper() ? 1 : divided(op_.calls, op_.places)));
-  }
-
-  double longer_in_slices_s() const {
-    const auto own = std::find_if(op_.slices_s.begin(), op_.slices_s.end(), [&](const auto& of_number) {
-      return of_number.first == choice_.granularity;
-    });
-    return own != op_.slices_s.end()
-               ? own->second
-               : static_cast<double>(choice_.granularity - 1) * request_.space.slice_overhead_s;
-  }
-
-  double communication_s() const {
-    if (whole()) return all_reduce_s(sent());
+    if (whole()) return std::max<int64_t>(0, updated() - cast_bytes());
     if (sliced()) {
-      const double of_slice = gathers() * all_gather_s(slice_gathered()) + reduce_scatter_s(slice_sent());
+      const int64_t made = updated() + (weight().trainable ? std::max(slice_gathered(), slice_sent()) : 0);
+      return std::max<int64_t>(0, made - cast_bytes()) + slice_gathered();
+    }
+    const int64_t made_or_sent = std::max(made(), sent());
+    const bool there_anyway = traits(choice_.mode).kept || (recompute_ == Recompute::Hold && held() > 0);
+    return made_or_sent + (there_anyway ? 0 : gathered());
+  }
+  // With Recompute::Hold, from the recomputation to the backward.
+  int64_t held() const {
+    return whole() || sliced() || traits(choice_.mode).kept || read_again() ? 0 : gathered();
+  }
+
+  // The paper's communication in seconds: NO_SHARD takes two rounds, FULL_SHARD three.
+  double paper_s() const {
+    const CollectiveCosts link(device_);
+    const Mode mode = choice_.mode;
+    if (whole()) return link.all_reduce(sent()).seconds();
+    if (sliced()) {
+      const double of_slice =
+          2 * link.gather(slice_gathered(), mode).seconds() + link.reduce(slice_sent(), mode).seconds();
       int64_t others = whole_slices() * slice_sent();
       for (const Tensor& t : op_.tensors)
         if (t.trainable && !is_weight(t)) others += t.reduce_bytes();
-      return static_cast<double>(slices()) * of_slice + all_reduce_s(others) + longer_in_slices_s();
+      return static_cast<double>(slices()) * of_slice + link.all_reduce(others).seconds() +
+             longer_in_slices_s(op_, request_.space, choice_.granularity);
     }
-    const double times = traits(choice_.mode).kept ? 1 : gathers();
-    if (!traits(choice_.mode).inside_hosts)
-      return times * all_gather_s(gathered()) + reduce_scatter_s(sent());
-    const double inside = times * collective_s(device_.all_gather, gathered(), inside_host(), 1);
-    if (sent() == 0) return inside;
-    // Each rank of a host reduces its part across hosts; they share the links, which therefore carry all
-    // parts.
-    return inside + (collective_s(device_.reduce_scatter, sent(), inside_host(), 1) +
-                     collective_s(device_.between_hosts, sent(), across_hosts(), 2));
+    return (traits(mode).kept ? 1 : 2) * link.gather(gathered(), mode).seconds() +
+           link.reduce(sent(), mode).seconds() + link.average(sent(), mode).seconds();
   }
 
   const Operator& op_;
@@ -286,49 +197,6 @@ std::vector<Choice> choices(const Operator& op, const Request& request) {
   return found;
 }
 
-// Memory for averaging one operator's replicated gradients: Note [Averaging] in problem/cost.cpp.
-struct Averaged {
-  int128 trained = 0, small = 0;   // bytes as stored, and of tensors packed together
-  int128 copied = 0, largest = 0;  // under mixed precision: copies; the largest gradient in the compute dtype
-};
-
-Averaged averaged(const Operator& op, const Request& request, bool accumulates) {
-  Averaged a;
-  const bool may_be_whole =
-      allows(request, Mode::NoShard) ||
-      std::none_of(op.tensors.begin(), op.tensors.end(), [](const Tensor& t) { return has_rows(t); });
-  bool mixed = false;
-  int128 copied = 0, largest = 0;
-  for (size_t i = 0; i < op.tensors.size(); ++i) {
-    const Tensor& t = op.tensors[i];
-    if (!t.trainable) continue;
-    a.trained += t.bytes();
-    if (t.bytes() <= kSmallTensorBytes) a.small += t.bytes();
-    const bool in_slices = static_cast<int>(i) == op.split_tensor && !request.space.granularities.empty();
-    copied += t.reduce_bytes();
-    if (accumulates) copied += in_slices ? t.bytes() : t.compute_bytes();
-    largest = std::max<int128>(largest, t.compute_bytes());
-    mixed |= t.compute_bytes() != t.bytes() || t.reduce_bytes() != t.bytes();
-  }
-  if (mixed && may_be_whole) a.copied = copied, a.largest = largest;
-  return a;
-}
-
-// A rank's part of the operator's gradient in the mode in which the fewest ranks share it.
-int128 gradient_part(const Operator& op, const Request& request) {
-  int64_t fewest = 0;
-  for (const Mode mode : request.space.modes) {
-    const Device& d = request.device;
-    const int64_t sharing = traits(mode).inside_hosts ? d.ranks / d.hosts : d.ranks;
-    if (traits(mode).sharded && (fewest == 0 || sharing < fewest)) fewest = sharing;
-  }
-  int128 part = 0;
-  for (const Tensor& t : op.tensors)
-    if (fewest > 0 && t.trainable && t.shardable)
-      part += static_cast<int128>(divided(t.rows, fewest)) * t.row_bytes;
-  return part;
-}
-
 }  // namespace
 
 int64_t rounded_ps(double seconds, const std::string& name) {
@@ -342,31 +210,6 @@ std::vector<OptionCost> option_costs(const Operator& op, const Request& request,
   for (const Choice& choice : choices(op, request))
     costs.push_back(Columns(op, request, recompute, choice).cost());
   return costs;
-}
-
-int128 averaging_cost_bytes(const Model& model, const Request& request, bool accumulates) {
-  if (request.space.cost == Cost::Paper || request.device.ranks == 1) return 0;
-  const int64_t version = request.space.cost_version;
-  std::vector<Averaged> all;
-  int128 trained = 0, small = 0, smalls_of_one = 0, part = 0, completing = 0;
-  for (const Operator& op : model.operators) {
-    const Averaged& a = all.emplace_back(averaged(op, request, accumulates));
-    trained += a.trained, small += a.small;
-    smalls_of_one = std::max(smalls_of_one, a.small);
-    completing = std::max(completing, a.largest);
-    part = std::max(part, gradient_part(op, request));
-  }
-  const int128 bucket = std::min<int128>(trained, request.space.bucket_bytes);
-  if (version == 1) return bucket;
-  int128 most = version == 2 ? bucket : std::max(smalls_of_one, std::min(bucket, small));
-  for (const Averaged& a : all) {
-    // A bucket full of operators like this one, or this one alone.
-    most = std::max(most, a.copied);
-    if (a.trained > 0) most = std::max(most, (bucket * a.copied + a.trained - 1) / a.trained);
-  }
-  if (accumulates && version > 4) most += part;
-  if (!accumulates && version > 5) most += completing;
-  return most;
 }
 
 }  // namespace osdp::search

@@ -1,6 +1,8 @@
-// Memory and time of one option of an operator, for the checker: each column of the tables in docs/search.md
-// ("What is minimised") is computed separately. It shares no code with problem/cost.hpp, which computes the
-// same costs for the search, so an error in either makes a plan's check fail.
+// Memory and time of one option of an operator, for the checker. It shares no code with problem/cost.hpp,
+// which computes the same for the search, so an error in either makes a plan's check fail.
+//   Cost::Paper: the paper's formulas.
+//   Cost::Osdp: what is in memory whatever the timing, and what the option adds to the step bound
+//   (certificate/bound_cost.hpp).
 #pragma once
 
 #include "search/problem/plain_plan.hpp"
@@ -15,17 +17,13 @@ struct OptionCost {
   int64_t own_phase_bytes = 0;  // in addition, while its backward runs
   int64_t kept_bytes = 0;       // gathered parameters kept until its backward is over
   int64_t held_bytes = 0;       // gathered parameters held in the phases of a block recomputed with `hold`
-  int64_t transient_bytes = 0;
-  int64_t communication_ps = 0;  // per micro-batch
-  int64_t optimizer_ps = 0;      // per step
+  int128 micro_batch = 0;       // time in 2^10ths of a picosecond: of communication, or in the bound
+  int64_t optimizer_ps = 0;     // per step
 };
 
 // All options in the search space; empty for an operator without parameters. Throws InvalidProblem if a time
 // is invalid, or if there are too many options.
 std::vector<OptionCost> option_costs(const Operator& op, const Request& request, Recompute recompute);
-
-// Memory in every phase for gradients being averaged, independent of the choices.
-int128 averaging_cost_bytes(const Model& model, const Request& request, bool accumulates);
 
 // A time in seconds, converted to picoseconds and rounded.
 int64_t rounded_ps(double seconds, const std::string& name);

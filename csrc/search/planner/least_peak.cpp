@@ -57,12 +57,8 @@ LeastPeak least_peak(Searches& searches, const Request& problem) {
     if (!found.feasible) continue;
     Rehearsal own(part, player, 0);
     const Candidacy plan = in_whole_space(all, own.plain(candidacy(found_of(found))));
-    const int64_t sum = all.peak_bytes(plan), peak = all.largest_peak_bytes(plan);
-    if (least.found && peak >= least.largest_peak_bytes) continue;
-    least = {true,
-             {plan.batch, largest_transient(all.kinds(), plan.decision), plan.decision,
-              all.objective_ps(plan), sum},
-             peak};
+    const int64_t peak = all.largest_peak_bytes(plan);
+    if (!least.found || peak < least.largest_peak_bytes) least = {true, plan, peak};
   }
   return least;
 }

@@ -9,7 +9,6 @@
 // the whole.
 #pragma once
 
-#include "search/heuristics/rehearsal.hpp"
 #include "search/planner/searches.hpp"
 
 namespace osdp::search {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "search/planner/additive_search.hpp"
 #include "search/planner/peak_limit.hpp"
 #include "search/problem/problem.hpp"
 
@@ -34,7 +35,7 @@ Answer least_memory(Searches& searches) {
   Answer known = searches.best_plan(wish.limit_bytes, wish.batches);
   if (!known.feasible || known.throughput(ranks) < wish.at_least) return known;
   const auto kept_by = [&](const Answer& a) {
-    return searches.limit_is_of_sum() ? a.peak_bytes : PeakLimit::smallest(a.largest_peak_bytes);
+    return searches.limit_is_of_sum() ? a.limit_bytes : PeakLimit::smallest(a.peak_bytes);
   };
   int64_t low = 0, high = std::min(wish.limit_bytes, kept_by(known));
   while (high - low > 1 && !searches.over()) {
@@ -64,12 +65,25 @@ Batch largest_batch(Searches& searches) {
 
 Answer Planner::any_plan(const Wish& wish, const Interrupted& interrupted) const {
   Wish soon = wish;
-  soon.objective = Objective::Throughput, soon.replay = 0;
+  soon.objective = Objective::Throughput;
   soon.time_limit_s = 0, soon.work = kFirstPlanWork;  // the caller's time may be over
-  Answer found = search(soon, interrupted);
-  if (found.feasible) return found;
-  soon.time_limit_s = wish.time_limit_s, soon.work = wish.work;
-  return search(soon, interrupted);
+  Searches searches(*this, soon, interrupted);
+  const Request problem = searches.request(wish.limit_bytes, wish.batches);
+  if (searches.limit_is_of_sum()) {
+    Answer found = additive_optimum(searches, problem);
+    if (found.feasible) return found;
+    soon.time_limit_s = wish.time_limit_s, soon.work = wish.work;
+    Searches longer(*this, soon, interrupted);
+    return additive_optimum(longer, problem);
+  }
+  const LeastPeak& least = searches.least(wish.batches);
+  Answer a;
+  a.limit_bytes = wish.limit_bytes;
+  if (!least.found || PeakLimit(wish.limit_bytes).spare(least.largest_peak_bytes) < 0) return a;
+  Rehearsal own(problem, player_, PeakLimit(wish.limit_bytes).most_bytes());
+  a.feasible = true, a.plan = own.plain(least.plan), a.played = own.play(least.plan);
+  a.peak_bytes = own.largest_peak_bytes(least.plan);
+  return a;
 }
 
 UsefulLimits Planner::useful_limits(const Wish& wish, const Interrupted& interrupted) const {

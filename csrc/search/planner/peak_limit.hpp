@@ -12,26 +12,21 @@ namespace osdp::search {
 
 class PeakLimit {
  public:
-  explicit PeakLimit(int64_t limit_bytes, bool of_sum = false) : limit_bytes_(limit_bytes), of_sum_(of_sum) {}
+  explicit PeakLimit(int64_t limit_bytes) : limit_bytes_(limit_bytes) {}
 
   // What the largest peak of a plan may be.
-  int64_t most_bytes() const { return limit_bytes_ - (of_sum_ ? 0 : limit_bytes_ / kMargin); }
+  int64_t most_bytes() const { return limit_bytes_ - limit_bytes_ / kMargin; }
   // Bytes by which a plan is below what it may be; negative if it is over.
-  int64_t spare(int64_t sum_bytes, int64_t largest_peak_bytes) const {
-    return most_bytes() - (of_sum_ ? sum_bytes : largest_peak_bytes);
-  }
+  int64_t spare(int64_t largest_peak_bytes) const { return most_bytes() - largest_peak_bytes; }
   // The smallest limit that a plan with this largest peak keeps.
   static int64_t smallest(int64_t largest_peak_bytes) {
     return largest_peak_bytes + (largest_peak_bytes - 1) / (kMargin - 1);
   }
 
-  bool of_sum() const { return of_sum_; }
-
  private:
   static constexpr int64_t kMargin = 100;
 
   int64_t limit_bytes_;
-  bool of_sum_;
 };
 
 }  // namespace osdp::search

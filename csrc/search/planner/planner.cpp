@@ -2,9 +2,11 @@
 
 #include <algorithm>
 
+#include "search/planner/additive_search.hpp"
+#include "search/planner/least_peak.hpp"
 #include "search/planner/objectives.hpp"
 #include "search/planner/peak_limit.hpp"
-#include "search/planner/searches.hpp"
+#include "search/planner/priced_batches.hpp"
 #include "search/planner/step_positions.hpp"
 #include "search/planner/step_proof.hpp"
 #include "search/problem/validate.hpp"
@@ -14,6 +16,13 @@ namespace osdp::search {
 double Answer::throughput(int64_t ranks) const {
   const auto samples = static_cast<double>(ranks) * static_cast<double>(plan.batch.samples());
   return played.step_ps > 0 ? samples / (static_cast<double>(played.step_ps) * 1e-12) : 1e300;
+}
+
+int64_t Answer::step_bound_ps() const {
+  if (proof.attained) return played.step_ps;
+  const auto samples = static_cast<double>(plan.batch.samples());
+  const auto bound = static_cast<int64_t>(proof.lower_bound_s_per_sample * 1e12 * samples);
+  return std::clamp<int64_t>(bound, 0, played.step_ps);
 }
 
 namespace {
@@ -51,44 +60,56 @@ std::vector<Members> Planner::units(const PlainPlan& plan) const {
   return player_.units(plan, transient);
 }
 
-int64_t Planner::largest_peak(const PlainPlan& plan, int64_t peak_bytes) const {
-  if (request_.paper()) return peak_bytes;
-  return player_.largest_peak(player_.step(plan, units(plan)));
+PlayedStep Planner::play(const PlainPlan& plan) const {
+  if (!request_.paper()) return player_.play(player_.step(plan, units(plan)));
+  Rehearsal own(request_, player_, 0);
+  PlayedStep paper;
+  paper.step_ps = own.objective_ps(in_whole_space(own, plan));
+  return paper;
 }
 
-Request Planner::request(std::optional<double> exposed) const {
-  Request request = request_;
-  if (exposed) request.device.exposed = *exposed;
-  return request;
+int64_t Planner::largest_peak(const PlainPlan& plan) const {
+  if (!request_.paper()) return player_.largest_peak(player_.step(plan, units(plan)));
+  Rehearsal own(request_, player_, 0);
+  return own.peak_bytes(in_whole_space(own, plan));
 }
 
 Answer Planner::search(const Wish& wish, const Interrupted& interrupted) const {
   Searches searches(*this, wish, interrupted);
-  switch (wish.objective) {
-    case Objective::Memory: {
-      Answer least = least_memory(searches);
-      Wish at = wish;
-      at.limit_bytes = least.limit_bytes;
-      if (least.step_bound_s_per_sample > 0)
-        least.step_bound_s_per_sample = step_bound_s_per_sample(at, interrupted);
-      return least;
-    }
-    case Objective::Batch:
-      return searches.best_plan(wish.limit_bytes, {largest_batch(searches)});
-    case Objective::Throughput:
-      break;
+  std::vector<Batch> batches = wish.batches;
+  if (wish.objective == Objective::Batch) batches = {largest_batch(searches)};
+  if (wish.objective != Objective::Memory) {
+    Answer found = searches.best_plan(wish.limit_bytes, batches);
+    price(searches, batches, found);
+    return found;
   }
-  return searches.best_plan(wish.limit_bytes, wish.batches);
+  Answer least = least_memory(searches);
+  Wish at = wish;
+  at.limit_bytes = least.limit_bytes;
+  if (least.feasible && !searches.limit_is_of_sum()) least.proof = prove(at, interrupted);
+  price(searches, batches, least);
+  return least;
 }
 
-double Planner::step_bound_s_per_sample(const Wish& wish, const Interrupted& interrupted) const {
-  if (request_.paper() || request_.device.ranks == 1) return 0;
+void Planner::price(Searches& searches, const std::vector<Batch>& batches, Answer& found) const {
+  if (!found.feasible) return;
+  Request problem = searches.request(found.limit_bytes, batches);
+  if (!request_.paper()) {
+    const bool one = request_.device.ranks == 1;
+    problem = bound_request(problem, found.proof.shares,
+                            one ? found.limit_bytes : PeakLimit(found.limit_bytes).most_bytes());
+  }
+  price_batches(searches, problem, found.proof);
+}
+
+Proof Planner::prove(const Wish& wish, const Interrupted& interrupted) const {
   Searches searches(*this, wish, interrupted);
   const Request problem = searches.request(wish.limit_bytes, wish.batches);
+  if (searches.limit_is_of_sum()) return additive_optimum(searches, problem).proof;
   StepProver prover(searches, problem, PeakLimit(wish.limit_bytes).most_bytes(), wish.gap);
-  if (!prover.prove()) return 0;
+  if (!prover.prove()) return {};
   for (int n = 0; n < StepProver::kMostRanges && prover.sharpen(); ++n) continue;
-  return prover.lower_bound_s_per_sample();
+  return prover.proof();
 }
 
 std::vector<Answer> Planner::frontier(const Wish& wish, const std::vector<int64_t>& limits,
@@ -100,9 +121,9 @@ std::vector<Answer> Planner::frontier(const Wish& wish, const std::vector<int64_
     Answer found = search(at, interrupted);
     if (!found.feasible) continue;
     if (!points.empty() && points.back().throughput(1) >= found.throughput(1)) {
-      const double bound = found.step_bound_s_per_sample;  // of this limit
+      Proof proof = std::move(found.proof);  // of this limit
       found = points.back();
-      found.step_bound_s_per_sample = bound;
+      found.proof = std::move(proof), found.proof.attained = false;
     }
     found.limit_bytes = limit;
     points.push_back(std::move(found));

@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <limits>
 
+#include "search/planner/additive_search.hpp"
 #include "search/planner/least_peak.hpp"
 #include "search/planner/peak_limit.hpp"
-#include "search/planner/selection.hpp"
+#include "search/planner/step_search.hpp"
 
 namespace osdp::search {
 namespace {
@@ -63,8 +64,8 @@ Schedule Searches::run(const Request& request, double gap, int64_t work) {
 }
 
 bool Searches::limit_is_of_sum() const {
-  const Request request = planner_.request();
-  return wish_.limit_is_of_sum || request.paper() || request.device.ranks == 1;
+  const Request& request = planner_.request();
+  return request.paper() || request.device.ranks == 1;
 }
 
 Request Searches::with_least_reserve(Request request) const {
@@ -74,13 +75,10 @@ Request Searches::with_least_reserve(Request request) const {
 }
 
 Answer Searches::best_plan(int64_t limit_bytes, const std::vector<Batch>& batches) {
-  const PeakLimit limit(limit_bytes, limit_is_of_sum());
-  Request problem = request(limit_bytes, batches);
-  problem.find_smallest = limit.of_sum();
-  Answer found = select_plan(*this, problem, limit);
-  if (limit.of_sum()) return found;
-  if (!found.feasible || limit.spare(found.peak_bytes, found.largest_peak_bytes) < 0) {
-    found = {};
+  const Request problem = request(limit_bytes, batches);
+  if (limit_is_of_sum()) return additive_optimum(*this, problem);
+  Answer found = fastest_step(*this, problem, PeakLimit(limit_bytes));
+  if (!found.feasible) {
     if (const LeastPeak& least = this->least(batches); least.found)
       found.smallest_limit_bytes = PeakLimit::smallest(least.largest_peak_bytes);
   }
@@ -89,10 +87,9 @@ Answer Searches::best_plan(int64_t limit_bytes, const std::vector<Batch>& batche
 }
 
 bool Searches::fits(int64_t limit_bytes, Batch batch) {
-  const PeakLimit limit(limit_bytes, limit_is_of_sum());
-  if (limit.of_sum()) return run(request(limit_bytes, {batch}), kAnyPlan).feasible;
+  if (limit_is_of_sum()) return run(request(limit_bytes, {batch}), kAnyPlan).feasible;
   const LeastPeak& least = this->least({batch});
-  return least.found && limit.spare(least.plan.peak_bytes, least.largest_peak_bytes) >= 0;
+  return least.found && PeakLimit(limit_bytes).spare(least.largest_peak_bytes) >= 0;
 }
 
 const LeastPeak& Searches::least(const std::vector<Batch>& batches) {

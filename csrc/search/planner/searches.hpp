@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "search/heuristics/rehearsal.hpp"
 #include "search/planner/planner.hpp"
 
 namespace osdp::search {
@@ -13,7 +14,7 @@ inline constexpr double kAnyPlan = 1e18;  // a gap at which any plan ends a sear
 // The plan with the smallest largest peak that is known: planner/least_peak.hpp.
 struct LeastPeak {
   bool found = false;
-  Found plan;  // step_ps and peak_bytes: by the objective and its sum
+  Candidacy plan;
   int64_t largest_peak_bytes = 0;
 };
 
@@ -33,7 +34,7 @@ class Searches {
   // [Budget for gathering] in simulate/gather_budget.hpp.
   Request with_least_reserve(Request request) const;
 
-  // The plan with the fastest simulated step that was found among those that fit (planner/selection.cpp). If
+  // The plan with the fastest step that was found among those that fit, with a bound but without prices. If
   // there is none, the smallest limit known to be feasible.
   Answer best_plan(int64_t limit_bytes, const std::vector<Batch>& batches);
   // Whether there is a plan for this batch.
@@ -41,7 +42,7 @@ class Searches {
   // The plan with the smallest largest peak; cached for the last batches asked for.
   const LeastPeak& least(const std::vector<Batch>& batches);
 
-  // Whether the limit applies to the sum: if the wish says so, with the paper's costs, and for one rank.
+  // Whether the limit applies to the sum: with the paper's costs, and for one rank.
   bool limit_is_of_sum() const;
   // Remaining time; infinite if steps are counted, negative after the end.
   double left_s() const;

@@ -40,18 +40,17 @@ void StepProver::find_sizes() {
   sizes_.erase(std::unique(sizes_.begin(), sizes_.end()), sizes_.end());
 }
 
-Request StepProver::request(StepShares shares, int64_t limit_bytes, GatherRange gather) const {
-  Request r = problem_;
-  r.space.shares = shares;
-  r.space.certain_memory = true;
-  r.space.gather = gather;
-  r.buffers = 0, r.least_transient_bytes = 0;
-  r.limit_bytes = std::max<int64_t>(0, limit_bytes);
-  return r;
+Request bound_request(Request problem, StepShares shares, int64_t limit_bytes, GatherRange gather) {
+  problem.space.shares = shares;
+  problem.space.certain_memory = true;
+  problem.space.gather = gather;
+  problem.buffers = 0, problem.least_transient_bytes = 0;
+  problem.limit_bytes = std::max<int64_t>(0, limit_bytes);
+  return problem;
 }
 
 Schedule StepProver::at(StepShares shares, int64_t limit_bytes, double gap, bool every_latency) const {
-  Request r = request(shares, limit_bytes, {});
+  Request r = bound_request(problem_, shares, limit_bytes);
   r.space.every_latency = every_latency;
   return searches_.run(r, gap, kWork);
 }
@@ -85,23 +84,26 @@ std::pair<StepShares, double> StepProver::best_shares(const std::vector<Line>& l
 }
 
 StepProver::Range StepProver::bounded(GatherRange gather, StepShares shares, double known_s_per_sample) {
-  Range range{gather, known_s_per_sample, shares, true};
+  Range range{gather, known_s_per_sample, shares, true, {}};
   Corners corners;
   std::vector<Line> lines;
   for (int round = 0; round < kMostRounds; ++round) {
-    const Schedule found = searches_.run(request(shares, limit_bytes_, gather), gap_ / 20, kWork);
+    const Schedule found =
+        searches_.run(bound_request(problem_, shares, limit_bytes_, gather), gap_ / 20, kWork);
     if (!found.feasible) {
       range.feasible = round > 0 || found.stopped;
       break;
     }
     const double bound = found.lower_bound_s_per_sample;
-    if (bound > range.bound_s_per_sample) range.bound_s_per_sample = bound, range.shares = shares;
+    if (bound > range.bound_s_per_sample)
+      range.bound_s_per_sample = bound, range.shares = shares, range.phases = found.phases;
     std::vector<Found> plans{found_of(found)};
     plans.insert(plans.end(), found.runners_up.begin(), found.runners_up.end());
     if (round == 0) {
       constexpr StepShares kCorners[] = {{0, 0}, {kWhole, 0}, {0, kWhole}};
       for (size_t c = 0; c < corners.size(); ++c)
-        corners[c] = find_kinds(searches_.planner().model(), request(kCorners[c], limit_bytes_, gather));
+        corners[c] = find_kinds(searches_.planner().model(),
+                                bound_request(problem_, kCorners[c], limit_bytes_, gather));
     }
     for (Found& plan : plans) lines.push_back(line_of(corners, plan)), plans_.push_back(std::move(plan));
     const auto [next, highest] = best_shares(lines);
@@ -116,13 +118,16 @@ bool StepProver::prove() {
   StepShares shares{kWhole / 2, kWhole / 2};
   if (problem_.device.stolen > 0) shares = {};
   const bool none_ahead = searches_.planner().player().manner().prefetch == 0;
-  const Range all = bounded(none_ahead ? GatherRange{0, 0} : GatherRange{}, shares, 0);
-  if (all.feasible) ranges_ = {all};
-  return all.feasible;
+  all_ = bounded(none_ahead ? GatherRange{0, 0} : GatherRange{}, shares, 0);
+  if (all_.feasible) ranges_ = {all_};
+  return all_.feasible;
 }
 
 double StepProver::lower_bound_s_per_sample() const { return ranges_.front().bound_s_per_sample; }
 StepShares StepProver::shares() const { return ranges_.front().shares; }
+Proof StepProver::proof() const {
+  return {lower_bound_s_per_sample(), false, all_.shares, all_.bound_s_per_sample, all_.phases, {}};
+}
 
 bool StepProver::sharpen() {
   const auto later = [](const Range& a, const Range& b) {

@@ -26,6 +26,10 @@
 
 namespace osdp::search {
 
+// The problem whose objective is the bound with these shares, of plans with a budget in this range, under a
+// limit of the certain memory.
+Request bound_request(Request problem, StepShares shares, int64_t limit_bytes, GatherRange gather = {});
+
 class StepProver {
  public:
   static constexpr int kMostRanges = 24;  // how often a range is divided at most
@@ -41,6 +45,8 @@ class StepProver {
 
   double lower_bound_s_per_sample() const;  // per rank
   StepShares shares() const;                // of that bound
+  // With what can be priced: the first bound, of plans with any budget.
+  Proof proof() const;
   // The minima for the ranges and shares tried, and plans near them.
   const std::vector<Found>& plans() const { return plans_; }
   // The best plans by the bound with these shares under another limit of the certain memory; with
@@ -53,6 +59,7 @@ class StepProver {
     double bound_s_per_sample = 0;
     StepShares shares;  // of that bound
     bool feasible = false;
+    std::vector<int> phases;  // that its search constrained
   };
   struct Line {  // a plan's bound in ps per sample: constant + forward x + backward y for shares 0 <= x, y <=
                  // 1
@@ -61,7 +68,6 @@ class StepProver {
   };
   using Corners = std::array<Kinds, 3>;  // costs with shares (0, 0), (1, 0) and (0, 1)
 
-  Request request(StepShares shares, int64_t limit_bytes, GatherRange gather) const;
   // Bounds the plans with a budget in this range, beginning with these shares.
   Range bounded(GatherRange gather, StepShares shares, double known_s_per_sample);
   void find_sizes();
@@ -75,6 +81,7 @@ class StepProver {
   const double gap_;
   std::vector<int64_t> sizes_;  // ascending: budgets into which something more fits than into smaller ones
   std::vector<Range> ranges_;   // a heap: the lowest bound first
+  Range all_;                   // the first one
   std::vector<Found> plans_;
 };
 

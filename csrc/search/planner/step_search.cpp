@@ -24,7 +24,7 @@ constexpr int64_t kLeastRoom = 200;  // limits are not tried closer than limit /
 constexpr int64_t kPlayedOperators = 160'000, kFewestPlays = 32, kMostPlays = 3200;
 
 struct Seed {
-  Found plan;
+  Candidacy plan;
   PlayedStep played;
   int64_t spare_bytes = 0;  // of its largest peak; negative: over the limit
   bool faster_than(const Seed& o) const {
@@ -41,10 +41,9 @@ class StepSearch {
         gap_(searches.wish().gap),
         prover_(searches, problem, limit.most_bytes(), gap_) {}
 
-  SteppedPlan run() {
-    SteppedPlan none;
-    if (!sum_fits() && !least_fits()) return none;
-    if (!prover_.prove()) return none;
+  Answer run() {
+    if (!sum_fits() && !least_fits()) return {};
+    if (!prover_.prove()) return {};
     weighed_.emplace(problem_);
     weighed_->space.shares = prover_.shares();
     weighed_->space.every_latency = true;
@@ -67,15 +66,19 @@ class StepSearch {
     if (!fits() && least_fits()) consider(searches_.least(problem_.batches).plan);
     if (fits() && !done()) improve();
     if (far()) sharded_only();
-    if (!fits()) return none;
-    return {true, seeds_.front().plan, prover_.lower_bound_s_per_sample()};
+    if (!fits()) return {};
+    Answer a;
+    a.feasible = true, a.proof = prover_.proof();
+    a.plan = rehearsal_->plain(seeds_.front().plan), a.played = seeds_.front().played;
+    a.peak_bytes = rehearsal_->largest_peak_bytes(seeds_.front().plan);
+    return a;
   }
 
  private:
   bool sum_fits() { return searches_.run(searches_.with_least_reserve(problem_), kAnyPlan).feasible; }
   bool least_fits() {
     const LeastPeak& least = searches_.least(problem_.batches);
-    return least.found && limit_.spare(least.plan.peak_bytes, least.largest_peak_bytes) >= 0;
+    return least.found && limit_.spare(least.largest_peak_bytes) >= 0;
   }
 
   bool fits() const { return !seeds_.empty() && seeds_.front().spare_bytes >= 0; }
@@ -90,20 +93,13 @@ class StepSearch {
     return within(enough_ps());
   }
 
-  int64_t spare(const Candidacy& plan, int64_t sum_bytes) {
-    return limit_.spare(sum_bytes, rehearsal_->largest_peak_bytes(plan));
-  }
-
   // Simulates a plan. Keeps seeds sorted: those that fit, fastest first, then the others. Returns the memory
   // that it leaves.
-  int64_t consider(Found plan) {
+  int64_t consider(const Candidacy& plan) {
     Rehearsal& own = *rehearsal_;
-    const Candidacy decided = candidacy(plan);
     for (const Seed& s : seeds_)
-      if (s.plan.batch == plan.batch && s.plan.decision == plan.decision) return s.spare_bytes;
-    plan.step_ps = own.objective_ps(decided), plan.peak_bytes = own.peak_bytes(decided);
-    plan.transient_bytes = largest_transient(own.kinds(), plan.decision);
-    Seed seed{plan, own.play(decided), spare(decided, plan.peak_bytes)};
+      if (s.plan == plan) return s.spare_bytes;
+    Seed seed{plan, own.play(plan), limit_.spare(own.largest_peak_bytes(plan))};
     const int64_t left = seed.spare_bytes;
     const auto before = [](const Seed& a, const Seed& b) {
       return (a.spare_bytes >= 0) != (b.spare_bytes >= 0) ? a.spare_bytes >= 0 : a.faster_than(b);
@@ -113,13 +109,13 @@ class StepSearch {
   }
   int64_t consider(const Schedule& found) {
     if (!found.feasible) return 0;
-    const int64_t left = consider(found_of(found));
-    for (const Found& plan : found.runners_up) consider(plan);
+    const int64_t left = consider(candidacy(found_of(found)));
+    for (const Found& plan : found.runners_up) consider(candidacy(plan));
     return left;
   }
 
   void consider_proven() {
-    for (; proven_ < prover_.plans().size(); ++proven_) consider(prover_.plans()[proven_]);
+    for (; proven_ < prover_.plans().size(); ++proven_) consider(candidacy(prover_.plans()[proven_]));
   }
 
   // Raises the bound by dividing the plans into ranges of budgets; their minima are more plans.
@@ -141,7 +137,8 @@ class StepSearch {
   // The same bound with a part of the memory left to gather units ahead.
   void leave_room() {
     int64_t transient = 0;
-    for (const Seed& s : seeds_) transient = std::max(transient, s.plan.transient_bytes);
+    for (const Seed& s : seeds_)
+      transient = std::max(transient, largest_transient(rehearsal_->kinds(), s.plan.decision));
     const int64_t prefetch = searches_.planner().player().manner().prefetch;
     for (int n = 1; n < kRooms && !done(); ++n)
       consider(prover_.at(prover_.shares(), limit_.most_bytes() - (1 + prefetch) * transient * n / kRooms,
@@ -187,11 +184,8 @@ class StepSearch {
     wish.time_limit_s = 0;
     Searches searches(smaller, wish, [this] { return searches_.over(); });
     const Request problem = searches.request(problem_.limit_bytes, problem_.batches);
-    const SteppedPlan found = search_step(searches, problem, limit_);
-    if (!found.found) return;
-    Rehearsal own(problem, smaller.player(), limit_.most_bytes());
-    const Candidacy plan = in_whole_space(*rehearsal_, own.plain(candidacy(found.plan)));
-    consider(Found{plan.batch, 0, plan.decision, 0, 0});
+    const Answer found = fastest_step(searches, problem, limit_);
+    if (found.feasible) consider(in_whole_space(*rehearsal_, found.plan));
   }
 
   void improve() {
@@ -200,11 +194,10 @@ class StepSearch {
     const int64_t plays =
         std::clamp(kPlayedOperators / std::max<int64_t>(1, operators), kFewestPlays, kMostPlays);
     std::vector<Candidacy> seeds;
-    for (size_t n = 0; n < std::min(kPolished, seeds_.size()); ++n)
-      seeds.push_back(candidacy(seeds_[n].plan));
-    const auto left = [&](const Candidacy& plan) { return spare(plan, own.peak_bytes(plan)); };
+    for (size_t n = 0; n < std::min(kPolished, seeds_.size()); ++n) seeds.push_back(seeds_[n].plan);
+    const auto left = [&](const Candidacy& plan) { return limit_.spare(own.largest_peak_bytes(plan)); };
     const auto over = [&] { return searches_.over(); };
-    consider(polish(own, seeds, plays, left, enough_ps(), over).plan);
+    consider(candidacy(polish(own, seeds, plays, left, enough_ps(), over).plan));
   }
 
   Searches& searches_;
@@ -220,7 +213,7 @@ class StepSearch {
 
 }  // namespace
 
-SteppedPlan search_step(Searches& searches, const Request& problem, const PeakLimit& limit) {
+Answer fastest_step(Searches& searches, const Request& problem, const PeakLimit& limit) {
   return StepSearch(searches, problem, limit).run();
 }
 

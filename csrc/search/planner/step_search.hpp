@@ -14,14 +14,8 @@
 
 namespace osdp::search {
 
-struct SteppedPlan {
-  bool found = false;
-  Found plan;                           // step_ps: its bound with every operator's latency
-  double lower_bound_s_per_sample = 0;  // of the simulated step of every plan that fits
-};
-
 // The plan with the fastest simulated step that was found among those that keep `limit`, of the problem's
-// batches.
-SteppedPlan search_step(Searches& searches, const Request& problem, const PeakLimit& limit);
+// batches, with a bound but without prices.
+Answer fastest_step(Searches& searches, const Request& problem, const PeakLimit& limit);
 
 }  // namespace osdp::search

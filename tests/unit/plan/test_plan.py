@@ -18,7 +18,7 @@ from osdp.base import file_versions, json_files
 from osdp.description.model_description import ModelDescription, Operator, Parameter
 from osdp.errors import FormatError, InvalidProblemError, PlanMismatchError
 from osdp.hardware.hardware import Collective, Hardware
-from osdp.plan.certificate import Certificate, PhasePrice
+from osdp.plan.certificate import BatchProof, Certificate, PhasePrice
 from osdp.plan.choice import Choice
 from osdp.plan.plan import Plan
 from osdp.plan.prediction import OperatorPrediction, Prediction
@@ -75,7 +75,7 @@ def full_plan(description: ModelDescription) -> Plan:
             ("NO_SHARD", "FULL_SHARD"), (2, 4), ("none", "hold"), 2, 16, at_least=1.5, time_limit_s=0.5
         ),
         predicted=predicted,
-        certificate=Certificate(10**12, 2**30, 2**33, 10**12, 10**12, (PhasePrice(3, 1),), 3, True),
+        certificate=Certificate(10**12, 10**12, 10**11, 5, 6, (BatchProof(2, 2, 2, (PhasePrice(3, 1),)),), 3),
     )
 
 
@@ -327,7 +327,7 @@ def damaged(plan: Plan, *where: Any, value: Any) -> str:
         (("predicted", "step_time_s"), float("nan"), "predicted.step_time_s"),
         (("predicted", "step_time_s"), float("inf"), "predicted.step_time_s"),
         (("predicted", "step_time_s"), False, "predicted.step_time_s"),
-        (("certificate", "optimal"), 1, "certificate.optimal"),
+        (("certificate", "step_ps"), True, "certificate.step_ps"),
         (("hardware", "all_gather", "alpha_s"), "fast", "hardware.all_gather.alpha_s"),
         (("description", "operators", 0, "split_shape"), [1], "description.operators[0].split_shape"),
         (("description", "operators", 0, "parameter_bytes"), -1, "description.operators[0].parameter_bytes"),

@@ -18,7 +18,7 @@ ALONE = {"all_gather": NOTHING, "reduce_scatter": NOTHING, "all_reduce": NOTHING
 
 def search(world: int, **hardware: object) -> osdp.Plan:
     return osdp.search(
-        gpt(1, 64), memory="64MiB", world_size=world, batch_size=1, hardware=machine(**hardware), replay=0
+        gpt(1, 64), memory="64MiB", world_size=world, batch_size=1, hardware=machine(**hardware)
     )
 
 

@@ -20,8 +20,6 @@ from osdp.plan.choice import MODES, RECOMPUTE, SPLITS
 from osdp.plan.plan import Plan
 from osdp.plan.precisions import PRECISIONS
 from osdp.plan.searched import COST_VERSION, COSTS, METHODS, OBJECTIVES
-from osdp.planning.objectives import best_plan
-from osdp.planning.search_problem import SearchProblem
 from tests.unit.gpt_descriptions import gpt, machine, operator
 
 PAGE = Path(__file__).parents[3] / "docs" / "plan.md"
@@ -31,13 +29,8 @@ INPUT = (
     "an input of the search, or a decision: all figures are recomputed from it, so a change is noticed where a figure "
     "depends on it"
 )
-PROVEN = "the plan is searched again, where it says `true`; `false` holds as well, unless the plan is called optimal"
-STATED = (
-    "noticed in a plan that is called proven, which is searched again; else where it contradicts the rest, and by "
-    "`search=True`"
-)
-PROOF = "proves `lower_bound_ps`: other prices that prove the same bound are accepted"
-BOUND = "a lower bound, which is proven again: a larger one is noticed, and a smaller one holds as well"
+PROOF = "proves `checked_bound_ps`: another proof of the same bound is accepted"
+BOUND = "a lower bound: a larger one is noticed, since what the prices do not prove is proven again; a smaller one holds"
 MESSAGE = "for the message of a search that finds no plan"
 NOTHING = {
     "a name": (
@@ -65,7 +58,6 @@ NOTHING = {
     "how the search was run; no figure depends on it": (
         "searched.time_limit_s",
         "searched.small_unit_bytes",
-        "searched.replay",
         "searched.gap",
         "searched.method",
     ),
@@ -83,7 +75,6 @@ INPUTS = (
     "gather_bytes",
     "world_size",
     "memory_limit_bytes",
-    "certificate.limit_bytes",  # that the sum is held against: Note [The whole limit]
     "separate_reductions",
     "recompute.*",
     "optimizer",
@@ -146,13 +137,19 @@ INPUTS = (
     "searched.hosts",
     "searched.objective",
     "searched.at_least",
-    "searched.exposed",
     "searched.cost_version",
 )
 BOUNDS = ("certificate.step_bound_ps",)
-STATEMENTS = ("certificate.search_bound_ps",)
-PROVED = ("certificate.proven",)
-PROOFS = ("certificate.prices[].phase", "certificate.prices[].numerator", "certificate.price_denominator")
+PROOFS = (
+    "certificate.forward_share",
+    "certificate.backward_share",
+    "certificate.batches[].least_batch",
+    "certificate.batches[].most_batch",
+    "certificate.batches[].accumulation",
+    "certificate.batches[].prices[].phase",
+    "certificate.batches[].prices[].numerator",
+    "certificate.price_denominator",
+)
 
 
 def fields_of(hint: Any, path: str = "") -> Iterator[str]:
@@ -179,7 +176,7 @@ def why_of(field: str) -> str:
     for why, names in NOTHING.items():
         if field in names:
             return f"no claim: {why}"
-    known = {INPUT: INPUTS, PROOF: PROOFS, STATED: STATEMENTS, PROVEN: PROVED, BOUND: BOUNDS}
+    known = {INPUT: INPUTS, PROOF: PROOFS, BOUND: BOUNDS}
     return next((why for why, names in known.items() if field in names), CHECKED)
 
 
@@ -187,7 +184,7 @@ def table() -> str:
     rows: dict[str, list[str]] = {}
     for field in fields_of(Plan):
         rows.setdefault(why_of(field), []).append(f"`{field}`")
-    ranked = [CHECKED, PROVEN, STATED, INPUT, PROOF]
+    ranked = [CHECKED, BOUND, PROOF, INPUT]
     order = sorted(rows, key=lambda why: (why.startswith("no claim"), why in ranked and ranked.index(why)))
     lines = [f"| {', '.join(rows[why])} | {why} |" for why in order]
     return "\n".join(["| fields | a change of one |", "|---|---|", *lines]) + "\n"
@@ -235,29 +232,26 @@ def plans() -> dict[str, Plan]:
     dear = ["h.1.mlp.fc"]  # whole it takes memory that has a price
     found = {
         "tight": osdp.search(
-            rich, memory=int(1.5 * least_memory(rich, hardware, dear)), world_size=4, hardware=hardware, replay=0,
-            whole=dear,
+            rich, memory=int(1.5 * least_memory(rich, hardware, dear)), world_size=4, hardware=hardware,
+            whole=dear, granularity=(4, 8),
         ),
         "accumulating": osdp.search(
-            small, memory=2 * least, world_size=4, hardware=hardware, global_batch_size=32, replay=0,
+            small, memory=2 * least, world_size=4, hardware=hardware, global_batch_size=32,
             precision="bf16-reduce-fp32", objective="memory", at_least=1.0,
         ),
         "hosts": osdp.search(
-            gpt(2, 128), memory="24MiB", world_size=8, hosts=2, batch_size=2, replay=0,
+            gpt(2, 128), memory="24MiB", world_size=8, hosts=2, batch_size=2,
             hardware=machine(8, between_hosts=Collective(1e-4, 2e-9)),
         ),
         "nccl": osdp.search(
-            gpt(1, 64), memory="6MiB", world_size=8, hosts=2, batch_size=2, replay=0,
+            gpt(1, 64), memory="6MiB", world_size=8, hosts=2, batch_size=2,
             hardware=machine(8, protocols=(RING, MANY, TREE)),
         ),
         "paper": osdp.search(small, memory=2 * least, world_size=4, hardware=hardware, cost="paper", batch_size=1),
     }  # fmt: skip
-    assert all(p.certificate.optimal and osdp.verify(p) == "" for p in found.values())
-    replayed = osdp.search(gpt(1, 96), memory="5MiB", world_size=8, hardware=machine(8), batch_size=2)
-    assert replayed.certificate.proven and not replayed.certificate.optimal and osdp.verify(replayed) == ""
-    found["replayed"] = replayed
+    assert all(osdp.verify(p) == "" for p in found.values())
     assert any(c.granularity > 1 for c in found["tight"].choices.values())
-    assert found["tight"].recompute and found["tight"].certificate.prices
+    assert found["tight"].recompute and found["tight"].price_of_memory_s_per_byte > 0
     assert found["accumulating"].accumulation > 1
     assert any(c.mode == "HYBRID_SHARD" for c in found["hosts"].choices.values())
     return found
@@ -377,9 +371,7 @@ def try_changes(name: str, results: dict[str, list[tuple[bool, str]]]) -> None:
 
 def test_every_change_of_a_plan_is_noticed_or_known_to_claim_nothing():
     everything = set(fields_of(Plan))
-    known = (
-        {name for names in NOTHING.values() for name in names} | set(INPUTS) | set(PROOFS) | set(STATEMENTS)
-    )
+    known = {name for names in NOTHING.values() for name in names} | set(INPUTS) | set(PROOFS) | set(BOUNDS)
     assert known <= everything, known - everything
     results: dict[str, list[tuple[bool, str]]] = {}
     for name in plans():
@@ -393,67 +385,49 @@ def test_every_change_of_a_plan_is_noticed_or_known_to_claim_nothing():
             continue
         if why == CHECKED and missed:
             wrong.append(f"{field}: not noticed: {missed[0]}")
-        elif why in (INPUT, PROOF, STATED, PROVEN, BOUND) and len(missed) == len(changes):
+        elif why in (INPUT, PROOF, BOUND) and len(missed) == len(changes):
             wrong.append(f"{field}: never noticed")
     assert not wrong, "\n".join(wrong)
 
 
-def as_if_stopped(plan: Plan) -> Plan:
-    """What a search says that was stopped when it had found this plan."""
-    c = plan.certificate
-    known = dataclasses.replace(
-        c, search_bound_ps=c.lower_bound_ps // 2, optimal=False, proven=False, step_bound_ps=0
-    )
-    return dataclasses.replace(plan, certificate=known)
+def with_certificate(plan: Plan, **changes: Any) -> Plan:
+    return dataclasses.replace(plan, certificate=dataclasses.replace(plan.certificate, **changes))
 
 
-@pytest.mark.parametrize("name", ["tight", "accumulating", "hosts", "paper", "replayed"])
-def test_what_a_stopped_search_says_of_its_proof(name):
-    """Multipliers do not tell whether a search has ended; that its proof covers the limit, and another search, do."""
+@pytest.mark.parametrize("name", ["tight", "accumulating", "nccl", "paper"])
+def test_bounds_that_do_not_hold(name: str) -> None:
     plan = plans()[name]
-    best, stopped = plan.certificate, as_if_stopped(plan)
-    assert osdp.verify(stopped) == "" and osdp.verify(stopped, search=True) == ""
-
-    def forged(**changes: Any) -> Plan:
-        return dataclasses.replace(stopped, certificate=dataclasses.replace(stopped.certificate, **changes))
-
-    for flipped in (
-        {"proven": True},
-        {"proven": True, "search_bound_ps": best.search_bound_ps * 999 // 1000},
-    ):
-        assert "the search says that a plan takes" in osdp.verify(forged(**flipped))
-    assert "contradicts" in osdp.verify(forged(optimal=True))
-    assert "contradicts" in osdp.verify(forged(proven=True, optimal=True))
-    true = {"proven": True, "search_bound_ps": best.search_bound_ps, "optimal": best.optimal}
-    assert osdp.verify(forged(**true)) == ""
-
-
-@pytest.mark.parametrize("name", ["tight", "accumulating", "hosts", "paper", "replayed"])
-def test_a_limit_that_the_proof_does_not_cover(name):
-    plan = plans()[name]
-    assert plan.certificate.proven
-    for limit in (10 * plan.memory_limit_bytes, plan.certificate.limit_bytes + 1):
-        assert "fewer than" in osdp.verify(dataclasses.replace(plan, memory_limit_bytes=limit))
-        stopped = dataclasses.replace(as_if_stopped(plan), memory_limit_bytes=limit)
-        assert osdp.verify(stopped) == ""  # its proof is of no limit
-    # And so it is of these; the bound on the simulated step is of plans that keep the limit itself.
-    c = dataclasses.replace(plan.certificate, step_bound_ps=0)
-    within = dataclasses.replace(plan, memory_limit_bytes=c.limit_bytes, certificate=c)
-    assert osdp.verify(within) == ""
-
-
-def test_a_bound_on_the_simulated_step_that_does_not_hold() -> None:
-    plan = plans()["replayed"]
     c = plan.certificate
-    assert 0 < c.step_bound_ps <= c.step_ps and c.step_gap == (c.step_ps - c.step_bound_ps) / c.step_ps
+    assert 0 < c.checked_bound_ps <= c.step_bound_ps <= c.step_ps and 0 <= c.gap <= c.checked_gap < 1
     for changed, said in (
-        ({"step_bound_ps": c.step_bound_ps + 1}, "the bound on a simulated step"),
-        ({"step_bound_ps": c.step_bound_ps // 2}, ""),
-        ({"step_ps": c.step_ps - 1}, "when it is simulated"),
+        ({"checked_bound_ps": c.checked_bound_ps - 1}, "the prices prove"),
+        ({"checked_bound_ps": c.checked_bound_ps // 2, "step_bound_ps": c.step_ps}, "the prices prove"),
+        ({"step_bound_ps": c.checked_bound_ps}, ""),
+        ({"step_ps": c.step_ps + 1}, "a step"),
+        ({"batches": (), "checked_bound_ps": 0, "step_bound_ps": 0}, ""),  # nothing is claimed
     ):
-        assert said in osdp.verify(dataclasses.replace(plan, certificate=dataclasses.replace(c, **changed)))
-    more = dataclasses.replace(plan, memory_limit_bytes=2 * plan.memory_limit_bytes)
-    assert osdp.verify(more) != ""
+        wrong = osdp.verify(with_certificate(plan, **changed))
+        assert (said in wrong) if said else wrong == ""
+    if c.step_bound_ps < c.step_ps:
+        wrong = osdp.verify(with_certificate(plan, step_bound_ps=c.step_ps))
+        assert "the bound on a step is" in wrong
+    assert osdp.verify(plan, search=True) == ""
+
+
+@pytest.mark.parametrize("name", ["tight", "accumulating", "hosts"])
+def test_a_limit_that_the_proof_does_not_cover(name: str) -> None:
+    """With more memory there are more plans, of which the prices prove less."""
+    plan = plans()[name]
+    more = dataclasses.replace(plan, memory_limit_bytes=10 * plan.memory_limit_bytes)
+    if plan.price_of_memory_s_per_byte > 0:
+        assert "the prices prove" in osdp.verify(more)
+
+
+def test_batches_that_a_proof_leaves_out() -> None:
+    plan = plans()["accumulating"]
+    c = plan.certificate
+    assert len(c.batches) > 1
+    assert "leaves out plans of batch size" in osdp.verify(with_certificate(plan, batches=c.batches[1:]))
 
 
 def test_the_page_says_what_is_checked():
@@ -463,67 +437,35 @@ def test_the_page_says_what_is_checked():
 def test_no_price_of_what_the_limit_does_not_bound():
     """Phase -1 is the paper's sum over the whole step; with memory a maximum over phases it bounds nothing."""
     plan = plans()["tight"]
-    c = plan.certificate
+    first, *others = plan.certificate.batches
     for price in (1, 10**6, 10**9):
-        forged = dataclasses.replace(
-            c, lower_bound_ps=0, prices=(osdp.plan.certificate.PhasePrice(-1, price),)
-        )
-        wrong = osdp.verify(dataclasses.replace(plan, certificate=forged))
+        priced = dataclasses.replace(first, prices=(osdp.plan.certificate.PhasePrice(-1, price),))
+        forged = (priced, *others)
+        wrong = osdp.verify(with_certificate(plan, batches=forged, checked_bound_ps=0))
         assert "none that the limit bounds" in wrong
 
 
-@pytest.mark.parametrize("name", ["tight", "accumulating", "hosts", "paper", "replayed"])
-def test_the_searchs_own_claims_are_checked_by_searching_again(name):
-    plan = plans()[name]
-    assert osdp.verify(plan, search=True) == ""
-    # Another plan than the best, which says that it is the best.
-    data = {"modes": ("FULL_SHARD",)} if name == "paper" else {"modes": ("SHARD_GRAD_OP",)}
-    if (
-        name == "accumulating"
-    ):  # mixed precision: which modes are allowed decides what is reserved for averaging
-        data = {"checkpoint": True}
-    other = osdp.search(
+def test_a_bound_that_another_search_beats() -> None:
+    """A worse plan, found in a part of the space, that says it is the best of all of it."""
+    plan = plans()["tight"]
+    part = osdp.search(
         plan.description, memory=plan.memory_limit_bytes * 4, world_size=plan.world_size, hardware=plan.hardware,
-        batch_size=1, cost=plan.cost, precision=plan.precision, hosts=plan.searched.hosts, replay=0, **data,
+        batch_size=1, modes=("SHARD_GRAD_OP",),
     )  # fmt: skip
-    searched = dataclasses.replace(
-        other.searched, modes=plan.searched.modes, checkpoint=plan.searched.checkpoint
+    searched = dataclasses.replace(part.searched, modes=plan.searched.modes)
+    worse = dataclasses.replace(part, searched=searched)
+    assert osdp.verify(worse) != ""
+    claimed = with_certificate(worse, batches=(), checked_bound_ps=0, step_bound_ps=worse.certificate.step_ps)
+    assert "the bound on a step is" in osdp.verify(claimed)
+
+
+def test_a_plan_of_older_costs_is_searched_again() -> None:
+    plan = plans()["tight"]
+    older = dataclasses.replace(
+        plan, searched=dataclasses.replace(plan.searched, cost_version=COST_VERSION - 1)
     )
-    worse = dataclasses.replace(other, searched=searched)
-    bound = osdp.verify(worse)  # its prices prove another bound where more may be chosen
-    if bound.startswith("the prices prove"):
-        certificate = dataclasses.replace(worse.certificate, lower_bound_ps=int(bound.split()[3]))
-        worse = dataclasses.replace(worse, certificate=certificate)
-    certificate = worse.certificate
-    assert certificate.proven
-    assert "a plan of batch" in osdp.verify(worse)
-    # As if its search had been stopped: it does not say that its bound is attained, and is taken at its word.
-    bound_ps = certificate.time_ps - 1
-    stopped = dataclasses.replace(certificate, search_bound_ps=bound_ps, optimal=False, proven=False)
-    assert osdp.verify(dataclasses.replace(worse, certificate=stopped)) == ""
-    assert "a plan of batch" in osdp.verify(dataclasses.replace(worse, certificate=stopped), search=True)
-
-
-@pytest.mark.parametrize("version", range(1, 6))
-def test_a_plan_is_checked_by_the_costs_that_its_search_counted(version):
-    """A search that counts as one of then: its plan holds for that version, and not for today's."""
-    description = gpt(2, 128)
-    buffers = dataclasses.replace(description.operators[0], buffer_bytes=4096)
-    description = dataclasses.replace(description, operators=(buffers, *description.operators[1:]))
-    hardware = dataclasses.replace(machine(4), device="cuda")
-    changed_by = {5: {"modes": "NO_SHARD", "precision": "bf16"}}  # the version after; else by what they share
-    today = osdp.search(
-        description, memory="1GiB", world_size=4, hardware=hardware, batch_size=4, checkpoint=False,
-        **changed_by.get(version, {"modes": "FULL_SHARD", "global_batch_size": 32}),
-    )  # fmt: skip
-    then = best_plan(SearchProblem.of(today).changed(cost_version=version), 2**30)
-    plan = dataclasses.replace(then, searched=today.searched)
-    assert osdp.verify(Plan.loads(then.dumps())) == ""
-    assert "the largest phase holds" in osdp.verify(plan)
-    with pytest.raises(
-        osdp.PlanMismatchError, match=f"version {version}, and this osdp searches with version {COST_VERSION}"
-    ):
-        osdp.verify(then, search=True)
+    with pytest.raises(osdp.PlanMismatchError, match=f"of cost version {COST_VERSION - 1}.*search again"):
+        osdp.verify(older)
 
 
 def test_a_plan_of_costs_that_are_yet_to_come_is_refused():

@@ -1,0 +1,196 @@
+#include "search/certificate/bound_cost.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "search/certificate/collective_cost.hpp"
+#include "search/certificate/option_cost.hpp"
+
+namespace osdp::search {
+namespace {
+
+constexpr int128 kShare = StepShares::kWhole;
+
+using Seconds = CollectiveCost;
+
+// Transfers differ in what they delay: gathers and reductions share a lane unless reductions have their own;
+// averages between hosts always have their own.
+enum class Kind { Gather, Reduction, Average };
+
+class Bound {
+ public:
+  Bound(const Operator& op, const Request& request, Recompute recompute)
+      : op_(op),
+        at_(op.position),
+        request_(request),
+        device_(request.device),
+        recompute_(recompute),
+        links_(request.device) {
+    for (const Tensor& t : op.tensors) {
+      gathered_ += t.compute_bytes();
+      if (t.trainable) trained_ += t.bytes(), sent_ += t.reduce_bytes();
+    }
+  }
+
+  // Seconds that the option takes in the bound, without what it lets other units save.
+  double taken(const PlainPlan::Choice& c) const {
+    if (c.granularity > 1) return in_slices(c);
+    return traits(c.mode).sharded ? sharded(c.mode) : replicated();
+  }
+
+  double saved(const PlainPlan::Choice& c) const {
+    const bool one = c.granularity == 1, sharded = traits(c.mode).sharded, kept = traits(c.mode).kept;
+    if (one && sharded && !kept) {
+      if (at_.ends_forward_gathers == 0) return 0;
+      if (at_.end_unknown) return most_in_any_mode(at_.ends_forward_bytes, at_.ends_forward_gathers);
+      return gathers_saved(c.mode, at_.ends_forward_bytes, at_.ends_forward_gathers);
+    }
+    const bool lets_another_end = (one && !sharded) || at_.end_unknown;
+    return lets_another_end ? most_in_any_mode(at_.lets_end_bytes, at_.lets_end_gathers) : 0;
+  }
+
+  // Of how many collectives `taken` is the sum, at most; each may be rounded in the simulator.
+  int64_t collectives(const PlainPlan::Choice& c) const {
+    return 6 + (c.granularity > 1 ? 4 * c.sharded_slices : at_.forward_gathers);
+  }
+
+ private:
+  // --- collectives
+
+  bool several_hosts() const { return device_.hosts > 1; }
+
+  // --- weights
+
+  double forward_share() const { return static_cast<double>(request_.space.shares->forward) / 1024; }
+  double backward_share() const { return static_cast<double>(request_.space.shares->backward) / 1024; }
+  double stolen() const { return std::min(1.0, device_.stolen); }
+  // Two links that transfer at the same time steal no more than all.
+  bool two_may_steal() const { return !several_hosts() || 2 * device_.stolen <= 1; }
+
+  bool steals(Kind kind) const {
+    const bool own_lane =
+        kind == Kind::Average || (kind == Kind::Reduction && request_.space.separate_reductions);
+    return !own_lane || two_may_steal();
+  }
+  bool in_lane(Kind kind) const {
+    if (kind == Kind::Average) return false;
+    return kind == Kind::Gather || !request_.space.separate_reductions || !several_hosts();
+  }
+  // Over one link with two lanes the lane form is the link's, beside which latencies may pass.
+  bool waits_count() const { return !request_.space.separate_reductions || several_hosts(); }
+
+  double weighed(double x, Kind kind, const Seconds& t) const {
+    const double compute_form = steals(kind) ? stolen() * t.busy_s : 0;
+    const double lane_form = in_lane(kind) ? t.busy_s + (waits_count() ? t.waiting_s : 0) : 0;
+    return x * compute_form + (1 - x) * lane_form;
+  }
+  double in_forward(const Seconds& t) const { return weighed(forward_share(), Kind::Gather, t); }
+  double in_backward(Kind kind, const Seconds& t) const { return weighed(backward_share(), kind, t); }
+  // More in the compute form, for what nothing runs beside.
+  double alone(double x, Kind kind, const Seconds& t) const {
+    return x * (t.busy_s - (steals(kind) ? stolen() * t.busy_s : 0) + t.waiting_s);
+  }
+  // Averages of others may run beside the last reduction, and steal.
+  double last(const Seconds& t) const {
+    double more = alone(backward_share(), Kind::Reduction, t);
+    if (several_hosts() && two_may_steal()) more -= backward_share() * stolen() * (t.busy_s + t.waiting_s);
+    return std::max(0.0, more);
+  }
+
+  // --- options
+
+  double replicated() const {
+    const Seconds whole = links_.all_reduce(sent_);
+    const double of_bucket =
+        std::min(1.0, static_cast<double>(trained_) / static_cast<double>(request_.space.bucket_bytes));
+    return in_backward(Kind::Reduction, whole.with_waiting(of_bucket)) + (at_.first ? last(whole) : 0);
+  }
+
+  double sharded(Mode mode) const {
+    const double unit = static_cast<double>(at_.latency) / static_cast<double>(StepPosition::kLatency);
+    const Seconds gathered = links_.gather(gathered_, mode), reduced = links_.reduce(sent_, mode),
+                  averaged = links_.average(sent_, mode);
+    const Seconds shared = gathered.with_waiting(unit);
+    double seconds = in_backward(Kind::Reduction, reduced.with_waiting(unit)) +
+                     in_backward(Kind::Average, averaged.with_waiting(unit));
+    if (traits(mode).kept) {
+      seconds += in_forward(shared);
+    } else {
+      const bool again = recompute_ == Recompute::Regather && at_.gathered_again;
+      seconds += static_cast<double>(at_.forward_gathers) * in_forward(shared) +
+                 (again ? 2 : 1) * in_backward(Kind::Gather, shared);
+    }
+    if (at_.first)
+      seconds += alone(forward_share(), Kind::Gather, gathered) + last(reduced) +
+                 alone(backward_share(), Kind::Average, averaged);
+    return seconds;
+  }
+
+  double in_slices(const PlainPlan::Choice& c) const {
+    const Tensor& weight = op_.tensors[op_.split_tensor];
+    const int64_t sent = weight.trainable ? weight.reduce_bytes() / c.granularity : 0;
+    const Seconds gathered = links_.gather(weight.compute_bytes() / c.granularity, Mode::FullShard);
+    const bool again = recompute_ != Recompute::None;
+    const double of_slice = in_forward(gathered) + (again ? 2 : 1) * in_backward(Kind::Gather, gathered) +
+                            in_backward(Kind::Reduction, links_.reduce(sent, Mode::FullShard));
+    const int64_t beside = sent_ - (weight.trainable ? weight.reduce_bytes() : 0);
+    const double whole =
+        in_backward(Kind::Reduction, links_.all_reduce(beside)) +
+        in_backward(Kind::Reduction, links_.all_reduce((c.granularity - c.sharded_slices) * sent));
+    // A third of the launches is in forward, and once more in recomputation.
+    const double launch = longer_in_slices_s(op_, request_.space, c.granularity) / 3;
+    return static_cast<double>(c.sharded_slices) * of_slice + whole +
+           launch * (forward_share() + backward_share() * (again ? 3 : 2));
+  }
+
+  double gathers_saved(Mode mode, int64_t bytes, int64_t times) const {
+    const Seconds t = links_.gathers(bytes, times, mode);
+    return std::max(in_forward(t), in_backward(Kind::Gather, t));
+  }
+  double most_in_any_mode(int64_t bytes, int64_t times) const {
+    double most = 0;
+    if (bytes == 0 && times == 0) return most;
+    for (const Mode mode : request_.space.modes)
+      if (traits(mode).sharded && !traits(mode).kept)
+        most = std::max(most, gathers_saved(mode, bytes, times));
+    return most;
+  }
+
+  const Operator& op_;
+  const StepPosition& at_;
+  const Request& request_;
+  const Device& device_;
+  const Recompute recompute_;
+  const CollectiveCosts links_;
+  int64_t gathered_ = 0, trained_ = 0, sent_ = 0;
+};
+
+}  // namespace
+
+int128 bound_cost(const Operator& op, const Request& request, Recompute recompute,
+                  const PlainPlan::Choice& choice) {
+  if (request.device.ranks == 1) return 0;
+  PlainPlan::Choice c = choice;
+  if (c.mode == Mode::NoShard) c.granularity = 1;
+  const Bound bound(op, request, recompute);
+  // Less by what rounding can make of it, here and in the simulator.
+  const double taken = bound.taken(c) * (1 - 2e-12), saved = bound.saved(c) * (1 + 2e-12);
+  const auto least = static_cast<int128>(rounded_ps(taken, op.name)) - 1 - 4 * bound.collectives(c);
+  return kShare * (std::max<int128>(0, least) - (saved > 0 ? rounded_ps(saved, op.name) + 1 : 0));
+}
+
+BoundComputation bound_computation(const Operator& op, const Request& request) {
+  const StepShares& x = *request.space.shares;
+  // A forward takes as long as a recomputation that nothing slows, but no longer than forward and backward.
+  const int128 both = rounded_ps(op.compute_s_per_sample, op.name);
+  const int128 recomputed = rounded_ps(op.recompute_s_per_sample, op.name);
+  const int128 forward = std::min(both, recomputed);
+  BoundComputation c;
+  c.per_sample = x.forward * forward + x.backward * (both - forward);
+  if (recomputed <= both) c.fixed = static_cast<int128>(x.backward) * rounded_ps(op.compute_s_fixed, op.name);
+  const double slower = op.recompute_s_per_sample * request.device.recompute_slowdown;
+  c.again_per_sample = static_cast<int128>(x.backward) * rounded_ps(slower, op.name);
+  return c;
+}
+
+}  // namespace osdp::search

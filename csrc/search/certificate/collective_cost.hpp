@@ -1,0 +1,123 @@
+// The time of collectives, for the checkers: it shares no code with problem/collective_time.hpp, whose Note
+// [Protocols of NCCL] states the formulas.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "search/problem/model.hpp"
+#include "search/problem/request.hpp"
+
+namespace osdp::search {
+
+// One collective: while its link is busy, and the rest.
+struct CollectiveCost {
+  double busy_s = 0, waiting_s = 0;
+  double seconds() const { return busy_s + waiting_s; }
+  CollectiveCost with_waiting(double times) const { return {busy_s, waiting_s * times}; }
+};
+
+class CollectiveCosts {
+ public:
+  explicit CollectiveCosts(const Device& device) : device_(device) {}
+
+  CollectiveCost gather(int64_t bytes, Mode mode) const { return of(device_.all_gather, bytes, mode, 1); }
+  CollectiveCost reduce(int64_t bytes, Mode mode) const { return of(device_.reduce_scatter, bytes, mode, 1); }
+  CollectiveCost all_reduce(int64_t bytes) const { return of(device_.all_reduce, bytes, Mode::NoShard, 2); }
+  // Each rank of a host reduces its part across hosts, over links that they share.
+  CollectiveCost average(int64_t bytes, Mode mode) const {
+    if (!traits(mode).inside_hosts) return {};
+    return over(device_.between_hosts, bytes, {device_.hosts, device_.hosts}, 2);
+  }
+  // So many gathers of so many bytes together, at most: each waits as long as the largest does.
+  CollectiveCost gathers(int64_t bytes, int64_t times, Mode mode) const {
+    return {gather(bytes, mode).busy_s, static_cast<double>(times) * longest_wait_s(mode)};
+  }
+
+ private:
+  struct Group {
+    int64_t ranks, hosts;
+  };
+
+  CollectiveCost of(Collective link, int64_t bytes, Mode mode, int rounds) const {
+    if (traits(mode).inside_hosts) return over(link, bytes, {device_.ranks / device_.hosts, 1}, rounds);
+    if (device_.hosts > 1) {  // over all ranks, at the speed of the slowest link
+      link.alpha_s = std::max(link.alpha_s, device_.between_hosts.alpha_s);
+      link.beta_s_per_byte = std::max(link.beta_s_per_byte, device_.between_hosts.beta_s_per_byte);
+    }
+    return over(link, bytes, {device_.ranks, device_.hosts}, rounds);
+  }
+  // Of a gather: the latency of the protocol that is the fastest for many bytes.
+  double longest_wait_s(Mode mode) const {
+    const bool inside = traits(mode).inside_hosts;
+    const Group group{inside ? device_.ranks / device_.hosts : device_.ranks, inside ? 1 : device_.hosts};
+    if (device_.protocols.empty() || group.ranks == 1) return gather(1, mode).waiting_s;
+    Collective link = device_.all_gather;
+    if (!inside && device_.hosts > 1)
+      link.beta_s_per_byte = std::max(link.beta_s_per_byte, device_.between_hosts.beta_s_per_byte);
+    double wait = 0, per_byte = std::numeric_limits<double>::infinity();
+    for (const Protocol& p : device_.protocols) {
+      if (!runs(p.algorithm, group, 1)) continue;
+      const double of_byte = bytes_sent(p.algorithm, group, 1) * byte_s(p, link),
+                   own = latency_s(p, group, 1);
+      if (of_byte < per_byte || (of_byte == per_byte && own < wait)) per_byte = of_byte, wait = own;
+    }
+    return wait;
+  }
+  // Sends all bytes once around a ring (an all-gather, a reduce-scatter) or twice (an all-reduce).
+  CollectiveCost over(const Collective& link, int64_t bytes, Group group, int rounds) const {
+    if (bytes == 0) return {};
+    if (device_.protocols.empty() || group.ranks == 1) {
+      const auto n = static_cast<double>(group.ranks);
+      const double hops = rounds * (n - 1);
+      return {hops * (static_cast<double>(bytes) / n * link.beta_s_per_byte), hops * link.alpha_s};
+    }
+    // NCCL: the fastest of its protocols. Latency is what it takes more than the one that is the fastest for
+    // many bytes would without its own.
+    double fastest = std::numeric_limits<double>::infinity(), per_byte = fastest;
+    for (const Protocol& p : device_.protocols) {
+      if (!runs(p.algorithm, group, rounds)) continue;
+      const double of_byte = bytes_sent(p.algorithm, group, rounds) * byte_s(p, link);
+      per_byte = std::min(per_byte, of_byte);
+      fastest = std::min(fastest, latency_s(p, group, rounds) + static_cast<double>(bytes) * of_byte);
+    }
+    const double transfer = static_cast<double>(bytes) * per_byte;
+    return {transfer, std::max(0.0, fastest - transfer)};
+  }
+  static bool runs(Algorithm algorithm, Group group, int rounds) {
+    if (algorithm == Algorithm::Ring) return true;
+    return rounds == 2 && (algorithm == Algorithm::Tree || group.hosts == 1);
+  }
+  static double byte_s(const Protocol& p, const Collective& link) {
+    const double of_links = link.beta_s_per_byte / p.bandwidth_share;
+    return p.most_bytes_per_s > 0 ? std::max(of_links, 1 / p.most_bytes_per_s) : of_links;
+  }
+  // How often each byte passes a rank's link.
+  static double bytes_sent(Algorithm algorithm, Group group, int rounds) {
+    const auto n = static_cast<double>(group.ranks);
+    if (algorithm == Algorithm::Tree) return 2;
+    return algorithm == Algorithm::Ring ? (n - 1) / n * rounds : (n - 1) / n;
+  }
+  static double latency_s(const Protocol& p, Group group, int rounds) {
+    if (p.algorithm == Algorithm::InSwitch) return p.base_s;
+    int64_t inner = group.ranks - group.hosts, outer = group.hosts - 1;
+    if (p.algorithm == Algorithm::Tree) {
+      inner = group.ranks / group.hosts - 1, outer = 0;
+      for (int64_t hosts = group.hosts; hosts > 1; hosts /= 2) ++outer;
+    }
+    return p.base_s +
+           rounds * (static_cast<double>(inner) * p.inner_hop_s + static_cast<double>(outer) * p.outer_hop_s);
+  }
+
+  const Device& device_;
+};
+
+// The seconds that a micro-batch takes longer in so many slices.
+inline double longer_in_slices_s(const Operator& op, const Space& space, int64_t granularity) {
+  const auto own = std::find_if(op.slices_s.begin(), op.slices_s.end(),
+                                [&](const auto& of_number) { return of_number.first == granularity; });
+  return own != op.slices_s.end() ? own->second
+                                  : static_cast<double>(granularity - 1) * space.slice_overhead_s;
+}
+
+}  // namespace osdp::search

@@ -1,0 +1,60 @@
+// Random machines and ways to carry out plans, with everything that the step bound has to bear.
+#pragma once
+
+#include "random_manner.hpp"
+#include "random_model.hpp"
+
+namespace osdp::search {
+
+inline Manner random_steps(Random& dice, const Model& model) {
+  Manner m = manner(model);
+  m.small_unit_bytes = draw(dice, 0, 200);
+  m.stolen_permille = dice() % 3 == 0 ? 0 : draw(dice, 0, 1200);
+  m.prefetch = draw(dice, 0, 2);
+  m.lanes.separate_reductions = dice() % 4 == 0;
+  m.lanes.enqueue = m.lanes.separate_reductions || dice() % 4 == 0;
+  if (dice() % 4 == 0) m.delay = {1e-9, 1e-11};
+  const int n = static_cast<int>(model.operators.size());
+  for (int i = 0; i < n; ++i) {
+    Place& place = m.places[i];
+    place.mixed = dice() % 12 == 0;
+    place.dtype = dice() % 8 == 0 ? 1 : 0;
+    if (model.operators[i].split_tensor >= 0) continue;
+    if (dice() % 6 == 0) place.repeats = draw(dice, 2, 3);
+    if (dice() % 8 == 0) {  // tied
+      place.modules = 2;
+      const auto last = static_cast<int>(draw(dice, i, n - 1));
+      place.calls.push_back({last, last});
+      if (last == i) place.calls.pop_back(), place.modules = 1;
+    } else if (dice() % 8 == 0) {  // of a module around others
+      place.calls = {{i, static_cast<int>(draw(dice, i, n - 1))}};
+    } else if (dice() % 10 == 0) {
+      place.traced = false, place.gathered_at = 1000;
+    }
+  }
+  return m;
+}
+
+inline Request random_machine(Random& dice) {
+  Request request = random_request(dice);
+  if (dice() % 3 == 0) {
+    request.device.hosts = 2, request.device.ranks = 4;
+    request.device.between_hosts = {1e-9 * static_cast<double>(draw(dice, 0, 60)),
+                                    1e-10 * static_cast<double>(draw(dice, 1, 60))};
+    request.space.modes.push_back(Mode::HybridShard);
+  }
+  if (dice() % 2 == 0) request.device.protocols = random_protocols(dice);
+  return request;
+}
+
+inline PlainPlan plain_plan(const Decision& decision, const std::vector<Where>& where, Batch batch) {
+  PlainPlan plan{batch, {}, decision.ways};
+  for (size_t i = 0; i < decision.choices.size(); ++i) {
+    PlainPlan::Choice& choice = plan.choices.emplace_back();
+    if (const Candidate* c = choice_of(where[i], decision, i))
+      choice = {c->mode, c->granularity, c->sharded_slices, c->split};
+  }
+  return plan;
+}
+
+}  // namespace osdp::search

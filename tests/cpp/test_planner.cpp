@@ -74,7 +74,7 @@ void what_is_returned_fits_and_has_a_proof() {
 void a_step_keeps_its_limit_whatever_its_timing() {
   Random dice(21);
   int held_back = 0;
-  for (int n = 0; n < 32; ++n) {
+  for (int n = 0; n < 16; ++n) {
     Model model = random_model(dice, 8);
     for (Operator& op : model.operators) {
       op.saved_bytes_per_sample = op.work_bytes_per_sample = 1;
@@ -102,7 +102,7 @@ void a_step_keeps_its_limit_whatever_its_timing() {
     const Answer none = planner.search(wish);
     CHECK(none.feasible ? none.peak_bytes < least : none.smallest_limit_bytes >= least);
   }
-  CHECK(held_back > 10);
+  CHECK(held_back > 5);
 }
 
 void a_limit_leaves_its_margin() {
@@ -137,7 +137,7 @@ void a_larger_space_needs_no_larger_limit() {
 }
 
 void the_least_memory_is_the_least() {
-  for_random_models(5, [](const Planner& planner, int64_t least, int64_t limit) {
+  for_random_models(2, [](const Planner& planner, int64_t least, int64_t limit) {
     Wish wish = wish_for(limit);
     const double most = planner.search(wish).throughput(4);
     wish.objective = Objective::Memory, wish.at_least = most / 2;
@@ -155,7 +155,7 @@ void the_least_memory_is_the_least() {
 }
 
 void the_largest_batch_is_the_largest() {
-  for_random_models(5, [](const Planner& planner, int64_t, int64_t limit) {
+  for_random_models(3, [](const Planner& planner, int64_t, int64_t limit) {
     Wish wish = wish_for(limit);
     wish.objective = Objective::Batch;
     const int64_t size = planner.search(wish).plan.batch.size;
@@ -168,8 +168,9 @@ void the_largest_batch_is_the_largest() {
 }
 
 void a_frontier_only_rises() {
-  for_random_models(3, [](const Planner& planner, int64_t least, int64_t limit) {
+  for_random_models(1, [](const Planner& planner, int64_t least, int64_t limit) {
     Wish wish = wish_for(limit);
+    wish.gap = 0.05;
     const UsefulLimits useful = planner.useful_limits(wish);
     CHECK(useful.least == least && useful.most >= least);
     std::vector<int64_t> limits{least - 1, least, limit, useful.most};

@@ -37,6 +37,7 @@ __all__: list[str] = [
     "Plan",
     "Planner",
     "PlayedStep",
+    "Proof",
     "Protocol",
     "RECOMPUTES",
     "Request",

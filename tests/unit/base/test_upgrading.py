@@ -62,7 +62,11 @@ def test_a_file_of_every_version_loads_and_says_the_same(name: str) -> None:
     value = LOAD[kind](FILES / name)
     again = json.loads(json_files.dumps(kind, value))
     assert again["version"] == file_versions.newest(kind)
-    lost = [c for c in file_versions.what_changed(document(name), again) if not c.startswith(("added ", *MEANINGLESS))]
+    lost = [
+        c
+        for c in file_versions.what_changed(document(name), again)
+        if not c.startswith(("added ", *MEANINGLESS))
+    ]
     assert lost == ([] if again["version"] == document(name)["version"] else ["changed version"])
     assert json_files.loads(kind, type(value), json_files.dumps(kind, value)) == value
 
@@ -79,7 +83,7 @@ def test_a_plan_of_every_version_verifies_or_is_of_older_costs(name: str) -> Non
 
 
 def test_of_an_older_certificate_the_bound_on_the_step_remains() -> None:
-    old, new = document("plan-13.json")["certificate"], Plan.load(FILES / "plan-13.json").certificate
+    old, new = document("plan-14.json")["certificate"], Plan.load(FILES / "plan-14.json").certificate
     assert new is not None and (new.step_ps, new.step_bound_ps) == (old["step_ps"], old["step_bound_ps"])
     assert new.batches == () and new.checked_bound_ps == 0
     assert Plan.load(FILES / "plan-1.json").certificate is None  # of a sum over operators
@@ -154,11 +158,11 @@ def test_upgrade_rewrites_a_file_in_place_and_says_what_changed(tmp_path: Path, 
         "added description.precision, added description.kernels, added gather_bytes, "
         "added separate_reductions"
     )
-    assert said == f"{path}: plan, version 1 to 14: {added}\n"
-    assert json.loads(path.read_text())["version"] == 14
+    assert said == f"{path}: plan, version 1 to 15: {added}\n"
+    assert json.loads(path.read_text())["version"] == 15
     assert Plan.load(path) == before and stat.S_IMODE(path.stat().st_mode) == 0o640
     assert main(["upgrade", str(path)]) == 0
-    assert capsys.readouterr().out == f"{path}: plan, version 14: up to date\n"
+    assert capsys.readouterr().out == f"{path}: plan, version 15: up to date\n"
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
 
 

@@ -89,7 +89,8 @@ CONFIGS = {
     ),
 }
 TOKENS = 2048
-MOST_SECONDS, MOST_GIB = 2, 2  # of processor time, in fp32
+MOST_SECONDS, MOST_GIB = 10, 2  # of processor time, in either precision
+LARGEST, LARGEST_SECONDS = "Llama-3-70B", 2  # in fp32
 PRECISIONS = ("fp32", "bf16")
 
 
@@ -189,13 +190,19 @@ def main() -> int:
             flush=True,
         )
     within = all(
-        r["median_fp32_cpu_s"] < MOST_SECONDS and r["max_peak_rss_bytes"] < MOST_GIB * 2**30 for r in rows
-    )
+        max(r["median_fp32_cpu_s"], r["median_bf16_cpu_s"]) < MOST_SECONDS
+        and r["max_peak_rss_bytes"] < MOST_GIB * 2**30
+        for r in rows
+    ) and all(r["median_fp32_cpu_s"] < LARGEST_SECONDS for r in rows if r["name"] == LARGEST)
     print(
-        f"claim: under {MOST_SECONDS} s of its own time in fp32 (median) and {MOST_GIB} GiB: {'yes' if within else 'NO'}"
+        f"claim: under {MOST_SECONDS} s of its own time (median) and {MOST_GIB} GiB; {LARGEST} in fp32 under"
+        f" {LARGEST_SECONDS} s: {'yes' if within else 'NO'}"
     )
     if arguments.json:
-        machine = {"cores": os.cpu_count(), "claim_judged_by": "median_fp32_cpu_s, max_peak_rss_bytes"}
+        machine = {
+            "cores": os.cpu_count(),
+            "claim_judged_by": "median_fp32_cpu_s, median_bf16_cpu_s, max_peak_rss_bytes",
+        }
         arguments.json.write_text(
             json.dumps({"models": rows, "machine": machine, "within": within}, indent=1) + "\n"
         )

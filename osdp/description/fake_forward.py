@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 
 from osdp.base.module_state import untouched
 from osdp.base.rng_state import generators_kept
@@ -51,7 +51,9 @@ class FakeParameters:
             None
         )  # undoes what the forward has changed outside of the model
         with self.mode:
-            self.of = {id(p): _fake_like(p, KnownValues(integers=False)) for p in model.parameters()}
+            self.of = {
+                id(p): _fake_like(p, KnownValues(integers=False), self.mode) for p in model.parameters()
+            }
 
 
 def trace(model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any) -> Trace:
@@ -114,8 +116,8 @@ def _trace_once(model: nn.Module, fakes: FakeParameters, args: Any, kwargs: Any,
     with generators_kept():
         with fakes.mode:
             others = (t for t in _all_tensors(model) if id(t) not in fakes.of)
-            replaced = fakes.of | {id(t): _fake_like(t, known) for t in others}
-            sample_args, sample_kwargs = map_tensors(lambda t: _fake(t, known), (args, kwargs))
+            replaced = fakes.of | {id(t): _fake_like(t, known, fakes.mode) for t in others}
+            sample_args, sample_kwargs = map_tensors(lambda t: _fake(t, known, fakes.mode), (args, kwargs))
         copied = _copy(model, replaced)
         watcher = Watcher(copied, original=model, call=known.call)
         live = LiveBytes(copied, lambda: watcher.running, fakes.calls.call)
@@ -261,9 +263,9 @@ def _all_tensors(model: nn.Module) -> Iterator[torch.Tensor]:
             yield from _all_tensors(module.stands_for)
 
 
-def _fake_like(tensor: torch.Tensor, known: KnownValues) -> torch.Tensor:
+def _fake_like(tensor: torch.Tensor, known: KnownValues, mode: FakeTensorMode) -> torch.Tensor:
     """A fake parameter with the attributes that models set on parameters, such as `no_decay`."""
-    fake = _fake(tensor, known)
+    fake = _fake(tensor, known, mode)
     if isinstance(tensor, nn.Parameter):
         fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
     for attribute, value in vars(tensor).items():
@@ -283,7 +285,7 @@ def _copy(model: nn.Module, replaced: dict[int, torch.Tensor]) -> nn.Module:
         ) from error
 
 
-def _fake(tensor: torch.Tensor, known: KnownValues) -> torch.Tensor:
+def _fake(tensor: torch.Tensor, known: KnownValues, mode: FakeTensorMode) -> torch.Tensor:
     """A fake tensor like `tensor`, or a real copy of one that keeps its values."""
     if tensor.layout is not torch.strided:
         raise DescribeError(
@@ -292,8 +294,9 @@ def _fake(tensor: torch.Tensor, known: KnownValues) -> torch.Tensor:
     if known.keeps_given(tensor):
         return known.copy(tensor)
     device = "cpu" if tensor.is_meta else tensor.device
-    if isinstance(tensor, nn.Parameter) and _without_values(tensor):
-        fake = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-    else:
-        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    whole = isinstance(tensor, nn.Parameter) and _without_values(tensor)
+    with in_kernel_invocation_manager(mode):  # what the mode does for torch.empty, in a fifth of the time
+        empty = torch.empty(tensor.shape if whole else 0, dtype=tensor.dtype, device="meta")
+        inner = empty if whole else empty.new_empty_strided(tensor.shape, tensor.stride())
+    fake = FakeTensor(mode, inner, torch.device(device))
     return fake if isinstance(tensor, nn.Parameter) else fake.requires_grad_(tensor.requires_grad)

@@ -533,3 +533,23 @@ def test_a_hook_that_replaces_a_blocks_arguments_does_not_write_into_them() -> N
         == [b.name for b in blocks]
         == ["0", "1"]
     )
+
+
+class Upcast(nn.Module):
+    """Saves a copy of its input, not its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(64, 64, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.fc(x.double()).float()
+
+
+def test_inputs_that_no_block_saves_do_not_accumulate() -> None:
+    def work_of_head(blocks: int) -> int:
+        model = nn.Sequential(nn.Linear(64, 64), *(Upcast() for _ in range(blocks)), nn.Linear(64, 1))
+        head = osdp.describe(model, torch.randn(32, 64)).operators[-1]
+        return head.work_bytes_per_sample * 32 + head.work_bytes_fixed
+
+    assert work_of_head(2) == work_of_head(5) == work_of_head(12)

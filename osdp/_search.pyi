@@ -787,7 +787,7 @@ def traits(mode: str) -> ModeTraits:
     """
 
 ALGORITHMS: tuple = ("ring", "tree", "in-switch")
-COST_VERSION: int = 9
+COST_VERSION: int = 10
 DEFAULT_TIME_LIMIT_S: float = 10.0
 MODES: tuple = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD")
 MOST_BATCH: int = 65536

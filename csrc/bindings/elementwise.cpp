@@ -4,7 +4,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "comm/arithmetic.hpp"
+#include "ops/accumulate.hpp"
 
 namespace py = pybind11;
 
@@ -13,7 +13,7 @@ namespace {
 namespace elementwise = osdp::elementwise;
 
 elementwise::DType dtype_of(const at::Tensor& t) {
-  const auto dtype = osdp::comm::elementwise_dtype(t.scalar_type());
+  const auto dtype = osdp::ops::elementwise_dtype(t.scalar_type());
   TORCH_CHECK_TYPE(dtype, "osdp elementwise: dtype ", t.scalar_type(),
                    " is not one of float32, float64, bfloat16, float16");
   return *dtype;

@@ -6,32 +6,13 @@
 #include <utility>
 
 #include "comm/packing.hpp"
+#include "ops/accumulate.hpp"
 
 namespace osdp::comm {
-std::optional<elementwise::DType> elementwise_dtype(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kFloat:
-      return elementwise::DType::Float32;
-    case at::kDouble:
-      return elementwise::DType::Float64;
-    case at::kBFloat16:
-      return elementwise::DType::BFloat16;
-    case at::kHalf:
-      return elementwise::DType::Float16;
-    default:
-      return std::nullopt;
-  }
-}
-
 namespace {
 
-// The tensor's dtype, if csrc/elementwise can process the tensor.
-std::optional<elementwise::DType> taken_as(const at::Tensor& t) {
-  return t.is_cpu() && t.is_contiguous() ? elementwise_dtype(t.scalar_type()) : std::nullopt;
-}
-
 void set_on_cpu(const at::Tensor& to, const at::Tensor& from) {
-  const auto narrow = taken_as(to), wide = taken_as(from);
+  const auto narrow = ops::elementwise_dtype(to), wide = ops::elementwise_dtype(from);
   if (narrow && wide)
     elementwise::cast(to.mutable_data_ptr(), *narrow, from.const_data_ptr(), *wide, from.numel());
   else
@@ -39,7 +20,7 @@ void set_on_cpu(const at::Tensor& to, const at::Tensor& from) {
 }
 
 void add_on_cpu(const at::Tensor& sum, const at::Tensor& addend, double factor) {
-  const auto dtype = taken_as(sum), added = taken_as(addend);
+  const auto dtype = ops::elementwise_dtype(sum), added = ops::elementwise_dtype(addend);
   if (dtype && added)
     elementwise::accumulate(sum.mutable_data_ptr(), *dtype, addend.const_data_ptr(), *added, sum.numel(),
                             factor);
@@ -48,7 +29,7 @@ void add_on_cpu(const at::Tensor& sum, const at::Tensor& addend, double factor) 
 }
 
 void scale_on_cpu(const at::Tensor& tensor, double factor) {
-  if (const auto dtype = taken_as(tensor))
+  if (const auto dtype = ops::elementwise_dtype(tensor))
     elementwise::scale(tensor.mutable_data_ptr(), *dtype, tensor.numel(), factor);
   else
     tensor.mul_(factor);

@@ -11,15 +11,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <optional>
 #include <vector>
 
-#include "elementwise/elementwise.hpp"
-
 namespace osdp::comm {
-
-// The dtype in csrc/elementwise; nullopt for those that it does not support.
-std::optional<elementwise::DType> elementwise_dtype(at::ScalarType dtype);
 
 // Independent operations on tensors of one device. Both tensors of a pair have the same number of elements;
 // if their shapes differ, the one that is written must be contiguous.

@@ -9,12 +9,12 @@
 #include <string_view>
 #include <thread>
 
-#include "comm/arithmetic.hpp"
 #include "comm/c10d.hpp"
 #include "comm/coalesced.hpp"
 #include "comm/parts.hpp"
 #include "comm/ring.hpp"
 #include "comm/transports/transports.hpp"
+#include "ops/accumulate.hpp"
 
 namespace osdp::comm {
 namespace {
@@ -52,7 +52,7 @@ Range range_of(const at::Tensor& tensor) {
   const auto bytes = static_cast<int32_t>(tensor.element_size() / parts);
   return {static_cast<char*>(tensor.mutable_data_ptr()),
           tensor.numel() * parts,
-          {bytes, elementwise_dtype(dtype)}};
+          {bytes, ops::elementwise_dtype(dtype)}};
 }
 
 Ranges ranges_of(const Tensors& tensors) {

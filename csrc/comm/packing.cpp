@@ -24,16 +24,18 @@ void ChunkPack::put(std::vector<ChunkPack>& packs, at::ScalarType dtype, size_t 
 
 namespace {
 
-// `tensor` flat, in `all`'s dtype, and padded with zeros to `elements`.
-at::Tensor padded(const at::Tensor& tensor, int64_t elements, const at::Tensor& all) {
-  const int64_t n = tensor.numel();
-  if (n == elements && tensor.is_contiguous() && tensor.scalar_type() == all.scalar_type())
-    return tensor.view({-1});
-  at::Tensor flat = at::empty({elements}, all.options());
+// Copies the tensor's chunks, cast and padded with zeros, into `columns` [chunks, width]: on the CPU, without
+// temporaries.
+void put_chunks(const at::Tensor& columns, const at::Tensor& tensor) {
+  const at::Tensor flat = tensor.reshape({-1});
+  const int64_t width = columns.size(1);
   Batch batch;  // on the CPU it runs immediately, so run() is not needed
-  batch.set(flat.narrow(0, 0, n), tensor);
-  if (n < elements) batch.zero(flat.narrow(0, n, elements - n));
-  return flat;
+  for (int64_t r = 0; r < columns.size(0); ++r) {
+    const at::Tensor row = columns.select(0, r);
+    const int64_t n = std::clamp<int64_t>(flat.numel() - r * width, 0, width);
+    if (n > 0) batch.set(row.narrow(0, 0, n), flat.narrow(0, r * width, n));
+    if (n < width) batch.zero(row.narrow(0, n, width - n));
+  }
 }
 
 }  // namespace
@@ -42,13 +44,13 @@ void join_chunks(const at::Tensor& all, const std::vector<at::Tensor>& tensors) 
   const int64_t chunks = all.size(0);
   std::vector<at::Tensor> parts;
   if (all.is_cpu()) {
+    int64_t begin = 0;
     for (const at::Tensor& t : tensors) {
       const int64_t rows = (t.size(0) + chunks - 1) / chunks;
       const int64_t width = t.size(0) == 0 ? 0 : rows * (t.numel() / t.size(0));
-      parts.push_back(padded(t, chunks * width, all).view({chunks, width}));
+      put_chunks(all.narrow(1, begin, width), t);
+      begin += width;
     }
-    at::Tensor out = all;
-    at::cat_out(out, parts, 1);
     return;
   }
   bool alike = true;

@@ -1,31 +1,10 @@
 #include "ops/products.hpp"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
-#include "elementwise/elementwise.hpp"
+#include "ops/accumulate.hpp"
 
 namespace osdp::ops {
-namespace {
-
-// total (float) += product (16 bits). ATen's add_ of two dtypes makes a float copy of the whole product on
-// the CPU.
-void accumulate(at::Tensor& total, const at::Tensor& product) {
-  if (!total.is_cpu()) {
-    total.add_(product);  // one fused kernel
-    return;
-  }
-  const auto dtype =
-      product.scalar_type() == at::kHalf ? elementwise::DType::Float16 : elementwise::DType::BFloat16;
-  auto* dst = static_cast<char*>(total.mutable_data_ptr());
-  const auto* src = static_cast<const char*>(product.const_data_ptr());
-  at::parallel_for(0, total.numel(), 1 << 15, [&](int64_t begin, int64_t end) {
-    elementwise::accumulate(dst + begin * 4, elementwise::DType::Float32, src + begin * 2, dtype,
-                            end - begin);
-  });
-}
-
-}  // namespace
 
 void product_into_columns(at::Tensor& to, int64_t first, const at::Tensor& a, const at::Tensor& b,
                           const std::optional<at::Tensor>& bias) {

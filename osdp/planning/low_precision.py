@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from osdp.base.cast_floats import CastInputs, cast_floats
+from osdp.base.cast_floats import CastInputs
 from osdp.description.describe import describe
 from osdp.description.model_description import Kernel, ModelDescription
 from osdp.errors import DescribeError
@@ -37,13 +37,12 @@ def with_low_activations(
     try:
         assert policy.param_dtype is not None
         low_model = _low_copy(model, parameter_dtypes(model, policy))
-        for name, own in at_blocks(policy, low_model).parts or ():
+        # The casts are memory too, so the copy makes them where a sharded model does.
+        for name, own in (("", policy), *(at_blocks(policy, low_model).parts or ())):
             assert own.param_dtype is not None
             cast = CastInputs(own.param_dtype)
             low_model.get_submodule(name).register_forward_pre_hook(cast, prepend=True, with_kwargs=True)
-        low = describe(
-            low_model, *cast_floats(args, policy.param_dtype), **cast_floats(kwargs, policy.param_dtype)
-        )
+        low = describe(low_model, *args, **kwargs)
     except (DescribeError, TypeError, RuntimeError) as error:
         raise DescribeError(
             f"{description.name} cannot be described in {precision}: a copy of it with parameters in that dtype "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,7 +12,16 @@ import torch
 from harness import Member
 from support import plans
 from support.pair import Pair, naming
-from support.peaks import SLACK_BYTES, STATES, RandomGraph, Stack, layers, measured_stack, units_bytes
+from support.peaks import (
+    SLACK_BYTES,
+    STATES,
+    RandomGraph,
+    Stack,
+    layers,
+    measured_stack,
+    step_peaks,
+    units_bytes,
+)
 from support.workload import Workload, vectors
 from torch import nn
 
@@ -37,16 +46,13 @@ def peak_of_a_step(
     if how is not None:
         plan = plans.recomputed(plan, how)
     osdp.fully_shard(model, replace(plan, prefetch=prefetch), process_group=me.group)
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-    peaks, left = [], []
-    for _ in range(steps):
-        _C.memory_reset_peak()
-        model(x).square().mean().backward()
-        peaks.append(_C.memory_peak_bytes() - empty)
+    left = []
+
+    def look() -> None:
         assert runtime_of(model).gathered_bytes() == 0
         left.append(sum({p.data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}.values()))
-        optimizer.step()
-        optimizer.zero_grad()
+
+    peaks = step_peaks(model, x, empty, steps, after_backward=look)
     state = STATES * sum(p.numel() * 4 for p in model.parameters())
     largest = max(units_bytes(plan))
     return {
@@ -142,9 +148,6 @@ class Wide(nn.Sequential):
         super().__init__(nn.Embedding(64, width), *linears)
 
 
-BESIDE_TENSORS = 2**18  # in low precision: 0.1 MB of 185 is in no prediction, and its cause is not known
-
-
 def peaks_under_limits(
     me: Member, cases: list[tuple[dict, dict]], above: tuple[float, ...] = ()
 ) -> list[osdp.Plan]:
@@ -168,21 +171,11 @@ def peaks_under_limits(
                 gc.collect()
                 empty = _C.memory_live_bytes()
                 module = osdp.fully_shard(make(**model), plan, process_group=me.group)
-                trained = [p for p in module.parameters() if p.requires_grad]
-                optimizer = torch.optim.AdamW(trained, foreach=False)
-                peaks = []
-                for _ in range(3):
-                    _C.memory_reset_peak()
-                    for _ in range(plan.accumulation):
-                        module(tokens).float().mean().backward()
-                    peaks.append(_C.memory_peak_bytes() - empty)
-                    optimizer.step()
-                    optimizer.zero_grad()
+                peaks = step_peaks(module, tokens, empty, 3, plan.accumulation, torch.mean)
                 predicted = plan.predicted.peak_memory_bytes
-                beside = BESIDE_TENSORS if "precision" in options else 0
-                assert max(peaks) <= predicted + beside and predicted <= limit >= max(peaks), peaks
+                assert max(peaks) <= predicted <= limit, (peaks, predicted, limit)
                 assert max(peaks) >= 0.5 * predicted, peaks  # so that the test means something
-                del module, optimizer, trained
+                del module
     return plans
 
 
@@ -215,7 +208,9 @@ def test_gradients_that_are_averaged_in_a_copy_keep_the_limit(ranks, micro_batch
     assert any(0 < c.slices_sharded < c.granularity for c in slices)
 
 
-def peaks_of_random_programs(me: Member, seeds: range) -> None:
+def peaks_of_random_programs(
+    me: Member, seeds: Sequence[int], precision: str, micro_batches: int, frozen: bool
+) -> None:
     """Steps of random graphs under random plans, with computation ahead of the lane and behind it."""
     _C.memory_meter_install()
     machine = replace(osdp.Hardware.load("rtx-titan-8"), world_size=me.world, device="cpu")
@@ -223,8 +218,9 @@ def peaks_of_random_programs(me: Member, seeds: range) -> None:
         dice = random.Random(seed)
         rows = dice.choice((8, 64, 512))
         x = torch.randn(rows, 64)
-        description = osdp.describe(RandomGraph(seed), x)
+        description = osdp.describe(RandomGraph(seed, frozen), x, precision=precision)
         plan = replace(plans.mixture(description, seed), batch_size=rows, prefetch=dice.choice((0, 1, 1, 2)))
+        plan = replace(plan, precision=precision, accumulation=micro_batches)
         if dice.random() < 0.5:
             plan = replace(plan, gather_bytes=dice.randint(1, 2**18))
         plan = plan.replace(
@@ -236,24 +232,30 @@ def peaks_of_random_programs(me: Member, seeds: range) -> None:
             me.everywhere(None)
             gc.collect()
             empty = _C.memory_live_bytes() - x.nbytes
-            model = osdp.fully_shard(RandomGraph(seed), plan, process_group=me.group)
-            optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+            model = osdp.fully_shard(RandomGraph(seed, frozen), plan, process_group=me.group)
             model.waits = random.Random(seed + me.rank)
-            peaks = []
-            for _ in range(5):
-                _C.memory_reset_peak()
-                model(x).square().mean().backward()
-                peaks.append(_C.memory_peak_bytes() - empty)
-                optimizer.step()
-                optimizer.zero_grad()
+            peaks = step_peaks(model, x, empty, 4, micro_batches)
             largest = plan.simulate(machine, me.world).largest_peak_bytes
             assert max(peaks) <= largest + SLACK_BYTES, (peaks, largest)
             assert max(peaks) >= 0.6 * largest, (peaks, largest)  # so that the test means something
-            del model, optimizer
+            del model
 
 
-def test_no_step_of_a_random_program_holds_more_than_its_plan_says(ranks):
-    ranks(peaks_of_random_programs, range(20), world=2)
+@pytest.mark.parametrize(
+    ("seeds", "precision", "micro_batches", "frozen"),
+    [
+        (range(20), "fp32", 1, False),
+        (range(20), "bf16", 1, False),
+        ((1, 14), "bf16-reduce-fp32", 1, False),
+        ((1, 9), "fp16", 2, False),
+        ((0, 2, 3, 8, 9), "fp32", 1, True),
+        ((0, 2), "bf16", 1, True),
+    ],
+)
+def test_no_step_of_a_random_program_holds_more_than_its_plan_says(
+    ranks, seeds, precision, micro_batches, frozen
+):
+    ranks(peaks_of_random_programs, seeds, precision, micro_batches, frozen, world=2)
 
 
 def peak_of_summed_slices(me: Member, split: str) -> tuple[int, int]:
@@ -271,14 +273,7 @@ def peak_of_summed_slices(me: Member, split: str) -> tuple[int, int]:
     gc.collect()
     empty = _C.memory_live_bytes() - x.nbytes
     model = osdp.fully_shard(make(), plan, process_group=me.group)
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-    peaks = []
-    for _ in range(3):
-        _C.memory_reset_peak()
-        model(x).float().mean().backward()
-        peaks.append(_C.memory_peak_bytes() - empty)
-        optimizer.step()
-        optimizer.zero_grad()
+    peaks = step_peaks(model, x, empty, 3, loss=torch.mean)
     machine = replace(osdp.Hardware.load("rtx-titan-8"), world_size=me.world, device="cpu")
     return max(peaks), plan.simulate(machine, me.world).largest_peak_bytes
 

@@ -35,6 +35,21 @@ struct AfterGradient final : torch::autograd::FunctionPostHook {
   }
 };
 
+// The backward of a call ends: before the hooks that are on this gradient already, of which one may begin the
+// backward of the call before. That would gather its units beside those of this call, which are read no
+// longer.
+struct EndsCall final : torch::autograd::FunctionPreHook {
+  std::shared_ptr<BackwardPass> pass;
+  const Call* call;
+  std::shared_ptr<Invocation> invocation;
+  EndsCall(std::shared_ptr<BackwardPass> b, const Call& c, std::shared_ptr<Invocation> i)
+      : pass(std::move(b)), call(&c), invocation(std::move(i)) {}
+  variable_list operator()(const variable_list& gradients) override {
+    pass->end_call(*call, *invocation);
+    return gradients;
+  }
+};
+
 // A hook on a leaf would stay there for ever, and is not needed: no part of the module's graph lies behind a
 // leaf.
 bool hookable(const at::Tensor& t) { return t.defined() && t.requires_grad() && !t.is_leaf(); }
@@ -84,10 +99,11 @@ void watch_outputs(const std::shared_ptr<BackwardPass>& pass, const Call& call,
 
 void watch_inputs(const std::shared_ptr<BackwardPass>& pass, const Call& call,
                   const std::vector<at::Tensor>& inputs, const std::shared_ptr<Invocation>& invocation) {
-  for (const at::Tensor& input : inputs)
-    if (hookable(input))
-      input.register_hook(
-          [pass, &call, invocation](const at::TensorBase&) { pass->end_call(call, *invocation); });
+  for (const at::Tensor& input : inputs) {
+    if (!hookable(input)) continue;
+    auto& hooks = input.grad_fn()->tensor_pre_hooks();
+    hooks.insert(hooks.begin(), std::make_unique<EndsCall>(pass, call, invocation));
+  }
 }
 
 std::shared_ptr<BackwardEnd> at_end_of_graph_task(std::shared_ptr<BackwardPass> pass) {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "comm/in_memory.hpp"
+#include "ops/accumulate.hpp"
 #include "runtime/step/graph_task.hpp"
 #include "runtime/step/no_inference.hpp"
 
@@ -181,7 +182,8 @@ void BackwardPass::take_whole_gradient(Parameter& param, const at::Tensor& made)
   OSDP_CHECK(
       gradient.layout() == at::kStrided, Sharding, "OSDP: parameter '", param.name(),
       "' got a sparse gradient, which mixed precision cannot average. Use sparse=False in its module.");
-  if (param.gradient_scale() != 1) gradient = gradient.mul(param.gradient_scale());
+  if (param.gradient_scale() != 1)
+    gradient = unshared(std::move(gradient), made).mul_(param.gradient_scale());
   if (at::Tensor* alone = buckets_.averaged_alone(param)) {
     *alone = alone->defined() ? wide_sum(*alone, gradient, param.own_dtype())
                               : unshared(std::move(gradient), made);
@@ -190,7 +192,7 @@ void BackwardPass::take_whole_gradient(Parameter& param, const at::Tensor& made)
   if (!buckets_.holds(param)) param.note_reduced();
   at::Tensor& kept = param.local_grad();
   if (kept.defined())
-    kept.add_(gradient);
+    ops::accumulate(kept, gradient);
   else
     kept = gradient.to(param.own_dtype());
 }

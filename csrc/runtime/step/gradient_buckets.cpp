@@ -10,6 +10,7 @@
 
 #include "comm/arithmetic.hpp"
 #include "comm/packing.hpp"
+#include "ops/accumulate.hpp"
 #include "runtime/step/graph_task.hpp"
 #include "runtime/store/precision.hpp"
 
@@ -159,7 +160,7 @@ void GradientBuckets::add_slice_gradient(Parameter& p, int64_t slice, const at::
       kept = item->pending;
     }
   }
-  kept.narrow(0, slice * rows, rows).add_(gradient);
+  ops::accumulate(kept.narrow(0, slice * rows, rows), gradient);
 }
 
 void GradientBuckets::launch(Bucket& bucket) {

@@ -86,7 +86,7 @@ void SliceProvider::put_gradient(int64_t param, int64_t slice, at::Tensor gradie
       "in the plan.");
   at::NoGradGuard no_grad;
   backward_.begin();
-  if (p.gradient_scale() != 1) gradient = gradient.mul(p.gradient_scale());
+  if (p.gradient_scale() != 1) gradient.mul_(p.gradient_scale());
   if (slice < whole_slices(p)) return buckets_.add_slice_gradient(p, slice, gradient);
   units_.slice_gradient_arrived(unit_of(p, slice), std::move(gradient));
 }

@@ -8,12 +8,15 @@
 
 #include "comm/arithmetic.hpp"
 #include "comm/packing.hpp"
+#include "ops/accumulate.hpp"
 
 namespace osdp::runtime {
 
 at::Tensor wide_sum(at::Tensor a, const at::Tensor& b, at::ScalarType own) {
   const auto wide = at::promote_types(a.scalar_type(), own);
-  return a.scalar_type() == wide ? a.add_(b) : a.to(wide).add_(b);
+  if (a.scalar_type() != wide) a = a.to(wide);
+  ops::accumulate(a, b);
+  return a;
 }
 
 double headroom_of(at::ScalarType reduce, int64_t world) {

@@ -63,7 +63,7 @@ struct Device {
 //      is produced in place; a whole bucket counted as copied, not only its small tensors.
 //   1: copies of mixed precision did not count, nor did parameters that one module reads several times; tied
 //      parameters were no transient.
-inline constexpr int64_t kCostVersion = 9;
+inline constexpr int64_t kCostVersion = 10;
 
 // Shares of the compute form in the bounds of forward and of backward, in 1024ths; the rest is that of the
 // lane form. Note [Step bound] in problem/step_bound.hpp.

@@ -39,6 +39,7 @@ struct StepOperator {
   // that backward produces, until its bucket has copied it.
   int64_t cast_gradient_bytes = 0;
   int64_t forward_work_bytes = 0;  // while its forward or its recomputation runs
+  int64_t slice_copy_bytes = 0;    // one replicated slice in the compute dtype, while its product runs
 };
 
 // A recomputed block of consecutive operators.
@@ -70,9 +71,14 @@ struct StepUnit {
   int64_t full_bytes = 0;      // gathered parameters
   int64_t gradient_bytes = 0;  // its members' full gradients, until the reduction is over
   int64_t kept_gradient_bytes = 0;  // this rank's part of the gradient, from the start of the reduction
-  // Copies, at the start of the reduction, of gradients that cannot be sent in place (padding or another
-  // dtype).
+  // Copies, at the start of the reduction, of gradients that cannot be sent in place (padding, another
+  // dtype, or small ones that share a buffer).
   int64_t copied_bytes = 0;
+  int64_t packed_bytes =
+      0;  // small tensors are gathered through a buffer, needed at the gather's begin for a moment
+  // Some of its parameters are frozen: it is read until the gradients of its call's inputs are there, so its
+  // reduction begins before it is released.
+  bool frozen_part = false;
 };
 
 // Gradients of replicated parameters, all-reduced together when the last is complete.

@@ -148,8 +148,11 @@ class Builder {
     if (model_.operators[first].tensors.empty())
       throw InvalidProblem("unit '" + unit.name + "' begins with an operator that has no parameters");
     if (step_.operators[first].parts > 1) return add_slices(unit);
-    Mode mode = Mode::NoShard;  // unless an operator of it is sharded
-    int128 all = 0, sent = 0, made = 0, kept = 0, copies = 0;
+    Mode mode = Mode::NoShard;        // unless an operator of it is sharded
+    size_t tensors = 0, trained = 0;  // of all members
+    for (int i : unit.operators)
+      for (const Tensor& t : model_.operators[i].tensors) ++tensors, trained += t.trainable;
+    int128 all = 0, sent = 0, made = 0, kept = 0, copies = 0, packed = 0;
     for (int i : unit.operators) {
       if (modes_[i] != Mode::NoShard) mode = modes_[i];
       StepOperator& o = step_.operators[i];
@@ -160,11 +163,15 @@ class Builder {
       }
       kept += kept_gradients_[i];
       if (modes_[i] != Mode::NoShard)
-        for (const Tensor& t : model_.operators[i].tensors) copies += copied(t, 1, modes_[i]);
+        for (const Tensor& t : model_.operators[i].tensors) {
+          const bool small = t.compute_bytes() <= kSmallTensorBytes;
+          copies += small && trained > 1 && t.trainable ? t.reduce_bytes() : copied(t, 1, modes_[i]);
+          if (small && tensors > 1) packed += t.compute_bytes();
+        }
       if (o.whole_gradient_bytes == 0) o.full_gradient_bytes = gradients;
       made += o.full_gradient_bytes;
     }
-    if (std::max({all, sent, made, kept}) > kLargestSum)
+    if (std::max({all, sent, made, kept, copies, packed}) > kLargestSum)
       throw InvalidProblem("unit '" + unit.name + "': more than 2^61 bytes");
     if (mode == Mode::NoShard) return add_bucket(std::move(unit.name), std::move(unit.operators));
     StepUnit& u = step_.units.emplace_back();
@@ -180,6 +187,8 @@ class Builder {
     u.gradient_bytes = static_cast<int64_t>(made);
     u.kept_gradient_bytes = static_cast<int64_t>(kept);
     u.copied_bytes = static_cast<int64_t>(copies);
+    u.packed_bytes = static_cast<int64_t>(packed);
+    u.frozen_part = trained < tensors;
   }
 
   // The bytes of the gradient of `t`, or of one of its `slices`, that are copied to be sent: it is padded if
@@ -241,6 +250,7 @@ class Builder {
     const int64_t sent = weight.reduce_bytes() / choice.granularity;
     const int64_t whole = choice.granularity - choice.sharded_slices;
     if (whole > 0 && weight.trainable) step_.operators[i].slice_gradient_bytes = slice;
+    if (whole > 0 && weight.copy_bytes() > 0) step_.operators[i].slice_copy_bytes = slice;
     for (int64_t s = whole; s < choice.granularity; ++s) {
       StepUnit& u = step_.units.emplace_back();
       u.name = unit.name + " slice " + std::to_string(s);

@@ -40,7 +40,7 @@ void check(const Step& step) {
   for (const StepOperator& o : step.operators) {
     check_bytes(o.name,
                 {o.resident_bytes, o.saved_bytes, o.work_bytes, o.forward_work_bytes, o.whole_gradient_bytes,
-                 o.full_gradient_bytes, o.slice_gradient_bytes, o.cast_gradient_bytes});
+                 o.full_gradient_bytes, o.slice_gradient_bytes, o.cast_gradient_bytes, o.slice_copy_bytes});
     const auto [least, most] = std::minmax({o.forward_ps, o.recompute_ps, o.backward_ps});
     if (least < 0 || most > kLargestSum || o.parts < 1) {
       throw InvalidProblem("operator '" + o.name + "': a time that is none, or no parts");
@@ -58,7 +58,8 @@ void check(const Step& step) {
     check_time(u.name, u.gather);
     check_time(u.name, u.reduce);
     check_time(u.name, u.average);
-    check_bytes(u.name, {u.full_bytes, u.gradient_bytes, u.kept_gradient_bytes, u.copied_bytes});
+    check_bytes(u.name,
+                {u.full_bytes, u.gradient_bytes, u.kept_gradient_bytes, u.copied_bytes, u.packed_bytes});
     for (const Span& s : u.calls) {
       if (!within(s.first, step.operators.size()) || !within(s.last, step.operators.size()) ||
           s.first > s.last) {
@@ -197,7 +198,9 @@ class Writer {
     const int64_t ps = phase_ == StepPhase::Recompute ? o.recompute_ps : o.forward_ps;
     const int64_t each = slice_ps(i, ps);
     memory(o.forward_work_bytes);
+    memory(o.slice_copy_bytes);
     compute(i, ps - each * static_cast<int64_t>(slices_[i].size()));
+    memory(-o.slice_copy_bytes);
     for (int u : slices_[i]) {
       use(u);
       compute(i, each);
@@ -295,9 +298,12 @@ class Writer {
       reduce(u);
     }
     memory(step_.operators[i].full_gradient_bytes);
-    memory(step_.operators[i].slice_gradient_bytes);
+    // A slice's copy is released before its gradient is computed.
+    const int64_t slice =
+        std::max(step_.operators[i].slice_gradient_bytes, step_.operators[i].slice_copy_bytes);
+    memory(slice);
     compute(i, ps - each * static_cast<int64_t>(slices_[i].size()));
-    memory(-step_.operators[i].slice_gradient_bytes);
+    memory(-slice);
   }
 
   void reduce(int u) {
@@ -311,8 +317,9 @@ class Writer {
 
   // All gradients of the unit are complete.
   void complete(int u) {
-    add(Kind::Release, u);
+    if (!step_.units[u].frozen_part) add(Kind::Release, u);
     reduce(u);
+    if (step_.units[u].frozen_part) add(Kind::Release, u);
   }
 
   const Step& step_;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,38 @@ def units_bytes(plan: osdp.Plan) -> list[int]:
         size = sum(operators[name].parameter_bytes for name in unit)
         sizes.append(-(-size // plan.choices[unit[0]].granularity))
     return sizes
+
+
+def step_peaks(
+    model: nn.Module,
+    x: torch.Tensor,
+    empty: int,
+    steps: int,
+    micro_batches: int = 1,
+    loss: Callable[[torch.Tensor], torch.Tensor] = lambda y: y.square().mean(),
+    after_backward: Callable[[], None] = lambda: None,
+) -> list[int]:
+    """Bytes beyond `empty` that each of some steps with AdamW holds at most, up to the end of its last backward.
+
+    Without oneDNN: its products in 16 bits have temporary memory, of another size on each kind of processor, which no
+    plan counts.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, foreach=False)
+    peaks = []
+    torch._C._set_mkldnn_enabled(False)  # torch.backends.mkldnn.flags would warn of TF32
+    try:
+        for _ in range(steps):
+            _C.memory_reset_peak()
+            for _ in range(micro_batches):
+                loss(model(x)).backward()
+            peaks.append(_C.memory_peak_bytes() - empty)
+            after_backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    finally:
+        torch._C._set_mkldnn_enabled(True)
+    return peaks
 
 
 def activation_bytes(model: nn.Module, x: torch.Tensor, parameters: int) -> int:
@@ -99,12 +132,13 @@ class Waits(torch.autograd.Function):
 class RandomGraph(nn.Module):
     """Blocks of mixed sizes; each takes one or two earlier values, added or side by side.
 
-    Where `waits` is set, computation waits now and then, in forward and in backward, differently in every step.
+    With `frozen`, two of five parameters are. Where `waits` is set, computation waits now and then, in forward and in
+    backward, differently in every step.
     """
 
     WIDTHS = (32, 64, 96, 192, 512)
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, frozen: bool = False) -> None:
         super().__init__()
         dice = random.Random(seed)
         self.blocks = nn.ModuleList()
@@ -124,6 +158,11 @@ class RandomGraph(nn.Module):
         used = {value for step in self.program for value in step[: 1 if step[2] == "one" else 2]}
         self.ends = [at for at in range(1, len(widths)) if at not in used]
         self.head = nn.Linear(sum(widths[at] for at in self.ends), dice.choice((1, 64)))
+        if frozen:
+            dice = random.Random(seed)
+            for parameter in self.parameters():
+                parameter.requires_grad_(dice.random() < 0.6)
+            self.head.weight.requires_grad_(True)
         self.waits: random.Random | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

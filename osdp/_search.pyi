@@ -438,6 +438,8 @@ class Wish:
 
 class Proof:
     @property
+    def attained(self) -> bool: ...
+    @property
     def lower_bound_s_per_sample(self) -> float: ...
     @property
     def parts(self) -> list[tuple[int, int, int, list[tuple[int, float]]]]:

@@ -96,8 +96,9 @@ def _check_bounds(plan: Plan, c: Certificate, problem: SearchProblem) -> str:
                 gap=gap, method="exact", objective="throughput", **_counted(searched), **one
             ).wish(limit)
         )
-        samples = core.batch.samples()
-        proven = max(proven, int(proof.lower_bound_s_per_sample * 1e12 * samples))
+        bound = proof.lower_bound_s_per_sample * 1e12 * core.batch.samples()
+        # What a plan attains is a whole number; other bounds are rounded down.
+        proven = max(proven, round(bound) if proof.attained else int(bound))
         if c.step_bound_ps <= proven:
             return ""
     return f"the bound on a step is {proven} ps, but the certificate says {c.step_bound_ps}"

@@ -71,6 +71,7 @@ void bind_answer(py::module_& m) {
       .def_readwrite("work", &Wish::work);
   py::class_<Proof>(m, "Proof")
       .def_readonly("lower_bound_s_per_sample", &Proof::lower_bound_s_per_sample)
+      .def_readonly("attained", &Proof::attained)
       .def_property_readonly("shares",
                              [](const Proof& p) { return std::pair(p.shares.forward, p.shares.backward); })
       .def_property_readonly("parts", &parts_of,

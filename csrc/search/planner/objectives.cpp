@@ -76,10 +76,16 @@ Answer Planner::any_plan(const Wish& wish, const Interrupted& interrupted) const
     Searches longer(*this, soon, interrupted);
     return additive_optimum(longer, problem);
   }
-  const LeastPeak& least = searches.least(wish.batches);
+  const auto keeps = [&](const LeastPeak& least) {
+    return least.found && PeakLimit(wish.limit_bytes).spare(least.largest_peak_bytes) >= 0;
+  };
+  soon.work = wish.work;  // as much as the search that found the limit had
+  Searches longer(*this, soon, interrupted);
+  const bool at_once = keeps(searches.least(wish.batches));
+  const LeastPeak& least = at_once ? searches.least(wish.batches) : longer.least(wish.batches);
   Answer a;
   a.limit_bytes = wish.limit_bytes;
-  if (!least.found || PeakLimit(wish.limit_bytes).spare(least.largest_peak_bytes) < 0) return a;
+  if (!keeps(least)) return a;
   Rehearsal own(problem, player_, PeakLimit(wish.limit_bytes).most_bytes());
   a.feasible = true, a.plan = own.plain(least.plan), a.played = own.play(least.plan);
   a.peak_bytes = own.largest_peak_bytes(least.plan);

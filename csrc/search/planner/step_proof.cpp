@@ -11,6 +11,8 @@ namespace {
 
 constexpr int kMostRounds = 12;
 constexpr int64_t kWork = 20'000'000;  // steps of the search for one pair of shares
+// How often a range is divided at most, and as long as that does not raise the bound.
+constexpr int kMostDivisions = 24, kFewDivisions = 8;
 constexpr int64_t kWhole = StepShares::kWhole;
 constexpr int64_t kMostSlices = 17;  // gathered together: simulate/runtime_rules.hpp
 
@@ -119,7 +121,7 @@ bool StepProver::prove() {
   if (problem_.device.stolen > 0) shares = {};
   const bool none_ahead = searches_.planner().player().manner().prefetch == 0;
   all_ = bounded(none_ahead ? GatherRange{0, 0} : GatherRange{}, shares, 0);
-  if (all_.feasible) ranges_ = {all_};
+  if (all_.feasible) ranges_ = {all_}, first_bound_ = all_.bound_s_per_sample;
   return all_.feasible;
 }
 
@@ -134,20 +136,20 @@ bool StepProver::sharpen() {
     return a.bound_s_per_sample > b.bound_s_per_sample;
   };
   const Range lowest = ranges_.front();
+  const bool raised = lowest.bound_s_per_sample > first_bound_ * (1 + gap_ / 10);
+  if (divisions_ == (raised ? kMostDivisions : kFewDivisions)) return false;
   const auto first = std::upper_bound(sizes_.begin(), sizes_.end(), lowest.gather.least);
   const auto last = std::upper_bound(sizes_.begin(), sizes_.end(), lowest.gather.most);
   if (first == last || searches_.over()) return false;
   const int64_t size = *(first + (last - first) / 2);
-  std::vector<Range> parts;
-  for (const GatherRange part :
-       {GatherRange{lowest.gather.least, size - 1}, GatherRange{size, lowest.gather.most}}) {
-    const Range range = bounded(part, lowest.shares, lowest.bound_s_per_sample);
-    if (range.feasible) parts.push_back(range);
-  }
-  if (parts.empty()) return false;  // all plans are of this range, so none fits
+  const Range upper = bounded({size, lowest.gather.most}, lowest.shares, lowest.bound_s_per_sample);
+  const Range lower = bounded({lowest.gather.least, size - 1}, lowest.shares, lowest.bound_s_per_sample);
+  if (!upper.feasible && !lower.feasible) return false;  // nothing fits; only found out now
+  ++divisions_;
   std::pop_heap(ranges_.begin(), ranges_.end(), later);
   ranges_.pop_back();
-  for (const Range& range : parts) {
+  for (const Range& range : {lower, upper}) {
+    if (!range.feasible) continue;
     ranges_.push_back(range);
     std::push_heap(ranges_.begin(), ranges_.end(), later);
   }

@@ -32,15 +32,14 @@ Request bound_request(Request problem, StepShares shares, int64_t limit_bytes, G
 
 class StepProver {
  public:
-  static constexpr int kMostRanges = 24;  // how often a range is divided at most
-
   // Of the plans whose largest peak is at most `limit_bytes`, for the problem's batches. Bounds are within
   // about `gap` / 10 of the best for their ranges.
   StepProver(Searches& searches, const Request& problem, int64_t limit_bytes, double gap);
 
   // Proves a first bound. False if no plan fits.
   bool prove();
-  // Divides the range with the lowest bound, and appends to plans(). False if nothing is left to divide.
+  // Divides the range with the lowest bound, and appends to plans(). False if nothing is left to
+  // divide, or if it was divided often enough.
   bool sharpen();
 
   double lower_bound_s_per_sample() const;  // per rank
@@ -83,6 +82,8 @@ class StepProver {
   std::vector<Range> ranges_;   // a heap: the lowest bound first
   Range all_;                   // the first one
   std::vector<Found> plans_;
+  double first_bound_ = 0;  // in seconds per sample, before divisions
+  int divisions_ = 0;
 };
 
 }  // namespace osdp::search

@@ -1,6 +1,7 @@
 #include "search/planner/step_search.hpp"
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 
 #include "search/heuristics/polish.hpp"
@@ -12,7 +13,7 @@ namespace {
 
 constexpr int kMostLimits = 6;         // lower limits for plans whose step is over, and limits of the sum
 constexpr int kRooms = 8;              // parts of the most memory that gathering ahead can take
-constexpr double kFar = 0.02;          // gap above which a smaller space is searched as well
+constexpr double kFar = 0.02;          // gap above which the smaller space is searched to the end
 constexpr size_t kPolished = 6;        // plans that local search begins with
 constexpr int64_t kWork = 50'000'000;  // steps of one search
 // Of the objective (docs/search.md), as multiples of the machine's weight of communication. Their optima are
@@ -21,7 +22,7 @@ constexpr int64_t kWork = 50'000'000;  // steps of one search
 constexpr double kOtherWeights[] = {1, 0.1, 3, 30};
 constexpr int64_t kLeastRoom = 200;  // limits are not tried closer than limit / this
 // Limits of local search: the number of operators over all simulated steps, and the number of steps.
-constexpr int64_t kPlayedOperators = 160'000, kFewestPlays = 32, kMostPlays = 3200;
+constexpr int64_t kPlayedOperators = 160'000, kFewestPlays = 32, kMostPlays = 1000;
 
 struct Seed {
   Candidacy plan;
@@ -42,8 +43,40 @@ class StepSearch {
         prover_(searches, problem, limit.most_bytes(), gap_) {}
 
   Answer run() {
-    if (!sum_fits() && !least_fits()) return {};
-    if (!prover_.prove()) return {};
+    if (!first_plans()) return {};
+    sharded_only();
+    more_plans();
+    if (!fits() && least_fits()) consider(searches_.least(problem_.batches).plan);
+    if (fits() && !done()) improve();
+    if (far() && part_) {
+      part_->search->more_plans();
+      if (part_->search->fits()) part_->search->improve();
+      consider_part();
+    }
+    if (!fits()) return {};
+    Answer a;
+    a.feasible = true, a.proof = prover_.proof();
+    a.plan = rehearsal_->plain(seeds_.front().plan), a.played = seeds_.front().played;
+    a.peak_bytes = rehearsal_->largest_peak_bytes(seeds_.front().plan);
+    return a;
+  }
+
+ private:
+  // The space in which nothing is replicated or kept gathered.
+  struct Part {
+    Planner planner;
+    Wish wish;
+    std::optional<Searches> searches;
+    std::unique_ptr<StepSearch> search;
+    Part(const Planner& whole, Request request, const Wish& of_whole)
+        : planner(whole.model(), std::move(request), whole.player().manner()), wish(of_whole) {
+      wish.time_limit_s = 0;
+    }
+  };
+
+  // Proves the bound, and simulates the plans that attain it. False if nothing fits.
+  bool first_plans() {
+    if ((!sum_fits() && !least_fits()) || !prover_.prove()) return false;
     weighed_.emplace(problem_);
     weighed_->space.shares = prover_.shares();
     weighed_->space.every_latency = true;
@@ -51,6 +84,11 @@ class StepSearch {
     consider_proven();
     if (!done()) sharpen();
     if (!done()) lower_limits();
+    return true;
+  }
+
+  // Simulates the best plans by other objectives and under other limits.
+  void more_plans() {
     if (!done()) leave_room();
     if (!done()) limits_of_sum(searches_.with_least_reserve(*weighed_));
     if (!done()) limits_of_sum(*weighed_);
@@ -63,18 +101,8 @@ class StepSearch {
     other = searches_.with_least_reserve(*weighed_);
     other.space.every_latency = false;
     if (!done()) limits_of_sum(other);
-    if (!fits() && least_fits()) consider(searches_.least(problem_.batches).plan);
-    if (fits() && !done()) improve();
-    if (far()) sharded_only();
-    if (!fits()) return {};
-    Answer a;
-    a.feasible = true, a.proof = prover_.proof();
-    a.plan = rehearsal_->plain(seeds_.front().plan), a.played = seeds_.front().played;
-    a.peak_bytes = rehearsal_->largest_peak_bytes(seeds_.front().plan);
-    return a;
   }
 
- private:
   bool sum_fits() { return searches_.run(searches_.with_least_reserve(problem_), kAnyPlan).feasible; }
   bool least_fits() {
     const LeastPeak& least = searches_.least(problem_.batches);
@@ -120,7 +148,7 @@ class StepSearch {
 
   // Raises the bound by dividing the plans into ranges of budgets; their minima are more plans.
   void sharpen() {
-    for (int n = 0; n < StepProver::kMostRanges && !done() && prover_.sharpen(); ++n) consider_proven();
+    while (!done() && prover_.sharpen()) consider_proven();
   }
 
   // The same bound under limits that leave room for transients.
@@ -171,21 +199,31 @@ class StepSearch {
     return !done() && (!fits() || !within(1e12 * prover_.lower_bound_s_per_sample() / (1 - kFar)));
   }
 
-  // The plan that is found where nothing is replicated or kept gathered: the smaller space has fewer ways to
-  // go wrong, and its plans are plans of the whole.
+  // Plans where nothing is replicated or kept gathered, which are plans of the whole space: the smaller one
+  // has fewer ways to go wrong, so its plans are often faster.
   void sharded_only() {
-    const Planner& planner = searches_.planner();
-    Request part = planner.request();
-    if (std::erase_if(part.space.modes, [](Mode m) { return !traits(m).sharded || traits(m).kept; }) == 0 ||
-        part.space.modes.empty())
+    Request request = searches_.planner().request();
+    if (done() ||
+        std::erase_if(request.space.modes, [](Mode m) { return !traits(m).sharded || traits(m).kept; }) ==
+            0 ||
+        request.space.modes.empty())
       return;
-    const Planner smaller(planner.model(), std::move(part), planner.player().manner());
-    Wish wish = searches_.wish();
-    wish.time_limit_s = 0;
-    Searches searches(smaller, wish, [this] { return searches_.over(); });
-    const Request problem = searches.request(problem_.limit_bytes, problem_.batches);
-    const Answer found = fastest_step(searches, problem, limit_);
-    if (found.feasible) consider(in_whole_space(*rehearsal_, found.plan));
+    part_ = std::make_unique<Part>(searches_.planner(), std::move(request), searches_.wish());
+    part_->searches.emplace(part_->planner, part_->wish, [this] { return searches_.over(); });
+    part_->search = std::make_unique<StepSearch>(
+        *part_->searches, part_->searches->request(problem_.limit_bytes, problem_.batches), limit_);
+    if (part_->search->first_plans()) {
+      consider_part();
+    } else {
+      part_.reset();
+    }
+  }
+
+  void consider_part() {
+    StepSearch& part = *part_->search;
+    for (size_t n = 0; n < std::min(kPolished, part.seeds_.size()); ++n) {
+      consider(in_whole_space(*rehearsal_, part.rehearsal_->plain(part.seeds_[n].plan)));
+    }
   }
 
   void improve() {
@@ -209,6 +247,7 @@ class StepSearch {
   std::optional<Request> weighed_;  // the problem, with the shares that were proven
   std::optional<Rehearsal> rehearsal_;
   std::vector<Seed> seeds_;
+  std::unique_ptr<Part> part_;
 };
 
 }  // namespace

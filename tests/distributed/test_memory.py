@@ -249,7 +249,6 @@ def peaks_of_random_programs(
         ((1, 14), "bf16-reduce-fp32", 1, False),
         ((1, 9), "fp16", 2, False),
         ((0, 2, 3, 8, 9), "fp32", 1, True),
-        ((0, 2), "bf16", 1, True),
     ],
 )
 def test_no_step_of_a_random_program_holds_more_than_its_plan_says(

@@ -37,18 +37,36 @@ Answer least_memory(Searches& searches) {
   const auto kept_by = [&](const Answer& a) {
     return searches.limit_is_of_sum() ? a.limit_bytes : PeakLimit::smallest(a.peak_bytes);
   };
-  int64_t low = 0, high = std::min(wish.limit_bytes, kept_by(known));
-  while (high - low > 1 && !searches.over()) {
-    const int64_t middle = low + (high - low) / 2;
-    Answer less = searches.best_plan(middle, wish.batches);
-    if (!less.feasible || less.throughput(ranks) < wish.at_least) {
-      low = middle;
+  const auto fast_enough = [&](const Answer& a) {
+    return a.feasible && a.throughput(ranks) >= wish.at_least;
+  };
+  // Halves the interval until the search finds such a plan at `high`, and none at `low`. `found_at`: the
+  // limit at which it found `known`; with `kept`, what that plan keeps is as good.
+  int64_t found_at = wish.limit_bytes;
+  const auto halve = [&](int64_t low, int64_t high, bool kept) {
+    while (high - low > 1 && !searches.over()) {
+      const int64_t middle = low + (high - low) / 2;
+      Answer less = searches.best_plan(middle, wish.batches);
+      if (!fast_enough(less)) {
+        low = middle;
+      } else {
+        high = kept ? std::max(low + 1, std::min(middle, kept_by(less))) : middle;
+        known = std::move(less), found_at = middle;
+      }
+    }
+    return high;
+  };
+  const int64_t kept = halve(0, std::min(wish.limit_bytes, kept_by(known)), true);
+  // At a limit that just keeps a plan a search may miss it; a repeated one must find what this one returns.
+  if (kept < found_at && !searches.over()) {
+    Answer again = searches.best_plan(kept, wish.batches);
+    if (fast_enough(again)) {
+      known = std::move(again), found_at = kept;
     } else {
-      high = std::max(low + 1, std::min(middle, kept_by(less)));
-      known = std::move(less);
+      halve(kept, found_at, false);
     }
   }
-  known.limit_bytes = high;
+  known.limit_bytes = found_at;
   return known;
 }
 

@@ -109,6 +109,7 @@ def test_activations_are_those_of_the_lower_precision() -> None:
         p: sum(o.saved_bytes_per_sample for o in plan.description.operators) for p, plan in plans.items()
     }
     low = osdp.describe(model().to(BF16), sample[0].to(BF16))
-    assert saved["bf16"] == sum(o.saved_bytes_per_sample for o in low.operators) < 0.6 * saved["fp32"]
+    cast = 64 * BF16.itemsize  # of the input, which the first operator saves
+    assert saved["bf16"] == sum(o.saved_bytes_per_sample for o in low.operators) + cast <= 0.6 * saved["fp32"]
     assert {p.dtype for p in plans["bf16"].description.parameters} == {"float32"}
     assert plans["bf16"].predicted.peak_memory_bytes < plans["fp32"].predicted.peak_memory_bytes

@@ -165,4 +165,7 @@ def test_a_frontier_rises_from_the_least_to_what_gains_nothing():
     )
     with pytest.raises(osdp.InfeasibleError):
         search_again(plan, points[0].memory_limit_bytes - 1)
-    assert plan.price_of_memory_s_per_byte > 0
+    prices = [
+        search_again(plan, p.memory_limit_bytes).price_of_memory_s_per_byte for p in (points[0], points[-1])
+    ]
+    assert prices[0] > 0 == prices[1]  # memory does not bind where the limit is large

@@ -15,8 +15,9 @@ from osdp.planning.core_choices import choice_of, core_plan
 from osdp.planning.core_inputs import signature
 from osdp.planning.search_problem import SearchProblem
 
-PRICE_DENOMINATOR = 2**24  # of a certificate's prices, in ps per byte
-MOST_PRICE = 2**46  # numerator
+# Of a certificate's prices in ps per byte: the largest power of two up to this with which the highest price fits. Prices
+# at which batches that are little too large exceed a step are high.
+MOST_DENOMINATOR, MOST_NUMERATOR = 2**24, 2**46
 SAME_BOUND = 1e-6  # of the step's time
 
 
@@ -100,8 +101,12 @@ def treatments(
 
 def _certificate(problem: SearchProblem, answer: _search.Answer) -> Certificate:
     forward, backward = answer.proof.shares
+    highest = max((price for *_, prices in answer.proof.parts for _, price in prices), default=0.0)
+    denominator = MOST_DENOMINATOR
+    while denominator > 1 and highest * denominator > MOST_NUMERATOR:
+        denominator //= 2
     batches = tuple(
-        BatchProof(least, most, accumulation, tuple(_rounded(prices)))
+        BatchProof(least, most, accumulation, tuple(_rounded(prices, denominator)))
         for least, most, accumulation, prices in answer.proof.parts
     )
     c = Certificate(
@@ -111,7 +116,7 @@ def _certificate(problem: SearchProblem, answer: _search.Answer) -> Certificate:
         forward_share=forward,
         backward_share=backward,
         batches=batches,
-        price_denominator=PRICE_DENOMINATOR,
+        price_denominator=denominator,
     )
     if not batches:
         return c
@@ -123,9 +128,9 @@ def _certificate(problem: SearchProblem, answer: _search.Answer) -> Certificate:
     )
 
 
-def _rounded(prices: Sequence[tuple[int, float]]) -> Iterator[PhasePrice]:
+def _rounded(prices: Sequence[tuple[int, float]], denominator: int) -> Iterator[PhasePrice]:
     for phase, price in prices:
-        if numerator := min(round(price * PRICE_DENOMINATOR), MOST_PRICE):
+        if numerator := min(round(price * denominator), MOST_NUMERATOR):
             yield PhasePrice(phase, numerator)
 
 

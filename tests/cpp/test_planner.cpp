@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 
 #include "check.hpp"
 #include "random_manner.hpp"
@@ -113,10 +115,12 @@ void a_limit_leaves_its_margin() {
   }
 }
 
-// What a part of the space has a plan for, the whole has.
-void a_larger_space_needs_no_larger_limit() {
+// What a part of the space has a plan for, the whole has: within the gap.
+// `test_planner 500` tries as many problems, each at two limits.
+void a_larger_space_needs_no_larger_limit(int problems) {
   Random dice(17);
-  for (int n = 0; n < 8; ++n) {
+  double worst = 1;
+  for (int n = 0; n < problems; ++n) {
     const Model model = random_model(dice, 6);
     const Request whole = request(4);
     Request part = whole;
@@ -131,9 +135,11 @@ void a_larger_space_needs_no_larger_limit() {
       wish.limit_bytes = limit;
       const Answer found = planner.search(wish), of_part = smaller.search(wish);
       CHECK(found.feasible && found.peak_bytes <= PeakLimit(limit).most_bytes());
-      CHECK(of_part.feasible && found.throughput(4) * (1 + wish.gap) * 1.02 >= of_part.throughput(4));
+      CHECK(of_part.feasible && found.throughput(4) * (1 + wish.gap) >= of_part.throughput(4));
+      if (of_part.feasible) worst = std::min(worst, found.throughput(4) / of_part.throughput(4));
     }
   }
+  std::printf("%d problems: the whole space at least %.4f as fast as a part of it\n", problems, worst);
 }
 
 void the_least_memory_is_the_least() {
@@ -223,11 +229,11 @@ void steps_end_a_search_alike() {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
   what_is_returned_fits_and_has_a_proof();
   a_step_keeps_its_limit_whatever_its_timing();
   a_limit_leaves_its_margin();
-  a_larger_space_needs_no_larger_limit();
+  a_larger_space_needs_no_larger_limit(argc > 1 ? std::atoi(argv[1]) : 8);
   the_least_memory_is_the_least();
   the_largest_batch_is_the_largest();
   a_frontier_only_rises();

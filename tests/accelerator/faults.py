@@ -78,9 +78,14 @@ def runs_modules_in_another_order(s: Setting, model: nn.Module) -> None:
 def computes_for_ever(s: Setting, model: nn.Module) -> None:
     """On its device, in the middle of a forward; the host goes on."""
 
+    x, y = torch.ones(2, 1500, 1500).unbind()
+    begin = time.perf_counter()
+    x.addmm_(y, y)
+    products = max(150, round(20 / (time.perf_counter() - begin)))  # on a fast machine, too
+
     def compute(*_: Any) -> None:
         x, y = torch.ones(2, 1500, 1500, device=s.device).unbind()
-        for _ in range(150):
+        for _ in range(products):
             x.addmm_(y, y)
 
     model.blocks[1].register_forward_hook(compute)

@@ -70,7 +70,7 @@ def measured(mode: str, **sharding: Any) -> Callable[[Setting], None]:
 def searched(
     mode: str, micro_batches: int = 1, of_group: bool = False, **searching: Any
 ) -> Callable[[Setting], None]:
-    """A plan's certified peak beside all that a step and the optimizer take, from before the model is there."""
+    """A plan's predicted peak beside all that a step and the optimizer take, from before the model is there."""
 
     def run(s: Setting) -> None:
         torch.manual_seed(7)

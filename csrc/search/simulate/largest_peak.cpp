@@ -138,8 +138,17 @@ class Walker {
     const BucketMemory m = memory_of(b, i.adds);
     if (b.reduce.alone_ps == 0) return hold(m.begins + m.ends);
     if (b.cast_bytes > 0) await(last_bucket_);
+    // On streams autograd still has the gradient that completes the bucket while all of this is allocated.
+    const int64_t last = step_.lanes.enqueue ? completing_bytes(b) : 0;
+    hold(last);
     submit(reductions_, m.begins, m.ends, m.copied);
+    hold(-last);
     last_bucket_ = reductions_.submitted();
+  }
+
+  int64_t completing_bytes(const StepBucket& b) const {
+    const int first = *std::min_element(b.members.begin(), b.members.end());
+    return step_.operators[first].cast_gradient_bytes;
   }
 
   void give_back() { hold(-std::exchange(idle_, 0)); }

@@ -203,7 +203,7 @@ def test_gradients_that_are_averaged_in_a_copy_keep_the_limit(ranks, micro_batch
     here = {"precision": "bf16-reduce-fp32", "global_batch_size": 2 * micro_batches}
     model = {"inner": 2**14}
     cases = [(model, {"modes": "NO_SHARD", **here}), (model, {**SLICES, **here})]
-    chosen = ranks(peaks_under_limits, cases, (1.3, 1.6, 1.8), world=2)[0]
+    chosen = ranks(peaks_under_limits, cases, (1.15, 1.25, 1.8), world=2)[0]
     slices = [c for plan in chosen for c in plan.choices.values() if c.granularity > 1]
     assert any(0 < c.slices_sharded < c.granularity for c in slices)
 

@@ -29,7 +29,8 @@ OBJECTIVES = _search.OBJECTIVES
 #   8: as 7; the played step holds the float sums of split products in 16 bits.
 #   9: as 8; where kernels are priced, products of slices take what their own thin shapes take, at the batch size that is
 #      searched for, or that of the sample. (They took a launch each longer than the whole.)
-#   10: as 9; with copies of NO_SHARD slices in the compute dtype, and buffers of small tensors that are sent together.
+#   10: as 9; with copies of NO_SHARD slices in the compute dtype, buffers of small tensors that are sent together, means
+#       that are cast, and units of modules called several times from the begin of backward on.
 #       A unit with frozen parameters is released after its reduction has begun.
 COST_VERSION = _search.COST_VERSION
 

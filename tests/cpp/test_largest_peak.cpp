@@ -46,6 +46,21 @@ void three_units_by_hand() {
   CHECK_EQ(largest_peak(s), 150 + 1010 + 200 + 100 + 100 + 50);
 }
 
+// Op 0's module may be called last, too: its unit is there from the begin of backward on, and the gradients
+// of op 1 leave while its backward runs, since it gathers nothing that would wait for them.
+void called_again_by_hand() {
+  Step s = three_units();
+  s.prefetch = 0;
+  const int64_t last_gather = 150 + 1000 + 200 + 50 + 50;
+  CHECK_EQ(largest_peak(s), last_gather);
+  s.operators[0].work_bytes = 10'000;
+  CHECK_EQ(largest_peak(s), last_gather + 10'000);
+  s.units[0].repeats = 2;
+  CHECK_EQ(largest_peak(s), last_gather + 10'000 + 100);
+  s.operators[0].work_bytes = 0, s.operators[2].work_bytes = 10'000;
+  CHECK_EQ(largest_peak(s), 150 + 1020 + 200 + 100 + 10'000);
+}
+
 // Beside op 2's backward, whose work is the peak, one unit of the block before it is gathered ahead: op 1's
 // if backward requests it before the block is recomputed, else op 0's.
 void recomputed_before_or_after_the_request() {
@@ -182,6 +197,7 @@ void no_timing_holds_more() {
 
 int main() {
   three_units_by_hand();
+  called_again_by_hand();
   recomputed_before_or_after_the_request();
   mixed_buckets_by_hand();
   no_timing_holds_more();

@@ -138,6 +138,24 @@ void replicated_slices_are_cast_one_at_a_time() {
   CHECK_EQ(play(s, 1).peak_bytes, before + 1'000'000);
 }
 
+// Of four ranks each casts its quarter of the means, at the end of the reduction.
+void means_are_cast_to_the_dtype_in_which_they_are_kept() {
+  Model model;
+  model.operators = {linear(8, 10)};
+  for (Tensor& t : model.operators[0].tensors) t.row_bytes = kSmallTensorBytes;
+  Tensor& weight = model.operators[0].tensors[0];
+  const auto copied = [&] {
+    return step_of(model, request(4), plan_of(1, Mode::FullShard), {{"a", {0}, {{0, 0}}, 1}}, 1, {})
+        .units[0]
+        .copied_bytes;
+  };
+  CHECK_EQ(copied(), 0);
+  weight.compute_row_bytes = weight.reduce_row_bytes = weight.row_bytes / 2;
+  CHECK_EQ(copied(), weight.reduce_bytes() / 4);
+  weight.trainable = false;
+  CHECK_EQ(copied(), 0);
+}
+
 // As runtime/step/transfer_plan.cpp sends them: several small tensors in one buffer, a large one or a single
 // one in place.
 void small_tensors_are_sent_in_a_buffer() {
@@ -239,6 +257,7 @@ int main() {
   slices_are_units();
   slices_in_16_bits_are_summed_in_float();
   replicated_slices_are_cast_one_at_a_time();
+  means_are_cast_to_the_dtype_in_which_they_are_kept();
   small_tensors_are_sent_in_a_buffer();
   curve_stays_below_the_certified_peak();
   return report("test_step_of_plan");

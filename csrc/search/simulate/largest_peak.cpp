@@ -78,6 +78,7 @@ class Walker {
     const bool passes = (i.phase == StepPhase::Forward) != (phase_ == StepPhase::Forward);
     if (passes) give_back();
     phase_ = i.phase;
+    if (passes && phase_ != StepPhase::Forward) use_repeated();
     switch (i.kind) {
       case Kind::Compute:
         return;
@@ -109,6 +110,15 @@ class Walker {
     rules_.gather_ahead(i, [this](int next) { gather(next); });
     give_back();  // if nothing was gathered
     wait(gathers_, units_[i.what].ticket);
+  }
+
+  // The last of several calls of a module may end the forward: see Note [Peaks of every timing].
+  void use_repeated() {
+    for (int u = 0; u < static_cast<int>(units_.size()); ++u) {
+      if (step_.units[u].repeats == 1) continue;
+      gather(u);
+      wait(gathers_, units_[u].ticket);
+    }
   }
 
   void gather(int unit) {

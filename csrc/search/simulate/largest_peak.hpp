@@ -9,6 +9,9 @@
 // next gather (Note [Blocks that come and go] in runtime/store/arena.hpp) and counted until that gather
 // begins, or what ends such a wait. Blocks may be recomputed before or after the unit of their last operator
 // is requested (Note [What triggers a recomputation] in simulate/step_program.hpp).
+//   The program has all calls of a module at its first one's position, but its backward begins with the last
+// call, wherever that is, and its unit stays gathered until the backward of the first. So it is counted from
+// the begin of backward on; and nothing is gathered at the first call, which would wait for reductions.
 #pragma once
 
 #include <optional>

@@ -72,7 +72,7 @@ struct StepUnit {
   int64_t gradient_bytes = 0;  // its members' full gradients, until the reduction is over
   int64_t kept_gradient_bytes = 0;  // this rank's part of the gradient, from the start of the reduction
   // Copies, at the start of the reduction, of gradients that cannot be sent in place (padding, another
-  // dtype, or small ones that share a buffer).
+  // dtype, or small ones that share a buffer), or of means in another dtype than they are kept in.
   int64_t copied_bytes = 0;
   int64_t packed_bytes =
       0;  // small tensors are gathered through a buffer, needed at the gather's begin for a moment

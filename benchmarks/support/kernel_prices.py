@@ -17,19 +17,6 @@ from support import mpt
 
 VOCABULARY = 50368
 TWO_KERNELS = "layer norm's backward"
-# Bytes that each moves, of inputs and outputs, for one element.
-MOVED = {
-    "add": 6,
-    "gelu": 4,
-    "gelu's backward": 6,
-    "silu": 4,
-    "layer norm": 4,
-    TWO_KERNELS: 10,
-    "transposed copy": 4,
-    "cast to fp32": 6,
-    "softmax": 4,
-    "fill": 2,
-}
 
 
 def priced(row: Mapping[str, Any], hardware: Hardware) -> Iterator[tuple[str, float, float]]:
@@ -56,7 +43,7 @@ def priced(row: Mapping[str, Any], hardware: Hardware) -> Iterator[tuple[str, fl
         )
     elif row["kind"] == "mover":
         count = 2 if row["of"] == TWO_KERNELS else 1
-        moved = MOVED[row["of"]] * row["rows"] * row["width"] // count
+        moved = round(row["bytes_per_s"] * row["seconds"]) // count
         yield (
             row["of"],
             kernels_s([Kernel("other", count, 0, 0, 0, moved, 0, 0)], rates, rate, 1),

@@ -167,7 +167,7 @@ inline PlainPlan draw_plan(Draws& d, const Model& model) {
 
 inline std::vector<BatchProof> draw_proof(Draws& d, const Model& model, Batch batch) {
   BatchProof proof{batch, batch, {}};
-  if (d.flip(8)) proof.most.size += d.number(0, 3);
+  if (d.flip(8)) proof.most.size = d.number(0, 7);
   for (uint64_t n = d.below(3); n > 0; --n)
     proof.prices.push_back({d.code(-1, static_cast<int>(model.operators.size()) - 1), d.number(0, 1 << 24)});
   return {proof};

@@ -242,7 +242,7 @@ lint: build  ## formatting, ruff, mypy, order of includes, and whether the stubs
 .PHONY: format
 format: build  ## format all C++ and Python, and write the extension's stubs and the table of docs/faults.md anew
 	@$(ENV)/bin/clang-format -i $(CPP_FILES)
-	@$(PY) tools/stubs.py; $(PY) tools/schema.py; $(PY) tools/machines.py; $(PY) -m osdp upgrade osdp/hardware/machines/*.json >/dev/null
+	@$(PY) tools/stubs.py; $(PY) tools/schema.py; $(PY) tools/machines.py
 	@$(PY) -m ruff check --fix --quiet $(wildcard $(PY_FILES)); $(PY) -m ruff format --quiet $(wildcard $(PY_FILES))
 	@$(PY) tools/outcomes.py
 

@@ -13,7 +13,6 @@ __all__: list[str] = [
     "ALGORITHMS",
     "Answer",
     "Batch",
-    "COST_VERSION",
     "Candidate",
     "Choice",
     "Collective",
@@ -246,7 +245,6 @@ class Request:
         optimizer_bytes_per_parameter_byte: typing.SupportsInt | typing.SupportsIndex,
         bucket_bytes: typing.SupportsInt | typing.SupportsIndex,
         slice_overhead_s: typing.SupportsFloat | typing.SupportsIndex,
-        cost_version: typing.SupportsInt | typing.SupportsIndex,
         recompute: collections.abc.Sequence[str],
         least_transient_bytes: typing.SupportsInt | typing.SupportsIndex,
         buffers: typing.SupportsInt | typing.SupportsIndex,
@@ -789,7 +787,6 @@ def traits(mode: str) -> ModeTraits:
     """
 
 ALGORITHMS: tuple = ("ring", "tree", "in-switch")
-COST_VERSION: int = 10
 DEFAULT_TIME_LIMIT_S: float = 10.0
 MODES: tuple = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD", "HYBRID_SHARD")
 MOST_BATCH: int = 65536

@@ -151,7 +151,7 @@ class BoxWriter(FileSystemWriter):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.places: dict[str, list[Box]] = {}  # without checksums
+        self.places: dict[str, list[Box]] = {}  # whose checksums are 0 until `boxes`
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         sizes = {item.index: tuple(item.tensor_data.chunk.sizes) for item in plan.items if item.tensor_data}
@@ -159,7 +159,7 @@ class BoxWriter(FileSystemWriter):
         for result in written.value():
             info, index = result.storage_data, result.index
             box = Box(
-                tuple(index.offset or ()), sizes[index], info.relative_path, info.offset, info.length, None
+                tuple(index.offset or ()), sizes[index], info.relative_path, info.offset, info.length, 0
             )
             self.places.setdefault(index.fqn, []).append(box)
         return written

@@ -11,7 +11,7 @@ from osdp.base.schema import AtLeast
 
 Count = Annotated[int, AtLeast(0)]
 # A Box in a manifest.
-Row = tuple[tuple[Count, ...], tuple[Count, ...], str, Count, Count, Count | None]
+Row = tuple[tuple[Count, ...], tuple[Count, ...], str, Count, Count, Count]
 
 MAX_CUT_DIMENSIONS = 8  # along which a tensor may be divided into boxes; OSDP uses two
 
@@ -24,7 +24,7 @@ class Box(NamedTuple):
     file: str
     begin: int
     length: int
-    crc32: int | None  # of these bytes; None in checkpoints of version 1, which have checksums of files only
+    crc32: int  # of these bytes
 
 
 def tile(shape: Sequence[int], boxes: Iterable[tuple[Sequence[int], Sequence[int]]]) -> bool:

@@ -1,7 +1,7 @@
 """Manifest: the contents of a checkpoint, as a JSON file. Written last; a directory without it is not a
 checkpoint.
 
-    {"osdp": "checkpoint", "version": 2,
+    {"osdp": "checkpoint", "version": 1,
      "parameters": {"blocks.0.fc.weight": {"shape": [1536, 384], "dtype": "float32"}, ...},
      "buffers":    {"norm.running_mean":  {"shape": [384], "dtype": "float32"}, ...},
      "optimizer":  {"kind": "torch.optim.adamw.AdamW",
@@ -129,8 +129,7 @@ def dumps(manifest: Manifest) -> bytes:
 
 
 def loads(text: bytes) -> Manifest:
-    """Parse the text of `dumps`, of version 2. FormatError, naming the field, if it is damaged or
-    inconsistent."""
+    """Parse the text of `dumps`. FormatError, naming the field, if it is damaged or inconsistent."""
     end = _END.search(text)
     body = text if end is None else text[: end.start()] + b"\n}\n"
     damaged = end is None or zlib.crc32(text[: end.start()]) != int(end[1], 16)
@@ -143,23 +142,17 @@ def loads(text: bytes) -> Manifest:
 
 
 def read_manifest(folder: Folder) -> Manifest:
-    """Read and validate the manifest in `folder`, also one of version 1.
+    """Read and validate the manifest in `folder`.
 
     Raises FormatError, naming the field, if the directory is not a complete checkpoint, or the file is
     damaged, of a newer version, or has missing, unknown or wrongly typed fields.
     """
-    from osdp.checkpoint import version_1
-
     if not folder.has(FILE_NAME):
         raise FormatError(
             f"{folder} is not a complete checkpoint: it has no {FILE_NAME}, which is written last. Load another one."
         )
     text = folder.read_all(FILE_NAME, MAX_BYTES)
     try:
-        if version_1.is_manifest(text):
-            document = version_1.document(folder, text)
-            loaded = json_files.loads(KIND, Manifest, document, _problems, _limits())
-            return _with_values(loaded, _value)
         return loads(text)
     except FormatError as error:
         raise FormatError(f"{folder / FILE_NAME}: {error}", error.field, error.line, error.column) from None

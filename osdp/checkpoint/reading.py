@@ -105,7 +105,7 @@ def _boxes(
         done += box.length
         raw = folder.read(box.file, box.begin, box.length)
         crc = zlib.crc32(raw)
-        if box.crc32 is not None and crc != box.crc32:
+        if crc != box.crc32:
             raise FormatError(
                 f"{folder}: {box.file} is damaged in {reading.key}: bytes {box.begin} to "
                 f"{box.begin + box.length} have checksum {crc:08x}, expected {box.crc32:08x}",

@@ -186,14 +186,6 @@ def export(arguments: argparse.Namespace) -> None:
         print(path)
 
 
-def upgrade(arguments: argparse.Namespace) -> None:
-    from osdp.cli.upgrade_files import upgrade
-
-    for path in arguments.paths:
-        for line in upgrade(path):
-            print(line)
-
-
 def _described(arguments: argparse.Namespace) -> ModelDescription:
     if getattr(arguments, "description", None) is not None:
         from osdp.description.model_description import ModelDescription

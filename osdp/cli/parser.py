@@ -34,7 +34,6 @@ def make_parser() -> argparse.ArgumentParser:
         _simulate,
         _profile,
         _export,
-        _upgrade,
     ):
         add(subparsers)
     return parser
@@ -251,19 +250,6 @@ def _export(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "--max-shard", default="5GB", metavar="SIZE", help="largest size of one file (default 5GB)"
     )
     parser.set_defaults(command=commands.export)
-
-
-def _upgrade(subparsers: argparse._SubParsersAction[Parser]) -> None:
-    parser = subparsers.add_parser(
-        "upgrade", help="rewrite files of older versions of OSDP in the current format, in place"
-    )
-    parser.add_argument(
-        "paths",
-        nargs="+",
-        metavar="FILE|DIR",
-        help="a plan, a description, hardware, a checkpoint, or a directory that contains such files",
-    )
-    parser.set_defaults(command=commands.upgrade)
 
 
 def _count(text: str) -> int:

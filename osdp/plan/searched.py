@@ -13,26 +13,11 @@ METHODS = ("exact", "dfs", "dfs-smallest-first")
 OBJECTIVES = _search.OBJECTIVES
 
 # Note [Cost versions]
-# The terms of the cost model in certificates and predictions, by version. `osdp.verify` checks a plan with the plan's own
-# version: a change of the search's costs must raise kCostVersion in csrc/search/problem/request.hpp and keep the code that
-# checks older plans. A change of the simulator must raise it too: simulated times of older plans are not compared.
-#   1: the first. Without modules' buffers, the gradient copies that mixed precision averages, and parameters that one module
-#      reads several times; memory is reserved for tied parameters whatever their choice.
-#   2: with these; files before version 4 do not record which of the two they have, so either is accepted (`Searched.costs`).
-#   3: operators' working memory, and the gradient being computed, in their own phase; a reserve of 1 + prefetch units, not
-#      2 + prefetch.
-#   4: on accelerators, 2 + prefetch again: a gradient is still being reduced while the next parameters are gathered.
-#   5: with several micro-batches, the part of a gradient that is added to the sum of the earlier ones.
-#   6: with one micro-batch, under mixed precision, the gradient that completes a NO_SHARD bucket.
-#   7: as 6; the predicted peak is the played step's, without the copies for averaging gradients on top of it.
-#      The simulator counts what a transfer takes from computation exactly, not in thousandths of its time.
-#   8: as 7; the played step holds the float sums of split products in 16 bits.
-#   9: as 8; where kernels are priced, products of slices take what their own thin shapes take, at the batch size that is
-#      searched for, or that of the sample. (They took a launch each longer than the whole.)
-#   10: as 9; with copies of NO_SHARD slices in the compute dtype, buffers of small tensors that are sent together, means
-#       that are cast, and units of modules called several times from the begin of backward on.
-#       A unit with frozen parameters is released after its reduction has begun.
-COST_VERSION = _search.COST_VERSION
+# The terms of the cost model in certificates and predictions, by version. Figures of different versions are not compared:
+# `osdp.verify` refuses an older one, and reading a newer one. After a release, a change of the costs in csrc/search/problem
+# or of the simulator, or of what osdp/planning gives them, raises it and adds a line here.
+#   1: the first.
+COST_VERSION = 1
 
 
 @dataclass(frozen=True)

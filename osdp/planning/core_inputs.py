@@ -12,7 +12,7 @@ from osdp.description.model_description import ModelDescription, Operator, Param
 from osdp.errors import InvalidProblemError
 from osdp.hardware.hardware import Collective, Hardware, Protocol
 from osdp.plan.precisions import PRECISIONS
-from osdp.plan.searched import COST_VERSION, Searched
+from osdp.plan.searched import Searched
 from osdp.plan.unit_grouping import BUCKET_BYTES, places_of
 from osdp.plan.whole_operators import whole_operators
 from osdp.planning.device_memory import Term, memory_terms
@@ -32,7 +32,6 @@ def make_model(
     precision: str = "fp32",
     whole: Sequence[str] = (),
     beside_tensors: int = 0,
-    cost_version: int = COST_VERSION,
     batch_size: int | None = None,
 ) -> _search.Model:
     """The description with the machine's computation times, those of kernels exact at `batch_size` (Note [Times of
@@ -49,7 +48,7 @@ def make_model(
     for o in description.operators:
         times = compute_s(o, hardware, dtypes[o.name], description, batch_size)
         op = _operator(o, block_index, precision, o.name in named, times)
-        if o.split_shape is not None and cost_version > 8 and o.name not in hardware.gamma_s:
+        if o.split_shape is not None and o.name not in hardware.gamma_s:
             alike = (o.forward_kernels, o.backward_kernels, o.split_shape, o.calls, dtypes[o.name])
             if alike not in thin:
                 batch, rate = (
@@ -62,7 +61,7 @@ def make_model(
         operators.append(op)
     blocks = [(b.name, b.input_bytes_per_sample) for b in description.blocks]
     held = description.input_bytes_per_sample + description.output_bytes_per_sample
-    buffers = sum(o.buffer_bytes for o in description.operators) if cost_version > 1 else 0
+    buffers = sum(o.buffer_bytes for o in description.operators)
     return _search.Model(operators, blocks, held, buffers + beside_tensors)
 
 
@@ -99,7 +98,7 @@ def make_request(
     """The search request, without limit and batches."""
     if optimizer not in OPTIMIZER_STATE:
         raise InvalidProblemError(f"optimizer must be one of {', '.join(OPTIMIZER_STATE)}, got {optimizer!r}")
-    hosts, version = searched.hosts, searched.cost_version
+    hosts = searched.hosts
     # If links between hosts were not measured, all links are assumed to be alike.
     between = hardware.between_hosts or Collective(0.0, 0.0)
     if hosts > 1 and hardware.between_hosts is None:
@@ -124,10 +123,9 @@ def make_request(
         optimizer_bytes_per_parameter_byte=OPTIMIZER_STATE[optimizer],
         bucket_bytes=BUCKET_BYTES,
         slice_overhead_s=SLICE_OVERHEAD_S if cost == "osdp" else 0.0,
-        cost_version=version,
         recompute=list(searched.checkpoint),
-        least_transient_bytes=least_transient(description, precision, version),
-        buffers=_buffers(searched.prefetch, hardware.device, version),
+        least_transient_bytes=least_transient(description, precision),
+        buffers=_buffers(searched.prefetch, hardware.device),
         depth_first=searched.method != "exact",
         smallest_first=searched.method == "dfs-smallest-first",
     )
@@ -165,24 +163,17 @@ def _core(c: Collective) -> _search.Collective:
     return _search.Collective(c.alpha_s, c.beta_s_per_byte)
 
 
-def _buffers(prefetch: int, device: str, cost_version: int) -> int:
+def _buffers(prefetch: int, device: str) -> int:
     """Number of full tensors for which memory is reserved: Note [Reserve] in
     csrc/search/problem/request.hpp."""
-    if cost_version < 3:
-        return 2 + prefetch
-    return 1 + prefetch + (device != "cpu" and cost_version > 3)
+    return 1 + prefetch + (device != "cpu")
 
 
-def least_transient(
-    description: ModelDescription, precision: str = "fp32", cost_version: int = COST_VERSION
-) -> int:
+def least_transient(description: ModelDescription, precision: str = "fp32") -> int:
     """Bytes of the largest unit that every plan has, whatever its choices, for which memory is reserved:
     untraced operators with the same gathering modules.
     """
     together: dict[object, int] = {}
-    if cost_version == 1:
-        tied = [o for o in description.operators if o.parameters and o.traced and len(o.gather_at) > 1]
-        together = {o.name: gathered_bytes(o, precision) for o in tied}
     for o in description.operators:
         if o.parameters and not o.traced:
             together[o.gather_at] = together.get(o.gather_at, 0) + gathered_bytes(o, precision)

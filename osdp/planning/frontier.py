@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from osdp.base.byte_sizes import parse_bytes
 from osdp.base.progress import Progress
 from osdp.plan.frontier import Frontier, FrontierPoint
-from osdp.plan.searched import COST_VERSION
 from osdp.planning.objectives import gap_in_words
 from osdp.planning.search_problem import SearchProblem
 
@@ -31,7 +30,7 @@ def frontier(plan: Plan, points: int = 32, limits: Sequence[int | float | str] |
     >>> for p in plan.frontier(points=8).points:
     ...     print(p.memory_limit_bytes, p.throughput)
     """
-    problem = SearchProblem.of(plan).changed(cost_version=COST_VERSION)
+    problem = SearchProblem.of(plan)
     limit = plan.memory_limit_bytes or 1
     planner, wish = problem.planner, problem.wish(limit)
     if limits is not None:

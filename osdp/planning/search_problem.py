@@ -63,7 +63,6 @@ class SearchProblem:
             self.precision,
             searched.whole,
             total(beside),
-            searched.cost_version,
             searched.batch_size,
         )
         request = make_request(

@@ -94,16 +94,15 @@ void bind_request(py::module_& m) {
   py::class_<Request>(m, "Request", "What is searched for; without `batches`, every size that fits.")
       .def(py::init([](const Device& device, bool paper, std::vector<osdp::Mode> modes,
                        std::vector<int64_t> granularities, int64_t optimizer_bytes_per_parameter_byte,
-                       int64_t bucket_bytes, double slice_overhead_s, int64_t cost_version,
-                       std::vector<osdp::Recompute> recompute, int64_t least_transient_bytes, int64_t buffers,
-                       bool find_smallest, bool depth_first, bool smallest_first) {
+                       int64_t bucket_bytes, double slice_overhead_s, std::vector<osdp::Recompute> recompute,
+                       int64_t least_transient_bytes, int64_t buffers, bool find_smallest, bool depth_first,
+                       bool smallest_first) {
              Request r;
              r.device = device;
              r.space.cost = paper ? Cost::Paper : Cost::Osdp;
              r.space.modes = std::move(modes), r.space.granularities = std::move(granularities);
              r.space.optimizer_bytes_per_parameter_byte = optimizer_bytes_per_parameter_byte;
              r.space.bucket_bytes = bucket_bytes, r.space.slice_overhead_s = slice_overhead_s;
-             r.space.cost_version = cost_version;
              r.recompute = std::move(recompute);
              r.least_transient_bytes = least_transient_bytes, r.buffers = buffers;
              r.find_smallest = find_smallest;
@@ -111,8 +110,8 @@ void bind_request(py::module_& m) {
              return r;
            }),
            py::kw_only(), "device"_a, "paper"_a, "modes"_a, "granularities"_a,
-           "optimizer_bytes_per_parameter_byte"_a, "bucket_bytes"_a, "slice_overhead_s"_a, "cost_version"_a,
-           "recompute"_a, "least_transient_bytes"_a, "buffers"_a, "find_smallest"_a = false, "depth_first"_a,
+           "optimizer_bytes_per_parameter_byte"_a, "bucket_bytes"_a, "slice_overhead_s"_a, "recompute"_a,
+           "least_transient_bytes"_a, "buffers"_a, "find_smallest"_a = false, "depth_first"_a,
            "smallest_first"_a)
       .def_readwrite("limit_bytes", &Request::limit_bytes)
       .def_readwrite("batches", &Request::batches);
@@ -168,7 +167,6 @@ void bind_problem(py::module_& m) {
   m.attr("SPLITS") = osdp::names_of<osdp::Split>();
   m.attr("RECOMPUTES") = osdp::names_of<osdp::Recompute>();
   m.attr("ALGORITHMS") = osdp::names_of<Algorithm>();
-  m.attr("COST_VERSION") = kCostVersion;
   m.attr("MOST_BATCH") = kMostBatch;
   py::class_<osdp::ModeTraits>(m, "ModeTraits")
       .def_readonly("sharded", &osdp::ModeTraits::sharded)

@@ -33,7 +33,7 @@ class Pricer {
     for (const Tensor& t : op_.tensors) c.state_bytes += t.bytes() * copies(t) + t.copy_bytes();
     c.gradient_bytes = c.whole_gradient_bytes = c.own_bytes = trainable_bytes_;
     // The sum that autograd keeps and, while another call's gradient is added to it, the new sum.
-    if (again()) c.gathered_bytes = (space_.cost_version < 2 ? 1 : 2) * compute_gradient_bytes_;
+    if (again()) c.gathered_bytes = 2 * compute_gradient_bytes_;
     return finish(c, all_reduce(reduce_bytes_), trainable_bytes_);
   }
 
@@ -103,12 +103,11 @@ class Pricer {
   // gathered and reduced meanwhile, so they count in every phase between. These parameters are also a unit
   // like any other: they are prefetched, and the largest unit determines how far ahead units are gathered, so
   // they count as a transient too.
-  bool again() const { return (op_.places > 1 || (op_.calls > 1 && space_.cost_version > 1)) && !paper(); }
+  bool again() const { return (op_.places > 1 || op_.calls > 1) && !paper(); }
   void keep_again(Candidate& c) const {
     if (!again()) return;
     c.gathered_bytes = compute_bytes_ + 2 * compute_gradient_bytes_;
     c.held_bytes = 0;
-    if (space_.cost_version < 2) c.transient_bytes = 0;
   }
   bool paper() const { return space_.cost == Cost::Paper; }
   // Parameter, gradient and optimizer state, in units of the parameter's bytes.
@@ -158,7 +157,6 @@ class Pricer {
       c.optimizer_ps = picoseconds(static_cast<double>(updated_bytes) * device_.optimizer_s_per_byte,
                                    "operator", op_.name);
     }
-    if (space_.cost_version < 3) c.own_bytes = c.whole_gradient_bytes;
     if (space_.shares && !paper()) c.communication_ps = step_bound_ps(op_, device_, space_, recompute_, c);
     return space_.certain_memory ? certain(c) : c;
   }
@@ -268,8 +266,7 @@ int64_t averaging_bytes(const std::vector<Operator>& operators, const Device& de
   }
   const int128 bucket = std::min<int128>(trainable, space.bucket_bytes);
   const bool whole = std::find(space.modes.begin(), space.modes.end(), Mode::NoShard) != space.modes.end();
-  if (space.cost_version < 2) return static_cast<int64_t>(std::min<int128>(bucket, kLargestSum));
-  int128 most = space.cost_version < 3 ? bucket : std::max(largest, std::min(bucket, small));
+  int128 most = std::max(largest, std::min(bucket, small));
   int128 completing = 0;  // the gradient that completes a bucket under mixed precision
   for (const Operator& op : operators) {
     int128 own = 0, copied = 0, made = 0;
@@ -288,8 +285,7 @@ int64_t averaging_bytes(const std::vector<Operator>& operators, const Device& de
     most = std::max(most, copied);
     if (own > 0) most = std::max(most, (bucket * copied + own - 1) / own);
   }
-  if (accumulates && space.cost_version > 4) most += largest_part(operators, device, space);
-  if (!accumulates && space.cost_version > 5) most += completing;
+  most += accumulates ? largest_part(operators, device, space) : completing;
   return static_cast<int64_t>(std::min<int128>(most, kLargestSum));
 }
 

@@ -48,23 +48,6 @@ struct Device {
   std::vector<Protocol> protocols;
 };
 
-// Note [Versions of the costs]
-// A certificate is a proof about the costs that its search used. Plans are kept for years, so the costs of
-// older versions can still be computed to verify them (osdp/plan/searched.py says what each version counts).
-// Each version differs from the current one in its own line and in those above it:
-//   8: slices took a launch each longer than the whole, whatever their shapes.
-//   7: products of slices in 16 bits were summed without memory.
-//   6: the predicted peak contained the copies for averaging gradients once more than the played step.
-//      And the simulator dropped what a transfer steals below a thousandth of its time.
-//   5: with one micro-batch, the gradient that completes a bucket under mixed precision did not count.
-//   4: with several micro-batches, nothing was added for the accumulated sum.
-//   3: on accelerators the reserve had one unit less.
-//   2: the gradient that a backward produces was part of the reserve, not of its operator's phase, unless it
-//      is produced in place; a whole bucket counted as copied, not only its small tensors.
-//   1: copies of mixed precision did not count, nor did parameters that one module reads several times; tied
-//      parameters were no transient.
-inline constexpr int64_t kCostVersion = 10;
-
 // Shares of the compute form in the bounds of forward and of backward, in 1024ths; the rest is that of the
 // lane form. Note [Step bound] in problem/step_bound.hpp.
 struct StepShares {
@@ -87,8 +70,7 @@ struct Space {
   std::vector<int64_t> granularities;              // > 1; only divisors of the operator's dimension are tried
   int64_t optimizer_bytes_per_parameter_byte = 2;  // AdamW: two moments
   int64_t bucket_bytes = int64_t{4} << 20;         // NO_SHARD gradients reduced together
-  double slice_overhead_s = 0;  // of each slice after the first of a split operator, per step
-  int64_t cost_version = kCostVersion;
+  double slice_overhead_s = 0;       // of each slice after the first of a split operator, per step
   std::optional<StepShares> shares;  // the objective is the step bound with these shares
   bool every_latency = false;        // with shares: each operator has a latency of its own; then not a bound
   bool certain_memory = false;       // phases hold what is in memory in them whatever the timing

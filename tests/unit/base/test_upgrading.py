@@ -1,11 +1,11 @@
-"""Files of every version are read for ever; `osdp upgrade` rewrites them."""
+"""Files of every version since the first release are read; a step for each upgrades them."""
 
 from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,14 @@ import pytest
 
 import osdp
 from osdp.base import file_versions, json_files
-from osdp.cli.main import main
 from osdp.description.model_description import ModelDescription
 from osdp.errors import FormatError
-from osdp.hardware.hardware import Collective, Hardware, known_machines
+from osdp.hardware.hardware import Hardware, known_machines
 from osdp.plan.plan import Plan
 from osdp.plan.searched import COST_VERSION
 from osdp.planning.verify import verify
 
-# KIND-VERSION.json, as an OSDP of that time wrote it; KIND-1-first.json by the first that had the kind, before some
-# fields. What loads once loads for ever: a change that breaks one of these needs a step in osdp/base/file_versions.py.
+# KIND-VERSION.json, as an OSDP of that time wrote it.
 FILES = Path(__file__).parents[2] / "data" / "files"
 LOAD: dict[str, Callable[[Any], Any]] = {
     "plan": Plan.load,
@@ -36,23 +34,13 @@ def document(name: str) -> Any:
     return json.loads((FILES / name).read_text())
 
 
-# Of the proof of a sum over operators, which no search makes any more.
-MEANINGLESS = tuple(
-    f"{change} {field}"
-    for change, fields in (
-        ("removed", ("searched.replay", "searched.exposed", "certificate.")),
-        ("changed", ("certificate",)),
-    )
-    for field in fields
-)
-
-
 def test_there_is_a_file_of_every_version_of_every_kind() -> None:
-    assert set(LOAD) <= set(file_versions.STEPS)
-    for kind in LOAD:
-        assert {f"{kind}-{n}.json" for n in range(1, file_versions.newest(kind) + 1)} <= set(NAMES)
+    assert {*LOAD, "checkpoint"} == set(file_versions.STEPS)
+    assert set(NAMES) == {
+        f"{kind}-{n}.json" for kind in LOAD for n in range(1, file_versions.newest(kind) + 1)
+    }
     for name in NAMES:
-        kind, version = name.removesuffix(".json").split("-")[:2]
+        kind, version = name.removesuffix(".json").split("-")
         assert (document(name)["osdp"], document(name)["version"]) == (kind, int(version))
 
 
@@ -60,18 +48,14 @@ def test_there_is_a_file_of_every_version_of_every_kind() -> None:
 def test_a_file_of_every_version_loads_and_says_the_same(name: str) -> None:
     kind = name.partition("-")[0]
     value = LOAD[kind](FILES / name)
-    again = json.loads(json_files.dumps(kind, value))
-    assert again["version"] == file_versions.newest(kind)
-    lost = [
-        c
-        for c in file_versions.what_changed(document(name), again)
-        if not c.startswith(("added ", *MEANINGLESS))
-    ]
-    assert lost == ([] if again["version"] == document(name)["version"] else ["changed version"])
-    assert json_files.loads(kind, type(value), json_files.dumps(kind, value)) == value
+    text = json_files.dumps(kind, value)
+    assert json.loads(text)["version"] == file_versions.newest(kind)
+    if document(name)["version"] == file_versions.newest(kind):
+        assert json.loads(text) == document(name)
+    assert json_files.loads(kind, type(value), text) == value
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n.startswith("plan-") and "first" not in n])
+@pytest.mark.parametrize("name", [n for n in NAMES if n.startswith("plan-")])
 def test_a_plan_of_every_version_verifies_or_is_of_older_costs(name: str) -> None:
     plan = Plan.load(FILES / name)
     assert plan.searched is not None
@@ -82,55 +66,48 @@ def test_a_plan_of_every_version_verifies_or_is_of_older_costs(name: str) -> Non
             verify(plan)
 
 
-def test_of_an_older_certificate_the_bound_on_the_step_remains() -> None:
-    old, new = document("plan-14.json")["certificate"], Plan.load(FILES / "plan-14.json").certificate
-    assert new is not None and (new.step_ps, new.step_bound_ps) == (old["step_ps"], old["step_bound_ps"])
-    assert new.batches == () and new.checked_bound_ps == 0
-    assert Plan.load(FILES / "plan-1.json").certificate is None  # of a sum over operators
+@dataclass(frozen=True)
+class Note:
+    """A kind of file of which version 2 added `author`."""
+
+    author: str
+    count: int
 
 
-def test_what_an_old_file_lacks_has_the_value_that_it_had_then() -> None:
-    hardware = Hardware.load(FILES / "hardware-1-first.json")
-    assert hardware.between_hosts is None and hardware.exposed_communication == 1.0
-    assert hardware.measured is None and hardware.recompute_slowdown == 1.0
-    assert hardware.communication_delay == Collective(0.0, 0.0) and hardware.stolen_computation == 0.0
-    plan = document("plan-1.json")
-    plan["hardware"] = document("hardware-1-first.json")
-    del plan["hardware"]["osdp"], plan["hardware"]["version"], plan["searched"]["replay"]
-    del plan["description"]["output_bytes_per_sample"]
-    old = Plan.loads(json.dumps(plan))
-    assert old.hardware == hardware
-    assert old.searched is not None and old.searched.gap == 0.0
-    assert old.description.output_bytes_per_sample == 0
-    assert all(o.work_bytes_per_sample == o.work_bytes_fixed == 0 for o in old.description.operators)
+@pytest.fixture
+def notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def note_1(old: dict[str, Any]) -> dict[str, Any]:
+        if len(old["count"] if isinstance(old["count"], list) else [1]) != 1:
+            raise ValueError("no count")
+        return {"author": "", **old}
+
+    monkeypatch.setitem(file_versions.STEPS, "note", (note_1,))
 
 
-def test_what_every_version_had_may_not_lack() -> None:
-    for name, field in (
-        ("plan-1.json", "units"),
-        ("hardware-1.json", "all_reduce"),
-        ("plan-1.json", "searched"),
-    ):
-        old = document(name)
-        del old[field]
-        with pytest.raises(FormatError, match=field):
-            json_files.loads(old["osdp"], {"plan": Plan, "hardware": Hardware}[old["osdp"]], json.dumps(old))
+@pytest.mark.usefixtures("notes")
+def test_a_file_of_an_older_version_is_upgraded_when_it_is_read() -> None:
+    assert json_files.loads("note", Note, '{"osdp": "note", "version": 1, "count": 3}') == Note("", 3)
+    new = json_files.dumps("note", Note("me", 3))
+    assert json.loads(new)["version"] == 2 and json_files.loads("note", Note, new) == Note("me", 3)
+    with pytest.raises(FormatError, match="author"):  # only older files may lack it
+        json_files.loads("note", Note, '{"osdp": "note", "version": 2, "count": 3}')
+    with pytest.raises(FormatError, match="colour"):
+        json_files.loads("note", Note, '{"osdp": "note", "version": 1, "count": 3, "colour": 0}')
 
 
+@pytest.mark.usefixtures("notes")
 def test_an_error_in_an_old_file_says_the_line_of_that_file() -> None:
-    text = (FILES / "plan-1.json").read_text()
-    line = text[: text.index('"batch_size": ')].count("\n") + 1
     with pytest.raises(FormatError) as caught:
-        Plan.loads(text.replace('"batch_size": ', '"batch_size": -', 1))
-    assert (caught.value.field, caught.value.line) == ("batch_size", line)
-    assert f"line {line}, column {caught.value.column}: batch_size: must be" in str(caught.value)
-    for damaged in ("3", "[1]", '"text"'):  # upgrading itself stumbles
-        with pytest.raises(FormatError, match="line 1, column 1: the osdp 'plan' file is damaged"):
-            Plan.loads(f'{{"osdp": "plan", "version": 1, "description": {damaged}}}')
+        json_files.loads("note", Note, '{"osdp": "note",\n "version": 1,\n "count": "many"}')
+    assert (caught.value.field, caught.value.line, caught.value.column) == ("count", 3, 11)
+    assert str(caught.value).startswith("line 3, column 11: count: expected an integer")
+    for damaged in ('"count": []', '"other": 1'):  # upgrading itself stumbles
+        with pytest.raises(FormatError, match="line 1, column 1: the osdp 'note' file is damaged"):
+            json_files.loads("note", Note, f'{{"osdp": "note", "version": 1, {damaged}}}')
 
 
 @pytest.mark.parametrize("kind", LOAD)
-def test_a_newer_version_is_refused_and_not_touched(tmp_path: Path, kind: str, capsys: Any) -> None:
+def test_a_newer_version_is_refused(tmp_path: Path, kind: str) -> None:
     new = document(f"{kind}-{file_versions.newest(kind)}.json")
     new["version"] += 1
     new["invented_later"] = 1
@@ -139,56 +116,6 @@ def test_a_newer_version_is_refused_and_not_touched(tmp_path: Path, kind: str, c
     with pytest.raises(FormatError, match="use a newer osdp") as caught:
         LOAD[kind](path)
     assert caught.value.field == "version"
-    assert main(["upgrade", str(path)]) == 2
-    assert "use a newer osdp" in capsys.readouterr().err
-    assert json.loads(path.read_text()) == new
-
-
-def test_upgrade_rewrites_a_file_in_place_and_says_what_changed(tmp_path: Path, capsys: Any) -> None:
-    path = tmp_path / "plan.json"
-    path.write_bytes((FILES / "plan-1-first.json").read_bytes())
-    path.chmod(0o640)
-    before = Plan.load(path)
-    assert main(["upgrade", str(path)]) == 0
-    said = capsys.readouterr().out
-    added = (
-        "added description.operators[].work_bytes_per_sample, added description.operators[].work_bytes_fixed, "
-        "added description.operators[].forward_kernels, added description.operators[].backward_kernels, "
-        "added description.output_bytes_per_sample, added description.blocks_changing_inputs, "
-        "added description.precision, added description.kernels, added gather_bytes, "
-        "added separate_reductions"
-    )
-    assert said == f"{path}: plan, version 1 to 15: {added}\n"
-    assert json.loads(path.read_text())["version"] == 15
-    assert Plan.load(path) == before and stat.S_IMODE(path.stat().st_mode) == 0o640
-    assert main(["upgrade", str(path)]) == 0
-    assert capsys.readouterr().out == f"{path}: plan, version 15: up to date\n"
-    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
-
-
-def test_upgrade_of_a_directory_takes_what_is_osdp_s(tmp_path: Path, capsys: Any) -> None:
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "here.json").write_bytes((FILES / "hardware-1-first.json").read_bytes())
-    (tmp_path / "model.json").write_bytes((FILES / "description-1.json").read_bytes())
-    for name, text in (("config.json", '{"hidden_size": 8}'), ("broken.json", "{"), ("notes.txt", "hello")):
-        (tmp_path / name).write_text(text)
-    os.symlink(tmp_path / "model.json", tmp_path / "link.json")
-    assert main(["upgrade", str(tmp_path)]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert (
-        len(said) == 3 and "between_hosts" in said[2]
-    )  # the link leads to a file that is new by then, or was
-    assert (tmp_path / "link.json").is_symlink()
-    assert Hardware.load(tmp_path / "runs" / "here.json").stolen_computation == 0.0
-    assert (tmp_path / "broken.json").read_text() == "{"
-
-
-def test_upgrade_refuses_what_is_not_osdp_s(tmp_path: Path, capsys: Any) -> None:
-    (tmp_path / "config.json").write_text('{"hidden_size": 8}')
-    assert main(["upgrade", str(tmp_path / "config.json")]) == 2
-    assert "not a file that OSDP writes" in capsys.readouterr().err
-    assert main(["upgrade", str(tmp_path / "nowhere")]) == 2
-    assert "neither a file nor a directory" in capsys.readouterr().err
 
 
 def test_known_machines_are_of_the_newest_version() -> None:

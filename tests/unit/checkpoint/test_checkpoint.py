@@ -21,7 +21,6 @@ import torch.distributed.checkpoint as dcp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.distributed.checkpoint.metadata import Metadata
 
 import osdp.checkpoint.model_state
 import osdp.checkpoint.places
@@ -36,7 +35,6 @@ from osdp.checkpoint.places import Partial
 from osdp.checkpoint.reading import check, fill, readings
 from osdp.checkpoint.save_load import load, save
 from osdp.checkpoint.shard_boxes import WholePiece, chunks
-from osdp.cli import main
 from tests.unit.checkpoint.killing import Killed, end, kill_at
 
 
@@ -461,11 +459,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "not UTF-8": (lambda p: (p / "manifest.json").write_bytes(b"\xff\xfe"), "not UTF-8"),
     "a manifest without its checksum": (
         lambda p: (p / "manifest.json").write_bytes(
-            signed({"osdp": "checkpoint", "version": 2})[:-40] + b"}"
+            signed({"osdp": "checkpoint", "version": 1})[:-40] + b"}"
         ),
         "checksum|line",
     ),
-    "newer version": (edits(lambda d: d.update(version=3)), "use a newer osdp"),
+    "newer version": (edits(lambda d: d.update(version=2)), "use a newer osdp"),
     "another kind of file": (edits(lambda d: d.update(osdp="plan")), "not an osdp 'checkpoint' file"),
     "unknown field": (edits(lambda d: d.update(colour="red")), "colour: unknown field"),
     "missing field": (edits(lambda d: d.pop("buffers")), "buffers: missing field"),
@@ -702,72 +700,21 @@ def test_any_damage_of_any_file_is_noticed_before_anything_changes(tmp_path: Pat
     assert same(wanted, snapshot(model, optimizer))
 
 
-# ---- version 1 ----
+# ---- files of every version ----
 
-FILES = Path(__file__).parents[2] / "data" / "files"
-OLD = FILES / "checkpoint-1"  # of two ranks, one weight split
-
-
-def as_it_was(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    expected = torch.load(OLD.with_suffix(".pt"))
-    assert same(dict(model.state_dict()), dict(expected["model"]))
-    names = {p: name for name, p in model.named_parameters()}
-    assert same({names[p]: state for p, state in optimizer.state.items()}, expected["optimizer"])
-    assert [g["lr"] for g in optimizer.param_groups] == [0.01, 0.01]
-    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1, 0.0]
+FILES = Path(__file__).parents[2] / "data" / "files"  # of two ranks, one weight split
 
 
 @pytest.mark.parametrize("version", range(1, file_versions.newest("checkpoint") + 1))
 def test_a_checkpoint_of_every_version_loads(version: int) -> None:
     model, optimizer = trained(seed=3)
     load(model, optimizer, FILES / f"checkpoint-{version}")
-    as_it_was(model, optimizer)
-
-
-def test_a_checkpoint_of_version_1_loads_and_is_upgraded_in_place(tmp_path: Path, capsys: object) -> None:
-    path = tmp_path / "runs" / "step"
-    shutil.copytree(OLD, path)
-    for _ in range(2):
-        model, optimizer = trained(seed=3)
-        load(model, optimizer, path)
-        as_it_was(model, optimizer)
-        assert main.main(["upgrade", str(tmp_path)]) == 0
-    first, second = capsys.readouterr().out.splitlines()  # type: ignore[attr-defined]
-    assert first.startswith(f"{path}: checkpoint, version 1 to 2: added ") and second.endswith("up to date")
-    assert all(box.crc32 is not None for _, box in read_manifest(Folder(path)).all_boxes())
-    assert sorted(p.name for p in path.iterdir()) == sorted(p.name for p in OLD.iterdir())
-    for name in (".metadata", "__0_0.distcp"):  # which version 1 could not notice, or did only for data
-        data = (path / name).read_bytes()
-        (path / name).write_bytes(data[:500] + bytes([data[500] ^ 1]) + data[501:])
-        with pytest.raises(FormatError, match="is damaged"):
-            load(model, optimizer, path)
-        (path / name).write_bytes(data)
-
-
-PICKLES = {
-    "runs code": (b"cos\nsystem\n(S'true'\ntR.", "os.system, which no table of tensors needs"),
-    "reserves memory": (b"\x80\x04\x96\xff\xff\xff\xff\x01\x00\x00\x00.", "is damaged|BYTEARRAY8"),
-    "a memo of four billion": (b"\x80\x02Nr\xff\xff\xff\x7f.", "reserves memory"),
-    "sets attributes on a class of torch": (
-        b"\x80\x02ctorch.distributed.checkpoint.metadata\nMetadata\n}X\x03\x00\x00\x00badK\x01sb.",
-        "is damaged",
-    ),
-    "is cut": (b"\x80\x02}", "is damaged"),
-    "is no pickle": (b"hello", "no table of tensors needs"),
-}
-
-
-@pytest.mark.parametrize("kind", PICKLES)
-def test_a_table_of_version_1_is_read_without_trust(tmp_path: Path, kind: str) -> None:
-    shutil.copytree(OLD, tmp_path / "step")
-    raw, message = PICKLES[kind]
-    (tmp_path / "step" / ".metadata").write_bytes(raw)
-    model, optimizer = trained()
-    before = snapshot(model, optimizer)
-    with pytest.raises(FormatError, match=message):
-        load(model, optimizer, tmp_path / "step")
-    assert same(before, snapshot(model, optimizer))
-    assert not hasattr(Metadata, "bad")
+    expected = torch.load(FILES / f"checkpoint-{version}.pt")
+    assert same(dict(model.state_dict()), dict(expected["model"]))
+    names = {p: name for name, p in model.named_parameters()}
+    assert same({names[p]: state for p, state in optimizer.state.items()}, expected["optimizer"])
+    assert [g["lr"] for g in optimizer.param_groups] == [0.01, 0.01]
+    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1, 0.0]
 
 
 def test_torch_reads_the_files_too(tmp_path: Path) -> None:

@@ -216,7 +216,6 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
         "simulate",
         "profile",
         "export",
-        "upgrade",
     ):
         with pytest.raises(SystemExit) as caught:
             parser.make_parser().parse_args([name, "--help"])

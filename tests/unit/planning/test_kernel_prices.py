@@ -48,10 +48,10 @@ def test_slices_are_cut_along_outputs_or_else_inputs() -> None:
     assert wide[2] > narrow[2]  # of 128 columns, and of 2,048
 
 
-def in_slices_ps(description: ModelDescription, hardware: Hardware, cost_version: int) -> int:
+def in_slices_ps(description: ModelDescription, hardware: Hardware) -> int:
     """What the weight in 64 slices adds to a micro-batch, beside computation."""
-    searched = Searched(("FULL_SHARD",), (64,), ("none",), cost_version=cost_version)
-    model = make_model(description, hardware, "bf16", cost_version=cost_version)
+    searched = Searched(("FULL_SHARD",), (64,), ("none",))
+    model = make_model(description, hardware, "bf16")
     request = make_request(
         description, hardware, searched, ranks=8, optimizer="adamw", precision="bf16", cost="osdp"
     )
@@ -63,15 +63,14 @@ def in_slices_ps(description: ModelDescription, hardware: Hardware, cost_version
     )
 
 
-def test_measured_machines_and_old_costs_keep_a_launch_for_each_slice() -> None:
+def test_measured_machines_keep_a_launch_for_each_slice() -> None:
     description, h100 = linear(4096, 4096, 2048), Hardware.load("h100-8")
     name = next(o.name for o in description.operators if o.split_shape is not None)
     launches_ps = round(63 * SLICE_OVERHEAD_S * 1e12)
     thin_ps = round(slower(description)[64] * 1e12)
-    then, now = in_slices_ps(description, h100, 8), in_slices_ps(description, h100, 9)
-    assert now - then == pytest.approx(thin_ps - launches_ps, abs=2)
-    for machine in (Hardware.load("rtx-titan-8"), dataclasses.replace(h100, gamma_s={name: 1e-3})):
-        assert in_slices_ps(description, machine, 8) == in_slices_ps(description, machine, 9)
+    measured = in_slices_ps(description, dataclasses.replace(h100, gamma_s={name: 1e-3}))
+    assert in_slices_ps(description, h100) - measured == pytest.approx(thin_ps - launches_ps, abs=2)
+    assert in_slices_ps(description, dataclasses.replace(h100, kernel_rates=None)) == measured
 
 
 def test_attention_is_slower_in_short_sequences() -> None:

@@ -46,12 +46,15 @@ inline PlainPlan plain(const Model& model, const Request& request, const Found& 
 inline void check_found(const Model& model, Request request, const Found& found, Draws& d) {
   const PlainPlan plan = plain(model, request, found);
   const std::vector<BatchProof> proof = draw_proof(d, model, plan.batch);
-  const int64_t rounding =
-      plan.batch.samples() + 36 * plan.batch.accumulation * static_cast<int64_t>(model.operators.size() + 1);
+  // The search rounds down once a sample, for all operators and for each recomputed block.
+  const int64_t rounding = plan.batch.samples() * static_cast<int64_t>(model.blocks.size() + 1) +
+                           36 * plan.batch.accumulation * static_cast<int64_t>(model.operators.size() + 1);
   if (!request.paper()) {
     if (!request.space.shares) return;
     const int64_t least = bound_of_plan_ps(model, request, plan);
-    must(least <= found.step_ps + rounding, "the checker's bound of a plan is above the search's");
+    must(least <= found.step_ps + rounding, "the checker's bound of a plan, " + std::to_string(least) +
+                                                " ps, is above the search's " +
+                                                std::to_string(found.step_ps));
     // Of what the largest peak may be, the search was given all.
     if (request.device.ranks > 1) request.limit_bytes += request.limit_bytes / 99 + 1;
     if (request.limit_bytes > kMostBytes) return;  // no limit of a request

@@ -11,16 +11,9 @@
 namespace osdp::search {
 namespace {
 
-constexpr int kMostLimits = 6;         // lower limits for plans whose step is over, and limits of the sum
-constexpr int kRooms = 8;              // parts of the most memory that gathering ahead can take
-constexpr double kFar = 0.02;          // gap above which the smaller space is searched to the end
-constexpr size_t kPolished = 6;        // plans that local search begins with
-constexpr int64_t kWork = 50'000'000;  // steps of one search
-// Of the objective (docs/search.md), as multiples of the machine's weight of communication. Their optima are
-// more plans that local search begins with: where latencies decide, the bound, which counts few of them, says
-// little.
-constexpr double kOtherWeights[] = {1, 0.1, 3, 30};
-constexpr int64_t kLeastRoom = 200;  // limits are not tried closer than limit / this
+constexpr int kMostLimits = 6;   // lower limits for plans whose step is over
+constexpr double kFar = 0.02;    // gap above which the smaller space is searched to the end
+constexpr size_t kPolished = 6;  // plans that local search begins with
 // Limits of local search: the number of operators over all simulated steps, and the number of steps.
 constexpr int64_t kPlayedOperators = 160'000, kFewestPlays = 32, kMostPlays = 1000;
 
@@ -45,11 +38,9 @@ class StepSearch {
   Answer run() {
     if (!first_plans()) return {};
     sharded_only();
-    more_plans();
     if (!fits() && least_fits()) consider(searches_.least(problem_.batches).plan);
     if (fits() && !done()) improve();
     if (far() && part_) {
-      part_->search->more_plans();
       if (part_->search->fits()) part_->search->improve();
       consider_part();
     }
@@ -85,22 +76,6 @@ class StepSearch {
     if (!done()) sharpen();
     if (!done()) lower_limits();
     return true;
-  }
-
-  // Simulates the best plans by other objectives and under other limits.
-  void more_plans() {
-    if (!done()) leave_room();
-    if (!done()) limits_of_sum(searches_.with_least_reserve(*weighed_));
-    if (!done()) limits_of_sum(*weighed_);
-    Request other = searches_.with_least_reserve(problem_);
-    const double own = problem_.device.exposed;
-    for (const double weight : kOtherWeights) {
-      other.device.exposed = (own > 0 ? own : 1) * weight;
-      if (!done()) limits_of_sum(other);
-    }
-    other = searches_.with_least_reserve(*weighed_);
-    other.space.every_latency = false;
-    if (!done()) limits_of_sum(other);
   }
 
   bool sum_fits() { return searches_.run(searches_.with_least_reserve(problem_), kAnyPlan).feasible; }
@@ -159,39 +134,6 @@ class StepSearch {
       const int64_t left = consider(s);
       if (left >= 0) return;
       limit += left;
-    }
-  }
-
-  // The same bound with a part of the memory left to gather units ahead.
-  void leave_room() {
-    int64_t transient = 0;
-    for (const Seed& s : seeds_)
-      transient = std::max(transient, largest_transient(rehearsal_->kinds(), s.plan.decision));
-    const int64_t prefetch = searches_.planner().player().manner().prefetch;
-    for (int n = 1; n < kRooms && !done(); ++n)
-      consider(prover_.at(prover_.shares(), limit_.most_bytes() - (1 + prefetch) * transient * n / kRooms,
-                          gap_ / 20, true));
-  }
-
-  // An objective with a reserve for the largest transients, under limits between those whose plan leaves
-  // memory and those whose plan is over.
-  void limits_of_sum(Request request) {
-    const int64_t least = problem_.limit_bytes / kLeastRoom;
-    int64_t limit = problem_.limit_bytes, kept = 0, over = kLargestSum;
-    for (int n = 0; n < kMostLimits && !done() && over - kept > least; ++n) {
-      request.limit_bytes = limit;
-      request.find_smallest = true;
-      const Schedule s = searches_.run(request, gap_ / 4, kWork);
-      if (!s.feasible) {
-        if (kept > 0 || s.smallest_limit_bytes == 0 || s.smallest_limit_bytes >= over) return;
-        limit = s.smallest_limit_bytes;
-        continue;
-      }
-      const int64_t left = consider(s);
-      (left >= 0 ? kept : over) = limit;
-      if (left >= 0 && left < least) return;
-      limit += std::min(left, kLargestSum - limit);
-      if (limit <= kept || limit >= over) limit = kept + (over - kept) / 2;
     }
   }
 

@@ -130,6 +130,7 @@ class BranchAndBound {
   const ScheduleTuning tuning_;
   const Kinds& kinds_;
   std::set<SubproblemKey> rounded_, priced_;
+  std::set<SubproblemKey> broken_rows_;  // of leaves whose plan violated a row
   size_t first_rows_ = 0;
   std::vector<int> rows_;
   std::map<int64_t, ColumnPool> pools_;   // by accumulation

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "search/knapsack/multi_constraint_knapsack.hpp"
 #include "search/knapsack/operator_groups.hpp"
 #include "search/problem/dominance.hpp"
 
@@ -81,38 +80,6 @@ class FixedNodeSolver {
       auto& counts = counts_.emplace_back(alike_[n].options.size(), 0);
       for (int m = 0; m < alike_[n].count; ++m) ++counts[kept[n][s.choices[next++]]];
     }
-    return s;
-  }
-
-  // Whether the solution of `one` satisfies every row.
-  bool keeps_all_rows() const {
-    for (size_t j = 0; j < pool_.rows; ++j) {
-      int128 sum = 0;
-      for (size_t n = 0; n < alike_.size(); ++n) {
-        for (size_t k = 0; k < counts_[n].size(); ++k) {
-          sum += static_cast<int128>(counts_[n][k]) * bytes(alike_[n], alike_[n].options[k], j);
-        }
-      }
-      if (sum > left_[j]) return false;
-    }
-    return true;
-  }
-
-  MultiConstraintSolution multi_constraint(const Prices& prices, int64_t cutoff, Stopwatch& watch) {
-    MultiConstraintKnapsack problem;
-    problem.limits = left_;
-    for (const Alike& a : alike_) {
-      auto& kind = problem.kinds.emplace_back();
-      kind.count = a.count;
-      for (int k : a.options) {
-        auto& c = kind.choices.emplace_back();
-        c.time = time(a, k);
-        for (size_t j = 0; j < pool_.rows; ++j) c.bytes.push_back(bytes(a, k, j));
-      }
-    }
-    MultiConstraintSolution s =
-        solve_multi_constraint(problem, {prices.begin(), prices.begin() + pool_.rows}, cutoff, watch);
-    if (!s.counts.empty()) counts_ = s.counts;
     return s;
   }
 
@@ -199,27 +166,17 @@ class FixedNodeSolver {
 
 FixedNode solve_fixed_node(const Kinds& kinds, const ColumnPool& pool, const Request& request,
                            const Region& region, const Bounded& bounded, const Model& model,
-                           int64_t cutoff_ps, Stopwatch& watch, const Budget& budget) {
+                           int64_t cutoff_ps, const Budget& budget) {
   FixedNode leaf;
   FixedNodeSolver solver(kinds, pool, request, region);
   if (!solver.fits()) return leaf;
-  // First a relaxation with only the row of the highest price. Its solution usually satisfies the others too.
   const Solution s = solver.one(bounded.row, budget);
   leaf.nodes = s.statistics.nodes;
   if (s.status == Status::Infeasible) return leaf;
   leaf.lower_bound_ps = solver.fixed_ps() + s.lower_bound_ps;
   if (leaf.lower_bound_ps >= cutoff_ps) return leaf;
-  if (solver.keeps_all_rows()) {
-    leaf.status = s.status;
-    leaf.time_ps = solver.fixed_ps() + s.time_ps;
-  } else {
-    const int64_t cutoff = cutoff_ps == kLargestSum ? kLargestSum : cutoff_ps - solver.fixed_ps();
-    const MultiConstraintSolution t = solver.multi_constraint(bounded.prices, cutoff, watch);
-    leaf.status = t.status;
-    leaf.lower_bound_ps = std::max(leaf.lower_bound_ps, solver.fixed_ps() + t.lower_bound_ps);
-    leaf.time_ps = solver.fixed_ps() + t.time_ps;
-    if (t.counts.empty()) return leaf;
-  }
+  leaf.status = s.status;
+  leaf.time_ps = solver.fixed_ps() + s.time_ps;
   leaf.decision = solver.decide(region, model);
   return leaf;
 }

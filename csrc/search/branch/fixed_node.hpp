@@ -8,16 +8,17 @@
 namespace osdp::search {
 
 struct FixedNode {
-  Status status = Status::Infeasible;       // Infeasible: no plan faster than the cutoff satisfies the rows
+  Status status = Status::Infeasible;       // Infeasible: no plan faster than the cutoff keeps the row
   int64_t time_ps = 0, lower_bound_ps = 0;  // of the whole step
   Decision decision;                        // empty if nothing was found
   int64_t nodes = 0;
 };
 
 // `region` has one batch size, one transient, and fixed numbers of instances per way. `bounded`: its
-// relaxation.
+// relaxation. Only the row with the highest price is kept: the plan, whose time is then a lower bound, may
+// violate others.
 FixedNode solve_fixed_node(const Kinds& kinds, const ColumnPool& pool, const Request& request,
                            const Region& region, const Bounded& bounded, const Model& model,
-                           int64_t cutoff_ps, Stopwatch& watch, const Budget& budget);
+                           int64_t cutoff_ps, const Budget& budget);
 
 }  // namespace osdp::search

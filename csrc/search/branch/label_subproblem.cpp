@@ -10,8 +10,9 @@ namespace osdp::search {
 // by label setting (labels/label_setting.hpp) at the prices of Note [All phases]: plans are searched up to
 // some distance above the bound; if there are none, the bound rises by that distance, and the subproblem
 // returns to the heap like any region, to be searched further later. Otherwise it is branched on its
-// recomputation (branch/branch_and_bound.cpp) until a leaf is left (branch/fixed_node.hpp). The second way is
-// also the fallback if lists of labels grow too long.
+// recomputation (branch/branch_and_bound.cpp) until a leaf is left, of which one row is kept
+// (branch/fixed_node.hpp). The second way is also the fallback if lists of labels grow too long; and where a
+// leaf's plan violates another row, the first one is.
 
 bool BranchAndBound::make_subproblem(const BranchNode& w, const std::vector<double>& prices) {
   ChainResources chain = this->chain(w, false);
@@ -78,8 +79,7 @@ void BranchAndBound::solve(const BranchNode& w) {
   const int64_t cutoff = this->cutoff(w);
   Budget rest = budget_;
   if (rest.time_limit_s > 0) rest.time_limit_s = std::max(1e-3, rest.time_limit_s - watch_.seconds());
-  const FixedNode leaf =
-      solve_fixed_node(kinds_, t, request_, region(w), bounded, model_, cutoff, watch_, rest);
+  const FixedNode leaf = solve_fixed_node(kinds_, t, request_, region(w), bounded, model_, cutoff, rest);
   best_.leaves++;
   best_.nodes += leaf.nodes;
   watch_.ask();
@@ -88,11 +88,18 @@ void BranchAndBound::solve(const BranchNode& w) {
     if (leaf.status == Status::Feasible) give_up(w, bound);
     return;
   }
-  give_up(w, bound);
-  if (rows_.size() < kMostRows && std::find(rows_.begin(), rows_.end(), broken_) == rows_.end()) {
-    rows_.push_back(broken_);
-    rebuild_tree();
+  if (std::find(rows_.begin(), rows_.end(), broken_) != rows_.end()) {
+    if (!broken_rows_.insert(key_of(w)).second || !make_subproblem(w, phase_prices(w)))
+      return give_up(w, bound);
+    BranchNode again = w;
+    again.bound = std::max(w.bound, bound);
+    open_.push(std::move(again));
+    return;
   }
+  give_up(w, bound);
+  if (rows_.size() == kMostRows) return;
+  rows_.push_back(broken_);
+  rebuild_tree();
 }
 
 }  // namespace osdp::search

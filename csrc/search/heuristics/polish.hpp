@@ -17,7 +17,7 @@
 
 #include <functional>
 
-#include "search/branch/runners_up.hpp"
+#include "search/branch/schedule.hpp"
 #include "search/heuristics/rehearsal.hpp"
 
 namespace osdp::search {

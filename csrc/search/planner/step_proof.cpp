@@ -99,15 +99,14 @@ StepProver::Range StepProver::bounded(GatherRange gather, StepShares shares, dou
     const double bound = found.lower_bound_s_per_sample;
     if (bound > range.bound_s_per_sample)
       range.bound_s_per_sample = bound, range.shares = shares, range.phases = found.phases;
-    std::vector<Found> plans{found_of(found)};
-    plans.insert(plans.end(), found.runners_up.begin(), found.runners_up.end());
     if (round == 0) {
       constexpr StepShares kCorners[] = {{0, 0}, {kWhole, 0}, {0, kWhole}};
       for (size_t c = 0; c < corners.size(); ++c)
         corners[c] = find_kinds(searches_.planner().model(),
                                 bound_request(problem_, kCorners[c], limit_bytes_, gather));
     }
-    for (Found& plan : plans) lines.push_back(line_of(corners, plan)), plans_.push_back(std::move(plan));
+    plans_.push_back(found_of(found));
+    lines.push_back(line_of(corners, plans_.back()));
     const auto [next, highest] = best_shares(lines);
     if (searches_.over() || next == shares || highest * 1e-12 <= range.bound_s_per_sample * (1 + gap_ / 10))
       break;

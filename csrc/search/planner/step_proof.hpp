@@ -46,7 +46,7 @@ class StepProver {
   StepShares shares() const;                // of that bound
   // With what can be priced: the first bound, of plans with any budget.
   Proof proof() const;
-  // The minima for the ranges and shares tried, and plans near them.
+  // The minima for the ranges and shares tried.
   const std::vector<Found>& plans() const { return plans_; }
   // The best plans by the bound with these shares under another limit of the certain memory; with
   // `every_latency` plans whose operators do not need a unit with their neighbours.

@@ -112,9 +112,7 @@ class StepSearch {
   }
   int64_t consider(const Schedule& found) {
     if (!found.feasible) return 0;
-    const int64_t left = consider(candidacy(found_of(found)));
-    for (const Found& plan : found.runners_up) consider(candidacy(plan));
-    return left;
+    return consider(candidacy(found_of(found)));
   }
 
   void consider_proven() {

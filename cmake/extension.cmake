@@ -27,7 +27,7 @@ osdp_module(_search ${SEARCH_BINDINGS})
 osdp_compile_by_folder(_search)
 # Bindings of the search convert once what takes long to compute; templates compile in two thirds of -O3's time.
 target_compile_options(_search PRIVATE -O1)
-target_link_libraries(_search PRIVATE osdp_search osdp_json)
+target_link_libraries(_search PRIVATE osdp_search)
 # What the extension was compiled against, for osdp/base/built_with.py: in the module that loads with any torch.
 target_compile_definitions(_search PRIVATE "OSDP_TORCH_VERSION=\"${TORCH_VERSION}\"")
 

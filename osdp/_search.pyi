@@ -20,10 +20,6 @@ __all__: list[str] = [
     "Device",
     "IndexedPlans",
     "InvalidProblem",
-    "JsonError",
-    "JsonLimits",
-    "JsonReader",
-    "JsonShape",
     "MODES",
     "MOST_BATCH",
     "Manner",
@@ -52,11 +48,9 @@ __all__: list[str] = [
     "check",
     "check_plan",
     "check_table",
-    "find_json",
     "group_units",
     "proven_bound_ps",
     "proven_lower_bound",
-    "read_json",
     "schedule",
     "solve",
     "solve_table",
@@ -608,59 +602,6 @@ class Solution:
     @property
     def time(self) -> int: ...
 
-class JsonError(ValueError):
-    pass
-
-class JsonLimits:
-    """
-    Caps of the JSON reader (csrc/json/error.hpp).
-    """
-    def __init__(
-        self,
-        *,
-        bytes: typing.SupportsInt | typing.SupportsIndex,
-        depth: typing.SupportsInt | typing.SupportsIndex,
-        values: typing.SupportsInt | typing.SupportsIndex,
-        text_characters: typing.SupportsInt | typing.SupportsIndex,
-    ) -> None: ...
-
-class JsonShape:
-    """
-    One type of a JSON schema (csrc/json/schema.hpp).
-    """
-    def __init__(
-        self,
-        *,
-        kind: str,
-        nullable: bool,
-        items: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
-        names: collections.abc.Sequence[str],
-        allowed: collections.abc.Sequence[str],
-        minimum: typing.SupportsFloat | typing.SupportsIndex | None,
-        above_minimum: bool,
-    ) -> None: ...
-
-class JsonReader:
-    """
-    Reads files of one kind into values of their classes.
-    """
-    def __init__(
-        self,
-        *,
-        kind: str,
-        version: typing.SupportsInt | typing.SupportsIndex,
-        shapes: collections.abc.Sequence[JsonShape],
-        classes: collections.abc.Sequence[typing.Any],
-    ) -> None: ...
-    def read(self, text: bytes, limits: JsonLimits) -> tuple[int, typing.Any]:
-        """
-        The file's version, and its value; of an older version what `read_json` gives, unchecked.
-        """
-    def version(self, text: bytes, limits: JsonLimits) -> int:
-        """
-        The version that the file's header says.
-        """
-
 def built_with() -> str:
     """
     The version of torch that the extension was compiled against.
@@ -706,11 +647,6 @@ def check_table(
     lower_bound: typing.SupportsInt | typing.SupportsIndex,
     multiplier: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
 ) -> str: ...
-def find_json(text: bytes, limits: JsonLimits, path: str) -> tuple[int, int]:
-    """
-    Line and column of the field that a path names.
-    """
-
 def group_units(
     places: collections.abc.Sequence[Place],
     choices: collections.abc.Sequence[Choice],
@@ -747,11 +683,6 @@ def proven_lower_bound(
     limit: typing.SupportsInt | typing.SupportsIndex,
     multiplier: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex],
 ) -> int: ...
-def read_json(text: bytes, limits: JsonLimits) -> typing.Any:
-    """
-    Any JSON text as dictionaries, lists, numbers and text.
-    """
-
 def schedule(
     model: Model, request: Request, time_limit_s: typing.SupportsFloat | typing.SupportsIndex
 ) -> Schedule:

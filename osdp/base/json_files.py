@@ -2,9 +2,9 @@
 field's name.
 
 A file is `{"osdp": KIND, "version": N, ...the dataclass's fields}`; older versions are upgraded when they are read
-(osdp/base/file_versions.py). Reading (csrc/json) follows the dataclasses'
-annotations (osdp/base/schema.py) and nothing else: no eval, no pickle, no unknown or missing or repeated
-fields, no bool in place of an int, and limits on all sizes.
+(osdp/base/file_versions.py). Reading (strict_json.py, schema_reader.py) follows the dataclasses' annotations
+(osdp/base/schema.py) and nothing else: no eval, no pickle, no unknown or missing or repeated fields, no bool in place of
+an int, and limits on all sizes.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from osdp import _search
-from osdp.base import file_versions, schema
+from osdp.base import file_versions, schema_reader
+from osdp.base.strict_json import Limits, Text, Violation
 from osdp.errors import FormatError
 
 T = TypeVar("T")
 Rules = Callable[[Any], Iterable[tuple[str, str]]]  # (field, error) of each violation
 
 MAX_FILE_BYTES = 64 * 2**20
-MAX_DEPTH = 32
 MAX_VALUES = 8 * 2**20  # numbers, texts, names, lists and objects together
 
 
@@ -41,72 +40,48 @@ def loads(
     cls: type[T],
     text: str | bytes,
     rules: Rules | None = None,
-    limits: _search.JsonLimits | None = None,
+    limits: Limits | None = None,
 ) -> T:
     """Parse the text of `dumps(kind, ...)` to a `cls` that satisfies `rules`. `limits`: instead of the usual
     ones.
 
     Raises FormatError that names line, column and field.
     """
-    raw, limits = _bytes(text), limits or _limits()
-    value: T = _read(kind, cls, raw, limits)
+    parsed = _parsed(text, limits)
+    try:
+        version = schema_reader.version_of(kind, parsed.value)
+        document = file_versions.upgraded(kind, parsed.value, version)
+        value: T = schema_reader.reader(cls)(document)  # type: ignore[arg-type]
+    except Violation as error:
+        parsed.refuse(error)
+    except FormatError as error:  # upgrading stumbled
+        parsed.refuse(Violation(str(error)))
     for field, why in rules(value) if rules else ():
-        line, column = _search.find_json(raw, limits, field)
-        raise FormatError(f"line {line}, column {column}: {field}: {why}", field, line, column)
+        parsed.refuse_field(field, why)
     return value
 
 
-def version(kind: str, cls: type[Any], text: bytes, limits: _search.JsonLimits) -> int:
+def version(kind: str, text: bytes, limits: Limits) -> int:
     """The version in the header of a file of `kind`. FormatError if it is not such a file, or newer."""
+    parsed = _parsed(text, limits)
     try:
-        return schema.reader(kind, cls).version(text, limits)
-    except _search.JsonError as error:
-        raise _refused(error) from None
-
-
-def _read(kind: str, cls: type[T], raw: bytes, limits: _search.JsonLimits) -> T:
-    reader = schema.reader(kind, cls)
-    try:
-        version, value = reader.read(raw, limits)
-    except _search.JsonError as error:
-        raise _refused(error) from None
-    if version == file_versions.newest(kind):
-        return value  # type: ignore[no-any-return]
-    try:
-        document = file_versions.upgraded(kind, value, version)
-        return reader.read(_bytes(json.dumps(document)), limits)[1]  # type: ignore[no-any-return]
-    except _search.JsonError as error:  # its line refers to the upgraded text
-        message, field, *_ = error.args
-        why = message.partition(": ")[2]
-    except FormatError as error:
-        why, field = str(error), error.field
-    line, column = _search.find_json(raw, limits, field)
-    raise FormatError(f"line {line}, column {column}: {why}", field, line, column)
+        return schema_reader.version_of(kind, parsed.value)
+    except Violation as error:
+        parsed.refuse(error)
 
 
 def parse(text: str | bytes) -> Any:
     """Parse any JSON text equally strictly, to dictionaries, lists, numbers and strings. Raises
     FormatError."""
-    try:
-        return _search.read_json(_bytes(text), _limits())
-    except _search.JsonError as error:
-        raise _refused(error) from None
+    parsed = _parsed(text, None)
+    parsed.check_plain()
+    return parsed.value
 
 
-def _bytes(text: str | bytes) -> bytes:
-    # Halves of surrogate pairs, which only a str can hold, become bytes that the reader refuses.
-    return text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-
-
-def _limits() -> _search.JsonLimits:
-    return _search.JsonLimits(
-        bytes=MAX_FILE_BYTES, depth=MAX_DEPTH, values=MAX_VALUES, text_characters=schema.MAX_TEXT
-    )
-
-
-def _refused(error: Exception) -> FormatError:
-    message, field, line, column = error.args
-    return FormatError(message, field, line, column)
+def _parsed(text: str | bytes, limits: Limits | None) -> Text:
+    # Halves of surrogate pairs, which only a str can hold, become bytes that are not UTF-8.
+    raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    return Text(raw, limits or Limits(MAX_FILE_BYTES, MAX_VALUES))
 
 
 def save_text(path: str | os.PathLike[str], text: str) -> None:

@@ -4,8 +4,8 @@
     mode: Annotated[str, OneOf(MODES)]              # an enumeration
     saved_bytes: int                                # a quantity (see QUANTITY): at least 0, without saying so
 
-Both `reader` (csrc/json checks every file with it) and `json_schema` (osdp/schemas/*.schema.json, by tools/schema.py)
-come from the same shapes, so they always agree on the valid values of a field.
+Both what reads files (osdp/base/schema_reader.py) and `json_schema` (osdp/schemas/*.schema.json, by tools/schema.py) come
+from the same shapes, so they always agree on the valid values of a field.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any
 
-from osdp import _search
 from osdp.base import file_versions
+from osdp.base.strict_json import MAX_TEXT
 
-MAX_TEXT = 4096  # characters, of a value or a name
 INT64 = (-(2**63), 2**63 - 1)
 
 # Numbers with these names are quantities, which are not negative.
@@ -44,15 +43,15 @@ class AtLeast:
 
 @dataclass(frozen=True)
 class Shape:
-    """One type: csrc/json/schema.hpp."""
+    """One type."""
 
     kind: str  # "boolean", "integer", "number", "text", "list", "tuple", "object", "map", "any"
     nullable: bool = False
     items: tuple[Shape, ...] = ()  # list, map: the one of all values; tuple, object: one for each
-    names: tuple[str, ...] = ()  # object: its fields
-    allowed: tuple[str, ...] = ()
-    minimum: int | None = None
-    above_minimum: bool = False
+    names: tuple[str, ...] = ()  # object: its fields; all are required, no others allowed
+    allowed: tuple[str, ...] = ()  # text; (): any
+    minimum: int | None = None  # integer, number
+    above_minimum: bool = False  # the bound is exclusive
     cls: type | None = None  # object: the dataclass
 
 
@@ -95,42 +94,6 @@ def _shape(hint: Any, name: str, rules: tuple[object, ...] = (), nullable: bool 
             return Shape(kind, nullable)
         return Shape(kind, nullable, minimum=bound.minimum, above_minimum=bound.strictly)
     raise TypeError(f"{name}: a file cannot hold {hint}")
-
-
-def reader(kind: str, cls: type[Any]) -> _search.JsonReader:
-    """What reads files of `kind` into values of `cls`."""
-    if (kind, cls) not in _READERS:
-        _READERS[kind, cls] = _reader(kind, shape_of(cls))
-    return _READERS[kind, cls]
-
-
-_READERS: dict[tuple[str, type[Any]], _search.JsonReader] = {}
-
-
-def _reader(kind: str, shape: Shape) -> _search.JsonReader:
-    shapes = [shape]
-    items: list[list[int]] = []
-    # Breadth first: a shape precedes those that it refers to.
-    for shape in shapes:  # grows meanwhile
-        items.append([len(shapes) + i for i in range(len(shape.items))])
-        shapes += shape.items
-    return _search.JsonReader(
-        kind=kind,
-        version=file_versions.newest(kind),
-        shapes=[
-            _search.JsonShape(
-                kind=shape.kind,
-                nullable=shape.nullable,
-                items=indices,
-                names=list(shape.names),
-                allowed=list(shape.allowed),
-                minimum=shape.minimum,
-                above_minimum=shape.above_minimum,
-            )
-            for shape, indices in zip(shapes, items, strict=True)
-        ],
-        classes=[shape.cls for shape in shapes],
-    )
 
 
 def json_schema(kind: str, cls: type, identifier: str) -> dict[str, Any]:

@@ -30,8 +30,8 @@ from typing import Any
 
 import torch
 
-from osdp import _search
-from osdp.base import json_files, schema
+from osdp.base import json_files
+from osdp.base.strict_json import Limits
 from osdp.checkpoint.file_boxes import Box, Count, Row, apart, tile
 from osdp.checkpoint.folder import Folder, is_file_name
 from osdp.checkpoint.shard_boxes import elements
@@ -40,7 +40,7 @@ from osdp.errors import FormatError
 FILE_NAME = "manifest.json"
 KIND = "checkpoint"
 MAX_BYTES = 512 * 2**20
-MAX_VALUES = 64 * 2**20  # about 11 for each box, so about six million boxes
+LIMITS = Limits(MAX_BYTES, 64 * 2**20)  # about 11 values for each box, so about six million boxes
 
 _END = re.compile(rb',\n "checksum": "crc32:([0-9a-f]{8})"\n}\n\Z')
 
@@ -134,11 +134,9 @@ def loads(text: bytes) -> Manifest:
     body = text if end is None else text[: end.start()] + b"\n}\n"
     damaged = end is None or zlib.crc32(text[: end.start()]) != int(end[1], 16)
     if damaged:
-        version = json_files.version(
-            KIND, Manifest, body, _limits()
-        )  # the checksum of newer versions is unknown
+        version = json_files.version(KIND, body, LIMITS)  # the checksum of newer versions is unknown
         raise FormatError(f"damaged: its checksum is wrong or missing (version {version})", "checksum")
-    return _with_values(json_files.loads(KIND, Manifest, body, _problems, _limits()), _value)
+    return _with_values(json_files.loads(KIND, Manifest, body, _problems, LIMITS), _value)
 
 
 def read_manifest(folder: Folder) -> Manifest:
@@ -156,12 +154,6 @@ def read_manifest(folder: Folder) -> Manifest:
         return loads(text)
     except FormatError as error:
         raise FormatError(f"{folder / FILE_NAME}: {error}", error.field, error.line, error.column) from None
-
-
-def _limits() -> _search.JsonLimits:
-    return _search.JsonLimits(
-        bytes=MAX_BYTES, depth=json_files.MAX_DEPTH, values=MAX_VALUES, text_characters=schema.MAX_TEXT
-    )
 
 
 def _problems(manifest: Manifest) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-// osdp._search: csrc/search and csrc/json. No torch library is linked.
+// osdp._search: csrc/search. No torch library is linked.
 #include <pybind11/pybind11.h>
 
 #include "search/problem/problem.hpp"
@@ -10,7 +10,6 @@ void bind_simulate(py::module_& m);     // bindings/search/simulate.cpp
 void bind_planner(py::module_& m);      // bindings/search/planner.cpp
 void bind_certificate(py::module_& m);  // bindings/search/certificate.cpp
 void bind_knapsack(py::module_& m);     // bindings/search/knapsack.cpp
-void bind_json(py::module_& m);         // bindings/search/json.cpp
 
 PYBIND11_MODULE(_search, m) {
   m.doc() = "The planner's search (csrc/search). Use osdp.solve and osdp.search.";
@@ -20,7 +19,6 @@ PYBIND11_MODULE(_search, m) {
   bind_planner(m);
   bind_certificate(m);
   bind_knapsack(m);
-  bind_json(m);
   m.def(
       "built_with", [] { return OSDP_TORCH_VERSION; },
       "The version of torch that the extension was compiled against.");

@@ -228,7 +228,7 @@ void bind_runtime(py::module_& m) {
       .def(
           "summon",
           [](rt::Runtime& runtime, bool with_grads) {
-            runtime.units().let_go(/*trained=*/false);
+            runtime.let_go(/*trained=*/false);
             runtime.full_params().summon(with_grads);
           },
           py::arg("with_grads"), Release(),
@@ -238,7 +238,7 @@ void bind_runtime(py::module_& m) {
       .def(
           "unsummon",
           [](rt::Runtime& runtime, bool writeback) {
-            runtime.units().let_go(/*trained=*/false);
+            runtime.let_go(/*trained=*/false);
             runtime.full_params().unsummon(writeback);
           },
           py::arg("writeback"), Release(),
@@ -246,7 +246,7 @@ void bind_runtime(py::module_& m) {
       .def(
           "show_full",
           [](rt::Runtime& runtime, const std::vector<int64_t>& params, bool keep) {
-            runtime.units().let_go(/*trained=*/false);
+            runtime.let_go(/*trained=*/false);
             return runtime.full_params().show_full(params, /*with_grads=*/false, keep);
           },
           py::arg("params"), py::arg("keep"), Release(),
@@ -256,7 +256,7 @@ void bind_runtime(py::module_& m) {
       .def(
           "show_local",
           [](rt::Runtime& runtime, const std::vector<int64_t>& params, bool writeback) {
-            runtime.units().let_go(/*trained=*/false);
+            runtime.let_go(/*trained=*/false);
             runtime.full_params().show_local(params, writeback);
           },
           py::arg("params"), py::arg("writeback"), Release(),

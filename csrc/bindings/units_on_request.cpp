@@ -13,16 +13,20 @@ void bind_units_on_request(py::class_<rt::Runtime, std::shared_ptr<rt::Runtime>>
   type.def("unshard", &rt::Runtime::unshard, py::arg("params"), py::arg("wait"), Release(),
            "Begins to gather the units that hold these parameters (indices); they stay gathered: Note [Units "
            "that stay gathered]. Collective. Raises ShardingError while parameters are shown in full.")
+      .def("await_unsharded", &rt::Runtime::await_unsharded, py::arg("params"), Release(),
+           "Waits for `unshard`; between passes these parameters show their full values then, to be read: "
+           "Note "
+           "[What unshard() shows].")
       .def(
-          "await_unsharded",
-          [](rt::Runtime& runtime, const Indices& params) { runtime.units().await_unsharded(params); },
-          py::arg("params"), Release(), "Waits for `unshard`.")
+          "reshard", &rt::Runtime::reshard, py::arg("params"), Release(),
+          "Reshards the units that hold these parameters and are not in use. Raises ShardingError if one was "
+          "written to while it was shown to be read.")
       .def(
-          "reshard", [](rt::Runtime& runtime, const Indices& params) { runtime.units().reshard(params); },
-          py::arg("params"), Release(), "Reshards the units that hold these parameters and are not in use.")
-      .def(
-          "let_go", [](rt::Runtime& runtime) { runtime.units().let_go(/*trained=*/true); }, Release(),
-          "Reshards the units that stay gathered and have a parameter that requires a gradient.")
+          "let_go", [](rt::Runtime& runtime) { runtime.let_go(/*trained=*/true); }, Release(),
+          "Reshards the units that stay gathered and have a parameter that an optimizer may step. Raises as "
+          "`reshard`.")
+      .def("end_read_only", &rt::Runtime::end_read_only, Release(),
+           "What await_unsharded shows ends: parameters show this rank's rows. Raises as `reshard`.")
       .def_property_readonly("any_stays", [](rt::Runtime& runtime) { return runtime.units().any_stays(); })
       .def(
           "set_stays_after_forward",

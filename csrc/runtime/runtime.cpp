@@ -6,6 +6,7 @@
 
 #include "comm/parts.hpp"
 #include "runtime/owners.hpp"
+#include "runtime/step/no_inference.hpp"
 
 namespace osdp::runtime {
 namespace {
@@ -125,8 +126,30 @@ void Runtime::unshard(const std::vector<int64_t>& params, bool wait) {
   OSDP_CHECK(!full_params_.shows_any(), Sharding,
              "OSDP: unshard() within summon_full_params, where parameters are full already");
   if (stack_.empty()) backward_.await_end();
+  const NoInference no_inference;
   units_.unshard(params);
-  if (wait) units_.await_unsharded(params);
+  if (wait) await_unsharded(params);
+}
+
+void Runtime::await_unsharded(const std::vector<int64_t>& params) {
+  const NoInference no_inference;
+  units_.await_unsharded(params);
+  if (!in_pass()) units_.show_read_only(params);
+}
+
+void Runtime::reshard(const std::vector<int64_t>& params) {
+  const NoInference no_inference;
+  units_.reshard(params);
+}
+
+void Runtime::let_go(bool trained) {
+  const NoInference no_inference;
+  units_.let_go(trained);
+}
+
+void Runtime::end_read_only() {
+  const NoInference no_inference;
+  units_.end_read_only();
 }
 
 Call* Runtime::add_call(std::string module, const std::vector<int64_t>& params, bool root, bool hold,

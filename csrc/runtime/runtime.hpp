@@ -78,6 +78,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void set_sync_of(const std::vector<int64_t>& params, bool sync);
   // For a script: see UnitScheduler. Raises ShardingError while parameters are shown in full.
   void unshard(const std::vector<int64_t>& params, bool wait);
+  void await_unsharded(const std::vector<int64_t>& params);
+  void reshard(const std::vector<int64_t>& params);
+  void let_go(bool trained);
+  void end_read_only();
   void set_part(bool part) { step_.part = part; }
   bool part() const { return step_.part; }
   // Whether torch.autocast is on and will keep low-precision copies of parameters for backward.

@@ -287,7 +287,7 @@ class Runtime:
         self, params: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]
     ) -> None:
         """
-        Waits for `unshard`.
+        Waits for `unshard`; between passes these parameters show their full values then, to be read: Note [What unshard() shows].
         """
     def clip_grad_norm(
         self,
@@ -299,6 +299,10 @@ class Runtime:
     def copied_bytes(self) -> int:
         """
         Bytes of the NO_SHARD parameters' copies in their compute dtype that exist now.
+        """
+    def end_read_only(self) -> None:
+        """
+        What await_unsharded shows ends: parameters show this rank's rows. Raises as `reshard`.
         """
     def full_shape(self, param: typing.SupportsInt | typing.SupportsIndex) -> list[int]: ...
     def gather_whole(
@@ -321,7 +325,7 @@ class Runtime:
         """
     def let_go(self) -> None:
         """
-        Reshards the units that stay gathered and have a parameter that requires a gradient.
+        Reshards the units that stay gathered and have a parameter that an optimizer may step. Raises as `reshard`.
         """
     def name(self, param: typing.SupportsInt | typing.SupportsIndex) -> str: ...
     def owner_of(self, tensor: torch.Tensor) -> tuple[str, bool] | None:
@@ -339,7 +343,7 @@ class Runtime:
     def reset_statistics(self) -> None: ...
     def reshard(self, params: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
         """
-        Reshards the units that hold these parameters and are not in use.
+        Reshards the units that hold these parameters and are not in use. Raises ShardingError if one was written to while it was shown to be read.
         """
     def saw_tree(self) -> None:
         """

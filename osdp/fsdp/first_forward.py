@@ -147,6 +147,7 @@ def _before_call(model: nn.Module, method: str | None, args: Any, kwargs: Any) -
     sharded = sharded_of(model)
     if sharded is None or sharded.runtime.summoned or sharded.runtime.in_pass:
         return  # None: a part that is read for the plan of the model around it
+    sharded.runtime.end_read_only()
     helpers = _waiting[model].helpers
     options = stop_waiting(model)
     assert options is not None

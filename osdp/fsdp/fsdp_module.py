@@ -59,14 +59,14 @@ UNSUPPORTED = {
 }
 
 
-_STILL_ROWS = (
-    "unshard() has gathered parameters for the next call; read from the module they are this rank's rows still, unlike with "
-    "FSDP2. To read full ones use osdp.summon_full_params(model); for a gather ahead of a call, unshard(async_op=True)"
+_IN_SLICES = (
+    "parameter {!r} is computed in slices, each gathered by its product alone: after unshard() it shows this rank's part "
+    "still. To read it use osdp.summon_full_params(model)"
 )
 
 
 class UnshardHandle(TorchUnshardHandle):
-    """The result of `unshard`; `wait` returns when the gather has finished."""
+    """The result of `unshard`; `wait` returns when the gather has finished, and parameters show their full values."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self._parameters = parameters
@@ -101,24 +101,27 @@ class FSDPModule(nn.Module):
         return self
 
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
-        """Gather the module's unit (not those of sharded parts inside) ahead of its next use, collectively. It stays
-        gathered until `reshard`, or until the end of a forward or backward after which it is resharded. Returns, for
-        `async_op`, a handle to wait for it. Parameters show this rank's rows as before: read full ones within
-        `osdp.summon_full_params`, as a warning says that is given without `async_op` between passes. Note [Units that
-        stay gathered].
+        """Gather the module's unit (not those of sharded parts inside) ahead of its next use, collectively. Its
+        parameters show their full values, to be read, until the next call or backward, an optimizer's step, a state
+        dict or `reshard`; it stays gathered until `reshard`, or until the end of a forward or backward after which
+        it is resharded. For `async_op` the same begins with `wait` of the handle that is returned. Notes [Units that
+        stay gathered] and [What unshard() shows].
 
-        Raises ShardingError within `osdp.summon_full_params`, and for a pipeline schedule that splits backward.
+        Raises ShardingError within `osdp.summon_full_params`, and for a pipeline schedule that splits backward. What
+        is written to the full values would be lost: whatever ends their time raises ShardingError that names it.
         """
         refuse_split_backward(sys._getframe(1))
         parameters = parameters_of_unit(self)
         for sharded, indices in places_of(parameters):
             sharded.runtime.unshard(indices, not async_op)
             if not (async_op or sharded.runtime.in_pass):
-                warn(_STILL_ROWS)  # why else would a script wait for it?
+                for name in sorted({sharded.names()[i] for i in indices} & sharded.split_names):
+                    warn(_IN_SLICES.format(name))  # why else would a script wait for it?
         return UnshardHandle(parameters) if async_op else None
 
     def reshard(self) -> None:
-        """Free what is gathered of the module's unit, unless a running call or backward uses it."""
+        """Free what is gathered of the module's unit, unless a running call or backward uses it. Raises ShardingError,
+        after that, if a parameter was written to while `unshard` showed it."""
         for sharded, indices in places_of(parameters_of_unit(self)):
             sharded.runtime.reshard(indices)
 

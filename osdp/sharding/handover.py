@@ -142,6 +142,7 @@ class Handover:
 
 
 def _refuse_in_use(module: nn.Module, sharded: Sharded) -> None:
+    sharded.runtime.end_read_only()
     if sharded.runtime.summoned or sharded.runtime.in_pass:
         where = "inside summon_full_params" if sharded.runtime.summoned else "in its forward or backward"
         raise ShardingError(

@@ -113,6 +113,7 @@ class Tree:
         """Compare before a state dict or a checkpoint. Collective if something was added."""
         runtime = self.sharded.runtime
         if not runtime.summoned and not runtime.in_pass:
+            runtime.end_read_only()
             self.look(model, "registered" if runtime.tree_changed else "")
 
     def look(self, model: nn.Module, when: str) -> None:

@@ -206,10 +206,22 @@ def more_micro_batches(me: Member, how: str, group: dist.ProcessGroup) -> None:
             optimizer.step(), optimizer.zero_grad(set_to_none=how == "FULL_SHARD")
 
 
+def unsharded_on_one_rank(me: Member, how: str, group: dist.ProcessGroup) -> None:
+    model = Layers(1)
+    for part in (model.layers[0], model.layers[2], model):
+        osdp.fully_shard(part, process_group=group)
+    model(x_of(me.rank)).backward()
+    with refused("different modules", "rank 0 waits at #[^;]* 'layers.2 all-gather'"):
+        if me.rank == 0:
+            model.layers[2].unshard()
+        model(x_of(me.rank)).backward()
+
+
 WEIGHTS: list[Case] = [other_weights, other_weights_of_other_shapes, other_large_weights, unused_on_one_rank]
 ALL = ("NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD")
 SHORT: list[Case] = [a_b_and_b_a, other_weights, other_large_weights]
 CALLS: list[Case] = [clipped, clipped_otherwise, state_dicts, summoned, summoned_with_gradients_here]
+CALLS += [unsharded_on_one_rank]
 
 RUNS: dict[str, tuple[int, str | None, list[tuple[Case, str]]]] = {
     "models": (

@@ -178,13 +178,12 @@ def by_hand(me: Member) -> None:
     handle = model[1].unshard(async_op=True)
     handle.wait(), handle.wait()
     assert count.since() == (1, 0) and count.layers_held() == 1
-    assert model[1].weight.numel() == WIDTH * WIDTH // 2  # this rank's rows, as the optimizer has them
+    assert model[1].weight.numel() == WIDTH * WIDTH  # test_unsharded_reads.py
     micro_batch(model, inputs(me, 1))
     assert count.since() == (4, 3) and count.layers_held() == 0
     assert model.unshard() is None and count.since() == (0, 0)  # the model itself has no unit
     for layer in model:
-        with pytest.warns(UserWarning, match="this rank's rows still"):
-            assert layer.unshard() is None
+        assert layer.unshard() is None
         layer.unshard(async_op=True)
     assert count.since() == (3, 0) and count.layers_held() == 3
     optimizer.step()

@@ -28,6 +28,7 @@ void BackwardPass::begin() {
 }
 
 void BackwardPass::show() {
+  units_.end_read_only();
   step_.in_backward = true;
   units_.begin_backward();
   views_.show_all_units();

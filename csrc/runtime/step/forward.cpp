@@ -39,6 +39,7 @@ void ForwardPass::open(Call& call) {
       "OSDP: torch.jit.trace of a sharded model would record memory that holds gathered parameters only "
       "during a call. Trace the model before fully_shard, or an unsharded model that has loaded its "
       "state_dict().");
+  units_.end_read_only();
   full_params_.hide();
   try {
     open_hidden(call);

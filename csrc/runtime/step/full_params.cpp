@@ -37,6 +37,9 @@ at::Tensor FullParams::gather(int64_t index, const at::Tensor& local, const char
   OSDP_CHECK(!in_pass(), Sharding, "OSDP: full parameters were requested inside a forward or backward ('",
              p.name(), "'); request them between steps.");
   if (p.whole()) return local.detach().clone();
+  OSDP_CHECK(local.sizes() == at::IntArrayRef(p.local_sizes()), Sharding, "OSDP: ", local.sizes(),
+             " was given as this rank's part of '", p.name(), "', which is ",
+             at::IntArrayRef(p.local_sizes()));
   at::Tensor full = at::empty(p.full_sizes(), local.options());
   const ShardGroups& shard_groups = *shards_.place_of(p).shard_groups;
   at::Tensor here = brought(p, local);

@@ -146,8 +146,10 @@ void UnitScheduler::reshard(Unit& unit) noexcept {
       state.unsharding = comm::Work();
     }
   }
-  for (Slot& slot : unit.slots)
+  for (Slot& slot : unit.slots) {
+    slot.owner().end_read_only();
     if (slot.attached()) slot.detach();
+  }
   state.phase = Phase::Sharded;
   state.keep = state.stays = false;
 }

@@ -91,10 +91,15 @@ class UnitScheduler {
   void set_gathers_in_backward(const std::vector<int64_t>& params, bool gathers);
   void unshard(const std::vector<int64_t>& params);  // begins; they stay gathered
   void await_unsharded(const std::vector<int64_t>& params);
-  void reshard(const std::vector<int64_t>& params) noexcept;  // what is read now is resharded after that
+  // Between passes; see Note [What unshard() shows]. show_read_only: those of `params` whose units stay
+  // gathered. end_read_only: all show rows again. That, reshard and let_go throw ShardingError, at their end,
+  // if one was written to.
+  void show_read_only(const std::vector<int64_t>& params);
+  void end_read_only();
+  void reshard(const std::vector<int64_t>& params);  // what is read now is resharded after that
   // Between passes: reshards the units that stay. `trained`: only those with a parameter that requires a
-  // gradient.
-  void let_go(bool trained) noexcept;
+  // gradient or has one.
+  void let_go(bool trained);
   bool any_stays() const;
 
   // A parameter with a gradient kept under no_sync that has been neither reduced nor dropped since; null:
@@ -118,6 +123,7 @@ class UnitScheduler {
   UnitState& state_of(const Unit& unit) { return states_[unit.index]; }
   const UnitState& state_of(const Unit& unit) const { return states_[unit.index]; }
   bool stale(const Unit& unit) const;
+  void refuse_lost_write(const Parameter* written) const;
   std::vector<Unit*> units_with(const std::vector<int64_t>& params) const;
   void reshard_after_forward(Call& call, Unit& unit, bool failed);
   void reshard_after_backward(Unit& unit);
@@ -146,6 +152,7 @@ class UnitScheduler {
   std::vector<Leaving> reductions_;             // of this backward
   size_t left_ = 0;                             // how many of them have finished: Note [Gradients that leave]
   std::vector<faults::TaskNames::Part> parts_;  // of the slots of the unit that is being reduced
+  bool read_only_ = false;                      // some parameters may be shown read-only
   Statistics statistics_;
 };
 

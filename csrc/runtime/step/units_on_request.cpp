@@ -11,14 +11,32 @@
 // seen, there and here.
 //   unshard() is a gather ahead of its use, no more: a forward after which its units do not stay reshards
 //   them.
-// Parameters show this rank's rows meanwhile, since the optimizer's tensors are the same objects.
+// Parameters show this rank's rows meanwhile, since the optimizer's tensors are the same objects, except
+// after unshard():
+//
+// Note [What unshard() shows]
+// Scripts call unshard() and read module.weight, as FSDP2 allows. So once a gather that a script asked for
+// has been awaited between passes, these parameters show the full tensors of their unit, until reshard() or
+// anything that needs the rows: a call or a backward, an optimizer's step, a state dict, a checkpoint, a
+// copy. Their .grad stays this rank's, so that zero_grad and clipping mean what they always mean. The full
+// tensors are of this gather alone: a write to them would not reach this rank's rows (FSDP2 drops it without
+// a word), so whatever ends this throws ShardingError if a parameter's version tells of one. The rows are
+// shown and unchanged then.
 #include <algorithm>
+#include <utility>
 
 #include "runtime/step/unit_scheduler.hpp"
 
 namespace osdp::runtime {
 
 using Phase = UnitState::Phase;
+
+// The first of its parameters that was written to while it was shown read-only; null: none.
+static const Parameter* written_in(const Unit& unit) {
+  for (const Slot& slot : unit.slots)
+    if (slot.owner().written_read_only()) return &slot.owner();
+  return nullptr;
+}
 
 // In the model's order, each once. Slices of split weights are gathered by their product alone.
 std::vector<Unit*> UnitScheduler::units_with(const std::vector<int64_t>& params) const {
@@ -52,7 +70,10 @@ void UnitScheduler::unshard(const std::vector<int64_t>& params) {
   for (Unit* unit : units_with(params)) {
     UnitState& state = state_of(*unit);
     const bool used = step_.in_backward || state.running > 0;
-    if (!used && state.phase != Phase::Sharded && state.version != unit->version()) reshard(*unit);
+    if (!used && state.phase != Phase::Sharded && state.version != unit->version()) {
+      if (written_in(*unit)) end_read_only();
+      reshard(*unit);
+    }
     if (state.phase == Phase::Sharded) unshard(*unit);
     state.stays = true;
   }
@@ -63,24 +84,62 @@ void UnitScheduler::await_unsharded(const std::vector<int64_t>& params) {
     if (state_of(*unit).phase == Phase::Unsharding) wait_unshard(*unit);
 }
 
-void UnitScheduler::reshard(const std::vector<int64_t>& params) noexcept {
+void UnitScheduler::show_read_only(const std::vector<int64_t>& params) {
+  for (const int64_t i : params) {
+    Parameter& p = shards_.parameter(i);
+    const ModelShards::Place& place = shards_.place_of(p);
+    if (!place.unit) continue;
+    const UnitState& state = state_of(*place.unit);
+    if (!state.stays || state.phase != Phase::Unsharded) continue;
+    p.show_read_only(place.slot->full());
+    read_only_ = true;
+  }
+}
+
+void UnitScheduler::end_read_only() {
+  if (!std::exchange(read_only_, false)) return;
+  const Parameter* written = nullptr;
+  for (const auto& p : shards_.params()) {
+    if (!written && p->written_read_only()) written = p.get();
+    p->end_read_only();
+  }
+  refuse_lost_write(written);
+}
+
+void UnitScheduler::refuse_lost_write(const Parameter* written) const {
+  OSDP_CHECK(
+      !written, Sharding, "OSDP: rank ", step_.rank, ": parameter '", written->name(),
+      "' was written to while unshard() showed its full value, which is this rank's copy for reading: the "
+      "write is lost, as with FSDP2. Write inside osdp.summon_full_params(model), or to this rank's rows.");
+}
+
+void UnitScheduler::reshard(const std::vector<int64_t>& params) {
+  const Parameter* written = nullptr;
   for (Unit* unit : units_with(params)) {
     UnitState& state = state_of(*unit);
     state.stays = false;
+    if (!written) written = written_in(*unit);
     if (state.running == 0 && !state.in_backward && !state.again) reshard(*unit);
   }
   if (!step_.in_backward) give_back_idle_memory();
+  refuse_lost_write(written);
 }
 
-void UnitScheduler::let_go(bool trained) noexcept {
+void UnitScheduler::let_go(bool trained) {
+  const Parameter* written = nullptr;
   for (const auto& unit : shards_.units()) {
     const UnitState& state = state_of(*unit);
     if (!state.stays || state.running > 0 || state.in_backward || state.again) continue;
-    const bool any = std::any_of(unit->slots.begin(), unit->slots.end(),
-                                 [](const Slot& s) { return s.owner().tensor().requires_grad(); });
-    if (any || !trained) reshard(*unit);
+    const bool any = std::any_of(unit->slots.begin(), unit->slots.end(), [](const Slot& s) {
+      // An optimizer also steps what was frozen after its backward.
+      return s.owner().tensor().requires_grad() || s.owner().local_grad().defined();
+    });
+    if (!any && trained) continue;
+    if (!written) written = written_in(*unit);
+    reshard(*unit);
   }
   give_back_idle_memory();
+  refuse_lost_write(written);
 }
 
 bool UnitScheduler::any_stays() const {

@@ -105,7 +105,7 @@ Parameter::Parameter(const ParamSpec& spec, size_t index, bool sharded, int64_t 
 }
 
 void Parameter::check_local() const {
-  if (shows_unsharded_) return;
+  if (shows_unsharded_ || read_only_) return;
   const bool same = tensor_.sizes() == at::IntArrayRef(local_sizes_) && tensor_.scalar_type() == own_ &&
                     tensor_.device() == home_;
   OSDP_CHECK(same, Sharding, "OSDP: parameter '", name_, "' is now ", tensor_.sizes(), " ",
@@ -121,7 +121,9 @@ at::TensorOptions Parameter::home_options() const {
   return away_ ? options.device(at::kCPU).pinned_memory(!device_.is_cpu()) : options;
 }
 
-at::Tensor Parameter::local() const { return shows_unsharded_ ? aside_ : tensor_.variable_data(); }
+at::Tensor Parameter::local() const {
+  return shows_unsharded_ || read_only_ ? aside_ : tensor_.variable_data();
+}
 
 at::Tensor& Parameter::local_grad() { return shows_unsharded_ ? aside_grad_ : tensor_.mutable_grad(); }
 
@@ -146,6 +148,7 @@ bool Parameter::gradient_dropped() {
 
 void Parameter::show_unsharded(const at::Tensor& full) {
   if (shows_unsharded_) return;
+  end_read_only();
   aside_ = tensor_.variable_data().contiguous();  // p.data may have been given another layout
   aside_grad_ = tensor_.grad();
   tensor_.mutable_grad().reset();
@@ -161,6 +164,21 @@ void Parameter::show_sharded() {
   aside_.reset();
   aside_grad_.reset();
   shows_unsharded_ = false;
+}
+
+void Parameter::show_read_only(const at::Tensor& full) {
+  if (shows_unsharded_ || read_only_) return;
+  aside_ = tensor_.variable_data().contiguous();
+  show(full);
+  read_only_version_ = version();
+  read_only_ = true;
+}
+
+void Parameter::end_read_only() {
+  if (!read_only_) return;
+  show(aside_);
+  aside_.reset();
+  read_only_ = false;
 }
 
 void Parameter::show(const at::Tensor& data) {

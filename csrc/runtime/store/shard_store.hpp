@@ -64,6 +64,9 @@ class Slot;
 //   unsharded  (forward, backward) the full tensor, in the compute dtype and readable only while gathered,
 //              and .grad is full or undefined. The local tensor and its gradient are kept aside here. A
 //              split weight stays local: only its own call reads it.
+//   read-only  (between passes, after unshard()) the full tensor of its unit, while .grad stays the local
+//   one:
+//              see Note [What unshard() shows]
 class Parameter {
  public:
   // Takes the full value from spec.tensor (if it has one already) and leaves the local tensor in it, without
@@ -107,8 +110,13 @@ class Parameter {
   // of this rank's shard.
   void check_local() const;
   void show_unsharded(
-      const at::Tensor& full);        // sharded -> unsharded. `full` may be undefined for a split weight
-  void show_sharded();                // unsharded -> sharded
+      const at::Tensor& full);  // sharded -> unsharded. `full` may be undefined for a split weight
+  void show_sharded();          // unsharded -> sharded
+  void show_read_only(const at::Tensor& full);  // sharded -> read-only
+  void end_read_only();                         // read-only -> sharded
+  bool read_only() const { return read_only_; }
+  // Whether it was written to since show_read_only, which would be lost.
+  bool written_read_only() const { return read_only_ && version() != read_only_version_; }
   void show(const at::Tensor& data);  // replaces the data shown
   // Restores the AccumulateGrad node, which carries our hooks. Assigning p.data of another dtype or device
   // makes autograd drop it, even if the next assignment returns to the first dtype (model.bfloat16(), then
@@ -173,7 +181,9 @@ class Parameter {
   at::Device device_;
   bool away_;
   bool shows_unsharded_ = false;
-  at::Tensor aside_;            // the local tensor, while unsharded
+  bool read_only_ = false;
+  int64_t read_only_version_ = -1;
+  at::Tensor aside_;            // the local tensor, while unsharded or read-only
   at::Tensor aside_grad_;       // and its gradient
   int64_t noted_version_ = -1;  // of the gradient
   int64_t noted_ = 0;           // version of the parameter

@@ -25,8 +25,8 @@ def watch_steps() -> None:
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
     """`args`: the optimizer and the arguments of `step`. With a closure, which computes the gradients, they
     are checked after it."""
-    check_before_step(optimizer)
     _let_go(optimizer)
+    check_before_step(optimizer)
     if len(args) > 1 and callable(args[1]):
         return (args[0], _then_refuse(optimizer, args[1]), *args[2:]), kwargs
     if callable(kwargs.get("closure")):
